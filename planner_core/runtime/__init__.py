@@ -1,11 +1,13 @@
-"""Runs a plan on stock PyTorch. To apply a plan decides nothing: all choices are in the plan.
+"""Runs a plan on stock PyTorch. It makes no choices: all of them are in the plan.
 
 library     `apply`, the function that a training loop calls
 parallel    a model under a plan: recorded, rewritten, and run as generated code
+bound_call  one program as a call of the model
 stages/     a model under a plan with pipeline stages
 record/     one forward pass of the model, call by call
 write/      Python code from a recording and a plan
 program/    what generated code needs at run time: collectives, weights, gradients in buckets
+loop/       agreement between ranks, and a stand-in loss
 training/   data, optimizers, checkpoints and reports of a training loop
 """
 

@@ -1,7 +1,7 @@
 """The first values of a model on meta, made parameter by parameter, so that no rank ever holds the whole model.
 
-A Hugging Face model's own `_init_weights` decides the values. The random numbers depend only on the seed and the parameter's
-name. So every rank, every mesh and a single process start from the same model.
+A Hugging Face model's own `_init_weights` chooses the values. The random numbers depend on the seed and the parameter's name
+only. So every rank, every mesh and a single process start from the same model.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from planner_core.core import InputError, join_name
 from planner_core.models.sources import first_buffers
 
 Init = Callable[[str, torch.Tensor], torch.Tensor]
-"""Gives the whole value of a parameter, for its name and the parameter itself (which may be on meta)."""
+"""Returns the whole value of a parameter, for its name and the parameter, which may be on meta."""
 
 
 def initializer(model: nn.Module, seed: int = 0, device: str = "cpu") -> Init:
-    """Give buffers on meta their values now. Returns `init(name, parameter)`, which makes the value of a parameter."""
-    known = first_buffers(model)
+    """Give buffers on meta their values, and return `init(name, parameter)`, which makes the value of a parameter."""
+    first_values = first_buffers(model)
     for name, module in model.named_modules():
         meta = {n: b for n, b in module._buffers.items() if b is not None and b.is_meta}
         for short, buffer in meta.items():
-            made = known.get(join_name(name, short))
+            value = first_values.get(join_name(name, short))
             module._buffers[short] = (
-                torch.zeros_like(buffer, device="cpu") if made is None else made.to(buffer.dtype).clone()
+                torch.zeros_like(buffer, device="cpu") if value is None else value.to(buffer.dtype).clone()
             )
         if meta:
             params = dict(module._parameters)
@@ -43,10 +43,10 @@ def initializer(model: nn.Module, seed: int = 0, device: str = "cpu") -> Init:
         module = model.get_submodule(path)
         params = dict(module._parameters)
         _initialize_module(model, module, name, seed, device)
-        made = module._parameters[short]
+        value = module._parameters[short]
         module._parameters.update(params)
-        assert made is not None
-        return made.detach()
+        assert value is not None
+        return value.detach()
 
     return init
 
@@ -58,23 +58,23 @@ def _initialize_module(model: nn.Module, module: nn.Module, name: str, seed: int
             module._parameters[short] = nn.Parameter(torch.zeros(param.shape, dtype=param.dtype, device=device))
     with torch.random.fork_rng(devices=[device] if device == "cuda" else []), torch.no_grad():
         # without a GPU, `torch.manual_seed` notes the call stack for the time when there is one, at each weight
-        seeded = torch.default_generator.manual_seed if device == "cpu" else torch.manual_seed
-        seeded(seed + zlib.crc32(name.encode()))
-        own: Any = getattr(model, "_init_weights", None)
-        plain: Any = getattr(module, "reset_parameters", None)
+        set_seed = torch.default_generator.manual_seed if device == "cpu" else torch.manual_seed
+        set_seed(seed + zlib.crc32(name.encode()))
+        init_weights: Any = getattr(model, "_init_weights", None)
+        reset: Any = getattr(module, "reset_parameters", None)
         if isinstance(module, ParametrizationList):
             _initialize_originals(module)
-        elif own is not None:
+        elif init_weights is not None:
             module.__dict__.pop("_is_hf_initialized", None)
             try:
-                own(module)
+                init_weights(module)
             except AttributeError as error:  # AIMv2's asks for a field that its config does not have
                 raise InputError(
                     f"{type(model).__name__} cannot give first values to its own weights ({error}), without a plan neither; start it "
                     "from trained weights (--weights), and verify its plan with --fake"
                 ) from None
-        elif plain is not None:
-            plain()
+        elif reset is not None:
+            reset()
         else:
             for param in module._parameters.values():
                 if param is not None:
@@ -82,7 +82,10 @@ def _initialize_module(model: nn.Module, module: nn.Module, name: str, seed: int
 
 
 def _initialize_originals(module: ParametrizationList) -> None:
-    """Give a weight that a module computes (weight norm: a direction and its lengths) originals from which a usual weight follows. A
-    model's own `_init_weights` writes into the computed weight, which nothing keeps."""
+    """Initialise the originals of a weight that a module computes (weight norm: a direction and its lengths), so that a usual
+    weight follows.
+
+    A model's own `_init_weights` writes into the computed weight, which is lost.
+    """
     *_, last = module.parameters()
     module.right_inverse(torch.empty_like(last).normal_(std=0.02))

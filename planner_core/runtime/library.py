@@ -1,4 +1,4 @@
-"""`apply`: the function with which a user's own training loop puts a module under a plan."""
+"""`apply`: a user's own training loop calls it to put a module under a plan."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _make_parallel(
 
 
 def _install(module: nn.Module, parallel: Parallel) -> nn.Module:
-    """The module with the forward of the plan, and with refusals of what would go wrong without a word."""
+    """Install the plan's forward in the module, and refusals of what would go wrong silently."""
     check_torch(compiled=parallel.engine.compile is not None)
     register_model_order_hooks(parallel)
 
@@ -119,37 +119,42 @@ def _refuse_move(*args: Any, **kwargs: Any) -> Any:
 
 
 def applied(module: nn.Module) -> Parallel:
-    """The `Parallel` of a module that `apply` has returned. Raises InputError for any other module."""
-    found = getattr(module.__dict__.get("forward"), "__self__", None)
-    if not isinstance(found, Parallel):
+    """Return the `Parallel` of a module that `apply` has returned. Raises InputError for any other module."""
+    parallel = getattr(module.__dict__.get("forward"), "__self__", None)
+    if not isinstance(parallel, Parallel):
         raise InputError("this module does not run under a plan; give it to shardscope.apply first")
-    return found
+    return parallel
 
 
 def mesh_of(plan: Plan, device: str) -> DeviceMesh:
-    """The plan's mesh over the default process group, with stages that of all their ranks. Raises InputError."""
+    """Make the plan's mesh over the default process group; with stages, the mesh of all their ranks. Raises InputError."""
     if not (dist.is_available() and dist.is_initialized()):
         raise InputError(
             "there is no process group to run a plan on; start the script with torchrun and call torch.distributed.init_process_group()"
         )
-    ranks, needed, mesh = dist.get_world_size(), plan.num_gpus, plan.mesh
-    if ranks != needed:
+    ranks, num_devices, mesh = dist.get_world_size(), plan.num_gpus, plan.mesh
+    if ranks != num_devices:
         stages = f"{plan.pipeline.ranks} stages of " if plan.pipeline else ""
         raise InputError(
-            f"the plan is for {needed} devices ({stages}{mesh}), but the process group has {ranks} rank{'s' * (ranks != 1)}; start "
-            f"{needed}, or plan for a cluster of {ranks} GPUs"
+            f"the plan is for {num_devices} devices ({stages}{mesh}), but the process group has {ranks} rank{'s' * (ranks != 1)}; start "
+            f"{num_devices}, or plan for a cluster of {ranks} GPUs"
         )
-    outer = ((plan.pipeline.ranks,), (PIPELINE_AXIS,)) if plan.pipeline else ((), ())
-    return init_device_mesh(device, (*outer[0], *mesh.axis_sizes), mesh_dim_names=(*outer[1], *mesh.axis_names))
+    pipeline_axis = ((plan.pipeline.ranks,), (PIPELINE_AXIS,)) if plan.pipeline else ((), ())
+    return init_device_mesh(
+        device, (*pipeline_axis[0], *mesh.axis_sizes), mesh_dim_names=(*pipeline_axis[1], *mesh.axis_names)
+    )
 
 
 def _device_of(module: nn.Module) -> str:
-    """The kind of device on which ranks compute: where the module's weights are, or else its buffers, if the process group can talk there;
-    else the first on which it can. For a module on meta alone a GPU, if the group can talk between GPUs."""
+    """Return the kind of device on which ranks compute: that of the module's weights or buffers, if the process group can
+    communicate there.
+
+    Otherwise it is the first on which the group can; for a module on meta a GPU, if the group can communicate between GPUs.
+    """
     config = (part.partition(":") for part in str(dist.get_backend_config()).split(","))
     backends = {device: backend for device, _, backend in config}
-    here = next((x.device.type for x in (*module.parameters(), *module.buffers()) if not x.is_meta), "")
-    if here in backends:
-        return here
+    device_of_weights = next((x.device.type for x in (*module.parameters(), *module.buffers()) if not x.is_meta), "")
+    if device_of_weights in backends:
+        return device_of_weights
     gpu = torch.cuda.is_available() and backends.get("cuda", "gloo") != "gloo"
     return "cuda" if gpu else "cpu" if "cpu" in backends else next(iter(backends))

@@ -1,4 +1,4 @@
-"""The error of a model that is not the one that was planned, and the sentences that several modules raise it with."""
+"""The error for a model that differs from the planned one, and the sentences that several modules raise it with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planner_core.core import Plan, PlannerError
 
 
 class PlanMismatch(PlannerError, RuntimeError):
-    """The running model is not the one for which the plan was made. The message names the operator."""
+    """The running model differs from the one that was planned. The message names the operator."""
 
 
 def other_model_error(site: str, what: str, versions: str, line: str = "") -> PlanMismatch:
@@ -23,7 +23,7 @@ def other_model_error(site: str, what: str, versions: str, line: str = "") -> Pl
 
 
 def refuse_planned_gradient(name: str) -> None:
-    """Raise PlanMismatch: nothing would sum the gradient over ranks."""
+    """Raise PlanMismatch: a gradient that was not planned is not reduced over ranks."""
     raise PlanMismatch(
         f"the loss sends {name} a gradient, which it did not when it was planned (it ran under torch.no_grad then, or detached); plan "
         "it again"
@@ -31,7 +31,7 @@ def refuse_planned_gradient(name: str) -> None:
 
 
 def unplanned_gradient_error(name: str) -> PlanMismatch:
-    """The error for a gradient of a weight in a unit that has no use for it."""
+    """Return the error for a gradient of a weight that the planned loss does not depend on."""
     return PlanMismatch(
         f"{name} gets a gradient that the plan does not expect: the planned loss does not depend on it; "
         "plan the model with the loss that is trained on"
@@ -39,7 +39,7 @@ def unplanned_gradient_error(name: str) -> PlanMismatch:
 
 
 def describe_other_versions(plan: Plan) -> str:
-    """The end of a sentence: which libraries have another version now than when the plan was made. Empty if none has."""
+    """Return the end of a sentence about libraries whose version has changed since the plan was made; "" if none has."""
     planned = plan.model.get("versions", {})
     here = {"torch": torch.__version__, "transformers": getattr(sys.modules.get("transformers"), "__version__", None)}
     changed = [

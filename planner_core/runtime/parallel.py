@@ -72,48 +72,51 @@ class Parallel:
         self.data_axes, self.frozen = self.planned.data_axes, self.planned.frozen
         self.device = _device_of_mesh(mesh)
         self.agreement = Agreement(
-            mesh, self.data_axes, self.planned.names, exchanges=any(t.phase == "forward" for t in plan.cost.traffic)
+            mesh,
+            self.data_axes,
+            self.planned.argument_names,
+            exchanges=any(t.phase == "forward" for t in plan.cost.traffic),
         )
-        self.agreement.model(model)
+        self.agreement.note_model(model)
         self.leave_out()
         weights = shard_model(
-            model, self.planned.stored, mesh, self.axes, self.planned.dtypes, self.agreement.noting(init)
+            model, self.planned.stored, mesh, self.axes, self.planned.dtypes, self.agreement.wrap_init(init)
         )
         for weight in weights.values():
             weight.model = weakref.ref(self)
-        self.agreement.start(plan, seed)
+        self.agreement.compare_start(plan, seed)
         self.engine = Engine(self.axes, weights, model.get_buffer, self.device)
         self.engine.seed, self.engine.written = seed, written
         if written:
             written.check(plan)
-        self.frozen.keep_parameters()
-        self.shells = {name: _shell_storage(w.parameter) for name, w in self.engine.weights.items()}
+        self.frozen.remember_parameters()
+        self.shell_storages = {name: _shell_storage(w.parameter) for name, w in self.engine.weights.items()}
         self.programs: dict[tuple[Any, int], BoundCall] = {}
-        self.recorded = self.changes = 0
-        self.last: Any = None
+        self.recorded = self.num_changes = 0
+        self.last_key: Any = None
         self.caches = makes_kv_cache(model, self.frozen.twin.forward)
 
     def planned_forward(self) -> PlannedForward:
-        """The model's forward pass under the plan."""
+        """Return the model's forward pass under the plan."""
         return PlannedForward(self.model, self.plan, self.axes)
 
     def leave_out(self) -> None:
-        """Take the parameters that this rank never uses out of the model. A rank of one stage uses all."""
+        """Remove the parameters that this rank never uses from the model. Without stages a rank uses all."""
 
     # --- calling --------------------------------------------------------------------------------------
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool = False) -> Any:
-        """One forward pass. `whole`: every rank brings the global batch."""
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, global_batch: bool = False) -> Any:
+        """Run one forward pass. `global_batch`: every rank brings all samples."""
         if self.caches and "use_cache" not in kwargs and torch.is_grad_enabled():
             kwargs = {**kwargs, "use_cache": False}
         self._check()
-        self.agreement.batch(args, kwargs, whole, self.model.training, self.planned.is_table)
+        self.agreement.check_batch(args, kwargs, global_batch, self.model.training, self.planned.is_table)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         self._refuse_inputs(leaves)
         leaves = [self._cast(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         if unread := unread_argument(args, kwargs):
             raise PlanMismatch(f"the model was called with what was not planned: {unread}")
-        key = self._key(leaves, spec, whole)
+        key = self._key(leaves, spec, global_batch)
         for variant in range(MAX_VARIANTS):
             if (key, variant) in self.programs:
                 try:
@@ -124,24 +127,24 @@ class Parallel:
         variant = next(free, self.recorded % MAX_VARIANTS)
         args, kwargs = pytree.tree_unflatten(leaves, spec)
         with torch.inference_mode(False):
-            self.programs[key, variant] = self._prepare(args, kwargs, whole)
+            self.programs[key, variant] = self._prepare(args, kwargs, global_batch)
         self.recorded += 1
-        self._tell_of_change(args, kwargs, key)
+        self._warn_of_changes(args, kwargs, key)
         try:
             return self._run(self.programs[key, variant], leaves)
         except GuardFailed as failed:
             if self._leave_script(self.programs[key, variant], failed):
-                return self(args, kwargs, whole=whole)
+                return self(args, kwargs, global_batch=global_batch)
             raise PlanMismatch(
                 "forward takes another way each time that it is called; let it depend on parameters, buffers and inputs alone"
             ) from None
 
     def forward(self, *args: Any, global_batch: bool = False, **kwargs: Any) -> Any:
-        """Takes the place of the model's `forward`."""
-        return self(args, kwargs, whole=global_batch)
+        """Replaces the model's `forward`."""
+        return self(args, kwargs, global_batch=global_batch)
 
     def _leave_script(self, ready: BoundCall, failed: GuardFailed) -> bool:
-        """Go on without the script's blocks if `ready` runs them: they were written where the model's code went another way."""
+        """Stop using the script's blocks if `ready` runs them: they were written where the model's code took another path."""
         if ready.bound.script is None or self.engine.written is None:
             return False
         self.engine.written = None
@@ -152,28 +155,28 @@ class Parallel:
         )
         return True
 
-    def _tell_of_change(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> None:
-        """Warn once if the model is recorded again and again since a number or a word among its arguments changes."""
-        (leaves, *rest), (before, *same) = key, self.last or key
-        self.last = key
+    def _warn_of_changes(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> None:
+        """Warn once if the model is recorded again and again because a number or a word among its arguments changes."""
+        (leaves, *rest), (before, *same) = key, self.last_key or key
+        self.last_key = key
         at = next((i for i, (a, b) in enumerate(zip(leaves, before, strict=False)) if a != b), None)
         if at is None or rest != same:
             return
         path, leaf = pytree.tree_flatten_with_path((args, kwargs))[0][at]
         if isinstance(leaf, torch.Tensor):
             return
-        self.changes += 1
-        if self.changes == WARN_AFTER_CHANGES:
+        self.num_changes += 1
+        if self.num_changes == WARN_AFTER_CHANGES:
             warnings.warn(
-                f"{spelled(path, self.planned.names)} is a number or a word that changes from call to call, and each value is recorded "
-                "anew, which takes far longer than the call; give a number as a tensor (torch.tensor(value)), and leave out what forward "
-                "does not use",
+                f"{spelled(path, self.planned.argument_names)} is a number or a word that changes from call to call, and each value is "
+                "recorded anew, which takes far longer than the call; give a number as a tensor (torch.tensor(value)), and leave out what "
+                "forward does not use",
                 stacklevel=4,
             )
 
     def _run(self, ready: BoundCall, leaves: Sequence[Any]) -> Any:
-        brought = ready.brought or [InputSource.AS_IT_IS] * len(leaves)
-        return ready([self._brought(x, how) for x, how in zip(leaves, brought, strict=True)])
+        sources = ready.input_sources or [InputSource.AS_IT_IS] * len(leaves)
+        return ready([self._provide_input(x, how) for x, how in zip(leaves, sources, strict=True)])
 
     def _refuse_inputs(self, leaves: Sequence[Any]) -> None:
         if any(isinstance(x, DTensor) for x in leaves):
@@ -191,63 +194,64 @@ class Parallel:
                 "plan the part that makes the input with the model, or detach it"
             )
 
-    def _gathered(self, own: torch.Tensor) -> torch.Tensor:
-        """The global batch, gathered from every rank's own part. Ranks along the last axis have adjacent parts."""
-        with self.engine.joining_inputs():
+    def _gather_batch(self, own: torch.Tensor) -> torch.Tensor:
+        """Gather the global batch from every rank's own part. Ranks along the last axis have adjacent parts."""
+        with self.engine.gathering_inputs():
             for axis in reversed(self.data_axes):
                 own = self.axes[axis].all_gather(own, 0)
         return own
 
-    def _brought(self, own: Any, how: InputSource) -> Any:
-        """A leaf of a call as the program takes it."""
+    def _provide_input(self, own: Any, how: InputSource) -> Any:
+        """Return a leaf of a call as the program takes it."""
         if (
             how is InputSource.GATHERED_INDICES
         ):  # what is in no table stays so: it becomes the largest number of 32 bits
             limits = torch.iinfo(torch.int32)
-            return self._gathered(own.clamp(limits.min, limits.max).to(torch.int32)).to(own.dtype)
+            return self._gather_batch(own.clamp(limits.min, limits.max).to(torch.int32)).to(own.dtype)
         if how is InputSource.PLACED:
             for axis in reversed(self.data_axes):
                 own = self.axes[axis].pad(own, 0)
             return own
-        return self._gathered(own) if how is InputSource.GATHERED else own
+        return self._gather_batch(own) if how is InputSource.GATHERED else own
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside do not sum those gradients that are summed once a step. For micro-batches before the last."""
+        """Inside, backward passes do not reduce gradients that are reduced once a step. For micro-batches before the last."""
         with self.engine.no_sync():
             yield
 
     # --- whole values ---------------------------------------------------------------------------------
 
     @property
-    def whole(self) -> Placements:
+    def replicated(self) -> Placements:
         """Replicate on every axis."""
         return (Replicate(),) * len(self.axes)
 
     def stored_as(self, weight: Weight) -> Placements:
-        """The placements in which a parameter is stored; Replicate if the plan does not name it."""
+        """Return the placements in which a parameter is stored; Replicate if the plan does not name it."""
         stored = self.planned.stored
-        return next((stored[n].stored for n in weight.names if n in stored), self.whole)
+        return next((stored[n].stored for n in weight.names if n in stored), self.replicated)
 
     @torch.no_grad()
     def full(self, weight: Weight, part: torch.Tensor | None = None) -> torch.Tensor:
-        """The whole value of a parameter, or of a gradient or optimizer state with its placements. All ranks must call it."""
+        """Return the whole value of a parameter, or of a gradient or optimizer state with its placements. All ranks must call
+        it."""
         held = weight.parameter.detach() if part is None else part
         own = held._local_tensor if isinstance(held, DTensor) else held
         return apply_moves(
-            own, make_moves(shortest_steps(self.stored_as(weight), self.whole), self.axes), weight.segments
+            own, make_moves(shortest_steps(self.stored_as(weight), self.replicated), self.axes), weight.segments
         )
 
     @torch.no_grad()
     def gather_buffers(self) -> None:
-        """Make those buffers Replicate of which each rank has updated its own part (running statistics of sharded channels)."""
+        """Gather the buffers of which each rank has updated its own part (running statistics of sharded channels)."""
         for name, placements in self.split_buffers().items():
             buffer = self.model.get_buffer(name)
             own = shard_tensor(buffer, placements, self.axes).contiguous()
-            buffer.copy_(apply_moves(own, make_moves(shortest_steps(placements, self.whole), self.axes)))
+            buffer.copy_(apply_moves(own, make_moves(shortest_steps(placements, self.replicated), self.axes)))
 
     def split_buffers(self) -> dict[str, Placements]:
-        """The buffers of which each rank updates its own part, with their placements, as far as the model has run."""
+        """Return the buffers of which each rank updates its own part, with their placements, as far as the model has run."""
         written = {name: p for ready in self.programs.values() for name, p in ready.program.split_buffers.items()}
         return {n: p for n, p in written.items() if any(isinstance(one, Shard) for one in p)}
 
@@ -259,17 +263,17 @@ class Parallel:
             raise PlanMismatch(
                 "torch.autocast is on, but the plan says in which type the model computes; leave autocast out, or plan with another --dtype"
             )
-        if listening := self.frozen.listening():
+        if listening := self.frozen.module_with_backward_hook():
             raise PlanMismatch(
                 f"{listening} has a hook for backward, which never runs under a plan; remove it, or keep what it needs by a hook of forward"
             )
-        if changed := self.frozen.changed():
+        if changed := self.frozen.describe_change():
             raise PlanMismatch(
                 f"{changed}, and generated code would not follow; set it before apply, keep it in a buffer, or give it to forward"
             )
         self._check_data()
         for name, weight in self.engine.weights.items():
-            weight.follow()
+            weight.follow_parameter()
             if weight.parameter.requires_grad != weight.trained:
                 raise PlanMismatch(
                     f"requires_grad of {name} was changed after the plan was applied; freeze weights before apply"
@@ -282,31 +286,31 @@ class Parallel:
 
     def _check_data(self) -> None:
         for name, weight in self.engine.weights.items():
-            if self.shells[name] != _shell_storage(weight.parameter):
+            if self.shell_storages[name] != _shell_storage(weight.parameter):
                 raise PlanMismatch(
                     f"the data of {name} was set (param.data = ..., as torch.nn.utils.vector_to_parameters does), but this rank holds a "
                     "part of it, which stays as it was; write values in place (copy_), or load them by load_state_dict"
                 )
 
     def _cast(self, x: torch.Tensor) -> torch.Tensor:
-        """Inputs of real numbers (images, features) in compute dtype."""
+        """Cast inputs of real numbers (images, features) to the compute dtype."""
         wanted = self.planned.precision.working
         return x.to(wanted) if x.is_floating_point() and x.dtype != wanted and x.dim() > 0 else x
 
-    def _key(self, leaves: list[Any], spec: Any, whole: bool) -> Any:
+    def _key(self, leaves: list[Any], spec: Any, global_batch: bool) -> Any:
         shapes = tuple([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else state_of(x) for x in leaves])
         wanted = tuple([w.parameter.requires_grad for w in self.engine.weights.values()])
         # the text of a form: torch 2.6 has no hash of it
-        return shapes, str(spec), whole, torch.is_grad_enabled(), self.frozen.training(), wanted
+        return shapes, str(spec), global_batch, torch.is_grad_enabled(), self.frozen.training_modes(), wanted
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> BoundCall:
-        """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""
-        made = self.planned.prepare(args, kwargs, whole=whole, gathered=self._gathered)
-        used = {b.buffer for unit in made.program.units for b in unit.buffers}
-        self.agreement.reads(used.union(made.program.buffers))
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any], global_batch: bool) -> BoundCall:
+        """Write the program for such a call. `args` are this rank's own samples, or with `global_batch` all samples."""
+        prepared = self.planned.prepare(args, kwargs, global_batch=global_batch, gather=self._gather_batch)
+        used = {b.buffer for unit in prepared.program.units for b in unit.buffers}
+        self.agreement.check_buffers(used.union(prepared.program.buffers))
         training = torch.is_grad_enabled() and self.model.training
-        script = adopt_script(made, self.engine.written if training else None, describe_other_versions(self.plan))
-        return BoundCall(made, self.engine, self.mesh, self.data_axes, script)
+        script = adopt_script(prepared, self.engine.written if training else None, describe_other_versions(self.plan))
+        return BoundCall(prepared, self.engine, self.mesh, self.data_axes, script)
 
 
 def _device_of_mesh(mesh: DeviceMesh) -> torch.device:
@@ -318,5 +322,5 @@ def _device_of_mesh(mesh: DeviceMesh) -> torch.device:
 
 
 def _shell_storage(param: torch.Tensor) -> int | None:
-    """The memory that stands for a DTensor. Setting its data replaces this, and not its local tensor."""
+    """Return the memory that stands for a DTensor. Setting its data replaces this, but not the local tensor."""
     return param.untyped_storage()._cdata if isinstance(param, DTensor) else None

@@ -108,7 +108,7 @@ def own_call(parallel: Parallel, inputs: Mapping[str, Any], rank: int) -> tuple[
     args, kwargs = tuple(inputs.get(ARGS, ())), {k: v for k, v in inputs.items() if k != ARGS}
     place, places = position_along(parallel.mesh.shape, parallel.data_axes, rank)
     try:
-        held = parallel.planned.held(args, kwargs, whole=False)
+        held = parallel.planned.sample_leaves(args, kwargs, global_batch=False)
     except PlanMismatch:
         return None
     leaves = [x for x, own in zip(pytree.tree_leaves((args, kwargs)), held, strict=True) if own]

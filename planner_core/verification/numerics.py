@@ -234,7 +234,7 @@ def compare(plan: Plan, seed: int, dtype: str, unsteady: frozenset[str] = frozen
     model.__dict__["forward"] = parallel.forward
     trace = Trace()
     parallel.engine.trace(trace)
-    with parallel.engine.counting(mesh) as counted:
+    with parallel.engine.count_collectives(mesh) as counted:
         loss = _loss(parallel, inputs)
         counted.phase = "backward"
         loss.backward()

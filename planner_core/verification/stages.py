@@ -237,7 +237,7 @@ def compare(plan: Plan, seed: int, dtype: str) -> dict[str, Any]:
     parallel = StagedParallel(with_planned_loss(model, plan.model), plan, mesh_of(plan, "cpu"))
     inputs = _of_a_step(parallel, example_inputs(model, parsed, dict(plan.workload), seed))
     turned = turned_samples(inputs)
-    counted = parallel.engine.counting(parallel.mesh)
+    counted = parallel.engine.count_collectives(parallel.mesh)
     with recorded(parallel, counted) as record:
         args, kwargs, batches = _calls(parallel, inputs)
         loss = parallel.step(*args, **kwargs)
@@ -250,21 +250,21 @@ def compare(plan: Plan, seed: int, dtype: str) -> dict[str, Any]:
         trained.grad = None
     args, kwargs, next_batches = _calls(parallel, turned)
     next_loss = parallel.step(*args, **kwargs)
-    whole = whole_model(config, dtype, seed)[0]
-    single = _alone(whole, batches, chance)
-    wanted = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
+    global_batch = whole_model(config, dtype, seed)[0]
+    single = _alone(global_batch, batches, chance)
+    wanted = {n: p.grad for n, p in global_batch.named_parameters() if p.grad is not None}
     top = max(map(largest, wanted.values()))
     gradient = _worst_of_all(grads, wanted, FLOOR * top) if top else (float("inf"), "every gradient is zero")
-    adamw_step(whole)
-    single_after = {n: p.detach() for n, p in whole.named_parameters()} | statistics_of(whole)
-    whole.zero_grad()
-    param = _worst_of_all(after, single_after, LEARNING_RATE, statistics_of(whole))
+    adamw_step(global_batch)
+    single_after = {n: p.detach() for n, p in global_batch.named_parameters()} | statistics_of(global_batch)
+    global_batch.zero_grad()
+    param = _worst_of_all(after, single_after, LEARNING_RATE, statistics_of(global_batch))
     losses = _gathered((None if loss is None else float(loss), None if next_loss is None else float(next_loss)))
     seen, seen_next = (next(one[i] for one in losses if one[i] is not None) for i in range(2))
     return {
         "dtype": dtype,
         "loss": (single, seen),
-        "next_loss": (_alone(whole, next_batches, chance), seen_next),
+        "next_loss": (_alone(global_batch, next_batches, chance), seen_next),
         "grad": gradient,
         "param": param,
         "dropout": chance.seen,
@@ -272,12 +272,12 @@ def compare(plan: Plan, seed: int, dtype: str) -> dict[str, Any]:
     }
 
 
-def _alone(whole: nn.Module, batches: Sequence[Any], chance: DropNothing) -> float:
+def _alone(global_batch: nn.Module, batches: Sequence[Any], chance: DropNothing) -> float:
     """The loss of one process that accumulates gradients over micro-batches."""
     total = 0.0
     for batch in batches:
         with seed_generators(unit_seed(0, 0), torch.device("cpu")), chance:
-            loss = single_loss(whole, batch) / len(batches)
+            loss = single_loss(global_batch, batch) / len(batches)
             loss.backward()
         total += float(loss.detach())
     return total
@@ -320,7 +320,7 @@ def _of_a_step(parallel: StagedParallel, inputs: Mapping[str, Any]) -> Mapping[s
 def _each(parallel: StagedParallel, inputs: Mapping[str, Any], change: Any) -> dict[str, Any]:
     """The same inputs with other samples."""
     args, kwargs = tuple(inputs.get(ARGS, ())), {k: v for k, v in inputs.items() if k != ARGS}
-    held = parallel.planned.held(args, kwargs, whole=True)
+    held = parallel.planned.sample_leaves(args, kwargs, global_batch=True)
     args, kwargs = map_marked_leaves((args, kwargs), held, change)
     return {ARGS: args, **kwargs} if args else kwargs
 

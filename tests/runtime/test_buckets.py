@@ -84,7 +84,7 @@ def exchanged() -> list[bool | int]:
         BucketMember((4, 6), {0: (2, 6)}, AxisMove(axis, "all_to_all", 0, 1)),
     ]
     tensors = [torch.randn(m.shape) for m in members]
-    alone = [m.step.take(t, m.segments) for m, t in zip(members, tensors, strict=True)]
+    alone = [m.move.apply(t, m.segments) for m, t in zip(members, tensors, strict=True)]
     into = [torch.empty_like(t) for t in alone]
     sent = 0
     send = dist.all_to_all_single
@@ -96,7 +96,7 @@ def exchanged() -> list[bool | int]:
 
     dist.all_to_all_single = counted
     together = start_move(members, tensors)()
-    start_move(members, tensors, into=into)()
+    start_move(members, tensors, out=into)()
     return [*(bool(torch.equal(a, b)) for found in (together, into) for a, b in zip(alone, found, strict=True)), sent]
 
 

@@ -176,13 +176,13 @@ def _evaluate_all(files: list[str]) -> list[Any]:
 def test_evaluation_without_gradients_and_with_another_batch(tmp_path: Path) -> None:
     x, y = own_model.batch(0)
     with torch.no_grad():
-        whole, half, smaller = float(OwnGPT()(x, y)), float(OwnGPT()(x[:4], y[:4])), OwnGPT()
+        global_batch, half, smaller = float(OwnGPT()(x, y)), float(OwnGPT()(x[:4], y[:4])), OwnGPT()
         for param in smaller.parameters():
             param.mul_(0.5)
         less = float(smaller(x, y))
     files = saved(tmp_path, OwnGPT(), (x, y))
     for swapped, quiet, grad, again, loss, programs in run_ranks(_evaluate_all, 2, (files,))[0]:
-        assert (quiet, again, loss, swapped) == pytest.approx((whole, half, whole, less), rel=1e-5)
+        assert (quiet, again, loss, swapped) == pytest.approx((global_batch, half, global_batch, less), rel=1e-5)
         assert not grad and programs == 3
 
 
@@ -272,7 +272,7 @@ def _dropped_alone(files: list[str], split: list[bool]) -> list[Any]:
         parallel = Parallel(model, plan, init_device_mesh("cpu", (1,), mesh_dim_names=("world",)), seed=3)
         losses = []
         for _ in range(2):
-            loss = parallel((x,), {}, whole=True)
+            loss = parallel((x,), {}, global_batch=True)
             loss.backward()
             losses.append(float(loss.detach()))
         gradient = model.down.weight.grad

@@ -26,7 +26,7 @@ def _alone(file: str, folder: str, what: str) -> str:
     group = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
     group.options._timeout = datetime.timedelta(seconds=SHORT_S)
     model = shardscope.apply(OwnGPT(), shardscope.load_plan(file))
-    assert applied(model).agreement.patience_s == pytest.approx(0.8 * SHORT_S)
+    assert applied(model).agreement.timeout_s == pytest.approx(0.8 * SHORT_S)
     optimizer = torch.optim.AdamW(model.parameters())
     model(*own_model.batch(0), global_batch=True).backward()
     shardscope.clip_grad_norm_(model.parameters(), 1.0)
@@ -81,7 +81,7 @@ def _together(file: str, folder: str) -> bool:
         optimizer.zero_grad()
     shardscope.save(model, optimizer, folder)
     shardscope.load(model, optimizer, folder)
-    return applied(model).agreement.meetings["clip_grad_norm_"] == 5
+    return applied(model).agreement.num_meetings["clip_grad_norm_"] == 5
 
 
 def test_all_ranks_together_wait_for_nobody(tmp_path: Path) -> None:

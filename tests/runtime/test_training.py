@@ -79,7 +79,7 @@ def rows_of(reader: training.Reader, step: int) -> list[list[int]]:
 
 def reader_at(plan: Plan, start: training.Start, path: Path, rank: int, **options: Any) -> training.Reader:
     reader = training.open_data(plan, start, path, CPU, **options)
-    reader.place, reader.places = batch_position(plan, rank)
+    reader.part_index, reader.num_parts = batch_position(plan, rank)
     return reader
 
 

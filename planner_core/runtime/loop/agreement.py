@@ -1,6 +1,6 @@
-"""What ranks must hold alike is compared where they meet the first time, through the store of their process group.
+"""Compare what all ranks must hold alike when they meet for the first time, through the store of their process group.
 
-A store is how ranks find one another; comparing there adds no collective to those of the plan.
+The store is how ranks find one another. A comparison through it adds no collective to those of the plan.
 """
 
 # mypy: allow-untyped-calls
@@ -31,20 +31,20 @@ from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
 
 _DEFAULT_TIMEOUT_S, _EVALUATION_TIMEOUT_S = 1800, 60
-"""So long a rank may be late where all ranks must come, if their group does not say; and where one may come alone."""
+"""How late a rank may be: where all ranks must come, if their group sets no timeout; and where one rank may come alone."""
 _TIMEOUT_SHARE = 0.8
-"""Of the time after which a collective of the group fails, the part after which a rank that waits says who is missing."""
+"""The share of the group's timeout after which a waiting rank says who is missing, before a collective fails."""
 _DIGEST_ELEMENTS, _COMPARED_ELEMENTS = 1024, 64
 _MIN_ROWS_NUMEL, _MAX_ROWS_NUMEL = 16, 1 << 24
-"""Inputs of so many elements are compared in full: fewer may be alike by chance."""
+"""Inputs with a number of elements between these are compared in full: smaller ones may be alike by chance."""
 _REL_TOLERANCE = 0.05
-"""Inputs differ if samples of them lie further apart than this share of their length."""
+"""Inputs differ if the distance of sampled elements is more than this share of their norm."""
 _PLAN, _SEED = "the plan", "the seed of dropout"
 _START_HINTS = {_PLAN: "; save it on one rank, and load it on all", _SEED: "; give apply the same number on all"}
 _NUM_MODELS: Counter[tuple[int, ...]] = Counter()
-"""How many models each set of ranks has put under plans in this process: all of its ranks count the same."""
+"""Number of models that each set of ranks has put under plans in this process. It is the same on all of these ranks."""
 Mismatches = dict[str, tuple[int, int]]
-"""The names of what differs, with two ranks that have it."""
+"""Names of values that differ, with two ranks between which they do."""
 
 
 class Agreement:
@@ -52,189 +52,208 @@ class Agreement:
 
     SAVE, LOAD, STATE, CLIP = "shardscope.save", "shardscope.load", "state_dict of the model", "clip_grad_norm_"
     EVALUATE = "the model for evaluation"
-    """The calls in which all ranks take part (`meet`), as errors name them."""
+    """The calls in which all ranks take part (`wait_for_all`), as errors name them."""
 
     def __init__(
         self, mesh: DeviceMesh, data_axes: Sequence[int], names: Sequence[str], *, exchanges: bool = True
     ) -> None:
-        """Ranks hold different samples along `data_axes` of the mesh. `names`: those of forward's positional parameters. `exchanges`:
-        whether ranks exchange tensors in forward, so that none can run it alone."""
+        """Ranks hold different samples along `data_axes` of the mesh. `names`: those of forward's positional parameters.
+
+        `exchanges`: whether ranks exchange tensors in forward, so that one rank cannot run it alone.
+        """
         self.mesh, self.data_axes, self.names = mesh, tuple(data_axes), names
-        everyone = self._ranks_with_same(())
-        _NUM_MODELS[everyone] += 1
-        self.name = f"shardscope/{zlib.crc32(repr(everyone).encode())}/{_NUM_MODELS[everyone]:06}"
-        self.alone = mesh.size() == 1 or dist.get_backend() in ("fake", "mpi")  # these have no store
+        all_ranks = self._ranks_with_same(())
+        _NUM_MODELS[all_ranks] += 1
+        self.key = f"shardscope/{zlib.crc32(repr(all_ranks).encode())}/{_NUM_MODELS[all_ranks]:06}"
+        self.no_store = mesh.size() == 1 or dist.get_backend() in ("fake", "mpi")  # these have no store
         self.exchanges = exchanges
-        self.patience_s = _TIMEOUT_SHARE * _group_timeout_s()
-        self.rounds: Counter[str] = Counter()
-        self.meetings: Counter[str] = Counter()
-        self.calls: set[Any] = set()
-        self.given: dict[str, int] = {}
-        """What was loaded since the plan was applied, whole: each rank takes its part."""
-        self.buffers: set[str] = set()
-        self.values: dict[str, int] = {}
-        self.apart: Mismatches = {}
-        """Weights and buffers that were not the same on all ranks, until they are loaded."""
+        self.timeout_s = _TIMEOUT_SHARE * _group_timeout_s()
+        self.num_comparisons: Counter[str] = Counter()
+        self.num_meetings: Counter[str] = Counter()
+        self.compared_modes: set[Any] = set()
+        self.loaded_digests: dict[str, int] = {}
+        """Digests of what was loaded whole since the plan was applied; each rank took its part."""
+        self.saved_buffers: set[str] = set()
+        self.digests: dict[str, int] = {}
+        self.mismatches: Mismatches = {}
+        """Weights and buffers that differ between ranks, until they are loaded."""
 
-    def noting(self, init: Init | None) -> Init | None:
-        """As `init`, whose values are compared as those of a model that has them."""
+    def wrap_init(self, init: Init | None) -> Init | None:
+        """Return `init` with its values noted, so that they are compared as those of a whole model are."""
 
-        def noted(name: str, param: torch.Tensor) -> torch.Tensor:
+        def init_and_note(name: str, param: torch.Tensor) -> torch.Tensor:
             assert init is not None
             value = init(name, param)
             self.note([(name, value)])
             return value
 
-        return noted if init else None
+        return init_and_note if init else None
 
-    def model(self, model: nn.Module) -> None:
-        """Remember the weights, and those buffers that a checkpoint keeps."""
+    def note_model(self, model: nn.Module) -> None:
+        """Note the weights, and the buffers that a checkpoint saves."""
         self.note(model.named_parameters())
         for path, module in model.named_modules():
             saved = [n for n in module._buffers if n not in module._non_persistent_buffers_set]
             kept = {join_name(path, n): b for n in saved if (b := module._buffers[n]) is not None}
             self.note(kept.items())
-            self.buffers.update(kept)
+            self.saved_buffers.update(kept)
 
     def note(self, values: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Remember first values by name. Up to 1 024 elements of each are compared: what was drawn or loaded apart differs in those."""
-        if not self.alone:
-            self.values |= {n: _digest(_sample(x)) for n, x in values if _is_readable(x)}
+        """Note first values by name. Up to 1 024 elements of each are compared: values that were drawn or loaded separately
+        differ in those."""
+        if not self.no_store:
+            self.digests |= {n: _digest(_sample(x)) for n, x in values if _is_readable(x)}
 
-    def start(self, plan: Plan, seed: int) -> None:
-        """All ranks start from one plan and seed. Values that differ may be loaded until the first call."""
-        said = zlib.crc32(json.dumps(plan_to_json(plan), sort_keys=True, default=str).encode())
-        self.apart = self._differ("start", (), {_PLAN: said, _SEED: seed, **self.values})
+    def compare_start(self, plan: Plan, seed: int) -> None:
+        """Check that all ranks start from one plan and seed. Weights that differ may be loaded until the first call."""
+        plan_digest = zlib.crc32(json.dumps(plan_to_json(plan), sort_keys=True, default=str).encode())
+        self.mismatches = self._compare("start", (), {_PLAN: plan_digest, _SEED: seed, **self.digests})
         for name, what in _START_HINTS.items():
-            if name in self.apart:
-                raise PlanMismatch(_describe_difference(name, *self.apart[name]) + what)
+            if name in self.mismatches:
+                raise PlanMismatch(_describe_difference(name, *self.mismatches[name]) + what)
 
-    def loaded(self, state: Mapping[str, Any]) -> None:
-        """These were loaded, which all ranks must do alike: compared when the model is called."""
+    def note_loaded(self, state: Mapping[str, Any]) -> None:
+        """Note what was loaded, which all ranks must do alike. It is compared when the model is called."""
         for name, value in state.items():
-            self.apart.pop(name, None)
-            if not self.alone and isinstance(value, torch.Tensor) and _is_readable(value):
-                self.given[name] = _digest(_sample(value))
+            self.mismatches.pop(name, None)
+            if not self.no_store and isinstance(value, torch.Tensor) and _is_readable(value):
+                self.loaded_digests[name] = _digest(_sample(value))
 
-    def batch(self, args: Any, kwargs: Any, whole: bool, training: bool, is_table: Callable[[str], bool]) -> None:
-        """Ranks along the other axes than those of data were given the same, and with `whole` all ranks. Asked once for each mode. Warns
-        where ranks that train on samples of their own were given other numbers or tables (`is_table`, by name)."""
-        mode = (torch.is_grad_enabled(), training, whole)
-        if self.alone:
+    def check_batch(
+        self, args: Any, kwargs: Any, global_batch: bool, training: bool, is_table: Callable[[str], bool]
+    ) -> None:
+        """Check at the first call in each mode that ranks which must have the same samples were given the same.
+
+        These are the ranks along axes other than those of data, or with `global_batch` all ranks. Warns if ranks that train on
+        their own samples were given different numbers or tables (`is_table`, by name).
+        """
+        mode = (torch.is_grad_enabled(), training, global_batch)
+        if self.no_store:
             return
         if not (mode[0] and training) and self.exchanges:
-            self.meet(self.EVALUATE, often=True)
-        if mode in self.calls:
+            self.wait_for_all(self.EVALUATE, often=True)
+        if mode in self.compared_modes:
             return
-        for name, (one, other) in self._differ(f"loaded {mode}", (), self.given).items():
+        for name, (one, other) in self._compare(f"loaded {mode}", (), self.loaded_digests).items():
             raise PlanMismatch(
                 f"{name} was loaded with other values on rank {other} than on rank {one}, or on one of them alone, but each holds a part "
                 "of one model; load the same state_dict on all ranks"
             )
-        for name in (n for n in self.apart if n not in self.buffers):
-            self._refuse(name)
-        trains, leaves = mode[:2] == (True, True), pytree.tree_flatten_with_path((args, kwargs))[0]
-        found = {spelled(path, self.names): _fingerprint(x) for path, x in leaves}
-        patience_s = self.patience_s if trains else _EVALUATION_TIMEOUT_S
-        for name, ranks in self._differ(f"batch {mode}", () if whole else self.data_axes, found, patience_s).items():
+        for name in (n for n in self.mismatches if n not in self.saved_buffers):
+            self._refuse_mismatch(name)
+        is_training, leaves = mode[:2] == (True, True), pytree.tree_flatten_with_path((args, kwargs))[0]
+        fingerprints = {spelled(path, self.names): _fingerprint(x) for path, x in leaves}
+        timeout_s = self.timeout_s if is_training else _EVALUATION_TIMEOUT_S
+        for name, ranks in self._compare(
+            f"batch {mode}", () if global_batch else self.data_axes, fingerprints, timeout_s
+        ).items():
             axes = self.mesh.mesh_dim_names or tuple(f"axis {a}" for a in range(self.mesh.ndim))
-            raise PlanMismatch(_describe_other_batch([axes[a] for a in self.data_axes], whole, name, *ranks))
-        self.calls.add(mode)
-        if trains and not whole:
-            told = self._tables({n: (found[n], leaf) for n, (_, leaf) in zip(found, leaves, strict=True)}, is_table)
+            raise PlanMismatch(_describe_other_batch([axes[a] for a in self.data_axes], global_batch, name, *ranks))
+        self.compared_modes.add(mode)
+        if is_training and not global_batch:
+            told = self._compare_tables(
+                {n: (fingerprints[n], leaf) for n, (_, leaf) in zip(fingerprints, leaves, strict=True)}, is_table
+            )
             if told:
                 warnings.warn(told, stacklevel=4)
 
-    def meet(self, what: str, *, often: bool = False) -> None:
-        """Wait until all ranks have come to a call in which they exchange tensors. `often`: of calls in each step only the first, the
-        second, the fourth and so on wait, since who leaves some ranks out does so at once. Raises PlanMismatch on the ranks that came
-        if one does not within the time of their group: its collective would wait as long, and then not say for whom."""
-        self.meetings[what] += 1
-        number = self.meetings[what]
-        everyone = self._ranks_with_same(())
-        if self.alone or len(everyone) < 2 or (often and number & (number - 1)):
+    def wait_for_all(self, what: str, *, often: bool = False) -> None:
+        """Wait until all ranks have come to a call in which they exchange tensors.
+
+        A rank that is left out would otherwise be missed by a collective, which fails later and names no one. `often`: of calls
+        in each step only the first, second, fourth, eighth ... wait, since a script that leaves ranks out does so from the
+        start. Raises PlanMismatch if a rank does not come within the time of the group.
+        """
+        self.num_meetings[what] += 1
+        count = self.num_meetings[what]
+        all_ranks = self._ranks_with_same(())
+        if self.no_store or len(all_ranks) < 2 or (often and count & (count - 1)):
             return
-        key, store = f"{self.name}/meet {what}/{number}", _get_default_store()
+        key, store = f"{self.key}/meet {what}/{count}", _get_default_store()
         store.set(f"{key}/{dist.get_rank()}", "1")
-        if store.add(f"{key}/count", 1) == len(everyone):
+        if store.add(f"{key}/count", 1) == len(all_ranks):
             store.set(f"{key}/all", "1")
         try:
-            store.wait([f"{key}/all"], datetime.timedelta(seconds=self.patience_s))
+            store.wait([f"{key}/all"], datetime.timedelta(seconds=self.timeout_s))
         except RuntimeError:
-            missing = [rank for rank in everyone if not store.check([f"{key}/{rank}"])]
-            raise PlanMismatch(_describe_missing(what, missing, self.patience_s)) from None
+            missing = [rank for rank in all_ranks if not store.check([f"{key}/{rank}"])]
+            raise PlanMismatch(_describe_missing(what, missing, self.timeout_s)) from None
 
-    def reads(self, buffers: Iterable[str]) -> None:
-        """A program reads these, or writes them: they must be the same on all ranks."""
-        for name in (n for n in buffers if n in self.apart):
-            self._refuse(name)
+    def check_buffers(self, buffers: Iterable[str]) -> None:
+        """Raise PlanMismatch if a program reads or writes a buffer that differs between ranks."""
+        for name in (n for n in buffers if n in self.mismatches):
+            self._refuse_mismatch(name)
 
-    def _refuse(self, name: str) -> None:
+    def _refuse_mismatch(self, name: str) -> None:
         raise PlanMismatch(
-            _describe_difference(name, *self.apart[name])
+            _describe_difference(name, *self.mismatches[name])
             + ", but each rank holds a part of one model; call torch.manual_seed before the model is built; where that does not help "
             "(torch.linalg.lstsq and other solvers may round otherwise in each process), load one state_dict on all ranks"
         )
 
-    def _tables(self, given: Mapping[str, tuple[Any, Any]], is_table: Callable[[str], bool]) -> str:
-        """Says that ranks with samples of their own were given other numbers or tables beside them, or a table for samples."""
-        beside = {n: seen for n, (seen, x) in given.items() if is_table(n) or _is_number(x)}
-        samples = {n: _digest(x) for n, (_, x) in given.items() if n not in beside and _has_distinct_rows(x)}
-        apart = self._differ("tables", (), beside | samples)
-        for name in (n for n in beside if n in apart):
+    def _compare_tables(self, arguments: Mapping[str, tuple[Any, Any]], is_table: Callable[[str], bool]) -> str:
+        """Return a sentence if ranks with their own samples were given different numbers or tables, or a table in place of
+        samples."""
+        shared = {n: seen for n, (seen, x) in arguments.items() if is_table(n) or _is_number(x)}
+        samples = {n: _digest(x) for n, (_, x) in arguments.items() if n not in shared and _has_distinct_rows(x)}
+        apart = self._compare("tables", (), shared | samples)
+        for name in (n for n in shared if n in apart):
             return _describe_other_table(name, *apart[name])
-        others = any(n in apart for n in samples)
-        return next((_describe_same_rows(n) for n in samples if others and n not in apart), "")
+        some_differ = any(n in apart for n in samples)
+        return next((_describe_same_rows(n) for n in samples if some_differ and n not in apart), "")
 
     def _ranks_with_same(self, axes: Sequence[int]) -> tuple[int, ...]:
-        """The ranks that are where this one is along some axes."""
-        own = self.mesh.get_coordinate()
-        assert own is not None
-        place = tuple(own[a] if a in axes else slice(None) for a in range(self.mesh.ndim))
-        return tuple(self.mesh.mesh[place].flatten().tolist())
+        """Return the ranks whose coordinates along some axes are this rank's."""
+        coordinate = self.mesh.get_coordinate()
+        assert coordinate is not None
+        index = tuple(coordinate[a] if a in axes else slice(None) for a in range(self.mesh.ndim))
+        return tuple(self.mesh.mesh[index].flatten().tolist())
 
-    def _differ(
-        self, what: str, axes: Sequence[int], found: Mapping[str, Any], patience_s: float | None = None
+    def _compare(
+        self, what: str, axes: Sequence[int], own_values: Mapping[str, Any], timeout_s: float | None = None
     ) -> Mismatches:
-        """Compare what was found by name, between ranks at one place along `axes`. Where a rank may come alone, nothing differs then."""
-        patience_s = self.patience_s if patience_s is None else patience_s
+        """Compare values by name between the ranks of one place along `axes`, and return those that differ.
+
+        With a shorter `timeout_s` a rank may come alone, as in evaluation; then nothing differs.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         ranks = self._ranks_with_same(axes)
-        if self.alone or len(ranks) < 2:
+        if self.no_store or len(ranks) < 2:
             return {}
-        self.rounds[what] += 1
-        key = f"{self.name}/{what}/{self.rounds[what]}"
-        first, own, store = ranks[0], dist.get_rank(), _get_default_store()
+        self.num_comparisons[what] += 1
+        key = f"{self.key}/{what}/{self.num_comparisons[what]}"
+        first_rank, rank_here, store = ranks[0], dist.get_rank(), _get_default_store()
         try:
-            if own != first:
-                store.set(f"{key}/{own}", json.dumps(list(found.items())))
-                told = json.loads(_wait_for_key(store, f"{key}/of {first}", first, patience_s))
-                return {n: (a, b) for n, (a, b) in told.items()}
+            if rank_here != first_rank:
+                store.set(f"{key}/{rank_here}", json.dumps(list(own_values.items())))
+                received = json.loads(_wait_for_key(store, f"{key}/of {first_rank}", first_rank, timeout_s))
+                return {n: (a, b) for n, (a, b) in received.items()}
             apart: Mismatches = {}
             for rank in ranks[1:]:
-                given = dict(json.loads(_wait_for_key(store, f"{key}/{rank}", rank, patience_s)))
-                names = (n for n in {**found, **given} if not _nearly_equal(found.get(n), given.get(n)))
-                apart = {**dict.fromkeys(names, (own, rank)), **apart}
+                theirs = dict(json.loads(_wait_for_key(store, f"{key}/{rank}", rank, timeout_s)))
+                names = (n for n in {**own_values, **theirs} if not _nearly_equal(own_values.get(n), theirs.get(n)))
+                apart = {**dict.fromkeys(names, (rank_here, rank)), **apart}
         except PlanMismatch:
-            if patience_s == self.patience_s:
+            if timeout_s == self.timeout_s:
                 raise
             apart = {}
-        if own == first:
-            store.set(f"{key}/of {first}", json.dumps(apart))
+        if rank_here == first_rank:
+            store.set(f"{key}/of {first_rank}", json.dumps(apart))
         return apart
 
 
-def _describe_missing(what: str, ranks: Sequence[int], patience_s: float) -> str:
-    """Says which ranks did not come to a call."""
+def _describe_missing(what: str, ranks: Sequence[int], timeout_s: float) -> str:
+    """Say which ranks did not come to a call."""
     some = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     who = f"rank{'s' * (len(ranks) != 1)} {some}" if ranks else "another rank"
     return (
-        f"{who} did not call {what} within {patience_s:g} s, and this rank did: each rank holds a part of the model, so all ranks must "
+        f"{who} did not call {what} within {timeout_s:g} s, and this rank did: each rank holds a part of the model, so all ranks must "
         "call it; take it out of `if rank == 0`, and let one rank alone print or write what it returns"
     )
 
 
 def _group_timeout_s() -> float:
-    """The seconds after which a collective of the default group fails."""
+    """Return the seconds after which a collective of the default group fails."""
     group = dist.group.WORLD
     for device in ("cpu", "cuda"):
         with contextlib.suppress(RuntimeError, AttributeError):
@@ -243,18 +262,19 @@ def _group_timeout_s() -> float:
     return _DEFAULT_TIMEOUT_S
 
 
-def _wait_for_key(store: Any, key: str, rank: int, patience_s: float) -> str:
+def _wait_for_key(store: Any, key: str, rank: int, timeout_s: float) -> str:
     try:
-        store.wait([key], datetime.timedelta(seconds=patience_s))
+        store.wait([key], datetime.timedelta(seconds=timeout_s))
     except RuntimeError:
         raise PlanMismatch(
-            f"rank {rank} did not come to this point within {patience_s:g} s; all ranks must apply the plan, and call the model as often"
+            f"rank {rank} did not come to this point within {timeout_s:g} s; all ranks must apply the plan, and call the model as often"
         ) from None
     return bytes(store.get(key)).decode()
 
 
 def _fingerprint(x: Any) -> Any:
-    """What is compared of an argument: some elements of real numbers, which may differ in the last digits; else all; 0 of the rest."""
+    """Return what is compared of an argument: some elements of real numbers, whose last digits may differ; a digest of other
+    tensors; 0 of the rest."""
     if isinstance(x, torch.Tensor):
         if _is_readable(x) and x.is_floating_point() and x.numel():
             return [zlib.crc32(repr(tuple(x.shape)).encode()), _sampled_values(x)]
@@ -267,7 +287,7 @@ def _is_number(x: Any) -> bool:
 
 
 def _digest(x: torch.Tensor) -> int:
-    """A number of a tensor's shape, type and bytes."""
+    """Return a number of a tensor's shape, type and bytes."""
     plain = x.detach().resolve_conj().resolve_neg().flatten().contiguous().cpu()
     return zlib.crc32(plain.view(torch.uint8).numpy().tobytes(), zlib.crc32(f"{tuple(x.shape)} {x.dtype}".encode()))
 
@@ -282,7 +302,7 @@ def _sample(x: torch.Tensor, most: int = _DIGEST_ELEMENTS) -> torch.Tensor:
 
 
 def _sampled_values(x: torch.Tensor | None, most: int = _COMPARED_ELEMENTS) -> list[float]:
-    """Some elements of a tensor; none if there is none."""
+    """Return some elements of a tensor; none of None."""
     if x is None:
         return []
     real = torch.view_as_real(x) if x.is_complex() else x
@@ -290,17 +310,17 @@ def _sampled_values(x: torch.Tensor | None, most: int = _COMPARED_ELEMENTS) -> l
 
 
 def _nearly_equal(a: Any, b: Any) -> bool:
-    """Whether two values are equal, or two lists of numbers but for last digits."""
+    """Return whether two values are equal, or two lists of numbers up to the last digits."""
     if not isinstance(a, list) or not isinstance(b, list) or len(a) != len(b):
         return bool(a == b)
     if a and isinstance(a[-1], list):
         return a[0] == b[0] and _nearly_equal(a[-1], b[-1])
-    apart, size = math.dist(a, b), max(math.hypot(*a), math.hypot(*b))
-    return not apart > _REL_TOLERANCE * size or not math.isfinite(size)
+    distance, size = math.dist(a, b), max(math.hypot(*a), math.hypot(*b))
+    return not distance > _REL_TOLERANCE * size or not math.isfinite(size)
 
 
 def _describe_other_batch(data_axes: Sequence[str], whole: bool, name: str, one: int, other: int) -> str:
-    """Says that ranks which must be given the same samples were not."""
+    """Say that ranks which must have the same samples were given different ones."""
     own = (
         f"only ranks along {' and '.join(data_axes)} bring their own"
         if data_axes
@@ -314,7 +334,7 @@ def _describe_other_batch(data_axes: Sequence[str], whole: bool, name: str, one:
 
 
 def _describe_other_table(name: str, one: int, other: int) -> str:
-    """Says that ranks with samples of their own were given other tensors or numbers beside them."""
+    """Say that ranks with their own samples were given different tensors or numbers in addition."""
     return (
         f"{name} has other values on rank {other} than on rank {one}, and holds no samples: a plan takes it for what all samples share. A "
         "number counts for the whole batch; edges, offsets and lengths of a rank's own samples go wrong; draws of a rank's own do not"
@@ -322,7 +342,7 @@ def _describe_other_table(name: str, one: int, other: int) -> str:
 
 
 def _has_distinct_rows(x: Any) -> bool:
-    """Whether a tensor has rows that are unlikely to be those of other samples by chance."""
+    """Return whether a tensor has rows that are unlikely to equal those of other samples by chance."""
     return (
         isinstance(x, torch.Tensor)
         and _is_readable(x)
@@ -334,7 +354,7 @@ def _has_distinct_rows(x: Any) -> bool:
 
 
 def _describe_same_rows(name: str) -> str:
-    """Says that what was taken for samples may be a table that all samples share."""
+    """Say that an input taken for samples may be a table that all samples share."""
     return (
         f"{name} is the same on all ranks, which have other samples beside it: the plan was made with as many of its rows as samples, and "
         "takes them for samples, so that they count again on each rank; if all samples share them, make them a buffer of the model, plan "

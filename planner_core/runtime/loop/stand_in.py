@@ -1,4 +1,5 @@
-"""A stand-in loss as a part of a model that returns none, so that a run computes what was planned: the plan of such a model has it."""
+"""A stand-in loss as a part of a model that returns no loss. The plan of such a model has it, so a run computes what was
+planned."""
 
 from __future__ import annotations
 
@@ -20,26 +21,32 @@ class StandInLoss(nn.Module):
     """The mean of the output to the fourth power, in float32."""
 
     def forward(self, out: Any) -> torch.Tensor:
-        """The loss of what the model returns. While that is recorded computed tensors are on meta; constants do not count."""
+        """Return the loss of what the model returns.
+
+        While that is recorded, computed tensors are on meta and constants, which do not count, are not.
+        """
         return standin_loss(out, lambda t: t.is_meta or t.requires_grad)
 
 
 def has_hooks(model: nn.Module) -> bool:
-    """Whether a model itself, and not a part of it, has hooks. Torch runs them around the model's `forward`, and so around the plan."""
+    """Return whether a model itself, and not a part of it, has hooks. Torch runs them around the model's `forward`, and so
+    around the plan."""
     return bool(model._forward_hooks or model._forward_pre_hooks)
 
 
 def with_planned_loss(model: nn.Module, planned: Mapping[str, Any]) -> nn.Module:
-    """The model as a plan describes it: with the stand-in loss in its forward, if it was planned with one. `planned` is the plan's
-    `model`. Of a model with hooks of its own, which see what forward returns, the loss stays outside."""
+    """Return the model as a plan describes it: with the stand-in loss in its forward, if it was planned with one.
+
+    `planned` is the plan's `model`. If the model has hooks of its own, which read what forward returns, the loss stays outside.
+    """
     stand_in = str(planned.get("loss", "")).startswith("stand-in") and not has_hooks(model)
     return add_stand_in_loss(model) if stand_in else model
 
 
 def add_stand_in_loss(model: nn.Module) -> nn.Module:
-    """The same model, which from now on returns (stand-in loss, what it returned). Call it before `apply`.
+    """Let a model return (stand-in loss, what it returned) from now on. Call it before `apply`.
 
-    Raises InputError if the model has something else with weights under the name of the loss.
+    Raises InputError if the model has another part with weights under the name of the loss.
     """
     if isinstance(model._modules.get(_NAME), StandInLoss):
         return model  # one process runs several plans of it

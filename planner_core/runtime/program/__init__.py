@@ -42,7 +42,7 @@ from planner_core.runtime.program.weights import WeightBucket
 IN_FLIGHT = (
     (WeightBucket, "issue"),
     (WeightBucket, "wait"),
-    (GradientBucket, "put"),
+    (GradientBucket, "add_gradient"),
     (ReductionQueue, "push"),
     (ReductionQueue, "advance"),
 )

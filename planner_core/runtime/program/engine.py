@@ -1,4 +1,4 @@
-"""Runs generated programs: it binds their code to this rank's axes and weights, and calls it.
+"""Runs generated programs: binds their code to this rank's axes and weights, and calls it.
 
 One model may have several programs (training, evaluation, other shapes). They share weights and units.
 """
@@ -33,7 +33,7 @@ _PROGRAM_NUMBERS = itertools.count()
 
 
 class Engine:
-    """Weights, axes and the state of backward that all programs of one model share."""
+    """The weights, the axes and the state of backward that all programs of one model share."""
 
     def __init__(
         self,
@@ -47,17 +47,19 @@ class Engine:
         self.backward = BackwardPass()
         self.units: dict[object, RuntimeUnit] = {}
         self.seed = self.forwards = 0
-        self.joins_inputs = False
-        """Whether the collective that is being issued gathers the inputs of a call, which no operator of the plan does."""
+        self.gathers_inputs = False
+        """Whether the collective that is being issued gathers the inputs of a call. No operator of the plan does."""
         self.compile: Mapping[str, Any] | None = None
         self.written: names.EditableFunctions | None = None
 
     def unit(self, spec: Any) -> RuntimeUnit:
-        """The unit of a specification. Programs with equal specifications share it."""
+        """Return the unit of a specification. Programs with equal specifications share it."""
         uses = [self._use(u) for u in spec.uses]
         key = (
             spec.name,
-            tuple((id(u.weight), u.gather, u.reduce, u.again, u.lasting, u.trained, u.copied) for u in uses),
+            tuple(
+                (id(u.weight), u.gather, u.reduce, u.regather, u.saved_by_autograd, u.trained, u.has_copy) for u in uses
+            ),
         )
         if key not in self.units:
             self.units[key] = RuntimeUnit(spec.name, uses, self.backward)
@@ -65,22 +67,29 @@ class Engine:
 
     def _use(self, u: Any) -> UnitWeight:
         weight, gather = self.by_name[u.parameter], make_moves(u.gather, self.axes)
-        copied = bool(gather) or weight.casts
+        copied = bool(gather) or weight.cast_per_use
         return UnitWeight(
-            u.argument, weight, gather, make_moves(u.reduce, self.axes), u.again, u.lasting, u.trained, copied
+            u.argument,
+            weight,
+            gather,
+            make_moves(u.reduce, self.axes),
+            u.regather,
+            u.saved_by_autograd,
+            u.trained,
+            copied,
         )
 
-    def share(self, name: str, cuts: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """This rank's part of a buffer, as a view."""
-        found = self.buffer(name)
+    def local_buffer(self, name: str, cuts: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Return this rank's part of a buffer, as a view."""
+        local = self.buffer(name)
         for axis, dim in cuts:
-            found = self.axes[axis].view(found, dim)
-        return found
+            local = self.axes[axis].view(local, dim)
+        return local
 
     def names(self) -> dict[str, Any]:
-        """The names that generated code may use, with their objects."""
-        own = {a.name.upper(): a for a in self.axes}
-        return {**{n: getattr(names, n) for n in names.__all__}, "DEVICE": self.device, **own}
+        """Return the objects that generated code may use, by name."""
+        axes = {a.name.upper(): a for a in self.axes}
+        return {**{n: getattr(names, n) for n in names.__all__}, "DEVICE": self.device, **axes}
 
     def seed_of(self, unit: str) -> int:
         """The seed of a unit in this forward pass."""
@@ -88,31 +97,31 @@ class Engine:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside do not sum those gradients that are summed once a step."""
+        """Inside, backward passes do not reduce gradients that are reduced once a step."""
         before, self.backward.sync = self.backward.sync, False
         try:
             yield
         finally:
             self.backward.sync = before
 
-    def counting(self, mesh: DeviceMesh) -> CountCollectives:
-        """A mode that counts this model's collectives, those that gather inputs apart."""
-        return CountCollectives(mesh, self.packed, lambda: self.joins_inputs)
+    def count_collectives(self, mesh: DeviceMesh) -> CountCollectives:
+        """Return a mode that counts this model's collectives, and those that gather inputs separately."""
+        return CountCollectives(mesh, self.packed, lambda: self.gathers_inputs)
 
     def packed(self, group: str) -> int:
-        """Number of tensors that the collective carries which is being issued on a group."""
+        """Return the number of tensors in the collective that is being issued on a group."""
         return next((a.packed for a in self.axes if a.group_name == group), 1)
 
     @contextlib.contextmanager
-    def joining_inputs(self) -> Iterator[None]:
-        """Collectives inside gather the inputs of a call. They are not events of the planned step."""
-        trace, self.joins_inputs = self.backward.trace, True
+    def gathering_inputs(self) -> Iterator[None]:
+        """Inside, collectives gather the inputs of a call. They are not traced, since they are no events of the planned step."""
+        trace, self.gathers_inputs = self.backward.trace, True
         self.trace(None)
         try:
             yield
         finally:
             self.trace(trace)
-            self.joins_inputs = False
+            self.gathers_inputs = False
 
     def trace(self, trace: Trace | None) -> None:
         """Record every collective in `trace` from now on; None stops it."""
@@ -123,23 +132,23 @@ class Engine:
 
 @functools.cache
 def _weights_class(names: tuple[str, ...]) -> Callable[..., Any]:
-    """One class for the weights of all copies of a block, so that a compiler sees one case."""
+    """Return one class for the weights of all copies of a block, so that a compiler sees one case."""
     return collections.namedtuple("Weights", names)
 
 
 def read_buffers(source: str) -> tuple[str, ...]:
-    """The buffers that a piece of generated code reads."""
+    """Return the names of the buffers that generated code reads."""
     return tuple(dict.fromkeys(re.findall(r"buffers\[['\"]([^'\"]+)['\"]\]", source)))
 
 
 class BoundProgram:
-    """One program, ready to run on this rank."""
+    """One program with this rank's weights and axes."""
 
     def __init__(self, program: Any, engine: Engine, script: names.EditableFunctions | None = None) -> None:
-        """`script`: its functions run instead of the generated ones."""
+        """Bind a program. `script`: functions that run in place of the generated ones."""
         self.program, self.engine, self.script = program, engine, script
-        own = {n: x.to(engine.device) if isinstance(x, torch.Tensor) else x for n, x in program.foreign.items()}
-        self.names = {**engine.names(), **own}
+        foreign = {n: x.to(engine.device) if isinstance(x, torch.Tensor) else x for n, x in program.foreign.items()}
+        self.names = {**engine.names(), **foreign}
         self.filename = f"<shardscope program {next(_PROGRAM_NUMBERS)}>"
         source = program.source
         linecache.cache[self.filename] = (
@@ -165,31 +174,31 @@ class BoundProgram:
         self.tables: tuple[object, Any] = (None, None)
 
     def _take_over(self, script: names.EditableFunctions) -> None:
-        """Use the script's functions instead of the generated ones. Their global names are those of the script. Raises PlanMismatch if
-        they are not of such units and inputs."""
-        own = {n: f for n, f in script.names.items() if inspect.isfunction(f) and f.__globals__ is script.names}
-        lacks = next((u for u in self.program.units if u.function not in own), None)
-        if lacks is not None:
+        """Replace the generated functions by those of a script, whose globals are the script's. Raise PlanMismatch if they do
+        not fit."""
+        functions = {n: f for n, f in script.names.items() if inspect.isfunction(f) and f.__globals__ is script.names}
+        missing = next((u for u in self.program.units if u.function not in functions), None)
+        if missing is not None:
             raise PlanMismatch(
-                f"{lacks.name or 'the model'} runs as a function {lacks.function} here, which the script does not have: its model is built "
-                "otherwise with what is installed; export the script again, or leave its blocks out (--no-blocks)"
+                f"{missing.name or 'the model'} runs as a function {missing.function} here, which the script does not have: its model is "
+                "built otherwise with what is installed; export the script again, or leave its blocks out (--no-blocks)"
             )
-        takes = list(inspect.signature(own["forward"]).parameters)[1:] if "forward" in own else []
-        if takes != list(self.program.inputs):
+        parameters = list(inspect.signature(functions["forward"]).parameters)[1:] if "forward" in functions else []
+        if parameters != list(self.program.inputs):
             raise PlanMismatch(
-                f"the script's forward takes {', '.join(takes)}, and the model here {', '.join(self.program.inputs)}; export the script "
-                "again, or leave its blocks out (--no-blocks)"
+                f"the script's forward takes {', '.join(parameters)}, and the model here {', '.join(self.program.inputs)}; export the "
+                "script again, or leave its blocks out (--no-blocks)"
             )
         # Constants may be made another way here than where the script was written, so the script says which buffers they need.
-        texts = {n: inspect.getsource(own[n]) for n in ("tables", "constants", "forward") if n in own}
-        self.has_tables = "tables" in own
+        texts = {n: inspect.getsource(functions[n]) for n in ("tables", "constants", "forward") if n in functions}
+        self.has_tables = "tables" in functions
         self.buffers = read_buffers("".join(texts.values()))
         self.table_buffers = read_buffers(texts.get("tables", ""))
-        self.names |= {n: own[n] for n in texts}
+        self.names |= {n: functions[n] for n in texts}
         for name, value in self.names.items():
-            own = script.names.setdefault(name, value)
+            existing = script.names.setdefault(name, value)
             if getattr(value, "__code__", None) and value.__code__.co_filename == self.filename:
-                self.names[name] = own
+                self.names[name] = existing
 
     def _call(self, spec: Any) -> UnitCall:
         unit = self.engine.unit(spec)
@@ -205,21 +214,26 @@ class BoundProgram:
         weights = _weights_class(tuple(arguments)) if arguments else None
         call = UnitCall(unit, function, weights, spec.recompute, self.engine.seed_of if spec.seeded else None)
         call.buffers = [(b.buffer, b.cuts) for b in spec.buffers]
-        call.buffer = self.engine.share
+        call.buffer = self.engine.local_buffer
         return call
 
     def _chain(self) -> None:
         units = [call.unit for call in self.calls]
-        reach = 1 + max((bucket.stages + bucket.earlier for unit in units for bucket in unit.buckets), default=0)
-        returning: list[RuntimeUnit] = []
+        reach = 1 + max(
+            (bucket.num_collectives + bucket.reader_collectives for unit in units for bucket in unit.buckets), default=0
+        )
+        backward_units: list[RuntimeUnit] = []
         for at, (call, spec) in enumerate(zip(self.calls, self.program.units, strict=True)):
-            call.onward = units[at : at + reach]
-            call.back = [call.unit, *returning[:-reach:-1]]  # the last `reach - 1` of them, the latest first
+            call.forward_units = units[at : at + reach]
+            call.backward_units = [
+                call.unit,
+                *backward_units[:-reach:-1],
+            ]  # the last `reach - 1` of them, the latest first
             if spec.returns:
-                returning.append(call.unit)
+                backward_units.append(call.unit)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """This rank's parts of the tensors that the model returns."""
+        """Run forward, and return this rank's parts of the tensors that the model returns."""
         units, engine = self.units, self.engine
         if self.buffers:
             units.buffers = {name: engine.buffer(name) for name in self.buffers}

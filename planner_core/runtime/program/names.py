@@ -1,6 +1,6 @@
 """The names that generated code uses: torch, mesh axes, redistributions, and operators on parts of tensors.
 
-An exported script imports from here. It names its axes, as in `Axis("data")`; `apply` gives them their ranks.
+An exported script imports them from here. It names its axes, as in `Axis("data")`; `apply` gives them their ranks.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class EditableFunctions:
-    """The functions of a program in an exported script, whose globals are `names`. A user may edit them, and the edit runs.
+    """The functions of a program in an exported script, whose globals are `names`. If a user edits them, the edit runs.
 
-    They are the program of training calls with inputs of the shapes `inputs`, under the plan with this digest (`plan_digest`).
+    They were written for training calls with inputs of the shapes `inputs`, under the plan with this digest (`plan_digest`).
     """
 
     plan: str
@@ -86,38 +86,40 @@ class EditableFunctions:
             )
 
     def adopt(self, axis: Axis) -> Axis:
-        """The script's own axis of that name, now with this rank's place on it."""
-        own = self.names.get(axis.name.upper())
-        if not isinstance(own, Axis):
+        """Return the script's axis of that name, with this rank's group and index. An axis that the script does not name is
+        returned itself."""
+        axis_of_script = self.names.get(axis.name.upper())
+        if not isinstance(axis_of_script, Axis):
             return axis
-        own.__dict__.update(vars(axis))
-        return own
+        axis_of_script.__dict__.update(vars(axis))
+        return axis_of_script
 
 
 def plan_digest(plan: Plan) -> str:
-    """A digest of what a plan file says about a run: its mesh, and how each block lies and runs."""
+    """Return a digest of what a plan says about a run: its mesh, and how each block is stored and computed."""
     data = plan_to_json(plan)
-    said = json.dumps([data["mesh"], data["blocks"]], sort_keys=True)
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
+    text = json.dumps([data["mesh"], data["blocks"]], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class GuardFailed(RuntimeError):
-    """A constant has another value now than in the recorded forward pass, where it decided which way the model's code went."""
+    """A constant decided which path the model's code took when it was recorded, and its value is another one now."""
 
 
 def expect(value: Any, answer: Any, before: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
-    """Raise GuardFailed if `value`, the answer to a question about a constant, is not the recorded `answer`.
+    """Raise GuardFailed if `value`, computed from constants, differs from the recorded `answer`.
 
-    `before`: tensors that outlive the step and have been written by now, with what they were: the pass that follows writes them anew.
+    `before`: tensors that outlive the step and are written already, with their values before. They are restored, since the pass
+    that follows writes them again.
     """
     if value != answer:
-        for tensor, kept in before:
-            tensor.copy_(kept)
+        for tensor, previous in before:
+            tensor.copy_(previous)
         raise GuardFailed(f"{value!r} where {answer!r} was recorded")
 
 
 def with_item(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
-    """A copy of `x` with `x[index] = value`."""
+    """Return a copy of `x` with `x[index] = value`."""
     copy = torch.empty_like(x, device="meta") if isinstance(value, torch.Tensor) and value.is_meta else x.clone()
     copy[index] = value
     return copy
@@ -125,22 +127,24 @@ def with_item(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
 
 @torch.no_grad()
 def write(buffer: torch.Tensor, value: torch.Tensor) -> None:
-    """Let a buffer have the value that forward has made for it, when all that reads the old one has run. Backward reads the new one where
-    it reads the buffer, as after a write through `.data`."""
+    """Write the value that forward computed for a buffer, after all reads of the old one. Backward reads the new one, as after
+    a write through `.data`."""
     with _unsafe_preserve_version_counter(buffer):
         buffer.copy_(value)
 
 
 def _move_constructor(kind: str) -> Callable[..., AxisMove]:
-    """A function that makes a step of one kind: `all_gather(TENSOR, 1)`, `all_to_all(TENSOR, 1, 2)`."""
+    """Return a function that makes a move of one kind: `all_gather(TENSOR, 1)`, `all_to_all(TENSOR, 1, 2)`."""
 
-    def step(axis: Axis, *dims: int) -> AxisMove:
+    def make(axis: Axis, *dims: int) -> AxisMove:
         if kind == "all_to_all":
             return AxisMove(axis, kind, *dims)
-        gone = kind in ("all_gather", "pad")
-        return AxisMove(axis, kind, dims[0] if gone and dims else None, dims[0] if dims and not gone else None)
+        leaves_shard = kind in ("all_gather", "pad")
+        return AxisMove(
+            axis, kind, dims[0] if leaves_shard and dims else None, dims[0] if dims and not leaves_shard else None
+        )
 
-    return step
+    return make
 
 
 all_gather, all_reduce, reduce_scatter, all_to_all = map(

@@ -1,7 +1,7 @@
 """Each tensor that the model returns, in the form in which a training loop expects it on this rank.
 
-A tensor with samples has this rank's own samples, and is whole in every other dim. Its gradient counts as that of a mean over
-ranks, as in DistributedDataParallel. With `whole`, every rank gets the global batch, and differentiates it.
+A tensor of samples has this rank's own samples, and is whole in every other dim. Its gradient counts as that of a mean over
+ranks, as in DistributedDataParallel. With `global_batch` every rank gets the tensor of the global batch.
 """
 
 # mypy: allow-untyped-calls
@@ -29,86 +29,89 @@ def make_delivery(
     data_axes: Sequence[int],
     axes: Sequence[Axis],
     *,
-    whole: bool,
+    global_batch: bool,
 ) -> Delivery | None:
-    """A function that brings a tensor with these placements to the caller's form; None if it has this form already."""
+    """Return a function that brings a tensor with these placements to the caller's form; None if it has this form already."""
     forward: list[AxisMove] = []
     backward: list[AxisMove] = []
-    own = 1
-    for number in reversed(range(len(axes))):
-        axis, here, back = axes[number], placements[number], gradient[number]
+    num_shares = 1
+    for reference in reversed(range(len(axes))):
+        axis, placement, gradient_placement = axes[reference], placements[reference], gradient[reference]
         if axis.size == 1:
             continue
-        if isinstance(here, Shard) and here.dim == samples and number in data_axes and not whole:
-            own *= axis.size
+        if isinstance(placement, Shard) and placement.dim == samples and reference in data_axes and not global_batch:
+            num_shares *= axis.size
             continue
-        if isinstance(here, Shard):
-            forward.append(AxisMove(axis, "all_gather", here.dim))
-        elif isinstance(here, Partial):
+        if isinstance(placement, Shard):
+            forward.append(AxisMove(axis, "all_gather", placement.dim))
+        elif isinstance(placement, Partial):
             forward.append(AxisMove(axis, "all_reduce"))
-        if isinstance(back, Shard):
-            backward.insert(0, AxisMove(axis, "slice", None, back.dim))
-        elif isinstance(back, Partial):
+        if isinstance(gradient_placement, Shard):
+            backward.insert(0, AxisMove(axis, "slice", None, gradient_placement.dim))
+        elif isinstance(gradient_placement, Partial):
             backward.append(AxisMove(axis, "divide"))
-    if not forward and not backward and own == 1:
+    if not forward and not backward and num_shares == 1:
         return None
-    return _Redistribution(tuple(forward), tuple(backward), own)
+    return _Redistribution(tuple(forward), tuple(backward), num_shares)
 
 
 @dataclass(frozen=True)
 class _Redistribution:
-    """The steps of a tensor, the steps of its gradient, and the number by which the gradient is divided."""
+    """The moves of a tensor, the moves of its gradient, and the number by which the gradient is divided."""
 
     forward: tuple[AxisMove, ...]
     backward: tuple[AxisMove, ...]
-    own: int
+    num_shares: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        moved: torch.Tensor = _Redistribute.apply(x, self.forward, self.backward, self.own)
-        return moved
+        result: torch.Tensor = _Redistribute.apply(x, self.forward, self.backward, self.num_shares)
+        return result
 
 
 class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, forward: tuple[AxisMove, ...], backward: tuple[AxisMove, ...], own: int
+        ctx: Any, x: torch.Tensor, forward: tuple[AxisMove, ...], backward: tuple[AxisMove, ...], num_shares: int
     ) -> torch.Tensor:
-        ctx.steps, ctx.own = backward, own
-        moved = apply_moves(x, forward)
-        return x.view_as(x) if moved is x else moved
+        ctx.steps, ctx.num_shares = backward, num_shares
+        result = apply_moves(x, forward)
+        return x.view_as(x) if result is x else result
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        moved = apply_moves(gradient, ctx.steps)
-        return moved if ctx.own == 1 else moved / ctx.own, None, None, None
+        result = apply_moves(gradient, ctx.steps)
+        return result if ctx.num_shares == 1 else result / ctx.num_shares, None, None, None
 
 
 def guard_scalar(x: torch.Tensor) -> torch.Tensor:
-    """A single number. Its gradient may come as a DTensor, if a penalty on weights was added to it. A backward pass from it that gives
-    some tensors alone their gradients raises PlanMismatch: parameters under a plan are not in autograd's graph."""
-    if x.requires_grad:
-        number = weakref.ref(x)  # a hook that held it would keep the graph
+    """Return a single number as it is, with a hook on its gradient.
 
-        def came(gradient: torch.Tensor) -> torch.Tensor:
-            root = number()
-            before = (
+    The gradient may be a DTensor if a penalty on weights was added to the loss. A backward pass to some tensors only raises
+    PlanMismatch: parameters under a plan are not in autograd's graph.
+    """
+    if x.requires_grad:
+        reference = weakref.ref(x)  # a hook that held it would keep the graph
+
+        def check_gradient(gradient: torch.Tensor) -> torch.Tensor:
+            root = reference()
+            inputs = (
                 [node for node, _ in root.grad_fn.next_functions if node] if root is not None and root.grad_fn else []
             )
-            if before and not any(map(torch._C._will_engine_execute_node, before)):
+            if inputs and not any(map(torch._C._will_engine_execute_node, inputs)):
                 raise PlanMismatch(
                     "gradients were asked for of some tensors alone (torch.autograd.grad, or backward with inputs=), but parameters under "
                     "a plan get theirs by loss.backward(), in their .grad"
                 )
             return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
 
-        x.register_hook(came)
+        x.register_hook(check_gradient)
     return x
 
 
 def refuse_gradient_of(x: torch.Tensor, what: str) -> torch.Tensor:
-    """A result to which the planned loss does not send a gradient. A gradient that comes from elsewhere raises PlanMismatch."""
-    held: torch.Tensor = _RefuseGradient.apply(x, what)
-    return held
+    """Return a result to which the planned loss sends no gradient. A gradient from elsewhere raises PlanMismatch."""
+    result: torch.Tensor = _RefuseGradient.apply(x, what)
+    return result
 
 
 class _RefuseGradient(torch.autograd.Function):

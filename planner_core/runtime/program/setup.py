@@ -1,4 +1,4 @@
-"""Make this rank's axes, steps and weights from what a plan says."""
+"""Build this rank's axes, moves and weights from a plan."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Precision:
 
 
 def plan_precision(plan: Plan) -> Precision:
-    """The dtypes of a plan's workload. Master weights are float32, unless the optimizer does not keep any."""
+    """Return the dtypes of a plan's workload. Stored parameters are float32 masters unless the optimizer keeps none."""
     load = plan.workload
     working: torch.dtype = getattr(torch, load["dtype"])
     masters = str(load["optimizer"]).endswith("-fp32") or load.get("precision") == "mixed"
@@ -42,7 +42,7 @@ def plan_precision(plan: Plan) -> Precision:
 
 
 def torch_placements(placements: Placements) -> tuple[placement_types.Placement, ...]:
-    """The same placements in torch's types, which a DTensor takes."""
+    """Convert placements to torch's types."""
     return tuple(
         placement_types.Shard(p.dim)
         if isinstance(p, Shard)
@@ -54,21 +54,23 @@ def torch_placements(placements: Placements) -> tuple[placement_types.Placement,
 
 
 def choose_dtypes(model: nn.Module, plan: Plan, stored: Mapping[str, ParamPlan]) -> Callable[[nn.Parameter], Precision]:
-    """A function that returns the dtypes of a parameter of `model` under a plan.
+    """Return a function that gives the dtypes of a parameter of `model` under a plan.
 
-    A parameter with a dtype of its own keeps it: a layer in float64 is cast to and from, however large it is. One that is not trained,
-    since it is frozen or the planned loss sends it no gradient, has no master copy.
+    A parameter whose dtype is not the model's common one keeps it: a layer in float64 is cast to and from, however large it is.
+    A parameter that is not trained has no master copy, whether it is frozen or the planned loss sends it no gradient.
     """
     precision, sizes = plan_precision(plan), Counter[torch.dtype]()
     for param in model.parameters():
         sizes[param.dtype] += param.numel()
-    still = {id(p) for n, p in model.named_parameters(remove_duplicate=False) if n in stored and not stored[n].trained}
-    usual = max(sizes, key=lambda d: (d != torch.float64, sizes[d]), default=torch.float32)
+    untrained = {
+        id(p) for n, p in model.named_parameters(remove_duplicate=False) if n in stored and not stored[n].trained
+    }
+    common_dtype = max(sizes, key=lambda d: (d != torch.float64, sizes[d]), default=torch.float32)
 
     def dtypes(param: nn.Parameter) -> Precision:
-        if param.dtype != usual or not param.is_floating_point():
+        if param.dtype != common_dtype or not param.is_floating_point():
             return Precision(param.dtype, param.dtype, param.dtype)
-        if not param.requires_grad or id(param) in still:
+        if not param.requires_grad or id(param) in untrained:
             return replace(precision, stored=precision.working)
         return precision
 
@@ -76,13 +78,13 @@ def choose_dtypes(model: nn.Module, plan: Plan, stored: Mapping[str, ParamPlan])
 
 
 def make_axes(mesh: DeviceMesh) -> list[Axis]:
-    """The mesh's axes as this rank sees them."""
+    """Return the mesh's axes as this rank sees them."""
     names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
     return [Axis(names[i], mesh.get_group(i), mesh.size(i), mesh.get_local_rank(i)) for i in range(mesh.ndim)]
 
 
 def make_move(step: Step, axes: Sequence[Axis]) -> AxisMove:
-    """A plan's step on this rank's axis."""
+    """Convert a plan's step to a move on this rank's axis."""
     src = step.src.dim if isinstance(step.src, Shard) else None
     dst = step.dst.dim if isinstance(step.dst, Shard) else None
     return AxisMove(axes[step.axis], _move_kind(step), src, dst)
@@ -103,14 +105,15 @@ def _move_kind(step: Step) -> str:
 
 
 def make_moves(steps: Iterable[Step], axes: Sequence[Axis]) -> tuple[AxisMove, ...]:
-    """A plan's steps without those on axes of one rank."""
+    """Convert a plan's steps, without those on axes of one rank."""
     return tuple(make_move(s, axes) for s in steps if axes[s.axis].size > 1)
 
 
 def shard_tensor(
     x: torch.Tensor, placements: Placements, axes: Sequence[Axis], segments: Segments = NO_SEGMENTS
 ) -> torch.Tensor:
-    """This rank's part of a tensor that every rank holds Replicate; on a Partial axis the tensor is divided by the ranks."""
+    """Return this rank's part of a tensor that every rank holds whole. On a Partial axis the tensor is divided by the number of
+    ranks."""
     for axis, placement in zip(axes, placements, strict=True):
         if isinstance(placement, Shard):
             x = local_shard(x, placement.dim, axis.size, axis.rank, segments)
@@ -127,74 +130,79 @@ def shard_model(
     dtypes: Callable[[nn.Parameter], Precision],
     init: Init | None,
 ) -> dict[str, Weight]:
-    """Replace the model's parameters by this rank's parts. Returns the weight of each, by its first name. Tied ones stay tied, and lists
-    of weights that modules hold have the parts, too.
+    """Replace the model's parameters by this rank's parts, and return the weight of each by its first name.
 
-    If any parameter is sharded, all become DTensors, which norms and optimizers understand. Else all stay plain parameters.
+    Tied parameters stay tied. Lists of parameters that modules hold get the parts too. If any parameter is sharded all become
+    DTensors, which norms and optimizers understand; otherwise all stay plain parameters.
     """
     names: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(param), []).append(name)
-    whole: Placements = (Replicate(),) * len(axes)
-    plain = ParamPlan(whole, whole, whole)
-    plans = {key: next((stored[n] for n in found if n in stored), plain) for key, found in names.items()}
-    split = any(
+    replicate: Placements = (Replicate(),) * len(axes)
+    replicated = ParamPlan(replicate, replicate, replicate)
+    plans = {key: next((stored[n] for n in aliases if n in stored), replicated) for key, aliases in names.items()}
+    any_sharded = any(
         isinstance(p, Shard) and a.size > 1 for s in plans.values() for p, a in zip(s.stored, axes, strict=True)
     )
-    made: dict[int, Weight] = {}
+    weights: dict[int, Weight] = {}
     replaced: dict[int, torch.Tensor] = {}
     for module in model.modules():
-        for short, old in module._parameters.items():
-            if old is None:
+        for name, parameter in module._parameters.items():
+            if parameter is None:
                 continue
-            if id(old) not in made:
-                plan = plans[id(old)]
-                new = _make_parameter(names[id(old)][0], old, plan, mesh, axes, dtypes(old).stored, init, split)
-                if new is not old:
-                    old.__class__ = _replaced_class(type(old))
-                    replaced[id(old)] = new
-                made[id(old)] = make_weight(tuple(names[id(old)]), new, plan, axes, dtypes(old))
-            module._parameters[short] = made[id(old)].parameter
+            if id(parameter) not in weights:
+                plan = plans[id(parameter)]
+                sharded = _make_parameter(
+                    names[id(parameter)][0], parameter, plan, mesh, axes, dtypes(parameter).stored, init, any_sharded
+                )
+                if sharded is not parameter:
+                    parameter.__class__ = _replaced_class(type(parameter))
+                    replaced[id(parameter)] = sharded
+                weights[id(parameter)] = make_weight(
+                    tuple(names[id(parameter)]), sharded, plan, axes, dtypes(parameter)
+                )
+            module._parameters[name] = weights[id(parameter)].parameter
     TensorReplacement(model, replaced)
-    return {w.names[0]: w for w in made.values()}
+    return {w.names[0]: w for w in weights.values()}
 
 
 def _make_parameter(
     name: str,
-    old: nn.Parameter,
+    parameter: nn.Parameter,
     plan: ParamPlan,
     mesh: DeviceMesh,
     axes: Sequence[Axis],
     dtype: torch.dtype,
     init: Init | None,
-    split: bool,
+    any_sharded: bool,
 ) -> nn.Parameter:
     with torch.no_grad():
-        full = old.detach() if init is None else init(name, old)
+        full = parameter.detach() if init is None else init(name, parameter)
         full = full if full.is_meta else full.to(mesh.device_type)
         local = shard_tensor(full, plan.stored, axes, plan.segments).to(dtype).contiguous()
-        if not split and local.data_ptr() == old.data_ptr() and not old.is_meta:
-            return old
-        if local.untyped_storage().nbytes() != local.nbytes or local.data_ptr() == old.data_ptr():
+        if not any_sharded and local.data_ptr() == parameter.data_ptr() and not parameter.is_meta:
+            return parameter
+        if local.untyped_storage().nbytes() != local.nbytes or local.data_ptr() == parameter.data_ptr():
             local = local.clone()  # a slice would keep the whole alive
-    if split:
+    if any_sharded:
         stride = full.contiguous().stride()
-        form = DTensor.from_local(
+        spec_source = DTensor.from_local(
             local, mesh, torch_placements(plan.stored), run_check=False, shape=full.shape, stride=stride
         )
-        local = PlanTensor.of(local, form._spec, _fused_order(plan, axes))
-    return nn.Parameter(local, requires_grad=old.requires_grad)
+        local = PlanTensor.of(local, spec_source._spec, _fused_order(plan, axes))
+    return nn.Parameter(local, requires_grad=parameter.requires_grad)
 
 
 def _fused_order(plan: ParamPlan, axes: Sequence[Axis]) -> FusedOrder:
-    """The fused dims of a parameter of which ranks hold a share of each part."""
+    """Return the fused dims of which ranks hold a share of each part, with the sizes of the parts."""
     cut = {p.dim for p, a in zip(plan.stored, axes, strict=True) if isinstance(p, Shard) and a.size > 1}
     return tuple((dim, tuple(parts)) for dim, parts in plan.segments.items() if dim in cut and len(parts) > 1)
 
 
 @functools.cache
 def _replaced_class(kind: type[nn.Parameter]) -> type[nn.Parameter]:
-    """The class of a parameter that this rank's part has taken the place of: an optimizer of it would train nothing."""
+    """Return a class for parameters that were replaced by a part. Its gradient refuses to be read, since an optimizer of it
+    would train nothing."""
 
     def refuse(parameter: nn.Parameter) -> None:
         raise PlanMismatch(
@@ -208,8 +216,8 @@ def _replaced_class(kind: type[nn.Parameter]) -> type[nn.Parameter]:
 def make_weight(
     names: tuple[str, ...], param: nn.Parameter, plan: ParamPlan, axes: Sequence[Axis], dtypes: Precision
 ) -> Weight:
-    """A parameter with the steps between its stored form, its working copy and its accumulated gradient."""
+    """Make the weight of a parameter, with the moves between its stored form, its working copy and its accumulated gradient."""
     refresh, final = make_moves(plan.refreshed(), axes), make_moves(plan.reduced(), axes)
     # Over one rank nothing is gathered: a weight that computes as it is stored is used where it lies, and another is cast for each use.
     casts = bool(plan.gathered) and all(axes[a].size == 1 for a in plan.gathered) and not refresh
-    return Weight(names, param, dtypes.working, dtypes.gradient, refresh, final, plan.segments, casts=casts)
+    return Weight(names, param, dtypes.working, dtypes.gradient, refresh, final, plan.segments, cast_per_use=casts)

@@ -1,12 +1,13 @@
 """Units: the calls of repeated blocks, and the parts of the model before, between and after them, with the weights of each.
 
-The gathers of a unit's weights are issued while the unit before runs, and the gathered weights are freed after use. A unit's
-gradients are reduced when its backward has made the last of them. So communication runs beside the computation of a neighbour.
+A unit's weights are gathered while the unit before it computes, and freed after use. Its gradients are reduced while the next unit
+computes backward. So communication overlaps with the computation of a neighbour.
 
-    forward    enter(u): wait for u's weights, issue those of u + 1.   leave(u): free them
-    backward   returning(u): wait for u's weights, issue those of u - 1.   done(u): free them, issue u's gradients
+    forward    before u: wait for u's weights, issue the gathers of u + 1.    after u: free u's weights
+    backward   before u: wait for u's weights, issue the gathers of u - 1.    after u: free u's weights, issue u's reductions
 
-Of weights that are gathered over several axes, the last gather is issued so, and those before it for the units beyond (`prefetch`).
+A weight that is gathered over k axes needs k collectives, one after the other. The last is issued one unit ahead, the one before it two
+units ahead, and so on (`prefetch`).
 """
 
 # mypy: allow-untyped-calls
@@ -43,180 +44,188 @@ UnitFunction = Callable[..., Any]
 
 @dataclass(frozen=True)
 class UnitWeight:
-    """How a unit uses a weight: its name, the steps that gather it, and the steps of its gradient in every micro-batch."""
+    """How a unit uses a weight: its argument, the moves that gather it, and the moves of its gradient in every micro-batch."""
 
     argument: str
     weight: Weight
     gather: tuple[AxisMove, ...] = ()
     reduce: tuple[AxisMove, ...] = ()
-    again: bool = True
+    regather: bool = True
     """Whether the weight is gathered again for backward."""
-    lasting: bool = False
+    saved_by_autograd: bool = False
     """Whether autograd keeps the gathered weight, or a view of it, for backward."""
     trained: bool = True
-    """Whether the planned loss sends a gradient to it. A unit does not wait for others."""
-    copied: bool = False
-    """Whether the use has a copy of its own, which is freed after it: gathered, or on one rank cast to the dtype that computes."""
+    """Whether the planned loss sends a gradient to it. A unit waits for these gradients alone before it reduces them."""
+    has_copy: bool = False
+    """Whether the use has its own copy, which is freed afterwards: a gathered weight, or on one rank a cast to the compute dtype."""
 
 
 class BackwardPass:
-    """The state of the backward pass that runs: the buckets on their way, and what is to do when autograd has finished."""
+    """The state of the running backward pass: the buckets in flight, and what remains to do when autograd has finished."""
 
     def __init__(self) -> None:
-        self.pipeline = ReductionQueue()
-        self.small: list[GradientBucket] = []
-        """Buckets that leave when autograd has finished."""
+        self.queue = ReductionQueue()
+        self.small_buckets: list[GradientBucket] = []
+        """Buckets that are reduced together when autograd has finished."""
         self.sync = True
         self.running = False
         self.units: list[RuntimeUnit] = []
-        self.waiting: list[Weight] = []
-        """Those with terms of micro-batches inside `no_sync()`, between two backward passes."""
+        self.pending_weights: list[Weight] = []
+        """The weights with unreduced gradients of micro-batches that ran inside `no_sync()`."""
         self.trace: Trace | None = None
 
     def note(self, what: str, unit: str) -> None:
-        """Note where a unit begins."""
+        """Record in the trace that a unit begins."""
         if self.trace is not None:
             self.trace.add(what, unit)
 
     def begin(self) -> None:
-        """Any hook of a backward pass calls this. The first call arranges that `end` is called when autograd has finished."""
+        """Start the backward pass, at the first hook that runs in it. Autograd calls `end` when it has finished."""
         if not self.running:
             self.running = True
-            unmark_pending(self.waiting)
-            self.waiting = []
+            unmark_pending(self.pending_weights)
+            self.pending_weights = []
             torch.autograd.Variable._execution_engine.queue_callback(self.end)
 
     def end(self) -> None:
-        """Autograd has finished: send what is left, and wait for everything."""
+        """Reduce the remaining gradients, and wait for all collectives."""
         self.running = False
         for unit in self.units:
             if unit.arrived:
-                unit.send()
-            unit.done = False
-            unit.wait(again=True)  # what came for a unit that did not run backward
+                unit.issue_reductions()
+            unit.is_done = False
+            unit.wait(for_backward=True)  # a unit whose output the loss does not use was prefetched in vain
             unit.free()
-        if self.small:
-            self.pipeline.push(join_small_buckets(self.small))
-            self.small = []
-        self.pipeline.drain()
-        if self.sync:  # gradients for a unit that did not run backward
-            left = dict.fromkeys(w for u in self.units for w in u.held if w.terms is not None)
-            self.pipeline.push([GradientBucket([w], [w.shape_of_terms], [()]).finish([0]) for w in left])
-        self.pipeline.drain()
-        self.waiting = list(
-            dict.fromkeys(use.weight for u in self.units for use in u.uses if use.weight.terms is not None)
+        if self.small_buckets:
+            self.queue.push(join_small_buckets(self.small_buckets))
+            self.small_buckets = []
+        self.queue.drain()
+        if self.sync:  # the unit that should finish a shared weight's gradient may not have run backward
+            held_back = dict.fromkeys(w for u in self.units for w in u.deferred_weights if w.accumulated is not None)
+            self.queue.push([GradientBucket([w], [w.accumulated_shape], [()]).reduce_final([0]) for w in held_back])
+        self.queue.drain()
+        self.pending_weights = list(
+            dict.fromkeys(use.weight for u in self.units for use in u.uses if use.weight.accumulated is not None)
         )
-        mark_pending(self.waiting)
+        mark_pending(self.pending_weights)
 
 
 class RuntimeUnit:
-    """One unit: its weights as leaves of autograd, and their buckets."""
+    """One unit: its weights as autograd's leaves, the buckets that gather them, and the buckets that reduce their gradients."""
 
     def __init__(self, name: str, uses: Sequence[UnitWeight], backward: BackwardPass) -> None:
         self.name, self.uses, self.backward = name, list(uses), backward
         self.sources: dict[str, GatheredWeight | SeparatelyReducedUse | Weight] = {}
-        """What each argument takes the weight from, and gives its gradient to."""
-        self.copies = {u.argument: GatheredWeight(u.weight, u.gather) for u in uses if u.copied}
+        """For each argument: the object that provides the weight and accepts its gradient."""
+        self.copies = {u.argument: GatheredWeight(u.weight, u.gather) for u in uses if u.has_copy}
         groups: dict[tuple[bool, object, object], list[UnitWeight]] = {}
         for use in uses:
-            if use.copied:
-                groups.setdefault((use.again, message_key(use.gather), use.weight.dtype), []).append(use)
+            if use.has_copy:
+                groups.setdefault((use.regather, message_key(use.gather), use.weight.dtype), []).append(use)
         self.gathers = [
-            GatherBucket([self.copies[u.argument] for u in group], lasting=any(u.lasting for u in group))
+            GatherBucket(
+                [self.copies[u.argument] for u in group], saved_by_autograd=any(u.saved_by_autograd for u in group)
+            )
             for group in groups.values()
         ]
-        self.again = [gather for (again, *_), gather in zip(groups, self.gathers, strict=True) if again]
-        kept = dict.fromkeys(u.weight for u in uses if u.weight.refresh or not u.copied)
+        self.regathers = [gather for (regather, *_), gather in zip(groups, self.gathers, strict=True) if regather]
+        kept = dict.fromkeys(u.weight for u in uses if u.weight.refresh or not u.has_copy)
         self.refreshes: list[RefreshBucket] = group_refreshes(list(kept))
         for gather in self.gathers:
-            gather.reads(self.refreshes)
+            gather.depend_on(self.refreshes)
         self.buckets: list[RefreshBucket | GatherBucket] = [*self.refreshes, *self.gathers]
         self.reductions: list[GradientBucket] = []
-        self.held: list[Weight] = []
-        """Weights whose gradients another unit finishes."""
+        self.deferred_weights: list[Weight] = []
+        """The weights whose gradients another unit reduces."""
         self.expected = self.arrived = 0
-        self.done = False
-        """Whether all its gradients have arrived in the backward pass that runs. A result of the unit whose gradient comes later does
-        not need the weights."""
+        self.is_done = False
+        """Whether all its gradients have arrived in this backward pass. Autograd may reach another result of the unit later, which then
+        does not need the weights."""
         self._reductions()
         backward.units.append(self)
 
     def leaves(self) -> list[torch.Tensor]:
-        """The weights as the unit's function takes them, in the order of its uses."""
-        return [self.sources[u.argument].used() for u in self.uses]
+        """Return the weights as the unit's function takes them, in the order of its uses."""
+        return [self.sources[u.argument].operand() for u in self.uses]
 
     def _reductions(self) -> None:
-        """Make the buckets of gradients. A kept weight that several units use belongs to the first of them: its backward is last."""
+        """Make the buckets of gradients.
+
+        Several units may use one weight that is not gathered. The first of them in forward reduces its gradient, since its backward is
+        last.
+        """
         groups: dict[
             tuple[bool, object, object, object], list[tuple[UnitWeight, GatheredWeight | SeparatelyReducedUse | Weight]]
         ] = {}
         seen: set[Weight] = set()
         for use in self.uses:
             source = self.sources[use.argument] = self._source(use)
-            if use.trained and use.weight.parameter.requires_grad and "sink" not in vars(source):
-                if use.weight.home is None:
-                    use.weight.home = self
-                holds = bool(use.weight.final) and (use.weight in seen or use.weight.home is not self)
+            if use.trained and use.weight.parameter.requires_grad and "accept_gradient" not in vars(source):
+                if use.weight.first_unit is None:
+                    use.weight.first_unit = self
+                deferred = bool(use.weight.final) and (use.weight in seen or use.weight.first_unit is not self)
                 seen.add(use.weight)
-                key = (holds, message_key(use.reduce), message_key(use.weight.final), use.weight.gradient_dtype)
+                key = (deferred, message_key(use.reduce), message_key(use.weight.final), use.weight.gradient_dtype)
                 groups.setdefault(key, []).append((use, source))
-                source.sink = lambda gradient: None  # type: ignore[method-assign]
-        for (holds, *_), members in sorted(groups.items(), key=lambda item: not item[0][0]):  # what is held comes first
+                source.accept_gradient = lambda gradient: None  # type: ignore[method-assign]
+        for (deferred, *_), members in sorted(
+            groups.items(), key=lambda item: not item[0][0]
+        ):  # what is held comes first
             shapes = [tuple(source.leaf.shape) for _, source in members]
             reduction = GradientBucket(
-                [u.weight for u, _ in members], shapes, [u.reduce for u, _ in members], holds=holds
+                [u.weight for u, _ in members], shapes, [u.reduce for u, _ in members], deferred=deferred
             )
-            self.held += [u.weight for u, _ in members if holds]
+            self.deferred_weights += [u.weight for u, _ in members if deferred]
             self.reductions.append(reduction)
             for at, (_, source) in enumerate(members):
-                source.sink = functools.partial(self._take, reduction, at)  # type: ignore[method-assign]
+                source.accept_gradient = functools.partial(self._take, reduction, at)  # type: ignore[method-assign]
             self.expected += len(members)
 
     def _source(self, use: UnitWeight) -> GatheredWeight | SeparatelyReducedUse | Weight:
-        if use.copied:
+        if use.has_copy:
             return self.copies[use.argument]
-        return SeparatelyReducedUse(use.weight) if use.reduce and use.weight.home is not None else use.weight
+        return SeparatelyReducedUse(use.weight) if use.reduce and use.weight.first_unit is not None else use.weight
 
     def _take(self, reduction: GradientBucket, at: int, gradient: torch.Tensor) -> None:
         self.backward.begin()
-        reduction.put(at, gradient)
+        reduction.add_gradient(at, gradient)
         self.arrived += 1
         if self.arrived == self.expected:
-            self.done = True
-            self.send()
+            self.is_done = True
+            self.issue_reductions()
             self.free()
 
-    def send(self) -> None:
-        """Issue the reductions of what has arrived."""
+    def issue_reductions(self) -> None:
+        """Issue the reductions of the gradients that have arrived."""
         self.arrived = 0
         sync = self.backward.sync
-        late = [r for r in self.reductions if r.arrived and r.small and sync]
-        self.backward.small += late
-        now = [r for r in self.reductions if r.arrived and r not in late]
-        self.backward.pipeline.push([r.flow(sync) for r in now], [sync and r.in_place for r in now])
+        at_end = [r for r in self.reductions if r.arrived and r.is_small and sync]
+        self.backward.small_buckets += at_end
+        immediate = [r for r in self.reductions if r.arrived and r not in at_end]
+        self.backward.queue.push([r.reduce(sync) for r in immediate], [sync and r.reduces_in_place for r in immediate])
 
     # --- weights --------------------------------------------------------------------------------------
 
-    def issue(self, left: int = 0, again: bool = False) -> None:
-        """Issue the making of working copies and the gathers of weights, all but the last `left` collectives of each. `again`: of the
-        weights that backward needs."""
-        for bucket in self._needed(again):
-            bucket.issue(left)
+    def issue(self, held_back: int = 0, for_backward: bool = False) -> None:
+        """Issue the collectives of all weights, or `for_backward` of those that backward needs, but the last `held_back` of
+        each."""
+        for bucket in self._needed(for_backward):
+            bucket.issue(held_back)
 
-    def wait(self, again: bool = False) -> None:
-        """Wait until all weights, or those that backward needs, are up to date and whole."""
-        for bucket in self._needed(again):
+    def wait(self, for_backward: bool = False) -> None:
+        """Wait for the collectives of all weights, or `for_backward` of those that backward needs."""
+        for bucket in self._needed(for_backward):
             bucket.wait()
 
-    def ready(self, again: bool = False) -> None:
-        """The same, and cast those that nothing is gathered for."""
-        for bucket in self._needed(again):
-            bucket.ready()
+    def make_ready(self, for_backward: bool = False) -> None:
+        """Wait as `wait` does, and make the copies that need no collective."""
+        for bucket in self._needed(for_backward):
+            bucket.make_ready()
 
-    def _needed(self, again: bool) -> Sequence[RefreshBucket | GatherBucket]:
-        if not again:
+    def _needed(self, for_backward: bool) -> Sequence[RefreshBucket | GatherBucket]:
+        if not for_backward:
             return self.buckets
-        return () if self.done else self.again
+        return () if self.is_done else self.regathers
 
     def free(self) -> None:
         """Free the memory of gathered weights."""
@@ -225,27 +234,27 @@ class RuntimeUnit:
 
 
 def group_refreshes(weights: Sequence[Weight]) -> list[RefreshBucket]:
-    """The buckets of those weights whose working copy is not the parameter itself."""
+    """Make the buckets of the weights whose working copy is not the parameter itself."""
     groups: dict[object, list[Weight]] = {}
     for weight in weights:
-        if not weight.alias:
+        if not weight.is_alias:
             groups.setdefault((message_key(weight.refresh), weight.dtype), []).append(weight)
     return [RefreshBucket(group) for group in groups.values()]
 
 
-def prefetch(units: Sequence[RuntimeUnit], again: bool = False) -> None:
-    """Before the first of these units runs: wait for its weights, and issue the gathers for those that run after it. `again`: before
-    it runs backward."""
+def prefetch(units: Sequence[RuntimeUnit], for_backward: bool = False) -> None:
+    """Wait for the weights of the first unit, and issue the gathers of the units after it, in the order in which they run."""
     with coalesced_launch():
-        for left, unit in enumerate(units):
-            unit.issue(left, again)
-        units[0].ready(again)
-        for left, unit in enumerate(units[1:]):
-            unit.issue(left, again)
+        # Example with two collectives each: units[1] issues its first here and its second below, when units[0] has all of its own.
+        for held_back, unit in enumerate(units):
+            unit.issue(held_back, for_backward)
+        units[0].make_ready(for_backward)
+        for held_back, unit in enumerate(units[1:]):
+            unit.issue(held_back, for_backward)
 
 
 class UnitCall:
-    """A unit at its place in the forward pass. To call it calls the generated function with the unit's weights."""
+    """A unit at its place in the forward pass. Calling it calls the generated function with the unit's weights."""
 
     def __init__(
         self,
@@ -257,41 +266,41 @@ class UnitCall:
     ) -> None:
         self.unit, self.function, self.recompute, self.seed = unit, function, recompute, seed
         self.weights = weights
-        self.onward: Sequence[RuntimeUnit] = [unit]
-        """The unit and those after it in forward whose weights are on their way while it runs."""
-        self.back: Sequence[RuntimeUnit] = [unit]
+        self.forward_units: Sequence[RuntimeUnit] = [unit]
+        """The unit, and the units after it whose weights are gathered while it runs."""
+        self.backward_units: Sequence[RuntimeUnit] = [unit]
         """The same in backward."""
         self.buffers: list[tuple[str, Sequence[tuple[int, int]]]] = []
         self.buffer: Callable[[str, Sequence[tuple[int, int]]], torch.Tensor]
 
     def __call__(self, *args: Any) -> Any:
-        """Run forward, and set the hooks for backward."""
+        """Run forward, and register the hooks for backward."""
         unit = self.unit
-        prefetch(self.onward)
+        prefetch(self.forward_units)
         unit.backward.note("run", unit.name)
         if self.seed is not None:
             args = (self.seed(unit.name), *args)
         if self.weights is not None:
             args = (self.weights(*unit.leaves(), *(self.buffer(*b) for b in self.buffers)), *args)
-        learning = torch.is_grad_enabled()
-        if learning and self.recompute != "none":
+        grad_enabled = torch.is_grad_enabled()
+        if grad_enabled and self.recompute != "none":
             out = checkpoint(
                 self.function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=checkpoint_contexts
             )
         else:
             out = self.function(*args)
         unit.free()
-        if learning:
+        if grad_enabled:
             self._watch(out)
         return out
 
     def _watch(self, out: Any) -> None:
-        """Set a hook: before this unit's backward begins, its weights must be gathered again."""
+        """Register a hook that gathers this unit's weights before its backward begins."""
         for tensor in out if isinstance(out, tuple) else (out,):
             if tensor is not None and tensor.requires_grad:
                 tensor.register_hook(self._returning)
 
     def _returning(self, gradient: torch.Tensor) -> None:
         self.unit.backward.begin()
-        prefetch(self.back, again=True)
+        prefetch(self.backward_units, for_backward=True)
         self.unit.backward.note("return", self.unit.name)

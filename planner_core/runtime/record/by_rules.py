@@ -1,8 +1,8 @@
 """Check a running call against the rules: what is planned for its name must be one of the ways in which this call can run.
 
-The arguments of a call may be other ones than when it was planned, since the model's code reads them from attributes that a training
-script sets. Example: `x.softmax(self.dim)` was planned with the last dim, and its rows were split by samples. If `dim` is 0 now, the
-same placements would give each rank a softmax of its own samples.
+The arguments of a call may have changed since it was planned, since the model's code reads them from attributes that a training
+script sets. Example: `x.softmax(self.dim)` was planned with the last dim, and its rows were split by samples. If `dim` is 0
+now, the same placements would give each rank a softmax of its own samples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from planner_core.runtime.mismatch import PlanMismatch
 
 
 def check_call_by_rules(op: Op, values: Sequence[Value], row: SitePlan, sizes: Sequence[int]) -> None:
-    """Raise PlanMismatch if `op` cannot run by `row` on a mesh of `sizes`. `values`: with global shapes, or those of some samples."""
+    """Raise PlanMismatch if `op` cannot run by `row` on a mesh of `sizes`. `values` have global shapes, or those of some
+    samples."""
     known = [[*map(str, (p for p, _ in (*r.inputs, *r.outputs)))] for r in rows(op, values)]
     for axis, size in enumerate(sizes):
         taken = [str(e.dst.forward[axis]) for e in row.inputs]

@@ -1,7 +1,8 @@
-"""A model as it was when a plan was applied: a copy on meta, of which each forward pass is recorded, and what may not change since.
+"""A model as it was when a plan was applied: a copy on meta, of which each forward pass is recorded, and what may not change
+since.
 
-Generated code takes the place of the modules' own code. What is set in a model afterwards (a part, a hook, `model.beta = 0.1`) would be
-ignored without a word, so each call compares the model with what it was.
+Generated code replaces the modules' own code. A later change of a model (a part, a hook, `model.beta = 0.1`) would be ignored
+silently, so each call compares the model with what it was.
 """
 
 # mypy: allow-untyped-calls
@@ -54,15 +55,15 @@ class FrozenModel:
             for key, value in _plain_values(held)
         ]
 
-    def keep_parameters(self) -> None:
-        """Note this rank's parameters, which no other may take the place of."""
+    def remember_parameters(self) -> None:
+        """Remember this rank's parameters, which may not be replaced."""
         self.parameters = [
             (m._parameters, n, p) for m in self.modules for n, p in m._parameters.items() if p is not None
         ]
 
     @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        """Inside, the copy has the values of the model's buffers, and trains where the model does."""
+    def with_current_buffers(self) -> Iterator[None]:
+        """Inside, the copy has the values of the model's buffers, and its parts are in training mode where the model's are."""
         for own, twin in self.pairs:
             twin.training = own.training
             for name, buffer in own._buffers.items():
@@ -71,16 +72,17 @@ class FrozenModel:
         state = ModuleState(self.twin)
         yield
         self._adopt_buffers()
-        self._forget(name for name, value in state.list_changes() if scratch_tensors(value))
+        self._drop_attributes(name for name, value in state.list_changes() if scratch_tensors(value))
 
-    def _forget(self, names: Iterable[str]) -> None:
-        """What forward computes and keeps in an attribute is not there under a plan. What was there before would be read in its place."""
+    def _drop_attributes(self, names: Iterable[str]) -> None:
+        """Delete attributes that forward computes. Under a plan it does not, and a loop would read the old value."""
         for path, _, name in (n.rpartition(".") for n in names):
             with contextlib.suppress(AttributeError):
                 self.model.get_submodule(path).__dict__.pop(name, None)
 
     def _adopt_buffers(self) -> None:
-        """A table that the copy has made as a buffer (rotary angles at its first call) is one of the model, whose code reads it."""
+        """Give the model the buffers that the copy has registered (rotary angles at its first call), since the model's code
+        reads them."""
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         for own, twin in self.pairs:
             for name, value in twin._buffers.items():
@@ -89,15 +91,15 @@ class FrozenModel:
                     own._buffers.pop(name, None)
                     own.register_buffer(name, value.to(device), persistent=persistent)
 
-    def training(self) -> tuple[bool, ...]:
-        """Which modules train."""
+    def training_modes(self) -> tuple[bool, ...]:
+        """Return which modules are in training mode."""
         return tuple([m.training for m in self.modules])
 
-    def changed(self) -> str:
-        """A sentence about what has changed; empty if nothing has."""
-        return self._changed_parts() or self._changed_code() or self._changed_values()
+    def describe_change(self) -> str:
+        """Return a sentence about what has changed; "" if nothing has."""
+        return self._describe_changed_parts() or self._describe_changed_code() or self._describe_changed_values()
 
-    def _changed_parts(self) -> str:
+    def _describe_changed_parts(self) -> str:
         for module, children in zip(self.modules, self.children, strict=True):
             if len(module._modules) != len(children) or not all(map(is_, module._modules.values(), children)):
                 return f"{self.names[id(module)] or 'the model'} has other parts than when the plan was applied"
@@ -106,24 +108,25 @@ class FrozenModel:
                 return f"the parameter {name} was replaced after the plan was applied"
         return ""
 
-    def _changed_code(self) -> str:
+    def _describe_changed_code(self) -> str:
         for module, forward, hooks in zip(self.modules[1:], self.forwards[1:], self.hooks[1:], strict=True):
             if module.__dict__.get("forward") is not forward:
                 return f"the forward of {self.names[id(module)]} was replaced after the plan was applied"
             if _forward_hooks(module) != hooks:
                 return f"{self.names[id(module)]} has other hooks than when the plan was applied"
-        changed = next((cls.__name__ for cls, method in self.classes.items() if cls.forward is not method), "")
-        return f"{changed}.forward was replaced after the plan was applied" if changed else ""
+        describe_change = next((cls.__name__ for cls, method in self.classes.items() if cls.forward is not method), "")
+        return f"{describe_change}.forward was replaced after the plan was applied" if describe_change else ""
 
-    def _changed_values(self) -> str:
+    def _describe_changed_values(self) -> str:
         for name, held, key, value in self.values:
             now = held.get(key, MISSING) if isinstance(held, dict) else dict(enumerate(held)).get(key, MISSING)
             if now is not value and (type(now) is not type(value) or now != value):
                 return f"{name}.{key}".strip(".") + " was set after the plan was applied"
         return ""
 
-    def listening(self) -> str:
-        """The name of a module, other than the model itself, with hooks for backward, which no code under a plan would run."""
+    def module_with_backward_hook(self) -> str:
+        """Return the name of a module, other than the model itself, with hooks for backward, which no code under a plan would
+        run."""
         own = (m for m in self.modules[1:] if m.__dict__["_backward_hooks"] or m.__dict__["_backward_pre_hooks"])
         return next((str(self.names[id(m)]) for m in own), "")
 
@@ -133,18 +136,18 @@ def _forward_hooks(module: nn.Module) -> tuple[int, ...]:
 
 
 def _plain_values(held: Any) -> list[tuple[Any, Any]]:
-    """The plain values of a holder."""
+    """Return the plain values in a dict or a list."""
     items = held.items() if isinstance(held, dict) else enumerate(held if isinstance(held, list) else ())
     return [(key, value) for key, value in items if is_plain(value) and key != "training"]
 
 
 def find_gradient_hook(params: Iterable[tuple[str, nn.Parameter]]) -> str:
-    """The name of a parameter with a gradient hook, which would never run; empty if there is none."""
+    """Return the name of a parameter with a gradient hook, which would never run; "" if no parameter has one."""
     return next((name for name, param in params if param._backward_hooks), "")
 
 
 def refuse_gradient_hooks(module: nn.Module) -> None:
-    """Refuse weights with hooks on their gradients. A weight that is cut into parts is another tensor, without them."""
+    """Raise PlanMismatch if a parameter has hooks on its gradient. Its part is another tensor, without them."""
     for name, param in module.named_parameters():
         if param._backward_hooks or param._post_accumulate_grad_hooks:
             raise PlanMismatch(

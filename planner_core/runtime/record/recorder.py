@@ -1,7 +1,7 @@
 """Run a model's own forward once, with parameters on meta, and keep every call with its arguments.
 
-The recorder of the capture numbers the values and names the call sites, so that each call finds its row in the plan. This module
-adds what the writing of code needs: functions, templates of arguments, the calls that make constants, and active dropout.
+The recorder of the capture numbers the values and names the call sites, so that each call finds its row in the plan. This
+module adds what generated code needs: functions, templates of arguments, the calls that make constants, and active dropout.
 """
 
 # mypy: allow-untyped-calls
@@ -61,13 +61,13 @@ class CannotRewrite(PlanMismatch):
 
 
 class MixesSamples(CannotRewrite):
-    """A rank cannot make its part of the constants from its own samples. It can from those of all ranks."""
+    """A rank cannot make its part of the constants from its own samples, but it can from those of all ranks."""
 
 
 def record(frozen: FrozenModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tape:
-    """The tape of one forward pass of a model's copy.
+    """Record one forward pass of a model's copy. Constants are computed on the CPU.
 
-    Constants are computed on the CPU. Raises CaptureError and PlanMismatch.
+    Raises CaptureError and PlanMismatch.
     """
     args, kwargs = pytree.tree_map_only(
         torch.Tensor, lambda t: t if t.is_meta else t.detach().cpu(), (args, dict(kwargs))
@@ -110,7 +110,7 @@ class TapeRecorder(Recorder):
             self.origins[number] = BUFFER, name.partition(":")[2]
 
     def record(self, args: Any, kwargs: dict[str, Any]) -> Tape:
-        """One forward pass."""
+        """Record one forward pass."""
         forward = self.model.forward
         self.tape.arguments = self._inputs(_positional_names(forward), args, kwargs)
         plain, self.model = self.model, _ModelWithoutHooks(self.model, self)  # type: ignore[assignment]
@@ -135,7 +135,7 @@ class TapeRecorder(Recorder):
         return pytree.tree_unflatten(found, spec)
 
     def _input(self, path: Any, x: torch.Tensor, positional: list[str]) -> Ref:
-        """A tensor of the call, at `path` in its arguments and named arguments."""
+        """Number a tensor of the call, at `path` in its arguments and named arguments."""
         side, key, *rest = path
         number = self.ids.get(id(x))
         if number is None:
@@ -163,7 +163,7 @@ class TapeRecorder(Recorder):
     # --- tensors --------------------------------------------------------------------------------------
 
     def number(self, tensor: torch.Tensor) -> int:
-        """The number of an operand. A tensor that was not seen before is one that the model's code holds."""
+        """Return the number of an operand. A tensor that no call made and nobody gave is one that the model's code holds."""
         known = self.ids.get(id(tensor))
         number = self.value_of(tensor)
         if known is None and number not in self.origins:
@@ -202,7 +202,7 @@ class TapeRecorder(Recorder):
         return out
 
     def _has_known_values(self, tensor: torch.Tensor) -> bool:
-        """As when the model was planned, where buffers have no values."""
+        """Return whether a value is known, as when the model was planned: buffers have no values there."""
         number = self.ids.get(id(tensor), -1)
         return super()._has_known_values(tensor) and not self._of_buffer(number)
 
@@ -233,13 +233,13 @@ class TapeRecorder(Recorder):
         return call
 
     def _close(self, call: TapeCall, made: list[torch.Tensor], out: Any) -> None:
-        """Note the tensors that a call made, and their places in what the call returned."""
+        """Note the tensors that a call made, and their places in what it returned."""
         call.outputs = tuple(self.ids[id(t)] for t in made)
         call.shape = map_leaves(out, lambda t: Ref(self.ids[id(t)]) if isinstance(t, torch.Tensor) else t)
         self.tape.calls.append(call)
 
     def _guard(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """The model's code asks for the value of a constant: note the question and its answer."""
+        """Note a question of the model's code about a constant, and its answer."""
         operands = tensors((args, kwargs))
         inputs = [self.number(t) for t in operands if id(t) not in self.tracked]
         if any(i in self.varying for i in inputs):
@@ -314,7 +314,7 @@ class TapeRecorder(Recorder):
 
 
 class _ModelWithoutHooks:
-    """Takes the place of the model in `Recorder.run`: its forward without its own hooks, which torch runs around that of the plan."""
+    """Replaces the model in `Recorder.run`: its forward without its own hooks, which torch runs around that of the plan."""
 
     def __init__(self, model: nn.Module, recorder: TapeRecorder) -> None:
         self.model, self.recorder = model, recorder
@@ -333,6 +333,6 @@ def _running_line() -> str:
 
 
 def _positional_names(forward: Callable[..., Any]) -> list[str]:
-    """Names of a function's positional arguments."""
+    """Return the names of a function's positional parameters."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [name for name, p in inspect.signature(forward).parameters.items() if p.kind in kinds]

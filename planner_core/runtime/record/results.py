@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 
 def register_result_types(out: Any) -> Any:
-    """Let torch find the tensors in the dataclasses and namespaces of a result. Returns it."""
+    """Register the dataclasses and namespaces of a result with torch, so that it finds their tensors. Return the result."""
     todo = [out]
     while todo:
         item = todo.pop()
@@ -40,7 +40,7 @@ def _with_keys(item: Any) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
 
 
 class _Rebuild:
-    """Makes such an object of its values, without its own `__init__`."""
+    """Rebuilds such an object from its values, without its own `__init__`."""
 
     def __init__(self, kind: type) -> None:
         self.kind = kind

@@ -1,4 +1,4 @@
-"""The names that a model's own code gives to its results, found by the line that runs; and collectives that such a line calls."""
+"""The names that a model's own code gives to its results, by the line that runs; and collectives that such a line calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Statement = tuple[int, tuple[str, ...]]
 
 
 def running_statement() -> tuple[str, tuple[str, ...]]:
-    """`file:line` of the innermost statement of the model's own code, and the names that it assigns."""
+    """Return `file:line` of the innermost statement of the model's own code, and the names that it assigns."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
@@ -45,7 +45,7 @@ _FORWARDING_FILES = ("/torch/", "/planner_core/models/", "/runtime/record/", "/c
 
 @contextmanager
 def refuse_model_collectives() -> Iterator[None]:
-    """Inside, a collective that the model's own code calls raises PlanMismatch: its tensors there are not this rank's part."""
+    """Inside, a collective that the model's own code calls raises PlanMismatch, since its tensors are not this rank's part."""
     with ExitStack() as stack:
         if dist.is_available() and dist.is_initialized():
             for name in filter(_COLLECTIVES.fullmatch, dir(dist.ProcessGroup)):
@@ -56,7 +56,7 @@ def refuse_model_collectives() -> Iterator[None]:
 
 
 class _RefuseFunctional(TorchFunctionMode):
-    """Refuses those of `torch.distributed._functional_collectives`, which are operators."""
+    """Refuses collectives of `torch.distributed._functional_collectives`, which are operators."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One call."""
@@ -85,7 +85,8 @@ def _model_collective_error(name: str) -> PlanMismatch:
 
 
 def _called_by_model() -> bool:
-    """Whether the innermost code that is not torch's is the model's, and not ours. What modes and hooks of calls hand on is its own."""
+    """Return whether the innermost code outside of torch is the model's, and not ours. Modes and hooks pass calls on, so they
+    do not count."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and _is_forwarding(frame.f_code.co_filename):
         frame = frame.f_back
@@ -102,9 +103,9 @@ def _is_library(filename: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _statements(code: CodeType) -> dict[int, Statement]:
-    """line -> the innermost simple statement that covers it, for the lines of a function.
+    """Return the innermost simple statement that covers each line of a function.
 
-    Its file may be long: to read the whole of transformers' takes a third of a second in every rank.
+    Only the function's own lines are parsed: all of transformers' file would take a third of a second in every rank.
     """
     if code.co_name.startswith("<"):  # a lambda or a comprehension is part of a statement, a module is a file
         return _statements_of_file(code.co_filename)
@@ -125,7 +126,7 @@ def _statements_of_file(filename: str) -> dict[int, Statement]:
 
 
 def _statements_in(lines: list[str], before: int) -> dict[int, Statement]:
-    """The statements of some lines of a file that stand behind `before` others."""
+    """Return the statements of some lines of a file that follow `before` others."""
     try:
         tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError):

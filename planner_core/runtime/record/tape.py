@@ -1,7 +1,7 @@
 """The recording of a forward pass: numbered tensors, and the calls that made them, with their arguments as templates.
 
-In a template every tensor of an argument is replaced by a `Ref` to its number, and every device by `DEVICE`. So the call can be
-written as code for one rank's tensors, or run again on them.
+In a template a `Ref` to its number replaces every tensor of an argument, and `DEVICE` every device. So a call can be written as
+code for one rank's tensors.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ DEVICE = _Device()
 class TapeTensor:
     """One numbered tensor. `name` is that of a parameter, buffer or input; `value` that of a literal.
 
-    `varies`: it depends on inputs, buffers or random numbers, so every forward pass must compute it again. `grad`: a gradient
-    flows to it. `root`: the tensor whose memory it shares.
+    `varies`: it depends on inputs, buffers or random numbers, so every pass computes it. `grad`: a gradient flows to it.
+    `root`: the tensor whose memory it shares.
     """
 
     kind: str
@@ -65,9 +65,9 @@ class TapeTensor:
 class TapeCall:
     """One call. `kind`: "op" (it has a row in the plan, by `site`), "dropout", "constant" or "guard".
 
-    `inputs`: the tensor operands, in the order of the plan's row. `outputs`: the tensors that it made. A guard is a question about
-    a constant; its `answer` decided which way the model's code went. `names`: the names that the model's own line gives to the
-    result. `line`: the place of that line. `scope`: the module call.
+    `inputs`: the tensor operands, in the order of the plan's row. `outputs`: the tensors that it made. A guard is a question
+    about a constant; its `answer` decided which path the model's code took. `names`: the names that the model's own line gives
+    to the result. `line`: the place of that line. `scope`: the module call.
     """
 
     kind: str
@@ -85,16 +85,16 @@ class TapeCall:
     stops: bool = False
     """Whether it was called under torch.no_grad."""
     saved: tuple[int, ...] = ()
-    """Tensors that autograd keeps for its backward."""
+    """The tensors that autograd saves for its backward."""
     strides: tuple[int, ...] = ()
-    """Those of the operand of `as_strided`, unless it is contiguous: they say which of its elements are meant."""
+    """The strides of the operand of `as_strided`, unless it is contiguous."""
     attrs: Mapping[str, Any] | None = None
-    """What a rule needs to know beside its operands: of an op, and of a constant that may mix samples."""
+    """What a rule needs in addition to its operands: of an op, and of a constant that may mix samples."""
     shape: Any = None
     """The result of the call as a template, in which each tensor is replaced by its position among the outputs."""
 
     def gives_gradient(self) -> list[int]:
-        """The operands to which its backward gives a gradient, if they can have one."""
+        """Return the operands to which its backward gives a gradient, if they can have one."""
         return differentiable_inputs(self.inputs, self.attrs or {})
 
 
@@ -109,34 +109,27 @@ class Tape:
     values: Sequence[Value] = ()
     """The tensors as a rule takes them."""
     made: dict[int, torch.Tensor] = field(default_factory=dict)
-    """The values of constants that no input and no chance says, such as positions."""
+    """The values of constants that depend neither on inputs nor on random numbers, such as positions."""
     buffer_versions: set[int] = field(default_factory=set)
-    """What constants have written into whole buffers: each a value of its own, so that operators may read the one before."""
+    """The values that constants have written into whole buffers. Each is a tensor of its own, so that operators may read the
+    one before."""
     fed: set[int] = field(default_factory=set)
-    """The constants that inputs or chance say."""
+    """The constants that depend on inputs or random numbers."""
     received: tuple[int, ...] = ()
-    """Of a tape that is one stage of a model: the computed tensors that come from the stage before."""
+    """If the tape is one stage of a model: the computed tensors that come from the stage before."""
 
     def results(self) -> list[int]:
-        """Numbers of the tensors that the model returns, each once."""
+        """Return the numbers of the tensors that the model returns, each once."""
         leaves = pytree.tree_leaves(self.result, is_leaf=lambda x: isinstance(x, Ref))
         return list(dict.fromkeys(leaf.number for leaf in leaves if isinstance(leaf, Ref)))
 
     def views(self, call: TapeCall, number: int) -> bool:
-        """Whether a call makes a view of a tensor."""
+        """Return whether a call makes a view of a tensor."""
         return any(self.tensors[n].root == self.tensors[number].root for n in call.outputs)
-
-    def add(self, tensor: TapeTensor) -> int:
-        """Number a new tensor."""
-        number = len(self.tensors)
-        if tensor.root < 0:
-            tensor.root = number
-        self.tensors.append(tensor)
-        return number
 
 
 def refs(tree: Any) -> Iterator[int]:
-    """Numbers of all tensors in a template, in order."""
+    """Yield the numbers of all tensors in a template, in order."""
     if isinstance(tree, Ref):
         yield tree.number
     elif isinstance(tree, (tuple, list)):
@@ -150,7 +143,7 @@ def refs(tree: Any) -> Iterator[int]:
 
 
 def map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nested arguments with `change` applied to every leaf."""
+    """Return the same nested arguments with `change` applied to every leaf."""
     if isinstance(tree, torch.Size):
         return tuple(tree)
     if isinstance(tree, (tuple, list)):

@@ -1,12 +1,13 @@
-"""Cut a recorded forward pass into stages: the calls of each stage's range, and the tensors that pass from one stage to the next.
+"""Cut a recorded forward pass into stages: the calls of each stage's range, and the tensors that pass from one stage to the
+next.
 
     whole      embedding  block 0  block 1  block 2  block 3  norm  head  loss
-    stage 0    embedding  block 0  block 1                                          gives h
-    stage 1    takes h                      block 2  block 3  norm  head  loss
+    stage 0    embedding  block 0  block 1                                          sends h
+    stage 1    receives h                   block 2  block 3  norm  head  loss
 
-What is made of the model's inputs alone (masks, positions, rotary tables) is made again in each stage that reads it, and not sent. What a
-later stage needs of an earlier one is handed on by every stage between, since only neighbours talk. A plan's price counts the same
-tensors (`cost.schedule.pipeline.stages`).
+Constants of the model's inputs (masks, positions, rotary tables) are made in each stage that reads them, and not sent. If a
+stage needs a tensor of a stage that is not its neighbour, the stages between pass it on. A plan's price counts the same tensors
+(`cost.schedule.pipeline.stages`).
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from planner_core.runtime.write.program import split_into_units
 
 @dataclass(frozen=True)
 class StageLayout:
-    """One stage of a recording under a plan. `takes` and `gives`: the tensors from the stage before and for the next one, by number.
-    `inputs`: the inputs of the model that it reads."""
+    """One stage of a recording under a plan.
+
+    `takes` and `gives`: the tensors from the stage before and for the next one, by number. `inputs`: the inputs of the model
+    that it reads.
+    """
 
     number: int
     layout: PlannedTape
@@ -37,13 +41,15 @@ class StageLayout:
     inputs: frozenset[int]
 
     def shape(self, number: int) -> tuple[int, ...]:
-        """The shape on this rank of a tensor that passes between stages."""
-        return self.layout.local(number, self.layout.delivered[number])
+        """Return this rank's shape of a tensor that passes between stages."""
+        return self.layout.local_shape(number, self.layout.delivered_placements[number])
 
 
 def cut_layout(layout: PlannedTape, cut: Pipeline) -> list[StageLayout]:
-    """Every stage of a recording under a plan, in order. Raises PlanMismatch if its blocks are not those that were cut, and
-    CannotRewrite if the model cannot run in stages."""
+    """Return every stage of a recording under a plan, in order.
+
+    Raises PlanMismatch if its blocks are not those that were cut, and CannotRewrite if the model cannot run in stages.
+    """
     _refuse_unstageable(layout)
     prefixes: list[str] = []
     stage_of: dict[int, int] = {}  # of each operator's call, by id
@@ -58,27 +64,29 @@ def cut_layout(layout: PlannedTape, cut: Pipeline) -> list[StageLayout]:
 
 
 def _find_stage(cut: Pipeline, calls: int, *, is_call: bool) -> int:
-    """The stage of the call number `calls`, counted from 1, or of what stands behind so many calls and before the next one: that belongs
-    to the stage of the call before it."""
-    behind_all = not is_call and calls == sum(cut.copies)
-    latest = calls if behind_all else calls - 1
-    return max((s for s in range(len(cut.copies)) if cut.calls(s)[0] <= latest), default=0)
+    """Return the stage of the call number `calls` (from 1), or of what follows that call and precedes the next one.
+
+    What follows a call belongs to the call's stage.
+    """
+    after_last = not is_call and calls == sum(cut.copies)
+    last_call = calls if after_last else calls - 1
+    return max((s for s in range(len(cut.copies)) if cut.calls(s)[0] <= last_call), default=0)
 
 
 def _place_counters(layout: PlannedTape, stage_of: dict[int, int]) -> None:
-    """What counts in a buffer (the batches that a norm has seen) counts in one stage alone: that of the operator before it. All other
-    constants are of every stage that needs them."""
-    tensors, here = layout.tape.tensors, 0
+    """Place each write to a buffer (a norm counts its batches) in one stage: that of the operator before it. Other constants
+    belong to every stage that needs them."""
+    tensors, stage = layout.tape.tensors, 0
     for call in layout.tape.calls:
-        here = stage_of.get(id(call), here)
+        stage = stage_of.get(id(call), stage)
         writes = call.kind == "constant" and call.inputs and is_inplace(call.fn)
         if writes and tensors[tensors[call.inputs[0]].root].kind == BUFFER:
-            stage_of[id(call)] = here
+            stage_of[id(call)] = stage
 
 
 def _refuse_unstageable(layout: PlannedTape) -> None:
     tape = layout.tape
-    if layout.trained is None or tape.tensors[layout.trained].shape != ():
+    if layout.loss is None or tape.tensors[layout.loss].shape != ():
         raise PlanMismatch(
             "a plan with stages trains on the loss that the last stage computes, and this call returns none; give the model its labels"
         )
@@ -93,45 +101,45 @@ def _refuse_unstageable(layout: PlannedTape) -> None:
 
 
 def _check_copies(prefixes: Sequence[str], cut: Pipeline) -> None:
-    """The calls must be those by which weights were dealt to the stages."""
+    """Check that the copies of blocks are those by which weights were assigned to the stages."""
     if len(prefixes) != sum(cut.copies):
         raise PlanMismatch(
             f"the stages of the plan run {sum(cut.copies)} copies of blocks, and this call runs {len(prefixes)}; plan the model again"
         )
     for stage in range(len(cut.copies)):
         first, end = cut.calls(stage)
-        if lost := next((p for p in prefixes[first:end] if p not in cut.parts[stage]), None):
-            raise PlanMismatch(f"{lost} runs in stage {stage} here, and not in the plan; plan the model again")
+        if misplaced := next((p for p in prefixes[first:end] if p not in cut.parts[stage]), None):
+            raise PlanMismatch(f"{misplaced} runs in stage {stage} here, and not in the plan; plan the model again")
 
 
 def _stage(layout: PlannedTape, number: int, stage_of: dict[int, int], stages: int) -> StageLayout:
     tape = layout.tape
-    own = [c for c in tape.calls if stage_of.get(id(c), number) == number]
+    calls_of_stage = [c for c in tape.calls if stage_of.get(id(c), number) == number]
     takes = _crossing_tensors(layout, number, stage_of)
     last = number + 1 == stages
     gives = () if last else _crossing_tensors(layout, number + 1, stage_of)
-    result = Ref(layout.trained) if last and layout.trained is not None else tuple(map(Ref, gives))
-    mine = replace(tape, calls=own, result=result, received=takes)
-    found = copy.copy(layout)
-    found.tape = mine
-    return StageLayout(number, found, takes, gives, _model_inputs(mine))
+    result = Ref(layout.loss) if last and layout.loss is not None else tuple(map(Ref, gives))
+    tape_of_stage = replace(tape, calls=calls_of_stage, result=result, received=takes)
+    layout_of_stage = copy.copy(layout)
+    layout_of_stage.tape = tape_of_stage
+    return StageLayout(number, layout_of_stage, takes, gives, _model_inputs(tape_of_stage))
 
 
 def _crossing_tensors(layout: PlannedTape, number: int, stage_of: dict[int, int]) -> tuple[int, ...]:
-    """The tensors that are made before a stage, and used in it or behind it, in the order of their first use there."""
-    made: set[int] = set()
-    found: dict[int, None] = {}
+    """Return the tensors that are made before a stage and used in or after it, in the order of their first use there."""
+    made_before: set[int] = set()
+    crossing: dict[int, None] = {}
     for call in layout.tape.calls:
         if call.kind != "constant" and stage_of.get(id(call), number) < number:
-            made.update(call.outputs)
+            made_before.update(call.outputs)
     for call in layout.tape.calls:
         if stage_of.get(id(call), -1) >= number:
-            found.update(dict.fromkeys(n for n in call.inputs if n in made))
-    return tuple(found)
+            crossing.update(dict.fromkeys(n for n in call.inputs if n in made_before))
+    return tuple(crossing)
 
 
 def _model_inputs(tape: Tape) -> frozenset[int]:
-    """The inputs of the model that a stage reads, by way of constants too."""
+    """Return the inputs of the model that a stage reads, also through constants."""
     makers = {n: c for c in tape.calls if c.kind == "constant" for n in c.outputs}
     todo = [n for c in tape.calls if c.kind != "constant" or is_inplace(c.fn) for n in c.inputs]
     seen: set[int] = set()

@@ -1,8 +1,8 @@
 """Stages as `torch.distributed.pipelining` runs them: its stages, its schedules, and modules that call generated programs.
 
-torch decides when a stage runs which micro-batch, and sends what passes between stages. A stage's module is given what was received; the
-model's own inputs of a micro-batch are with each rank already. Each stage takes its micro-batches in order, so the number of a call is
-that of its micro-batch.
+torch decides when a stage runs which micro-batch, and sends the tensors between stages. A stage's module is called with what
+was received; every rank has the model's own inputs of all micro-batches. Each stage takes its micro-batches in order, so the
+number of a call is that of its micro-batch.
 """
 
 # mypy: allow-untyped-calls
@@ -26,7 +26,7 @@ walk through autograd's graph, which does not know the weights of generated prog
 
 
 def check_schedule(cut: Pipeline) -> None:
-    """Raise InputError for stages that are priced, but do not run."""
+    """Raise InputError for stages that are priced but do not run."""
     if cut.schedule not in TORCH_NAMES:
         raise InputError(
             f"schedule {cut.schedule} takes the gradients of weights apart, which generated programs do not; plan with schedule="
@@ -37,8 +37,8 @@ def check_schedule(cut: Pipeline) -> None:
 
 
 class StageModule(nn.Module):
-    """One stage of a step. `run(number, received)`: the outputs for a micro-batch. `begins(number)` is called when backward of a
-    micro-batch begins."""
+    """One stage of a step. `run(number, received)` returns the outputs for a micro-batch. `begins(number)` is called when
+    backward of a micro-batch begins."""
 
     def __init__(
         self,
@@ -58,7 +58,8 @@ class StageModule(nn.Module):
         self.losses: list[torch.Tensor] = []
 
     def forward(self, *received: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """One micro-batch: what passes to the next stage, or of the last stage the loss, of which a micro-batch is a part."""
+        """Run one micro-batch. Returns what passes to the next stage; the last stage returns the micro-batch's share of the
+        loss."""
         number, self.forwards = self.forwards, self.forwards + 1
         out = self.run(number, received)
         if not self.last:
@@ -67,8 +68,8 @@ class StageModule(nn.Module):
             (out[0] / self.num).reshape(1).clone()
         )  # no view: torch lets the graph of a loss go when its backward is over
         self.losses.append(loss.detach())
-        left: tuple[torch.Tensor] = _StageOutputs.apply(self._begin, loss)
-        return left[0]
+        loss_with_hook: tuple[torch.Tensor] = _StageOutputs.apply(self._begin, loss)
+        return loss_with_hook[0]
 
     def _begin(self) -> None:
         number, self.backwards = self.backwards, self.backwards + 1
@@ -76,7 +77,7 @@ class StageModule(nn.Module):
 
 
 class _StageOutputs(torch.autograd.Function):
-    """The outputs of a stage. Its backward is the first thing of the stage's backward pass."""
+    """The outputs of a stage. Its backward runs first in the stage's backward pass."""
 
     @staticmethod
     def forward(ctx: Any, begin: Callable[[], None], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -91,54 +92,54 @@ class _StageOutputs(torch.autograd.Function):
 
 
 class Stage(PipelineStage):
-    """A stage whose buffers have memory while a micro-batch is in flight. torch keeps them for all micro-batches of a step, and from step
-    to step."""
+    """A stage whose receive buffers have memory only while their micro-batch is in flight. torch keeps them all, from step to
+    step."""
 
-    let_go = False
+    buffers_freed = False
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Give memory to what is received."""
-        self._let_go()
-        _resize_buffers(self.args_recv_info[fwd_chunk_id], full=True)
+        """Allocate the buffers of what is received."""
+        self._free_first_buffers()
+        _resize_buffers(self.args_recv_info[fwd_chunk_id], allocate=True)
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Give memory to the gradients that are received."""
+        """Allocate the buffers of the gradients that are received."""
         if self.has_backward and not self.is_last:
-            _resize_buffers(self.grad_recv_info[bwd_chunk_id], full=True)
+            _resize_buffers(self.grad_recv_info[bwd_chunk_id], allocate=True)
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         """Run forward of one micro-batch."""
-        self._let_go()
+        self._free_first_buffers()
         return super().forward_one_chunk(*args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run backward of one micro-batch, and free the memory of what was received for it."""
-        found = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        """Run backward of one micro-batch, and free what was received for it."""
+        gradients = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         if self.has_backward:
-            _resize_buffers(self.args_recv_info[bwd_chunk_id], full=False)
+            _resize_buffers(self.args_recv_info[bwd_chunk_id], allocate=False)
             if not self.is_last:
-                _resize_buffers(self.grad_recv_info[bwd_chunk_id], full=False)
-        return found
+                _resize_buffers(self.grad_recv_info[bwd_chunk_id], allocate=False)
+        return gradients
 
-    def _let_go(self) -> None:
-        """Free the buffers that torch has made when the first step began."""
-        if not self.let_go:
-            self.let_go = True
+    def _free_first_buffers(self) -> None:
+        """Free the buffers that torch allocated at the start of the first step."""
+        if not self.buffers_freed:
+            self.buffers_freed = True
             self.release()
 
     def release(self) -> None:
-        """Free the memory of all buffers: of a step that runs no backward when it is over."""
+        """Free all buffers. A step without backward frees none of them before."""
         for infos in (*self.args_recv_info.values(), *self.grad_recv_info.values()):
-            _resize_buffers(infos, full=False)
+            _resize_buffers(infos, allocate=False)
 
 
-def _resize_buffers(infos: Sequence[Any], *, full: bool) -> None:
+def _resize_buffers(infos: Sequence[Any], *, allocate: bool) -> None:
     for info in infos:
         buffer = getattr(info, "buffer", None)
         if isinstance(buffer, torch.Tensor):
-            size = buffer.numel() * buffer.element_size() if full else 0
+            size = buffer.numel() * buffer.element_size() if allocate else 0
             buffer.untyped_storage().resize_(size)
 
 
@@ -156,7 +157,7 @@ class ScheduleRun:
         *,
         backward: bool,
     ) -> None:
-        """`modules`: the rank's stages by number. `metas`: of each what it takes and what it returns, on meta."""
+        """`modules`: the rank's stages by number. `metas`: what each takes and returns, on meta."""
         self.modules = [module for _, module in modules]
         self.stages = [
             Stage(
@@ -164,16 +165,16 @@ class ScheduleRun:
             )
             for (number, module), (takes, gives) in zip(modules, metas, strict=True)
         ]
-        made: Any = get_schedule_class(TORCH_NAMES[cut.schedule])
+        schedule_class: Any = get_schedule_class(TORCH_NAMES[cut.schedule])
         options: dict[str, Any] = {"loss_fn": _pass_loss} if backward else {}
-        if "scale_grads" in inspect.signature(made.__init__).parameters:
+        if "scale_grads" in inspect.signature(schedule_class.__init__).parameters:
             options["scale_grads"] = False  # the losses are scaled
         stages = self.stages if cut.virtual > 1 or cut.schedule == "interleaved" else self.stages[0]
-        self.schedule = made(stages, micro_batches, **options)
+        self.schedule = schedule_class(stages, micro_batches, **options)
         self.target = torch.zeros(micro_batches) if self.modules[-1].last else None
 
     def run(self) -> torch.Tensor | None:
-        """One step: the mean loss on a rank of the last stage, None elsewhere."""
+        """Run one step. Returns the mean loss on a rank of the last stage, None elsewhere."""
         for module in self.modules:
             module.start()
         self.schedule.step(**({} if self.target is None else {"target": self.target}))
@@ -184,5 +185,5 @@ class ScheduleRun:
 
 
 def _pass_loss(loss: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The last stage returns the loss itself."""
+    """Return the loss, which the last stage has computed."""
     return loss

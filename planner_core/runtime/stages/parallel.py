@@ -1,7 +1,8 @@
 """A model under a plan with stages: this rank has the weights of its own stages, and runs them by torch's schedule.
 
-A step is one call, `step`: all micro-batches, forward and backward, in the order of the plan's schedule. The gradients are summed over the
-axes inside a stage with the last micro-batch, as without stages, and those of weights that several stages read between these.
+A step is one call, `step`: all micro-batches, forward and backward, in the order of the plan's schedule. With the last
+micro-batch gradients are summed over the axes inside a stage, as without stages. Those of weights that several stages read are
+then summed between these.
 """
 
 # mypy: allow-untyped-calls
@@ -42,28 +43,31 @@ class StagedForward(PlannedForward):
     """The forward pass of a model, written as programs of some of its stages."""
 
     cut: Pipeline
-    own: Sequence[int]
+    own_stages: Sequence[int]
 
-    def _written(self, layout: PlannedTape) -> Program:
-        every = cut_layout(layout, self.cut)
-        self.stages = [every[number] for number in self.own]
-        self.written = [super(StagedForward, self)._written(stage.layout) for stage in self.stages]
-        return self.written[0]
+    def _write(self, layout: PlannedTape) -> Program:
+        all_stages = cut_layout(layout, self.cut)
+        self.stages = [all_stages[number] for number in self.own_stages]
+        self.written_programs = [super(StagedForward, self)._write(stage.layout) for stage in self.stages]
+        return self.written_programs[0]
 
 
 class StageCall(BoundCall):
-    """The program of one stage on this rank. It takes what a call of the model takes, and behind that what was received."""
+    """The program of one stage on this rank. It takes the arguments of a call of the model, followed by what was received."""
 
-    def __init__(self, made: PreparedProgram, stage: StageLayout, program: Program, parallel: StagedParallel) -> None:
+    def __init__(
+        self, prepared: PreparedProgram, stage: StageLayout, program: Program, parallel: StagedParallel
+    ) -> None:
         self.stage = stage
-        made = replace(made, program=program, layout=stage.layout)
-        super().__init__(made, parallel.engine, parallel.mesh, parallel.data_axes)
+        prepared = replace(prepared, program=program, layout=stage.layout)
+        super().__init__(prepared, parallel.engine, parallel.mesh, parallel.data_axes)
         refs = [
             leaf.number if isinstance(leaf, Ref) else -1 for leaf in pytree.tree_leaves(stage.layout.tape.arguments)
         ]
-        if made.brought:  # nothing is gathered that the stage does not read
-            self.brought = [
-                b if n in stage.inputs else InputSource.AS_IT_IS for b, n in zip(made.brought, refs, strict=True)
+        if prepared.input_sources:  # nothing is gathered that the stage does not read
+            self.input_sources = [
+                b if n in stage.inputs else InputSource.AS_IT_IS
+                for b, n in zip(prepared.input_sources, refs, strict=True)
             ]
 
     def _arguments(self) -> None:
@@ -76,33 +80,33 @@ class StageCall(BoundCall):
             super()._results()
             return
         self.leaves, self.spec = pytree.tree_flatten(self.program.result)
-        self.places = [(i, i) for i in range(len(self.leaves))]
-        self.ways = [None] * len(self.leaves)
-        self.unchanged = {}
+        self.result_leaves = [(i, i) for i in range(len(self.leaves))]
+        self.deliveries = [None] * len(self.leaves)
+        self.unchanged_results = {}
 
     def metas(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What it takes from the stage before and what it returns, on meta."""
+        """Return what it takes from the stage before and what it returns, on meta."""
         tensors = self.layout.tape.tensors
 
         def meta(number: int) -> torch.Tensor:
             form, shape = tensors[number], self.stage.shape(number)
             return torch.empty(shape, dtype=form.dtype, device="meta", requires_grad=form.grad)
 
-        loss = tensors[self.layout.trained].dtype if self.layout.trained is not None else None
+        loss = tensors[self.layout.loss].dtype if self.layout.loss is not None else None
         gives = [meta(n) for n in self.stage.gives] or [torch.empty(1, dtype=loss, device="meta", requires_grad=True)]
         return [meta(n) for n in self.stage.takes], gives
 
 
 @dataclass
 class _StepProgram:
-    """How steps of one kind run. `batch`: the arguments of each micro-batch of the step that runs, flat."""
+    """The schedule of one kind of step. `batch`: the flat arguments of each micro-batch of the running step."""
 
     steps: ScheduleRun
     batch: list[list[Any]]
 
 
 class StagedParallel(Parallel):
-    """One model under a plan with stages. `whole_mesh`: the mesh of all ranks, that of the pipeline outermost."""
+    """One model under a plan with stages. `whole_mesh`: the mesh of all ranks, whose outermost axis is the pipeline."""
 
     def __init__(
         self, model: nn.Module, plan: Plan, whole_mesh: DeviceMesh, *, init: Init | None = None, seed: int = 0
@@ -111,43 +115,44 @@ class StagedParallel(Parallel):
         self.cut, self.whole_mesh = plan.pipeline, whole_mesh
         self.group: dist.ProcessGroup = whole_mesh.get_group(PIPELINE_AXIS)
         self.rank = whole_mesh.get_local_rank(PIPELINE_AXIS)
-        self.own = self.cut.stages_of(self.rank)
+        self.own_stages = self.cut.stages_of(self.rank)
         self.micro_batches = int(plan.workload["accumulate"])
-        self.ways: dict[Any, _StepProgram] = {}
+        self.step_programs: dict[Any, _StepProgram] = {}
         self.left_out: set[str] = set()
         mesh = whole_mesh[plan.mesh.axis_names]
         super().__init__(model, plan, mesh, init=init, seed=seed)
-        self.tied = self._tied()
-        model.register_load_state_dict_pre_hook(self._take_own)
+        self.tied = self._find_tied()
+        model.register_load_state_dict_pre_hook(self._drop_left_out)
 
     # --- weights --------------------------------------------------------------------------------------
 
     def planned_forward(self) -> PlannedForward:
-        """The model's forward pass, of which this rank's stages are written."""
+        """Return the model's forward pass, of which this rank's stages are written."""
         found = StagedForward(self.model, self.plan, self.axes)
-        found.cut, found.own = self.cut, self.own
+        found.cut, found.own_stages = self.cut, self.own_stages
         return found
 
     def leave_out(self) -> None:
-        """Take the parameters of other ranks' stages out of the model. What no stage reads stays with the first."""
+        """Remove the parameters of other ranks' stages from the model. A parameter that no stage reads stays with the first."""
         names: dict[int, list[str]] = {}
         for name, param in self.model.named_parameters(remove_duplicate=False):
             names.setdefault(id(param), []).append(name)
-        mine = {key for key, found in names.items() if set(self.own) & set(self.cut.users(found) or (0,))}
+        mine = {key for key, found in names.items() if set(self.own_stages) & set(self.cut.users(found) or (0,))}
         for path, module in self.model.named_modules():
             for short, param in module._parameters.items():
                 if param is not None and id(param) not in mine:
                     module._parameters[short] = None
                     self.left_out.add(f"{path}.{short}" if path else short)
 
-    def _tied(self) -> list[tuple[Weight, dist.ProcessGroup, bool]]:
-        """The weights that stages of several ranks read, with the ranks that have them, and whether this one is the first of these."""
+    def _find_tied(self) -> list[tuple[Weight, dist.ProcessGroup, bool]]:
+        """Return the weights that stages of several ranks read, the group of these ranks, and whether this rank is the first of
+        them."""
         found = []
         for weight in self.engine.weights.values():
             ranks = sorted({self.cut.rank_of(stage) for stage in self.cut.users(weight.names)})
             if len(ranks) > 1 and weight.trained:
-                every = dist.get_process_group_ranks(self.group)
-                group = dist.new_group([every[r] for r in ranks], use_local_synchronization=True)
+                all_stages = dist.get_process_group_ranks(self.group)
+                group = dist.new_group([all_stages[r] for r in ranks], use_local_synchronization=True)
                 found.append((weight, group, ranks[0] == self.rank))
         return found
 
@@ -159,12 +164,12 @@ class StagedParallel(Parallel):
                 dist.all_reduce(gradient._local_tensor if isinstance(gradient, DTensor) else gradient, group=group)
 
     def counted_elsewhere(self) -> list[nn.Parameter]:
-        """The parameters whose gradients another rank of the pipeline has too, and counts."""
+        """Return the parameters whose gradients another rank of the pipeline has too, and counts."""
         return [weight.parameter for weight, _, first in self.tied if not first]
 
     @torch.no_grad()
     def norm_of_all(self, norm: torch.Tensor, norm_type: float) -> torch.Tensor:
-        """The norm of the gradients of all stages, from that of this rank's."""
+        """Return the norm of the gradients of all stages, from that of this rank's."""
         if math.isinf(norm_type):
             dist.all_reduce(norm, dist.ReduceOp.MAX, group=self.group)
             return norm
@@ -172,28 +177,29 @@ class StagedParallel(Parallel):
         dist.all_reduce(power, group=self.group)
         return power ** (1.0 / norm_type)
 
-    def _take_own(self, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Of the whole model's values that a loop loads, those of other stages' weights are left."""
+    def _drop_left_out(self, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Drop the weights of other stages from a whole model's values that a loop loads."""
         for name in self.left_out:
             state.pop(prefix + name, None)
 
     # --- checkpoints ----------------------------------------------------------------------------------
 
-    def from_all_stages(self, mine: Any) -> list[Any]:
-        """Plain data of every rank of the pipeline."""
-        every: list[Any] = [None] * self.cut.ranks
-        dist.all_gather_object(every, mine, group=self.group)
-        return every
+    def from_all_stages(self, own_data: Any) -> list[Any]:
+        """Return plain data of every rank of the pipeline."""
+        data_of_ranks: list[Any] = [None] * self.cut.ranks
+        dist.all_gather_object(data_of_ranks, own_data, group=self.group)
+        return data_of_ranks
 
     def keeps(self, buffer: str) -> bool:
-        """Whether a checkpoint takes a buffer from this rank: of a block, the rank that runs it; of what stands outside, the first."""
+        """Return whether a checkpoint takes a buffer from this rank: that of a block from the rank that runs it, any other from
+        the first."""
         users = [s for s in range(len(self.cut.copies)) if self.cut.reads(s, buffer)]
-        return bool(set(users or (0,)) & set(self.own))
+        return bool(set(users or (0,)) & set(self.own_stages))
 
     # --- calling --------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, global_batch: bool = False, **kwargs: Any) -> Any:
-        """Takes the place of the model's `forward`, which stages cannot run by themselves."""
+        """Refuse a call of the model's `forward`, which stages cannot run by themselves."""
         raise PlanMismatch(
             f"the plan has {len(self.cut.copies)} stages, which run forward and backward of all micro-batches in one call; call "
             "model.step(...) with the samples of a step, and then the optimizer"
@@ -217,53 +223,53 @@ class StagedParallel(Parallel):
         if self.caches and "use_cache" not in kwargs:
             kwargs = {**kwargs, "use_cache": False}
         self._check()
-        self.agreement.batch(args, kwargs, global_batch, self.model.training, self.planned.is_table)
+        self.agreement.check_batch(args, kwargs, global_batch, self.model.training, self.planned.is_table)
         if unread := unread_argument(args, kwargs):
             raise PlanMismatch(f"the model was called with what was not planned: {unread}")
         batches = self._micro_batches(args, kwargs, global_batch)
         self._check_gradients()
         spec = pytree.tree_structure((args, kwargs))
         key = self._key(batches[0], spec, global_batch)
-        if key not in self.ways:
-            own, named = pytree.tree_unflatten(batches[0], spec)
+        if key not in self.step_programs:
+            first_args, first_kwargs = pytree.tree_unflatten(batches[0], spec)
             backward = torch.is_grad_enabled()  # which leaving inference mode turns on
             with torch.inference_mode(False), torch.set_grad_enabled(backward):
-                self.ways[key] = self._way(own, named, global_batch)
-        way = self.ways[key]
-        way.batch[:] = batches
+                self.step_programs[key] = self._make_step_program(first_args, first_kwargs, global_batch)
+        program = self.step_programs[key]
+        program.batch[:] = batches
         try:
-            loss = way.steps.run()
+            loss = program.steps.run()
         finally:
-            way.batch.clear()
+            program.batch.clear()
         if torch.is_grad_enabled():
             self._sum_tied()
         return loss
 
     @torch.no_grad()
     def loss_everywhere(self, loss: torch.Tensor | None) -> torch.Tensor:
-        """The loss of a step on all ranks, sent by the last stage's."""
+        """Return the loss of a step on all ranks, sent by those of the last stage."""
         found = torch.zeros((), device=self.device) if loss is None else loss.detach().float().to(self.device)
         last = dist.get_global_rank(self.group, self.cut.rank_of(len(self.cut.copies) - 1))
         dist.broadcast(found, last, group=self.group)
         return found
 
-    def _micro_batches(self, args: Any, kwargs: Any, whole: bool) -> list[list[Any]]:
-        """The arguments of each micro-batch, flat."""
+    def _micro_batches(self, args: Any, kwargs: Any, global_batch: bool) -> list[list[Any]]:
+        """Return the flat arguments of each micro-batch."""
         leaves = pytree.tree_leaves((args, kwargs))
         self._refuse_inputs(leaves)
-        held, num = self.planned.held(args, kwargs, whole=whole), self.micro_batches
-        for leaf, has in zip(leaves, held, strict=True):
+        has_samples, num = self.planned.sample_leaves(args, kwargs, global_batch=global_batch), self.micro_batches
+        for leaf, has in zip(leaves, has_samples, strict=True):
             if has and len(leaf) % num:
                 raise PlanMismatch(
                     f"{len(leaf)} samples cannot be dealt to the {num} micro-batches of a step; give this rank's own samples of a whole "
                     "step, or all samples with global_batch=True"
                 )
         cast = [self._cast(x) if isinstance(x, torch.Tensor) else x for x in leaves]
-        parts = [x.chunk(num) if has else [x] * num for x, has in zip(cast, held, strict=True)]
+        parts = [x.chunk(num) if has else [x] * num for x, has in zip(cast, has_samples, strict=True)]
         return [[part[number] for part in parts] for number in range(num)]
 
     def _check_gradients(self) -> None:
-        """A gradient that was summed between stages must not be summed again."""
+        """Raise PlanMismatch if a gradient that was summed between stages would be summed again."""
         for weight, *_ in self.tied:
             if torch.is_grad_enabled() and weight.parameter.grad is not None:
                 raise PlanMismatch(
@@ -271,41 +277,45 @@ class StagedParallel(Parallel):
                     "optimizer.zero_grad() after each step (all micro-batches of a step are in one call)"
                 )
 
-    def _way(self, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> _StepProgram:
+    def _make_step_program(self, args: tuple[Any, ...], kwargs: dict[str, Any], global_batch: bool) -> _StepProgram:
         """Write the programs of this rank's stages for such a micro-batch, and make torch's schedule of them."""
-        made = self.planned.prepare(args, kwargs, whole=whole, gathered=self._gathered)
+        prepared = self.planned.prepare(args, kwargs, global_batch=global_batch, gather=self._gather_batch)
         planned = self.planned
         assert isinstance(planned, StagedForward)
         batch: list[list[Any]] = []
         modules, metas = [], []
-        for stage, program in zip(planned.stages, planned.written, strict=True):
-            self.agreement.reads({b.buffer for unit in program.units for b in unit.buffers}.union(program.buffers))
-            ready = StageCall(made, stage, program, self)
-            self.programs[(stage.number, len(self.ways)), 0] = ready
+        for stage, program in zip(planned.stages, planned.written_programs, strict=True):
+            self.agreement.check_buffers(
+                {b.buffer for unit in program.units for b in unit.buffers}.union(program.buffers)
+            )
+            stage_call = StageCall(prepared, stage, program, self)
+            self.programs[(stage.number, len(self.step_programs)), 0] = stage_call
             last = stage.number + 1 == len(self.cut.copies)
-            module = StageModule(self._runs(ready, batch), self._begins(stage.number), self.micro_batches, last=last)
+            module = StageModule(
+                self._runner(stage_call, batch), self._backward_listener(stage.number), self.micro_batches, last=last
+            )
             modules.append((stage.number, module))
-            metas.append(ready.metas())
+            metas.append(stage_call.metas())
         backward = torch.is_grad_enabled()
         device = torch.device("meta") if self.on_meta else self.device
         steps = ScheduleRun(self.cut, modules, metas, self.micro_batches, device, self.group, backward=backward)
         return _StepProgram(steps, batch)
 
     on_meta = False
-    """Whether what passes between stages has no values, as in a check at full size."""
+    """Whether tensors between stages have no values, as in a check at full size."""
 
     def on_pass(self, forward: bool, stage: int, micro_batch: int) -> None:
-        """A pass begins. A check replaces this function."""
+        """Called when a pass begins. A check replaces this method."""
 
-    def _runs(self, ready: StageCall, batch: list[list[Any]]) -> Any:
+    def _runner(self, stage_call: StageCall, batch: list[list[Any]]) -> Any:
         """Runs one micro-batch of a stage."""
 
         def run(number: int, received: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-            self.on_pass(True, ready.stage.number, number)
-            brought = ready.brought or [InputSource.AS_IT_IS] * len(batch[number])
-            own = [self._brought(x, how) for x, how in zip(batch[number], brought, strict=True)]
+            self.on_pass(True, stage_call.stage.number, number)
+            sources = stage_call.input_sources or [InputSource.AS_IT_IS] * len(batch[number])
+            leaves = [self._provide_input(x, how) for x, how in zip(batch[number], sources, strict=True)]
             try:
-                found = ready([*own, *received])
+                found = stage_call([*leaves, *received])
             except GuardFailed as failed:
                 raise PlanMismatch(
                     f"the model's code goes another way in micro-batch {number} than when the step was recorded ({failed}); stages run "
@@ -315,7 +325,7 @@ class StagedParallel(Parallel):
 
         return run
 
-    def _begins(self, stage: int) -> Callable[[int], None]:
+    def _backward_listener(self, stage: int) -> Callable[[int], None]:
         """Called when backward of a micro-batch begins in a stage: gradients are summed over the stage's mesh with the last one."""
 
         def begin(number: int) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a training loop beside the model: its start, data, optimizers, clipping, checkpoints, reports, and a clean end."""
+"""The parts of a training loop other than the model: start, data, optimizers, clipping, checkpoints, reports, and a clean end."""
 
 from planner_core.runtime.loop.stand_in import StandInLoss, has_hooks, with_planned_loss
 from planner_core.runtime.training.blocks import Blocks, blocks_of

@@ -21,8 +21,11 @@ from planner_core.runtime.write.specs import BlockLine
 
 @dataclass(frozen=True)
 class Blocks:
-    """The generated functions: `source` is their text, `plan` a digest of their plan, `inputs` are the shapes that they take by name, and
-    `foreign` the names of objects of the model's own code. If there are no functions, `why` is the reason."""
+    """The generated functions of a plan as text.
+
+    `source` is the text, `plan` a digest of the plan, `inputs` are the shapes that the functions take by name, and `foreign`
+    the names of objects of the model's own code. If the program cannot be written, `why` is the reason.
+    """
 
     source: str = ""
     plan: str = ""
@@ -30,12 +33,14 @@ class Blocks:
     foreign: tuple[str, ...] = ()
     why: str = ""
     lines: tuple[BlockLine, ...] = ()
-    """The lines of `source`, with the operators that each holds."""
+    """The lines of `source`, with the operators on each."""
 
 
 def blocks_of(plan: Plan) -> Blocks:
-    """The program that `apply` will generate for a rank's own part of a micro-batch. Raises InputError if the model cannot be built
-    here."""
+    """Write the program that `apply` will generate for a rank's own part of a micro-batch.
+
+    Raises InputError if the model cannot be built here.
+    """
     start = model_of(plan)
     axes = [Axis(n, None, size) for n, size in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True)]
     forward = PlannedForward(start.model, plan, axes)
@@ -44,19 +49,19 @@ def blocks_of(plan: Plan) -> Blocks:
         parts *= axes[axis].size
     args, kwargs = positional(_first_rank_part(example_batch(start), parts))
     try:
-        made = forward.prepare(args, kwargs, whole=False, gathered=lambda x: _repeat_part(x, parts))
+        prepared = forward.prepare(args, kwargs, global_batch=False, gather=lambda x: _repeat_part(x, parts))
     except (CannotRewrite, PlanMismatch) as error:
         return Blocks(why=str(error))
-    program = made.program
+    program = prepared.program
     source = program.source.partition("\n")[2].strip("\n")
     before = program.source[: program.source.index(source)].count("\n")
     lines = program.lines[before : before + source.count("\n") + 1]
-    return Blocks(source, plan_digest(plan), made.inputs, tuple(program.foreign), lines=lines)
+    return Blocks(source, plan_digest(plan), prepared.inputs, tuple(program.foreign), lines=lines)
 
 
 def example_batch(start: Start) -> dict[str, Any]:
-    """The global micro-batch: the model's own example, or else tokens of its vocabulary."""
-    if start.own:
+    """Return the global micro-batch: the user's own example, otherwise tokens of the vocabulary."""
+    if start.from_user_code:
         return dict(start.inputs)
     random = torch.Generator().manual_seed(0)
 
@@ -68,7 +73,7 @@ def example_batch(start: Start) -> dict[str, Any]:
 
 
 def _first_rank_part(inputs: dict[str, Any], parts: int) -> dict[str, Any]:
-    """The first rank's samples. Samples are along dim 0 of each tensor whose dim 0 is as long as the first one's."""
+    """Return the first rank's samples, along dim 0 of each tensor whose dim 0 is as long as the first one's."""
     tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor) and x.dim()]
     samples = len(tensors[0]) if tensors else 0
 

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: they are written every few steps while it goes on, and a new run continues from the newest."""
+"""The checkpoints of a run: written every few steps while it goes on. A new run continues from the newest."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -16,9 +16,10 @@ from planner_core.runtime.training.checkpoints import load, save
 
 
 class Checkpoints:
-    """The checkpoints in a folder, in `step-00000100` and so on. The newest `keep` stay. Without a folder none is written.
+    """The checkpoints in a folder, in `step-00000100` and so on. The newest `keep` stay. Without a folder no checkpoint is
+    written.
 
-    A checkpoint counts if it is complete: torch writes its `.metadata` last.
+    A checkpoint is complete if it has `.metadata`, which torch writes last.
     """
 
     def __init__(
@@ -37,9 +38,9 @@ class Checkpoints:
         self.newest = -1
 
     def resume(self) -> int:
-        """Load the newest complete checkpoint, whatever plan and number of ranks wrote it. Returns its number of steps, or 0."""
-        found = complete_checkpoints(self.folder) if self.folder else []
-        newest = [str(found[-1]) if found else ""]
+        """Load the newest complete checkpoint, whatever plan and number of ranks wrote it. Return its number of steps, or 0."""
+        complete = complete_checkpoints(self.folder) if self.folder else []
+        newest = [str(complete[-1]) if complete else ""]
         dist.broadcast_object_list(newest, 0)  # all ranks from the same one
         if not newest[0]:
             return 0
@@ -53,7 +54,7 @@ class Checkpoints:
             self.save(step)
 
     def save(self, step: int) -> None:
-        """Save now. Without `wait`, training goes on while files are written; one checkpoint is written at a time."""
+        """Save now. Without `wait` training goes on while files are written. One checkpoint is written at a time."""
         if self.folder is None or step == self.newest:
             return
         self.finish()
@@ -73,5 +74,5 @@ class Checkpoints:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints of a folder, the oldest first."""
+    """Return the complete checkpoints of a folder, the oldest first."""
     return sorted(f.parent for f in folder.glob("step-*/.metadata"))

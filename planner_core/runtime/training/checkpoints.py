@@ -25,7 +25,7 @@ from planner_core.runtime.program.weights.orders import in_model_order
 from planner_core.runtime.stages import StagedParallel
 
 _SAVE_GROUP: list[dist.ProcessGroup] = []
-"""A process group of its own, to save while a training step runs."""
+"""A separate process group, so that saving and a training step can communicate at the same time."""
 
 
 def save(
@@ -60,7 +60,7 @@ def save(
         >>> shardscope.save(model, optimizer, "checkpoint", extra={"step": step})
     """
     parallel = applied(module)
-    parallel.agreement.meet(parallel.agreement.SAVE)
+    parallel.agreement.wait_for_all(parallel.agreement.SAVE)
     parallel.gather_buffers()
     state = _collect_state(parallel, optimizer) | {"extra": dict(extra or {})}
     if isinstance(parallel, StagedParallel):  # a buffer that another stage writes is old here
@@ -104,7 +104,7 @@ def load(
         >>> start = shardscope.load(model, optimizer, "checkpoint", extra={"step": 0})["step"]
     """
     parallel = applied(module)
-    parallel.agreement.meet(parallel.agreement.LOAD)
+    parallel.agreement.wait_for_all(parallel.agreement.LOAD)
     if not (Path(folder) / ".metadata").is_file():
         raise InputError(f"{folder} holds no checkpoint: it has no file .metadata")
     saved = set(FileSystemReader(folder).read_metadata().state_dict_metadata)
@@ -124,7 +124,7 @@ def load(
 
 
 def _collect_state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """The state that is saved. A fused weight says which pieces of the model's it holds."""
+    """Return the state that is saved. A fused weight describes which pieces of the model's weight it holds."""
     own = {n: p.detach() for n, p in parallel.model.named_parameters(remove_duplicate=False)}
     own.update(parallel.model.named_buffers(remove_duplicate=False))
     model = {name: own.get(name, tensor) for name, tensor in parallel.model.state_dict().items()}
@@ -139,7 +139,8 @@ def _parameter_names(parallel: Parallel) -> dict[int, str]:
 
 
 def _optimizer_state(parallel: Parallel, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's state in the form of `torch.distributed.checkpoint.state_dict`: states by parameter, then the groups."""
+    """Return the optimizer's state in the form of `torch.distributed.checkpoint.state_dict`: states by parameter, then the
+    groups."""
     names = _parameter_names(parallel)
     states = {
         names[id(param)]: {key: v for key, v in values.items() if v is not None}
@@ -160,7 +161,7 @@ def _optimizer_state(parallel: Parallel, optimizer: torch.optim.Optimizer) -> di
 
 
 def _create_optimizer_states(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer make its states, without changing a parameter: a step of length 0."""
+    """Let an optimizer create its states by a step of length 0, which changes no parameter."""
     if optimizer.state:
         return
     held, rates = [], [g["lr"] for g in optimizer.param_groups]
@@ -177,7 +178,7 @@ def _create_optimizer_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _select_saved(tree: Mapping[str, Any], saved: set[str], path: str) -> dict[str, Any]:
-    """The part of a nested state that was saved."""
+    """Return the part of a nested state that was saved."""
     found: dict[str, Any] = {}
     for name, item in tree.items():
         full = f"{path}{name}"
@@ -193,7 +194,7 @@ def _select_saved(tree: Mapping[str, Any], saved: set[str], path: str) -> dict[s
 def _adopt_loaded(
     parallel: Parallel, optimizer: torch.optim.Optimizer | None, loaded: MutableMapping[str, Any]
 ) -> None:
-    """Take over what was loaded. Tensors were read into their places."""
+    """Adopt what was loaded. Tensors were read in place."""
     parallel.engine.forwards = loaded.get("runtime", {}).get("forwards", 0)
     if optimizer is None or "optimizer" not in loaded:
         return

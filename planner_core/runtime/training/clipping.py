@@ -47,19 +47,21 @@ def clip_grad_norm_(
         >>> shardscope.clip_grad_norm_(model.parameters(), 1.0)
     """
     params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    waits = find_pending(params)
-    if waits:
+    waiting = find_pending(params)
+    if waiting:
         raise PlanMismatch(
-            f"gradients of {waits} were not summed over ranks yet, so they cannot be clipped: let the last backward pass of a step run "
+            f"gradients of {waiting} were not summed over ranks yet, so they cannot be clipped: let the last backward pass of a step run "
             "outside of no_sync()"
         )
     grads = [p.grad for p in params if p.grad is not None]
     _wait_for_all(params)
-    staged = _find_staged(params)
-    elsewhere = {id(p) for p in staged.counted_elsewhere()} if staged else ()
-    total = total_norm([p.grad for p in params if p.grad is not None and id(p) not in elsewhere], float(norm_type))
-    if staged:
-        total = staged.norm_of_all(total, float(norm_type))
+    pipeline = _find_staged(params)
+    counted_on_other_ranks = {id(p) for p in pipeline.counted_elsewhere()} if pipeline else ()
+    total = total_norm(
+        [p.grad for p in params if p.grad is not None and id(p) not in counted_on_other_ranks], float(norm_type)
+    )
+    if pipeline:
+        total = pipeline.norm_of_all(total, float(norm_type))
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(f"the norm of all gradients is {float(total)}, so they cannot be clipped")
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
@@ -68,26 +70,26 @@ def clip_grad_norm_(
 
 
 def _find_staged(params: Iterable[torch.Tensor]) -> StagedParallel | None:
-    """The model of the parameters, if its plan has stages."""
+    """Return the model of the parameters, if its plan has stages."""
     parallel = _find_parallel(params)
     return parallel if isinstance(parallel, StagedParallel) else None
 
 
 def _wait_for_all(params: Iterable[torch.Tensor]) -> None:
-    """Wait for all ranks, of a plan that shards a gradient, since each has a part of the norm."""
+    """Wait for all ranks if the plan shards a gradient, since each rank has a part of the norm then."""
     if parallel := _find_parallel(p for p in params if isinstance(p.grad, DTensor)):
-        parallel.agreement.meet(parallel.agreement.CLIP, often=True)
+        parallel.agreement.wait_for_all(parallel.agreement.CLIP, often=True)
 
 
 def _find_parallel(params: Iterable[torch.Tensor]) -> Parallel | None:
-    """The model under a plan to which the parameters belong."""
+    """Return the model under a plan that owns the parameters."""
     found = (weight.model() for weight in map(find_weight, params) if weight is not None and weight.model is not None)
     return next(filter(None, found), None)
 
 
 @torch.no_grad()
 def total_norm(grads: Iterable[torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
-    """The norm of all tensors together. Every element counts once, however the tensors are sharded."""
+    """Return the norm of all tensors together. Every element counts once, however the tensors are sharded."""
     groups: dict[ShardingAxes, list[torch.Tensor]] = {}
     mesh = None
     for grad in grads:
@@ -98,20 +100,20 @@ def total_norm(grads: Iterable[torch.Tensor], norm_type: float = 2.0) -> torch.T
         groups.setdefault(split, []).append(_local(grad))
     if not groups:
         return torch.zeros(())
-    values = {split: _sum_of_powers(held, norm_type) for split, held in groups.items()}
+    values = {split: _sum_of_powers(tensors, norm_type) for split, tensors in groups.items()}
     for axis in sorted({a for split in values for a in split}):
         assert mesh is not None
         keys = [split for split in sorted(values) if axis in split]
-        together = torch.stack([values[split] for split in keys])
-        how = dist.ReduceOp.MAX if math.isinf(norm_type) else dist.ReduceOp.SUM
-        dist.all_reduce(together, how, group=mesh.get_group(axis))
-        values.update(zip(keys, together.unbind(), strict=True))
+        stacked = torch.stack([values[split] for split in keys])
+        reduction = dist.ReduceOp.MAX if math.isinf(norm_type) else dist.ReduceOp.SUM
+        dist.all_reduce(stacked, reduction, group=mesh.get_group(axis))
+        values.update(zip(keys, stacked.unbind(), strict=True))
     parts = torch.stack(list(values.values()))
     return parts.max() if math.isinf(norm_type) else parts.sum() ** (1.0 / norm_type)
 
 
 def _sum_of_powers(grads: list[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """The sum of the powers of all elements, in float32 at least; the largest for the infinite norm."""
+    """Return the sum of the powers of all elements, in float32 at least; for the infinite norm the largest element."""
     norms = torch.stack([n.float() if n.dtype.itemsize < 4 else n for n in torch._foreach_norm(grads, norm_type)])
     return norms.max() if math.isinf(norm_type) else (norms**norm_type).sum()
 

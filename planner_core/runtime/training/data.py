@@ -1,7 +1,7 @@
 """Samples by number: step n of a run always reads the same samples, on any number of ranks.
 
-The samples of a step are numbered. Each micro-batch takes a part of them. Each rank takes a part of the micro-batch, by its place
-along the plan's data axes. So a run that continues on another machine reads what it would have read here.
+The samples of a step are numbered. Each micro-batch takes a part of them. Each rank takes a part of the micro-batch, by its
+position along the plan's data axes. So a run that continues on another machine reads what it would have read here.
 
 Example: a step has 8 samples, 2 micro-batches and 2 data-parallel ranks. In step 3 (samples 24 to 31), micro-batch 0 has 24 to
 27; rank 0 takes 24 and 25, rank 1 takes 26 and 27.
@@ -31,7 +31,7 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, numbers: Sequence[int]) -> Batch:
-        """These samples, stacked along dim 0."""
+        """Return these samples, stacked along dim 0."""
 
 
 class TokenFile:
@@ -47,7 +47,7 @@ class TokenFile:
         return len(self.tokens) // self.seq
 
     def read(self, numbers: Sequence[int]) -> Batch:
-        """These samples. Raises InputError for a number that is not a token of the model."""
+        """Return these samples. Raises InputError for a number that is not a token of the model."""
         rows = np.stack([self.tokens[n * self.seq : (n + 1) * self.seq] for n in numbers]).astype(np.int64)
         if rows.max() >= self.vocabulary or rows.min() < 0:
             raise InputError(
@@ -59,8 +59,10 @@ class TokenFile:
 
 
 class Table:
-    """A Hugging Face dataset that `save_to_disk` wrote. Its columns have the names of the model's inputs. If the model shifts its
-    labels itself, the column `input_ids` is enough."""
+    """A Hugging Face dataset that `save_to_disk` wrote. Its columns have the names of the model's inputs.
+
+    If the model shifts its labels itself, the column `input_ids` is enough.
+    """
 
     def __init__(self, path: Path, start: Start) -> None:
         from datasets import load_from_disk
@@ -82,11 +84,11 @@ class Table:
         return len(self.rows)
 
     def read(self, numbers: Sequence[int]) -> Batch:
-        """These samples. Raises InputError for a sample of another shape."""
-        found = self.rows[list(numbers)]
+        """Return these samples. Raises InputError for a sample of another shape."""
+        columns = self.rows[list(numbers)]
         batch: Batch = {}
         for name, example in self.inputs.items():
-            column = found["input_ids" if name == "labels" and self.tokens_are_labels else name]
+            column = columns["input_ids" if name == "labels" and self.tokens_are_labels else name]
             batch[name] = torch.stack([self._one(name, row, example) for row in column])
         return batch
 
@@ -103,7 +105,7 @@ class Table:
 
 
 class Noise:
-    """Random samples, with which a step runs but the model does not learn."""
+    """Random samples: a step runs on them, but the model learns nothing."""
 
     def __init__(self, start: Start, seed: int) -> None:
         self.start, self.seed = start, seed
@@ -112,7 +114,7 @@ class Noise:
         return 1 << 40
 
     def read(self, numbers: Sequence[int]) -> Batch:
-        """These samples. Each one depends on its number alone."""
+        """Return these samples. Each one depends on its number only."""
         rows = [self._one(n) for n in numbers]
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -144,11 +146,11 @@ class Fixed:
         return self.size
 
     def read(self, numbers: Sequence[int]) -> Batch:
-        """These samples. An input that does not have samples is returned whole."""
-        at = torch.as_tensor(list(numbers))
-        return {name: self._of(value, at) for name, value in self.inputs.items()}
+        """Return these samples. An input without samples is returned whole."""
+        indices = torch.as_tensor(list(numbers))
+        return {name: self._select(value, indices) for name, value in self.inputs.items()}
 
-    def _of(self, value: Any, at: torch.Tensor) -> Any:
+    def _select(self, value: Any, at: torch.Tensor) -> Any:
         of_samples = isinstance(value, torch.Tensor) and value.dim() and len(value) == self.size
         return value[at.to(value.device)] if of_samples else value
 
@@ -156,8 +158,8 @@ class Fixed:
 class Reader:
     """A rank's own micro-batches of each step.
 
-    `shuffle`: the order of the samples is a walk through all of them with a stride that is coprime to their number. After each pass
-    over all samples the order is another one.
+    `shuffle`: the order of the samples is a walk through all of them with a stride that is coprime to their number, so that
+    each comes once. The next pass over the samples has another stride.
     """
 
     def __init__(
@@ -166,19 +168,19 @@ class Reader:
         self.samples, self.device, self.shuffle, self.seed = samples, device, shuffle, seed
         self.parts = int(plan.workload.get("accumulate", 1))
         self.batch = int(plan.workload["batch"])
-        self.place, self.places = batch_position(plan, dist.get_rank() if dist.is_initialized() else 0)
+        self.part_index, self.num_parts = batch_position(plan, dist.get_rank() if dist.is_initialized() else 0)
 
     def micro_batches(self, step: int) -> Iterator[Batch]:
-        """This rank's part of each micro-batch of a step."""
+        """Yield this rank's part of each micro-batch of a step."""
         rows = self.batch // self.parts
-        own = rows // self.places
+        num_own = rows // self.num_parts
         for part in range(self.parts):
-            first = step * self.batch + part * rows + self.place * own
-            found = self.samples.read([self.dealt(first + i) for i in range(own)])
-            yield pytree.tree_map_only(torch.Tensor, lambda x: x.to(self.device, non_blocking=True), found)
+            first = step * self.batch + part * rows + self.part_index * num_own
+            batch = self.samples.read([self.dealt(first + i) for i in range(num_own)])
+            yield pytree.tree_map_only(torch.Tensor, lambda x: x.to(self.device, non_blocking=True), batch)
 
     def dealt(self, number: int) -> int:
-        """The number of the sample at place `number` of the run."""
+        """Return the number of the sample at place `number` of the run."""
         size = len(self.samples)
         epoch, at = divmod(number, size)
         if not self.shuffle:
@@ -191,13 +193,13 @@ class Reader:
 
 
 def batch_position(plan: Plan, rank: int) -> tuple[int, int]:
-    """(number of the part of a batch that a rank holds, number of parts) under a plan."""
+    """Return which part of a batch a rank holds under a plan, and the number of parts."""
     return position_along(plan.mesh.axis_sizes, plan.data_axes, rank)
 
 
 def position_along(sizes: Sequence[int], data_axes: Sequence[int], rank: int) -> tuple[int, int]:
-    """(number of the part of a batch that a rank holds, number of parts): the rank's place along the data axes of a mesh of such
-    sizes, the first axis outermost."""
+    """Return which part of a batch a rank holds, and the number of parts: its position along the data axes of a mesh, the first
+    axis outermost."""
     place, places = 0, 1
     at = np.unravel_index(rank % int(np.prod(sizes)), sizes)
     for axis in data_axes:
@@ -215,12 +217,15 @@ def open_data(
     shuffle: bool = False,
     seed: int = 0,
 ) -> Reader:
-    """A reader of `path`, which is a folder that `datasets` wrote or a file of tokens. None reads random samples, or the example
-    inputs of a user's own code. Raises InputError."""
+    """Open `path`, a folder that `datasets` wrote or a file of tokens. None reads random samples, or the inputs of a user's own
+    code.
+
+    Raises InputError.
+    """
     samples: Samples
     if path is None:
-        samples = Fixed(start) if start.own else Noise(start, seed)
-    elif start.own:
+        samples = Fixed(start) if start.from_user_code else Noise(start, seed)
+    elif start.from_user_code:
         raise InputError("--data is for models built from a config; this one's own code gives its inputs")
     elif path.is_dir():
         samples = Table(path, start)

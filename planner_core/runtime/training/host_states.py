@@ -1,7 +1,7 @@
-"""The states of an optimizer in the host's memory: they come to the GPU weight by weight, while a step updates it.
+"""The states of an optimizer in the host's memory. They come to the GPU weight by weight while a step updates it.
 
-A step takes the seconds that the states need to come and to go, one after the other (`cost.compute.optimizer`), and the GPU holds the
-states of one weight at a time. Copies are queued on the stream that computes, so each update waits for its states.
+A step takes the time that the states need to come and to go, one after the other (`cost.compute.optimizer`), and the GPU holds
+the states of one weight at a time. Copies are queued on the stream that computes, so each update waits for its states.
 """
 
 # mypy: allow-untyped-calls
@@ -17,7 +17,7 @@ from planner_core.runtime.program.weights.plan_tensor import PlanTensor
 
 
 def to_host(state: torch.Tensor) -> torch.Tensor:
-    """A copy in the host's memory, pinned if the state is on a GPU. A state that is there is returned itself."""
+    """Copy a state to the host's memory, pinned if it comes from a GPU. A state in the host's memory is returned itself."""
     if state.device.type == "cpu":
         return state
     kept = torch.empty(state.shape, dtype=state.dtype, pin_memory=True)
@@ -25,23 +25,23 @@ def to_host(state: torch.Tensor) -> torch.Tensor:
 
 
 def to_device(state: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on the device. A state that is there is returned itself."""
+    """Copy a state to the device. A state on the device is returned itself."""
     return state.to(device, non_blocking=True)
 
 
-def move_state(state: torch.Tensor, way: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """The state with its local part moved. A DTensor stays one: checkpoints tell by it which part of the weight a rank has."""
+def move_state(state: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Move the local part of a state. A DTensor stays one: checkpoints read from it which part of the weight a rank has."""
     if not isinstance(state, DTensor):
-        return way(state)
+        return move(state)
     local = state._local_tensor
-    there = way(local)
-    return state if there is local else PlanTensor.of(there, state._spec, getattr(state, "order", ()))
+    moved_local = move(local)
+    return state if moved_local is local else PlanTensor.of(moved_local, state._spec, getattr(state, "order", ()))
 
 
 class HostStates(torch.optim.Optimizer):
     """An optimizer whose states are in the host's memory between steps. `inner` updates one weight at a time.
 
-    `state` and `param_groups` are this optimizer's. Scalars, as the number of steps, stay where `inner` makes them.
+    `state` and `param_groups` are this optimizer's. Scalars, such as the number of steps, stay where `inner` makes them.
     """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
@@ -51,7 +51,7 @@ class HostStates(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One step. Raises AssertionError for a closure."""
+        """Take one step. Raises AssertionError for a closure."""
         assert closure is None, "states in the host's memory are not there for a closure"
         for group in self.param_groups:
             for param in group["params"]:
@@ -69,6 +69,6 @@ class HostStates(torch.optim.Optimizer):
         self.state[param] = _move_states(self.inner.state.pop(param), to_host)
 
 
-def _move_states(states: Mapping[str, Any], way: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
-    """The states of a weight; those that have a dim are moved."""
-    return {k: move_state(v, way) if isinstance(v, torch.Tensor) and v.dim() else v for k, v in states.items()}
+def _move_states(states: Mapping[str, Any], move: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    """Move the states of a weight that have a dim."""
+    return {k: move_state(v, move) if isinstance(v, torch.Tensor) and v.dim() else v for k, v in states.items()}

@@ -17,7 +17,7 @@ MOMENTUM = 0.9
 
 
 class MasterAdamW(torch.optim.Optimizer):
-    """AdamW in float32 for parameters of 16 bits: a master copy and two moments of each, all float32."""
+    """AdamW for parameters of 16 bits, with a master copy and two moments of each in float32."""
 
     def __init__(
         self,
@@ -31,14 +31,14 @@ class MasterAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One step, parameter by parameter, so that temporary copies are those of one parameter."""
+        """Take one step, parameter by parameter, so that temporary copies are those of one parameter."""
         assert closure is None
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
-                    self._one(param, group)
+                    self._update(param, group)
 
-    def _one(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+    def _update(self, param: nn.Parameter, group: dict[str, Any]) -> None:
         state, (first, second) = self.state[param], group["betas"]
         if not state:
             master = param.detach().clone().float()
@@ -57,8 +57,11 @@ class MasterAdamW(torch.optim.Optimizer):
 def make_optimizer(
     name: str, params: Iterable[nn.Parameter], lr: float, *, fused: bool = False, offload: bool = False
 ) -> torch.optim.Optimizer:
-    """The optimizer `adamw`, `adamw-fp32`, `sgd` or `sgd-momentum`. It steps parameter by parameter, so that temporary copies are
-    those of one parameter. `offload`: the host's memory keeps its states."""
+    """Make the optimizer `adamw`, `adamw-fp32`, `sgd` or `sgd-momentum`.
+
+    It updates parameter by parameter, so that temporary copies are those of one parameter. `offload`: the host's memory keeps
+    its states.
+    """
     if offload:
         return HostStates(make_optimizer(name, params, lr, fused=fused))
     if name == "adamw-fp32":
@@ -71,24 +74,29 @@ def make_optimizer(
 def optimizer_for(
     plan: Plan, params: Iterable[nn.Parameter], rate: float, *, weight_decay: float = 0.01
 ) -> torch.optim.Optimizer:
-    """The optimizer of a plan's workload, for a module that `apply` returned. If there are master weights, the module's parameters
-    are the master weights."""
+    """Make the optimizer of a plan's workload, for a module that `apply` returned.
+
+    If there are master weights, they are the module's parameters.
+    """
     name = str(plan.workload["optimizer"]).removesuffix("-fp32")
-    made = make_optimizer(
+    optimizer = make_optimizer(
         name, params, rate, fused=torch.cuda.is_available(), offload=bool(plan.workload.get("offload"))
     )
-    for group in made.param_groups:
+    for group in optimizer.param_groups:
         group["weight_decay"] = weight_decay if name == "adamw" else 0.0
-    return made
+    return optimizer
 
 
 def warmup_cosine(step: int, *, warmup: int, steps: int, floor: float = 0.1) -> float:
-    """The factor of the highest learning rate in a step (counted from 0). It grows over `warmup` steps, then falls along half a
-    cosine to `floor` at the end. It depends on the step alone, so a checkpoint does not need it."""
+    """Return the factor of the highest learning rate in a step (counted from 0).
+
+    It grows over `warmup` steps, then falls along half a cosine to `floor` at the end. It depends on the step only, so a
+    checkpoint does not need it.
+    """
     if step < warmup:
         return (step + 1) / warmup
-    left = min(1.0, (step - warmup) / max(1, steps - warmup))
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * left))
+    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -1,4 +1,4 @@
-"""The report of a run: loss, tokens per second, utilisation and memory every few steps, and on demand a trace."""
+"""The report of a run: loss, tokens per second, utilisation and memory every few steps, and on request a trace."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Report:
         self.since, self.steps = time.perf_counter(), 0
 
     def step(self, step: int, loss: torch.Tensor, norm: torch.Tensor, rate: float) -> None:
-        """Note the end of a step; `step` counts from 1."""
+        """Report the end of a step; `step` counts from 1."""
         self.steps += 1
         if step % self.every:
             return
@@ -53,7 +53,7 @@ class Report:
             raise FloatingPointError(f"the loss of step {step} is {values['loss']}")
 
     def evaluation(self, step: int, loss: torch.Tensor) -> None:
-        """Note a loss on held-out data. Its time does not count as training."""
+        """Report a loss on held-out data. Its time does not count as training."""
         before = time.perf_counter()
         self._write({"step": step, "evaluation_loss": float(loss)})
         self.since += time.perf_counter() - before
@@ -64,10 +64,10 @@ class Report:
         if "evaluation_loss" in values:
             print(f"evaluation after step {values['step']}  loss {values['evaluation_loss']:.7f}", flush=True)
         else:
-            used = f"{100 * values['utilisation']:.1f} % of peak  " if "utilisation" in values else ""
+            utilisation = f"{100 * values['utilisation']:.1f} % of peak  " if "utilisation" in values else ""
             print(
                 f"step {values['step']}  loss {values['loss']:.7f}  norm {values['norm']:.4f}  rate {values['rate']:.3g}  "
-                f"{values['tokens_per_s']:.0f} tokens/s  {used}{values['memory_gib']:.2f} GiB",
+                f"{values['tokens_per_s']:.0f} tokens/s  {utilisation}{values['memory_gib']:.2f} GiB",
                 flush=True,
             )
         if self.file is not None:
@@ -76,23 +76,25 @@ class Report:
 
 
 def memory_gib() -> float:
-    """The most memory that this process has held so far, in GiB: of the GPU, or of the machine if it does not use a GPU."""
+    """Return the peak memory of this process so far, in GiB: of the GPU, or of the machine if it uses none."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 class Untraced:
-    """Takes the place of a profiler if no trace is written."""
+    """Replaces a profiler if no trace is written."""
 
     def step(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 @contextlib.contextmanager
 def profiled(folder: Path | None) -> Iterator[Any]:
-    """A profiler of two steps. Call its `step()` after each step. It writes `rank0.json` and so on, which https://ui.perfetto.dev
-    and chrome://tracing show. Without a folder it does nothing."""
+    """Profile two steps. Call `step()` of the profiler after each step.
+
+    It writes `rank0.json` and so on, which https://ui.perfetto.dev and chrome://tracing show. Without a folder it does nothing.
+    """
     if folder is None:
         yield Untraced()
         return
@@ -112,20 +114,23 @@ def profiled(folder: Path | None) -> Iterator[Any]:
 def counted(
     plan: Plan, model: nn.Module, batches: Sequence[Any], loss_of: Callable[[Any], torch.Tensor]
 ) -> dict[str, Any]:
-    """The collectives of forward and backward of the micro-batches `batches` of one step, beside those that the plan predicts. The
-    gradients are dropped."""
+    """Count the collectives of forward and backward of one step with the micro-batches `batches`, next to those that the plan
+    predicts.
+
+    The gradients are dropped.
+    """
     parallel = applied(model)
     if plan.pipeline:
         raise InputError(
             "--count counts a plan of one stage; `verify --fake` counts what every rank of a pipeline sends"
         )
-    with parallel.engine.counting(parallel.mesh) as found:
+    with parallel.engine.count_collectives(parallel.mesh) as counter:
         for number, batch in enumerate(batches):
-            found.phase = "forward"
+            counter.phase = "forward"
             with parallel.no_sync() if number < len(batches) - 1 else contextlib.nullcontext():
                 loss = loss_of(batch) / len(batches)
-                found.phase = "backward"
+                counter.phase = "backward"
                 loss.backward()
     for param in model.parameters():
         param.grad = None
-    return {"measured": found.table(), "predicted": plan.cost.collectives(), "inputs": found.inputs}
+    return {"measured": counter.table(), "predicted": plan.cost.collectives(), "inputs": counter.inputs}

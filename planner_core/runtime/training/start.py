@@ -32,15 +32,19 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 @dataclass(frozen=True)
 class Start:
-    """A model for `apply`, with its `init`. `inputs` are those of one global micro-batch, by name: tensors with shapes and dtypes,
-    and with values if the model's own code gives them. Positional inputs have the names "0", "1" and so on."""
+    """A model for `apply`, with its `init`.
+
+    `inputs` are those of one global micro-batch, by name: tensors with shapes and dtypes, and with values if the user's own
+    code gives them. Positional inputs have the names "0", "1" and so on.
+    """
 
     model: nn.Module
     init: Init | None
     inputs: dict[str, Any]
     limits: Mapping[str, int] = field(default_factory=dict)
-    """The inputs whose numbers are free, and below which number they are."""
-    own: bool = False
+    """For inputs of whole numbers that may be random: the number below which they are."""
+    from_user_code: bool = False
+    """Whether a user's own code built the model and its inputs."""
 
     @property
     def causal(self) -> bool:
@@ -49,27 +53,28 @@ class Start:
 
 
 def device() -> torch.device:
-    """This process's device."""
+    """Return this process's device."""
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
 
 
 def connect() -> torch.device:
-    """Join the process group that torchrun describes, or make one of a single process. Returns this process's device.
+    """Join the process group that torchrun describes, or make one of a single process. Return this process's device.
 
-    After a restart torchrun's store still holds the addresses of the processes that failed, so each attempt has its own names.
+    After a restart torchrun's store still holds the addresses of the processes that failed, so each attempt uses its own
+    prefix.
     """
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29511")):
         os.environ.setdefault(name, value)
-    own = device()
-    if own.type == "cuda":
+    local_device = device()
+    if local_device.type == "cuda":
         grow_segments()
-        torch.cuda.set_device(own)
+        torch.cuda.set_device(local_device)
     store, rank, world = next(iter(rendezvous("env://")))
     names = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    dist.init_process_group("nccl" if own.type == "cuda" else "gloo", store=names, rank=rank, world_size=world)
-    return own
+    dist.init_process_group("nccl" if local_device.type == "cuda" else "gloo", store=names, rank=rank, world_size=world)
+    return local_device
 
 
 def grow_segments() -> None:
@@ -87,14 +92,14 @@ def grow_segments() -> None:
 def model_of(
     plan: Plan, *, weights: Path | None = None, seed: int = 0, source: str | None = None, stand_in: bool = False
 ) -> Start:
-    """The model for which a plan was made: on meta if it is built from a config, whole if a user's code builds it.
+    """Build the model for which a plan was made: on meta from a config, whole if a user's code builds it.
 
     Args:
         plan: The plan.
-        weights: A folder of safetensors files; None: fresh values that depend on the seed alone.
-        seed: Of fresh values.
-        source: Where the person's code lies now, as `path.py:function`.
-        stand_in: Let a model that returns no loss return the stand-in that it was planned with.
+        weights: A folder of safetensors files. None: fresh values that depend on the seed only.
+        seed: The seed of fresh values.
+        source: Where the user's code is now, as `path.py:function`.
+        stand_in: Let a model that returns no loss return the stand-in with which it was planned.
 
     Raises:
         InputError: The model cannot be built here.
@@ -110,20 +115,20 @@ def model_of(
 
 
 def _from_config(config: Mapping[str, Any], load: Mapping[str, Any], weights: Path | None, seed: int) -> Start:
-    """A model that a config describes, on meta."""
+    """Build a model that a config describes, on meta."""
     model, parsed, _ = build(config, load["dtype"], to_run=True)
     batch = int(load["batch"]) // int(load.get("accumulate", 1))
     inputs = training_inputs(model, parsed, batch, int(load["seq"]), load["dtype"])
-    where = device()
-    init = initializer(model, seed, where.type)
+    target = device()
+    init = initializer(model, seed, target.type)
     for part in model.modules():
-        part._buffers.update({n: b if b is None else b.to(where) for n, b in part._buffers.items()})
+        part._buffers.update({n: b if b is None else b.to(target) for n, b in part._buffers.items()})
     init = init if weights is None else from_safetensors(model, weights)
     return Start(model, init, inputs, limits=limits(type(model).__name__, parsed, inputs))
 
 
 def _from_user_code(source: str, weights: Path | None, seed: int) -> Start:
-    """A user's own model, built whole on every rank from the same seed, and its example inputs."""
+    """Build a user's own model whole on every rank from the same seed, with its example inputs."""
     path, _, name = source.rpartition(":")
     if weights is not None:
         raise InputError(f"--weights is for models built from a config; load them in {name} of {path}")
@@ -132,11 +137,11 @@ def _from_user_code(source: str, weights: Path | None, seed: int) -> Start:
             f"{path}, whose {name} builds the model, is not here; give its place with --model path.py:{name}"
         )
     torch.manual_seed(seed)
-    made = python_source(source, "cpu")
-    where = device()
-    inputs, args = pytree.tree_map_only(torch.Tensor, lambda x: x.to(where), (made.inputs, made.args))
-    named = {**{str(i): x for i, x in enumerate(args)}, **inputs}
-    return Start(made.module.train().to(where), None, named, own=True)
+    loaded = python_source(source, "cpu")
+    target = device()
+    inputs, args = pytree.tree_map_only(torch.Tensor, lambda x: x.to(target), (loaded.inputs, loaded.args))
+    by_name = {**{str(i): x for i, x in enumerate(args)}, **inputs}
+    return Start(loaded.module.train().to(target), None, by_name, from_user_code=True)
 
 
 def call(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
@@ -146,26 +151,28 @@ def call(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
 
 
 def positional(inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs as arguments of a call."""
+    """Split inputs by name into the arguments of a call."""
     places = [name for name in inputs if name.isdecimal()]
     return tuple(inputs[p] for p in places), {k: v for k, v in inputs.items() if k not in places}
 
 
 def loss_of(model: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """The loss that a model returns. The rest of what it returns is let go, so that backward has its memory. If it does not return a
-    loss, that raises InputError."""
+    """Return the loss that a model returns. Its other results are dropped, so that backward has their memory.
+
+    Raises InputError if the model returns no loss.
+    """
     out = call(model, inputs)
-    own = returned_loss(out)
-    if own is None:
+    loss = returned_loss(out)
+    if loss is None:
         raise InputError(
             f"{type(model).__name__} returns no loss: compute yours from what it returns, in loss_of; or try the script on a stand-in, "
             "from which nothing is learned, with --stand-in-loss"
         )
-    return own
+    return loss
 
 
 def step_of(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> torch.Tensor:
-    """One step of a model under a plan with stages: its mean loss over all micro-batches, on every rank."""
+    """Run one step of a model under a plan with stages, and return its mean loss over all micro-batches on every rank."""
     parallel, parts = applied(model), list(batches)
     assert isinstance(parallel, StagedParallel)
 
@@ -178,30 +185,32 @@ def step_of(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> torch.Ten
 
 
 def from_safetensors(model: nn.Module, folder: Path) -> Init:
-    """An `init` that reads whole weights by name from a folder of safetensors files, one at a time. The model's buffers are read at
-    once, those that the files hold."""
+    """Return an `init` that reads whole weights by name from a folder of safetensors files, one at a time.
+
+    The model's buffers that the files hold are read at once.
+    """
     from safetensors import safe_open
 
-    where: dict[str, Path] = {}
+    file_of: dict[str, Path] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(str(file), "pt") as opened:
-            where.update(dict.fromkeys(opened.keys(), file))
-    if not where:
+            file_of.update(dict.fromkeys(opened.keys(), file))
+    if not file_of:
         raise InputError(f"--weights {folder} holds no *.safetensors file")
     for name, buffer in model.named_buffers():
-        if name in where:  # running statistics, and what a frozen norm scales by
-            with safe_open(str(where[name]), "pt") as opened:
+        if name in file_of:  # running statistics, and what a frozen norm scales by
+            with safe_open(str(file_of[name]), "pt") as opened:
                 buffer.copy_(_check_shape(opened.get_tensor(name), name, buffer, folder))
     aliases: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(id(param), []).append(name)
 
     def init(name: str, param: torch.Tensor) -> torch.Tensor:
-        found = next((n for n in (name, *aliases[id(param)]) if n in where), None)
-        if found is None:
+        key = next((n for n in (name, *aliases[id(param)]) if n in file_of), None)
+        if key is None:
             raise InputError(f"--weights {folder} holds no weight {name}")
-        with safe_open(str(where[found]), "pt") as opened:
-            return _check_shape(opened.get_tensor(found), found, param, folder)
+        with safe_open(str(file_of[key]), "pt") as opened:
+            return _check_shape(opened.get_tensor(key), key, param, folder)
 
     return init
 
@@ -213,7 +222,7 @@ def _check_shape(value: torch.Tensor, name: str, wanted: torch.Tensor, folder: P
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a script's `main`. An error in its input is printed as one sentence. At the end its processes leave the group."""
+    """Run a script's `main`. An error in its input is printed as one sentence. At the end the process leaves its group."""
     try:
         main()
     except (PlannerError, PlanMismatch) as error:

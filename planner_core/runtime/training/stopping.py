@@ -14,29 +14,29 @@ import torch.distributed as dist
 class Stop:
     """Whether the run was asked to stop (SIGTERM or SIGINT). All ranks learn it after the same step.
 
-    They agree over a gloo group of their own, so no GPU waits for it. The answer is that of the step before.
+    They agree over a gloo group of their own, so that no GPU waits for it. The answer is that of the step before.
     """
 
     def __init__(self) -> None:
-        self.heard = torch.zeros(1, dtype=torch.int32)
+        self.received = torch.zeros(1, dtype=torch.int32)
         self.group = dist.new_group(backend="gloo")
-        self.asked_before: tuple[torch.Tensor, Any] | None = None
+        self.last_request: tuple[torch.Tensor, Any] | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._hear)
+            signal.signal(number, self._receive)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.heard[0] = 1
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received[0] = 1
 
     def asked(self) -> bool:
-        """Whether to stop. Call it after every step, on every rank."""
-        before, total = self.asked_before, self.heard.clone()
-        self.asked_before = total, dist.all_reduce(total, group=self.group, async_op=True)
-        if before is None:
+        """Return whether to stop. Call it after every step, on every rank."""
+        previous, total = self.last_request, self.received.clone()
+        self.last_request = total, dist.all_reduce(total, group=self.group, async_op=True)
+        if previous is None:
             return False
-        before[1].wait()
-        return bool(before[0].item())
+        previous[1].wait()
+        return bool(previous[0].item())
 
     def close(self) -> None:
         """Wait for the last answer, before the process group is destroyed."""
-        if self.asked_before is not None:
-            self.asked_before[1].wait()
+        if self.last_request is not None:
+            self.last_request[1].wait()

@@ -1,4 +1,4 @@
-"""The lines of `forward` that call the units. A run of calls of one block becomes a loop."""
+"""Write the lines of `forward` that call the units. A run of calls of one block becomes a loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ForwardWriter:
                 self.last[number] = max(self.last.get(number, at), at)
 
     def write(self) -> list[str]:
-        """All lines, in order."""
+        """Return all lines, in order."""
         lines, at = [], 0
         while at < len(self.instances):
             end = self._run(at)
@@ -40,7 +40,7 @@ class ForwardWriter:
         return ", ".join([*(self.texts[n] for n in instance.text.inputs), *(self.cuts[c] for c in instance.text.cuts)])
 
     def _outputs(self, at: int, last_of: int) -> str:
-        """Names of the outputs of instance `at`. Each is used until instance `last_of` or later."""
+        """Name the outputs of instance `at`, each of which is used until instance `last_of` or later."""
         found = []
         for number in self.instances[at].text.outputs:
             wish = self._wish(at, number)
@@ -50,7 +50,7 @@ class ForwardWriter:
         return ", ".join(found)
 
     def _wish(self, at: int, number: int) -> str:
-        """The name by which the next unit takes the value, or else the name by which this unit returns it."""
+        """Return the name by which the next unit takes the value, or by which this unit returns it."""
         for instance in self.instances[at + 1 :]:
             if number in instance.text.inputs:
                 names = instance.text.lines[0].partition("(")[2].rstrip("):").split(", ")
@@ -73,7 +73,8 @@ class ForwardWriter:
     # --- loops ----------------------------------------------------------------------------------------
 
     def _run(self, at: int) -> int:
-        """The end of the run that one loop can call: each instance takes outputs of the one before, or values that stay the same."""
+        """Return the end of the run that one loop can call: each instance takes outputs of the one before, or values that stay
+        the same."""
         first, end = self.instances[at], at + 1
         if not first.label:
             return end
@@ -86,8 +87,11 @@ class ForwardWriter:
         return end
 
     def _links(self, at: int) -> tuple[int | None, ...] | None:
-        """For each input of instance `at`: the number of the output of the instance before that it is, or None if the instance
-        before took the same value. The result is None if the two instances cannot be in one loop."""
+        """Return for each input of instance `at` the index of the output of the instance before, or None if that took the same
+        value.
+
+        Returns None if the two instances cannot be in one loop.
+        """
         before, here = self.instances[at - 1].text, self.instances[at].text
         if [self.cuts[c] for c in before.cuts] != [self.cuts[c] for c in here.cuts]:
             return None

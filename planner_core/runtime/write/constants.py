@@ -1,6 +1,7 @@
-"""The constants of a forward pass as code: masks, positions and shifted labels, which are made from the model's arguments.
+"""Write the constants of a forward pass: masks, positions and shifted labels, which are computed from the model's arguments.
 
-What does not depend on inputs (positions, rotary tables) is made by `tables`, which runs once. The rest is made by `constants`.
+Constants that do not depend on inputs (positions, rotary tables) are computed by `tables`, which runs once. The others are
+computed by `constants`, in each pass.
 """
 
 from __future__ import annotations
@@ -34,64 +35,66 @@ Cut = tuple[int, Placements]
 
 @dataclass
 class ConstantsWriter:
-    """Writes `tables` and `constants`, which make the cuts that units need."""
+    """Writes `tables` and `constants`, which make the constants that units need."""
 
     layout: PlannedTape
     moves: MoveTable
-    foreign: Any
+    name_object: Any
     inputs: dict[int, str]
     lines: dict[bool, list[str]] = field(default_factory=lambda: {False: [], True: []})
     names: dict[int, str] = field(default_factory=dict)
     cuts: dict[Cut, str] = field(default_factory=dict)
-    handed: list[str] = field(default_factory=list)
-    given: list[str] = field(default_factory=list)
-    """Names that `tables` makes for `constants` and for the units."""
-    produced: list[str] = field(default_factory=list)
-    """Names that `constants` makes."""
+    table_names: list[str] = field(default_factory=list)
+    used_table_names: list[str] = field(default_factory=list)
+    """The names that `tables` returns to `constants` and to the units."""
+    constant_names: list[str] = field(default_factory=list)
+    """The names that `constants` returns."""
     draws: bool = False
     """Whether it draws random numbers, which all ranks draw alike."""
-    taken_by_constants: list[str] = field(default_factory=list)
+    constant_arguments: list[str] = field(default_factory=list)
 
     def write(self, wanted: Sequence[Cut], plain: Sequence[int]) -> list[str]:
-        """The text of both functions. `plain`: constants that the model returns unchanged."""
-        self.taken = NameScope(RESERVED | self.moves.taken | set(self.inputs.values()))
+        """Write both functions. `plain`: constants that the model returns unchanged."""
+        self.scope = NameScope(RESERVED | self.moves.taken | set(self.inputs.values()))
         self.names.update(self.inputs)
-        self.before = self.taken.keep("before")
-        self.outlive: dict[str, None] = {}  # written buffers and inputs
-        self.kept: dict[str, None] = {}  # those that are written before a guard
-        writes = [c for c in self._calls() if self._in_place(c)]
+        self.restore_name = self.scope.keep("before")
+        self.lasting_targets: dict[str, None] = {}  # written buffers and inputs
+        self.restored: dict[str, None] = {}  # those that are written before a guard
+        writes = [c for c in self._constant_calls() if self._is_in_place(c)]
         computed = (c for c in self.layout.ops if is_inplace(c.fn))
         self.written_roots = {self._root(c.inputs[0]) for c in (*writes, *computed)}
-        self.made_anew = self._made_anew()
-        needed = self._needed([n for n, _ in wanted] + [*plain])
+        self.per_step = self._find_per_step()
+        needed = self._find_needed([n for n, _ in wanted] + [*plain])
         # a number decides shapes, which are those of all samples; a yes or no leaves out what would change nothing
-        asked = [n for c in self._calls() if c.kind == "guard" and not isinstance(c.answer, bool) for n in c.inputs]
+        asked = [
+            n for c in self._constant_calls() if c.kind == "guard" and not isinstance(c.answer, bool) for n in c.inputs
+        ]
         self._refuse_lists()
         refuse_mixed_samples(
             self.layout, [n for n, _ in wanted] + [*plain] + asked + [n for c in writes for n in c.outputs]
         )
         known: dict[Any, tuple[int, ...]] = {}
-        for made in self._calls():
+        for made in self._constant_calls():
             if id(made) in needed:
-                self._call(made, known)
-        self._cuts(wanted)
-        return self._functions(plain)
+                self._write_call(made, known)
+        self._write_cuts(wanted)
+        return self._write_functions(plain)
 
     def _refuse_lists(self) -> None:
-        """What a model's code makes of a list of numbers may be of all samples, and a rank would have those of its own."""
-        for made in self._calls():
+        """Raise MixesSamples if the model's code makes a list of numbers of its samples: a rank would have a list of its own."""
+        for made in self._constant_calls():
             samples = any(self.layout.samples[n] is not None for n in made.inputs)
             if made.kind == "guard" and isinstance(made.answer, list) and samples and self.layout.num_parts > 1:
                 raise MixesSamples(f"it takes numbers of all samples as a list at {made.line.rpartition('/')[2]}")
 
-    def _calls(self) -> list[TapeCall]:
+    def _constant_calls(self) -> list[TapeCall]:
         return [c for c in self.layout.tape.calls if c.kind in ("constant", "guard")]
 
     def _root(self, number: int) -> int:
         return self.layout.tape.tensors[number].root
 
     @staticmethod
-    def _in_place(made: TapeCall) -> bool:
+    def _is_in_place(made: TapeCall) -> bool:
         return (
             made.kind == "constant"
             and bool(made.outputs)
@@ -99,12 +102,12 @@ class ConstantsWriter:
             and made.fn.endswith(("_", "setitem"))
         )
 
-    def _needed(self, wanted: Iterable[int]) -> set[int]:
-        """The calls that are needed: those that make what is wanted, that write buffers, and guards."""
-        by_output = {n: c for c in self._calls() for n in c.outputs}
+    def _find_needed(self, wanted: Iterable[int]) -> set[int]:
+        """Return the calls that are needed: those that make what is wanted, that write buffers, and guards."""
+        by_output = {n: c for c in self._constant_calls() for n in c.outputs}
         todo = list(wanted)
-        keep = {id(c) for c in self._calls() if c.kind == "guard" or self._in_place(c)}
-        todo += [n for c in self._calls() if id(c) in keep for n in c.inputs]
+        keep = {id(c) for c in self._constant_calls() if c.kind == "guard" or self._is_in_place(c)}
+        todo += [n for c in self._constant_calls() if id(c) in keep for n in c.inputs]
         while todo:
             made = by_output.get(todo.pop())
             if made is not None and id(made) not in keep:
@@ -112,38 +115,40 @@ class ConstantsWriter:
                 todo += made.inputs
         return keep
 
-    def _made_anew(self) -> set[int]:
-        """What each step makes: what depends on inputs, and what is made of memory that the step writes in place: it reads that before
-        or after the write."""
+    def _find_per_step(self) -> set[int]:
+        """Return what each step computes: what depends on inputs, and what is made of memory that the step writes in place.
+
+        The second must be read before or after the write, as in the model's code.
+        """
         tensors = enumerate(self.layout.tape.tensors)
         found = {n for n, t in tensors if t.varies or t.root in self.written_roots}
-        for made in self._calls():
+        for made in self._constant_calls():
             if any(n in found for n in made.inputs):
                 found.update(made.outputs)
         return found
 
-    def _varies(self, made: TapeCall) -> bool:
-        return made.kind == "guard" or self._in_place(made) or any(n in self.made_anew for n in made.outputs)
+    def _is_per_step(self, made: TapeCall) -> bool:
+        return made.kind == "guard" or self._is_in_place(made) or any(n in self.per_step for n in made.outputs)
 
-    def _call(self, made: TapeCall, known: dict[Any, tuple[int, ...]]) -> None:
+    def _write_call(self, made: TapeCall, known: dict[Any, tuple[int, ...]]) -> None:
         if made.answer == "random":
             if self.layout.num_parts > 1 and any(
                 self.layout.samples[n] is not None for n in (*made.inputs, *made.outputs)
             ):
                 raise MixesSamples(f"it draws numbers for its samples at {made.line.rpartition('/')[2]}")
             self.draws = True
-        text = self._text(made)
-        lines = self.lines[self._varies(made)]
+        text = self._write_source(made)
+        lines = self.lines[self._is_per_step(made)]
         if made.kind == "guard":
-            self.kept |= self.outlive
-            undo = f", {self.before}" if self.outlive else ""
+            self.restored |= self.lasting_targets
+            undo = f", {self.restore_name}" if self.lasting_targets else ""
             lines.append(f"expect({_guard_source(made.fn, text)}, {made.answer!r}{undo})")
             return
-        if self._in_place(made) and made.outputs[0] not in self.layout.tape.buffer_versions:
+        if self._is_in_place(made) and made.outputs[0] not in self.layout.tape.buffer_versions:
             if self.layout.tape.tensors[self._root(made.inputs[0])].kind in (BUFFER, INPUT, LITERAL):
-                self.outlive[self._first_name(self._root(made.inputs[0]))] = None
+                self.lasting_targets[self._first_name(self._root(made.inputs[0]))] = None
             lines.append(text)
-            self.names[made.outputs[0]] = self._name(made.inputs[0])
+            self.names[made.outputs[0]] = self._name_of(made.inputs[0])
             return
         if (
             text in known
@@ -156,14 +161,14 @@ class ConstantsWriter:
         known[text] = made.outputs
         shown = []
         for number in made.outputs:
-            self.names[number] = self.taken.keep(self._wish(made, number))
+            self.names[number] = self.scope.keep(self._wanted_name(made, number))
             shown.append(self.names[number])
-            if not self._varies(made):
-                self.handed.append(self.names[number])
+            if not self._is_per_step(made):
+                self.table_names.append(self.names[number])
         alone = len(shown) == 1 and isinstance(made.shape, (tuple, list))  # a tuple of one, as of `x.chunk(1)`
         lines.append(f"{', '.join(shown)}{',' if alone else ''} = {text}")
 
-    def _wish(self, made: TapeCall, number: int) -> str:
+    def _wanted_name(self, made: TapeCall, number: int) -> str:
         if number in self.layout.tape.buffer_versions:
             return to_identifier(self.layout.tape.tensors[self._root(number)].name.rpartition(".")[2])
         at = made.outputs.index(number)
@@ -171,7 +176,7 @@ class ConstantsWriter:
             return to_identifier(made.names[at] or made.fn)
         return to_identifier(made.fn)
 
-    def _name(self, number: int) -> str:
+    def _name_of(self, number: int) -> str:
         return self.names.get(number) or self._first_name(number)
 
     def _first_name(self, number: int) -> str:
@@ -181,23 +186,23 @@ class ConstantsWriter:
         if tensor.kind == BUFFER:
             return f"buffers[{tensor.name!r}]"
         if tensor.kind == LITERAL:
-            return str(self.foreign(tensor.value))
+            return str(self.name_object(tensor.value))
         raise CannotRewrite(f"a constant depends on a {tensor.kind} tensor")
 
-    def _text(self, made: TapeCall) -> str:
+    def _write_source(self, made: TapeCall) -> str:
         def leaf(item: Any) -> str:
             if isinstance(item, Ref):
-                return self._name(item.number)
-            return "DEVICE" if item is DEVICE else str(self.foreign(item))
+                return self._name_of(item.number)
+            return "DEVICE" if item is DEVICE else str(self.name_object(item))
 
         if made.kind == "guard":
-            return ", ".join(self._name(n) for n in refs((made.args, made.kwargs)))
+            return ", ".join(self._name_of(n) for n in refs((made.args, made.kwargs)))
         if made.kind == "constant" and made.outputs[0] in self.layout.tape.buffer_versions:
             if made.fn == "setitem":
                 target, index, value = made.args
                 return f"with_item({leaf(target)}, {write_literal(index, leaf)}, {write_literal(value, leaf)})"
             return write_call(made.func, made.fn, made.args, made.kwargs, leaf)
-        if self._in_place(made):
+        if self._is_in_place(made):
             if made.fn == "setitem":
                 return (
                     f"{leaf(made.args[0])}[{write_subscript(made.args[1], leaf)}] = {write_literal(made.args[2], leaf)}"
@@ -208,42 +213,48 @@ class ConstantsWriter:
             return f"{target}.copy_({write_call(made.func, made.fn, made.args, named, leaf)})"
         return write_call(made.func, made.fn, made.args, made.kwargs, leaf)
 
-    def _cuts(self, wanted: Sequence[Cut]) -> None:
+    def _write_cuts(self, wanted: Sequence[Cut]) -> None:
         """Cut every constant once for each set of placements in which a unit needs it."""
         for number, placements in dict.fromkeys(wanted):
             tensor = self.layout.tape.tensors[number]
-            whole = self._name(number)
+            whole = self._name_of(number)
             text = local_constant(whole, self.layout, self.moves, number, placements)
             if text == whole and whole.isidentifier():  # a buffer that was written has no name of its own
                 self.cuts[number, placements] = whole
                 continue
             same = next((n for t, n in self._made_cuts() if t == text), None)
-            name = same or self.taken.keep(f"own_{to_identifier(whole.rpartition('.')[2])}")
+            name = same or self.scope.keep(f"own_{to_identifier(whole.rpartition('.')[2])}")
             self.cuts[number, placements] = name
-            varies = number in self.made_anew or tensor.kind == INPUT
+            varies = number in self.per_step or tensor.kind == INPUT
             if same is None:
                 self.lines[varies].append(f"{name} = {text}")
                 if not varies:
-                    self.handed.append(name)
+                    self.table_names.append(name)
 
     def _made_cuts(self) -> list[tuple[str, str]]:
         return [(t, n) for lines in self.lines.values() for line in lines for n, _, t in [line.partition(" = ")]]
 
-    def _functions(self, plain: Sequence[int]) -> list[str]:
-        results = [*self.cuts.values(), *(self._name(n) for n in plain)]
+    def _write_functions(self, plain: Sequence[int]) -> list[str]:
+        results = [*self.cuts.values(), *(self._name_of(n) for n in plain)]
         mentioned = set(re.findall(r"\w+", " ".join([*self.lines[True], *results])))
-        self.given = [n for n in dict.fromkeys(self.handed) if n in mentioned]
+        self.used_table_names = [n for n in dict.fromkeys(self.table_names) if n in mentioned]
         fixed, varying = self.lines[False], self.lines[True]
-        if self.kept:
-            varying.insert(0, f"{self.before} = [(t, t.clone()) for t in ({', '.join(self.kept)},)]")
-        known = {*self.inputs.values(), *self.given}
-        self.produced = [n for n in dict.fromkeys(results) if n not in known and n.isidentifier()]
-        self.taken_by_constants = ["buffers", *self.inputs.values(), *(n for n in self.given if n in " ".join(varying))]
+        if self.restored:
+            varying.insert(0, f"{self.restore_name} = [(t, t.clone()) for t in ({', '.join(self.restored)},)]")
+        known = {*self.inputs.values(), *self.used_table_names}
+        self.constant_names = [n for n in dict.fromkeys(results) if n not in known and n.isidentifier()]
+        self.constant_arguments = [
+            "buffers",
+            *self.inputs.values(),
+            *(n for n in self.used_table_names if n in " ".join(varying)),
+        ]
         found = []
-        if self.given:
-            found.append(_function_source("tables(buffers)", fixed, self.given))
+        if self.used_table_names:
+            found.append(_function_source("tables(buffers)", fixed, self.used_table_names))
         if varying:
-            found.append(_function_source(f"constants({', '.join(self.taken_by_constants)})", varying, self.produced))
+            found.append(
+                _function_source(f"constants({', '.join(self.constant_arguments)})", varying, self.constant_names)
+            )
         return found
 
 

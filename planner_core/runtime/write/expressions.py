@@ -90,12 +90,12 @@ PROVIDED_NAMES = (
 RESERVED = frozenset(PROVIDED_NAMES) | frozenset(keyword.kwlist) | {"self", "slice", "float", "complex", "bool"}
 
 WriteLeaf = Callable[[Any], str]
-"""Gives the text of a leaf of a template: a tensor, a device, or an object that cannot be written as a literal."""
+"""Writes a leaf of a template: a tensor, a device, or an object that cannot be written as a literal."""
 
 
 @functools.cache
 def function_names() -> dict[int, str]:
-    """id of a function of torch -> its name in code."""
+    """Return the names of torch's functions in code, by id."""
     found: dict[int, str] = {}
     for prefix, module in NAMESPACES:
         for name, value in vars(module).items():
@@ -106,12 +106,12 @@ def function_names() -> dict[int, str]:
 
 @functools.cache
 def method_names() -> dict[int, str]:
-    """id of a method of Tensor -> its name."""
+    """Return the names of Tensor's methods, by id."""
     return {id(getattr(torch.Tensor, n)): n for n in dir(torch.Tensor) if callable(getattr(torch.Tensor, n, None))}
 
 
 def write_literal(item: Any, write: WriteLeaf) -> str:
-    """The text of an argument."""
+    """Write an argument."""
     if isinstance(item, Ref) or item is DEVICE:
         return write(item)
     if isinstance(item, (tuple, list)) and not hasattr(item, "_fields"):
@@ -139,7 +139,7 @@ def _write_number(item: bool | int | float | complex | str) -> str:
 
 
 def write_subscript(index: Any, write: WriteLeaf) -> str:
-    """`x[...]` without the brackets."""
+    """Write an index, without the brackets of `x[...]`."""
     items = index if isinstance(index, tuple) else (index,)
     shown = []
     for item in items:
@@ -155,7 +155,7 @@ def write_subscript(index: Any, write: WriteLeaf) -> str:
 def write_arguments(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], write: WriteLeaf
 ) -> str:
-    """The text between the parentheses, without arguments that have their default value."""
+    """Write the arguments of a call, without those that have their default value."""
     defaults = _defaults(func)
     named = {k: v for k, v in kwargs.items() if not (k in defaults and _is_default(defaults[k], v))}
     given = list(args)
@@ -185,7 +185,7 @@ def _defaults(func: Callable[..., Any]) -> dict[str, Any]:
 def write_call(
     func: Callable[..., Any], fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], write: WriteLeaf
 ) -> str:
-    """The call as a person would write it. A call in place is written as one that makes a new tensor."""
+    """Write a call as a person would. A call in place is written as one that makes a new tensor."""
     name = getattr(func, "__name__", fn)
     if name == "__get__":
         return f"{write_literal(args[0], write)}.{fn}"
@@ -209,7 +209,7 @@ def write_call(
 
 
 def _write_infix(left: str, sign: str, right: str) -> str:
-    """Two operands and the sign between them. Python reads -2 ** x as -(2 ** x)."""
+    """Write two operands with the sign between them. Python reads -2 ** x as -(2 ** x)."""
     return f"({left}) {sign} {right}" if sign == "**" and left.startswith("-") else f"{left} {sign} {right}"
 
 
@@ -224,7 +224,7 @@ def _write_named_call(
 
 
 def to_identifier(text: str) -> str:
-    """A name that Python takes, from any text: `self_attn.q_proj` -> `self_attn_q_proj`."""
+    """Return an identifier made of any text: `self_attn.q_proj` -> `self_attn_q_proj`."""
     found = re.sub(r"\W+", "_", text).strip("_").lower() or "x"
     if found[0].isdigit():
         found = f"x{found}"
@@ -245,7 +245,7 @@ class NameScope:
         self.held: dict[str, int] = {}  # name -> line after which it is free
 
     def take(self, wanted: str, now: int, until: int) -> str:
-        """A name for a value made on line `now` and last used on line `until`."""
+        """Return a name for a value that is made on line `now` and last used on line `until`."""
         wanted = to_identifier(wanted)
         name, count = wanted, 1
         while name in self.fixed or self.held.get(name, -9) > now:
@@ -255,11 +255,11 @@ class NameScope:
         return name
 
     def hold(self, name: str, until: int) -> None:
-        """Give a name that is in use to a second value too."""
+        """Let a second value have a name that is in use."""
         self.held[name] = max(until, self.held.get(name, -1))
 
     def keep(self, wanted: str) -> str:
-        """A name that stays taken."""
+        """Return a name that stays taken."""
         name = self.take(wanted, -2, 1 << 60)
         self.fixed.add(name)
         return name

@@ -25,20 +25,20 @@ LONGEST_INLINE = 48
 
 @dataclass
 class FunctionWriter:
-    """Writes the calls of one unit. `wanted` are the values that other units use later."""
+    """Writes the calls of one unit. `wanted` are the values that other units use."""
 
     layout: PlannedTape
     moves: MoveTable
     calls: Sequence[TapeCall]
     prefix: str
     wanted: set[int]
-    foreign: Any
-    shared: Mapping[tuple[int, str], OuterSteps]
-    """For each parameter and call site that uses it: the steps that are taken outside of the functions."""
+    name_object: Any
+    outer_steps: Mapping[tuple[int, str], OuterSteps]
+    """For each parameter and call site that uses it: the steps that are taken outside of the function."""
     recomputed: bool = False
     """Whether the function runs again in backward."""
     kept: Collection[str] = ()
-    """The call sites whose results are then kept."""
+    """The call sites whose results are kept when it is recomputed."""
     input_names: Sequence[str] = ()
     """The names of the inputs in the other copies."""
     inputs: list[int] = field(default_factory=list)
@@ -49,31 +49,31 @@ class FunctionWriter:
     seeds: int = 0
 
     def write(self) -> FunctionSource:
-        """The function."""
+        """Write the function."""
         self.tape = self.layout.tape
         self.made = {n for c in self.calls for n in c.outputs}
         self.saved = {n for c in self.calls for n in c.saved}
         self.makers = {n: c for c in self.tape.calls for n in c.outputs}
         saving = (now for now, call in enumerate(self.calls) if call.saved)
-        self.last_again = (
+        self.last_recomputed = (
             max(saving, default=-1) if self.recomputed else -1
         )  # the last line that runs again in backward
-        self._last_uses()
+        self._find_uses()
         self.names = NameScope(RESERVED | self.moves.taken)
         self.body: list[str] = []
         self.sites: list[tuple[str, ...]] = []  # of each line of the body
-        self.unwritten: list[str] = []  # the call sites of expressions that will be written inside a later one
-        self.waiting: dict[int, str] = {}  # expressions that will be written inside a later one
-        self.lasting: list[int] = []  # the values that these use
-        self._arguments()
+        self.sites_of_inlined: list[str] = []  # the call sites of expressions that will be written inside a later one
+        self.inlined: dict[int, str] = {}  # expressions that will be written inside a later one
+        self.operands_of_inlined: list[int] = []  # the values that these use
+        self._collect_arguments()
         stopped: list[bool] = []  # of each line of the body: whether the model's code ran it under torch.no_grad
         for now, call in enumerate(self.calls):
-            self._call(now, call)
+            self._write_call(now, call)
             stopped += [call.stops] * (len(self.body) - len(stopped))
         body, sites = wrap_no_grad(self.body, self.sites, stopped)
         outputs = [n for c in self.calls for n in c.outputs if n in self.wanted]
         given = ", ".join(self.texts[n] for n in outputs)
-        lines = [self._head(), *(f"    {line}" for line in body), f"    return {given}".rstrip()]
+        lines = [self._write_head(), *(f"    {line}" for line in body), f"    return {given}".rstrip()]
         weights, buffers = list(self.weights.values()), list(self.buffers.values())
         return FunctionSource(
             "", lines, self.inputs, self.cuts, weights, buffers, outputs, self.seeds, [(), *sites, ()]
@@ -81,7 +81,7 @@ class FunctionWriter:
 
     # --- arguments ------------------------------------------------------------------------------------
 
-    def _last_uses(self) -> None:
+    def _find_uses(self) -> None:
         self.uses: dict[int, list[int]] = {}
         self.users: dict[int, list[TapeCall]] = {}
         for now, call in enumerate(self.calls):
@@ -89,45 +89,49 @@ class FunctionWriter:
                 self.uses.setdefault(number, []).append(now)
                 self.users.setdefault(number, []).append(call)
 
-    def _until(self, number: int, now: int) -> int:
-        """The last line that uses a value."""
+    def _last_use(self, number: int, now: int) -> int:
+        """Return the last line that uses a value."""
         return 1 << 60 if number in self.wanted else max(self.uses.get(number, [now]))
 
-    def _arguments(self) -> None:
+    def _collect_arguments(self) -> None:
         for now, call in enumerate(self.calls):
             edges = self.layout.row(call).inputs if call.kind == "op" else [None] * len(call.inputs)
             for number, edge in zip(call.inputs, edges, strict=True):
                 kind = self.tape.tensors[number].kind
                 if kind == PARAMETER:
-                    self._weight(now, number)
+                    self._add_weight(now, number)
                 elif kind != COMPUTED and edge is not None:
-                    self._constant(number, edge)
+                    self._add_constant(number, edge)
                 elif number not in self.made and number not in self.inputs:
                     self.inputs.append(number)
-        named = self.input_names if len(self.input_names) == len(self.inputs) else [self.wish(n) for n in self.inputs]
+        named = (
+            self.input_names
+            if len(self.input_names) == len(self.inputs)
+            else [self.wanted_name(n) for n in self.inputs]
+        )
         for number, name in zip(self.inputs, named, strict=True):
             self.texts[number] = self.names.keep(name)
-        self.cut_names = [self.names.keep(self.wish(n)) for n, _ in self.cuts]
+        self.cut_names = [self.names.keep(self.wanted_name(n)) for n, _ in self.cuts]
 
-    def _key(self, now: int, number: int) -> tuple[int, int]:
-        """The key of the use of a parameter by the call on line `now`."""
-        return number, now if self.shared[number, self.calls[now].site][0] else -1
+    def _use_key(self, now: int, number: int) -> tuple[int, int]:
+        """Return the key of the use of a parameter by the call on line `now`."""
+        return number, now if self.outer_steps[number, self.calls[now].site][0] else -1
 
-    def _weight(self, now: int, number: int) -> None:
-        key = self._key(now, number)
+    def _add_weight(self, now: int, number: int) -> None:
+        key = self._use_key(now, number)
         if key not in self.weights:
-            gather, reduce = self.shared[number, self.calls[now].site]
+            gather, reduce = self.outer_steps[number, self.calls[now].site]
             users = [self.calls[now]] if key[1] == now else self.users[number]
-            live = [call for call in users if any(n in self.layout.reached for n in call.outputs)]
+            live = [call for call in users if any(n in self.layout.with_gradient for n in call.outputs)]
             first = now if key[1] == now else min(self.uses[number])
-            again = (bool(live) and any(number in call.saved for call in users)) or first <= self.last_again
-            lasting = not self.recomputed and any(self._keeps(call, number) for call in users)
+            again = (bool(live) and any(number in call.saved for call in users)) or first <= self.last_recomputed
+            lasting = not self.recomputed and any(self._autograd_keeps_view(call, number) for call in users)
             trained = self.tape.tensors[number].grad and any(number in call.gives_gradient() for call in live)
-            argument = self._argument(self.layout.parameters[number])
+            argument = self._name_argument(self.layout.parameters[number])
             self.weights[key] = WeightUse(argument, number, gather, reduce, again and not lasting, lasting, trained)
 
-    def _keeps(self, call: TapeCall, number: int) -> bool:
-        """Whether autograd keeps a view that `call` makes of a gathered parameter."""
+    def _autograd_keeps_view(self, call: TapeCall, number: int) -> bool:
+        """Return whether autograd keeps a view that `call` makes of a gathered parameter."""
         if not self.tape.views(call, number):
             return False
         root = self.tape.tensors[number].root
@@ -136,23 +140,23 @@ class FunctionWriter:
         kept = any(number in c.saved and not views.isdisjoint(c.inputs) for c in self.calls)
         return kept or not views.isdisjoint(self.saved)
 
-    def _constant(self, number: int, edge: Edge) -> None:
+    def _add_constant(self, number: int, edge: Edge) -> None:
         cut = (number, edge.dst.forward)
         if self.tape.tensors[number].kind != BUFFER:
             self.cuts += [cut] * (cut not in self.cuts)
         elif cut not in self.buffers:
-            self.buffers[cut] = BufferUse(self._argument(self.tape.tensors[number].name), *cut)
+            self.buffers[cut] = BufferUse(self._name_argument(self.tape.tensors[number].name), *cut)
 
-    def _argument(self, name: str) -> str:
-        """The name of a weight or buffer in the function."""
+    def _name_argument(self, name: str) -> str:
+        """Return the name of a weight or buffer in the function."""
         local = name[len(self.prefix) + 1 :] if self.prefix and name.startswith(self.prefix + ".") else name
         taken = {w.argument for w in self.weights.values()} | {b.argument for b in self.buffers.values()}
         short, long = to_identifier("_".join(local.split(".")[-2:])), to_identifier(local.replace(".", "_"))
         wishes = itertools.chain((short, long), (f"{short}_{count}" for count in itertools.count(2)))
         return next(name for name in wishes if name not in taken)
 
-    def wish(self, number: int) -> str:
-        """The name for a value: that of the model's statement that makes it, or of the layer whose weight makes it."""
+    def wanted_name(self, number: int) -> str:
+        """Return the name for a value: that of the model's statement that assigns it, or of the layer whose weight makes it."""
         made = self.makers.get(number)
         if made is None:
             other = "hidden" if number in self.tape.received else "constant"
@@ -160,32 +164,32 @@ class FunctionWriter:
         inner = any(self.tape.tensors[n].kind == PARAMETER for n in made.inputs)
         module = made.scope.rpartition(".")[2].partition("@")[0]
         layer = module if inner and module and not module.isdigit() else made.fn
-        if inner and self._goes_on(made, made):
+        if inner and self._continues(made, made):
             return layer
         if len(made.names) == len(made.outputs):
             return made.names[made.outputs.index(number)] or made.fn
         return layer
 
-    def _goes_on(self, made: TapeCall, call: TapeCall) -> bool:
-        """Whether the statement of `made` goes on with the results of `call`, at once or by way of other modules that it calls."""
+    def _continues(self, made: TapeCall, call: TapeCall) -> bool:
+        """Return whether the statement of `made` uses the results of `call`, at once or through other modules that it calls."""
         beside = made.scope.rpartition(".")[0] + "."
         users = [c for n in call.outputs for c in self.users.get(n, ())]
         return any(
-            c.line == made.line or (c.scope.startswith(beside) and c.scope != made.scope and self._goes_on(made, c))
+            c.line == made.line or (c.scope.startswith(beside) and c.scope != made.scope and self._continues(made, c))
             for c in users
         )
 
-    def _head(self) -> str:
+    def _write_head(self) -> str:
         names = [self.texts[n] for n in self.inputs] + self.cut_names
         first = ["w"] if self.weights or self.buffers else []
         return f"def FUNCTION({', '.join([*first, *(['seed'] if self.seeds else []), *names])}):"
 
     # --- one call -------------------------------------------------------------------------------------
 
-    def _call(self, now: int, call: TapeCall) -> None:
+    def _write_call(self, now: int, call: TapeCall) -> None:
         start = len(self.body)
-        expression = self._dropout(call) if call.kind == "dropout" else self._expression(now, call)
-        moved = expression if call.kind == "dropout" else self._moved_results(call, expression)
+        expression = self._write_dropout(call) if call.kind == "dropout" else self._write_expression(now, call)
+        moved = expression if call.kind == "dropout" else self._move_results(call, expression)
         if len(call.outputs) == 1:
             self._assign(now, call, moved, plain=moved == expression)
         else:
@@ -193,19 +197,19 @@ class FunctionWriter:
         if self._is_kept(call):
             whole = "whole=True" if call.fn == "scaled_dot_product_attention" else ""
             self.body[start:] = [f"with keep({whole}):", *(f"    {line}" for line in self.body[start:])]
-        self.unwritten.append(call.site)
+        self.sites_of_inlined.append(call.site)
         if len(self.body) > start:
-            self.sites += [tuple(self.unwritten)] * (len(self.body) - start)
-        if call.outputs[0] not in self.waiting:
-            self.unwritten = []
-        self._forget(now, call)
+            self.sites += [tuple(self.sites_of_inlined)] * (len(self.body) - start)
+        if call.outputs[0] not in self.inlined:
+            self.sites_of_inlined = []
+        self._delete_dead(now, call)
 
     def _is_kept(self, call: TapeCall) -> bool:
         return call.kind == "op" and call.site in self.kept
 
-    def _expression(self, now: int, call: TapeCall) -> str:
+    def _write_expression(self, now: int, call: TapeCall) -> str:
         row = self.layout.row(call)
-        texts = [self._operand(now, n, e) for n, e in zip(call.inputs, row.inputs, strict=True)]
+        texts = [self._write_operand(now, n, e) for n, e in zip(call.inputs, row.inputs, strict=True)]
         local = operators.LocalCall(self.layout, call, row, texts, self.moves.axis, self._leaf)
         text = operators.write_operator(local)
         if "{site}" in text:
@@ -215,48 +219,49 @@ class FunctionWriter:
             text += f"[{[isinstance(x, Ref) for x in call.shape].index(True)}]"
         return text
 
-    def _dropout(self, call: TapeCall) -> str:
+    def _write_dropout(self, call: TapeCall) -> str:
         x = call.inputs[0]
         given = dict(zip(("input", "p", "training"), call.args, strict=False)) | call.kwargs
         split = [
             self.moves.axis(a)
-            for a, p in enumerate(self.layout.delivered[x])
+            for a, p in enumerate(self.layout.delivered_placements[x])
             if isinstance(p, Shard) and self.layout.sizes[a] > 1
         ]
         self.seeds += 1
         kind = "" if call.fn == "dropout" else f", kind={call.fn!r}"
         where = f", split=[{', '.join(split)}]" if split else ""
-        return f"dropout({self._value(x)}, {given.get('p', 0.5)}, seed + {self.seeds}{kind}{where})"
+        return f"dropout({self._read_value(x)}, {given.get('p', 0.5)}, seed + {self.seeds}{kind}{where})"
 
     def _leaf(self, item: Any) -> str:
-        return "DEVICE" if item is DEVICE else str(self.foreign(item))
+        return "DEVICE" if item is DEVICE else str(self.name_object(item))
 
-    def _operand(self, now: int, number: int, edge: Edge) -> str:
-        """The text of an operand with the placements that the operator takes."""
+    def _write_operand(self, now: int, number: int, edge: Edge) -> str:
+        """Write an operand with the placements that the operator takes."""
         tensor = self.tape.tensors[number]
         if tensor.kind == PARAMETER:
-            use = self.weights[self._key(now, number)]
+            use = self.weights[self._use_key(now, number)]
             ahead, back = self.moves.real(edge.forward), self.moves.real(edge.backward)
             forward, back = ahead[len(use.gather) :], back[: len(back) - len(use.reduce)]
-            return self._moved(now, number, f"w.{use.argument}", replace(edge, forward=forward, backward=back))
+            return self._move_operand(now, number, f"w.{use.argument}", replace(edge, forward=forward, backward=back))
         if tensor.kind == BUFFER:
             return _divide_constant(
                 f"w.{self.buffers[number, edge.dst.forward].argument}", self.layout, self.moves, edge.dst.forward
             )
         if tensor.kind != COMPUTED:
             return self.cut_names[self.cuts.index((number, edge.dst.forward))]
-        return self._moved(now, number, self._value(number), edge)
+        return self._move_operand(now, number, self._read_value(number), edge)
 
-    def _moved(self, now: int, number: int, text: str, edge: Edge) -> str:
-        """An operand after its move. Where the model's own backward sends no gradient and none was planned, autograd would send zeros."""
-        stopped = number not in self.layout.reached and number not in self.calls[now].gives_gradient()
+    def _move_operand(self, now: int, number: int, text: str, edge: Edge) -> str:
+        """Write an operand after its move. It is detached where the model's own backward sends no gradient, since autograd
+        would send zeros."""
+        stopped = number not in self.layout.with_gradient and number not in self.calls[now].gives_gradient()
         back = edge.backward if self.tape.tensors[number].grad and not stopped else ()
         return self.moves.apply(f"{text}.detach()" if stopped else text, edge.forward, back, edge.segments)
 
-    def _value(self, number: int) -> str:
-        return self.waiting.pop(number) if number in self.waiting else self.texts[number]
+    def _read_value(self, number: int) -> str:
+        return self.inlined.pop(number) if number in self.inlined else self.texts[number]
 
-    def _moved_results(self, call: TapeCall, expression: str) -> str:
+    def _move_results(self, call: TapeCall, expression: str) -> str:
         if len(call.outputs) != 1:
             return expression
         edge = self.layout.row(call).outputs[0]
@@ -268,17 +273,17 @@ class FunctionWriter:
 
     def _assign(self, now: int, call: TapeCall, text: str, *, plain: bool) -> None:
         number = call.outputs[0]
-        if plain and self._may_wait(now, call, text):
-            self.waiting[number] = parenthesize(text)
+        if plain and self._can_inline(now, call, text):
+            self.inlined[number] = parenthesize(text)
         elif text.isidentifier():  # the same tensor under another name
             self.texts[number] = text
-            self.names.hold(text, self._until(number, now))
+            self.names.hold(text, self._last_use(number, now))
         else:
-            self.texts[number] = self.names.take(self.wish(number), now, self._until(number, now))
+            self.texts[number] = self.names.take(self.wanted_name(number), now, self._last_use(number, now))
             self.body.append(f"{self.texts[number]} = {drop_parentheses(text)}")
 
-    def _may_wait(self, now: int, call: TapeCall, text: str) -> bool:
-        """Whether an expression may be written inside the next one: it is used there only, and in the same statement."""
+    def _can_inline(self, now: int, call: TapeCall, text: str) -> bool:
+        """Return whether an expression may be written inside the next one: that alone uses it, in the same statement."""
         number = call.outputs[0]
         if number in self.wanted or self.uses.get(number) != [now + 1] or len(text) > LONGEST_INLINE:
             return False
@@ -294,7 +299,7 @@ class FunctionWriter:
         assert isinstance(call.shape, (tuple, list)), call
         names = []
         for number in call.outputs:
-            name = self.names.take(self.wish(number), now, max(now + 1, self._until(number, now)))
+            name = self.names.take(self.wanted_name(number), now, max(now + 1, self._last_use(number, now)))
             self.texts[number] = name
             names.append(name)
         made = iter(names)
@@ -307,22 +312,22 @@ class FunctionWriter:
             if moved != self.texts[number]:
                 self.body.append(f"{self.texts[number]} = {moved}")
 
-    def _forget(self, now: int, call: TapeCall) -> None:
-        """Write `del` for values that were used for the last time, so that their memory is free at once."""
-        self.lasting += call.inputs
-        if now == len(self.calls) - 1 or any(n in self.waiting for n in call.outputs):
+    def _delete_dead(self, now: int, call: TapeCall) -> None:
+        """Write `del` for values after their last use, so that their memory is free at once."""
+        self.operands_of_inlined += call.inputs
+        if now == len(self.calls) - 1 or any(n in self.inlined for n in call.outputs):
             return
         made = {self.texts.get(n) for n in call.outputs}
         gone = [
             self.texts[n]
-            for n in dict.fromkeys(self.lasting)
+            for n in dict.fromkeys(self.operands_of_inlined)
             if n in self.made
             and n in self.texts
             and self.names.held[self.texts[n]] <= now
             and self.texts[n] not in made
         ]
         gone += [self.texts[n] for n in call.outputs if n in self.texts and n not in self.uses and n not in self.wanted]
-        self.lasting = []
+        self.operands_of_inlined = []
         if gone:
             self.body.append(f"del {', '.join(dict.fromkeys(gone))}")
             self.sites.append(())
@@ -392,7 +397,7 @@ def _has_outer_comma(text: str) -> bool:
 
 def local_constant(name: str, layout: PlannedTape, moves: MoveTable, number: int, placements: Placements) -> str:
     """A constant cut to this rank's part."""
-    for axis, dim in layout.slices(number, placements):
+    for axis, dim in layout.cuts(number, placements):
         name = f"{moves.axis(axis)}.slice({name}, {dim})"
     return _divide_constant(name, layout, moves, placements)
 

@@ -27,39 +27,39 @@ LOCAL_KINDS = ("slice", "pad", "divide")
 
 
 def placement_letter(placement: Placement) -> str:
-    """`S`, `R` or `P`."""
+    """Return `S`, `R` or `P`."""
     return "S" if isinstance(placement, Shard) else "R" if isinstance(placement, Replicate) else "P"
 
 
 def step_kind(step: Step) -> str:
-    """The kind of a step."""
+    """Return the kind of move of a step."""
     return KIND_OF_LETTERS[placement_letter(step.src), placement_letter(step.dst)]
 
 
 def split_weight_steps(
-    edge: Edge, ahead: Sequence[Step], back: Sequence[Step]
+    edge: Edge, forward_steps: Sequence[Step], backward_steps: Sequence[Step]
 ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """The steps of a weight's edge that are taken outside of the function, where they can be bucketed and issued early.
+    """Return the steps of a weight's edge that are taken outside of the function, where they can be bucketed and issued early.
 
-    These are the first steps forward, up to the last one that communicates; and the last steps of the gradient, from where it
+    These are the first steps forward, up to the last one that communicates, and the last steps of the gradient, from where it
     has the weight's own shape. Axes of one rank have no steps.
     """
-    axes = sorted({step.axis for step in (*ahead, *back)})
-    for gather in (count_to_last_collective(ahead), 0):
-        here = edge.src.forward
-        for step in ahead[:gather]:
-            here = _placements_after(here, step)
+    axes = sorted({step.axis for step in (*forward_steps, *backward_steps)})
+    for gather in (count_to_last_collective(forward_steps), 0):
+        placements = edge.src.forward
+        for step in forward_steps[:gather]:
+            placements = _placements_after(placements, step)
         gradient = edge.dst.gradient
-        for number in range(len(back) + 1):
-            if _sharded_dims(gradient, axes) == _sharded_dims(here, axes):
-                return tuple(ahead[:gather]), tuple(back[number:])
-            if number < len(back):
-                gradient = _placements_after(gradient, back[number])
+        for number in range(len(backward_steps) + 1):
+            if _sharded_dims(gradient, axes) == _sharded_dims(placements, axes):
+                return tuple(forward_steps[:gather]), tuple(backward_steps[number:])
+            if number < len(backward_steps):
+                gradient = _placements_after(gradient, backward_steps[number])
     return (), ()
 
 
 def count_to_last_collective(steps: Sequence[Step]) -> int:
-    """The number of steps up to the last one that communicates, with it."""
+    """Return the number of steps up to and including the last one that communicates."""
     return max((i + 1 for i, s in enumerate(steps) if step_kind(s) not in LOCAL_KINDS), default=0)
 
 
@@ -72,7 +72,7 @@ def _sharded_dims(placements: Placements, axes: Sequence[int]) -> tuple[int | No
 
 
 class MoveTable:
-    """Names and definitions of moves; `sizes` and `names` are those of the mesh axes."""
+    """Names and definitions of moves. `sizes` and `names` are those of the mesh axes."""
 
     def __init__(self, names: Sequence[str], sizes: Sequence[int]) -> None:
         self.names, self.sizes = [n.upper() for n in names], sizes
@@ -81,53 +81,57 @@ class MoveTable:
         self.products: dict[tuple[str, str, int], str] = {}
 
     def axis(self, axis: int) -> str:
-        """The name of a mesh axis in the code."""
+        """Return the name of a mesh axis in the code."""
         return self.names[axis]
 
     def real(self, steps: Sequence[Step]) -> tuple[Step, ...]:
-        """The steps on axes of more than one rank."""
+        """Return the steps on axes of more than one rank."""
         return tuple(s for s in steps if self.sizes[s.axis] > 1)
 
     def apply(self, text: str, forward: Sequence[Step], backward: Sequence[Step], segments: Segments) -> str:
-        """The text of a tensor after a move."""
-        ahead, back = self.real(forward), self.real(backward)
-        return text if not ahead and not back else f"{self.name(ahead, back, segments)}({text})"
+        """Write a tensor after a move."""
+        forward_steps, backward_steps = self.real(forward), self.real(backward)
+        return (
+            text
+            if not forward_steps and not backward_steps
+            else f"{self.name(forward_steps, backward_steps, segments)}({text})"
+        )
 
     def name(self, forward: Sequence[Step], backward: Sequence[Step], segments: Segments) -> str:
-        """The name of a move. The first call defines it."""
-        used = {s.src.dim for s in (*forward, *backward) if isinstance(s.src, Shard)}
-        used |= {s.dst.dim for s in (*forward, *backward) if isinstance(s.dst, Shard)}
-        fused = {d: tuple(v) for d, v in segments.items() if d in used and len(v) > 1}
+        """Return the name of a move. The first call defines it."""
+        dims = {s.src.dim for s in (*forward, *backward) if isinstance(s.src, Shard)}
+        dims |= {s.dst.dim for s in (*forward, *backward) if isinstance(s.dst, Shard)}
+        fused = {d: tuple(v) for d, v in segments.items() if d in dims and len(v) > 1}
         key = (self.steps(forward), self.steps(backward), str(fused) if fused else "")
         if key not in self.defined:
-            wanted = f"{_describe_steps(forward)}_back_{_describe_steps(backward)}"
-            name, count = wanted, 1
+            base = f"{_describe_steps(forward)}_back_{_describe_steps(backward)}"
+            name, count = base, 1
             while name in self.defined.values():
                 count += 1
-                name = f"{wanted}_{count}"
+                name = f"{base}_{count}"
             self.defined[key] = name
         return self.defined[key]
 
     def product(self, forward: Sequence[Step], backward: Sequence[Step], chunks: int) -> str:
-        """The name of a product in chunks whose result is moved. The first call defines it."""
-        ahead, back = self.real(forward), self.real(backward)
-        name = f"product_{_describe_steps(ahead)}_in_{chunks}_back_{_describe_steps(back)}"
+        """Return the name of a product in chunks whose result is moved. The first call defines it."""
+        forward_steps, backward_steps = self.real(forward), self.real(backward)
+        name = f"product_{_describe_steps(forward_steps)}_in_{chunks}_back_{_describe_steps(backward_steps)}"
         count = sum(one.startswith(name) for one in self.products.values())
         return self.products.setdefault(
-            (self.steps(ahead), self.steps(back), chunks), f"{name}_{count + 1}" if count else name
+            (self.steps(forward_steps), self.steps(backward_steps), chunks), f"{name}_{count + 1}" if count else name
         )
 
     def steps(self, steps: Sequence[Step]) -> str:
-        """Steps as code: `[all_gather(TENSOR, 1)]`."""
+        """Write steps: `[all_gather(TENSOR, 1)]`."""
         return f"[{', '.join(map(self.step, steps))}]"
 
     def step(self, step: Step) -> str:
-        """One step as code."""
+        """Write one step."""
         dims = [str(p.dim) for p in (step.src, step.dst) if isinstance(p, Shard)]
         return f"{CONSTRUCTORS.get(step_kind(step), step_kind(step))}({', '.join([self.axis(step.axis), *dims])})"
 
     def definitions(self) -> list[str]:
-        """One line for each move, and for each kind of product in chunks."""
+        """Write one line for each move, and for each kind of product in chunks."""
         return [
             f"{name} = move({forward}, backward={backward}{f', segments={fused}' if fused else ''})"
             for (forward, backward, fused), name in self.defined.items()

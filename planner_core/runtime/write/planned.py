@@ -1,8 +1,10 @@
-"""Record a model's forward pass, place it on a mesh as the plan says, and write it as one rank's program. It needs no processes.
+"""Record a model's forward pass, place it on a mesh as the plan says, and write it as one rank's program. It needs no
+processes.
 
-A pass is recorded on a copy of the model whose weights are on meta, so the model itself is never run, nor changed. It is recorded with
-the samples of the whole micro-batch and, if ranks may hold different samples, with those of one rank: a size that differs between the
-two is a number of samples. If the code mixes samples, each rank makes the constants of the whole micro-batch and takes its part of them.
+A pass is recorded on a copy of the model whose weights are on meta, so the model itself is neither run nor changed. It is
+recorded with the samples of the whole micro-batch and, if ranks may hold different samples, with those of one rank: a size that
+differs between the two is a number of samples. If the code mixes samples, each rank makes the constants of the whole
+micro-batch and takes its part of them.
 """
 
 # mypy: allow-untyped-calls
@@ -64,7 +66,7 @@ GatherBatch = Callable[[torch.Tensor], torch.Tensor]
 
 
 class InputSource(Enum):
-    """What is done first with a leaf of a call, if the program takes the global batch and callers bring their own parts."""
+    """Where a leaf of a call comes from, if the program takes the global batch and callers bring their own parts."""
 
     AS_IT_IS = "it holds no samples"
     GATHERED = "the parts of all callers are gathered"
@@ -75,28 +77,34 @@ class InputSource(Enum):
 
 @dataclass(frozen=True)
 class PreparedProgram:
-    """A program for one way to call a model. `whole`: the program takes the global batch. `brought`: what is done with each leaf of a
-    call first; empty if callers bring what the program takes."""
+    """A program for one way to call a model.
+
+    `global_batch`: the program takes the global batch. `input_sources`: where each leaf of a call comes from; empty if callers
+    bring what the program takes.
+    """
 
     program: Program
     layout: PlannedTape
-    whole: bool
-    brought: Sequence[InputSource]
+    global_batch: bool
+    input_sources: Sequence[InputSource]
 
     @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tensors that the program takes, by the names that it gives them."""
+        """The shapes of the tensors that the program takes, by their names in it."""
         numbers = (n for n, t in enumerate(self.layout.tape.tensors) if t.kind == INPUT)
         return {
             name: tuple(self.layout.tape.tensors[n].shape) for name, n in zip(self.program.inputs, numbers, strict=True)
         }
 
     def check_sites(self, versions: str) -> None:
-        """Raise PlanMismatch if the plan has an operator that the model does not run here. (Of one more its row is missed before.)"""
-        here = {call.site for call in self.layout.ops}
-        gone = next((s for s in self.layout.rows if s not in here and not s.startswith("loss/")), None)
-        if gone is not None:
-            raise other_model_error(gone, "is in the plan, but the model does not run it here", versions)
+        """Raise PlanMismatch if the plan has an operator that the model does not run here.
+
+        The opposite, an operator without a row in the plan, was refused when the recording was placed.
+        """
+        sites = {call.site for call in self.layout.ops}
+        missing = next((s for s in self.layout.rows if s not in sites and not s.startswith("loss/")), None)
+        if missing is not None:
+            raise other_model_error(missing, "is in the plan, but the model does not run it here", versions)
 
 
 class PlannedForward:
@@ -113,7 +121,7 @@ class PlannedForward:
             )
         self.plan, self.axes = plan, list(axes)
         self.data_axes = tuple(a for a in plan.data_axes if axes[a].size > 1)
-        self.names = positional(model.forward)
+        self.argument_names = positional(model.forward)
         self.config = plan.model["config"] or {}
         self.is_table = functools.partial(is_table, config=self.config)
         self.rows, self.stored, self.block_copies = plan.site_plans(), plan.param_plans(), block_copies(plan)
@@ -123,69 +131,82 @@ class PlannedForward:
         self.frozen = FrozenModel(model, lambda param: self.dtypes(param).working)
 
     def prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, whole: bool, gathered: GatherBatch
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, global_batch: bool, gather: GatherBatch
     ) -> PreparedProgram:
-        """The program for such a call. `args` are this rank's own samples; with `whole` they are the global batch."""
-        held = self.held(args, kwargs, whole=whole)
-        if not whole and torch.is_grad_enabled():
-            self._tell_if_whole(args, kwargs, held)
-        axes = tuple(range(len(self.axes))) if whole else self.data_axes
-        with self.frozen.current():
-            every = self._record(args, kwargs) if whole else None
-            dims: dict[int, int | None] = {}
+        """Return the program for such a call. `args` are this rank's own samples, or with `global_batch` all samples."""
+        sample_leaves = self.sample_leaves(args, kwargs, global_batch=global_batch)
+        if not global_batch and torch.is_grad_enabled():
+            self._warn_if_global(args, kwargs, sample_leaves)
+        axes = tuple(range(len(self.axes))) if global_batch else self.data_axes
+        with self.frozen.with_current_buffers():
+            all_samples = self._record(args, kwargs) if global_batch else None
+            sample_dims: dict[int, int | None] = {}
             try:
-                made = self._by_own_samples((args, kwargs), axes, held, every, dims)
+                prepared = self._prepare_by_samples((args, kwargs), axes, sample_leaves, all_samples, sample_dims)
             except MixesSamples:
-                made = None
-            if made is not None:
-                return made
-            tape = every or self._record(*map_marked_leaves((args, kwargs), held, gathered))
-            layout = self._planned(tape, [dims.get(n) for n in range(len(tape.tensors))], ())
-            if not whole:
+                prepared = None
+            if prepared is not None:
+                return prepared
+            tape = all_samples or self._record(*map_marked_leaves((args, kwargs), sample_leaves, gather))
+            layout = self._place(tape, [sample_dims.get(n) for n in range(len(tape.tensors))], ())
+            if not global_batch:
                 layout.callers_axes = self.data_axes
-                layout.owned = frozenset(
+                layout.owned_inputs = frozenset(
                     inputs_read_by_owner(layout, self.data_axes) & inputs_read_by_operators_only(layout)
                 )
-            self._check(layout, tape)
+            self._check_calls(layout, tape)
             return PreparedProgram(
-                self._written(layout), layout, whole=True, brought=() if whole else self._brought(layout, held)
+                self._write(layout),
+                layout,
+                global_batch=True,
+                input_sources=() if global_batch else self._input_sources(layout, sample_leaves),
             )
 
-    def _brought(self, layout: PlannedTape, held: Sequence[bool]) -> list[InputSource]:
+    def _input_sources(self, layout: PlannedTape, sample_leaves: Sequence[bool]) -> list[InputSource]:
         refs = pytree.tree_leaves(layout.tape.arguments)
-        found = dict.fromkeys(index_inputs(layout), InputSource.GATHERED_INDICES)
-        found.update(dict.fromkeys(inputs_read_by_owner(layout, self.data_axes), InputSource.PLACED))
-        found.update(dict.fromkeys(layout.owned, InputSource.OWN))
+        sources = dict.fromkeys(index_inputs(layout), InputSource.GATHERED_INDICES)
+        sources.update(dict.fromkeys(inputs_read_by_owner(layout, self.data_axes), InputSource.PLACED))
+        sources.update(dict.fromkeys(layout.owned_inputs, InputSource.OWN))
         return [
-            found.get(getattr(ref, "number", -1), InputSource.GATHERED) if has else InputSource.AS_IT_IS
-            for ref, has in zip(refs, held, strict=True)
+            sources.get(getattr(ref, "number", -1), InputSource.GATHERED) if has else InputSource.AS_IT_IS
+            for ref, has in zip(refs, sample_leaves, strict=True)
         ]
 
-    def _by_own_samples(
-        self, call: Any, axes: Sequence[int], held: Sequence[bool], every: Tape | None, dims: dict[int, int | None]
+    def _prepare_by_samples(
+        self,
+        call: Any,
+        axes: Sequence[int],
+        sample_leaves: Sequence[bool],
+        all_samples: Tape | None,
+        sample_dims: dict[int, int | None],
     ) -> PreparedProgram | None:
-        """The program of a rank that has its own samples alone; None if no axis can be one along which ranks have different samples.
+        """Return the program of a rank that has its own samples only; None if ranks cannot have different samples along any
+        axis.
 
-        `every`: the recording with the samples of all ranks, if `call` has them. `dims` gets the dims of its tensors that hold samples.
-        Raises MixesSamples.
+        `all_samples`: the recording with the samples of all ranks, if `call` has them. `sample_dims` is filled with the dims of
+        its tensors that hold samples. Raises MixesSamples.
         """
-        whole = every is not None
+        global_batch = all_samples is not None
         while axes := tuple(a for a in axes if self.axes[a].size > 1):
             parts = math.prod(self.axes[a].size for a in axes)
-            if whole and any(len(x) % parts for x in itertools.compress(pytree.tree_leaves(call), held)):
+            if global_batch and any(
+                len(x) % parts for x in itertools.compress(pytree.tree_leaves(call), sample_leaves)
+            ):
                 axes = axes[:-1]
                 continue
             with _failures_as_mixed_samples():
-                tape = self._record(*(map_marked_leaves(call, held, self._part_along(axes)) if whole else call))
-                every = every or self._record(*repeat_samples(call, held, parts))
-            pairs, found, mixed = find_batch_dims(tape, every, parts)
-            dims.update({pairs[n]: dim for n, dim in enumerate(found)})
+                tape = self._record(
+                    *(map_marked_leaves(call, sample_leaves, self._part_along(axes)) if global_batch else call)
+                )
+                all_samples = all_samples or self._record(*repeat_samples(call, sample_leaves, parts))
+            pairs, sources, mixed = find_batch_dims(tape, all_samples, parts)
+            sample_dims.update({pairs[n]: dim for n, dim in enumerate(sources)})
             if mixed:
                 raise MixesSamples(mixed)
-            layout = self._planned(tape, found, axes)
+            layout = self._place(tape, sources, axes)
             if layout.data_axes == axes:
-                return self._checked(layout, every, whole)
-            if not whole:
+                return self._finish(layout, all_samples, global_batch)
+            if not global_batch:
                 return None
             axes = layout.data_axes
         return None
@@ -193,27 +214,29 @@ class PlannedForward:
     def _part_along(self, axes: Sequence[int]) -> GatherBatch:
         return lambda x: local_samples(x, 0, axes, self.axes)
 
-    def _checked(self, layout: PlannedTape, every: Tape, whole: bool) -> PreparedProgram:
-        """The program of one rank's samples. `every`: the recording with those of all ranks."""
+    def _finish(self, layout: PlannedTape, all_samples: Tape, global_batch: bool) -> PreparedProgram:
+        """Check a placed recording of one rank's samples, and write its program. `all_samples`: the recording with those of all
+        ranks."""
         tape = layout.tape
-        self._check(layout, every)
+        self._check_calls(layout, all_samples)
         line = next(iter(batch_questions(layout)), "") or find_sample_numbering(
-            tape, every, layout.samples, layout.num_parts
+            tape, all_samples, layout.samples, layout.num_parts
         )
-        if line or results_without_tensors(tape) != results_without_tensors(every):
+        if line or results_without_tensors(tape) != results_without_tensors(all_samples):
             raise MixesSamples(line)
-        if uses_sample_count(tape, every, layout.takes_all):  # the plan is for the samples of all ranks
-            adopt_numbers(tape, every, layout.takes_all)
-        if whole and (line := find_input_write(tape)):
+        if uses_sample_count(tape, all_samples, layout.takes_all):  # the plan is for the samples of all ranks
+            adopt_numbers(tape, all_samples, layout.takes_all)
+        if global_batch and (line := find_input_write(tape)):
             warnings.warn(
                 f"forward writes into an input in place at {line.rpartition('/')[2]}: a rank writes its own samples of that, and the "
                 "others in the tensor that it was given stay as they were; let forward write into a copy if the loop reads it",
                 stacklevel=6,
             )
-        return PreparedProgram(self._written(layout), layout, whole, ())
+        return PreparedProgram(self._write(layout), layout, global_batch, ())
 
-    def _tell_if_whole(self, args: Any, kwargs: Any, held: Sequence[bool]) -> None:
-        own = next(itertools.compress(pytree.tree_leaves((args, kwargs)), held), None)
+    def _warn_if_global(self, args: Any, kwargs: Any, sample_leaves: Sequence[bool]) -> None:
+        """Warn if a rank seems to bring the whole batch as its own part."""
+        own = next(itertools.compress(pytree.tree_leaves((args, kwargs)), sample_leaves), None)
         workload, ranks = self.plan.workload, math.prod(self.axes[a].size for a in self.data_axes)
         planned = int(workload["batch"]) // int(workload.get("accumulate", 1))
         if own is not None and ranks > 1 and len(own) == planned:
@@ -224,30 +247,31 @@ class PlannedForward:
                 stacklevel=6,
             )
 
-    def held(self, args: Any, kwargs: Any, *, whole: bool) -> list[bool]:
-        """For each leaf of a call: whether it has samples. Raises PlanMismatch if `args` are a rank's own and nothing says so."""
-        for path, x in () if whole else pytree.tree_flatten_with_path((args, kwargs))[0]:
-            name = spelled(path, self.names)
+    def sample_leaves(self, args: Any, kwargs: Any, *, global_batch: bool) -> list[bool]:
+        """Return for each leaf of a call whether it has samples. Raises PlanMismatch if `args` are a rank's own and nothing
+        says so."""
+        for path, x in () if global_batch else pytree.tree_flatten_with_path((args, kwargs))[0]:
+            name = spelled(path, self.argument_names)
             if isinstance(x, torch.Tensor) and x.dim() and is_new(name, self.config):
                 raise PlanMismatch(
                     f"{name} is not among the inputs that were planned, some of which have no samples, so that nothing says whether it has "
                     "some; give inputs by place or by name as they were planned, or the whole batch with global_batch=True"
                 )
-        return find_sample_leaves(args, kwargs, self.names, self.is_table)
+        return find_sample_leaves(args, kwargs, self.argument_names, self.is_table)
 
-    def _written(self, layout: PlannedTape) -> Program:
+    def _write(self, layout: PlannedTape) -> Program:
         return write_program(layout, self._title(), self.recompute, kept=self.plan.kept_sites())
 
-    def _check(self, layout: PlannedTape, tape: Tape) -> None:
+    def _check_calls(self, layout: PlannedTape, tape: Tape) -> None:
         """Raise PlanMismatch if an operator cannot run by its row with the arguments of a recording."""
         for call in (c for c in tape.calls if c.kind == "op"):
             op = Op(call.site, call.fn, call.inputs, call.outputs, dict(call.attrs or {}))
             check_call_by_rules(op, tape.values, layout.row(call), layout.sizes)
         for number, name in layout.parameters.items():
-            if number in layout.planned and name in self.stored and not self.stored[name].trained:
+            if number in layout.with_planned_gradient and name in self.stored and not self.stored[name].trained:
                 refuse_planned_gradient(name)
 
-    def _planned(self, tape: Tape, samples: Sequence[int | None], axes: Sequence[int]) -> PlannedTape:
+    def _place(self, tape: Tape, samples: Sequence[int | None], axes: Sequence[int]) -> PlannedTape:
         sizes, names = tuple(a.size for a in self.axes), tuple(a.name for a in self.axes)
         return PlannedTape(
             tape,
@@ -262,7 +286,8 @@ class PlannedForward:
         )
 
     def _record(self, args: Any, kwargs: Any) -> Tape:
-        """A recording. The first of all may fill tables that later passes read (docs/SUPPORT.md)."""
+        """Record a pass. The first recording of all may fill tables that later passes read (docs/SUPPORT.md), so it is repeated
+        then."""
         state = ModuleState(self.frozen.twin)
         tape = record(self.frozen, args, kwargs)
         changed, first, self.recorded = state.first_change(), not self.recorded, True
@@ -279,7 +304,7 @@ class PlannedForward:
 
 
 def local_samples(x: torch.Tensor, dim: int, data_axes: Sequence[int], axes: Sequence[Axis]) -> torch.Tensor:
-    """This rank's samples of the global batch."""
+    """Return this rank's samples of the global batch."""
     for axis in data_axes:
         x = axes[axis].slice(x, dim)
     return x
@@ -287,7 +312,7 @@ def local_samples(x: torch.Tensor, dim: int, data_axes: Sequence[int], axes: Seq
 
 @contextlib.contextmanager
 def _failures_as_mixed_samples() -> Iterator[None]:
-    """A pass with another number of samples may fail, where code takes that number for granted."""
+    """Inside, a failure counts as MixesSamples: code may take the number of samples for granted."""
     try:
         yield
     except CaptureError as error:

@@ -14,25 +14,25 @@ PlacedConstant = tuple[int, Placements]
 
 @dataclass(frozen=True)
 class WeightUse:
-    """How a function uses a parameter: its name, and the steps that are taken for it outside of the function.
+    """How a function uses a parameter: its argument, and the steps that are taken outside of the function.
 
-    A parameter that is gathered has one such use for each operator; any other has one for all. `again`: it is gathered again for
-    backward. `lasting`: autograd keeps it, or a view of it, from forward.
-    `trained`: the planned loss sends a gradient to it by this use.
+    A gathered parameter has one such use for each operator; any other has one for all. `regather`: it is gathered again for
+    backward. `saved_by_autograd`: autograd keeps it, or a view of it, from forward. `trained`: the planned loss sends it a
+    gradient through this use.
     """
 
     argument: str
     number: int
     gather: tuple[Step, ...]
     reduce: tuple[Step, ...]
-    again: bool
-    lasting: bool
+    regather: bool
+    saved_by_autograd: bool
     trained: bool
 
 
 @dataclass(frozen=True)
 class BufferUse:
-    """A buffer that a function reads or writes itself (running statistics), as a view of this rank's part."""
+    """A buffer that a function reads or writes (running statistics), as a view of this rank's part."""
 
     argument: str
     number: int
@@ -51,7 +51,7 @@ class FunctionSource:
     buffers: list[BufferUse]
     outputs: list[int]
     seeds: int
-    """Number of calls of dropout."""
+    """Number of calls that draw random numbers."""
     sites: list[tuple[str, ...]]
     """For each line the call sites of the operators that it holds."""
 
@@ -61,8 +61,7 @@ class FunctionSource:
 
 
 class BlockLine(NamedTuple):
-    """One line of a program: the label of the block whose function it is in ("" for a part between blocks), and the operators that it
-    holds, by their names in the block."""
+    """One line of a program: the label of its block ("" between blocks), and the operators on it, by their names in the block."""
 
     text: str
     label: str = ""
@@ -81,29 +80,29 @@ class UnitInstance:
     written: FunctionSource | None = None
 
     def lines(self) -> list[BlockLine]:
-        """The lines of its function, with the operators that each holds."""
+        """Return the lines of its function, with the operators on each."""
         own = [[site[len(self.prefix) :].removeprefix(".") for site in sites] for sites in self.text.sites]
         lines = self.text.source(self.function).split("\n")
         return [BlockLine(text, self.label, tuple(ops)) for text, ops in zip(lines, own, strict=True)]
 
     @property
     def text(self) -> FunctionSource:
-        """Its function."""
+        """The source of its function."""
         assert self.written is not None
         return self.written
 
 
 @dataclass(frozen=True)
 class UnitUse:
-    """How a unit uses a parameter, by full name."""
+    """How a unit uses a parameter, by its full name."""
 
     argument: str
     parameter: str
     gather: tuple[Step, ...]
     reduce: tuple[Step, ...]
-    again: bool
+    regather: bool
     """Whether the parameter is gathered again for backward."""
-    lasting: bool
+    saved_by_autograd: bool
     """Whether autograd keeps the gathered parameter, or a view of it, for backward."""
     trained: bool
     """Whether the planned loss sends a gradient to it."""
@@ -111,7 +110,7 @@ class UnitUse:
 
 @dataclass(frozen=True)
 class UnitBuffer:
-    """How a unit uses a buffer: its name, and the views (axis, dim) that lead to this rank's part."""
+    """How a unit uses a buffer: its argument, and the cuts (axis, dim) to this rank's part."""
 
     argument: str
     buffer: str
@@ -120,8 +119,8 @@ class UnitBuffer:
 
 @dataclass(frozen=True)
 class UnitSpec:
-    """A unit as the engine needs it: its name, function and weights, whether it is recomputed, whether it has dropout, and whether the
-    planned loss sends a gradient through it."""
+    """A unit as the engine needs it: its name, function and weights, how it is recomputed, whether it draws random numbers, and
+    whether the planned loss sends a gradient through it."""
 
     name: str
     function: str

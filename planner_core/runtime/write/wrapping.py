@@ -9,12 +9,12 @@ OPEN, CLOSE = "([{", ")]}"
 
 
 def wrap_lines(source: str, width: int = WIDTH) -> str:
-    """The same program, with lines of at most `width` columns where brackets allow it."""
+    """Return the same program with lines of at most `width` columns where brackets allow it."""
     return "\n".join(line for long in source.split("\n") for line in _break_line(long, width))
 
 
 def _break_line(line: str, width: int) -> list[str]:
-    """One line as several: the content of its widest bracket is indented, with as many items in a line as fit."""
+    """Break one line after the opening bracket of its widest bracket, whose items are indented, as many in a line as fit."""
     if len(line) <= width or line.lstrip().startswith(("#", '"""')):
         return [line]
     indent, body = line[: len(line) - len(line.lstrip())], line.lstrip()
@@ -41,7 +41,7 @@ def _break_line(line: str, width: int) -> list[str]:
 
 
 def _outer_brackets(line: str) -> list[tuple[int, int, list[int]]]:
-    """The outermost brackets of a line: where each opens and closes, and its own commas."""
+    """Return where each outermost bracket of a line opens and closes, and the places of its own commas."""
     found: list[tuple[int, int, list[int]]] = []
     opened: list[int] = []
     commas: list[int] = []

@@ -98,7 +98,7 @@ def _step(plan: Plan) -> dict[str, Any]:
     trained = [p for p in model.parameters() if p.requires_grad]
     name, offload = str(load["optimizer"]).removesuffix("-fp32"), bool(load.get("offload"))
     optimizer = make_optimizer(name, trained, lr=1e-4, offload=offload)
-    counted, memory = parallel.engine.counting(parallel.mesh), TrackMemory()
+    counted, memory = parallel.engine.count_collectives(parallel.mesh), TrackMemory()
     args, kwargs = step_call(parallel, inputs)
 
     def step() -> None:

@@ -45,7 +45,7 @@ def program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
     trained = [p for p in model.parameters() if p.requires_grad]
     name, offload = str(load["optimizer"]).removesuffix("-fp32"), bool(load.get("offload"))
     optimizer = make_optimizer(name, trained, lr=1e-4, offload=offload)
-    counted, memory, trace = parallel.engine.counting(mesh), TrackMemory(), Trace()
+    counted, memory, trace = parallel.engine.count_collectives(mesh), TrackMemory(), Trace()
 
     def step() -> None:
         for left in reversed(range(load["accumulate"])):
@@ -101,7 +101,7 @@ def _held(
     """Count what is held between two steps. `states`: those of the optimizer that are on the GPU, by parameter."""
     engine = parallel.engine
     memory.add_all((w.parameter for w in engine.weights.values()), "params")
-    memory.add_all((w.kept for w in engine.weights.values() if w.kept is not None), "params")
+    memory.add_all((w.materialized for w in engine.weights.values() if w.materialized is not None), "params")
     memory.add_buffers(parallel.model)
     memory.add_all((s for state in states.values() for s in state.values() if isinstance(s, torch.Tensor)), "optimizer")
     memory.add_all((g.flat for u in engine.units.values() for g in u.gathers), IN_FLIGHT)

@@ -1,4 +1,4 @@
-"""Collectives along one mesh axis, which are issued early and waited for late, and the moves of a tensor that are made of them."""
+"""Collectives along one mesh axis, issued early and waited for late, and the moves of one tensor."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -46,15 +46,17 @@ class Trace:
 
 
 class Axis:
-    """One mesh axis as this rank sees it. `start_*` issues a collective, and returns a function that waits for it. An axis with
-    only a name is a placeholder, whose ranks are not known yet."""
+    """One mesh axis as this rank sees it. `start_*` issues a collective and returns a function that waits for it.
+
+    An axis with only a name is a placeholder: its group is not known yet.
+    """
 
     def __init__(self, name: str, group: dist.ProcessGroup | None = None, size: int = 1, rank: int = 0) -> None:
         self.name, self.group, self.size, self.rank = name, group, size, rank
         self.group_name = "" if group is None else group.group_name
         self.trace: Trace | None = None
         self.packed = 1
-        """Number of tensors that the collective that is being issued carries."""
+        """Number of tensors in the collective that is being issued."""
 
     def __repr__(self) -> str:
         return f"Axis({self.name}, size={self.size}, rank={self.rank})"
@@ -62,7 +64,7 @@ class Axis:
     # --- issuing --------------------------------------------------------------------------------------
 
     def start_all_gather(self, x: torch.Tensor, packed: int = 0) -> Finish:
-        """The tensors of all ranks, one after the other along dim 0."""
+        """Gather the tensors of all ranks along dim 0."""
         x = x.contiguous()
         if torch.compiler.is_compiling():
             return _finish_functional(torch.ops._c10d_functional.all_gather_into_tensor(x, self.size, self.group_name))
@@ -70,7 +72,7 @@ class Axis:
         return self._issue("all_gather", packed, all_gather_into, out, out, x)
 
     def start_reduce_scatter(self, x: torch.Tensor, packed: int = 0) -> Finish:
-        """This rank's part, along dim 0, of the sum of all ranks' tensors."""
+        """Sum the tensors of all ranks, and keep this rank's part along dim 0."""
         x = x.contiguous()
         if torch.compiler.is_compiling():
             return _finish_functional(
@@ -82,7 +84,7 @@ class Axis:
     def start_all_reduce(
         self, x: torch.Tensor, reduction: str = "sum", *, owned: bool = False, packed: int = 0
     ) -> Finish:
-        """The sum (or max) of all ranks' tensors. `owned`: the result may overwrite `x`."""
+        """Sum the tensors of all ranks, or take their maximum. `owned`: the result may overwrite `x`."""
         if torch.compiler.is_compiling():
             return _finish_functional(torch.ops._c10d_functional.all_reduce(x.contiguous(), reduction, self.group_name))
         out = x if owned else x.detach().clone(memory_format=torch.contiguous_format)
@@ -98,8 +100,11 @@ class Axis:
         back: bool = False,
         packed: int = 0,
     ) -> Finish:
-        """Pieces along dim 0 go to ranks, `counts[r]` of them to rank r (by default an equal part), and `received[r]` come from it (by
-        default as many). The bytes that are recorded are those sent; or, if the pieces go `back`, those received."""
+        """Send `counts[r]` of the pieces along dim 0 to each rank r (default: an equal number), and receive `received[r]` from
+        it (default: as many).
+
+        The trace counts the bytes that are sent; if pieces go `back` to where they came from, those that are received.
+        """
         x = x.contiguous()
         counts = counts or [x.shape[0] // self.size] * self.size
         received = received or counts
@@ -108,38 +113,37 @@ class Axis:
                 torch.ops._c10d_functional.all_to_all_single(x, received, counts, self.group_name)
             )
         out = x.new_empty((sum(received), *x.shape[1:]))
-        counted = out if back else x
-        return self._issue("all_to_all", packed, dist.all_to_all_single, counted, out, x, received, counts)
+        sized = out if back else x
+        return self._issue("all_to_all", packed, dist.all_to_all_single, sized, out, x, received, counts)
 
     def exchange(
         self, pieces: torch.Tensor, counts: list[int], received: list[int] | None = None, *, back: bool = False
     ) -> torch.Tensor:
-        """Send `counts[r]` of the pieces along dim 0 to each rank r, and receive `received[r]` from it; in order of ranks."""
+        """Send `counts[r]` of the pieces along dim 0 to each rank r, and receive `received[r]` from it, in order of ranks."""
         return pieces if self.size == 1 else self.start_all_to_all(pieces, counts, received, back=back)()
 
     def start_send_recv(self, x: torch.Tensor) -> Finish:
-        """Send a flat tensor to the next rank, and receive one as long from the rank before."""
-        there, here = ring_counts(x.numel(), self.size, self.rank)
+        """Send a flat tensor to the next rank, and receive one of the same length from the rank before."""
+        sent, received = ring_counts(x.numel(), self.size, self.rank)
         if torch.compiler.is_compiling():
-            return _finish_functional(torch.ops._c10d_functional.all_to_all_single(x, here, there, self.group_name))
+            return _finish_functional(torch.ops._c10d_functional.all_to_all_single(x, received, sent, self.group_name))
         out = torch.empty_like(x)
-        return self._issue("send_recv", 0, dist.all_to_all_single, out, out, x, here, there)
+        return self._issue("send_recv", 0, dist.all_to_all_single, out, out, x, received, sent)
 
-    def _issue(
-        self, kind: str, packed: int, collective: Callable[..., Any], counted: torch.Tensor, *args: Any
-    ) -> Finish:
-        """Issue a collective of `packed` weights, or add it to a launch. Its bytes are those of `counted`; `args` begin with its result."""
+    def _issue(self, kind: str, packed: int, collective: Callable[..., Any], sized: torch.Tensor, *args: Any) -> Finish:
+        """Issue a collective of `packed` weights, or add it to a launch. The trace counts the bytes of `sized`; `args` begin
+        with the result."""
         if is_replaying():
             out: torch.Tensor = args[0]
             return lambda: out
-        trace, work = self.trace, PendingCollective(self, kind, packed, collective, args)
-        work.start()
-        num_bytes = counted.nbytes * (self.size if kind in ("all_to_all", "send_recv") else 1)
+        trace, pending = self.trace, PendingCollective(self, kind, packed, collective, args)
+        pending.start()
+        num_bytes = sized.nbytes * (self.size if kind in ("all_to_all", "send_recv") else 1)
         if trace is not None:
             trace.add("issue", kind, self.name, num_bytes, packed)
 
         def finish() -> torch.Tensor:
-            work.wait()
+            pending.wait()
             if trace is not None:
                 trace.add("wait", kind, self.name, num_bytes, packed)
             out: torch.Tensor = args[0]
@@ -150,54 +154,52 @@ class Axis:
     # --- moves of one tensor --------------------------------------------------------------------------
 
     def all_reduce(self, x: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
-        """The sum (or max) of every rank's tensor."""
+        """Return the sum (or max) of every rank's tensor."""
         return x if self.size == 1 else self.start_all_reduce(x, reduction)()
 
     def all_gather(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
-        """The whole tensor, of which each rank has a part along `dim`."""
-        whole = uneven_length(segments, dim)
-        gathered = self.start_all_gather(x if whole is None else pad_dim(x, dim, longest_part(whole, self.size)))()
-        if whole is not None:
-            return join_shards(gathered.chunk(self.size), dim).narrow(dim, 0, whole)
+        """Return the whole tensor, of which each rank has a part along `dim`."""
+        full = uneven_length(segments, dim)
+        gathered = self.start_all_gather(x if full is None else pad_dim(x, dim, longest_part(full, self.size)))()
+        if full is not None:
+            return join_shards(gathered.chunk(self.size), dim).narrow(dim, 0, full)
         if math.prod(x.shape[:dim]) == 1 and len(segments.get(dim, ())) < 2:  # the ranks' parts lie in order
             return gathered.view(*x.shape[:dim], self.size * x.shape[dim], *x.shape[dim + 1 :])
         return join_shards(gathered.chunk(self.size), dim, segments)
 
     def reduce_scatter(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
-        """This rank's part, along `dim`, of the sum of all ranks' tensors."""
-        whole = uneven_length(segments, dim)
-        if whole is not None:
-            pieces = [
-                pad_dim(piece, dim, longest_part(whole, self.size)) for piece in split_unevenly(x, dim, self.size)
-            ]
-            own = self.start_reduce_scatter(torch.cat(pieces))()
-            return own.narrow(dim, 0, shard_length(whole, self.size, self.rank)).contiguous()
+        """Return this rank's part, along `dim`, of the sum of all ranks' tensors."""
+        full = uneven_length(segments, dim)
+        if full is not None:
+            pieces = [pad_dim(piece, dim, longest_part(full, self.size)) for piece in split_unevenly(x, dim, self.size)]
+            local = self.start_reduce_scatter(torch.cat(pieces))()
+            return local.narrow(dim, 0, shard_length(full, self.size, self.rank)).contiguous()
         if dim == 0 and len(segments.get(0, ())) < 2:
             return self.start_reduce_scatter(x)()
         return self.start_reduce_scatter(torch.cat(split_by_rank(x, dim, self.size, segments)))()
 
     def all_to_all(self, x: torch.Tensor, src: int, dst: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
-        """From a part along `src` to a part along `dst`."""
+        """Exchange a part along `src` for a part along `dst`."""
         pieces = torch.stack(split_by_rank(x, dst, self.size, segments))
         return join_shards(self.start_all_to_all(pieces)().unbind(0), src, segments)
 
     def slice(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
-        """This rank's part of a whole tensor."""
+        """Return this rank's part of a whole tensor."""
         return local_shard(x, dim, self.size, self.rank, segments).contiguous()
 
     def view(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's part of a whole tensor, as a view."""
+        """Return this rank's part of a whole tensor, as a view."""
         return local_shard(x, dim, self.size, self.rank)
 
     def pad(self, x: torch.Tensor, dim: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
-        """A tensor of the whole size: this rank's part in its place, and zeros elsewhere."""
+        """Return a tensor of the full size with this rank's part in its place, and zeros elsewhere."""
         return place_in_zeros(x, dim, self.size, self.rank, segments)
 
     def divide(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's term of a sum over ranks that gives `x`: `x` divided by the number of ranks."""
+        """Return this rank's term of a sum over ranks that gives `x`."""
         return x / self.size
 
 
 def _finish_functional(out: torch.Tensor) -> Finish:
-    """The finish of a functional collective in a compiled function, which needs no wait."""
+    """Return the wait of a functional collective, which a compiler traces."""
     return lambda: torch.ops._c10d_functional.wait_tensor(out)

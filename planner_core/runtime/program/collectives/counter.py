@@ -32,22 +32,22 @@ RESULT_FIRST_SUFFIXES = ("_base_", "tensor_coalesced_")
 
 
 class CountCollectives(TorchDispatchMode):
-    """Counts the collectives of one rank: `rows[phase, kind, axis] = [count, bytes, wire_bytes]`. The caller sets `phase`. Those that
-    `joins_inputs` says are apart, in `inputs`: they gather the inputs of a call (token ids), which no operator of a plan does.
+    """Counts the collectives of one rank: `rows[phase, kind, axis] = [count, bytes, wire_bytes]`. The caller sets `phase`.
 
-    Bytes are those of the tensor that is whole along the axis. Wire bytes are what one rank sends by the ring formula. Axis -1 is
-    a group that is not a mesh axis. `packed` gives the number of tensors that a collective on a group carries; each one counts.
-    `exchanges` has phase, axis and bytes of every all_to_all in order: of those that send tokens to experts, bytes depend on the rank.
+    Bytes are those of the tensor that is whole along the axis. Wire bytes are what one rank sends by the ring formula. Axis -1
+    is a group that is not a mesh axis. `packed` gives the number of tensors in a collective of a group, each of which counts.
+    Collectives that gather the inputs of a call (`gathers_inputs`) are counted in `inputs`, since no operator of a plan issues
+    them. `exchanges` has phase, axis and bytes of every all_to_all in order: bytes sent to experts depend on the rank.
     """
 
     def __init__(
         self,
         mesh: DeviceMesh,
         packed: Callable[[str], int] | None = None,
-        joins_inputs: Callable[[], bool] = lambda: False,
+        gathers_inputs: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
-        self.joins_inputs, self.inputs = joins_inputs, {"count": 0, "bytes": 0}
+        self.gathers_inputs, self.inputs = gathers_inputs, {"count": 0, "bytes": 0}
         self.packed = packed or (lambda group: 1)
         self.phase = "forward"
         self.rows: dict[tuple[str, str, int], list[int]] = {}
@@ -76,7 +76,7 @@ class CountCollectives(TorchDispatchMode):
         num_bytes = _num_bytes(args[1] if func._schema.name.endswith(RESULT_FIRST_SUFFIXES) else args[0])
         if kind in ("all_gather", "all_to_all", "send_recv"):
             num_bytes *= n
-        if self.joins_inputs():
+        if self.gathers_inputs():
             self.inputs = {"count": self.inputs["count"] + 1, "bytes": self.inputs["bytes"] + num_bytes}
             return
         axis = self._axes.get(group.group_name, -1)
@@ -94,12 +94,12 @@ class CountCollectives(TorchDispatchMode):
         row[2] = wire.get(kind, (n - 1) * total // n)
 
     def table(self) -> dict[str, dict[str, dict[str, int]]]:
-        """phase -> kind -> count, bytes, wire_bytes, over all axes."""
+        """Return phase -> kind -> count, bytes, wire_bytes, over all axes."""
         return collective_table(self.rows)
 
 
 def collective_table(rows: Mapping[tuple[str, str, int], Sequence[int]]) -> dict[str, dict[str, dict[str, int]]]:
-    """phase -> kind -> count, bytes, wire_bytes, over all axes."""
+    """Sum rows over axes: phase -> kind -> count, bytes, wire_bytes."""
     table: dict[str, dict[str, dict[str, int]]] = {"forward": {}, "backward": {}, "optimizer": {}}
     for (phase, kind, _), amounts in sorted(rows.items()):
         row = table[phase].setdefault(kind, {"count": 0, "bytes": 0, "wire_bytes": 0})
@@ -109,7 +109,7 @@ def collective_table(rows: Mapping[tuple[str, str, int], Sequence[int]]) -> dict
 
 
 def all_to_all_wire_bytes(num_bytes: int, n: int) -> int:
-    """Bytes that one of n ranks sends in an all_to_all of `num_bytes`, if every rank sends as much."""
+    """Return the bytes that one of n ranks sends in an all_to_all of `num_bytes`, if every rank sends equally many."""
     return (n - 1) * num_bytes // (n * n)
 
 
@@ -127,8 +127,11 @@ def _process_group(args: Any) -> dist.ProcessGroup:
 
 
 def _is_ring_exchange(args: Any) -> bool:
-    """Whether an all_to_all of a flat tensor sends everything to the next rank around its group, and receives everything from the one
-    before. (Tokens that a router deals out have rows.)"""
+    """Return whether an all_to_all of a flat tensor sends everything to the next rank of its group, and receives everything
+    from the one before.
+
+    Tokens that a router distributes have rows, so theirs are not flat.
+    """
     if any(isinstance(a, torch.Tensor) and a.dim() != 1 for a in args):
         return False
     splits = [a for a in args if isinstance(a, (list, tuple)) and a and all(isinstance(n, int) for n in a)]
@@ -136,8 +139,8 @@ def _is_ring_exchange(args: Any) -> bool:
         return False
     group = _process_group(args)
     size, rank = group.size(), dist.get_rank(group)
-    came, sent = ([r for r, count in enumerate(s) if count] for s in splits)
-    return size > 1 and (came, sent) == ([(rank - 1) % size], [(rank + 1) % size])
+    sources, targets = ([r for r, count in enumerate(s) if count] for s in splits)
+    return size > 1 and (sources, targets) == ([(rank - 1) % size], [(rank + 1) % size])
 
 
 def _num_bytes(item: Any) -> int:

@@ -1,4 +1,4 @@
-"""Collectives of weights that leave together, in one launch."""
+"""Collectives of several weights in one launch."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -24,8 +24,8 @@ _THREAD = threading.local()  # `pending`: the collectives of weights that are to
 
 @dataclass(eq=False)
 class PendingCollective:
-    """A collective of `packed` weights, or gradients (0: of one tensor of the computation), the first of `args` a tensor of its dtype.
-    `work` is there when it has left."""
+    """A collective of `packed` weights or gradients (0: of one tensor of the computation). `args` begin with a tensor of its
+    dtype. `work` is None until it is issued."""
 
     axis: Axis
     kind: str
@@ -35,7 +35,7 @@ class PendingCollective:
     work: Any = None
 
     def start(self) -> None:
-        """Issue it; or let it wait for those of weights that leave with it."""
+        """Issue it, or inside `coalesced_launch` leave it to the launch."""
         pending = getattr(_THREAD, "pending", None)
         if pending is not None and self.packed and self.kind in COALESCED_KINDS:
             pending.append(self)
@@ -43,7 +43,7 @@ class PendingCollective:
             self.issue()
 
     def issue(self, others: Sequence[PendingCollective] = ()) -> None:
-        """Issue it, and others of its kind, axis and dtype in the same launch."""
+        """Issue it, together with others of its kind, axis and dtype."""
         self.axis.packed, group = sum(max(1, p.packed) for p in (self, *others)), self.axis.group
         with dist._coalescing_manager(group, async_ops=True) if others else contextlib.nullcontext() as merged:  # type: ignore[attr-defined]
             for p in (self, *others):
@@ -52,7 +52,7 @@ class PendingCollective:
         self.axis.packed = 1
 
     def wait(self) -> None:
-        """Wait for its end."""
+        """Wait until it has finished."""
         if self.work is None:
             _issue_pending()
         self.work.wait()
@@ -62,8 +62,11 @@ class PendingCollective:
 
 @contextlib.contextmanager
 def coalesced_launch() -> Iterator[None]:
-    """Collectives of weights that are issued inside leave at the end, or when one of them is waited for: those of one kind over one axis
-    in one launch. NCCL runs a group call so (its guide: "Aggregated Operations"), and they pay its latency once."""
+    """Inside, collectives of weights are not issued at once. At the end, or when one is waited for, those of one kind over one
+    axis leave in one launch.
+
+    NCCL runs this as one group call ("Aggregated Operations" of its guide), which pays the latency once.
+    """
     outer = getattr(_THREAD, "pending", None)
     _THREAD.pending = [] if outer is None else outer
     try:

@@ -18,15 +18,16 @@ from planner_core.runtime.program.collectives.dim_parts import NO_SEGMENTS, Segm
 
 @dataclass(frozen=True)
 class AxisMove:
-    """One move along one axis, from placement `src` to `dst`: the number of a sharded dim, or R (None) or P ("P")."""
+    """One move along one mesh axis, from the placement `src` to `dst`: the sharded dim, or None if it is Replicate or Partial
+    (`kind` says which)."""
 
     axis: Axis
     kind: str
     src: int | None = None
     dst: int | None = None
 
-    def take(self, x: torch.Tensor, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
-        """The tensor after the step."""
+    def apply(self, x: torch.Tensor, segments: Segments = NO_SEGMENTS) -> torch.Tensor:
+        """Return the tensor after the move."""
         axis, kind = self.axis, self.kind
         if axis.size == 1:
             return x
@@ -37,34 +38,34 @@ class AxisMove:
         if kind == "all_to_all":
             return axis.all_to_all(x, require_dim(self.src), require_dim(self.dst), segments)
         if kind in ("slice", "reduce_scatter"):
-            move = axis.slice if kind == "slice" else axis.reduce_scatter
-            return move(x, require_dim(self.dst), segments)
-        move = axis.all_gather if kind == "all_gather" else axis.pad
-        return move(x, require_dim(self.src), segments)
+            axis_method = axis.slice if kind == "slice" else axis.reduce_scatter
+            return axis_method(x, require_dim(self.dst), segments)
+        axis_method = axis.all_gather if kind == "all_gather" else axis.pad
+        return axis_method(x, require_dim(self.src), segments)
 
     @property
     def collective(self) -> bool:
-        """Whether the step communicates."""
+        """Whether the move communicates."""
         return self.kind not in ("slice", "pad", "divide")
 
 
 def require_dim(dim: int | None) -> int:
-    """The dim of a move from or to Shard; a move from or to Replicate or Partial has none there."""
+    """Return the dim of a Shard. Every kind of move that asks for it has one."""
     assert dim is not None
     return dim
 
 
 def apply_moves(x: torch.Tensor, steps: Iterable[AxisMove], segments: Segments = NO_SEGMENTS) -> torch.Tensor:
-    """The tensor after all steps, in order."""
-    for step in steps:
-        x = step.take(x, segments)
+    """Return the tensor after all moves, in order."""
+    for move in steps:
+        x = move.apply(x, segments)
     return x
 
 
 def move(
     forward: Sequence[AxisMove], backward: Sequence[AxisMove], segments: Segments = NO_SEGMENTS
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that takes a tensor along the steps `forward`, and its gradient along `backward`, which may be other steps."""
+    """Return a function that takes a tensor along the moves `forward`, and its gradient along `backward`, which may differ."""
     ahead, back = tuple(forward), tuple(backward)
 
     class Move(torch.autograd.Function):

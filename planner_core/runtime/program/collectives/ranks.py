@@ -17,13 +17,13 @@ class RankAxis(Protocol):
 
     @property
     def rank(self) -> int:
-        """This rank's place among them."""
+        """This rank's index on the axis."""
 
     def all_reduce(self, x: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
-        """The sum (or max) of every rank's tensor."""
+        """Return the sum (or max) of every rank's tensor."""
 
     def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """The tensors of all ranks, joined along `dim`."""
+        """Return the tensors of all ranks, joined along `dim`."""
 
     def exchange(
         self, pieces: torch.Tensor, counts: list[int], received: list[int] | None = None, *, back: bool = False
@@ -32,14 +32,15 @@ class RankAxis(Protocol):
         of ranks. `back`: the pieces return to where they came from, so the plan knows the size of what is received."""
 
     def start_send_recv(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Send a flat tensor to the next rank, and receive one as long from the rank before. Waits when the result is called."""
+        """Send a flat tensor to the next rank, and receive one of the same length from the rank before. The result of the call
+        waits for it."""
 
 
 Axes = Sequence[RankAxis]
 
 
 def shard_index(axes: Axes) -> int:
-    """The number of the slice of a dim that this rank holds, if several axes shard it; the outer axis makes the larger pieces."""
+    """Return the index of this rank's shard of a dim that `axes` shard. The outer axis makes the larger pieces."""
     index = 0
     for axis in axes:
         index = index * axis.size + axis.rank
@@ -47,7 +48,7 @@ def shard_index(axes: Axes) -> int:
 
 
 def num_shards(axes: Axes) -> int:
-    """The number of slices into which the axes shard a dim."""
+    """Return the number of shards of a dim that `axes` shard."""
     count = 1
     for axis in axes:  # not math.prod, which torch.compile does not know
         count *= axis.size

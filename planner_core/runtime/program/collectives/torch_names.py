@@ -1,6 +1,6 @@
-"""What torch calls by another name, or does otherwise, in the versions that a plan runs with (2.6 and later).
+"""Functions that torch renamed or changed between 2.6 and now. No other module asks for torch's version.
 
-Nothing else asks for a version. Where two names exist the newer one is taken, since the older one warns.
+Where two names exist the newer one is taken, since the older one warns.
 """
 
 # mypy: allow-untyped-calls
@@ -34,7 +34,7 @@ def check_torch(version: str = torch.__version__, *, compiled: bool = False) -> 
 
 
 def _first_available(module: Any, *names: str) -> Callable[..., Any]:
-    """The function with the first of the names that this torch has."""
+    """Return the function with the first of the names that this torch has."""
     found: Callable[..., Any] = next(getattr(module, name) for name in names if hasattr(module, name))
     return found
 
@@ -46,5 +46,5 @@ reduce_scatter_into = _first_available(dist, "reduce_scatter_single", "reduce_sc
 
 
 def supports_meta(collective: Any) -> bool:
-    """Whether an operator of the namespace `c10d` takes tensors on meta. Before 2.7 none does."""
+    """Return whether an operator of the namespace `c10d` takes tensors on meta. None does before 2.7."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(collective.name(), "Meta"))

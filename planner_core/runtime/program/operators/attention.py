@@ -1,4 +1,4 @@
-"""Causal attention of which each rank has some queries, and all keys and values."""
+"""Causal attention in which each rank has some of the queries, and all keys and values."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -25,31 +25,34 @@ def causal_attention(
     kernel: Kernel | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    """Causal attention of this rank's queries [sample, head, token, width]; the axes `queries` shard the tokens of all queries.
+    """Attend this rank's queries [sample, head, token, width] causally; the axes `queries` shard the tokens of all queries.
 
-    Of 2n blocks of queries this rank holds 2i and 2i+1, and computes 2i and 2n-1-2i: each rank then has equally many pairs of a query
-    and a key (see `ops/catalog/attention.py`). `options` are those of torch's function. `kernel` runs in its place.
+    Of 2n blocks of queries this rank i holds 2i and 2i+1, and computes 2i and 2n-1-2i, so that all ranks have equally many
+    pairs of a query and a key (`ops/catalog/attention.py`). Example with n = 2, keys seen per block 1 2 | 3 4: rank 0 computes
+    blocks 0 and 3 (1 + 4), rank 1 blocks 2 and 1 (3 + 2).
+
+    `options` are those of torch's function. `kernel` runs in its place.
     """
     kernel = kernel or F.scaled_dot_product_attention
     n, i, block = num_shards(queries), shard_index(queries), query.shape[-2] // 2
     ends = (block * (2 * i + 1), block * (2 * n - 2 * i))
     blocks = _SendToMirror.apply(query, -2, queries)
     keys, values = _KeyPrefixes.apply(key, ends), _KeyPrefixes.apply(value, ends)
-    made = [
+    parts = [
         _attend_last_queries(kernel, *each, options).transpose(-2, -3)
         for each in zip(blocks, keys, values, strict=True)
     ]
-    back: torch.Tensor = _ReturnFromMirror.apply(*made, -3, queries)
-    return back.transpose(-2, -3)  # laid out as a flash kernel lays it out
+    result: torch.Tensor = _ReturnFromMirror.apply(*parts, -3, queries)
+    return result.transpose(-2, -3)  # laid out as a flash kernel lays it out
 
 
 def _attend_last_queries(
     kernel: Kernel, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
 ) -> torch.Tensor:
-    """Causal attention of the last queries: the last query sees all of these keys.
+    """Attend the last queries causally: the last query sees all of these keys.
 
-    torch's function aligns a causal mask with the first key. The flash kernel aligns it with the last one, as is needed here. Where it
-    cannot run, the mask is a tensor.
+    torch's function aligns a causal mask with the first key; the flash kernel aligns it with the last one, which is right here.
+    Where the flash kernel cannot run, the mask is a tensor.
     """
     rows, columns = query.shape[-2], key.shape[-2]
     if query.is_meta or rows == columns:
@@ -65,13 +68,14 @@ def _attend_last_queries(
 
 
 def exchange_with_mirror(kept: torch.Tensor, sent: torch.Tensor, axes: Axes) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tensor that this rank keeps, and the one that it gets from its mirror on all `axes` for `sent`. Both are in one new tensor."""
+    """Send a tensor to this rank's mirror on all `axes`, and return the one that is kept and the one received. Both lie in one
+    new tensor."""
     for axis in axes:
         mirror = axis.size - 1 - axis.rank
         counts = [int(r == axis.rank) + int(r == mirror) for r in range(axis.size)]
-        pair = (kept, sent) if axis.rank <= mirror else (sent, kept)
+        order = (kept, sent) if axis.rank <= mirror else (sent, kept)
         with in_transit():
-            pieces = torch.stack(pair)
+            pieces = torch.stack(order)
         first, second = axis.exchange(pieces, counts).unbind(0)
         kept, sent = (first, second) if axis.rank <= mirror else (second, first)
     return kept, sent
@@ -126,7 +130,7 @@ class _KeyPrefixes(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         short, long = sorted(gradients, key=lambda g: g.shape[-2])
-        whole = long.new_zeros((*long.shape[:-2], ctx.length, long.shape[-1]))
-        whole[..., : long.shape[-2], :] = long
-        whole[..., : short.shape[-2], :] += short
-        return whole, None
+        total = long.new_zeros((*long.shape[:-2], ctx.length, long.shape[-1]))
+        total[..., : long.shape[-2], :] = long
+        total[..., : short.shape[-2], :] += short
+        return total, None

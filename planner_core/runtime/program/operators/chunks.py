@@ -1,7 +1,7 @@
-"""A product in chunks: the sum over ranks of one chunk of its result runs beside the product of the next chunk (ATP, section 3.4).
+"""A product in chunks: the sum over ranks of one chunk overlaps with the product of the next (ATP, section 3.4).
 
-The chunks are features of the result. Of y = x @ w^T with x [tokens, k] and w [4096, k] each of 4 chunks is x @ w[i]^T with w[i] [1024, k].
-The first is sent, then the second is made, and so on. At the end all are waited for and joined.
+Chunks are features of the result. Example: y = x @ w^T with x [tokens, k] and w [4096, k] in 4 chunks is x @ w[i]^T with w[i]
+[1024, k]. The first result is sent while the second is computed, and so on. At the end all results are joined.
 """
 
 # mypy: allow-untyped-calls
@@ -19,12 +19,13 @@ Product = Callable[..., torch.Tensor]
 
 
 def chunked(forward: Sequence[AxisMove], backward: Sequence[AxisMove], chunks: int) -> Product:
-    """A function like F.linear whose result, a sum over ranks, takes the one step of `forward`, and its gradient the steps `backward`.
+    """Return a function like F.linear whose result takes the one move of `forward`, a sum over ranks, and its gradient the
+    moves `backward`.
 
-    Autograd keeps the operands before anything is computed or sent. So torch's checkpoint, which stops as soon as it has them again, does
-    not repeat the product where nothing behind it is needed, as with F.linear.
+    Autograd saves the operands before anything is computed or sent. So torch's checkpoint, which stops as soon as all saved
+    tensors are there, does not repeat the product if nothing after it is needed, as with F.linear.
     """
-    (step,), back = forward, tuple(backward)
+    (move,), backward_moves = forward, tuple(backward)
 
     class Sums(torch.autograd.Function):
         @staticmethod
@@ -32,14 +33,14 @@ def chunked(forward: Sequence[AxisMove], backward: Sequence[AxisMove], chunks: i
             ctx: Any, operands: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         ) -> torch.Tensor:
             biases = [None] * chunks if bias is None else bias.chunk(chunks)
-            coming: list[Finish] = []
-            for part, added in zip(weight.chunk(chunks), biases, strict=True):
-                coming.append(_start_sum(step, F.linear(x, part, added)))
-            return torch.cat([finish() for finish in coming], -1)
+            pending: list[Finish] = []
+            for weight_chunk, bias_chunk in zip(weight.chunk(chunks), biases, strict=True):
+                pending.append(_start_sum(move, F.linear(x, weight_chunk, bias_chunk)))
+            return torch.cat([finish() for finish in pending], -1)
 
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-            return apply_moves(gradient, back), None, None, None
+            return apply_moves(gradient, backward_moves), None, None, None
 
     def product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         operands = _Operands.apply(input, weight, bias)
@@ -52,7 +53,7 @@ def chunked(forward: Sequence[AxisMove], backward: Sequence[AxisMove], chunks: i
 
 
 class _Operands(torch.autograd.Function):
-    """Keeps the operands of a product, and makes their gradients. The result only has the shape of the product, and no memory."""
+    """Saves the operands of a product, and computes their gradients. The result has the product's shape and no memory."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -71,9 +72,9 @@ class _Operands(torch.autograd.Function):
         )
 
 
-def _start_sum(step: AxisMove, x: torch.Tensor) -> Finish:
+def _start_sum(move: AxisMove, x: torch.Tensor) -> Finish:
     """Issue the sum of one chunk over the ranks of an axis."""
-    if step.kind == "all_reduce":
-        return step.axis.start_all_reduce(x, owned=True)
-    assert step.dst is not None
-    return step.axis.start_reduce_scatter(torch.cat(split_by_rank(x, step.dst, step.axis.size, {})) if step.dst else x)
+    if move.kind == "all_reduce":
+        return move.axis.start_all_reduce(x, owned=True)
+    assert move.dst is not None
+    return move.axis.start_reduce_scatter(torch.cat(split_by_rank(x, move.dst, move.axis.size, {})) if move.dst else x)

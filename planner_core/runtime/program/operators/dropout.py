@@ -1,7 +1,7 @@
-"""Dropout whose masks follow the plan: ranks with the same part of a tensor have the same mask, other ranks have others.
+"""Dropout whose masks follow the plan: ranks with the same part of a tensor draw the same mask, other ranks draw others.
 
-A mask depends on the seed, the step, the call site, the copy of the block and the shard that this rank holds, and on nothing
-else. So it is the same when a block is recomputed, and one process can make the masks of all ranks.
+A mask depends on the seed, the step, the call site, the copy of the block and this rank's shard, and on nothing else. So a
+recomputed block draws it again, and one process can draw the masks of all ranks.
 """
 
 # mypy: allow-untyped-calls
@@ -25,14 +25,14 @@ MASK_DIMS = {"dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "feature_alpha_drop
 
 
 def unit_seed(seed: int, forwards: int, unit: str = "") -> int:
-    """The seed of one unit in one forward pass. `seed`: that of the run; `forwards`: number of forward passes before."""
+    """Return the seed of a unit in a forward pass. `seed`: that of the run; `forwards`: number of earlier forward passes."""
     text = f"{seed}/{forwards}/{unit}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big")
 
 
 @contextlib.contextmanager
 def seed_torch(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, torch's generators start from `seed`. Outside, nothing was drawn."""
+    """Inside, torch's generators start from `seed`. On exit they are as before."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
@@ -40,18 +40,18 @@ def seed_torch(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seed_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """The same for the generators of torch, Python and numpy: all from which a model's own code may draw."""
+    """Inside, the generators of torch, Python and numpy start from `seed`. On exit they are as before."""
     with seed_torch(seed, device), seeded_host_generators(seed):
         yield
 
 
 def shard_seed(seed: int, axes: Sequence[Axis]) -> int:
-    """The seed of this rank's part of a tensor that `axes` shard."""
+    """Return the seed of this rank's part of a tensor that `axes` shard."""
     return seed + 0x9E3779B97F4A7C15 * (1 + shard_index(axes)) % (1 << 62) if axes else seed
 
 
 class _Dropout(torch.autograd.Function):
-    """The tensor times a mask. The mask is not kept; backward makes it again."""
+    """The tensor times a mask. Backward draws the mask again, so that it need not be saved."""
 
     _shardscope = True
 
@@ -66,17 +66,18 @@ class _Dropout(torch.autograd.Function):
 
 
 def make_mask(like: torch.Tensor, p: float, seed: int, dims: int = 0) -> torch.Tensor:
-    """A mask: 0 with probability `p`, else 1 / (1 - p). It has one number per element, or with `dims` one per leading dims."""
+    """Return a mask: 0 with probability `p`, otherwise 1 / (1 - p). It has one number per element, or with `dims` one per index
+    of these leading dims."""
     shape = like.shape if not dims else (*like.shape[:dims], *(1 for _ in like.shape[dims:]))
-    kept = torch.empty(shape, dtype=like.dtype, device=like.device)
+    drawn = torch.empty(shape, dtype=like.dtype, device=like.device)
     if like.is_meta:
-        return kept
+        return drawn
     generator = torch.Generator(like.device).manual_seed(seed)
-    return kept.bernoulli_(1 - p, generator=generator).div_(1 - p) if p < 1 else kept.zero_()
+    return drawn.bernoulli_(1 - p, generator=generator).div_(1 - p) if p < 1 else drawn.zero_()
 
 
 def dropout(x: torch.Tensor, p: float, seed: int, *, kind: str = "dropout", split: Sequence[Axis] = ()) -> torch.Tensor:
-    """Dropout of a tensor that the axes `split` shard. On other axes it is Replicate, or Partial, since dropout is linear."""
+    """Drop elements of a tensor that the axes `split` shard. On other axes it may be Partial, since dropout is linear."""
     out: torch.Tensor = _Dropout.apply(x, p, shard_seed(seed, split), MASK_DIMS.get(kind, 0))
     return out
 
@@ -93,7 +94,7 @@ def attention(
     queries: Sequence[Axis] = (),
     **options: Any,
 ) -> torch.Tensor:
-    """Attention with dropout of its weights. The kernel draws from the default generator, which is seeded for this call alone.
+    """Attention with dropout of its weights. The kernel draws from the default generator, which is seeded for this call only.
 
     `queries`: the axes that shard causal queries.
     """
@@ -107,6 +108,6 @@ def attention(
 
 
 def masked(seed: int, split: Sequence[Axis], device: torch.device, function: Callable[[], Any]) -> Any:
-    """What a function returns that draws masks from the default generator of a device, of a tensor that the axes `split` shard."""
+    """Call a function that draws masks from the default generator, for a tensor that the axes `split` shard."""
     with seed_torch(shard_seed(seed, split), device):
         return function()

@@ -1,8 +1,9 @@
-"""A layer of experts of which each rank holds a part, with tokens whole (`own_experts`) or sharded too (`dispatched_experts`).
+"""A layer of experts of which each rank holds a part. Its tokens are whole (`own_experts`) or sharded too
+(`dispatched_experts`).
 
-If tokens are sharded, a rank sends k copies of each of its tokens to the ranks that hold the chosen experts, and gets their results
-back. How many copies go where depends on the router. So all ranks gather its choices first, and the host reads the counts: it waits
-for the GPU once in forward. On meta tensors, which have no values, every rank is sent equally many copies.
+If tokens are sharded, a rank sends k copies of each of its tokens to the ranks of the chosen experts, and gets their results
+back. The router decides how many copies go where. So all ranks gather its choices first, and the host reads the counts: it
+waits for the GPU once in forward. Tensors on meta have no values, so there every rank gets the same number of copies.
 """
 
 # mypy: allow-untyped-calls
@@ -21,11 +22,11 @@ ExpertLayer = Callable[..., torch.Tensor]
 def own_experts(
     layer: ExpertLayer, hidden: torch.Tensor, index: torch.Tensor, *rest: Any, experts: Axes = (), **options: Any
 ) -> torch.Tensor:
-    """A layer of experts of which this rank holds a part; the axes `experts` shard them. On meta, routing is taken to be balanced."""
-    first = shard_index(experts) * rest[1].shape[0]
+    """Run the experts of this rank, which the axes `experts` shard, on all tokens. On meta the routing counts as balanced."""
+    first_expert = shard_index(experts) * rest[1].shape[0]
     if hidden.is_meta:
         index = index[: max(1, len(index) // num_shards(experts))]
-    return layer(hidden, index, *rest, **options, first_expert=first)
+    return layer(hidden, index, *rest, **options, first_expert=first_expert)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -38,31 +39,34 @@ def dispatched_experts(
     dispatch: RankAxis,
     **options: Any,
 ) -> torch.Tensor:
-    """A layer of experts whose tokens and experts the axis `dispatch` shards: hidden [t, h], index and weights [t, k] of this rank's
-    tokens -> [t, h]. `layer` gets the copies that were sent to this rank, each for one of its `experts`.
+    """Run experts whose tokens the axis `dispatch` shards too: hidden [t, h], index and weights [t, k] of this rank's tokens ->
+    [t, h].
+
+    `layer` gets the copies that were sent to this rank, each for one of its `experts`.
     """
     assert experts[0] is not None
-    mine, k = len(experts[0]), index.shape[1]
-    order, sent, received, ids = _route_tokens(index, mine, dispatch)
+    num_local, k = len(experts[0]), index.shape[1]
+    order, sent, received, ids = _route_tokens(index, num_local, dispatch)
     token = order // k
 
-    def through(copies: torch.Tensor) -> torch.Tensor:
-        return layer(copies, ids[:, None], None, *experts, **options, first_expert=dispatch.rank * mine)
+    def compute(copies: torch.Tensor) -> torch.Tensor:
+        return layer(copies, ids[:, None], None, *experts, **options, first_expert=dispatch.rank * num_local)
 
     # nested calls: what has been sent, received or computed is freed as soon as the next step is done
-    back = _ReturnFromExperts.apply(
-        through(_SendToExperts.apply(hidden.index_select(0, token), sent, received, dispatch)), sent, received, dispatch
+    results = _ReturnFromExperts.apply(
+        compute(_SendToExperts.apply(hidden.index_select(0, token), sent, received, dispatch)), sent, received, dispatch
     )
-    out: torch.Tensor = _CombineResults.apply(back, weights.reshape(-1).index_select(0, order), token, len(hidden))
+    out: torch.Tensor = _CombineResults.apply(results, weights.reshape(-1).index_select(0, order), token, len(hidden))
     return out
 
 
 def _route_tokens(
-    index: torch.Tensor, mine: int, axis: RankAxis
+    index: torch.Tensor, num_local: int, axis: RankAxis
 ) -> tuple[torch.Tensor, list[int], list[int], torch.Tensor]:
-    """The order in which this rank sends its copies [t k]; how many it sends to each rank, and gets; the experts of those that it gets.
+    """Return the order in which this rank sends its copies [t k], the numbers that it sends to and gets from each rank, and the
+    experts of what it gets.
 
-    An expert that nobody holds (a model's mark for "none") belongs to the last rank, which makes zeros of it.
+    Ids beyond the experts (a model's mark for "none") go to the last rank, which makes zeros of them.
     """
     n, rank = axis.size, axis.rank
     every = axis.all_gather(index, 0).reshape(n, -1)
@@ -71,7 +75,7 @@ def _route_tokens(
         counts = [rows // n + (r < rows % n) for r in range(n)]
         return every[0].argsort(), counts, counts, index.new_empty(rows)
     chosen, order = every.sort(dim=1, stable=True)
-    owner = (chosen // mine).clamp(0, n - 1)
+    owner = (chosen // num_local).clamp(0, n - 1)
     table: list[list[int]] = torch.stack([row.bincount(minlength=n) for row in owner]).tolist()  # the host waits here
     received = [row[rank] for row in table]
     return order[rank], table[rank], received, chosen[owner == rank]
@@ -99,9 +103,9 @@ class _ReturnFromExperts(torch.autograd.Function):
     _shardscope = True
 
     @staticmethod
-    def forward(ctx: Any, made: torch.Tensor, sent: list[int], received: list[int], axis: RankAxis) -> torch.Tensor:
+    def forward(ctx: Any, results: torch.Tensor, sent: list[int], received: list[int], axis: RankAxis) -> torch.Tensor:
         ctx.where = sent, received, axis
-        return axis.exchange(made, received, sent, back=True)
+        return axis.exchange(results, received, sent, back=True)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:

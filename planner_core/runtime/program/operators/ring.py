@@ -1,12 +1,13 @@
-"""Attention of which each rank has a part of the queries and the same part of the keys and values: a ring.
+"""Ring attention: each rank has a part of the queries, and the same part of the keys and values.
 
-A rank computes its queries against its own block of keys and values. Meanwhile it sends the block to the next rank, and gets one
-from the rank before. After n - 1 sends every rank has seen every block. The parts of the result are merged by their log-sum-exp. In
-backward the blocks go round once more. The sums of their gradients follow them one step later, and a last send brings them home.
+A rank computes its queries against its own block of keys and values. Meanwhile it sends the block to the next rank, and
+receives one from the rank before. After n - 1 sends every rank has seen every block. The parts of the result are merged by
+their log-sum-exp. In backward the blocks go round once more. The sums of their gradients follow one step later, and a last send
+brings them home.
 
-Causal: a rank exchanges its second half with its mirror, as in `attention`. Then it has a low and a high part of the sequence. Of a
-block that comes from a lower rank all queries see the low half of the keys, and of any other block the high half of the queries sees all.
-So each step has half of the pairs of a block, on every rank.
+Causal: a rank exchanges its second half with its mirror, as in `attention`, so that it has a low and a high part of the
+sequence. Of a block from a lower rank all queries see the low half of the keys; of any other block the high half of the queries
+sees all keys. So each step has half of the pairs of a block, on every rank.
 """
 
 # mypy: allow-untyped-calls
@@ -42,7 +43,7 @@ def ring_attention(
     enable_gqa: bool = False,
     dropout_p: float = 0.0,
 ) -> torch.Tensor:
-    """Attention of this rank's queries [sample, head, token, width]. The axis `ring` shards queries, keys and values by token.
+    """Attend this rank's queries [sample, head, token, width]. The axis `ring` shards queries, keys and values by token.
 
     Heads of keys and values may be fewer than those of queries. Raises NotImplementedError for dropout, and on two axes.
     """
@@ -87,35 +88,35 @@ class _RingAttention(torch.autograd.Function):
         if causal:
             gradient = _to_ends(gradient.transpose(1, 2), axis, -3).transpose(1, 2)
         summed = any(ctx.needs_input_grad[1:3])
-        found = _ring_backward(gradient, saved, axis, causal, scale, summed)
-        wanted = [g if need else None for g, need in zip(found, ctx.needs_input_grad, strict=False)]
+        gradients = _ring_backward(gradient, saved, axis, causal, scale, summed)
+        returned = [g if need else None for g, need in zip(gradients, ctx.needs_input_grad, strict=False)]
         if causal:
-            wanted = [None if g is None else _from_ends(g, axis, -2) for g in wanted]
-        return *wanted, None, None, None
+            returned = [None if g is None else _from_ends(g, axis, -2) for g in returned]
+        return *returned, None, None, None
 
 
 def _ring_forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, axis: RankAxis, causal: bool, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result over all blocks and its log-sum-exp, both in the dtype of sums."""
-    held = _pack_block(key, value)
+    """Return the result over all blocks and its log-sum-exp, both in the dtype of sums."""
+    block = _pack_block(key, value)
     merged, sums = empty_flash_layout(query, value.shape[-1], accumulation_dtype(query.dtype)), query.new_empty(0)
     for step in range(axis.size):
-        coming = axis.start_send_recv(held) if step < axis.size - 1 else None
+        received = axis.start_send_recv(block) if step < axis.size - 1 else None
         rows, keys = _visible_halves(axis, step, causal)
-        k, v = (_half(t, keys) for t in _unpack_block(held, key, value))
+        k, v = (_half(t, keys) for t in _unpack_block(block, key, value))
         part, part_sums = attend_block(_half(query, rows), k, v, causal and not step, scale)
         if step:
             _merge(_half(merged, rows), _half(sums[..., None], rows), part, part_sums[..., None])
         else:
             merged.copy_(part)
             sums = part_sums.to(merged.dtype)
-        held = held if coming is None else coming()
+        block = block if received is None else received()
     return merged, sums
 
 
 def _merge(merged: torch.Tensor, sums: torch.Tensor, part: torch.Tensor, part_sums: torch.Tensor) -> None:
-    """Add the part of one block to a result, in place. Both are weighted by their sums of exponentials."""
+    """Add one block's part to a result, in place. Both are weighted by their sums of exponentials."""
     total = torch.logaddexp(sums, part_sums)
     merged.lerp_(part.to(merged.dtype), (part_sums - total).exp())
     sums.copy_(total)
@@ -129,39 +130,40 @@ def _ring_backward(
     scale: float | None,
     summed: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of queries, keys and values. Without `summed` those of keys and values are not sent, and mean nothing."""
+    """Return the gradients of queries, keys and values. Without `summed` those of keys and values are not sent, and mean
+    nothing."""
     query, key, value, out, sums = saved
-    held = _pack_block(key, value)
-    of_queries = torch.zeros_like(query, dtype=accumulation_dtype(query.dtype))
-    of_block = torch.zeros_like(held, dtype=accumulation_dtype(query.dtype))
+    block = _pack_block(key, value)
+    query_gradient = torch.zeros_like(query, dtype=accumulation_dtype(query.dtype))
+    block_gradient = torch.zeros_like(block, dtype=accumulation_dtype(query.dtype))
     for step in range(axis.size):
-        coming = axis.start_send_recv(held) if step < axis.size - 1 else None
-        following = axis.start_send_recv(of_block) if step and summed else None
+        received = axis.start_send_recv(block) if step < axis.size - 1 else None
+        received_gradient = axis.start_send_recv(block_gradient) if step and summed else None
         rows, keys = _visible_halves(axis, step, causal)
-        k, v = (_half(t, keys) for t in _unpack_block(held, key, value))
+        k, v = (_half(t, keys) for t in _unpack_block(block, key, value))
         at_rows = [_half(t, rows) for t in (gradient, query, out, sums[..., None])]
         dq, dk, dv = attend_block_backward(
             at_rows[0], at_rows[1], k, v, at_rows[2], at_rows[3].squeeze(-1), causal and not step, scale
         )
-        held = held if coming is None else coming()
-        of_block = of_block if following is None else following()
-        _half(of_queries, rows).add_(dq)
-        for total, more in zip(_unpack_block(of_block, key, value), (dk, dv), strict=True):
+        block = block if received is None else received()
+        block_gradient = block_gradient if received_gradient is None else received_gradient()
+        _half(query_gradient, rows).add_(dq)
+        for total, more in zip(_unpack_block(block_gradient, key, value), (dk, dv), strict=True):
             _half(total, keys).add_(more)
     if summed:
-        of_block = axis.start_send_recv(of_block)()
-    of_keys, of_values = _unpack_block(of_block, key, value)
-    return of_queries.to(query.dtype), of_keys.to(key.dtype), of_values.to(value.dtype)
+        block_gradient = axis.start_send_recv(block_gradient)()
+    key_gradient, value_gradient = _unpack_block(block_gradient, key, value)
+    return query_gradient.to(query.dtype), key_gradient.to(key.dtype), value_gradient.to(value.dtype)
 
 
 def _pack_block(key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A block of keys and values as one flat tensor, so that it is one message."""
+    """Return a block of keys and values as one flat tensor, so that it is one message."""
     return torch.cat([key.flatten(), value.flatten()])
 
 
-def _unpack_block(held: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of a block, as views."""
-    keys, values = held.split([key.numel(), value.numel()])
+def _unpack_block(block: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return keys and values of a block, as views."""
+    keys, values = block.split([key.numel(), value.numel()])
     return keys.view(key.shape), values.view(value.shape)
 
 
@@ -169,7 +171,7 @@ def _unpack_block(held: torch.Tensor, key: torch.Tensor, value: torch.Tensor) ->
 
 
 def _visible_halves(axis: RankAxis, step: int, causal: bool) -> tuple[int | None, int | None]:
-    """Which half of the queries, and which half of the keys, take part in a step; None: all."""
+    """Return which half of the queries and which half of the keys take part in a step; None: all."""
     if not causal or step == 0:
         return None, None
     sender = (axis.rank - step) % axis.size
@@ -177,25 +179,25 @@ def _visible_halves(axis: RankAxis, step: int, causal: bool) -> tuple[int | None
 
 
 def _low_block(rank: int, size: int) -> int:
-    """The number of the lower of the two blocks that a rank has after the exchange, of 2 · size blocks."""
+    """Return the index of the lower of the two blocks that a rank has after the exchange, of 2 * size blocks."""
     return min(2 * rank, 2 * size - 1 - 2 * rank)
 
 
 def _half(x: torch.Tensor, which: int | None) -> torch.Tensor:
-    """One half of the tokens (dim -2), or all, as a view."""
+    """Return one half of the tokens (dim -2), or all, as a view."""
     return x if which is None else x.narrow(-2, which * (x.shape[-2] // 2), x.shape[-2] // 2)
 
 
 def _to_ends(x: torch.Tensor, axis: RankAxis, dim: int) -> torch.Tensor:
-    """From this rank's part of a sequence to its lower and its higher block, in this order."""
+    """Exchange this rank's part of a sequence for its lower and its higher block, in this order."""
     with in_transit():
         first, second = x.chunk(2, dim)
-        kept, got = exchange_with_mirror(first, second, [axis])
-    return torch.cat((kept, got) if 2 * axis.rank < axis.size else (got, kept), dim)
+        kept, received = exchange_with_mirror(first, second, [axis])
+    return torch.cat((kept, received) if 2 * axis.rank < axis.size else (received, kept), dim)
 
 
 def _from_ends(x: torch.Tensor, axis: RankAxis, dim: int) -> torch.Tensor:
-    """The inverse of `_to_ends`."""
+    """Invert `_to_ends`."""
     low, high = x.chunk(2, dim)
     with in_transit():
         halves = (

@@ -1,8 +1,8 @@
-"""Keep some results of a recomputed block, so that they are not made again, under torch's own checkpoint.
+"""Keep some results of a recomputed block, so that they are not computed again, under torch's own checkpoint.
 
-`with keep():` is around an operator and the redistributions of its result. When the block runs again, the calls inside do not
-compute and do not communicate, since the result is there. Autograd still gets their operands. The tensor between a product and
-the sum of its terms over ranks was freed. In the second run it is only a tensor of the right shape, whose values nobody reads.
+`with keep():` surrounds an operator and the redistributions of its result. When the block is recomputed, the calls inside
+neither compute nor communicate, since their results are there. Autograd still gets their operands. The tensor between a product
+and the sum of its terms over ranks was freed; in the second run it has the right shape, and nobody reads its values.
 """
 
 # mypy: allow-untyped-calls
@@ -25,14 +25,14 @@ PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, at
 """Kernels whose result autograd does not save for their own backward."""
 DETACH = aten.detach.default
 RERUN = object()
-"""Marks a call that runs again: a view, or a copy that the product takes."""
+"""Marks a call that the second run computes: a view, or a copy that the product takes."""
 
 
 class _ThreadState(threading.local):
-    """The state of this thread: where results are kept, and whether the block runs again."""
+    """The state of this thread: where results are kept, and whether the block is recomputed."""
 
     store: deque[Any] | None = None
-    again = False
+    is_rerun = False
     is_replaying = False
     in_transit = False
 
@@ -41,38 +41,40 @@ _state = _ThreadState()
 
 
 def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    """The two contexts for `context_fn` of torch's checkpoint: around the first run of a block, and around the second run."""
+    """Return the two contexts for `context_fn` of torch's checkpoint: of the first run of a block, and of its recomputation."""
     store: deque[Any] = deque()
-    return _BlockRun(store, again=False), _BlockRun(store, again=True, drawn=generator_states())
+    return _BlockRun(store, is_rerun=False), _BlockRun(store, is_rerun=True, drawn=generator_states())
 
 
 class _BlockRun(contextlib.AbstractContextManager[None]):
-    """A block runs. It puts its kept results into `store`, or takes them from there. It may be entered several times. `drawn`: the states
-    of the generators when it ran first, so that it draws the same numbers again."""
+    """One run of a block, which puts its kept results into `store` or takes them from it. It may be entered several times.
 
-    def __init__(self, store: deque[Any], *, again: bool, drawn: tuple[Any, ...] | None = None) -> None:
-        self.store, self.again, self.drawn = store, again, drawn
+    `drawn`: the states of the generators in the first run, so that the second draws the same numbers.
+    """
+
+    def __init__(self, store: deque[Any], *, is_rerun: bool, drawn: tuple[Any, ...] | None = None) -> None:
+        self.store, self.is_rerun, self.drawn = store, is_rerun, drawn
 
     def __enter__(self) -> None:
         self.draws = contextlib.ExitStack()
         if self.drawn is not None:
             self.draws.enter_context(restored_generators(self.drawn))
-        self.before = _state.store, _state.again
-        _state.store, _state.again = self.store, self.again
+        self.before = _state.store, _state.is_rerun
+        _state.store, _state.is_rerun = self.store, self.is_rerun
 
     def __exit__(self, *raised: object) -> None:
-        _state.store, _state.again = self.before
+        _state.store, _state.is_rerun = self.before
         self.draws.close()
 
 
 @contextlib.contextmanager
 def keep(whole: bool = False) -> Iterator[None]:
-    """Keep the result of what runs inside. `whole`: keep all that its calls make, since the operator saves some of it itself."""
+    """Keep the result of the calls inside. `whole`: keep all their results, since the operator saves some of them itself."""
     store = _state.store
     if store is None:
         yield
         return
-    if not _state.again:
+    if not _state.is_rerun:
         record = _Record(whole)
         with record:
             yield
@@ -91,7 +93,7 @@ def keep(whole: bool = False) -> Iterator[None]:
 
 
 def in_transit() -> contextlib.AbstractContextManager[None]:
-    """Tensors that are made inside are on their way to other placements, so `keep` keeps their shapes only. In the second run nobody reads
+    """Inside, tensors are on their way to other placements. `keep` keeps their shapes only, since the second run does not read
     their values."""
     return contextlib.nullcontext() if torch.compiler.is_compiling() or _state.store is None else _in_transit()
 
@@ -106,12 +108,12 @@ def _in_transit() -> Iterator[None]:
 
 
 def is_replaying() -> bool:
-    """Whether the results of the collectives that are now called are there already."""
+    """Return whether the results of collectives that are called now are there already."""
     return _state.is_replaying
 
 
 class _Record(TorchDispatchMode):
-    """Notes what each call makes. For a product only the last result counts: that of the product, or of its redistributions."""
+    """Notes what each call makes. Of a product only the last result counts: that of the product, or of its redistributions."""
 
     def __init__(self, whole: bool) -> None:
         super().__init__()
@@ -135,10 +137,10 @@ class _Record(TorchDispatchMode):
             else:
                 self.calls.append(RERUN)
                 return out
-        held = (
+        kept_result = (
             _without_values(out) if _state.in_transit else pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, out)
         )
-        self.calls.append(held)
+        self.calls.append(kept_result)
         return out
 
 
@@ -150,10 +152,10 @@ class _Replay(TorchDispatchMode):
         self.calls = calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = RERUN if func is DETACH else self.calls.popleft()
-        if made is RERUN:
+        result = RERUN if func is DETACH else self.calls.popleft()
+        if result is RERUN:
             return func(*args, **(kwargs or {}))
-        return pytree.tree_map_only(_TensorShape, _TensorShape.tensor, made)
+        return pytree.tree_map_only(_TensorShape, _TensorShape.tensor, result)
 
 
 class _TensorShape:
@@ -172,7 +174,7 @@ def _without_values(call: Any) -> Any:
 
 
 def _is_view(out: Any, given: Any) -> bool:
-    """Whether the result of a call shares the memory of an operand."""
-    old = {t.untyped_storage()._cdata for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)}
-    made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
-    return all(t.untyped_storage()._cdata in old for t in made)
+    """Return whether the result of a call shares the memory of an operand."""
+    operand_memory = {t.untyped_storage()._cdata for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)}
+    result = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+    return all(t.untyped_storage()._cdata in operand_memory for t in result)

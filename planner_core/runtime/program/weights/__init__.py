@@ -1,4 +1,5 @@
-"""The weights of one rank: their forms (`weight`), and the buckets in which they come to the units that use them (`gathering`)."""
+"""The weights of one rank: their forms (`weight`), the buckets that gather them (`gathering`), and the order of fused ones
+(`plan_tensor`)."""
 
 from planner_core.runtime.program.weights.gathering import GatherBucket, RefreshBucket, WeightBucket
 from planner_core.runtime.program.weights.weight import (

@@ -1,4 +1,4 @@
-"""Buckets of weights that are on their way to a unit: gathered, or made again from what is stored. They are issued before they are used."""
+"""Buckets of weights that are gathered, or refreshed from what is stored, before a unit uses them."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -21,70 +21,73 @@ from planner_core.runtime.program.weights.weight import GatheredWeight, Weight, 
 
 
 class WeightBucket(ABC):
-    """Weights that take the same steps to the form in which a unit uses them. The steps are issued early, one or more units ahead.
+    """Weights that take the same moves to the form in which a unit uses them. The moves are issued one or more units ahead.
 
-    On several axes each collective needs the result of the one before. So the last is issued one unit ahead, the one before it two
-    units ahead, and none is waited for at once.
+    On several axes each collective needs the result of the one before. So the last is issued one unit ahead, the one before it
+    two units ahead, and the host waits for none of them at once.
     """
 
     def __init__(self, steps: Sequence[AxisMove]) -> None:
-        self.stages = max(1, sum(map(communicates, steps)))
+        self.num_collectives = max(1, sum(map(communicates, steps)))
         """Number of collectives; 1 if there are none."""
-        self.earlier = 0
-        """The most collectives of a bucket that reads the weights of this one."""
+        self.reader_collectives = 0
+        """The largest number of collectives of a bucket that reads the weights of this one."""
         self.issued = 0
-        self.way: CollectiveSteps | None = None
+        self.collectives: CollectiveSteps | None = None
 
     @abstractmethod
     def begin(self) -> CollectiveSteps | None:
-        """The way through all steps, or None if there is nothing to do."""
+        """Return the collectives in order, or None if the weights are up to date."""
 
-    def issue(self, left: int = 0) -> None:
-        """Issue the collectives, all but the last `left` of them. What was issued before is not issued again."""
-        while self.issued < self.stages - max(0, left - self.earlier):
-            self.way = self.way or self.begin()
-            if self.way is None:
+    def issue(self, held_back: int = 0) -> None:
+        """Issue the collectives but the last `held_back`. What was issued before is not issued again."""
+        while self.issued < self.num_collectives - max(0, held_back - self.reader_collectives):
+            self.collectives = self.collectives or self.begin()
+            if self.collectives is None:
                 return
-            advance_steps(self.way)
+            advance_steps(self.collectives)
             self.issued += 1
 
-    def ready(self) -> None:
-        """See to it that the weights are in their last form."""
+    def make_ready(self) -> None:
+        """Bring the weights to their last form."""
         self.wait()
 
     def wait(self) -> None:
-        """Wait until the weights are in their last form, if they are on their way."""
-        if self.way is not None:
-            while advance_steps(self.way):
+        """Wait for the collectives that were issued, and take the rest."""
+        if self.collectives is not None:
+            while advance_steps(self.collectives):
                 pass
-            self.way, self.issued = None, 0
+            self.collectives, self.issued = None, 0
 
 
 class GatherBucket(WeightBucket):
-    """The bucket that gathers some weights of a unit. Its memory is freed after use. If it is `lasting`, each gather has memory of its
-    own, which autograd keeps until backward has used it. Of weights of one rank alone (no `members`) it holds casts, made just before
-    their use, since there is nothing to wait for."""
+    """Gathers some weights of a unit. Their memory is freed after use.
 
-    def __init__(self, copies: Sequence[GatheredWeight], *, lasting: bool = False) -> None:
+    If it is `saved_by_autograd`, each gather has its own memory, which autograd keeps until backward has used it. A bucket
+    without `members` holds casts of weights that one rank has alone. They are made just before use, since nothing is waited
+    for.
+    """
+
+    def __init__(self, copies: Sequence[GatheredWeight], *, saved_by_autograd: bool = False) -> None:
         super().__init__(copies[0].steps)
-        self.copies, self.lasting = list(copies), lasting
-        self._allocate()
+        self.copies, self.saved_by_autograd = list(copies), saved_by_autograd
+        self._make_leaves()
         self.members = bucket_stages(
-            [c.weight for c in copies], [c.weight.form for c in copies], [c.steps for c in copies]
+            [c.weight for c in copies], [c.weight.working_shape for c in copies], [c.steps for c in copies]
         )
-        self.here = False
-        self.after: list[RefreshBucket] = []
-        """The buckets of its working copies. It reads them, so it waits for them."""
+        self.is_gathered = False
+        self.refreshes: list[RefreshBucket] = []
+        """The buckets of its working copies, which it reads."""
         self.free()
 
-    def _allocate(self) -> None:
-        """Make the leaves as views of one flat tensor, whose memory is taken when the weights come."""
+    def _make_leaves(self) -> None:
+        """Make the leaves as views of one flat tensor, whose memory is allocated when the weights come."""
         shapes, first = [c.shape for c in self.copies], self.copies[0].weight
         total = sum(torch.Size(shape).numel() for shape in shapes)
         self.flat = torch.empty(total, dtype=first.dtype, device=first.local.device)
         for copy, view in zip(self.copies, unpack(self.flat, shapes), strict=True):
             trained = copy.weight.parameter.requires_grad
-            if self.lasting and trained:
+            if self.saved_by_autograd and trained:
                 copy.leaf, copy.anchor = view.data, torch.empty(0, device=view.device, requires_grad=True)
                 continue
             copy.leaf = view.data.requires_grad_(trained)
@@ -92,66 +95,69 @@ class GatherBucket(WeightBucket):
         self.views = unpack(self.flat, shapes)
         self.num_bytes = self.flat.nbytes
 
-    def reads(self, refreshes: Sequence[RefreshBucket]) -> None:
-        """Say which buckets make the unit's working copies."""
-        mine = {c.weight for c in self.copies}
-        self.after = [r for r in refreshes if mine & set(r.weights)]
-        for refresh in self.after:
-            refresh.earlier = max(refresh.earlier, self.stages)
+    def depend_on(self, refreshes: Sequence[RefreshBucket]) -> None:
+        """Note which buckets refresh the working copies that this one reads."""
+        own = {c.weight for c in self.copies}
+        self.refreshes = [r for r in refreshes if own & set(r.weights)]
+        for bucket in self.refreshes:
+            bucket.reader_collectives = max(bucket.reader_collectives, self.num_collectives)
 
     def begin(self) -> CollectiveSteps | None:
-        """The way from what is stored, unless the weights are here."""
-        if self.here:
+        """Return the collectives in order, or None if the weights are gathered already."""
+        if self.is_gathered:
             return None
-        for refresh in self.after:
+        for refresh in self.refreshes:
             refresh.issue()
             refresh.wait()
-        return self._gathered()
+        return self._gather_steps()
 
-    def issue(self, left: int = 0) -> None:
-        """Issue the collectives, if there are any."""
+    def issue(self, held_back: int = 0) -> None:
+        """Issue the collectives but the last `held_back`, if there are any."""
         if self.members:
-            super().issue(left)
+            super().issue(held_back)
 
-    def ready(self) -> None:
-        """See to it that the weights are in their last form."""
+    def make_ready(self) -> None:
+        """Bring the weights to their last form."""
         if not self.members:
-            self.way = self.begin()
+            self.collectives = self.begin()
         self.wait()
 
-    def _gathered(self) -> CollectiveSteps:
+    def _gather_steps(self) -> CollectiveSteps:
         if not self.members:
-            self._take()
+            self._allocate_memory()
             torch._foreach_copy_(self.views, [c.weight.local.detach() for c in self.copies])
-            self.here = True
+            self.is_gathered = True
             return
         tensors, flat = tensors_to_send([c.weight for c in self.copies], self.members[0])
-        yield from move_through(self.members, tensors, self.views, flat=flat, ready=self._take)
-        self.here = True
+        yield from move_through(self.members, tensors, self.views, flat=flat, before_write=self._allocate_memory)
+        self.is_gathered = True
 
-    def _take(self) -> None:
-        """Take the memory of the whole weights."""
+    def _allocate_memory(self) -> None:
+        """Allocate the memory of the gathered weights."""
         self.flat.untyped_storage().resize_(self.num_bytes)
 
     def free(self) -> None:
         """Free the memory, or leave it to autograd."""
-        if self.lasting and self.here:
-            self._allocate()
+        if self.saved_by_autograd and self.is_gathered:
+            self._make_leaves()
         self.flat.untyped_storage().resize_(0)
-        self.here = False
+        self.is_gathered = False
 
 
 def tensors_to_send(
     weights: Sequence[Weight], members: Sequence[BucketMember]
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-    """The tensors that a gather sends: working copies, or the stored parameters, cast. Second: the flat tensor of them, if packed."""
-    tensors = [(w.working if w.alias or w.refresh else w.local).detach() for w in weights]
+    """Return the tensors that a gather sends, which are working copies or casts of the stored parameters, and the flat tensor
+    of them if packed."""
+    tensors = [(weight.working if weight.is_alias or weight.refresh else weight.local).detach() for weight in weights]
     if all(t.dtype == weights[0].dtype for t in tensors):
         return tensors, None
-    flat = torch.empty(sum(m.sent for m in members), dtype=weights[0].dtype, device=tensors[0].device)
-    pieces = unpack(flat, [t.shape if m.uneven is None else m.piece for t, m in zip(tensors, members, strict=True)])
+    flat = torch.empty(sum(m.num_sent for m in members), dtype=weights[0].dtype, device=tensors[0].device)
+    pieces = unpack(
+        flat, [t.shape if m.uneven_length is None else m.piece_shape for t, m in zip(tensors, members, strict=True)]
+    )
     packed = [
-        piece if m.uneven is None else piece.narrow(m.dim, 0, t.size(m.dim))
+        piece if m.uneven_length is None else piece.narrow(m.dim, 0, t.size(m.dim))
         for piece, t, m in zip(pieces, tensors, members, strict=True)
     ]
     torch._foreach_copy_(packed, tensors)
@@ -159,22 +165,22 @@ def tensors_to_send(
 
 
 class RefreshBucket(WeightBucket):
-    """Makes the working copies of a unit again from the stored parameters: a cast, and in ZeRO-1 a gather."""
+    """Refreshes the working copies of a unit from the stored parameters: a cast, and in ZeRO-1 a gather."""
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         super().__init__(weights[0].refresh)
         self.weights = list(weights)
 
     def begin(self) -> CollectiveSteps | None:
-        """The way of the copies that are stale."""
-        stale = [w for w in self.weights if w.stale()]
-        return self._made(stale) if stale else None
+        """Return the collectives of the stale copies, or None if all are up to date."""
+        stale = [w for w in self.weights if w.is_stale()]
+        return self._refresh_steps(stale) if stale else None
 
     @staticmethod
-    def _made(weights: Sequence[Weight]) -> CollectiveSteps:
+    def _refresh_steps(weights: Sequence[Weight]) -> CollectiveSteps:
         tensors = [w.local.detach() for w in weights]
         for weight in weights:
-            weight.fresh()
+            weight.mark_fresh()
         if not any(w.refresh for w in weights):
             torch._foreach_copy_([w.working for w in weights], tensors)
             return

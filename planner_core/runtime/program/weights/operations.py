@@ -1,4 +1,5 @@
-"""What torch's operators do with tensors of a plan, of which some have an order: number by number in the plan's, else in the model's."""
+"""What torch's operators do with tensors of a plan that have an order: elementwise in the plan's order, otherwise in the
+model's."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -67,17 +68,17 @@ _ELEMENTWISE = frozenset(
         "native_dropout",
     }
 )
-"""Operators that neither torch's tag of pointwise ones has nor a name that says so."""
+"""Elementwise operators without torch's tag `pointwise` that are no `_foreach_` or `_fused_` operators."""
 _REDUCTIONS = frozenset(
     {"sum", "mean", "prod", "norm", "linalg_vector_norm", "max", "min", "amax", "amin", "any", "all", "std", "var"}
 )
 _DIM_PERMUTATIONS = frozenset({"t", "transpose", "permute", "unsqueeze"})
-"""Views whose dims are those of the tensor, at other places."""
+"""Views that move the dims of a tensor."""
 
 
 @functools.cache
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    """The arguments that an operator writes in place: the place and the name of each."""
+    """Return the arguments that an operator writes in place: index and name of each."""
     arguments = enumerate(func._schema.arguments)
     return tuple((k, a.name) for k, a in arguments if a.alias_info is not None and a.alias_info.is_write)
 
@@ -85,53 +86,53 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 class PlanTensorOp:
     """One operator of torch on tensors of which some are PlanTensors.
 
-    `rows`: its tensors, each with its place in the list that it is in, or 0. Those at one place belong together, since operators of lists
-    compute place by place. `forms`: at each place the tensor whose order the result has. `others`: what takes the place of an operand,
-    by the id of that.
+    `operands`: its DTensors, each with its index in the list that holds it, or 0. Operators of lists compute index by index, so
+    operands of one index belong together. `order_sources`: at each index the tensor whose order the result has. `substitutes`:
+    what replaces an operand, by the operand's id.
     """
 
     def __init__(self, kind: Any, func: Any, args: Any, kwargs: Any) -> None:
         self.kind, self.func, self.args, self.kwargs = kind, func, args, kwargs
         self.name = func._schema.name.rpartition("::")[2]
-        self.others: dict[int, DTensor] = {}
-        self.forms: dict[int, DTensor] = {}
-        self.turned: FusedOrder = ()
-        self.rows: list[tuple[int, DTensor]] = []
+        self.substitutes: dict[int, DTensor] = {}
+        self.order_sources: dict[int, DTensor] = {}
+        self.view_order: FusedOrder = ()
+        self.operands: list[tuple[int, DTensor]] = []
         for item in (*args, *kwargs.values()):
             members = enumerate(item) if isinstance(item, (list, tuple)) else [(0, item)]
-            self.rows += [(k, x) for k, x in members if isinstance(x, DTensor)]
-        given = ((k, args[k] if k < len(args) else kwargs.get(name)) for k, name in _written_arguments(func))
-        written = (x for _, item in given for x in (item if isinstance(item, (list, tuple)) else [item]))
-        self.written = [x for x in written if isinstance(x, DTensor)]
+            self.operands += [(k, x) for k, x in members if isinstance(x, DTensor)]
+        arguments = ((k, args[k] if k < len(args) else kwargs.get(name)) for k, name in _written_arguments(func))
+        written = (x for _, item in arguments for x in (item if isinstance(item, (list, tuple)) else [item]))
+        self.written_operands = [x for x in written if isinstance(x, DTensor)]
 
     def run(self) -> Any:
-        """The result, with the order of what it is made of."""
+        """Return the result, in the order of its operands."""
         if self.func in _RANDOM and isinstance(self.args[0], DTensor) and self.args[0].device.type == "cpu":
-            return self._draw()
+            return self._draw_whole()
         if self.func is _ATEN._local_scalar_dense.default:
-            return self._number()
+            return self._read_scalar()
         self._refuse_whole_tensors()
         self._sum_norms()
-        if any(order_of(x) for _, x in self.rows):
-            self._arrange()
+        if any(order_of(x) for _, x in self.operands):
+            self._align_orders()
         out = self.func(*pytree.tree_map(self._unwrapped, self.args), **pytree.tree_map(self._unwrapped, self.kwargs))
-        for x in self.written:
+        for x in self.written_operands:
             _count_write(x)
-        if self.written and isinstance(out, DTensor):
-            return self.written[0]
+        if self.written_operands and isinstance(out, DTensor):
+            return self.written_operands[0]
         if isinstance(out, (list, tuple)):
             lists = any(isinstance(a, (list, tuple)) for a in self.args)
             return type(out)([self._wrapped(k if lists else 0, x) for k, x in enumerate(out)])
         return self._wrapped(0, out)
 
     def _unwrapped(self, x: Any) -> Any:
-        x = self.others.get(id(x), x)
+        x = self.substitutes.get(id(x), x)
         return as_plain_dtensor(x) if isinstance(x, self.kind) else x
 
     def _wrapped(self, k: int, x: Any) -> Any:
         if not isinstance(x, DTensor):
             return x
-        order, form = self.turned, self.forms.get(k)
+        order, form = self.view_order, self.order_sources.get(k)
         if form is not None and x.dim() == form.dim():
             same = (
                 x.shape[d] == form.shape[d] and sharding_axes(x, d) == sharding_axes(form, d) for d, _ in order_of(form)
@@ -141,23 +142,26 @@ class PlanTensorOp:
 
     # --- what torch would do wrong --------------------------------------------------------------------
 
-    def _draw(self) -> Any:
-        """Each rank draws the numbers of the whole tensor and takes its part, so ranks whose generators agree have what one process has:
-        on the CPU torch would draw the same numbers for each part."""
-        held = self.args[0]
-        whole = self.func(torch.empty(held.shape, dtype=held.dtype), *self.args[1:], **self.kwargs)
-        for dim, rows in model_rows(held):
-            whole = whole.index_select(dim, rows)
-        shape, begin = compute_local_shape_and_global_offset(held.shape, held.device_mesh, held.placements)
-        own = whole[tuple(slice(first, first + n) for first, n in zip(begin, shape, strict=True))].contiguous()
-        if not self.written:
-            return self.kind.of(own, with_local(own, held)._spec, order_of(held))
-        held._local_tensor.copy_(own)
-        _count_write(held)
-        return held
+    def _draw_whole(self) -> Any:
+        """Draw the numbers of the whole tensor and take this rank's part, so that ranks whose generators agree have what one
+        process has.
 
-    def _number(self) -> Any:
-        """The number of a DTensor, as `.item()`, `float()` and conditions take it. torch would give this rank's term of a sum."""
+        On the CPU torch would draw the same numbers for each part.
+        """
+        target = self.args[0]
+        drawn = self.func(torch.empty(target.shape, dtype=target.dtype), *self.args[1:], **self.kwargs)
+        for dim, rows in model_rows(target):
+            drawn = drawn.index_select(dim, rows)
+        shape, begin = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+        local = drawn[tuple(slice(first, first + n) for first, n in zip(begin, shape, strict=True))].contiguous()
+        if not self.written_operands:
+            return self.kind.of(local, with_local(local, target)._spec, order_of(target))
+        target._local_tensor.copy_(local)
+        _count_write(target)
+        return target
+
+    def _read_scalar(self) -> Any:
+        """Return the number of a DTensor for `.item()`, `float()` and conditions. torch would return this rank's term of a sum."""
         x = self.args[0]
         if any(p.is_partial() and n > 1 for p, n in zip(x.placements, x.device_mesh.shape, strict=True)):
             raise PlanMismatch(
@@ -176,58 +180,58 @@ class PlanTensorOp:
                 )
 
     def _sum_norms(self) -> None:
-        """torch's rule of sums takes the terms of norms (`w.norm(dim=0).sum()`) for terms of a sum. They are norms of parts."""
+        """Redistribute terms of norms before they are reduced (`w.norm(dim=0).sum()`). torch's rule of sums would add norms of
+        parts."""
         if self.name in _REDUCTIONS and "norm" not in self.name:
-            for _, x in self.rows:
+            for _, x in self.operands:
                 if any(isinstance(p, _NormPartial) for p in x.placements):
                     whole = [Replicate() if isinstance(p, _NormPartial) else p for p in x.placements]
-                    self.others[id(x)] = as_plain_dtensor(x).redistribute(placements=whole)
+                    self.substitutes[id(x)] = as_plain_dtensor(x).redistribute(placements=whole)
 
     # --- orders ---------------------------------------------------------------------------------------
 
-    def _arrange(self) -> None:
-        """Bring the operands to one order: that of the first of them that has one, where numbers are computed one by one, and else the
-        model's."""
-        ordered = [(k, x) for k, x in self.rows if order_of(x)]
+    def _align_orders(self) -> None:
+        """Bring the operands to one order: for elementwise operators that of the first ordered one, otherwise the model's."""
+        ordered = [(k, x) for k, x in self.operands if order_of(x)]
         lists = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
         if self.name in _DIM_PERMUTATIONS:
-            self._turn(ordered[0][1])
+            self._permute_order(ordered[0][1])
         elif lists or self.name in _ELEMENTWISE or torch.Tag.pointwise in self.func.tags:
             for k, x in ordered:
-                self.forms.setdefault(k, x)
-            for k, operand in self.rows:
-                if k in self.forms:
-                    self._bring(operand, self.forms[k])
-        elif not (self.name in _REDUCTIONS and len(self.rows) == 1 and self._reduces(ordered[0][1])):
-            if self.func.is_view or any(x is y for _, x in ordered for y in self.written):
+                self.order_sources.setdefault(k, x)
+            for k, operand in self.operands:
+                if k in self.order_sources:
+                    self._align_operand(operand, self.order_sources[k])
+        elif not (self.name in _REDUCTIONS and len(self.operands) == 1 and self._reduces(ordered[0][1])):
+            if self.func.is_view or any(x is y for _, x in ordered for y in self.written_operands):
                 raise out_of_order_error(self.name)
-            self.others |= {id(x): in_model_order(x) for _, x in ordered}
+            self.substitutes |= {id(x): in_model_order(x) for _, x in ordered}
 
     def _reduces(self, x: DTensor) -> bool:
-        """Whether nothing is left of the dims that have an order, so that it does not matter."""
+        """Return whether the operator reduces all ordered dims, so that the order does not matter."""
         names = [a.name for a in self.func._schema.arguments]
         at = names.index("dim") if "dim" in names else len(self.args)
         dims = self.kwargs.get("dim", self.args[at] if at < len(self.args) else None)
-        gone = {d % x.dim() for d in ([dims] if isinstance(dims, int) else dims or range(x.dim()))}
-        return len(self.func._schema.returns) == 1 and gone >= {d for d, _ in order_of(x)}
+        reduced = {d % x.dim() for d in ([dims] if isinstance(dims, int) else dims or range(x.dim()))}
+        return len(self.func._schema.returns) == 1 and reduced >= {d for d, _ in order_of(x)}
 
-    def _turn(self, x: DTensor) -> None:
-        """Let the result of a view have the order at its own dims: a shape in which all sizes differ shows where each dim goes."""
+    def _permute_order(self, x: DTensor) -> None:
+        """Move the order to the dims of the view's result. A probe whose sizes all differ shows where each dim goes."""
         probe = self.func(torch.empty([*range(2, 2 + x.dim())], device="meta"), *self.args[1:], **self.kwargs).shape
-        self.turned = tuple((probe.index(d + 2), parts) for d, parts in order_of(x))
+        self.view_order = tuple((probe.index(d + 2), parts) for d, parts in order_of(x))
 
-    def _bring(self, x: DTensor, form: DTensor) -> None:
+    def _align_operand(self, x: DTensor, form: DTensor) -> None:
         """Bring an operand to the order of another one, to whose shape it is broadcast."""
-        shift, own = form.dim() - x.dim(), order_of(x)
-        alike = tuple((d + shift, parts) for d, parts in own) == order_of(form) and all(
+        shift, order = form.dim() - x.dim(), order_of(x)
+        same_order = tuple((d + shift, parts) for d, parts in order) == order_of(form) and all(
             sharding_axes(x, d - shift) == sharding_axes(form, d) for d, _ in order_of(form)
         )
         dims = [(d - shift, rows) for d, rows in model_rows(form) if d >= shift and x.shape[d - shift] == form.shape[d]]
-        if alike or not (dims or own):
+        if same_order or not (dims or order):
             return
-        if not any(x is y for y in self.written):
-            self.others[id(x)] = permute_rows(in_model_order(x), dims, x.placements)
-        elif own or x.placements != form.placements or x.shape != form.shape:
+        if not any(x is y for y in self.written_operands):
+            self.substitutes[id(x)] = permute_rows(in_model_order(x), dims, x.placements)
+        elif order or x.placements != form.placements or x.shape != form.shape:
             raise out_of_order_error(self.name)
         else:  # a state that torch has cut by its placements has this order from now on
             x._local_tensor.copy_(redistribute_like(x, form)._local_tensor)
@@ -236,6 +240,6 @@ class PlanTensorOp:
 
 
 def _count_write(x: DTensor) -> None:
-    """Count a write: torch counts those of a DTensor on its shell alone, and working copies follow the local part."""
+    """Count a write to the local part. torch counts it on the DTensor only, and working copies follow the local part."""
     if not x._local_tensor.is_inference():
         increment_version(x._local_tensor)

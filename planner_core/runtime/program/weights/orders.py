@@ -1,4 +1,5 @@
-"""The rows of fused dims on ranks: where each lies in the model, and moves between the plan's order and the model's."""
+"""The order of rows in fused dims: where each row of a rank lies in the model, and conversions between the plan's order and the
+model's."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -19,13 +20,13 @@ FusedOrder = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 def order_of(x: torch.Tensor) -> FusedOrder:
-    """The order of a tensor; empty if its rows lie as in the model."""
+    """Return the order of a tensor; empty if its rows lie as in the model."""
     return getattr(x, "order", ())
 
 
 @functools.cache
 def _row_permutation(size: int, parts: tuple[int, ...], ranks: tuple[int, ...]) -> torch.Tensor:
-    """The model's row at each place of the plan's order. Example: 4 rows in parts (1, 1) on 2 ranks: 0 2 1 3."""
+    """Return the model's row at each place of the plan's order. Example: 4 rows in parts (1, 1) on 2 ranks: 0 2 1 3."""
     shares = []
     for place in itertools.product(*map(range, ranks)):
         rows = torch.arange(size)
@@ -36,7 +37,7 @@ def _row_permutation(size: int, parts: tuple[int, ...], ranks: tuple[int, ...]) 
 
 
 def model_rows(like: DTensor) -> list[tuple[int, torch.Tensor]]:
-    """For each dim of the order: the model's row at each place of the plan's."""
+    """Return for each ordered dim the model's row at each place of the plan's order."""
     return [
         (
             dim,
@@ -47,36 +48,36 @@ def model_rows(like: DTensor) -> list[tuple[int, torch.Tensor]]:
 
 
 def contiguous_runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Rows in runs of neighbours: where each begins here and in the model, and its length."""
+    """Split rows into runs of neighbours: (first place here, first row in the model, length) of each."""
     starts = [k for k, row in enumerate(rows) if k == 0 or row != rows[k - 1] + 1]
     return [(a, rows[a], b - a) for a, b in itertools.pairwise([*starts, len(rows)])]
 
 
 def sharding_axes(x: DTensor, dim: int) -> tuple[int, ...]:
-    """The mesh axes that shard a dim."""
+    """Return the mesh axes that shard a dim."""
     return tuple(a for a, p in enumerate(x.placements) if isinstance(p, Shard) and p.dim == dim)
 
 
 def as_plain_dtensor(x: DTensor) -> DTensor:
-    """The same tensor as torch's own class has it, which takes its rows for those of the model."""
+    """Return the tensor as torch's own class, which takes its rows for the model's."""
     return DTensor(x._local_tensor, x._spec, requires_grad=False)
 
 
 def permute_rows(x: DTensor, dims: Sequence[tuple[int, torch.Tensor]], placements: Sequence[Any]) -> DTensor:
-    """The tensor with the rows of some dims at other places, as a plain DTensor with these placements. Ranks gather it along these dims."""
+    """Return a plain DTensor with these placements whose rows of some dims are permuted. Ranks gather it along these dims."""
     gathered = [d for d, _ in dims]
     whole = [Replicate() if isinstance(p, Shard) and p.dim in gathered else p for p in x.placements]
-    here = as_plain_dtensor(x).redistribute(placements=whole)
-    local = here._local_tensor
+    gathered_tensor = as_plain_dtensor(x).redistribute(placements=whole)
+    local = gathered_tensor._local_tensor
     for dim, index in dims:
         local = local.index_select(dim, index.to(local.device))
-    made = DTensor.from_local(local, x.device_mesh, whole, run_check=False, shape=x.shape, stride=x.stride())
-    return made.redistribute(placements=placements)
+    result = DTensor.from_local(local, x.device_mesh, whole, run_check=False, shape=x.shape, stride=x.stride())
+    return result.redistribute(placements=placements)
 
 
 @torch.no_grad()
 def in_model_order(x: DTensor, placements: Sequence[Any] | None = None) -> DTensor:
-    """The same tensor as a plain DTensor, whose rows lie in the model's order. All ranks must call it if it has an order."""
+    """Return the tensor as a plain DTensor in the model's order. All ranks must call it if the tensor has an order."""
     if not order_of(x):
         return as_plain_dtensor(x)
     return permute_rows(x, [(dim, rows.argsort()) for dim, rows in model_rows(x)], placements or x.placements)
@@ -84,19 +85,19 @@ def in_model_order(x: DTensor, placements: Sequence[Any] | None = None) -> DTens
 
 @torch.no_grad()
 def redistribute_like(x: DTensor, like: DTensor) -> DTensor:
-    """The same tensor with the placements of another of its shape, and each rank's rows in the order of that."""
+    """Return the tensor with the placements and the order of another tensor of its shape."""
     return permute_rows(in_model_order(x), model_rows(like), like.placements)
 
 
 def with_local(local: torch.Tensor, like: DTensor) -> DTensor:
-    """The plain DTensor of which this rank holds `local`, with the form of another."""
+    """Return the plain DTensor of which this rank holds `local`, with the placements and shape of another."""
     return DTensor.from_local(
         local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
 
 
 def out_of_order_error(what: str) -> PlanMismatch:
-    """The error for what would take other rows than in the model."""
+    """Return the error for an operator that would take rows other than the model's."""
     return PlanMismatch(
         f"{what} was called on a weight or gradient of which several parts are one tensor (q, k and v), sharded over ranks; each rank has "
         "rows of every part, so a piece of it would be other rows than in the model; take .full_tensor() first, or compute with the "

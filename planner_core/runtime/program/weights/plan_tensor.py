@@ -1,10 +1,11 @@
-"""DTensors of a plan: weights, their gradients, and what a loop makes of them, with torch's rules and in the model's order.
+"""DTensors of a plan: weights, their gradients, and what a loop computes from them, by torch's rules and in the model's order.
 
-If a fused dim (q, k and v in one projection) is sharded, a rank holds a share of each of its parts, so its part is not one piece of the
-model's tensor. torch's DTensor cannot say so. A `PlanTensor` can: `order` has the fused dims with the sizes of their parts. Example:
-parts of 2 and 2 rows on 2 ranks, rows 0 2 | 1 3. What is done number by number keeps the order (optimizers, averages). What is made
-whole, cut or computed otherwise is brought to the model's order first. What torch itself would do wrong with shards is refused. Other
-tensors of the process are not concerned: all of this is in the class, and nothing of torch is replaced.
+If a fused dim (q, k and v in one projection) is sharded, a rank holds a share of each of its parts, so its part is not one
+piece of the model's tensor. torch's DTensor cannot express that. A `PlanTensor` can: `order` has the fused dims with the sizes
+of their parts. Example: parts of 2 and 2 rows on 2 ranks, rows 0 2 | 1 3. Elementwise operators keep the order (optimizers,
+averages). Everything that gathers, cuts or mixes rows gets them in the model's order first. What torch itself would do wrong
+with shards is refused. All of this is in the class: nothing of torch is replaced, and other tensors of the process are not
+affected.
 """
 
 # mypy: allow-untyped-calls
@@ -36,17 +37,17 @@ from planner_core.runtime.program.weights.orders import (
 
 
 class PlanTensor(DTensor):
-    """A DTensor under a plan. `order`: empty if its rows lie in the model's order."""
+    """A DTensor under a plan. `order` is empty if its rows lie in the model's order."""
 
     order: FusedOrder = ()
 
     @classmethod
     def of(cls, local: torch.Tensor, spec: Any, order: FusedOrder = ()) -> PlanTensor:
-        """The tensor of which this rank holds `local`; `spec` is that of a DTensor."""
-        made = cls(local, spec, requires_grad=False)
+        """Make the tensor of which this rank holds `local`. `spec` is that of a DTensor."""
+        result = cls(local, spec, requires_grad=False)
         if order:
-            made.order = order
-        return made
+            result.order = order
+        return result
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -57,17 +58,18 @@ class PlanTensor(DTensor):
         return PlanTensorOp(cls, func, args, kwargs or {}).run()
 
     def redistribute(self, device_mesh: Any = None, placements: Any = None, **options: Any) -> DTensor:
-        """As DTensor's; of the model's order, unless nothing changes. `full_tensor` is made of it."""
+        """Redistribute as DTensor does, in the model's order unless nothing changes. `full_tensor` calls this."""
         if not self.order:
             return super().redistribute(device_mesh, placements, **options)
-        wanted = tuple(placements or self.placements)
-        if wanted == self.placements:
+        target = tuple(placements or self.placements)
+        if target == self.placements:
             return self
-        made: DTensor = _InModelOrder.apply(self, self.placements if any(options.values()) else wanted)
-        return made.redistribute(device_mesh, wanted, **options)
+        result: DTensor = _InModelOrder.apply(self, self.placements if any(options.values()) else target)
+        return result.redistribute(device_mesh, target, **options)
 
     def to_local(self, *args: Any, **options: Any) -> torch.Tensor:
-        """As DTensor's. If this rank's rows are not the piece of the tensor that its placements say, that piece can be written alone."""
+        """Return the local tensor. If its rows are not the piece that the placements describe, the result can be written and
+        nothing else."""
         if self.order:
             return _LocalPiece.of(self)
         local: torch.Tensor = super().to_local(*args, **options)
@@ -93,19 +95,19 @@ class PlanTensor(DTensor):
         return next(view for chunk, view in self._pieces() if chunk.offsets == index.offset)
 
     def _pieces(self) -> list[tuple[ChunkStorageMetadata, torch.Tensor]]:
-        """The pieces of the model's tensor that this rank holds, with the view of each."""
+        """Return the pieces of the model's tensor that this rank holds, with a view of each."""
         shape, begin = compute_local_shape_and_global_offset(self.shape, self.device_mesh, self.placements)
         pieces = [[(0, first, size)] for first, size in zip(begin, shape, strict=True)]
         for dim, rows in model_rows(self):
             pieces[dim] = contiguous_runs(rows[begin[dim] : begin[dim] + shape[dim]].tolist())
-        found = []
+        pieces_with_views = []
         for run_of_dims in itertools.product(*pieces):
             view = self._local_tensor.detach()
             for dim, (at, _, size) in enumerate(run_of_dims):
                 view = view.narrow(dim, at, size)
             offsets, sizes = (torch.Size(run[k] for run in run_of_dims) for k in (1, 2))
-            found.append((ChunkStorageMetadata(offsets, sizes), view))
-        return found
+            pieces_with_views.append((ChunkStorageMetadata(offsets, sizes), view))
+        return pieces_with_views
 
 
 for _known in (_optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types):
@@ -115,31 +117,34 @@ for _known in (_optimizers._foreach_supported_types, _foreach_utils._foreach_sup
 
 
 def convert_like(x: DTensor, like: PlanTensor) -> PlanTensor:
-    """The same tensor with the placements and the order of another of its shape. All ranks must call it."""
+    """Return the tensor with the placements and the order of another of its shape. All ranks must call it."""
     if isinstance(x, PlanTensor) and x.order == like.order and x.placements == like.placements:
         return x
-    made = redistribute_like(x, like)
-    return PlanTensor.of(made._local_tensor.contiguous(), made._spec, like.order)
+    result = redistribute_like(x, like)
+    return PlanTensor.of(result._local_tensor.contiguous(), result._spec, like.order)
 
 
 class _LocalPiece(torch.Tensor):
-    """Stands for the rows of a tensor that its placements say, if a rank holds others. torch writes what it has loaded there
-    (`set_model_state_dict`), on all ranks, which exchange it; anything else is refused."""
+    """Stands for the piece of a tensor that its placements describe, if a rank holds other rows.
+
+    torch writes what it has loaded there (`set_model_state_dict`), on all ranks, which then exchange rows. Everything else is
+    refused.
+    """
 
     of_tensor: PlanTensor
 
     @staticmethod
     def of(tensor: PlanTensor) -> _LocalPiece:
-        """That of a tensor."""
-        made = tensor._local_tensor.detach().as_subclass(_LocalPiece)
-        made.of_tensor = tensor
-        return made
+        """Make the piece of a tensor."""
+        result = tensor._local_tensor.detach().as_subclass(_LocalPiece)
+        result.of_tensor = tensor
+        return result
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.copy_ and isinstance(args[0], _LocalPiece) and not isinstance(args[1], _LocalPiece):
-            own = args[0].of_tensor
-            own.copy_(with_local(args[1].to(own._local_tensor), own))
+            owner = args[0].of_tensor
+            owner.copy_(with_local(args[1].to(owner._local_tensor), owner))
             return args[0]
         if getattr(func, "__name__", "") in ("__get__", "numel", "size", "dim", "stride", "element_size"):
             with torch._C.DisableTorchFunctionSubclass():

@@ -1,11 +1,11 @@
-"""The weights of one rank, in three forms:
+"""The weights of one rank, in three forms.
 
     stored    the form that the optimizer, checkpoints and the user see
-    working   the copy in compute dtype that is kept between uses; it is made from `stored` when that has changed
-    gathered  a copy for one use, Replicate on some axes; its memory is freed after the use, and taken again for backward. If it is made
-              from `stored` at once, no working copy is kept: what is sent is cast
+    working   a copy in compute dtype that is kept between uses. It is refreshed when `stored` has changed
+    gathered  a copy for one use, Replicate on some axes. It is freed after the use, and gathered again for backward. If it is gathered
+              from `stored` directly, no working copy is kept: what is sent is cast
 
-Autograd sees only working or gathered tensors, as leaves. Their gradients go to `gradients.GradientBucket`.
+Autograd sees working and gathered tensors only, as leaves. Their gradients go to `gradients.GradientBucket`.
 """
 
 # mypy: allow-untyped-calls
@@ -31,7 +31,7 @@ WEIGHT_OF_PARAMETER = WeakIdKeyDictionary()
 
 
 def find_weight(parameter: torch.Tensor) -> Weight | None:
-    """The weight of a parameter that is under a plan."""
+    """Return the weight of a parameter under a plan; None for any other tensor."""
     return WEIGHT_OF_PARAMETER.get(parameter, lambda: None)()  # type: ignore[no-any-return]
 
 
@@ -39,7 +39,7 @@ def find_weight(parameter: torch.Tensor) -> Weight | None:
 class Weight:
     """One parameter. `names` are all its names in the model. `local` is this rank's part of it, as a view.
 
-    `refresh` are the steps from `local` to the working copy. `final` are the steps from the accumulated gradient to the
+    `refresh` are the moves from `local` to the working copy. `final` are the moves from the accumulated gradient to the
     placements of `local`.
     """
 
@@ -50,159 +50,169 @@ class Weight:
     refresh: tuple[AxisMove, ...] = ()
     final: tuple[AxisMove, ...] = ()
     segments: Segments = field(default_factory=dict)
-    casts: bool = False
-    """Whether each use casts it to `dtype`, so that no working copy is kept, as that of a weight which is gathered at use."""
+    cast_per_use: bool = False
+    """Whether each use casts it to `dtype`, so that no working copy is kept."""
     model: Any = None  # a weak reference to its model under a plan (`Parallel`)
-    home: object = None  # the unit that finishes its gradient: the first that uses it
-    terms: torch.Tensor | None = None
-    """The sum of the gradients of micro-batches, before it is summed over ranks."""
-    packing: BucketMember | None = (
+    first_unit: object = None  # the unit that finishes its gradient: the first that uses it
+    accumulated: torch.Tensor | None = None
+    """The sum of the gradients of micro-batches, not yet summed over ranks."""
+    packed_as: BucketMember | None = (
         None  # how `terms` lie if they are packed rank by rank, as a reduce_scatter sends them
     )
-    waiting: Any = None
-    """Stands in `parameter.grad` while `terms` wait for the last micro-batch (`gradients.Waiting`)."""
-    published: torch.Tensor | None = None
-    """The gradient that was given to the parameter, until the optimizer has used it."""
+    pending_gradient: Any = None
+    """Stands in `parameter.grad` while `accumulated` waits for the last micro-batch (`gradients.PendingGradient`)."""
+    published_gradient: torch.Tensor | None = None
+    """The gradient that the parameter was given, until the optimizer has used it."""
 
     def __post_init__(self) -> None:
         WEIGHT_OF_PARAMETER[self.parameter] = weakref.ref(self)  # the weight holds the parameter
         local = self.local
-        self.alias = not self.refresh and local.dtype == self.dtype
-        self.casts = self.casts and not self.alias
-        self.seen: object = None
+        self.is_alias = not self.refresh and local.dtype == self.dtype
+        self.cast_per_use = self.cast_per_use and not self.is_alias
+        self.synced_state: object = None
         self.trained = self.parameter.requires_grad
-        self.form = tuple(local.shape)  # of the working copy
-        for step in self.refresh:
-            self.form = BucketMember(self.form, self.segments, step).shape_after if step.axis.size > 1 else self.form
+        self.working_shape = tuple(local.shape)  # of the working copy
+        for move in self.refresh:
+            self.working_shape = (
+                BucketMember(self.working_shape, self.segments, move).result_shape
+                if move.axis.size > 1
+                else self.working_shape
+            )
         # The working copy, if a use has asked for it.
-        self.kept: torch.Tensor | None = local.detach() if self.alias else None
+        self.materialized: torch.Tensor | None = local.detach() if self.is_alias else None
         self._leaf: torch.Tensor | None = None
 
     @property
     def working(self) -> torch.Tensor:
-        """The working copy. The first use takes its memory."""
-        if self.kept is None:
-            self.kept = torch.empty(self.form, dtype=self.dtype, device=self.local.device)
-        return self.kept
+        """The working copy. Its memory is allocated at the first use."""
+        if self.materialized is None:
+            self.materialized = torch.empty(self.working_shape, dtype=self.dtype, device=self.local.device)
+        return self.materialized
 
     @property
     def leaf(self) -> torch.Tensor:
-        """The working copy as autograd sees it."""
+        """The working copy as a leaf of autograd."""
         if self._leaf is None:
             self._leaf = self.working.detach().requires_grad_(self.parameter.requires_grad)
             redirect_gradient(self._leaf, self)
         return self._leaf
 
-    def used(self) -> torch.Tensor:
-        """The weight as a unit's function takes it."""
+    def operand(self) -> torch.Tensor:
+        """Return the weight as a unit's function takes it."""
         return self.leaf
 
-    def sink(self, gradient: torch.Tensor) -> None:
-        """Takes autograd's gradient of the leaf. The weight's unit replaces this function."""
+    def accept_gradient(self, gradient: torch.Tensor) -> None:
+        """Accept autograd's gradient of the leaf. The weight's unit replaces this method."""
         raise unplanned_gradient_error(self.names[0])
 
     @property
     def local(self) -> torch.Tensor:
         """This rank's part of the parameter."""
-        held = self.parameter
-        return held._local_tensor if isinstance(held, DTensor) else held
+        parameter = self.parameter
+        return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
 
     @property
     def gradient(self) -> torch.Tensor | None:
         """This rank's part of the parameter's gradient."""
-        waits = self.waiting is not None and self.parameter.grad is self.waiting
-        found = self.waiting.held if waits else self.parameter.grad
-        return found._local_tensor if isinstance(found, DTensor) else found
+        is_pending = self.pending_gradient is not None and self.parameter.grad is self.pending_gradient
+        current = self.pending_gradient.before_no_sync if is_pending else self.parameter.grad
+        return current._local_tensor if isinstance(current, DTensor) else current
 
     @property
-    def shape_of_terms(self) -> tuple[int, ...]:
-        """Shape of the gradient whose terms are `terms`."""
-        assert self.terms is not None
-        return self.packing.shape if self.packing else tuple(self.terms.shape)
+    def accumulated_shape(self) -> tuple[int, ...]:
+        """The shape of the gradient in `accumulated`, which may be packed."""
+        assert self.accumulated is not None
+        return self.packed_as.shape if self.packed_as else tuple(self.accumulated.shape)
 
     def publish(self, gradient: torch.Tensor) -> None:
-        """Add a reduced gradient to the parameter's gradient."""
-        found, param = self.parameter.grad, self.parameter
-        if isinstance(found, DTensor) and isinstance(param, PlanTensor):
-            param.grad = convert_like(found, param)  # of a term of the loop, as a penalty
-        held = self.gradient
-        if held is not None:
-            held.add_(gradient)
+        """Add a reduced gradient to the parameter's gradient, and run the parameter's own hooks."""
+        current, param = self.parameter.grad, self.parameter
+        if isinstance(current, DTensor) and isinstance(param, PlanTensor):
+            param.grad = convert_like(current, param)  # of a term of the loop, as a penalty
+        local_gradient = self.gradient
+        if local_gradient is not None:
+            local_gradient.add_(gradient)
         elif isinstance(param, PlanTensor):
             self.parameter.grad = PlanTensor.of(gradient.data, param._spec, param.order)
         else:  # a view counts what is written to its neighbours as well, and the copy would seem stale
             self.parameter.grad = gradient.data
-        if self.kept is not None and not self.alias:
-            self.published = self.gradient
-            assert self.published is not None
-            self.published_version = self.published._version
+        if self.materialized is not None and not self.is_alias:
+            self.published_gradient = self.gradient
+            assert self.published_gradient is not None
+            self.published_version = self.published_gradient._version
         for hook in (getattr(self.parameter, "_post_accumulate_grad_hooks", None) or {}).values():
             hook(self.parameter)
 
-    def stale(self) -> bool:
-        """Whether the working copy must be made again: the parameter was written, or its gradient was used."""
-        if self._state() != self.seen:
-            return True
-        if self.published is None:
-            return False
-        return self.gradient is not self.published or self.published._version != self.published_version
+    def is_stale(self) -> bool:
+        """Return whether the working copy is out of date.
 
-    def fresh(self) -> None:
+        It is when the parameter was written, and also when a published gradient was taken away or changed: some optimizers
+        write the parameter's memory in a way that no version counter sees, but all of them use the gradient.
+        """
+        if self._state() != self.synced_state:
+            return True
+        if self.published_gradient is None:
+            return False
+        return (
+            self.gradient is not self.published_gradient or self.published_gradient._version != self.published_version
+        )
+
+    def mark_fresh(self) -> None:
         """Note that the working copy is up to date."""
-        self.seen, self.published = self._state(), None
+        self.synced_state, self.published_gradient = self._state(), None
 
     def _state(self) -> tuple[int, int]:
-        """The parameter's address, and how often it was written."""
+        """Return the parameter's address, and how often it was written."""
         return self.local.data_ptr(), self.local._version
 
-    def follow(self) -> None:
-        """If the working copy shares the parameter's memory, follow the parameter to new memory (`param.data = ...`)."""
-        if self.alias and self.working.data_ptr() != self.local.data_ptr():
-            self.kept, self._leaf = self.local.detach(), None
+    def follow_parameter(self) -> None:
+        """Follow the parameter to new memory (`param.data = ...`), if the working copy is the parameter itself."""
+        if self.is_alias and self.working.data_ptr() != self.local.data_ptr():
+            self.materialized, self._leaf = self.local.detach(), None
 
 
 class GradientSink(Protocol):
-    """What takes the gradients of a leaf."""
+    """An object that accepts the gradients of a leaf."""
 
-    def sink(self, gradient: torch.Tensor) -> None:
-        """Take a gradient of a leaf."""
+    def accept_gradient(self, gradient: torch.Tensor) -> None:
+        """Accept one gradient."""
 
 
-def redirect_gradient(leaf: torch.Tensor, source: GradientSink) -> None:
-    """Give the gradient of a leaf to its source when autograd has completed it. The leaf keeps neither."""
-    reference = weakref.ref(source)  # autograd would keep it, and with it the model
+def redirect_gradient(leaf: torch.Tensor, sink: GradientSink) -> None:
+    """Hand the gradient of a leaf to its sink as soon as autograd has completed it. The leaf keeps nothing."""
+    reference = weakref.ref(sink)  # autograd would keep it, and with it the model
 
     def hand_over(leaf: torch.Tensor) -> None:
         gradient, leaf.grad = leaf.grad, None
-        if gradient is not None and (held := reference()):
-            held.sink(gradient)
+        if gradient is not None and (sink := reference()):
+            sink.accept_gradient(gradient)
 
     if leaf.requires_grad:
         leaf.register_post_accumulate_grad_hook(hand_over)
 
 
 class GatheredWeight:
-    """A weight that is gathered for use: a leaf whose memory belongs to one bucket."""
+    """A weight that is gathered for use: a leaf whose memory belongs to a bucket."""
 
     def __init__(self, weight: Weight, steps: tuple[AxisMove, ...]) -> None:
         self.weight, self.steps = weight, steps
-        stages = bucket_stages([weight], [weight.form], [steps])
-        self.shape = stages[-1][0].shape_after if stages else weight.form
+        stages = bucket_stages([weight], [weight.working_shape], [steps])
+        self.shape = stages[-1][0].result_shape if stages else weight.working_shape
         self.leaf: torch.Tensor
         self.anchor: torch.Tensor | None = None
-        """A leaf without memory. It stands for a weight whose memory autograd keeps."""
+        """A leaf without memory, for a weight whose memory autograd keeps."""
 
-    def used(self) -> torch.Tensor:
-        """The weight as a unit's function takes it."""
+    def operand(self) -> torch.Tensor:
+        """Return the weight as a unit's function takes it."""
         return self.leaf if self.anchor is None else _UseOfWeight.apply(self.anchor, self.leaf, self)
 
-    def sink(self, gradient: torch.Tensor) -> None:
-        """Takes autograd's gradient of the leaf. The unit replaces this function."""
+    def accept_gradient(self, gradient: torch.Tensor) -> None:
+        """Accept autograd's gradient of the leaf. The unit replaces this method."""
         raise unplanned_gradient_error(self.weight.names[0])
 
 
 class SeparatelyReducedUse:
-    """A kept weight at one of several uses. Its gradient is reduced apart from those of the other uses, in every micro-batch (ZeRO-2)."""
+    """One of several uses of a weight that is not gathered, if each use reduces its gradient in every micro-batch (ZeRO-2)."""
 
     def __init__(self, weight: Weight) -> None:
         self.weight, self.anchor = weight, torch.empty(0, device=weight.local.device, requires_grad=True)
@@ -212,40 +222,45 @@ class SeparatelyReducedUse:
         """The working copy."""
         return self.weight.working
 
-    def used(self) -> torch.Tensor:
-        """The weight as a unit's function takes it."""
+    def operand(self) -> torch.Tensor:
+        """Return the weight as a unit's function takes it."""
         return _UseOfWeight.apply(self.anchor, self.leaf, self)  # type: ignore[no-any-return]
 
-    def sink(self, gradient: torch.Tensor) -> None:
-        """Takes autograd's gradient of this use. The unit replaces this function."""
+    def accept_gradient(self, gradient: torch.Tensor) -> None:
+        """Accept autograd's gradient of this use. The unit replaces this method."""
         raise unplanned_gradient_error(self.weight.names[0])
 
 
 class _UseOfWeight(torch.autograd.Function):
-    """A weight of one use. If it was gathered, its memory is that of the tensors which autograd saves: it is free when the last of them
-    is used. A leaf would keep it to the end of backward."""
+    """A weight of one use.
+
+    If it was gathered, only the tensors that autograd saves hold its memory, which is free when the last of them was used. A
+    leaf would hold it to the end of backward.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: torch.Tensor, whole: torch.Tensor, copy: GatheredWeight | SeparatelyReducedUse
+        ctx: Any, anchor: torch.Tensor, weight: torch.Tensor, use: GatheredWeight | SeparatelyReducedUse
     ) -> torch.Tensor:
-        """The weight."""
-        ctx.copy = copy
-        return whole.detach()
+        """Return the weight, which is connected to `anchor` in autograd's graph."""
+        ctx.copy = use
+        return weight.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
-        """The gradient goes where a leaf's would."""
-        ctx.copy.sink(gradient)
+        """Hand the gradient to the use."""
+        ctx.copy.accept_gradient(gradient)
         return None, None, None
 
 
 def bucket_stages(
     weights: Sequence[Weight], shapes: Sequence[tuple[int, ...]], chains: Sequence[Sequence[AxisMove]]
 ) -> list[list[BucketMember]]:
-    """The members of each stage, for tensors of these shapes that take these chains, which are alike."""
+    """Return the members of each stage, for tensors of these shapes that take these chains, whose `message_key`s are equal."""
     shapes, stages = list(shapes), []
     for steps in zip(*align_chains(chains), strict=True):
-        stages.append([BucketMember(s, w.segments, step) for s, w, step in zip(shapes, weights, steps, strict=True)])
-        shapes = [m.shape_after for m in stages[-1]]
+        stages.append(
+            [BucketMember(shape, w.segments, move) for shape, w, move in zip(shapes, weights, steps, strict=True)]
+        )
+        shapes = [m.result_shape for m in stages[-1]]
     return stages
