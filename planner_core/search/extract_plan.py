@@ -61,13 +61,13 @@ def make_block_plans(problem: Problem, assignment: Assignment) -> dict[str, Bloc
 
 @dataclass(frozen=True, slots=True)
 class _BlockStates:
-    """One block with the states `at` of its variables: all from which the edges of its operators are made."""
+    """One block with the states `states` of its variables: all from which the edges of its operators are made."""
 
     block: Block
     buckets: Buckets
     model: CostModel
     tensors: Mapping[str, TensorStates]
-    at: Mapping[str, int]
+    states: Mapping[str, int]
     segments: Mapping[tuple[int, int], tuple[int, ...]]
 
     def moves(self, value: int) -> Moves:
@@ -96,7 +96,7 @@ class _BlockStates:
         if v.kind != "parameter" or state is None:
             return fused
         name, sizes = tensor_name(value), self.model.sizes
-        forms = (state.forward, state.gradient, self.tensors[name].stored_at(self.at[name], len(sizes)))
+        forms = (state.forward, state.gradient, self.tensors[name].stored_at(self.states[name], len(sizes)))
         return {**fused, **unevenly_split_dims(v.meta.shape, forms, sizes)}
 
     def delivered(self, value: int) -> State | None:
@@ -104,7 +104,7 @@ class _BlockStates:
         name = tensor_name(value)
         if name not in self.tensors:
             return None
-        return self.tensors[name].state(self.at[name], len(self.model.sizes))
+        return self.tensors[name].state(self.states[name], len(self.model.sizes))
 
 
 def _run_alike(a: Copy, b: Copy) -> bool:
@@ -187,7 +187,7 @@ def _forward_steps(table: Moves, src: Placements, dst: Placements) -> tuple[Step
 
 def _param_plan(site: _BlockStates, value: int, gathered: set[int]) -> ParamPlan:
     name = tensor_name(value)
-    state, stored = site.delivered(value), site.tensors[name].stored_at(site.at[name], len(site.model.sizes))
+    state, stored = site.delivered(value), site.tensors[name].stored_at(site.states[name], len(site.model.sizes))
     assert state is not None
     at_use = tuple(sorted(a for a in gathered if isinstance(state.forward[a], Shard)))
     plan = ParamPlan(stored, state.forward, state.gradient, at_use, site.parts(value))

@@ -82,7 +82,7 @@ def describe_gap(value: float, bound: float) -> str:
 
 
 @dataclass
-class _Search:
+class _BudgetedSearch:
     """One search: the incumbent `best` (the best assignment that fits), and the best bound with the prices that gave it."""
 
     problem: Problem
@@ -93,10 +93,10 @@ class _Search:
     solves: int = 0
     budget_of_points: PointBudget = field(default_factory=PointBudget)
     max_open_gap: float = 0.0
-    at_bound: Objective = field(init=False)
+    objective_at_bound: Objective = field(init=False)
 
     def __post_init__(self) -> None:
-        self.at_bound = self.objective
+        self.objective_at_bound = self.objective
 
     def reuse_known(self) -> None:
         """Take over what earlier searches of this problem found for other budgets."""
@@ -130,7 +130,7 @@ class _Search:
         allowed = price * self.budget if price else 0.0
         bound = a.bound - allowed
         if bound > self.bound:
-            self.bound, self.at_bound = bound, replace(objective, exact=True)
+            self.bound, self.objective_at_bound = bound, replace(objective, exact=True)
 
     def solve_without_budget(self, abandon_above: float, exact: bool) -> Assignment | None:
         """The best assignment of any memory. If it does not fit, its gap stays open, since prices of memory do the rest; also if it need
@@ -179,18 +179,18 @@ class _Search:
     def mix_incumbents(self) -> None:
         """Look for a better incumbent among mixtures of the solutions at prices."""
         assert self.best is not None
-        folded = tables_at(self.problem, replace(self.at_bound, exact=False))
+        folded = tables_at(self.problem, replace(self.objective_at_bound, exact=False))
         if not (folded.objective.after_forward or folded.objective.after_backward):
             return
         mixture = mix_solutions(folded, self.best, self.budget, [a for _, a in self.known_assignments()])
         if mixture is not None:
             self.consider(mixture)
 
-    def close(self, stop: Callable[[], bool], at_most: float) -> None:
+    def close_gap(self, stop: Callable[[], bool], at_most: float) -> None:
         """Enumerate what lies between the bound and the incumbent, or `at_most`."""
         assert self.best is not None
         closing = GapClosing(
-            self.problem, self.at_bound, self.budget, self.best, self.bound, at_most, self.budget_of_points
+            self.problem, self.objective_at_bound, self.budget, self.best, self.bound, at_most, self.budget_of_points
         )
         closing.run(stop, only_at_once=self.is_close)
         self.best, self.bound = closing.best, max(self.bound, closing.bound)
@@ -208,7 +208,7 @@ class _Search:
     def answer(self, least_memory: float) -> Answer:
         """The incumbent with its bound."""
         value = self.best.seconds if self.best else float("inf")
-        prices = (self.at_bound.after_forward, self.at_bound.after_backward)
+        prices = (self.objective_at_bound.after_forward, self.objective_at_bound.after_backward)
         return Answer(self.best, value, min(self.bound, value), least_memory, self.solves, prices=prices)
 
 
@@ -246,7 +246,7 @@ def search_within_budget(
     Returns:
         The answer. Its `assignment` is None if nothing fits.
     """
-    state = _Search(
+    state = _BudgetedSearch(
         problem,
         replace(make_objective(problem, objective), top_shares=top_shares),
         budget,
@@ -267,7 +267,7 @@ def search_within_budget(
     state.reuse_known()
     state.price_memory(unlimited, smallest, lambda: stop() or state.bound > abandon_above, prove, not bound_only)
     if prove:
-        state.close(lambda: stop() or state.bound > abandon_above, abandon_above)
+        state.close_gap(lambda: stop() or state.bound > abandon_above, abandon_above)
     problem.cache.last_tables = None
     return state.answer(least_bytes)
 
@@ -293,7 +293,7 @@ def find_least_memory(problem: Problem, objective: str = "time") -> Assignment |
 
 
 def _price_memory(
-    state: _Search,
+    state: _BudgetedSearch,
     above_budget: Assignment,
     within_budget: Assignment,
     end: Component,

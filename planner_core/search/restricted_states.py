@@ -103,16 +103,16 @@ LEVELS: tuple[Callable[[TensorStates], Bools], ...] = (
 
 @dataclass
 class StateRestriction(Restriction):
-    """A restriction on top of an `inner` one: `left` has the states [state] that remain, by block and variable."""
+    """A restriction on top of an `inner` one: `allowed` has the states [state] that remain, by block and variable."""
 
     inner: Restriction | None
-    left: Mapping[tuple[str, str], Bools]
+    allowed: Mapping[tuple[str, str], Bools]
 
     def apply(self, block: str, net: Network) -> None:
         """Add a factor for each restricted variable."""
         if self.inner is not None:
             self.inner.apply(block, net)
-        net.factors += [_only(name, ok) for (where, name), ok in self.left.items() if where == block]
+        net.factors += [allow_only(name, ok) for (where, name), ok in self.allowed.items() if where == block]
 
 
 def restrict_states(
@@ -230,10 +230,6 @@ def _can_be_eliminated(net: Network, keep: tuple[str, ...]) -> bool:
     return True
 
 
-def _only(name: str, ok: Bools) -> Factor:
-    return allow_only(name, ok)
-
-
 def _allowed_by_level(
     name: str, values: Iterable[int], block: Block, net: Network, level: Callable[[TensorStates], Bools]
 ) -> dict[tuple[str, str], Bools]:
@@ -257,7 +253,7 @@ def _best_shared_weight_states(
         fixed_state = next((fixed_weights[o] for o in outer if o in fixed_weights), None)
         # Another block has chosen this weight's state already; a weight has one state in the whole model.
         if fixed_state is not None:
-            net.factors.append(_only(tensor_name(v), np.arange(net.sizes[tensor_name(v)]) == fixed_state))
+            net.factors.append(allow_only(tensor_name(v), np.arange(net.sizes[tensor_name(v)]) == fixed_state))
     shared = {tensor_name(v) for _, v in _given_weights(block)}
     compiled = compile_network(net, tuple(k for k in boundary_variables(block) if k not in shared))
     link = eliminate(

@@ -19,7 +19,7 @@ from planner_core.search.algebra.elimination import eliminate
 from planner_core.search.algebra.elimination_order import TooWide, choose_elimination_order
 from planner_core.search.algebra.minplus import MinPlusPower, min_plus_power, min_plus_product
 from planner_core.search.network.block import build_block
-from planner_core.search.network.factors import NUM_COMPONENTS, group_rows
+from planner_core.search.network.factors import NUM_COMPONENTS
 from planner_core.search.network.folded import boundary_pairs, build_problem, merge_factors
 from tests.support.random_graphs import B, S, prepared, random_graph
 from tests.support.solvers import brute_force, evaluate, highs, toulbar2
@@ -230,7 +230,7 @@ def test_rows_of_a_group_agree_inside_it() -> None:
         net = build_block(block, strategies[name], model)
         for node in net.nodes.values():
             for r in range(len(node.index)):
-                for rows in group_rows(node, r):
+                for rows in (node.strategy.rows[int(i)] for i in node.index[r]):
                     made = {}
                     for op, row in zip(node.strategy.ops, rows, strict=True):
                         assert isinstance(op, Op)

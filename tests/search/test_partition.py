@@ -39,8 +39,8 @@ def by_force(table: Table, copies: int, stages: int) -> float:
     for inner in itertools.combinations(range(1, copies), stages - 1):
         cuts = (0, *inner, copies)
         for ways in itertools.product(*(table[k, cuts[k], cuts[k + 1]] for k in range(stages))):
-            before = np.cumsum([0.0, *(w.through for w in ways)])
-            least = min(least, max(b + w.own for b, w in zip(before, ways, strict=False)))
+            before = np.cumsum([0.0, *(w.delay_s for w in ways)])
+            least = min(least, max(b + w.work_s for b, w in zip(before, ways, strict=False)))
     return least
 
 
@@ -60,7 +60,7 @@ def by_highs(table: Table, copies: int, stages: int) -> float:
         wanted = 1.0 if (k, at) == (0, 0) else -1.0 if (k, at) == (stages, copies) else 0.0
         add(row, wanted, wanted)
     for k in range(stages):
-        row = np.array([(w.own if s == k else 0.0) + (w.through if s < k else 0.0) for s, _, _, w in edges] + [-1.0])
+        row = np.array([(w.work_s if s == k else 0.0) + (w.delay_s if s < k else 0.0) for s, _, _, w in edges] + [-1.0])
         add(row, -np.inf, 0.0)
     cost = np.append(np.zeros(n), 1.0)
     found = milp(

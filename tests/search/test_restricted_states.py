@@ -86,7 +86,7 @@ def test_a_narrow_plan_is_one_of_the_wide_space() -> None:
         return build_problem(planner.coarse, planner.strategies, model, restrict, False, nets)
 
     cut = restrict_states(nets, like, planner.coarse, None)
-    for (block, name), left in seen[-1].left.items():
+    for (block, name), left in seen[-1].allowed.items():
         net = next(iter(nets.blocks[block].values())) if block else nets.top
         assert 0 < left.sum() <= len(left) == net.sizes[name]
     found = search_within_budget(cut)

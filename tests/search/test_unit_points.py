@@ -15,7 +15,7 @@ from planner_core.search.algebra.pareto_points import PointBudget
 from planner_core.search.network.factors import Factor, Network
 from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.objective import TIE, Objective
-from planner_core.search.units.narrowed import PrunedUnit, prune_by_limit
+from planner_core.search.units.pruned_unit import PrunedUnit, prune_by_limit
 from planner_core.search.units.unit import sum_factors
 from planner_core.search.units.unit_points import TimeSums, least_by_points, sums_around
 

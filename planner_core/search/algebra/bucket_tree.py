@@ -36,18 +36,18 @@ from planner_core.search.algebra.pareto_points import (
 
 @dataclass
 class Bucket:
-    """One eliminated variable: `total` [others..., variable] is the sum of its tables, `message` [others...] its minimum over the
+    """One eliminated variable: `sums` [others..., variable] is the sum of its tables, `message` [others...] its minimum over the
     variable, and `parent` the number of the bucket that gets the message (-1: the root)."""
 
     name: str
     others: tuple[str, ...]
-    total: Floats
+    sums: Floats
     message: Floats
     parent: int
 
     @property
     def scope(self) -> tuple[str, ...]:
-        """Variables of `total`."""
+        """Variables of `sums`."""
         return (*self.others, self.name)
 
 
@@ -98,7 +98,7 @@ class BucketTree:
             # The parent's margin counts this bucket's message once; without it, it is what all the rest costs at least. In the example:
             # the root's margins (1, 5) less the message (1, 0) are (0, 5), so row a = 1 of b's bucket is (2, 0) + 5 = (7, 5).
             outside = self.margin_through(b.parent, b.others) - np.where(np.isfinite(b.message), b.message, 0.0)
-            self.margins[i] = b.total + outside[..., None]
+            self.margins[i] = b.sums + outside[..., None]
 
     def scope_of(self, i: int) -> tuple[str, ...]:
         """The variables of a bucket, or of the root (-1)."""
@@ -137,7 +137,7 @@ class BucketTree:
             # excess of an entry = its total less the least over the bucket's variable: with a = 0, entry b = 1 has 4 - 1 = 3. Summed
             # along the tree, excesses are the whole cost less the optimum, so `margin + excess ≤ limit` is exact, not a bound.
             below = np.where(np.isfinite(b.message), b.message, 0.0)[..., None]
-            forming.excess = forming.excess + (b.total - below).ravel()[forming.row]
+            forming.excess = forming.excess + (b.sums - below).ravel()[forming.row]
             points, self.points[i] = group_points(forming, forming.row // self.sizes[b.name], b.message.size, pruning)
             self.children[b.parent].append((i, b.others, points))
         forming = self._bucket_points(-1, tables_by_bucket[-1], pruning, bounds)

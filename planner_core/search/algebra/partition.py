@@ -1,14 +1,14 @@
 """The best way to cut a row of copies into stages, by dynamic programming over copies.
 
-A stage takes the copies from `first` to `last` (not included). It has `own` seconds of work of its own, and every later stage waits
-`through` seconds more for it:
+A stage takes the copies from `first` to `last` (not included). It has `work_s` seconds of work of its own, and every later stage waits
+`delay_s` seconds more for it:
 
-    minimise   max over stages k of   through_0 + ... + through_(k-1) + own_k
+    minimise   max over stages k of   delay_0 + ... + delay_(k-1) + work_k
 
-The points of the program are (through so far, largest so far), by number of stages and of copies. A point that is no better in both than
-another one is dropped; one that is not below the best that is known is not formed. So the cut is the best of all cuts.
+The points of the program are (delay so far, longest so far), by number of stages and of copies. A point that another one dominates is
+dropped, and a point that is not below the best known cut is not formed. So the result is the best of all cuts.
 
-Example: 4 copies of 1 s per micro-batch in 2 stages, 2 micro-batches; own = 2 n, through = n for n copies. 2 and 2 take max(4, 2 + 4) = 6;
+Example: 4 copies of 1 s per micro-batch in 2 stages, 2 micro-batches; work = 2 n, delay = n for n copies. 2 and 2 take max(4, 2 + 4) = 6;
 3 and 1 take max(6, 3 + 2) = 6; 1 and 3 take max(2, 1 + 6) = 7.
 """
 
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StageOption:
-    """A way to run one stage: its `own` seconds, those for which every later stage waits (`through`), and what the caller knows it by."""
+    """One way to run a stage: seconds of its work, seconds by which it delays every later stage, and the caller's name for it."""
 
-    own: float
-    through: float
+    work_s: float
+    delay_s: float
     choice: object = None
 
 
@@ -42,14 +42,14 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    through: float
-    worst: float
+    delay_s: float
+    longest_s: float
     copies: tuple[int, ...]
     choices: tuple[object, ...]
 
 
 def best_partition(copies: int, stages: int, options: Options, below: float = float("inf")) -> Partition | None:
-    """The cut of least seconds, if one is less than `below`; otherwise None. Every stage has at least one copy. With more copies no
+    """Find the cut of least seconds, if one is less than `below`; otherwise None. Every stage has at least one copy. With more copies no
     stage may be quicker."""
     fronts: dict[int, list[_Point]] = {0: [_Point(0.0, 0.0, (), ())]}
     for stage in range(stages):
@@ -63,25 +63,25 @@ def best_partition(copies: int, stages: int, options: Options, below: float = fl
                     p
                     for point in points
                     for option in stage_options
-                    if (p := _append_stage(point, option, last - first)).worst < below
+                    if (p := _append_stage(point, option, last - first)).longest_s < below
                 ]
                 if not extended:
                     break  # more copies need more memory, and take longer
                 next_fronts[last] = _undominated([*next_fronts.get(last, ()), *extended])
         fronts = next_fronts
-    ends_at = min(fronts.get(copies, ()), key=lambda p: p.worst, default=None)
-    return Partition(ends_at.worst, ends_at.copies, ends_at.choices) if ends_at else None
+    ends_at = min(fronts.get(copies, ()), key=lambda p: p.longest_s, default=None)
+    return Partition(ends_at.longest_s, ends_at.copies, ends_at.choices) if ends_at else None
 
 
 def _append_stage(point: _Point, option: StageOption, copies: int) -> _Point:
-    worst = max(point.worst, point.through + option.own)
-    return _Point(point.through + option.through, worst, (*point.copies, copies), (*point.choices, option.choice))
+    longest_s = max(point.longest_s, point.delay_s + option.work_s)
+    return _Point(point.delay_s + option.delay_s, longest_s, (*point.copies, copies), (*point.choices, option.choice))
 
 
 def _undominated(points: Iterable[_Point]) -> list[_Point]:
-    """The points that no other one dominates."""
+    """Return the points that no other point dominates."""
     front: list[_Point] = []
-    for point in sorted(points, key=lambda p: (p.through, p.worst)):
-        if not front or point.worst < front[-1].worst:
+    for point in sorted(points, key=lambda p: (p.delay_s, p.longest_s)):
+        if not front or point.longest_s < front[-1].longest_s:
             front.append(point)
     return front

@@ -36,7 +36,7 @@ from planner_core.search.budget.goal import Goal
 from planner_core.search.network.search_cache import Copy
 from planner_core.search.objective import EVEN_SHARES
 from planner_core.search.repeated_block import Chain, between_bytes, in_chain_states
-from planner_core.search.units.narrowed import PrunedUnit, prune_by_limit
+from planner_core.search.units.pruned_unit import PrunedUnit, prune_by_limit
 from planner_core.search.units.unit_points import sums_around
 
 FEW_SHARED = 24
@@ -169,8 +169,8 @@ class AllCopyPoints:
     ) -> tuple[PrunedUnit, BucketTree, WeightedBounds | None]:
         """What is left of one variant within the limit, weighed, and its bounds at other shares than those at which it is weighed."""
         shares = self.unit.shares.get(variant, [EVEN_SHARES])[-1]
-        sequence = self.unit.solver(variant, shares).elimination_order(self.view.keep, fixed)
-        part = PrunedUnit.from_network(self.unit.variants[variant], sequence, fixed, keep=self.view.keep)
+        sequence = self.unit.solver(variant, shares).elimination_order(self.view.kept, fixed)
+        part = PrunedUnit.from_network(self.unit.variants[variant], sequence, fixed, keep=self.view.kept)
         tree, bounds = part.bucket_tree(goal.objective, shares, rest), None
         if not goal.objective.is_sum:
             with contextlib.suppress(TablesTooLarge):

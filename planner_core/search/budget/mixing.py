@@ -150,8 +150,8 @@ def _known_entries(
     for copy in copies:
         if any(alive[v][s] != copy.states[v] for v, s in view.fixed):
             continue
-        entry = [int(np.searchsorted(alive[v], copy.states[v])) for v in view.keep]
-        if all(p < len(alive[v]) and alive[v][p] == copy.states[v] for v, p in zip(view.keep, entry, strict=True)):
+        entry = [int(np.searchsorted(alive[v], copy.states[v])) for v in view.kept]
+        if all(p < len(alive[v]) and alive[v][p] == copy.states[v] for v, p in zip(view.kept, entry, strict=True)):
             yield copy, int(np.ravel_multi_index(entry, shape)) if entry else 0
 
 

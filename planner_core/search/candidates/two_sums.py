@@ -78,7 +78,7 @@ class TwoSums:
         sums."""
         states_of: dict[str, int] = {}
         for bucket in reversed(tree.buckets):
-            states_of[bucket.name] = int(bucket.total[tuple(states_of[o] for o in bucket.others)].argmin())
+            states_of[bucket.name] = int(bucket.sums[tuple(states_of[o] for o in bucket.others)].argmin())
         sums = np.zeros(2)
         for names, t in self.tables:
             index: tuple[Any, ...] = (slice(None), *(states_of[v] for v in names))

@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 
 from planner_core.cost import NUM_COMPONENTS
-from planner_core.ops import GroupStrategy, Row
+from planner_core.ops import GroupStrategy
 from planner_core.search.network.states import Bools, Floats, Ints, TensorStates
 
 
@@ -32,7 +32,7 @@ class Factor:
         return np.where(self.allowed, 0.0, np.inf)
 
     @cached_property
-    def possible(self) -> tuple[Bools, ...]:
+    def possible_states(self) -> tuple[Bools, ...]:
         """For each variable [state]: whether some entry of the state is possible."""
         if len(self.vars) == 1:
             return (self.allowed,)
@@ -108,8 +108,3 @@ class GroupRows:
 def tensor_name(value: int) -> str:
     """The name of the variable of a tensor or weight."""
     return f"t{value}"
-
-
-def group_rows(node: GroupRows, r: int) -> list[tuple[Row, ...]]:
-    """The group row on every axis of joint row `r`."""
-    return [node.strategy.rows[int(i)] for i in node.index[r]]

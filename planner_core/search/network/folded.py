@@ -169,9 +169,10 @@ def build_networks(
     caches: dict[str, BlockCache] | None = None,
     kernels: dict[str, KernelTimes] | None = None,
 ) -> ModelNetworks:
-    """The networks of the top block and of every repeated block. `strategies` maps a block's name to its operator strategies;
-    the name of the top block is "". `caches`: what was found about the operators of each block when networks of the same mesh were
-    built, for other ZeRO stages or ways to recompute. `kernels`: the same of other meshes.
+    """Build the networks of the top block and of every repeated block.
+
+    `strategies` are the operator strategies by block; the name of the top block is "". `caches` hold values of earlier networks of the
+    same mesh, with other ZeRO stages or recomputation. `kernels` hold kernel times of earlier networks, on any mesh of the cluster.
     """
     caches, kernels = {} if caches is None else caches, {} if kernels is None else kernels
     graph = coarse.graph
@@ -185,10 +186,11 @@ def build_networks(
         for variant, kept_ops in recompute_ways(block.block, model.workload.recompute).items():
             keeps_all = variant == "none"
             reruns = {} if keeps_all else run_again(block.block, kept_ops)
+            # One copy at a time is recomputed and holds its activations, so each of the copies bears 1 / repeats of them.
             saved_share = 1.0 if keeps_all else 1 / repeats[name]
             options = UnitOptions(repeats[name], reruns, kept_ops, saved_share, kept_results=kept_by_reader[name])
             net = build_block(block, strategies[name], model, options, block_cache)
-            if not keeps_all:
+            if not keeps_all:  # the recomputation starts from the block's inputs
                 activations = (i for i in block.block.inputs if block.block.values[i].kind == "activation")
                 net.saved_ports.update(activations)
             blocks[name][variant] = net
@@ -198,6 +200,7 @@ def build_networks(
         inner = graph.blocks[call.block]
         pairs = zip((*inner.inputs, *inner.outputs), (*call.inputs, *call.outputs), strict=True)
         ports_kept = {port for net in blocks[call.block].values() for port in net.saved_ports}
+        # The copies count the tensors in `entries` themselves, so the top block must not count them a second time.
         saved_values.update(outer for v, outer in pairs if v in ports_kept and outer not in entries)
     options = UnitOptions(
         saved_by_calls=saved_values,
@@ -220,23 +223,20 @@ def build_problem(
     uniform: bool = False,
     networks: ModelNetworks | None = None,
 ) -> Problem:
-    """The folded network of a model on one mesh, ready to be solved.
+    """Build the folded network of a model on one mesh, ready to be solved.
 
     `restrict` forbids states (see `planning.methods`). `uniform`: all copies of a run pass the residual stream on in one state.
-    `networks`: what `build_networks` made, if it was called before. Raises TooWide.
+    `networks` are those of `build_networks`, if the caller has them. Raises TooWide.
     """
     nets = networks or build_networks(coarse, strategies, model)
     blocks: dict[str, dict[str, CompiledNetwork]] = {}
     for name, variants in nets.blocks.items():
         first, *others = restrict_variants(name, variants, restrict).items()
-        compiled_first, merged_first = (
-            compile_network(first[1], boundary_variables(coarse.graph.blocks[name])),
-            merge_factors(first[1]),
-        )
-        blocks[name] = {
-            first[0]: compiled_first,
-            **{variant: compile_like(compiled_first, merged_first, net) for variant, net in others},
-        }
+        compiled_first = compile_network(first[1], boundary_variables(coarse.graph.blocks[name]))
+        merged_first = merge_factors(first[1])
+        # Variants differ in their costs only. So the states are pruned, and the order is chosen, once for all of them.
+        compiled_others = {variant: compile_like(compiled_first, merged_first, net) for variant, net in others}
+        blocks[name] = {first[0]: compiled_first} | compiled_others
     return assemble_problem(
         coarse, strategies, model, nets.runs, apply_restriction("", nets.top, restrict), blocks, uniform
     )
@@ -252,28 +252,30 @@ def assemble_problem(
     uniform: bool = False,
     largest: float | None = None,
 ) -> Problem:
-    """The folded network of compiled blocks and of the top network. Raises TooWide if that needs a table of more than
-    `largest` entries (default: MAX_TABLE)."""
+    """Put compiled blocks and the top network together to a folded network.
+
+    Raises TooWide if the top network needs a table of more than `largest` entries (default: MAX_TABLE).
+    """
     problem = Problem(coarse, model, runs, CompiledNetwork(top, (), {}, [], []), blocks, strategies, uniform)
     problem = replace(problem, scopes={k: _run_scope(problem, run) for k, run in enumerate(runs)})
     return replace(problem, top=_compile_top(problem, top, largest))
 
 
 def restrict_variants(name: str, nets: Mapping[str, Network], restrict: Restriction | None) -> Mapping[str, Network]:
-    """The networks of all variants of a block without the states that `restrict` forbids. `restrict` is applied once: variants have
-    the same variables and states."""
+    """Remove the states that `restrict` forbids from the networks of all variants of a block.
+
+    `restrict` is applied once, since variants have the same variables and states.
+    """
     first, net = next(iter(nets.items()))
     first_restricted = apply_restriction(name, net, restrict)
     added = first_restricted.factors[len(net.factors) :]
-    return (
-        {v: first_restricted if v == first else replace(n, factors=[*n.factors, *added]) for v, n in nets.items()}
-        if added
-        else nets
-    )
+    if not added:
+        return nets
+    return {v: first_restricted if v == first else replace(n, factors=[*n.factors, *added]) for v, n in nets.items()}
 
 
 def apply_restriction(name: str, net: Network, restrict: Restriction | None) -> Network:
-    """The network of a block without the states that `restrict` forbids."""
+    """Remove the states that `restrict` forbids from a copy of a block's network."""
     if restrict is None:
         return net
     copy = replace(net, factors=list(net.factors))
@@ -292,10 +294,10 @@ def _require_replicated_results(block: Block, net: Network) -> None:
 
 
 class Restriction:
-    """Forbids states of a network. It is the base class of baselines and of the papers' methods; it forbids nothing itself."""
+    """A rule that forbids states of a network: the base class of usual layouts and of the papers' methods. It forbids nothing itself."""
 
     def apply(self, block: str, net: Network) -> None:
-        """Add factors to `net` that forbid states: the same in all variants of a block. `block` is its name, "" for the top block."""
+        """Add factors to `net` that forbid states, the same in all variants of `block` (its name; "" is the top block)."""
 
 
 def boundary_variables(block: Block) -> tuple[str, ...]:
@@ -310,7 +312,7 @@ def compile_network(net: Network, boundary: tuple[str, ...]) -> CompiledNetwork:
 
 
 def with_elimination_order(pruned: CompiledNetwork, wanted_boundary: tuple[str, ...]) -> CompiledNetwork:
-    """The pruned network with the boundary `boundary` and an order in which its other variables are eliminated. Raises TooWide."""
+    """Choose an order in which all variables of a pruned network but the boundary's are eliminated. Raises TooWide."""
     boundary = tuple(v for v in wanted_boundary if v in pruned.alive)
     return replace(
         pruned,
@@ -323,8 +325,10 @@ def with_elimination_order(pruned: CompiledNetwork, wanted_boundary: tuple[str, 
 def compile_like(
     first: CompiledNetwork, merged_first: Mapping[tuple[str, ...], Factor], net: Network
 ) -> CompiledNetwork:
-    """Compile another variant as the `first` was, whose merged factors are `merged_first`. Variables, states and constraints are the same;
-    only costs differ."""
+    """Compile another variant of the block whose `first` variant is compiled; `merged_first` are the merged factors of the first.
+
+    Variables, states and constraints are the same; only costs differ.
+    """
     merged, factors = merge_factors(net), []
     for selected in first.factors:
         f = merged[selected.vars]
@@ -336,7 +340,7 @@ def compile_like(
 
 
 def merge_factors(net: Network) -> dict[tuple[str, ...], Factor]:
-    """Add up the factors that have the same variables, so that each set of variables has one factor."""
+    """Add up the factors over the same variables, so that each set of variables has one factor."""
     merged: dict[tuple[str, ...], Factor] = {}
     for f in net.factors:
         old = merged.get(f.vars)
@@ -354,7 +358,7 @@ def prune_states(net: Network) -> CompiledNetwork:
     merged = merge_factors(net)
     factors_of: dict[str, list[tuple[Factor, int]]] = {v: [] for v in alive}
     for f in merged.values():
-        for axis, (v, possible) in enumerate(zip(f.vars, f.possible, strict=True)):
+        for axis, (v, possible) in enumerate(zip(f.vars, f.possible_states, strict=True)):
             alive[v] = alive[v] & possible
             if len(f.vars) == 2:
                 factors_of[v].append((f, axis))
@@ -373,8 +377,11 @@ def prune_states(net: Network) -> CompiledNetwork:
 
 
 def _select_states(f: Factor, alive: Mapping[str, NDArray[np.int64]]) -> Factor:
-    """The factor without states that are not `alive`. It is not the same object, also where all are: a compiled network lays its
-    tables side by side."""
+    """Remove the states that are not `alive` from a factor.
+
+    The result is always a new object: a compiled network replaces the costs of its factors by views of one array
+    (`distinct_tables`), and other networks may have this factor too.
+    """
     if all(len(alive[v]) == n for v, n in zip(f.vars, f.allowed.shape, strict=True)):
         return Factor(f.vars, f.cost, f.allowed)
     first, *second = (alive[v] for v in f.vars)
@@ -383,7 +390,7 @@ def _select_states(f: Factor, alive: Mapping[str, NDArray[np.int64]]) -> Factor:
 
 
 def boundary_pairs(problem: Problem, run: Run) -> list[tuple[str, str]]:
-    """Pairs (top variable, port of the block) for a run: the inputs of its first call and the outputs of its last call."""
+    """Return the pairs (top variable, boundary variable of the block) of a run: inputs of its first call, outputs of its last."""
     block, compiled = problem.coarse.graph.blocks[run.block], problem.first_variant(run.block)
     outer = [*run.calls[0].inputs, *run.calls[-1].outputs]
     inner = [*block.inputs, *block.outputs]
@@ -396,7 +403,7 @@ def _run_scope(problem: Problem, run: Run) -> tuple[str, ...]:
 
 
 def restricted_to_runs(problem: Problem, top: Network) -> Network:
-    """The top network without the states that its runs of blocks cannot take."""
+    """Remove the states of the top network that its runs of blocks cannot take."""
     factors = list(top.factors)
     for run in problem.runs:
         alive = problem.first_variant(run.block).alive
@@ -408,7 +415,8 @@ def restricted_to_runs(problem: Problem, top: Network) -> Network:
 
 
 def _compile_top(problem: Problem, top: Network, largest: float | None) -> CompiledNetwork:
-    compiled = replace(prune_states(restricted_to_runs(problem, top)), net=top)  # `net` is the network before pruning
+    # States are numbered as in `top`, which other problems share, so `net` is `top` and not the copy with the constraints of the runs.
+    compiled = replace(prune_states(restricted_to_runs(problem, top)), net=top)
     scopes = [f.vars for f in compiled.factors] + [problem.scopes[k] for k in range(len(problem.runs))]
     compiled.sequence = choose_elimination_order(compiled.sizes, scopes, (), largest)
     return compiled

@@ -27,7 +27,7 @@ class Run:
 
 
 def find_runs(top: Block) -> tuple[list[Run], set[int]]:
-    """The longest runs of calls of one block, and the values that pass between two calls of a run."""
+    """Return the longest runs of calls of one block, and the values that pass between two calls of a run."""
     calls = [i for i in top.items if isinstance(i, Call)]
     users: dict[int, int] = {}
     for item in top.items:
@@ -47,6 +47,7 @@ def find_runs(top: Block) -> tuple[list[Run], set[int]]:
 
 
 def _chain_ports(run: Run, call: Call, users: Mapping[int, int], top: Block) -> tuple[int, int] | None:
+    """Return the numbers (input, output) that link `call` to the last call of `run`, or None if it does not continue the run."""
     previous = run.calls[-1]
     if run.block != call.block:
         return None
@@ -55,12 +56,12 @@ def _chain_ports(run: Run, call: Call, users: Mapping[int, int], top: Block) -> 
         for p, (a, b) in enumerate(zip(previous.inputs, call.inputs, strict=True))
         if a != b and top.values[b].kind != "constant"
     ]
-    if len(differ) != 1:
+    if len(differ) != 1:  # a second input that differs would be a second link, and the run would be no matrix power
         return None
     (p,) = differ
     value = call.inputs[p]
     if value not in previous.outputs or users[value] != 1 or value in top.outputs:
-        return None
+        return None  # another reader needs the state of this tensor, which a matrix power eliminates
     q = previous.outputs.index(value)
     others = [o for i, o in enumerate(previous.outputs) if i != q]
     if any(users.get(o) or o in top.outputs for o in others):
@@ -73,10 +74,11 @@ def _chain_ports(run: Run, call: Call, users: Mapping[int, int], top: Block) -> 
 def mark_kept_chain_tensors(
     runs: list[Run], top: Block, blocks: Mapping[str, Block], nets: Mapping[str, Mapping[str, Network]]
 ) -> set[int]:
-    """Say for each chain of copies who keeps the tensor between two of them.
+    """Mark for each chain of copies which side keeps the tensor between two of them for backward.
 
-    If all variants keep it, or a copy keeps what it makes, `keeps_between` is set. If some variants keep what they read and others do
-    not, each variant has the bytes in its own network. The result: the tensors with which such chains begin; the copy counts them.
+    If all variants keep their input, or a copy keeps its output, `Network.keeps_between` is set. If only some variants keep their
+    input, the bytes go into the network of each of these variants. Returns the tensors with which such chains begin: the first copy
+    counts them, and the top block does not.
     """
     entries: set[int] = set()
     for run in runs:
@@ -104,7 +106,7 @@ def mark_kept_chain_tensors(
 
 
 def _is_read_once(run: Run, first: int, runs: list[Run], top: Block) -> bool:
-    """Whether all calls of the run's block are in it, and the tensor with which it begins is kept by nothing else."""
+    """Whether the run has all calls of its block, and no other reader keeps the tensor with which it begins."""
     is_only_run = sum(r.block == run.block for r in runs) == 1
     others = [i for i in top.items if first in i.inputs and i is not run.calls[0]]
     return (

@@ -43,9 +43,9 @@ KEPT_SHARES = 2
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A choice of the boundary variables over which a table is made (`keep`), and the states of the others (`fixed`)."""
+    """A choice of the boundary variables over which a table is made (`kept`), and the states of the others (`fixed`)."""
 
-    keep: tuple[str, ...]
+    kept: tuple[str, ...]
     fixed: tuple[tuple[str, int], ...] = ()
 
 
@@ -68,7 +68,7 @@ class VariantSolver:
         self.solved: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], Elimination] = {}
 
     def eliminate_except(self, keep: tuple[str, ...], fixed: Mapping[str, int]) -> Elimination:
-        """Eliminate all variables except `keep`, with the variables in `fixed` fixed (states numbered as in `alive`)."""
+        """Eliminate all variables except `kept`, with the variables in `fixed` fixed (states numbered as in `alive`)."""
         key = (keep, tuple(fixed.items()))
         if key not in self.solved:
             tables = self.reduced.remaining_tables
@@ -79,7 +79,7 @@ class VariantSolver:
         return self.solved[key]
 
     def elimination_order(self, keep: tuple[str, ...], fixed: Mapping[str, int]) -> list[str]:
-        """An order in which the whole block can be eliminated, except `keep` and the variables in `fixed`."""
+        """An order in which the whole block can be eliminated, except `kept` and the variables in `fixed`."""
         c = self.compiled
         return self._order(keep, fixed, c.sequence, [f.vars for f in c.factors])
 
@@ -228,7 +228,7 @@ class UnitCost:
         if self.budget.left < 0:
             return SettledEntry(best[0], min(bound, best[0]), best[1])
         solver = self.solver(variant, shares)
-        fixed = dict(view.fixed) | dict(zip(view.keep, entry, strict=True))
+        fixed = dict(view.fixed) | dict(zip(view.kept, entry, strict=True))
         states, least = least_by_points(
             self.variants[variant],
             solver.elimination_order((), fixed),
@@ -247,14 +247,14 @@ class UnitCost:
     # --- one variant at one choice of shares -----------------------------------------------------------
 
     def _weighted_table(self, variant: str, shares: Shares, view: View) -> Floats:
-        return self.solver(variant, shares).eliminate_except(view.keep, dict(view.fixed)).table
+        return self.solver(variant, shares).eliminate_except(view.kept, dict(view.fixed)).table
 
     def best_copy(self, variant: str, shares: Shares, view: View, entry: tuple[int, ...]) -> Copy:
         """The copy of least weighted cost at one entry, in one variant and at one choice of shares."""
         key = variant, shares, view, entry
         if key not in self.best_copies:
-            solution = self.solver(variant, shares).eliminate_except(view.keep, dict(view.fixed))
-            fixed = dict(view.fixed) | dict(zip(view.keep, entry, strict=True))
+            solution = self.solver(variant, shares).eliminate_except(view.kept, dict(view.fixed))
+            fixed = dict(view.fixed) | dict(zip(view.kept, entry, strict=True))
             single = {v: 0 for v in self.first_variant.boundary if v not in fixed}  # variables that have one state
             self.best_copies[key] = self.copy_in_states(variant, solution.assignment(single | fixed))
         return self.best_copies[key]

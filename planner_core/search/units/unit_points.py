@@ -22,7 +22,7 @@ from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.algebra.pareto_points import PointBudget, Pruning, TablesTooLarge, TooManyPoints
 from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.objective import TIE, Objective
-from planner_core.search.units.narrowed import PrunedUnit, WeightedSums, prune_by_limit
+from planner_core.search.units.pruned_unit import PrunedUnit, WeightedSums, prune_by_limit
 from planner_core.search.units.tables import sum_tables
 
 MAX_HELD_POINTS = 8_000
