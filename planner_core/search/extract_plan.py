@@ -37,7 +37,7 @@ from planner_core.search.network.states import TensorStates
 
 
 def make_block_plans(problem: Problem, assignment: Assignment) -> dict[str, BlockPlan]:
-    """Block plans by label: "" for the top block, then one for each different way in which a repeated block runs.
+    """Return block plans by label: "" for the top block, then one for each different way in which a repeated block runs.
 
     The first way of block `layer` has the label "layer", the next ones "layer#1", "layer#2" and so on.
     """
@@ -74,7 +74,7 @@ class _BlockStates:
         return self._moves(value, ITEM_BYTES[self.block.values[value].meta.dtype])
 
     def gradient_moves(self, value: int) -> Moves:
-        """Redistributions of a value's gradient. Gradients of weights are kept in a dtype of their own."""
+        """Return redistributions of a value's gradient. Gradients of weights are kept in a dtype of their own."""
         v = self.block.values[value]
         if v.kind != "parameter":
             return self.moves(value)
@@ -90,8 +90,8 @@ class _BlockStates:
         return tuple((d, s) for d in range(rank) if (s := self.segments.get((value, d))))
 
     def parts(self, value: int) -> dict[int, tuple[int, ...]]:
-        """The dims of a value that are not cut as one into equal parts: the sizes of their fused parts, or the one extent of a weight's
-        dim whose last part is shorter."""
+        """Return the dims of a value that are not cut as one into equal parts: the sizes of their fused parts, or the one extent of
+        a weight's dim whose last part is shorter."""
         fused, v, state = dict(self._fused(value)), self.block.values[value], self.delivered(value)
         if v.kind != "parameter" or state is None:
             return fused
@@ -100,7 +100,7 @@ class _BlockStates:
         return {**fused, **unevenly_split_dims(v.meta.shape, forms, sizes)}
 
     def delivered(self, value: int) -> State | None:
-        """The state in which a value is delivered between groups, or None if it stays inside one group."""
+        """Return the state in which a value is delivered between groups, or None if it stays inside one group."""
         name = tensor_name(value)
         if name not in self.tensors:
             return None
@@ -114,7 +114,7 @@ def _run_alike(a: Copy, b: Copy) -> bool:
 def _cached_block_plan(
     problem: Problem, name: str, states: Mapping[str, int], prefixes: tuple[str, ...], recompute: str = "none"
 ) -> BlockPlan:
-    """The plan of the copies at `prefixes`. The problem keeps it, since many assignments have copies in the same states."""
+    """Return the plan of the copies at `prefixes`. The problem keeps it, since many assignments have copies in the same states."""
     key = name, recompute, frozenset(states.items())
     plans = problem.cache.plans
     if key not in plans:
@@ -179,7 +179,7 @@ def _operand_edge(site: _BlockStates, value: int, consumed: State) -> Edge:
 
 
 def _forward_steps(table: Moves, src: Placements, dst: Placements) -> tuple[Step, ...]:
-    """The steps from `src` to `dst`: gathers and slices first, then each R to P (a division)."""
+    """Return the steps from `src` to `dst`: gathers and slices first, then each R to P (a division)."""
     before_division = tuple(R if p == P and s != P else p for p, s in zip(dst, src, strict=True))
     divide = tuple(Step(a, R, P) for a, (p, h) in enumerate(zip(dst, before_division, strict=True)) if p != h)
     return (*table.steps(src, before_division), *divide)

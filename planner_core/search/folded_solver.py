@@ -46,7 +46,7 @@ assignment are computed at once, which costs as much as a few rounds."""
 
 
 def solve_folded(problem: Problem, objective: Objective, abandon_above: float = float("inf")) -> Assignment | None:
-    """The assignment of least priced cost, or None if no assignment is possible.
+    """Return the assignment of least priced cost, or None if no assignment is possible.
 
     The problem keeps it: searches for other budgets ask for the same objective again, and start from what was found.
     `abandon_above`: stop as soon as the `bound` is above this value. The assignment is then not the best one.
@@ -85,7 +85,7 @@ class RunTable:
 
 
 def run_tables(problem: Problem) -> list[RunTable]:
-    """The tables of the runs that pass nothing on but the residual stream, with equal shares for the sides of each maximum."""
+    """Return the tables of the runs that pass nothing on but the residual stream, with equal shares for the sides of each maximum."""
     folded = FoldedTables(problem, Objective("time", problem.model.step_time, fixed_shares=EVEN_SHARES))
     result = []
     for run in (r for r in folded.runs if r.count > 1 and not r.boundary.shared):
@@ -98,13 +98,13 @@ def run_tables(problem: Problem) -> list[RunTable]:
 
 
 def tables_at(problem: Problem, objective: Objective) -> FoldedTables:
-    """The folded network under an objective: that of the last solution if it had this objective."""
+    """Return the folded network under an objective: that of the last solution if it had this objective."""
     last = problem.cache.last_tables
     return last if isinstance(last, FoldedTables) and last.objective == objective else FoldedTables(problem, objective)
 
 
 def _tables_for(problem: Problem, objective: Objective) -> FoldedTables:
-    """The folded network under an objective. An exact solution without prices goes on from what a quick solution found."""
+    """Return the folded network under an objective. An exact solution without prices goes on from what a quick solution found."""
     if not objective.exact:
         tables = FoldedTables(problem, objective)
         if not (objective.after_forward or objective.after_backward):
@@ -148,7 +148,7 @@ class FoldedTables:
         return [*self.top_tables, *(r.top_table() for r in self.runs)]
 
     def weighed_tree(self, extra_tables: Sequence[Table] = ()) -> BucketTree:
-        """The top network as a weighed bucket tree, with `extra_tables` tables over top variables. Raises TablesTooLarge."""
+        """Return the top network as a weighed bucket tree, with `extra_tables` tables over top variables. Raises TablesTooLarge."""
         # Bounds change only when a shared state is computed or tightened, or an entry is settled. So the sum of these counts is a version.
         version = sum(len(r.powers) + r.is_tight for r in self.runs) + sum(u.num_settlings for u in self.units.values())
         if not extra_tables and self._tree is not None and self._tree[0] == version:
@@ -160,7 +160,7 @@ class FoldedTables:
         return tree
 
     def best_assignment(self, abandon_above: float = float("inf")) -> Assignment | None:
-        """The assignment of least priced cost (see the head of the file), or the first one whose bound is above `abandon_above`."""
+        """Return the assignment of least priced cost (see the head of the file), or the first one whose bound is above `abandon_above`."""
         best: Assignment | None = None
         totals: list[Floats] = []
         bound = -np.inf
@@ -213,7 +213,7 @@ class FoldedTables:
         return best, bound
 
     def _solve_at_shares(self, abandon_above: float, known_bound: float) -> tuple[dict[str, int], float] | None:
-        """The best states of the top variables at the present shares, with every copy that they use exact; and a lower bound.
+        """Return the best states of the top variables at the present shares, with every copy that they use exact; and a lower bound.
 
         Shares whose bound is below `known_bound` only help to find better shares. Any states are enough for that, so few
         copies are made exact for them.
@@ -266,14 +266,14 @@ class FoldedTables:
 
 
 def priced_value(objective: Objective, a: Assignment) -> float:
-    """The value of an assignment plus its memory at the objective's prices."""
+    """Return the value of an assignment plus its memory at the objective's prices."""
     weights = objective.weights()
     memory = [Component.AFTER_FORWARD, Component.AFTER_BACKWARD]
     return a.seconds + float(weights[memory] @ a.totals[memory])
 
 
 def make_assignment(problem: Problem, objective: Objective, top: Mapping[str, int], copies: list[Copy]) -> Assignment:
-    """The assignment of these states, with its totals. `top` is in the numbering of the states that are alive."""
+    """Return the assignment of these states, with its totals. `top` is in the numbering of the states that are alive."""
     top_states = {v: int(problem.top.alive[v][s]) for v, s in top.items()}
     top_totals = sum_factors(problem.top.net.factors, top_states)
     totals = top_totals + sum(count * copy.totals for copy, count in Counter(copies).items())
@@ -292,7 +292,7 @@ def make_assignment(problem: Problem, objective: Objective, top: Mapping[str, in
 
 
 def with_objective(a: Assignment, objective: Objective) -> Assignment:
-    """The same assignment, with its value under another objective."""
+    """Return the same assignment, with its value under another objective."""
     units = [(1, a.top_totals), *((count, copy.totals) for copy, count in Counter(a.copies).items())]
     step_time = sum(n * float(objective.step_time.seconds(totals)) for n, totals in units)
     return replace(a, step_time_s=step_time, seconds=sum(n * float(objective.seconds(totals)) for n, totals in units))

@@ -37,24 +37,24 @@ FORWARD, BACKWARD = Component.AFTER_FORWARD, Component.AFTER_BACKWARD
 
 
 def make_objective(problem: Problem, kind: str) -> Objective:
-    """The objective `kind` of OBJECTIVES for one problem, with memory at the price zero."""
+    """Return the objective `kind` of OBJECTIVES for one problem, with memory at the price zero."""
     assert kind in OBJECTIVES
     return Objective(kind, problem.model.step_time)
 
 
 def rough_bound(problem: Problem, kind: str) -> float:
-    """A lower bound on the value of every assignment, of any memory. The gaps between the step's time and its bounds stay open."""
+    """Return a lower bound on the value of every assignment, of any memory. The gaps between the step's time and its bounds stay open."""
     rough = search_roughly(problem, kind)
     return rough.bound if rough else float("inf")
 
 
 def search_roughly(problem: Problem, kind: str) -> Assignment | None:
-    """A good assignment of any memory, with its bound. The gaps between the step's time and its bounds stay open."""
+    """Return a good assignment of any memory, with its bound. The gaps between the step's time and its bounds stay open."""
     return solve_folded(problem, replace(make_objective(problem, kind), exact=False))
 
 
 def possible_winners(problems: Iterable[Problem], kind: str) -> list[Problem]:
-    """The problems whose quick bound is not above the best value that a quick search finds in any of them, the lowest bound first.
+    """Return the problems whose quick bound is not above the best value that a quick search finds in any of them, the lowest bound first.
     The best assignment of all problems, of any memory, is in one of these."""
     rough = [(a, p) for p in problems if (a := search_roughly(p, kind))]
     best = min((a.seconds for a, _ in rough), default=0.0) * (1 + TIE)
@@ -62,7 +62,8 @@ def possible_winners(problems: Iterable[Problem], kind: str) -> list[Problem]:
 
 
 def least_value_bound(problems: Iterable[Problem], kind: str) -> float:
-    """A lower bound on the value of every assignment of the problems, of any memory. It is the best value unless a gap stays open."""
+    """Return a lower bound on the value of every assignment of the problems, of any memory. It is the best value unless a gap stays
+    open."""
     order = possible_winners(problems, kind)
     least = min((a.seconds * (1 + TIE) for p in order if (a := search_roughly(p, kind))), default=float("inf"))
     for problem in order:
@@ -77,7 +78,7 @@ def memory_bytes(a: Assignment) -> float:
 
 
 def describe_gap(value: float, bound: float) -> str:
-    """The distance between a plan's value and the value that no plan is below, in words."""
+    """Return the distance between a plan's value and the value that no plan is below, in words."""
     return f"best found: at most {100 * (value - bound) / max(bound, 1e-30):.2g} % above the best there is"
 
 
@@ -104,7 +105,7 @@ class _BudgetedSearch:
             self.update_bound(objective, a)
 
     def known_assignments(self) -> list[tuple[Objective, Assignment]]:
-        """Every assignment that was found for this objective, at any prices of memory."""
+        """Return every assignment that was found for this objective, at any prices of memory."""
         free = self.objective.with_prices(0.0, 0.0)
         return [
             (o, a)
@@ -133,8 +134,8 @@ class _BudgetedSearch:
             self.bound, self.objective_at_bound = bound, replace(objective, exact=True)
 
     def solve_without_budget(self, abandon_above: float, exact: bool) -> Assignment | None:
-        """The best assignment of any memory. If it does not fit, its gap stays open, since prices of memory do the rest; also if it need
-        not be `exact`."""
+        """Return the best assignment of any memory. If it does not fit, its gap stays open, since prices of memory do the rest;
+        also if it need not be `exact`."""
         solution = self.solve_at_prices(0.0, 0.0, abandon_above, exact=False)
         # It fits without a price, so it is the answer, and now its gap between bound and true time is worth closing.
         if exact and solution is not None and memory_bytes(solution) <= self.budget and self.bound <= abandon_above:
@@ -144,7 +145,7 @@ class _BudgetedSearch:
     def begin(
         self, abandon_above: float, prices: tuple[float, float], exact: bool
     ) -> tuple[Assignment | None, Answer | None]:
-        """The best assignment of any memory; and the answer, where it is known without a search for prices of memory."""
+        """Return the best assignment of any memory; and the answer, where it is known without a search for prices of memory."""
         unlimited = self.solve_without_budget(abandon_above, exact)
         if unlimited is None:
             return None, None
@@ -206,7 +207,7 @@ class _BudgetedSearch:
             self.best = a
 
     def answer(self, least_memory: float) -> Answer:
-        """The incumbent with its bound."""
+        """Return the incumbent with its bound."""
         value = self.best.seconds if self.best else float("inf")
         prices = (self.objective_at_bound.after_forward, self.objective_at_bound.after_backward)
         return Answer(self.best, value, min(self.bound, value), least_memory, self.solves, prices=prices)
@@ -227,7 +228,7 @@ def search_within_budget(
     bound_only: bool = False,
     max_open_gap: float = 0.0,
 ) -> Answer:
-    """The best assignment of `problem` within a memory budget (see the head of the file).
+    """Return the best assignment of `problem` within a memory budget (see the head of the file).
 
     Args:
         problem: The folded network of a model on one mesh.
@@ -273,7 +274,7 @@ def search_within_budget(
 
 
 def find_least_memory(problem: Problem, objective: str = "time") -> Assignment | None:
-    """The assignment of least `memory_bytes`, with its value under `objective`; or None if no assignment is possible.
+    """Return the assignment of least `memory_bytes`, with its value under `objective`; or None if no assignment is possible.
 
     Memory is the maximum of two ends of the step, and a solution minimises a weighted sum of them. The assignment of least
     memory after forward is the answer if it holds no more after backward, and vice versa. Otherwise the answer is the best
@@ -313,7 +314,7 @@ def _price_memory(
         return (objective.after_backward if end == FORWARD else objective.after_forward) == 0.0
 
     def height_at_budget(ends: tuple[Assignment, Assignment]) -> float:
-        """The seconds at the budget on the line through two assignments."""
+        """Return the seconds at the budget on the line through two assignments."""
         # The line's height at the budget: (9 GB, 10 s) and (5 GB, 14 s) give 14 - 4 · 3 / 4 = 11 s at 8 GB. It is the bound if no plan
         # lies below the line, so begin with the two known plans whose line is lowest.
         over_budget, under_budget = ends

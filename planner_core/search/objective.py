@@ -43,7 +43,7 @@ class Objective:
     exact: bool = True
 
     def with_prices(self, after_forward: float, after_backward: float) -> Objective:
-        """The same objective at other prices of memory."""
+        """Return the same objective at other prices of memory."""
         return replace(self, after_forward=after_forward, after_backward=after_backward)
 
     @property
@@ -61,7 +61,7 @@ class Objective:
         return total
 
     def seconds(self, totals: Floats) -> Floats:
-        """The objective's value of one unit with `totals` [..., component], without memory at its prices."""
+        """Return the objective's value of one unit with `totals` [..., component], without memory at its prices."""
         time, communication, _ = _WEIGHTS[self.kind]
         if self.fixed_shares is not None:
             return np.asarray(totals @ self.with_prices(0.0, 0.0).weights())
@@ -74,7 +74,7 @@ class Objective:
 
 
 def objective_value(kind: str, step_time_s: float, communication_s: float) -> float:
-    """The objective's value of a plan, as the search compares it."""
+    """Return the objective's value of a plan, as the search compares it."""
     time, communication, _ = _WEIGHTS[kind]
     return time * step_time_s + communication * communication_s
 

@@ -59,7 +59,7 @@ class Boundary:
 
 
 def boundary(problem: Problem, run: Run) -> Boundary:
-    """The boundary of a run's block."""
+    """Return the boundary of a run's block."""
     block = problem.coarse.graph.blocks[run.block]
     first, last = run.calls[0], run.calls[-1]
     entry = tensor_name(block.inputs[run.chain_in]) if run.chain_in >= 0 else ""
@@ -83,7 +83,7 @@ def in_chain_states(table: Floats, axes: Boundary, compiled: CompiledNetwork) ->
 
 
 def chain_states(axes: Boundary, compiled: CompiledNetwork) -> NDArray[np.int64]:
-    """The states of the tensor that links copies, if alive at the entry or at the exit, in the network's numbering."""
+    """Return the states of the tensor that links copies, if alive at the entry or at the exit, in the network's numbering."""
     entry_states, exit_states = compiled.alive[axes.entry], compiled.alive[axes.exit]
     if np.array_equal(entry_states, exit_states):  # mostly they are
         return entry_states
@@ -105,7 +105,7 @@ def over_top_variables(
     names: Sequence[str],
     in_chain_numbering: bool = False,
 ) -> Table:
-    """A table over the boundary variables `names` as a table over top variables, in the numbering of their alive states.
+    """Return a table over the boundary variables `names` as a table over top variables, in the numbering of their alive states.
 
     `in_chain_numbering`: entry and exit are in the numbering of `chain_states`.
     """
@@ -128,7 +128,7 @@ def over_top_variables(
 
 
 def _merge_equal_names(names: tuple[str, ...], table: Floats) -> Table:
-    """The table with each variable once: a variable stands twice if a block gets one tensor as two inputs."""
+    """Return the table with each variable once: a variable stands twice if a block gets one tensor as two inputs."""
     for j in range(len(names)):
         i = names.index(names[j])
         if i < j:
@@ -185,7 +185,7 @@ class Chain:
         return np.where(np.eye(matrix.shape[-1], dtype=bool), matrix, np.inf)
 
     def shared_states(self, s: int) -> dict[str, int]:
-        """The state of each shared tensor in shared state `s`, numbered as in `alive`."""
+        """Return the state of each shared tensor in shared state `s`, numbered as in `alive`."""
         return (
             dict(zip(self.boundary.shared, map(int, np.unravel_index(s, self.shape)), strict=True))
             if self.shape
@@ -193,7 +193,7 @@ class Chain:
         )
 
     def view(self, s: int) -> View:
-        """The view of one copy in shared state `s`. A run of one copy keeps its whole boundary instead."""
+        """Return the view of one copy in shared state `s`. A run of one copy keeps its whole boundary instead."""
         if self.count == 1:
             return View(self.compiled.open_boundary)
         return View((self.boundary.entry, self.boundary.exit), tuple(self.shared_states(s).items()))
@@ -211,7 +211,7 @@ class Chain:
         self.cost[s] = self.powers[s].cost[0]
 
     def _power_of_copies(self, matrix: Floats) -> MinPlusPower:
-        """The product of all copies, if one costs `copy_matrix` [entry, exit]."""
+        """Return the product of all copies, if one costs `copy_matrix` [entry, exit]."""
         copy = MinPlusPower(matrix[None])
         # L copies have L - 1 tensors between them: (one + between)^(L - 1) ⊗ one.
         return min_plus_product(min_plus_power(MinPlusPower(copy.cost + self.between), self.count - 1), copy)
@@ -242,11 +242,11 @@ class Chain:
         return self.unit.bound(self.view(0)) if self.count == 1 else self.cost
 
     def top_table(self) -> Table:
-        """The run's lower bounds as a table over top variables."""
+        """Return the run's lower bounds as a table over top variables."""
         return self.over_top(self.own_table)
 
     def over_top(self, table: Floats) -> Table:
-        """A table with the shape of `own_table`, as a table over top variables."""
+        """Return a table with the shape of `own_table`, as a table over top variables."""
         axes, c = self.boundary, self.compiled
         if self.count == 1:
             return over_top_variables(self.problem, axes, c, table, c.open_boundary)
@@ -265,7 +265,7 @@ class Chain:
         return names, np.where(np.isfinite(entry_numbers), entry_numbers, -1.0).astype(np.int64).ravel()
 
     def margins(self, tree: BucketTree) -> Floats:
-        """The least weighted cost of the whole model through each entry of `own_table`. `tree` is the weighed top network."""
+        """Return the least weighted cost of the whole model through each entry of `own_table`. `tree` is the weighed top network."""
         names, entries = self.top_entries
         shape = self.own_table.shape
         margins = np.full(int(np.prod(shape)), np.inf)
@@ -308,7 +308,7 @@ class Chain:
         return raised
 
     def copies(self, top_states: Mapping[str, int]) -> list[Copy]:
-        """How each copy runs, for the states `top_states`: the best known way."""
+        """Return how each copy runs, for the states `top_states`: the best known way."""
         s, entries = self.used_entries(top_states)
         view = self.view(s)
         for entry in dict.fromkeys(entries):
@@ -316,7 +316,7 @@ class Chain:
         return [self.unit.settled[view, entry].copy for entry in entries]
 
     def used_entries(self, top_states: Mapping[str, int]) -> tuple[int, list[tuple[int, ...]]]:
-        """The shared state that the states `top_states` use, and the entry of the unit's view that each copy uses."""
+        """Return the shared state that the states `top_states` use, and the entry of the unit's view that each copy uses."""
         s, boundary_states = self._boundary_states(top_states)
         c = self.compiled
         if self.count == 1:
@@ -330,7 +330,7 @@ class Chain:
         return s, list(zip(entries.tolist(), exits.tolist(), strict=True))
 
     def _boundary_states(self, top_states: Mapping[str, int]) -> tuple[int, dict[str, int]]:
-        """The shared state, and the state of each boundary variable in the numbering of the block's network."""
+        """Return the shared state, and the state of each boundary variable in the numbering of the block's network."""
         alive = self.problem.top.alive
         states = {
             inner: int(alive[outer][top_states[outer]])

@@ -121,8 +121,8 @@ def restrict_states(
     coarse: CoarseGraph,
     restrict: Restriction | None,
 ) -> Problem:
-    """The problem that `make_problem` makes of the networks under a restriction that gives up few states. Raises TooWide if not even the
-    strongest restriction is enough."""
+    """Return the problem that `make_problem` makes of the networks under a restriction that gives up few states. Raises TooWide if
+    not even the strongest restriction is enough."""
     # The cost of a shared weight is in the top block. A single copy must count its part of it, or it would choose what costs most there.
     shared = _move_weight_costs_to_calls(networks, coarse, _TIME_PRICES)
     allowed: dict[tuple[str, str], Bools] = {}
@@ -192,7 +192,7 @@ def _first_variant(variants: Mapping[str, Network]) -> Network:
 def _restrict_block(
     name: str, net: Network, coarse: CoarseGraph, restrict: Restriction | None, fixed_weights: dict[int, int]
 ) -> dict[tuple[str, str], Bools]:
-    """The states [state] that remain of a block's variables, so that its table can be made. The states that it chooses for shared
+    """Return the states [state] that remain of a block's variables, so that its table can be made. The states that it chooses for shared
     weights are put into `fixed_weights`."""
     block = coarse.graph.blocks[name]
     allowed: dict[tuple[str, str], Bools] = {}
@@ -233,7 +233,7 @@ def _can_be_eliminated(net: Network, keep: tuple[str, ...]) -> bool:
 def _allowed_by_level(
     name: str, values: Iterable[int], block: Block, net: Network, level: Callable[[TensorStates], Bools]
 ) -> dict[tuple[str, str], Bools]:
-    """The states that a level allows to those `values` that are activations, by block and variable."""
+    """Return the states that a level allows to those `values` that are activations, by block and variable."""
     names = {tensor_name(v) for v in values if block.values[v].kind == "activation"}
     return {(name, v): level(net.tensors[v]) for v in sorted(names & net.tensors.keys())}
 
@@ -246,7 +246,7 @@ def _given_weights(block: Block) -> list[tuple[int, int]]:
 def _best_shared_weight_states(
     name: str, block: Block, net: Network, coarse: CoarseGraph, fixed_weights: Mapping[int, int]
 ) -> dict[str, int]:
-    """The state of each weight that is an input of the block: the best for one copy, if no other block has fixed it."""
+    """Return the state of each weight that is an input of the block: the best for one copy, if no other block has fixed it."""
     calls = [c for c in coarse.graph.calls() if c.block == name]
     for position, v in _given_weights(block):
         outer = [c.inputs[position] for c in calls]
@@ -277,7 +277,7 @@ def _fix_shared_weights(
 
 
 def with_relaxed_bound(problem: Problem, answer: Answer, objective: str, budget: float) -> Answer:
-    """The answer of a restricted problem, with a lower bound for the whole space; the bound is 0 if none was found.
+    """Return the answer of a restricted problem, with a lower bound for the whole space; the bound is 0 if none was found.
 
     The cost of a shared weight is moved from the top block to the blocks that use it. That is exact only for a plain sum, so the
     top block is priced as a plain sum at some shares of its maxima, which is a lower bound.
@@ -299,7 +299,7 @@ def with_relaxed_bound(problem: Problem, answer: Answer, objective: str, budget:
 
 
 def relax(problem: Problem, networks: ModelNetworks, largest: float | None = None) -> Problem:
-    """A problem with a larger space: copies of a block may have shared tensors in states of their own, first the weights.
+    """Return a problem with a larger space: copies of a block may have shared tensors in states of their own, first the weights.
 
     As few tensors are let go as it takes to make every table. Raises TooWide if that is not enough.
     """
@@ -329,7 +329,7 @@ def relax(problem: Problem, networks: ModelNetworks, largest: float | None = Non
 
 
 def _mini_bucket_bound(problem: Problem, networks: ModelNetworks, objective: str) -> float:
-    """A lower bound if the top network is too wide too (mini-buckets). It ignores the memory budget. 0 if none was found."""
+    """Return a lower bound if the top network is too wide too (mini-buckets). It ignores the memory budget. 0 if none was found."""
     try:
         relaxed = relax(problem, networks, math.inf)
     except TooWide:
@@ -339,7 +339,7 @@ def _mini_bucket_bound(problem: Problem, networks: ModelNetworks, objective: str
 
 
 def _releasable_ports(problem: Problem, name: str, networks: ModelNetworks) -> list[str]:
-    """The ports of a block that copies may have in states of their own. The last one is let go first."""
+    """Return the ports of a block that copies may have in states of their own. The last one is let go first."""
     block = problem.coarse.graph.blocks[name]
     runs = [r for r in networks.runs if r.block == name and r.chain_in >= 0]
     ends = {tensor_name(v) for r in runs for v in (block.inputs[r.chain_in], block.outputs[r.chain_out])}

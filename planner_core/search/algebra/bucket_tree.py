@@ -84,7 +84,7 @@ class BucketTree:
         self.points = [FormingPoints(np.zeros(0, dtype=np.int64), np.zeros((0, 0)), np.zeros(0))] * (len(sequence) + 1)
 
     def bucket_of(self, scope: Iterable[str]) -> int:
-        """The number of the bucket that a table over `scope` belongs to: that of its first eliminated variable. -1 is the root."""
+        """Return the number of the bucket that a table over `scope` belongs to: that of its first eliminated variable. -1 is the root."""
         return min((self.rank[v] for v in scope if v in self.rank), default=-1)
 
     def compute_margins(self, root: Floats | None = None) -> None:
@@ -101,11 +101,11 @@ class BucketTree:
             self.margins[i] = b.sums + outside[..., None]
 
     def scope_of(self, i: int) -> tuple[str, ...]:
-        """The variables of a bucket, or of the root (-1)."""
+        """Return the variables of a bucket, or of the root (-1)."""
         return self.keep if i == -1 else self.buckets[i].scope
 
     def margin_through(self, i: int, names: Sequence[str]) -> Floats:
-        """The least cost through each entry of a table over `names`; these variables all stand in bucket `i`."""
+        """Return the least cost through each entry of a table over `names`; these variables all stand in bucket `i`."""
         scope = self.scope_of(i)
         # Variables of the bucket that the caller does not name take their best states.
         least = self.margins[i].min(axis=tuple(a for a, v in enumerate(scope) if v not in names))
@@ -120,7 +120,7 @@ class BucketTree:
         pruning: Pruning,
         bounds: WeightedBounds | None = None,
     ) -> Points:
-        """All points of every entry of the root that are within the limit and not dominated.
+        """Return all points of every entry of the root that are within the limit and not dominated.
 
         `factors`: tables [sum, entry of their variables]. `point_sets`: points of other networks, by entry of the variables that are
         named. `bounds`: other weighted sums of this network (without `point_sets`) that bound the cost. Raises TooManyPoints if a table
@@ -147,7 +147,7 @@ class BucketTree:
     def _bucket_points(
         self, i: int, tables: Sequence[Table], pruning: Pruning, bounds: WeightedBounds | None
     ) -> FormingPoints:
-        """The points of bucket `i`: each entry within the limit, combined with the points of the bucket's children."""
+        """Return the points of bucket `i`: each entry within the limit, combined with the points of the bucket's children."""
         scope, margin = self.scope_of(i), self.margins[i].ravel()
         # Entries through which no whole assignment is within the limit are never opened.
         rows = np.flatnonzero(margin <= pruning.limit)
@@ -175,7 +175,8 @@ class BucketTree:
         return forming
 
     def assignment(self, point: int) -> tuple[dict[str, int], dict[int, int]]:
-        """The state of every variable in one point of the root, and for each of the point sets (by number) the point taken from it."""
+        """Return the state of every variable in one point of the root, and for each of the point sets (by number) the point taken
+        from it."""
         states, points_of_sets = self.assignments(np.array([point]))
         return {v: int(s[0]) for v, s in states.items()}, {k: int(s[0]) for k, s in points_of_sets.items()}
 
@@ -239,7 +240,7 @@ class WeightedBounds:
 
 
 def add_outside_cost(root: Floats, rest: Floats) -> Floats:
-    """The margins of a root, if all outside of the network costs `rest` at least."""
+    """Return the margins of a root, if all outside of the network costs `rest` at least."""
     return np.where(np.isfinite(root), rest + np.where(np.isfinite(root), root, 0.0), np.inf)
 
 

@@ -64,7 +64,7 @@ def _falling_in_memory(points: list[T], point_of: Callable[[T], Point]) -> list[
 
 
 def lower_hull(points: Iterable[Point]) -> list[Point]:
-    """The corners of the lower left hull of some points, by rising cost."""
+    """Return the corners of the lower left hull of some points, by rising cost."""
     corners: list[Point] = []
     for point in _falling_in_memory(sorted(points), lambda p: p):
         while len(corners) > 1 and slope(corners[-2], corners[-1]) >= slope(corners[-1], point):
@@ -74,5 +74,5 @@ def lower_hull(points: Iterable[Point]) -> list[Point]:
 
 
 def weighted_sum(point: Point, price: float) -> float:
-    """The cost and the memory of a point at a price per byte, in seconds."""
+    """Return the cost and the memory of a point at a price per byte, in seconds."""
     return point[0] + price * point[1]

@@ -14,7 +14,7 @@ Number = TypeVar("Number", np.int64, np.float64)
 
 
 def sorted_distinct(values: NDArray[Number]) -> NDArray[Number]:
-    """The entries of an array of one dim, sorted, each once."""
+    """Return the entries of an array of one dim, sorted, each once."""
     ordered = np.sort(values)
     first = np.ones(len(ordered), dtype=bool)
     first[1:] = ordered[1:] != ordered[:-1]

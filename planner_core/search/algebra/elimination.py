@@ -50,7 +50,7 @@ class Elimination:
     previous: HasSteps | None = None
 
     def assignment(self, kept_states: Mapping[str, int]) -> dict[str, int]:
-        """The best state of every variable, given the states of those that were kept."""
+        """Return the best state of every variable, given the states of those that were kept."""
         states = dict(kept_states)
         for name, tables in reversed([*(self.previous.steps if self.previous else ()), *self.steps]):
             total = ZERO
@@ -84,12 +84,12 @@ def eliminate(
 
 
 def order_largest_last(names: Iterable[str], sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The variables, each once, the one of most states last: numpy adds tables fastest along a long last dim."""
+    """Return the variables, each once, the one of most states last: numpy adds tables fastest along a long last dim."""
     return tuple(sorted(dict.fromkeys(names), key=sizes.__getitem__))
 
 
 def lower_bound(sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], largest: float) -> float:
-    """A cost that no assignment is below, found without a table of more than `largest` entries (mini-buckets, Dechter & Rish 2003).
+    """Return a cost that no assignment is below, found without a table of more than `largest` entries (mini-buckets, Dechter & Rish 2003).
 
     If the sum of a variable's tables would be larger, they are split into parts, and the minimum of each part is taken by
     itself. The variable may then be in another state in each part, which can only lower the result.
@@ -117,7 +117,7 @@ def lower_bound(sizes: Mapping[str, int], tables: Iterable[Table], sequence: Seq
 def _mini_buckets(
     v: str, tables: list[Table], sizes: Mapping[str, int], largest: float
 ) -> list[tuple[list[Table], tuple[str, ...]]]:
-    """The tables in parts whose sums fit, the large tables first; each part with its variables other than `v`."""
+    """Return the tables in parts whose sums fit, the large tables first; each part with its variables other than `v`."""
     parts: list[tuple[list[Table], set[str]]] = []
     for table in sorted(tables, key=lambda t: -t[1].size):
         for part, scope in parts:
@@ -140,7 +140,7 @@ def _minimum_over(tables: Sequence[Table], v: str, others: tuple[str, ...], size
 
 
 def fix_variables(tables: Sequence[Table], states: Mapping[str, int]) -> list[Table]:
-    """The tables with the variables in `states` fixed at a state. Leading dims of an array that name no variable stay."""
+    """Return the tables with the variables in `states` fixed at a state. Leading dims of an array that name no variable stay."""
     fixed = []
     for names, array in tables:
         num_leading = array.ndim - len(names)
@@ -150,7 +150,7 @@ def fix_variables(tables: Sequence[Table], states: Mapping[str, int]) -> list[Ta
 
 
 def add_tables(tables: Sequence[Table], scope: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:
-    """The sum of the tables, broadcast to `scope`. Small tables go first, so that few sums have the full size."""
+    """Return the sum of the tables, broadcast to `scope`. Small tables go first, so that few sums have the full size."""
     total = np.zeros([1] * len(scope))
     for table in sorted(tables, key=lambda t: t[1].size):
         total = total + _broadcast(table, scope)
@@ -158,7 +158,7 @@ def add_tables(tables: Sequence[Table], scope: tuple[str, ...], sizes: Mapping[s
 
 
 def _broadcast(table: Table, scope: tuple[str, ...]) -> Floats:
-    """The table with a dim for each variable of `scope`, of size 1 where it does not have the variable."""
+    """Return the table with a dim for each variable of `scope`, of size 1 where it does not have the variable."""
     names, array = table
     positions = [scope.index(v) for v in names]
     shape = [1] * len(scope)

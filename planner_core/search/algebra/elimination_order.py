@@ -48,7 +48,7 @@ class TooWide(PlannerError):
 def choose_elimination_order(
     sizes: Mapping[str, int], scopes: Iterable[Sequence[str]], keep: Sequence[str], largest: float | None = None
 ) -> list[str]:
-    """An order in which all variables except `keep` are eliminated. `sizes` are their numbers of states, `scopes` the variables of
+    """Return an order in which all variables except `keep` are eliminated. `sizes` are their numbers of states, `scopes` the variables of
     each table.
 
     Raises TooWide if a table, or the table over `keep`, has more than `largest` entries (default: MAX_TABLE).
@@ -66,7 +66,7 @@ def choose_elimination_order(
 
 
 def num_entries(scope: Iterable[str], sizes: Mapping[str, int]) -> float:
-    """The number of entries of a table."""
+    """Return the number of entries of a table."""
     total = 1.0
     for v in scope:
         total *= sizes[v]
@@ -92,13 +92,13 @@ Scopes = tuple[tuple[str, ...], ...]
 
 @lru_cache(maxsize=512)
 def _smallest_table_order(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> _Order:
-    """The order by the first rule. Networks of one mesh often differ in their costs only, so it is remembered."""
+    """Return the order by the first rule. Networks of one mesh often differ in their costs only, so it is remembered."""
     return _greedy(dict(sizes), scopes, keep, _table_size)
 
 
 @lru_cache(maxsize=512)
 def _alternative_orders(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> tuple[_Order, ...]:
-    """The orders by the other rules, and by variations of the last. All begin with the ends and the links of chains."""
+    """Return the orders by the other rules, and by variations of the last. All begin with the ends and the links of chains."""
     numbers = dict(sizes)
     head, neighbours = _eliminate_chains(numbers, scopes, keep)
     remaining = {v: numbers[v] for v in neighbours}
@@ -113,7 +113,7 @@ def _alternative_orders(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> 
 def _eliminate_chains(
     sizes: Mapping[str, int], scopes: Scopes, keep: tuple[str, ...]
 ) -> tuple[_Order, dict[str, set[str]]]:
-    """An order of the ends and the links of chains (`_is_chain_link`), and the neighbours of all variables that are left.
+    """Return an order of the ends and the links of chains (`_is_chain_link`), and the neighbours of all variables that are left.
 
     They go in rounds. Of two neighbours one goes in a round, so that equal links of a chain give equal tables (see `units.reduction`).
     """
@@ -139,7 +139,7 @@ def _eliminate_chains(
 
 
 def _is_chain_link(v: str, neighbours: Neighbours, sizes: Mapping[str, int]) -> bool:
-    """Whether a variable stands at one other or between two, and the table that remains without it is not larger than one that
+    """Return whether a variable stands at one other or between two, and the table that remains without it is not larger than one that
     exists with it: the two others meet already, or the variable has as many states as one of them."""
     others = neighbours[v]
     if len(others) < 2:
@@ -155,7 +155,7 @@ def _greedy(
     rule: Rule,
     updates_second_neighbours: bool = False,
 ) -> _Order:
-    """The order in which the next variable is always the one of least cost by a rule.
+    """Return the order in which the next variable is always the one of least cost by a rule.
 
     `updates_second_neighbours`: the cost of a variable also changes when two of its neighbours meet.
     """
@@ -184,7 +184,7 @@ def _greedy(
 
 
 def _neighbours(sizes: Mapping[str, int], scopes: Iterable[Sequence[str]]) -> dict[str, set[str]]:
-    """The other variables with which each variable stands in a table."""
+    """Return the other variables with which each variable stands in a table."""
     neighbours: dict[str, set[str]] = {v: set() for v in sizes}
     for scope in scopes:
         for v in scope:
@@ -195,17 +195,17 @@ def _neighbours(sizes: Mapping[str, int], scopes: Iterable[Sequence[str]]) -> di
 
 
 def _table_size(v: str, neighbours: Neighbours, sizes: Mapping[str, int]) -> float:
-    """The entries of the table that is formed."""
+    """Return the entries of the table that is formed."""
     return num_entries((v, *neighbours[v]), sizes)
 
 
 def _message_size(v: str, neighbours: Neighbours, sizes: Mapping[str, int]) -> float:
-    """The entries of the table that remains."""
+    """Return the entries of the table that remains."""
     return num_entries(neighbours[v], sizes)
 
 
 def _weighted_fill(sizes: Mapping[str, int]) -> Rule:
-    """The pairs of variables that did not meet before, each weighted with its bits; of equal ones the smallest table."""
+    """Return the pairs of variables that did not meet before, each weighted with its bits; of equal ones the smallest table."""
     bits = {v: round(1000 * math.log2(n)) for v, n in sizes.items()}  # whole numbers add up to the same in any order
 
     def rule(v: str, neighbours: Neighbours, sizes: Mapping[str, int]) -> float:
@@ -220,6 +220,6 @@ def _weighted_fill(sizes: Mapping[str, int]) -> Rule:
 
 
 def _with_noise(rule: Rule, seed: int) -> Rule:
-    """The rule, with a cost of each variable that is raised by chance."""
+    """Return the rule, with a cost of each variable that is raised by chance."""
     chance = cache(lambda v: random.Random(f"{seed} {v}").random())
     return lambda v, neighbours, sizes: rule(v, neighbours, sizes) * (1 + VARIED[seed % 2] * chance(v))

@@ -42,7 +42,7 @@ def least_sum(tables: Sequence[Floats]) -> Floats:
 
 
 def _dense_least(tables: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
-    """The minimum, from all sums, some at a time. `shape` is that of the whole sum."""
+    """Return the minimum, from all sums, some at a time. `shape` is that of the whole sum."""
     row = math.prod(shape[2:])
     if row > MAX_ROW_ENTRIES and len(shape) > 3:
         inner = (*shape[:2], *shape[3:])
@@ -67,8 +67,8 @@ def _sum(tables: Sequence[Floats]) -> Floats:
 
 
 def _sparsest_table(tables: Sequence[Floats], shape: tuple[int, ...]) -> tuple[int, NDArray[np.bool_]] | None:
-    """The dim t and the possible pairs [t, v] of the table over v and one other dim that has the fewest of them; None if none has few.
-    All variants have the same."""
+    """Return the dim t and the possible pairs [t, v] of the table over v and one other dim that has the fewest of them; None if
+    none has few. All variants have the same."""
     best: tuple[int, NDArray[np.bool_]] | None = None
     least = MAX_SPARSE_SHARE
     for table in tables:
@@ -81,7 +81,7 @@ def _sparsest_table(tables: Sequence[Floats], shape: tuple[int, ...]) -> tuple[i
 
 
 def _sparse_least(tables: Sequence[Floats], shape: tuple[int, ...], dim: int, possible: NDArray[np.bool_]) -> Floats:
-    """The minimum, from the sums of the `possible` pairs [t, v]. The states of t are those of the dim `dim`."""
+    """Return the minimum, from the sums of the `possible` pairs [t, v]. The states of t are those of the dim `dim`."""
     others, v = np.nonzero(possible)
     starts = np.searchsorted(others, np.arange(len(possible) + 1))
     reordered = [np.moveaxis(t, dim, 2) for t in tables]  # [variant, v, t, rest...]

@@ -28,7 +28,7 @@ class MinPlusPower:
     def cheapest_path(
         self, s: int, i: int, j: int, paths: dict[tuple[int, int, int], list[int]] | None = None
     ) -> list[int]:
-        """The states between the links of the cheapest chain from `i` to `j`: one fewer than there are links. `paths`: the paths of
+        """Return the states between the links of the cheapest chain from `i` to `j`: one fewer than there are links. `paths`: the paths of
         factors, by identity and ends. Most chains are squares of squares, so few are worked out."""
         if self.left is None or self.right is None or self.middle is None:
             return []
@@ -41,7 +41,7 @@ class MinPlusPower:
 
 
 def min_plus_product(a: MinPlusPower, b: MinPlusPower) -> MinPlusPower:
-    """The product `a` ⊗ `b`: cost[s, i, j] = min over k of a[s, i, k] + b[s, k, j]."""
+    """Return the product `a` ⊗ `b`: cost[s, i, j] = min over k of a[s, i, k] + b[s, k, j]."""
     if a.cost.shape[0] == 1:  # [i, j, k] at once, k innermost
         through = a.cost[0][:, None, :] + np.ascontiguousarray(b.cost[0].T)[None, :, :]
         middle = through.argmin(axis=2)
@@ -57,7 +57,7 @@ def min_plus_product(a: MinPlusPower, b: MinPlusPower) -> MinPlusPower:
 
 
 def min_plus_power(link: MinPlusPower, count: int) -> MinPlusPower:
-    """The product of `count` equal links, by repeated squaring: 5 links are (4 links) ⊗ (1 link)."""
+    """Return the product of `count` equal links, by repeated squaring: 5 links are (4 links) ⊗ (1 link)."""
     result: MinPlusPower | None = None
     square = link
     while True:

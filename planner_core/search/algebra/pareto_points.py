@@ -105,7 +105,7 @@ class Pruning:
     """The sum whose range a sample covers."""
 
     def undominated(self, forming: FormingPoints) -> FormingPoints:
-        """The points of each row that are not dominated, in order of rows."""
+        """Return the points of each row that are not dominated, in order of rows."""
         if (np.diff(forming.row) > 0).all():
             return forming
         forming = forming.select(undominated_points(forming.row, forming.cost, self.steps, self.budget))
@@ -122,7 +122,7 @@ class SumCaps:
     room: Floats
 
     def within(self, forming: FormingPoints) -> FormingPoints:
-        """The points that are within all limits."""
+        """Return the points that are within all limits."""
         return forming.select((self.prices.T @ forming.cost.T <= self.room[forming.row].T).all(axis=0))
 
 
@@ -139,7 +139,7 @@ class Points:
     excess: Floats
 
     def for_entries(self, entries: Ints) -> Points:
-        """The same points under other entries: the new entry i has the points of `entries[i]`. Entry -1 has none."""
+        """Return the same points under other entries: the new entry i has the points of `entries[i]`. Entry -1 has none."""
         exists = entries >= 0
         return Points(
             np.where(exists, self.first[entries], 0), np.where(exists, self.last[entries], 0), self.cost, self.excess
@@ -157,7 +157,7 @@ class FormingPoints:
     parts: list[Ints] = field(default_factory=list)
 
     def select(self, index: Any) -> FormingPoints:
-        """Only the points at `index`."""
+        """Return only the points at `index`."""
         return FormingPoints(self.row[index], self.cost[index], self.excess[index], [p[index] for p in self.parts])
 
 
@@ -227,7 +227,7 @@ def _bisect(values: Floats, first: Ints, last: Ints, limits: Floats) -> Ints:
 
 
 def undominated_points(group: Ints, cost: Floats, steps: Floats, budget: PointBudget | None = None) -> Ints:
-    """Indices of the points that are not dominated in their `group` [point], ordered by group. `cost` is [point, sum].
+    """Return indices of the points that are not dominated in their `group` [point], ordered by group. `cost` is [point, sum].
 
     Sums are rounded to multiples of `steps` [sum], so that rounding errors do not separate equal points. Of two points that tie in the
     first sum both may stay. Comparisons are taken from `budget`. Raises TooManyPoints if it is used up.
@@ -278,7 +278,7 @@ def sample_points(forming: FormingPoints, count: int, sampled_sum: int = 1) -> I
 
 
 def _sort_by_group(group: Ints, first: Ints) -> Ints:
-    """The order by group, then by a sum that is not negative. It is one sort if both fit into one number."""
+    """Return the order by group, then by a sum that is not negative. It is one sort if both fit into one number."""
     span = int(first.max()) + 1
     if span * (int(group.max()) + 1) < INT64_LIMIT:
         return np.argsort(group * span + first)

@@ -55,7 +55,7 @@ class CopyPoints(Protocol):
     points: Points
 
     def copy(self, point: int) -> Copy:
-        """How the copy runs in one point."""
+        """Return how the copy runs in one point."""
         ...
 
 
@@ -105,7 +105,7 @@ class RunPoints:
         return bool(uncomputed)
 
     def points(self) -> Points:
-        """The points of the run, by entry of the top variables that it touches. Raises TooManyPoints."""
+        """Return the points of the run, by entry of the top variables that it touches. Raises TooManyPoints."""
         if self.chain.count == 1:
             self.block = self.make_copy_points(self.chain, self.goal, 0, self.margin)
             return self.block.points.for_entries(self.entries)
@@ -116,7 +116,7 @@ class RunPoints:
         return points.for_entries(self.entries)
 
     def copy_points(self) -> list[CopyPoints]:
-        """The points of one copy, by shared state, after `points`."""
+        """Return the points of one copy, by shared state, after `points`."""
         return [self.block] if self.chain.count == 1 else [line.block for line in self.lines.values()]
 
     def between_costs(self) -> Floats:
@@ -128,7 +128,7 @@ class RunPoints:
         return costs
 
     def copies(self, point: int) -> list[Copy]:
-        """How each copy runs in one point."""
+        """Return how each copy runs in one point."""
         if self.chain.count == 1:
             return [self.block.copy(point)]
         s = int(self.chosen.row[point]) // (self.shape[1] * self.shape[2])
@@ -167,7 +167,8 @@ class AllCopyPoints:
     def _prune_variant(
         self, variant: str, goal: Goal, fixed: dict[str, int], rest: Floats
     ) -> tuple[PrunedUnit, BucketTree, WeightedBounds | None]:
-        """What is left of one variant within the limit, weighed, and its bounds at other shares than those at which it is weighed."""
+        """Return what is left of one variant within the limit, weighed, and its bounds at other shares than those at which it is
+        weighed."""
         shares = self.unit.shares.get(variant, [EVEN_SHARES])[-1]
         sequence = self.unit.solver(variant, shares).elimination_order(self.view.kept, fixed)
         part = PrunedUnit.from_network(self.unit.variants[variant], sequence, fixed, keep=self.view.kept)
@@ -180,7 +181,7 @@ class AllCopyPoints:
         return part, tree, bounds
 
     def copy(self, point: int) -> Copy:
-        """How the copy runs in one point."""
+        """Return how the copy runs in one point."""
         number, index = (int(part[point]) for part in self.chosen.parts)
         variant, part, tree = self.trees[number]
         return self.unit.copy_in_states(variant, part.full_states(tree.assignment(index)[0]))
@@ -198,7 +199,7 @@ class _EqualCopies:
         self.block = copies.make_copy_points(chain, copies.goal, s, _in_block_states(chain, self.links, margin))
 
     def enumerate_points(self) -> FormingPoints:
-        """The points of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
+        """Return the points of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
         n, count, link = len(self.links), self.count, self.block.points
         between = self.between * (count - 1)
         state, index = _points_by_entry(link.for_entries(self.links.diagonal()), np.arange(n))
@@ -210,7 +211,7 @@ class _EqualCopies:
         )
 
     def copies(self, point: int) -> list[Copy]:
-        """How each copy runs in one point of the run."""
+        """Return how each copy runs in one point of the run."""
         return [self.block.copy(point)] * self.count
 
 
@@ -224,7 +225,8 @@ def _matrix_entries(chain: Chain) -> Ints:
 
 
 def _in_block_states(chain: Chain, links: Ints, table: Floats) -> Floats:
-    """A table [state k, state l] as a table [entry, exit] in the block's own numbering. `links` is what `_matrix_entries` returned."""
+    """Return a table [state k, state l] as a table [entry, exit] in the block's own numbering. `links` is what `_matrix_entries`
+    returned."""
     c, axes = chain.compiled, chain.boundary
     block_table = np.full((len(c.alive[axes.entry]), len(c.alive[axes.exit])), np.inf)
     block_table.reshape(-1)[links[links >= 0]] = table[links >= 0]
@@ -293,7 +295,7 @@ class _DifferingCopies:
         return least
 
     def enumerate_points(self) -> FormingPoints:
-        """The points of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
+        """Return the points of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
         # long parts may stand in several places, which weakens `least_outside`: so there are up to 2^STEPS parts; a sample takes few
         top = max(0, len(self.powers) - (1 if self.goal.sample_size else MAX_LONGEST_PARTS_LOG2))
         parts = [self.block.points.for_entries(self.links.ravel())]
@@ -316,7 +318,7 @@ class _DifferingCopies:
         return FormingPoints(self.s * self.n**2 + a * self.n + b, forming.cost, excess, [np.arange(len(a))])
 
     def _double(self, half: Points, j: int) -> Points:
-        """The points of 2^(j+1) copies, by (k, l), from those of 2^j copies."""
+        """Return the points of 2^(j+1) copies, by (k, l), from those of 2^j copies."""
         first = _points_from(half, np.arange(self.n), self.n)
         doubled = self._append_copies(first, half, j, self.least_outside(j + 1), 2 ** (j + 1))
         # The way back: `parts` names rows of `first`, and these name points of `half`.
@@ -355,7 +357,7 @@ class _DifferingCopies:
         return step
 
     def copies(self, point: int) -> list[Copy]:
-        """How each copy runs in one point of the run."""
+        """Return how each copy runs in one point of the run."""
         path: list[int] = []
         for j, parts in reversed(self.steps):
             path = self._single_copies(j, int(parts[-1][point])) + path
@@ -365,7 +367,7 @@ class _DifferingCopies:
         return [copy_of[i] for i in path]
 
     def _single_copies(self, j: int, point: int) -> list[int]:
-        """The points of the single copies that make up a point of 2^j copies."""
+        """Return the points of the single copies that make up a point of 2^j copies."""
         if j == 0:
             return [point]
         first, second = (int(part[point]) for part in self.halves[j])
@@ -373,7 +375,7 @@ class _DifferingCopies:
 
 
 def _min_plus(a: Floats, b: Floats) -> Floats:
-    """The (min, +) product [..., l]: min over k of a[..., k] + b[k, l]."""
+    """Return the (min, +) product [..., l]: min over k of a[..., k] + b[k, l]."""
     flat = a.reshape(-1, len(b))
     product = np.empty((len(flat), b.shape[1]))
     size = max(1, NUMBERS_PER_CHUNK // b.size)
@@ -383,13 +385,13 @@ def _min_plus(a: Floats, b: Floats) -> Floats:
 
 
 def _points_from(points: Points, starts: Ints, n: int) -> FormingPoints:
-    """The points by (k, l) whose k is in `starts`. Their `row` is the flat index of (number of k in `starts`, l)."""
+    """Return the points by (k, l) whose k is in `starts`. Their `row` is the flat index of (number of k in `starts`, l)."""
     row, index = _points_by_entry(points, (starts[:, None] * n + np.arange(n)).ravel())
     return FormingPoints(row, points.cost[index], np.zeros(len(index)), [index])
 
 
 def _points_by_entry(points: Points, entries: Ints) -> tuple[Ints, Ints]:
-    """All points of `entries`: the number of its entry among these, and its index, for each point."""
+    """Return all points of `entries`: the number of its entry among these, and its index, for each point."""
     counts = (points.last - points.first)[entries]
     index = np.concatenate([np.arange(points.first[e], points.last[e]) for e in entries]).astype(np.int64)
     return np.repeat(np.arange(len(entries)), counts), index

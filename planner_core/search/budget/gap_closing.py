@@ -49,7 +49,7 @@ MAX_FAILURES = 3
 def enumerate_points(
     folded: FoldedTables, goal: Goal, make_copy_points: MakeCopyPoints | None = None, extra_tables: Sequence[Table] = ()
 ) -> ModelPoints | None:
-    """All undominated points of the whole model that are within the goal's limit; None if there are none.
+    """Return all undominated points of the whole model that are within the goal's limit; None if there are none.
 
     `folded` is under the goal's objective. `make_copy_points` is that of `RunPoints`. `extra_tables` are further tables over variables of
     the top block. Raises TooManyPoints.
@@ -81,7 +81,7 @@ class ModelPoints:
     cost: Floats
 
     def assignment(self, point: int) -> Assignment:
-        """The assignment of one point."""
+        """Return the assignment of one point."""
         states, run_points = self.tree.assignment(point)
         calls = [copy for k, c in enumerate(self.copies) for copy in c.copies(run_points[k])]
         return make_assignment(self.problem, self.objective, states, calls)
@@ -197,7 +197,7 @@ class GapClosing:
         return True
 
     def _goal(self, num_ends: int, limit: float, sample_size: int, gives_up_early: bool, max_points: int) -> Goal:
-        """The goal: sums of value and of memory at the first `num_ends` ends of the step, within `limit` + price · budget."""
+        """Return the goal: sums of value and of memory at the first `num_ends` ends of the step, within `limit` + price · budget."""
         # Points whose values differ by less than a thousandth of a tie, or whose bytes by less than a hundredth, are taken as equal.
         steps = np.array([self.best.seconds * TIE * 1e-3, 1e-2, 1e-2][: 1 + num_ends])
         max_points = min(MAX_FIRST_POINTS if gives_up_early else max_points, self.budget_of_points.left)
@@ -216,7 +216,7 @@ class GapClosing:
     def _best_within(
         self, limit: float, sample_size: int = 0, gives_up_early: bool = False, max_points: int = MAX_PART_POINTS
     ) -> Assignment | None:
-        """The least assignment within the budget among those with (priced cost - price · budget) at most `limit`, or None.
+        """Return the least assignment within the budget among those with (priced cost - price · budget) at most `limit`, or None.
 
         `sample_size`: look at a sample only.
         """

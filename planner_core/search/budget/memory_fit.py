@@ -64,7 +64,7 @@ def simulated_peak(problem: Problem, graph: Graph, assignment: Assignment, budge
 
 
 def exceeds_budget_by_far(problem: Problem, budget: float) -> bool:
-    """Whether lower bounds on the sums of memory prove that no assignment of a problem fits into `budget` bytes per GPU."""
+    """Return whether lower bounds on the sums of memory prove that no assignment of a problem fits into `budget` bytes per GPU."""
     # All weights, gradients and states are there when backward ends, so no peak is below that sum. The sum at the end of forward also
     # counts tensors, and the simulation may free some of them.
     return bool(problem.least_bytes_at_ends[1] > budget) or problem.least_bytes > MAX_SIMULATED_FACTOR * budget
@@ -84,7 +84,7 @@ def infeasible_answer(problem: Problem, rough: Answer | None, budget: float, obj
 
 
 def with_smallest_variants(problem: Problem) -> Problem:
-    """The problem with one variant of each block, the one of the least bytes."""
+    """Return the problem with one variant of each block, the one of the least bytes."""
     least = {n: min(variants, key=lambda v: max(variants[v].least_bytes)) for n, variants in problem.blocks.items()}
     blocks = {n: {v: problem.blocks[n][v]} for n, v in least.items()}
     cache = SearchCache(plans=problem.cache.plans, walks=problem.cache.walks, point_budget=problem.cache.point_budget)
@@ -92,14 +92,14 @@ def with_smallest_variants(problem: Problem) -> Problem:
 
 
 def _solve_near_least_memory(problem: Problem, objective: str) -> Assignment | None:
-    """An assignment of nearly the least memory. The one of the very least may send far more for one byte less."""
+    """Return an assignment of nearly the least memory. The one of the very least may send far more for one byte less."""
     return solve_folded(
         problem, replace(make_objective(problem, objective).with_prices(NEAR_LEAST_PRICE, 0.0), exact=False)
     )
 
 
 def rough_plan_fits(problem: Problem, graph: Graph, budget: float, objective: str) -> bool:
-    """Whether the best assignment of a rough search, of any memory, fits by its simulated peak."""
+    """Return whether the best assignment of a rough search, of any memory, fits by its simulated peak."""
     plan = search_roughly(problem, objective)
     return plan is not None and simulated_peak(problem, graph, plan, budget) <= budget
 
@@ -116,7 +116,7 @@ def fit_simulated_memory(
     prices: tuple[float, float] = (0.0, 0.0),
     max_open_gap: float = 0.0,
 ) -> Answer:
-    """The best assignment whose simulated peak memory is at most `budget` bytes per GPU.
+    """Return the best assignment whose simulated peak memory is at most `budget` bytes per GPU.
 
     `stop`, `prove`, `prices`, `max_open_gap` and `abandon_above` are those of `search_within_budget`. `budget_of_points` are the points
     that all searches for a proof may form together; each forms at most MAX_PROOF_POINTS of them. By default each may form as many.
@@ -243,7 +243,7 @@ class _BudgetMatch:
     """The least value of an assignment whose sum is within the budget, of any peak."""
 
     def best_fitting(self, sum_budget: float, upper: float, prove: bool) -> Answer:
-        """The best answer whose simulated peak fits. Budgets of the sum between 0 and `upper` are tried, first `sum_budget`."""
+        """Return the best answer whose simulated peak fits. Budgets of the sum between 0 and `upper` are tried, first `sum_budget`."""
         best: Answer | None = None
         lower = 0.0
         for _ in range(MAX_SUM_BUDGETS):
@@ -281,7 +281,7 @@ class _BudgetMatch:
         return best or replace(answer, assignment=None)  # abandoned, since something better is known elsewhere
 
     def best_of_small_sums(self, answer: Answer, least_sum: float) -> Answer:
-        """The fastest of a few assignments of small sums whose peak fits; otherwise the `answer` that nothing fits.
+        """Return the fastest of a few assignments of small sums whose peak fits; otherwise the `answer` that nothing fits.
 
         The one of the least sum need not have the least peak, since the sum does not hold the buffers of weights that are gathered.
         """
@@ -307,7 +307,7 @@ class _BudgetMatch:
         return peak
 
     def _best_within_sum(self, budget: float, prove: bool) -> Answer:
-        """The best assignment whose sum is within `budget`, or one of nearly the least memory if no sum is."""
+        """Return the best assignment whose sum is within `budget`, or one of nearly the least memory if no sum is."""
         with self.budget_of_points.portion(self.max_points) as work:
             answer = search_within_budget(
                 self.problem,

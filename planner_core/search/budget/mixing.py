@@ -33,15 +33,15 @@ from planner_core.search.repeated_block import Chain
 from planner_core.search.units.unit import UnitCost, View
 
 MAX_ENTRIES = 16
-"""Entries of a view at which the best way of a variant is taken."""
+"""Entries of a view at which the best copy of each variant is added."""
 SAMPLE_SIZE = 12
-"""Points of each group that are kept."""
+"""Points of each group in the sample."""
 MAX_POINTS = 100_000
 """Points that may be formed."""
 
 
 class KnownCopyPoints:
-    """The points of one copy in shared state `s`, of a few ways to run it. It has the form of `copy_points.AllCopyPoints`."""
+    """The points of one copy in shared state `s` among a few known ways to run it; a `CopyPoints`, as `copy_points.AllCopyPoints` is."""
 
     def __init__(
         self, known_copies: Mapping[str, Sequence[Copy]], chain: Chain, goal: Goal, s: int, margin: Floats
@@ -63,14 +63,14 @@ class KnownCopyPoints:
         self.points, self.chosen = group_points(forming, forming.row, bound.size, goal.pruning)
 
     def copy(self, point: int) -> Copy:
-        """How the copy runs in one point."""
+        """Return how the copy runs in one point."""
         return self.known_copies[int(self.chosen.parts[0][point])]
 
 
 def mix_solutions(
     folded: FoldedTables, best: Assignment, budget: float, solutions: Sequence[Assignment]
 ) -> Assignment | None:
-    """An assignment within `budget` bytes per GPU that is better than `best`, or None if none was found.
+    """Return an assignment within `budget` bytes per GPU that is better than `best`, or None if none was found.
 
     `folded` is under an objective with prices of memory; `solutions` are solutions at other prices.
     """
@@ -85,7 +85,7 @@ def mix_solutions(
         objective, ends, limit, np.array([best.seconds * TIE, 1e3, 1e3]), SAMPLE_SIZE, budget=PointBudget(MAX_POINTS)
     )
     try:
-        make_copy_points = partial(KnownCopyPoints, {block: list(points.values()) for block, points in copies.items()})
+        make_copy_points = partial(KnownCopyPoints, {block: list(by_id.values()) for block, by_id in copies.items()})
         points = enumerate_points(folded, goal, make_copy_points, _forbid_unknown_states(folded, [best, *solutions]))
     except TooManyPoints:
         return None
@@ -94,12 +94,12 @@ def mix_solutions(
     chosen = points.assignment(int(within[points.cost[within, 0].argmin()]))
     copies_by_run = [
         [
-            w
-            for make_copy_points in c.copy_points()
-            if isinstance(make_copy_points, KnownCopyPoints)
-            for w in make_copy_points.known_copies
+            copy
+            for of_state in run.copy_points()
+            if isinstance(of_state, KnownCopyPoints)
+            for copy in of_state.known_copies
         ]
-        for c in points.copies
+        for run in points.copies
     ]
     return chosen if folded.problem.uniform else use_free_memory(folded, chosen, copies_by_run, budget)
 
@@ -145,7 +145,7 @@ def use_free_memory(
 def _known_entries(
     copies: Sequence[Copy], unit: UnitCost, view: View, shape: tuple[int, ...]
 ) -> Iterator[tuple[Copy, int]]:
-    """The known copies that stand in this view, each with its entry."""
+    """Return the known copies that stand in this view, each with its entry."""
     alive = unit.first_variant.alive
     for copy in copies:
         if any(alive[v][s] != copy.states[v] for v, s in view.fixed):
@@ -156,7 +156,7 @@ def _known_entries(
 
 
 def _crossed_entries(entries: set[int], shape: tuple[int, ...]) -> Ints:
-    """The entries that lead from a state in which one of `entries` begins to one in which another ends."""
+    """Return the entries that lead from a state in which one of `entries` begins to one in which another ends."""
     sorted_entries = np.array(sorted(entries), dtype=np.int64)  # none where no known copy stands in this shared state
     if len(shape) != 2:
         return sorted_entries
@@ -165,7 +165,7 @@ def _crossed_entries(entries: set[int], shape: tuple[int, ...]) -> Ints:
 
 
 def _best_copies(unit: UnitCost, view: View, margin: Floats, limit: float, entries: Ints) -> Iterator[tuple[Copy, int]]:
-    """The best way of each variant at `entries` of a view, as far as it may be within the limit; each with its entry."""
+    """Return the best way of each variant at `entries` of a view, as far as it may be within the limit; each with its entry."""
     bound = unit.bound(view)
     rest = (margin - np.where(np.isfinite(bound), bound, 0.0)).ravel()[entries]
     for variant in unit.variants:

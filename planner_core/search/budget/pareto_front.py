@@ -56,14 +56,14 @@ class ParetoFront:
     make_assignment: tuple[Callable[[], Assignment], ...]
 
     def assignment(self, point: int) -> Assignment:
-        """The assignment of one point."""
+        """Return the assignment of one point."""
         return self.make_assignment[point]()
 
 
 def find_pareto_front(
     problem: Problem, objective: str = "communication", stop: Callable[[], bool] = lambda: False
 ) -> ParetoFront:
-    """The Pareto front between an objective and memory.
+    """Return the Pareto front between an objective and memory.
 
     All copies of a run are equal if `problem.uniform`; otherwise each copy may differ. `stop` is called between two parts; if
     it returns True, the rest is left out.
@@ -100,7 +100,7 @@ def find_pareto_front(
 
 
 def _points_between(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> ModelPoints | None:
-    """The points that cost less than `b` and hold less than `a`, among others; None if there are none. Raises TooManyPoints."""
+    """Return the points that cost less than `b` and hold less than `a`, among others; None if there are none. Raises TooManyPoints."""
     price = slope((a.seconds, float(a.totals[FORWARD])), (b.seconds, float(b.totals[FORWARD])))
     limit = (b.seconds + price * float(a.totals[FORWARD])) * (1 + ROUNDING)
     objective = free.with_prices(price, 0.0)
@@ -133,12 +133,12 @@ def find_corners(problem: Problem) -> list[Assignment]:
 
 
 def _corner_below(problem: Problem, free: Objective, a: Assignment, b: Assignment) -> Assignment | None:
-    """The best assignment at the price of the line through two corners."""
+    """Return the best assignment at the price of the line through two corners."""
     return solve_folded(problem, free.with_prices(slope(_point(a), _point(b)), 0.0))
 
 
 def find_corners_below(problem: Problem, points: Sequence[Point], step: float) -> list[Assignment]:
-    """The corners of a problem if one of them lies below the hull of `points`; otherwise only its fastest assignment, as
+    """Return the corners of a problem if one of them lies below the hull of `points`; otherwise only its fastest assignment, as
     for a problem whose calls share so many tensors that one corner takes many seconds.
 
     Two neighbouring points count as one if the second saves less than the share `step` of memory.
@@ -165,6 +165,6 @@ def _point(a: Assignment) -> Point:
 
 
 def _largest_run_table(problem: Problem) -> float:
-    """The entries of the largest table of a run over the variables of the top block."""
+    """Return the entries of the largest table of a run over the variables of the top block."""
     scopes = [problem.scopes[k] for k in range(len(problem.runs))]
     return max((math.prod(float(problem.top.sizes[v]) for v in scope) for scope in scopes), default=0.0)

@@ -55,7 +55,7 @@ def without_clear_choices(
 
 
 def _clear_choice(v: str, tables: Sequence[Table], sizes: Mapping[str, int]) -> Table | None:
-    """The sum of the tables around a variable, at the state that is the least in both sums; None if that is not clear."""
+    """Return the sum of the tables around a variable, at the state that is the least in both sums; None if that is not clear."""
     others = tuple(dict.fromkeys(o for names, _ in tables for o in names if o != v))
     scope = (v, *others)
     if len(others) > MAX_NEIGHBOURS or math.prod(sizes[o] for o in scope) > MAX_TABLE_ENTRIES:

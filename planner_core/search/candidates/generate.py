@@ -48,7 +48,7 @@ def generate_front(compiled: CompiledNetwork, names: Sequence[str]) -> list[Bloc
 
 
 def tie_variables(compiled: CompiledNetwork, first: str, last: str) -> CompiledNetwork:
-    """The block whose variable `last` is in the state of `first`, and has no variable of its own."""
+    """Return the block whose variable `last` is in the state of `first`, and has no variable of its own."""
     common = np.intersect1d(compiled.alive[first], compiled.alive[last])
     pick = {v: np.searchsorted(compiled.alive[v], common) for v in (first, last)}
 
@@ -80,7 +80,7 @@ class _FrontOfBlock:
         self.parts: dict[tuple[BlockChoice, BlockChoice], TwoSums] = {}
 
     def best_choice(self, comm: float, memory: float) -> BlockChoice | None:
-        """The way that minimises `comm` · communication + `memory` · memory; None if none runs."""
+        """Return the way that minimises `comm` · communication + `memory` · memory; None if none runs."""
         weights = CostVector(communication=comm, after_forward=memory).array()
         solved = VariantSolver(
             self.compiled, ReducedVariant(eliminate_inside([self.compiled], weights), 0)
@@ -104,7 +104,7 @@ class _FrontOfBlock:
         return find_hull_corners(fastest, smallest, lambda choice: choice[1:], self._corner_below, MAX_CORNERS, TIE)
 
     def _corner_below(self, left: BlockChoice, right: BlockChoice) -> BlockChoice | None:
-        """The best way at the price of the line through two corners. What may lie between them is kept, if its tables can be."""
+        """Return the best way at the price of the line through two corners. What may lie between them is kept, if its tables can be."""
         ends, part = (left[1:], right[1:]), self.parts.get((left, right), self.unpruned)
         price = slope(*ends)
         try:
@@ -119,7 +119,7 @@ class _FrontOfBlock:
         return corner
 
     def points_between(self, left: BlockChoice, right: BlockChoice) -> list[BlockChoice]:
-        """The ways with less communication than the corner `right` and less memory than the corner `left`. Raises TooManyPoints."""
+        """Return the ways with less communication than the corner `right` and less memory than the corner `left`. Raises TooManyPoints."""
         if (left, right) not in self.parts:
             self._corner_below(left, right)
         part = self.parts.get((left, right))

@@ -80,7 +80,7 @@ class Candidates:
 
 
 def weight_matrices(block: Block) -> list[int]:
-    """The numbers of the block's own weight matrices that an operator reads, in order."""
+    """Return the numbers of the block's own weight matrices that an operator reads, in order."""
     read = {i for item in block.items for i in item.inputs}
     return [
         i
@@ -122,7 +122,7 @@ def score_candidates(
 def _generated_candidates(
     compiled: CompiledNetwork, block: Block, weights: list[int], size: int, repeats: int
 ) -> Candidates | None:
-    """The Pareto front of the candidates. One choice may be there twice, with two ways to run the other operators."""
+    """Return the Pareto front of the candidates. One choice may be there twice, with two ways to run the other operators."""
     names = [tensor_name(w) for w in weights]
     kinds = {n: _placement_kinds(compiled, n) for n in names}
     stream = _residual_stream(block)
@@ -165,7 +165,7 @@ def undominated_pairs(a: Floats, b: Floats) -> NDArray[np.bool_]:
 
 
 def _score_tables(compiled: CompiledNetwork, block: Block, weights: list[int]) -> tuple[Floats, Floats]:
-    """Two tables [3, ..., 3]: the least communication of each candidate over all states of the residual stream, and the memory of
+    """Return two tables [3, ..., 3]: the least communication of each candidate over all states of the residual stream, and the memory of
     that choice."""
     names = [tensor_name(w) for w in weights]
     factors = _tables_by_choice(compiled, names)
@@ -184,7 +184,7 @@ def _score_tables(compiled: CompiledNetwork, block: Block, weights: list[int]) -
 
 
 def _residual_stream(block: Block) -> tuple[str, str] | None:
-    """The variables of the residual stream before and after the block: the first activation input that has an output of its shape
+    """Return the variables of the residual stream before and after the block: the first activation input that has an output of its shape
     and dtype, and that output."""
     for i in block.inputs:
         if block.values[i].kind != "activation":
@@ -244,7 +244,7 @@ Tables = list[tuple[tuple[str, ...], Floats, Floats]]
 
 
 def _fix_stream(compiled: CompiledNetwork, tables: Tables, ends: tuple[str, str] | None, state: int) -> Tables | None:
-    """The tables with both ends of the residual stream fixed at one state; None if that state is impossible."""
+    """Return the tables with both ends of the residual stream fixed at one state; None if that state is impossible."""
     if ends is None:
         return tables
     states = {}

@@ -45,7 +45,7 @@ class TwoSums:
 
     @staticmethod
     def from_network(compiled: CompiledNetwork, reported: Sequence[str]) -> TwoSums:
-        """The network of a whole block. The caller wants the states of the variables in `reported`."""
+        """Return the network of a whole block. The caller wants the states of the variables in `reported`."""
         tables = []
         for f in compiled.factors:
             sums = f.cost[SUMS]
@@ -67,14 +67,14 @@ class TwoSums:
         return TwoSums(alive, tables, [v for v in self.sequence if v in remaining], self.reported)
 
     def bucket_tree(self, price: float) -> BucketTree:
-        """The network as one sum, in which a byte costs `price` seconds, weighed."""
+        """Return the network as one sum, in which a byte costs `price` seconds, weighed."""
         sizes = {v: len(self.alive[v]) for v in self.sequence}
         tree = BucketTree(sizes, [(names, t[0] + price * t[1]) for names, t in self.tables], self.sequence, ())
         tree.compute_margins()
         return tree
 
     def best_assignment(self, tree: BucketTree) -> tuple[dict[str, int], Floats]:
-        """The states of the variables that are left at the least weighted sum, in the numbering of the compiled block; and its two
+        """Return the states of the variables that are left at the least weighted sum, in the numbering of the compiled block; and its two
         sums."""
         states_of: dict[str, int] = {}
         for bucket in reversed(tree.buckets):
@@ -86,8 +86,8 @@ class TwoSums:
         return {v: int(states[states_of.get(v, 0)]) for v, states in self.alive.items()}, sums
 
     def prune_between(self, tree: BucketTree, limit: float) -> TwoSums:
-        """The part without the states through which nothing is within the limit, and without the choices that are clear among those that
-        are left. `bucket_tree` is that of this part."""
+        """Return the part without the states through which nothing is within the limit, and without the choices that are clear
+        among those that are left. `bucket_tree` is that of this part."""
         pick = {}
         for bucket, margin in zip(tree.buckets, tree.margins, strict=False):
             least = margin.reshape(-1, margin.shape[-1]).min(axis=0)
@@ -102,8 +102,8 @@ class TwoSums:
         return pruned._without_clear_choices(v for v in pruned.sequence if v in changed)
 
     def points_between(self, left: Point, right: Point) -> list[tuple[tuple[int, ...], float, float]]:
-        """What takes fewer seconds than the corner `right` and holds fewer bytes than the corner `left`: the states of `reported`, and the
-        two sums. Dominated points may be among them. Raises TooManyPoints."""
+        """Return what takes fewer seconds than the corner `right` and holds fewer bytes than the corner `left`: the states of
+        `reported`, and the two sums. Dominated points may be among them. Raises TooManyPoints."""
         price = slope(left, right)
         tree = self.bucket_tree(price)
         constant = sum((t for scope, t in self.tables if not scope), start=np.zeros(2))
@@ -122,7 +122,7 @@ class TwoSums:
 
 
 def limit_between(left: Point, right: Point) -> float:
-    """The weighted sum that nothing reaches which takes fewer seconds than `right` and holds fewer bytes than `left`."""
+    """Return the weighted sum that nothing reaches which takes fewer seconds than `right` and holds fewer bytes than `left`."""
     return right[0] + slope(left, right) * left[1]
 
 

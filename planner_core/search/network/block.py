@@ -123,11 +123,11 @@ class _Builder:
         self.net.factors.append(self.cache.factors[key])
 
     def _weight_key(self, *cost_key: object) -> object:
-        """The kind of a factor of a weight: it also depends on the ZeRO stages."""
+        """Return the kind of a factor of a weight: it also depends on the ZeRO stages."""
         return self.axes.stages, self.model.workload.zero, *cost_key
 
     def _crossing_values(self) -> set[int]:
-        """The values that pass between groups, into calls, or through the block's boundary; and every parameter, used or not."""
+        """Return the values that pass between groups, into calls, or through the block's boundary; and every parameter, used or not."""
         crossing = {v for v in self.ports if self.values[v].kind != "constant"}
         crossing.update(i for i, v in enumerate(self.values) if v.kind == "parameter")
         for item in self.block.items:
@@ -141,12 +141,12 @@ class _Builder:
         return crossing
 
     def segments(self, value: int) -> Segments:
-        """The fused dims of a value, and the extents of their parts."""
+        """Return the fused dims of a value, and the extents of their parts."""
         rank = len(self.values[value].meta.shape)
         return tuple((d, s) for d in range(rank) if (s := self.strategies.segments.get((value, d))))
 
     def _moves(self, value: int, item_bytes: int | None = None) -> Moves:
-        """Redistributions of a value on this mesh, in its own dtype or in a dtype of `item_bytes`."""
+        """Return redistributions of a value on this mesh, in its own dtype or in a dtype of `item_bytes`."""
         meta = self.values[value].meta
         item = ITEM_BYTES[meta.dtype] if item_bytes is None else item_bytes
         share = self.buckets.share(value)
@@ -198,7 +198,7 @@ class _Builder:
         self.net.factors.append(Factor((name,), cost, np.ones(len(states), dtype=bool)))
 
     def _storage_factor(self, value: int) -> Factor:
-        """The factor of a weight's cost without its uses."""
+        """Return the factor of a weight's cost without its uses."""
         states, trained = self.net.tensors[tensor_name(value)], self.values[value].grad
         cost = self._expose_edge_traffic(value, storage_cost(states, trained, self._weight_moves(value), self.model))
         free: Bools = np.asarray(np.isfinite(cost).all(axis=0))
@@ -249,7 +249,7 @@ class _Builder:
                     self._add_shared_factor(make_factor, (is_redelivered, second_share), number, value, k, j)
 
     def _operands(self, s: GroupStrategy) -> dict[int, list[tuple[int, int]]]:
-        """The crossing tensors that the group reads, with the positions (op, operand) where it reads them.
+        """Return the crossing tensors that the group reads, with the positions (op, operand) where it reads them.
 
         If the group makes a crossing tensor and also reads it, it reads the tensor in the state in which it was delivered.
         """
@@ -300,7 +300,7 @@ class _Builder:
         return together
 
     def _is_saved_by_reader(self, value: int) -> bool:
-        """Whether the tensor's own factor counts the delivered tensor as kept, since a reader or the plan keeps it."""
+        """Return whether the tensor's own factor counts the delivered tensor as kept, since a reader or the plan keeps it."""
         is_saved = value in self.saved_inputs or value in self.options.kept_results or value in self.kept_results
         return value in self.crossing and is_saved
 
@@ -329,12 +329,13 @@ class _Builder:
         return Factor((name, tensor_name(value)), cost, allowed)
 
     def _is_delivered_again(self, op: Op) -> bool:
-        """Whether the results of an operator that runs again in backward are delivered again."""
+        """Return whether the results of an operator that runs again in backward are delivered again."""
         rerun = self.options.reruns.get(op.name)
         return rerun is not None and rerun.delivers
 
     def _second_tensor_share(self, s: GroupStrategy, op: Op, value: int) -> float:
-        """The share that is held at the peak of a result that its operator keeps as it was made, and the reader as it was delivered."""
+        """Return the share that is held at the peak of a result that its operator keeps as it was made, and the reader as it was
+        delivered."""
         is_saved = any(root(self.block, v) == value for o in s.ops for v in o.saved) and self._is_saved_by_reader(value)
         return self.options.share(op) if is_saved else 0.0
 

@@ -1,4 +1,4 @@
-"""What a result costs on its way to the next operator if the product that makes it runs in chunks (`cost.schedule.chunks`).
+"""The cost of a redistribution if the product that makes the result runs in chunks (`cost.schedule.chunks`).
 
 Example: a product of 8 ms makes terms that an all_reduce of 4 ms sums. In 4 chunks the sums of the first three overlap with
 products of 2 ms each. Only the last sum, of 1 ms, is waited for. So the redistribution costs 1 ms, plus contention, plus the extra
@@ -23,7 +23,7 @@ REPLICATE, PARTIAL, FIRST_DIM = 0, 1, 2
 
 
 def may_run_in_chunks(work: GroupWork, k: int, fused: bool) -> bool:
-    """Whether op k of a group may run in chunks. Results with fused parts, and those that are kept for recomputation, are made at once."""
+    """Return whether op k of a group may run in chunks. Results with fused parts, and results kept for recomputation, are made at once."""
     op = work.strategy.ops[k]
     return (
         work.model.workload.chunks > 1 and operator(op.fn).cuts and not fused and op.name not in work.options.kept_ops
@@ -33,8 +33,8 @@ def may_run_in_chunks(work: GroupWork, k: int, fused: bool) -> bool:
 def least_delay(
     work: GroupWork, k: int, forward: Ints, states: TensorStates, redistributions: Moves, at_once_s: Floats
 ) -> tuple[Floats, Floats]:
-    """Two arrays [row, state]: by how many seconds the redistribution of op k's result delays forward, at once or in chunks, whichever is
-    less; and the seconds of its collectives.
+    """Return two arrays [row, state]: by how many seconds the redistribution of op k's result delays forward, at once or in chunks,
+    whichever is less; and the seconds of its collectives.
 
     `forward` [row] is the code of the placement in which the result is made. `at_once_s` [row, state]: the seconds at once.
     """
@@ -65,14 +65,18 @@ def _divides_evenly(work: GroupWork, k: int, last_dim: int, chunks: int) -> Bool
 def _reductions(
     forward: Ints, states: TensorStates, redistributions: Moves, last_dim: int
 ) -> Iterator[tuple[int, str, Bools]]:
-    """Every axis and collective that sums a result there, and for which [row, state] it is all that there is to do. A result is not
-    scattered by its last dim, which is cut already."""
+    """Yield each axis and collective that sums a result, with the pairs [row, state] where it is the whole redistribution.
+
+    A result is not scattered by its last dim, since the chunks are cut there.
+    """
     base, delivered = 2 + len(states.meta.shape), states.forward[None, :]
     direct = redistributions.first[forward[:, None], delivered] == delivered
     for axis in range(redistributions.num_axes):
         unit = base ** (redistributions.num_axes - 1 - axis)
         summed = direct & (forward // unit % base == PARTIAL)[:, None]
-        changed = delivered - forward[:, None]  # in the digit of this axis only, or it is not this axis
+        changed = (
+            delivered - forward[:, None]
+        )  # a change of one digit: if it is not the digit of this axis, no pair matches below
         for digit in (REPLICATE, *range(FIRST_DIM, FIRST_DIM + last_dim)):
             pairs = summed & (changed == (digit - PARTIAL) * unit)
             yield axis, "all_reduce" if digit == REPLICATE else "reduce_scatter", pairs

@@ -1,9 +1,9 @@
 """Find the operators because of which a restricted network has no solution.
 
-    deciding(problem)     the block, and the operators of the group that decides
+    find_infeasible_group(problem) -> the block, and the operators of its infeasible group
 
-If the first k groups of a block have a solution and the first k + 1 have none, the group k + 1 decides: no way to run it goes with what the
-groups before it may deliver. k is found by halves, since more groups never have more solutions.
+If the first k groups of a block have a solution and the first k + 1 have none, no strategy of group k + 1 is possible with the tensors
+that the groups before it may deliver. k is found by bisection, since more groups never have more solutions.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from planner_core.search.network.folded import Problem, prune_states, restricted
 
 @dataclass(frozen=True, slots=True)
 class InfeasibleGroup:
-    """The operators of one group of a block, none of whose strategies goes with the groups before it."""
+    """The operators of a group of a block that has no strategy compatible with the groups before it."""
 
     block: Block
     ops: tuple[Op, ...]
 
 
 def find_infeasible_group(problem: Problem) -> InfeasibleGroup | None:
-    """The group that decides that a problem has no solution; None if pruning states block by block does not show one."""
+    """Find the group because of which a problem has no solution, or None if pruning single blocks does not prove it."""
     graph = problem.coarse.graph
     nets = {name: (graph.blocks[name], problem.first_variant(name).net) for name in problem.blocks}
     nets[""] = (graph.top, restricted_to_runs(problem, problem.top.net))
@@ -39,7 +39,7 @@ def find_infeasible_group(problem: Problem) -> InfeasibleGroup | None:
 
 
 def _num_groups_without_solution(net: Network) -> int:
-    """The least number of groups that have no solution together."""
+    """Return the least number of first groups that have no solution."""
     low, high = 0, len(net.nodes)
     while low + 1 < high:
         middle = (low + high) // 2
@@ -48,7 +48,7 @@ def _num_groups_without_solution(net: Network) -> int:
 
 
 def _have_solution(net: Network, number: int) -> bool:
-    """Whether the first `number` groups leave a state of every variable."""
+    """Return whether the first `number` groups leave a state of every variable."""
     without = set(list(net.nodes)[number:])
     factors = [f for f in net.factors if without.isdisjoint(f.vars)]
     sizes = {name: size for name, size in net.sizes.items() if name not in without}

@@ -54,7 +54,7 @@ class DistinctTables:
 
 
 def distinct_tables(factors: Sequence[Factor]) -> DistinctTables:
-    """The tables of the factors without repetition. The factors become views of them, so that each is held once."""
+    """Return the tables of the factors without repetition. The factors become views of them, so that each is held once."""
     table_numbers: dict[tuple[tuple[int, ...], bytes, bytes], int] = {}
     kinds = tuple(
         table_numbers.setdefault((f.allowed.shape, f.cost.tobytes(), f.allowed.tobytes()), len(table_numbers))
@@ -76,7 +76,7 @@ def zero_costs(*shape: int) -> Floats:
 
 
 def allow_only(name: str, allowed: Bools) -> Factor:
-    """A factor that allows a variable only the states in `allowed` [state]. It costs nothing."""
+    """Return a factor that allows a variable only the states in `allowed` [state]. It costs nothing."""
     return Factor((name,), zero_costs(len(allowed)), np.asarray(allowed, dtype=bool))
 
 
@@ -106,5 +106,5 @@ class GroupRows:
 
 
 def tensor_name(value: int) -> str:
-    """The name of the variable of a tensor or weight."""
+    """Return the name of the variable of a tensor or weight."""
     return f"t{value}"

@@ -117,11 +117,11 @@ class Problem:
     """What searches found. It is no part of the value."""
 
     def with_point_limit(self, max_points: int) -> Problem:
-        """A copy of the problem with an empty cache, whose units may form at most `max_points` points."""
+        """Return a copy of the problem with an empty cache, whose units may form at most `max_points` points."""
         return replace(self, max_unit_points=max_points, cache=SearchCache(point_budget=PointBudget(max_points)))
 
     def first_variant(self, name: str) -> CompiledNetwork:
-        """The first variant of a repeated block. Variables, states and boundary are the same in all variants."""
+        """Return the first variant of a repeated block. Variables, states and boundary are the same in all variants."""
         return next(iter(self.blocks[name].values()))
 
     @cached_property
@@ -157,7 +157,7 @@ class ModelNetworks:
     blocks: Mapping[str, Mapping[str, Network]]
 
     def restricted(self, restrict: Restriction | None) -> ModelNetworks:
-        """The same networks without the states that `restrict` forbids."""
+        """Return the same networks without the states that `restrict` forbids."""
         blocks = {n: restrict_variants(n, nets, restrict) for n, nets in self.blocks.items()}
         return ModelNetworks(self.runs, apply_restriction("", self.top, restrict), blocks)
 
@@ -301,7 +301,7 @@ class Restriction:
 
 
 def boundary_variables(block: Block) -> tuple[str, ...]:
-    """The variables at a block's boundary: inputs and outputs that are not constants, each once."""
+    """Return the variables at a block's boundary: inputs and outputs that are not constants, each once."""
     both = (*block.inputs, *block.outputs)
     return tuple(dict.fromkeys(tensor_name(v) for v in both if block.values[v].kind != "constant"))
 

@@ -71,7 +71,7 @@ class UnitOptions:
     fixed_bytes: int = 0
 
     def share(self, op: Op) -> float:
-        """The share of an operator's own results and saved tensors that is held at the peak."""
+        """Return the share of an operator's own results and saved tensors that is held at the peak."""
         return 1.0 if op.name in self.kept_ops else self.saved_share
 
 
@@ -106,13 +106,13 @@ class GroupWork:
         return frozenset(counted_here), *per_op
 
     def _saved_roots(self, op: Op) -> set[int]:
-        """The tensors that an operator keeps for backward: of views, those that they are views of."""
+        """Return the tensors that an operator keeps for backward. A view stands for the tensor that it is a view of."""
         return {root(self.block, v) for v in op.saved} | (
             set(op.outputs) if op.name in self.options.kept_ops else set()
         )
 
     def cost(self) -> Floats:
-        """[component, joint row]: what the group costs in each joint row."""
+        """[component, joint row]: the cost of the group in each joint row."""
         cost = zero_costs(len(self.index))
         counted: set[int] = set()
         inner = {v for op in self.strategy.ops for v in op.outputs}
@@ -124,6 +124,7 @@ class GroupWork:
             cost[Component.BACKWARD] += (
                 backward + waits[1] + (forward if recomputes else 0.0) + (waits[0] if resends else 0.0)
             )
+            # Communication is counted in a whole step, all other seconds in one micro-batch.
             cost[Component.COMMUNICATION] += self.model.workload.accumulate * (sent.sum(axis=0) + sent[0] * resends)
             counted.update(v for v in self._saved_roots(op) if v in inner and not self.is_saved_by_reader(v))
             cost[Component.AFTER_FORWARD] += self._extra_saved_bytes(k) * self.options.share(op)
@@ -138,9 +139,9 @@ class GroupWork:
         return cost
 
     def _exchanged_bytes(self, k: int, counted: Collection[int]) -> Floats:
-        """[joint row]: bytes that op k keeps more if it exchanges operands and its results inside (`Split.exchanged`).
+        """[joint row]: extra bytes that op k keeps if it exchanges its operands and results inside (`Split.exchanged`).
 
-        `counted` are the results that count already; of others the reader keeps what is delivered, and the op a tensor of its own.
+        The results in `counted` are counted already. Of any other result, the reader keeps the delivered tensor, and op k keeps its own.
         """
         op, total = self.strategy.ops[k], np.zeros(len(self.index))
         for v in op.outputs:
@@ -157,13 +158,16 @@ class GroupWork:
         return self._any_axis([bool(rows[k].exchanged) for rows in self.strategy.rows])
 
     def _any_axis(self, flags: list[bool]) -> Bools:
-        """[joint row]: whether the row of some axis of several ranks has a flag; `flags` has one per row."""
+        """[joint row]: whether the row of some axis of several ranks has a flag; `flags` [row]."""
         on_any_axis: Bools = np.asarray((np.array(flags)[self.index] & (np.array(self.model.sizes) > 1)).any(axis=1))
         return on_any_axis
 
     def _seconds(self, k: int) -> tuple[Floats, Floats, Floats, Floats]:
-        """Seconds of op k [joint row], forward and backward; those of the collectives inside it [phase, joint row], and those that it
-        waits for them. They are the same in all variants of a block."""
+        """Return seconds of op k, the same in all variants of a block.
+
+        Returns its compute forward and backward [joint row], the collectives inside it [phase, joint row], and the seconds for which it
+        waits for these [phase, joint row].
+        """
         op = self.strategy.ops[k]
         cached = self.cache.seconds
         if op.name not in cached:
@@ -181,22 +185,26 @@ class GroupWork:
         return self.block.values[value].meta.num_bytes / self._parts(sharded)
 
     def _parts(self, flags: list[bool]) -> Floats:
-        """[joint row]: the number of parts of something that exactly the rows with a flag split; `flags` has one per row."""
+        """[joint row]: the number of parts of a dim that the rows with a flag split; `flags` [row]."""
         return joint_parts(np.array(flags), self.index, self.model.sizes)
 
     def extra_seconds_in_chunks(self, k: int, chunks: int, rows: Ints, joined_bytes: Floats) -> Floats:
-        """[entry]: by how many seconds op k computes longer in forward if it makes its result in chunks. `rows` [entry] are joint rows.
-        `joined_bytes` [entry]: the bytes that are read and written to join the chunks."""
+        """[entry]: the extra seconds of compute in forward if op k makes its result in chunks.
+
+        `rows` [entry] are joint rows. `joined_bytes` [entry] are the bytes that are read and written to join the chunks.
+        """
         kernels, moved_bytes = self.kernel_seconds(k, chunks)[0][rows], self._moved_bytes(k)[0][rows] + joined_bytes
         forward, _ = op_time(self.strategy.ops[k], (kernels, kernels), (moved_bytes, moved_bytes), self.model)
         return np.asarray(forward - self._seconds(k)[0][rows])
 
     def kernel_seconds(self, k: int, chunks: int = 1) -> tuple[Floats, Floats]:
-        """Two arrays [joint row]: seconds of op k's kernels, forward (in `chunks` parts) and backward. Equal joint rows are priced once."""
+        """Return two arrays [joint row]: seconds of op k's kernels, forward (in `chunks` parts) and backward. Equal joint rows are
+        priced once."""
         op, seconds = self.strategy.ops[k], np.zeros((2, len(self.index)))
         if not has_kernels(op):
             return seconds[0], seconds[1]
         rows = [r[k] for r in self.strategy.rows]
+        # Many rows of the group give op k the same row, so each of these is known by the first row of the group that has it.
         first = np.array([next(i for i, other in enumerate(rows) if other is row) for row in rows])
         distinct, inverse = np.unique(first[self.index], axis=0, return_inverse=True)
         each = [self._joint_kernel_seconds(op, rows, joint, chunks) for joint in distinct.tolist()]
@@ -204,8 +212,10 @@ class GroupWork:
         return forward[inverse.ravel()], backward[inverse.ravel()]
 
     def _joint_kernel_seconds(self, op: Op, rows: list[Row], joint: list[int], chunks: int) -> tuple[float, float]:
-        """Seconds of the kernels of `op`, forward and backward, if it runs `rows[joint[axis]]` on each axis. On meshes that split it by
-        the same rows into the same number of parts they are equal."""
+        """Return seconds of the kernels of `op`, forward and backward, if it runs `rows[joint[axis]]` on each axis.
+
+        They depend only on the number of parts into which each row splits the operator, so other meshes share them.
+        """
         parts: dict[int, int] = {}
         for row, size in zip(joint, self.model.sizes, strict=True):
             parts[row] = parts.get(row, 1) * size
@@ -216,7 +226,7 @@ class GroupWork:
         return cached[key]
 
     def _moved_bytes(self, k: int) -> tuple[Floats, Floats]:
-        """Two arrays [joint row]: local bytes that op k reads and writes, forward and backward."""
+        """Return two arrays [joint row]: local bytes that op k reads and writes, forward and backward."""
         op, total = self.strategy.ops[k], np.zeros((2, len(self.index)))
         passes = self.passes[op.name]
         for position, v in enumerate((*op.inputs, *op.outputs)):
@@ -250,13 +260,14 @@ class GroupWork:
         bytes_of_split = {split: own_bytes(op, whole_bytes(op, self.block.values, split)) for split in set(chosen)}
         logits = self.block.values[op.inputs[0]].meta.num_bytes
         parts = self._parts([isinstance(r[k].inputs[0][0], Shard) for r in rows])
+        # `cost` multiplies by the share of a recomputed block. A loss is held whole at the peak, so its share is divided out.
         bytes_: Floats = (
             (np.array([bytes_of_split[split] for split in chosen]) + logits) / parts / self.options.share(op)
         )
         return bytes_
 
     def _internal_collectives(self, k: int, kernels: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
-        """[phase, joint row]: seconds of the collectives inside op k, forward (0) and backward (1), and those that it waits for them.
+        """[phase, joint row]: seconds of the collectives inside op k, forward (0) and backward (1), and seconds of waiting for them.
 
         `shrunk` are the rows that make the message smaller: the message is divided by the sizes of their axes, except the
         axis on which the collective runs.
@@ -269,14 +280,12 @@ class GroupWork:
                     shrunk = np.array([x[k].name in c.shrinks for x in self.strategy.rows])
                     own_size = np.where(shrunk[self.index[:, axis]], self.model.sizes[axis], 1)
                     other_parts = joint_parts(shrunk, self.index, self.model.sizes) / own_size
+                    # Experts get unequal numbers of tokens, and all ranks wait for the rank that gets most.
                     load = self.model.load(rows[k]) if c.kind == "all_to_all" else 1.0
-                    collective_s, phase = (
-                        collective_times(c.kind, load * c.num_bytes / other_parts, link),
-                        int(c.phase != "forward"),
-                    )
-                    runs, hideable_s = c.runs(link.size), c.share * kernels[phase] / link.size
+                    collective_s = collective_times(c.kind, load * c.num_bytes / other_parts, link)
+                    phase, runs = int(c.phase != "forward"), c.runs(link.size)
+                    hiding_s = c.share * kernels[phase] / link.size
+                    waited_s = waited_seconds(collective_s, hiding_s, self.model.contention)
                     total[phase] += np.where(takes_row, runs * collective_s, 0.0)
-                    waits[phase] += np.where(
-                        takes_row, runs * waited_seconds(collective_s, hideable_s, self.model.contention), 0.0
-                    )
+                    waits[phase] += np.where(takes_row, runs * waited_s, 0.0)
         return total, waits

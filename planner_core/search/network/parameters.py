@@ -104,9 +104,9 @@ def use_traffic(
     needed_in_backward: bool,
     model: CostModel,
 ) -> UseTraffic:
-    """Traffic of a weight that an operator takes as `consumed` [group row], in the joint rows `index` [row, axis].
+    """Return seconds of traffic of a weight that an operator takes as `consumed` [group row], in the joint rows `index` [row, axis].
 
-    `needed_in_backward` says whether backward needs the weight again.
+    `needed_in_backward`: backward uses the weight too, so it is gathered a second time.
     """
     base = 2 + len(states.meta.shape)
     at_use = joint_codes([digit(R if used == P else used) for used, _ in consumed], index, base)

@@ -106,7 +106,7 @@ def mark_kept_chain_tensors(
 
 
 def _is_read_once(run: Run, first: int, runs: list[Run], top: Block) -> bool:
-    """Whether the run has all calls of its block, and no other reader keeps the tensor with which it begins."""
+    """Return whether the run has all calls of its block, and no other reader keeps the tensor with which it begins."""
     is_only_run = sum(r.block == run.block for r in runs) == 1
     others = [i for i in top.items if first in i.inputs and i is not run.calls[0]]
     return (

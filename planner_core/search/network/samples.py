@@ -1,4 +1,4 @@
-"""Which dim of each value holds the samples: as inputs bring them, and as the rows of operators pass them on.
+"""Find the dim of each value that holds the samples: given by the inputs, and propagated by the rows of operators.
 
 A size alone does not decide: a model may have as many tokens, features or bins as samples, and may put the tokens first.
 """
@@ -16,20 +16,23 @@ from planner_core.ops import DISPATCH, Row, rows
 from planner_core.search.network.factors import GroupRows, Network
 
 DimByValue = dict[int, int]
-"""The dim of the samples, by value. Values that are made of all samples, or of none, are not in it."""
+"""The dim of the samples, by value. It lacks values that are made of all samples, or of none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleDims:
-    """By value of a block the dim by which it is `produced` sharded where samples are, and by which it is `delivered`: a value that an
-    operator reads whole (a statistic of all samples) is made in parts, but not delivered so."""
+    """The dims, by value of a block, on which values are sharded where samples are.
+
+    `produced` are the dims on which operators make the values. `delivered` lacks the values that some operator reads whole, for example
+    a statistic of all samples.
+    """
 
     produced: Mapping[int, int]
     delivered: Mapping[int, int]
 
 
 def input_sample_dims(graph: Graph) -> dict[str, DimByValue]:
-    """For each block the dims of the samples in what it is given: constants, inputs, and what it gets back from the blocks it calls."""
+    """Find for each block the dims of the samples in its constants, its inputs, and the results of the blocks that it calls."""
     top = graph.top.name
     dims_of_block = {top: _constant_dims(graph, graph.top)}
     dims_inside: dict[str, DimByValue] = {}
@@ -53,11 +56,11 @@ def input_sample_dims(graph: Graph) -> dict[str, DimByValue]:
 
 
 def find_sample_dims(block: Block, net: Network, input_dims: DimByValue) -> SampleDims:
-    """The dims of the samples in a block, by the rows of its groups. `input_dims`: those of what it is given."""
+    """Find the dims of the samples in a block, by the rows of its groups. `input_dims` are those of `input_sample_dims`."""
     dims, needed_whole = (
         dict(input_dims),
         {*block.inputs, *block.outputs},
-    )  # the block around may need all samples of these
+    )  # the calling block may need all samples of these
     for node in _topological_order(net):
         s = node.strategy
         even_rows = [s.rows[i] for i in np.unique(node.index)]  # others would not split evenly
@@ -69,7 +72,7 @@ def find_sample_dims(block: Block, net: Network, input_dims: DimByValue) -> Samp
 
 
 def _topological_order(net: Network) -> list[GroupRows]:
-    """The groups, each after those that make what it reads."""
+    """Sort the groups: each comes after the groups whose results it reads."""
     maker = {v: name for name, node in net.nodes.items() for op in node.strategy.ops for v in op.outputs}
     dependencies = {
         name: {maker[v] for op in node.strategy.ops for v in op.inputs if v in maker} - {name}
@@ -87,7 +90,10 @@ def _constant_dims(graph: Graph, block: Block) -> DimByValue:
 def _propagate(
     block: Block, dims: DimByValue, ops: Sequence[Op], row_choices: Sequence[Sequence[Row]]
 ) -> Sequence[Row]:
-    """Add the dims of what a group makes, by the row that takes most operands by their samples, computed ones first; that row."""
+    """Add the sample dims of a group's results to `dims`. They follow from the row that shards most operands by samples, which is returned.
+
+    Computed operands count before the others.
+    """
     operands = [
         (k, i, Shard(dims[v]), block.values[v].kind == "activation")
         for k, op in enumerate(ops)

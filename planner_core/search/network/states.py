@@ -105,7 +105,7 @@ class TensorStates:
         return size
 
     def state(self, s: int, num_axes: int) -> State:
-        """Joint state number `s` as a value of the core."""
+        """Return joint state number `s` as a value of the core."""
         rank = len(self.meta.shape)
         return State(decode(int(self.forward[s]), rank, num_axes), decode(int(self.gradient[s]), rank, num_axes))
 
@@ -129,7 +129,7 @@ class Axes:
 
 @functools.lru_cache(maxsize=8192)
 def tensor_states(meta: TensorMeta, grad: bool, axes: Axes, segments: Segments = ()) -> TensorStates:
-    """All joint states of an activation in which every device holds an equal part."""
+    """Return all joint states of an activation in which every device holds an equal part."""
     pairs = axis_states(meta.shape, grad)
     return _joint_states(
         meta,
@@ -143,8 +143,8 @@ def tensor_states(meta: TensorMeta, grad: bool, axes: Axes, segments: Segments =
 
 @functools.lru_cache(maxsize=8192)
 def parameter_states(meta: TensorMeta, grad: bool, axes: Axes, zero: int, segments: Segments = ()) -> TensorStates:
-    """All joint states of a weight up to ZeRO stage `zero`. Every device holds an equal part, or, of a weight that is gathered for use
-    and has no equal parts, one that may be shorter (`needs_uneven_split`)."""
+    """Return all joint states of a weight up to ZeRO stage `zero`. Every device holds an equal part, or, of a weight that is
+    gathered for use and has no equal parts, one that may be shorter (`needs_uneven_split`)."""
     pairs = weight_states(meta.shape, grad, [s for s in axes.stages if s <= zero])
     gathered = np.array([pair.stage > 0 for pair in pairs])
     index = joint_index(len(pairs), len(axes.sizes))
@@ -230,7 +230,7 @@ def joint_any(table: Bools, rows: Ints, cols: Ints) -> Bools:
 
 
 def compatible_operand(consumed: Sequence[Pair], states: Sequence[AxisState]) -> tuple[Bools, Bools]:
-    """Two tables [row, state]: whether an operator that takes its operand as `taken[row]` may read a tensor delivered as
+    """Return two tables [row, state]: whether an operator that takes its operand as `taken[row]` may read a tensor delivered as
     `states[state]` without communication, and whether it must pad or divide to do so.
 
     Allowed are equal states, and these changes of a delivered tensor:

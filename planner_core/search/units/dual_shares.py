@@ -26,7 +26,8 @@ DIMS = len(Shares._fields)
 
 
 def best_shares(objective: Objective, assignments: Sequence[Floats], start_shares: Shares) -> Shares:
-    """The shares at which the cheapest assignment of `assignments` (totals [component] each) costs most, moved one share at a time."""
+    """Return the shares at which the cheapest assignment of `assignments` (totals [component] each) costs most, moved one share at
+    a time."""
     shares = np.array(start_shares)
     totals = np.stack(assignments)  # [assignment, component]
     for _ in range(SWEEPS):
@@ -43,7 +44,7 @@ def _move_share(shares: Floats, dim: int, value: float) -> Shares:
 
 
 def _highest_point(low: Floats, high: Floats, current: float) -> float:
-    """The point of [0, 1] at which the least line is highest; `current` if it is nowhere higher than there.
+    """Return the point of [0, 1] at which the least line is highest; `current` if it is nowhere higher than there.
 
     Line i is `low[i]` at 0 and `high[i]` at 1. The highest point is at an end or where two lines cross.
     """

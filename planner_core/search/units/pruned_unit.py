@@ -65,7 +65,8 @@ class PrunedUnit:
         return sum(len(self.alive[v]) for v in self.sequence)
 
     def full_states(self, states: Mapping[str, int]) -> dict[str, int]:
-        """The states of all variables, in the numbering of the whole network. `num_states` are those of an assignment of the part."""
+        """Return the states of all variables, in the numbering of the whole network. `num_states` are those of an assignment of the
+        part."""
         return {v: int(a[states.get(v, 0)]) for v, a in self.alive.items()}
 
     @property
@@ -74,7 +75,7 @@ class PrunedUnit:
         return not all(len(states) for states in self.alive.values())
 
     def select(self, selected: Mapping[str, Ints]) -> PrunedUnit:
-        """The part with the states `selected` of some variables; they are numbered as in its tables."""
+        """Return the part with the states `selected` of some variables; they are numbered as in its tables."""
         selection = {v: selected.get(v, np.arange(len(self.alive[v]))) for v in self.alive}
         alive = {v: a if len(selection[v]) == len(a) else a[selection[v]] for v, a in self.alive.items()}
         return PrunedUnit(
@@ -89,14 +90,15 @@ class PrunedUnit:
         )
 
     def bucket_tree(self, objective: Objective, shares: Shares, outside_cost: Floats | None = None) -> BucketTree:
-        """The part as a plain sum, weighed: its maxima are weighted at `shares`. `outside_cost`: the least cost of all outside of it."""
+        """Return the part as a plain sum, weighed: its maxima are weighted at `shares`. `outside_cost`: the least cost of all
+        outside of it."""
         tables = [*weighted_tables(self.factors, objective.weights(shares)), *self.other_tables]
         tree = BucketTree(self.sizes, tables, self.sequence, self.keep)
         tree.compute_margins(None if outside_cost is None else add_outside_cost(tree.root, outside_cost))
         return tree
 
     def weighted_bounds(self, sums: WeightedSums, outside_cost: Floats | None = None) -> WeightedBounds:
-        """The part as several plain sums. Raises TablesTooLarge."""
+        """Return the part as several plain sums. Raises TablesTooLarge."""
         tables = []
         for f in self.factors:
             names, table = drop_fixed_variables(f.vars, np.tensordot(sums.weights, f.cost, axes=1) + f.barrier)
@@ -106,8 +108,8 @@ class PrunedUnit:
         return WeightedBounds(self.sizes, tables, self.sequence, sums.prices, self.keep, outside_cost)
 
     def keep_within(self, margins: Sequence[Floats], limit: float) -> PrunedUnit:
-        """The part without states that are not within the limit. `margins` [variable of the sequence]: the least weighted costs through
-        each entry of its bucket [others..., state, sum]."""
+        """Return the part without states that are not within the limit. `margins` [variable of the sequence]: the least weighted
+        costs through each entry of its bucket [others..., state, sum]."""
         selected = {}
         for v, margin in zip(self.sequence, margins, strict=True):
             is_within = (margin.reshape(-1, len(self.alive[v]), margin.shape[-1]).min(axis=0) <= limit).all(axis=1)
@@ -128,7 +130,7 @@ class WeightedSums:
 
     @staticmethod
     def from_shares(objective: Objective, shares: Sequence[Shares], prices: Sequence[Floats]) -> WeightedSums:
-        """The sums at several `shares`, with the prices [row] of each."""
+        """Return the sums at several `shares`, with the prices [row] of each."""
         return WeightedSums(np.stack([objective.weights(s) for s in shares]), np.stack(prices, axis=1))
 
 
@@ -140,7 +142,7 @@ def _select_states(f: Factor, pick: Mapping[str, Ints]) -> Factor:
 def prune_by_limit(
     unit: PrunedUnit, tree: BucketTree, sums: WeightedSums, limit: float, outside_cost: Floats | None = None
 ) -> tuple[PrunedUnit, WeightedBounds | None]:
-    """The part without states that are in no assignment within the limit, and its bounds at several shares, if any state is left.
+    """Return the part without states that are in no assignment within the limit, and its bounds at several shares, if any state is left.
     `tree` is the part weighed at one of them; `outside_cost` is the least cost of all outside of it. Raises TablesTooLarge."""
     unit, num_states = unit.keep_within([m[..., None] for m in tree.margins[:-1]], limit), unit.num_states
     bounds = None if unit.is_empty else unit.weighted_bounds(sums, outside_cost)

@@ -59,7 +59,7 @@ class Recipe:
 
 
 def elimination_recipe(compiled: CompiledNetwork, scopes: Sequence[tuple[str, ...]], kinds: Sequence[int]) -> Recipe:
-    """The recipe of a network with tables over the variables `scopes` [table]. Tables of one of the `kinds` [table] are equal. What
+    """Return the recipe of a network with tables over the variables `scopes` [table]. Tables of one of the `kinds` [table] are equal. What
     needs a table of more than SMALL entries is left. The network keeps it."""
     if (key := (tuple(scopes), tuple(kinds))) not in compiled.recipes:
         compiled.recipes[key] = _make_recipe(compiled, Recipe([*scopes], [*kinds], [], [], [], []))
@@ -68,7 +68,7 @@ def elimination_recipe(compiled: CompiledNetwork, scopes: Sequence[tuple[str, ..
 
 
 def _make_recipe(compiled: CompiledNetwork, recipe: Recipe) -> Recipe:
-    """The recipe, which is `recipe` from one that has the scopes and arrays of the factors alone."""
+    """Return the recipe, which is `recipe` from one that has the scopes and arrays of the factors alone."""
     sizes, scopes = compiled.sizes, recipe.scopes
     rank = {v: i for i, v in enumerate(compiled.sequence)}
     entries = [math.prod(sizes[v] for v in scope) for scope in scopes]
@@ -120,7 +120,7 @@ class ReducedBlock:
 
 
 def eliminate_inside(variants: Sequence[CompiledNetwork], weights: Floats) -> ReducedBlock:
-    """The `variants` of a block after their inside was eliminated, with costs that are weighted with `weights` [component]."""
+    """Return the `variants` of a block after their inside was eliminated, with costs that are weighted with `weights` [component]."""
     first, tables_of_variants = variants[0], [c.distinct for c in variants]
     sizes = first.sizes
     flat = [weights @ d.costs + d.barrier for d in tables_of_variants]
@@ -141,7 +141,7 @@ def eliminate_inside(variants: Sequence[CompiledNetwork], weights: Floats) -> Re
 
 
 def eliminate_all(compiled: CompiledNetwork, tables: Sequence[Table]) -> Elimination:
-    """The `tables` of a network without a boundary, after all of its variables were eliminated."""
+    """Return the `tables` of a network without a boundary, after all of its variables were eliminated."""
     names = [scope for scope, _ in tables]
     recipe = elimination_recipe(compiled, names, range(len(names)))
     reduced = ReducedVariant(ReducedBlock(recipe, [array[None] for _, array in tables]), 0)

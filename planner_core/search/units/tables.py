@@ -26,7 +26,7 @@ def sum_tables(factors: Sequence[Factor], sums: Floats) -> list[Table]:
 
 
 def drop_fixed_variables(names: tuple[str, ...], array: Floats) -> Table:
-    """The table without the variables that have one state. There may be more of these than numpy allows dims. Leading dims that
+    """Return the table without the variables that have one state. There may be more of these than numpy allows dims. Leading dims that
     name no variable stay."""
     num_leading = array.ndim - len(names)
     single = [i for i in range(len(names)) if array.shape[num_leading + i] == 1]

@@ -79,14 +79,14 @@ class VariantSolver:
         return self.solved[key]
 
     def elimination_order(self, keep: tuple[str, ...], fixed: Mapping[str, int]) -> list[str]:
-        """An order in which the whole block can be eliminated, except `kept` and the variables in `fixed`."""
+        """Return an order in which the whole block can be eliminated, except `kept` and the variables in `fixed`."""
         c = self.compiled
         return self._order(keep, fixed, c.sequence, [f.vars for f in c.factors])
 
     def _order(
         self, key: tuple[str, ...], fixed: Mapping[str, int], free: Sequence[str], scopes: Sequence[Sequence[str]]
     ) -> list[str]:
-        """An order of the variables in `free` and of the boundary that are neither in `key` (kept) nor in `fixed` (fixed)."""
+        """Return an order of the variables in `free` and of the boundary that are neither in `key` (kept) nor in `fixed` (fixed)."""
         c = self.compiled
         remaining = [v for v in (*free, *c.boundary) if v not in fixed and v not in key]
         if len(remaining) < 2 or len(remaining) == len(c.sequence):
@@ -127,7 +127,7 @@ class UnitCost:
         return next(iter(self.variants.values()))
 
     def solver(self, variant: str, shares: Shares) -> VariantSolver:
-        """A variant whose costs are weighted with the objective's weights at `shares`. All variants begin with even shares."""
+        """Return a variant whose costs are weighted with the objective's weights at `shares`. All variants begin with even shares."""
         if (variant, shares) not in self.solvers:
             # At even shares all variants are needed for the first bound, and are eliminated together. Other shares help one variant.
             names = list(self.variants) if shares == EVEN_SHARES else [variant]
@@ -137,7 +137,7 @@ class UnitCost:
         return self.solvers[variant, shares]
 
     def bound(self, view: View) -> Floats:
-        """The table of lower bounds over the view's kept variables: a copy at an entry costs at least this."""
+        """Return the table of lower bounds over the view's kept variables: a copy at an entry costs at least this."""
         if view not in self.bounds:
             tables = []
             for variant in self.variants:
@@ -185,7 +185,7 @@ class UnitCost:
         return rise if rise > before * TIE / 10 else 0.0
 
     def _settle_variant(self, variant: str, view: View, entry: tuple[int, ...], enough: float) -> SettledEntry:
-        """The least true cost of one variant at one entry. It may stop when its bound is at least `enough`."""
+        """Return the least true cost of one variant at one entry. It may stop when its bound is at least `enough`."""
         totals: list[Floats] = []
         best: tuple[float, Copy] | None = None
         bound = -np.inf
@@ -250,7 +250,7 @@ class UnitCost:
         return self.solver(variant, shares).eliminate_except(view.kept, dict(view.fixed)).table
 
     def best_copy(self, variant: str, shares: Shares, view: View, entry: tuple[int, ...]) -> Copy:
-        """The copy of least weighted cost at one entry, in one variant and at one choice of shares."""
+        """Return the copy of least weighted cost at one entry, in one variant and at one choice of shares."""
         key = variant, shares, view, entry
         if key not in self.best_copies:
             solution = self.solver(variant, shares).eliminate_except(view.kept, dict(view.fixed))
@@ -260,7 +260,7 @@ class UnitCost:
         return self.best_copies[key]
 
     def copy_in_states(self, variant: str, states: Mapping[str, int]) -> Copy:
-        """The copy whose variables have these `states`, numbered as in `alive`, with its cost."""
+        """Return the copy whose variables have these `states`, numbered as in `alive`, with its cost."""
         compiled = self.variants[variant]
         full = {v: int(compiled.alive[v][s]) for v, s in states.items()}
         return Copy(variant, full, sum_factors(compiled.net.factors, full))

@@ -82,7 +82,7 @@ class TimeSums:
         return np.array([*(weights[component] for component in self.row_components[:-1]), 1.0])
 
     def cost(self, rows: Floats) -> Floats:
-        """The true cost of assignments whose sums are `rows` [..., row]."""
+        """Return the true cost of assignments whose sums are `rows` [..., row]."""
         if self.objective.is_sum:
             return rows[..., 0]
         totals = np.zeros((*rows.shape[:-1], NUM_COMPONENTS))
@@ -100,7 +100,7 @@ def least_by_points(
     budget: PointBudget,
     other_tables: Sequence[Table] = (),
 ) -> tuple[dict[str, int] | None, float]:
-    """The assignment of least true cost below `limit`, with the variables in `fixed` fixed; and a lower bound on that cost.
+    """Return the assignment of least true cost below `limit`, with the variables in `fixed` fixed; and a lower bound on that cost.
 
     The assignment is None if none was found. The bound is then `limit` if none exists, or less if the `budget` ran out. If an
     assignment was found, the bound is its cost. `other_tables` are tables of seconds of other units, which are added. States are
@@ -157,7 +157,7 @@ def _rising_limits(bound: float, limit: float) -> Iterator[float]:
 
 
 def _as_rows(table: Table, rows: int) -> Table:
-    """A table of seconds as rows: the last row, which is added, holds all of it."""
+    """Return a table of seconds as rows: the last row, which is added, holds all of it."""
     names, seconds = table
     row_table = np.zeros((rows, *seconds.shape))
     row_table[-1] = np.where(np.isfinite(seconds), seconds, 0.0)  # impossible entries are never looked up
@@ -165,7 +165,7 @@ def _as_rows(table: Table, rows: int) -> Table:
 
 
 def sums_around(shares: Shares, time_sums: TimeSums, added_prices: Sequence[float] = ()) -> WeightedSums:
-    """The weighted sums at shares that differ from the given ones in one maximum, at the values of GRID. `added_prices`: the prices
+    """Return the weighted sums at shares that differ from the given ones in one maximum, at the values of GRID. `added_prices`: the prices
     of further rows."""
     single = time_sums.objective.step_time.accumulate == 1
     dims = [name for name in Shares._fields if name.endswith("edge") or not single]
