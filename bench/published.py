@@ -28,7 +28,7 @@ from bench.support.published.fit import OF_STACKS, PRIORS
 from bench.support.published.runs import Run, priced, runs
 from bench.support.published.table import bands, document, predictions
 from planner_core.core import ASSETS, Gpu, InputError, Plan
-from planner_core.cost import CostModel, cost_model, step_seconds, units_of
+from planner_core.cost import CostModel, cost_model, priced_units, step_seconds
 from planner_core.planning import Planner
 from planner_core.planning.pricing import PREDICTIONS_FILE
 
@@ -91,7 +91,7 @@ def explained(plan: Plan, planner: Planner) -> dict[str, Any]:
 
 
 def _seconds(plan: Plan, planner: Planner, model: CostModel) -> float:
-    return step_seconds(units_of(plan.blocks, planner.graph, model, planner.coarse), model)
+    return step_seconds(priced_units(plan.blocks, planner.graph, model, planner.coarse), model)
 
 
 def _matters(name: str, model: CostModel) -> bool:

@@ -8,12 +8,12 @@ from planner_core.core import Graph, Plan
 from planner_core.cost import (
     Message,
     block_of,
+    conversion_seconds,
     cost_model_of,
     exposed_parts,
     messages,
     op_seconds,
-    recomputed,
-    touch_time,
+    recomputed_ops,
     weight_seconds,
 )
 from planner_core.cost.communication import algorithms, wire_bytes
@@ -53,10 +53,10 @@ def op_times(plan: Plan, graph: Graph) -> list[OpTime]:
     found = []
     for label, bp in plan.blocks.items():
         block = block_of(graph, label)
-        again = recomputed(block, bp)
+        again = recomputed_ops(block, bp)
         for op in block.ops:
             forward, backward = op_seconds(block, op, bp, again, model)
-            pads = touch_time(block, op, bp.sites[op.name], model)
+            pads = conversion_seconds(block, op, bp.sites[op.name], model)
             pads += sum(weight_seconds(block, op, bp.sites[op.name], op.name in again, model))
             found.append(OpTime(op.name, label, len(bp.prefixes) * model.workload.accumulate, forward, backward, pads))
     return found

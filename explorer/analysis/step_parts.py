@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner_core.core import Graph, Plan
-from planner_core.cost import WAITED, block_of, cost_model_of, exposed_parts, op_seconds, recomputed
+from planner_core.cost import WAITED, block_of, cost_model_of, exposed_parts, op_seconds, recomputed_ops
 from planner_core.ops import CoarseGraph
 from planner_core.planning import Result, usable_bytes
 from planner_core.planning.methods import BASELINES
@@ -83,7 +83,7 @@ def _recomputation_s(plan: Plan, graph: Graph) -> float:
     model, total = cost_model_of(plan), 0.0
     for label, bp in plan.blocks.items():
         block = block_of(graph, label)
-        again = recomputed(block, bp)
+        again = recomputed_ops(block, bp)
         for op in block.ops if again else ():
             twice = op_seconds(block, op, bp, again, model)[1] - op_seconds(block, op, bp, {}, model)[1]
             total += len(bp.prefixes) * twice

@@ -15,7 +15,7 @@ import numpy as np
 from explorer.figures.palette import COMMUNICATION, Theme, device_colour
 from explorer.text import units
 from planner_core.core import PHASES, Cluster, Plan
-from planner_core.cost.communication import Floats, leaving, links_of, route, sent
+from planner_core.cost.communication import Floats, bytes_between_gpus, bytes_leaving_units, links_of, route
 
 MAX_GPUS = 16
 MAX_RANKS = 64
@@ -59,7 +59,7 @@ def link_loads(plan: Plan) -> list[LinkLoad]:
             continue
         src, dst, num_bytes = route(t, plan.mesh, links[t.axis])
         for level in range(len(cluster.levels)):
-            out = leaving(src, dst, num_bytes, cluster.unit_gpus(level), cluster.num_gpus)
+            out = bytes_leaving_units(src, dst, num_bytes, cluster.unit_gpus(level), cluster.num_gpus)
             key = level, t.axis, t.phase
             found[key] = found.get(key, np.zeros_like(out)) + out
     return [
@@ -72,7 +72,7 @@ def link_loads(plan: Plan) -> list[LinkLoad]:
 def traffic_grid(plan: Plan, phases: Sequence[str] = PHASES) -> TrafficGrid:
     """Who sends how much to whom in these phases; by node where there are many GPUs."""
     cluster = cluster_of(plan)
-    matrix, per_node = sent(plan, cluster, phases), cluster.levels[0].size
+    matrix, per_node = bytes_between_gpus(plan, cluster, phases), cluster.levels[0].size
     if len(matrix) <= MAX_RANKS:
         return TrafficGrid("GPU", per_node, matrix)
     nodes = len(matrix) // per_node
@@ -91,8 +91,8 @@ def cluster_svg(
     per_node = cluster.levels[0].size
     nodes = cluster.num_gpus // per_node
     shown, cols = min(nodes, 2 * per_row), min(nodes, per_row)
-    matrix = sent(plan, cluster, phases)
-    others = [(sent(p, c := cluster_of(p), phases), c.levels[0].size) for p in beside if p is not plan]
+    matrix = bytes_between_gpus(plan, cluster, phases)
+    others = [(bytes_between_gpus(p, c := cluster_of(p), phases), c.levels[0].size) for p in beside if p is not plan]
     scale = _Scale.of([(matrix, per_node), *others])
     width, top = cols * (NODE_W + NODE_GAP) + 8, 70 if nodes > 1 else 12
     parts = []

@@ -20,23 +20,23 @@ from planner_core.core import BlockPlan, DeviceMesh, P, Plan, Shard, SitePlan
 from planner_core.ops import Kind, operator
 
 DATA, SHARD, TENSOR, CONTEXT, EXPERT, IDLE = "data", "shard", "tensor", "context", "expert", "idle"
-PLACES = {2: ("outer", "inner"), 3: ("outer", "middle", "inner"), 4: ("outer", "second", "third", "inner")}
+AXIS_NAME_SUFFIXES = {2: ("outer", "inner"), 3: ("outer", "middle", "inner"), 4: ("outer", "second", "third", "inner")}
 """What is added to the names of axes of one role, by their number."""
 
 
 def axis_roles(plan: Plan) -> tuple[str, ...]:
     """The role of each mesh axis of a plan."""
-    return _roles(plan.blocks, len(plan.mesh.axis_sizes))
+    return _axis_roles(plan.blocks, len(plan.mesh.axis_sizes))
 
 
 def weight_roles(plan: Plan) -> tuple[str, ...]:
     """How most weights lie on each mesh axis: `data`, `shard` or `tensor`."""
-    return tuple(_of_weights(plan.blocks, axis) for axis in range(len(plan.mesh.axis_sizes)))
+    return tuple(_weight_role(plan.blocks, axis) for axis in range(len(plan.mesh.axis_sizes)))
 
 
 def named_mesh(mesh: DeviceMesh, blocks: Mapping[str, BlockPlan]) -> DeviceMesh:
     """The mesh of a plan with these blocks; each axis has the name of its role. An axis of one GPU keeps its name."""
-    roles = _roles(blocks, len(mesh.axis_sizes))
+    roles = _axis_roles(blocks, len(mesh.axis_sizes))
     if mesh.num_devices == 1:
         return mesh
     return DeviceMesh(_distinct(roles), mesh.axis_sizes)
@@ -67,16 +67,16 @@ def zero_stage(plan: Plan) -> int:
 def _distinct(roles: Sequence[str]) -> tuple[str, ...]:
     """Example: (shard, shard, tensor) are shard_outer, shard_inner, tensor."""
     count = Counter(roles)
-    places = {role: iter(PLACES.get(n, range(n))) for role, n in count.items()}
+    places = {role: iter(AXIS_NAME_SUFFIXES.get(n, range(n))) for role, n in count.items()}
     return tuple(f"{role}_{next(places[role])}" if count[role] > 1 else role for role in roles)
 
 
-def _roles(blocks: Mapping[str, BlockPlan], num_axes: int) -> tuple[str, ...]:
-    return tuple(_role(blocks, axis) for axis in range(num_axes))
+def _axis_roles(blocks: Mapping[str, BlockPlan], num_axes: int) -> tuple[str, ...]:
+    return tuple(_axis_role(blocks, axis) for axis in range(num_axes))
 
 
-def _role(blocks: Mapping[str, BlockPlan], axis: int) -> str:
-    role, in_parts = _of_weights(blocks, axis), list(_used_in_parts(blocks, axis))
+def _axis_role(blocks: Mapping[str, BlockPlan], axis: int) -> str:
+    role, in_parts = _weight_role(blocks, axis), list(_weights_used_in_shards(blocks, axis))
     by_expert = [of_experts and dim == 0 for of_experts, dim in in_parts]
     if any(by_expert) and (role != TENSOR or all(by_expert)):
         return EXPERT
@@ -89,7 +89,7 @@ def _role(blocks: Mapping[str, BlockPlan], axis: int) -> str:
     return TENSOR if in_parts else IDLE
 
 
-def _used_in_parts(blocks: Mapping[str, BlockPlan], axis: int) -> Iterator[tuple[bool, int]]:
+def _weights_used_in_shards(blocks: Mapping[str, BlockPlan], axis: int) -> Iterator[tuple[bool, int]]:
     """For each weight that is used in shards: whether it belongs to experts, and the dim."""
     for block in blocks.values():
         experts = tuple(f"{scope}." for scope, _ in _sites(block, Kind.EXPERTS))
@@ -107,7 +107,7 @@ def _sites(block: BlockPlan, kind: Kind) -> Iterator[tuple[str, SitePlan]]:
             yield re.sub(r"@\d+", "", module), site
 
 
-def _of_weights(blocks: Mapping[str, BlockPlan], axis: int) -> str:
+def _weight_role(blocks: Mapping[str, BlockPlan], axis: int) -> str:
     votes: Counter[str] = Counter()
     for block in blocks.values():
         for param in block.params.values():

@@ -30,25 +30,25 @@ from planner_core.cost.communication.collectives import collective_time, wire_by
 from planner_core.cost.compute import (
     accumulated_seconds,
     copied_seconds,
-    handed_out_seconds,
     has_kernels,
     kernel_seconds,
     op_time,
     optimizer_seconds,
+    weight_handout_seconds,
 )
 from planner_core.cost.memory.deep import peak_memory
-from planner_core.cost.memory.saved import Rerun, computes_again
+from planner_core.cost.memory.saved import Rerun, is_recomputed
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of, local_bytes, rows_at
 from planner_core.cost.step_messages import (
     BESIDE,
     Message,
     message_time,
-    message_waits,
     messages,
-    once_a_step,
-    one_micro_batch,
-    recomputed,
+    micro_batch_messages,
+    once_per_step_messages,
+    recomputed_ops,
+    waited_message_seconds,
 )
 from planner_core.cost.step_time import NUM_COMPONENTS, Component, Floats
 from planner_core.cost.units import Ends, ops_at_the_ends, weights_at_the_ends
@@ -59,7 +59,7 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class PricedUnit:
     """One block variant of a plan as the step's time sees it. Its numbers are those of one copy and one micro-batch.
 
     `copies` of the `repeats` copies of the block run so. `each` are the collectives of a micro-batch, `once` those of a step that run
@@ -101,8 +101,8 @@ def price(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coars
     Raises:
         InputError: The plan and the graph do not belong together.
     """
-    units = units_of(blocks, graph, model, coarse)
-    traffic = traffic_of(messages(blocks, graph, model), model)
+    units = priced_units(blocks, graph, model, coarse)
+    traffic = sum_traffic(messages(blocks, graph, model), model)
     step = step_seconds(units, model)
     compute = model.workload.accumulate * sum(u.copies * (u.forward_s + u.backward_s) for u in units)
     optimizer, outside = sum(u.copies * u.optimizer_s for u in units), sum(u.copies * u.outside_s for u in units)
@@ -110,7 +110,7 @@ def price(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coars
         step_time_s=step,
         compute_time_s=compute,
         comm_time_s=sum(t.time_s for t in traffic),
-        exposed_comm_time_s=_rest(step, compute + optimizer + outside),
+        exposed_comm_time_s=_difference_above_rounding(step, compute + optimizer + outside),
         optimizer_time_s=optimizer,
         outside_time_s=outside,
         traffic=traffic,
@@ -118,17 +118,17 @@ def price(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coars
     )
 
 
-def _rest(whole: float, part: float) -> float:
+def _difference_above_rounding(whole: float, part: float) -> float:
     """The rest of `whole`; 0 if it is no more than the rounding of sums."""
     return 0.0 if part >= whole * (1 - ROUNDING) else whole - part
 
 
-def step_seconds(units: Iterable[Unit], model: CostModel) -> float:
+def step_seconds(units: Iterable[PricedUnit], model: CostModel) -> float:
     """Seconds of the step. `model` may have other links than those for which the plan was made."""
     return sum(u.copies * float(model.step_time.seconds(unit_totals(u, model))) for u in units)
 
 
-def traffic_of(found: Iterable[Message], model: CostModel) -> tuple[Traffic, ...]:
+def sum_traffic(found: Iterable[Message], model: CostModel) -> tuple[Traffic, ...]:
     """Messages summed up by phase, kind and mesh axis."""
     counts: Counter[tuple[str, str, int, int, float, float]] = Counter()
     for m in found:
@@ -154,26 +154,26 @@ def traffic_of(found: Iterable[Message], model: CostModel) -> tuple[Traffic, ...
 _PHASES = {"forward": 0, "backward": 1, "optimizer": 2}
 
 
-def units_of(
+def priced_units(
     blocks: Mapping[str, BlockPlan],
     graph: Graph,
     model: CostModel,
     coarse: CoarseGraph | None = None,
     ends: Ends | None = None,
-) -> list[Unit]:
+) -> list[PricedUnit]:
     """Every block variant of a plan as a unit. `ends`: the operators before and behind all units, if they are known already."""
     ends = ops_at_the_ends(coarse or coarsen(graph)) if ends is None else ends
     repeats = graph.num_repeats
     found = []
     for label, bp in blocks.items():
         block, mine = block_of(graph, label), Ends() if label else ends
-        again = recomputed(block, bp)
-        each = [all_seconds(block, op, bp, again, model) for op in block.ops]
-        once = tuple(once_a_step(block, bp, model))
+        again = recomputed_ops(block, bp)
+        each = [op_and_weight_seconds(block, op, bp, again, model) for op in block.ops]
+        once = tuple(once_per_step_messages(block, bp, model))
         ends_at = weights_at_the_ends(block, mine.before)
         names = {m.weight for m in once} if model.late_sums else {block.values[i].name for i in ends_at}
         found.append(
-            Unit(
+            PricedUnit(
                 label,
                 len(bp.prefixes),
                 repeats.get(block.name, 1) if label else 1,
@@ -181,7 +181,7 @@ def units_of(
                 sum(b for _, b in each),
                 _optimizer(block, bp, model),
                 0.0 if label else model.software.outside_s,
-                tuple(one_micro_batch(block, bp, model)),
+                tuple(micro_batch_messages(block, bp, model)),
                 tuple(m for m in once if m.weight not in names),
                 tuple(m for m in once if m.weight in names),
                 mine,
@@ -190,7 +190,7 @@ def units_of(
     return found
 
 
-def unit_totals(unit: Unit, model: CostModel) -> Floats:
+def unit_totals(unit: PricedUnit, model: CostModel) -> Floats:
     """[component]: the totals of one copy, without memory."""
     c, m = Component, model.workload.accumulate
     totals = np.zeros(NUM_COMPONENTS)
@@ -201,7 +201,7 @@ def unit_totals(unit: Unit, model: CostModel) -> Floats:
         if unit.beside(message):
             totals[c.FORWARD_TRAFFIC if forward else c.BACKWARD_TRAFFIC] += seconds
         else:
-            totals[c.FORWARD if forward else c.BACKWARD] += message_waits(message, model)
+            totals[c.FORWARD if forward else c.BACKWARD] += waited_message_seconds(message, model)
         totals[c.COMMUNICATION] += m * seconds
         if message.category == BESIDE and (forward or message.gradient):
             ends += seconds
@@ -225,29 +225,29 @@ def _optimizer(block: Block, bp: BlockPlan, model: CostModel) -> float:
             elements = math.prod(largest_local_shape(value.meta.shape, param.stored, model.sizes))
             total += float(optimizer_seconds(np.array(float(elements)), ITEM_BYTES[value.meta.dtype], model))
             holders = math.prod(model.sizes[axis] for axis in param.gathered_once)
-            total += float(handed_out_seconds(np.array(float(holders)), model))
+            total += float(weight_handout_seconds(np.array(float(holders)), model))
     return total
 
 
 # --- compute -----------------------------------------------------------------------------------------
 
 
-def all_seconds(
+def op_and_weight_seconds(
     block: Block, op: Op, bp: BlockPlan, again: Mapping[str, Rerun], model: CostModel
 ) -> tuple[float, float]:
     """Seconds of compute, forward and backward, of one operator of one copy: the sum of `op_seconds`, `weight_seconds` and
-    `touch_time`."""
+    `conversion_seconds`."""
     forward, backward = op_seconds(block, op, bp, again, model)
     weights = weight_seconds(block, op, bp.sites[op.name], op.name in again, model)
-    return forward + weights[0] + touch_time(block, op, bp.sites[op.name], model), backward + weights[1]
+    return forward + weights[0] + conversion_seconds(block, op, bp.sites[op.name], model), backward + weights[1]
 
 
 def op_seconds(
     block: Block, op: Op, bp: BlockPlan, again: Mapping[str, Rerun], model: CostModel
 ) -> tuple[float, float]:
-    """Seconds forward and backward of one operator of one copy. What runs `again` (see `recomputed`) counts as backward."""
+    """Seconds forward and backward of one operator of one copy. What runs `again` (see `recomputed_ops`) counts as backward."""
     forward, backward = site_time(block, op, bp.sites[op.name], model)
-    return forward, backward + (forward if computes_again(op, again) else 0.0)
+    return forward, backward + (forward if is_recomputed(op, again) else 0.0)
 
 
 def site_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> tuple[float, float]:
@@ -267,11 +267,11 @@ def site_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> tuple[f
         for v, e in zip(op.outputs, site.outputs, strict=True)
         if e.chunks > 1
     )
-    forward, backward = op_time(op, _each(kernels), _each(moved), model)
+    forward, backward = op_time(op, _as_arrays(kernels), _as_arrays(moved), model)
     return float(forward[0]), float(backward[0])
 
 
-def _each(pair: Sequence[float]) -> tuple[Floats, Floats]:
+def _as_arrays(pair: Sequence[float]) -> tuple[Floats, Floats]:
     """Forward and backward as arrays of one."""
     return np.array([pair[0]], dtype=np.float64), np.array([pair[1]], dtype=np.float64)
 
@@ -285,22 +285,22 @@ def weight_seconds(block: Block, op: Op, site: SitePlan, again: bool, model: Cos
         if v.kind != "parameter":
             continue
         whole = float(local_bytes(block, value, edge.dst.forward, model))
-        gathered = copied_seconds(whole if _sends(edge.forward, model) else 0.0, model)
+        gathered = copied_seconds(whole if _communicates(edge.forward, model) else 0.0, model)
         forward += gathered
         backward += gathered if again or (v.grad and value in op.saved) else 0.0
         if v.grad:
             gradient = local_bytes(block, value, edge.dst.gradient, model) / ITEM_BYTES[v.meta.dtype]
             gradient *= model.workload.gradient_item(ITEM_BYTES[v.meta.dtype])
-            spent = copied_seconds if _sends(edge.backward, model) else accumulated_seconds
+            spent = copied_seconds if _communicates(edge.backward, model) else accumulated_seconds
             backward += spent(gradient, model)
     return forward, backward
 
 
-def _sends(steps: Iterable[Step], model: CostModel) -> bool:
+def _communicates(steps: Iterable[Step], model: CostModel) -> bool:
     return any(step.collective and model.sizes[step.axis] > 1 for step in steps)
 
 
-def touch_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> float:
+def conversion_seconds(block: Block, op: Op, site: SitePlan, model: CostModel) -> float:
     """Seconds to pad or divide an operand that is delivered in another state than the operator takes it."""
     total = 0.0
     for value, edge in zip(op.inputs, site.inputs, strict=True):

@@ -23,7 +23,7 @@ from planner_core.core import (
 from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.communication.redistribution import step_bytes
 from planner_core.cost.compute import kernel_seconds
-from planner_core.cost.memory.saved import Rerun, run_again
+from planner_core.cost.memory.saved import Rerun, rerun_ops
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of, rows_at
 from planner_core.cost.step_time import waited_seconds
@@ -73,9 +73,9 @@ class Message:
     position: int = 0
 
 
-def recomputed(block: Block, bp: BlockPlan) -> Mapping[str, Rerun]:
+def recomputed_ops(block: Block, bp: BlockPlan) -> Mapping[str, Rerun]:
     """The operators of a block that run again in backward, and which parts of them do."""
-    return {} if bp.recompute == "none" else run_again(block, bp.kept)
+    return {} if bp.recompute == "none" else rerun_ops(block, bp.kept)
 
 
 def message_time(m: Message, model: CostModel) -> float:
@@ -83,7 +83,7 @@ def message_time(m: Message, model: CostModel) -> float:
     return m.count * collective_time(m.kind, m.load * m.num_bytes, model.links[m.axis], m.share)[0]
 
 
-def message_waits(m: Message, model: CostModel) -> float:
+def waited_message_seconds(m: Message, model: CostModel) -> float:
     """Seconds of all runs of a message in one step that its operator, or the next one, is delayed by it."""
     each = collective_time(m.kind, m.load * m.num_bytes, model.links[m.axis], m.share)[0]
     return m.count * float(waited_seconds(each, m.behind_s, model.contention))
@@ -94,20 +94,20 @@ def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) ->
     micro_batches = model.workload.accumulate
     for label, bp in blocks.items():
         block = block_of(graph, label)
-        for m in one_micro_batch(block, bp, model):
+        for m in micro_batch_messages(block, bp, model):
             yield replace(m, count=m.count * len(bp.prefixes) * micro_batches, label=label)
-        for m in once_a_step(block, bp, model):
+        for m in once_per_step_messages(block, bp, model):
             yield replace(m, count=len(bp.prefixes), label=label)
 
 
-def one_micro_batch(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
+def micro_batch_messages(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
     """The collectives of one copy of a block in one micro-batch."""
-    again, buckets = recomputed(block, bp), Buckets.of(block)
+    again, buckets = recomputed_ops(block, bp), Buckets.of(block)
     for op in block.ops:
-        yield from _site(buckets, op, bp.sites[op.name], again, model)
+        yield from _site_messages(buckets, op, bp.sites[op.name], again, model)
 
 
-def once_a_step(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
+def once_per_step_messages(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
     """The collectives of one copy's weights that run once a step: working copies are gathered, gradients are reduced."""
     buckets = Buckets.of(block)
     by_name = {v.name: i for i, v in enumerate(block.values) if v.kind == "parameter" and i not in block.inputs}
@@ -117,18 +117,18 @@ def once_a_step(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Messa
                 f"the plan places a parameter {name!r} that the model does not have; plan this model again"
             )
         if block.values[by_name[name]].grad:
-            yield from _weight_once(buckets, by_name[name], name, param, model)
+            yield from _weight_messages(buckets, by_name[name], name, param, model)
 
 
-def _weight_once(buckets: Buckets, value: int, name: str, param: ParamPlan, model: CostModel) -> Iterator[Message]:
+def _weight_messages(buckets: Buckets, value: int, name: str, param: ParamPlan, model: CostModel) -> Iterator[Message]:
     block, share = buckets.block, buckets.share(value)
     for phase, start, steps, what in (
         ("forward", param.stored, param.refreshed(), "working copy"),
         ("backward", param.gradient, param.reduced(), "gradient"),
     ):
         gradient = phase == "backward"
-        item = weight_item(block, value, model) if gradient else None
-        for kind, axis, n in sent(block, value, steps, start, model, item):
+        item = weight_gradient_item_bytes(block, value, model) if gradient else None
+        for kind, axis, n in collectives_of_steps(block, value, steps, start, model, item):
             kind = "all_reduce" if gradient and model.late_sums else kind
             yield Message(
                 name,
@@ -147,23 +147,25 @@ def _weight_once(buckets: Buckets, value: int, name: str, param: ParamPlan, mode
             )
 
 
-def weight_item(block: Block, value: int, model: CostModel) -> int:
+def weight_gradient_item_bytes(block: Block, value: int, model: CostModel) -> int:
     """Bytes per element of a weight's gradient, as it is reduced."""
     return model.summed_item(ITEM_BYTES[block.values[value].meta.dtype])
 
 
-def _site(buckets: Buckets, op: Op, site: SitePlan, rerun: Mapping[str, Rerun], model: CostModel) -> Iterator[Message]:
+def _site_messages(
+    buckets: Buckets, op: Op, site: SitePlan, rerun: Mapping[str, Rerun], model: CostModel
+) -> Iterator[Message]:
     block, again = buckets.block, rerun.get(op.name)
     for position, (value, edge) in enumerate(zip(op.inputs, site.inputs, strict=True)):
-        yield from _operand(buckets, op, position, value, edge, again is not None, model)
+        yield from _operand_messages(buckets, op, position, value, edge, again is not None, model)
     yield from result_messages(block, op, site, again, model)
-    yield from _internal(block, op, site, model, again is not None and again.sends)
+    yield from _internal_messages(block, op, site, model, again is not None and again.sends)
 
 
 def result_messages(block: Block, op: Op, site: SitePlan, again: Rerun | None, model: CostModel) -> Iterator[Message]:
     """The collectives of an operator's results, and of their gradients. `again`: what of it runs again in backward."""
     for position, (value, edge) in enumerate(zip(op.outputs, site.outputs, strict=True)):
-        there = list(sent(block, value, edge.forward, edge.src.forward, model))
+        there = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
         kernel = _chunk_seconds(block, op, site, edge.chunks, model) if edge.chunks > 1 else 0.0
         for phase, steps in (("forward", there), ("backward", there if again and again.delivers else [])):
             for kind, axis, n in steps:
@@ -182,7 +184,7 @@ def result_messages(block: Block, op: Op, site: SitePlan, again: Rerun | None, m
                 if edge.chunks > 1:
                     yield replace(last, count=edge.chunks - 1, behind_s=kernel, in_chunks=True)
                 yield last
-        for kind, axis, n in sent(block, value, edge.backward, edge.dst.gradient, model):
+        for kind, axis, n in collectives_of_steps(block, value, edge.backward, edge.dst.gradient, model):
             yield Message(
                 op.name,
                 f"gradient of result {position}",
@@ -203,7 +205,7 @@ def _chunk_seconds(block: Block, op: Op, site: SitePlan, chunks: int, model: Cos
     return kernel_seconds(op, block.values, rows_at(block, op, site), model, chunks)[0] / chunks
 
 
-def _operand(
+def _operand_messages(
     buckets: Buckets, op: Op, position: int, value: int, edge: Edge, again: bool, model: CostModel
 ) -> Iterator[Message]:
     block, share = buckets.block, buckets.share(value)
@@ -211,7 +213,7 @@ def _operand(
     weight = v.kind == "parameter"
     category, what = (BESIDE, v.name) if weight else (WAIT, f"operand {position}")
     source = MessageSource.WEIGHT if weight else MessageSource.OPERAND
-    there = list(sent(block, value, edge.forward, edge.src.forward, model))
+    there = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
     regather = weight and v.grad and value in op.saved
     for phase, steps in (("forward", there), ("backward", there if regather or again else [])):
         yield from (
@@ -220,8 +222,8 @@ def _operand(
             )
             for kind, axis, n in steps
         )
-    item = weight_item(block, value, model) if weight else None
-    for kind, axis, n in sent(block, value, edge.backward, edge.dst.gradient, model, item):
+    item = weight_gradient_item_bytes(block, value, model) if weight else None
+    for kind, axis, n in collectives_of_steps(block, value, edge.backward, edge.dst.gradient, model, item):
         yield Message(
             op.name,
             f"gradient of {what}",
@@ -240,7 +242,7 @@ def _operand(
         )
 
 
-def _internal(block: Block, op: Op, site: SitePlan, model: CostModel, again: bool) -> Iterator[Message]:
+def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, again: bool) -> Iterator[Message]:
     chosen = rows_at(block, op, site)
     hides = any(c.share for row in chosen for c in row.internal)
     kernels = kernel_seconds(op, block.values, chosen, model) if hides else (0.0, 0.0)
@@ -268,7 +270,7 @@ def _internal(block: Block, op: Op, site: SitePlan, model: CostModel, again: boo
                 )
 
 
-def sent(
+def collectives_of_steps(
     block: Block,
     value: int,
     steps: tuple[Step, ...],

@@ -72,8 +72,8 @@ def coarsen_block(block: Block) -> CoarseBlock:
     for position, item in enumerate(block.items):
         if isinstance(item, Call):
             continue
-        alone = _is_alone(block, item)
-        group = None if alone else _joins(block, item, home, may_be_partial)
+        alone = _must_stand_alone(block, item)
+        group = None if alone else _group_to_join(block, item, home, may_be_partial)
         if group is None:
             group = len(members)
             members.append([])
@@ -81,7 +81,7 @@ def coarsen_block(block: Block) -> CoarseBlock:
         if not alone:
             home.update(dict.fromkeys(item.outputs, group))
     _absorb_elementwise(block, members, home, may_be_partial)
-    return CoarseBlock(block, _in_order(block, [m for m in members if m]))
+    return CoarseBlock(block, _order_groups(block, [m for m in members if m]))
 
 
 def _partial_values(block: Block) -> set[int]:
@@ -89,7 +89,7 @@ def _partial_values(block: Block) -> set[int]:
     inside = {o for i in block.items if isinstance(i, Op) for o in i.outputs}
     found = {i for i, v in enumerate(block.values) if v.kind == "activation" and i not in inside}
     for op in block.ops:
-        if _widens(block, op):
+        if _is_widening_cast(block, op):
             continue  # a Partial is summed before it is cast to a wider dtype
         for row in rows(op, block.values):
             partial_in = [
@@ -103,20 +103,20 @@ def _partial_values(block: Block) -> set[int]:
     return found
 
 
-def _joins(block: Block, op: Op, home: Mapping[int, int], may_be_partial: set[int]) -> int | None:
+def _group_to_join(block: Block, op: Op, home: Mapping[int, int], may_be_partial: set[int]) -> int | None:
     tracked = [i for i in op.inputs if block.values[i].kind == "activation"]
     groups = {home.get(i) for i in tracked}
     if is_heavy(op) or len(groups) != 1 or None in groups:
         return None
     (group,) = groups
-    if _widens(block, op) or _expands(block, op, tracked):
+    if _is_widening_cast(block, op) or _broadcasts_activation(block, op, tracked):
         return None
     partial = [k for k, i in enumerate(op.inputs) if i in tracked and i in may_be_partial]
     passes = any(r.name == "P" and all(r.inputs[k][0] == P for k in partial) for r in rows(op, block.values))
     return group if passes or not partial else None  # of a product of two sums, one sum has to be made before
 
 
-def _is_alone(block: Block, op: Op) -> bool:
+def _must_stand_alone(block: Block, op: Op) -> bool:
     """Whether no dim of an op may be sharded, or not the first dim of its activation, which its result has too."""
     made = [block.values[o].meta.shape for o in op.outputs]
     given = [(k, block.values[i].meta.shape) for k, i in enumerate(op.inputs) if block.values[i].kind == "activation"]
@@ -128,14 +128,14 @@ def _is_alone(block: Block, op: Op) -> bool:
     )
 
 
-def _widens(block: Block, op: Op) -> bool:
+def _is_widening_cast(block: Block, op: Op) -> bool:
     if operator(op.fn).kind is not Kind.CAST:
         return False
     before, after = (ITEM_BYTES[block.values[v].meta.dtype] for v in (op.inputs[0], op.outputs[0]))
     return after > before
 
 
-def _expands(block: Block, op: Op, tracked: list[int]) -> bool:
+def _broadcasts_activation(block: Block, op: Op, tracked: list[int]) -> bool:
     """Whether a result is larger than the activations, and may be sharded along a dim that they lack (one head for all, say)."""
     most = max(block.values[i].meta.num_bytes for i in tracked)
     if all(block.values[o].meta.num_bytes <= most for o in op.outputs):
@@ -156,13 +156,13 @@ def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, 
         targets = users.get(g, set()) - {g}
         h = next(iter(targets)) if len(targets) == 1 else None
         if h is None or any(
-            o not in home for p in members[h] for o in _op(block, p).outputs
+            o not in home for p in members[h] for o in _op_at(block, p).outputs
         ):  # None, or an op that is alone
             continue
-        if not _may_absorb(block, members[g], members[h], may_be_partial):
+        if not _can_absorb(block, members[g], members[h], may_be_partial):
             continue
         members[h] = sorted(members[g] + members[h])
-        home.update((o, h) for p in members[g] for o in _op(block, p).outputs)
+        home.update((o, h) for p in members[g] for o in _op_at(block, p).outputs)
         members[g] = []
         for u in users.values():
             if g in u:
@@ -170,23 +170,23 @@ def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, 
                 u.add(h)
 
 
-def _may_absorb(block: Block, positions: list[int], into: list[int], may_be_partial: set[int]) -> bool:
-    mine, theirs = [_op(block, p) for p in positions], [_op(block, p) for p in into]
+def _can_absorb(block: Block, positions: list[int], into: list[int], may_be_partial: set[int]) -> bool:
+    mine, theirs = [_op_at(block, p) for p in positions], [_op_at(block, p) for p in into]
     made = {o for op in mine for o in op.outputs}
     if made & (set(block.outputs) | may_be_partial):
         return False
     if any(is_heavy(op) for op in (*mine, *theirs)) or any(_has_weight(block, op) for op in mine):
         return False
     # the gradient of a broadcast operand is a sum, which may need communication
-    return not any(_broadcasts(block, op, made) for op in theirs)
+    return not any(_broadcasts_operand(block, op, made) for op in theirs)
 
 
-def _broadcasts(block: Block, op: Op, operands: set[int]) -> bool:
+def _broadcasts_operand(block: Block, op: Op, operands: set[int]) -> bool:
     shape = block.values[op.outputs[0]].meta.shape
     return any(block.values[v].meta.shape != shape for v in op.inputs if v in operands)
 
 
-def _op(block: Block, position: int) -> Op:
+def _op_at(block: Block, position: int) -> Op:
     item = block.items[position]
     assert isinstance(item, Op)
     return item
@@ -196,11 +196,11 @@ def _has_weight(block: Block, op: Op) -> bool:
     return any(block.values[i].kind == "parameter" for i in op.inputs)
 
 
-def _in_order(block: Block, members: list[list[int]]) -> tuple[Group | int, ...]:
+def _order_groups(block: Block, members: list[list[int]]) -> tuple[Group | int, ...]:
     """Each group at the place of its last op, so that all that it needs comes before it."""
     nodes: list[tuple[int, Group | int]] = [(p, p) for p, i in enumerate(block.items) if isinstance(i, Call)]
     for ps in members:
-        ops = [_op(block, p) for p in ps]
+        ops = [_op_at(block, p) for p in ps]
         lead = next((o for o in ops if is_heavy(o)), None) or next((o for o in ops if _has_weight(block, o)), ops[-1])
         nodes.append((ps[-1], Group(lead.name, tuple(ps))))
     return tuple(n for _, n in sorted(nodes, key=lambda pair: pair[0]))

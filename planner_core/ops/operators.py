@@ -41,13 +41,13 @@ class Kind(StrEnum):
     UNKNOWN = "unknown"
 
 
-MULTIPLYING = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.EXPERTS, Kind.SCAN})
+FLOPS_BOUND_KINDS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.EXPERTS, Kind.SCAN})
 """Kinds whose time follows from FLOPs. An operator of such a kind without `work` raises an error."""
-LEADING = MULTIPLYING | {Kind.LOOKUP, Kind.NORM, Kind.LOSS}
+GROUP_LEADING_KINDS = FLOPS_BOUND_KINDS | {Kind.LOOKUP, Kind.NORM, Kind.LOSS}
 """Kinds that lead a group of their own (see `grouping`)."""
 
 
-class Described(StrEnum):
+class CallDescription(StrEnum):
     """How capture describes a call beside its operands (see `models/capture/attributes.py`)."""
 
     BY_ARGUMENTS = "arguments"
@@ -60,7 +60,7 @@ class Described(StrEnum):
     BY_SCALAR = "scalar"  # the number in place of an operand is called `scalar`
 
 
-class Local(StrEnum):
+class LocalExecution(StrEnum):
     """How an op runs on one GPU's part of its tensors. All but the first have a function in `runtime/write/operators.py`."""
 
     AS_IT_IS = "as it is"
@@ -97,7 +97,7 @@ AS_RUN = "as run"
 """The attribute of an op that runs otherwise than the model's code has it: how (`cost.compute.as_run`)."""
 
 
-def operands(count: int) -> BytesFn:
+def operand_bytes(count: int) -> BytesFn:
     """The bytes of `count` tensors of the first operand's size."""
     return lambda local: count * local.ins[0]
 
@@ -142,7 +142,7 @@ class Operator:
     defaults: Mapping[str, Attr] = field(default_factory=dict)
     default_dim: int | None = None
     ignored: tuple[str, ...] = ()
-    described: Described = Described.BY_ARGUMENTS
+    described: CallDescription = CallDescription.BY_ARGUMENTS
     work: WorkFn | None = None
     looked_up: str = ""
     passes: tuple[float, float, float, float] | None = None
@@ -152,14 +152,14 @@ class Operator:
     own_kept: BytesFn | None = None
     own_forward: BytesFn | None = None
     own_backward: BytesFn | None = None
-    local: Local = Local.AS_IT_IS
+    local: LocalExecution = LocalExecution.AS_IT_IS
     of_logits: bool = False
     cuts: bool = False
     leads: bool | None = None
     title: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind in MULTIPLYING and self.work is None:
+        if self.kind in FLOPS_BOUND_KINDS and self.work is None:
             raise ValueError(
                 f"{self.name} is of kind {self.kind} and says no kernels, so its FLOPs would count as zero; give `work`"
             )
@@ -172,7 +172,7 @@ class Operator:
     @property
     def is_heavy(self) -> bool:
         """Whether it leads a group of its own: a product, a lookup, a norm, attention, a scan or a loss."""
-        return self.kind in LEADING if self.leads is None else self.leads
+        return self.kind in GROUP_LEADING_KINDS if self.leads is None else self.leads
 
     @property
     def plain_title(self) -> str:
@@ -185,7 +185,7 @@ def operators(names: str, **common: Any) -> tuple[Operator, ...]:
     return tuple(Operator(name=name, **common) for name in names.split())
 
 
-def undescribed(fn: str) -> Operator:
+def unknown_operator(fn: str) -> Operator:
     """The operator of a function that the catalogue lacks. It runs Replicate on every GPU, and the report says so."""
     return Operator(name=fn, kind=Kind.UNKNOWN, rule=unknown)
 

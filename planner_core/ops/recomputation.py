@@ -19,10 +19,10 @@ from planner_core.core import RECOMPUTE, Block, Op, root
 from planner_core.ops.operators import Kind, writes_in_place
 from planner_core.ops.registry import operator
 
-Pick = Callable[[Op, int], bool]
+KeepTest = Callable[[Op, int], bool]
 """Says whether a policy keeps the result of an op. The number counts the block's products with a weight, from 0; -1 is attention."""
 
-PICKS: Mapping[str, Pick] = {
+KEEP_TESTS: Mapping[str, KeepTest] = {
     "keep-matmuls": lambda op, number: True,
     "selective": lambda op, number: number < 0 or number % 2 == 0,
     "keep-attention": lambda op, number: number < 0,
@@ -38,7 +38,7 @@ def kept_ops(block: Block, policy: str) -> tuple[str, ...]:
     """
     if policy == "none":
         return ()
-    pick, last, given = PICKS[policy], last_saving(block), _written(block) | set(block.outputs)
+    pick, last, given = KEEP_TESTS[policy], last_saving(block), _values_written_in_place(block) | set(block.outputs)
     found, number = [], -1
     for k, op in enumerate(block.ops):
         attends = operator(op.fn).kind is Kind.ATTENTION
@@ -68,20 +68,20 @@ def _multiplies_a_weight(block: Block, op: Op) -> bool:
         or set(op.saved) & set(op.outputs)
     ):
         return False
-    return any(_weight(block, v) for v in op.inputs)
+    return any(_is_matrix_weight(block, v) for v in op.inputs)
 
 
-def _weight(block: Block, value: int) -> bool:
+def _is_matrix_weight(block: Block, value: int) -> bool:
     return block.values[root(block, value)].kind == "parameter" and len(block.values[value].meta.shape) > 1
 
 
-def _written(block: Block) -> set[int]:
+def _values_written_in_place(block: Block) -> set[int]:
     """The values whose memory an op writes in place."""
     written = {root(block, op.inputs[0]) for op in block.ops if writes_in_place(op.fn) and op.inputs}
     return {v for op in block.ops for v in op.outputs if root(block, v) in written}
 
 
-def recompute_ways(block: Block, asked: str) -> dict[str, tuple[str, ...]]:
+def recompute_policies(block: Block, asked: str) -> dict[str, tuple[str, ...]]:
     """The policies that copies of a block may have if the workload says `asked`, each with the ops whose results it keeps. Of several
     policies that keep the same results, the last one is here. A checkpoint of the model's own code keeps its operands alone."""
     if block.recomputed:

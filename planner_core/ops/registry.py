@@ -14,14 +14,14 @@ from planner_core.ops.operators import (
     Kind,
     LocalBytes,
     Operator,
-    operands,
-    undescribed,
+    operand_bytes,
+    unknown_operator,
 )
-from planner_core.ops.rules import OPEN_DIMS, Row, Rule, Shapes, arg, expand, without_splits
+from planner_core.ops.rules import OPEN_DIMS, Row, Rule, Shapes, expand_rule, operand_position, without_splits
 from planner_core.ops.work import Sizes, Work, work_of_parts
 
 
-def by_name(operators: Iterable[Operator]) -> Mapping[str, Operator]:
+def operators_by_name(operators: Iterable[Operator]) -> Mapping[str, Operator]:
     """The operators by each of their spellings. Raises ValueError if two operators have the same spelling."""
     found: dict[str, Operator] = {}
     for one in operators:
@@ -32,7 +32,7 @@ def by_name(operators: Iterable[Operator]) -> Mapping[str, Operator]:
     return found
 
 
-_BY_NAME = by_name(OPERATORS)
+_BY_NAME = operators_by_name(OPERATORS)
 
 
 def operator(fn: str) -> Operator:
@@ -40,7 +40,7 @@ def operator(fn: str) -> Operator:
 
     A name that ends in `_` is the in-place form.
     """
-    return _BY_NAME.get(fn) or _BY_NAME.get(fn.rstrip("_")) or undescribed(fn)
+    return _BY_NAME.get(fn) or _BY_NAME.get(fn.rstrip("_")) or unknown_operator(fn)
 
 
 def known_functions() -> frozenset[str]:
@@ -59,29 +59,29 @@ def rule_of(op: Op, values: Sequence[Value]) -> Rule:
     return without_splits(found, op.attrs[OPEN_DIMS]) if OPEN_DIMS in op.attrs else found
 
 
-_ROWS: OrderedDict[tuple[int, int], tuple[Op, tuple[Value, ...], tuple[Row, ...]]] = OrderedDict()
+_CACHED_ROWS: OrderedDict[tuple[int, int], tuple[Op, tuple[Value, ...], tuple[Row, ...]]] = OrderedDict()
 """The rows of the last ops. An op that is held here keeps its id, and so do its values."""
-MOST_ROWS = 4096
+MAX_CACHED_ROWS = 4096
 
 
 def rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
     """All rows of `op`. The first one is always Replicate."""
-    known = _ROWS.get((id(op), id(values)))
+    known = _CACHED_ROWS.get((id(op), id(values)))
     if known is not None:
         return known[2]
-    found = _rows(op, values)
+    found = _expand_rows(op, values)
     if isinstance(values, tuple):  # a list may change
-        _ROWS[id(op), id(values)] = op, values, found
-        if len(_ROWS) > MOST_ROWS:
-            _ROWS.popitem(last=False)
+        _CACHED_ROWS[id(op), id(values)] = op, values, found
+        if len(_CACHED_ROWS) > MAX_CACHED_ROWS:
+            _CACHED_ROWS.popitem(last=False)
     return found
 
 
-def _rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
+def _expand_rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
     one = operator(op.fn)
     # the backward of a product costs as much as the product, so its gradient is summed first
     summed_later = one.kind is Kind.LOOKUP or not one.is_heavy
-    found = expand(rule_of(op, values), op, values, summed_later)
+    found = expand_rule(rule_of(op, values), op, values, summed_later)
     return found[:1] if op.attrs.get("kept") else found  # the buffer that it writes is Replicate
 
 
@@ -124,13 +124,13 @@ def work_of(op: Op, values: Sequence[Value], chosen: Sequence[Row] = (), axis_si
     return work_of_parts(one.work(op, Sizes(ins, outs, whole, parts)), wanted, free=False)
 
 
-def looked_up(op: Op) -> int | None:
+def lookup_table_operand(op: Op) -> int | None:
     """The operand of which the op reads only the rows that it looks up; None: it reads every operand in full."""
     one = operator(op.fn)
-    return arg(op, one.looked_up, one.arguments.split().index(one.looked_up)) if one.looked_up else None
+    return operand_position(op, one.looked_up, one.arguments.split().index(one.looked_up)) if one.looked_up else None
 
 
-def whole_bytes(op: Op, values: Sequence[Value], splits: frozenset[str] = frozenset()) -> LocalBytes:
+def global_bytes(op: Op, values: Sequence[Value], splits: frozenset[str] = frozenset()) -> LocalBytes:
     """The bytes of the op's global operands and results. `splits` are the names of the dims that count as split."""
     ins, outs = ([values[i].meta for i in ids] for ids in (op.inputs, op.outputs))
     return LocalBytes(
@@ -148,25 +148,25 @@ IN_PLACE = ("fused", "whole", "chunked")
 """How a loss runs if the gradient of its logits takes their place."""
 
 
-def own_kept(op: Op) -> BytesFn | None:
+def extra_saved_bytes(op: Op) -> BytesFn | None:
     """The function of the bytes that an op keeps instead of what capture saw; None: what capture saw."""
     return None if AS_RUN in op.attrs or WHOLE_LOGITS in op.attrs else operator(op.fn).own_kept
 
 
-def own_backward(op: Op) -> BytesFn | None:
+def backward_workspace_bytes(op: Op) -> BytesFn | None:
     """The function of the bytes that an op's backward uses for a moment. A gradient that takes the place of an operand saves as many."""
     how = op.attrs.get(AS_RUN)
     if how is None or not operator(op.fn).of_logits:
         return operator(op.fn).own_backward
-    return operands(-1) if how in IN_PLACE else None
+    return operand_bytes(-1) if how in IN_PLACE else None
 
 
-def own_bytes(op: Op, local: LocalBytes) -> int:
+def extra_bytes(op: Op, local: LocalBytes) -> int:
     """Bytes that the op keeps (instead of what capture saw), plus those that its backward uses for a moment."""
-    return sum(own(local) for own in (own_kept(op), own_backward(op)) if own is not None)
+    return sum(own(local) for own in (extra_saved_bytes(op), backward_workspace_bytes(op)) if own is not None)
 
 
-def splits_kept(op: Op, name: str, kept: tuple[int, ...], ins: Shapes) -> bool:
+def splits_saved_tensor(op: Op, name: str, kept: tuple[int, ...], ins: Shapes) -> bool:
     """Whether the split `name` also splits a tensor of shape `kept` that the op keeps for backward."""
     test = operator(op.fn).splits_kept
     return test is None or test(name, kept, ins)

@@ -9,7 +9,7 @@ An op is an equation over named dims (`bsh,oh->bso`). On one mesh axis it runs R
 An op that is linear in an operand also passes Partial through. Mesh axes are independent, so a rule is about one axis. `strategy`
 takes the product over the ops of a group, and the search takes the product over the axes.
 
-A rule is a function of an op and its global shapes. It returns a `Rule`, and `expand` makes `Row`s of it. The head of the package
+A rule is a function of an op and its global shapes. It returns a `Rule`, and `expand_rule` makes `Row`s of it. The head of the package
 shows both for a matrix product.
 """
 
@@ -36,7 +36,7 @@ class Internal:
     make it smaller. On an axis of n ranks it runs `count` + `each_rank` · n times.
 
     If it sends the values number `sends` of the op (operands, then results), or their gradients, a rule gives the number of elements.
-    `expand` makes bytes of it, in `least_item` bytes an element or more. In backward it leaves it out if none of them has a gradient.
+    `expand_rule` makes bytes of it, in `least_item` bytes an element or more. In backward it leaves it out if none of them has a gradient.
     `share`: it is issued before the kernel of one of n blocks and waited for behind it, and this share of the kernel hides it."""
 
     phase: str
@@ -127,7 +127,7 @@ class Row:
         return self.name not in ("R", "P", "G")
 
 
-def together(chosen: Sequence[Row], sizes: Sequence[int]) -> bool:
+def can_run_together(chosen: Sequence[Row], sizes: Sequence[int]) -> bool:
     """Whether an operator can run these rows at once, one for each axis of these sizes (see `Split.alone` and `Split.within`)."""
     for i, row in enumerate(chosen):
         if any(other.name in row.alone for k, other in enumerate(chosen) if i != k):
@@ -151,15 +151,15 @@ and a dim of it."""
 
 def without_splits(rule: Rule, open_dims: object) -> Rule:
     """The rule without the splits of these dims."""
-    return replace(rule, splits=tuple(s for s in rule.splits if not _opens(s, open_dims)))
+    return replace(rule, splits=tuple(s for s in rule.splits if not _splits_open_dim(s, open_dims)))
 
 
-def _opens(s: Split, open_dims: object) -> bool:
+def _splits_open_dim(s: Split, open_dims: object) -> bool:
     ends = (*s.inputs, *s.outputs)
     return isinstance(open_dims, tuple) and any(ends[i] == d for i, d in open_dims)
 
 
-def expand(rule: Rule, op: Op, values: Sequence[Value], summed_later: bool) -> tuple[Row, ...]:
+def expand_rule(rule: Rule, op: Op, values: Sequence[Value], summed_later: bool) -> tuple[Row, ...]:
     """The rows of a rule. The first one is always Replicate.
 
     `summed_later`: the op may also run with a gradient that stays Partial (row "G").
@@ -172,7 +172,7 @@ def expand(rule: Rule, op: Op, values: Sequence[Value], summed_later: bool) -> t
     if rule.linear and any(kinds[i].kind == "activation" for i in rule.linear):
         found.append(_partial_row(op, rule.linear, kinds))
     if summed_later and rule.known and rule.splits and all(values[o].grad for o in op.outputs):
-        found.append(_summed_later(op, kinds))
+        found.append(_late_sum_row(op, kinds))
     return tuple(found)
 
 
@@ -212,7 +212,7 @@ def _partial_row(op: Op, linear: tuple[int, ...], kinds: list[Value]) -> Row:
     return Row("P", inputs, tuple((P, R) for _ in op.outputs))
 
 
-def _summed_later(op: Op, kinds: list[Value]) -> Row:
+def _late_sum_row(op: Op, kinds: list[Value]) -> Row:
     """The row "G": the work is not split, and the gradient stays Partial, since every backward is linear in it.
 
     With it, the gradient of a table of positions is summed in the shape of the table, and not in that of a larger tensor that was
@@ -229,7 +229,7 @@ def split(name: str, ins: Sequence[DimOf], outs: Sequence[DimOf], *divides: int,
     return Split(name, tuple(ins), tuple(outs), divides, bias)
 
 
-def aligned(shape: tuple[int, ...], rank: int, dim: int) -> DimOf:
+def operand_dim(shape: tuple[int, ...], rank: int, dim: int) -> DimOf:
     """The dim of an operand that is dim `dim` of the broadcast result, or None if the operand is repeated along it."""
     own = dim - (rank - len(shape))
     return own if own >= 0 and shape[own] > 1 else None
@@ -239,7 +239,7 @@ def broadcast_splits(ins: Shapes, out: tuple[int, ...], num_dims: int | None = N
     """Splits of the first `num_dims` dims of a result (default: all) to which the operands are broadcast."""
     rank = len(out)
     return [
-        split(f"{prefix}{d}", [aligned(s, rank, d) for s in ins], [d], out[d])
+        split(f"{prefix}{d}", [operand_dim(s, rank, d) for s in ins], [d], out[d])
         for d in range(rank if num_dims is None else num_dims)
         if out[d] > 1
     ]
@@ -264,7 +264,7 @@ def changed_dim(op: Op, before: tuple[int, ...], after: tuple[int, ...]) -> int:
     return next((d for d, (a, b) in enumerate(zip(before, after, strict=True)) if a != b), dim_attr(op, len(before)))
 
 
-def arg(op: Op, name: str, default: int | None = None) -> int | None:
+def operand_position(op: Op, name: str, default: int | None = None) -> int | None:
     """Position of a named tensor operand."""
     names = op.attrs.get("arg_names")
     if isinstance(names, tuple) and name in names:

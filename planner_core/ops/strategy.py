@@ -45,13 +45,13 @@ def block_strategies(coarse: CoarseBlock, whole: Set[ValueDim] = frozenset()) ->
     block = coarse.block
     table = {op.name: rows(op, block.values) for op in block.ops}
     if whole:
-        table = {op.name: tuple(r for r in table[op.name] if not whole & _sharded(op, r)) for op in block.ops}
-    segments = _segments(block, table)
+        table = {op.name: tuple(r for r in table[op.name] if not whole & _sharded_dims(op, r)) for op in block.ops}
+    segments = _propagate_segments(block, table)
     unknown = tuple(op.name for op in block.ops if not rule_of(op, block.values).known)
     groups = []
     for group in coarse.groups:
         ops = tuple(op for i in group.items if isinstance(op := block.items[i], Op))
-        groups.append(GroupStrategy(group, ops, _agreeing(block, ops, table)))
+        groups.append(GroupStrategy(group, ops, _consistent_choices(block, ops, table)))
     return BlockStrategies(tuple(groups), segments, unknown)
 
 
@@ -60,7 +60,7 @@ def graph_strategies(coarse: CoarseGraph) -> dict[str, BlockStrategies]:
     fused parts that it has inside the calls, so that all keep the same elements on a rank."""
     blocks = {"": coarse.top, **coarse.blocks}
     found = {name: block_strategies(block) for name, block in blocks.items()}
-    shared = _shared(coarse.graph)
+    shared = _shared_weights(coarse.graph)
     torn = [
         (place, dim)
         for weight, places in shared.items()
@@ -77,7 +77,7 @@ def graph_strategies(coarse: CoarseGraph) -> dict[str, BlockStrategies]:
     return {**found, "": replace(found[""], segments=segments)}
 
 
-def _shared(graph: Graph) -> dict[int, set[tuple[str, int]]]:
+def _shared_weights(graph: Graph) -> dict[int, set[tuple[str, int]]]:
     """The weights of the top block that calls get: each with the blocks that use it, and its number there."""
     own = {v for op in graph.top.ops for v in op.inputs}
     found: dict[int, set[tuple[str, int]]] = {}
@@ -88,13 +88,15 @@ def _shared(graph: Graph) -> dict[int, set[tuple[str, int]]]:
     return found
 
 
-def _sharded(op: Op, row: Row) -> set[ValueDim]:
+def _sharded_dims(op: Op, row: Row) -> set[ValueDim]:
     """The dims of the op's operands and results that the row shards."""
     ends = (*zip(op.inputs, row.inputs, strict=True), *zip(op.outputs, row.outputs, strict=True))
     return {(v, p.dim) for v, (p, _) in ends if isinstance(p, Shard)}
 
 
-def _agreeing(block: Block, ops: tuple[Op, ...], table: Mapping[str, tuple[Row, ...]]) -> tuple[tuple[Row, ...], ...]:
+def _consistent_choices(
+    block: Block, ops: tuple[Op, ...], table: Mapping[str, tuple[Row, ...]]
+) -> tuple[tuple[Row, ...], ...]:
     """Every choice of one row for each op in which all agree on every tensor that is made inside, in the order of the rows.
 
     The choices are extended op by op. Each choice comes with the placements of the tensors that it makes.
@@ -106,18 +108,18 @@ def _agreeing(block: Block, ops: tuple[Op, ...], table: Mapping[str, tuple[Row, 
             for rows, made in choices
             for row in table[op.name]
             if all(
-                i not in made or _agree(made[i], p, block.values[i].grad)
+                i not in made or _placements_match(made[i], p, block.values[i].grad)
                 for i, p in zip(op.inputs, row.inputs, strict=True)
             )
         ]
     return tuple(rows for rows, _ in choices)
 
 
-def _agree(made: Pair, taken: Pair, grad: bool) -> bool:
+def _placements_match(made: Pair, taken: Pair, grad: bool) -> bool:
     return made == taken if grad else made[0] == taken[0]
 
 
-def _segments(block: Block, table: dict[str, tuple[Row, ...]]) -> SegmentMap:
+def _propagate_segments(block: Block, table: dict[str, tuple[Row, ...]]) -> SegmentMap:
     """The sizes of fused parts (q, k, v in one projection), carried from the ops that cut them back to the weights.
 
     A row is removed from `table` if it mixes a fused dim with a dim of another size, or shards a fused dim at the boundary of the block
@@ -128,14 +130,14 @@ def _segments(block: Block, table: dict[str, tuple[Row, ...]]) -> SegmentMap:
     segments: dict[ValueDim, tuple[int, ...]] = {}
     for op in block.ops:
         for row in table[op.name]:
-            segments.update(_cut(op, row))
+            segments.update(_segments_cut_by(op, row))
     grown = bool(segments)
     while grown:
         grown = False
         for op in block.ops:
             kept = []
             for row in table[op.name]:
-                fresh = _spread(block, op, row, segments, passed)
+                fresh = _propagate_through_row(block, op, row, segments, passed)
                 if fresh is None:
                     continue
                 kept.append(row)
@@ -146,7 +148,7 @@ def _segments(block: Block, table: dict[str, tuple[Row, ...]]) -> SegmentMap:
     return segments
 
 
-def _cut(op: Op, row: Row) -> dict[ValueDim, tuple[int, ...]]:
+def _segments_cut_by(op: Op, row: Row) -> dict[ValueDim, tuple[int, ...]]:
     """The fused dims that the op itself cuts apart, or knows."""
     found = {}
     for i, sizes in row.segments.items():
@@ -157,18 +159,18 @@ def _cut(op: Op, row: Row) -> dict[ValueDim, tuple[int, ...]]:
     return found
 
 
-def _spread(
+def _propagate_through_row(
     block: Block, op: Op, row: Row, segments: SegmentMap, passed: Collection[int]
 ) -> dict[ValueDim, tuple[int, ...]] | None:
     """The fused dims that `row` adds, or None if it cannot keep the parts apart: activations that are `passed` to other blocks are not."""
-    ends = _sharded(op, row)
+    ends = _sharded_dims(op, row)
     sizes = {segments[end] for end in ends if end in segments}
     if not sizes:
         return {}
     if len(sizes) > 1 or any(v in passed for v, _ in ends):
         return None
     (parts,) = sizes
-    if cut := _cut(op, row):  # all fused dims must be those that it cuts, in the same parts
+    if cut := _segments_cut_by(op, row):  # all fused dims must be those that it cuts, in the same parts
         return {} if all(cut.get(end) == segments.get(end) for end in ends) else None
     fresh = {}
     for value, dim in ends:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from planner_core.core import Block, Op
 from planner_core.ops.operators import AS_RUN, Kind
-from planner_core.ops.registry import is_free, looked_up, operator
+from planner_core.ops.registry import is_free, lookup_table_operand, operator
 
 FUSED = frozenset({Kind.NORM, Kind.ELEMENTWISE, Kind.CAST, Kind.RANDOM, Kind.MOVE, Kind.ALONG, Kind.LOSS, Kind.CREATE})
 """Kinds that `torch.compile` fuses with their neighbours."""
@@ -47,29 +47,29 @@ class MemoryPasses:
         return MemoryPasses(mean(self.forward, other.forward), mean(self.backward, other.backward))
 
 
-_FOUND: OrderedDict[tuple[int, float], tuple[Block, Mapping[str, MemoryPasses]]] = OrderedDict()
+_CACHED_PASSES: OrderedDict[tuple[int, float], tuple[Block, Mapping[str, MemoryPasses]]] = OrderedDict()
 """Cached results of the last blocks. A block that is held here keeps its id."""
-MOST_FOUND = 64
+MAX_CACHED_BLOCKS = 64
 
 
 def memory_passes(block: Block, fused: float) -> Mapping[str, MemoryPasses]:
     """The passes of each op of a block, by name. `fused` is the share of the chains that is fused: 0 eager, 1 compiled."""
     key = (id(block), fused)
-    if key not in _FOUND:
-        _FOUND[key] = (block, _passes(block, fused))
-        if len(_FOUND) > MOST_FOUND:
-            _FOUND.popitem(last=False)
-    return _FOUND[key][1]
+    if key not in _CACHED_PASSES:
+        _CACHED_PASSES[key] = (block, _count_passes(block, fused))
+        if len(_CACHED_PASSES) > MAX_CACHED_BLOCKS:
+            _CACHED_PASSES.popitem(last=False)
+    return _CACHED_PASSES[key][1]
 
 
-def _passes(block: Block, fused: float) -> Mapping[str, MemoryPasses]:
-    alone = {} if fused == 1 else _Eager(block).all()
-    chains = {} if fused == 0 else _Chains(block).all()
+def _count_passes(block: Block, fused: float) -> Mapping[str, MemoryPasses]:
+    alone = {} if fused == 1 else _EagerPasses(block).all()
+    chains = {} if fused == 0 else _FusedPasses(block).all()
     mixed = {name: one.mixed(chains[name], fused) for name, one in alone.items()} if 0 < fused < 1 else alone or chains
     return {**mixed, **_norm_kernels(block)}
 
 
-def norms_of(block: Block) -> list[tuple[Op, ...]]:
+def find_norms(block: Block) -> list[tuple[Op, ...]]:
     """The norms of a block that are several operators: those of one module, with a root of a mean of squares among them."""
     scopes: dict[str, list[Op]] = {}
     for op in block.ops:
@@ -85,43 +85,43 @@ def norms_of(block: Block) -> list[tuple[Op, ...]]:
 def _norm_kernels(block: Block) -> Mapping[str, MemoryPasses]:
     """The passes of norms that run as one kernel each: nothing else is in their chains."""
     found: dict[str, MemoryPasses] = {}
-    for ops in norms_of(block):
+    for ops in find_norms(block):
         if all(op.attrs.get(AS_RUN) == NORM_KERNEL for op in ops):
             inside = {op.name for op in ops}
             read = {v for i in block.items if not isinstance(i, Op) or i.name not in inside for v in i.inputs}
             given = tuple(v for op in ops for v in op.outputs if v in read | set(block.outputs))
-            found |= _Chains(replace(block, items=ops, outputs=given)).all()
+            found |= _FusedPasses(replace(block, items=ops, outputs=given)).all()
     return found
 
 
-def _size(block: Block, value: int) -> int:
+def _num_elements(block: Block, value: int) -> int:
     return math.prod(block.values[value].meta.shape)
 
 
-def _backward_runs(block: Block, op: Op) -> bool:
+def _has_backward(block: Block, op: Op) -> bool:
     return any(block.values[o].grad for o in op.outputs)
 
 
-AS_RUN_LOSS = {"fused": (1.0, 2.0), "chunked": (1.0, 2.0), "compiled": (1.0, 2.0), "whole": (3.0, 2.0)}
+LOSS_PASSES = {"fused": (1.0, 2.0), "chunked": (1.0, 2.0), "compiled": (1.0, 2.0), "whole": (3.0, 2.0)}
 """Passes over the logits, forward and backward, of a loss that runs so. They are read once, and read and overwritten by their gradient; in
 float32 (`whole`) the exponentials are written first."""
 
 
-def _said(block: Block, op: Op, fused: bool) -> MemoryPasses | None:
+def _stated_passes(block: Block, op: Op, fused: bool) -> MemoryPasses | None:
     """The passes that the catalogue gives for an op: over its first operand (a loss) or its result (a lookup)."""
     said = operator(op.fn).passes
     if said is None:
         return None
-    forward, backward = AS_RUN_LOSS.get(str(op.attrs.get(AS_RUN)), said[2:] if fused else said[:2])
+    forward, backward = LOSS_PASSES.get(str(op.attrs.get(AS_RUN)), said[2:] if fused else said[:2])
     ends = len(op.inputs) + len(op.outputs)
     at = len(op.inputs) if operator(op.fn).kind is Kind.LOOKUP else 0
     return MemoryPasses(
         tuple(forward if i == at else 0.0 for i in range(ends)),
-        tuple(backward if i == at and _backward_runs(block, op) else 0.0 for i in range(ends)),
+        tuple(backward if i == at and _has_backward(block, op) else 0.0 for i in range(ends)),
     )
 
 
-class _Eager:
+class _EagerPasses:
     """Every op by itself."""
 
     def __init__(self, block: Block) -> None:
@@ -138,15 +138,15 @@ class _Eager:
         number = len(op.inputs)
         kind = operator(op.fn).kind
         summed = [self._summed(v) for v in op.inputs]
-        if not _backward_runs(self.block, op):
+        if not _has_backward(self.block, op):
             summed = [0.0] * number
         nothing = MemoryPasses((0.0,) * (number + len(op.outputs)), (*summed, *(0.0 for _ in op.outputs)))
         if is_free(op) or kind in OWN_KERNEL:
             return nothing
-        said = _said(self.block, op, fused=False)
+        said = _stated_passes(self.block, op, fused=False)
         if said is not None:
             return said
-        table = looked_up(op)
+        table = lookup_table_operand(op)
         forward = [0.0 if i == table else 1.0 for i in range(number)] + [1.0] * len(op.outputs)
         backward = [a + b for a, b in zip(self._backward(op), [*summed, *[0.0] * len(op.outputs)], strict=True)]
         return MemoryPasses(tuple(forward), tuple(backward))
@@ -160,11 +160,11 @@ class _Eager:
         """Passes over operands and results of the op's own backward."""
         block, one, number = self.block, operator(op.fn), len(op.inputs)
         found = [0.0] * (number + len(op.outputs))
-        if not _backward_runs(block, op):
+        if not _has_backward(block, op):
             return found
-        result = _size(block, op.outputs[0])
+        result = _num_elements(block, op.outputs[0])
         for i, v in enumerate(op.inputs):
-            whole = _size(block, v) >= result or one.kind in (Kind.NORM, Kind.ALONG)
+            whole = _num_elements(block, v) >= result or one.kind in (Kind.NORM, Kind.ALONG)
             if not block.values[v].grad or (one.hands_on and whole):
                 continue
             if i == 0 or one.kind is not Kind.NORM:  # a norm's kernel makes its weight's gradient in the same pass
@@ -178,7 +178,7 @@ class _Eager:
 
 
 @dataclass
-class _Chains:
+class _FusedPasses:
     """Chains of ops between products. Ops are in one chain if their *depth*, the number of products before them, is equal."""
 
     block: Block
@@ -241,12 +241,12 @@ class _Chains:
         if is_free(op) or kind in OWN_KERNEL:
             nothing = (0.0,) * (number + len(op.outputs))
             return MemoryPasses(nothing, nothing)
-        said = _said(self.block, op, fused=True)
+        said = _stated_passes(self.block, op, fused=True)
         if said is not None:
             return said
         if kind not in FUSED:
-            return _Eager(self.block)._one(op)
-        depth, runs = self.depth[op.name], _backward_runs(self.block, op)
+            return _EagerPasses(self.block)._one(op)
+        depth, runs = self.depth[op.name], _has_backward(self.block, op)
         forward = [self._once(v, depth, "read") for v in op.inputs]
         made = [
             float(self._source(o) in self.outside or (o not in self.outside and not self._used(o))) for o in op.outputs

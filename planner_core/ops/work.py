@@ -154,20 +154,20 @@ WorkFn: TypeAlias = Callable[[Op, Sizes], tuple[Part, ...]]
 """Gives the kernels of an operator, for an op and its shapes on one GPU."""
 
 
-def product(gemm: Gemm, left: Collection[int], right: Collection[int]) -> Part:
+def product_part(gemm: Gemm, left: Collection[int], right: Collection[int]) -> Part:
     """A matrix product. `left` and `right` are the operands from which its two factors come."""
     m, n, k = gemm.m, gemm.n, gemm.k
     of_left, of_right = replace(gemm, n=k, k=n), replace(gemm, m=k, n=n, k=m)
     return Part(gemm, ((frozenset(left), of_left), (frozenset(right), of_right)))
 
 
-def grouped(gemm: GroupedGemm, left: Collection[int], right: Collection[int]) -> Part:
+def grouped_product_part(gemm: GroupedGemm, left: Collection[int], right: Collection[int]) -> Part:
     """A product of rows with the matrices of their groups."""
     of_left, of_right = replace(gemm, n=gemm.k, k=gemm.n), replace(gemm, sums_rows=True)
     return Part(gemm, ((frozenset(left), of_left), (frozenset(right), of_right)))
 
 
-def fused(forward: Kernel, backward: Kernel, operands: Collection[int]) -> Part:
+def fused_part(forward: Kernel, backward: Kernel, operands: Collection[int]) -> Part:
     """A kernel whose backward is one kernel, which makes the gradients of all `operands` at once."""
     return Part(forward, ((frozenset(operands), backward),))
 

@@ -25,9 +25,9 @@ from planner_core.core import (
 )
 from planner_core.cost import (
     CostModel,
-    as_run,
     check_offload,
     cost_model,
+    graph_as_run,
     named_mesh,
     ops_at_the_ends,
     price,
@@ -362,7 +362,7 @@ def prepare(
     request = replace(request, dtype=dtype)
     batch = graph.workload["batch"] * asked.accumulate  # a graph holds one micro-batch
     workload = replace(asked, batch=batch, seq=graph.workload["seq"], dtype=dtype)
-    graph = as_run(graph, cluster.gpu, workload)
+    graph = graph_as_run(graph, cluster.gpu, workload)
     say("coarsen")
     with clock("coarsen"):
         coarse = coarsen(graph)

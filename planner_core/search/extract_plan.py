@@ -28,7 +28,7 @@ from planner_core.core import (
     unevenly_split_dims,
 )
 from planner_core.cost import Buckets, CostModel, in_chunks
-from planner_core.cost.communication import Moves, Segments, moves
+from planner_core.cost.communication import Redistributions, Segments, all_redistributions
 from planner_core.ops import kept_ops
 from planner_core.search.network.factors import GroupRows, tensor_name
 from planner_core.search.network.folded import Problem
@@ -70,20 +70,22 @@ class _BlockStates:
     states: Mapping[str, int]
     segments: Mapping[tuple[int, int], tuple[int, ...]]
 
-    def moves(self, value: int) -> Moves:
+    def moves(self, value: int) -> Redistributions:
         return self._moves(value, ITEM_BYTES[self.block.values[value].meta.dtype])
 
-    def gradient_moves(self, value: int) -> Moves:
+    def gradient_moves(self, value: int) -> Redistributions:
         """Return redistributions of a value's gradient. Gradients of weights are kept in a dtype of their own."""
         v = self.block.values[value]
         if v.kind != "parameter":
             return self.moves(value)
         return self._moves(value, self.model.workload.gradient_item(ITEM_BYTES[v.meta.dtype]))
 
-    def _moves(self, value: int, item: int) -> Moves:
+    def _moves(self, value: int, item: int) -> Redistributions:
         v, share = self.block.values[value], self.buckets.share(value)
         weight = v.kind == "parameter"
-        return moves(v.meta.shape, item, self.model.sizes, self.model.links, self._fused(value), share, weight)
+        return all_redistributions(
+            v.meta.shape, item, self.model.sizes, self.model.links, self._fused(value), share, weight
+        )
 
     def _fused(self, value: int) -> Segments:
         rank = len(self.block.values[value].meta.shape)
@@ -178,7 +180,7 @@ def _operand_edge(site: _BlockStates, value: int, consumed: State) -> Edge:
     return Edge(src, consumed, _forward_steps(table, src.forward, consumed.forward), backward, site.parts(value))
 
 
-def _forward_steps(table: Moves, src: Placements, dst: Placements) -> tuple[Step, ...]:
+def _forward_steps(table: Redistributions, src: Placements, dst: Placements) -> tuple[Step, ...]:
     """Return the steps from `src` to `dst`: gathers and slices first, then each R to P (a division)."""
     before_division = tuple(R if p == P and s != P else p for p, s in zip(dst, src, strict=True))
     divide = tuple(Step(a, R, P) for a, (p, h) in enumerate(zip(dst, before_division, strict=True)) if p != h)

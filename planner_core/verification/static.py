@@ -30,9 +30,9 @@ from planner_core.core import (
     local_shape,
     needs_uneven_split,
 )
-from planner_core.cost import cuttable
+from planner_core.cost import can_run_in_chunks
 from planner_core.models import load_plan_graph
-from planner_core.ops import Kind, Pair, Row, operator, rows, together
+from planner_core.ops import Kind, Pair, Row, can_run_together, operator, rows
 
 
 def check_rules(plan: Plan, graph: Graph) -> list[str]:
@@ -90,7 +90,7 @@ def _runs_by_rules(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, ..
                 )
             elif all(uneven):
                 yield f"{where}: {op.name} cannot split {uneven[0][0]} evenly over the {size} devices of mesh axis {axis}"
-        if not together(chosen, [n for n in sizes if n > 1]):
+        if not can_run_together(chosen, [n for n in sizes if n > 1]):
             yield f"{where}: {op.name} splits {' and '.join(r.name for r in chosen)}, which do not go together on these mesh axes"
 
 
@@ -151,7 +151,9 @@ def _site(where: str, block: Block, op: Op, bp: BlockPlan, plan: Plan, delivered
     for v, edge in zip(op.outputs, site.outputs, strict=True):
         delivered[v] = edge.dst
         yield from _leads(f"{name} result {v}", edge, block.values[v].grad, result=True)
-        if edge.chunks > 1 and (op.name in bp.kept or not cuttable(block, op, edge, plan.mesh.axis_sizes, edge.chunks)):
+        if edge.chunks > 1 and (
+            op.name in bp.kept or not can_run_in_chunks(block, op, edge, plan.mesh.axis_sizes, edge.chunks)
+        ):
             yield f"{name} cannot make its result in {edge.chunks} parts and send each by itself"
         yield from _even(f"{name} result {v}", block.values[v].meta.shape, edge.src.forward, plan, edge)
         yield from _even(f"{name} result {v}", block.values[v].meta.shape, edge.dst.forward, plan, edge)

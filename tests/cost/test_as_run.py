@@ -10,7 +10,7 @@ from planner_core.core import InputError, Op, Plan, load_cluster, load_gpu
 from planner_core.cost import optimizer_bytes
 from planner_core.cost.compute.compiled import compiled_block
 from planner_core.cost.compute.sdpa import attention_kernel
-from planner_core.cost.compute.stated_loss import with_loss
+from planner_core.cost.compute.stated_loss import with_stated_loss
 from planner_core.models import load_model
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
@@ -89,7 +89,7 @@ def test_a_loss_that_is_not_there_is_refused() -> None:
     graph = load_model("vit-large", batch=2, seq=None, dtype="bfloat16")
     none = tuple(i for i in graph.top.items if not isinstance(i, Op) or i.fn != "cross_entropy")
     with pytest.raises(InputError, match="no cross-entropy of logits; leave --loss out"):
-        with_loss(replace(graph, top=replace(graph.top, items=none)), "fused", compiled=False)
+        with_stated_loss(replace(graph, top=replace(graph.top, items=none)), "fused", compiled=False)
     with pytest.raises(InputError, match="is not one of eager, fused, whole, gathered and chunked:N"):
         Statement(parse_layout("dp=8"), loss="parts").check()
 

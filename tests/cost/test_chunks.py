@@ -9,7 +9,7 @@ import pytest
 
 from planner_core.core import Edge, InputError, Op, P, Plan, R, Shard, SitePlan, Step, plan_from_json, plan_to_json
 from planner_core.core.workload import Workload
-from planner_core.cost import chunk_waits, cost_model_of, cuttable, message_waits, price
+from planner_core.cost import can_run_in_chunks, chunk_waits, cost_model_of, price, waited_message_seconds
 from planner_core.cost.compute import kernel_seconds
 from planner_core.cost.resolved_ops import block_of, rows_at
 from planner_core.cost.step import site_time
@@ -71,10 +71,10 @@ def test_the_price_of_a_result_by_hand() -> None:
     whole = replace(site, outputs=(replace(site.outputs[0], chunks=1),))
     (at_once,) = [m for m in result_messages(block, op, whole, None, model) if m.phase == "forward"]
     assert {4 * m.num_bytes for m in messages} == {at_once.num_bytes}
-    each = message_waits(messages[1], model)
+    each = waited_message_seconds(messages[1], model)
     kernel = kernel_seconds(op, block.values, rows_at(block, op, site), model, 4)[0] / 4
     hidden = min(each, kernel) * (1 - model.contention)
-    assert sum(message_waits(m, model) for m in messages) == pytest.approx(3 * (each - hidden) + each)
+    assert sum(waited_message_seconds(m, model) for m in messages) == pytest.approx(3 * (each - hidden) + each)
     assert (
         site_time(block, op, site, model)[0] > site_time(block, op, whole, model)[0]
     )  # four small products, then joined
@@ -110,15 +110,15 @@ def test_what_cannot_be_cut() -> None:
     block = next(iter(graph.blocks.values()))
     down = next(op for op in block.ops if op.name == "mlp.down_proj/linear")
     state = site_of(found(4).best)[1].outputs[0]
-    assert cuttable(block, down, state, (2, 4), 4)
-    assert not cuttable(block, down, state, (2, 1), 4)  # nothing is summed over one rank
-    assert not cuttable(block, down, state, (2, 4), 3)  # 4096 features are not three parts
-    assert not cuttable(block, down, replace(state, segments={2: (1, 1)}), (2, 4), 4)
+    assert can_run_in_chunks(block, down, state, (2, 4), 4)
+    assert not can_run_in_chunks(block, down, state, (2, 1), 4)  # nothing is summed over one rank
+    assert not can_run_in_chunks(block, down, state, (2, 4), 3)  # 4096 features are not three parts
+    assert not can_run_in_chunks(block, down, replace(state, segments={2: (1, 1)}), (2, 4), 4)
     last = Step(1, P, Shard(2))
-    assert not cuttable(block, down, replace(state, forward=(last,)), (2, 4), 4)
-    assert not cuttable(block, down, replace(state, forward=(Step(0, P, R), last)), (2, 4), 4)
+    assert not can_run_in_chunks(block, down, replace(state, forward=(last,)), (2, 4), 4)
+    assert not can_run_in_chunks(block, down, replace(state, forward=(Step(0, P, R), last)), (2, 4), 4)
     scale = next(op for op in block.ops if op.fn == "mul")
-    assert not cuttable(block, scale, state, (2, 4), 4)
+    assert not can_run_in_chunks(block, scale, state, (2, 4), 4)
 
 
 def test_a_file_keeps_chunks_and_an_impossible_one_is_found() -> None:

@@ -9,7 +9,7 @@ import pytest
 from planner_core.core import Call, Plan
 from planner_core.cost import cost_model
 from planner_core.cost.memory import peak_memory, walk
-from planner_core.cost.memory.deep import ENDS, shortened
+from planner_core.cost.memory.deep import COPIES_AT_EACH_END, shorten_repeats
 from planner_core.planning import Request, choose_mesh
 from planner_core.planning.session import Planner, meshes, prepare, with_recompute
 
@@ -43,7 +43,7 @@ def _mixed() -> tuple[Planner, Plan]:
 def test_the_peak_without_the_middle_is_that_of_the_walk(made: object) -> None:
     planner, plan = made()  # type: ignore[operator]
     labels = {p: label for label, bp in plan.blocks.items() for p in bp.prefixes}
-    _, gaps = shortened(planner.graph.top, labels)
+    _, gaps = shorten_repeats(planner.graph.top, labels)
     assert sum(gap.copies for gap in gaps) > 0
     for accumulate in (1, 4):
         workload = replace(planner.workload, accumulate=accumulate, batch=accumulate)
@@ -56,9 +56,9 @@ def test_only_copies_that_read_alike_are_left_out() -> None:
     planner, plan = _planned("llama-3-8b", "16", layers=26)
     top = planner.graph.top
     labels = {p: label for label, bp in plan.blocks.items() for p in bp.prefixes}
-    assert [gap.copies for gap in shortened(top, labels)[1]] == [26 - 2 * ENDS]
+    assert [gap.copies for gap in shorten_repeats(top, labels)[1]] == [26 - 2 * COPIES_AT_EACH_END]
     calls = [item for item in top.items if isinstance(item, Call)]
     skipped = replace(calls[15], inputs=(calls[12].outputs[0], *calls[15].inputs[1:]))
     items = tuple(skipped if item is calls[15] else item for item in top.items)
-    short, gaps = shortened(replace(top, items=items), labels)
+    short, gaps = shorten_repeats(replace(top, items=items), labels)
     assert not gaps and len(short.items) == len(top.items)

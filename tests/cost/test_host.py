@@ -8,7 +8,7 @@ import pytest
 
 import planner_core as shardscope
 from planner_core.core import Plan
-from planner_core.cost import waited_for_host
+from planner_core.cost import seconds_waited_for_host
 
 
 def priced(model: str, **options: object) -> Plan:
@@ -18,12 +18,12 @@ def priced(model: str, **options: object) -> Plan:
 
 
 def test_the_gpu_waits_only_where_the_host_is_slower() -> None:
-    assert waited_for_host([(4.0, 1.0), (8.0, 2.0)]) == 0
-    assert waited_for_host([(1.0, 4.0), (2.0, 8.0)]) == 12.0 - 3.0
+    assert seconds_waited_for_host([(4.0, 1.0), (8.0, 2.0)]) == 0
+    assert seconds_waited_for_host([(1.0, 4.0), (2.0, 8.0)]) == 12.0 - 3.0
     # forward puts the host 3 s ahead, which backward uses up: 3 + 4 seconds of work, and the host is done after 1 + 5
-    assert waited_for_host([(4.0, 1.0), (3.0, 5.0)]) == 0
+    assert seconds_waited_for_host([(4.0, 1.0), (3.0, 5.0)]) == 0
     # a late start is not made good: backward begins when forward is issued, after 4 s
-    assert waited_for_host([(1.0, 4.0), (3.0, 1.0)]) == 7.0 - 4.0
+    assert seconds_waited_for_host([(1.0, 4.0), (3.0, 1.0)]) == 7.0 - 4.0
 
 
 def test_short_kernels_wait_and_long_ones_do_not() -> None:

@@ -21,9 +21,9 @@ from planner_core.core.placement import Placements, Shard, local_shape
 from planner_core.core.plan import Plan, Step
 from planner_core.core.workload import Workload
 from planner_core.cost.communication.links import AxisLink
-from planner_core.cost.communication.redistribution import decode, moves, splits_evenly
+from planner_core.cost.communication.redistribution import all_redistributions, decode, splits_evenly
 from planner_core.cost.memory import tensors_at_peak, walk
-from planner_core.cost.memory.redistribution_buffers import transit
+from planner_core.cost.memory.redistribution_buffers import redistribution_memory
 from planner_core.cost.model import cost_model, cost_model_of
 from planner_core.models.loading import load_plan_graph
 from planner_core.planning import choose_mesh
@@ -51,7 +51,7 @@ def _links() -> tuple[AxisLink, ...]:
 def _ways(shape: tuple[int, ...], segments: dict[int, tuple[int, ...]]) -> list[tuple[Placements, tuple[Step, ...]]]:
     """Every redistribution of a tensor: where it starts, and the steps it takes."""
     rank, fused = len(shape), tuple(segments.items())
-    table = moves(shape, 4, SIZES, _links(), fused)
+    table = all_redistributions(shape, 4, SIZES, _links(), fused)
     ends = [p for c in range((2 + rank) ** 2) if splits_evenly(shape, p := decode(c, rank, 2), SIZES, fused)]
     found = []
     for a, b in itertools.product(ends, ends):
@@ -92,7 +92,7 @@ def test_redistributions_take_what_was_predicted() -> None:
     (found,) = run_ranks(_measured, 1, (jobs,), backend=None)
     assert len(ways) > 1000
     for (shape, seg, start, steps), (result, peak) in zip(ways, found, strict=True):
-        expected = transit(shape, 4, start, steps, SIZES, seg)
+        expected = redistribution_memory(shape, 4, start, steps, SIZES, seg)
         way = (shape, seg, start, [str(s) for s in steps])
         assert (expected.result, expected.peak) == (result, peak), way
 

@@ -12,7 +12,7 @@ from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.plan import PHASES, Cost, Plan, Traffic
 from planner_core.cost.communication.collectives import KINDS, collective_time, wire_bytes
 from planner_core.cost.communication.links import axis_links
-from planner_core.cost.communication.routes import axis_groups, hops, leaving, routes, sent
+from planner_core.cost.communication.routes import axis_groups, bytes_between_gpus, bytes_leaving_units, hops, routes
 from planner_core.planning.request import Request
 from tests.support.plans import planned
 
@@ -38,15 +38,19 @@ def test_row_sums_are_the_plans_wire_bytes(model: str, cluster: str) -> None:
     result = planned(Request(model, cluster=cluster, layers=4))
     seen = set()
     for plan in result.plans:
-        matrix = sent(plan, result.cluster)
+        matrix = bytes_between_gpus(plan, result.cluster)
         assert matrix.sum(axis=1).mean() == pytest.approx(wire(plan), rel=1e-9)
         assert np.all(np.diag(matrix) == 0)
         exact = tuple(t for t in plan.cost.traffic if t.algorithm in EXACT)
         seen |= {t.algorithm for t in plan.cost.traffic}
         rest = replace(plan, cost=replace(plan.cost, traffic=exact))
-        assert sent(rest, result.cluster).sum(axis=1) == pytest.approx(np.full(plan.mesh.num_devices, wire(rest)))
-        assert sent(rest, result.cluster).sum(axis=0) == pytest.approx(np.full(plan.mesh.num_devices, wire(rest)))
-        parts = [sent(plan, result.cluster, (phase,)) for phase in PHASES]
+        assert bytes_between_gpus(rest, result.cluster).sum(axis=1) == pytest.approx(
+            np.full(plan.mesh.num_devices, wire(rest))
+        )
+        assert bytes_between_gpus(rest, result.cluster).sum(axis=0) == pytest.approx(
+            np.full(plan.mesh.num_devices, wire(rest))
+        )
+        parts = [bytes_between_gpus(plan, result.cluster, (phase,)) for phase in PHASES]
         assert np.add.reduce(parts) == pytest.approx(matrix)
         assert parts[0].sum(axis=1).mean() == pytest.approx(wire(plan, "forward"))
     assert "ring" in seen
@@ -83,7 +87,7 @@ def one_collective(kind: str, algorithm: str, mesh: DeviceMesh, axis: int, size:
 
 def out_of_nodes(plan: Plan, cluster: Cluster) -> float:
     src, dst, size = next(routes(plan, cluster))
-    return float(leaving(src, dst, size, 8, 16).max())
+    return float(bytes_leaving_units(src, dst, size, 8, 16).max())
 
 
 def test_a_hierarchical_all_reduce_spares_the_link_between_nodes() -> None:
@@ -114,7 +118,7 @@ def test_the_wire_is_never_busier_than_the_time_of_the_collective(sizes: tuple[i
                 src, dst, num_bytes = next(routes(one_collective(kind, algorithm, mesh, axis, size), cluster))
                 for level in range(2):
                     unit = cluster.unit_gpus(level)
-                    busiest = leaving(src, dst, num_bytes, unit, 16).max()
+                    busiest = bytes_leaving_units(src, dst, num_bytes, unit, 16).max()
                     assert busiest / cluster.levels[level].bytes_per_s <= seconds * 1.0001
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from planner_core.core import DeviceMesh
 from planner_core.cost import simulated
-from planner_core.cost.schedule.events import Coming
+from planner_core.cost.schedule.events import PendingGather
 from planner_core.cost.schedule.simulation import _Clock
 from planner_core.cost.schedule.units import BucketStage, ScheduledUnit
 from planner_core.planning import Request, Result
@@ -34,8 +34,8 @@ class Clock(_Clock):
         return self.latency + stage.num_bytes * MS
 
 
-def gather(milliseconds: int) -> list[Coming]:
-    return [Coming((BucketStage("all_gather", 0, milliseconds),))]
+def gather(milliseconds: int) -> list[PendingGather]:
+    return [PendingGather((BucketStage("all_gather", 0, milliseconds),))]
 
 
 def scatter(milliseconds: int) -> tuple[BucketStage, ...]:
@@ -53,7 +53,7 @@ def test_what_is_issued_together_is_one_message() -> None:
     """Two buckets over axis 0 and one over axis 1: one message of 5 ms and one of 4 ms, each with a latency of 1 ms."""
     clock = Clock(0.1, 10 * MS, 0.0)
     clock.latency = MS
-    buckets = [Coming((BucketStage("all_gather", axis, size),)) for axis, size in ((0, 2), (1, 4), (0, 3))]
+    buckets = [PendingGather((BucketStage("all_gather", axis, size),)) for axis, size in ((0, 2), (1, 4), (0, 3))]
     clock.forward([ScheduledUnit("a")], [buckets])
     assert clock.now == pytest.approx((1 + 5 + 1 + 4 + 10) * MS)
 
@@ -89,7 +89,9 @@ def test_both_stages_of_a_gather_over_two_axes_hide() -> None:
     stage of the second, 3 + 2 + 3 ms. The first unit runs beside 5 ms of traffic, the second beside 2 ms: 10.5 + 10.2 + 10 ms."""
     clock = Clock(0.1, 10 * MS, 0.0)
     two = (BucketStage("all_gather", 0, 3), BucketStage("all_gather", 1, 2))
-    clock.forward([ScheduledUnit("a"), ScheduledUnit("b"), ScheduledUnit("c")], [[Coming(two)] for _ in range(3)])
+    clock.forward(
+        [ScheduledUnit("a"), ScheduledUnit("b"), ScheduledUnit("c")], [[PendingGather(two)] for _ in range(3)]
+    )
     assert clock.now == pytest.approx((3 + 2 + 3 + 10.5 + 10.2 + 10) * MS)
 
 
@@ -99,8 +101,8 @@ def test_a_gather_that_reads_a_working_copy_waits_for_it() -> None:
     clock = Clock(0.1, 10 * MS, 0.0)
     units = []
     for _ in range(2):
-        copy = Coming((BucketStage("all_gather", 1, 4),), earlier=1)
-        units.append([copy, Coming((BucketStage("all_gather", 0, 3),), after=[copy])])
+        copy = PendingGather((BucketStage("all_gather", 1, 4),), earlier=1)
+        units.append([copy, PendingGather((BucketStage("all_gather", 0, 3),), after=[copy])])
     clock.forward([ScheduledUnit("a"), ScheduledUnit("b")], units)
     assert clock.now == pytest.approx((4 + 3 + 4 + 10.3 + 10) * MS)
 

@@ -14,7 +14,7 @@ from explorer.graph.scene import build_scene
 from explorer.graph.stripes import node_stages
 from explorer.text import recipe, words
 from planner_core.core import InputError, Plan
-from planner_core.cost.communication import sent, sent_per_gpu
+from planner_core.cost.communication import bytes_between_gpus, sent_per_gpu
 from planner_core.planning import Planner, Request, prepare
 
 
@@ -77,7 +77,7 @@ def test_who_sends_to_whom_has_the_sends_between_stages(staged: tuple[Planner, P
     first = cost.stages[0]
     assert first.send_bytes > 0
     assert matrix[0, n] >= 8 * first.send_bytes
-    forward = sent(plan, topology.cluster_of(plan), ("forward",))
+    forward = bytes_between_gpus(plan, topology.cluster_of(plan), ("forward",))
     assert np.count_nonzero(forward[0, n:]) == 1, "a GPU hands its part to one GPU of the next rank"
     assert sent_per_gpu(plan) >= sum(t.wire_bytes for t in plan.cost.traffic) + 8 * first.send_bytes
 

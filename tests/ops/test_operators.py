@@ -16,10 +16,20 @@ import torch.nn.functional as F
 from planner_core.core import Op, TensorMeta, Value
 from planner_core.models.exported import aten
 from planner_core.models.hooks import DROPOUTS, callsites, is_inplace
-from planner_core.ops import Kind, Local, Operator, is_heavy, known_functions, operator, rows, rules, writes_in_place
+from planner_core.ops import (
+    Kind,
+    LocalExecution,
+    Operator,
+    is_heavy,
+    known_functions,
+    operator,
+    rows,
+    rules,
+    writes_in_place,
+)
 from planner_core.ops.catalog import OPERATORS
-from planner_core.ops.operators import MULTIPLYING
-from planner_core.ops.registry import by_name
+from planner_core.ops.operators import FLOPS_BOUND_KINDS
+from planner_core.ops.registry import operators_by_name
 from planner_core.ops.rules import unknown
 from planner_core.runtime.write import operators
 from tests.support.operators.cases import CASES, t
@@ -33,10 +43,10 @@ from tests.support.operators.more_cases import MORE
 def test_a_name_has_one_meaning() -> None:
     again = Operator(name="squash", kind=Kind.ELEMENTWISE, rule=unknown, spellings=("relu",))
     with pytest.raises(ValueError, match="'relu' is claimed by relu and by squash"):
-        by_name((*OPERATORS, again))
+        operators_by_name((*OPERATORS, again))
 
 
-@pytest.mark.parametrize("kind", sorted(MULTIPLYING))
+@pytest.mark.parametrize("kind", sorted(FLOPS_BOUND_KINDS))
 def test_a_product_without_flops_cannot_be_made(kind: Kind) -> None:
     with pytest.raises(ValueError, match=f"squash is of kind {kind} and says no kernels"):
         Operator(name="squash", kind=kind, rule=unknown)
@@ -134,15 +144,15 @@ def _fits(own: list[str], order: list[str]) -> bool:
 # --- on one GPU's part -------------------------------------------------------------------------------------
 
 EVERY = [*CASES, *MORE]
-OWN_FORM = [c for c in EVERY if operator(c.fn).local is not Local.AS_IT_IS]
+OWN_FORM = [c for c in EVERY if operator(c.fn).local is not LocalExecution.AS_IT_IS]
 
 
 def test_every_operator_runs_as_itself_or_has_a_local_form() -> None:
     """The runtime's local forms and the judge's are those of the operators that say they need one."""
-    needs = {one.name for one in OPERATORS if one.local is not Local.AS_IT_IS}
+    needs = {one.name for one in OPERATORS if one.local is not LocalExecution.AS_IT_IS}
     assert needs - {"to"} <= {operator(fn).name for fn in operators._RULES}
     assert set(operators._RULES) <= known_functions()  # by the name that a running model's calls have
-    same_numbers = {one.name for one in OPERATORS if one.local is Local.MEMORY}
+    same_numbers = {one.name for one in OPERATORS if one.local is LocalExecution.MEMORY}
     assert {operator(fn).name for fn in LOCAL} == needs - same_numbers
     assert {operator(c.fn).name for c in OWN_FORM} == needs  # and below each is judged
 
@@ -194,5 +204,5 @@ def test_the_example_of_the_walk_through_is_right() -> None:
         op, values = case.op()
         op = replace(op, attrs={"dim": dim % 3})
         shapes = [[values[i].meta.shape for i in ids] for ids in (op.inputs, op.outputs)]
-        found = rules.expand(names["_cosine"](op, *shapes), op, values, summed_later=True)
+        found = rules.expand_rule(names["_cosine"](op, *shapes), op, values, summed_later=True)
         assert len(found) == 4 and {judge(case, (row,), (2,)) for row in found} == {""}

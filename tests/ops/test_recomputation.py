@@ -6,7 +6,7 @@ import pytest
 
 from planner_core.core import RECOMPUTE, Block
 from planner_core.models.zoo import load_snapshot
-from planner_core.ops import kept_ops, last_saving, operator, recompute_ways
+from planner_core.ops import kept_ops, last_saving, operator, recompute_policies
 from planner_core.ops.operators import Kind
 
 
@@ -53,7 +53,7 @@ def test_what_is_kept_is_read_and_whole(name: str) -> None:
 
 def test_policies_that_keep_the_same_are_tried_once() -> None:
     """A block of ResNet has no attention, so that keeping it keeps nothing."""
-    found = recompute_ways(block("resnet50-100k"), "auto")
+    found = recompute_policies(block("resnet50-100k"), "auto")
     assert set(found) == {"none", "keep-matmuls", "selective", "full"} and found["full"] == ()
-    assert list(recompute_ways(block("llama-3-8b"), "auto")) == list(RECOMPUTE[1:])
-    assert list(recompute_ways(block("resnet50-100k"), "keep-attention")) == ["keep-attention"]
+    assert list(recompute_policies(block("llama-3-8b"), "auto")) == list(RECOMPUTE[1:])
+    assert list(recompute_policies(block("resnet50-100k"), "keep-attention")) == ["keep-attention"]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from planner_core.core import Shard
-from planner_core.ops import Attention, Merge, together, work_of
+from planner_core.ops import Attention, Merge, can_run_together, work_of
 from planner_core.ops.catalog.attention import ALONG, RING
 from planner_core.ops.rules import Row
 from planner_core.runtime.program.operators import attention_block
@@ -68,7 +68,7 @@ def test_it_goes_together_with_every_other_row_that_leaves_the_sequence(case: Ca
     refused = set()
     for other in all_rows(case):
         for chosen in itertools.permutations((ring(case), other)):
-            if not together(chosen, (2, 2)):
+            if not can_run_together(chosen, (2, 2)):
                 refused.add(other.name)
             elif even(op, values, chosen, (2, 2)):
                 assert judge(case, chosen, (2, 2)) == judge_local(case, chosen, (2, 2)) == "", other.name

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.ops import Row, together
+from planner_core.ops import Row, can_run_together
 from tests.support.operators.cases import t
 from tests.support.operators.judge import Case, all_rows, even, judge
 from tests.support.operators.local_judge import judge_local
@@ -31,7 +31,7 @@ def test_tokens_are_split_inside_single_samples(case: Case, inner: str) -> None:
         ((samples, tokens, tokens), (2, 2, 2)),
         ((samples, whole, tokens), (2, 1, 8)),
     ):
-        assert together(chosen, sizes) and even(op, values, chosen, sizes)
+        assert can_run_together(chosen, sizes) and even(op, values, chosen, sizes)
         assert judge(case, chosen, sizes) == judge_local(case, chosen, sizes) == ""
 
 
@@ -40,7 +40,7 @@ def test_nowhere_else(case: Case, inner: str) -> None:
     """Behind the samples' axis, alone, or where a rank has several samples, tokens of a rank are not one piece of all: nothing is right."""
     samples, tokens = of(case)["d0"], of(case)[inner]
     for chosen, sizes in (((tokens, samples), (2, 2)), ((tokens,), (2,)), ((of(case)["R"], tokens), (2, 2))):
-        assert not together(chosen, sizes)
+        assert not can_run_together(chosen, sizes)
         bold = tuple(replace(row, within=None) for row in chosen)
         assert judge(case, bold, sizes) != ""
 
@@ -49,5 +49,5 @@ def test_every_pair_that_goes_together_is_right() -> None:
     for case in (MERGED, CUT):
         op, values = case.op()
         for chosen in itertools.product(all_rows(case), repeat=2):
-            if together(chosen, (2, 2)) and even(op, values, chosen, (2, 2)):
+            if can_run_together(chosen, (2, 2)) and even(op, values, chosen, (2, 2)):
                 assert judge(case, chosen, (2, 2)) == judge_local(case, chosen, (2, 2)) == ""

@@ -13,14 +13,14 @@ from planner_core.core import Block, Op
 from planner_core.models.adapters import scans
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.ops import Attention, Gemm, GroupedGemm, Kind, Work, is_free, operator, work_of
-from planner_core.ops.operators import MULTIPLYING
+from planner_core.ops.operators import FLOPS_BOUND_KINDS
 from tests.support.operators.cases import CASES, ids, t
 from tests.support.operators.counted import counted_case, counted_op
 from tests.support.operators.judge import Case, all_rows, even
 from tests.support.operators.more_cases import MORE
 
 SDPA = F.scaled_dot_product_attention
-COUNTED = MULTIPLYING - {Kind.SCAN}
+COUNTED = FLOPS_BOUND_KINDS - {Kind.SCAN}
 PRODUCTS = [
     *(c for c in (*CASES, *MORE) if operator(c.fn).kind in COUNTED),
     Case("linear", F.linear, (t(4, 4, 8), t(12, 8)), kinds="ac", name="linear with a frozen weight"),

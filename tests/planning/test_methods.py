@@ -15,7 +15,7 @@ from planner_core.core.placement import Shard
 from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.cost import block_of, zero_stage
 from planner_core.models.zoo import ZOO
-from planner_core.ops import MULTIPLYING, operator
+from planner_core.ops import FLOPS_BOUND_KINDS, operator
 from planner_core.planning import choose_mesh
 from planner_core.planning.analysis import log10_size, space_sizes, unfold_problem
 from planner_core.planning.fitting.baselines import baselines
@@ -231,7 +231,7 @@ def test_alpas_plan_does_no_product_twice(name: str, mesh: str) -> None:
     for label, block in plan.blocks.items():
         ops = {op.name: op for op in block_of(planner.graph, label).ops}
         for site, how in block.sites.items():
-            if operator(ops[site].fn).kind in MULTIPLYING:
+            if operator(ops[site].fn).kind in FLOPS_BOUND_KINDS:
                 ends = [*(e.dst.forward for e in how.inputs), *(e.src.forward for e in how.outputs)]
                 for axis in range(len(plan.mesh.axis_sizes)):
                     assert any(isinstance(end[axis], Shard) for end in ends), (label, site, axis)

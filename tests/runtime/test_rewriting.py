@@ -14,7 +14,7 @@ from torch import nn
 
 import planner_core as shardscope
 from planner_core.core import Plan
-from planner_core.ops import Local
+from planner_core.ops import LocalExecution
 from planner_core.ops.catalog import OPERATORS
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
@@ -134,7 +134,7 @@ def test_every_operator_that_needs_a_form_for_parts_has_one() -> None:
     """One that has none is refused where it is written, never run as if its tensors were whole."""
     wanted = {o.name for o in OPERATORS if o.local not in UNCHANGED_KINDS}
     assert wanted - {"to"} <= set(_RULES)
-    assert {o.name for o in OPERATORS if o.local == Local.MEAN} <= set(MEANS)
+    assert {o.name for o in OPERATORS if o.local == LocalExecution.MEAN} <= set(MEANS)
 
 
 def _compiled(plan_file: str) -> list[Any]:

@@ -5,7 +5,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from planner_core.core import Plan, load_cluster
-from planner_core.cost import cost_model_of, cuttable, price
+from planner_core.cost import can_run_in_chunks, cost_model_of, price
 from planner_core.cost.resolved_ops import block_of
 from planner_core.models import load_plan_graph
 from planner_core.planning.fitting.for_tool import for_tool
@@ -70,7 +70,7 @@ def in_chunks(plan: Plan, chunks: int = 4) -> Plan:
         block, sites = block_of(graph, label), dict(bp.sites)
         for op in block.ops:
             edge = sites[op.name].outputs[0]
-            if op.name not in bp.kept and cuttable(block, op, edge, model.sizes, max(2, chunks)):
+            if op.name not in bp.kept and can_run_in_chunks(block, op, edge, model.sizes, max(2, chunks)):
                 sites[op.name] = replace(sites[op.name], outputs=(replace(edge, chunks=chunks),))
         blocks[label] = replace(bp, sites=sites)
     return replace(plan, blocks=blocks, cost=price(blocks, graph, model))

@@ -14,9 +14,9 @@ from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.placement import P, Placements, R, Shard, State, local_shape
 from planner_core.core.plan import BlockPlan, Cost, Edge, ParamPlan, Plan, SitePlan, Step
 from planner_core.cost.communication.links import AxisLink
-from planner_core.cost.communication.redistribution import moves
+from planner_core.cost.communication.redistribution import all_redistributions
 from planner_core.ops.registry import rows
-from planner_core.ops.rules import Row, together
+from planner_core.ops.rules import Row, can_run_together
 
 Choose = Callable[[Op, tuple[Row, ...], int], Row]
 """Which row an op runs by on a mesh axis."""
@@ -44,7 +44,9 @@ def _joint(picked: list[Row], sizes: tuple[int, ...]) -> bool:
     same: dict[str, int] = {}
     for r, n in zip(picked, sizes, strict=True):
         same[r.name] = same.get(r.name, 1) * n
-    return together(picked, sizes) and all(e % same[r.name] == 0 for r in picked if r.splits_work for e in r.divides)
+    return can_run_together(picked, sizes) and all(
+        e % same[r.name] == 0 for r in picked if r.splits_work for e in r.divides
+    )
 
 
 def make_plan(
@@ -125,7 +127,9 @@ def _site(
         taken = State(tuple(r.inputs[i][0] for r in picked), tuple(r.inputs[i][1] for r in picked))
         src = whole if value.kind == "constant" else stored[v]
         segments = {r.inputs[i][0].dim: r.segments[i] for r in picked if i in r.segments}  # type: ignore[union-attr]
-        table = moves(value.meta.shape, ITEM_BYTES[value.meta.dtype], sizes, links, tuple(segments.items()))
+        table = all_redistributions(
+            value.meta.shape, ITEM_BYTES[value.meta.dtype], sizes, links, tuple(segments.items())
+        )
         held = tuple(R if t == P else t for t in taken.forward)
         divide = tuple(Step(a, R, P) for a, t in enumerate(taken.forward) if t == P)
         forward = () if value.kind == "constant" else (*table.steps(src.forward, held), *divide)
@@ -136,7 +140,7 @@ def _site(
         value = values[v]
         last = not value.meta.shape and op.name.endswith(("cross_entropy", "nll_loss", "loss/mean"))
         to = State(whole.forward, whole.gradient) if last else stored[v]
-        table = moves(value.meta.shape, ITEM_BYTES[value.meta.dtype], sizes, links)
+        table = all_redistributions(value.meta.shape, ITEM_BYTES[value.meta.dtype], sizes, links)
         back = table.steps(to.gradient, made.gradient) if value.grad else ()
         outputs.append(Edge(made, to, table.steps(made.forward, to.forward), back))
     return SitePlan(tuple(inputs), tuple(outputs))

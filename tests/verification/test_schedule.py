@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import planner_core as shardscope
 from planner_core.core import Graph, Plan
 from planner_core.cost.schedule.events import Event, scheduled
-from planner_core.cost.schedule.units import units_of
+from planner_core.cost.schedule.units import scheduled_units
 from planner_core.models import load_plan_graph
 from planner_core.runtime import Trace
 from planner_core.runtime.library import applied
@@ -193,7 +193,7 @@ def test_buckets_hold_what_a_block_holds() -> None:
     plans, graph = llama()
     h, m = SIZES["hidden_size"], SIZES["intermediate_size"]
     matrices = 4 * (4 * h * h + 3 * h * m)
-    layers = [u for u in units_of(plans["FSDP"], graph) if u.name]
+    layers = [u for u in scheduled_units(plans["FSDP"], graph) if u.name]
     assert [u.name for u in layers] == [f"model.layers.{i}" for i in range(4)]
     for unit in layers:
         ((gather,), (again,), (scatter,)) = unit.gathers, unit.again, unit.each
@@ -203,7 +203,7 @@ def test_buckets_hold_what_a_block_holds() -> None:
         assert [(chain[0].num_bytes, chain[0].packed) for _, chain in unit.small] == [(2 * 4 * h, 2)], "two norms"
     sums = [e for e in scheduled(plans["FSDP"], graph) if e.packed and e.kind == "all_reduce"]
     assert [(e.what, e.num_bytes, e.packed) for e in sums] == [(what, 9 * 4 * h, 9) for what in ("issue", "wait")]
-    for unit in units_of(plans["data parallel"], graph):
+    for unit in scheduled_units(plans["data parallel"], graph):
         if unit.name:
             ((total,),) = unit.last
             assert (total.kind, total.num_bytes, total.packed) == ("all_reduce", matrices + 2 * 4 * h, 9)

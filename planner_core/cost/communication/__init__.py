@@ -11,33 +11,46 @@ from planner_core.cost.communication.atp import (
 )
 from planner_core.cost.communication.collectives import algorithms, collective_time, collective_times, wire_bytes
 from planner_core.cost.communication.links import AxisLink, axis_links, rank_links, volume_link, whole_mesh
-from planner_core.cost.communication.redistribution import Moves, Segments, decode, digit, moves
-from planner_core.cost.communication.routes import Floats, leaving, links_of, route, sent, sent_per_gpu
+from planner_core.cost.communication.redistribution import (
+    Redistributions,
+    Segments,
+    all_redistributions,
+    decode,
+    placement_code,
+)
+from planner_core.cost.communication.routes import (
+    Floats,
+    bytes_between_gpus,
+    bytes_leaving_units,
+    links_of,
+    route,
+    sent_per_gpu,
+)
 
 __all__ = [
     "AxisLink",
     "Floats",
     "LayerMatrix",
-    "Moves",
+    "Redistributions",
     "Segments",
     "algorithms",
+    "all_redistributions",
     "axis_links",
     "best_mesh",
     "bracket",
+    "bytes_between_gpus",
+    "bytes_leaving_units",
     "chunk_timeline",
     "collective_time",
     "collective_times",
     "decode",
-    "digit",
     "layer_wire_bytes",
-    "leaving",
     "links_of",
-    "moves",
+    "placement_code",
     "rank_links",
     "reductions",
     "ring_time_s",
     "route",
-    "sent",
     "sent_per_gpu",
     "volume_link",
     "whole_mesh",

@@ -91,9 +91,9 @@ def algorithms(kind: str, link: AxisLink) -> tuple[Algorithm, ...]:
     if kind == "all_to_all":
         return (_pairwise(link),)
     if kind == "all_reduce":
-        return (_sum(link),)
+        return (_all_reduce(link),)
     if kind == "send_recv":
-        return (_next(link),)
+        return (_send_recv(link),)
     return (_ring(link),)
 
 
@@ -108,7 +108,7 @@ def _ring(link: AxisLink) -> Algorithm:
     return Algorithm("ring", link.launch_s + link.ring_s, transfer, link.curve)
 
 
-def _sum(link: AxisLink) -> Algorithm:
+def _all_reduce(link: AxisLink) -> Algorithm:
     """all_reduce: a ring inside the node, and 1/m of the tensor per rank between the nodes, all levels at once.
 
     Source: TAPS, 2(m-1)/m·B/B_intra and 2(k-1)/k·B/m over B_node/m. NCCL pipelines the two, so the slower one counts and not
@@ -137,7 +137,7 @@ def _pairwise(link: AxisLink) -> Algorithm:
     return Algorithm("pairwise", link.launch_s + link.exchange_s, link.exchange_s_per_byte, link.curve)
 
 
-def _next(link: AxisLink) -> Algorithm:
+def _send_recv(link: AxisLink) -> Algorithm:
     """send_recv: every rank sends B/n to the next rank around the axis. The slowest hop counts, at the rate that one GPU gets of it: a
     GPU sends through its own network card, and not, like a ring of NCCL, through all cards of its node."""
     return Algorithm("ring", link.launch_s + link.latency_s, 1 / link.size / link.send_bytes_per_s, link.curve)

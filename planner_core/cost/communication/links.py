@@ -109,12 +109,12 @@ def _axis_link(cluster: Cluster, size: int, stride: int) -> AxisLink:
     ranks = np.arange(cluster.num_gpus, dtype=np.int64).reshape(-1, size, stride)
     groups = ranks.swapaxes(1, 2).reshape(-1, size)  # [number of groups, size], ascending in each row
     units = [groups // cluster.unit_gpus(i) for i in range(len(cluster.levels) + 1)]
-    crossed = [i for i in range(len(cluster.levels)) if np.any(_spread(units[i]) > _spread(units[i + 1]))]
-    local = int(_together(units[1]))
+    crossed = [i for i in range(len(cluster.levels)) if np.any(_units_touched(units[i]) > _units_touched(units[i + 1]))]
+    local = int(_max_ranks_in_unit(units[1]))
     rates = _rates(cluster, local)
     ring, exchange = math.inf, 0.0
     for i, rate in enumerate(rates):
-        rings, sent = _load(units[i])
+        rings, sent = _busiest_unit_load(units[i])
         if rings:
             ring = min(ring, rate / rings)
             exchange = max(exchange, sent / size**2 / rate)
@@ -132,9 +132,9 @@ def _axis_link(cluster: Cluster, size: int, stride: int) -> AxisLink:
         exchange,
         stages,
         cluster.gpu.launch_s if measured is None else measured.base_s,
-        ring_s=_turn(stages) if stages else size * slowest.latency_s,
-        sum_s=_rise(stages, summing) if stages else 2 * math.log2(size) * _tree(slowest),
-        exchange_s=max(_tree(cluster.levels[i]) for i in crossed),
+        ring_s=_ring_hop_seconds(stages) if stages else size * slowest.latency_s,
+        sum_s=_reduce_hop_seconds(stages, summing) if stages else 2 * math.log2(size) * _tree_latency(slowest),
+        exchange_s=max(_tree_latency(cluster.levels[i]) for i in crossed),
         curve=measured.curve if measured else 0.0,
         summing=summing,
         in_switch=measured.in_switch if measured and switch else 1.0,
@@ -151,18 +151,20 @@ def _rates(cluster: Cluster, local: int) -> list[float]:
 
 def _stages(cluster: Cluster, rates: list[float], units: list[_Ranks], crossed: list[int]) -> tuple[Stage, ...]:
     """One stage per crossed level; empty if some group lies unevenly."""
-    if not all(_even(unit) for unit in units):
+    if not all(_lies_evenly(unit) for unit in units):
         return ()
     share = [rate / cluster.unit_gpus(i) for i, rate in enumerate(rates)]
-    spread = [int(_spread(unit)[0]) for unit in units]
+    spread = [int(_units_touched(unit)[0]) for unit in units]
     return tuple(
-        Stage(level.name, spread[i] // spread[i + 1], min(share[: i + 1]), level.latency_s, _tree(level), i == 0)
+        Stage(
+            level.name, spread[i] // spread[i + 1], min(share[: i + 1]), level.latency_s, _tree_latency(level), i == 0
+        )
         for i, level in enumerate(cluster.levels)
         if i in crossed
     )
 
 
-def _turn(stages: tuple[Stage, ...]) -> float:
+def _ring_hop_seconds(stages: tuple[Stage, ...]) -> float:
     """Seconds of the hops of one turn of a ring through all units.
 
     With n ranks on N nodes, n - N hops stay inside a node and N hops lead to another node.
@@ -175,7 +177,7 @@ def _turn(stages: tuple[Stage, ...]) -> float:
     return total
 
 
-def _rise(stages: tuple[Stage, ...], summing: float) -> float:
+def _reduce_hop_seconds(stages: tuple[Stage, ...], summing: float) -> float:
     """Seconds of the hops of an all_reduce: a ring inside a node, a tree up and down between nodes."""
     return sum(
         summing * (s.members - 1) * s.latency_s if s.inside else 2 * math.log2(s.members) * s.tree_latency_s
@@ -183,24 +185,24 @@ def _rise(stages: tuple[Stage, ...], summing: float) -> float:
     )
 
 
-def _tree(level: Level) -> float:
+def _tree_latency(level: Level) -> float:
     return level.tree_latency_s or level.latency_s
 
 
-def _spread(unit: _Ranks) -> _Ranks:
+def _units_touched(unit: _Ranks) -> _Ranks:
     """[group]: the number of units that each group touches; `unit` [group, rank] ascends along each row."""
     changes: _Ranks = (np.diff(unit, axis=1) != 0).sum(axis=1, dtype=np.int64)
     return changes + 1
 
 
-def _together(unit: _Ranks) -> int:
+def _max_ranks_in_unit(unit: _Ranks) -> int:
     """The most ranks that one group has in one unit; `unit` [group, rank] ascends along each row."""
     return max(int(np.bincount(row - row.min()).max()) for row in unit)
 
 
-def _even(unit: _Ranks) -> bool:
+def _lies_evenly(unit: _Ranks) -> bool:
     """Whether every group touches equally many units, each with equally many of its ranks."""
-    spread = _spread(unit)
+    spread = _units_touched(unit)
     pieces = int(spread[0])
     if np.any(spread != pieces) or unit.shape[1] % pieces:
         return False
@@ -208,7 +210,7 @@ def _even(unit: _Ranks) -> bool:
     return bool(np.all(runs == runs[:, :, :1]))
 
 
-def _load(unit: _Ranks) -> tuple[int, int]:
+def _busiest_unit_load(unit: _Ranks) -> tuple[int, int]:
     """What leaves the busiest unit: the number of rings (one for each group with ranks inside and outside), and of pieces of an
     all_to_all. A group of n with g ranks inside the unit sends g·(n-g) pieces of B/n² out of it.
     """

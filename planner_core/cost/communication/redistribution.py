@@ -33,7 +33,7 @@ Segments = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class Redistributions:
     """All redistributions of one kind of tensor on one mesh.
 
     A placement is coded as a number in base 2 + rank with one digit per axis, the outermost first: R = 0, P = 1, Shard(d) = 2 + d.
@@ -68,7 +68,7 @@ class Moves:
         return tuple(found)
 
 
-def digit(placement: Placement) -> int:
+def placement_code(placement: Placement) -> int:
     """Code of one placement."""
     if isinstance(placement, Shard):
         return 2 + placement.dim
@@ -77,7 +77,7 @@ def digit(placement: Placement) -> int:
 
 def encode(placements: Placements, rank: int) -> int:
     """Code of placements on all axes, base 2 + rank."""
-    return functools.reduce(lambda code, p: code * (2 + rank) + digit(p), placements, 0)
+    return functools.reduce(lambda code, p: code * (2 + rank) + placement_code(p), placements, 0)
 
 
 def decode(code: int, rank: int, num_axes: int) -> Placements:
@@ -113,7 +113,7 @@ def splits_evenly(
 
 
 @functools.lru_cache(maxsize=4096)
-def moves(
+def all_redistributions(
     shape: tuple[int, ...],
     item_bytes: int,
     sizes: tuple[int, ...],
@@ -121,7 +121,7 @@ def moves(
     segments: Segments = (),
     share: float = 1.0,
     weight: bool = False,
-) -> Moves:
+) -> Redistributions:
     """Every redistribution of a tensor of global `shape` on a mesh of `sizes`. The tensor is a `share` of each message. Parts of a
     `weight` may differ in length (`needs_uneven_split`)."""
     rank, axes = len(shape), len(sizes)
@@ -129,7 +129,7 @@ def moves(
     loose = weight and any(needs_uneven_split(shape, dict(segments), d, n) for d in range(rank) for n in sizes)
     even = np.array(
         [
-            splits_evenly(shape, p, sizes, segments) or (loose and _cut_alone(shape, p, sizes, segments))
+            splits_evenly(shape, p, sizes, segments) or (loose and _is_uneven_split_allowed(shape, p, sizes, segments))
             for p in single.placements
         ]
     )
@@ -145,16 +145,18 @@ def moves(
         i, j = src[keep], dst[keep]
         size = num_bytes[axis, i]
         if loose:
-            i, j, size = _padded(shape, item_bytes, sizes, axis, single.placements, i, j)
+            i, j, size = _uneven_moves(shape, item_bytes, sizes, axis, single.placements, i, j)
         cost[i, j] = STEP_S + (collective_times(kind, size, links[axis], share) if kind else 0.0)
         first[i, j] = j
         if kind is None:
             silent.append((i, j))
     _all_pairs(cost, first, single, np.flatnonzero(even))
-    return Moves(rank, axes, cost, first, _without_messages(even, silent, axes))
+    return Redistributions(rank, axes, cost, first, _reachable_without_messages(even, silent, axes))
 
 
-def _cut_alone(shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...], segments: Segments) -> bool:
+def _is_uneven_split_allowed(
+    shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...], segments: Segments
+) -> bool:
     """Whether each dim has equal parts, or is cut by one axis into parts that may differ."""
     fused = dict(segments)
     for d, extent in enumerate(shape):
@@ -165,7 +167,7 @@ def _cut_alone(shape: tuple[int, ...], placements: Placements, sizes: tuple[int,
     return True
 
 
-def _padded(
+def _uneven_moves(
     shape: tuple[int, ...],
     item_bytes: int,
     sizes: tuple[int, ...],
@@ -186,7 +188,7 @@ def _padded(
     return kept[:, 0], kept[:, 1], kept[:, 2]
 
 
-def _without_messages(
+def _reachable_without_messages(
     even: NDArray[np.bool_], silent: list[tuple[NDArray[np.int64], NDArray[np.int64]]], axes: int
 ) -> NDArray[np.bool_]:
     """[from, to]: whether moves without a message, the pairs `silent`, lead there; they move at most once on each axis.

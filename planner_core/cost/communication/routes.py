@@ -36,7 +36,7 @@ class Hops:
     share: Floats
 
 
-def sent(plan: Plan, cluster: Cluster, phases: Iterable[str] = PHASES) -> Floats:
+def bytes_between_gpus(plan: Plan, cluster: Cluster, phases: Iterable[str] = PHASES) -> Floats:
     """[from, to]: bytes that each GPU sends to each GPU in one step, in these phases. With pipeline stages the groups of all ranks send
     among themselves what that of the busiest rank does."""
     n, ranks = plan.mesh.num_devices, plan.pipeline.ranks if plan.pipeline else 1
@@ -142,7 +142,7 @@ def _tree_edges(order: Ints, members: Sequence[int]) -> Iterator[tuple[int, int]
         leaders = [unit[0] for unit in units]
 
 
-def leaving(src: Ints, dst: Ints, num_bytes: Floats, unit_gpus: int, num_gpus: int) -> Floats:
+def bytes_leaving_units(src: Ints, dst: Ints, num_bytes: Floats, unit_gpus: int, num_gpus: int) -> Floats:
     """[unit]: bytes that leave each unit of `unit_gpus` adjacent GPUs."""
     out = src // unit_gpus != dst // unit_gpus
     units = math.ceil(num_gpus / unit_gpus)

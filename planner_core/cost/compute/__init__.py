@@ -1,6 +1,11 @@
 """The seconds that one operator, or the optimizer, takes on one GPU."""
 
-from planner_core.cost.compute.optimizer import check_offload, handed_out_seconds, optimizer_bytes, optimizer_seconds
+from planner_core.cost.compute.optimizer import (
+    check_offload,
+    optimizer_bytes,
+    optimizer_seconds,
+    weight_handout_seconds,
+)
 from planner_core.cost.compute.products import product_seconds
 from planner_core.cost.compute.roofline import has_kernels, kernel_seconds, op_time, op_work
 from planner_core.cost.compute.weights import accumulated_seconds, copied_seconds
@@ -9,7 +14,6 @@ __all__ = [
     "accumulated_seconds",
     "check_offload",
     "copied_seconds",
-    "handed_out_seconds",
     "has_kernels",
     "kernel_seconds",
     "op_time",
@@ -17,4 +21,5 @@ __all__ = [
     "optimizer_bytes",
     "optimizer_seconds",
     "product_seconds",
+    "weight_handout_seconds",
 ]

@@ -13,35 +13,35 @@ from planner_core.core import PACKED, Block, Gpu, Graph, Op, TensorMeta, Workloa
 from planner_core.cost.compute.compiled import compiled_block
 from planner_core.cost.compute.norm_kernels import with_norm_kernels
 from planner_core.cost.compute.sdpa import MATH, SOFTMAX, attention_kernel
-from planner_core.cost.compute.stated_loss import with_loss
+from planner_core.cost.compute.stated_loss import with_stated_loss
 from planner_core.ops import AS_RUN, Kind, operator
 
 KERNEL, WHOLE_BLOCKS = "kernel", "whole"
-DONE = "as_run"
+AS_RUN_MARK = "as_run"
 """The entry of a graph's workload that says that it is as it runs."""
 
 
-def as_run(graph: Graph, gpu: Gpu, workload: Workload) -> Graph:
+def graph_as_run(graph: Graph, gpu: Gpu, workload: Workload) -> Graph:
     """The graph as it runs. One that is so already stays as it is. Raises InputError for a loss that the model does not have."""
-    if DONE in graph.workload:
+    if AS_RUN_MARK in graph.workload:
         return graph
     software = workload.resolved()
-    graph = with_loss(graph, software.loss, workload.compiled)
+    graph = with_stated_loss(graph, software.loss, workload.compiled)
 
     def changed(block: Block) -> Block:
         block = _with_kernels(block, software.attention, gpu)
-        block = _packed(block) if software.qkv == PACKED else block
+        block = _with_packed_qkv(block) if software.qkv == PACKED else block
         if workload.compiled:
             return compiled_block(block)
         return with_norm_kernels(block) if software.norms == KERNEL else block
 
     blocks = {name: changed(block) for name, block in graph.blocks.items()}
     if software.checkpoints == WHOLE_BLOCKS:
-        blocks = {name: _run_to_its_end(block) for name, block in blocks.items()}
-    return replace(graph, top=changed(graph.top), blocks=blocks, workload={**graph.workload, DONE: 1})
+        blocks = {name: _recompute_whole_block(block) for name, block in blocks.items()}
+    return replace(graph, top=changed(graph.top), blocks=blocks, workload={**graph.workload, AS_RUN_MARK: 1})
 
 
-def _packed(block: Block) -> Block:
+def _with_packed_qkv(block: Block) -> Block:
     """The block whose attention keeps three tensors more: what q and k were made of, and its result in the order of the next product."""
     packed = {
         op.name: replace(op, saved_extra=(*op.saved_extra, *(block.values[op.inputs[0]].meta,) * 3))
@@ -50,7 +50,7 @@ def _packed(block: Block) -> Block:
     return replace(block, items=tuple(packed.get(i.name, i) if isinstance(i, Op) else i for i in block.items))
 
 
-def _run_to_its_end(block: Block) -> Block:
+def _recompute_whole_block(block: Block) -> Block:
     """A block whose recomputation reaches its last operator: that one keeps a number, for which the others are run again."""
     last = max((k for k, item in enumerate(block.items) if isinstance(item, Op)), default=-1)
     op = block.items[last] if block.items else None
@@ -60,9 +60,9 @@ def _run_to_its_end(block: Block) -> Block:
     return replace(block, items=(*block.items[:last], ends, *block.items[last + 1 :]))
 
 
-def differs(graph: Graph, gpu: Gpu, workload: Workload) -> bool:
+def keeps_other_tensors(graph: Graph, gpu: Gpu, workload: Workload) -> bool:
     """Whether operators of a graph keep other tensors as it runs than as it was captured."""
-    other = as_run(graph, gpu, workload)
+    other = graph_as_run(graph, gpu, workload)
     every = zip((graph.top, *graph.blocks.values()), (other.top, *other.blocks.values()), strict=True)
     return any(
         (a.saved, a.saved_extra) != (b.saved, b.saved_extra)
@@ -71,7 +71,7 @@ def differs(graph: Graph, gpu: Gpu, workload: Workload) -> bool:
     )
 
 
-def kernels_taken(graph: Graph, gpu: Gpu, workload: Workload) -> dict[str, list[tuple[Block, Op]]]:
+def attentions_by_kernel(graph: Graph, gpu: Gpu, workload: Workload) -> dict[str, list[tuple[Block, Op]]]:
     """The attentions of a graph by the kernel that each takes."""
     stated, found = workload.resolved().attention, dict[str, list[tuple[Block, Op]]]()
     for block, op in _attentions((graph.top, *graph.blocks.values())):
@@ -85,7 +85,7 @@ def _attentions(blocks: Iterable[Block]) -> Iterator[tuple[Block, Op]]:
 
 def _with_kernels(block: Block, stated: str, gpu: Gpu) -> Block:
     changed = {
-        op.name: _math(block, op) if name == MATH else _with_softmax(block, op)
+        op.name: _with_math_kernel(block, op) if name == MATH else _with_softmax(block, op)
         for _, op in _attentions([block])
         if (name := attention_kernel(op, block.values, stated, gpu)) in (MATH, SOFTMAX)
     }
@@ -95,7 +95,7 @@ def _with_kernels(block: Block, stated: str, gpu: Gpu) -> Block:
     return replace(block, items=items)
 
 
-def _math(block: Block, op: Op) -> Op:
+def _with_math_kernel(block: Block, op: Op) -> Op:
     """An attention that runs as products and a softmax in float32: it keeps both factors of both products, in float32 (torch's
     `_scaled_dot_product_attention_math`). Example: T5-large with 8 samples of 512 tokens keeps 185 MB a layer, where a fused kernel keeps
     42 MB."""

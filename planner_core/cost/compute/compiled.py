@@ -20,15 +20,15 @@ import networkx as nx
 from planner_core.core import Block, Op, root
 from planner_core.ops import FUSED, Kind, is_free, operator
 
-MADE_AGAIN = FUSED - {Kind.RANDOM, Kind.LOSS}
+RECOMPUTED_KINDS = FUSED - {Kind.RANDOM, Kind.LOSS}
 """Kinds of operators that backward runs again in its own kernels."""
 SOURCE, SINK = "given", "needed"
 
 
 def compiled_block(block: Block) -> Block:
     """The block with what its operators keep if it is compiled."""
-    needed = {v for op in block.ops for v in _needs(block, op)}
-    kept = _cut(block, needed)
+    needed = {v for op in block.ops for v in _needed_activations(block, op)}
+    kept = _minimum_cut(block, needed)
     found, first = [], dict[int, str]()
     for op in block.ops:
         for v in op.inputs:
@@ -37,7 +37,7 @@ def compiled_block(block: Block) -> Block:
         if not isinstance(item, Op) or not (item.saved or any(root(block, v) in kept for v in item.inputs)):
             found.append(item)
             continue
-        own = [v for v in item.saved if block.values[v].kind != "activation" or _kept_here(block, item, v, kept)]
+        own = [v for v in item.saved if block.values[v].kind != "activation" or _keeps_value(block, item, v, kept)]
         read = [
             v for v in item.inputs if root(block, v) in kept and first[root(block, v)] == item.name and v not in own
         ]
@@ -45,27 +45,27 @@ def compiled_block(block: Block) -> Block:
     return replace(block, items=tuple(found))
 
 
-def _kept_here(block: Block, op: Op, value: int, kept: set[int]) -> bool:
+def _keeps_value(block: Block, op: Op, value: int, kept: set[int]) -> bool:
     """Whether an operator goes on to keep a value: one of the cut that it reads for a kernel that is not fused, or makes."""
-    return root(block, value) in kept and (value in op.outputs or not _made_again(op))
+    return root(block, value) in kept and (value in op.outputs or not _is_recomputed(op))
 
 
-def _needs(block: Block, op: Op) -> set[int]:
+def _needed_activations(block: Block, op: Op) -> set[int]:
     """The activations that the backward of an operator reads."""
     if not any(block.values[o].grad for o in op.outputs):
         return set()
     return {r for v in op.saved if block.values[r := root(block, v)].kind == "activation"}
 
 
-def _made_again(op: Op) -> bool:
-    return is_free(op) or operator(op.fn).kind in MADE_AGAIN
+def _is_recomputed(op: Op) -> bool:
+    return is_free(op) or operator(op.fn).kind in RECOMPUTED_KINDS
 
 
-def _cut(block: Block, needed: set[int]) -> set[int]:
+def _minimum_cut(block: Block, needed: set[int]) -> set[int]:
     """The values to keep. Each value is two vertices, and what it takes to keep it is the capacity between them."""
     net: nx.DiGraph = nx.DiGraph()
-    made = {v for op in block.ops if _made_again(op) for v in op.outputs if root(block, v) == v}
-    made -= {v for op in block.ops if not _made_again(op) for v in _needs(block, op)}
+    made = {v for op in block.ops if _is_recomputed(op) for v in op.outputs if root(block, v) == v}
+    made -= {v for op in block.ops if not _is_recomputed(op) for v in _needed_activations(block, op)}
     activations = {root(block, i) for i, v in enumerate(block.values) if v.kind == "activation"}
     for v in activations:
         net.add_edge((v, "in"), (v, "out"), capacity=block.values[v].meta.num_bytes)
@@ -74,7 +74,7 @@ def _cut(block: Block, needed: set[int]) -> set[int]:
         if v in needed:
             net.add_edge((v, "out"), SINK)
     for op in block.ops:
-        if not _made_again(op):
+        if not _is_recomputed(op):
             continue
         for o in {root(block, v) for v in op.outputs} & activations:
             for i in {root(block, v) for v in op.inputs} & activations - {o}:

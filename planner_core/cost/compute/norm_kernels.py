@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner_core.core import Block, Op, TensorMeta
-from planner_core.ops import AS_RUN, NORM_KERNEL, Kind, norms_of, operator
+from planner_core.ops import AS_RUN, NORM_KERNEL, Kind, find_norms, operator
 
 
 def with_norm_kernels(block: Block) -> Block:
     """The block with each norm of several operators as one kernel."""
     values, changed = list(block.values), dict[str, Op]()
-    for ops in norms_of(block):
+    for ops in find_norms(block):
         made = {v: op for op in ops for v in op.outputs}
         first = next(v for op in ops for v in op.inputs if v not in made and values[v].kind == "activation")
         for op in ops:

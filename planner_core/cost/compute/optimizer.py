@@ -14,7 +14,7 @@ CLIP_PASSES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
+class OptimizerPasses:
     """How often an update reads or writes the weight, all moments, the gradient, and tensors that it makes on the way; and how many
     kernels that takes."""
 
@@ -27,18 +27,18 @@ class Passes:
 
 ONE_BY_ONE = {
     # adamw: w *= 1 - lr d; m.lerp_(g); v *= b; v.addcmul_(g, g); s = v.sqrt(); s /= c; s += e; w.addcdiv_(m, s)
-    2: Passes(weight=4, moments=9, gradient=2, between=5, kernels=8),
-    1: Passes(weight=2, moments=5, gradient=1, between=0, kernels=3),  # m *= b; m += g; w -= lr m
-    0: Passes(weight=2, moments=0, gradient=1, between=0, kernels=1),
+    2: OptimizerPasses(weight=4, moments=9, gradient=2, between=5, kernels=8),
+    1: OptimizerPasses(weight=2, moments=5, gradient=1, between=0, kernels=3),  # m *= b; m += g; w -= lr m
+    0: OptimizerPasses(weight=2, moments=0, gradient=1, between=0, kernels=1),
 }
 """Of an optimizer that runs the operators of its formula one after the other (torch's `_multi_tensor_adamw` and `_single_tensor_adamw`), by
 the number of its moments."""
 
 
-def passes(workload: Workload, kernels: str) -> Passes:
+def optimizer_passes(workload: Workload, kernels: str) -> OptimizerPasses:
     """The passes of one update by `kernels` (`OPTIMIZER_KERNELS`). A fused kernel reads and writes each state once."""
     moments = OPTIMIZERS[workload.optimizer]
-    return Passes(2, 2 * moments, 1, 0, 1) if kernels == "fused" else ONE_BY_ONE[moments]
+    return OptimizerPasses(2, 2 * moments, 1, 0, 1) if kernels == "fused" else ONE_BY_ONE[moments]
 
 
 def optimizer_bytes(item: int, workload: Workload, kernels: str) -> dict[str, int]:
@@ -47,7 +47,7 @@ def optimizer_bytes(item: int, workload: Workload, kernels: str) -> dict[str, in
     Clipping passes over the gradient, and the working copy is written again. Example: fused AdamW in mixed precision moves 28 bytes for a
     parameter. One by one its operators move 80.
     """
-    kept, gradient, each = workload.kept_item(item), workload.gradient_item(item), passes(workload, kernels)
+    kept, gradient, each = workload.kept_item(item), workload.gradient_item(item), optimizer_passes(workload, kernels)
     return {
         "weight": each.weight * kept,
         "averages": each.moments * kept,
@@ -68,7 +68,7 @@ def optimizer_seconds(elements: Array, item: int, model: CostModel) -> Array:
     seconds = sum(optimizer_bytes(item, workload, kernels).values()) / gpu.bytes_per_s
     if workload.offload and gpu.host is not None:
         seconds += 2 * workload.moment_bytes(item) / gpu.host.reached_bytes_per_s
-    launches = gpu.launch_s * passes(workload, kernels).kernels if kernels == "for-loop" else 0.0
+    launches = gpu.launch_s * optimizer_passes(workload, kernels).kernels if kernels == "for-loop" else 0.0
     return elements * seconds + np.where(elements > 0, launches, 0.0)
 
 
@@ -87,7 +87,7 @@ def check_offload(workload: Workload, cluster: Cluster) -> None:
         )
 
 
-def handed_out_seconds(ranks: Array, model: CostModel) -> Array:
+def weight_handout_seconds(ranks: Array, model: CostModel) -> Array:
     """Seconds to hand out one updated weight that `ranks` ranks hold in parts, if the run does so tensor by tensor and rank by rank.
 
     InternEvo broadcasts each rank's tensors over a ring of all ranks, and nanotron copies each rank's part of each tensor out of what

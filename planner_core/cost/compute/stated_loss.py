@@ -23,7 +23,7 @@ from planner_core.ops import AS_RUN, WHOLE_LOGITS, Kind, operator
 EAGER, FUSED, WHOLE, GATHERED, CHUNKED, COMPILED = "eager", "fused", "whole", "gathered", "chunked", "compiled"
 
 
-def with_loss(graph: Graph, stated: str, compiled: bool) -> Graph:
+def with_stated_loss(graph: Graph, stated: str, compiled: bool) -> Graph:
     """The graph with its loss computed as stated. `compiled`: the loss is in a compiled block. Raises InputError for a model without
     such a loss."""
     kind, _, parts = stated.partition(":")
@@ -40,7 +40,7 @@ def with_loss(graph: Graph, stated: str, compiled: bool) -> Graph:
         raise InputError(
             f"--loss {stated}: {graph.name} computes its loss in parts by its own code ({of_code.name}); leave --loss out"
         )
-    top, *others = (_all_changed(block, kind, int(parts or 1)) for block in (graph.top, *graph.blocks.values()))
+    top, *others = (_replace_losses(block, kind, int(parts or 1)) for block in (graph.top, *graph.blocks.values()))
     return replace(graph, top=top, blocks={block.name: block for block in others})
 
 
@@ -48,19 +48,19 @@ def _losses(block: Block) -> list[Op]:
     return [op for op in block.ops if operator(op.fn).of_logits]
 
 
-def _all_changed(block: Block, kind: str, parts: int) -> Block:
+def _replace_losses(block: Block, kind: str, parts: int) -> Block:
     for loss in _losses(block):
-        block = _changed(block, loss, kind, parts)
+        block = _replace_loss(block, loss, kind, parts)
     return block
 
 
-def _changed(block: Block, loss: Op, kind: str, parts: int) -> Block:
+def _replace_loss(block: Block, loss: Op, kind: str, parts: int) -> Block:
     if kind == GATHERED:
-        before = TensorMeta(block.values[loss.inputs[0]].meta.shape, _narrow(block, loss))
+        before = TensorMeta(block.values[loss.inputs[0]].meta.shape, _logits_dtype(block, loss))
         there = replace(loss, saved_extra=(*loss.saved_extra, before), attrs={**loss.attrs, WHOLE_LOGITS: True})
         return replace(block, items=tuple(there if item is loss else item for item in block.items))
     logits = root(block, loss.inputs[0])
-    values, ops = list(block.values), {loss.name: _loss(block, loss, kind)}
+    values, ops = list(block.values), {loss.name: _loss_as_run(block, loss, kind)}
     maker = {v: op for op in block.ops for v in op.outputs}
     cast = maker.get(logits)
     if kind != WHOLE and cast is not None and operator(cast.fn).kind is Kind.CAST:
@@ -74,25 +74,25 @@ def _changed(block: Block, loss: Op, kind: str, parts: int) -> Block:
         logits = narrow
     if kind == CHUNKED:
         values = [
-            replace(v, parts=parts) if root(block, i) == logits or _of(values, i, logits) else v
+            replace(v, parts=parts) if root(block, i) == logits or _is_view_of(values, i, logits) else v
             for i, v in enumerate(values)
         ]
     items = tuple(ops.get(i.name, i) if isinstance(i, Op) else i for i in block.items)
     return replace(block, values=tuple(values), items=items)
 
 
-def _narrow(block: Block, loss: Op) -> str:
+def _logits_dtype(block: Block, loss: Op) -> str:
     """The dtype in which the logits are made."""
     logits = root(block, loss.inputs[0])
     cast = next((op for op in block.ops if logits in op.outputs and operator(op.fn).kind is Kind.CAST), None)
     return block.values[cast.inputs[0] if cast else logits].meta.dtype
 
 
-def _of(values: list[Value], value: int, base: int) -> bool:
+def _is_view_of(values: list[Value], value: int, base: int) -> bool:
     return values[value].storage == base
 
 
-def _loss(block: Block, loss: Op, kind: str) -> Op:
+def _loss_as_run(block: Block, loss: Op, kind: str) -> Op:
     """The loss with what it keeps: the logits, and a number for each token."""
     logits, targets = loss.inputs[0], loss.inputs[1:]
     tokens = TensorMeta(block.values[logits].meta.shape[:1], "float32")

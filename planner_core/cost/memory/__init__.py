@@ -12,32 +12,32 @@ deep                     the peak alone, without the middle of many equal copies
 at_peak                  the single tensors at the highest moment
 """
 
-from planner_core.cost.memory.at_peak import Held, tensors_at_peak
+from planner_core.cost.memory.at_peak import PeakTensor, tensors_at_peak
 from planner_core.cost.memory.deep import peak_memory, stage_moments
 from planner_core.cost.memory.forward import BlockMemory, Moment
-from planner_core.cost.memory.peak import Walk, at_work, block_memories, walk
-from planner_core.cost.memory.saved import Rerun, computes_again, kept_results, run_again, viewed
-from planner_core.cost.memory.standing import Standing, param_bytes
+from planner_core.cost.memory.peak import Walk, block_memories, num_update_tensors, walk
+from planner_core.cost.memory.saved import Rerun, is_recomputed, kept_results, rerun_ops, viewed_operands
+from planner_core.cost.memory.standing import StandingMemory, param_bytes
 from planner_core.cost.memory.terms import has_working_copy, weight_bytes
 
 __all__ = [
     "BlockMemory",
-    "Held",
     "Moment",
+    "PeakTensor",
     "Rerun",
-    "Standing",
+    "StandingMemory",
     "Walk",
-    "at_work",
     "block_memories",
-    "computes_again",
     "has_working_copy",
+    "is_recomputed",
     "kept_results",
+    "num_update_tensors",
     "param_bytes",
     "peak_memory",
-    "run_again",
+    "rerun_ops",
     "stage_moments",
     "tensors_at_peak",
-    "viewed",
+    "viewed_operands",
     "walk",
     "weight_bytes",
 ]

@@ -14,8 +14,8 @@ from itertools import islice
 from planner_core.core import ITEM_BYTES, BlockPlan, Call, Graph, Op, Placements, Value
 from planner_core.cost.memory.backward import BackwardMemory, Gradient
 from planner_core.cost.memory.forward import MOMENTS, BlockMemory, Moment
-from planner_core.cost.memory.peak import arriving, at_work, backward_of, walk
-from planner_core.cost.memory.standing import Form, WeightForms, weight_forms
+from planner_core.cost.memory.peak import arriving_gradients, backward_of, num_update_tensors, walk
+from planner_core.cost.memory.standing import WeightForm, WeightForms, weight_forms
 from planner_core.cost.memory.storages import Key
 from planner_core.cost.model import CostModel
 
@@ -23,7 +23,7 @@ FORWARD, BACKWARD = "forward", "backward"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PeakTensor:
     """One tensor, or the equal tensors of several copies. The bytes are those of one copy on one GPU; the shape is global.
 
     The placement has one letter per mesh axis. Shape and placement are empty for what is not a single tensor. `op`: the operator whose own
@@ -46,24 +46,24 @@ class Held:
         return self.num_bytes * self.copies
 
 
-def tensors_at_peak(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> list[Held]:
+def tensors_at_peak(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> list[PeakTensor]:
     """All tensors at the peak, the largest first. The bytes of each kind add up to `Walk.memory_bytes`."""
-    found = _Tensors(blocks, graph, model)
+    found = _PeakTensors(blocks, graph, model)
     found.standing()
     found.at_peak()
     return sorted(found.rows(), key=lambda h: -h.total_bytes)
 
 
-class _Tensors:
+class _PeakTensors:
     def __init__(self, blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> None:
         self.blocks, self.model, self.buffer_bytes = blocks, model, graph.buffer_bytes
         self.walk = walk(blocks, graph, model)
         self.made = self.walk.block_memories
         self.sums = model.workload.accumulate > 1
         self.label_of = {prefix: label for label, bp in blocks.items() if label for prefix in bp.prefixes}
-        self.found: dict[Held, int] = {}
+        self.found: dict[PeakTensor, int] = {}
 
-    def rows(self) -> Iterable[Held]:
+    def rows(self) -> Iterable[PeakTensor]:
         """The rows that were found; equal tensors are one row."""
         for h, copies in self.found.items():
             if h.num_bytes:
@@ -88,7 +88,7 @@ class _Tensors:
         """Add one row, in `dtype` or in the value's own dtype."""
         meta = self.value(label, value).meta if value is not None else None
         shape, dtype = (meta.shape, dtype or meta.dtype) if meta else ((), "")
-        row = Held(kind, what, label, shape, dtype, " ".join(map(str, placed or ())), num_bytes, op=op)
+        row = PeakTensor(kind, what, label, shape, dtype, " ".join(map(str, placed or ())), num_bytes, op=op)
         self.found[row] = self.found.get(row, 0) + copies
 
     def weights(self) -> Iterator[tuple[str, WeightForms]]:
@@ -97,7 +97,7 @@ class _Tensors:
             for forms in weight_forms(self.made[label].storages.block, bp, self.model):
                 yield label, forms
 
-    def weight(self, kind: str, what: str, label: str, number: int, form: Form, dtype: str = "") -> None:
+    def weight(self, kind: str, what: str, label: str, number: int, form: WeightForm, dtype: str = "") -> None:
         """Add one form of a weight for all copies of its block, in `dtype` or in the dtype in which the optimizer keeps it."""
         value, copies = self.value(label, number), len(self.blocks[label].prefixes)
         kept = value.grad and self.model.workload.kept_item(ITEM_BYTES[value.meta.dtype]) == 4
@@ -132,7 +132,7 @@ class _Tensors:
         elif peak in self.walk.backward:
             self.backward("", self.walk.backward.index(peak), dict(backward_of(top).by_value))
         else:
-            told = f"the optimizer at work: {at_work(self.model.workload)} tensors of the largest weight"
+            told = f"the optimizer at work: {num_update_tensors(self.model.workload)} tensors of the largest weight"
             self.add("buffers", told, "", None, None, peak.flying)
 
     # --- one block at one moment ------------------------------------------------------------------
@@ -141,7 +141,7 @@ class _Tensors:
         """Add what is held at moment `index` of forward: each item has three moments, before it, while it runs and after it.
         `again`: of the recomputation before backward."""
         block_memory = self.made[label]
-        moment = _nth(block_memory.again() if again else block_memory.forward(), index)
+        moment = _run_to_moment(block_memory.again() if again else block_memory.forward(), index)
         number, running = index // MOMENTS, index % MOMENTS == 1
         begun = number + (index % MOMENTS > 0)
         if again:
@@ -158,7 +158,7 @@ class _Tensors:
         item = block_memory.storages.block.items[number]
         if running and isinstance(item, Call):
             inner = self.label_of[item.prefix]
-            self.forward(inner, _highest(self.made[inner])[1])
+            self.forward(inner, _find_highest(self.made[inner])[1])
         elif isinstance(item, Op):
             self.at_work(label, item.name, FORWARD, moment.flying - sum(block_memory.flying.values()))
 
@@ -166,7 +166,7 @@ class _Tensors:
         """Add what is held at moment `index` of backward."""
         block_memory = self.made[label]
         back = BackwardMemory(block_memory, dict(given))
-        moment = _nth(back.run(), index)
+        moment = _run_to_moment(back.run(), index)
         call = block_memory.storages.block.items[back.at] if back.at >= 0 else None
         self.kept(label, range(back.at + (not back.released)), skip=("call", back.at) if back.inside else None)
         self.weight_gradients(label, back)
@@ -239,7 +239,7 @@ class _Tensors:
         of = {g: value for value, g in reversed(back.by_value.items())}
         of = {g: item.inputs[k] for k, g in back.at_work.items()} | of
         for gradient, value in of.items():
-            name = block_memory.storages.block.values[value].name or _maker(block_memory, value)
+            name = block_memory.storages.block.values[value].name or _maker_name(block_memory, value)
             self.add("buffers", f"gradient of {name}", label, value, None, gradient.num_bytes)
         for value, size in back.waiting.items():
             name = block_memory.storages.block.values[value].name
@@ -249,8 +249,8 @@ class _Tensors:
     def inside(self, label: str) -> None:
         """Add what is held at the highest moment of the backward of one copy. If the block is recomputed, this moment may be in the
         recomputation."""
-        block_memory, given = self.made[label], arriving(self.made[label])
-        _, index, moment = _highest(block_memory, given, only=BACKWARD)
+        block_memory, given = self.made[label], arriving_gradients(self.made[label])
+        _, index, moment = _find_highest(block_memory, given, only=BACKWARD)
         if block_memory.storages.plan.recompute != "none":
             at, highest = max(enumerate(block_memory.again()), key=lambda m: m[1].total)
             more = sum(g.num_bytes for g in given.values())
@@ -259,14 +259,19 @@ class _Tensors:
                 self.forward(label, at, again=True)
                 for value, gradient in given.items():
                     self.add(
-                        "buffers", f"gradient of {_maker(block_memory, value)}", label, value, None, gradient.num_bytes
+                        "buffers",
+                        f"gradient of {_maker_name(block_memory, value)}",
+                        label,
+                        value,
+                        None,
+                        gradient.num_bytes,
                     )
                 return
         self.backward(label, index, given)
 
     def _after(self, label: str) -> dict[str, int]:
         """Gradients of a block's weights once its backward is done."""
-        back = BackwardMemory(self.made[label], arriving(self.made[label]))
+        back = BackwardMemory(self.made[label], arriving_gradients(self.made[label]))
         for _ in back.run():
             pass
         return back.weights
@@ -317,10 +322,10 @@ class _Tensors:
             value = int(str(key[1]))
             self.add(
                 kind,
-                f"{_maker(block_memory, value)}{', as it is sent on' if name == 'given' else ''}",
+                f"{_maker_name(block_memory, value)}{', as it is sent on' if name == 'given' else ''}",
                 label,
                 value,
-                _placed(block_memory, value, name),
+                _result_placements(block_memory, value, name),
                 size,
             )
 
@@ -341,7 +346,7 @@ class _Tensors:
         )
 
 
-def _highest(
+def _find_highest(
     block_memory: BlockMemory, given: dict[int, Gradient] | None = None, only: str = ""
 ) -> tuple[str, int, Moment]:
     """(phase, index, moment) of the first highest moment; of forward alone if no gradients are `given`."""
@@ -351,12 +356,12 @@ def _highest(
     return max(moments, key=lambda m: m[2].total)
 
 
-def _nth(moments: Iterable[Moment], index: int) -> Moment:
+def _run_to_moment(moments: Iterable[Moment], index: int) -> Moment:
     """Moment number `index`. The simulation stops there, so that its state is that of this moment."""
     return next(islice(moments, index, None))
 
 
-def _maker(block_memory: BlockMemory, value: int) -> str:
+def _maker_name(block_memory: BlockMemory, value: int) -> str:
     """The text `result of mlp.up_proj/linear`, or the name of what comes from outside of the block."""
     for item in block_memory.storages.block.items:
         if value in item.outputs:
@@ -364,7 +369,7 @@ def _maker(block_memory: BlockMemory, value: int) -> str:
     return "input of the block"
 
 
-def _placed(block_memory: BlockMemory, value: int, name: str) -> Placements | None:
+def _result_placements(block_memory: BlockMemory, value: int, name: str) -> Placements | None:
     """Placements of a result as its operator makes it, or as it is delivered; None if no operator of this block makes it."""
     for op in block_memory.storages.block.ops:
         if value in op.outputs:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from planner_core.core import Call, Op
-from planner_core.cost.memory.forward import BlockMemory, Moment, on_their_way, sent_for
+from planner_core.cost.memory.forward import BlockMemory, Moment, arriving_bytes, peak_issuing_bytes
 from planner_core.cost.memory.in_flight import ReductionMemory
 from planner_core.ops import operator, writes_in_place
 
@@ -114,11 +114,11 @@ class BackwardMemory:
                 return
             yield from self._send_on()
         here, back = self.block_memory.units[at[number]], self.block_memory.back(number)
-        self.gathered, self.coming = here.waiting(again=True), on_their_way(back, 1, again=True)
+        self.gathered, self.coming = here.waiting(again=True), arriving_bytes(back, 1, again=True)
         yield self._moment()
-        self.gathered, self.coming = here.gathered(again=True), sent_for(back, again=True)
+        self.gathered, self.coming = here.gathered(again=True), peak_issuing_bytes(back, again=True)
         yield self._moment()
-        self.coming = on_their_way(back, again=True)
+        self.coming = arriving_bytes(back, again=True)
 
     def _send_on(self) -> Iterator[Moment]:
         """The unit is done: its gradients leave, when those before them have moved on, and its weights are freed. Autograd holds

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from planner_core.core import Block, BlockPlan, Call, Graph, Op
 from planner_core.cost.memory.backward import BackwardMemory, Gradient
 from planner_core.cost.memory.forward import MOMENTS, BlockMemory, CallMemory, Moment
-from planner_core.cost.memory.peak import KnownCopies, backward_of, block_memories, highest, through
-from planner_core.cost.memory.standing import Standing, standing
+from planner_core.cost.memory.peak import KnownCopies, backward_of, block_memories, highest_moment, walk_from_moments
+from planner_core.cost.memory.standing import StandingMemory, standing_memory
 from planner_core.cost.model import CostModel
 
-ENDS = 6
+COPIES_AT_EACH_END = 6
 """Copies of a stretch that are simulated at each end. What is in flight reaches over one copy for each mesh axis at most."""
 
 
@@ -39,32 +39,34 @@ def peak_memory(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, known: KnownCopies | None = None
 ) -> dict[str, int]:
     """Bytes at the peak by kind, as `Walk.memory_bytes`. `known` is that of `block_memories`."""
-    top, gaps = shortened(graph.top, {p: label for label, bp in blocks.items() for p in bp.prefixes})
-    state, made = standing(blocks, graph, model), block_memories(blocks, replace(graph, top=top), model, known)
-    found = through(state, made, _forward(made[""], gaps), _backward(made[""], gaps), model, of=lambda m: (highest(m),))
+    top, gaps = shorten_repeats(graph.top, {p: label for label, bp in blocks.items() for p in bp.prefixes})
+    state, made = standing_memory(blocks, graph, model), block_memories(blocks, replace(graph, top=top), model, known)
+    found = walk_from_moments(
+        state, made, _forward(made[""], gaps), _backward(made[""], gaps), model, of=lambda m: (highest_moment(m),)
+    )
     return found.memory_bytes()
 
 
 def stage_moments(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, gradients: Mapping[int, int]
-) -> tuple[Standing, int, Moment, Moment]:
+) -> tuple[StandingMemory, int, Moment, Moment]:
     """Of one stage of a pipeline: what its weights take; the bytes that one micro-batch keeps when its forward is done; and the highest
     moments of a forward and of a backward. `gradients`: bytes of those that arrive, by value."""
-    top, gaps = shortened(graph.top, {p: label for label, bp in blocks.items() for p in bp.prefixes})
-    state, made = standing(blocks, graph, model), block_memories(blocks, replace(graph, top=top), model)
+    top, gaps = shorten_repeats(graph.top, {p: label for label, bp in blocks.items() for p in bp.prefixes})
+    state, made = standing_memory(blocks, graph, model), block_memories(blocks, replace(graph, top=top), model)
     given = {v: Gradient(size) for v, size in gradients.items()}
 
     def ends(moments: Iterable[Moment]) -> tuple[Moment, ...]:
         every = tuple(moments)
-        return highest(every), every[-1]
+        return highest_moment(every), every[-1]
 
-    found = through(state, made, _forward(made[""], gaps), _backward(made[""], gaps, given), model, of=ends)
+    found = walk_from_moments(state, made, _forward(made[""], gaps), _backward(made[""], gaps, given), model, of=ends)
     return state, found.forward[-1].kept, found.forward[0], found.backward[0]
 
 
 def _forward(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
     """The moments of forward, with what the copies left out keep."""
-    more = [_kept(top, gap) for gap in gaps]
+    more = [_kept_bytes(top, gap) for gap in gaps]
     for number, moment in enumerate(top.forward()):
         # Each gap that lies behind has run forward, so its copies' kept bytes are there.
         kept = sum(extra for gap, extra in zip(gaps, more, strict=True) if gap.at <= number // MOMENTS)
@@ -74,10 +76,10 @@ def _forward(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
 def _backward(top: BlockMemory, gaps: Sequence[Gap], given: Mapping[int, Gradient] | None = None) -> Iterator[Moment]:
     """The moments of backward, with what the copies left out keep until they run, and with their gradients after that. `given`: the
     gradients that arrive, if it does not begin with the loss."""
-    more = [(_kept(top, gap), _gradients(top, gap)) for gap in gaps]
+    more = [(_kept_bytes(top, gap), _gradient_bytes(top, gap)) for gap in gaps]
     run = BackwardMemory(top, dict(given)) if given else backward_of(top)
     for gap in gaps:
-        for reduction in _call(top, gap).unit.reductions:
+        for reduction in _gap_call(top, gap).unit.reductions:
             if reduction.late is not None:
                 run.leave_late(reduction, gap.copies)
     for moment in run.run():
@@ -89,68 +91,74 @@ def _backward(top: BlockMemory, gaps: Sequence[Gap], given: Mapping[int, Gradien
         yield moment + extra
 
 
-def _kept(top: BlockMemory, gap: Gap) -> int:
+def _kept_bytes(top: BlockMemory, gap: Gap) -> int:
     return gap.copies * top.kept_bytes(gap.at)
 
 
-def _gradients(top: BlockMemory, gap: Gap) -> int:
-    return gap.copies * _call(top, gap).grads
+def _gradient_bytes(top: BlockMemory, gap: Gap) -> int:
+    return gap.copies * _gap_call(top, gap).grads
 
 
-def _call(top: BlockMemory, gap: Gap) -> CallMemory:
+def _gap_call(top: BlockMemory, gap: Gap) -> CallMemory:
     """What one of the copies that are left out does to the memory of its caller."""
     call = top.storages.block.items[gap.at]
     assert isinstance(call, Call)
     return top.calls[call.prefix]
 
 
-def shortened(top: Block, labels: Mapping[str, str]) -> tuple[Block, list[Gap]]:
+def shorten_repeats(top: Block, labels: Mapping[str, str]) -> tuple[Block, list[Gap]]:
     """The top block without the middle of each long stretch of equal copies. `labels`: the plan of each copy, by prefix."""
     readers = Counter(v for item in top.items for v in set(item.inputs)) + Counter(top.outputs)
     items: list[Op | Call] = []
     gaps: list[Gap] = []
     first = 0
     while first < len(top.items):
-        last = _end(top.items, first, labels, readers)
+        last = _stretch_end(top.items, first, labels, readers)
         whole = list(top.items[first:last])
         # The first six copies stay, and the last six. The first after the gap reads what the sixth copy makes.
-        if len(whole) > 2 * ENDS + 1:
-            left = len(whole) - 2 * ENDS
-            gaps.append(Gap(len(items) + ENDS, left))
+        if len(whole) > 2 * COPIES_AT_EACH_END + 1:
+            left = len(whole) - 2 * COPIES_AT_EACH_END
+            gaps.append(Gap(len(items) + COPIES_AT_EACH_END, left))
             whole = [
-                *whole[:ENDS],
-                _reading(whole[ENDS + left], whole[ENDS + left - 1], whole[ENDS - 1]),
-                *whole[-ENDS + 1 :],
+                *whole[:COPIES_AT_EACH_END],
+                _rewire(
+                    whole[COPIES_AT_EACH_END + left],
+                    whole[COPIES_AT_EACH_END + left - 1],
+                    whole[COPIES_AT_EACH_END - 1],
+                ),
+                *whole[-COPIES_AT_EACH_END + 1 :],
             ]
         items += whole
         first = last
     return replace(top, items=tuple(items)), gaps
 
 
-def _reading(item: Op | Call, old: Op | Call, new: Op | Call) -> Op | Call:
+def _rewire(item: Op | Call, old: Op | Call, new: Op | Call) -> Op | Call:
     """The same item, but it reads what `new` makes where it read what `old` makes."""
     swap = dict(zip(old.outputs, new.outputs, strict=True))
     return replace(item, inputs=tuple(swap.get(v, v) for v in item.inputs))
 
 
-def _end(items: Sequence[Op | Call], first: int, labels: Mapping[str, str], readers: Mapping[int, int]) -> int:
+def _stretch_end(items: Sequence[Op | Call], first: int, labels: Mapping[str, str], readers: Mapping[int, int]) -> int:
     """The number of the item after a stretch of equal copies that begins with item `first`."""
     last = first + 1
-    while last < len(items) and _follows(items[last - 1], items[last], labels, readers):
-        if last - first > 1 and not _reads_alike(items[last - 2], items[last - 1], items[last]):
+    while last < len(items) and _is_equal_successor(items[last - 1], items[last], labels, readers):
+        if last - first > 1 and not _reads_same_operands(items[last - 2], items[last - 1], items[last]):
             break
         last += 1
     return last
 
 
-def _follows(one: Op | Call, other: Op | Call, labels: Mapping[str, str], readers: Mapping[int, int]) -> bool:
+def _is_equal_successor(
+    one: Op | Call, other: Op | Call, labels: Mapping[str, str], readers: Mapping[int, int]
+) -> bool:
     """Whether two items are copies with the same plan, and the second alone reads what the first makes."""
     if not isinstance(one, Call) or not isinstance(other, Call) or labels[one.prefix] != labels[other.prefix]:
         return False
     return all(readers[v] == (v in other.inputs) for v in one.outputs)
 
 
-def _reads_alike(before: Op | Call, one: Op | Call, other: Op | Call) -> bool:
+def _reads_same_operands(before: Op | Call, one: Op | Call, other: Op | Call) -> bool:
     """Whether each operand of two copies is the same value, or the same result of the copy before."""
 
     def source(copy: Op | Call, previous: Op | Call) -> list[tuple[str, int]]:

@@ -15,9 +15,9 @@ from functools import cached_property
 
 from planner_core.core import Call, Op
 from planner_core.cost.memory.in_flight import UnitMemory
-from planner_core.cost.memory.saved import run_again
+from planner_core.cost.memory.saved import rerun_ops
 from planner_core.cost.memory.standing import weight_forms
-from planner_core.cost.memory.storages import Key, Storages
+from planner_core.cost.memory.storages import BlockStorages, Key
 from planner_core.cost.resolved_ops import RECEIVE
 from planner_core.ops import AS_RUN, is_heavy, last_saving, operator
 
@@ -81,7 +81,7 @@ class BlockMemory:
     moment of `forward`, beside what the item at work adds.
     """
 
-    storages: Storages
+    storages: BlockStorages
     units: tuple[UnitMemory, ...]
     unit_at: tuple[int, ...]
     calls: Mapping[str, CallMemory] = field(default_factory=dict)
@@ -181,14 +181,14 @@ class BlockMemory:
         if number and self.unit_at[number] == self.unit_at[number - 1]:
             return self.ahead(number)
         here, onward = self.units[self.unit_at[number]], self.onward(number)
-        return max(here.waiting() + on_their_way(onward, 1), here.gathered() + sent_for(onward))
+        return max(here.waiting() + arriving_bytes(onward, 1), here.gathered() + peak_issuing_bytes(onward))
 
     def ahead(self, number: int, *, done: bool = False) -> int:
         """Bytes of weights while an item runs: its unit's, and those of the next units that are on their way; or when it is `done`."""
         at = self.unit_at[number]
         # A unit's gathered weights are freed together after its last item, not one by one after their last use.
         over = done and (number + 1 == len(self.unit_at) or self.unit_at[number + 1] != at)
-        return on_their_way(self.onward(number)) + (0 if over else self.units[at].gathered())
+        return arriving_bytes(self.onward(number)) + (0 if over else self.units[at].gathered())
 
     def onward(self, number: int) -> Sequence[UnitMemory]:
         """The units after that of an item whose weights may be on their way."""
@@ -226,7 +226,7 @@ class BlockMemory:
         """
         held, block = self.held(), self.storages.block
         left, last = sum(map(self.size_of, held)), last_saving(block)
-        computes = last >= 0 and run_again(block, self.storages.plan.kept)[block.ops[last].name].computes
+        computes = last >= 0 and rerun_ops(block, self.storages.plan.kept)[block.ops[last].name].computes
         for number, moment in enumerate(self._run_all(-1 if computes else last)):
             # The results that the plan kept wait for the recomputation to reach their operator. From then on they are among what is kept
             # again.
@@ -276,14 +276,14 @@ class BlockMemory:
         return next((op.outputs for op in reversed(ops) if is_heavy(op) and op.name not in losses), ())
 
 
-def on_their_way(units: Iterable[UnitMemory], left: int = 0, *, again: bool = False) -> int:
+def arriving_bytes(units: Iterable[UnitMemory], left: int = 0, *, again: bool = False) -> int:
     """Bytes in flight of the next units' weights: the first has `left` collectives not yet issued, the second one more, and so on."""
     return sum(u.coming(number, again=again) for number, u in enumerate(units, left))
 
 
-def sent_for(units: Sequence[UnitMemory], *, again: bool = False) -> int:
+def peak_issuing_bytes(units: Sequence[UnitMemory], *, again: bool = False) -> int:
     """The most bytes in flight while the next units' weights are sent for: each has one collective fewer to issue after that."""
-    most = now = on_their_way(units, 1, again=again)
+    most = now = arriving_bytes(units, 1, again=again)
     for left, u in enumerate(units):
         for g in u.messages(again):
             before = g.coming(left + 1)

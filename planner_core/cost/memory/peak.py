@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from planner_core.core import OPTIMIZERS, BlockPlan, Graph, Workload
 from planner_core.cost.memory.backward import BackwardMemory, Gradient
 from planner_core.cost.memory.forward import BlockMemory, CallMemory, Moment
-from planner_core.cost.memory.in_flight import UnitMemory, brought_by_caller, unit, units_of_top
-from planner_core.cost.memory.standing import Standing, standing
-from planner_core.cost.memory.storages import Key, Storages
+from planner_core.cost.memory.in_flight import UnitMemory, brought_by_caller, unit_memory, units_of_top
+from planner_core.cost.memory.standing import StandingMemory, standing_memory
+from planner_core.cost.memory.storages import BlockStorages, Key
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of
 
@@ -30,7 +30,7 @@ class Walk:
     """The moments of the last micro-batch's forward and backward, and of the optimizer's step. They come on top of the parameters
     and optimizer states, which are held all the time. `block_memories` has the storages of each block, by label of the plan."""
 
-    state: Standing
+    state: StandingMemory
     block_memories: Mapping[str, BlockMemory]
     forward: tuple[Moment, ...]
     backward: tuple[Moment, ...]
@@ -39,7 +39,7 @@ class Walk:
     @property
     def peak(self) -> Moment:
         """The first of the highest moments."""
-        return highest((*self.forward, *self.backward, self.step))
+        return highest_moment((*self.forward, *self.backward, self.step))
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes at the peak by kind: params, grads, optimizer, activations and buffers (all that is in flight), which add up to peak.
@@ -61,12 +61,12 @@ class Walk:
 
 def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Walk:
     """Simulate the memory of one GPU through a step, from the second step on."""
-    state, made = standing(blocks, graph, model), block_memories(blocks, graph, model)
-    return through(state, made, made[""].forward(), backward_of(made[""]).run(), model)
+    state, made = standing_memory(blocks, graph, model), block_memories(blocks, graph, model)
+    return walk_from_moments(state, made, made[""].forward(), backward_of(made[""]).run(), model)
 
 
-def through(
-    state: Standing,
+def walk_from_moments(
+    state: StandingMemory,
     made: Mapping[str, BlockMemory],
     forward: Iterable[Moment],
     backward: Iterable[Moment],
@@ -80,11 +80,15 @@ def through(
     if state.inputs:
         forward, backward = ((moment + Moment(state.inputs) for moment in moments) for moments in (forward, backward))
     return Walk(
-        state, made, of(forward), of(backward), Moment(0, state.reduced, at_work(model.workload) * state.largest_param)
+        state,
+        made,
+        of(forward),
+        of(backward),
+        Moment(0, state.reduced, num_update_tensors(model.workload) * state.largest_param),
     )
 
 
-def at_work(workload: Workload) -> int:
+def num_update_tensors(workload: Workload) -> int:
     """How many tensors as large as a weight its update holds: two of the optimizer's own, and the moments if they come from the host."""
     return 2 + (OPTIMIZERS[workload.optimizer] if workload.offload else 0)
 
@@ -110,47 +114,47 @@ def block_memories(
         if label:
             at = label, id(bp.sites)
             if at not in known:
-                known[at] = bp, *_copy(label, bp, graph, model)
+                known[at] = bp, *_simulate_copy(label, bp, graph, model)
             _, inner[label], one = known[at]
             calls.update(dict.fromkeys(bp.prefixes, one))
     top = graph.top
     # Equal copies are walked once (`one`), so a model of 100 layers takes as long as one of 2, save for the top block's own items.
     units, unit_at = units_of_top(top, blocks[""], {prefix: found.unit for prefix, found in calls.items()}, model)
-    return {**inner, "": BlockMemory(Storages(top, blocks[""], model), units, unit_at, calls)}
+    return {**inner, "": BlockMemory(BlockStorages(top, blocks[""], model), units, unit_at, calls)}
 
 
-def highest(moments: Iterable[Moment]) -> Moment:
+def highest_moment(moments: Iterable[Moment]) -> Moment:
     """The first of the highest moments."""
     return max(moments, key=lambda m: m.total)
 
 
-def _copy(label: str, bp: BlockPlan, graph: Graph, model: CostModel) -> tuple[BlockMemory, CallMemory]:
+def _simulate_copy(label: str, bp: BlockPlan, graph: Graph, model: CostModel) -> tuple[BlockMemory, CallMemory]:
     block = block_of(graph, label)
-    whole = unit(label, block, bp, block.ops, model)
-    found = BlockMemory(Storages(block, bp, model), (brought_by_caller(whole),), (0,) * len(block.items))
-    return found, _call(found, whole)
+    whole = unit_memory(label, block, bp, block.ops, model)
+    found = BlockMemory(BlockStorages(block, bp, model), (brought_by_caller(whole),), (0,) * len(block.items))
+    return found, _call_memory(found, whole)
 
 
-def _call(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
+def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
     """One copy of a repeated block, as its caller sees it."""
     s = block_memory.storages
     block = s.block
     position: dict[Key | None, int] = {("in", v): k for k, v in reversed(list(enumerate(block.inputs)))}
     at = {v: s.at.get(v, ("in", v)) for v in block.outputs}
     results = tuple(-1 - position[k] if k in position else s.own(k) for k in (at[v] for v in block.outputs))
-    given = arriving(block_memory)
+    given = arriving_gradients(block_memory)
     back = BackwardMemory(block_memory, dict(given))
-    forward, backward = highest(block_memory.forward()), highest(back.run())
+    forward, backward = highest_moment(block_memory.forward()), highest_moment(back.run())
     kept = sum(map(block_memory.kept_bytes, range(len(block.items))))
     keeps = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in block_memory.first)
     kept_results = tuple(k for k, v in enumerate(block.outputs) if at[v] in block_memory.first and results[k] >= 0)
     if s.plan.recompute != "none":  # it keeps its operands and what the plan keeps, and runs again
         # Backward of a recomputed copy runs it forward again first, with the gradients of its results waiting.
-        again = highest(block_memory.again()) + Moment(0, 0, sum(g.num_bytes for g in given.values()))
+        again = highest_moment(block_memory.again()) + Moment(0, 0, sum(g.num_bytes for g in given.values()))
         kept, kept_results, backward = (
             sum(map(block_memory.size_of, block_memory.held())),
             (),
-            highest([again, backward]),
+            highest_moment([again, backward]),
         )
         keeps = tuple(k for k, v in enumerate(block.inputs) if block.values[v].kind == "activation")
     gradients = {position["in", v]: g.num_bytes for v, g in back.by_value.items() if ("in", v) in position}
@@ -170,7 +174,7 @@ def _call(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
     )
 
 
-def arriving(block_memory: BlockMemory) -> dict[int, Gradient]:
+def arriving_gradients(block_memory: BlockMemory) -> dict[int, Gradient]:
     """The gradients of a called block's results, as its caller brings them."""
     s = block_memory.storages
     made = {

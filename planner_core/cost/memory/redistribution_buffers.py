@@ -18,21 +18,21 @@ from planner_core.cost.communication.redistribution import step_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Transit:
+class RedistributionMemory:
     """Bytes beside the tensor that is moved: of the storage in which it ends (0: still its own), and at the highest moment."""
 
     result: int
     peak: int
 
 
-def transit(
+def redistribution_memory(
     shape: tuple[int, ...],
     item_bytes: int,
     start: Placements,
     steps: Sequence[Step],
     sizes: tuple[int, ...],
     segments: Mapping[int, tuple[int, ...]],
-) -> Transit:
+) -> RedistributionMemory:
     """The bytes that it takes to move a tensor of global `shape` from the placements `start` by `steps`, on a mesh of `sizes`."""
     here, held, peak = list(start), 0, 0
     for step in steps:
@@ -42,20 +42,20 @@ def transit(
             continue
         old = math.prod(before) * item_bytes
         new = math.prod(largest_local_shape(shape, tuple(here), sizes)) * item_bytes
-        result, used = _step(step, before, old, new, segments)
+        result, used = _step_memory(step, before, old, new, segments)
         # `held` is what the step before made. The tensor that came in is its maker's, and is not counted here.
         peak = max(peak, held + used)
         held = result if result else held
-    return Transit(held, peak)
+    return RedistributionMemory(held, peak)
 
 
-def _step(
+def _step_memory(
     step: Step, before: tuple[int, ...], old: int, new: int, segments: Mapping[int, tuple[int, ...]]
 ) -> tuple[int, int]:
     """Bytes of the new storage (0: it is a view of the old one), and bytes in use on the way, both beside the old tensor."""
     src, dst = step.src, step.dst
     if isinstance(dst, Shard):
-        fused = _fused(segments, dst.dim)
+        fused = _has_segments(segments, dst.dim)
         if isinstance(src, Replicate):
             return (0, 0) if _outermost(before, dst.dim) and not fused else (new, new)
         if isinstance(src, Shard):  # the pieces, what is received, and that in order
@@ -64,7 +64,7 @@ def _step(
         # parts each rank's are joined, and then those of all ranks, before anything is received.
         return new, max(2 * old, old + new) if fused else new + old * (dst.dim > 0)
     if isinstance(src, Shard) and not isinstance(dst, Partial):
-        return new, new * (2 if not _outermost(before, src.dim) or _fused(segments, src.dim) else 1)
+        return new, new * (2 if not _outermost(before, src.dim) or _has_segments(segments, src.dim) else 1)
     return new, new
 
 
@@ -73,11 +73,11 @@ def _outermost(shape: tuple[int, ...], dim: int) -> bool:
     return math.prod(shape[:dim]) == 1
 
 
-def _fused(segments: Mapping[int, tuple[int, ...]], dim: int) -> bool:
+def _has_segments(segments: Mapping[int, tuple[int, ...]], dim: int) -> bool:
     return len(segments.get(dim, ())) > 1
 
 
-def buffers(
+def buffer_bytes_by_step(
     shape: tuple[int, ...], item_bytes: int, start: Placements, steps: Sequence[Step], sizes: tuple[int, ...]
 ) -> list[int]:
     """Bytes of a weight at `start`, and after each step. What an all_gather writes, and what a reduce_scatter reads, has all parts in

@@ -18,7 +18,7 @@ from planner_core.core import Block, Call, Graph, Op, root
 from planner_core.ops import last_saving
 
 
-def viewed(block: Block) -> dict[int, int]:
+def viewed_operands(block: Block) -> dict[int, int]:
     """For each value that is a view: the operand of which it is a view. `root` follows these steps to their end.
 
     The single steps matter if a tensor is redistributed between two of them: a view of the new tensor keeps the new tensor.
@@ -79,7 +79,7 @@ class Rerun:
     delivers: bool
 
 
-def run_again(block: Block, kept: Collection[str] = ()) -> Mapping[str, Rerun]:
+def rerun_ops(block: Block, kept: Collection[str] = ()) -> Mapping[str, Rerun]:
     """The operators that the recomputation reaches, if the results of the operators in `kept` were kept.
 
     torch's checkpoint stops as soon as all saved tensors are there again, so at the last operator that saves something. The
@@ -93,7 +93,7 @@ def run_again(block: Block, kept: Collection[str] = ()) -> Mapping[str, Rerun]:
     return found
 
 
-def computes_again(op: Op, again: Mapping[str, Rerun]) -> bool:
+def is_recomputed(op: Op, again: Mapping[str, Rerun]) -> bool:
     """Whether the kernels of an operator run again."""
     return op.name in again and again[op.name].computes
 
@@ -112,7 +112,7 @@ def kept_weights(block: Block, ops: Sequence[Op]) -> tuple[set[int], set[int]]:
     return {root(block, v) for v in passed_on} | frozen, {root(block, v) for v in own & saved | views}
 
 
-def parts(block: Block) -> list[list[Op]]:
+def ops_between_calls(block: Block) -> list[list[Op]]:
     """The ops before, between and after the calls of a block."""
     runs = groupby(block.items, key=lambda item: isinstance(item, Op))
     return [[item for item in run if isinstance(item, Op)] for is_op, run in runs if is_op]

@@ -25,7 +25,7 @@ from planner_core.cost.resolved_ops import block_of
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class WeightForm:
     """One form of a weight: its placements, and its bytes on one GPU."""
 
     placements: Placements
@@ -42,15 +42,15 @@ class WeightForms:
     """
 
     value: int
-    stored: Form
-    working: Form
-    gradient: Form
-    reduced: Form
-    moments: Form
+    stored: WeightForm
+    working: WeightForm
+    gradient: WeightForm
+    reduced: WeightForm
+    moments: WeightForm
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StandingMemory:
     """Bytes of all weights on one GPU: stored and working copies (`params`, with the buffers), gradients before and after they are reduced,
     moments; the bytes of the largest stored weight that is trained; and `inputs`, those that are gathered."""
 
@@ -62,7 +62,7 @@ class Standing:
     inputs: int = 0
 
 
-def standing(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Standing:
+def standing_memory(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> StandingMemory:
     """The bytes of all weights: sums over all copies of all blocks."""
     params, grads, reduced, moments, largest_param = graph.buffer_bytes, 0, 0, 0, 0
     for label, bp in blocks.items():
@@ -74,7 +74,7 @@ def standing(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) ->
             moments += w.moments.num_bytes * len(bp.prefixes)
             if block.values[w.value].grad:
                 largest_param = max(largest_param, w.stored.num_bytes)
-    return Standing(params, grads, reduced, moments, largest_param, gathered_inputs(blocks, graph, model))
+    return StandingMemory(params, grads, reduced, moments, largest_param, gathered_inputs(blocks, graph, model))
 
 
 def gathered_inputs(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> int:
@@ -124,7 +124,7 @@ def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Weig
         yield WeightForms(
             number,
             *(
-                Form(placed, math.prod(largest_local_shape(shape, placed, model.sizes)) * per_element)
+                WeightForm(placed, math.prod(largest_local_shape(shape, placed, model.sizes)) * per_element)
                 for placed, per_element in (
                     (param.stored, each.stored),
                     (param.working, each.working if copied else 0),

@@ -23,11 +23,18 @@ import numpy as np
 
 from planner_core.core import ITEM_BYTES, Block, BlockPlan, Edge, Op, Placements, Step, local_shape, root
 from planner_core.cost.memory.in_flight import UseMemory, uses_of
-from planner_core.cost.memory.redistribution_buffers import Transit, transit
-from planner_core.cost.memory.saved import parts, viewed
+from planner_core.cost.memory.redistribution_buffers import RedistributionMemory, redistribution_memory
+from planner_core.cost.memory.saved import ops_between_calls, viewed_operands
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes, rows_at
-from planner_core.ops import LocalBytes, operator, own_backward, own_kept, splits_kept, writes_in_place
+from planner_core.ops import (
+    LocalBytes,
+    backward_workspace_bytes,
+    extra_saved_bytes,
+    operator,
+    splits_saved_tensor,
+    writes_in_place,
+)
 
 Key = tuple[str, object] | tuple[str, object, int]
 EXCHANGED = -1
@@ -35,7 +42,7 @@ EXCHANGED = -1
 
 
 @dataclass
-class Storages:
+class BlockStorages:
     """What each operator takes, makes and keeps. `add` fills it, one operator after the other in running order."""
 
     block: Block
@@ -54,8 +61,8 @@ class Storages:
     )  # by op and operand: weights that the whole unit brings
 
     def __post_init__(self) -> None:
-        self._viewed = viewed(self.block)
-        for ops in parts(self.block):
+        self._viewed = viewed_operands(self.block)
+        for ops in ops_between_calls(self.block):
             self.ahead.update(uses_of(self.block, self.plan, ops, self.model))
 
     def add(self, op: Op) -> None:
@@ -84,14 +91,14 @@ class Storages:
         """Bytes of a value on one GPU; of one that is made part by part, those of a part."""
         return local_bytes(self.block, value, placements, self.model) // self.block.values[value].parts
 
-    def transit(self, value: int, start: Placements, steps: tuple[Step, ...], edge: Edge) -> Transit:
+    def transit(self, value: int, start: Placements, steps: tuple[Step, ...], edge: Edge) -> RedistributionMemory:
         """The bytes that it takes to redistribute a value, or its gradient, along an edge."""
         if not steps:
-            return Transit(0, 0)
+            return RedistributionMemory(0, 0)
         meta = self.block.values[value].meta
-        return transit(meta.shape, ITEM_BYTES[meta.dtype], start, steps, self.model.sizes, edge.segments)
+        return redistribution_memory(meta.shape, ITEM_BYTES[meta.dtype], start, steps, self.model.sizes, edge.segments)
 
-    def brought(self, op: Op, position: int) -> Transit:
+    def brought(self, op: Op, position: int) -> RedistributionMemory:
         """What it takes to bring an operand to its op: of a weight that came ahead what is left to do, or what autograd keeps of it."""
         value, edge = op.inputs[position], self.plan.sites[op.name].inputs[position]
         use = self.ahead.get((op.name, position))
@@ -101,10 +108,10 @@ class Storages:
         # Autograd's view keeps the gathered weight alive, so it is counted with what is kept (`_gathers` leaves it out of the unit's).
         if use.lasting and not moved.result:
             whole = self.bytes_of(value, use.whole)
-            return Transit(whole, whole)
+            return RedistributionMemory(whole, whole)
         return moved
 
-    def returned(self, op: Op, position: int) -> Transit:
+    def returned(self, op: Op, position: int) -> RedistributionMemory:
         """What it takes to bring an operand's gradient to where it is summed: of a weight to where it is packed."""
         value, edge = op.inputs[position], self.plan.sites[op.name].inputs[position]
         use = self.ahead.get((op.name, position))
@@ -183,7 +190,7 @@ class Storages:
 
     def _extras(self, op: Op) -> list[Key]:
         """Storages that are not a value of the graph: the log-sum-exp, indices, and what a loss keeps."""
-        own = own_kept(op)
+        own = extra_saved_bytes(op)
         if own is not None:
             self.size["extra", op.name, 0] = own(self._local(op))
             return [("extra", op.name, 0)]
@@ -195,7 +202,7 @@ class Storages:
             parts = [
                 n
                 for row, n in zip(chosen, self.model.sizes, strict=True)
-                if row.splits_work and splits_kept(op, row.name, meta.shape, shapes)
+                if row.splits_work and splits_saved_tensor(op, row.name, meta.shape, shapes)
             ]
             load = self.model.fullest(chosen) if len(meta.shape) > 1 else 1.0  # vectors lie where the tokens come from
             self.size["extra", op.name, k] = int(load * (meta.num_bytes // int(np.prod(parts, dtype=int))))
@@ -228,7 +235,7 @@ class Storages:
 
     def backward_work(self, op: Op) -> int:
         """Bytes that the backward of an operator uses for a moment, beside the gradients that it takes and makes."""
-        own = own_backward(op)
+        own = backward_workspace_bytes(op)
         return 0 if own is None else own(self._local(op))
 
     def _local(self, op: Op) -> LocalBytes:

@@ -9,7 +9,7 @@ chunks          products in parts, each summed over GPUs beside the next (ATP)
 pipeline/       stages on groups of GPUs, one behind the other
 """
 
-from planner_core.cost.schedule.chunks import cuttable, in_chunks, seconds_in_chunks
+from planner_core.cost.schedule.chunks import can_run_in_chunks, in_chunks, seconds_in_chunks
 from planner_core.cost.schedule.events import Event, scheduled
 from planner_core.cost.schedule.exposed import (
     CONTENTION,
@@ -17,11 +17,11 @@ from planner_core.cost.schedule.exposed import (
     NOT_HIDDEN,
     WAITED,
     Exposed,
-    beyond_compute,
     exposed_parts,
+    seconds_beyond_compute,
     weight_traffic,
 )
-from planner_core.cost.schedule.host import host_seconds, waited_for_host, with_host
+from planner_core.cost.schedule.host import host_seconds, seconds_waited_for_host, with_host
 from planner_core.cost.schedule.pipeline import (
     Pass,
     PipelineTime,
@@ -53,10 +53,9 @@ __all__ = [
     "PipelineTime",
     "RankWork",
     "Span",
-    "beyond_compute",
     "boundary_states",
+    "can_run_in_chunks",
     "check_micro_batches",
-    "cuttable",
     "even_copies",
     "exposed_parts",
     "host_seconds",
@@ -66,13 +65,14 @@ __all__ = [
     "rank_orders",
     "ranks_work",
     "scheduled",
+    "seconds_beyond_compute",
     "seconds_in_chunks",
+    "seconds_waited_for_host",
     "simulated",
     "simulated_pipeline",
     "stage_costs",
     "stage_memories",
     "stage_plans",
-    "waited_for_host",
     "weight_traffic",
     "with_host",
     "with_parts",

@@ -13,8 +13,8 @@ from dataclasses import replace
 from planner_core.core import Block, BlockPlan, Edge, Graph, Op, P, Shard, SitePlan, local_shape
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of
-from planner_core.cost.step import site_time, step_seconds, units_of
-from planner_core.cost.step_messages import message_waits, result_messages
+from planner_core.cost.step import priced_units, site_time, step_seconds
+from planner_core.cost.step_messages import result_messages, waited_message_seconds
 from planner_core.ops import operator
 
 
@@ -24,27 +24,27 @@ def in_chunks(block: Block, bp: BlockPlan, model: CostModel) -> BlockPlan:
     if model.workload.chunks == 1:
         return bp
     sites = {op.name: bp.sites[op.name] for op in block.ops}
-    cut = {op.name: _in_chunks(block, op, sites[op.name], model) for op in block.ops if op.name not in bp.kept}
+    cut = {op.name: _site_in_chunks(block, op, sites[op.name], model) for op in block.ops if op.name not in bp.kept}
     return replace(bp, sites=sites | cut)
 
 
 def seconds_in_chunks(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> float:
     """Seconds of a step of a plan, if its products run in chunks where that is faster."""
     cut = {label: in_chunks(block_of(graph, label), bp, model) for label, bp in blocks.items()}
-    return step_seconds(units_of(cut, graph, model), model)
+    return step_seconds(priced_units(cut, graph, model), model)
 
 
-def _in_chunks(block: Block, op: Op, site: SitePlan, model: CostModel) -> SitePlan:
+def _site_in_chunks(block: Block, op: Op, site: SitePlan, model: CostModel) -> SitePlan:
     """The site with its product in chunks, if its result can be delivered so and is there sooner; else as it is."""
     edge, chunks = site.outputs[0], model.workload.chunks
-    if not cuttable(block, op, edge, model.sizes, chunks):
+    if not can_run_in_chunks(block, op, edge, model.sizes, chunks):
         return site
     cut = replace(site, outputs=(replace(edge, chunks=chunks),))
-    seconds = [site_time(block, op, s, model)[0] + sum(_waits(block, op, s, model)) for s in (site, cut)]
+    seconds = [site_time(block, op, s, model)[0] + sum(_waited_seconds(block, op, s, model)) for s in (site, cut)]
     return cut if seconds[1] < seconds[0] else site
 
 
-def cuttable(block: Block, op: Op, edge: Edge, sizes: tuple[int, ...], chunks: int) -> bool:
+def can_run_in_chunks(block: Block, op: Op, edge: Edge, sizes: tuple[int, ...], chunks: int) -> bool:
     """Whether an operator can make its result in so many parts of the last dim, which are sent one by one along `edge`: its terms are
     summed over one mesh axis, into whole tensors or into parts of another dim. `sizes`: those of the mesh axes."""
     if not operator(op.fn).cuts or len(edge.forward) != 1 or edge.segments:
@@ -55,8 +55,8 @@ def cuttable(block: Block, op: Op, edge: Edge, sizes: tuple[int, ...], chunks: i
     return summed and features % chunks == 0
 
 
-def _waits(block: Block, op: Op, site: SitePlan, model: CostModel) -> Iterator[float]:
+def _waited_seconds(block: Block, op: Op, site: SitePlan, model: CostModel) -> Iterator[float]:
     """Seconds of the redistributions of an operator's results in forward that the next operator waits for."""
     for m in result_messages(block, op, site, None, model):
         if m.phase == "forward":
-            yield message_waits(m, model)
+            yield waited_message_seconds(m, model)

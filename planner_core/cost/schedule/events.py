@@ -32,7 +32,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from planner_core.core import Graph, Plan
-from planner_core.cost.schedule.units import BucketStage, Chain, ScheduledUnit, joined, units_of
+from planner_core.cost.schedule.units import BucketStage, Chain, ScheduledUnit, join_chains, scheduled_units
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class Scheduled(Event):
 
 
 @dataclass
-class Coming:
+class PendingGather:
     """A bucket of weights on its way: how many of its gathers were issued, and whether its end was waited for.
 
     `after`: the buckets whose weights it reads. `earlier`: the most gathers of a bucket that reads its own.
     """
 
     chain: Chain
-    after: list[Coming] = field(default_factory=list)
+    after: list[PendingGather] = field(default_factory=list)
     earlier: int = 0
     issued: int = 0
     arrived: bool = False
@@ -78,7 +78,7 @@ def scheduled(plan: Plan, graph: Graph, *, micro_batches: int = 1) -> list[Event
     All micro-batches except the last run in `no_sync`, so gradients that are summed once a step are summed in the last one.
     """
     rank = _Recorder(plan.mesh.axis_names)
-    rank.step(units_of(plan, graph), micro_batches)
+    rank.step(scheduled_units(plan, graph), micro_batches)
     return rank.events
 
 
@@ -129,14 +129,16 @@ class Rank(ABC):
 
     def one_forward(self, units: Sequence[ScheduledUnit], first: bool) -> None:
         """Forward of a micro-batch; `first`: of the first of a step."""
-        self.forward(units, [_brought(u, copied=first) for u in units])
+        self.forward(units, [_unit_gathers(u, copied=first) for u in units])
 
     def one_backward(self, units: Sequence[ScheduledUnit], first: bool, last: bool) -> None:
         """Backward of a micro-batch; `first` and `last`: of a step."""
         stay = [u.stays for u in units] if first and last else None
-        self.backward(units, [u.last if last else u.each for u in units], _together(units) if last else (), stay)
+        self.backward(
+            units, [u.last if last else u.each for u in units], _join_small_buckets(units) if last else (), stay
+        )
 
-    def bring(self, coming: Sequence[Sequence[Coming]]) -> None:
+    def bring(self, coming: Sequence[Sequence[PendingGather]]) -> None:
         """Issue the gathers of the next units: all of the first, all but one of the second, and so on."""
         for left, buckets in enumerate(coming):
             for bucket in buckets:
@@ -147,21 +149,21 @@ class Rank(ABC):
                     self.note("issue", bucket.chain[bucket.issued])
                     bucket.issued += 1
 
-    def receive(self, coming: Sequence[Sequence[Coming]]) -> None:
+    def receive(self, coming: Sequence[Sequence[PendingGather]]) -> None:
         """Wait for the weights of the first of the next units, and issue the gathers of those after it."""
         self.bring(coming)
         self.arrive(coming[0])
         self.bring(coming[1:])
         self.leave()
 
-    def arrive(self, buckets: Iterable[Coming]) -> None:
+    def arrive(self, buckets: Iterable[PendingGather]) -> None:
         """Wait for buckets whose gathers are all issued."""
         for bucket in buckets:
             if not bucket.arrived:
                 self.note("wait", bucket.chain[-1])
                 bucket.arrived = True
 
-    def forward(self, units: Sequence[ScheduledUnit], coming: Sequence[list[Coming]]) -> None:
+    def forward(self, units: Sequence[ScheduledUnit], coming: Sequence[list[PendingGather]]) -> None:
         """Run all units. The weights of each are gathered while the units before run."""
         reach = _reach(coming)
         for at, unit in enumerate(units):
@@ -179,7 +181,7 @@ class Rank(ABC):
         """Run all units through which a gradient goes, in reverse order. The gradients of each are reduced while the next unit runs, and
         some `at_the_end`. Those that `stay` on their way are waited for when backward is over."""
         order = [at for at in reversed(range(len(units))) if units[at].returns]
-        coming = [[Coming(chain) for chain in units[at].again] for at in order]
+        coming = [[PendingGather(chain) for chain in units[at].again] for at in order]
         reach = _reach(coming)
         for begin, at in enumerate(order):
             unit = units[at]
@@ -212,28 +214,30 @@ class Rank(ABC):
         self.leave()
 
 
-def _brought(unit: ScheduledUnit, *, copied: bool) -> list[Coming]:
+def _unit_gathers(unit: ScheduledUnit, *, copied: bool) -> list[PendingGather]:
     """The buckets of a unit in forward; `copied`: with those that make its working copies."""
     if not copied:
-        return [Coming(chain) for chain in unit.gathers]
-    copies = [Coming(chain) for chain in unit.copies]
-    gathers = [Coming(chain, [copies[i] for i in read]) for chain, read in zip(unit.gathers, unit.reads, strict=True)]
+        return [PendingGather(chain) for chain in unit.gathers]
+    copies = [PendingGather(chain) for chain in unit.copies]
+    gathers = [
+        PendingGather(chain, [copies[i] for i in read]) for chain, read in zip(unit.gathers, unit.reads, strict=True)
+    ]
     for gather in gathers:
         for copy in gather.after:
             copy.earlier = max(copy.earlier, len(gather.chain))
     return [*copies, *gathers]
 
 
-def _together(units: Sequence[ScheduledUnit]) -> list[Chain]:
+def _join_small_buckets(units: Sequence[ScheduledUnit]) -> list[Chain]:
     """The small buckets of all units that take the same steps, as one, in the order of backward."""
     groups: dict[object, list[Chain]] = {}
     for unit in reversed(units):
         for dtype, chain in unit.small:
             groups.setdefault((dtype, tuple(s[:2] for s in chain)), []).append(chain)
-    return [joined(chains) for chains in groups.values()]
+    return [join_chains(chains) for chains in groups.values()]
 
 
-def _reach(coming: Iterable[list[Coming]]) -> int:
+def _reach(coming: Iterable[list[PendingGather]]) -> int:
     """The number of units, the running one included, whose gathers are on their way at once."""
     return 1 + max((len(b.chain) + b.earlier for buckets in coming for b in buckets), default=0)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import BlockPlan, Graph
 from planner_core.cost.model import CostModel
-from planner_core.cost.step import Unit, unit_totals, units_of
-from planner_core.cost.step_messages import message_time, message_waits
+from planner_core.cost.step import PricedUnit, priced_units, unit_totals
+from planner_core.cost.step_messages import message_time, waited_message_seconds
 from planner_core.cost.step_time import Component, Floats
 from planner_core.ops import CoarseGraph
 
@@ -48,11 +48,11 @@ def exposed_parts(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
 ) -> list[Exposed]:
     """All parts. Their seconds add up to the plan's exposed communication."""
-    units = units_of(blocks, graph, model, coarse)
-    return [replace(e, seconds=e.seconds * unit.copies) for unit in units for e in _of_one(unit, model)]
+    units = priced_units(blocks, graph, model, coarse)
+    return [replace(e, seconds=e.seconds * unit.copies) for unit in units for e in _parts_of_unit(unit, model)]
 
 
-def weight_traffic(unit: Unit, model: CostModel) -> list[WeightTraffic]:
+def weight_traffic(unit: PricedUnit, model: CostModel) -> list[WeightTraffic]:
     """The weight traffic of one copy that runs beside compute, by weight and phase."""
     sums: dict[tuple[str, str], list[float]] = {}
     for m in unit.each:
@@ -63,12 +63,12 @@ def weight_traffic(unit: Unit, model: CostModel) -> list[WeightTraffic]:
     return [WeightTraffic(weight, phase, each, once) for (weight, phase), (each, once) in sums.items()]
 
 
-def _of_one(unit: Unit, model: CostModel) -> Iterator[Exposed]:
+def _parts_of_unit(unit: PricedUnit, model: CostModel) -> Iterator[Exposed]:
     m, totals = model.workload.accumulate, unit_totals(unit, model)
     for message in unit.each:
         if not unit.beside(message):
             what = f"{message.kind} of {message.what}"
-            seconds = m * message_waits(message, model)
+            seconds = m * waited_message_seconds(message, model)
             yield Exposed(unit.label, message.site, message.weight, what, message.phase, WAITED, seconds)
     for message in unit.alone:
         what, seconds = f"{message.kind} of {message.what}", message_time(message, model)
@@ -76,14 +76,14 @@ def _of_one(unit: Unit, model: CostModel) -> Iterator[Exposed]:
     traffic, alone = weight_traffic(unit, model), sum(message_time(message, model) for message in unit.alone)
     for phase in ("forward", "backward"):
         mine = [t for t in traffic if t.phase == phase]
-        seconds, why = beyond_compute(totals, phase, model)
-        yield from _shared_out(unit, mine, why, seconds, m)
-    yield from _shared_out(
+        seconds, why = seconds_beyond_compute(totals, phase, model)
+        yield from _divide_by_traffic(unit, mine, why, seconds, m)
+    yield from _divide_by_traffic(
         unit, traffic, ENDS, float(totals[Component.STEP]) - unit.optimizer_s - unit.outside_s - alone, m
     )
 
 
-def beyond_compute(totals: Floats, phase: str, model: CostModel) -> tuple[float, str]:
+def seconds_beyond_compute(totals: Floats, phase: str, model: CostModel) -> tuple[float, str]:
     """Seconds per step that the weight traffic of one copy adds to a phase, and the reason. `totals` [component] are the copy's."""
     m, k = model.workload.accumulate, model.contention
     first = Component.FORWARD if phase == "forward" else Component.BACKWARD
@@ -93,8 +93,8 @@ def beyond_compute(totals: Floats, phase: str, model: CostModel) -> tuple[float,
     return seconds, CONTENTION if compute + k * (each + once) >= each + once else NOT_HIDDEN
 
 
-def _shared_out(
-    unit: Unit, traffic: list[WeightTraffic], why: str, seconds: float, micro_batches: int
+def _divide_by_traffic(
+    unit: PricedUnit, traffic: list[WeightTraffic], why: str, seconds: float, micro_batches: int
 ) -> Iterator[Exposed]:
     """Divide `seconds` among the weights in proportion to their traffic."""
     total = sum(micro_batches * t.each_s + t.once_s for t in traffic)

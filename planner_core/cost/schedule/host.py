@@ -26,8 +26,8 @@ from planner_core.core import Block, BlockPlan, Graph, Op, Placements, Plan, Sha
 from planner_core.cost.compute.sdpa import MATH
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of
-from planner_core.cost.step import unit_totals, units_of
-from planner_core.cost.step_messages import Message, once_a_step, one_micro_batch, recomputed
+from planner_core.cost.step import priced_units, unit_totals
+from planner_core.cost.step_messages import Message, micro_batch_messages, once_per_step_messages, recomputed_ops
 from planner_core.ops import AS_RUN, CoarseGraph, Kind, operator
 
 MATH_CALLS = 10
@@ -59,12 +59,12 @@ def with_host(plan: Plan, graph: Graph, model: CostModel, coarse: CoarseGraph | 
         return plan
     micro_batches = model.workload.accumulate
     phases = [0.0, 0.0, 0.0]
-    for unit in units_of(plan.blocks, graph, model, coarse):
+    for unit in priced_units(plan.blocks, graph, model, coarse):
         for phase, seconds in enumerate(model.step_time.phases(unit_totals(unit, model))):
             phases[phase] += unit.copies * float(seconds)
     host = host_seconds(plan.blocks, graph, model)
     each = [(phases[0] / micro_batches, host.forward), (phases[1] / micro_batches, host.backward)]
-    waits = waited_for_host([*each * micro_batches, (phases[2], host.step)])
+    waits = seconds_waited_for_host([*each * micro_batches, (phases[2], host.step)])
     cost = plan.cost
     longer = replace(
         cost, step_time_s=cost.step_time_s + waits, compute_time_s=cost.compute_time_s + waits, host_wait_s=waits
@@ -77,12 +77,12 @@ def host_seconds(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel
     total = [0, 0, 0]
     for label, plan in blocks.items():
         block = block_of(graph, label)
-        for phase, calls in enumerate(_calls(block, plan, model)):
+        for phase, calls in enumerate(_count_calls(block, plan, model)):
             total[phase] += len(plan.prefixes) * calls
     return HostSeconds(*(model.software.call_s * calls for calls in total))
 
 
-def waited_for_host(work: Sequence[tuple[float, float]]) -> float:
+def seconds_waited_for_host(work: Sequence[tuple[float, float]]) -> float:
     """Seconds that the GPU waits for the host, of phases in order: (seconds of the GPU, seconds in which the host issues them)."""
     issued = ended = 0.0
     for gpu, host in work:
@@ -91,17 +91,19 @@ def waited_for_host(work: Sequence[tuple[float, float]]) -> float:
     return max(0.0, ended - sum(gpu for gpu, _ in work))
 
 
-def _calls(block: Block, plan: BlockPlan, model: CostModel) -> tuple[int, int, int]:
+def _count_calls(block: Block, plan: BlockPlan, model: CostModel) -> tuple[int, int, int]:
     """Calls of one copy of a block: forward and backward of a micro-batch, and of the step's end."""
-    again = recomputed(block, plan)
-    forward = sum(_forward(block, op) for op in block.ops)
-    backward = sum(_backward(block, op) + (_forward(block, op) if op.name in again else 0) for op in block.ops)
+    again = recomputed_ops(block, plan)
+    forward = sum(_forward_calls(block, op) for op in block.ops)
+    backward = sum(
+        _backward_calls(block, op) + (_forward_calls(block, op) if op.name in again else 0) for op in block.ops
+    )
     if model.workload.compiled:
         forward, backward = COMPILED // 2, COMPILED // 2 + (COMPILED // 2 if again else 0)
     weights = [v.name for i, v in enumerate(block.values) if v.kind == "parameter" and v.grad and i not in block.inputs]
-    trained, cut = len(weights), sum(_is_cut(plan.params[name].stored, model) for name in weights)
-    sent = Counter(m.phase for m in _bucketed(one_micro_batch(block, plan, model)))
-    once = Counter(m.phase for m in _bucketed(once_a_step(block, plan, model)))
+    trained, cut = len(weights), sum(_is_sharded(plan.params[name].stored, model) for name in weights)
+    sent = Counter(m.phase for m in _join_weight_messages(micro_batch_messages(block, plan, model)))
+    once = Counter(m.phase for m in _join_weight_messages(once_per_step_messages(block, plan, model)))
     half = MICRO_BATCH_CALLS // 2
     return (
         forward + half * trained + MESSAGE_CALLS * sent["forward"],
@@ -110,11 +112,11 @@ def _calls(block: Block, plan: BlockPlan, model: CostModel) -> tuple[int, int, i
     )
 
 
-def _is_cut(stored: Placements, model: CostModel) -> bool:
+def _is_sharded(stored: Placements, model: CostModel) -> bool:
     return any(isinstance(state, Shard) and n > 1 for state, n in zip(stored, model.sizes, strict=True))
 
 
-def _bucketed(messages: Iterable[Message]) -> Iterator[Message]:
+def _join_weight_messages(messages: Iterable[Message]) -> Iterator[Message]:
     """One of the messages that travel together: those of weights, in the same direction on the same axis."""
     seen: set[object] = set()
     for m in messages:
@@ -126,22 +128,22 @@ def _bucketed(messages: Iterable[Message]) -> Iterator[Message]:
             yield m
 
 
-def _forward(block: Block, op: Op) -> int:
+def _forward_calls(block: Block, op: Op) -> int:
     """Calls of an operator in forward."""
     if operator(op.fn).kind is Kind.EXPERTS:
         tables = (block.values[v].meta.shape for v in op.inputs if block.values[v].kind == "parameter")
         return EXPERT_CALLS * max((shape[0] for shape in tables), default=1)
-    return 1 + _more(op)
+    return 1 + _extra_calls(op)
 
 
-def _backward(block: Block, op: Op) -> int:
+def _backward_calls(block: Block, op: Op) -> int:
     """Calls of an operator in backward."""
     if not any(block.values[o].grad for o in op.outputs):
         return 0
     if operator(op.fn).kind is Kind.EXPERTS:
-        return 2 * _forward(block, op)
-    return sum(block.values[v].grad for v in op.inputs) + _more(op)
+        return 2 * _forward_calls(block, op)
+    return sum(block.values[v].grad for v in op.inputs) + _extra_calls(op)
 
 
-def _more(op: Op) -> int:
+def _extra_calls(op: Op) -> int:
     return MATH_CALLS if op.attrs.get(AS_RUN) == MATH else 0

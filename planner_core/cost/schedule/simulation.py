@@ -17,10 +17,10 @@ from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.model import CostModel, cost_model_of
 from planner_core.cost.resolved_ops import block_of
 from planner_core.cost.schedule.events import Rank
-from planner_core.cost.schedule.units import BucketStage, ScheduledUnit, joined, units_of
-from planner_core.cost.step import all_seconds
-from planner_core.cost.step import units_of as priced_units
-from planner_core.cost.step_messages import message_waits, recomputed
+from planner_core.cost.schedule.units import BucketStage, ScheduledUnit, join_chains, scheduled_units
+from planner_core.cost.step import op_and_weight_seconds
+from planner_core.cost.step import priced_units as priced_units
+from planner_core.cost.step_messages import recomputed_ops, waited_message_seconds
 
 STEADY = 4
 """Number of micro-batches that are simulated: the first, two between, and the last. Each other one takes as long as the second of the
@@ -32,7 +32,7 @@ def simulated(plan: Plan, graph: Graph) -> float:
     if plan.pipeline:
         return plan.cost.step_time_s  # which is simulated already
     model = cost_model_of(plan)
-    units, clock = units_of(plan, graph), _Clock(plan, graph, model)
+    units, clock = scheduled_units(plan, graph), _Clock(plan, graph, model)
     count = min(model.workload.accumulate, STEADY)
     ends = []
     for number in range(count):
@@ -72,7 +72,7 @@ class _Clock(Rank):
         self.pending = []
         for stages in together.values():
             start = max(self.now, self.free)
-            self.free = start + self._sends(joined((stage,) for stage in stages)[0])
+            self.free = start + self._sends(join_chains((stage,) for stage in stages)[0])
             self.sending.append((start, self.free))
             for stage in stages:
                 self.ends.setdefault(stage, []).append(self.free)
@@ -102,7 +102,9 @@ class _Clock(Rank):
         key = (unit.label, phase, "" if unit.label else unit.ops[0].name)
         if key not in self.known:
             bp, block, back = self.plan.blocks[unit.label], block_of(self.graph, unit.label), phase == "backward"
-            again = recomputed(block, bp)
-            self.known[key] = sum(all_seconds(block, op, bp, again, self.model)[back] for op in unit.ops)
-            self.known[key] += sum(message_waits(m, self.model) for m in (unit.backward if back else unit.forward))
+            again = recomputed_ops(block, bp)
+            self.known[key] = sum(op_and_weight_seconds(block, op, bp, again, self.model)[back] for op in unit.ops)
+            self.known[key] += sum(
+                waited_message_seconds(m, self.model) for m in (unit.backward if back else unit.forward)
+            )
         return self.known[key]

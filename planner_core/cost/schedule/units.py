@@ -73,12 +73,12 @@ class ScheduledUnit:
     returns: bool = True
 
 
-def units_of(plan: Plan, graph: Graph) -> list[ScheduledUnit]:
+def scheduled_units(plan: Plan, graph: Graph) -> list[ScheduledUnit]:
     """The units of a forward pass in order, with their messages in buckets."""
-    return _Reader(plan, graph).units()
+    return _UnitBuilder(plan, graph).units()
 
 
-class _Reader:
+class _UnitBuilder:
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan, self.graph = plan, graph
         model = cost_model_of(plan, _cluster_of(plan))
@@ -96,9 +96,9 @@ class _Reader:
     def units(self) -> list[ScheduledUnit]:
         found: list[ScheduledUnit] = []
         top, blocks = self.graph.top, self.graph.blocks
-        parts = _parts(top)
+        parts = _split_into_units(top)
         passed_on = _passed_on(top, parts)
-        stay = {name: _Stays.in_unit(block, block.ops, set(block.outputs)) for name, block in blocks.items()}
+        stay = {name: _StayingWeights.in_unit(block, block.ops, set(block.outputs)) for name, block in blocks.items()}
         for part in parts:
             first = part[0]
             if isinstance(first, Call):
@@ -106,7 +106,7 @@ class _Reader:
                 ops, outer = block.ops, dict(zip(block.inputs, first.inputs, strict=True))
             else:
                 ops = tuple(op for op in part if isinstance(op, Op))
-                block, prefix, outer, stays = top, "", {}, _Stays.in_unit(top, ops, passed_on)
+                block, prefix, outer, stays = top, "", {}, _StayingWeights.in_unit(top, ops, passed_on)
             unit = ScheduledUnit(prefix, self.labels[prefix] if prefix else "", returns=False)
             for op in ops:
                 self._op(unit, block, op, prefix, outer, stays)
@@ -121,7 +121,9 @@ class _Reader:
             self._buckets(unit, homes, parted)
         return found
 
-    def _op(self, unit: ScheduledUnit, block: Block, op: Op, prefix: str, outer: dict[int, int], stays: _Stays) -> None:
+    def _op(
+        self, unit: ScheduledUnit, block: Block, op: Op, prefix: str, outer: dict[int, int], stays: _StayingWeights
+    ) -> None:
         unit.ops.append(op)
         unit.returns |= any(block.values[v].grad for v in op.outputs)
         sent = self.sites[self.labels[prefix], op.name]
@@ -184,7 +186,7 @@ class _Reader:
             [s.kind for s in final(g[0])] == ["all_reduce"] and not any(u.reduce or u.weight in parted for u in g)
             for g in large
         ]
-        unit.small = [(g[0].gradient_dtype, joined(map(final, g))) for g in small]
+        unit.small = [(g[0].gradient_dtype, join_chains(map(final, g))) for g in small]
 
     def _once(self, use: ScheduledUse, phase: str) -> Chain:
         prefix, number = use.weight
@@ -194,18 +196,18 @@ class _Reader:
 
 
 @dataclass(frozen=True)
-class _Stays:
+class _StayingWeights:
     """The weights that a unit gathers at their operators, not ahead, since autograd or another unit holds what was gathered: frozen ones
     that backward needs, and those of which the unit passes a view on. `roots`: the tensors that own such memory."""
 
     roots: frozenset[int]
 
     @staticmethod
-    def in_unit(block: Block, ops: Sequence[Op], passed_on: set[int]) -> _Stays:
+    def in_unit(block: Block, ops: Sequence[Op], passed_on: set[int]) -> _StayingWeights:
         """Those of the unit that does `ops`. `passed_on`: what others use of a block's values."""
         own = {v for op in ops for v in op.outputs}
         kept = {v for op in ops for v in op.saved if v not in own and not block.values[v].grad}
-        return _Stays(frozenset(root(block, v) for v in (own & passed_on) | kept))
+        return _StayingWeights(frozenset(root(block, v) for v in (own & passed_on) | kept))
 
     def at(self, block: Block, op: Op, value: int) -> bool:
         """Whether an operator gathers a weight that stays."""
@@ -215,7 +217,7 @@ class _Stays:
         return not weight.grad or any(root(block, o) == root(block, value) for o in op.outputs)
 
 
-def _parts(top: Block) -> list[list[Op | Call]]:
+def _split_into_units(top: Block) -> list[list[Op | Call]]:
     """The items of each unit: a call, or the operators between two calls."""
     runs = [(calls, list(run)) for calls, run in itertools.groupby(top.items, key=lambda i: isinstance(i, Call))]
     return [part for calls, run in runs for part in ([[item] for item in run] if calls else [run])]
@@ -263,10 +265,10 @@ def _groups(
 
 def _bucketed(groups: Iterable[list[ScheduledUse]], chain_of: Chained) -> list[Chain]:
     """One chain for each bucket."""
-    return [joined(map(chain_of, group)) for group in groups]
+    return [join_chains(map(chain_of, group)) for group in groups]
 
 
-def joined(chains: Iterable[Chain]) -> Chain:
+def join_chains(chains: Iterable[Chain]) -> Chain:
     """One chain for weights, or buckets, that take the same steps."""
     return tuple(
         BucketStage(stage[0].kind, stage[0].axis, sum(s.num_bytes for s in stage), sum(s.packed for s in stage))

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from planner_core.core import Op
-from planner_core.ops.operators import Kind, Local, LocalBytes, Operator, operands, operators
-from planner_core.ops.rules import DimOf, Rule, RuleFn, Shapes, aligned, dims_attr, ints, split, unknown
+from planner_core.ops.operators import Kind, LocalBytes, LocalExecution, Operator, operand_bytes, operators
+from planner_core.ops.rules import DimOf, Rule, RuleFn, Shapes, dims_attr, ints, operand_dim, split, unknown
 
 
 def _along(default: int, linear: bool = False) -> RuleFn:
@@ -84,7 +84,7 @@ def _cosine(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         return unknown(op, ins, outs)
     kept = [d for d in range(rank) if d != along % rank]
     ways = [(d, j, n) for (j, d), n in zip(enumerate(kept), outs[0], strict=True) if n > 1]
-    return Rule(tuple(split(f"d{d}", [aligned(s, rank, d) for s in ins], [j], n) for d, j, n in ways))
+    return Rule(tuple(split(f"d{d}", [operand_dim(s, rank, d) for s in ins], [j], n) for d, j, n in ways))
 
 
 def _cast_before(local: LocalBytes) -> int:
@@ -112,28 +112,28 @@ OPERATORS = (
     *_alongs("softmax", _along(-1), spellings=("_softmax",), **_SOFTMAX),
     *_alongs("log_softmax", _along(-1), spellings=("_log_softmax",), **_SOFTMAX),
     *_alongs("softmin logcumsumexp", _along(-1)),
-    *_alongs("cumsum", _along(-1), "input dim", own_backward=operands(2)),
+    *_alongs("cumsum", _along(-1), "input dim", own_backward=operand_bytes(2)),
     *_alongs("cumprod", _along(-1), "input dim"),
     *_alongs("sort", _along(-1), "input dim descending stable", default_dim=-1),
     *_alongs("argsort", _along(-1), "input dim descending", default_dim=-1),
     *_alongs("topk", _along(-1), "input k dim largest sorted", default_dim=-1),
     *_alongs("glu", _along(-1), "input dim", default_dim=-1),
-    *_alongs("normalize", _along(1), own_backward=operands(3)),
+    *_alongs("normalize", _along(1), own_backward=operand_bytes(3)),
     *_alongs("diff", _along(-1, linear=True), "input n dim", default_dim=-1),
     *_alongs("sum", _reduction(sums=True), "input dim keepdim"),
-    *_alongs("mean", _reduction(sums=True), "input dim keepdim", local=Local.MEAN),
+    *_alongs("mean", _reduction(sums=True), "input dim keepdim", local=LocalExecution.MEAN),
     *_alongs("amax amin max min argmax argmin any all", _reduction(sums=False), "input dim keepdim"),
-    *_alongs("prod", _reduction(sums=False), "input dim keepdim", own_backward=operands(5)),
-    *_alongs("logsumexp", _reduction(sums=False), "input dim keepdim", own_backward=operands(2)),
-    *_alongs("var std", _reduction(sums=False), "input dim unbiased keepdim", own_backward=operands(1)),
+    *_alongs("prod", _reduction(sums=False), "input dim keepdim", own_backward=operand_bytes(5)),
+    *_alongs("logsumexp", _reduction(sums=False), "input dim keepdim", own_backward=operand_bytes(2)),
+    *_alongs("var std", _reduction(sums=False), "input dim unbiased keepdim", own_backward=operand_bytes(1)),
     *_alongs("var_mean std_mean", _reduction(sums=False), "input dim unbiased keepdim"),
-    *_alongs("norm", _reduction(sums=False), "input p dim keepdim dtype", own_backward=operands(1)),
+    *_alongs("norm", _reduction(sums=False), "input p dim keepdim dtype", own_backward=operand_bytes(1)),
     *_alongs(
         "linalg_vector_norm",
         _reduction(sums=False),
         "input ord dim keepdim dtype",
         spellings=("vector_norm",),
-        own_backward=operands(1),
+        own_backward=operand_bytes(1),
     ),
     *_alongs("fft_fft fft_ifft fft_rfft fft_irfft", _fourier(lambda op, rank: 1), "input n dim norm"),
     *_alongs("fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2", _fourier(lambda op, rank: 2), "input s dim norm"),
@@ -150,6 +150,6 @@ OPERATORS = (
     *_alongs("median nanmedian", _reduction(sums=False), "input dim keepdim"),
     *_alongs("kthvalue", _reduction(sums=False), "input k dim keepdim", default_dim=-1),
     *_alongs("mode", _reduction(sums=False), "input dim keepdim", default_dim=-1),
-    *_alongs("cosine_similarity", _cosine, "x1 x2 dim eps", own_backward=operands(2)),
+    *_alongs("cosine_similarity", _cosine, "x1 x2 dim eps", own_backward=operand_bytes(2)),
     *_alongs("pairwise_distance", _pairs, "x1 x2 p eps keepdim"),
 )

@@ -17,9 +17,9 @@ import math
 from dataclasses import replace
 
 from planner_core.core import Attr, Op
-from planner_core.ops.operators import Kind, Local, Operator
-from planner_core.ops.rules import DimOf, Internal, Rule, Shapes, Split, aligned, split
-from planner_core.ops.work import Attention, Merge, Part, Sizes, fused
+from planner_core.ops.operators import Kind, LocalExecution, Operator
+from planner_core.ops.rules import DimOf, Internal, Rule, Shapes, Split, operand_dim, split
+from planner_core.ops.work import Attention, Merge, Part, Sizes, fused_part
 
 CONTEXT = "context"
 """The name of a split of causal queries."""
@@ -39,7 +39,7 @@ def _attention(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     mask = ins[3] if len(ins) > 3 else None
 
     def at(dim: int, key: DimOf, value: DimOf) -> list[DimOf]:
-        return [dim, key, value] + ([aligned(mask, len(q), dim)] if mask is not None else [])
+        return [dim, key, value] + ([operand_dim(mask, len(q), dim)] if mask is not None else [])
 
     if len(q) != 4:
         return Rule((split("batch", at(0, 0, 0), [0], q[0]),) if len(q) > 2 else ())
@@ -133,7 +133,7 @@ def _attention_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     if whole.causal and sizes.whole[0][-2] != whole.q_len:
         block, keys = whole.q_len // 2, whole.kv_len
         kernels = [replace(whole, q_len=block, kv_len=block), replace(whole, q_len=block, first=keys - block)]
-    return tuple(fused(kernel, replace(kernel, backward=True), (0, 1, 2)) for kernel in kernels)
+    return tuple(fused_part(kernel, replace(kernel, backward=True), (0, 1, 2)) for kernel in kernels)
 
 
 def _ring_work(own: Attention, n: int) -> tuple[Part, ...]:
@@ -143,8 +143,8 @@ def _ring_work(own: Attention, n: int) -> tuple[Part, ...]:
     rows, keys = own.batch * own.heads * own.q_len, own.batch * own.kv_heads * own.kv_len
     merged = Merge(MERGED * rows * own.value_dim, n - 1)
     summed = Merge(SUMMED * (rows * own.head_dim + keys * (own.head_dim + own.value_dim)), n)
-    kernels = [fused(kernel, replace(kernel, backward=True), (0, 1, 2)) for kernel in (own, other)]
-    return *kernels, fused(merged, summed, (0, 1, 2))
+    kernels = [fused_part(kernel, replace(kernel, backward=True), (0, 1, 2)) for kernel in (own, other)]
+    return *kernels, fused_part(merged, summed, (0, 1, 2))
 
 
 OPERATORS = (
@@ -156,7 +156,7 @@ OPERATORS = (
         arguments="query key value attn_mask dropout_p is_causal",
         defaults={"is_causal": False, "enable_gqa": False},
         ignored=("dropout_p",),
-        local=Local.EXCHANGE,
+        local=LocalExecution.EXCHANGE,
         title="attention",
     ),
 )

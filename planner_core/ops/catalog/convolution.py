@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from planner_core.core import Op
-from planner_core.ops.operators import Kind, Local, operators
+from planner_core.ops.operators import Kind, LocalExecution, operators
 from planner_core.ops.rules import DimOf, Rule, Shapes, int_attr, split
-from planner_core.ops.work import Gemm, Part, Sizes, product
+from planner_core.ops.work import Gemm, Part, Sizes, product_part
 
 
 def _conv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -34,7 +34,7 @@ def _conv_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     samples = x[0] if len(x) == len(w) else 1
     groups = x[1 - len(w)] // w[1]  # the groups that this GPU holds of a sharded depthwise convolution
     pixels, k = samples * math.prod(out[2 - len(w) :]), math.prod(w[1:])
-    return (product(Gemm(pixels, w[0] // groups, k, groups), (0,), (1,)),)
+    return (product_part(Gemm(pixels, w[0] // groups, k, groups), (0,), (1,)),)
 
 
 def _conv_transpose(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -51,7 +51,7 @@ def _conv_transpose_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     samples = x[0] if len(x) == len(w) else 1
     groups = int_attr(op, "groups", 1)
     pixels = samples * math.prod(x[2 - len(w) :])
-    return (product(Gemm(pixels, math.prod(w[1:]), w[0] // groups, groups), (0,), (1,)),)
+    return (product_part(Gemm(pixels, math.prod(w[1:]), w[0] // groups, groups), (0,), (1,)),)
 
 
 OPERATORS = (
@@ -61,7 +61,7 @@ OPERATORS = (
         rule=_conv,
         work=_conv_work,
         arguments="input weight bias stride padding dilation groups",
-        local=Local.SIZES,
+        local=LocalExecution.SIZES,
     ),
     *operators(
         "conv_transpose1d conv_transpose2d conv_transpose3d",

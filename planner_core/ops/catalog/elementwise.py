@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from planner_core.core import Op
-from planner_core.ops.operators import Described, Kind, Local, LocalBytes, Operator, operands, operators
+from planner_core.ops.operators import (
+    CallDescription,
+    Kind,
+    LocalBytes,
+    LocalExecution,
+    Operator,
+    operand_bytes,
+    operators,
+)
 from planner_core.ops.rules import Rule, RuleFn, Shapes, broadcast_splits, split
 
 
@@ -43,16 +51,16 @@ def _scaled(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(broadcast_splits(ins, outs[0])), linear=linear)
 
 
-def _of_broadcast_factor(local: LocalBytes) -> int:
+def _broadcast_factor_bytes(local: LocalBytes) -> int:
     """Bytes of the gradient of a factor that was broadcast, before it is summed: as many as the result has."""
     spread = any(n < local.outs[0] and grad for n, grad in zip(local.ins, local.grads, strict=True))
     return local.outs[0] if spread else 0
 
 
-def _of_quotient(local: LocalBytes) -> int:
+def _quotient_bytes(local: LocalBytes) -> int:
     """The divisor's gradient -g · ((x / y) / y) has four tensors of the result's size, the last of which is the gradient."""
     if len(local.ins) < 2 or not local.grads[1]:
-        return _of_broadcast_factor(local)
+        return _broadcast_factor_bytes(local)
     made = sum(n for n, grad in zip(local.ins, local.grads, strict=True) if grad)
     return max(0, 4 * local.outs[0] - made)
 
@@ -64,7 +72,7 @@ UNARY = (
     "rad2deg frac trunc sgn angle i0 digamma lgamma erfc erfinv logit tanhshrink softshrink hardshrink special_i0e special_i1 special_i1e "
     "special_ndtr special_ndtri special_log_ndtr special_entr special_erfcx"
 )
-_USED = {
+_BACKWARD_TENSORS = {
     1: "sqrt abs sin log1p expm1 log2 exp2 sinh cosh log10 i0 digamma lgamma tanhshrink",
     2: "rsqrt cos square reciprocal atan tan",
     3: "softsign acosh asinh atanh special_entr special_erfcx",
@@ -111,7 +119,7 @@ _CASTS = (
 )
 
 
-def _alike(names: str, rule: RuleFn, **common: Any) -> tuple[Operator, ...]:
+def _elementwise_operators(names: str, rule: RuleFn, **common: Any) -> tuple[Operator, ...]:
     return tuple(
         Operator(name=n, kind=Kind.ELEMENTWISE, rule=rule, spellings=_SPELLINGS.get(n, ()), **common)
         for n in names.split()
@@ -120,36 +128,51 @@ def _alike(names: str, rule: RuleFn, **common: Any) -> tuple[Operator, ...]:
 
 def _arithmetic(name: str, rule: RuleFn, *spellings: str, **fields: Any) -> Operator:
     return Operator(
-        name=name, kind=Kind.ELEMENTWISE, rule=rule, spellings=spellings, described=Described.BY_SCALAR, **fields
+        name=name, kind=Kind.ELEMENTWISE, rule=rule, spellings=spellings, described=CallDescription.BY_SCALAR, **fields
     )
 
 
 OPERATORS = (
-    *_alike("neg", linear_unary),
-    *_alike("positive", linear_unary, hands_on=True),
-    *_alike(" ".join(n for n in UNARY.split() if n not in (*" ".join(_USED.values()).split(), "gelu")), elementwise),
-    *(op for count, names in _USED.items() for op in _alike(names, elementwise, own_backward=operands(count))),
-    *_alike("gelu", elementwise, arguments="input"),
-    *_alike(BINARY, elementwise),
-    *_alike(COMPLEX, elementwise),
-    *_alike("polygamma mvlgamma fill", elementwise),
+    *_elementwise_operators("neg", linear_unary),
+    *_elementwise_operators("positive", linear_unary, hands_on=True),
+    *_elementwise_operators(
+        " ".join(n for n in UNARY.split() if n not in (*" ".join(_BACKWARD_TENSORS.values()).split(), "gelu")),
+        elementwise,
+    ),
+    *(
+        op
+        for count, names in _BACKWARD_TENSORS.items()
+        for op in _elementwise_operators(names, elementwise, own_backward=operand_bytes(count))
+    ),
+    *_elementwise_operators("gelu", elementwise, arguments="input"),
+    *_elementwise_operators(BINARY, elementwise),
+    *_elementwise_operators(COMPLEX, elementwise),
+    *_elementwise_operators("polygamma mvlgamma fill", elementwise),
     Operator(name="broadcast_tensors", kind=Kind.MOVE, rule=_alike_broadcast),
     Operator(name="clamp", kind=Kind.ELEMENTWISE, rule=elementwise, spellings=("clip",), arguments="input min max"),
     Operator(name="where", kind=Kind.ELEMENTWISE, rule=elementwise, arguments="condition input other"),
     Operator(name="masked_fill", kind=Kind.ELEMENTWISE, rule=elementwise, arguments="input mask value"),
     # functions that models define themselves
-    *_alike("GeLUFunction SqrtBoundDerivative", elementwise),
+    *_elementwise_operators("GeLUFunction SqrtBoundDerivative", elementwise),
     _arithmetic("add", _sum, "radd", arguments="input other", hands_on=True),
     _arithmetic("sub", _sum, "subtract", arguments="input other"),
     _arithmetic("rsub", _sum),
     _arithmetic(
-        "mul", _scaled, "multiply", "rmul", arguments="input other", own_backward=_of_broadcast_factor, title="multiply"
+        "mul",
+        _scaled,
+        "multiply",
+        "rmul",
+        arguments="input other",
+        own_backward=_broadcast_factor_bytes,
+        title="multiply",
     ),
-    _arithmetic("div", _scaled, "divide", "true_divide", "truediv", arguments="input other", own_backward=_of_quotient),
-    _arithmetic("rdiv", elementwise, "rtruediv", own_backward=operands(3)),
-    _arithmetic("pow", elementwise, arguments="input exponent", own_backward=operands(2)),
+    _arithmetic(
+        "div", _scaled, "divide", "true_divide", "truediv", arguments="input other", own_backward=_quotient_bytes
+    ),
+    _arithmetic("rdiv", elementwise, "rtruediv", own_backward=operand_bytes(3)),
+    _arithmetic("pow", elementwise, arguments="input exponent", own_backward=operand_bytes(2)),
     _arithmetic("rpow", elementwise),
-    Operator(name="to", kind=Kind.CAST, rule=_cast, spellings=_CASTS, local=Local.MEMORY),
+    Operator(name="to", kind=Kind.CAST, rule=_cast, spellings=_CASTS, local=LocalExecution.MEMORY),
     # it is the identity on every rank, since capture and the runtime switch it off (p = 0)
     *operators(
         "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout",

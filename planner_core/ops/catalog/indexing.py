@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from planner_core.core import Op
-from planner_core.ops.operators import Described, Kind, Local, Operator, operators
-from planner_core.ops.rules import WHOLE, DimOf, Rule, Shapes, aligned, arg, dims_attr, split, unknown
+from planner_core.ops.operators import CallDescription, Kind, LocalExecution, Operator, operators
+from planner_core.ops.rules import WHOLE, DimOf, Rule, Shapes, dims_attr, operand_dim, operand_position, split, unknown
 
 
 def _embedding(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """The dims of the ids may be sharded, as in the result. So may the vocabulary: each GPU looks up its own rows, and has zeros for
     all other ids, so the result is Partial."""
-    ids, table = arg(op, "input", 0) or 0, arg(op, "weight", 1)
+    ids, table = operand_position(op, "input", 0) or 0, operand_position(op, "weight", 1)
     assert table is not None
 
     def at(**dims: DimOf) -> list[DimOf]:
@@ -32,7 +32,7 @@ def _embedding_bag(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 def _gather(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Dims that the result has in full may be sharded, except the one that is picked from; an index of size 1 is the same for all parts.
     It is linear in the picked tensor."""
-    source, index = arg(op, "input", 0), arg(op, "indices", arg(op, "index", 1))
+    source, index = operand_position(op, "input", 0), operand_position(op, "indices", operand_position(op, "index", 1))
     if len(ins) != 2 or source is None or index is None or len({len(ins[0]), len(ins[1]), len(outs[0])}) > 1:
         return Rule((), known=len(ins) == 1)
     along = dims_attr(op, "dim", len(ins[0]))
@@ -98,7 +98,7 @@ def _setitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     found = []
     for d, place in at:
         if ins[0][d] > 1 and place is not None:
-            value = [aligned(ins[1 + picked], len(part), place)] if len(ins) > 1 + picked else []
+            value = [operand_dim(ins[1 + picked], len(part), place)] if len(ins) > 1 + picked else []
             found.append(split(f"d{d}", [d, *[None] * picked, *value], [d], ins[0][d]))
     return Rule(tuple(found))
 
@@ -145,7 +145,7 @@ OPERATORS = (
         rule=_embedding,
         arguments="input weight padding_idx max_norm norm_type scale_grad_by_freq sparse",
         looked_up="weight",
-        local=Local.PART,
+        local=LocalExecution.PART,
     ),
     Operator(name="gather", kind=Kind.INDEX, rule=_gather, arguments="input dim index"),
     Operator(name="take_along_dim", kind=Kind.INDEX, rule=_gather, arguments="input indices dim"),
@@ -155,12 +155,18 @@ OPERATORS = (
     Operator(name="index_add", kind=Kind.INDEX, rule=_index_add, arguments="input dim index source"),
     Operator(name="index_select", kind=Kind.INDEX, rule=_index_select, arguments="input dim index"),
     Operator(name="masked_scatter", kind=Kind.INDEX, rule=_masked_scatter),
-    Operator(name="setitem", kind=Kind.INDEX, rule=_setitem, spellings=("index_put",), described=Described.BY_INDEX),
-    Operator(name="histc", kind=Kind.INDEX, rule=_histc, arguments="input bins min max", local=Local.MEMORY),
+    Operator(
+        name="setitem", kind=Kind.INDEX, rule=_setitem, spellings=("index_put",), described=CallDescription.BY_INDEX
+    ),
+    Operator(name="histc", kind=Kind.INDEX, rule=_histc, arguments="input bins min max", local=LocalExecution.MEMORY),
     Operator(name="one_hot", kind=Kind.INDEX, rule=_one_hot, arguments="input num_classes"),
     *operators("zeros_like ones_like full_like empty_like", kind=Kind.CREATE, rule=_like),
     *operators(
-        "new_zeros new_ones new_empty", kind=Kind.CREATE, rule=_new, described=Described.BY_SHAPES, local=Local.SIZES
+        "new_zeros new_ones new_empty",
+        kind=Kind.CREATE,
+        rule=_new,
+        described=CallDescription.BY_SHAPES,
+        local=LocalExecution.SIZES,
     ),
-    *operators("new_full", kind=Kind.CREATE, rule=_new, local=Local.SIZES),
+    *operators("new_full", kind=Kind.CREATE, rule=_new, local=LocalExecution.SIZES),
 )

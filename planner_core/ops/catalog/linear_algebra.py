@@ -6,8 +6,8 @@ import math
 
 from planner_core.core import Op
 from planner_core.ops.operators import Kind, Operator, operators
-from planner_core.ops.rules import DimOf, Rule, Shapes, aligned, split
-from planner_core.ops.work import Gemm, Part, Sizes, product
+from planner_core.ops.rules import DimOf, Rule, Shapes, operand_dim, split
+from planner_core.ops.work import Gemm, Part, Sizes, product_part
 
 BATCHED = (
     "linalg_cholesky linalg_cholesky_ex cholesky cholesky_inverse cholesky_solve linalg_inv linalg_inv_ex inverse linalg_det "
@@ -36,7 +36,7 @@ def _mv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 def _mv_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     rows, inner = sizes.ins[0]
-    return (product(Gemm(rows, 1, inner), (0,), (1,)),)
+    return (product_part(Gemm(rows, 1, inner), (0,), (1,)),)
 
 
 def _dot(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -45,7 +45,7 @@ def _dot(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _dot_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    return (product(Gemm(1, 1, sizes.ins[0][0]), (0,), (1,)),)
+    return (product_part(Gemm(1, 1, sizes.ins[0][0]), (0,), (1,)),)
 
 
 def _outer(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -54,14 +54,14 @@ def _outer(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _outer_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-    return (product(Gemm(sizes.ins[0][0], sizes.ins[1][0], 1), (0,), (1,)),)
+    return (product_part(Gemm(sizes.ins[0][0], sizes.ins[1][0], 1), (0,), (1,)),)
 
 
 def _addmv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """`bias + mk,k->m`. If k is sharded, the bias is added on one rank."""
     rows, inner = ins[1]
     found = (
-        split("rows", [aligned(ins[0], 1, 0), 0, None], [0], rows),
+        split("rows", [operand_dim(ins[0], 1, 0), 0, None], [0], rows),
         split("in", [None, 1, 0], [None], inner, bias=(0,)),
     )
     return Rule(found if "beta" not in op.attrs else ())
@@ -69,7 +69,7 @@ def _addmv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 def _addmv_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     rows, inner = sizes.ins[1]
-    return (product(Gemm(rows, 1, inner), (1,), (2,)),)
+    return (product_part(Gemm(rows, 1, inner), (1,), (2,)),)
 
 
 def _vecdot(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -83,14 +83,16 @@ def _vecdot(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 def _vecdot_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     shape = sizes.ins[0]
-    return (product(Gemm(1, 1, shape[-1], math.prod(shape[:-1])), (0,), (1,)),)
+    return (product_part(Gemm(1, 1, shape[-1], math.prod(shape[:-1])), (0,), (1,)),)
 
 
 def _cdist(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Distances of all pairs, `...pm,...rm->...pr`. The rows of either operand may be sharded, and the batch that both have."""
     a, b, rank = ins[0], ins[1], len(outs[0])
     lead: list[tuple[int, DimOf, DimOf]] = [
-        (d, aligned(a[:-2], rank - 2, d), aligned(b[:-2], rank - 2, d)) for d in range(rank - 2) if outs[0][d] > 1
+        (d, operand_dim(a[:-2], rank - 2, d), operand_dim(b[:-2], rank - 2, d))
+        for d in range(rank - 2)
+        if outs[0][d] > 1
     ]
     found = [split(f"b{d}", [i, j], [d], outs[0][d]) for d, i, j in lead]
     found.append(split("rows", [len(a) - 2, None], [rank - 2], a[-2]))
@@ -100,7 +102,7 @@ def _cdist(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 def _cdist_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     a, b, out = sizes.ins[0], sizes.ins[1], sizes.outs[0]
-    return (product(Gemm(a[-2], b[-2], a[-1], math.prod(out[:-2])), (0,), (1,)),)
+    return (product_part(Gemm(a[-2], b[-2], a[-1], math.prod(out[:-2])), (0,), (1,)),)
 
 
 OPERATORS = (

@@ -5,8 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner_core.core import Op
-from planner_core.ops.operators import Kind, Local, LocalBytes, Operator, operators
-from planner_core.ops.rules import WHOLE, DimOf, Internal, Rule, RuleFn, Shapes, Split, aligned, broadcast_splits, split
+from planner_core.ops.operators import Kind, LocalBytes, LocalExecution, Operator, operators
+from planner_core.ops.rules import (
+    WHOLE,
+    DimOf,
+    Internal,
+    Rule,
+    RuleFn,
+    Shapes,
+    Split,
+    broadcast_splits,
+    operand_dim,
+    split,
+)
 
 _COUNT = Internal("forward", "all_reduce", 4)
 """A mean divides by the number of valid targets on all GPUs, which are summed by this collective."""
@@ -80,7 +91,7 @@ def _mean_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         return Rule(())
     rank = len(ins[0])
     same = [d for d, n in enumerate(ins[0]) if n > 1 and len(ins[1]) == rank and ins[1][d] == n]
-    return Rule(tuple(split(f"d{d}", [aligned(s, rank, d) for s in ins], [None], ins[0][d]) for d in same))
+    return Rule(tuple(split(f"d{d}", [operand_dim(s, rank, d) for s in ins], [None], ins[0][d]) for d in same))
 
 
 def _row_loss(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -118,7 +129,7 @@ _LOSSES = (
         # For a float32 loss of bfloat16 logits that is 30.8 bytes per logit, with 12 of the casts: fitted to published runs
         # (40 by count); compiled it is 10.8
         passes=(2.0, 2.7, 0.7, 1.0),
-        local=Local.EXCHANGE,
+        local=LocalExecution.EXCHANGE,
         title="loss",
     ),
     Operator(
@@ -126,32 +137,32 @@ _LOSSES = (
         kind=Kind.LOSS,
         rule=_per_target,
         spellings=("nll_loss_nd",),
-        local=Local.EXCHANGE,
+        local=LocalExecution.EXCHANGE,
         title="loss",
     ),
     # elementwise and then a sum: these join the group that makes their operands
-    *operators("mse_loss", kind=Kind.LOSS, rule=_mean_loss, leads=False, local=Local.MEAN, title="loss"),
+    *operators("mse_loss", kind=Kind.LOSS, rule=_mean_loss, leads=False, local=LocalExecution.MEAN, title="loss"),
     *operators(
         "l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits",
         kind=Kind.LOSS,
         rule=_mean_loss,
         leads=False,
-        local=Local.MEAN,
+        local=LocalExecution.MEAN,
     ),
     *operators(
         "kl_div poisson_nll_loss soft_margin_loss hinge_embedding_loss margin_ranking_loss",
         kind=Kind.LOSS,
         rule=_mean_loss,
         leads=False,
-        local=Local.MEAN,
+        local=LocalExecution.MEAN,
     ),
     *operators(
         "triplet_margin_loss cosine_embedding_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss",
         kind=Kind.LOSS,
         rule=_row_loss,
         leads=False,
-        local=Local.MEAN,
+        local=LocalExecution.MEAN,
     ),
-    *operators("ctc_loss", kind=Kind.LOSS, rule=_ctc_loss, leads=False, local=Local.MEAN),
+    *operators("ctc_loss", kind=Kind.LOSS, rule=_ctc_loss, leads=False, local=LocalExecution.MEAN),
 )
 OPERATORS = tuple(replace(loss, rule=_today(loss.rule)) for loss in _LOSSES)

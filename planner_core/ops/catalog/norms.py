@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner_core.core import Op
-from planner_core.ops.operators import Kind, Local, LocalBytes, Operator, operators
+from planner_core.ops.operators import Kind, LocalBytes, LocalExecution, Operator, operators
 from planner_core.ops.rules import DimOf, Internal, Rule, RuleFn, Shapes, Split, split
 
 
@@ -113,7 +113,7 @@ OPERATORS = (
         arguments="input running_mean running_var weight bias training momentum eps",
         splits_kept=_statistics_kept,
         own_backward=_statistics_exchanged,
-        local=Local.EXCHANGE,
+        local=LocalExecution.EXCHANGE,
     ),
     # it is made of a weight, so it belongs to the group of the product that uses the weight
     Operator(

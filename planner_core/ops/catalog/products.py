@@ -7,9 +7,9 @@ import string
 from collections.abc import Sequence
 
 from planner_core.core import Op
-from planner_core.ops.operators import Kind, Local, LocalBytes, Operator, operators
-from planner_core.ops.rules import DimOf, Internal, Rule, Shapes, Split, aligned, broadcast_splits, split, unknown
-from planner_core.ops.work import Gemm, GroupedGemm, Merge, Part, Sizes, grouped, product
+from planner_core.ops.operators import Kind, LocalBytes, LocalExecution, Operator, operators
+from planner_core.ops.rules import DimOf, Internal, Rule, Shapes, Split, broadcast_splits, operand_dim, split, unknown
+from planner_core.ops.work import Gemm, GroupedGemm, Merge, Part, Sizes, grouped_product_part, product_part
 
 # --- linear and its relatives ------------------------------------------------------------------------
 
@@ -27,7 +27,7 @@ def _linear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 def _linear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     x, (n, k) = sizes.ins[0], sizes.ins[1]
-    return (product(Gemm(math.prod(x[:-1]), n, k), (0,), (1,)),)
+    return (product_part(Gemm(math.prod(x[:-1]), n, k), (0,), (1,)),)
 
 
 def _linear_nf4(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -41,11 +41,11 @@ def _linear_nf4_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     2 bytes, and read in half a byte."""
     x, n = sizes.ins[0], sizes.outs[0][-1]
     made = Merge(n * x[-1] * 5 // 2, 1)
-    part = product(Gemm(math.prod(x[:-1]), n, x[-1]), (0,), ())
+    part = product_part(Gemm(math.prod(x[:-1]), n, x[-1]), (0,), ())
     return (part, Part(made, ((frozenset((0,)), made),)))
 
 
-def _made_weight(local: LocalBytes) -> int:
+def _unpacked_weight_bytes(local: LocalBytes) -> int:
     """Bytes of the weight in the dtype that computes, which are there while the kernels run."""
     held = 2 * local.item_bytes[1]  # numbers in an element of the packed weight
     return math.prod(local.shapes[1]) * held * local.item_bytes[0]
@@ -55,16 +55,16 @@ def _addmm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """`bias + a @ b` (transformers' Conv1D stores b as [in, out])."""
     bias, a, b = ins
     rank = len(a)
-    lead = [split(f"b{d}", [aligned(bias, rank, d), d, d], [d], a[d]) for d in range(rank - 2)]
-    rows = split("rows", [aligned(bias, rank, rank - 2), rank - 2, None], [rank - 2], a[-2])
-    cols = split("out", [aligned(bias, rank, rank - 1), None, rank - 1], [rank - 1], b[-1])
+    lead = [split(f"b{d}", [operand_dim(bias, rank, d), d, d], [d], a[d]) for d in range(rank - 2)]
+    rows = split("rows", [operand_dim(bias, rank, rank - 2), rank - 2, None], [rank - 2], a[-2])
+    cols = split("out", [operand_dim(bias, rank, rank - 1), None, rank - 1], [rank - 1], b[-1])
     inner = split("in", [None, rank - 1, rank - 2], [None], a[-1], bias=(0,))
     return Rule((*lead, rows, cols, inner))
 
 
 def _addmm_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     _, a, b = sizes.ins
-    return (product(Gemm(a[-2], b[-1], a[-1], math.prod(a[:-2])), (1,), (2,)),)
+    return (product_part(Gemm(a[-2], b[-1], a[-1], math.prod(a[:-2])), (1,), (2,)),)
 
 
 def _bilinear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -85,7 +85,7 @@ def _bilinear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     """First x with the weight, [rows, i] @ [i, o j]. Then the result with y, one [o, j] @ [j, 1] for each row."""
     x, (out, i, j) = sizes.ins[0], sizes.ins[2]
     rows = math.prod(x[:-1])
-    return (product(Gemm(rows, out * j, i), (0,), (2,)), product(Gemm(out, 1, j, rows), (0, 2), (1,)))
+    return (product_part(Gemm(rows, out * j, i), (0,), (2,)), product_part(Gemm(out, 1, j, rows), (0, 2), (1,)))
 
 
 # --- matmul ------------------------------------------------------------------------------------------
@@ -117,8 +117,8 @@ def _matmul_part(a: Sequence[int], b: Sequence[int], left: tuple[int, ...], righ
     n = b[-1] if len(b) > 1 else 1
     lead = _broadcast(a[:-2], b[:-2])
     if math.prod(b[:-2]) == 1:
-        return product(Gemm(lead * m, n, k), left, right)
-    return product(Gemm(m, n, k, lead), left, right)
+        return product_part(Gemm(lead * m, n, k), left, right)
+    return product_part(Gemm(m, n, k, lead), left, right)
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> int:
@@ -128,7 +128,7 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> int:
     return math.prod(max(pair) for pair in zip(*padded, strict=True))
 
 
-def _repeated(local: LocalBytes) -> int:
+def _repeated_factor_bytes(local: LocalBytes) -> int:
     """Bytes of the copies that a matmul makes of factors which it repeats along a batch dim. Autograd keeps the copy of a factor if the
     other one gets a gradient; then it is counted with what is kept."""
     if len(local.shapes) != 2 or min(map(len, local.shapes)) < 3:
@@ -195,7 +195,7 @@ def _einsum_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
         if both - later:
             rows, columns = (made - letters) & later, (letters - made) & later
             gemm = Gemm(size(rows), size(columns), size(both - later), size(both & later))
-            found.append(product(gemm, range(i), (i,)))
+            found.append(product_part(gemm, range(i), (i,)))
         made = (made | letters) & later
     return tuple(found)
 
@@ -225,7 +225,7 @@ DISPATCH = "dispatch"
 
 def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Tokens may be sharded; the experts' inner width, part by part, since gate and up are fused; the experts themselves; and tokens
-    and experts at once, with an all_to_all before and behind the experts (`_dispatch`).
+    and experts at once, with an all_to_all before and behind the experts (`_dispatch_split`).
 
     Operands: hidden, index, weights, up, down[, up bias][, down bias].
     """
@@ -250,10 +250,10 @@ def _moe_experts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         segments=fused,
     )
     experts = Split("experts", (None, None, None, 0, 0, *[0] * len(none)), (None,), (up[0],), routed=True)
-    return Rule((tokens, width, experts, _dispatch(ins)))
+    return Rule((tokens, width, experts, _dispatch_split(ins)))
 
 
-def _dispatch(ins: Shapes) -> Split:
+def _dispatch_split(ins: Shapes) -> Split:
     """Every GPU has 1/n of the tokens and 1/n of the experts.
 
     It sends k copies of each of its tokens, each to the GPU that holds the chosen expert, and gets as many results back, which it
@@ -288,12 +288,12 @@ def _moe_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     turned = bool(op.attrs.get("transposed"))
     (k, n), (inner, out) = (up[1:], down[1:]) if turned else (up[:0:-1], down[:0:-1])
     return (
-        grouped(GroupedGemm(rows, n, k, up[0]), (0, 1, 2), (3,)),
-        grouped(GroupedGemm(rows, out, inner, up[0]), (0, 1, 2, 3), (4,)),
+        grouped_product_part(GroupedGemm(rows, n, k, up[0]), (0, 1, 2), (3,)),
+        grouped_product_part(GroupedGemm(rows, out, inner, up[0]), (0, 1, 2, 3), (4,)),
     )
 
 
-def _copies(local: LocalBytes) -> tuple[int, int]:
+def _token_copy_bytes(local: LocalBytes) -> tuple[int, int]:
     """Bytes of the copies that a GPU sends to experts, and of these times their weights, which may be of a wider dtype; then that is
     cast."""
     k, (item, _, weight, *_) = local.whole[1][1], local.item_bytes
@@ -301,12 +301,12 @@ def _copies(local: LocalBytes) -> tuple[int, int]:
     return copies, copies if weight <= item else copies * weight // item + copies
 
 
-def _dispatch_forward(local: LocalBytes) -> int:
+def _dispatch_forward_bytes(local: LocalBytes) -> int:
     """If tokens are sent to experts: their weighted results, before they are summed. Else 0: only what is kept."""
-    return _copies(local)[1] if DISPATCH in local.splits else 0
+    return _token_copy_bytes(local)[1] if DISPATCH in local.splits else 0
 
 
-def _dispatch_backward(local: LocalBytes) -> int:
+def _dispatch_backward_bytes(local: LocalBytes) -> int:
     """If tokens are sent to experts: the gradients of the results and of the copies, beyond the gradients of operands and results.
 
     They are there before the gradients of the experts are made, or while these are; then the results are freed already. The fullest GPU
@@ -314,14 +314,14 @@ def _dispatch_backward(local: LocalBytes) -> int:
     """
     if DISPATCH not in local.splits:
         return 0
-    copies, weighted = _copies(local)
+    copies, weighted = _token_copy_bytes(local)
     experts = sum(n for n, grad in zip(local.ins[3:], local.grads[3:], strict=True) if grad)
     counted = local.ins[0] + local.ins[2] + local.outs[0] + experts
     received = int(local.load * copies)
     return max(0, local.outs[0] + received + max(received, weighted) - counted, received + experts - counted)
 
 
-def _inner_kept(name: str, kept: tuple[int, ...], ins: Shapes) -> bool:
+def _inner_splits_saved(name: str, kept: tuple[int, ...], ins: Shapes) -> bool:
     """Whether the split also shards a kept tensor: if the inner width is sharded, the permuted tokens are kept whole."""
     return name != "inner" or (len(kept) > 1 and kept[-1] != ins[0][-1])
 
@@ -340,7 +340,7 @@ def _expert_linear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 def _expert_linear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     rows, (experts, n, k) = sizes.ins[0][0], sizes.ins[2]
-    return (grouped(GroupedGemm(rows, n, k, experts), (0,), (2,)),)
+    return (grouped_product_part(GroupedGemm(rows, n, k, experts), (0,), (2,)),)
 
 
 OPERATORS = (
@@ -352,8 +352,8 @@ OPERATORS = (
         kind=Kind.PRODUCT,
         rule=_linear_nf4,
         work=_linear_nf4_work,
-        own_forward=_made_weight,
-        own_backward=_made_weight,
+        own_forward=_unpacked_weight_bytes,
+        own_backward=_unpacked_weight_bytes,
         title="linear in 4 bits",
     ),
     Operator(name="addmm", kind=Kind.PRODUCT, rule=_addmm, work=_addmm_work, arguments="input mat1 mat2"),
@@ -364,7 +364,7 @@ OPERATORS = (
         rule=_matmul,
         work=_matmul_work,
         arguments="input other",
-        own_forward=_repeated,
+        own_forward=_repeated_factor_bytes,
     ),
     *operators("bmm mm", kind=Kind.PRODUCT, rule=_matmul, work=_matmul_work, arguments="input mat2"),
     Operator(name="rmatmul", kind=Kind.PRODUCT, rule=_rmatmul, work=_rmatmul_work),
@@ -377,10 +377,10 @@ OPERATORS = (
         kind=Kind.EXPERTS,
         rule=_moe_experts,
         work=_moe_work,
-        splits_kept=_inner_kept,
-        own_forward=_dispatch_forward,
-        own_backward=_dispatch_backward,
-        local=Local.EXCHANGE,
+        splits_kept=_inner_splits_saved,
+        own_forward=_dispatch_forward_bytes,
+        own_backward=_dispatch_backward_bytes,
+        local=LocalExecution.EXCHANGE,
         title="experts",
     ),
     Operator(name="expert_linear", kind=Kind.EXPERTS, rule=_expert_linear, work=_expert_linear_work),

@@ -8,7 +8,7 @@ import math
 from planner_core.core import Op
 from planner_core.ops.operators import Kind, Operator
 from planner_core.ops.rules import DimOf, Rule, RuleFn, Shapes, Split, int_attr, split, unknown
-from planner_core.ops.work import Gemm, Part, Scan, Sizes, WorkFn, fused, product
+from planner_core.ops.work import Gemm, Part, Scan, Sizes, WorkFn, fused_part, product_part
 
 CHUNK = 64
 """Tokens of a chunk if the call does not say it."""
@@ -111,7 +111,7 @@ def _cell(states: int) -> RuleFn:
 
 def _scan(flops: int, sizes: Sizes) -> tuple[Part, ...]:
     """A scan of `flops` FLOPs. Its backward takes twice as many."""
-    return (fused(Scan(flops), Scan(2 * flops), range(len(sizes.ins))),)
+    return (fused_part(Scan(flops), Scan(2 * flops), range(len(sizes.ins))),)
 
 
 def _selective_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
@@ -167,7 +167,7 @@ def _layers_work(states: int) -> WorkFn:
         for i, (out, inner) in weights.items():
             in_steps = i - 1 in weights and inner == hidden  # it stands behind the weight of the layer's input
             steps = tokens // samples if in_steps else 1
-            parts.append(product(Gemm(tokens // steps, out, inner, steps), range(i), (i,)))
+            parts.append(product_part(Gemm(tokens // steps, out, inner, steps), range(i), (i,)))
         return tuple(parts)
 
     return work
@@ -180,7 +180,7 @@ def _cell_work(states: int) -> WorkFn:
         found = []
         for operand, weight in ((0, 1 + states), (1, 2 + states)):
             (rows, inner), out = sizes.ins[operand], sizes.ins[weight][0]
-            found.append(product(Gemm(rows, out, inner), (operand,), (weight,)))
+            found.append(product_part(Gemm(rows, out, inner), (operand,), (weight,)))
         return tuple(found)
 
     return work

@@ -9,20 +9,20 @@ from typing import Any
 
 from planner_core.core import Op
 from planner_core.ops.catalog.elementwise import linear_unary
-from planner_core.ops.operators import Described, Kind, Local, Operator, operators
+from planner_core.ops.operators import CallDescription, Kind, LocalExecution, Operator, operators
 from planner_core.ops.rules import (
     DimOf,
     Rule,
     RuleFn,
     Shapes,
     Split,
-    aligned,
     broadcast_splits,
     changed_dim,
     dim_attr,
     dims_attr,
     int_attr,
     ints,
+    operand_dim,
     split,
     unknown,
 )
@@ -87,7 +87,9 @@ def _expand(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     rank = len(outs[0])
     rest: list[DimOf] = [None] * (len(ins) - 1)
     kept = [d for d in range(rank) if outs[0][d] > 1]
-    return Rule(tuple(split(f"d{d}", [aligned(ins[0], rank, d), *rest], [d], outs[0][d]) for d in kept), linear=(0,))
+    return Rule(
+        tuple(split(f"d{d}", [operand_dim(ins[0], rank, d), *rest], [d], outs[0][d]) for d in kept), linear=(0,)
+    )
 
 
 def _repeat(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -196,7 +198,7 @@ def _picked(ins: Shapes, outs: Shapes, first: int) -> list[Split]:
     rank = max((len(shape) for shape in ins[1:]), default=0)
     found = []
     for j in range(first, first + rank):
-        at = [aligned(shape, rank, j - first) for shape in ins[1:]]
+        at = [operand_dim(shape, rank, j - first) for shape in ins[1:]]
         if outs[0][j] > 1 and any(dim is not None for dim in at):
             found.append(split(f"i{j - first}", [None, *at], [j], outs[0][j]))
     return found
@@ -296,31 +298,31 @@ def _moves(names: str, rule: RuleFn, **common: Any) -> tuple[Operator, ...]:
     return operators(names, kind=Kind.MOVE, rule=rule, **common)
 
 
-_SHAPED = {"described": Described.BY_SHAPES, "local": Local.SIZES}
-_CUT = {"described": Described.BY_SIZES, "local": Local.SIZES}
+_SHAPED = {"described": CallDescription.BY_SHAPES, "local": LocalExecution.SIZES}
+_CUT = {"described": CallDescription.BY_SIZES, "local": LocalExecution.SIZES}
 
 OPERATORS = (
     *_views("view", _view, **_SHAPED, spellings=("_unsafe_view", "_reshape_alias")),
     *_views("view_as flatten unflatten", _view, **_SHAPED),
     *_moves("reshape reshape_as ravel", _view, **_SHAPED),
-    *_views("squeeze", _view, arguments="input dim", local=Local.SIZES),
-    *_views("unsqueeze", _view, arguments="input dim", described=Described.BY_NEW_DIM),
-    *_views("transpose", _permute, described=Described.BY_ORDER, spellings=("swapaxes", "swapdims")),
-    *_views("movedim", _permute, described=Described.BY_ORDER, spellings=("moveaxis",)),
-    *_views("T", _permute, described=Described.BY_ORDER, spellings=("numpy_T",)),
-    *_views("H", _permute, described=Described.BY_ORDER, spellings=("matrix_H",)),
-    *_views("permute t mT mH adjoint", _permute, described=Described.BY_ORDER),
+    *_views("squeeze", _view, arguments="input dim", local=LocalExecution.SIZES),
+    *_views("unsqueeze", _view, arguments="input dim", described=CallDescription.BY_NEW_DIM),
+    *_views("transpose", _permute, described=CallDescription.BY_ORDER, spellings=("swapaxes", "swapdims")),
+    *_views("movedim", _permute, described=CallDescription.BY_ORDER, spellings=("moveaxis",)),
+    *_views("T", _permute, described=CallDescription.BY_ORDER, spellings=("numpy_T",)),
+    *_views("H", _permute, described=CallDescription.BY_ORDER, spellings=("matrix_H",)),
+    *_views("permute t mT mH adjoint", _permute, described=CallDescription.BY_ORDER),
     *_views("expand expand_as broadcast_to", _expand, **_SHAPED),
     *_views("split", _split, arguments="input split_size dim", default_dim=0, **_CUT),
     *_views("chunk", _split, arguments="input chunks dim", default_dim=0, **_CUT),
     *_views("tensor_split split_with_sizes unsafe_chunk unsafe_split", _split, **_CUT),
-    *_views("unbind", _unbind, arguments="input dim", default_dim=0, described=Described.BY_DIM),
+    *_views("unbind", _unbind, arguments="input dim", default_dim=0, described=CallDescription.BY_DIM),
     *_views("select", _select, arguments="input dim index"),
     *_views("narrow", _narrow, arguments="input dim start length"),
     *_views(
         "getitem",
         _getitem,
-        described=Described.BY_INDEX,
+        described=CallDescription.BY_INDEX,
         copies=_by_tensor,
         title="index",
         spellings=("slice", "index"),
@@ -332,17 +334,17 @@ OPERATORS = (
     *_views("view_as_complex", _to_complex),
     *_views("view_as_real", _to_real),
     *_views("diagonal", _diagonal, arguments="input offset dim1 dim2"),
-    *_views("as_strided", _as_strided, arguments="input size stride storage_offset", local=Local.SIZES),
+    *_views("as_strided", _as_strided, arguments="input size stride storage_offset", local=LocalExecution.SIZES),
     # the method cuts windows along a dim, as a view; the function makes patches of images
     *_views("unfold", _unfold, arguments="input dimension size step", copies=lambda op: "kernel_size" in op.attrs),
     *_moves("clone", linear_unary),
     *_moves("contiguous", linear_unary, hands_on=True),
     *_moves("copy_", _copied),
-    *_moves("repeat", _repeat, described=Described.BY_SHAPES),
+    *_moves("repeat", _repeat, described=CallDescription.BY_SHAPES),
     *_moves("repeat_interleave", _repeat, arguments="input repeats dim"),
     *_moves("tile", _repeat),
     *_moves("cat", _cat, arguments="tensors dim", default_dim=0, spellings=("concat", "concatenate")),
-    *_moves("stack", _cat, arguments="tensors dim", default_dim=0, described=Described.BY_NEW_DIM),
+    *_moves("stack", _cat, arguments="tensors dim", default_dim=0, described=CallDescription.BY_NEW_DIM),
     *_moves("hstack", _cat),
     *_moves("pad", _pad, arguments="input pad mode value"),
     *_moves("constant_pad_nd", _pad, arguments="input pad value"),

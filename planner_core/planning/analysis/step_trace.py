@@ -24,15 +24,15 @@ from planner_core.cost import (
     CostModel,
     Message,
     MessageSource,
-    Unit,
-    all_seconds,
+    PricedUnit,
     block_of,
     cost_model_of,
     message_time,
-    message_waits,
+    op_and_weight_seconds,
     op_seconds,
-    recomputed,
-    units_of,
+    priced_units,
+    recomputed_ops,
+    waited_message_seconds,
 )
 from planner_core.cost.memory import Rerun
 from planner_core.planning.stages import stage_trace
@@ -143,7 +143,7 @@ class _Step:
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan, self.graph, self.model = plan, graph, cost_model_of(plan)
-        self.units = {u.label: u for u in units_of(plan.blocks, graph, self.model)}
+        self.units = {u.label: u for u in priced_units(plan.blocks, graph, self.model)}
         self.parts = _parts(plan, graph)
         self.now = 0.0
         self.free = 0.0
@@ -283,14 +283,14 @@ class _Step:
     def _pass(self, part: _Segment, phase: str) -> Iterator[_Piece]:
         """The work of a pass through a part: its operators in order, each with its waits."""
         bp, block, unit = self.plan.blocks[part.label], block_of(self.graph, part.label), self.units[part.label]
-        again = recomputed(block, bp)
+        again = recomputed_ops(block, bp)
         waits: dict[str, list[Message]] = defaultdict(list)
         for m in unit.each:
             if m.phase == phase and not unit.beside(m):
                 waits[m.site].append(m)
         if phase == FORWARD:
             for op in part.ops:
-                seconds = all_seconds(block, op, bp, again, self.model)[0]
+                seconds = op_and_weight_seconds(block, op, bp, again, self.model)[0]
                 yield from self._around(op, WORKS, seconds, waits[op.name], AFTER)
             return
         for op in part.ops:
@@ -299,7 +299,7 @@ class _Step:
                 mine = [m for m in waits[op.name] if not m.gradient]
                 yield from self._around(op, AGAIN, seconds, mine, AFTER)
         for op in reversed(part.ops):
-            seconds = all_seconds(block, op, bp, again, self.model)[1]
+            seconds = op_and_weight_seconds(block, op, bp, again, self.model)[1]
             left = [m for m in waits[op.name] if op.name not in again or m.gradient]
             seconds -= _twice(block, op, bp, again, self.model) if op.name in again else 0.0
             yield from self._around(op, WORKS, seconds, left, AFTER_BACKWARD)
@@ -317,7 +317,11 @@ class _Step:
     def _wait(self, m: Message, who: str) -> _Piece:
         sent = f"{m.kind} of {m.what}"
         return _Piece(
-            WAITS, f"waits for {sent}", message_waits(m, self.model), f"{who}; {m.site}, {_over(m, self.plan)}", sent
+            WAITS,
+            f"waits for {sent}",
+            waited_message_seconds(m, self.model),
+            f"{who}; {m.site}, {_over(m, self.plan)}",
+            sent,
         )
 
     def _traffic(self, part: _Segment, phase: str, edge: bool) -> list[Message]:
@@ -337,9 +341,9 @@ class _Step:
                 return part
         return next(p for p in self.parts if not p.label)
 
-    def _held(self, unit: Unit, phase: str, edge: bool) -> float:
+    def _held(self, unit: PricedUnit, phase: str, edge: bool) -> float:
         """Seconds by which weight traffic lengthens one pass through a unit (see `planner_core.cost.step_time`)."""
-        waits = sum(message_waits(m, self.model) for m in unit.each if m.phase == phase and not unit.beside(m))
+        waits = sum(waited_message_seconds(m, self.model) for m in unit.each if m.phase == phase and not unit.beside(m))
         sent = sum(message_time(m, self.model) for m in unit.each if m.phase == phase and unit.beside(m))
         sent += sum(message_time(m, self.model) for m in unit.once if m.phase == phase and edge)
         busy = waits + (unit.forward_s if phase == FORWARD else unit.backward_s)

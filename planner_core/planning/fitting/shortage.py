@@ -22,7 +22,7 @@ from planner_core.core import (
     root,
 )
 from planner_core.cost import DATA, IDLE, SHARD, axis_roles, block_of, cost_model_of
-from planner_core.cost.memory import Held, tensors_at_peak
+from planner_core.cost.memory import PeakTensor, tensors_at_peak
 from planner_core.ops import operator
 from planner_core.planning.session import Planner
 from planner_core.search import Answer, memory_bytes
@@ -97,7 +97,7 @@ def _logits(graph: Graph) -> set[tuple[int, ...]]:
     return {v.meta.shape for v in every if len(v.meta.shape) > 1 and v.meta.shape[-1] in words}
 
 
-def _tokens(held: Held) -> int:
+def _tokens(held: PeakTensor) -> int:
     """Tokens whose logits one GPU holds in one tensor."""
     return max(1, held.num_bytes // (ITEM_BYTES[held.dtype] * held.shape[-1]))
 

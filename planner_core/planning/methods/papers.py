@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_core.core import DeviceMesh, Graph, Shard
-from planner_core.ops import MULTIPLYING, operator
+from planner_core.ops import FLOPS_BOUND_KINDS, operator
 from planner_core.planning.methods.restrictions import residual_shapes
 from planner_core.search.network import Network, Restriction, allow_only
 
@@ -50,7 +50,7 @@ class SplitWork(Restriction):
         """Add a factor that forbids the other rows."""
         for name, node in net.nodes.items():
             s = node.strategy
-            heavy = [i for i, op in enumerate(s.ops) if operator(op.fn).kind in MULTIPLYING]
+            heavy = [i for i, op in enumerate(s.ops) if operator(op.fn).kind in FLOPS_BOUND_KINDS]
             split = np.array([all(row[i].splits_work for i in heavy) for row in s.rows], dtype=bool)
             ok = np.asarray(split[node.index].all(axis=1))
             if heavy and ok.any():

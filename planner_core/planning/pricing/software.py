@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from planner_core.core import ITEM_BYTES, Cluster, Graph, Workload
-from planner_core.cost import MATH, kernels_taken, why_math
+from planner_core.cost import MATH, attentions_by_kernel, why_math
 
 
 def describe_software(graph: Graph, cluster: Cluster, workload: Workload, budget: float) -> tuple[str, ...]:
     """Sentences about the software of a workload on a cluster. `budget`: bytes per GPU that a plan may take."""
-    software, taken = workload.resolved(), kernels_taken(graph, cluster.gpu, workload)
+    software, taken = workload.resolved(), attentions_by_kernel(graph, cluster.gpu, workload)
     item, memory = ITEM_BYTES[workload.dtype], cluster.gpu.memory_bytes
     gradients = "float32" if workload.gradient_item(item) > item else workload.dtype
     share = f", {budget / memory:.0%} of the GPU's" if budget < memory else ""

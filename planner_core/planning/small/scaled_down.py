@@ -35,8 +35,8 @@ from planner_core.core import (
     join_name,
     unevenly_split_dims,
 )
-from planner_core.cost import CostModel, cuttable, ops_at_the_ends, price, price_pipeline, with_parts
-from planner_core.cost.communication import Moves, Segments, moves
+from planner_core.cost import CostModel, can_run_in_chunks, ops_at_the_ends, price, price_pipeline, with_parts
+from planner_core.cost.communication import Redistributions, Segments, all_redistributions
 from planner_core.ops import SegmentMap, coarsen, graph_strategies
 
 
@@ -163,10 +163,12 @@ class _Retarget:
         shape = block.values[value].meta.shape
         return {**dict(self._fused(block, value)), **unevenly_split_dims(shape, forms, self.model.sizes)}
 
-    def _moves(self, block: Block, value: int) -> Moves:
+    def _moves(self, block: Block, value: int) -> Redistributions:
         v, (sizes, links) = block.values[value], (self.model.sizes, self.model.links)
         weight = v.kind == "parameter"
-        return moves(v.meta.shape, ITEM_BYTES[v.meta.dtype], sizes, links, self._fused(block, value), weight=weight)
+        return all_redistributions(
+            v.meta.shape, ITEM_BYTES[v.meta.dtype], sizes, links, self._fused(block, value), weight=weight
+        )
 
     def _site(self, prefix: str, block: Block, op: Op, delivered: dict[int, State]) -> SitePlan:
         name = join_name(prefix, op.name)
@@ -183,7 +185,9 @@ class _Retarget:
             back = self._steps(table, e.dst.gradient, e.src.gradient, name) if block.values[v].grad else ()
             forward = self._steps(table, e.src.forward, e.dst.forward, name)
             edge = Edge(e.src, e.dst, forward, back, self._parts(block, v), e.chunks)
-            outputs.append(edge if cuttable(block, op, edge, self.model.sizes, e.chunks) else replace(edge, chunks=1))
+            outputs.append(
+                edge if can_run_in_chunks(block, op, edge, self.model.sizes, e.chunks) else replace(edge, chunks=1)
+            )
             delivered[v] = e.dst
         return SitePlan(inputs, tuple(outputs))
 
@@ -197,7 +201,7 @@ class _Retarget:
         forms = (src.forward, src.gradient) if v.kind == "parameter" else ()
         return Edge(src, old.dst, forward, back, self._parts(block, value, *forms))
 
-    def _steps(self, table: Moves, src: Placements, dst: Placements, name: str) -> tuple[Step, ...]:
+    def _steps(self, table: Redistributions, src: Placements, dst: Placements, name: str) -> tuple[Step, ...]:
         try:
             return table.steps(src, dst)
         except ValueError:

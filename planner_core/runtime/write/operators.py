@@ -16,7 +16,7 @@ import torch
 
 from planner_core.core import Placements, Shard, SitePlan
 from planner_core.models.hooks import RECURRENT, draws_dropout_mask
-from planner_core.ops import Local, known_functions, operator
+from planner_core.ops import LocalExecution, known_functions, operator
 from planner_core.runtime.record import CannotRewrite, MixesSamples, Ref, TapeCall
 from planner_core.runtime.write.expressions import WriteLeaf, write_call, write_literal
 from planner_core.runtime.write.placed_tape import PlannedTape
@@ -25,8 +25,8 @@ RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "re
 EXPANSIONS = ("expand", "expand_as", "broadcast_to")
 NEW_TENSORS = ("new_zeros", "new_ones", "new_empty", "new_full")
 SPLITS = ("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split")
-MEANS = tuple(sorted(name for name in known_functions() if operator(name).local is Local.MEAN))
-UNCHANGED_KINDS = (Local.AS_IT_IS, Local.MEMORY)
+MEANS = tuple(sorted(name for name in known_functions() if operator(name).local is LocalExecution.MEAN))
+UNCHANGED_KINDS = (LocalExecution.AS_IT_IS, LocalExecution.MEMORY)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import torch
 
 from planner_core.core import Edge, Op, ParamPlan, Partial, Placements, Plan, Replicate, Shard, SitePlan, join_name
 from planner_core.models.hooks import is_inplace
-from planner_core.ops import Local, operator, rows
+from planner_core.ops import LocalExecution, operator, rows
 from planner_core.runtime.mismatch import PlanMismatch, other_model_error
 from planner_core.runtime.program.collectives import describe_uneven_split
 from planner_core.runtime.record import MixesSamples, Tape, TapeCall
@@ -83,7 +83,7 @@ class PlannedTape:
 
     def takes_all(self, call: TapeCall) -> bool:
         """Return whether a call takes all samples where a rank has a part of them, and its sizes are not written for the rank."""
-        if call.kind != "op" or operator(call.fn).local is Local.SIZES:
+        if call.kind != "op" or operator(call.fn).local is LocalExecution.SIZES:
             return False
         ends = [(self.samples[n], edge.dst.forward) for n, edge in zip(call.inputs, self.row(call).inputs, strict=True)]
         return any(dim is not None and dst[a] != Shard(dim) for dim, dst in ends for a in self.data_axes)

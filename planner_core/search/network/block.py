@@ -25,8 +25,8 @@ import numpy as np
 
 from planner_core.core import ITEM_BYTES, Call, Op, Shard, root
 from planner_core.cost import Buckets, Component, CostModel, is_small, weights_at_the_ends
-from planner_core.cost.communication import Moves, Segments, digit, moves
-from planner_core.cost.memory import viewed
+from planner_core.cost.communication import Redistributions, Segments, all_redistributions, placement_code
+from planner_core.cost.memory import viewed_operands
 from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, memory_passes
 from planner_core.search.network.chunks import least_delay, may_run_in_chunks
 from planner_core.search.network.factors import Factor, GroupRows, Network, tensor_name, zero_costs
@@ -95,7 +95,7 @@ class _Builder:
         self.net = Network()
         self.saved_inputs = set(options.saved_by_calls)
         self.kept_results = {v for op in coarse.block.ops if op.name in options.kept_ops for v in op.outputs}
-        self.view_bases, self.buckets = viewed(coarse.block), Buckets.of(coarse.block)
+        self.view_bases, self.buckets = viewed_operands(coarse.block), Buckets.of(coarse.block)
         self.crossing = self._crossing_values() - set(options.skipped_values)
         self.passes = memory_passes(coarse.block, model.fused)
         self.at_the_ends = weights_at_the_ends(coarse.block, self.options.ends.before)
@@ -145,13 +145,15 @@ class _Builder:
         rank = len(self.values[value].meta.shape)
         return tuple((d, s) for d in range(rank) if (s := self.strategies.segments.get((value, d))))
 
-    def _moves(self, value: int, item_bytes: int | None = None) -> Moves:
+    def _moves(self, value: int, item_bytes: int | None = None) -> Redistributions:
         """Return redistributions of a value on this mesh, in its own dtype or in a dtype of `item_bytes`."""
         meta = self.values[value].meta
         item = ITEM_BYTES[meta.dtype] if item_bytes is None else item_bytes
         share = self.buckets.share(value)
         weight = self.values[value].kind == "parameter"
-        return moves(meta.shape, item, self.model.sizes, self.model.links, self.segments(value), share, weight)
+        return all_redistributions(
+            meta.shape, item, self.model.sizes, self.model.links, self.segments(value), share, weight
+        )
 
     def _weight_moves(self, value: int) -> WeightMoves:
         item = self.model.summed_item(ITEM_BYTES[self.values[value].meta.dtype])
@@ -317,8 +319,8 @@ class _Builder:
         for k, i in uses:
             consumed = [r[k].inputs[i] for r in s.rows]
             is_compatible, needs_copy = compatible_operand(consumed, states.axis_states)
-            forward = joint_codes([digit(p) for p, _ in consumed], index, base)
-            gradient = joint_codes([digit(g) for _, g in consumed], index, base)
+            forward = joint_codes([placement_code(p) for p, _ in consumed], index, base)
+            gradient = joint_codes([placement_code(g) for _, g in consumed], index, base)
             allowed &= joint_all(is_compatible, index, states.index)
             # on several axes, slices of one dim nest: only the innermost axis can slice or pad it without communication
             allowed &= (
@@ -346,8 +348,8 @@ class _Builder:
         states, v = self.net.tensors[tensor_name(value)], self.values[value]
         produced = [r[position[0]].outputs[position[1]] for r in s.rows]
         base = 2 + len(v.meta.shape)
-        forward = joint_codes([digit(p) for p, _ in produced], index, base)
-        gradient = joint_codes([digit(g) for _, g in produced], index, base)
+        forward = joint_codes([placement_code(p) for p, _ in produced], index, base)
+        gradient = joint_codes([placement_code(g) for _, g in produced], index, base)
         table = self._moves(value)
         forward_s = table.cost[forward[:, None], states.forward[None, :]]
         backward_s = table.cost[states.gradient[None, :], gradient[:, None]] if v.grad else np.zeros_like(forward_s)

@@ -13,7 +13,7 @@ import numpy as np
 
 from planner_core.core import Shard
 from planner_core.cost import chunk_waits
-from planner_core.cost.communication import Moves, collective_times
+from planner_core.cost.communication import Redistributions, collective_times
 from planner_core.ops import operator
 from planner_core.search.network.group_work import GroupWork
 from planner_core.search.network.states import Bools, Floats, Ints, TensorStates, joint_parts
@@ -31,7 +31,7 @@ def may_run_in_chunks(work: GroupWork, k: int, fused: bool) -> bool:
 
 
 def least_delay(
-    work: GroupWork, k: int, forward: Ints, states: TensorStates, redistributions: Moves, at_once_s: Floats
+    work: GroupWork, k: int, forward: Ints, states: TensorStates, redistributions: Redistributions, at_once_s: Floats
 ) -> tuple[Floats, Floats]:
     """Return two arrays [row, state]: by how many seconds the redistribution of op k's result delays forward, at once or in chunks,
     whichever is less; and the seconds of its collectives.
@@ -63,7 +63,7 @@ def _divides_evenly(work: GroupWork, k: int, last_dim: int, chunks: int) -> Bool
 
 
 def _reductions(
-    forward: Ints, states: TensorStates, redistributions: Moves, last_dim: int
+    forward: Ints, states: TensorStates, redistributions: Redistributions, last_dim: int
 ) -> Iterator[tuple[int, str, Bools]]:
     """Yield each axis and collective that sums a result, with the pairs [row, state] where it is the whole redistribution.
 

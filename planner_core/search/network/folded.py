@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from planner_core.core import Block
 from planner_core.cost import Component, CostModel, ops_at_the_ends
-from planner_core.cost.memory import kept_results, run_again
-from planner_core.ops import BlockStrategies, CoarseGraph, recompute_ways
+from planner_core.cost.memory import kept_results, rerun_ops
+from planner_core.ops import BlockStrategies, CoarseGraph, recompute_policies
 from planner_core.search.algebra.elimination_order import choose_elimination_order
 from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointBudget
 from planner_core.search.network.block import build_block
@@ -183,9 +183,9 @@ def build_networks(
     for name, block in coarse.blocks.items():
         blocks[name] = {}
         block_cache = caches.setdefault(name, BlockCache(kernels=kernels.setdefault(name, {})))
-        for variant, kept_ops in recompute_ways(block.block, model.workload.recompute).items():
+        for variant, kept_ops in recompute_policies(block.block, model.workload.recompute).items():
             keeps_all = variant == "none"
-            reruns = {} if keeps_all else run_again(block.block, kept_ops)
+            reruns = {} if keeps_all else rerun_ops(block.block, kept_ops)
             # One copy at a time is recomputed and holds its activations, so each of the copies bears 1 / repeats of them.
             saved_share = 1.0 if keeps_all else 1 / repeats[name]
             options = UnitOptions(repeats[name], reruns, kept_ops, saved_share, kept_results=kept_by_reader[name])

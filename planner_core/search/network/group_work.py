@@ -15,8 +15,16 @@ from planner_core.core import Block, Op, Shard, root
 from planner_core.cost import Component, CostModel, Ends, waited_seconds
 from planner_core.cost.communication import collective_times
 from planner_core.cost.compute import has_kernels, kernel_seconds, op_time
-from planner_core.cost.memory import Rerun, computes_again
-from planner_core.ops import GroupStrategy, MemoryPasses, Row, own_bytes, own_kept, splits_kept, whole_bytes
+from planner_core.cost.memory import Rerun, is_recomputed
+from planner_core.ops import (
+    GroupStrategy,
+    MemoryPasses,
+    Row,
+    extra_bytes,
+    extra_saved_bytes,
+    global_bytes,
+    splits_saved_tensor,
+)
 from planner_core.search.network.factors import Factor, zero_costs
 from planner_core.search.network.states import Bools, Floats, Ints, joint_parts
 
@@ -100,7 +108,7 @@ class GroupWork:
             if v in inner and not self.is_saved_by_reader(v)
         }
         per_op = [
-            (reruns.get(op.name), computes_again(op, reruns), op.name in self.options.kept_ops, self.options.share(op))
+            (reruns.get(op.name), is_recomputed(op, reruns), op.name in self.options.kept_ops, self.options.share(op))
             for op in self.strategy.ops
         ]
         return frozenset(counted_here), *per_op
@@ -118,7 +126,7 @@ class GroupWork:
         inner = {v for op in self.strategy.ops for v in op.outputs}
         for k, op in enumerate(self.strategy.ops):
             rerun = self.options.reruns.get(op.name)
-            resends, recomputes = rerun is not None and rerun.sends, computes_again(op, self.options.reruns)
+            resends, recomputes = rerun is not None and rerun.sends, is_recomputed(op, self.options.reruns)
             forward, backward, sent, waits = self._seconds(k)
             cost[Component.FORWARD] += forward + waits[0]
             cost[Component.BACKWARD] += (
@@ -241,13 +249,13 @@ class GroupWork:
         """[joint row]: bytes that op k keeps for backward and that are not a value of the graph. For a loss: `_loss_bytes`."""
         op, rows = self.strategy.ops[k], self.strategy.rows
         ins = [self.block.values[v].meta for v in op.inputs]
-        if own_kept(op) is not None:
+        if extra_saved_bytes(op) is not None:
             return self._loss_bytes(k)
         total = np.zeros(len(self.index))
         for meta in op.saved_extra:
             shapes = [m.shape for m in ins]
             saved_bytes = meta.num_bytes / self._parts(
-                [r[k].splits_work and splits_kept(op, r[k].name, meta.shape, shapes) for r in rows]
+                [r[k].splits_work and splits_saved_tensor(op, r[k].name, meta.shape, shapes) for r in rows]
             )
             routed = self._any_axis([len(meta.shape) > 1 and r[k].routed for r in rows])
             total += np.where(routed, self.model.workload.expert_imbalance, 1.0) * saved_bytes
@@ -257,7 +265,7 @@ class GroupWork:
         """[joint row]: bytes that a loss keeps for backward, the buffers that it then uses, and the gradient of the logits."""
         op, rows = self.strategy.ops[k], self.strategy.rows
         chosen = [frozenset(rows[r][k].name for r in joint) for joint in self.index]
-        bytes_of_split = {split: own_bytes(op, whole_bytes(op, self.block.values, split)) for split in set(chosen)}
+        bytes_of_split = {split: extra_bytes(op, global_bytes(op, self.block.values, split)) for split in set(chosen)}
         logits = self.block.values[op.inputs[0]].meta.num_bytes
         parts = self._parts([isinstance(r[k].inputs[0][0], Shard) for r in rows])
         # `cost` multiplies by the share of a recomputed block. A loss is held whole at the peak, so its share is divided out.

@@ -17,8 +17,8 @@ import numpy as np
 
 from planner_core.core import ITEM_BYTES, P, R, Shard
 from planner_core.cost import Component, CostModel
-from planner_core.cost.communication import Moves, digit
-from planner_core.cost.compute import accumulated_seconds, copied_seconds, handed_out_seconds, optimizer_seconds
+from planner_core.cost.communication import Redistributions, placement_code
+from planner_core.cost.compute import accumulated_seconds, copied_seconds, optimizer_seconds, weight_handout_seconds
 from planner_core.cost.memory import has_working_copy, weight_bytes
 from planner_core.ops import Pair
 from planner_core.search.network.factors import zero_costs
@@ -29,8 +29,8 @@ from planner_core.search.network.states import Floats, Ints, TensorStates, joint
 class WeightMoves:
     """Redistributions of a weight in compute dtype, and of its gradient in the dtype in which gradients are kept."""
 
-    weight: Moves
-    gradient: Moves
+    weight: Redistributions
+    gradient: Redistributions
 
 
 def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model: CostModel) -> Floats:
@@ -50,7 +50,7 @@ def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model:
     cost[Component.AFTER_FORWARD] = state_bytes + (elements[1] * item_bytes.gradient if accumulates else 0.0)
     if trained:
         cost[Component.STEP] = optimizer_seconds(elements[2], item, model)
-        cost[Component.STEP] += handed_out_seconds(states.shares[2] / states.shares[0], model)
+        cost[Component.STEP] += weight_handout_seconds(states.shares[2] / states.shares[0], model)
         gather = moves.weight.cost[states.stored, states.forward]
         # gradients that are summed late come whole to every rank, which keeps its part
         reduce = moves.gradient.cost[states.gradient, states.forward if model.late_sums else states.stored]
@@ -109,7 +109,7 @@ def use_traffic(
     `needed_in_backward`: backward uses the weight too, so it is gathered a second time.
     """
     base = 2 + len(states.meta.shape)
-    at_use = joint_codes([digit(R if used == P else used) for used, _ in consumed], index, base)
+    at_use = joint_codes([placement_code(R if used == P else used) for used, _ in consumed], index, base)
     gather = moves.weight.cost[states.forward[None, :], at_use[:, None]]
     is_local = moves.weight.local[states.forward[None, :], at_use[:, None]]
     scatter, item = np.zeros_like(gather), ITEM_BYTES[states.meta.dtype]
@@ -118,7 +118,7 @@ def use_traffic(
     )
     backward = forward if needed_in_backward else np.zeros_like(forward)
     if trained:
-        produced = joint_codes([digit(g) for _, g in consumed], index, base)
+        produced = joint_codes([placement_code(g) for _, g in consumed], index, base)
         scatter = moves.gradient.cost[produced[:, None], states.gradient[None, :]]
         is_local = moves.gradient.local[produced[:, None], states.gradient[None, :]]
         gradient = _local_bytes(states, consumed, 1, model.workload.gradient_item(item), index, model)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core import ZERO, P, Placement, Placements, R, Shard, State, TensorMeta, needs_uneven_split
-from planner_core.cost.communication import Segments, decode, digit
+from planner_core.cost.communication import Segments, decode, placement_code
 from planner_core.ops import Pair
 
 Ints = NDArray[np.int64]
@@ -175,7 +175,7 @@ def _joint_states(
         even &= equal.all(axis=0)
     index, shares = index[even], shares[:, even]
     base = 2 + len(meta.shape)
-    codes = [joint_codes([digit(three[k]) for three in placements], index, base) for k in range(3)]
+    codes = [joint_codes([placement_code(three[k]) for three in placements], index, base) for k in range(3)]
     return TensorStates(meta, axis_states, index, codes[0], codes[1], codes[2], shares)
 
 

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner_core.core import Graph, InputError, Plan
-from planner_core.cost import cost_model_of, differs, price
+from planner_core.cost import cost_model_of, keeps_other_tensors, price
 from planner_core.verification.fake.memory_tracker import IN_FLIGHT
 from planner_core.verification.fake.program import program_step
 from planner_core.verification.numerics import order_of, same_traffic
@@ -98,7 +98,7 @@ def _as_captured(plan: Plan, graph: Graph | None) -> Mapping[str, int]:
     """The memory of a plan whose operators keep what they kept when they were recorded. A run on meta tensors is not compiled, and takes
     the loss and the attention kernel of the model's own code; the plan may count others."""
     model = cost_model_of(plan)
-    if graph is None or not differs(graph, model.cluster.gpu, model.workload):
+    if graph is None or not keeps_other_tensors(graph, model.cluster.gpu, model.workload):
         return plan.cost.memory_bytes
     return price(plan.blocks, graph, model).memory_bytes
 

@@ -21,7 +21,7 @@ from planner_core.models.adapters.experts import moe_experts
 from planner_core.models.capture.attributes import describe
 from planner_core.ops.catalog.products import DISPATCH
 from planner_core.ops.registry import rows
-from planner_core.ops.rules import Row, together
+from planner_core.ops.rules import Row, can_run_together
 
 Rank = tuple[int, ...]
 Pieces = dict[Rank, torch.Tensor]
@@ -370,7 +370,7 @@ def even(op: Op, values: Sequence[Value], chosen: Sequence[Row], sizes: Sequence
                 need[v, p.dim] = need.get((v, p.dim), 1) * n
                 extents[v, p.dim] = r.segments.get(k, ()) or extents.get((v, p.dim), (values[v].meta.shape[p.dim],))
     busy = [(r, n) for r, n in zip(chosen, sizes, strict=True) if n > 1]
-    return together([r for r, _ in busy], [n for _, n in busy]) and all(
+    return can_run_together([r for r, _ in busy], [n for _, n in busy]) and all(
         e % n == 0 for key, n in need.items() for e in extents[key]
     )
 

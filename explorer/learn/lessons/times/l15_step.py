@@ -19,7 +19,16 @@ from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
 from explorer.text import units
 from planner_core.core import ITEM_BYTES, Block, DeviceMesh
-from planner_core.cost import CONTENTION, ENDS, NOT_HIDDEN, WAITED, Component, Unit, exposed_parts, optimizer_bytes
+from planner_core.cost import (
+    CONTENTION,
+    ENDS,
+    NOT_HIDDEN,
+    WAITED,
+    Component,
+    PricedUnit,
+    exposed_parts,
+    optimizer_bytes,
+)
 from planner_core.cost.communication import axis_links, collective_time
 from planner_core.planning.analysis import MOST_DOUBT, doubt_between
 from planner_core.planning.methods import Layout
@@ -67,7 +76,7 @@ def chosen(learner: Learner, way: str, tokens: int) -> tuple[Stated, str]:
     return found, note
 
 
-def layer_of(case: Stated) -> Unit:
+def layer_of(case: Stated) -> PricedUnit:
     """The block that most of the step is spent in."""
     inner = [u for u in case.units if u.label]
     return max(inner or case.units, key=lambda u: u.copies * (u.forward_s + u.backward_s))

@@ -26,10 +26,10 @@ from planner_core.cost import (
     in_flight,
     ops_at_the_ends,
     price_pipeline,
+    priced_units,
     rank_orders,
     simulated_pipeline,
     step_seconds,
-    units_of,
 )
 from planner_core.planning import Planner, prepare
 from planner_core.planning.analysis import doubt_between
@@ -135,7 +135,7 @@ def seconds(made: tuple[Plan, Planner], cluster: Cluster) -> float:
     if plan.pipeline:
         ends = ops_at_the_ends(planner.coarse)
         return price_pipeline(plan.blocks, planner.graph, plan.pipeline, model, ends).step_time_s
-    return step_seconds(units_of(plan.blocks, planner.graph, model, planner.coarse), model)
+    return step_seconds(priced_units(plan.blocks, planner.graph, model, planner.coarse), model)
 
 
 # --- the scene -----------------------------------------------------------------------------------------

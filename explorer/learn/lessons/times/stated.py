@@ -10,7 +10,7 @@ from explorer.address.settings import DTYPES
 from explorer.learn import links
 from explorer.learn.learner import Learner, standard
 from planner_core.core import ITEM_BYTES, Cluster, NoPlanFits, Plan, slow_dtype_notes
-from planner_core.cost import CostModel, Unit, cost_model, step_seconds, unit_totals, units_of
+from planner_core.cost import CostModel, PricedUnit, cost_model, priced_units, step_seconds, unit_totals
 from planner_core.planning import METHODS, Planner, choose_mesh, meshes
 from planner_core.planning.methods import Layout
 from planner_core.search import search_within_budget
@@ -35,7 +35,7 @@ class Stated:
         return cost_model(self.planner.cluster, self.plan.mesh, self.planner.workload)
 
     @property
-    def units(self) -> list[Unit]:
+    def units(self) -> list[PricedUnit]:
         """The plan's blocks as the step's time sees them."""
         return _units(self)
 
@@ -51,8 +51,8 @@ class Stated:
 
 
 @lru_cache(maxsize=512)
-def _units(stated: Stated) -> list[Unit]:
-    return units_of(stated.plan.blocks, stated.planner.graph, stated.model, stated.planner.coarse)
+def _units(stated: Stated) -> list[PricedUnit]:
+    return priced_units(stated.plan.blocks, stated.planner.graph, stated.model, stated.planner.coarse)
 
 
 def stated(
@@ -162,6 +162,6 @@ def names(cluster: Cluster) -> dict[str, Layout]:
     }
 
 
-def totals(case: Stated, unit: Unit) -> list[float]:
+def totals(case: Stated, unit: PricedUnit) -> list[float]:
     """The components of one copy of a unit, by `planner_core.cost.Component`."""
     return [float(x) for x in unit_totals(unit, case.model)]

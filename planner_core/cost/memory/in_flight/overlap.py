@@ -22,8 +22,15 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import ITEM_BYTES, Block, BlockPlan, Call, Op, Placements
 from planner_core.cost.memory.in_flight.reductions import ReductionMemory, reductions
-from planner_core.cost.memory.in_flight.uses import Steps, UseMemory, alike, buffer_bytes, gathering, uses_of
-from planner_core.cost.memory.saved import parts
+from planner_core.cost.memory.in_flight.uses import (
+    Steps,
+    UseMemory,
+    buffer_bytes,
+    gather_steps,
+    step_signature,
+    uses_of,
+)
+from planner_core.cost.memory.saved import ops_between_calls
 from planner_core.cost.model import CostModel
 
 
@@ -101,7 +108,7 @@ class UnitMemory:
 # --- the messages of a unit ---------------------------------------------------------------------------------
 
 
-def unit(
+def unit_memory(
     label: str,
     block: Block,
     bp: BlockPlan,
@@ -136,7 +143,7 @@ def units_of_top(
 ) -> tuple[tuple[UnitMemory, ...], tuple[int, ...]]:
     """All units of a step in running order; and for each item of the top block the number of its unit. `calls` are the units of the
     copies of repeated blocks, by prefix."""
-    spans = [[item] for item in top.items if isinstance(item, Call)] + parts(top)
+    spans = [[item] for item in top.items if isinstance(item, Call)] + ops_between_calls(top)
     at = {id(item): number for number, item in enumerate(top.items)}
     # Calls and the parts between them, in running order: embedding, layer 0, layer 1, ..., final norm and loss are L + 2 units.
     spans.sort(key=lambda span: at[id(span[0])])
@@ -150,7 +157,7 @@ def units_of_top(
             units.append(calls[first.prefix])
         else:
             ops = [item for item in span if isinstance(item, Op)]
-            units.append(unit("", top, bp, ops, model, before, others & used[number]))
+            units.append(unit_memory("", top, bp, ops, model, before, others & used[number]))
     return tuple(units), tuple(number for number, span in enumerate(spans) for _ in span)
 
 
@@ -158,9 +165,11 @@ def _gathers(block: Block, uses: Mapping[tuple[str, int], UseMemory], model: Cos
     groups: dict[object, list[UseMemory]] = {}
     for use in uses.values():
         if use.gather:
-            groups.setdefault((use.again, alike(use.gather), block.values[use.value].meta.dtype), []).append(use)
+            groups.setdefault((use.again, step_signature(use.gather), block.values[use.value].meta.dtype), []).append(
+                use
+            )
     for group in groups.values():
-        chain = buffer_bytes([(block, u.value, _before(u.whole, u.gather), u.gather) for u in group], model)
+        chain = buffer_bytes([(block, u.value, _placements_before(u.whole, u.gather), u.gather) for u in group], model)
         first = block.values[group[0].value]
         cast = first.grad and model.workload.kept_item(item := ITEM_BYTES[first.meta.dtype]) != item
         freed = [
@@ -168,7 +177,7 @@ def _gathers(block: Block, uses: Mapping[tuple[str, int], UseMemory], model: Cos
         ]  # others are counted as what autograd keeps
         yield GatherMemory(
             sum(buffer_bytes(freed, model)),
-            *_brought(chain, group[0].gather, len(group) > 1 or cast, 0),
+            *_in_flight_bytes(chain, group[0].gather, len(group) > 1 or cast, 0),
             group[0].again,
         )
 
@@ -184,9 +193,9 @@ def _copies(
         param, meta = bp.params.get(block.values[value].name), block.values[value].meta
         if param is None or not block.values[value].grad or value in block.inputs:
             continue
-        steps = gathering(param.stored, param.working, model.sizes)
+        steps = gather_steps(param.stored, param.working, model.sizes)
         if steps:
-            groups.setdefault((alike(steps), meta.dtype), []).append((value, steps))
+            groups.setdefault((step_signature(steps), meta.dtype), []).append((value, steps))
     for group in groups.values():
         stored = [bp.params[block.values[v].name].stored for v, _ in group]
         chain = buffer_bytes([(block, v, at, steps) for (v, steps), at in zip(group, stored, strict=True)], model)
@@ -194,15 +203,17 @@ def _copies(
         cast = chain[0] if model.workload.kept_item(item) != item else 0
         read = [u.gather for u in uses.values() if u.value in {v for v, _ in group}]
         earlier = max(sum(bool(s.collective) for s in steps) for steps in read)
-        yield GatherMemory(0, *_brought(chain, group[0][1], len(group) > 1, cast), again=False, earlier=earlier)
+        yield GatherMemory(0, *_in_flight_bytes(chain, group[0][1], len(group) > 1, cast), again=False, earlier=earlier)
 
 
-def _before(placements: Placements, steps: Steps) -> Placements:
+def _placements_before(placements: Placements, steps: Steps) -> Placements:
     first = {step.axis: step.src for step in reversed(steps)}
     return tuple(first.get(axis, p) for axis, p in enumerate(placements))
 
 
-def _brought(chain: Sequence[int], steps: Steps, several: bool, cast: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _in_flight_bytes(
+    chain: Sequence[int], steps: Steps, several: bool, cast: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """For each collective of a gather: the bytes from its issue to its wait, and the most while it is issued. It reads a packed copy
     if there are several tensors, and writes what is then unpacked."""
     found: list[tuple[int, int]] = []

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner_core.core import Block, BlockPlan
-from planner_core.cost.memory.in_flight.uses import Steps, UseMemory, alike, buffer_bytes, gathering, placed_after
+from planner_core.cost.memory.in_flight.uses import (
+    Steps,
+    UseMemory,
+    buffer_bytes,
+    gather_steps,
+    placed_after,
+    step_signature,
+)
 from planner_core.cost.model import SMALL_BYTES, CostModel
 
 
@@ -40,12 +47,12 @@ def reductions(
         given = use.value in block.inputs and not use.reduce  # the caller's, which sums it
         if not v.grad or given or (not use.apart and use.value in seen | later):
             continue
-        final = _final(bp, block, use.value, model)
+        final = _steps_once(bp, block, use.value, model)
         # A weight with several uses is reduced once a step, by the unit whose backward comes last. The others keep their terms.
         holds = bool(final) and use.value in seen | later
         seen.add(use.value)
         summed = model.workload.summed_in(v.meta.dtype)
-        groups.setdefault((holds, alike(use.reduce), alike(final), summed), []).append(use)
+        groups.setdefault((holds, step_signature(use.reduce), step_signature(final), summed), []).append(use)
     for (holds, *_), group in groups.items():  # type: ignore[misc]
         yield _reduction(block, bp, group, model, holds, shared)
 
@@ -55,18 +62,20 @@ def _reduction(
 ) -> ReductionMemory:
     shared &= {u.value for u in group if u.apart}  # autograd gives the sum of all uses of a weight that is kept
     dtype = model.workload.summed_in(block.values[group[0].value].meta.dtype)
-    group = [_sliced(use) for use in group]
+    group = [_after_local_steps(use) for use in group]
     micro = buffer_bytes([(block, u.value, u.sent_from, u.reduce) for u in group], model, gradients=True)
-    final = () if holds else _final(bp, block, group[0].value, model)
-    landed = [(block, u.value, placed_after(u.sent_from, u.reduce), _final(bp, block, u.value, model)) for u in group]
+    final = () if holds else _steps_once(bp, block, group[0].value, model)
+    landed = [
+        (block, u.value, placed_after(u.sent_from, u.reduce), _steps_once(bp, block, u.value, model)) for u in group
+    ]
     weights, sums = frozenset(u.value for u in group), model.workload.accumulate > 1
     packs = bool(group[0].reduce) and group[0].reduce[0].collective == "reduce_scatter"
     last = buffer_bytes(landed, model, gradients=True)
     if group[0].reduce:
         # For a reduce_scatter gradients are packed as they are made; for an all_reduce when the unit is done (`base`, and a copy).
         base = 0 if packs else micro[0]
-        held = _sent(micro, group[0].reduce, packs)
-        then = _sent(last, final, packed=False, before=micro[-1])
+        held = _sent_bytes(micro, group[0].reduce, packs)
+        then = _sent_bytes(last, final, packed=False, before=micro[-1])
         flat = micro[0] if packs else 0
         # What arrives is the gradient that stands; of a weight that the caller gives, it is added to that of the copies before.
         given = any(value in block.inputs for value in weights)
@@ -76,37 +85,37 @@ def _reduction(
         )
     if final and micro[0] <= SMALL_BYTES:
         own = 0 if sums or shared >= weights else micro[0]
-        anew = _sent(last, final, packed=False)
-        return ReductionMemory(weights, own, anew, late=(alike(final), dtype))
+        anew = _sent_bytes(last, final, packed=False)
+        return ReductionMemory(weights, own, anew, late=(step_signature(final), dtype))
     # A reduce_scatter sends what is packed rank by rank. An all_reduce sums it where it lies, if no term came from another unit.
     ranked = bool(final) and final[0].collective == "reduce_scatter"
     own = micro[0] if final and not sums and (ranked or not shared >= weights) else 0
     packed = ranked or (own > 0 and not shared & weights)
-    terms = 0 if ranked else sum(_local(block, u, model) for u in group if u.value in shared)
+    terms = 0 if ranked else sum(_local_bytes(block, u, model) for u in group if u.value in shared)
     more = 0 if sums or not final else own + terms - last[-1]
-    beside = tuple(n + more for n in _sent(last, final, packed=packed))
+    beside = tuple(n + more for n in _sent_bytes(last, final, packed=packed))
     return ReductionMemory(weights, own, beside, ends=bool(final) and not sums)
 
 
-def _sliced(use: UseMemory) -> UseMemory:
+def _after_local_steps(use: UseMemory) -> UseMemory:
     """A use whose gradient has taken its first steps as it came: those without a message, before the first collective."""
     local = next((n for n, step in enumerate(use.reduce) if step.collective), len(use.reduce))
     return replace(use, sent_from=placed_after(use.sent_from, use.reduce[:local]), reduce=use.reduce[local:])
 
 
-def _local(block: Block, use: UseMemory, model: CostModel) -> int:
+def _local_bytes(block: Block, use: UseMemory, model: CostModel) -> int:
     return buffer_bytes([(block, use.value, use.sent_from, ())], model, gradients=True)[0]
 
 
-def _final(bp: BlockPlan, block: Block, value: int, model: CostModel) -> Steps:
+def _steps_once(bp: BlockPlan, block: Block, value: int, model: CostModel) -> Steps:
     """The steps of a weight's gradient once a step."""
     param = bp.params.get(block.values[value].name)
     if param is None:
         return ()
-    return tuple(s for s in gathering(param.gradient, param.stored, model.sizes) if s.collective)
+    return tuple(s for s in gather_steps(param.gradient, param.stored, model.sizes) if s.collective)
 
 
-def _sent(chain: Sequence[int], steps: Steps, packed: bool, before: int = 0) -> tuple[int, ...]:
+def _sent_bytes(chain: Sequence[int], steps: Steps, packed: bool, before: int = 0) -> tuple[int, ...]:
     """For each collective on the way: the bytes beside what was packed before the first one, which are the copies that are sent and
     what arrives."""
     found = []

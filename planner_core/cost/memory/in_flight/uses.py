@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner_core.core import ITEM_BYTES, Block, BlockPlan, Edge, Op, Placements, Shard, Step, root
-from planner_core.cost.memory.redistribution_buffers import buffers
+from planner_core.cost.memory.redistribution_buffers import buffer_bytes_by_step
 from planner_core.cost.memory.saved import kept_weights
 from planner_core.cost.model import CostModel
 
@@ -44,7 +44,7 @@ def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) ->
             v = block.values[value]
             if v.kind == "parameter":
                 again = bool(v.grad) and (value in op.saved or bp.recompute != "none")
-                found[op.name, position] = _outside(value, edge, again, model.sizes)
+                found[op.name, position] = _use_outside_op(value, edge, again, model.sizes)
     passed_on, viewed = kept_weights(block, ops)
     ways: dict[int, set[tuple[Steps, Steps]]] = {}
     for use in found.values():
@@ -64,7 +64,7 @@ def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) ->
     }
 
 
-def _outside(value: int, edge: Edge, again: bool, sizes: tuple[int, ...]) -> UseMemory:
+def _use_outside_op(value: int, edge: Edge, again: bool, sizes: tuple[int, ...]) -> UseMemory:
     """The steps outside of the op: the first steps forward, up to the last one that communicates; and the last steps of the gradient,
     from where it has the weight's placements."""
     ahead, back = (tuple(s for s in steps if sizes[s.axis] > 1) for steps in (edge.forward, edge.backward))
@@ -74,7 +74,7 @@ def _outside(value: int, edge: Edge, again: bool, sizes: tuple[int, ...]) -> Use
         for number in range(len(back) + 1):
             gradient = placed_after(edge.dst.gradient, back[:number])
             # From here on the gradient is split as the gathered weight is, so gradients can be packed and reduced together.
-            if _split(gradient) == _split(here):
+            if _sharded_dims(gradient) == _sharded_dims(here):
                 return UseMemory(
                     value, ahead[:gather], here, ahead[gather:], back[:number], back[number:], gradient, again
                 )
@@ -87,16 +87,16 @@ def placed_after(placements: Placements, steps: Iterable[Step]) -> Placements:
     return tuple(last.get(axis, p) for axis, p in enumerate(placements))
 
 
-def _split(placements: Placements) -> tuple[int | None, ...]:
+def _sharded_dims(placements: Placements) -> tuple[int | None, ...]:
     return tuple(p.dim if isinstance(p, Shard) else None for p in placements)
 
 
-def alike(steps: Steps) -> tuple[tuple[int, str | None], ...]:
+def step_signature(steps: Steps) -> tuple[tuple[int, str | None], ...]:
     """A key: weights that take alike steps share a message."""
     return tuple((s.axis, s.collective) for s in steps)
 
 
-def gathering(start: Placements, end: Placements, sizes: tuple[int, ...]) -> Steps:
+def gather_steps(start: Placements, end: Placements, sizes: tuple[int, ...]) -> Steps:
     """The steps from one form of a weight to another; `sizes` are those of the mesh axes."""
     return tuple(Step(a, p, q) for a, (p, q) in enumerate(zip(start, end, strict=True)) if p != q and sizes[a] > 1)
 
@@ -110,6 +110,6 @@ def buffer_bytes(
     for block, value, start, steps in members:
         meta = block.values[value].meta
         item = ITEM_BYTES[model.workload.summed_in(meta.dtype) if gradients else meta.dtype]
-        each = buffers(meta.shape, item, start, steps, model.sizes)
+        each = buffer_bytes_by_step(meta.shape, item, start, steps, model.sizes)
         total = [a + b for a, b in zip(total or [0] * len(each), each, strict=True)]
     return total

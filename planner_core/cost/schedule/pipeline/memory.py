@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner_core.core import Pipeline, State
-from planner_core.cost.memory import Moment, Standing, at_work, stage_moments
+from planner_core.cost.memory import Moment, StandingMemory, num_update_tensors, stage_moments
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes
 from planner_core.cost.schedule.pipeline.orders import Order, Pass, rank_orders
@@ -29,7 +29,7 @@ class StageMemory:
     """Bytes of one stage on one GPU. `kept`: what one micro-batch holds between its forward and its backward, with what it `sent` on.
     `forward` and `backward`: the highest moments of one pass, with the micro-batch's own kept bytes."""
 
-    state: Standing
+    state: StandingMemory
     kept: int
     forward: Moment
     backward: Moment
@@ -66,8 +66,8 @@ def rank_memory(
         sum(getattr(memories[s].state, name) for s in mine) for name in ("params", "moments", "grads", "reduced")
     )
     largest = max(memories[s].state.largest_param for s in mine)
-    peak = Moment(0, reduced, at_work(model.workload) * largest)  # the optimizer's step
-    for moment in _moments(mine, memories, order, grads):
+    peak = Moment(0, reduced, num_update_tensors(model.workload) * largest)  # the optimizer's step
+    for moment in _highest_moments(mine, memories, order, grads):
         peak = max(peak, moment, key=lambda m: m.total)
     return {
         "params": params,
@@ -80,7 +80,9 @@ def rank_memory(
     }
 
 
-def _moments(mine: Sequence[int], memories: Sequence[StageMemory], order: Order, grads: int) -> Sequence[Moment]:
+def _highest_moments(
+    mine: Sequence[int], memories: Sequence[StageMemory], order: Order, grads: int
+) -> Sequence[Moment]:
     """The highest moment of each different situation of a rank: a pass through a stage while so many micro-batches are in flight."""
     held: Counter[int] = Counter()
     seen: dict[tuple[object, ...], Moment] = {}

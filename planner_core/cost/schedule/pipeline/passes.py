@@ -17,9 +17,9 @@ from planner_core.cost.resolved_ops import local_bytes
 from planner_core.cost.schedule.events import Event, scheduled_pass
 from planner_core.cost.schedule.pipeline.orders import Pass, Work, rank_orders
 from planner_core.cost.schedule.pipeline.stages import StagePlan, boundary_states, stage_plans, tied_weights
-from planner_core.cost.schedule.units import ScheduledUnit, units_of
-from planner_core.cost.step import traffic_of
-from planner_core.cost.step_messages import messages, weight_item
+from planner_core.cost.schedule.units import ScheduledUnit, scheduled_units
+from planner_core.cost.step import sum_traffic
+from planner_core.cost.step_messages import messages, weight_gradient_item_bytes
 
 Table = Mapping[str, Mapping[str, Mapping[str, int]]]
 
@@ -57,21 +57,23 @@ def ranks_work(plan: Plan, graph: Graph) -> list[RankWork]:
     cut = plan.pipeline
     assert cut is not None
     stages, model = stage_plans(plan.blocks, graph, cut), cost_model_of(plan)
-    units = [units_of(replace(plan, blocks=s.blocks, pipeline=None), s.own) for s in stages]
-    sent = [_sent(stages, number, model) for number in range(len(stages))]
+    units = [scheduled_units(replace(plan, blocks=s.blocks, pipeline=None), s.own) for s in stages]
+    sent = [_boundary_bytes(stages, number, model) for number in range(len(stages))]
     tied = tied_bytes(stages, model)
     found = []
     for rank, order in enumerate(rank_orders(cut, model.workload.accumulate)):
         mine = cut.stages_of(rank)
-        passes = tuple(_pass(plan, units[w.stage], w, sent, model) for w in order if w.what is not Pass.WEIGHT)
-        traffic = traffic_of((m for s in mine for m in messages(stages[s].blocks, stages[s].own, model)), model)
+        passes = tuple(
+            _scheduled_pass_of(plan, units[w.stage], w, sent, model) for w in order if w.what is not Pass.WEIGHT
+        )
+        traffic = sum_traffic((m for s in mine for m in messages(stages[s].blocks, stages[s].own, model)), model)
         shared = [size for users, size in tied if set(users) & set(mine) and len({cut.rank_of(s) for s in users}) > 1]
         copies = tuple(call.prefix for s in mine for call in stages[s].own.calls())
         found.append(RankWork(passes, replace(plan.cost, traffic=traffic).collectives(), tuple(shared), copies))
     return found
 
 
-def _pass(
+def _scheduled_pass_of(
     plan: Plan, units: list[ScheduledUnit], work: Work, sent: list[tuple[list[int], list[int]]], model: CostModel
 ) -> ScheduledPass:
     cut, last = plan.pipeline, model.workload.accumulate - 1
@@ -87,7 +89,7 @@ def _pass(
     return ScheduledPass(work, tuple(events), cut.rank_of(to), tuple(ahead if forward else back))
 
 
-def _sent(stages: tuple[StagePlan, ...], number: int, model: CostModel) -> tuple[list[int], list[int]]:
+def _boundary_bytes(stages: tuple[StagePlan, ...], number: int, model: CostModel) -> tuple[list[int], list[int]]:
     """Bytes of each tensor that a GPU of a stage sends to the next one, and of the gradients that come back."""
     if number + 1 == len(stages):
         return [], []
@@ -107,5 +109,5 @@ def tied_bytes(stages: Sequence[StagePlan], model: CostModel) -> list[tuple[tupl
         if top.values[value].grad:
             stored = stages[users[0]].blocks[""].params[name].stored
             part = largest_local_shape(top.values[value].meta.shape, stored, model.sizes)
-            found.append((users, int(np.prod(part)) * weight_item(top, value, model)))
+            found.append((users, int(np.prod(part)) * weight_gradient_item_bytes(top, value, model)))
     return found

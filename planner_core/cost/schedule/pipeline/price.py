@@ -35,7 +35,7 @@ from planner_core.cost.schedule.pipeline.stages import (
     stage_plans,
 )
 from planner_core.cost.schedule.pipeline.timing import SPLIT, bound_s, simulated_pipeline
-from planner_core.cost.step import traffic_of, unit_totals, units_of
+from planner_core.cost.step import priced_units, sum_traffic, unit_totals
 from planner_core.cost.step_messages import messages
 from planner_core.cost.step_time import Component, Floats
 from planner_core.cost.units import Ends
@@ -69,10 +69,10 @@ def price_pipeline(
     )
     time, m = simulated_pipeline(pipeline, costs, model.workload.accumulate), model.workload.accumulate
     found = PipelineCost(costs, time.bubble_s, bound_s(pipeline, costs, m))
-    busiest = max(range(pipeline.ranks), key=lambda r: _busy(pipeline, costs, r, m))
+    busiest = max(range(pipeline.ranks), key=lambda r: _busy_seconds(pipeline, costs, r, m))
     mine = pipeline.stages_of(busiest)
-    traffic = traffic_of((x for s in mine for x in messages(stages[s].blocks, stages[s].own, model)), model)
-    units = [units_of(stages[s].blocks, stages[s].own, model, ends=ends) for s in mine]
+    traffic = sum_traffic((x for s in mine for x in messages(stages[s].blocks, stages[s].own, model)), model)
+    units = [priced_units(stages[s].blocks, stages[s].own, model, ends=ends) for s in mine]
     compute = m * sum(u.copies * (u.forward_s + u.backward_s) for own in units for u in own)
     optimizer = max(sum(u.copies * u.optimizer_s for u in own) for own in units)
     return Cost(
@@ -88,7 +88,7 @@ def price_pipeline(
     )
 
 
-def _busy(pipeline: Pipeline, costs: Sequence[StageCost], rank: int, micro_batches: int) -> float:
+def _busy_seconds(pipeline: Pipeline, costs: Sequence[StageCost], rank: int, micro_batches: int) -> float:
     return sum(micro_batches * (costs[s].forward_s + costs[s].backward_s) for s in pipeline.stages_of(rank))
 
 
@@ -106,11 +106,13 @@ def stage_costs(
 def _stage_cost(
     stages: Sequence[StagePlan], number: int, model: CostModel, ends: Ends, link: AxisLink, split: bool
 ) -> StageCost:
-    stage, num_bytes, gather_s = stages[number], *_handed_on(stages, number, model)
-    units = units_of(stage.blocks, stage.own, model, ends=ends)
+    stage, num_bytes, gather_s = stages[number], *_sent_to_next_stage(stages, number, model)
+    units = priced_units(stage.blocks, stage.own, model, ends=ends)
     totals = [(u.copies, unit_totals(u, model)) for u in units]
-    forward, first = _phase(totals, model, Component.FORWARD, Component.FORWARD_TRAFFIC, Component.FORWARD_ONCE)
-    backward, last = _phase(totals, model, Component.BACKWARD, Component.BACKWARD_TRAFFIC, Component.BACKWARD_ONCE)
+    forward, first = _phase_seconds(totals, model, Component.FORWARD, Component.FORWARD_TRAFFIC, Component.FORWARD_ONCE)
+    backward, last = _phase_seconds(
+        totals, model, Component.BACKWARD, Component.BACKWARD_TRAFFIC, Component.BACKWARD_ONCE
+    )
     return StageCost(
         forward_s=forward,
         backward_s=backward,
@@ -124,7 +126,7 @@ def _stage_cost(
     )
 
 
-def _phase(
+def _phase_seconds(
     totals: Sequence[tuple[int, Floats]], model: CostModel, compute: Component, traffic: Component, once: Component
 ) -> tuple[float, float]:
     """Seconds of a pass of every micro-batch, and what the one with the traffic of once a step takes more."""
@@ -136,7 +138,7 @@ def _phase(
     return steady, edge - steady
 
 
-def _handed_on(stages: Sequence[StagePlan], number: int, model: CostModel) -> tuple[int, float]:
+def _sent_to_next_stage(stages: Sequence[StagePlan], number: int, model: CostModel) -> tuple[int, float]:
     """Bytes that one GPU sends to the next stage in one micro-batch, and the seconds in which parts of tensors are gathered there."""
     if number + 1 == len(stages):
         return 0, 0.0
@@ -176,12 +178,14 @@ def _weight_seconds(stage: StagePlan, model: CostModel) -> float:
     total = 0.0
     for label, plan in stage.blocks.items():
         block = block_of(stage.own, label)
-        one = sum(_of_weights(block, op, plan.sites[op.name], model) for op in block.ops if has_kernels(op))
+        one = sum(
+            _weight_gradient_seconds(block, op, plan.sites[op.name], model) for op in block.ops if has_kernels(op)
+        )
         total += len(plan.prefixes) * one
     return total * model.slowdown
 
 
-def _of_weights(block: Block, op: Op, site: SitePlan, model: CostModel) -> float:
+def _weight_gradient_seconds(block: Block, op: Op, site: SitePlan, model: CostModel) -> float:
     weights = {v for v in op.inputs if block.values[v].kind == "parameter" and block.values[v].grad}
     if not weights:
         return 0.0

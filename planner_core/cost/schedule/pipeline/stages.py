@@ -52,10 +52,10 @@ class StagePlan:
 
 def stage_plans(blocks: Mapping[str, BlockPlan], graph: Graph, pipeline: Pipeline) -> tuple[StagePlan, ...]:
     """Every stage of a plan of the whole model, in order. Raises InputError if a cut is where the model has none."""
-    states = _Delivered(blocks, graph)
+    states = _DeliveredStates(blocks, graph)
     items = graph.top.items
     cuts = cut_items(graph, pipeline)
-    crossing = [_crossing(graph.top, at) for at in cuts]
+    crossing = [_crossing_values(graph.top, at) for at in cuts]
     found = []
     for stage in range(len(pipeline.copies)):
         own = items[cuts[stage] : cuts[stage + 1]]
@@ -112,7 +112,7 @@ def boundary_states(stage: StagePlan) -> dict[int, State]:
     return {value: sites[f"{RECEIVE}.{value}"].outputs[0].dst for value in stage.takes}
 
 
-def _crossing(top: Block, at: int) -> tuple[int, ...]:
+def _crossing_values(top: Block, at: int) -> tuple[int, ...]:
     """The activations that are made before item `at` and used by it or behind it."""
     made = {v for item in top.items[:at] for v in item.outputs if top.values[v].kind == "activation"}
     used = [v for item in top.items[at:] for v in item.inputs]
@@ -128,13 +128,13 @@ def _stage_top(top: Block, own: Sequence[Op | Call], takes: Sequence[int], gives
     return replace(top, values=tuple(values), items=(*received, *own), outputs=outputs)
 
 
-def _stage_blocks(blocks: Mapping[str, BlockPlan], stage: Graph, states: _Delivered) -> dict[str, BlockPlan]:
+def _stage_blocks(blocks: Mapping[str, BlockPlan], stage: Graph, states: _DeliveredStates) -> dict[str, BlockPlan]:
     """The plan's blocks with the copies, sites and weights of one stage."""
     top, calls = stage.top, {call.prefix for call in stage.calls()}
     read = {top.values[v].name for item in top.items for v in item.inputs if top.values[v].kind == "parameter"}
     whole = blocks[""]
     sites = {
-        op.name: SitePlan((), (_arrives(states.of(op.outputs[0])),)) if op.fn == RECEIVE else whole.sites[op.name]
+        op.name: SitePlan((), (_receive_op(states.of(op.outputs[0])),)) if op.fn == RECEIVE else whole.sites[op.name]
         for op in top.ops
     }
     found = {"": replace(whole, sites=sites, params={n: p for n, p in whole.params.items() if n in read})}
@@ -145,11 +145,11 @@ def _stage_blocks(blocks: Mapping[str, BlockPlan], stage: Graph, states: _Delive
     return found
 
 
-def _arrives(state: State) -> Edge:
+def _receive_op(state: State) -> Edge:
     return Edge(state, state)
 
 
-class _Delivered:
+class _DeliveredStates:
     """The states in which activations of the top block are delivered."""
 
     def __init__(self, blocks: Mapping[str, BlockPlan], graph: Graph) -> None:

@@ -60,7 +60,7 @@ class PipelineTime:
 
 def simulated_pipeline(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> PipelineTime:
     """One step of all ranks. Raises InputError if the schedule cannot have so many micro-batches."""
-    run = _Run(pipeline, stages, micro_batches)
+    run = _PipelineRun(pipeline, stages, micro_batches)
     run.all()
     ends = [
         max(run.free[rank], run.summed[rank]) + max(stages[s].step_s for s in pipeline.stages_of(rank))
@@ -71,7 +71,7 @@ def simulated_pipeline(pipeline: Pipeline, stages: Sequence[StageCost], micro_ba
     return PipelineTime(tuple(run.spans), step, step - (busy + sum(once)) / pipeline.ranks, once)
 
 
-class _Run:
+class _PipelineRun:
     """The state of a simulated step: when each rank is free, and when what a piece of work waits for is there."""
 
     def __init__(self, pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> None:
