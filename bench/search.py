@@ -1,11 +1,11 @@
 """Speed of the search, in processor time; writes docs/BENCHMARKS.md.
 
     python -m bench.search                        # sections that have no row yet, then the page, and docs/SIMULATION.md
-    python -m bench.search --only depth fronts    # some of the sections, anew
-    python -m bench.search --before 2026-11-23    # sections of earlier days anew
+    python -m bench.search --only depth fronts    # some of the sections, measured again
+    python -m bench.search --before 2026-11-23    # sections of earlier days, measured again
 
-Processor time counts what a process works, so other programs on the machine disturb it little. What is compared as a ratio is
-measured in turns. Sections are kept in bench/support/results/search.jsonl.
+Processor time counts what a process works, so other programs on the machine disturb it little. Both sides of a ratio are
+measured in turns. Sections are stored in bench/support/results/search.jsonl.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from bench.support import simulation, unusual  # noqa: E402
 from bench.support.kept_rows import KeptRows, add_before  # noqa: E402
 from planner_core.core import DeviceMesh  # noqa: E402
 from planner_core.models import ZOO  # noqa: E402
-from planner_core.planning import (  # noqa: E402  # noqa: E402
+from planner_core.planning import (  # noqa: E402
+    Planner,
     Request,
     block_candidates,
     choose_mesh,
@@ -52,77 +53,73 @@ from planner_core.search import (  # noqa: E402
     search_within_budget,
     solve_folded,
 )
+from planner_core.search.network import Problem  # noqa: E402
 from tests.support.solvers import highs  # noqa: E402
 
 HIGHS_LIMIT_S = 60.0
 
 
-def seconds(work: Callable[[], Any], times: int = 5) -> float:
-    """Median processor time."""
-    return statistics.median(once(work) for _ in range(times))
+def median_seconds(work: Callable[[], Any], times: int = 5) -> float:
+    """Median processor time of several runs."""
+    return statistics.median(processor_seconds(work) for _ in range(times))
 
 
-def once(work: Callable[[], Any]) -> float:
+def processor_seconds(work: Callable[[], Any]) -> float:
     """Processor time of one run."""
     start = time.process_time()
     work()
     return time.process_time() - start
 
 
-def anew(built: Any, work: Callable[[Any], Any], times: int = 5) -> float:
-    """Median processor time of work on a problem that has solved nothing before: it keeps what it solves."""
-
-    def run() -> None:
-        built.cache.exact.clear()
-        built.cache.rough.clear()
-        work(built)
-
-    return seconds(run, times)
+def fresh_search_seconds(problem: Problem, search: Callable[[Problem], Any], times: int = 5) -> float:
+    """Median processor time of a search on a problem with an empty cache. Each run gets a cache of its own, since a problem keeps all
+    that was solved, and the points that searches may still form."""
+    return median_seconds(lambda: search(problem.with_point_limit(problem.max_unit_points)), times)
 
 
-def ms(s: float) -> str:
+def format_ms(s: float) -> str:
     return f"{1e3 * s:.1f} ms"
 
 
-def table(head: list[str], rows: list[list[str]]) -> list[str]:
+def markdown_table(head: list[str], rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(r) + " |" for r in (head, ["---"] * len(head), *rows)] + [""]
 
 
-def problem(name: str, mesh: tuple[int, ...], layers: int | None = None) -> Any:
+def prepare_problem(name: str, mesh: tuple[int, ...], layers: int | None = None) -> tuple[Planner, Problem]:
+    """A planner of a zoo model, and its problem on one mesh of H100 with ample memory."""
     planner = prepare(
         Request(name, cluster="2x8-h100" if np.prod(mesh) == 16 else "1x8-h100", layers=layers, memory_gb=1e5)
     )
     return planner, planner.problem(DeviceMesh(("data", "tensor")[-len(mesh) :], mesh))
 
 
-def zoo() -> list[str]:
+def measure_networks() -> list[str]:
     rows = []
     for name in ZOO:
-        planner, built = problem(name, (2, 8))
-        network = seconds(
-            lambda p=planner: (
-                p.networks.clear(),
-                p.problems.clear(),
-                p.problem(DeviceMesh(("data", "tensor"), (2, 8))),
-            ),
-            3,
-        )
-        rows.append([name, ms(network), ms(anew(built, search_within_budget))])
-    return ["## Network and search alone, (2, 8), memory ample", "", *table(["model", "network", "search"], rows)]
+        planner, problem = prepare_problem(name, (2, 8))
+        # A planner without networks: it computes the kernel times and tables that meshes and ZeRO stages share.
+        network = median_seconds(lambda p=planner: p.changed().problem(DeviceMesh(("data", "tensor"), (2, 8))), 3)
+        rows.append([name, format_ms(network), format_ms(fresh_search_seconds(problem, search_within_budget))])
+    return [
+        "## Network and search alone, (2, 8), memory ample",
+        "",
+        *markdown_table(["model", "network", "search"], rows),
+    ]
 
 
-def depth() -> list[str]:
+def measure_depths() -> list[str]:
     rows = []
     for name in ("llama-3-8b", "t5-large"):
-        built = [problem(name, (2, 8), n)[1] for n in (10, 1000)]
+        built = [prepare_problem(name, (2, 8), n)[1] for n in (10, 1000)]
         few, many = map(
-            statistics.median, zip(*[[anew(b, search_within_budget, 1) for b in built] for _ in range(7)], strict=True)
+            statistics.median,
+            zip(*[[fresh_search_seconds(b, search_within_budget, 1) for b in built] for _ in range(7)], strict=True),
         )
-        rows.append([name, ms(few), ms(many), f"{many / few:.2f}"])
-    return ["## Depth", "", *table(["model", "10 layers", "1000 layers", "ratio"], rows)]
+        rows.append([name, format_ms(few), format_ms(many), f"{many / few:.2f}"])
+    return ["## Depth", "", *markdown_table(["model", "10 layers", "1000 layers", "ratio"], rows)]
 
 
-def budgets() -> list[str]:
+def measure_budgets() -> list[str]:
     """Half way between the least memory and the fastest assignment's: bound, labels and proof."""
     rows = []
     for name in ZOO:
@@ -134,12 +131,16 @@ def budgets() -> list[str]:
             assert least is not None
             budget = (memory_bytes(free) + memory_bytes(least)) / 2
             answer = search_within_budget(built, budget=budget)
-            took = anew(built, partial(search_within_budget, budget=budget), 3)
-            rows.append([name, str(mesh), ms(took), "yes" if answer.optimal else f"gap {answer.gap:.1e}"])
-    return ["## Search within a memory budget, 16 GPUs", "", *table(["model", "mesh", "time", "proven optimal"], rows)]
+            took = fresh_search_seconds(built, partial(search_within_budget, budget=budget), 3)
+            rows.append([name, str(mesh), format_ms(took), "yes" if answer.optimal else f"gap {answer.gap:.1e}"])
+    return [
+        "## Search within a memory budget, 16 GPUs",
+        "",
+        *markdown_table(["model", "mesh", "time", "proven optimal"], rows),
+    ]
 
 
-def fronts() -> list[str]:
+def measure_fronts() -> list[str]:
     """Every plan with uniform repeats that no other beats."""
     rows = []
     for name, mesh in (
@@ -161,11 +162,11 @@ def fronts() -> list[str]:
     return [
         "## Exact front, all copies alike",
         "",
-        *table(["model", "mesh", "objective", "points", "all of them", "time"], rows),
+        *markdown_table(["model", "mesh", "objective", "points", "all of them", "time"], rows),
     ]
 
 
-def topology() -> list[str]:
+def compare_topology() -> list[str]:
     """TAPS: the plan of least communication time against that of least volume, both on the real links."""
     rows = []
     for cluster in ("2x8-h100", "2x8-v100-eth", "4x8-a100"):
@@ -182,12 +183,12 @@ def topology() -> list[str]:
                 if not v
                 else f"{100 * (1 - t / v):.1f} %"
             )
-            rows.append([cluster, name, f"{a.mesh}: {ms(t)}", f"{b.mesh}: {ms(v)}", saved])
+            rows.append([cluster, name, f"{a.mesh}: {format_ms(t)}", f"{b.mesh}: {format_ms(v)}", saved])
     head = ["cluster", "model", "by topology", "by volume", "communication saved"]
-    return ["## TAPS: cost by topology against cost by volume, weights kept", "", *table(head, rows)]
+    return ["## TAPS: cost by topology against cost by volume, weights kept", "", *markdown_table(head, rows)]
 
 
-def captured() -> list[str]:
+def measure_captured_configs() -> list[str]:
     """From a config to the chosen plan, torch and transformers imported before."""
     from planner_core.models import open_model
 
@@ -203,30 +204,34 @@ def captured() -> list[str]:
                 planner = prepare(request)
                 choose_mesh(planner, meshes(planner.request, planner.cluster))
 
-            rows.append([mesh, f"{seconds(run, 3):.2f} s"])
-    return ["## Config to plan, capture included, Llama-3-8B with 32 layers", "", *table(["mesh", "time"], rows)]
+            rows.append([mesh, f"{median_seconds(run, 3):.2f} s"])
+    return [
+        "## Config to plan, capture included, Llama-3-8B with 32 layers",
+        "",
+        *markdown_table(["mesh", "time"], rows),
+    ]
 
 
-def against_highs() -> list[str]:
+def compare_highs() -> list[str]:
     rows = []
     points: dict[str, list[tuple[int, float, float]]] = {}
     for mesh in ((8,), (2, 8)):
         for layers in (2, 4, 8, 16, 32):
-            _, built = problem("llama-3-8b", mesh, layers)
+            _, built = prepare_problem("llama-3-8b", mesh, layers)
             objective = make_objective(built, "time")
             answer = solve_folded(built, objective)
             net = unfold_problem(built, objective, answer)
-            before = anew(built, partial(solve_folded, objective=objective))
+            before = fresh_search_seconds(built, partial(solve_folded, objective=objective))
             start = time.process_time()
             found = highs(net, time_limit=HIGHS_LIMIT_S, near=answer.seconds if answer else 1.0)
             took = time.process_time() - start
-            folded = (before + anew(built, partial(solve_folded, objective=objective))) / 2
+            folded = (before + fresh_search_seconds(built, partial(solve_folded, objective=objective))) / 2
             said = f"{took:.1f} s" if took < HIGHS_LIMIT_S else f"over {HIGHS_LIMIT_S:.0f} s, stopped"
             rows.append(
                 [
                     str(mesh),
                     str(layers),
-                    ms(folded),
+                    format_ms(folded),
                     said,
                     f"{'' if took < HIGHS_LIMIT_S else 'over '}{took / folded:.0f}",
                     str(np.isfinite(found)),
@@ -235,18 +240,18 @@ def against_highs() -> list[str]:
             points.setdefault(str(mesh), []).append((layers, folded, took))
             if took >= 0.9 * HIGHS_LIMIT_S:
                 break
-    (ROOT / "docs" / "images" / "bench_search.svg").write_text(plot(points), encoding="utf-8")
+    (ROOT / "docs" / "images" / "bench_search.svg").write_text(plot_highs(points), encoding="utf-8")
     head = ["mesh", "layers", "folded", "HiGHS, one-hot", "ratio", "HiGHS has a solution"]
     return [
         "## Folded search against HiGHS on the unfolded network, Llama-3-8B",
         "",
         "![time by depth](images/bench_search.svg)",
         "",
-        *table(head, rows),
+        *markdown_table(head, rows),
     ]
 
 
-def plot(points: dict[str, list[tuple[int, float, float]]]) -> str:
+def plot_highs(points: dict[str, list[tuple[int, float, float]]]) -> str:
     """Seconds by layers, both on a log scale, as SVG: folded solid, HiGHS dashed, a colour per mesh."""
     width, height, left, bottom = 640, 360, 70, 50
     colours = ("#2b6cb0", "#c05621")
@@ -282,62 +287,65 @@ def plot(points: dict[str, list[tuple[int, float, float]]]) -> str:
     return f'{head}<rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}</svg>\n'
 
 
-def whole() -> list[str]:
+def measure_whole_runs() -> list[str]:
     rows = []
     planner = prepare(Request("llama-3-8b", cluster="64x8-h100", batch=512))
     rows.append(
         [
             "all factorisations of 512 GPUs, Llama-3-8B",
-            f"{seconds(lambda: choose_mesh(planner, meshes(planner.request, planner.cluster)), 1):.2f} s",
+            f"{median_seconds(lambda: choose_mesh(planner, meshes(planner.request, planner.cluster)), 1):.2f} s",
         ]
     )
     t5 = prepare(Request("t5-large"))
     chosen = choose_mesh(t5, meshes(t5.request, t5.cluster))
     rows.append(
-        ["candidates of T5-large's blocks (729 + 59 049)", f"{seconds(lambda: block_candidates(t5, chosen), 3):.2f} s"]
+        [
+            "candidates of T5-large's blocks (729 + 59 049)",
+            f"{median_seconds(lambda: block_candidates(t5, chosen), 3):.2f} s",
+        ]
     )
     for mesh, cluster in (("8", "1x8-h100"), ("2x8", "2x8-h100")):
-        took = seconds(lambda m=mesh, c=cluster: plan_model(Request("llama-3-8b", cluster=c, mesh=m)), 3)
+        took = median_seconds(lambda m=mesh, c=cluster: plan_model(Request("llama-3-8b", cluster=c, mesh=m)), 3)
         rows.append([f"snapshot to plans with baselines, Llama-3-8B, {mesh}", f"{took:.2f} s"])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     rows.append(["peak memory of this process so far", f"{peak:.2f} GB"])
-    return ["## Whole runs", "", *table(["what", "time"], rows)]
+    return ["## Whole runs", "", *markdown_table(["what", "time"], rows)]
 
 
 SECTIONS = {
-    "network": zoo,
-    "depth": depth,
-    "whole": whole,
-    "budgets": budgets,
-    "fronts": fronts,
-    "topology": topology,
-    "captured": captured,
-    "unusual": unusual.section,
-    "highs": against_highs,
+    "network": measure_networks,
+    "depth": measure_depths,
+    "whole": measure_whole_runs,
+    "budgets": measure_budgets,
+    "fronts": measure_fronts,
+    "topology": compare_topology,
+    "captured": measure_captured_configs,
+    "unusual": unusual.measure_commands,
+    "highs": compare_highs,
 }
 ROWS = KeptRows("search", ("section",))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[], choices=SECTIONS, help="make these sections anew")
+    parser.add_argument("--only", nargs="*", default=[], choices=SECTIONS, help="measure these sections again")
     add_before(parser)
     args = parser.parse_args()
     for name in args.only or SECTIONS:
         ROWS.forget(args.before, section=name)
         if args.only or (name,) not in ROWS.read():
-            ROWS.append({"section": name, "lines": SECTIONS[name](), "machine": machine()})
+            ROWS.append({"section": name, "lines": SECTIONS[name](), "machine": describe_machine()})
             print(*ROWS.read()[name,]["lines"], sep="\n", flush=True)
-    (ROOT / "docs" / "BENCHMARKS.md").write_text(page(ROWS.read()), encoding="utf-8")
+    (ROOT / "docs" / "BENCHMARKS.md").write_text(write_page(ROWS.read()), encoding="utf-8")
     if not args.only:
         simulation.main()
 
 
-def machine() -> str:
+def describe_machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores (shared), load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
 
 
-def page(rows: dict[tuple[str, ...], dict[str, Any]]) -> str:
+def write_page(rows: dict[tuple[str, ...], dict[str, Any]]) -> str:
     """The page: every section below the day, the commit and the machine of its measurement."""
     lines = [
         "# Benchmarks",

@@ -123,7 +123,7 @@ AIM = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CommandRun:
     """A Python process: its user and system seconds, about `LIMIT_S` if it was stopped; the most memory that it had; what it printed."""
 
     processor_s: float
@@ -131,7 +131,7 @@ class Run:
     printed: str
 
 
-def section() -> list[str]:
+def measure_commands() -> list[str]:
     """The section of docs/BENCHMARKS.md."""
     lines = [
         "## From a command to its answer, real and unusual models",
@@ -148,13 +148,17 @@ def section() -> list[str]:
             (Path(where) / name).write_text(text, encoding="utf-8")
         for name, model, cluster, options in CASES:
             file = f"{where}/{model}"
-            built = run("-c", BUILD, file) if file.endswith(".json") else run("-c", "import torch, transformers")
-            found = run("-m", "planner_core", "plan", file, "--cluster", cluster, "--json", *options)
-            lines.append(row(name, cluster, built, found))
+            built = (
+                run_python("-c", BUILD, file)
+                if file.endswith(".json")
+                else run_python("-c", "import torch, transformers")
+            )
+            found = run_python("-m", "planner_core", "plan", file, "--cluster", cluster, "--json", *options)
+            lines.append(format_row(name, cluster, built, found))
     return [*lines, ""]
 
 
-def row(name: str, cluster: str, built: Run, found: Run) -> str:
+def format_row(name: str, cluster: str, built: CommandRun, found: CommandRun) -> str:
     """A line of the table."""
     stopped, ratio = found.processor_s >= LIMIT_S - 1, found.processor_s / built.processor_s
     took = f"over {LIMIT_S} s, stopped" if stopped else f"{found.processor_s:.1f} s"
@@ -167,12 +171,12 @@ def row(name: str, cluster: str, built: Run, found: Run) -> str:
         f"{ratio:.1f}",
         holds,
         f"{found.peak_bytes / 1e9:.2f} GB",
-        first(found.printed),
+        describe_first_plan(found.printed),
     )
     return f"| {' | '.join(cells)} |"
 
 
-def first(printed: str) -> str:
+def describe_first_plan(printed: str) -> str:
     """What a command says of its first plan: its step, and how far it is above the best there is."""
     try:
         plan: dict[str, Any] = json.loads(printed)["plans"][0]
@@ -187,18 +191,23 @@ def first(printed: str) -> str:
     return f"{step}, within {100 * (plan['step_time_s'] / bound - 1):.2g} %" if bound else step
 
 
-def run(*arguments: str) -> Run:
+def run_python(*arguments: str) -> CommandRun:
     """Run Python with these arguments, with one thread and without a network."""
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(
-            [sys.executable, *arguments], cwd=ROOT, stdout=out, stderr=subprocess.DEVNULL, env=alone, preexec_fn=_limit
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            stdout=out,
+            stderr=subprocess.DEVNULL,
+            env=alone,
+            preexec_fn=_limit_processor_time,
         )
         _, _, used = os.wait4(process.pid, 0)
         process.returncode = 0
         out.seek(0)
-        return Run(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, out.read())
+        return CommandRun(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, out.read())
 
 
-def _limit() -> None:
+def _limit_processor_time() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S))
