@@ -61,7 +61,7 @@ def make_block_plans(problem: Problem, assignment: Assignment) -> dict[str, Bloc
 
 @dataclass(frozen=True, slots=True)
 class _BlockStates:
-    """One block with the states `states` of its variables: all from which the edges of its operators are made."""
+    """One block with the states of its variables, from which the edges of its operators follow."""
 
     block: Block
     buckets: Buckets

@@ -104,7 +104,7 @@ def tables_at(problem: Problem, objective: Objective) -> FoldedTables:
 
 
 def _tables_for(problem: Problem, objective: Objective) -> FoldedTables:
-    """Return the folded network under an objective. An exact solution without prices goes on from what a quick solution found."""
+    """Return the folded network under an objective. An exact search without prices continues with the tables of a rough one."""
     if not objective.exact:
         tables = FoldedTables(problem, objective)
         if not (objective.after_forward or objective.after_backward):
@@ -241,7 +241,7 @@ class FoldedTables:
             settled += 1
 
     def _settle(self, states: Mapping[str, int], room: float) -> bool:
-        """Settle what the states of the top variables use, until their cost rose by `room`. Returns whether it rose at all."""
+        """Settle the entries that the states of the top variables use, until their cost rose by `room`. Returns whether it rose at all."""
         raised = 0.0
         for run in self.runs:
             if raised < room:

@@ -100,12 +100,12 @@ class _BudgetedSearch:
         self.objective_at_bound = self.objective
 
     def reuse_known(self) -> None:
-        """Take over what earlier searches of this problem found for other budgets."""
+        """Start with the bounds and incumbents of earlier searches of this problem, for other budgets."""
         for objective, a in self.known_assignments():
             self.update_bound(objective, a)
 
     def known_assignments(self) -> list[tuple[Objective, Assignment]]:
-        """Return every assignment that was found for this objective, at any prices of memory."""
+        """Return all solutions of earlier searches for this objective, at any prices of memory."""
         free = self.objective.with_prices(0.0, 0.0)
         return [
             (o, a)

@@ -179,7 +179,7 @@ class Chain:
         return self._diagonal_if_uniform(in_chain_states(bound, axes, c))
 
     def _diagonal_if_uniform(self, matrix: Floats) -> Floats:
-        """If all copies must be equal, forbid what is off the diagonal: no copy changes the state of the residual stream."""
+        """Forbid the entries off the diagonal if all copies must be equal: then no copy changes the state of the residual stream."""
         if not self.problem.uniform:
             return matrix
         return np.where(np.eye(matrix.shape[-1], dtype=bool), matrix, np.inf)
@@ -308,7 +308,7 @@ class Chain:
         return raised
 
     def copies(self, top_states: Mapping[str, int]) -> list[Copy]:
-        """Return how each copy runs, for the states `top_states`: the best known way."""
+        """Return the best known copies for the states `top_states`."""
         s, entries = self.used_entries(top_states)
         view = self.view(s)
         for entry in dict.fromkeys(entries):

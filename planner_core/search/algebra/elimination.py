@@ -89,7 +89,8 @@ def order_largest_last(names: Iterable[str], sizes: Mapping[str, int]) -> tuple[
 
 
 def lower_bound(sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], largest: float) -> float:
-    """Return a cost that no assignment is below, found without a table of more than `largest` entries (mini-buckets, Dechter & Rish 2003).
+    """Return a lower bound on the cost of every assignment, without a table of more than `largest` entries (mini-buckets, Dechter &
+    Rish 2003).
 
     If the sum of a variable's tables would be larger, they are split into parts, and the minimum of each part is taken by
     itself. The variable may then be in another state in each part, which can only lower the result.

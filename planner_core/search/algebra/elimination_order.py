@@ -23,7 +23,7 @@ from planner_core.core import PlannerError
 MAX_TABLE = 70_000_000
 """Entries of the largest table that is built (half a gigabyte). Elimination that needs a larger one is refused."""
 LARGE = 3_000_000
-"""Entries of all tables of an order, from which on other orders are looked for: the time of some tries."""
+"""Entries of all tables of an order above which other orders are tried: about the time of some tries."""
 TRIES, PAIRS = (8, 64), 20_000
 """The least and the largest number of random variations: the number that looks at about PAIRS pairs of neighbours at first."""
 VARIED = (1, 3)

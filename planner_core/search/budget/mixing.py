@@ -145,7 +145,7 @@ def use_free_memory(
 def _known_entries(
     copies: Sequence[Copy], unit: UnitCost, view: View, shape: tuple[int, ...]
 ) -> Iterator[tuple[Copy, int]]:
-    """Return the known copies that stand in this view, each with its entry."""
+    """Yield the known copies whose states are in this view, each with its entry."""
     alive = unit.first_variant.alive
     for copy in copies:
         if any(alive[v][s] != copy.states[v] for v, s in view.fixed):
@@ -165,7 +165,7 @@ def _crossed_entries(entries: set[int], shape: tuple[int, ...]) -> Ints:
 
 
 def _best_copies(unit: UnitCost, view: View, margin: Floats, limit: float, entries: Ints) -> Iterator[tuple[Copy, int]]:
-    """Return the best way of each variant at `entries` of a view, as far as it may be within the limit; each with its entry."""
+    """Yield the best copy of each variant at those `entries` of a view that may be within the limit, each with its entry."""
     bound = unit.bound(view)
     rest = (margin - np.where(np.isfinite(bound), bound, 0.0)).ravel()[entries]
     for variant in unit.variants:

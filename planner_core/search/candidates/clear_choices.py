@@ -19,7 +19,7 @@ from planner_core.search.algebra.elimination import Table, add_tables
 MAX_TABLE_ENTRIES = 20_000
 """Entries of the largest table that is formed to look at a choice."""
 MAX_NEIGHBOURS = 3
-"""Neighbours of a variable whose choice is looked at, at most: with more, the table that remains may be larger than what it replaces."""
+"""The most neighbours that a removed variable has: with more, the new table may be larger than the tables that it replaces."""
 
 
 def without_clear_choices(

@@ -30,7 +30,7 @@ from planner_core.search.units.unit import VariantSolver, sum_factors
 MAX_CORNERS = 40
 
 BlockChoice = tuple[tuple[int, ...], float, float]
-"""A way to run a block: the state of each variable that was asked for (numbered as in `alive`), the seconds of communication, and
+"""A choice for a block: the state of each reported variable (numbered as in `alive`), the seconds of communication, and
 the bytes per GPU."""
 
 
@@ -80,7 +80,7 @@ class _FrontOfBlock:
         self.parts: dict[tuple[BlockChoice, BlockChoice], TwoSums] = {}
 
     def best_choice(self, comm: float, memory: float) -> BlockChoice | None:
-        """Return the way that minimises `comm` · communication + `memory` · memory; None if none runs."""
+        """Return the choice that minimises `comm` · communication + `memory` · memory; None if none runs."""
         weights = CostVector(communication=comm, after_forward=memory).array()
         solved = VariantSolver(
             self.compiled, ReducedVariant(eliminate_inside([self.compiled], weights), 0)
@@ -104,7 +104,8 @@ class _FrontOfBlock:
         return find_hull_corners(fastest, smallest, lambda choice: choice[1:], self._corner_below, MAX_CORNERS, TIE)
 
     def _corner_below(self, left: BlockChoice, right: BlockChoice) -> BlockChoice | None:
-        """Return the best way at the price of the line through two corners. What may lie between them is kept, if its tables can be."""
+        """Return the best choice at the price of the line through two corners. Stores the network of what may lie between them, unless its
+        tables are too large."""
         ends, part = (left[1:], right[1:]), self.parts.get((left, right), self.unpruned)
         price = slope(*ends)
         try:
@@ -119,7 +120,8 @@ class _FrontOfBlock:
         return corner
 
     def points_between(self, left: BlockChoice, right: BlockChoice) -> list[BlockChoice]:
-        """Return the ways with less communication than the corner `right` and less memory than the corner `left`. Raises TooManyPoints."""
+        """Return the choices with less communication than the corner `right` and less memory than the corner `left`. Raises
+        TooManyPoints."""
         if (left, right) not in self.parts:
             self._corner_below(left, right)
         part = self.parts.get((left, right))

@@ -102,6 +102,7 @@ class _Builder:
         self.with_working_copy: set[int] = set()  # weights whose working copy is counted in a factor already
 
     def build(self) -> Network:
+        # Readers come first: the factor of a tensor counts its bytes once, if any reader saves it.
         for i, strategy in enumerate(self.strategies.groups):
             self._mark_saved(i, strategy)
         for value in sorted(self.crossing):
@@ -163,7 +164,9 @@ class _Builder:
         for op in s.ops:
             for v in op.saved:
                 base: int | None = v
-                while base is not None:  # the nearest tensor from outside that this is a view of
+                while (
+                    base is not None
+                ):  # a view of a tensor from outside saves that tensor, so look for the nearest one
                     if (
                         base in self.crossing
                         and self.maker_group.get(base) != group
@@ -185,7 +188,7 @@ class _Builder:
     def _add_tensor(self, value: int) -> None:
         v, states, name = self.values[value], self._states(value), tensor_name(value)
         self.net.sizes[name], self.net.tensors[name] = len(states), states
-        if value in self.ports:
+        if value in self.ports:  # the caller's network counts the bytes of ports
             if value in self.saved_inputs:
                 self.net.saved_ports.add(value)
             return
@@ -362,7 +365,9 @@ class _Builder:
         cost[Component.FORWARD] = np.where(allowed, delay_s, 0.0)
         cost[Component.BACKWARD] = np.where(allowed, backward_s + delay_s if is_redelivered else backward_s, 0.0)
         cost[Component.COMMUNICATION] = np.where(allowed, m * (backward_s + (2 if is_redelivered else 1) * sent_s), 0.0)
-        if second_share:  # two tensors if they differ
+        if (
+            second_share
+        ):  # the operator keeps the result as made and the reader as delivered: two tensors where these differ
             second_bytes = work.result_bytes(position[0], value) * second_share
             differs = (forward[:, None] != states.forward[None, :]) & ~work.keeps_own_results(position[0])[:, None]
             cost[Component.AFTER_FORWARD] = np.where(differs, second_bytes[:, None], 0.0)
@@ -390,7 +395,9 @@ class _Builder:
             traffic = traffic + use
         allowed &= np.isfinite(traffic.gather) & np.isfinite(traffic.gather_for_backward) & np.isfinite(traffic.scatter)
         cost = self._traffic_cost(traffic, allowed, s.group.name)
-        if counts_working_copy:
+        if (
+            counts_working_copy
+        ):  # a weight that several groups read has one working copy, which the first of them counts
             working_bytes = np.where(allowed, working_copy_bytes(states, v.grad, gathered, self.model), 0.0)
             cost[Component.AFTER_FORWARD] = cost[Component.AFTER_BACKWARD] = working_bytes
         cost[Component.AFTER_FORWARD] += np.where(
@@ -434,6 +441,6 @@ class _Builder:
         cost[c.BACKWARD if before_first or after_last else c.BACKWARD_TRAFFIC] += gather_for_backward
         cost[c.BACKWARD if before_first else c.BACKWARD_TRAFFIC] += scatter
         cost[c.COMMUNICATION] = (gather + gather_for_backward + scatter) * self._micro_batches
-        if self.options.repeats > 1:
+        if self.options.repeats > 1:  # nothing hides the first copy's gather and the last copy's reduction
             cost[c.STEP] = (gather + scatter) / self.options.repeats
         return cost

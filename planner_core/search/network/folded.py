@@ -114,7 +114,7 @@ class Problem:
     max_unit_points: int = MAX_UNIT_POINTS
     """The points that may be formed to settle units of this network: without prices of memory, and at all prices together."""
     cache: SearchCache = field(default_factory=SearchCache, compare=False, repr=False)
-    """What searches found. It is no part of the value."""
+    """Results of earlier searches. The cache is not a part of the value."""
 
     def with_point_limit(self, max_points: int) -> Problem:
         """Return a copy of the problem with an empty cache, whose units may form at most `max_points` points."""

@@ -1,4 +1,4 @@
-"""What searches of one problem found: values, and a cache of them.
+"""The results of searches of one problem, and a cache of them.
 
 A problem is searched again and again: for other budgets of memory, for a proof, for a plan with another restriction on time. Each search
 begins with what those before it found. Nothing here changes which plan is best, only how long it takes to find it.
@@ -49,7 +49,7 @@ class Assignment:
 
 @dataclass
 class Answer:
-    """The best assignment that was found, its value, and a bound that no assignment is below.
+    """The best known assignment, its value, and a lower bound on the value of every assignment.
 
     If nothing fits, `assignment` is None and `smallest` is the assignment of least memory. `solves` counts solutions of the
     folded network.
@@ -80,19 +80,19 @@ class SearchCache:
     """What is known of one problem. Keys are objectives (`search.objective`), some with a budget of memory in bytes per GPU."""
 
     exact: dict[Hashable, Assignment | None] = field(default_factory=dict)
-    """The assignments that were found, by objective."""
+    """The best assignments, by objective."""
     rough: dict[Hashable, object] = field(default_factory=dict)
-    """The tables of searches that were not exact, by objective. An exact search of the same objective goes on from there."""
+    """The tables of searches that were not exact, by objective. An exact search of the same objective continues with them."""
     pruned: dict[Hashable, Assignment] = field(default_factory=dict)
-    """The last assignment of searches that ended early, since their bound was above what is known elsewhere; by objective."""
+    """The last assignment of searches that ended early, since another problem has a better plan; by objective."""
     infeasible: dict[tuple[Hashable, float], Answer] = field(default_factory=dict)
     """The answers of searches within a budget that ended above what was asked for."""
     budget_match: dict[tuple[Hashable, float], tuple[object, Answer]] = field(default_factory=dict)
     """Which budget of the sum meets that of a GPU, and the answer there."""
     plans: dict[tuple[str, str, frozenset[tuple[str, int]]], BlockPlan] = field(default_factory=dict)
-    """The block plans that were made, by block, variant and states (see `extract_plan`)."""
+    """Finished block plans, by block, variant and states (see `extract_plan`)."""
     walks: dict[Any, Any] = field(default_factory=dict)
-    """What the simulation of memory found of copies of repeated blocks (see `cost.memory.block_memories`)."""
+    """Simulated memory of copies of repeated blocks (see `cost.memory.block_memories`)."""
     last_tables: object = None
     """The tables of the last search."""
     point_budget: PointBudget = field(default_factory=lambda: PointBudget(MAX_UNIT_POINTS))

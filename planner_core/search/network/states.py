@@ -63,7 +63,7 @@ def axis_states(shape: tuple[int, ...], grad: bool) -> tuple[Pair, ...]:
 
 NO_STAGE = -1
 MAX_ZERO_DIMS = 2
-"""ZeRO-1 and ZeRO-2 may shard optimizer states along the first two dims. If another axis shards one, the other is used."""
+"""ZeRO-1 and ZeRO-2 may shard optimizer states along the first MAX_ZERO_DIMS dims. If another axis shards one, the other is used."""
 
 
 def weight_states(shape: tuple[int, ...], grad: bool, stages: Collection[int]) -> tuple[WeightState, ...]:
@@ -164,10 +164,13 @@ def _joint_states(
     even = np.ones(len(index), dtype=bool)
     shares = np.ones((3, len(index)))
     fused = dict(segments)
+    # A state is allowed if each device holds an equal part of every dim. The product of the axes that shard a dim is its number of parts.
     for d, extent in enumerate(meta.shape):
         sharded = np.array([[p == Shard(d) for p in three] for three in placements]).T  # [3, pair]
         n = joint_parts(sharded, index, axes.sizes)
-        shares *= extent / np.ceil(extent / n) if extent else n
+        shares *= (
+            extent / np.ceil(extent / n) if extent else n
+        )  # bytes follow the largest part: 10 rows in 4 parts are 10 / 3 shares
         equal = np.all([e % n == 0 for e in fused.get(d, (extent,))], axis=0)  # [3, choice]
         for axis, size in enumerate(axes.sizes if gathered is not None else ()):
             if needs_uneven_split(meta.shape, fused, d, size):  # this axis alone shards the dim

@@ -1,4 +1,4 @@
-"""Which weighted sum bounds the step's time best, given the assignments that were found.
+"""Find the weighted sum that bounds the step's time best, given some assignments.
 
 Each assignment i of one unit gives a line over the share u: its weighted sum at u. A search at u finds a bound that is at most
 the least of these lines. So the share to try next is the one at which the least line is highest (Kelley's method of cutting

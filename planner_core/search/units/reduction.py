@@ -27,7 +27,7 @@ from planner_core.search.algebra.least_sum import least_sum
 from planner_core.search.network.folded import CompiledNetwork
 
 MAX_JOINT_ENTRIES = 1_000_000
-"""Entries of the largest table that is made for all states of shared tensors together. What would need a larger one is solved for
+"""Entries of the largest table over all states of shared tensors together. A variable that needs a larger one is eliminated for
 each such state separately."""
 
 
@@ -111,7 +111,7 @@ def _make_term(array: int, scope: tuple[str, ...], target_scope: tuple[str, ...]
 
 
 class ReducedBlock:
-    """Arrays [variant, ...] of networks of one form, after what the recipe says was eliminated."""
+    """Arrays [variant, ...] of networks of one form, after the eliminations of a recipe."""
 
     def __init__(self, recipe: Recipe, arrays: list[Floats]) -> None:
         self.recipe, self.arrays = recipe, arrays

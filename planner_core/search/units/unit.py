@@ -51,7 +51,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class SettledEntry:
-    """One settled entry: the best copy that was found, its priced `cost`, and a lower `bound`. The two differ if the work ran out, or
+    """One settled entry: the best known copy, its priced `cost`, and a lower `bound`. The two differ if the work ran out, or
     if the bound was asked for up to a `limit` only."""
 
     cost: float
@@ -61,7 +61,7 @@ class SettledEntry:
 
 
 class VariantSolver:
-    """One variant of a block whose costs are weighted with `weights` [component]: its tables, and the eliminations that were made."""
+    """One variant of a block whose costs are weighted with `weights` [component]: its tables, and its eliminations so far."""
 
     def __init__(self, compiled: CompiledNetwork, inside: ReducedVariant) -> None:
         self.compiled, self.reduced = compiled, inside
