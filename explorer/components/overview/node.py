@@ -1,4 +1,4 @@
-"""The selected node: its weight in the colours of the GPUs, what it does, its choices, and what it sends under the chosen plan."""
+"""The selected node: its weight in the colours of the GPUs, its work, its choices, and what it sends under the chosen plan."""
 
 from __future__ import annotations
 
@@ -19,94 +19,87 @@ from planner_core.core import Plan
 from planner_core.models import fold
 from planner_core.planning import Request, Result
 
-KEPT = 64
+MAX_CACHED = 64
 
 
-def show_node(result: Result, name: str, plan: Plan) -> None:
-    """What is selected in the graph, or how to select."""
+def show_node(result: Result, plan_id: str, plan: Plan) -> None:
+    """Draw what is selected in the graph, or how to select."""
     drawing = state.model_drawing(result.request)
-    current = state.value("node")
-    node = drawing.node(current) if current else None
-    if current and node is None:
-        st.warning(f"There is no node “{frame.escape(current[:60])}” in this model.")
+    node_id = state.value("node")
+    node = drawing.node(node_id) if node_id else None
+    if node_id and node is None:
+        st.warning(f"There is no node “{frame.escape(node_id[:60])}” in this model.")
     if node is None:
         st.caption("Click a node of the graph for its weight, its choices and its traffic.")
     elif node.kind == "block":
         _show_block(result, drawing, node, plan)
     else:
-        _show_node(result, drawing, node, name, plan)
+        _show_node(result, drawing, node, plan_id, plan)
 
 
 def _show_block(result: Result, drawing: graph_view.Scene, node: graph_view.Node, plan: Plan) -> None:
-    """A run of equal blocks: how often, how the copies run, and why another like it is not folded in."""
+    """Describe a run of equal blocks: how many copies, what each recomputes, and why a similar run is not folded with it."""
     run = drawing.runs[node.call]
     ops = len(result.coarse.blocks[run.block].block.ops)
-    st.markdown(
-        f"**{frame.escape(node.name)}**: {len(run.calls)} equal copies of {frame.escape(run.block)}, {ops} operations each"
-    )
-    ways = overlay.variants(plan, run.block)
-    if len(ways) > 1:
-        kinds = Counter({recipe.RECOMPUTED[b.recompute]: 0 for b in ways.values()})
-        for b in ways.values():
-            kinds[recipe.RECOMPUTED[b.recompute]] += len(b.prefixes)
+    copies = f"{len(run.calls)} equal copies of {frame.escape(run.block)}, {ops} operations each"
+    st.markdown(f"**{frame.escape(node.name)}**: {copies}")
+    variants = overlay.variants(plan, run.block)
+    if len(variants) > 1:
+        kinds: Counter[str] = Counter()
+        for variant in variants.values():
+            kinds[recipe.RECOMPUTED[variant.recompute]] += len(variant.prefixes)
         st.caption("; ".join(f"{kind} in {n}" for kind, n in kinds.most_common()) + ".")
-    for other in (
-        r for r in drawing.runs if r is not run and r.block.rstrip("0123456789") == run.block.rstrip("0123456789")
-    ):
+    # Blocks of one class have its name with a number: `T5Block`, `T5Block2`.
+    family = run.block.rstrip("0123456789")
+    for other in drawing.runs:
+        if other is run or other.block.rstrip("0123456789") != family:
+            continue
         if reasons := why_not_folded(result.request, run.calls[0].prefix, other.calls[0].prefix):
             st.caption(frame.escape(f"Not folded with {graph_view.run_title(other)}: {'; '.join(reasons)}."))
             break
 
 
 @st.cache_data(max_entries=200, show_spinner=False)
-def why_not_folded(request: Request, one: str, other: str) -> list[str]:
-    """Why two calls are not copies of one block, in words; empty where they are."""
-    return fold.why_not_folded(state.plan_request(request).graph, one, other, limit=2)
+def why_not_folded(request: Request, prefix: str, other: str) -> list[str]:
+    """Say why two calls are not copies of one block; empty where they are."""
+    return fold.why_not_folded(state.plan_request(request).graph, prefix, other, limit=2)
 
 
-def _show_node(result: Result, drawing: graph_view.Scene, node: graph_view.Node, name: str, plan: Plan) -> None:
+def _show_node(result: Result, drawing: graph_view.Scene, node: graph_view.Node, plan_id: str, plan: Plan) -> None:
     scope = node.id.rpartition(":")[0]
-    way = overlay.most_common_variant(plan, scope if scope in drawing.scopes else "")
-    held = largest_weight(node, way[1]) if way else None
-    title = f"**{frame.escape(node.name)}** {frame.escape(node.module)}"
-    if held:
-        shape = next(meta.shape for weight, meta in node.weights if weight == held[0])
-        left, right = st.columns([2, 3], gap="medium")
+    variant = overlay.most_common_variant(plan, scope if scope in drawing.scopes else "")
+    weight = largest_weight(node, variant[1]) if variant else None
+    text = st.container()
+    if weight:
+        name, placed = weight
+        shape = next(meta.shape for other, meta in node.weights if other == name)
+        left, text = st.columns([2, 3], gap="medium")
         with left:
-            components.draw_svg(weight_picture(held[1], plan.mesh, shape), key="weight_picture")
-        with right:
-            st.markdown(title)
-            st.caption(f"weight {units.shape(shape)}: {split_of(held[1], plan.mesh).words}")
-            _show_work(result, node)
-            _show_traffic(result, node, name, plan)
-    else:
-        st.markdown(title)
-        _show_work(result, node)
-        _show_traffic(result, node, name, plan)
+            components.draw_svg(weight_picture(placed, plan.mesh, shape), key="weight_picture")
+    with text:
+        st.markdown(f"**{frame.escape(node.name)}** {frame.escape(node.module)}")
+        if weight:
+            st.caption(f"weight {units.shape(shape)}: {split_of(placed, plan.mesh).words}")
+        st.caption(f"{units.flops(node.flops)} forward · {units.memory(node.saved_bytes)} kept for backward, whole")
+        if problem := overlay.nodes_without_rule(drawing, result.unknown_ops).get(node.id):
+            st.warning(frame.escape(problem[:1].upper() + problem[1:] + "."))
+        _show_traffic(result, node, plan_id, plan)
     _show_choices(result, node)
 
 
-def _show_work(result: Result, node: graph_view.Node) -> None:
-    lead = f"{units.flops(node.flops)} forward · {units.memory(node.saved_bytes)} kept for backward, whole"
-    st.caption(lead)
-    if bare := overlay.nodes_without_rule(state.model_drawing(result.request), result.unknown_ops).get(node.id):
-        st.warning(frame.escape(bare[:1].upper() + bare[1:] + "."))
-
-
-@st.cache_resource(max_entries=KEPT, show_spinner=False)
+@st.cache_resource(max_entries=MAX_CACHED, show_spinner=False)
 def _messages(
-    request: Request, name: str, edit: tuple[str, ...], _plan: Plan, _home: Result
+    request: Request, plan_id: str, edit: tuple[str, ...], _plan: Plan, _home: Result
 ) -> dict[str, list[dict[str, object]]]:
     return overlay.node_messages(_plan, state.model_drawing(request), _home.graph)
 
 
-def _show_traffic(result: Result, node: graph_view.Node, name: str, plan: Plan) -> None:
-    """What one copy sends in a step."""
-    sent = _messages(result.request, name, state.edit_of(name), plan, current_setup.result_of(name, result)).get(
-        node.id, []
-    )
-    told = dict.fromkeys(f"{m['phase']}: {m['kind']} of {m['text']} over {m['axis']}" for m in sent)
-    st.caption("sends " + "; ".join(told).replace("_", "\\_") if told else "sends nothing")
+def _show_traffic(result: Result, node: graph_view.Node, plan_id: str, plan: Plan) -> None:
+    """Say what one copy of the node sends in a step."""
+    home = current_setup.result_of(plan_id, result)
+    messages = _messages(result.request, plan_id, state.edit_of(plan_id), plan, home).get(node.id, [])
+    lines = dict.fromkeys(f"{m['phase']}: {m['kind']} of {m['text']} over {m['axis']}" for m in messages)
+    st.caption("sends " + "; ".join(lines).replace("_", "\\_") if lines else "sends nothing")
 
 
 def _show_choices(result: Result, node: graph_view.Node) -> None:

@@ -1,4 +1,4 @@
-"""The plans of the first page: a row each, what it takes, and in a sentence why the chosen one is as fast as it is."""
+"""The plans of the first page: a row each, and in a sentence why the chosen one is as fast as it is."""
 
 from __future__ import annotations
 
@@ -29,21 +29,24 @@ PART_NAMES = {
     step_parts.BUBBLE: "bubble of the pipeline",
     step_parts.OUTSIDE: "the GPU has no work",
 }
-
-
 MAX_BAR_RATIO = 3.0
-"""A bar that is so many times as long as the shortest fills its place, as longer ones do."""
+"""A bar this many times as long as the shortest fills its place, and so do longer ones."""
+
+Parts = Mapping[str, float]
+"""Seconds of a step by what they go to."""
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)
-def _cached_parts(request: Request, name: str, edit: tuple[str, ...], _plan: Plan, _home: Result) -> dict[str, float]:
+def _cached_parts(
+    request: Request, plan_id: str, edit: tuple[str, ...], _plan: Plan, _home: Result
+) -> dict[str, float]:
     return step_parts.split_step(_plan, _home.graph, _home.coarse)
 
 
-def step_parts_of(name: str, plan: Plan, result: Result) -> dict[str, float]:
-    """Seconds of a plan's step by what they go to."""
-    home = current_setup.result_of(name, result)
-    return _cached_parts(home.request, name, state.edit_of(name), plan, home)
+def step_parts_of(plan_id: str, plan: Plan, result: Result) -> dict[str, float]:
+    """Return the seconds of a plan's step by what they go to."""
+    home = current_setup.result_of(plan_id, result)
+    return _cached_parts(home.request, plan_id, state.edit_of(plan_id), plan, home)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
@@ -52,93 +55,99 @@ def _cached_flops(request: Request, _home: Result) -> int:
 
 
 def show_table(result: Result, plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str) -> None:
-    """The table, its legend, and the sentence about the chosen plan."""
+    """Draw the table, its legend, and the sentence about the chosen plan."""
     parts = {one.name: step_parts_of(one.name, plans[one.name], result) for one in listed}
     steps = [sum(parts[n].values()) for n in ([n for n in parts if plans[n].fits] or parts)]
-    longest = min(max(steps), MAX_BAR_RATIO * min(steps))  # one bad plan must not make all other bars specks
+    # One slow plan must not make all other bars specks.
+    longest = min(max(steps), MAX_BAR_RATIO * min(steps))
     rows = [_table_row(plans[one.name], one, parts[one.name], longest, result) for one in listed]
 
     def choose() -> None:
-        picked = str((st.session_state["plans_table"].get("chosen") or {}).get("id") or "")
-        if picked in plans:
-            state.change(plan=picked)
+        plan_id = str((st.session_state["plans_table"].get("chosen") or {}).get("id") or "")
+        if plan_id in plans:
+            state.change(plan=plan_id)
 
     components.draw_plans_table({"label": "Plans", "rows": rows, "chosen": chosen}, key="plans_table", on_choose=choose)
-    shown = [p for p in step_parts.PARTS if any(found[p] for found in parts.values())]
+    legend = [p for p in step_parts.PARTS if any(of_plan[p] for of_plan in parts.values())]
     st.html(
         "<p class='bar-keys'>"
-        + "".join(f"<span><i class='p-{p.replace(' ', '-')}'></i>{PART_NAMES[p]}</span>" for p in shown)
+        + "".join(f"<span><i class='p-{p.replace(' ', '-')}'></i>{PART_NAMES[p]}</span>" for p in legend)
         + "</p>"
     )
     if chosen in parts:
         st.markdown(frame.escape(explain_choice(plans, listed, chosen, parts)))
 
 
-def _table_row(
-    plan: Plan, one: ListedPlan, parts: Mapping[str, float], longest: float, result: Result
-) -> dict[str, Any]:
-    s = measure_speed(plan, _cached_flops(result.request, result), result.cluster)
-    held, kept, most = (
-        plan.cost.memory_bytes["peak"],
-        predict_reserved(plan, result.cluster),
-        result.cluster.gpu.memory_bytes,
-    )
+def _table_row(plan: Plan, listed: ListedPlan, parts: Parts, longest: float, result: Result) -> dict[str, Any]:
+    speed = measure_speed(plan, _cached_flops(result.request, result), result.cluster)
+    peak, capacity = plan.cost.memory_bytes["peak"], result.cluster.gpu.memory_bytes
+    reserved = predict_reserved(plan, result.cluster)
     work = recipe.describe_extra_work(plan)
-    over = not plan.fits or kept.short
-    # what is reserved is never less than what is held
-    low, high = (max(held, n) / units.GIB for n in (kept.low_bytes, kept.high_bytes))
-    bounds = f"{low:.0f} – {high:.0f} reserved of {most / units.GIB:.3g}"
-    shows = units.seconds(parts[step_parts.WAITS] + parts[step_parts.WEIGHTS])
+    # The allocator never reserves less than the tensors take.
+    low, high = (max(peak, n) / units.GIB for n in (reserved.low_bytes, reserved.high_bytes))
+    if not plan.fits:
+        memory_range = f"of {units.memory(capacity)}"
+    elif reserved.short:
+        memory_range = f"would reserve all {capacity / units.GIB:.3g}"
+    else:
+        memory_range = f"{low:.0f} – {high:.0f} reserved of {capacity / units.GIB:.3g}"
+    exposed = units.seconds(parts[step_parts.WAITS] + parts[step_parts.WEIGHTS])
     return {
-        "id": one.name,
+        "id": listed.name,
         "name": recipe.layout_name(plan),
-        "what": f"{one.what}; {work}" if work else one.what,
+        "what": f"{listed.what}; {work}" if work else listed.what,
         "fits": plan.fits,
-        "step": units.seconds(s.step_time_s),
-        "band": " – ".join(filter(None, s.between(units.seconds))) if plan.fits else "",
+        "step": units.seconds(speed.step_time_s),
+        "band": " – ".join(filter(None, speed.between(units.seconds))) if plan.fits else "",
         "parts": _bar(parts, longest),
         "sent": units.traffic(sent_per_gpu(plan)),
-        "shows": f"{shows} of it show",
-        "memory": units.memory(held),
-        "filled": min(1.0, held / most),
-        "over": over,
-        "range": f"of {units.memory(most)}"
-        if not plan.fits
-        else f"would reserve all {most / units.GIB:.3g}"
-        if kept.short
-        else bounds,
-        "likely": max(held / most, min(1.0, kept.high_bytes / most)) if plan.fits else 1.0,
+        "shows": f"{exposed} of it show",
+        "memory": units.memory(peak),
+        "filled": min(1.0, peak / capacity),
+        "over": not plan.fits or reserved.short,
+        "range": memory_range,
+        "likely": max(peak / capacity, min(1.0, reserved.high_bytes / capacity)) if plan.fits else 1.0,
     }
 
 
-def _bar(parts: Mapping[str, float], longest: float) -> list[list[Any]]:
-    """The parts of a step as shares of the longest bar, with what each is."""
-    most = max(longest, sum(parts.values()))
-    return [[p, parts[p] / most, f"{PART_NAMES[p]}: {units.seconds(parts[p])}"] for p in step_parts.PARTS if parts[p]]
+def _bar(parts: Parts, longest: float) -> list[list[Any]]:
+    """Return the parts of a step as [part, share of the longest bar, words]."""
+    length = max(longest, sum(parts.values()))
+    return [[p, parts[p] / length, f"{PART_NAMES[p]}: {units.seconds(parts[p])}"] for p in step_parts.PARTS if parts[p]]
 
 
 def explain_choice(
-    plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str, parts: Mapping[str, Mapping[str, float]]
+    plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str, parts: Mapping[str, Parts]
 ) -> str:
-    """Why the chosen plan takes more or less time than the one that it is measured against: what is run now, else the recommended one;
-    for the recommended one, the next in the list that fits."""
-    names = [one.name for one in listed if one.name != chosen]
-    run = listed[0].name
-    fit = [n for n in names if plans[n].fits]
-    usual = [n for n in fit if chosen != run or plans[n].method != EXACT.name]
-    other = setups.PLAN_ID if setups.PLAN_ID in names else run if run in names else next(iter(usual or fit), None)
-    if not plans[chosen].fits:
-        needed = units.memory(plans[chosen].cost.memory_bytes["peak"])
-        return f"{recipe.layout_name(plans[chosen])} does not fit: a GPU would need {needed}."
+    """Explain why the chosen plan takes more or less time than the one that it is measured against."""
+    plan = plans[chosen]
+    name = recipe.layout_name(plan)
+    if not plan.fits:
+        return f"{name} does not fit: a GPU would need {units.memory(plan.cost.memory_bytes['peak'])}."
+    other = _opponent(plans, listed, chosen)
     if other is None:
-        return f"{recipe.layout_name(plans[chosen])} is the only plan here that fits."
-    found = step_parts.round_steps({n: parts[n] for n in (chosen, other)}, chosen)
-    gap = found.total(other) - found.total(chosen)
+        return f"{name} is the only plan here that fits."
     against = "what you run now" if other == setups.PLAN_ID else recipe.layout_name(plans[other])
-    causes = step_parts.explain_difference(found, chosen, other)
-    tie = " The prediction cannot tell the two apart." if words.is_tie(plans[chosen], plans[other]) else ""
+    rounded = step_parts.round_steps({n: parts[n] for n in (chosen, other)}, chosen)
+    causes = step_parts.explain_difference(rounded, chosen, other)
     if not causes:
-        return f"{recipe.layout_name(plans[chosen])} takes as long as {against}, and {words.compare_sizes(plans[chosen], plans[other])}."
-    share = units.percent(abs(gap) / max(1, found.total(other)))
-    more = f"{share} {'less' if gap > 0 else 'more'} than" if gap else "as long as"
-    return f"{recipe.layout_name(plans[chosen])} takes {more} {against}: it {causes}.{tie}"
+        return f"{name} takes as long as {against}, and {words.compare_sizes(plan, plans[other])}."
+    gap = rounded.total(other) - rounded.total(chosen)
+    share = units.percent(abs(gap) / max(1, rounded.total(other)))
+    time = f"{share} {'less' if gap > 0 else 'more'} than" if gap else "as long as"
+    tie = " The prediction cannot tell the two apart." if words.is_tie(plan, plans[other]) else ""
+    return f"{name} takes {time} {against}: it {causes}.{tie}"
+
+
+def _opponent(plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str) -> str | None:
+    """Choose what a plan is measured against: what is run now, else the recommended plan; for that one, the next that fits."""
+    recommended = listed[0].name
+    others = [one.name for one in listed if one.name != chosen]
+    if setups.PLAN_ID in others:
+        return setups.PLAN_ID
+    if recommended in others:
+        return recommended
+    fitting = [n for n in others if plans[n].fits]
+    # Against a usual layout rather than another plan of the same search, whose difference tells little.
+    usual = [n for n in fitting if plans[n].method != EXACT.name]
+    return next(iter(usual or fitting), None)

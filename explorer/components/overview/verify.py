@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import streamlit as st
 
@@ -14,21 +14,30 @@ from planner_core.core import Graph, Plan, PlannerError
 from planner_core.planning import Request
 from planner_core.verification import check_rules
 
-# the depths of verification: key, title, options on the command line, and how
+
+class Depth(NamedTuple):
+    """One depth of verification; `options` are those of the command line, none for what runs at once."""
+
+    key: str
+    title: str
+    options: tuple[str, ...]
+    method: str
+
+
 DEPTHS = (
-    (
+    Depth(
         "rules",
         "Keeps the rules",
         (),
         "names, ties, even splits, and that every op runs in one of its ways; at once, without a run",
     ),
-    (
+    Depth(
         "numbers",
         "Same numbers as one GPU",
         ("--ranks", "4"),
         "loss, every gradient and a step of AdamW, a small model of the same architecture on 4 real processes",
     ),
-    (
+    Depth(
         "traffic",
         "Same traffic and memory as predicted",
         ("--fake",),
@@ -37,21 +46,22 @@ DEPTHS = (
 )
 
 
-def stored_outcomes(name: str) -> dict[str, dict[str, Any]]:
-    """What verification found about this plan in this session, by depth."""
-    found: dict[tuple[Request, str], dict[str, dict[str, Any]]] = st.session_state.setdefault("verified", {})
-    return found.setdefault((state.current_request(), f"{name} {state.edit_of(name)} {state.value('setup')}"), {})
+def stored_outcomes(plan_id: str) -> dict[str, dict[str, Any]]:
+    """Return what verification found of this plan in this session, by depth."""
+    outcomes: dict[tuple[Request, str], dict[str, dict[str, Any]]] = st.session_state.setdefault("verified", {})
+    key = f"{plan_id} {state.edit_of(plan_id)} {state.value('setup')}"
+    return outcomes.setdefault((state.current_request(), key), {})
 
 
-def show_verification(plan: Plan, name: str, graph: Graph) -> None:
-    """The verification state of this plan, with the buttons that run it."""
-    found = stored_outcomes(name)
-    for key, title, options, how in DEPTHS:
+def show_verification(plan: Plan, plan_id: str, graph: Graph) -> None:
+    """Draw the verification state of this plan, with the buttons that run it."""
+    outcomes = stored_outcomes(plan_id)
+    for depth in DEPTHS:
         left, right = st.columns([5, 1], vertical_alignment="center")
-        left.markdown(f"{title}: {_describe_outcome(found.get(key))}  \n:gray[{how}]")
-        stop = "Takes a moment" if key == "rules" else "Runs in a process of its own; Stop at the top right ends it"
-        if right.button("Run", key=f"verify_{key}", help=stop):
-            found[key] = _run(plan, list(options)) if options else _check_rules(plan, graph)
+        left.markdown(f"{depth.title}: {_describe_outcome(outcomes.get(depth.key))}  \n:gray[{depth.method}]")
+        help = "Runs in a process of its own; Stop at the top right ends it" if depth.options else "Takes a moment"
+        if right.button("Run", key=f"verify_{depth.key}", help=help):
+            outcomes[depth.key] = _run(plan, depth.options) if depth.options else _check_rules(plan, graph)
             st.rerun()
 
 
@@ -60,11 +70,11 @@ def _check_rules(plan: Plan, graph: Graph) -> dict[str, Any]:
     return {"ok": not findings, "findings": findings}
 
 
-def _run(plan: Plan, options: list[str]) -> dict[str, Any]:
+def _run(plan: Plan, options: tuple[str, ...]) -> dict[str, Any]:
     place = st.empty()
 
-    def tick(waited: float) -> None:
-        place.caption(f"running, {waited:.0f} s")
+    def tick(seconds: float) -> None:
+        place.caption(f"running, {seconds:.0f} s")
 
     try:
         return exporting.run_verification(plan, *options, tick=tick)
@@ -78,16 +88,16 @@ def _describe_outcome(outcome: dict[str, Any] | None) -> str:
     if "problem" in outcome:
         return f"could not run: {frame.escape(str(outcome['problem']))}"
     if "findings" in outcome:
-        told = outcome["findings"]
-        more = f" and {len(told) - 1} more" if len(told) > 1 else ""
-        return f"**broken**: {frame.escape(told[0])}{more}" if told else "**confirmed**"
+        findings = outcome["findings"]
+        more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
+        return f"**broken**: {frame.escape(findings[0])}{more}" if findings else "**confirmed**"
     parts = ["**confirmed**" if outcome.get("ok") else "**differs**"]
     if outcome.get("loss"):
         parts.append(f"loss differs by {outcome['loss']['abs_error']:.2g}")
     if outcome.get("grad"):
         parts.append(f"largest relative gradient error {outcome['grad']['max_rel_error']:.2g}")
     if outcome.get("memory_bytes"):
-        off = abs(outcome["memory_bytes"]["rel_error"])
+        error = abs(outcome["memory_bytes"]["rel_error"])
         parts.append("the same collectives and bytes")
-        parts.append("the same memory" if off < 0.0005 else f"memory off by {units.percent(off)}")
+        parts.append("the same memory" if error < 0.0005 else f"memory off by {units.percent(error)}")
     return ", ".join(parts)
