@@ -59,7 +59,7 @@ def _stages(result: Result) -> None:
     job = pipeline_plan.start_search(result)
     if job.done and not pipeline_plan.is_pending():
         st.rerun()
-    told = f": {job.said.replace(' world', ' GPUs')}" if job.said else ""
+    told = f": {job.last_message.replace(' world', ' GPUs')}" if job.last_message else ""
     st.caption("" if job.done else f"Looking at pipeline stages{told}")
 
 

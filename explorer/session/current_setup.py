@@ -1,4 +1,4 @@
-"""What the visitor runs now, as a plan beside those that were searched: its layout, micro-batches and recomputation are its own."""
+"""What the visitor runs now, as a plan among those that were searched: its layout, micro-batches and recomputation are stated."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ def _results() -> ResultCache[tuple[Request, tuple[str, ...]], Result | str]:
 
 
 def priced_setup(result: Result) -> Result | str | None:
-    """The stated setup as the only plan of a result, on a graph of its own micro-batch; or in one sentence why there is none. None
-    where nothing is stated. Shared by all sessions."""
+    """Return the stated setup as the only plan of a result, or in one sentence why it cannot be priced; None if none is stated."""
     text = state.value("setup")
     return _results().get((result.request, text), lambda: _price(result, text)) if text else None
 
 
 def _price(result: Result, text: tuple[str, ...]) -> Result | str:
-    stated = setups.parse_setup(text)
-    # a model's own batch would count for each micro-batch: said, it counts for the step
-    batch = None if result.request.model.startswith(settings.EXPORTED_PREFIX) else result.workload.batch
-    layout, whole = stated.layout, result.workload
-    # stages are of use with many micro-batches: as many as there are samples, where no number is stated
-    usual = max(1, whole.batch // layout.data) if layout.pp > 1 else whole.accumulate
-    asked = replace(
+    setup = setups.parse_setup(text)
+    layout, workload = setup.layout, result.workload
+    # Left open, a model's own batch would be that of each micro-batch; stated, it is that of the step.
+    exported = result.request.model.startswith(settings.EXPORTED_PREFIX)
+    batch = None if exported else workload.batch
+    # Stages pay with many micro-batches: as many as there are samples, where no number is stated.
+    usual = max(1, workload.batch // layout.data) if layout.pp > 1 else workload.accumulate
+    request = replace(
         result.request,
         layout=str(layout),
-        recompute=stated.recompute,
+        recompute=setup.recompute,
         tool=None,
         mesh=None,
         batch=batch,
-        accumulate=stated.accumulate or usual,
+        accumulate=setup.accumulate or usual,
     )
     try:
-        planner = prepare(asked, state.uploaded_graph(asked))
+        planner = prepare(request, state.uploaded_graph(request))
         (plan,) = planner.stated()
     except PlannerError as error:
         return state.page_wording(str(error))
@@ -53,23 +53,21 @@ def _price(result: Result, text: tuple[str, ...]) -> Result | str:
 
 
 def with_extra_plans(plans: Mapping[str, Plan], result: Result) -> dict[str, Plan]:
-    """The plans, those with stages and what is run now after the first; why the latter cannot be is told in place."""
-    own, deep = priced_setup(result), pipeline_plan.known_result()
-    if isinstance(own, str):
-        st.warning(f"Your current setup cannot be priced. {own}")
+    """Insert what is run now and the plan with stages after the first plan; warn where the setup cannot be priced."""
+    setup, stages = priced_setup(result), pipeline_plan.known_result()
+    if isinstance(setup, str):
+        st.warning(f"Your current setup cannot be priced. {setup}")
     first = next(iter(plans))
-    more = {setups.PLAN_ID: own.best} if isinstance(own, Result) else {}
-    more |= {pipeline_plan.PLAN_ID: deep.best} if deep else {}
-    return {first: plans[first], **more, **plans}
+    extra = {setups.PLAN_ID: setup.best} if isinstance(setup, Result) else {}
+    extra |= {pipeline_plan.PLAN_ID: stages.best} if stages else {}
+    return {first: plans[first], **extra, **plans}
 
 
-def result_of(name: str, result: Result) -> Result:
-    """What a plan is one of: as `state.result_of`, also for the stated one and the one with stages."""
-    own = (
-        priced_setup(result)
-        if name == setups.PLAN_ID
-        else pipeline_plan.known_result()
-        if name == pipeline_plan.PLAN_ID
-        else None
-    )
-    return own if isinstance(own, Result) else state.result_of(name, result)
+def result_of(plan_id: str, result: Result) -> Result:
+    """Return the result that a plan belongs to: as `state.result_of`, also for the stated one and the one with stages."""
+    own: Result | str | None = None
+    if plan_id == setups.PLAN_ID:
+        own = priced_setup(result)
+    elif plan_id == pipeline_plan.PLAN_ID:
+        own = pipeline_plan.known_result()
+    return own if isinstance(own, Result) else state.result_of(plan_id, result)

@@ -1,4 +1,4 @@
-"""The best plan with pipeline stages beside those of one stage: looked for while the first answer is read, or at once for a link to it."""
+"""The best plan with pipeline stages: searched while the first answer is read, or at once for a link to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner_core.core import Plan, PlannerError, load_cluster
 from planner_core.planning import STAGES_PLAN_NAME, Planner, Progress, Request, Result, find_staged_plan, may_use_stages
 
 PLAN_ID = STAGES_PLAN_NAME
-"""The plan's name in the address."""
+"""The plan's id in the address."""
 MAX_CACHED = 48
 
 
@@ -25,38 +25,38 @@ def _results() -> ResultCache[Request, tuple[Result, ...]]:
 
 
 def known_result() -> Result | None:
-    """The plan with stages for the settings as they stand, if one is known to be quicker."""
+    """Return the plan with stages for the current settings, if one is known to be quicker."""
     known = _results().peek(state.current_request()) or ()
     return known[0] if known else None
 
 
 def is_requested() -> bool:
-    """Whether the address asks for it."""
+    """Tell whether the address asks for the plan with stages."""
     return PLAN_ID in (state.value("plan"), *state.value("compare"))
 
 
 def is_pending() -> bool:
-    """Whether stages may win and nobody has looked."""
-    asked = state.current_request()
-    exported = asked.model.startswith(settings.EXPORTED_PREFIX)
-    return not exported and may_use_stages(asked, load_cluster(asked.cluster)) and _results().peek(asked) is None
+    """Tell whether stages may win and nobody has searched."""
+    request = state.current_request()
+    exported = request.model.startswith(settings.EXPORTED_PREFIX)
+    return not exported and may_use_stages(request, load_cluster(request.cluster)) and _results().peek(request) is None
 
 
-def search(result: Result, asked: Request, say: Progress) -> None:
-    """Search, for all sessions; nothing is kept where `say` ends it."""
-    _results().get(asked, lambda: _searched(result, asked, say), lambda: say("another visitor's plan"))
+def search(result: Result, request: Request, progress: Progress) -> None:
+    """Search, for all sessions; nothing is kept where `progress` ends it."""
+    _results().get(request, lambda: _search(result, request, progress), lambda: progress("another visitor's plan"))
 
 
-def _searched(result: Result, asked: Request, say: Progress) -> tuple[Result, ...]:
+def _search(result: Result, request: Request, progress: Progress) -> tuple[Result, ...]:
     try:
-        best = find_staged_plan(asked, result.fastest, say, state.uploaded_source(asked, say))
+        best = find_staged_plan(request, result.fastest, progress, state.uploaded_source(request, progress))
     except PlannerError:  # the answer of one stage stands without it
         best = None
     return () if best is None else (result_of_planner(result, best.planner, best.plan),)
 
 
 def result_of_planner(result: Result, planner: Planner, plan: Plan) -> Result:
-    """What a plan is one of that another planner made for the same page: on a graph of its own micro-batch."""
+    """Return a result with one plan of another planner, whose graph has its own micro-batch."""
     return replace(
         result,
         request=planner.request,
@@ -68,13 +68,13 @@ def result_of_planner(result: Result, planner: Planner, plan: Plan) -> Result:
 
 
 def start_search(result: Result) -> BackgroundJob:
-    """Look while the page is read. What this visitor asked for before is given up."""
-    asked = state.current_request()
+    """Search while the page is read. The search that this visitor started before is cancelled."""
+    request = state.current_request()
     before: tuple[Request, BackgroundJob] | None = st.session_state.get("ahead")
-    if before and before[0] == asked:  # also one that failed: it would fail as before
+    if before and before[0] == request:  # also one that failed: it would fail as before
         return before[1]
     if before:
-        before[1].give_up()
-    job = BackgroundJob(lambda say: search(result, asked, say))
-    st.session_state["ahead"] = asked, job
+        before[1].cancel()
+    job = BackgroundJob(lambda progress: search(result, request, progress))
+    st.session_state["ahead"] = request, job
     return job

@@ -1,8 +1,8 @@
 """The state of one visitor: settings, which the address keeps, and the plans that they ask for.
 
-Values are kept in `st.session_state["values"]`. At the head of every run the address and the values are brought
-together: an address that somebody changed (a pasted link, back, forward) wins, else the address follows the values.
-Widgets write through `apply_edit`, before the page runs again.
+The settings are in `st.session_state["values"]`. At the head of every run they meet the address: an address that somebody
+changed (a pasted link, back, forward) wins, otherwise the address follows the settings. Widgets write through `change`,
+before the page runs again.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from explorer.graph.scene import Scene, build_scene
 from explorer.jobs.result_cache import ResultCache
 from explorer.session.pace import REPORT_INTERVAL_S
 from explorer.text.option_words import page_wording as page_wording
-from explorer.text.words import escape as plain
-from explorer.text.words import plan_title
+from explorer.text.words import escape, plan_title
 from planner_core.core import NoPlanFits, Plan, PlannerError
 from planner_core.planning import GraphSource, Progress, Request, Result, plan_model
 from planner_core.planning.analysis import Choice, choice
@@ -36,107 +35,103 @@ FIRST = "overview"
 """The first page."""
 MAX_EDITED = 100
 FADED = "<style>[data-stale='true'] { opacity: 0.25 !important; transition: none !important; }</style>"
-"""While another plan is looked for, what stands of the one before is no longer true, and fades at once."""
+"""While a plan is searched, the figures of the plan before are no longer true: they fade at once."""
 PATIENCE_S = 0.4
-"""Planning that takes longer says what it does and can be stopped."""
+"""Planning that takes longer shows its progress and can be stopped."""
 
 
 def begin_page(page: str) -> None:
-    """Bring the address and the session together; call once, before anything is drawn."""
+    """Read the address or write it, whichever is older; call once, before anything is drawn."""
     state = st.session_state
     known = {k: v for k, v in st.query_params.to_dict().items() if k in settings.SETTINGS}
     written: dict[str, str] = state.get("written", {})
+    # Streamlit's navigation opens a page at its bare address, without the settings.
     turned = state.get("page") not in (None, page) and not known
     bare = not known and (turned or state.get("bare", False))
-    # a run that a widget asked for may carry an address from before the last change: then the values are newer
+    # A run that a widget started may carry an address from before the last change: then the settings are newer.
     changed = state.pop("changed", False)
     if "values" not in state or (known != written and not bare and not changed):
         state["values"], state["problems"] = settings.parse_query(known)
-        state["stamp"], state["told"] = version() + 1, ()
+        state["version"], state["edit_notes"] = version() + 1, ()
         state["asked"] = state.get("asked", 0) + 1
     state["page"] = page
-    wanted = _wanted()
-    if turned and wanted:
-        state["bare"], state["turns"], state["written"] = True, state.get("turns", 0) + 1, wanted
-    elif not bare or wanted != written:
+    query = settings.to_query(state["values"])
+    if turned and query:
+        state["bare"], state["turns"], state["written"] = True, state.get("turns", 0) + 1, query
+    elif not bare or query != written:
         state["bare"] = False
-        _to_address(wanted)
-
-
-def _wanted() -> dict[str, str]:
-    """The address of the page as it should be."""
-    return settings.to_query(st.session_state["values"])
+        _write_address(query)
 
 
 def query_to_add() -> tuple[str, str]:
-    """(query, stamp) that the browser should add to the bare address of a page just turned to; empty otherwise."""
+    """Return (query, stamp) that the browser should add to the bare address of a page just opened; empty otherwise."""
     state = st.session_state
     if not state.get("bare"):
         return "", ""
     return urlencode(state["written"]), f"{state['page']}{state['turns']}"
 
 
-def _to_address(wanted: Mapping[str, str]) -> None:
-    for key in [k for k in st.query_params if k in settings.SETTINGS and k not in wanted]:
+def _write_address(query: Mapping[str, str]) -> None:
+    for key in [k for k in st.query_params if k in settings.SETTINGS and k not in query]:
         del st.query_params[key]
-    for key, text in wanted.items():
+    for key, text in query.items():
         if st.query_params.get(key) != text:
             st.query_params[key] = text
-    st.session_state["written"] = dict(wanted)
+    st.session_state["written"] = dict(query)
 
 
 def values() -> dict[str, Any]:
-    """The settings as they stand."""
-    found: dict[str, Any] = st.session_state["values"]
-    return found
+    """Return the current settings."""
+    current: dict[str, Any] = st.session_state["values"]
+    return current
 
 
 def value(key: str) -> Any:
-    """One setting."""
+    """Return one setting."""
     return values()[key]
 
 
 def change(**new: Any) -> None:
-    """Set some settings; the address follows at the head of the next run. What was not set stays; where it cannot, `edit_notes` says so."""
+    """Set some settings; others stay, and `edit_notes` names those that cannot. The address follows at the head of the next run."""
     current = values()
-    after, told_of = carry.apply_edit(current, new)
+    after, notes = carry.apply_edit(current, new)
     if any(after[k] != current[k] for k in settings.REQUEST_KEYS):
         after |= {k: () for k in ("lasso", "among") if k not in new}
-        st.session_state["told"] = told_of
+        st.session_state["edit_notes"] = notes
     if after != current:
-        st.session_state["stamp"] = version() + 1
+        st.session_state["version"] = version() + 1
     current.update(after)
     st.session_state["changed"] = True
     st.session_state["problems"] = []
 
 
 def edit_notes() -> tuple[str, ...]:
-    """What the last edit changed beside what was edited, a sentence each."""
-    said: tuple[str, ...] = st.session_state.get("told", ())
-    return said
+    """Return a sentence for each other setting that the last edit changed."""
+    notes: tuple[str, ...] = st.session_state.get("edit_notes", ())
+    return notes
 
 
 def version() -> int:
-    """A number for the settings as they stand: fields that show them are drawn anew once it is another."""
-    return int(st.session_state.get("stamp", 0))
+    """Count the changes of the settings: a field has the number in its key, so that it never keeps an old value."""
+    return int(st.session_state.get("version", 0))
 
 
 def sync_address() -> None:
-    """Let the address follow the settings at once: for a part of the page that runs without the rest."""
-    _to_address(_wanted())
+    """Write the address at once: for a fragment, which runs without the head of the page."""
+    _write_address(settings.to_query(values()))
     st.session_state["changed"] = False
 
 
 def take_widget_value(key: str, widget: str) -> None:
-    """Callback: the setting takes what the widget holds."""
+    """Set a setting to its widget's value; a callback."""
     change(**{key: st.session_state[widget]})
 
 
 def widget_key(widget: str, current: Any) -> str:
-    """The key under which a widget shows `current` as its default.
+    """Return the key under which a widget shows `current` as its default.
 
-    A widget keeps in the browser what it last held, also while it is not drawn. Once the setting changed elsewhere, the widget takes
-    another key, and so begins anew: else the browser would send the old value back as if it had just been chosen.
+    The browser keeps what a widget last held, also while it is not drawn. Once the setting has changed elsewhere, the widget gets
+    another key and starts over: under the old key the browser would send the old value back as if it had just been chosen.
     """
     known = st.session_state.setdefault("widgets", {})
     number, before = known.get(widget, (0, current))
@@ -151,20 +146,20 @@ def _numbered(widget: str, number: int) -> str:
 
 
 def set_widget(widget: str, current: Any) -> str:
-    """Put a setting into its widget's state before the widget is drawn; returns the widget's key. For widgets that are always drawn."""
+    """Write a setting into the state of a widget that is always drawn; return the widget's key."""
     if st.session_state.get(widget) != current:
         st.session_state[widget] = current
     return widget
 
 
 def address_problems() -> list[str]:
-    """Sentences about the address."""
-    found: list[str] = st.session_state.get("problems", [])
-    return found
+    """Return a sentence for each part of the address that cannot be read."""
+    problems: list[str] = st.session_state.get("problems", [])
+    return problems
 
 
 def address_reads() -> int:
-    """Counts the times the address was read, so that the graph follows a link and not its own echo."""
+    """Count the reads of the address, so that the graph follows a link and not its own echo."""
     return int(st.session_state.get("asked", 0))
 
 
@@ -173,54 +168,56 @@ def address_reads() -> int:
 
 @st.cache_resource(show_spinner=False)
 def _plans() -> ResultCache[Request, Result]:
-    return ResultCache(2 * CACHED_RESULTS)  # most stand under two requests
+    return ResultCache(2 * CACHED_RESULTS)  # most results are kept under two requests
 
 
-def plan_request(request: Request, say: Progress | None = None) -> Result:
-    """All plans for a request; values only, shared by all sessions, the least recently used forgotten. `say` is told
-    each pass, and may raise to stop. They stand also under the request of the result, where what the search chose is settled."""
-    waiting = (lambda: say("another visitor's planning of the same")) if say else (lambda: None)
-    found = _plans().get(request, lambda: plan_model(request, uploaded_source(request, say), say), waiting)
-    _plans().put(found.request, found)
-    return found
+def plan_request(request: Request, progress: Progress | None = None) -> Result:
+    """Plan a request; results are shared by all sessions, the least recently used are forgotten.
+
+    `progress` is told each pass, and may raise to stop. The result is also kept under its own request, in which everything
+    that the search chose is stated.
+    """
+    waiting = (lambda: progress("another visitor's planning of the same")) if progress else (lambda: None)
+    result = _plans().get(request, lambda: plan_model(request, uploaded_source(request, progress), progress), waiting)
+    _plans().put(result.request, result)
+    return result
 
 
 def known_result(request: Request) -> Result | None:
-    """All plans for a request, where they were made before."""
+    """Return the plans of a request if they were made before."""
     return _plans().peek(request)
 
 
 @st.cache_resource(max_entries=CACHED_RESULTS, show_spinner=False)
 def model_drawing(request: Request) -> Scene:
-    """The drawing of the request's model by its modules, laid out once."""
+    """Return the drawing of the request's model by its modules, laid out once."""
     return build_scene(group_by_module(plan_request(request).coarse), brief=True)
 
 
-def uploaded_graph(request: Request, say: Progress | None = None) -> Any:
-    """The captured graph of a user's own config, or None for a model of the zoo. `say` as in `plan_request`."""
+def uploaded_graph(request: Request, progress: Progress | None = None) -> Any:
+    """Return the captured graph of an uploaded model, or None for a model of the zoo."""
     if not request.model.startswith("own-"):
         return None
     from explorer.jobs.upload import load_graph
 
-    return load_graph(request, say)
+    return load_graph(request, progress)
 
 
-def uploaded_source(request: Request, say: Progress | None = None) -> GraphSource:
-    """As `uploaded_graph`, for a number of micro-batches that is still open."""
-    return (lambda asked: uploaded_graph(asked, say)) if request.model.startswith("own-") else None
+def uploaded_source(request: Request, progress: Progress | None = None) -> GraphSource:
+    """Return a function that captures an uploaded model for the number of micro-batches that the search tries."""
+    return (lambda asked: uploaded_graph(asked, progress)) if request.model.startswith("own-") else None
 
 
 def current_request() -> Request:
-    """What the settings ask for."""
+    """Return what the settings ask for."""
     return settings.build_request(values())
 
 
 def plain_request() -> Request:
-    """What the settings ask for with nothing left open: one micro-batch and no recomputation unless they say otherwise. For lessons,
-    which show what such a choice does."""
-    asked = current_request()
-    recompute = "none" if asked.recompute == "auto" else asked.recompute
-    return replace(asked, accumulate=asked.accumulate or 1, recompute=recompute)
+    """Return the request with nothing left open: one micro-batch, no recomputation. Lessons show what such choices do."""
+    request = current_request()
+    recompute = "none" if request.recompute == "auto" else request.recompute
+    return replace(request, accumulate=request.accumulate or 1, recompute=recompute)
 
 
 @st.cache_resource(show_spinner=False)
@@ -228,41 +225,43 @@ def _edited_plans() -> ResultCache[tuple[Request, tuple[str, ...]], Plan | str]:
     return ResultCache(MAX_EDITED)
 
 
-def edited_plan(found: Result, edit: tuple[str, ...]) -> Plan | str:
-    """The plan with these edits (see `edits`), shared by all sessions; or in one sentence why there is none."""
+def edited_plan(result: Result, edit: tuple[str, ...]) -> Plan | str:
+    """Return the plan with these edits (see `edits`), shared by all sessions; or in one sentence why there is none."""
 
-    def make() -> Plan | str:
+    def build() -> Plan | str:
         try:
-            return edits.build_edited_plan(found, plan_ids(found.plans), edit)
+            return edits.build_edited_plan(result, plan_ids(result.plans), edit)
         except PlannerError as error:
             return page_wording(str(error))
 
-    return _edited_plans().get((found.request, edit), make)
+    return _edited_plans().get((result.request, edit), build)
 
 
-def with_edit(found: Result, edit: tuple[str, ...]) -> Result:
-    """The plans with the edited one as the last of them, where there is one."""
-    more = edited_plan(found, edit) if edit else ""
-    return found if isinstance(more, str) else replace(found, plans=(*found.plans, more))
+def with_edit(result: Result, edit: tuple[str, ...]) -> Result:
+    """Add the edited plan as the last one, if there is one."""
+    edited = edited_plan(result, edit) if edit else ""
+    return result if isinstance(edited, str) else replace(result, plans=(*result.plans, edited))
 
 
 def edit_of(plan_id: str) -> tuple[str, ...]:
-    """The edits that a plan of the page comes from: none but for the edited one."""
+    """Return the edits that a plan comes from; no plan but the edited one has any."""
     return value("edit") if plan_id == EDITED_ID else ()
 
 
 def current_result(short: Callable[[], None] = lambda: None) -> Result:
-    """The plans of the current settings, the edited one among them. Where they cannot be, says why in place and stops
-    the page; where nothing fits, after `short` said what would."""
-    return with_edit(_planned(short), value("edit"))
+    """Return the plans of the current settings, with the edited one. Where there are none, say why and stop the page.
+
+    `short` is called where nothing fits: it shows what would.
+    """
+    return with_edit(_plan_current(short), value("edit"))
 
 
-def _planned(short: Callable[[], None]) -> Result:
-    wanted = current_request()
+def _plan_current(short: Callable[[], None]) -> Result:
+    request = current_request()
     place = st.empty()
-    if _plans().peek(wanted) is not None:
-        return plan_request(wanted)
-    if st.session_state.get("stopped") == wanted:
+    if _plans().peek(request) is not None:
+        return plan_request(request)
+    if st.session_state.get("stopped") == request:
         with place.container():
             st.info("Planning was stopped. Change the settings above, or plan these after all.")
             st.button("Plan now", on_click=lambda: st.session_state.pop("stopped", None), key="plan_now")
@@ -270,9 +269,9 @@ def _planned(short: Callable[[], None]) -> Result:
     faded = st.empty()
     faded.html(FADED)
     try:
-        # the address may not have reached the browser before the click: then the settings are newer
-        found = plan_request(
-            wanted, progress_with_stop(place, lambda: st.session_state.update(stopped=wanted, changed=True))
+        # `changed`: the address may not have reached the browser before the click on Stop.
+        result = plan_request(
+            request, progress_with_stop(place, lambda: st.session_state.update(stopped=request, changed=True))
         )
     except PlannerError as error:
         faded.empty()
@@ -282,22 +281,22 @@ def _planned(short: Callable[[], None]) -> Result:
         st.stop()
     place.empty()
     faded.empty()
-    if wanted.model.startswith("own-"):  # the sentence above can now say what was found
+    if request.model.startswith("own-"):  # the sentence above can now say what the capture found
         st.rerun()
-    return found
+    return result
 
 
 def progress_with_stop(place: Any, stop: Callable[[], None], key: str = "stop_planning") -> Progress:
-    """A `say` for planning: tells the pass in `place` once it takes long, with a button to stop.
+    """Return a progress callback that shows the pass in `place` once it takes long, with a button to stop.
 
-    A click starts the script anew, and Streamlit ends this run at the next thing it is told; so what computes must say
-    something now and then. It is passed on only so often.
+    A click starts the script anew, and Streamlit ends this run at the next element that it draws. So a search must report
+    now and then; only some of its reports are drawn.
     """
     start = time.perf_counter()
     last = start - REPORT_INTERVAL_S
     line: list[Any] = []
 
-    def say(text: str) -> None:
+    def report(text: str) -> None:
         nonlocal last
         now = time.perf_counter()
         taken = now - start
@@ -308,90 +307,95 @@ def progress_with_stop(place: Any, stop: Callable[[], None], key: str = "stop_pl
             box = place.container(horizontal=True, vertical_alignment="center")
             box.button("Stop", on_click=stop, key=key)  # before the words, whose length would move it
             line.append(box.empty())
-        told = text.replace(" world", " GPUs as one axis")
-        line[0].markdown(f":material/hourglass_top: Planning: {told}, {taken:.0f} s", width="content")
+        text = text.replace(" world", " GPUs as one axis")
+        line[0].markdown(f":material/hourglass_top: Planning: {text}, {taken:.0f} s", width="content")
 
-    return say
+    return report
 
 
 def training_budget() -> Budget | None:
-    """The tokens to train on and the price of a GPU hour, where the address says them."""
+    """Return the tokens to train on and the price of a GPU hour, where the address states them."""
     tokens = value("tokens")
     return None if tokens is None else Budget(tokens, value("price"))
 
 
 def plan_ids(plans: tuple[Plan, ...]) -> dict[str, Plan]:
-    """Every plan by a name for the address: its own, numbered where two share it."""
-    found: dict[str, Plan] = {}
-    for p in plans:
-        name = base = re.sub(r"[^a-z0-9]+", "-", p.name.lower()).strip("-") or "plan"
+    """Return every plan by an id for the address: its name, numbered where two share it."""
+    by_id: dict[str, Plan] = {}
+    for plan in plans:
+        plan_id = base = re.sub(r"[^a-z0-9]+", "-", plan.name.lower()).strip("-") or "plan"
         k = 2
-        while name in found:
-            name, k = f"{base}-{k}", k + 1
-        found[name] = p
-    return found
+        while plan_id in by_id:
+            plan_id, k = f"{base}-{k}", k + 1
+        by_id[plan_id] = plan
+    return by_id
 
 
 def known_plan_ids(request: Request) -> tuple[str, ...]:
-    """The plans that are there for a request, by `plan_ids`; none where it was not planned yet, or cannot be."""
-    ready = _plans().peek(request)
-    return tuple(plan_ids(ready.plans)) if ready else ()
+    """Return the ids of a request's plans; none where it was not planned yet, or cannot be."""
+    result = _plans().peek(request)
+    return tuple(plan_ids(result.plans)) if result else ()
 
 
 @st.cache_resource(max_entries=4 * CACHED_RESULTS, show_spinner=False)
 def choice_of(request: Request, _result: Result) -> Choice:
-    """Which plan is recommended, which is the fastest, and which tie with it."""
+    """Return which plan is recommended, which is the fastest, and which tie with it."""
     return choice(_result)
 
 
 def recommended_id(result: Result) -> str:
-    """The name in the address of the plan to run."""
-    return next(n for n, p in plan_ids(result.plans).items() if p.name == choice_of(result.request, result).recommended)
+    """Return the id of the plan to run."""
+    name = choice_of(result.request, result).recommended
+    return next(n for n, p in plan_ids(result.plans).items() if p.name == name)
 
 
-def chosen_plan(found: Mapping[str, Plan], result: Result) -> tuple[str, Plan]:
-    """The plan in the address, else the recommended one; a name that is not there is told in place."""
+def chosen_plan(plans: Mapping[str, Plan], result: Result) -> tuple[str, Plan]:
+    """Return the plan in the address, else the recommended one; warn of an id that is not known."""
 
-    def standing(plan: str) -> str:
-        """A plan that is pinned at these settings stands under its pin."""
-        pinned = pins.format_pin(plan, values())
-        return pinned if plan not in found and pinned in found else plan
+    def known_id(plan_id: str) -> str:
+        """A plan that is pinned at these settings is listed under its pin."""
+        pin = pins.format_pin(plan_id, values())
+        return pin if plan_id not in plans and pin in plans else plan_id
 
-    name, first = standing(value("plan")), standing(recommended_id(result))
-    if name and name not in found:
+    plan_id, recommended = known_id(value("plan")), known_id(recommended_id(result))
+    if plan_id and plan_id not in plans:
         st.warning(
-            f"There is no plan “{plain(name[:40])}” here any more; showing the recommended one. Plans here: {', '.join(found)}."
+            f"There is no plan “{escape(plan_id[:40])}” here any more; showing the recommended one. "
+            f"Plans here: {', '.join(plans)}."
         )
-    name = name if name in found else first
-    return name, found[name]
+    plan_id = plan_id if plan_id in plans else recommended
+    return plan_id, plans[plan_id]
 
 
-def result_of(name: str, result: Result) -> Result:
-    """What a plan of `with_pinned` is one of: its graph and cluster are other ones where it was pinned at other settings."""
-    if pins.SEPARATOR not in name:
+def result_of(plan_id: str, result: Result) -> Result:
+    """Return the result that a plan of `with_pinned` belongs to: a pin of other settings has another graph and cluster."""
+    if pins.SEPARATOR not in plan_id:
         return result
-    _, asked = pins.parse_pin(name, values())
-    return with_edit(plan_request(settings.build_request(asked)), asked["edit"])
+    _, pinned = pins.parse_pin(plan_id, values())
+    return with_edit(plan_request(settings.build_request(pinned)), pinned["edit"])
 
 
 def with_pinned(plans: Mapping[str, Plan]) -> dict[str, Plan]:
-    """The plans, and those that are pinned from other settings of this model, by the text of their pin. A pin of the
-    settings as they stand takes the place of the plan's own name. What cannot be read is told in place."""
-    found = dict(plans)
-    for text in dict.fromkeys((*value("compare"), value("plan"))):
-        if pins.SEPARATOR not in text:
+    """Add the plans that are pinned from other settings of this model, by their pins.
+
+    A pin of the current settings takes the place of the plan's own id. The page warns of what cannot be read.
+    """
+    by_id = dict(plans)
+    for pin in dict.fromkeys((*value("compare"), value("plan"))):
+        if pins.SEPARATOR not in pin:
             continue
         try:
-            name, asked = pins.parse_pin(text, values())
-            there = plan_ids(with_edit(plan_request(settings.build_request(asked)), asked["edit"]).plans)
-        except (Unreadable, PlannerError) as why:
-            st.warning(f"A pinned plan, “{plain(text[:40])}”, cannot be shown: {page_wording(str(why))}")
+            plan_id, pinned = pins.parse_pin(pin, values())
+            theirs = plan_ids(with_edit(plan_request(settings.build_request(pinned)), pinned["edit"]).plans)
+        except (Unreadable, PlannerError) as error:
+            st.warning(f"A pinned plan, “{escape(pin[:40])}”, cannot be shown: {page_wording(str(error))}")
             continue
-        if name not in there:
-            st.warning(f"There is no plan “{plain(name[:40])}” at the settings of a pin; it is left out.")
+        if plan_id not in theirs:
+            st.warning(f"There is no plan “{escape(plan_id[:40])}” at the settings of a pin; it is left out.")
             continue
-        note = pins.describe_changes(asked, values())
-        if not note:
-            found.pop(name, None)
-        found[text] = replace(there[name], name=f"{plan_title(there[name])} ({note})") if note else there[name]
-    return found
+        plan = theirs[plan_id]
+        difference = pins.describe_changes(pinned, values())
+        if not difference:
+            by_id.pop(plan_id, None)
+        by_id[pin] = replace(plan, name=f"{plan_title(plan)} ({difference})") if difference else plan
+    return by_id

@@ -93,7 +93,7 @@ def test_what_was_not_edited_stays_or_the_page_says_so(seed: int) -> None:
             plan(at, form)
             edited = set(some)
         assert not at.exception
-        after, said = shown(at), " ".join(at.session_state["told"])
+        after, said = shown(at), " ".join(at.session_state["edit_notes"])
         for name in set(before) & set(after) - edited:
             if before[name] != after[name] and not (LEAD.get(name, set()) & edited):
                 assert re.search(SAID.get(name, "$ never"), said), (edited, name, before[name], after[name], said)
