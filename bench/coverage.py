@@ -236,7 +236,7 @@ def _unknown(planner: Any) -> Iterable[str]:
 
     for part in (planner.coarse.top, *planner.coarse.blocks.values()):
         for op in part.block.ops:
-            if not rule_of(op, part.block.values).known:
+            if not rule_of(op, part.block.values).is_known:
                 yield op.fn
 
 

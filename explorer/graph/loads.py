@@ -54,7 +54,7 @@ def node_loads(plan: Plan, drawing: Scene, graph: Graph) -> NodeLoads:
 
 def _saved_bytes_by_op(block_memory: BlockMemory) -> Mapping[str, int]:
     """By op: bytes that it is the first to keep; where forward runs again, those of results that the plan keeps."""
-    items, held = block_memory.storages.block.items, block_memory.held()
+    items, held = block_memory.storages.block.items, block_memory.kept_results()
     plain = block_memory.storages.plan.recompute == "none"
     return {
         op.name: block_memory.kept_bytes(k) if plain else block_memory.size_of(held[k])

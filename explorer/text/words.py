@@ -253,7 +253,7 @@ def placements_by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
     for label, block in plan.blocks.items():
         for weight, p in block.params.items():
             marks = [
-                f"{axis} {letter}{GATHERED * (i in p.gathered)}{ONCE * (i in p.gathered_once)}"
+                f"{axis} {letter}{GATHERED * (i in p.gathered)}{ONCE * (i in p.once_gathered_axes)}"
                 for i, (axis, letter, n) in enumerate(
                     zip(plan.mesh.axis_names, p.stored, plan.mesh.axis_sizes, strict=True)
                 )

@@ -45,11 +45,11 @@ def graph_from_json(data: Mapping[str, Any], *, batch: int | None = None, seq: i
         raise InputError(f"graph schema {data.get('schema')!r} is not {GRAPH_SCHEMA!r}; capture the model again")
     workload = {"batch": batch or data["workload"]["batch"], "seq": seq or data["workload"]["seq"]}
     read = _Reader(workload["batch"], workload["seq"])
-    blocks = [read.block(b) for b in data["blocks"]]
+    blocks = [read.read_block(b) for b in data["blocks"]]
     graph = Graph(
         name=data["name"],
         source=data["source"],
-        top=read.block(data["top"]),
+        top=read.read_block(data["top"]),
         blocks={b.name: b for b in blocks},
         workload=workload,
         loss=data["loss"],
@@ -92,26 +92,26 @@ class _Reader:
     def __init__(self, batch: int, seq: int) -> None:
         self.batch, self.seq = batch, seq
 
-    def dims(self, shape: list[int | str]) -> tuple[int, ...]:
+    def read_dims(self, shape: list[int | str]) -> tuple[int, ...]:
         return tuple(eval_dim(d, self.batch, self.seq) for d in shape)
 
-    def attr(self, value: Any) -> Attr:
+    def read_attr(self, value: Any) -> Attr:
         if isinstance(value, list):
-            return tuple(self.attr(v) for v in value)
+            return tuple(self.read_attr(v) for v in value)
         if isinstance(value, dict):  # {"dim": "b*s"}: an integer that depends on the workload
             return eval_dim(value["dim"], self.batch, self.seq)
         return value  # type: ignore[no-any-return]
 
-    def block(self, data: Mapping[str, Any]) -> Block:
+    def read_block(self, data: Mapping[str, Any]) -> Block:
         values = tuple(
-            Value(TensorMeta(self.dims(shape), dtype), kind, name, storage, grad)
+            Value(TensorMeta(self.read_dims(shape), dtype), kind, name, storage, grad)
             for shape, dtype, kind, name, storage, grad in data["values"]
         )
-        items = tuple(self.item(i) for i in data["items"])
+        items = tuple(self.read_item(i) for i in data["items"])
         recomputed = bool(data.get("recomputed", False))
         return Block(data["name"], values, items, tuple(data["inputs"]), tuple(data["outputs"]), recomputed)
 
-    def item(self, data: Mapping[str, Any]) -> Op | Call:
+    def read_item(self, data: Mapping[str, Any]) -> Op | Call:
         if "call" in data:
             return Call(data["call"], data["prefix"], tuple(data["in"]), tuple(data["out"]))
         return Op(
@@ -119,8 +119,8 @@ class _Reader:
             fn=data["fn"],
             inputs=tuple(data["in"]),
             outputs=tuple(data["out"]),
-            attrs={k: self.attr(v) for k, v in data["attrs"].items()},
+            attrs={k: self.read_attr(v) for k, v in data["attrs"].items()},
             module=data["module"],
             saved=tuple(data["saved"]),
-            saved_extra=tuple(TensorMeta(self.dims(s), d) for s, d in data["extra"]),
+            saved_extra=tuple(TensorMeta(self.read_dims(s), d) for s, d in data["extra"]),
         )

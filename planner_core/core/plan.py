@@ -112,22 +112,22 @@ class ParamPlan:
     reduce: tuple[Step, ...] | None = None
     trained: bool = True
 
-    def refreshed(self) -> tuple[Step, ...]:
+    def refresh_steps(self) -> tuple[Step, ...]:
         """Steps that make the working copy, once a step."""
         return shortest_steps(self.stored, self.working) if self.refresh is None else self.refresh
 
-    def reduced(self) -> tuple[Step, ...]:
+    def reduce_steps(self) -> tuple[Step, ...]:
         """Steps that bring the accumulated gradient to the stored parameter, once a step."""
         return shortest_steps(self.gradient, self.stored) if self.reduce is None else self.reduce
 
     @property
-    def gathered_once(self) -> tuple[int, ...]:
+    def once_gathered_axes(self) -> tuple[int, ...]:
         """Mesh axes on which the working copy is whole though the parameter is stored in parts (ZeRO-1, ZeRO-2)."""
         parts = enumerate(zip(self.stored, self.working, strict=True))
         return tuple(a for a, (s, w) in parts if isinstance(s, Shard) and not isinstance(w, Shard))
 
     @property
-    def sync(self) -> tuple[int, ...]:
+    def reduced_axes(self) -> tuple[int, ...]:
         """The mesh axes over which the gradient's terms are reduced once a step."""
         return tuple(a for a, p in enumerate(self.gradient) if p == Partial())
 
@@ -197,7 +197,7 @@ class Pipeline:
         """The stages that a group runs, in order of the model."""
         return tuple(s for s in range(len(self.copies)) if self.rank_of(s) == rank)
 
-    def calls(self, stage: int) -> tuple[int, int]:
+    def call_range(self, stage: int) -> tuple[int, int]:
         """The first call of a stage, and the first one behind it."""
         before = sum(self.copies[:stage])
         return before, before + self.copies[stage]
@@ -206,7 +206,7 @@ class Pipeline:
         """Whether a stage reads a weight, by its name in the whole model."""
         return any(weight == part or weight.startswith(f"{part}.") for part in self.parts[stage])
 
-    def users(self, names: Sequence[str]) -> tuple[int, ...]:
+    def stages_that_read(self, names: Sequence[str]) -> tuple[int, ...]:
         """The stages that read a weight which has these names (tied weights have several)."""
         return tuple(s for s in range(len(self.parts)) if any(self.reads(s, name) for name in names))
 

@@ -269,7 +269,9 @@ def _apply_steps(steps: tuple[Step, ...], start: Placements) -> Placements | Non
 def _param_json(p: ParamPlan) -> list[Any]:
     three = map(format_placements, (p.stored, p.working, p.gradient))
     once = (
-        [] if p.refresh is None and p.reduce is None else [_steps_to_text(p.refreshed()), _steps_to_text(p.reduced())]
+        []
+        if p.refresh is None and p.reduce is None
+        else [_steps_to_text(p.refresh_steps()), _steps_to_text(p.reduce_steps())]
     )
     rest = once if p.trained else [False]  # nothing is reduced to a weight that is not trained
     return [*three, list(p.gathered), _segments_json(p.segments), *rest]

@@ -59,7 +59,7 @@ def zero_stage(plan: Plan) -> int:
             for axis, role in enumerate(roles):
                 if role == SHARD:
                     votes[3] += len(block.prefixes)
-                elif role == DATA and axis in param.gathered_once:
+                elif role == DATA and axis in param.once_gathered_axes:
                     votes[1 if param.gradient[axis] == P else 2] += len(block.prefixes)
     return votes.most_common(1)[0][0] if votes else 0
 

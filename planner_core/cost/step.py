@@ -80,7 +80,7 @@ class PricedUnit:
     alone: tuple[Message, ...]
     ends: Ends
 
-    def beside(self, m: Message) -> bool:
+    def runs_beside_compute(self, m: Message) -> bool:
         """Whether a message of a micro-batch runs beside compute."""
         again = m.phase == "backward" and not m.gradient
         return m.category == BESIDE and m.site not in self.ends.before and not (again and m.site in self.ends.after)
@@ -198,7 +198,7 @@ def unit_totals(unit: PricedUnit, model: CostModel) -> Floats:
     ends = 0.0
     for message in unit.each:
         seconds, forward = message_time(message, model), message.phase == "forward"
-        if unit.beside(message):
+        if unit.runs_beside_compute(message):
             totals[c.FORWARD_TRAFFIC if forward else c.BACKWARD_TRAFFIC] += seconds
         else:
             totals[c.FORWARD if forward else c.BACKWARD] += waited_message_seconds(message, model)
@@ -224,7 +224,7 @@ def _optimizer(block: Block, bp: BlockPlan, model: CostModel) -> float:
         if param is not None:
             elements = math.prod(largest_local_shape(value.meta.shape, param.stored, model.sizes))
             total += float(optimizer_seconds(np.array(float(elements)), ITEM_BYTES[value.meta.dtype], model))
-            holders = math.prod(model.sizes[axis] for axis in param.gathered_once)
+            holders = math.prod(model.sizes[axis] for axis in param.once_gathered_axes)
             total += float(weight_handout_seconds(np.array(float(holders)), model))
     return total
 

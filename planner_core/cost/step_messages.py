@@ -102,14 +102,14 @@ def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) ->
 
 def micro_batch_messages(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
     """The collectives of one copy of a block in one micro-batch."""
-    again, buckets = recomputed_ops(block, bp), Buckets.of(block)
+    again, buckets = recomputed_ops(block, bp), Buckets.of_block(block)
     for op in block.ops:
         yield from _site_messages(buckets, op, bp.sites[op.name], again, model)
 
 
 def once_per_step_messages(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
     """The collectives of one copy's weights that run once a step: working copies are gathered, gradients are reduced."""
-    buckets = Buckets.of(block)
+    buckets = Buckets.of_block(block)
     by_name = {v.name: i for i, v in enumerate(block.values) if v.kind == "parameter" and i not in block.inputs}
     for name, param in bp.params.items():
         if name not in by_name:
@@ -123,8 +123,8 @@ def once_per_step_messages(block: Block, bp: BlockPlan, model: CostModel) -> Ite
 def _weight_messages(buckets: Buckets, value: int, name: str, param: ParamPlan, model: CostModel) -> Iterator[Message]:
     block, share = buckets.block, buckets.share(value)
     for phase, start, steps, what in (
-        ("forward", param.stored, param.refreshed(), "working copy"),
-        ("backward", param.gradient, param.reduced(), "gradient"),
+        ("forward", param.stored, param.refresh_steps(), "working copy"),
+        ("backward", param.gradient, param.reduce_steps(), "gradient"),
     ):
         gradient = phase == "backward"
         item = weight_gradient_item_bytes(block, value, model) if gradient else None

@@ -69,7 +69,7 @@ class Buckets:
     small: int
 
     @staticmethod
-    def of(block: Block) -> Buckets:
+    def of_block(block: Block) -> Buckets:
         """The buckets of a block."""
         passed = frozenset(block.inputs)
         sizes = {

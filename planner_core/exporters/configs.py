@@ -123,7 +123,7 @@ def deepspeed_text(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
 def _deepspeed_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
     """ZeRO of DeepSpeed over all GPUs, for a plan that splits the batch only."""
     stage, params = zero_stage(plan), [p for b in plan.blocks.values() for p in b.params.values()]
-    apart = [p for p in params if set(p.gathered_once) != set(range(len(p.stored)))]
+    apart = [p for p in params if set(p.once_gathered_axes) != set(range(len(p.stored)))]
     data = {
         **_deepspeed_step(plan, stage),
         "train_micro_batch_size_per_gpu": max(

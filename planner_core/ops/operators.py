@@ -116,21 +116,21 @@ class Operator:
     defaults: arguments that a call may leave out and that the rule needs; `default_dim` is that of `dim`.
     ignored: arguments that do not matter here.
     work: the kernels; None for an operator that is bound by memory.
-    looked_up: the argument of which only the looked-up rows are read.
-    passes: four numbers of passes over memory: forward and backward run by itself, then forward and backward fused. They are
+    lookup_argument: the argument of which only the looked-up rows are read.
+    memory_passes: four numbers of passes over memory: forward and backward run by itself, then forward and backward fused. They are
         given if they do not follow from operands and results (see `traffic`). They count passes over the result of a lookup, and
         over the first operand of any other operator.
-    copies: which calls of a view (kind VIEW, which takes no time) copy nevertheless; None: none.
-    hands_on: whether an operand's gradient is the gradient of the result, the same tensor.
-    splits_kept: whether a split also splits a tensor of shape `kept` that autograd keeps beside operands and results; None: it
+    copies_when: which calls of a view (kind VIEW, which takes no time) copy nevertheless; None: none.
+    passes_gradient_through: whether an operand's gradient is the gradient of the result, the same tensor.
+    splits_saved: whether a split also splits a tensor of shape `kept` that autograd keeps beside operands and results; None: it
         does. Arguments: the name of the split, kept, shapes of the operands.
-    own_kept: bytes that are kept for backward beside operands and results; replaces what capture saw.
-    own_forward: bytes that forward uses for a moment, beside operands, results and what it keeps.
-    own_backward: bytes that backward uses for a moment, beside the gradients that it takes and makes.
-    of_logits: whether it is a loss of logits that the model also returns.
-    cuts: whether it may make its result in parts of the last dim, one after the other (`Workload.chunks`).
-    local: how it runs on one GPU's part of its tensors.
-    leads: whether it leads a group of its own; None: its kind decides.
+    extra_saved_bytes: bytes that are kept for backward beside operands and results; replaces what capture saw.
+    forward_workspace_bytes: bytes that forward uses for a moment, beside operands, results and what it keeps.
+    backward_workspace_bytes: bytes that backward uses for a moment, beside the gradients that it takes and makes.
+    is_logits_loss: whether it is a loss of logits that the model also returns.
+    chunkable: whether it may make its result in parts of the last dim, one after the other (`Workload.chunks`).
+    local_execution: how it runs on one GPU's part of its tensors.
+    leads_group: whether it leads a group of its own; None: its kind decides.
     title: its name for people; "": `name`.
     """
 
@@ -142,20 +142,20 @@ class Operator:
     defaults: Mapping[str, Attr] = field(default_factory=dict)
     default_dim: int | None = None
     ignored: tuple[str, ...] = ()
-    described: CallDescription = CallDescription.BY_ARGUMENTS
+    described_by: CallDescription = CallDescription.BY_ARGUMENTS
     work: WorkFn | None = None
-    looked_up: str = ""
-    passes: tuple[float, float, float, float] | None = None
-    copies: Callable[[Op], bool] | None = None
-    hands_on: bool = False
-    splits_kept: KeptFn | None = None
-    own_kept: BytesFn | None = None
-    own_forward: BytesFn | None = None
-    own_backward: BytesFn | None = None
-    local: LocalExecution = LocalExecution.AS_IT_IS
-    of_logits: bool = False
-    cuts: bool = False
-    leads: bool | None = None
+    lookup_argument: str = ""
+    memory_passes: tuple[float, float, float, float] | None = None
+    copies_when: Callable[[Op], bool] | None = None
+    passes_gradient_through: bool = False
+    splits_saved: KeptFn | None = None
+    extra_saved_bytes: BytesFn | None = None
+    forward_workspace_bytes: BytesFn | None = None
+    backward_workspace_bytes: BytesFn | None = None
+    local_execution: LocalExecution = LocalExecution.AS_IT_IS
+    is_logits_loss: bool = False
+    chunkable: bool = False
+    leads_group: bool | None = None
     title: str = ""
 
     def __post_init__(self) -> None:
@@ -165,14 +165,14 @@ class Operator:
             )
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether the catalogue has it."""
         return self.kind is not Kind.UNKNOWN
 
     @property
     def is_heavy(self) -> bool:
         """Whether it leads a group of its own: a product, a lookup, a norm, attention, a scan or a loss."""
-        return self.kind in GROUP_LEADING_KINDS if self.leads is None else self.leads
+        return self.kind in GROUP_LEADING_KINDS if self.leads_group is None else self.leads_group
 
     @property
     def plain_title(self) -> str:

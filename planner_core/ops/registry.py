@@ -90,7 +90,7 @@ def is_free(op: Op) -> bool:
     one = operator(op.fn)
     if one.kind is Kind.CAST:
         return AS_RUN in op.attrs  # what would be cast is read in its own dtype
-    return one.kind is Kind.VIEW and not (one.copies is not None and one.copies(op))
+    return one.kind is Kind.VIEW and not (one.copies_when is not None and one.copies_when(op))
 
 
 def work_of(op: Op, values: Sequence[Value], chosen: Sequence[Row] = (), axis_sizes: Sequence[int] = ()) -> Work:
@@ -127,7 +127,11 @@ def work_of(op: Op, values: Sequence[Value], chosen: Sequence[Row] = (), axis_si
 def lookup_table_operand(op: Op) -> int | None:
     """The operand of which the op reads only the rows that it looks up; None: it reads every operand in full."""
     one = operator(op.fn)
-    return operand_position(op, one.looked_up, one.arguments.split().index(one.looked_up)) if one.looked_up else None
+    return (
+        operand_position(op, one.lookup_argument, one.arguments.split().index(one.lookup_argument))
+        if one.lookup_argument
+        else None
+    )
 
 
 def global_bytes(op: Op, values: Sequence[Value], splits: frozenset[str] = frozenset()) -> LocalBytes:
@@ -150,14 +154,14 @@ IN_PLACE = ("fused", "whole", "chunked")
 
 def extra_saved_bytes(op: Op) -> BytesFn | None:
     """The function of the bytes that an op keeps instead of what capture saw; None: what capture saw."""
-    return None if AS_RUN in op.attrs or WHOLE_LOGITS in op.attrs else operator(op.fn).own_kept
+    return None if AS_RUN in op.attrs or WHOLE_LOGITS in op.attrs else operator(op.fn).extra_saved_bytes
 
 
 def backward_workspace_bytes(op: Op) -> BytesFn | None:
     """The function of the bytes that an op's backward uses for a moment. A gradient that takes the place of an operand saves as many."""
     how = op.attrs.get(AS_RUN)
-    if how is None or not operator(op.fn).of_logits:
-        return operator(op.fn).own_backward
+    if how is None or not operator(op.fn).is_logits_loss:
+        return operator(op.fn).backward_workspace_bytes
     return operand_bytes(-1) if how in IN_PLACE else None
 
 
@@ -168,7 +172,7 @@ def extra_bytes(op: Op, local: LocalBytes) -> int:
 
 def splits_saved_tensor(op: Op, name: str, kept: tuple[int, ...], ins: Shapes) -> bool:
     """Whether the split `name` also splits a tensor of shape `kept` that the op keeps for backward."""
-    test = operator(op.fn).splits_kept
+    test = operator(op.fn).splits_saved
     return test is None or test(name, kept, ins)
 
 

@@ -70,7 +70,7 @@ class Split:
 
     `divides`: extents that the number of parts must divide. `bias`: operands that are added once to a Partial result. `segments`
     maps the position of an operand to the sizes of the fused parts along its split dim. `exchanged`: inside the op these
-    operands and its results are exchanged, so what it keeps of them for backward are tensors of its own. `alone`: names of splits
+    operands and its results are exchanged, so what it keeps of them for backward are tensors of its own. `excludes`: names of splits
     that no other mesh axis may take beside this one. `routed`: values decide how much of the work a GPU gets, so the fullest has
     `Workload.expert_imbalance` times the mean. `within`: the name of a split, and the number of parts into which the mesh axes
     before must split it.
@@ -84,7 +84,7 @@ class Split:
     segments: dict[int, tuple[int, ...]] = field(default_factory=dict)
     internal: tuple[Internal, ...] = ()
     exchanged: tuple[int, ...] = ()
-    alone: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
     routed: bool = False
     within: tuple[str, int] | None = None
 
@@ -95,7 +95,7 @@ class Rule:
 
     splits: tuple[Split, ...]
     linear: tuple[int, ...] = ()
-    known: bool = True
+    is_known: bool = True
 
 
 RuleFn: TypeAlias = Callable[[Op, Shapes, Shapes], Rule]
@@ -117,7 +117,7 @@ class Row:
     internal: tuple[Internal, ...] = ()
     segments: dict[int, tuple[int, ...]] = field(default_factory=dict)
     exchanged: tuple[int, ...] = ()
-    alone: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
     routed: bool = False
     within: tuple[str, int] | None = None
 
@@ -130,7 +130,7 @@ class Row:
 def can_run_together(chosen: Sequence[Row], sizes: Sequence[int]) -> bool:
     """Whether an operator can run these rows at once, one for each axis of these sizes (see `Split.alone` and `Split.within`)."""
     for i, row in enumerate(chosen):
-        if any(other.name in row.alone for k, other in enumerate(chosen) if i != k):
+        if any(other.name in row.excludes for k, other in enumerate(chosen) if i != k):
             return False
         if row.within:
             name, parts = row.within
@@ -140,8 +140,8 @@ def can_run_together(chosen: Sequence[Row], sizes: Sequence[int]) -> bool:
 
 
 def unknown(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The rule of an op that the catalogue lacks: it runs Replicate, and `known` is False."""
-    return Rule((), known=False)
+    """The rule of an op that the catalogue lacks: it runs Replicate, and `is_known` is False."""
+    return Rule((), is_known=False)
 
 
 OPEN_DIMS = "open_dims"
@@ -171,7 +171,7 @@ def expand_rule(rule: Rule, op: Op, values: Sequence[Value], summed_later: bool)
     found += [_split_row(op, s, kinds, values) for s in rule.splits]
     if rule.linear and any(kinds[i].kind == "activation" for i in rule.linear):
         found.append(_partial_row(op, rule.linear, kinds))
-    if summed_later and rule.known and rule.splits and all(values[o].grad for o in op.outputs):
+    if summed_later and rule.is_known and rule.splits and all(values[o].grad for o in op.outputs):
         found.append(_late_sum_row(op, kinds))
     return tuple(found)
 
@@ -200,7 +200,7 @@ def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) ->
         internal,
         s.segments,
         s.exchanged,
-        s.alone,
+        s.excludes,
         s.routed,
         s.within,
     )

@@ -38,7 +38,7 @@ class MemoryPasses:
     forward: tuple[float, ...]
     backward: tuple[float, ...]
 
-    def mixed(self, other: MemoryPasses, share: float) -> MemoryPasses:
+    def mix(self, other: MemoryPasses, share: float) -> MemoryPasses:
         """A mean of these and the other's, in which the other's have the weight `share`."""
 
         def mean(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
@@ -63,9 +63,9 @@ def memory_passes(block: Block, fused: float) -> Mapping[str, MemoryPasses]:
 
 
 def _count_passes(block: Block, fused: float) -> Mapping[str, MemoryPasses]:
-    alone = {} if fused == 1 else _EagerPasses(block).all()
-    chains = {} if fused == 0 else _FusedPasses(block).all()
-    mixed = {name: one.mixed(chains[name], fused) for name, one in alone.items()} if 0 < fused < 1 else alone or chains
+    alone = {} if fused == 1 else _EagerPasses(block).count()
+    chains = {} if fused == 0 else _FusedPasses(block).count()
+    mixed = {name: one.mix(chains[name], fused) for name, one in alone.items()} if 0 < fused < 1 else alone or chains
     return {**mixed, **_norm_kernels(block)}
 
 
@@ -90,7 +90,7 @@ def _norm_kernels(block: Block) -> Mapping[str, MemoryPasses]:
             inside = {op.name for op in ops}
             read = {v for i in block.items if not isinstance(i, Op) or i.name not in inside for v in i.inputs}
             given = tuple(v for op in ops for v in op.outputs if v in read | set(block.outputs))
-            found |= _FusedPasses(replace(block, items=ops, outputs=given)).all()
+            found |= _FusedPasses(replace(block, items=ops, outputs=given)).count()
     return found
 
 
@@ -109,7 +109,7 @@ float32 (`whole`) the exponentials are written first."""
 
 def _stated_passes(block: Block, op: Op, fused: bool) -> MemoryPasses | None:
     """The passes that the catalogue gives for an op: over its first operand (a loss) or its result (a lookup)."""
-    said = operator(op.fn).passes
+    said = operator(op.fn).memory_passes
     if said is None:
         return None
     forward, backward = LOSS_PASSES.get(str(op.attrs.get(AS_RUN)), said[2:] if fused else said[:2])
@@ -131,13 +131,13 @@ class _EagerPasses:
             for v in {*item.inputs}:
                 self.readers[v] = self.readers.get(v, 0) + 1
 
-    def all(self) -> Mapping[str, MemoryPasses]:
-        return {op.name: self._one(op) for op in self.block.ops}
+    def count(self) -> Mapping[str, MemoryPasses]:
+        return {op.name: self._count_op(op) for op in self.block.ops}
 
-    def _one(self, op: Op) -> MemoryPasses:
+    def _count_op(self, op: Op) -> MemoryPasses:
         number = len(op.inputs)
         kind = operator(op.fn).kind
-        summed = [self._summed(v) for v in op.inputs]
+        summed = [self._sum_passes(v) for v in op.inputs]
         if not _has_backward(self.block, op):
             summed = [0.0] * number
         nothing = MemoryPasses((0.0,) * (number + len(op.outputs)), (*summed, *(0.0 for _ in op.outputs)))
@@ -148,15 +148,15 @@ class _EagerPasses:
             return said
         table = lookup_table_operand(op)
         forward = [0.0 if i == table else 1.0 for i in range(number)] + [1.0] * len(op.outputs)
-        backward = [a + b for a, b in zip(self._backward(op), [*summed, *[0.0] * len(op.outputs)], strict=True)]
+        backward = [a + b for a, b in zip(self._backward_passes(op), [*summed, *[0.0] * len(op.outputs)], strict=True)]
         return MemoryPasses(tuple(forward), tuple(backward))
 
-    def _summed(self, value: int) -> float:
+    def _sum_passes(self, value: int) -> float:
         """This reader's share of the passes that sum the gradients of an operand."""
         v, n = self.block.values[value], self.readers.get(value, 1)
         return SUM_PASSES * (n - 1) / n if v.grad and v.kind == "activation" else 0.0
 
-    def _backward(self, op: Op) -> list[float]:
+    def _backward_passes(self, op: Op) -> list[float]:
         """Passes over operands and results of the op's own backward."""
         block, one, number = self.block, operator(op.fn), len(op.inputs)
         found = [0.0] * (number + len(op.outputs))
@@ -165,7 +165,7 @@ class _EagerPasses:
         result = _num_elements(block, op.outputs[0])
         for i, v in enumerate(op.inputs):
             whole = _num_elements(block, v) >= result or one.kind in (Kind.NORM, Kind.ALONG)
-            if not block.values[v].grad or (one.hands_on and whole):
+            if not block.values[v].grad or (one.passes_gradient_through and whole):
                 continue
             if i == 0 or one.kind is not Kind.NORM:  # a norm's kernel makes its weight's gradient in the same pass
                 found[number] += 1.0 if whole else 1.0 + SUM_PASSES - 1
@@ -204,7 +204,7 @@ class _FusedPasses:
         seen: set[tuple[int, int]] = set()
         for op in self.block.ops:
             if self._fuses(op):
-                self._keep(op.saved, self.depth[op.name], seen)
+                self._add_kept(op.saved, self.depth[op.name], seen)
 
     def _fuses(self, op: Op) -> bool:
         return is_free(op) or operator(op.fn).kind in FUSED
@@ -212,7 +212,7 @@ class _FusedPasses:
     def _source(self, value: int) -> int:
         return self.source.get(value, value)
 
-    def _inside(self, value: int, depth: int) -> bool:
+    def _is_made_in_chain(self, value: int, depth: int) -> bool:
         """Whether a value is made in the chain of this depth."""
         op = self.maker.get(self._source(value))
         return op is not None and self._fuses(op) and self.depth[op.name] == depth
@@ -225,17 +225,17 @@ class _FusedPasses:
             who: object = self.depth[item.name] if fuses and isinstance(item, Op) else ("item", number)
             for v in map(self._source, item.inputs):
                 free = isinstance(item, Op) and is_free(item)
-                if free or (isinstance(who, int) and self._inside(v, who)) or (v, who) in seen:
+                if free or (isinstance(who, int) and self._is_made_in_chain(v, who)) or (v, who) in seen:
                     continue
                 seen.add((v, who))
                 self.outside[v] = self.outside.get(v, 0) + 1
         for v in map(self._source, self.block.outputs):
             self.outside[v] = self.outside.get(v, 0) + 1
 
-    def all(self) -> Mapping[str, MemoryPasses]:
-        return {op.name: self._one(op) for op in self.block.ops}
+    def count(self) -> Mapping[str, MemoryPasses]:
+        return {op.name: self._count_op(op) for op in self.block.ops}
 
-    def _one(self, op: Op) -> MemoryPasses:
+    def _count_op(self, op: Op) -> MemoryPasses:
         number = len(op.inputs)
         kind = operator(op.fn).kind
         if is_free(op) or kind in OWN_KERNEL:
@@ -245,41 +245,42 @@ class _FusedPasses:
         if said is not None:
             return said
         if kind not in FUSED:
-            return _EagerPasses(self.block)._one(op)
+            return _EagerPasses(self.block)._count_op(op)
         depth, runs = self.depth[op.name], _has_backward(self.block, op)
-        forward = [self._once(v, depth, "read") for v in op.inputs]
+        forward = [self._first_touch(v, depth, "read") for v in op.inputs]
         made = [
-            float(self._source(o) in self.outside or (o not in self.outside and not self._used(o))) for o in op.outputs
+            float(self._source(o) in self.outside or (o not in self.outside and not self._is_used(o)))
+            for o in op.outputs
         ]
         if not runs:
             return MemoryPasses((*forward, *made), (0.0,) * (number + len(op.outputs)))
-        back = [self._gradient(op, v, depth) for v in op.inputs]
+        back = [self._gradient_written(op, v, depth) for v in op.inputs]
         for i, v in enumerate(op.inputs):
-            if (self._source(v), depth) in self.kept and not self._inside(v, depth):
-                back[i] += self._once(v, depth, "kept")
+            if (self._source(v), depth) in self.kept and not self._is_made_in_chain(v, depth):
+                back[i] += self._first_touch(v, depth, "kept")
         ends = [float(self.outside.get(o, 0)) if self.block.values[o].grad else 0.0 for o in op.outputs]
         ends = [n + float((o, depth) in self.kept) for n, o in zip(ends, op.outputs, strict=True)]
         return MemoryPasses((*forward, *made), (*back, *ends))
 
-    def _used(self, value: int) -> bool:
+    def _is_used(self, value: int) -> bool:
         return any(value in map(self._source, item.inputs) for item in self.block.items)
 
-    def _once(self, value: int, depth: int, what: str) -> float:
+    def _first_touch(self, value: int, depth: int, what: str) -> float:
         """1 if the chain touches a value from outside for the first time, else 0."""
         source = self._source(value)
-        if self._inside(value, depth) or (source, depth, what) in self.read:
+        if self._is_made_in_chain(value, depth) or (source, depth, what) in self.read:
             return 0.0
         self.read.add((source, depth, what))
         return 1.0
 
-    def _gradient(self, op: Op, value: int, depth: int) -> float:
+    def _gradient_written(self, op: Op, value: int, depth: int) -> float:
         """1 if the chain writes the gradient of an operand, else 0. A sum hands on its result's gradient."""
         v = self.block.values[value]
-        if not v.grad or operator(op.fn).hands_on:
+        if not v.grad or operator(op.fn).passes_gradient_through:
             return 0.0
-        return self._once(value, depth, "gradient")
+        return self._first_touch(value, depth, "gradient")
 
-    def _keep(self, values: Iterable[int], depth: int, seen: set[tuple[int, int]]) -> None:
+    def _add_kept(self, values: Iterable[int], depth: int, seen: set[tuple[int, int]]) -> None:
         """Add to `kept` what backward reads for values that an op keeps: the value itself if it passed through memory, or else the
         values from which it is made again. `seen` are the values and depths that were looked at, since many ways lead to one value."""
         todo = list(values)
@@ -288,7 +289,7 @@ class _FusedPasses:
             if (source, depth) in seen:
                 continue
             seen.add((source, depth))
-            if not self._inside(source, depth) or source in self.outside:
+            if not self._is_made_in_chain(source, depth) or source in self.outside:
                 self.kept.add((source, depth))
             else:
                 todo += self.maker[source].inputs

@@ -128,7 +128,7 @@ def _build_block_plan(problem: Problem, name: str, states: Mapping[str, int], re
     block = problem.coarse.graph.blocks[name] if name else problem.coarse.graph.top
     net = problem.first_variant(name).net if name else problem.top.net
     strategies = problem.strategies[name]
-    site = _BlockStates(block, Buckets.of(block), problem.model, net.tensors, states, strategies.segments)
+    site = _BlockStates(block, Buckets.of_block(block), problem.model, net.tensors, states, strategies.segments)
     sites: dict[str, SitePlan] = {}
     gathered: dict[int, set[int]] = {}
     for group, node in net.nodes.items():
@@ -197,5 +197,5 @@ def _param_plan(site: _BlockStates, value: int, gathered: set[int]) -> ParamPlan
         return replace(plan, trained=False)
     refresh = site.moves(value).steps(stored, state.forward)
     reduce = site.gradient_moves(value).steps(state.gradient, stored)
-    same = (refresh, reduce) == (plan.refreshed(), plan.reduced())
+    same = (refresh, reduce) == (plan.refresh_steps(), plan.reduce_steps())
     return plan if same else replace(plan, refresh=refresh, reduce=reduce)

@@ -102,7 +102,7 @@ def test_a_gather_that_reads_a_working_copy_waits_for_it() -> None:
     units = []
     for _ in range(2):
         copy = PendingGather((BucketStage("all_gather", 1, 4),), earlier=1)
-        units.append([copy, PendingGather((BucketStage("all_gather", 0, 3),), after=[copy])])
+        units.append([copy, PendingGather((BucketStage("all_gather", 0, 3),), reads=[copy])])
     clock.forward([ScheduledUnit("a"), ScheduledUnit("b")], units)
     assert clock.now == pytest.approx((4 + 3 + 4 + 10.3 + 10) * MS)
 

@@ -130,7 +130,7 @@ def test_the_shares_of_the_weights_in_one_message_add_up_to_it() -> None:
     """Those of a block do, and so do the small ones of the top block, whose gradients travel together."""
     graph = prepare(Request("gpt2-xl")).graph
     for block in (graph.top, *graph.blocks.values()):
-        buckets = Buckets.of(block)
+        buckets = Buckets.of_block(block)
         own = [i for i, v in enumerate(block.values) if v.kind == "parameter" and v.grad and i not in block.inputs]
         small = [i for i in own if is_small(block, i)]
         assert sum(map(buckets.share, small if block is graph.top else own)) == pytest.approx(1.0)

@@ -79,7 +79,7 @@ def test_every_parameter_is_in_the_plan_and_in_its_memory() -> None:
     plan = choose_mesh(planner, meshes(request, planner.cluster))
     placed = {join_name(p, n): s for b in plan.blocks.values() for p in b.prefixes for n, s in b.params.items()}
     assert placed.keys() == dict(Tower().named_parameters()).keys()
-    assert not placed["spare.weight"].sync and not placed["layers.3.side.weight"].sync
+    assert not placed["spare.weight"].reduced_axes and not placed["layers.3.side.weight"].reduced_axes
     local = {n: m.num_bytes // (4 if "S" in str(placed[n].stored) else 1) for n, m in graph.parameters().items()}
     assert plan.cost.memory_bytes["params"] == sum(local.values())
     trained = sum(size for name, size in local.items() if gradients(graph)[name])

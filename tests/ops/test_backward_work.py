@@ -36,7 +36,7 @@ def used(call: Callable[..., torch.Tensor], grads: tuple[bool, ...], shapes: lis
 
 def planned(fn: str, grads: tuple[bool, ...], shapes: list[tuple[int, ...]], out: tuple[int, ...]) -> int:
     sizes = [2 * torch.Size(s).numel() for s in shapes]
-    own = operator(fn).own_backward
+    own = operator(fn).backward_workspace_bytes
     where = (tuple(sizes), (2 * torch.Size(out).numel(),), (2,) * len(sizes), frozenset[str](), grads)
     return 0 if own is None else own(LocalBytes(*where, tuple(shapes), tuple(shapes)))
 
@@ -46,7 +46,7 @@ def test_a_function_of_single_elements(name: str) -> None:
     call = getattr(torch, name, None) or getattr(F, name, None) or getattr(torch.special, name.removeprefix("special_"))
     found = used(lambda x: call(x, *ARGUMENTS.get(name, ())), (True,), [(ROWS, COLUMNS)])
     if name in ON_A_GPU:
-        assert operator(name).own_backward is None
+        assert operator(name).backward_workspace_bytes is None
         return
     masks = ROWS * COLUMNS * (3 if name == "nan_to_num" else 1)  # of a byte for each element; they are left out
     assert abs(found - planned(name, (True,), [(ROWS, COLUMNS)], (ROWS, COLUMNS))) <= masks + 8

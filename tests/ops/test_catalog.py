@@ -60,7 +60,7 @@ def test_every_function_of_the_zoo_has_a_rule() -> None:
         graph = load_snapshot(name)
         for block in (graph.top, *graph.blocks.values()):
             for op in block.ops:
-                assert rule_of(op, block.values).known, f"{name}: {op.name}"
+                assert rule_of(op, block.values).is_known, f"{name}: {op.name}"
 
 
 def test_the_cases_split_what_can_be_split() -> None:
@@ -153,5 +153,5 @@ def test_fused_parts_must_be_dealt() -> None:
 def test_unknown_functions_run_whole() -> None:
     case = Case("diag_embed", torch.diag_embed, (t(4, 8),), kinds="a")
     op, values = case.op()
-    assert not rule_of(op, values).known
+    assert not rule_of(op, values).is_known
     assert [r.name for r in rows(op, values)] == ["R"]

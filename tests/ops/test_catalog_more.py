@@ -85,7 +85,7 @@ def test_groups_of_heads_bound_the_split() -> None:
 def test_an_index_by_two_tensors_is_not_known() -> None:
     two = (torch.tensor([1, 0]), torch.tensor([1, 0]))
     case = Case("setitem", lambda a, i, v: a, (t(4, 8), two, t(2)), kinds="acca")
-    assert not rule_of(*case.op()).known
+    assert not rule_of(*case.op()).is_known
 
 
 def test_work_of_the_scans_grows_with_the_sequence() -> None:

@@ -55,14 +55,14 @@ def test_a_product_without_flops_cannot_be_made(kind: Kind) -> None:
 def test_what_nobody_described_runs_whole_and_is_not_known() -> None:
     values = (Value(TensorMeta((4, 8), "float32"), "activation", grad=True),) * 2
     op = Op("m/squash_", "squash_", (0,), (1,), {})
-    assert not operator("squash_").known and [r.name for r in rows(op, values)] == ["R"]
+    assert not operator("squash_").is_known and [r.name for r in rows(op, values)] == ["R"]
     assert not is_heavy(op) and operator("squash_").plain_title == "squash"
 
 
 def test_an_operator_is_found_by_every_spelling() -> None:
     for one in OPERATORS:
         for name in (one.name, *one.spellings):
-            assert operator(name) is one and operator(name.rstrip("_") + "_").known
+            assert operator(name) is one and operator(name.rstrip("_") + "_").is_known
     assert operator("add_") is operator("radd") is operator("add") and operator("concat").name == "cat"
     assert operator("mul_").plain_title == "multiply" and operator("layer_norm").plain_title == "layer norm"
 
@@ -75,7 +75,7 @@ def test_call_sites_and_operators_spell_alike() -> None:
     for spelled, name in {**callsites._SYNONYMS, **callsites._DUNDERS}.items():
         if spelled.endswith("_") or name.endswith("_"):  # the in-place form
             continue
-        assert operator(name).known and operator(spelled) is operator(name), (spelled, name)
+        assert operator(name).is_known and operator(spelled) is operator(name), (spelled, name)
 
 
 def test_torchs_functions_are_recognised() -> None:
@@ -108,7 +108,7 @@ def test_in_place_is_told_alike() -> None:
 def test_aten_calls_become_operators() -> None:
     """What the reader of exported programs spells anew, or renames, is a spelling of an operator."""
     names = {*aten._SPELLINGS, *aten._RENAMED, *aten._RENAMED.values()}
-    assert {name for name in names if not operator(name).known} == set()
+    assert {name for name in names if not operator(name).is_known} == set()
 
 
 def test_argument_names_are_torchs() -> None:
@@ -144,15 +144,15 @@ def _fits(own: list[str], order: list[str]) -> bool:
 # --- on one GPU's part -------------------------------------------------------------------------------------
 
 EVERY = [*CASES, *MORE]
-OWN_FORM = [c for c in EVERY if operator(c.fn).local is not LocalExecution.AS_IT_IS]
+OWN_FORM = [c for c in EVERY if operator(c.fn).local_execution is not LocalExecution.AS_IT_IS]
 
 
 def test_every_operator_runs_as_itself_or_has_a_local_form() -> None:
     """The runtime's local forms and the judge's are those of the operators that say they need one."""
-    needs = {one.name for one in OPERATORS if one.local is not LocalExecution.AS_IT_IS}
+    needs = {one.name for one in OPERATORS if one.local_execution is not LocalExecution.AS_IT_IS}
     assert needs - {"to"} <= {operator(fn).name for fn in operators._RULES}
     assert set(operators._RULES) <= known_functions()  # by the name that a running model's calls have
-    same_numbers = {one.name for one in OPERATORS if one.local is LocalExecution.MEMORY}
+    same_numbers = {one.name for one in OPERATORS if one.local_execution is LocalExecution.MEMORY}
     assert {operator(fn).name for fn in LOCAL} == needs - same_numbers
     assert {operator(c.fn).name for c in OWN_FORM} == needs  # and below each is judged
 

@@ -132,9 +132,9 @@ def test_a_block_is_written_once_and_reads_like_the_model(tmp_path: Any) -> None
 
 def test_every_operator_that_needs_a_form_for_parts_has_one() -> None:
     """One that has none is refused where it is written, never run as if its tensors were whole."""
-    wanted = {o.name for o in OPERATORS if o.local not in UNCHANGED_KINDS}
+    wanted = {o.name for o in OPERATORS if o.local_execution not in UNCHANGED_KINDS}
     assert wanted - {"to"} <= set(_RULES)
-    assert {o.name for o in OPERATORS if o.local == LocalExecution.MEAN} <= set(MEANS)
+    assert {o.name for o in OPERATORS if o.local_execution == LocalExecution.MEAN} <= set(MEANS)
 
 
 def _compiled(plan_file: str) -> list[Any]:

@@ -46,7 +46,7 @@ def test_rare_ops_compute_the_same(sizes: tuple[int, ...]) -> None:
     assert {"_weight_norm", "fft_fftn", "unfold", "as_strided", "einsum", "nll_loss", "softmax"} <= {
         op.fn for op in ops
     }
-    assert all(rule_of(op, b.values).known for b in (graph.top, *graph.blocks.values()) for op in b.ops)
+    assert all(rule_of(op, b.values).is_known for b in (graph.top, *graph.blocks.values()) for op in b.ops)
     plans = [make_plan(graph, sizes, random_choice(i), seed=i) for i in range(4)]
     for i, found in enumerate(verify_all(plans)):
         assert found["numbers_ok"], (i, found["loss"], found["grad"], found["param"])

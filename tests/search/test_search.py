@@ -163,7 +163,7 @@ def test_the_choice_of_zero_stages_is_proven(mesh: str, zero: int) -> None:
     assert_proven(problem, objective)
     answer = solve_folded(problem, objective)
     assert answer is not None
-    once = [p.gathered_once for b in make_block_plans(problem, answer).values() for p in b.params.values()]
+    once = [p.once_gathered_axes for b in make_block_plans(problem, answer).values() for p in b.params.values()]
     assert any(once), "no weight has the stage"
 
 

@@ -94,7 +94,7 @@ def outcome(entry: Entry) -> str:
 def unknown(graph: Graph) -> list[str]:
     """Functions of the graph that no operator describes."""
     ops = [i for b in (graph.top, *graph.blocks.values()) for i in b.items if isinstance(i, Op)]
-    return sorted({op.fn for op in ops if not operator(op.fn).known})
+    return sorted({op.fn for op in ops if not operator(op.fn).is_known})
 
 
 def _portable(sentence: str) -> str:

@@ -68,7 +68,7 @@ def on_two_axes() -> tuple[dict[str, Plan], Graph]:
         p for p in found.plans if any(len(w.gathered) == 2 for b in p.blocks.values() for w in b.params.values())
     )
     mixed = next(p for p in found.plans if p.name == "our current setup")
-    assert any(w.gathered and w.gathered_once for b in mixed.blocks.values() for w in b.params.values())
+    assert any(w.gathered and w.once_gathered_axes for b in mixed.blocks.values() for w in b.params.values())
     return {"both": both, "mixed": mixed}, found.graph
 
 

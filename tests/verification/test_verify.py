@@ -233,7 +233,7 @@ def test_searched_stages_of_zero_run_as_predicted(zero: int) -> None:
     best = plan_from_json(json.loads(json.dumps(plan_to_json(found.best))))
     params = [p for b in best.blocks.values() for p in b.params.values()]
     assert best == found.best
-    assert any(p.gathered_once == (0, 1) for p in params)
+    assert any(p.once_gathered_axes == (0, 1) for p in params)
     assert any(p.refresh is not None for p in params), "the cheapest order is the usual one"
     told = verify_fake(best)
     assert told["ok"], told

@@ -45,7 +45,7 @@ def with_stated_loss(graph: Graph, stated: str, compiled: bool) -> Graph:
 
 
 def _losses(block: Block) -> list[Op]:
-    return [op for op in block.ops if operator(op.fn).of_logits]
+    return [op for op in block.ops if operator(op.fn).is_logits_loss]
 
 
 def _replace_losses(block: Block, kind: str, parts: int) -> Block:

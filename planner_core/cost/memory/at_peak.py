@@ -49,8 +49,8 @@ class PeakTensor:
 def tensors_at_peak(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> list[PeakTensor]:
     """All tensors at the peak, the largest first. The bytes of each kind add up to `Walk.memory_bytes`."""
     found = _PeakTensors(blocks, graph, model)
-    found.standing()
-    found.at_peak()
+    found.add_standing()
+    found.add_moment_of_peak()
     return sorted(found.rows(), key=lambda h: -h.total_bytes)
 
 
@@ -97,22 +97,24 @@ class _PeakTensors:
             for forms in weight_forms(self.made[label].storages.block, bp, self.model):
                 yield label, forms
 
-    def weight(self, kind: str, what: str, label: str, number: int, form: WeightForm, dtype: str = "") -> None:
+    def add_weight(self, kind: str, what: str, label: str, number: int, form: WeightForm, dtype: str = "") -> None:
         """Add one form of a weight for all copies of its block, in `dtype` or in the dtype in which the optimizer keeps it."""
         value, copies = self.value(label, number), len(self.blocks[label].prefixes)
         kept = value.grad and self.model.workload.kept_item(ITEM_BYTES[value.meta.dtype]) == 4
         dtype = dtype or ("float32" if kept else value.meta.dtype)
         self.add(kind, f"{what}{value.name}", label, number, form.placements, form.num_bytes, copies, dtype)
 
-    def standing(self) -> None:
+    def add_standing(self) -> None:
         """Add what is held all the time: weights and optimizer states."""
         for label, w in self.weights():
-            self.weight("params", "", label, w.value, w.stored)
-            self.weight("params", "working copy of ", label, w.value, w.working, self.value(label, w.value).meta.dtype)
-            self.weight("optimizer", "states of ", label, w.value, w.moments)
+            self.add_weight("params", "", label, w.value, w.stored)
+            self.add_weight(
+                "params", "working copy of ", label, w.value, w.working, self.value(label, w.value).meta.dtype
+            )
+            self.add_weight("optimizer", "states of ", label, w.value, w.moments)
         self.add("params", "buffers of the model", "", None, None, self.buffer_bytes)
 
-    def at_peak(self) -> None:
+    def add_moment_of_peak(self) -> None:
         """Add what else is held at the highest moment."""
         peak, top = self.walk.peak, self.made[""]
         updates = peak not in (*self.walk.forward, *self.walk.backward)
@@ -126,56 +128,58 @@ class _PeakTensors:
                 self.walk.state.inputs,
             )
         for label, w in self.weights() if updates or self.sums else ():
-            self.weight("grads", "gradient of ", label, w.value, w.reduced if updates else w.gradient)
+            self.add_weight("grads", "gradient of ", label, w.value, w.reduced if updates else w.gradient)
         if peak in self.walk.forward:
-            self.forward("", self.walk.forward.index(peak))
+            self.add_forward_moment("", self.walk.forward.index(peak))
         elif peak in self.walk.backward:
-            self.backward("", self.walk.backward.index(peak), dict(backward_of(top).by_value))
+            self.add_backward_moment("", self.walk.backward.index(peak), dict(backward_of(top).by_value))
         else:
             told = f"the optimizer at work: {num_update_tensors(self.model.workload)} tensors of the largest weight"
             self.add("buffers", told, "", None, None, peak.flying)
 
     # --- one block at one moment ------------------------------------------------------------------
 
-    def forward(self, label: str, index: int, *, again: bool = False) -> None:
+    def add_forward_moment(self, label: str, index: int, *, again: bool = False) -> None:
         """Add what is held at moment `index` of forward: each item has three moments, before it, while it runs and after it.
         `again`: of the recomputation before backward."""
         block_memory = self.made[label]
-        moment = _run_to_moment(block_memory.again() if again else block_memory.forward(), index)
+        moment = _run_to_moment(
+            block_memory.recomputation_moments() if again else block_memory.forward_moments(), index
+        )
         number, running = index // MOMENTS, index % MOMENTS == 1
         begun = number + (index % MOMENTS > 0)
         if again:
-            self.held(label, range(begun, len(block_memory.storages.block.items)))
+            self.add_kept_results(label, range(begun, len(block_memory.storages.block.items)))
         # Moments of item n are 3 n (before it), 3 n + 1 (its highest) and 3 n + 2 (after it): only then it is done.
         done = range(number + (index % MOMENTS == 2))
         if block_memory.storages.plan.recompute == "none" or again:
-            self.kept(label, done)
+            self.add_kept(label, done)
         else:
-            self.held(label, done)
-        self.weights_ahead(label, number, index % MOMENTS, moment.ahead)
+            self.add_kept_results(label, done)
+        self.add_weights_ahead(label, number, index % MOMENTS, moment.ahead)
         for key, size in block_memory.flying.items():
-            self.storage("buffers", label, key, size)
+            self.add_storage("buffers", label, key, size)
         item = block_memory.storages.block.items[number]
         if running and isinstance(item, Call):
             inner = self.label_of[item.prefix]
-            self.forward(inner, _find_highest(self.made[inner])[1])
+            self.add_forward_moment(inner, _find_highest(self.made[inner])[1])
         elif isinstance(item, Op):
-            self.at_work(label, item.name, FORWARD, moment.flying - sum(block_memory.flying.values()))
+            self.add_work(label, item.name, FORWARD, moment.flying - sum(block_memory.flying.values()))
 
-    def backward(self, label: str, index: int, given: dict[int, Gradient]) -> None:
+    def add_backward_moment(self, label: str, index: int, given: dict[int, Gradient]) -> None:
         """Add what is held at moment `index` of backward."""
         block_memory = self.made[label]
         back = BackwardMemory(block_memory, dict(given))
-        moment = _run_to_moment(back.run(), index)
+        moment = _run_to_moment(back.moments(), index)
         call = block_memory.storages.block.items[back.at] if back.at >= 0 else None
-        self.kept(label, range(back.at + (not back.released)), skip=("call", back.at) if back.inside else None)
-        self.weight_gradients(label, back)
-        self.overlap(back)
-        named = self.gradients(label, back)
+        self.add_kept(label, range(back.at + (not back.released)), skip=("call", back.at) if back.inside else None)
+        self.add_weight_gradients(label, back)
+        self.add_overlap(back)
+        named = self.add_gradients(label, back)
         if back.inside and isinstance(call, Call):
-            self.inside(self.label_of[call.prefix])
+            self.add_inside_call(self.label_of[call.prefix])
         elif isinstance(call, Op):
-            self.at_work(label, call.name, BACKWARD, moment.flying - named)
+            self.add_work(label, call.name, BACKWARD, moment.flying - named)
         else:
             self.add(
                 "buffers",
@@ -186,18 +190,18 @@ class _PeakTensors:
                 moment.flying - named,
             )
 
-    def weights_ahead(self, label: str, number: int, when: int, num_bytes: int) -> None:
+    def add_weights_ahead(self, label: str, number: int, when: int, num_bytes: int) -> None:
         """Weights before, while and after an item runs forward."""
         block_memory = self.made[label]
         at = block_memory.unit_at[number]
         ahead = block_memory.units[at + 1] if at + 1 < len(block_memory.units) else block_memory.units[at]
-        here = block_memory.units[at].gathered() if when == 1 else 0
+        here = block_memory.units[at].gathered_bytes() if when == 1 else 0
         self.add("buffers", "weights, gathered for the block that runs", block_memory.units[at].label, None, None, here)
         self.add(
             "buffers", "weights on their way, for the block that runs next", ahead.label, None, None, num_bytes - here
         )
 
-    def overlap(self, back: BackwardMemory) -> None:
+    def add_overlap(self, back: BackwardMemory) -> None:
         """Weights that come and gradients that leave, in backward."""
         block_memory = back.block_memory
         at = block_memory.unit_at[back.at]
@@ -218,20 +222,20 @@ class _PeakTensors:
         ):
             self.add("buffers", what, label, None, None, size)
 
-    def weight_gradients(self, label: str, back: BackwardMemory) -> None:
+    def add_weight_gradients(self, label: str, back: BackwardMemory) -> None:
         """Add the gradients of weights that are there: of this block, and of the blocks whose backward is done. With several
-        micro-batches gradients are held all the time, so `standing` adds them."""
+        micro-batches gradients are held all the time, so `add_standing` adds them."""
         if self.sums:
             return
         for name, size in back.weights.items():
-            self.weight_gradient(label, name, size)
+            self.add_weight_gradient(label, name, size)
         for k, item in enumerate(self.made[label].storages.block.items):
             if isinstance(item, Call) and k >= back.at + (back.inside or not back.begun):
                 inner = self.label_of[item.prefix]
-                for name, size in self._after(inner).items():
-                    self.weight_gradient(inner, name, size)
+                for name, size in self._gradients_after(inner).items():
+                    self.add_weight_gradient(inner, name, size)
 
-    def gradients(self, label: str, back: BackwardMemory) -> int:
+    def add_gradients(self, label: str, back: BackwardMemory) -> int:
         """Add the gradients of values that are on their way. Returns their bytes."""
         block_memory = self.made[label]
         item = block_memory.storages.block.items[back.at]
@@ -246,17 +250,17 @@ class _PeakTensors:
             self.add("buffers", f"gradient of {name}, which another part also makes", label, value, None, size)
         return sum(g.num_bytes for g in of) + sum(back.waiting.values())
 
-    def inside(self, label: str) -> None:
+    def add_inside_call(self, label: str) -> None:
         """Add what is held at the highest moment of the backward of one copy. If the block is recomputed, this moment may be in the
         recomputation."""
         block_memory, given = self.made[label], arriving_gradients(self.made[label])
         _, index, moment = _find_highest(block_memory, given, only=BACKWARD)
         if block_memory.storages.plan.recompute != "none":
-            at, highest = max(enumerate(block_memory.again()), key=lambda m: m[1].total)
+            at, highest = max(enumerate(block_memory.recomputation_moments()), key=lambda m: m[1].total)
             more = sum(g.num_bytes for g in given.values())
             # A recomputed copy has two high moments: while it runs again, and in its backward. `peak` took the higher one, and so do we.
             if highest.total + more >= moment.total:
-                self.forward(label, at, again=True)
+                self.add_forward_moment(label, at, again=True)
                 for value, gradient in given.items():
                     self.add(
                         "buffers",
@@ -267,16 +271,16 @@ class _PeakTensors:
                         gradient.num_bytes,
                     )
                 return
-        self.backward(label, index, given)
+        self.add_backward_moment(label, index, given)
 
-    def _after(self, label: str) -> dict[str, int]:
+    def _gradients_after(self, label: str) -> dict[str, int]:
         """Gradients of a block's weights once its backward is done."""
         back = BackwardMemory(self.made[label], arriving_gradients(self.made[label]))
-        for _ in back.run():
+        for _ in back.moments():
             pass
         return back.weights
 
-    def kept(self, label: str, numbers: range, skip: Key | None = None) -> None:
+    def add_kept(self, label: str, numbers: range, skip: Key | None = None) -> None:
         """Add what the items of these numbers are the first to keep for backward. A called block is opened to its own tensors."""
         block_memory = self.made[label]
         for number in numbers:
@@ -287,26 +291,26 @@ class _PeakTensors:
                 if key[0] == "call" and isinstance(item, Call):
                     inner = self.label_of[item.prefix]
                     if block_memory.storages.size[key]:
-                        self.kept_inside(inner)
+                        self.add_kept_inside(inner)
                 else:
-                    self.storage("activations", label, key, block_memory.storages.size[key])
+                    self.add_storage("activations", label, key, block_memory.storages.size[key])
 
-    def kept_inside(self, label: str) -> None:
+    def add_kept_inside(self, label: str) -> None:
         """Add what a copy of a block keeps for backward; if it is recomputed, only what the plan keeps."""
         block_memory = self.made[label]
         if block_memory.storages.plan.recompute == "none":
-            self.kept(label, range(len(block_memory.storages.block.items)))
+            self.add_kept(label, range(len(block_memory.storages.block.items)))
             return
-        self.held(label, range(len(block_memory.storages.block.items)))
+        self.add_kept_results(label, range(len(block_memory.storages.block.items)))
 
-    def held(self, label: str, numbers: Iterable[int]) -> None:
+    def add_kept_results(self, label: str, numbers: Iterable[int]) -> None:
         """Results that stay of these items of a block until it runs again."""
         block_memory = self.made[label]
         for number in numbers:
-            for key in block_memory.held()[number]:
-                self.storage("activations", label, key, block_memory.storages.size[key])
+            for key in block_memory.kept_results()[number]:
+                self.add_storage("activations", label, key, block_memory.storages.size[key])
 
-    def storage(self, kind: str, label: str, key: Key, size: int) -> None:
+    def add_storage(self, kind: str, label: str, key: Key, size: int) -> None:
         """Add one storage. Its key says what it is."""
         block_memory = self.made[label]
         s, name = block_memory.storages, key[0]
@@ -329,12 +333,12 @@ class _PeakTensors:
                 size,
             )
 
-    def weight_gradient(self, label: str, name: str, size: int) -> None:
+    def add_weight_gradient(self, label: str, name: str, size: int) -> None:
         block, param = self.made[label].storages.block, self.blocks[label].params.get(name)
         value = next((v for v, x in enumerate(block.values) if x.kind == "parameter" and x.name == name), None)
         self.add("grads", f"gradient of {name}", label, value, param.stored if param else None, size)
 
-    def at_work(self, label: str, name: str, phase: str, size: int) -> None:
+    def add_work(self, label: str, name: str, phase: str, size: int) -> None:
         self.add(
             "buffers",
             f"while {name} runs {phase}: operands on their way, results, gathered weights",
@@ -350,9 +354,9 @@ def _find_highest(
     block_memory: BlockMemory, given: dict[int, Gradient] | None = None, only: str = ""
 ) -> tuple[str, int, Moment]:
     """(phase, index, moment) of the first highest moment; of forward alone if no gradients are `given`."""
-    moments = [(FORWARD, i, m) for i, m in enumerate(block_memory.forward())] if only != BACKWARD else []
+    moments = [(FORWARD, i, m) for i, m in enumerate(block_memory.forward_moments())] if only != BACKWARD else []
     if given is not None:
-        moments += [(BACKWARD, i, m) for i, m in enumerate(BackwardMemory(block_memory, dict(given)).run())]
+        moments += [(BACKWARD, i, m) for i, m in enumerate(BackwardMemory(block_memory, dict(given)).moments())]
     return max(moments, key=lambda m: m[2].total)
 
 

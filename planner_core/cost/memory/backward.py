@@ -71,28 +71,28 @@ class BackwardMemory:
     last_packed: int = 0
     last_of_unit: int = 0
 
-    def run(self) -> Iterator[Moment]:
+    def moments(self) -> Iterator[Moment]:
         """Moments from the last item to the first."""
         items = self.block_memory.storages.block.items
         self.kept = sum(map(self.block_memory.kept_bytes, range(len(items))))
         for number in reversed(range(len(items))):
             item, self.at, self.released = items[number], number, False
             self.begun = False
-            yield from self._begin(number)
+            yield from self._begin_unit(number)
             self.begun = True
             if isinstance(item, Call):
-                yield from self._call(number, item)
+                yield from self._run_call(number, item)
             elif any(v in self.by_value for v in item.outputs):
-                yield from self._op(item)
-            self._release()
+                yield from self._run_op(item)
+            self._release_kept()
         self.at, self.last_of_unit = -1, self.last_packed
-        yield from self._send_on()
+        yield from self._finish_unit()
         if self.late:
-            self._move_on()
+            self._advance_messages()
             self.sent += self.late.values()
             yield self._moment()
         while self.sent:
-            self._move_on()
+            self._advance_messages()
             yield self._moment()
 
     @property
@@ -105,31 +105,33 @@ class BackwardMemory:
         flying = sum(g.num_bytes for g in gradients) + sum(self.waiting.values())
         return Moment(self.kept, self.weight_bytes, flying + more, self.ahead)
 
-    def _begin(self, number: int) -> Iterator[Moment]:
+    def _begin_unit(self, number: int) -> Iterator[Moment]:
         """Where a unit begins: the gradients of the one before leave, its own weights arrive, those of the next units are sent for."""
         at = self.block_memory.unit_at
         if number + 1 < len(at):
             # Items run from the last to the first, so number + 1 ran before. A unit begins where its number differs.
             if at[number + 1] == at[number]:
                 return
-            yield from self._send_on()
-        here, back = self.block_memory.units[at[number]], self.block_memory.back(number)
-        self.gathered, self.coming = here.waiting(again=True), arriving_bytes(back, 1, again=True)
+            yield from self._finish_unit()
+        here, back = self.block_memory.units[at[number]], self.block_memory.previous_units(number)
+        self.gathered, self.coming = here.unpacking_bytes(again=True), arriving_bytes(back, 1, again=True)
         yield self._moment()
-        self.gathered, self.coming = here.gathered(again=True), peak_issuing_bytes(back, again=True)
+        self.gathered, self.coming = here.gathered_bytes(again=True), peak_issuing_bytes(back, again=True)
         yield self._moment()
         self.coming = arriving_bytes(back, again=True)
 
-    def _send_on(self) -> Iterator[Moment]:
+    def _finish_unit(self) -> Iterator[Moment]:
         """The unit is done: its gradients leave, when those before them have moved on, and its weights are freed. Autograd holds
         the last gradient that was packed until then."""
         self.filling = 0
         block = self.block_memory.storages.block
         for reduction in self.leaving:
             for value in reduction.weights - set(block.inputs):
-                self._stands(block.values[value].name, self.block_memory.gradient_bytes[value][reduction.ends])
+                self._set_weight_gradient(
+                    block.values[value].name, self.block_memory.gradient_bytes[value][reduction.ends]
+                )
         if self.departed or self.leaving:  # a unit without gradients of its own lets messages wait, as a run does
-            self._move_on()
+            self._advance_messages()
         for reduction in (*self.departed, *self.leaving):
             if reduction.late is not None:
                 self.leave_late(reduction)
@@ -140,7 +142,7 @@ class BackwardMemory:
         self.gathered = self.last_packed = 0
         yield self._moment()
 
-    def _move_on(self) -> None:
+    def _advance_messages(self) -> None:
         """Let every message take its next collective: one over several mesh axes takes one per axis, one with each unit that is done."""
         self.sent = [left for flow in self.sent if (left := flow[1:])]
 
@@ -149,11 +151,11 @@ class BackwardMemory:
         before = self.late.get(reduction.late, (0,) * len(reduction.beside))
         self.late[reduction.late] = tuple(n + copies * m for n, m in zip(before, reduction.beside, strict=True))
 
-    def _stands(self, name: str, num_bytes: int) -> None:
+    def _set_weight_gradient(self, name: str, num_bytes: int) -> None:
         self.weight_bytes += num_bytes - self.weights.get(name, 0)
         self.weights[name] = num_bytes
 
-    def _call(self, number: int, call: Call) -> Iterator[Moment]:
+    def _run_call(self, number: int, call: Call) -> Iterator[Moment]:
         found = self.block_memory.calls[call.prefix]
         arrived = [self.by_value.pop(v, None) for v in call.outputs]
         # The caller counts as kept what the copy keeps inside. While the copy runs backward, its own moments count that instead.
@@ -164,7 +166,7 @@ class BackwardMemory:
         self.inside = False
         self.weight_bytes += found.grads
         for value in (call.inputs[position] for position in found.reduced):
-            self._stands(
+            self._set_weight_gradient(
                 self.block_memory.storages.block.values[value].name, self.block_memory.gradient_bytes[value][0]
             )
         self.departed, self.last_packed = list(found.unit.reductions), found.last_packed
@@ -172,11 +174,11 @@ class BackwardMemory:
             if (
                 gradient is not None and result < 0 and -1 - result not in found.gradients
             ):  # the block hands this operand through
-                yield self._sum_up(call.inputs[-1 - result], gradient)
+                yield self._add_gradient(call.inputs[-1 - result], gradient)
         for position, size in found.gradients.items():
-            yield self._sum_up_weight(call.inputs[position], Gradient(size))
+            yield self._add_weight_gradient(call.inputs[position], Gradient(size))
 
-    def _op(self, op: Op) -> Iterator[Moment]:
+    def _run_op(self, op: Op) -> Iterator[Moment]:
         s = self.block_memory.storages
         site, values = s.plan.sites[op.name], s.block.values
         for value, edge in zip(op.outputs, site.outputs, strict=True):
@@ -186,27 +188,27 @@ class BackwardMemory:
                 if moved.result:
                     self.by_value[value] = Gradient(moved.result)
         # First the gradients of the results, then the weights, then the kernels: this order decides what is held together.
-        whole, gathering = self._gathered(op)
+        whole, gathering = self._gathered_bytes(op)
         yield self._moment(gathering)
         wanted = [k for k, v in enumerate(op.inputs) if values[v].grad]
-        self.at_work = {k: self._made(op, k) for k in wanted}
-        yield self._moment(whole + s.backward_work(op))
+        self.at_work = {k: self._operand_gradient(op, k) for k in wanted}
+        yield self._moment(whole + s.backward_workspace_bytes(op))
         for value in op.outputs:
             self.by_value.pop(value, None)
-        self._release()
+        self._release_kept()
         for position in reversed(wanted):
-            yield from self._send(op, position)
+            yield from self._send_gradient(op, position)
 
-    def _release(self) -> None:
+    def _release_kept(self) -> None:
         """What autograd kept for the item at work is freed when its kernels are done."""
         self.kept -= 0 if self.released else self.block_memory.kept_bytes(self.at)
         self.released = True
 
-    def _made(self, op: Op, position: int) -> Gradient:
+    def _operand_gradient(self, op: Op, position: int) -> Gradient:
         """The gradient that an operator makes for an operand: a new tensor, or that of its result if it hands it on."""
         s = self.block_memory.storages
         size = s.bytes_of(op.inputs[position], s.plan.sites[op.name].inputs[position].dst.gradient)
-        handed = operator(op.fn).hands_on and not writes_in_place(
+        handed = operator(op.fn).passes_gradient_through and not writes_in_place(
             op.fn
         )  # the gradient of the result itself, if shapes agree
         same = [v for v in op.outputs if s.viewed_operand(op, v) == position or handed]
@@ -214,7 +216,7 @@ class BackwardMemory:
         given = self.by_value.get(same[0]) if len(same) == 1 else None
         return given if given is not None and given.num_bytes == size else Gradient(size)
 
-    def _gathered(self, op: Op) -> tuple[int, int]:
+    def _gathered_bytes(self, op: Op) -> tuple[int, int]:
         """Bytes of weights that are gathered again for backward, and bytes at the highest point of these gathers. Both are 0 if the
         block is recomputed, since the recomputation has gathered them."""
         s = self.block_memory.storages
@@ -222,22 +224,22 @@ class BackwardMemory:
         if s.plan.recompute != "none":
             return 0, 0
         for position, (value, edge) in enumerate(zip(op.inputs, s.plan.sites[op.name].inputs, strict=True)):
-            if value in op.saved and s.gathered(op, position):
+            if value in op.saved and s.is_gathered_at_op(op, position):
                 peak = max(peak, whole + s.transit(value, edge.src.forward, edge.forward, edge).peak)
-                whole += s.own(("taken", op.name, position))
+                whole += s.bytes_of_key(("taken", op.name, position))
         return whole, peak
 
-    def _send(self, op: Op, position: int) -> Iterator[Moment]:
+    def _send_gradient(self, op: Op, position: int) -> Iterator[Moment]:
         """Redistribute the gradient of one operand, and add it to the gradient of its value."""
         value = op.inputs[position]
-        moved = self.block_memory.storages.returned(op, position)
-        self._pack(op, position)
+        moved = self.block_memory.storages.return_gradient(op, position)
+        self._pack_gradient(op, position)
         yield self._moment(moved.peak)
         gradient = self.at_work.pop(position)
         gradient = Gradient(moved.result) if moved.result else gradient
-        yield self._sum_up_weight(value, gradient)
+        yield self._add_weight_gradient(value, gradient)
 
-    def _pack(self, op: Op, position: int) -> None:
+    def _pack_gradient(self, op: Op, position: int) -> None:
         """The first gradient of a message takes the memory for all of them."""
         unit = self.block_memory.units[self.block_memory.unit_at[self.at]]
         found = unit.reduction_of(op.inputs[position]) if (op.name, position) in unit.uses else None
@@ -245,13 +247,13 @@ class BackwardMemory:
             self.leaving.append(found)
             self.filling += found.flat
 
-    def _sum_up_weight(self, value: int, gradient: Gradient) -> Moment:
+    def _add_weight_gradient(self, value: int, gradient: Gradient) -> Moment:
         """Add the gradient of a weight, which stays. If the weight is an input of the block, its gradient belongs to the caller, unless
         the block's unit reduces it."""
         block = self.block_memory.storages.block
         v = block.values[value]
         if v.kind != "parameter" or (value in block.inputs and not any(value in r.weights for r in self.leaving)):
-            return self._sum_up(value, gradient)
+            return self._add_gradient(value, gradient)
         unit, first = self.block_memory.units[self.block_memory.unit_at[self.at]], self.waiting.pop(value, 0)
         first += 2 * gradient.num_bytes if first else 0  # and this one, and a new tensor of both
         if value in unit.waits:
@@ -259,7 +261,7 @@ class BackwardMemory:
             return self._moment(max(0, first - gradient.num_bytes))
         # A packed gradient lies in its message's buffer already. Only autograd's last one is a tensor of its own until the unit is done.
         packed = any(value in r.weights and r.flat for r in self.leaving)
-        apart = any(use.value == value and use.apart for use in unit.uses.values())
+        apart = any(use.value == value and use.is_separate for use in unit.uses.values())
         if packed and (v.name not in self.weights or apart):
             self.last_packed = gradient.num_bytes
             return self._moment(first)
@@ -270,11 +272,11 @@ class BackwardMemory:
             if value in self.block_memory.gradient_bytes
             else gradient.num_bytes
         )
-        self._stands(v.name, stands)
+        self._set_weight_gradient(v.name, stands)
         self.last_packed = gradient.num_bytes if stands != gradient.num_bytes else 0  # it is cast to what stands
         return self._moment(max(first, self.last_packed))
 
-    def _sum_up(self, value: int, gradient: Gradient) -> Moment:
+    def _add_gradient(self, value: int, gradient: Gradient) -> Moment:
         """Add a gradient to that of a value: in place, or into a new tensor if the old one is also another value's gradient."""
         old = self.by_value.get(value)
         if old is None:

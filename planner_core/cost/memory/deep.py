@@ -67,7 +67,7 @@ def stage_moments(
 def _forward(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
     """The moments of forward, with what the copies left out keep."""
     more = [_kept_bytes(top, gap) for gap in gaps]
-    for number, moment in enumerate(top.forward()):
+    for number, moment in enumerate(top.forward_moments()):
         # Each gap that lies behind has run forward, so its copies' kept bytes are there.
         kept = sum(extra for gap, extra in zip(gaps, more, strict=True) if gap.at <= number // MOMENTS)
         yield moment + Moment(kept) if kept else moment
@@ -82,7 +82,7 @@ def _backward(top: BlockMemory, gaps: Sequence[Gap], given: Mapping[int, Gradien
         for reduction in _gap_call(top, gap).unit.reductions:
             if reduction.late is not None:
                 run.leave_late(reduction, gap.copies)
-    for moment in run.run():
+    for moment in run.moments():
         extra = Moment()
         for gap, (kept, grads) in zip(gaps, more, strict=True):
             # Backward comes from the end: a gap before the item at work has not run yet and still keeps; one behind it has left its

@@ -30,7 +30,7 @@ MOMENTS = 3
 @dataclass(frozen=True, slots=True)
 class Moment:
     """Bytes at one moment of a step, beside weights and optimizer states: kept for backward, gradients, in flight, and what the
-    run holds for its overlap (`ahead`)."""
+    run holds for its overlap (`ahead_bytes`)."""
 
     kept: int = 0
     grads: int = 0
@@ -52,8 +52,8 @@ class Moment:
 class CallMemory:
     """What one copy of a block does to the memory of its caller.
 
-    `kept`: bytes inside that it keeps for backward. `keeps`: the operands that it keeps, by position. `results`: for each result
-    its bytes, or -1 - position of the operand whose storage it is. `kept_results`: the results that it keeps. `forward` and
+    `kept`: bytes inside that it keeps for backward. `stays_after`: the operands that it keeps, by position. `results`: for each result
+    its bytes, or -1 - position of the operand whose storage it is. `kept_results`: the results that it keeps. `forward_moments` and
     `backward`: the highest moments. `gradients`: bytes of each operand's gradient. `grads`: bytes of its weights' gradients. `reduced`:
     the operands that are weights whose gradients the copy itself reduces.
     `unit`: its weights that come ahead and its gradients that leave. `last_packed`: bytes of the last gradient that leaves.
@@ -78,7 +78,7 @@ class BlockMemory:
 
     `units`: of the top block all units of a step, of a called block one, whose weights its caller brings. `unit_at`: by item the
     number of its unit. `calls`: what called blocks do, by prefix (top block only). `flying`: what is in flight at the present
-    moment of `forward`, beside what the item at work adds.
+    moment of `forward_moments`, beside what the item at work adds.
     """
 
     storages: BlockStorages
@@ -94,7 +94,7 @@ class BlockMemory:
     def __post_init__(self) -> None:
         for number, item in enumerate(self.storages.block.items):
             if isinstance(item, Call):
-                self.kept_at.append(self._call(number, item))
+                self.kept_at.append(self._add_call(number, item))
             else:
                 self.storages.add(item)
                 self.kept_at.append(self.storages.saved[item.name])
@@ -105,7 +105,7 @@ class BlockMemory:
         if self.storages.block.inputs:
             self.border.update(k for v in self.results if (k := self.storages.at.get(v)) is not None)
 
-    def _call(self, number: int, call: Call) -> tuple[Key, ...]:
+    def _add_call(self, number: int, call: Call) -> tuple[Key, ...]:
         """Give the results of a call their storages. Returns the storages that the call keeps, inside and among its operands."""
         s, found = self.storages, self.calls[call.prefix]
         for value, size in zip(call.outputs, found.results, strict=True):
@@ -131,21 +131,21 @@ class BlockMemory:
 
     def kept_bytes(self, number: int) -> int:
         """Bytes inside the block that item `number` is the first to keep."""
-        return self.size_of(self.keeps(number, first=False))
+        return self.size_of(self.stays_after(number, first=False))
 
-    def forward(self) -> Iterator[Moment]:
+    def forward_moments(self) -> Iterator[Moment]:
         """Three moments of every item: before it, its highest, and after it. Before the first item of a unit its weights arrive.
         A block that will run again keeps only what the plan says."""
-        yield from self._run_all(first=self.storages.plan.recompute != "none")
+        yield from self._moments(first=self.storages.plan.recompute != "none")
 
-    def keeps(self, number: int, *, first: bool) -> Iterable[Key]:
+    def stays_after(self, number: int, *, first: bool) -> Iterable[Key]:
         """What stays of an item when it has run; `first`: of a block that will run again."""
         if first:
-            return self.held()[number]
+            return self.kept_results()[number]
         return (k for k in self.kept_at[number] if self.first[k] == number and k not in self.border)
 
-    def _run_all(self, last: int = -1, *, first: bool = False) -> Iterator[Moment]:
-        """The moments of `forward`; up to where item `last` has its operands, if given."""
+    def _moments(self, last: int = -1, *, first: bool = False) -> Iterator[Moment]:
+        """The moments of `forward_moments`; up to where item `last` has its operands, if given."""
         size, until = self.storages.size, self._last_readers()
         live: dict[Key, int] = {}
         kept: set[Key] = set()
@@ -155,13 +155,13 @@ class BlockMemory:
             # Invariant: `live` are the storages that some later item or the code still reads, `kept` those that wait for backward. A
             # storage that is in both counts once, as kept.
             standing = Moment(kept_bytes, 0, sum(self.flying.values()))
-            yield standing + Moment(ahead=self._arriving(number))
-            standing += Moment(ahead=self.ahead(number))
+            yield standing + Moment(ahead=self._arriving_bytes(number))
+            standing += Moment(ahead=self.ahead_bytes(number))
             if number == last and isinstance(item, Op):
-                yield standing + self._run(item, takes_only=True)
+                yield standing + self._op_moment(item, takes_only=True)
                 return
-            yield standing + (self.calls[item.prefix].forward if isinstance(item, Call) else self._run(item))
-            stays = list(self.keeps(number, first=first))
+            yield standing + (self.calls[item.prefix].forward if isinstance(item, Call) else self._op_moment(item))
+            stays = list(self.stays_after(number, first=first))
             kept.update(stays)
             kept_bytes += self.size_of(stays)
             made = (self.storages.at[v] for v in item.outputs)
@@ -169,33 +169,35 @@ class BlockMemory:
             # What no later item reads is freed here, unless autograd keeps it.
             live = {k: n for k, n in live.items() if until.get(k, -1) > number}
             self.flying = {k: n for k, n in live.items() if k not in kept}
-            yield Moment(kept_bytes, 0, sum(self.flying.values()), self.ahead(number, done=True))
+            yield Moment(kept_bytes, 0, sum(self.flying.values()), self.ahead_bytes(number, done=True))
 
     @cached_property
     def reach(self) -> int:
         """Number of units whose weights are on their way while one runs."""
         return max((g.reach for u in self.units for g in u.messages(again=False)), default=0)
 
-    def _arriving(self, number: int) -> int:
+    def _arriving_bytes(self, number: int) -> int:
         """Bytes of weights before an item: at the begin of a unit they arrive, and those of the next units are sent for."""
         if number and self.unit_at[number] == self.unit_at[number - 1]:
-            return self.ahead(number)
-        here, onward = self.units[self.unit_at[number]], self.onward(number)
-        return max(here.waiting() + arriving_bytes(onward, 1), here.gathered() + peak_issuing_bytes(onward))
+            return self.ahead_bytes(number)
+        here, onward = self.units[self.unit_at[number]], self.next_units(number)
+        return max(
+            here.unpacking_bytes() + arriving_bytes(onward, 1), here.gathered_bytes() + peak_issuing_bytes(onward)
+        )
 
-    def ahead(self, number: int, *, done: bool = False) -> int:
+    def ahead_bytes(self, number: int, *, done: bool = False) -> int:
         """Bytes of weights while an item runs: its unit's, and those of the next units that are on their way; or when it is `done`."""
         at = self.unit_at[number]
         # A unit's gathered weights are freed together after its last item, not one by one after their last use.
         over = done and (number + 1 == len(self.unit_at) or self.unit_at[number + 1] != at)
-        return arriving_bytes(self.onward(number)) + (0 if over else self.units[at].gathered())
+        return arriving_bytes(self.next_units(number)) + (0 if over else self.units[at].gathered_bytes())
 
-    def onward(self, number: int) -> Sequence[UnitMemory]:
+    def next_units(self, number: int) -> Sequence[UnitMemory]:
         """The units after that of an item whose weights may be on their way."""
         at = self.unit_at[number]
         return self.units[at + 1 : at + 1 + self.reach]
 
-    def back(self, number: int) -> Sequence[UnitMemory]:
+    def previous_units(self, number: int) -> Sequence[UnitMemory]:
         """The same in backward, the next one first."""
         at = self.unit_at[number]
         return self.units[max(0, at - self.reach) : at][::-1]
@@ -204,7 +206,7 @@ class BlockMemory:
         """Bytes of the storages `keys`."""
         return sum(self.storages.size[k] for k in keys)
 
-    def held(self) -> list[list[Key]]:
+    def kept_results(self) -> list[list[Key]]:
         """By item: the results that the plan keeps although the block is recomputed."""
         return self._kept_results
 
@@ -213,27 +215,27 @@ class BlockMemory:
         s, seen = self.storages, set(self.border)
         found = []
         for item in s.block.items:
-            keys = [k for k in s.held(item) if k not in seen] if isinstance(item, Op) else []
+            keys = [k for k in s.kept_results(item) if k not in seen] if isinstance(item, Op) else []
             seen.update(keys)
             found.append(keys)
         return found
 
-    def again(self) -> Iterator[Moment]:
+    def recomputation_moments(self) -> Iterator[Moment]:
         """The moments of the recomputation.
 
         What the plan kept is held until its own operator is reached. The recomputation stops when the last operator that saves
         something has its operands, or, if that operator saves what it makes, when it has run.
         """
-        held, block = self.held(), self.storages.block
+        held, block = self.kept_results(), self.storages.block
         left, last = sum(map(self.size_of, held)), last_saving(block)
         computes = last >= 0 and rerun_ops(block, self.storages.plan.kept)[block.ops[last].name].computes
-        for number, moment in enumerate(self._run_all(-1 if computes else last)):
+        for number, moment in enumerate(self._moments(-1 if computes else last)):
             # The results that the plan kept wait for the recomputation to reach their operator. From then on they are among what is kept
             # again.
             left -= 0 if number % MOMENTS else self.size_of(held[number // MOMENTS])
             yield moment + Moment(left, 0, 0)
 
-    def _run(self, op: Op, *, takes_only: bool = False) -> Moment:
+    def _op_moment(self, op: Op, *, takes_only: bool = False) -> Moment:
         """The highest memory while an operator runs: operands on their way, results, what it saves of its own, and results that are
         redistributed. `takes_only`: operands only."""
         s, site = self.storages, self.storages.plan.sites[op.name]
@@ -241,16 +243,16 @@ class BlockMemory:
         for position, value in enumerate(op.inputs):
             if s.block.values[value].kind != "constant":
                 # Operands arrive one after the other: while one is on its way, those before it are held as they are taken.
-                peak = max(peak, now + s.brought(op, position).peak)
-                now += s.own(("taken", op.name, position))
+                peak = max(peak, now + s.bring_operand(op, position).peak)
+                now += s.bytes_of_key(("taken", op.name, position))
         if takes_only:
             return Moment(0, 0, max(peak, now))
-        now += sum(s.own(("made", v)) for v in op.outputs)
+        now += sum(s.bytes_of_key(("made", v)) for v in op.outputs)
         now += sum(s.size[k] for k in s.saved[op.name] if k[0] == "extra")
-        peak = max(peak, now + s.forward_work(op))
+        peak = max(peak, now + s.forward_workspace_bytes(op))
         for value, edge in zip(op.outputs, site.outputs, strict=True):
             peak = max(peak, now + s.transit(value, edge.src.forward, edge.forward, edge).peak)
-            now += s.own(("given", value))
+            now += s.bytes_of_key(("given", value))
         return Moment(0, 0, max(peak, now))
 
     def _last_readers(self) -> dict[Key, int]:
@@ -261,16 +263,20 @@ class BlockMemory:
         made = {k: i for i, item in enumerate(items) for v in item.outputs if (k := at.get(v)) is not None}
         ends = {u: i for i, u in enumerate(self.unit_at)}  # a unit holds its operands while it runs
         until |= {k: ends[u] for k, i in until.items() if (u := self.unit_at[i]) != self.unit_at[made.get(k, i)]}
-        until.update((k, len(items)) for v in (*self.results, *self._held()) if (k := at.get(v)) is not None)
+        until.update(
+            (k, len(items)) for v in (*self.results, *self._values_held_to_the_end()) if (k := at.get(v)) is not None
+        )
         return until
 
-    def _held(self) -> tuple[int, ...]:
+    def _values_held_to_the_end(self) -> tuple[int, ...]:
         """The values that the model's code holds until it returns: the logits, which it passes to the loss and also returns. The last
         stage of a pipeline returns the loss alone."""
         ops = self.storages.block.ops
         if any(op.fn == RECEIVE for op in ops):
             return ()
-        losses = {op.name for op in ops if operator(op.fn).of_logits and op.attrs.get(AS_RUN, COMPILED) == COMPILED}
+        losses = {
+            op.name for op in ops if operator(op.fn).is_logits_loss and op.attrs.get(AS_RUN, COMPILED) == COMPILED
+        }
         if not losses:
             return ()
         return next((op.outputs for op in reversed(ops) if is_heavy(op) and op.name not in losses), ())
@@ -278,7 +284,7 @@ class BlockMemory:
 
 def arriving_bytes(units: Iterable[UnitMemory], left: int = 0, *, again: bool = False) -> int:
     """Bytes in flight of the next units' weights: the first has `left` collectives not yet issued, the second one more, and so on."""
-    return sum(u.coming(number, again=again) for number, u in enumerate(units, left))
+    return sum(u.in_flight_bytes(number, again=again) for number, u in enumerate(units, left))
 
 
 def peak_issuing_bytes(units: Sequence[UnitMemory], *, again: bool = False) -> int:
@@ -286,9 +292,9 @@ def peak_issuing_bytes(units: Sequence[UnitMemory], *, again: bool = False) -> i
     most = now = arriving_bytes(units, 1, again=again)
     for left, u in enumerate(units):
         for g in u.messages(again):
-            before = g.coming(left + 1)
+            before = g.in_flight_bytes(left + 1)
             # Messages are sent for one after the other. While one is issued, those before it are on their way, those after it are not
             # begun.
-            most = max(most, now - before + g.sending(left))
-            now += g.coming(left) - before
+            most = max(most, now - before + g.issuing_bytes(left))
+            now += g.in_flight_bytes(left) - before
     return most

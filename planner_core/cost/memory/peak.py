@@ -62,7 +62,7 @@ class Walk:
 def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Walk:
     """Simulate the memory of one GPU through a step, from the second step on."""
     state, made = standing_memory(blocks, graph, model), block_memories(blocks, graph, model)
-    return walk_from_moments(state, made, made[""].forward(), backward_of(made[""]).run(), model)
+    return walk_from_moments(state, made, made[""].forward_moments(), backward_of(made[""]).moments(), model)
 
 
 def walk_from_moments(
@@ -141,18 +141,20 @@ def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
     block = s.block
     position: dict[Key | None, int] = {("in", v): k for k, v in reversed(list(enumerate(block.inputs)))}
     at = {v: s.at.get(v, ("in", v)) for v in block.outputs}
-    results = tuple(-1 - position[k] if k in position else s.own(k) for k in (at[v] for v in block.outputs))
+    results = tuple(-1 - position[k] if k in position else s.bytes_of_key(k) for k in (at[v] for v in block.outputs))
     given = arriving_gradients(block_memory)
     back = BackwardMemory(block_memory, dict(given))
-    forward, backward = highest_moment(block_memory.forward()), highest_moment(back.run())
+    forward, backward = highest_moment(block_memory.forward_moments()), highest_moment(back.moments())
     kept = sum(map(block_memory.kept_bytes, range(len(block.items))))
     keeps = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in block_memory.first)
     kept_results = tuple(k for k, v in enumerate(block.outputs) if at[v] in block_memory.first and results[k] >= 0)
     if s.plan.recompute != "none":  # it keeps its operands and what the plan keeps, and runs again
         # Backward of a recomputed copy runs it forward again first, with the gradients of its results waiting.
-        again = highest_moment(block_memory.again()) + Moment(0, 0, sum(g.num_bytes for g in given.values()))
+        again = highest_moment(block_memory.recomputation_moments()) + Moment(
+            0, 0, sum(g.num_bytes for g in given.values())
+        )
         kept, kept_results, backward = (
-            sum(map(block_memory.size_of, block_memory.held())),
+            sum(map(block_memory.size_of, block_memory.kept_results())),
             (),
             highest_moment([again, backward]),
         )

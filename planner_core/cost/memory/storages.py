@@ -69,21 +69,21 @@ class BlockStorages:
         """Add the operands and results of one operator, and what it keeps."""
         site = self.plan.sites[op.name]
         for position, (value, edge) in enumerate(zip(op.inputs, site.inputs, strict=True)):
-            self._take(op, position, value, edge)
+            self._add_operand(op, position, value, edge)
         for value, edge in zip(op.outputs, site.outputs, strict=True):
-            self._make(op, value, edge)
-        kept, extras = self._kept(op), self._extras(op)
+            self._add_result(op, value, edge)
+        kept, extras = self._saved_keys(op), self._extra_keys(op)
         # The op's kernel worked on what an all_to_all inside it had brought. So it keeps a tensor of that size, and not what it returns.
-        for key in self._sent_on(op, kept):
+        for key in self._exchanged_results(op, kept):
             own = ("extra", op.name, len(extras))
             self.size[own] = self.size[key]
-            for i in self._exchanged(op):
+            for i in self._exchanged_operands(op):
                 self.size["extra", op.name, EXCHANGED - i] = self.bytes_of(op.inputs[i], site.inputs[i].dst.forward)
             extras.append(own)
             kept = [k for k in kept if k != key]
         self.saved[op.name] = tuple(dict.fromkeys([*kept, *extras]))
 
-    def own(self, key: Key | None) -> int:
+    def bytes_of_key(self, key: Key | None) -> int:
         """Bytes of a storage; 0 if the key names none."""
         return 0 if key is None else self.size.get(key, 0)
 
@@ -98,26 +98,26 @@ class BlockStorages:
         meta = self.block.values[value].meta
         return redistribution_memory(meta.shape, ITEM_BYTES[meta.dtype], start, steps, self.model.sizes, edge.segments)
 
-    def brought(self, op: Op, position: int) -> RedistributionMemory:
+    def bring_operand(self, op: Op, position: int) -> RedistributionMemory:
         """What it takes to bring an operand to its op: of a weight that came ahead what is left to do, or what autograd keeps of it."""
         value, edge = op.inputs[position], self.plan.sites[op.name].inputs[position]
         use = self.ahead.get((op.name, position))
         if use is None:
             return self.transit(value, edge.src.forward, edge.forward, edge)
-        moved = self.transit(value, use.whole, use.slices, edge)
+        moved = self.transit(value, use.gathered_placements, use.op_steps, edge)
         # Autograd's view keeps the gathered weight alive, so it is counted with what is kept (`_gathers` leaves it out of the unit's).
         if use.lasting and not moved.result:
-            whole = self.bytes_of(value, use.whole)
+            whole = self.bytes_of(value, use.gathered_placements)
             return RedistributionMemory(whole, whole)
         return moved
 
-    def returned(self, op: Op, position: int) -> RedistributionMemory:
+    def return_gradient(self, op: Op, position: int) -> RedistributionMemory:
         """What it takes to bring an operand's gradient to where it is summed: of a weight to where it is packed."""
         value, edge = op.inputs[position], self.plan.sites[op.name].inputs[position]
         use = self.ahead.get((op.name, position))
-        return self.transit(value, edge.dst.gradient, edge.backward if use is None else use.made, edge)
+        return self.transit(value, edge.dst.gradient, edge.backward if use is None else use.first_gradient_steps, edge)
 
-    def _take(self, op: Op, position: int, value: int, edge: Edge) -> None:
+    def _add_operand(self, op: Op, position: int, value: int, edge: Edge) -> None:
         kind = self.block.values[value].kind
         if kind == "constant":
             return
@@ -125,14 +125,14 @@ class BlockStorages:
             base = root(self.block, value)
             self.size.setdefault(("in", base), self.bytes_of(value, edge.src.forward))
             self.at[value] = ("in", base)
-        moved = self.brought(op, position).result
+        moved = self.bring_operand(op, position).result
         if moved:
             self.taken[op.name, position] = ("taken", op.name, position)
             self.size["taken", op.name, position] = moved
         elif kind == "activation" and (key := self.at[value]) is not None:
             self.taken[op.name, position] = key
 
-    def _make(self, op: Op, value: int, edge: Edge) -> None:
+    def _add_result(self, op: Op, value: int, edge: Edge) -> None:
         base = self.viewed_operand(op, value)
         # A view shares the storage of the operand as it was taken: of a redistributed operand the new tensor, not the delivered one.
         key: Key | None = ("made", value) if base is None else self.taken.get((op.name, base))
@@ -153,7 +153,7 @@ class BlockStorages:
             return None
         return op.inputs.index(base)
 
-    def _kept(self, op: Op) -> list[Key]:
+    def _saved_keys(self, op: Op) -> list[Key]:
         """The operands and results that autograd keeps.
 
         `Op.saved` names memory: q, k and v that are views of one projection are one value there. They are three storages if each
@@ -167,32 +167,32 @@ class BlockStorages:
                 found.append(self.made.get(value))
             elif not same:
                 found.append(self.at.get(value))
-            found += [self._kept_operand(op, k) for k in same if op.inputs[k] == value or value not in op.outputs]
+            found += [self._saved_operand_key(op, k) for k in same if op.inputs[k] == value or value not in op.outputs]
         return [key for key in found if key is not None]
 
-    def _kept_operand(self, op: Op, position: int) -> Key | None:
+    def _saved_operand_key(self, op: Op, position: int) -> Key | None:
         """The storage of an operand that is kept, or None.
 
         A constant does not count as memory of the step. A gathered weight is not kept: backward gathers it again. If the block is
         recomputed, the recomputation gathers it, and it stays until backward.
         """
         kind = self.block.values[op.inputs[position]].kind
-        if kind == "constant" or (self.plan.recompute == "none" and self.gathered(op, position)):
+        if kind == "constant" or (self.plan.recompute == "none" and self.is_gathered_at_op(op, position)):
             return None
         return self.taken.get((op.name, position))
 
-    def gathered(self, op: Op, position: int) -> bool:
+    def is_gathered_at_op(self, op: Op, position: int) -> bool:
         """Whether an operand is a weight that is gathered for this op alone."""
         if (op.name, position) in self.ahead:
             return False
         steps = self.plan.sites[op.name].inputs[position].forward
         return self.block.values[op.inputs[position]].kind == "parameter" and any(s.collective for s in steps)
 
-    def _extras(self, op: Op) -> list[Key]:
+    def _extra_keys(self, op: Op) -> list[Key]:
         """Storages that are not a value of the graph: the log-sum-exp, indices, and what a loss keeps."""
         own = extra_saved_bytes(op)
         if own is not None:
-            self.size["extra", op.name, 0] = own(self._local(op))
+            self.size["extra", op.name, 0] = own(self._local_bytes_of(op))
             return [("extra", op.name, 0)]
         if not op.saved_extra:
             return []
@@ -208,17 +208,17 @@ class BlockStorages:
             self.size["extra", op.name, k] = int(load * (meta.num_bytes // int(np.prod(parts, dtype=int))))
         return [("extra", op.name, k) for k in range(len(op.saved_extra))]
 
-    def _sent_on(self, op: Op, kept: Sequence[Key]) -> list[Key]:
+    def _exchanged_results(self, op: Op, kept: Sequence[Key]) -> list[Key]:
         """The results of which an operator keeps a tensor of its own, as large (`Split.exchanged`)."""
         keys = [k for v in op.outputs if (k := self.made.get(v)) is not None and k in kept]
-        return keys if keys and self._exchanged(op) else []
+        return keys if keys and self._exchanged_operands(op) else []
 
-    def _exchanged(self, op: Op) -> list[int]:
+    def _exchanged_operands(self, op: Op) -> list[int]:
         """The operands that an operator exchanges inside, on any axis of several ranks."""
         rows = zip(rows_at(self.block, op, self.plan.sites[op.name]), self.model.sizes, strict=True)
         return sorted({i for row, n in rows if n > 1 for i in row.exchanged})
 
-    def held(self, op: Op) -> tuple[Key, ...]:
+    def kept_results(self, op: Op) -> tuple[Key, ...]:
         """What is held of an operator until its block is recomputed: its delivered results, what it saves beside them, and what it has
         received inside. Nothing is held of an operator that the plan does not keep."""
         if op.name not in self.plan.kept:
@@ -228,17 +228,17 @@ class BlockStorages:
         sent = [key for key in received if key in self.size]
         return tuple(dict.fromkeys([*(k for v in op.outputs if (k := self.at.get(v)) is not None), *own, *sent]))
 
-    def forward_work(self, op: Op) -> int:
+    def forward_workspace_bytes(self, op: Op) -> int:
         """Bytes that an operator uses for a moment in forward, beside its operands, results and what it keeps."""
-        own = operator(op.fn).own_forward
-        return 0 if own is None else own(self._local(op))
+        own = operator(op.fn).forward_workspace_bytes
+        return 0 if own is None else own(self._local_bytes_of(op))
 
-    def backward_work(self, op: Op) -> int:
+    def backward_workspace_bytes(self, op: Op) -> int:
         """Bytes that the backward of an operator uses for a moment, beside the gradients that it takes and makes."""
         own = backward_workspace_bytes(op)
-        return 0 if own is None else own(self._local(op))
+        return 0 if own is None else own(self._local_bytes_of(op))
 
-    def _local(self, op: Op) -> LocalBytes:
+    def _local_bytes_of(self, op: Op) -> LocalBytes:
         """The operator's operands and results on one GPU, and the dims that its rows split."""
         site, values = self.plan.sites[op.name], self.block.values
         chosen = rows_at(self.block, op, site)

@@ -40,7 +40,7 @@ class Event:
     """One event of a rank: `what` says whether it issued a collective or waited for one.
 
     `packed`: the number of weights, or gradients, that the collective carries; 0 for one tensor of the computation. `num_bytes`:
-    bytes of the tensor that is whole along the axis. The events `run` and `return` say that a unit, named by `kind`, begins its
+    bytes of the tensor that is whole along the axis. The events `run_unit` and `return` say that a unit, named by `kind`, begins its
     forward or its backward.
     """
 
@@ -62,11 +62,11 @@ class Scheduled(Event):
 class PendingGather:
     """A bucket of weights on its way: how many of its gathers were issued, and whether its end was waited for.
 
-    `after`: the buckets whose weights it reads. `earlier`: the most gathers of a bucket that reads its own.
+    `reads`: the buckets whose weights it reads. `earlier`: the most gathers of a bucket that reads its own.
     """
 
     chain: Chain
-    after: list[PendingGather] = field(default_factory=list)
+    reads: list[PendingGather] = field(default_factory=list)
     earlier: int = 0
     issued: int = 0
     arrived: bool = False
@@ -102,19 +102,19 @@ class Rank(ABC):
         self.staying: list[BucketStage] = []
 
     @abstractmethod
-    def note(self, what: str, stage: BucketStage) -> None:
+    def record_collective(self, what: str, stage: BucketStage) -> None:
         """Issue a collective of weights, or wait for it."""
 
     @abstractmethod
-    def mark(self, what: str, unit: str) -> None:
+    def begin_unit(self, what: str, unit: str) -> None:
         """A unit begins."""
 
     @abstractmethod
-    def run(self, unit: ScheduledUnit, phase: str) -> None:
+    def run_unit(self, unit: ScheduledUnit, phase: str) -> None:
         """Compute one pass through a unit, and wait for its collectives at their places."""
 
     @abstractmethod
-    def leave(self) -> None:
+    def launch_issued(self) -> None:
         """What was issued leaves, as one launch for each kind and axis."""
 
     def step(self, units: Sequence[ScheduledUnit], micro_batches: int) -> None:
@@ -138,38 +138,38 @@ class Rank(ABC):
             units, [u.last if last else u.each for u in units], _join_small_buckets(units) if last else (), stay
         )
 
-    def bring(self, coming: Sequence[Sequence[PendingGather]]) -> None:
+    def issue_gathers(self, coming: Sequence[Sequence[PendingGather]]) -> None:
         """Issue the gathers of the next units: all of the first, all but one of the second, and so on."""
         for left, buckets in enumerate(coming):
             for bucket in buckets:
                 while bucket.issued < len(bucket.chain) - max(0, left - bucket.earlier):
                     if bucket.issued:
-                        self.note("wait", bucket.chain[bucket.issued - 1])
-                    self.arrive(bucket.after)
-                    self.note("issue", bucket.chain[bucket.issued])
+                        self.record_collective("wait", bucket.chain[bucket.issued - 1])
+                    self.wait_for(bucket.reads)
+                    self.record_collective("issue", bucket.chain[bucket.issued])
                     bucket.issued += 1
 
-    def receive(self, coming: Sequence[Sequence[PendingGather]]) -> None:
+    def receive_weights(self, coming: Sequence[Sequence[PendingGather]]) -> None:
         """Wait for the weights of the first of the next units, and issue the gathers of those after it."""
-        self.bring(coming)
-        self.arrive(coming[0])
-        self.bring(coming[1:])
-        self.leave()
+        self.issue_gathers(coming)
+        self.wait_for(coming[0])
+        self.issue_gathers(coming[1:])
+        self.launch_issued()
 
-    def arrive(self, buckets: Iterable[PendingGather]) -> None:
+    def wait_for(self, buckets: Iterable[PendingGather]) -> None:
         """Wait for buckets whose gathers are all issued."""
         for bucket in buckets:
             if not bucket.arrived:
-                self.note("wait", bucket.chain[-1])
+                self.record_collective("wait", bucket.chain[-1])
                 bucket.arrived = True
 
     def forward(self, units: Sequence[ScheduledUnit], coming: Sequence[list[PendingGather]]) -> None:
         """Run all units. The weights of each are gathered while the units before run."""
         reach = _reach(coming)
         for at, unit in enumerate(units):
-            self.receive(coming[at : at + reach])
-            self.mark("run", unit.name)
-            self.run(unit, "forward")
+            self.receive_weights(coming[at : at + reach])
+            self.begin_unit("run", unit.name)
+            self.run_unit(unit, "forward")
 
     def backward(
         self,
@@ -185,33 +185,33 @@ class Rank(ABC):
         reach = _reach(coming)
         for begin, at in enumerate(order):
             unit = units[at]
-            self.receive(coming[begin : begin + reach])
-            self.mark("return", unit.name)
-            self.run(unit, "backward")
+            self.receive_weights(coming[begin : begin + reach])
+            self.begin_unit("return", unit.name)
+            self.run_unit(unit, "backward")
             if unit.sends:
-                self.send_on(reductions[at], stay[at] if stay else ())
+                self.advance_reductions(reductions[at], stay[at] if stay else ())
         if at_the_end:
-            self.send_on(at_the_end)
+            self.advance_reductions(at_the_end)
         while self.flows:
-            self.send_on()
+            self.advance_reductions()
         for stage in self.staying:
-            self.note("wait", stage)
+            self.record_collective("wait", stage)
         self.staying = []
 
-    def send_on(self, new: Sequence[Chain] = (), stay: Sequence[bool] = ()) -> None:
+    def advance_reductions(self, new: Sequence[Chain] = (), stay: Sequence[bool] = ()) -> None:
         """Wait for every reduction on its way, except those that `stay`, and issue its next stage; then issue new reductions."""
         for flow in self.flows:
-            self.note("wait", flow.pop(0))
+            self.record_collective("wait", flow.pop(0))
             if flow:
-                self.note("issue", flow[0])
+                self.record_collective("issue", flow[0])
         self.flows = [flow for flow in self.flows if flow]
         for number, chain in enumerate(new):
-            self.note("issue", chain[0])
+            self.record_collective("issue", chain[0])
             if stay and stay[number]:
                 self.staying.append(chain[0])
             else:
                 self.flows.append(list(chain))
-        self.leave()
+        self.launch_issued()
 
 
 def _unit_gathers(unit: ScheduledUnit, *, copied: bool) -> list[PendingGather]:
@@ -223,7 +223,7 @@ def _unit_gathers(unit: ScheduledUnit, *, copied: bool) -> list[PendingGather]:
         PendingGather(chain, [copies[i] for i in read]) for chain, read in zip(unit.gathers, unit.reads, strict=True)
     ]
     for gather in gathers:
-        for copy in gather.after:
+        for copy in gather.reads:
             copy.earlier = max(copy.earlier, len(gather.chain))
     return [*copies, *gathers]
 
@@ -250,17 +250,17 @@ class _Recorder(Rank):
         self.axes = axes
         self.events: list[Event] = []
 
-    def note(self, what: str, stage: BucketStage) -> None:
+    def record_collective(self, what: str, stage: BucketStage) -> None:
         kind, axis, num_bytes, packed = stage
         self.events.append(Event(what, kind, self.axes[axis], num_bytes, packed))
 
-    def leave(self) -> None:
+    def launch_issued(self) -> None:
         """What was issued is recorded one by one."""
 
-    def mark(self, what: str, unit: str) -> None:
+    def begin_unit(self, what: str, unit: str) -> None:
         self.events.append(Event(what, unit, "", 0, 0))
 
-    def run(self, unit: ScheduledUnit, phase: str) -> None:
+    def run_unit(self, unit: ScheduledUnit, phase: str) -> None:
         behind = 0  # chunks of a product on their way, which are waited for behind its last one
         for m in unit.forward if phase == "forward" else unit.backward:
             early = m.count if m.in_chunks else 0

@@ -56,15 +56,15 @@ class _Clock(Rank):
         self.pending: list[BucketStage] = []
         self.known: dict[tuple[str, str, str], float] = {}
 
-    def note(self, what: str, stage: BucketStage) -> None:
+    def record_collective(self, what: str, stage: BucketStage) -> None:
         if what == "issue":
             self.pending.append(stage)
             return
         if not self.ends.get(stage):
-            self.leave()
+            self.launch_issued()
         self.now = max(self.now, self.ends[stage].pop(0))
 
-    def leave(self) -> None:
+    def launch_issued(self) -> None:
         """Send what was issued: the stages of one kind over one axis in one message."""
         together: dict[tuple[str, int], list[BucketStage]] = {}
         for stage in self.pending:
@@ -72,17 +72,17 @@ class _Clock(Rank):
         self.pending = []
         for stages in together.values():
             start = max(self.now, self.free)
-            self.free = start + self._sends(join_chains((stage,) for stage in stages)[0])
+            self.free = start + self._collective_seconds(join_chains((stage,) for stage in stages)[0])
             self.sending.append((start, self.free))
             for stage in stages:
                 self.ends.setdefault(stage, []).append(self.free)
 
-    def mark(self, what: str, unit: str) -> None:
+    def begin_unit(self, what: str, unit: str) -> None:
         """The begin of a unit takes 0 s."""
 
-    def run(self, unit: ScheduledUnit, phase: str) -> None:
+    def run_unit(self, unit: ScheduledUnit, phase: str) -> None:
         """Run a pass through a unit, which is delayed while the other stream sends."""
-        left = self._alone(unit, phase)
+        left = self._undisturbed_seconds(unit, phase)
         k = self.contention
         for start, end in self.sending:
             if end <= self.now or left <= 0:
@@ -94,10 +94,10 @@ class _Clock(Rank):
         self.now += left
         self.sending = [(start, end) for start, end in self.sending if end > self.now]
 
-    def _sends(self, stage: BucketStage) -> float:
+    def _collective_seconds(self, stage: BucketStage) -> float:
         return collective_time(stage.kind, stage.num_bytes, self.model.links[stage.axis])[0]
 
-    def _alone(self, unit: ScheduledUnit, phase: str) -> float:
+    def _undisturbed_seconds(self, unit: ScheduledUnit, phase: str) -> float:
         """Seconds of a pass through a unit without traffic beside it: operators, and collectives for which they wait."""
         key = (unit.label, phase, "" if unit.label else unit.ops[0].name)
         if key not in self.known:

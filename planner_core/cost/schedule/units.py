@@ -75,7 +75,7 @@ class ScheduledUnit:
 
 def scheduled_units(plan: Plan, graph: Graph) -> list[ScheduledUnit]:
     """The units of a forward pass in order, with their messages in buckets."""
-    return _UnitBuilder(plan, graph).units()
+    return _UnitBuilder(plan, graph).build()
 
 
 class _UnitBuilder:
@@ -93,7 +93,7 @@ class _UnitBuilder:
         copies = len(self.plan.blocks[m.label].prefixes) * (1 if m.site == m.weight else self.workload.accumulate)
         return replace(m, count=m.count // copies)
 
-    def units(self) -> list[ScheduledUnit]:
+    def build(self) -> list[ScheduledUnit]:
         found: list[ScheduledUnit] = []
         top, blocks = self.graph.top, self.graph.blocks
         parts = _split_into_units(top)
@@ -109,7 +109,7 @@ class _UnitBuilder:
                 block, prefix, outer, stays = top, "", {}, _StayingWeights.in_unit(top, ops, passed_on)
             unit = ScheduledUnit(prefix, self.labels[prefix] if prefix else "", returns=False)
             for op in ops:
-                self._op(unit, block, op, prefix, outer, stays)
+                self._add_op(unit, block, op, prefix, outer, stays)
             found.append(unit)
         homes: dict[Identity, ScheduledUnit] = {}
         for unit in found:
@@ -118,16 +118,16 @@ class _UnitBuilder:
         used = Counter(weight for unit in found for weight in {u.weight for u in unit.uses})
         parted = {u.weight for unit in found for u in unit.uses if u.gather and used[u.weight] > 1}
         for unit in found:
-            self._buckets(unit, homes, parted)
+            self._fill_buckets(unit, homes, parted)
         return found
 
-    def _op(
+    def _add_op(
         self, unit: ScheduledUnit, block: Block, op: Op, prefix: str, outer: dict[int, int], stays: _StayingWeights
     ) -> None:
         unit.ops.append(op)
         unit.returns |= any(block.values[v].grad for v in op.outputs)
         sent = self.sites[self.labels[prefix], op.name]
-        if inside := {block.values[v].name for v in op.inputs if stays.at(block, op, v)}:
+        if inside := {block.values[v].name for v in op.inputs if stays.is_gathered_at(block, op, v)}:
             sent = [replace(m, category=WAIT) if m.weight in inside and m.site != m.weight else m for m in sent]
         for m in sent:
             if m.category == WAIT:
@@ -150,12 +150,12 @@ class _UnitBuilder:
                 )
             )
 
-    def _buckets(self, unit: ScheduledUnit, homes: dict[Identity, ScheduledUnit], parted: set[Identity]) -> None:
+    def _fill_buckets(self, unit: ScheduledUnit, homes: dict[Identity, ScheduledUnit], parted: set[Identity]) -> None:
         """Make the buckets of a unit. The gradients of `parted` weights, which several units gather, come in several terms."""
 
         def copied(use: ScheduledUse) -> Chain:
             """The steps of its working copy, which is fresh where an earlier unit used it."""
-            return self._once(use, "forward") if homes[use.weight] is unit else ()
+            return self._chain_once(use, "forward") if homes[use.weight] is unit else ()
 
         first = {u.weight: u for u in reversed(unit.uses)}
 
@@ -164,7 +164,7 @@ class _UnitBuilder:
             return homes[use.weight] is unit and first[use.weight] is use
 
         def final(use: ScheduledUse) -> Chain:
-            return (*use.reduce, *(self._once(use, "backward") if ends(use) else ()))
+            return (*use.reduce, *(self._chain_once(use, "backward") if ends(use) else ()))
 
         kept = _groups({u.weight: u for u in unit.uses}.values(), copied)
         gathered = _groups(unit.uses, _gather, lambda u: bool(u.again))
@@ -174,7 +174,7 @@ class _UnitBuilder:
         unit.again = _bucketed(_groups(unit.uses, _again), _again)
         trained = [u for u in unit.uses if u.trained]
         unit.sends = any(u.gather or u.reduce or homes[u.weight] is unit for u in trained)
-        held = [u for u in trained if not ends(u) and self._once(u, "backward")]
+        held = [u for u in trained if not ends(u) and self._chain_once(u, "backward")]
         ordered = [*held, *(u for u in trained if u not in held)]
         # What is reduced in each micro-batch does not travel with what is reduced once a step.
         groups = _groups(ordered, final, lambda u: (u in held, len(u.reduce)), _gradient_dtype)
@@ -188,7 +188,7 @@ class _UnitBuilder:
         ]
         unit.small = [(g[0].gradient_dtype, join_chains(map(final, g))) for g in small]
 
-    def _once(self, use: ScheduledUse, phase: str) -> Chain:
+    def _chain_once(self, use: ScheduledUse, phase: str) -> Chain:
         prefix, number = use.weight
         label = self.labels[prefix]
         block = self.graph.blocks[label.partition("#")[0]] if label else self.graph.top
@@ -209,7 +209,7 @@ class _StayingWeights:
         kept = {v for op in ops for v in op.saved if v not in own and not block.values[v].grad}
         return _StayingWeights(frozenset(root(block, v) for v in (own & passed_on) | kept))
 
-    def at(self, block: Block, op: Op, value: int) -> bool:
+    def is_gathered_at(self, block: Block, op: Op, value: int) -> bool:
         """Whether an operator gathers a weight that stays."""
         weight = block.values[value]
         if weight.kind != "parameter" or root(block, value) not in self.roots:

@@ -41,11 +41,11 @@ def describe(
     """Return the attributes of one call with the canonical name `fn` and the results `outs`."""
     first = next((a for a in args if isinstance(a, torch.Tensor)), None)
     one = operator(fn)
-    if one.described is CallDescription.BY_SHAPES:
+    if one.described_by is CallDescription.BY_SHAPES:
         return {}
-    if one.described is CallDescription.BY_ORDER and first is not None:
+    if one.described_by is CallDescription.BY_ORDER and first is not None:
         return {"dims": _permutation(func, args, kwargs, first.dim())}
-    if one.described is CallDescription.BY_INDEX and first is not None:
+    if one.described_by is CallDescription.BY_INDEX and first is not None:
         return {"index": _index(args[1], first)}
     bound = _bind(fn, func, args, kwargs)
     names = [n for n, v in bound.items() for _ in _tensor_leaves(v)]
@@ -112,15 +112,15 @@ def _normalize(
     one: Operator, attrs: dict[str, Attr], bound: dict[str, Any], first: torch.Tensor | None, outs: list[torch.Tensor]
 ) -> dict[str, Attr]:
     ndim = first.dim() if first is not None else (_tensor_leaves(bound.get("tensors")) or outs)[0].dim()
-    if one.described is CallDescription.BY_DIM:
+    if one.described_by is CallDescription.BY_DIM:
         return {"dim": _dim(bound.get("dim", 0), ndim)}
-    if one.described is CallDescription.BY_SIZES:
+    if one.described_by is CallDescription.BY_SIZES:
         at = _dim(bound.get("dim", 0), ndim)
         return {"dim": at, "sizes": tuple(o.shape[at] for o in outs)}
-    if one.described is CallDescription.BY_NEW_DIM:
+    if one.described_by is CallDescription.BY_NEW_DIM:
         return {"dim": _dim(bound.get("dim", 0), ndim + 1)}
     _normalize_dims(one, attrs, ndim)
-    if one.described is CallDescription.BY_SCALAR:
+    if one.described_by is CallDescription.BY_SCALAR:
         for name in ("other", "exponent", "arg1"):
             if name in attrs:
                 attrs["scalar"] = attrs.pop(name)

@@ -76,10 +76,10 @@ def _ring(ins: Shapes, out: tuple[int, ...], causal: bool) -> Split:
     follow = replace(again, sends=(1, 2), least_item=SUMS, share=2 / 3)
     round_trip = (blocks, again, follow, replace(follow, count=1, each_rank=0, share=0.0))
     if not causal:
-        return Split(RING, (2, 2, 2), (2,), (q[2], k[2]), internal=round_trip, alone=ALONG)
+        return Split(RING, (2, 2, 2), (2,), (q[2], k[2]), internal=round_trip, excludes=ALONG)
     sent = _mirrored(RING, tuple(enumerate(ins)), 3, out)
     return Split(
-        RING, (2, 2, 2), (2,), (q[2], q[2] // 2), internal=(*sent, *round_trip), exchanged=(0, 1, 2), alone=ALONG
+        RING, (2, 2, 2), (2,), (q[2], q[2] // 2), internal=(*sent, *round_trip), exchanged=(0, 1, 2), excludes=ALONG
     )
 
 
@@ -156,7 +156,7 @@ OPERATORS = (
         arguments="query key value attn_mask dropout_p is_causal",
         defaults={"is_causal": False, "enable_gqa": False},
         ignored=("dropout_p",),
-        local=LocalExecution.EXCHANGE,
+        local_execution=LocalExecution.EXCHANGE,
         title="attention",
     ),
 )

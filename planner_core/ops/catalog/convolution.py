@@ -61,7 +61,7 @@ OPERATORS = (
         rule=_conv,
         work=_conv_work,
         arguments="input weight bias stride padding dilation groups",
-        local=LocalExecution.SIZES,
+        local_execution=LocalExecution.SIZES,
     ),
     *operators(
         "conv_transpose1d conv_transpose2d conv_transpose3d",

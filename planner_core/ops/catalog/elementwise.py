@@ -128,13 +128,18 @@ def _elementwise_operators(names: str, rule: RuleFn, **common: Any) -> tuple[Ope
 
 def _arithmetic(name: str, rule: RuleFn, *spellings: str, **fields: Any) -> Operator:
     return Operator(
-        name=name, kind=Kind.ELEMENTWISE, rule=rule, spellings=spellings, described=CallDescription.BY_SCALAR, **fields
+        name=name,
+        kind=Kind.ELEMENTWISE,
+        rule=rule,
+        spellings=spellings,
+        described_by=CallDescription.BY_SCALAR,
+        **fields,
     )
 
 
 OPERATORS = (
     *_elementwise_operators("neg", linear_unary),
-    *_elementwise_operators("positive", linear_unary, hands_on=True),
+    *_elementwise_operators("positive", linear_unary, passes_gradient_through=True),
     *_elementwise_operators(
         " ".join(n for n in UNARY.split() if n not in (*" ".join(_BACKWARD_TENSORS.values()).split(), "gelu")),
         elementwise,
@@ -142,7 +147,7 @@ OPERATORS = (
     *(
         op
         for count, names in _BACKWARD_TENSORS.items()
-        for op in _elementwise_operators(names, elementwise, own_backward=operand_bytes(count))
+        for op in _elementwise_operators(names, elementwise, backward_workspace_bytes=operand_bytes(count))
     ),
     *_elementwise_operators("gelu", elementwise, arguments="input"),
     *_elementwise_operators(BINARY, elementwise),
@@ -154,7 +159,7 @@ OPERATORS = (
     Operator(name="masked_fill", kind=Kind.ELEMENTWISE, rule=elementwise, arguments="input mask value"),
     # functions that models define themselves
     *_elementwise_operators("GeLUFunction SqrtBoundDerivative", elementwise),
-    _arithmetic("add", _sum, "radd", arguments="input other", hands_on=True),
+    _arithmetic("add", _sum, "radd", arguments="input other", passes_gradient_through=True),
     _arithmetic("sub", _sum, "subtract", arguments="input other"),
     _arithmetic("rsub", _sum),
     _arithmetic(
@@ -163,16 +168,22 @@ OPERATORS = (
         "multiply",
         "rmul",
         arguments="input other",
-        own_backward=_broadcast_factor_bytes,
+        backward_workspace_bytes=_broadcast_factor_bytes,
         title="multiply",
     ),
     _arithmetic(
-        "div", _scaled, "divide", "true_divide", "truediv", arguments="input other", own_backward=_quotient_bytes
+        "div",
+        _scaled,
+        "divide",
+        "true_divide",
+        "truediv",
+        arguments="input other",
+        backward_workspace_bytes=_quotient_bytes,
     ),
-    _arithmetic("rdiv", elementwise, "rtruediv", own_backward=operand_bytes(3)),
-    _arithmetic("pow", elementwise, arguments="input exponent", own_backward=operand_bytes(2)),
+    _arithmetic("rdiv", elementwise, "rtruediv", backward_workspace_bytes=operand_bytes(3)),
+    _arithmetic("pow", elementwise, arguments="input exponent", backward_workspace_bytes=operand_bytes(2)),
     _arithmetic("rpow", elementwise),
-    Operator(name="to", kind=Kind.CAST, rule=_cast, spellings=_CASTS, local=LocalExecution.MEMORY),
+    Operator(name="to", kind=Kind.CAST, rule=_cast, spellings=_CASTS, local_execution=LocalExecution.MEMORY),
     # it is the identity on every rank, since capture and the runtime switch it off (p = 0)
     *operators(
         "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout",

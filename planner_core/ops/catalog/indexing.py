@@ -34,7 +34,7 @@ def _gather(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     It is linear in the picked tensor."""
     source, index = operand_position(op, "input", 0), operand_position(op, "indices", operand_position(op, "index", 1))
     if len(ins) != 2 or source is None or index is None or len({len(ins[0]), len(ins[1]), len(outs[0])}) > 1:
-        return Rule((), known=len(ins) == 1)
+        return Rule((), is_known=len(ins) == 1)
     along = dims_attr(op, "dim", len(ins[0]))
     other = [d for d, n in enumerate(ins[0]) if d not in along and n == outs[0][d] > 1]
     parts = tuple(split(f"d{d}", [d, d if ins[1][d] > 1 else None], [d], ins[0][d]) for d in other)
@@ -136,16 +136,18 @@ def _histc(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 OPERATORS = (
-    *operators("embedding_bag", kind=Kind.LOOKUP, rule=_embedding_bag, arguments="input weight offsets", leads=False),
+    *operators(
+        "embedding_bag", kind=Kind.LOOKUP, rule=_embedding_bag, arguments="input weight offsets", leads_group=False
+    ),
     Operator(
         name="embedding",
         kind=Kind.LOOKUP,
         # rows read and written; backward zeroes, sorts and adds (torch's embedding backward)
-        passes=(2.0, 6.0, 2.0, 6.0),
+        memory_passes=(2.0, 6.0, 2.0, 6.0),
         rule=_embedding,
         arguments="input weight padding_idx max_norm norm_type scale_grad_by_freq sparse",
-        looked_up="weight",
-        local=LocalExecution.PART,
+        lookup_argument="weight",
+        local_execution=LocalExecution.PART,
     ),
     Operator(name="gather", kind=Kind.INDEX, rule=_gather, arguments="input dim index"),
     Operator(name="take_along_dim", kind=Kind.INDEX, rule=_gather, arguments="input indices dim"),
@@ -156,17 +158,23 @@ OPERATORS = (
     Operator(name="index_select", kind=Kind.INDEX, rule=_index_select, arguments="input dim index"),
     Operator(name="masked_scatter", kind=Kind.INDEX, rule=_masked_scatter),
     Operator(
-        name="setitem", kind=Kind.INDEX, rule=_setitem, spellings=("index_put",), described=CallDescription.BY_INDEX
+        name="setitem", kind=Kind.INDEX, rule=_setitem, spellings=("index_put",), described_by=CallDescription.BY_INDEX
     ),
-    Operator(name="histc", kind=Kind.INDEX, rule=_histc, arguments="input bins min max", local=LocalExecution.MEMORY),
+    Operator(
+        name="histc",
+        kind=Kind.INDEX,
+        rule=_histc,
+        arguments="input bins min max",
+        local_execution=LocalExecution.MEMORY,
+    ),
     Operator(name="one_hot", kind=Kind.INDEX, rule=_one_hot, arguments="input num_classes"),
     *operators("zeros_like ones_like full_like empty_like", kind=Kind.CREATE, rule=_like),
     *operators(
         "new_zeros new_ones new_empty",
         kind=Kind.CREATE,
         rule=_new,
-        described=CallDescription.BY_SHAPES,
-        local=LocalExecution.SIZES,
+        described_by=CallDescription.BY_SHAPES,
+        local_execution=LocalExecution.SIZES,
     ),
-    *operators("new_full", kind=Kind.CREATE, rule=_new, local=LocalExecution.SIZES),
+    *operators("new_full", kind=Kind.CREATE, rule=_new, local_execution=LocalExecution.SIZES),
 )

@@ -108,9 +108,9 @@ def _cdist_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 OPERATORS = (
     *operators(BATCHED, kind=Kind.ALONG, rule=_batched),
     *operators("mv", kind=Kind.PRODUCT, rule=_mv, work=_mv_work, arguments="input vec"),
-    *operators("dot vdot", kind=Kind.PRODUCT, rule=_dot, work=_dot_work, leads=False),
-    Operator(name="outer", kind=Kind.PRODUCT, rule=_outer, work=_outer_work, spellings=("ger",), leads=False),
+    *operators("dot vdot", kind=Kind.PRODUCT, rule=_dot, work=_dot_work, leads_group=False),
+    Operator(name="outer", kind=Kind.PRODUCT, rule=_outer, work=_outer_work, spellings=("ger",), leads_group=False),
     *operators("addmv", kind=Kind.PRODUCT, rule=_addmv, work=_addmv_work, arguments="input mat vec"),
-    *operators("linalg_vecdot", kind=Kind.PRODUCT, rule=_vecdot, work=_vecdot_work, leads=False),
+    *operators("linalg_vecdot", kind=Kind.PRODUCT, rule=_vecdot, work=_vecdot_work, leads_group=False),
     *operators("cdist", kind=Kind.PRODUCT, rule=_cdist, work=_cdist_work, arguments="x1 x2 p"),
 )

@@ -54,7 +54,7 @@ def _per_target(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     dim but that of classes may be sharded."""
     logits, reduction = ins[0], op.attrs.get("reduction", "mean")
     if len(ins) not in (2, 3) or len(logits) < 2:
-        return Rule((), known=len(ins) in (2, 3))
+        return Rule((), is_known=len(ins) in (2, 3))
     soft, none, tokens = ins[1] == logits, reduction == "none", (logits[0], *logits[2:])
     named = op.attrs.get("arg_names", ("input", "target"))
     fits = (soft or ins[1] == tokens) and all(w == logits[1:2] for w in ins[2:]) and outs[0] == (tokens if none else ())
@@ -122,14 +122,14 @@ _LOSSES = (
         spellings=("cross_entropy_loss",),
         arguments="input target weight size_average ignore_index reduce reduction label_smoothing",
         defaults={"reduction": "mean", "ignore_index": -100, "label_smoothing": 0.0},
-        own_kept=_log_softmax_kept,
-        own_backward=_log_softmax_used,
-        of_logits=True,
+        extra_saved_bytes=_log_softmax_kept,
+        backward_workspace_bytes=_log_softmax_used,
+        is_logits_loss=True,
         # forward: log-softmax and the loss. Backward: the gradient, the zeros of the sparse gradient, and log-softmax's gradient.
         # For a float32 loss of bfloat16 logits that is 30.8 bytes per logit, with 12 of the casts: fitted to published runs
         # (40 by count); compiled it is 10.8
-        passes=(2.0, 2.7, 0.7, 1.0),
-        local=LocalExecution.EXCHANGE,
+        memory_passes=(2.0, 2.7, 0.7, 1.0),
+        local_execution=LocalExecution.EXCHANGE,
         title="loss",
     ),
     Operator(
@@ -137,32 +137,39 @@ _LOSSES = (
         kind=Kind.LOSS,
         rule=_per_target,
         spellings=("nll_loss_nd",),
-        local=LocalExecution.EXCHANGE,
+        local_execution=LocalExecution.EXCHANGE,
         title="loss",
     ),
     # elementwise and then a sum: these join the group that makes their operands
-    *operators("mse_loss", kind=Kind.LOSS, rule=_mean_loss, leads=False, local=LocalExecution.MEAN, title="loss"),
+    *operators(
+        "mse_loss",
+        kind=Kind.LOSS,
+        rule=_mean_loss,
+        leads_group=False,
+        local_execution=LocalExecution.MEAN,
+        title="loss",
+    ),
     *operators(
         "l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits",
         kind=Kind.LOSS,
         rule=_mean_loss,
-        leads=False,
-        local=LocalExecution.MEAN,
+        leads_group=False,
+        local_execution=LocalExecution.MEAN,
     ),
     *operators(
         "kl_div poisson_nll_loss soft_margin_loss hinge_embedding_loss margin_ranking_loss",
         kind=Kind.LOSS,
         rule=_mean_loss,
-        leads=False,
-        local=LocalExecution.MEAN,
+        leads_group=False,
+        local_execution=LocalExecution.MEAN,
     ),
     *operators(
         "triplet_margin_loss cosine_embedding_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss",
         kind=Kind.LOSS,
         rule=_row_loss,
-        leads=False,
-        local=LocalExecution.MEAN,
+        leads_group=False,
+        local_execution=LocalExecution.MEAN,
     ),
-    *operators("ctc_loss", kind=Kind.LOSS, rule=_ctc_loss, leads=False, local=LocalExecution.MEAN),
+    *operators("ctc_loss", kind=Kind.LOSS, rule=_ctc_loss, leads_group=False, local_execution=LocalExecution.MEAN),
 )
 OPERATORS = tuple(replace(loss, rule=_today(loss.rule)) for loss in _LOSSES)

@@ -111,9 +111,9 @@ OPERATORS = (
         kind=Kind.NORM,
         rule=_batch_norm,
         arguments="input running_mean running_var weight bias training momentum eps",
-        splits_kept=_statistics_kept,
-        own_backward=_statistics_exchanged,
-        local=LocalExecution.EXCHANGE,
+        splits_saved=_statistics_kept,
+        backward_workspace_bytes=_statistics_exchanged,
+        local_execution=LocalExecution.EXCHANGE,
     ),
     # it is made of a weight, so it belongs to the group of the product that uses the weight
     Operator(
@@ -122,7 +122,7 @@ OPERATORS = (
         rule=_weight_norm,
         spellings=("_weight_norm_interface",),
         arguments="v g dim",
-        leads=False,
+        leads_group=False,
     ),
     *operators(
         "max_pool1d avg_pool1d adaptive_avg_pool1d max_pool1d_with_indices lp_pool1d", kind=Kind.POOL, rule=_pooled(1)

@@ -276,7 +276,7 @@ def _dispatch_split(ins: Shapes) -> Split:
         (0,),
         (tokens, ins[3][0]),
         internal=(gathered, *sent),
-        alone=(DISPATCH, "experts"),
+        excludes=(DISPATCH, "experts"),
         routed=True,
     )
 
@@ -345,15 +345,15 @@ def _expert_linear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 OPERATORS = (
     Operator(
-        name="linear", kind=Kind.PRODUCT, rule=_linear, work=_linear_work, arguments="input weight bias", cuts=True
+        name="linear", kind=Kind.PRODUCT, rule=_linear, work=_linear_work, arguments="input weight bias", chunkable=True
     ),
     Operator(
         name="LinearNF4",
         kind=Kind.PRODUCT,
         rule=_linear_nf4,
         work=_linear_nf4_work,
-        own_forward=_unpacked_weight_bytes,
-        own_backward=_unpacked_weight_bytes,
+        forward_workspace_bytes=_unpacked_weight_bytes,
+        backward_workspace_bytes=_unpacked_weight_bytes,
         title="linear in 4 bits",
     ),
     Operator(name="addmm", kind=Kind.PRODUCT, rule=_addmm, work=_addmm_work, arguments="input mat1 mat2"),
@@ -364,7 +364,7 @@ OPERATORS = (
         rule=_matmul,
         work=_matmul_work,
         arguments="input other",
-        own_forward=_repeated_factor_bytes,
+        forward_workspace_bytes=_repeated_factor_bytes,
     ),
     *operators("bmm mm", kind=Kind.PRODUCT, rule=_matmul, work=_matmul_work, arguments="input mat2"),
     Operator(name="rmatmul", kind=Kind.PRODUCT, rule=_rmatmul, work=_rmatmul_work),
@@ -377,10 +377,10 @@ OPERATORS = (
         kind=Kind.EXPERTS,
         rule=_moe_experts,
         work=_moe_work,
-        splits_kept=_inner_splits_saved,
-        own_forward=_dispatch_forward_bytes,
-        own_backward=_dispatch_backward_bytes,
-        local=LocalExecution.EXCHANGE,
+        splits_saved=_inner_splits_saved,
+        forward_workspace_bytes=_dispatch_forward_bytes,
+        backward_workspace_bytes=_dispatch_backward_bytes,
+        local_execution=LocalExecution.EXCHANGE,
         title="experts",
     ),
     Operator(name="expert_linear", kind=Kind.EXPERTS, rule=_expert_linear, work=_expert_linear_work),

@@ -286,7 +286,7 @@ class _Step:
         again = recomputed_ops(block, bp)
         waits: dict[str, list[Message]] = defaultdict(list)
         for m in unit.each:
-            if m.phase == phase and not unit.beside(m):
+            if m.phase == phase and not unit.runs_beside_compute(m):
                 waits[m.site].append(m)
         if phase == FORWARD:
             for op in part.ops:
@@ -327,7 +327,7 @@ class _Step:
     def _traffic(self, part: _Segment, phase: str, edge: bool) -> list[Message]:
         """The weight traffic beside one pass through a part; with `edge` also the traffic once a step."""
         unit = self.units[part.label]
-        found = [m for m in unit.each if m.phase == phase and unit.beside(m)]
+        found = [m for m in unit.each if m.phase == phase and unit.runs_beside_compute(m)]
         found += [m for m in unit.once if m.phase == phase and edge]
         if part.label:
             return found
@@ -343,8 +343,12 @@ class _Step:
 
     def _held(self, unit: PricedUnit, phase: str, edge: bool) -> float:
         """Seconds by which weight traffic lengthens one pass through a unit (see `planner_core.cost.step_time`)."""
-        waits = sum(waited_message_seconds(m, self.model) for m in unit.each if m.phase == phase and not unit.beside(m))
-        sent = sum(message_time(m, self.model) for m in unit.each if m.phase == phase and unit.beside(m))
+        waits = sum(
+            waited_message_seconds(m, self.model)
+            for m in unit.each
+            if m.phase == phase and not unit.runs_beside_compute(m)
+        )
+        sent = sum(message_time(m, self.model) for m in unit.each if m.phase == phase and unit.runs_beside_compute(m))
         sent += sum(message_time(m, self.model) for m in unit.once if m.phase == phase and edge)
         busy = waits + (unit.forward_s if phase == FORWARD else unit.backward_s)
         return max(busy + self.model.contention * sent, sent) - busy

@@ -129,7 +129,7 @@ def shards_data(plan: Plan, layout: TpLayout) -> bool:
     """Whether weights that are used whole on another axis than the tensor axis are stored in parts there."""
     params = (p for block in plan.blocks.values() for p in block.params.values())
     return any(
-        isinstance(s, Shard) and a != layout.axis and (a in p.gathered or a in p.gathered_once)
+        isinstance(s, Shard) and a != layout.axis and (a in p.gathered or a in p.once_gathered_axes)
         for p in params
         for a, s in enumerate(p.stored)
     )

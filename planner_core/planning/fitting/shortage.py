@@ -73,7 +73,7 @@ def what_fills(plan: Plan, graph: Graph, budget: float) -> str:
     if plan.cost.pipeline is not None:
         return ""  # its fullest stage is not one graph
     sizes: dict[str, int] = {}
-    shapes, losses = _logits(graph), {op.name for op in graph.top.ops if operator(op.fn).of_logits}
+    shapes, losses = _logits(graph), {op.name for op in graph.top.ops if operator(op.fn).is_logits_loss}
     rows = tensors_at_peak(plan.blocks, graph, cost_model_of(plan))
     whole = next((h for h in rows if not h.block and h.shape in shapes), None)
     logits = f"the logits of {_tokens(whole):,} tokens x {whole.shape[-1]:,} words" if whole else "the logits"
@@ -89,7 +89,7 @@ def what_fills(plan: Plan, graph: Graph, budget: float) -> str:
 
 def _logits(graph: Graph) -> set[tuple[int, ...]]:
     """The shapes of the logits of a loss, as they are made and as the loss takes them."""
-    found = {op.inputs[0] for op in graph.top.ops if operator(op.fn).of_logits}
+    found = {op.inputs[0] for op in graph.top.ops if operator(op.fn).is_logits_loss}
     roots = {root(graph.top, v) for v in found}
     casts = {op.inputs[0] for op in graph.top.ops if roots & {root(graph.top, v) for v in op.outputs}}
     every = [v for i, v in enumerate(graph.top.values) if i in found | roots or i in casts]

@@ -112,7 +112,7 @@ class FormRules(VendorRules):
                 net.factors.append(allow_only(name, good[states.index[:, axis]]))
         for name, node in net.nodes.items():
             rows = [
-                [r.name for o, r in zip(node.strategy.ops, row, strict=True) if operator(o.fn).of_logits]
+                [r.name for o, r in zip(node.strategy.ops, row, strict=True) if operator(o.fn).is_logits_loss]
                 for row in node.strategy.rows
             ]
             if wide and any(rows):

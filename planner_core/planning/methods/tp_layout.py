@@ -353,7 +353,7 @@ class _Reader:
         summed = [
             n
             for n, p in self.block.params.items()
-            if self.axis in p.sync
+            if self.axis in p.reduced_axes
             and any(n.startswith(f"{scope}.") for scope, _, _ in between if scope)
             and n.rpartition(".")[0] not in (*columns, row)
         ]
@@ -389,7 +389,7 @@ def _unstyled(plan: Plan, layout: TpLayout) -> list[Difference]:
                 continue
             if layout.axis in param.gathered:
                 whole.setdefault("kept in parts and gathered at use in the plan (ZeRO-3)", []).append(full)
-            elif layout.axis in param.gathered_once:
+            elif layout.axis in param.once_gathered_axes:
                 whole.setdefault("its optimizer states in parts in the plan (ZeRO-1, ZeRO-2)", []).append(full)
             elif module not in layout.styles and starred(module) not in said:
                 whole.setdefault("split in the plan", []).append(full)

@@ -74,7 +74,7 @@ def find_even_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> 
 
     Returns None if none fits, or if even the quickest is not below `limit` seconds."""
     pipeline = Pipeline(degrees.ranks, degrees.schedule, even_copies(len(costs.kinds), degrees.ranks * degrees.virtual))
-    stage_s = [float(costs.sums[0].seconds(*pipeline.calls(s))[0]) for s in range(len(pipeline.copies))]
+    stage_s = [float(costs.sums[0].seconds(*pipeline.call_range(s))[0]) for s in range(len(pipeline.copies))]
     # Rank r waits for the stages before it with the first micro-batch, or they run after its last one: sum(stage_s[:r]) in addition
     # to its own work.
     busy_s = (
@@ -86,7 +86,7 @@ def find_even_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> 
     held = [in_flight(order) for order in rank_orders(pipeline, degrees.micro_batches)]
     for number in range(len(costs.policies)):
         if all(
-            costs.fit_together([(*pipeline.calls(s), held[r][s]) for s in pipeline.stages_of(r)], number)
+            costs.fit_together([(*pipeline.call_range(s), held[r][s]) for s in pipeline.stages_of(r)], number)
             for r in range(degrees.ranks)
         ):
             return pipeline.copies, (PolicyMix(number, number),) * len(pipeline.copies)

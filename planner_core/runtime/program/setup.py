@@ -217,7 +217,7 @@ def make_weight(
     names: tuple[str, ...], param: nn.Parameter, plan: ParamPlan, axes: Sequence[Axis], dtypes: Precision
 ) -> Weight:
     """Make the weight of a parameter, with the moves between its stored form, its working copy and its accumulated gradient."""
-    refresh, final = make_moves(plan.refreshed(), axes), make_moves(plan.reduced(), axes)
+    refresh, final = make_moves(plan.refresh_steps(), axes), make_moves(plan.reduce_steps(), axes)
     # Over one rank nothing is gathered: a weight that computes as it is stored is used where it lies, and another is cast for each use.
     casts = bool(plan.gathered) and all(axes[a].size == 1 for a in plan.gathered) and not refresh
     return Weight(names, param, dtypes.working, dtypes.gradient, refresh, final, plan.segments, cast_per_use=casts)

@@ -264,7 +264,7 @@ class TapeRecorder(Recorder):
         fresh = [t for t in tensors(out) if not any(t is o for o in operands)]
         if fresh:
             picks = call.inputs[1:]  # those of indices that are made of nothing (0, 1, 2, ...) are this rank's own
-            if operator(fn).known and (fn != "getitem" or not picks or any(i in self.varying for i in picks)):
+            if operator(fn).is_known and (fn != "getitem" or not picks or any(i in self.varying for i in picks)):
                 call.attrs = describe(fn, func, args, kwargs, fresh)
             for tensor in fresh:
                 self._fresh_constant(tensor, call.inputs, chance)

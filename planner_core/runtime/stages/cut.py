@@ -70,7 +70,7 @@ def _find_stage(cut: Pipeline, calls: int, *, is_call: bool) -> int:
     """
     after_last = not is_call and calls == sum(cut.copies)
     last_call = calls if after_last else calls - 1
-    return max((s for s in range(len(cut.copies)) if cut.calls(s)[0] <= last_call), default=0)
+    return max((s for s in range(len(cut.copies)) if cut.call_range(s)[0] <= last_call), default=0)
 
 
 def _place_counters(layout: PlannedTape, stage_of: dict[int, int]) -> None:
@@ -107,7 +107,7 @@ def _check_copies(prefixes: Sequence[str], cut: Pipeline) -> None:
             f"the stages of the plan run {sum(cut.copies)} copies of blocks, and this call runs {len(prefixes)}; plan the model again"
         )
     for stage in range(len(cut.copies)):
-        first, end = cut.calls(stage)
+        first, end = cut.call_range(stage)
         if misplaced := next((p for p in prefixes[first:end] if p not in cut.parts[stage]), None):
             raise PlanMismatch(f"{misplaced} runs in stage {stage} here, and not in the plan; plan the model again")
 

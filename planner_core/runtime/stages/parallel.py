@@ -137,7 +137,9 @@ class StagedParallel(Parallel):
         names: dict[int, list[str]] = {}
         for name, param in self.model.named_parameters(remove_duplicate=False):
             names.setdefault(id(param), []).append(name)
-        mine = {key for key, found in names.items() if set(self.own_stages) & set(self.cut.users(found) or (0,))}
+        mine = {
+            key for key, found in names.items() if set(self.own_stages) & set(self.cut.stages_that_read(found) or (0,))
+        }
         for path, module in self.model.named_modules():
             for short, param in module._parameters.items():
                 if param is not None and id(param) not in mine:
@@ -149,7 +151,7 @@ class StagedParallel(Parallel):
         them."""
         found = []
         for weight in self.engine.weights.values():
-            ranks = sorted({self.cut.rank_of(stage) for stage in self.cut.users(weight.names)})
+            ranks = sorted({self.cut.rank_of(stage) for stage in self.cut.stages_that_read(weight.names)})
             if len(ranks) > 1 and weight.trained:
                 all_stages = dist.get_process_group_ranks(self.group)
                 group = dist.new_group([all_stages[r] for r in ranks], use_local_synchronization=True)

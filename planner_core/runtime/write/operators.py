@@ -25,7 +25,7 @@ RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "re
 EXPANSIONS = ("expand", "expand_as", "broadcast_to")
 NEW_TENSORS = ("new_zeros", "new_ones", "new_empty", "new_full")
 SPLITS = ("split", "chunk", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split")
-MEANS = tuple(sorted(name for name in known_functions() if operator(name).local is LocalExecution.MEAN))
+MEANS = tuple(sorted(name for name in known_functions() if operator(name).local_execution is LocalExecution.MEAN))
 UNCHANGED_KINDS = (LocalExecution.AS_IT_IS, LocalExecution.MEMORY)
 
 
@@ -108,7 +108,7 @@ _RULES: dict[str, Rule] = {}
 def write_operator(local: LocalCall) -> str:
     """Write the call on local tensors."""
     fn = local.call.fn
-    if fn not in _RULES and operator(fn).local not in UNCHANGED_KINDS and fn != "to":
+    if fn not in _RULES and operator(fn).local_execution not in UNCHANGED_KINDS and fn != "to":
         raise CannotRewrite(f"{local.call.site}: {fn} has no form for parts of its tensors in generated code")
     return _RULES.get(fn, LocalCall.unchanged)(local)
 

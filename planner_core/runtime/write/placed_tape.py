@@ -83,7 +83,7 @@ class PlannedTape:
 
     def takes_all(self, call: TapeCall) -> bool:
         """Return whether a call takes all samples where a rank has a part of them, and its sizes are not written for the rank."""
-        if call.kind != "op" or operator(call.fn).local is LocalExecution.SIZES:
+        if call.kind != "op" or operator(call.fn).local_execution is LocalExecution.SIZES:
             return False
         ends = [(self.samples[n], edge.dst.forward) for n, edge in zip(call.inputs, self.row(call).inputs, strict=True)]
         return any(dim is not None and dst[a] != Shard(dim) for dim, dst in ends for a in self.data_axes)

@@ -95,7 +95,7 @@ class _Builder:
         self.net = Network()
         self.saved_inputs = set(options.saved_by_calls)
         self.kept_results = {v for op in coarse.block.ops if op.name in options.kept_ops for v in op.outputs}
-        self.view_bases, self.buckets = viewed_operands(coarse.block), Buckets.of(coarse.block)
+        self.view_bases, self.buckets = viewed_operands(coarse.block), Buckets.of_block(coarse.block)
         self.crossing = self._crossing_values() - set(options.skipped_values)
         self.passes = memory_passes(coarse.block, model.fused)
         self.at_the_ends = weights_at_the_ends(coarse.block, self.options.ends.before)
@@ -291,9 +291,9 @@ class _Builder:
         `ops.together`."""
         together, several = np.ones(len(index), dtype=bool), np.array(self.model.sizes) > 1
         for k in range(len(s.ops)):
-            is_exclusive = np.array([bool(rows[k].alone) for rows in s.rows])
+            is_exclusive = np.array([bool(rows[k].excludes) for rows in s.rows])
             if is_exclusive.any():  # few operators have such rows
-                excluded_names = {name for rows in s.rows for name in rows[k].alone}
+                excluded_names = {name for rows in s.rows for name in rows[k].excludes}
                 is_excluded = np.array([rows[k].name in excluded_names for rows in s.rows])
                 is_only_one = (is_excluded[index] & several).sum(axis=1) == 1
                 together &= is_only_one | ~(is_exclusive[index] & several).any(axis=1)

@@ -26,7 +26,10 @@ def may_run_in_chunks(work: GroupWork, k: int, fused: bool) -> bool:
     """Return whether op k of a group may run in chunks. Results with fused parts, and results kept for recomputation, are made at once."""
     op = work.strategy.ops[k]
     return (
-        work.model.workload.chunks > 1 and operator(op.fn).cuts and not fused and op.name not in work.options.kept_ops
+        work.model.workload.chunks > 1
+        and operator(op.fn).chunkable
+        and not fused
+        and op.name not in work.options.kept_ops
     )
 
 

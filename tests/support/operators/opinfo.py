@@ -67,7 +67,7 @@ def rule_of(name: str) -> Operator | None:
         name.replace(".", "_"),
         name.rpartition(".")[2],
     )
-    return next((one for fn in spelled if fn and (one := operator(fn)).known), None)
+    return next((one for fn in spelled if fn and (one := operator(fn)).is_known), None)
 
 
 def reason_of(name: str) -> str | None:

@@ -54,12 +54,12 @@ class GatherMemory:
         """Number of units that it is ahead."""
         return len(self.flying) + self.earlier
 
-    def coming(self, left: int) -> int:
+    def in_flight_bytes(self, left: int) -> int:
         """Bytes in flight."""
         issued = self.reach - left
         return self.flying[issued - 1] if 0 < issued <= len(self.flying) else 0
 
-    def sending(self, left: int) -> int:
+    def issuing_bytes(self, left: int) -> int:
         """The most bytes while it comes to `left`."""
         issued = self.reach - left
         return self.issuing[issued - 1] if 0 < issued <= len(self.flying) else 0
@@ -77,19 +77,20 @@ class UnitMemory:
     reductions: tuple[ReductionMemory, ...]
     waits: frozenset[int] = frozenset()
 
-    def gathered(self, *, again: bool = False) -> int:
+    def gathered_bytes(self, *, again: bool = False) -> int:
         """Bytes of its weights while it runs, forward or (with `again`) backward."""
         return sum(g.whole for g in self.gathers if g.again or not again)
 
-    def coming(self, left: int = 0, *, again: bool = False) -> int:
+    def in_flight_bytes(self, left: int = 0, *, again: bool = False) -> int:
         """Bytes in flight while `left` collectives of each message are not yet issued."""
-        return sum(g.coming(left) for g in self.messages(again))
+        return sum(g.in_flight_bytes(left) for g in self.messages(again))
 
-    def waiting(self, *, again: bool = False) -> int:
+    def unpacking_bytes(self, *, again: bool = False) -> int:
         """The most bytes while its weights are unpacked, one message after the other."""
         all_of = self.messages(again)
         here = [
-            sum(g.whole for g in all_of[: k + 1]) + sum(g.coming(0) for g in all_of[k:]) for k in range(len(all_of))
+            sum(g.whole for g in all_of[: k + 1]) + sum(g.in_flight_bytes(0) for g in all_of[k:])
+            for k in range(len(all_of))
         ]
         return max(here, default=0)
 
@@ -120,7 +121,7 @@ def unit_memory(
     """The unit of these ops of a block. Another unit finishes the gradients of the weights `later`. Other units also use the weights
     `shared`."""
     uses = uses_of(block, bp, ops, model)
-    waits = later & {v for op in ops for v in op.inputs} - {u.value for u in uses.values() if u.apart}
+    waits = later & {v for op in ops for v in op.inputs} - {u.value for u in uses.values() if u.is_separate}
     return UnitMemory(
         label,
         uses,
@@ -169,11 +170,13 @@ def _gathers(block: Block, uses: Mapping[tuple[str, int], UseMemory], model: Cos
                 use
             )
     for group in groups.values():
-        chain = buffer_bytes([(block, u.value, _placements_before(u.whole, u.gather), u.gather) for u in group], model)
+        chain = buffer_bytes(
+            [(block, u.value, _placements_before(u.gathered_placements, u.gather), u.gather) for u in group], model
+        )
         first = block.values[group[0].value]
         cast = first.grad and model.workload.kept_item(item := ITEM_BYTES[first.meta.dtype]) != item
         freed = [
-            (block, u.value, u.whole, ()) for u in group if not u.lasting
+            (block, u.value, u.gathered_placements, ()) for u in group if not u.lasting
         ]  # others are counted as what autograd keeps
         yield GatherMemory(
             sum(buffer_bytes(freed, model)),

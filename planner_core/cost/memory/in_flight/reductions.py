@@ -45,7 +45,7 @@ def reductions(
     for use in uses.values():
         v = block.values[use.value]
         given = use.value in block.inputs and not use.reduce  # the caller's, which sums it
-        if not v.grad or given or (not use.apart and use.value in seen | later):
+        if not v.grad or given or (not use.is_separate and use.value in seen | later):
             continue
         final = _steps_once(bp, block, use.value, model)
         # A weight with several uses is reduced once a step, by the unit whose backward comes last. The others keep their terms.
@@ -60,7 +60,7 @@ def reductions(
 def _reduction(
     block: Block, bp: BlockPlan, group: Sequence[UseMemory], model: CostModel, holds: bool, shared: frozenset[int]
 ) -> ReductionMemory:
-    shared &= {u.value for u in group if u.apart}  # autograd gives the sum of all uses of a weight that is kept
+    shared &= {u.value for u in group if u.is_separate}  # autograd gives the sum of all uses of a weight that is kept
     dtype = model.workload.summed_in(block.values[group[0].value].meta.dtype)
     group = [_after_local_steps(use) for use in group]
     micro = buffer_bytes([(block, u.value, u.sent_from, u.reduce) for u in group], model, gradients=True)

@@ -21,16 +21,16 @@ class UseMemory:
 
     value: int
     gather: Steps
-    whole: Placements
-    slices: Steps
-    made: Steps
+    gathered_placements: Placements
+    op_steps: Steps
+    first_gradient_steps: Steps
     reduce: Steps
     sent_from: Placements
     again: bool
     lasting: bool = False
 
     @property
-    def apart(self) -> bool:
+    def is_separate(self) -> bool:
         """Whether autograd tells this use from those of other units, since the unit gathers the weight or reduces its gradient."""
         return bool(self.gather or self.reduce)
 

@@ -57,7 +57,7 @@ def ranks_work(plan: Plan, graph: Graph) -> list[RankWork]:
     cut = plan.pipeline
     assert cut is not None
     stages, model = stage_plans(plan.blocks, graph, cut), cost_model_of(plan)
-    units = [scheduled_units(replace(plan, blocks=s.blocks, pipeline=None), s.own) for s in stages]
+    units = [scheduled_units(replace(plan, blocks=s.blocks, pipeline=None), s.computed_graph) for s in stages]
     sent = [_boundary_bytes(stages, number, model) for number in range(len(stages))]
     tied = tied_bytes(stages, model)
     found = []
@@ -66,9 +66,11 @@ def ranks_work(plan: Plan, graph: Graph) -> list[RankWork]:
         passes = tuple(
             _scheduled_pass_of(plan, units[w.stage], w, sent, model) for w in order if w.what is not Pass.WEIGHT
         )
-        traffic = sum_traffic((m for s in mine for m in messages(stages[s].blocks, stages[s].own, model)), model)
+        traffic = sum_traffic(
+            (m for s in mine for m in messages(stages[s].blocks, stages[s].computed_graph, model)), model
+        )
         shared = [size for users, size in tied if set(users) & set(mine) and len({cut.rank_of(s) for s in users}) > 1]
-        copies = tuple(call.prefix for s in mine for call in stages[s].own.calls())
+        copies = tuple(call.prefix for s in mine for call in stages[s].computed_graph.calls())
         found.append(RankWork(passes, replace(plan.cost, traffic=traffic).collectives(), tuple(shared), copies))
     return found
 

@@ -71,8 +71,8 @@ def price_pipeline(
     found = PipelineCost(costs, time.bubble_s, bound_s(pipeline, costs, m))
     busiest = max(range(pipeline.ranks), key=lambda r: _busy_seconds(pipeline, costs, r, m))
     mine = pipeline.stages_of(busiest)
-    traffic = sum_traffic((x for s in mine for x in messages(stages[s].blocks, stages[s].own, model)), model)
-    units = [priced_units(stages[s].blocks, stages[s].own, model, ends=ends) for s in mine]
+    traffic = sum_traffic((x for s in mine for x in messages(stages[s].blocks, stages[s].computed_graph, model)), model)
+    units = [priced_units(stages[s].blocks, stages[s].computed_graph, model, ends=ends) for s in mine]
     compute = m * sum(u.copies * (u.forward_s + u.backward_s) for own in units for u in own)
     optimizer = max(sum(u.copies * u.optimizer_s for u in own) for own in units)
     return Cost(
@@ -107,7 +107,7 @@ def _stage_cost(
     stages: Sequence[StagePlan], number: int, model: CostModel, ends: Ends, link: AxisLink, split: bool
 ) -> StageCost:
     stage, num_bytes, gather_s = stages[number], *_sent_to_next_stage(stages, number, model)
-    units = priced_units(stage.blocks, stage.own, model, ends=ends)
+    units = priced_units(stage.blocks, stage.computed_graph, model, ends=ends)
     totals = [(u.copies, unit_totals(u, model)) for u in units]
     forward, first = _phase_seconds(totals, model, Component.FORWARD, Component.FORWARD_TRAFFIC, Component.FORWARD_ONCE)
     backward, last = _phase_seconds(
@@ -177,7 +177,7 @@ def _weight_seconds(stage: StagePlan, model: CostModel) -> float:
     """Seconds of a micro-batch's backward that make the gradients of weights: the kernels that are not needed for the operands' own."""
     total = 0.0
     for label, plan in stage.blocks.items():
-        block = block_of(stage.own, label)
+        block = block_of(stage.computed_graph, label)
         one = sum(
             _weight_gradient_seconds(block, op, plan.sites[op.name], model) for op in block.ops if has_kernels(op)
         )

@@ -36,14 +36,14 @@ class StagePlan:
         copies = tuple((label, len(block.prefixes)) for label, block in self.blocks.items())
         return (
             copies,
-            tuple(op.name for op in self.own.top.ops),
+            tuple(op.name for op in self.computed_graph.top.ops),
             len(self.takes),
             len(self.gives),
             self.graph.buffer_bytes,
         )
 
     @property
-    def own(self) -> Graph:
+    def computed_graph(self) -> Graph:
         """The stage's graph without what receives: the operators that have kernels, and collectives in the stage's mesh."""
         top = self.graph.top
         items = tuple(i for i in top.items if not (isinstance(i, Op) and i.fn == RECEIVE))
@@ -74,7 +74,7 @@ def cut_items(graph: Graph, pipeline: Pipeline) -> tuple[int, ...]:
         raise InputError(
             f"the stages run {sum(pipeline.copies)} copies of blocks, and {graph.name} has {len(at)}; plan this model again"
         )
-    begins = [pipeline.calls(stage)[0] for stage in range(1, len(pipeline.copies))]
+    begins = [pipeline.call_range(stage)[0] for stage in range(1, len(pipeline.copies))]
     inner = [at[first] if first < len(at) else at[-1] + 1 for first in begins]
     return (0, *inner, len(graph.top.items))
 
@@ -134,7 +134,9 @@ def _stage_blocks(blocks: Mapping[str, BlockPlan], stage: Graph, states: _Delive
     read = {top.values[v].name for item in top.items for v in item.inputs if top.values[v].kind == "parameter"}
     whole = blocks[""]
     sites = {
-        op.name: SitePlan((), (_receive_op(states.of(op.outputs[0])),)) if op.fn == RECEIVE else whole.sites[op.name]
+        op.name: SitePlan((), (_receive_op(states.state_of(op.outputs[0])),))
+        if op.fn == RECEIVE
+        else whole.sites[op.name]
         for op in top.ops
     }
     found = {"": replace(whole, sites=sites, params={n: p for n, p in whole.params.items() if n in read})}
@@ -157,7 +159,7 @@ class _DeliveredStates:
         self.labels = {prefix: label for label, block in blocks.items() for prefix in block.prefixes}
         self.makers = {v: item for item in graph.top.items for v in item.outputs}
 
-    def of(self, value: int) -> State:
+    def state_of(self, value: int) -> State:
         maker = self.makers[value]
         if isinstance(maker, Op):
             return self.blocks[""].sites[maker.name].outputs[maker.outputs.index(value)].dst
@@ -167,4 +169,4 @@ class _DeliveredStates:
         for op in block.ops:
             if inner in op.outputs:
                 return plan.sites[op.name].outputs[op.outputs.index(inner)].dst
-        return self.of(maker.inputs[block.inputs.index(inner)])  # the block hands on what it was given
+        return self.state_of(maker.inputs[block.inputs.index(inner)])  # the block hands on what it was given

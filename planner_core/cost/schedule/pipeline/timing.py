@@ -61,7 +61,7 @@ class PipelineTime:
 def simulated_pipeline(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> PipelineTime:
     """One step of all ranks. Raises InputError if the schedule cannot have so many micro-batches."""
     run = _PipelineRun(pipeline, stages, micro_batches)
-    run.all()
+    run.run()
     ends = [
         max(run.free[rank], run.summed[rank]) + max(stages[s].step_s for s in pipeline.stages_of(rank))
         for rank in range(pipeline.ranks)
@@ -83,18 +83,18 @@ class _PipelineRun:
         self.there: dict[tuple[int, bool, int], float] = {(0, True, k): 0.0 for k in range(micro_batches)}
         self.spans: list[Span] = []
 
-    def all(self) -> None:
+    def run(self) -> None:
         """Run every rank as far as it comes, until all are done."""
         todo: list[tuple[int, Order, int]] = [
             (r, o, 0) for r, o in enumerate(rank_orders(self.pipeline, self.micro_batches))
         ]
         while todo:
             before = len(self.spans)
-            todo = [(r, o, at) for r, o, begin in todo if (at := self._rank(r, o, begin)) < len(o)]
+            todo = [(r, o, at) for r, o, begin in todo if (at := self._run_rank(r, o, begin)) < len(o)]
             if todo and len(self.spans) == before:
                 raise AssertionError(f"{self.pipeline.schedule} waits for itself at {[o[at] for _, o, at in todo]}")
 
-    def _rank(self, rank: int, order: Order, at: int) -> int:
+    def _run_rank(self, rank: int, order: Order, at: int) -> int:
         """Run a rank's work from `at` on, up to what waits for a rank that has not run so far. Returns where it stopped."""
         while at < len(order):
             work = order[at]
@@ -106,7 +106,7 @@ class _PipelineRun:
             if forward and work.micro_batch == 0:
                 self.gathered[rank] += cost.first_s
                 start = max(start, self.gathered[rank])
-            end = start + self._seconds(work)
+            end = start + self._pass_seconds(work)
             self.free[rank] = end
             if work.what in LAST_OF_GRADIENTS and work.micro_batch == self.micro_batches - 1:
                 self.summed[rank] = max(self.summed[rank], end) + cost.last_s
@@ -115,7 +115,7 @@ class _PipelineRun:
             at += 1
         return at
 
-    def _seconds(self, work: Work) -> float:
+    def _pass_seconds(self, work: Work) -> float:
         """Seconds of a pass."""
         cost = self.stages[work.stage]
         return {
