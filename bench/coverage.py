@@ -248,19 +248,19 @@ def plainly(model_type: str, cls: str) -> str:
     import torch
     import transformers
 
-    from planner_core.models.sources import own_config, training_inputs
+    from planner_core.models.sources import make_training_inputs, select_config
 
     made: Any = None
     try:
         made = transformers.CONFIG_MAPPING[model_type]()
-        made = own_config(made, getattr(transformers, cls))
+        made = select_config(made, getattr(transformers, cls))
         made.use_cache = False
         with torch.device("meta"):
             model = getattr(transformers, cls)._from_config(made)
     except Exception as error:
         return f"transformers alone cannot build its default: {type(error).__name__}: {_line(error)}"
     try:
-        inputs = training_inputs(model, made, 2, 64, "float32")
+        inputs = make_training_inputs(model, made, 2, 64, "float32")
         model(**{k: v.to("meta") for k, v in inputs.items()})
     except (TypeError, AttributeError, KeyError, IndexError, ValueError) as error:
         return f"transformers alone cannot run its default: {type(error).__name__}: {_line(error)}"

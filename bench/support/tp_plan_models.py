@@ -158,7 +158,7 @@ def part_graph(kind: str) -> Any:
     from planner_core.core import PlannerError
     from planner_core.models.capture import capture_module
     from planner_core.models.sources import huggingface as hf
-    from planner_core.models.sources import training_inputs
+    from planner_core.models.sources import make_training_inputs
 
     part = PARTS[kind]
     whole = json.loads(json.dumps(CONFIG_MAPPING[kind](**part.fields).to_dict(), default=str))
@@ -166,8 +166,8 @@ def part_graph(kind: str) -> Any:
     data = json.loads(json.dumps(whole))
     cut(data)
     try:
-        model, config, _ = hf.build(data)
+        model, config, _ = hf.build_from_config(data)
     except PlannerError:  # a config that says something of each layer
-        model, config, _ = hf.build(whole)
-    inputs = part.inputs(config) if part.inputs else training_inputs(model, config, BATCH, SEQ, "bfloat16")
+        model, config, _ = hf.build_from_config(whole)
+    inputs = part.inputs(config) if part.inputs else make_training_inputs(model, config, BATCH, SEQ, "bfloat16")
     return capture_module(model, inputs, name=kind, config={"model_type": kind}, batch=BATCH, seq=SEQ)

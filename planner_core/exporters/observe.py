@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from planner_core.core import InputError, Plan
-from planner_core.models.sources import build, text_config, training_inputs
+from planner_core.models.sources import build_from_config, make_training_inputs, text_config
 from planner_core.planning import shrink
 from planner_core.planning.methods import CannotHold, Difference, TensorParallelGroup, TpLayout, compress, starred
 from planner_core.runtime import initializer
@@ -50,8 +50,8 @@ def observe(plan: Plan, layout: TpLayout) -> Observed:
             f"{plan.model['name']} comes from {config['callable']}, whose modules this form cannot look at; "
             "call planner_core.apply(module, plan) in your trainer instead"
         )
-    model, parsed, _ = build(shrink(config), "float32")
-    inputs = training_inputs(model, parsed, 2, 8, "float32")
+    model, parsed, _ = build_from_config(shrink(config), "float32")
+    inputs = make_training_inputs(model, parsed, 2, 8, "float32")
     materialise(model, initializer(model, 0))
     _stock_only(layout, model)
     shared, unshared = _shared_inputs(model, inputs, layout.groups)

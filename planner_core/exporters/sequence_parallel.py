@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner_core.core import Plan, Shard, VerificationFailed, join_name
-from planner_core.models.sources import build, training_inputs
+from planner_core.models.sources import build_from_config, make_training_inputs
 from planner_core.planning import shrink
 from planner_core.planning.methods import TpLayout, split_site, starred
 from planner_core.runtime import initializer
@@ -70,8 +70,8 @@ def _trial(text: str, config: dict[str, Any]) -> str:
     """Run a step of rank 0 on a fake group. Collectives return arbitrary values, but shapes and placements are right."""
     logging.disable(logging.WARNING)  # a CPU group warns about each collective that it emulates
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
-    model, parsed, _ = build(shrink(config), "float32")
-    inputs = training_inputs(model, parsed, 2, 8, "float32")
+    model, parsed, _ = build_from_config(shrink(config), "float32")
+    inputs = make_training_inputs(model, parsed, 2, 8, "float32")
     materialise(model, initializer(model, 0))
     scope: dict[str, Any] = {}
     exec(compile(text, "exported", "exec"), scope)  # our own text

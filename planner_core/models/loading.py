@@ -80,15 +80,15 @@ def capture_file(source: str, *, batch: int | None = None, seq: int | None = Non
     If a model cannot be captured without values, it is captured once more with the values of its integer and mask inputs. Raises
     InputError if the sizes of the example inputs are not `batch` and `seq`.
     """
-    from planner_core.models.sources.in_memory import sizes_of
-    from planner_core.models.sources.resolve import on_meta, python_source
+    from planner_core.models.sources.in_memory import infer_workload
+    from planner_core.models.sources.resolve import move_to_meta, python_source
 
     exported = source.endswith(".pt2")
 
     def graph(made: ModelSource) -> Graph:
-        size = made.workload or sizes_of(made)
+        size = made.workload or infer_workload(made)
         _check_sizes(source, size, {} if exported else {"batch": batch, "seq": seq})
-        notes = made.notes if exported else (*made.notes, made.described())
+        notes = made.notes if exported else (*made.notes, made.describe_inputs())
         return _capture(made, size, flat=flat, notes=notes, replay=not exported)
 
     made = python_source(source)
@@ -100,7 +100,7 @@ def capture_file(source: str, *, batch: int | None = None, seq: int | None = Non
             raise
         first = error
     try:
-        made = on_meta(python_source(source, "cpu"))
+        made = move_to_meta(python_source(source, "cpu"))
         made.notes += (f"planned for the values of the example inputs, others may run otherwise: {first.what}",)
         return graph(made)
     except (CaptureError, MemoryError):
@@ -125,7 +125,7 @@ def _capture_config(
     from planner_core.models.capture.constants import MAX_COMPUTED_ELEMENTS
     from planner_core.models.sandbox.memory_limit import limited_memory
     from planner_core.models.snapshots.widened import widened
-    from planner_core.models.sources.positions import stretched, too_long
+    from planner_core.models.sources.positions import stretched_note, too_long_message
     from planner_core.models.sources.resolve import resolve
 
     if batch * (seq or DEFAULT_SEQ) > MAX_COMPUTED_ELEMENTS:
@@ -139,7 +139,7 @@ def _capture_config(
         tokens, limit = model.workload["seq"], model.positions
         beyond = limit.beyond(tokens)
         four_bits = (model.config.get("lora") or {}).get("weights") == NF4
-        notes = (*model.notes, *([stretched(limit, tokens)] if beyond else []), *([NF4_NOTE] if four_bits else []))
+        notes = (*model.notes, *([stretched_note(limit, tokens)] if beyond else []), *([NF4_NOTE] if four_bits else []))
         try:
             return _capture(model, {"batch": batch, "seq": tokens}, flat=flat, notes=notes, library=True)
         except TooManyPositions as error:
@@ -148,11 +148,13 @@ def _capture_config(
                 raise
             longest = _capture_config(source, batch, min(fits, limit.number or fits), dtype, layers, flat, asked=False)
             if seq is not None and asked:
-                raise InputError(too_long(model.name, replace(limit, number=longest.workload["seq"]), seq)) from None
+                raise InputError(
+                    too_long_message(model.name, replace(limit, number=longest.workload["seq"]), seq)
+                ) from None
             return longest
         except CaptureError as error:
             if beyond:
-                raise InputError(f"{too_long(model.name, limit, tokens)}") from error
+                raise InputError(f"{too_long_message(model.name, limit, tokens)}") from error
             raise
 
 
@@ -179,9 +181,9 @@ def open_model(
     """Return the graph of a MODEL argument: a snapshot of the zoo if it has one, otherwise a capture, which imports torch."""
     dtype = dtype or SNAPSHOT_DTYPES[0]
     if model in ZOO and dtype in SNAPSHOT_DTYPES:
-        from planner_core.models.sources.positions import within_positions
+        from planner_core.models.sources.positions import check_positions
 
-        graph = within_positions(load_snapshot(model, batch=batch, seq=seq, layers=layers))
+        graph = check_positions(load_snapshot(model, batch=batch, seq=seq, layers=layers))
         return graph if dtype == SNAPSHOT_DTYPES[0] else with_dtype(graph, dtype)
     asked = {"batch": batch, "seq": seq}
     if model in ZOO:

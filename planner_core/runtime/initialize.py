@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from planner_core.core import InputError, join_name
-from planner_core.models.sources import first_buffers
+from planner_core.models.sources import initial_buffers
 
 Init = Callable[[str, torch.Tensor], torch.Tensor]
 """Returns the whole value of a parameter, for its name and the parameter, which may be on meta."""
@@ -23,7 +23,7 @@ Init = Callable[[str, torch.Tensor], torch.Tensor]
 
 def initializer(model: nn.Module, seed: int = 0, device: str = "cpu") -> Init:
     """Give buffers on meta their values, and return `init(name, parameter)`, which makes the value of a parameter."""
-    first_values = first_buffers(model)
+    first_values = initial_buffers(model)
     for name, module in model.named_modules():
         meta = {n: b for n, b in module._buffers.items() if b is not None and b.is_meta}
         for short, buffer in meta.items():

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import Placements, Plan, Replicate, Shard, shortest_steps
 from planner_core.models.hooks import makes_kv_cache
-from planner_core.models.sources import spelled, state_of, unread_argument
+from planner_core.models.sources import argument_name, argument_state, explain_unsupported
 from planner_core.runtime.bound_call import BoundCall, adopt_script
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.loop import Agreement
@@ -114,7 +114,7 @@ class Parallel:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         self._refuse_inputs(leaves)
         leaves = [self._cast(x) if isinstance(x, torch.Tensor) else x for x in leaves]
-        if unread := unread_argument(args, kwargs):
+        if unread := explain_unsupported(args, kwargs):
             raise PlanMismatch(f"the model was called with what was not planned: {unread}")
         key = self._key(leaves, spec, global_batch)
         for variant in range(MAX_VARIANTS):
@@ -168,7 +168,7 @@ class Parallel:
         self.num_changes += 1
         if self.num_changes == WARN_AFTER_CHANGES:
             warnings.warn(
-                f"{spelled(path, self.planned.argument_names)} is a number or a word that changes from call to call, and each value is "
+                f"{argument_name(path, self.planned.argument_names)} is a number or a word that changes from call to call, and each value is "
                 "recorded anew, which takes far longer than the call; give a number as a tensor (torch.tensor(value)), and leave out what "
                 "forward does not use",
                 stacklevel=4,
@@ -298,7 +298,7 @@ class Parallel:
         return x.to(wanted) if x.is_floating_point() and x.dtype != wanted and x.dim() > 0 else x
 
     def _key(self, leaves: list[Any], spec: Any, global_batch: bool) -> Any:
-        shapes = tuple([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else state_of(x) for x in leaves])
+        shapes = tuple([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else argument_state(x) for x in leaves])
         wanted = tuple([w.parameter.requires_grad for w in self.engine.weights.values()])
         # the text of a form: torch 2.6 has no hash of it
         return shapes, str(spec), global_batch, torch.is_grad_enabled(), self.frozen.training_modes(), wanted

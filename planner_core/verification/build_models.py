@@ -15,7 +15,14 @@ from torch.utils import _pytree as pytree
 from planner_core.core import InputError
 from planner_core.models.capture import returned_loss, standin_loss
 from planner_core.models.hooks import DROPOUTS, canonical_name, draws_dropout_mask, without_dropout_masks
-from planner_core.models.sources import ModelSource, build, limits, python_source, text_config, training_inputs
+from planner_core.models.sources import (
+    ModelSource,
+    build_from_config,
+    make_training_inputs,
+    python_source,
+    text_config,
+    value_limits,
+)
 from planner_core.runtime import Init, Parallel, PlanMismatch, initializer, map_marked_leaves
 from planner_core.runtime.training import has_hooks, position_along
 
@@ -29,7 +36,7 @@ def build_model(config: Mapping[str, Any], dtype: str) -> tuple[nn.Module, Any]:
     if "callable" in config:
         made = python_source(config["callable"])
         return made.module, made
-    module, parsed, _ = build(config, dtype, to_run=True)
+    module, parsed, _ = build_from_config(config, dtype, to_run=True)
     return module, parsed
 
 
@@ -126,9 +133,9 @@ def example_inputs(
     """One global batch: random tokens, labels (some of them ignored), images (left on meta with `meta_signals`)."""
     if isinstance(config, ModelSource):
         return _own_inputs(config, seed, meta_signals)
-    inputs = training_inputs(model, config, int(workload["batch"]), int(workload["seq"]), str(workload["dtype"]))
+    inputs = make_training_inputs(model, config, int(workload["batch"]), int(workload["seq"]), str(workload["dtype"]))
     random = torch.Generator().manual_seed(seed)
-    below = limits(type(model).__name__, config, inputs)
+    below = value_limits(type(model).__name__, config, inputs)
     padding = getattr(text_config(config), "pad_token_id", None)
     for name, value in inputs.items():
         if value.is_floating_point():

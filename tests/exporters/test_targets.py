@@ -22,7 +22,7 @@ from planner_core.exporters.api import export, export_text
 from planner_core.exporters.configs import TITAN_LLAMAS
 from planner_core.exporters.nearest import nearest
 from planner_core.exporters.targets import TARGETS
-from planner_core.models.sources.huggingface import build
+from planner_core.models.sources.huggingface import build_from_config
 from planner_core.planning.methods.tp_layout import tensor_layout
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
@@ -48,7 +48,7 @@ def consume(name: str, which: str, target: str, folder: Path) -> dict[str, Any]:
     """The scaled plan exported and run by its consumer on 2 ranks."""
     plan = scaled(planned(name)[which], 2)
     config = plan.model["config"]
-    model: Any = build(config, "float32")[0]
+    model: Any = build_from_config(config, "float32")[0]
     materialise(model, gentle_initializer(model, 0))
     model.save_pretrained(folder / "model")
     found = model_spec(config)

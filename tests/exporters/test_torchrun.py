@@ -19,7 +19,7 @@ import torch
 import planner_core as shardscope
 from planner_core.core import InputError, Plan, plan_from_json
 from planner_core.exporters.api import export, export_text
-from planner_core.models.sources import build
+from planner_core.models.sources import build_from_config
 from planner_core.runtime import initializer
 from planner_core.runtime.training import warmup_cosine
 from planner_core.verification import materialise, scaled
@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("script")
     tokens = np.random.default_rng(3).integers(0, 256, 2_000).astype(np.uint16)
     tokens.tofile(place / "tokens.bin")
-    model: Any = materialise(model := build(CONFIG, "float32")[0], initializer(model, 7))
+    model: Any = materialise(model := build_from_config(CONFIG, "float32")[0], initializer(model, 7))
     model.save_pretrained(place / "weights")
     export(plans()["FSDP"], "torchrun", place / "fsdp.py")
     export(plans()["Megatron-LM + sequence parallel"], "torchrun", place / "megatron.py")

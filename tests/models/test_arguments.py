@@ -13,8 +13,15 @@ from torch import nn
 from torch.utils._pytree import SequenceKey
 
 from planner_core.core import InputError
-from planner_core.models.sources import is_new, is_table, module_source, spelled, state_of, unread_argument
-from planner_core.models.sources.arguments import tables_of
+from planner_core.models.sources import (
+    argument_name,
+    argument_state,
+    explain_unsupported,
+    is_unknown_input,
+    lacks_samples,
+    module_source,
+)
+from planner_core.models.sources.arguments import list_inputs_by_samples
 
 BATCHES: list[int] = []
 
@@ -88,26 +95,30 @@ def test_a_module_with_weights_is_refused_as_an_argument() -> None:
     ],
 )
 def test_tensors_numbers_words_and_functions_are_taken(other: Any) -> None:
-    assert unread_argument((X, other), {}) == ""
+    assert explain_unsupported((X, other), {}) == ""
     module_source(Taking(), (X, other))
 
 
 def test_arguments_that_are_equal_but_not_the_same_are_told_apart() -> None:
     loss = Scaled(1)
-    seen = [state_of(x) for x in (1, True, 1.0, 0.0, -0.0, loss)]
+    seen = [argument_state(x) for x in (1, True, 1.0, 0.0, -0.0, loss)]
     loss.by = 2.0
-    assert len({*seen, state_of(loss)}) == 7
+    assert len({*seen, argument_state(loss)}) == 7
 
 
 def test_inputs_without_samples_are_known_by_their_places() -> None:
-    found = tables_of(Taking(), (X, [torch.ones(5), torch.ones(1, 3)]), {})
+    found = list_inputs_by_samples(Taking(), (X, [torch.ones(5), torch.ones(1, 3)]), {})
     assert found == {"inputs_without_samples": ["other[0]"], "inputs_with_samples": ["x", "other[1]"]}
-    assert [is_table(n, found) for n in ("other[0]", "other[1]", "other[2]", "x")] == [True, False, False, False]
-    found = tables_of(Taking(), (X, {"a": torch.ones(5)}), {})
-    assert is_table("other['b']", found) and not is_table("x", found)
-    assert is_new("argument 2", found) and not is_new("other['b']", found) and not is_new("x", found)
-    assert tables_of(Taking(), (X, X), {}) == {} and not is_new("argument 2", {})
+    assert [lacks_samples(n, found) for n in ("other[0]", "other[1]", "other[2]", "x")] == [True, False, False, False]
+    found = list_inputs_by_samples(Taking(), (X, {"a": torch.ones(5)}), {})
+    assert lacks_samples("other['b']", found) and not lacks_samples("x", found)
+    assert (
+        is_unknown_input("argument 2", found)
+        and not is_unknown_input("other['b']", found)
+        and not is_unknown_input("x", found)
+    )
+    assert list_inputs_by_samples(Taking(), (X, X), {}) == {} and not is_unknown_input("argument 2", {})
 
 
 def test_a_place_is_spelled_as_in_the_call() -> None:
-    assert spelled((SequenceKey(0), SequenceKey(1), SequenceKey(0))) == "argument 2[0]"
+    assert argument_name((SequenceKey(0), SequenceKey(1), SequenceKey(0))) == "argument 2[0]"

@@ -27,7 +27,7 @@ from planner_core.models.snapshots.compare import difference
 from planner_core.models.snapshots.symbolic import symbolic
 from planner_core.models.sources import huggingface as hf
 from planner_core.models.sources.config_limits import check_numbers
-from planner_core.models.sources.inputs import training_inputs
+from planner_core.models.sources.inputs import make_training_inputs
 from planner_core.models.zoo import ZOO
 
 LAYERS = {name: 3 if model.depth else None for name, model in ZOO.items()}
@@ -566,7 +566,7 @@ def test_constant_control_flow_runs():
 )
 def test_bad_configs_in_one_sentence(config, words, monkeypatch):
     monkeypatch.setattr(
-        "planner_core.models.sources.config_limits.MOST_MODULES", 400
+        "planner_core.models.sources.config_limits.MAX_MODULES", 400
     )  # so that it takes no time to get there
     with pytest.raises((InputError, CaptureError), match=words) as caught:
         capture_graph(config, batch=1, seq=8)
@@ -961,9 +961,9 @@ def test_a_real_run_has_the_captured_sites(kind):
     captured = capture_graph(data, batch=2, seq=16, dtype="float32", flat=True)
     moe.register_experts()
     config = hf.read_config(data)
-    hf.without_dropout(config)
-    model = hf._construct(hf.model_class(config, data), config, torch.float32).train()
-    inputs = training_inputs(model, config, 2, 16, "float32")
+    hf.disable_dropout(config)
+    model = hf._construct(hf.find_model_class(config, data), config, torch.float32).train()
+    inputs = make_training_inputs(model, config, 2, 16, "float32")
     inputs = {k: torch.randn(v.shape) if v.is_meta else v for k, v in inputs.items()}
     with sites.Scopes(model) as scopes, Tracker(model, scopes) as mode:
         model(**inputs)

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import nn
 
-from planner_core.models.sources import build, first_buffers
-from planner_core.models.sources.first_values import FirstValues
+from planner_core.models.sources import build_from_config, initial_buffers
+from planner_core.models.sources.first_values import InitialValues
 from planner_core.runtime import initializer
 
 
@@ -44,12 +44,12 @@ class Both(nn.Module):
 
 
 def test_what_constructors_compute_is_known_and_what_they_draw_is_not() -> None:
-    follow = FirstValues()
+    follow = InitialValues()
     with torch.device("meta"), follow:
         model = Both()
-    follow.note(model)
+    follow.store_buffers(model)
     assert all(b.is_meta for b in model.buffers())
-    found, wanted = first_buffers(model), dict(Both().named_buffers())
+    found, wanted = initial_buffers(model), dict(Both().named_buffers())
     assert set(wanted) - set(found) == {"parts.1.drawn", "parts.1.of_drawn"}
     for name, value in found.items():
         assert value.dtype == wanted[name].dtype and torch.equal(value, wanted[name]), name
@@ -59,7 +59,7 @@ def test_a_frozen_batch_norm_scales_by_one() -> None:
     """transformers gives it no first values: it scaled by zero, so that RT-DETR's outputs and gradients were zero."""
     config = {"model_type": "rt_detr", "architectures": ["RTDetrModel"]}
     for to_run in (True, False):
-        model, *_ = build(config, "float32", to_run=to_run)
+        model, *_ = build_from_config(config, "float32", to_run=to_run)
         initializer(model)
         weights = [
             b for n, b in model.named_buffers() if n.startswith("backbone") and n.endswith("normalization.weight")

@@ -9,7 +9,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from planner_core.core import InputError, Op
 from planner_core.models.loading import capture_graph
-from planner_core.models.sources import build, training_inputs
+from planner_core.models.sources import build_from_config, make_training_inputs
 from planner_core.verification.build_models import example_inputs, whole_model
 
 TEXT = {
@@ -87,8 +87,8 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]]]] = {
 def test_a_model_runs_on_the_inputs_that_are_made_for_it(kind: str) -> None:
     sizes, wanted = MODELS[kind]
     config = {"model_type": kind, **sizes}
-    module, parsed, _ = build(config, "float32")
-    made = training_inputs(module, parsed, 2, 16, "float32")
+    module, parsed, _ = build_from_config(config, "float32")
+    made = make_training_inputs(module, parsed, 2, 16, "float32")
     assert {name: tuple(made[name].shape) for name in wanted} == wanted
     assert capture_graph(config, batch=2, seq=16, dtype="float32").num_params
 
@@ -96,7 +96,7 @@ def test_a_model_runs_on_the_inputs_that_are_made_for_it(kind: str) -> None:
 def test_a_batch_for_verification_has_places_within_its_tokens_and_no_padding() -> None:
     """The plan is for a batch without padding. DPR makes a mask of its own where it sees some."""
     for kind in ("splinter", "dpr"):
-        module, parsed, _ = build({"model_type": kind, **TEXT}, "float32")
+        module, parsed, _ = build_from_config({"model_type": kind, **TEXT}, "float32")
         drawn = example_inputs(module, parsed, {"batch": 8, "seq": 32, "dtype": "float32"}, seed=0)
         assert (drawn["input_ids"] != parsed.pad_token_id).all() and len(drawn["input_ids"].unique()) > 32
         assert all((places < 32).all() for name, places in drawn.items() if name.endswith("_positions"))

@@ -9,7 +9,7 @@ from torch import nn
 
 from planner_core.core import InputError
 from planner_core.models.loading import capture_graph
-from planner_core.models.sources import build, limits
+from planner_core.models.sources import build_from_config, value_limits
 from planner_core.verification.build_models import example_inputs, whole_model
 
 TEXT = {
@@ -94,7 +94,7 @@ def test_labels_have_the_form_and_the_range_that_a_model_asks_for(name: str) -> 
     config = {**sizes, "architectures": [name]}
     module, parsed = whole_model(config, "float32", seed=0)
     drawn = example_inputs(module, parsed, {"batch": 8, "seq": 32, "dtype": "float32"}, seed=0)
-    below = limits(name, parsed, drawn)
+    below = value_limits(name, parsed, drawn)
     assert {n: (tuple(drawn[n].shape), below.get(n)) for n in wanted} == wanted
     assert all(int(drawn[n].max()) < most for n, most in below.items())
     assert module(**drawn).loss.isfinite()
@@ -111,7 +111,7 @@ def test_a_model_of_two_models_is_told_its_decoders_words() -> None:
         "encoder": text,
         "decoder": reads,
     }
-    module, parsed, _ = build(config, "float32")
+    module, parsed, _ = build_from_config(config, "float32")
     drawn = example_inputs(module, parsed, {"batch": 8, "seq": 32, "dtype": "float32"}, seed=0, meta_signals=True)
     assert {"input_ids", "decoder_input_ids", "labels"} <= set(drawn)
     assert capture_graph(config, batch=8, seq=32, dtype="float32").loss == "the model's own loss"
@@ -126,10 +126,10 @@ def test_a_name_with_other_capitals_is_the_models_own() -> None:
         "n_layers": 1,
         "vocab_size": 64,
     }
-    module, *_ = build(config, "float32")
+    module, *_ = build_from_config(config, "float32")
     assert isinstance(module, nn.Module) and type(module).__name__ == "MptForCausalLM"
     with pytest.raises(InputError, match="leave it out: then MptForCausalLM is planned"):
-        build({**config, "architectures": ["MPTForPoems"]}, "float32")
+        build_from_config({**config, "architectures": ["MPTForPoems"]}, "float32")
 
 
 def test_a_missing_padding_token_is_named() -> None:

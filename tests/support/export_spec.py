@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner_core.models.sources import build, training_inputs
+from planner_core.models.sources import build_from_config, make_training_inputs
 
 DEEPSPEED = Path(__file__).resolve().parents[2] / ".venv" / "deepspeed"
 """Where DeepSpeed lies, if `make test-all` could build it."""
@@ -15,10 +15,10 @@ BATCH, SEQ = 5, 19  # sizes that no config has, to see where batch and sequence 
 
 def model_spec(config: Mapping[str, Any]) -> dict[str, Any]:
     """`class`, and `inputs` by name: shape with "batch" and "seq", kind, and how high integers go."""
-    module, parsed, _ = build(dict(config), "float32")
+    module, parsed, _ = build_from_config(dict(config), "float32")
     text = parsed.get_text_config() if hasattr(parsed, "get_text_config") else parsed
     inputs = {}
-    for name, value in training_inputs(module, parsed, BATCH, SEQ, "float32").items():
+    for name, value in make_training_inputs(module, parsed, BATCH, SEQ, "float32").items():
         shape = [{BATCH: "batch", SEQ: "seq"}.get(d, d) for d in value.shape]
         high = getattr(text, "vocab_size", None) if value.dim() > 1 else getattr(parsed, "num_labels", None)
         inputs[name] = [shape, "float" if value.is_floating_point() else "int", int(high or 2)]

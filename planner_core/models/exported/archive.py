@@ -17,9 +17,9 @@ from typing import Any
 from planner_core.core import InputError
 
 SCHEMA_MAJOR = 8
-LARGEST_JSON = 128 << 20
-MOST_STEPS = 200_000
-DEEPEST = 32
+MAX_JSON_BYTES = 128 << 20
+MAX_STEPS = 200_000
+MAX_GRAPH_DEPTH = 32
 DTYPES = {
     1: "uint8",
     2: "int8",
@@ -36,13 +36,13 @@ DTYPES = {
     29: "float8_e4m3fn",
     30: "float8_e5m2",
 }
-WAY_OUT = "give path.py:callable that returns the module that was exported, or a config.json"
+HELP = "give path.py:callable that returns the module that was exported, or a config.json"
 Stack = tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ValueName:
-    """A value by its name, where an argument holds a tensor or a computed number."""
+    """A reference by name to a tensor or a computed number."""
 
     name: str
 
@@ -57,7 +57,7 @@ class TorchConstant:
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """The form of a tensor: sizes as integers, dtype with torch's name."""
+    """The shape and dtype of a tensor, and whether it needs a gradient."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -66,12 +66,12 @@ class TensorForm:
 
 @dataclass(slots=True)
 class ExportedOp:
-    """One op: `stack` is the module calls it lies in, outermost first, each as (call, path, class); `call` names the torch
-    function call that it belongs to, `line` the line of the model's code."""
+    """One op. `stack`: the module calls around it, outermost first, each (call, path, class). `call`: the call of a torch function that
+    it belongs to. `line`: the line of the model's code."""
 
     target: str
     args: tuple[tuple[str, bool, Any], ...]  # name, whether by keyword, value
-    outputs: tuple[Any, ...]  # a Ref, a list of Refs, or None
+    outputs: tuple[Any, ...]  # a ValueName, a list of these, or None
     stack: Stack
     call: str
     line: str
@@ -80,7 +80,7 @@ class ExportedOp:
 
 @dataclass(slots=True)
 class ExportedProgram:
-    """A program: its steps in order, and the values to which parameters, buffers, constants and user inputs are bound."""
+    """A program: its steps in order, and the values of its parameters, buffers, constants and inputs."""
 
     name: str
     steps: list[ExportedOp] = field(default_factory=list)
@@ -90,23 +90,23 @@ class ExportedProgram:
     constants: list[str] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
-    ties: dict[str, str] = field(default_factory=dict)  # parameter -> file that holds its values
+    ties: dict[str, str] = field(
+        default_factory=dict
+    )  # parameter -> the file with its values: tied parameters share one
     symbols: dict[str, int] = field(default_factory=dict)  # symbolic sizes, at the export's example
 
 
 def read_exported(path: Path) -> ExportedProgram:
-    """The program in a .pt2 file; raises InputError, with one sentence."""
+    """Read the program in a .pt2 file. Raises InputError with one sentence."""
     if not path.is_file():
-        raise InputError(f"{path} is not a file; {WAY_OUT}")
+        raise InputError(f"{path} is not a file; {HELP}")
     try:
         with zipfile.ZipFile(path) as archive:
-            return _read(path, archive)
+            return _read_archive(path, archive)
     except InputError:
         raise
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, UnicodeError):
-        raise InputError(
-            f"{path} is truncated or not an exported program (no complete zip archive); {WAY_OUT}"
-        ) from None
+        raise InputError(f"{path} is truncated or not an exported program (no complete zip archive); {HELP}") from None
     except (
         KeyError,
         TypeError,
@@ -123,7 +123,7 @@ def read_exported(path: Path) -> ExportedProgram:
         ) from None
 
 
-def _read(path: Path, archive: zipfile.ZipFile) -> ExportedProgram:
+def _read_archive(path: Path, archive: zipfile.ZipFile) -> ExportedProgram:
     names = archive.namelist()
     found = [n for n in names if re.fullmatch(r"[^/]+/models/[^/]+\.json", n)]
     if not found:
@@ -132,11 +132,11 @@ def _read(path: Path, archive: zipfile.ZipFile) -> ExportedProgram:
                 f"{path} is in the archive format of torch 2.6 and older; export it again with a newer torch"
             )
         if any("aotinductor" in n for n in names):
-            raise InputError(f"{path} holds compiled code and no graph; {WAY_OUT}")
-        raise InputError(f"{path} is an archive, but not an exported program; {WAY_OUT}")
+            raise InputError(f"{path} holds compiled code and no graph; {HELP}")
+        raise InputError(f"{path} is an archive, but not an exported program; {HELP}")
     if len(found) > 1:
         raise InputError(f"{path} holds {len(found)} programs, and one is needed; save one program to a file")
-    data = _json(path, archive, found[0])
+    data = _read_json(path, archive, found[0])
     version = data.get("schema_version", {})
     major = version.get("major") if isinstance(version, dict) else None
     if major != SCHEMA_MAJOR:
@@ -145,29 +145,29 @@ def _read(path: Path, archive: zipfile.ZipFile) -> ExportedProgram:
         raise InputError(f"{path} has schema version {major!r}{by[:60]}, and {way}")
     root = found[0].split("/")[0]
     weights = f"{root}/data/weights/{found[0].split('/')[-1].removesuffix('.json')}_weights_config.json"
-    files = _json(path, archive, weights).get("config", {}) if weights in names else {}
+    files = _read_json(path, archive, weights).get("config", {}) if weights in names else {}
     program = ExportedProgram(path.stem, ties={n: str(w.get("path_name", n)) for n, w in files.items()})
-    _program(program, data["graph_module"])
+    _read_program(program, data["graph_module"])
     return program
 
 
-def _json(path: Path, archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
-    """One JSON file of the archive. At most the limit is read, whatever size the archive claims."""
+def _read_json(path: Path, archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
+    """Read one JSON file of the archive, at most MAX_JSON_BYTES of it: the size that a zip states may be false."""
     with archive.open(name) as file:
-        text = file.read(LARGEST_JSON + 1)
-    if len(text) > LARGEST_JSON:
-        raise InputError(f"{path} holds a graph of more than {LARGEST_JSON >> 20} MB, the most that is read")
+        text = file.read(MAX_JSON_BYTES + 1)
+    if len(text) > MAX_JSON_BYTES:
+        raise InputError(f"{path} holds a graph of more than {MAX_JSON_BYTES >> 20} MB, the most that is read")
     data = json.loads(text)
     if not isinstance(data, dict):
-        raise InputError(f"{path} is an archive, but not an exported program ({name} is not a JSON object); {WAY_OUT}")
+        raise InputError(f"{path} is an archive, but not an exported program ({name} is not a JSON object); {HELP}")
     return data
 
 
 # --- the program ----------------------------------------------------------------------------------------
 
 
-def _program(program: ExportedProgram, module: Mapping[str, Any]) -> None:
-    _bind(program, module["signature"]["input_specs"])
+def _read_program(program: ExportedProgram, module: Mapping[str, Any]) -> None:
+    _bind_inputs(program, module["signature"]["input_specs"])
     _add_graph(program, module["graph"], "", True, 0)
     for value in (*program.parameters.values(), *program.buffers.values(), *program.constants, *program.inputs):
         if value not in program.tensors:
@@ -177,15 +177,15 @@ def _program(program: ExportedProgram, module: Mapping[str, Any]) -> None:
         if kind == "loss_output":
             program.outputs.insert(0, ValueName(str(what["arg"]["name"])))
         elif kind == "user_output":
-            program.outputs.append(_argument(what["arg"], program, ""))
+            program.outputs.append(_read_argument(what["arg"], program, ""))
 
 
-def _bind(program: ExportedProgram, specs: list[Mapping[str, Any]]) -> None:
-    """Note for each input of the graph what it is bound to."""
+def _bind_inputs(program: ExportedProgram, specs: list[Mapping[str, Any]]) -> None:
+    """Bind each input of the graph to a parameter, a buffer, a constant or an input of the user."""
     for spec in specs:
         ((kind, what),) = ((k, v) for k, v in spec.items() if v is not None)
         if kind == "user_input":
-            value = _argument(what["arg"], program, "")
+            value = _read_argument(what["arg"], program, "")
             program.inputs += [
                 r.name for r in (value if isinstance(value, list) else [value]) if isinstance(r, ValueName)
             ]
@@ -202,59 +202,67 @@ def _bind(program: ExportedProgram, specs: list[Mapping[str, Any]]) -> None:
 
 
 def _add_graph(program: ExportedProgram, graph: Mapping[str, Any], prefix: str, grad: bool, depth: int) -> None:
-    """Append the steps of a graph. Those of an inner graph (`prefix` is not empty) are put where it is called."""
-    if depth > DEEPEST:
-        raise InputError(f"the program nests more than {DEEPEST} graphs")
+    """Append the steps of a graph. Those of an inner graph (with a `prefix`) come where it is called."""
+    if depth > MAX_GRAPH_DEPTH:
+        raise InputError(f"the program nests more than {MAX_GRAPH_DEPTH} graphs")
     for name, meta in graph["tensor_values"].items():
-        sizes = tuple(_size(s, program) for s in meta["sizes"])
+        sizes = tuple(_read_size(s, program) for s in meta["sizes"])
         if meta["dtype"] not in DTYPES or any(s < 0 for s in sizes):
             raise InputError(
                 f"tensor {name!r} of the program has dtype {meta['dtype']!r} and sizes {sizes}, which is not a tensor that can be read"
             )
         program.tensors[prefix + name] = TensorForm(sizes, DTYPES[meta["dtype"]], bool(meta["requires_grad"]))
     for node in graph["nodes"]:
-        if len(program.steps) >= MOST_STEPS:
-            raise InputError(f"the program has more than {MOST_STEPS:,} steps, the most that is read")
+        if len(program.steps) >= MAX_STEPS:
+            raise InputError(f"the program has more than {MAX_STEPS:,} steps, the most that is read")
         target = str(node["target"])
         if target.startswith("torch.ops.higher_order."):
-            _inner(program, node, target.rpartition(".")[2], prefix, grad, depth)
+            _add_inner_graph(program, node, target.rpartition(".")[2], prefix, grad, depth)
             continue
-        args = tuple((str(a["name"]), a.get("kind") == 2, _argument(a["arg"], program, prefix)) for a in node["inputs"])
-        outputs = tuple(_argument(o, program, prefix) for o in node["outputs"])
-        program.steps.append(_step(node, target, args, outputs, grad))
+        args = tuple(
+            (str(a["name"]), a.get("kind") == 2, _read_argument(a["arg"], program, prefix)) for a in node["inputs"]
+        )
+        outputs = tuple(_read_argument(o, program, prefix) for o in node["outputs"])
+        program.steps.append(_read_step(node, target, args, outputs, grad))
 
 
-def _inner(program: ExportedProgram, node: Mapping[str, Any], name: str, prefix: str, grad: bool, depth: int) -> None:
-    """Append the steps of a higher-order op that runs one graph once, with its arguments and results renamed."""
-    given = [_argument(a["arg"], program, prefix) for a in node["inputs"] if "as_graph" not in a["arg"]]
+def _add_inner_graph(
+    program: ExportedProgram, node: Mapping[str, Any], name: str, prefix: str, grad: bool, depth: int
+) -> None:
+    """Append the steps of a higher-order op that runs one graph once. Steps "same" rename its arguments and results."""
+    given = [_read_argument(a["arg"], program, prefix) for a in node["inputs"] if "as_graph" not in a["arg"]]
     graphs = [a["arg"]["as_graph"] for a in node["inputs"] if "as_graph" in a["arg"]]
     if (
         name not in ("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "invoke_subgraph")
         or len(graphs) != 1
     ):
         raise InputError(
-            f"the program uses torch.ops.higher_order.{name}{_line(node)}, which decides or repeats by computed values or holds code; "
-            "export a form of the model without it"
+            f"the program uses torch.ops.higher_order.{name}{_source_line(node)}, which decides or repeats by computed values or holds "
+            "code; export a form of the model without it"
         )
     if name == "wrap_with_autocast" and given[2] is not False:
-        raise InputError(f"the program runs under autocast{_line(node)}; export the model in the type it computes in")
+        raise InputError(
+            f"the program runs under autocast{_source_line(node)}; export the model in the type it computes in"
+        )
     inner = graphs[0]["graph"]
     under = f"{prefix}{graphs[0]['name']}/"
     names = [a["as_tensor"]["name"] if "as_tensor" in a else a["as_sym_int"]["as_name"] for a in inner["inputs"]]
     handed = given[len(given) - len(names) :]
     for own, ref in zip(names, handed, strict=True):
-        program.steps.append(_step(node, "same", (("self", False, ref),), (ValueName(under + own),), True))
+        program.steps.append(_read_step(node, "same", (("self", False, ref),), (ValueName(under + own),), True))
     _add_graph(program, inner, under, bool(given[0]) if name == "wrap_with_set_grad_enabled" else grad, depth + 1)
-    results = [r for o in node["outputs"] for r in _flat(_argument(o, program, prefix))]
+    results = [r for o in node["outputs"] for r in _as_list(_read_argument(o, program, prefix))]
     for out, ref in zip(inner["outputs"], results, strict=True):
-        program.steps.append(_step(node, "same", (("self", False, _argument(out, program, under)),), (ref,), True))
+        program.steps.append(
+            _read_step(node, "same", (("self", False, _read_argument(out, program, under)),), (ref,), True)
+        )
 
 
-def _flat(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _step(node: Mapping[str, Any], target: str, args: Any, outputs: tuple[Any, ...], grad: bool) -> ExportedOp:
+def _read_step(node: Mapping[str, Any], target: str, args: Any, outputs: tuple[Any, ...], grad: bool) -> ExportedOp:
     meta = node.get("metadata", {})
     stack = []
     for entry in filter(None, str(meta.get("nn_module_stack", "")).split(";")):
@@ -264,12 +272,12 @@ def _step(node: Mapping[str, Any], target: str, args: Any, outputs: tuple[Any, .
         call = path + (key[key.rindex("@") :] if re.search(r"@\d+$", key) else "")
         stack.append((call, path, re.sub(r"\W", "_", kind.rpartition(".")[2])[:100]))
     return ExportedOp(
-        target, args, outputs, tuple(stack[:100]), str(meta.get("torch_fn", "")).split(";")[0], _line(node), grad
+        target, args, outputs, tuple(stack[:100]), str(meta.get("torch_fn", "")).split(";")[0], _source_line(node), grad
     )
 
 
-def _line(node: Mapping[str, Any]) -> str:
-    """' at file:line (code)' of the model's own code, if the export kept it."""
+def _source_line(node: Mapping[str, Any]) -> str:
+    """Return ` at file:line (code)` of the model's code, if the export kept it."""
     places = re.findall(
         r'File "([^"]+)", line (\d+), in \w+\n\s*(.*)', str(node.get("metadata", {}).get("stack_trace", ""))
     )
@@ -282,11 +290,11 @@ def _line(node: Mapping[str, Any]) -> str:
 # --- arguments ------------------------------------------------------------------------------------------
 
 
-def _argument(arg: Mapping[str, Any], program: ExportedProgram, prefix: str) -> Any:
+def _read_argument(arg: Mapping[str, Any], program: ExportedProgram, prefix: str) -> Any:
     ((kind, value),) = ((k, v) for k, v in arg.items() if v is not None or k == "as_none")
     if kind == "as_none":
         return None
-    read = _READ.get(kind)
+    read = _READERS.get(kind)
     if read is None:
         raise InputError(
             f"the program passes {kind.removeprefix('as_').replace('_', ' ')} to an op, which is neither a tensor nor a number"
@@ -294,7 +302,7 @@ def _argument(arg: Mapping[str, Any], program: ExportedProgram, prefix: str) -> 
     return read(value, program, prefix)
 
 
-def _size(size: Mapping[str, Any], program: ExportedProgram) -> int:
+def _read_size(size: Mapping[str, Any], program: ExportedProgram) -> int:
     if "as_int" in size:
         return int(size["as_int"])
     hint = size["as_expr"].get("hint") or {}
@@ -309,50 +317,50 @@ def _size(size: Mapping[str, Any], program: ExportedProgram) -> int:
     return int(hint["as_int"])
 
 
-def _number(cast: Callable[[Any], Any]) -> Callable[[Any, ExportedProgram, str], Any]:
-    """A number, or a reference to a computed one."""
+def _number_reader(cast: Callable[[Any], Any]) -> Callable[[Any, ExportedProgram, str], Any]:
+    """Return a reader of a number or of a reference to a computed one."""
     return lambda v, _, p: (
         ValueName(p + str(v["as_name"])) if v.get("as_name") is not None else cast(next(iter(v.values())))
     )
 
 
-def _several(one: Callable[[Any, ExportedProgram, str], Any]) -> Callable[[Any, ExportedProgram, str], Any]:
+def _list_reader(one: Callable[[Any, ExportedProgram, str], Any]) -> Callable[[Any, ExportedProgram, str], Any]:
     return lambda v, e, p: [one(x, e, p) for x in v]
 
 
-def _plain(cast: Callable[[Any], Any]) -> Callable[[Any, ExportedProgram, str], Any]:
+def _plain_reader(cast: Callable[[Any], Any]) -> Callable[[Any, ExportedProgram, str], Any]:
     return lambda v, _, __: cast(v)
 
 
-def _tensor(value: Any, _: ExportedProgram, prefix: str) -> ValueName:
+def _read_tensor(value: Any, _: ExportedProgram, prefix: str) -> ValueName:
     return ValueName(prefix + str(value["name"]))
 
 
-def _optional(value: Any, _: ExportedProgram, prefix: str) -> ValueName | None:
+def _read_optional(value: Any, _: ExportedProgram, prefix: str) -> ValueName | None:
     return ValueName(prefix + str(value["as_tensor"]["name"])) if value.get("as_tensor") else None
 
 
-_MEMORY = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
-_READ: dict[str, Callable[[Any, ExportedProgram, str], Any]] = {
-    "as_tensor": _tensor,
-    "as_tensors": _several(_tensor),
-    "as_optional_tensor": _optional,
-    "as_optional_tensors": _several(_optional),
-    "as_int": _plain(int),
-    "as_ints": _several(_plain(int)),
-    "as_float": _plain(float),
-    "as_floats": _several(_plain(float)),
-    "as_bool": _plain(bool),
-    "as_bools": _several(_plain(bool)),
-    "as_string": _plain(str),
-    "as_sym_int": _number(int),
-    "as_sym_ints": _several(_number(int)),
-    "as_sym_float": _number(float),
-    "as_sym_floats": _several(_number(float)),
-    "as_sym_bool": _number(bool),
-    "as_sym_bools": _several(_number(bool)),
+_MEMORY_FORMATS = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
+_READERS: dict[str, Callable[[Any, ExportedProgram, str], Any]] = {
+    "as_tensor": _read_tensor,
+    "as_tensors": _list_reader(_read_tensor),
+    "as_optional_tensor": _read_optional,
+    "as_optional_tensors": _list_reader(_read_optional),
+    "as_int": _plain_reader(int),
+    "as_ints": _list_reader(_plain_reader(int)),
+    "as_float": _plain_reader(float),
+    "as_floats": _list_reader(_plain_reader(float)),
+    "as_bool": _plain_reader(bool),
+    "as_bools": _list_reader(_plain_reader(bool)),
+    "as_string": _plain_reader(str),
+    "as_sym_int": _number_reader(int),
+    "as_sym_ints": _list_reader(_number_reader(int)),
+    "as_sym_float": _number_reader(float),
+    "as_sym_floats": _list_reader(_number_reader(float)),
+    "as_sym_bool": _number_reader(bool),
+    "as_sym_bools": _list_reader(_number_reader(bool)),
     "as_scalar_type": lambda v, _, __: TorchConstant("dtype", DTYPES[v]),
     "as_device": lambda v, _, __: TorchConstant("device", str(v["type"])),
     "as_layout": lambda v, _, __: TorchConstant("layout", "strided"),
-    "as_memory_format": lambda v, _, __: TorchConstant("memory_format", _MEMORY[v]),
+    "as_memory_format": lambda v, _, __: TorchConstant("memory_format", _MEMORY_FORMATS[v]),
 }

@@ -71,19 +71,19 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 class NamedOp:
-    """An op with the name of its Python function."""
+    """An ATen op with the name of its Python function, by which a capture records it."""
 
     def __init__(self, name: str, run: Callable[..., Any]) -> None:
         self.__name__, self.run = name, run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it."""
+        """Run the op."""
         return self.run(*args, **kwargs)
 
 
 @cache
-def overload(target: str) -> Any:
-    """The op that `torch.ops.aten.name.overload` names; raises InputError for any other name."""
+def find_overload(target: str) -> Any:
+    """Find the op that `torch.ops.aten.name.overload` names. Raises InputError for any other name, and for an unsafe schema."""
     parts = re.fullmatch(r"torch\.ops\.aten\.(\w+)\.(\w+)", target)
     refused = f"the program uses the op {target.removeprefix('torch.ops.')[:80]}, which is not one that is known to compute tensors only"
     if parts is None or (parts[1].startswith("_") and not parts[1].startswith("__") and parts[1] not in _PRIVATE):
@@ -98,7 +98,7 @@ def overload(target: str) -> Any:
     for argument in schema.arguments:
         kind = str(argument.type)
         if not (
-            _harmless(kind)
+            _is_harmless(kind)
             or (kind in ("str", "Optional[str]") and argument.name in _STRINGS)
             or kind == "Optional[Generator]"
         ):
@@ -108,14 +108,14 @@ def overload(target: str) -> Any:
     return op
 
 
-def _harmless(kind: str) -> bool:
+def _is_harmless(kind: str) -> bool:
     inner = re.fullmatch(r"(?:Optional|List)\[(.*)\]", kind)
-    return _harmless(inner[1]) if inner else kind in _TYPES
+    return _is_harmless(inner[1]) if inner else kind in _TYPES
 
 
-def call(target: str, args: Mapping[str, Any], by_keyword: frozenset[str]) -> Any:
-    """Run one op; `args` by the names of its schema, those `by_keyword` named in the call."""
-    op = overload(target)
+def run_op(target: str, args: Mapping[str, Any], by_keyword: frozenset[str]) -> Any:
+    """Run one op. `args` are by the names of its schema; those in `by_keyword` are passed by keyword."""
+    op = find_overload(target)
     if args.get("generator") is not None:
         raise InputError(f"the program hands a random generator to {target}; export the model in a form without it")
     name = target.split(".")[3]
@@ -124,11 +124,11 @@ def call(target: str, args: Mapping[str, Any], by_keyword: frozenset[str]) -> An
         return spelling(dict(args))
     kept = {k: v for k, v in args.items() if k != "generator"}
     named = {k: kept.pop(k) for k in by_keyword if k in kept}
-    return run(NamedOp(_RENAMED.get(name, name), op), list(kept.values()), named)
+    return dispatch(NamedOp(_RENAMED.get(name, name), op), list(kept.values()), named)
 
 
-def run(function: NamedOp, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Call an op so that a TorchFunctionMode sees it."""
+def dispatch(function: NamedOp, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Call an op through `handle_torch_function`, so that a TorchFunctionMode sees it."""
     tensors = [
         t for a in (*args, *kwargs.values()) for t in (a if isinstance(a, list) else [a]) if isinstance(t, torch.Tensor)
     ]
@@ -137,8 +137,8 @@ def run(function: NamedOp, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return torch.overrides.handle_torch_function(function, tensors, *args, **kwargs)
 
 
-def index(source: torch.Tensor, items: tuple[Any, ...]) -> torch.Tensor:
-    """`source[items]`; slices that are whole at the end may be left out."""
+def index_tensor(source: torch.Tensor, items: tuple[Any, ...]) -> torch.Tensor:
+    """Return `source[items]` without full slices at the end."""
     while items and items[-1] == slice(None):
         items = items[:-1]
     found: torch.Tensor = source[items] if items else source[...]
@@ -148,7 +148,7 @@ def index(source: torch.Tensor, items: tuple[Any, ...]) -> torch.Tensor:
 # --- ops whose Python function takes its arguments otherwise ----------------------------------------------
 
 
-def _some(args: Args, *names: str) -> Args:
+def _given(args: Args, *names: str) -> Args:
     return {n: args[n] for n in names if args.get(n) is not None}
 
 
@@ -168,9 +168,9 @@ def _cross_entropy(a: Args) -> Any:
     )
 
 
-def _loss(function: Callable[..., Any], *names: str) -> Spelling:
+def _loss_spelling(function: Callable[..., Any], *names: str) -> Spelling:
     def spell(a: Args) -> Any:
-        return function(a["self"], a["target"], **_some(a, *names), reduction=_REDUCTIONS[a.get("reduction", 1)])
+        return function(a["self"], a["target"], **_given(a, *names), reduction=_REDUCTIONS[a.get("reduction", 1)])
 
     return spell
 
@@ -182,7 +182,7 @@ def _attention(a: Args) -> Any:
         a["value"],
         attn_mask=a.get("attn_mask"),
         is_causal=a.get("is_causal", False),
-        **_some(a, "scale"),
+        **_given(a, "scale"),
         enable_gqa=a.get("enable_gqa", False),
     )
 
@@ -213,50 +213,51 @@ def _instance_norm(a: Args) -> Any:
     )
 
 
-def _norm(function: Callable[..., Any], *names: str) -> Spelling:
-    return lambda a: function(a["input"], *(a.get(n) for n in names), **_some(a, "eps"))
+def _norm_spelling(function: Callable[..., Any], *names: str) -> Spelling:
+    return lambda a: function(a["input"], *(a.get(n) for n in names), **_given(a, "eps"))
 
 
-def _softmax(function: Callable[..., Any]) -> Spelling:
-    return lambda a: function(a["self"], dim=a["dim"], **_some(a, "dtype"))
+def _softmax_spelling(function: Callable[..., Any]) -> Spelling:
+    return lambda a: function(a["self"], dim=a["dim"], **_given(a, "dtype"))
 
 
-def _to(a: Args) -> Any:
-    """A conversion of the dtype. A move to a device changes nothing."""
+def _cast(a: Args) -> Any:
+    """Cast to a dtype. A move to a device changes nothing."""
     dtype = a["other"].dtype if isinstance(a.get("other"), torch.Tensor) else a.get("dtype")
     return a["self"] if dtype is None else a["self"].to(dtype)
 
 
 def _slice(a: Args) -> Any:
     dim = a.get("dim", 0) % max(a["self"].dim(), 1)
-    return index(a["self"], (*[slice(None)] * dim, slice(a.get("start"), _end(a), a.get("step", 1))))
+    return index_tensor(a["self"], (*[slice(None)] * dim, slice(a.get("start"), slice_end(a), a.get("step", 1))))
 
 
-def _end(a: Args) -> int | None:
+def slice_end(a: Args) -> int | None:
+    """Return the end of a slice, None for the end of the dim, which an export writes as 2**63 - 1."""
     return None if a.get("end") is None or a["end"] >= 2**62 else a["end"]
 
 
 def _select(a: Args) -> Any:
-    return index(a["self"], (*[slice(None)] * (a["dim"] % a["self"].dim()), a["index"]))
+    return index_tensor(a["self"], (*[slice(None)] * (a["dim"] % a["self"].dim()), a["index"]))
 
 
-def _gathered(a: Args) -> Any:
-    return index(a["self"], tuple(slice(None) if i is None else i for i in a["indices"]))
+def _index_by_tensors(a: Args) -> Any:
+    return index_tensor(a["self"], tuple(slice(None) if i is None else i for i in a["indices"]))
 
 
-def _put(a: Args) -> Any:
-    """A write in place, which returns the written tensor."""
+def _index_put(a: Args) -> Any:
+    """Write in place, and return the written tensor."""
     if a.get("accumulate"):
         return a["self"].index_put_(tuple(a["indices"]), a["values"], accumulate=True)
     a["self"][tuple(slice(None) if i is None else i for i in a["indices"])] = a["values"]
     return a["self"]
 
 
-def _same(a: Args) -> Any:
+def _first_operand(a: Args) -> Any:
     return a.get("self", a.get("input"))
 
 
-def _flat_conv(name: str) -> Spelling:
+def _conv_spelling(name: str) -> Spelling:
     function = getattr(F, name)
 
     def spell(a: Args) -> Any:
@@ -272,42 +273,42 @@ _SPELLINGS: dict[str, Spelling] = {
     "scaled_dot_product_attention": _attention,
     "batch_norm": _batch_norm,
     "instance_norm": _instance_norm,
-    "layer_norm": _norm(F.layer_norm, "normalized_shape", "weight", "bias"),
-    "rms_norm": _norm(F.rms_norm, "normalized_shape", "weight"),
-    "group_norm": _norm(F.group_norm, "num_groups", "weight", "bias"),
-    "softmax": _softmax(F.softmax),
-    "log_softmax": _softmax(F.log_softmax),
-    "_softmax": _softmax(F.softmax),
-    "_log_softmax": _softmax(F.log_softmax),
-    "to": _to,
-    "_to_copy": _to,
-    "type_as": _to,
+    "layer_norm": _norm_spelling(F.layer_norm, "normalized_shape", "weight", "bias"),
+    "rms_norm": _norm_spelling(F.rms_norm, "normalized_shape", "weight"),
+    "group_norm": _norm_spelling(F.group_norm, "num_groups", "weight", "bias"),
+    "softmax": _softmax_spelling(F.softmax),
+    "log_softmax": _softmax_spelling(F.log_softmax),
+    "_softmax": _softmax_spelling(F.softmax),
+    "_log_softmax": _softmax_spelling(F.log_softmax),
+    "to": _cast,
+    "_to_copy": _cast,
+    "type_as": _cast,
     "slice": _slice,
     "select": _select,
-    "index": _gathered,
-    "index_put_": _put,
-    "alias": lambda a: index(a["self"], ()),
-    "lift_fresh_copy": _same,
-    "lift_fresh": _same,
-    "dropout": _same,
-    "dropout_": _same,
-    "feature_dropout": _same,
-    "conv1d": _flat_conv("conv1d"),
-    "conv2d": _flat_conv("conv2d"),
-    "conv3d": _flat_conv("conv3d"),
+    "index": _index_by_tensors,
+    "index_put_": _index_put,
+    "alias": lambda a: index_tensor(a["self"], ()),
+    "lift_fresh_copy": _first_operand,
+    "lift_fresh": _first_operand,
+    "dropout": _first_operand,
+    "dropout_": _first_operand,
+    "feature_dropout": _first_operand,
+    "conv1d": _conv_spelling("conv1d"),
+    "conv2d": _conv_spelling("conv2d"),
+    "conv3d": _conv_spelling("conv3d"),
     "einsum": lambda a: torch.einsum(a["equation"], *a["tensors"]),
-    "gelu": lambda a: F.gelu(a["self"], **_some(a, "approximate")),
+    "gelu": lambda a: F.gelu(a["self"], **_given(a, "approximate")),
     "silu": lambda a: F.silu(a["self"]),
     "relu": lambda a: F.relu(a["self"]),
     "pad": lambda a: F.pad(a["self"], a["pad"], a.get("mode", "constant"), a.get("value")),
-    "mse_loss": _loss(F.mse_loss),
-    "l1_loss": _loss(F.l1_loss),
-    "smooth_l1_loss": _loss(F.smooth_l1_loss, "beta"),
-    "huber_loss": _loss(F.huber_loss, "delta"),
-    "binary_cross_entropy_with_logits": _loss(F.binary_cross_entropy_with_logits, "weight", "pos_weight"),
-    "binary_cross_entropy": _loss(F.binary_cross_entropy, "weight"),
-    "nll_loss_nd": _loss(F.nll_loss, "weight", "ignore_index"),
-    "nll_loss": _loss(F.nll_loss, "weight", "ignore_index"),
+    "mse_loss": _loss_spelling(F.mse_loss),
+    "l1_loss": _loss_spelling(F.l1_loss),
+    "smooth_l1_loss": _loss_spelling(F.smooth_l1_loss, "beta"),
+    "huber_loss": _loss_spelling(F.huber_loss, "delta"),
+    "binary_cross_entropy_with_logits": _loss_spelling(F.binary_cross_entropy_with_logits, "weight", "pos_weight"),
+    "binary_cross_entropy": _loss_spelling(F.binary_cross_entropy, "weight"),
+    "nll_loss_nd": _loss_spelling(F.nll_loss, "weight", "ignore_index"),
+    "nll_loss": _loss_spelling(F.nll_loss, "weight", "ignore_index"),
     "contiguous": lambda a: a["self"].contiguous(),
 }
-"""The call as a model's code spells it, by the name of the ATen op."""
+"""By ATen op: the call as Python code of a model writes it. Its operands and order are those that a capture of the model records."""

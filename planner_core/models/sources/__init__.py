@@ -7,52 +7,59 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner_core.models.sources import huggingface
-    from planner_core.models.sources.arguments import is_new, is_table, positional, spelled, state_of, unread_argument
+    from planner_core.models.sources.arguments import (
+        argument_name,
+        argument_state,
+        explain_unsupported,
+        is_unknown_input,
+        lacks_samples,
+        positional_names,
+    )
     from planner_core.models.sources.config_fields import with_defaults
-    from planner_core.models.sources.first_values import first_buffers
-    from planner_core.models.sources.huggingface import _MAPPINGS, build, own_config
-    from planner_core.models.sources.in_memory import copied, module_source
-    from planner_core.models.sources.inputs import training_inputs
-    from planner_core.models.sources.labels import limits, text_config
+    from planner_core.models.sources.first_values import initial_buffers
+    from planner_core.models.sources.huggingface import _MAPPINGS, build_from_config, select_config
+    from planner_core.models.sources.in_memory import copy_module, module_source
+    from planner_core.models.sources.inputs import make_training_inputs
+    from planner_core.models.sources.labels import text_config, value_limits
     from planner_core.models.sources.resolve import ModelSource, python_source
 
 __all__ = [
     "_MAPPINGS",
     "ModelSource",
-    "build",
-    "copied",
-    "first_buffers",
+    "argument_name",
+    "argument_state",
+    "build_from_config",
+    "copy_module",
+    "explain_unsupported",
     "huggingface",
-    "is_new",
-    "is_table",
-    "limits",
+    "initial_buffers",
+    "is_unknown_input",
+    "lacks_samples",
+    "make_training_inputs",
     "module_source",
-    "own_config",
-    "positional",
+    "positional_names",
     "python_source",
-    "spelled",
-    "state_of",
+    "select_config",
     "text_config",
-    "training_inputs",
-    "unread_argument",
+    "value_limits",
     "with_defaults",
 ]
 _HOME = {
     "_MAPPINGS": "planner_core.models.sources.huggingface",
-    "build": "planner_core.models.sources.huggingface",
-    "first_buffers": "planner_core.models.sources.first_values",
-    "limits": "planner_core.models.sources.labels",
+    "build_from_config": "planner_core.models.sources.huggingface",
+    "initial_buffers": "planner_core.models.sources.first_values",
+    "value_limits": "planner_core.models.sources.labels",
     "text_config": "planner_core.models.sources.labels",
-    "own_config": "planner_core.models.sources.huggingface",
-    "is_new": "planner_core.models.sources.arguments",
-    "is_table": "planner_core.models.sources.arguments",
-    "positional": "planner_core.models.sources.arguments",
-    "state_of": "planner_core.models.sources.arguments",
-    "spelled": "planner_core.models.sources.arguments",
-    "unread_argument": "planner_core.models.sources.arguments",
-    "training_inputs": "planner_core.models.sources.inputs",
+    "select_config": "planner_core.models.sources.huggingface",
+    "is_unknown_input": "planner_core.models.sources.arguments",
+    "lacks_samples": "planner_core.models.sources.arguments",
+    "positional_names": "planner_core.models.sources.arguments",
+    "argument_state": "planner_core.models.sources.arguments",
+    "argument_name": "planner_core.models.sources.arguments",
+    "explain_unsupported": "planner_core.models.sources.arguments",
+    "make_training_inputs": "planner_core.models.sources.inputs",
     "with_defaults": "planner_core.models.sources.config_fields",
-    "copied": "planner_core.models.sources.in_memory",
+    "copy_module": "planner_core.models.sources.in_memory",
     "module_source": "planner_core.models.sources.in_memory",
     "ModelSource": "planner_core.models.sources.resolve",
     "python_source": "planner_core.models.sources.resolve",

@@ -26,9 +26,9 @@ LORA = "lora"
 """The field of a config that asks for adapters."""
 NF4 = "nf4"
 """The form of frozen weights in 4 bits."""
-MOST_RANK = 4096
-USUAL_ALPHA = 2
-"""The scale of an adapter's result is this, unless `alpha` over `rank` is given: it changes no cost."""
+MAX_RANK = 4096
+DEFAULT_SCALE = 2
+"""The scale of an adapter's result without `alpha` (then alpha / rank). It changes no cost."""
 
 
 class LoraLinear(nn.Module):
@@ -42,14 +42,14 @@ class LoraLinear(nn.Module):
         self.lora_B = nn.Linear(rank, base.out_features, **like)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer's result and the adapter's."""
+        """Add the adapter's result to that of the frozen layer."""
         made: torch.Tensor = self.base_layer(x) + self.lora_B(self.lora_A(x)) * self.scale
         return made
 
 
-def adapted(model: nn.Module, asked: Any) -> nn.Module:
-    """The model with adapters, all its own weights frozen. Raises InputError for a rank or for targets that do not exist."""
-    rank, targets, scale = _read(asked)
+def add_adapters(model: nn.Module, asked: Any) -> nn.Module:
+    """Freeze a model and add adapters to it. Raises InputError for a wrong rank, and for targets that do not exist."""
+    rank, targets, scale = _read_request(asked)
     model.requires_grad_(False)
     head = getattr(model, "get_output_embeddings", lambda: None)()
     linear = [(n, layer) for n, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
@@ -67,13 +67,13 @@ def adapted(model: nn.Module, asked: Any) -> nn.Module:
     return model
 
 
-def _read(asked: Any) -> tuple[int, tuple[str, ...], float]:
-    if not isinstance(asked, Mapping) or not isinstance(asked.get("rank"), int) or not 1 <= asked["rank"] <= MOST_RANK:
-        raise InputError(f'lora is {short(asked)}, but must have a rank from 1 to {MOST_RANK}, e.g. {{"rank": 16}}')
+def _read_request(asked: Any) -> tuple[int, tuple[str, ...], float]:
+    if not isinstance(asked, Mapping) or not isinstance(asked.get("rank"), int) or not 1 <= asked["rank"] <= MAX_RANK:
+        raise InputError(f'lora is {short(asked)}, but must have a rank from 1 to {MAX_RANK}, e.g. {{"rank": 16}}')
     targets = asked.get("targets") or ()
     if not isinstance(targets, (list, tuple)) or not all(isinstance(t, str) for t in targets):
         raise InputError(f'lora: targets is {short(targets)}, but must be names of layers, e.g. ["q_proj", "v_proj"]')
     if asked.get("weights") not in (None, NF4):
         raise InputError(f"lora: weights is {short(asked['weights'])}, but must be {NF4}, or left out")
-    alpha = asked.get("alpha", USUAL_ALPHA * asked["rank"])
+    alpha = asked.get("alpha", DEFAULT_SCALE * asked["rank"])
     return asked["rank"], tuple(targets), float(alpha) / asked["rank"]

@@ -1,4 +1,4 @@
-"""Fields of a config that it leaves to its model type's own values, and its number of layers, whatever the name of that field is."""
+"""Complete a config by the defaults of its model type, and set its number of layers, whatever the name of that field."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from planner_core.core import InputError
 
-DEPTHS = (
+DEPTH_FIELDS = (
     "num_hidden_layers",
     "n_layer",
     "n_layers",
@@ -21,7 +21,7 @@ DEPTHS = (
 
 
 def default_config(data: Mapping[str, Any]) -> Any:
-    """The config object of the model type alone, None where the type is not known or has no defaults."""
+    """Return the default config object of the model type; None if the type is unknown or has no defaults."""
     from transformers import CONFIG_MAPPING
 
     try:
@@ -31,30 +31,30 @@ def default_config(data: Mapping[str, Any]) -> Any:
 
 
 def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with every field that its model type has by default, those of its parts too. What every config has is left out."""
+    """Add the defaults of the model type to a config and its parts, without the fields that every config has."""
     from transformers import PretrainedConfig
 
     own = default_config(data)
     if own is None:
         return dict(data)
     common = frozenset(PretrainedConfig().to_dict()) - {"model_type"}
-    return _over(_without(own.to_dict(), common), data)
+    return _merge_fields(_drop_fields(own.to_dict(), common), data)
 
 
-def _without(own: Mapping[str, Any], common: frozenset[str]) -> dict[str, Any]:
-    """`own` without the fields of `common` and those that are None, in its parts too."""
+def _drop_fields(own: Mapping[str, Any], common: frozenset[str]) -> dict[str, Any]:
+    """Drop fields in `common`, and those that are None, from `own` and its parts."""
     kept = {k: v for k, v in own.items() if v is not None and k not in common}
-    return {k: _without(v, common) if _is_config(v) else v for k, v in kept.items()}
+    return {k: _drop_fields(v, common) if _is_config(v) else v for k, v in kept.items()}
 
 
-def _over(own: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """`data`, and what it leaves to `own`. A part of another model type is taken as it is."""
+def _merge_fields(own: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge `data` over the defaults `own`. A part of another model type stays as it is."""
     found = {**own, **data}
     for name, part in own.items():
         given = data.get(name)
         if _is_config(part) and isinstance(given, Mapping):
             same = given.get("model_type", part["model_type"]) == part["model_type"]
-            found[name] = _over(part, given) if same else given
+            found[name] = _merge_fields(part, given) if same else given
     return found
 
 
@@ -66,17 +66,19 @@ def _is_config(value: Any) -> bool:
 
 
 def with_layers(data: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
-    """The config with `layers` layers: in its own field, or else in that of its text part, or else in all its parts. Lists with one
-    entry for each layer are cut or repeated. Raises InputError if it has no such field."""
+    """Set the number of layers: in the config's own field, otherwise in that of its text part, otherwise in all parts.
+
+    Lists with one entry per layer are cut or repeated. Raises InputError if no field names a number of layers.
+    """
     if layers is None:
         return dict(data)
-    if _depths(data):
-        return _deep(data, layers)
-    parts = {k: v for k, v in data.items() if isinstance(v, Mapping) and _depths(v)}
+    if _depth_fields(data):
+        return _set_depth(data, layers)
+    parts = {k: v for k, v in data.items() if isinstance(v, Mapping) and _depth_fields(v)}
     parts = {"text_config": parts["text_config"]} if "text_config" in parts else parts
     if parts:
-        return {**data, **{name: _deep(part, layers) for name, part in parts.items()}}
-    by_default = _default_depths(data)
+        return {**data, **{name: _set_depth(part, layers) for name, part in parts.items()}}
+    by_default = _default_depth_fields(data)
     if not by_default:
         raise InputError(
             f"the {data.get('model_type')} config names no number of layers that --layers {layers} could set; change its stages, or "
@@ -85,18 +87,18 @@ def with_layers(data: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
     return {**data, **dict.fromkeys(by_default, layers)}
 
 
-def _depths(data: Mapping[str, Any]) -> list[str]:
-    return [k for k in DEPTHS if isinstance(data.get(k), int)]
+def _depth_fields(data: Mapping[str, Any]) -> list[str]:
+    return [k for k in DEPTH_FIELDS if isinstance(data.get(k), int)]
 
 
-def _default_depths(data: Mapping[str, Any]) -> list[str]:
-    """The depths that the model type itself has, where the config leaves them to it."""
+def _default_depth_fields(data: Mapping[str, Any]) -> list[str]:
+    """Return the depth fields of the model type, for a config that names none."""
     own = default_config(data)
-    return [k for k in DEPTHS if k in own.to_dict()] if own is not None else []
+    return [k for k in DEPTH_FIELDS if k in own.to_dict()] if own is not None else []
 
 
-def _deep(data: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    names = _depths(data)
+def _set_depth(data: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    names = _depth_fields(data)
     old = {data[k] for k in names}
     lists = {k: v for k, v in data.items() if isinstance(v, list) and len(v) > 1 and len(v) in old}
     cut = {k: (v * (-(-layers // len(v))))[:layers] for k, v in lists.items()}

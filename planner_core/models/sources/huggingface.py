@@ -23,10 +23,10 @@ from planner_core.core import CaptureError, InputError, require
 from planner_core.models import adapters
 from planner_core.models.adapters.experts import NAME as EXPERTS
 from planner_core.models.hooks.model_parts import list_modules
-from planner_core.models.sources.adapters import LORA, adapted
+from planner_core.models.sources.adapters import LORA, add_adapters
 from planner_core.models.sources.config_fields import with_layers
-from planner_core.models.sources.config_limits import check_numbers, fields, shown, without_values
-from planner_core.models.sources.first_values import FirstValues
+from planner_core.models.sources.config_limits import building_on_meta, check_numbers, iterate_fields, short_repr
+from planner_core.models.sources.first_values import InitialValues
 
 _NOT_FIELDS = (
     "model_type",
@@ -51,53 +51,57 @@ _MAPPINGS = (
 )
 
 
-def build(
+def build_from_config(
     config: Mapping[str, Any], dtype: str = "bfloat16", layers: int | None = None, *, to_run: bool = False
 ) -> tuple[nn.Module, Any, dict[str, Any]]:
-    """The model on meta, in training mode without dropout, its config object, and the config dict with `layers` applied. `to_run`: it
-    will get values, so those that constructors give to buffers are kept (`first_buffers`). Raises NotInstalled."""
+    """Build a model on meta, in training mode and without dropout.
+
+    With `to_run` the model will get values, so those that constructors give to buffers are kept (`initial_buffers`).
+    Returns: the model, its config object, and the config dict with `layers` applied. Raises NotInstalled, InputError, CaptureError.
+    """
     require("transformers")
-    with _quiet():
+    with _silenced_transformers():
         import transformers
 
         adapters.register()
         data = with_layers(config, layers)
         parsed = read_config(data)
-        cls = model_class(parsed, data)
-        parsed = own_config(parsed, cls)
-        without_dropout(parsed)
+        cls = find_model_class(parsed, data)
+        parsed = select_config(parsed, cls)
+        disable_dropout(parsed)
         adapters.register()
         try:
-            follow = FirstValues() if to_run else None
-            with torch.device("meta"), without_values(cls.__name__), follow or nullcontext():
-                model = _without_values(_construct(cls, parsed, getattr(torch, dtype)))
+            follow = InitialValues() if to_run else None
+            with torch.device("meta"), building_on_meta(cls.__name__), follow or nullcontext():
+                model = _parameters_on_meta(_construct(cls, parsed, getattr(torch, dtype)))
             if follow is not None:
-                follow.note(model)
+                follow.store_buffers(model)
         except CaptureError:
             raise
         except ImportError as error:
-            raise CaptureError(f"{cls.__name__} needs a package that is not installed: {_line(error)}") from None
+            raise CaptureError(
+                f"{cls.__name__} needs a package that is not installed: {_short_message(error)}"
+            ) from None
         except Exception as error:
-            reason = _unknown_word(error, data) or f"{type(error).__name__}: {_line(error)}"
+            reason = _explain_unknown_value(error, data) or f"{type(error).__name__}: {_short_message(error)}"
             raise CaptureError(f"{cls.__name__} cannot be built from this config: {reason}") from error
-        adapters.register()  # again, for files that the model's parts have imported
+        adapters.register()  # a third time: parts of the model may have imported further modeling files
         del transformers
     if LORA in data:
-        adapted(model, data[LORA])
+        add_adapters(model, data[LORA])
     return model.train(), parsed, data
 
 
-def _unknown_word(error: Exception, data: Mapping[str, Any]) -> str:
-    """The name of the field whose value is not in a table of transformers (an activation, a kind of rope), or beyond a table of the model;
-    empty if there is none."""
+def _explain_unknown_value(error: Exception, data: Mapping[str, Any]) -> str:
+    """Explain which field has a value that transformers does not know (an activation, a kind of rope); empty if none is found."""
     if "Padding_idx" in str(error):
         given = next(
-            (f"{name} is {value}" for name, key, value in fields(data) if key == "pad_token_id"), "pad_token_id"
+            (f"{name} is {value}" for name, key, value in iterate_fields(data) if key == "pad_token_id"), "pad_token_id"
         )
         return f"{given}, which is not a row of a table of words; give a number below vocab_size"
     word = error.args[0] if isinstance(error, KeyError) and error.args else None
-    field = next((name for name, _, value in fields(data) if isinstance(word, str) and value == word), "")
-    return f"{field} is {shown(word)}, which transformers {_version()} does not have" if field else ""
+    field = next((name for name, _, value in iterate_fields(data) if isinstance(word, str) and value == word), "")
+    return f"{field} is {short_repr(word)}, which transformers {_transformers_version()} does not have" if field else ""
 
 
 def _construct(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
@@ -118,8 +122,8 @@ def _construct(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def _without_values(model: nn.Module) -> nn.Module:
-    """The model with every parameter on meta. `torch.Tensor(n)` makes one on the CPU, whatever the default device (ImageGPT)."""
+def _parameters_on_meta(model: nn.Module) -> nn.Module:
+    """Move every parameter to meta. `torch.Tensor(n)` ignores the default device and allocates on the CPU (ImageGPT)."""
     for _, part in list_modules(model):
         for name, weight in part._parameters.items():
             if weight is not None and not weight.is_meta:
@@ -130,23 +134,23 @@ def _without_values(model: nn.Module) -> nn.Module:
 _FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
-def _with_floats(value: Any) -> Any:
-    """A field, with the numbers that JSON has no word for, as transformers 5 writes them: {"__float__": "Infinity"}."""
+def _parse_floats(value: Any) -> Any:
+    """Parse numbers for which JSON has no literal, as transformers 5 writes them: {"__float__": "Infinity"}."""
     if isinstance(value, Mapping):
         if set(value) == {"__float__"} and value["__float__"] in _FLOATS:
             return _FLOATS[value["__float__"]]
-        return {k: _with_floats(v) for k, v in value.items()}
-    return [_with_floats(v) for v in value] if isinstance(value, list) else value
+        return {k: _parse_floats(v) for k, v in value.items()}
+    return [_parse_floats(v) for v in value] if isinstance(value, list) else value
 
 
 def read_config(data: Mapping[str, Any]) -> Any:
-    """A config object from plain data; raises InputError in one sentence."""
+    """Make a config object from plain data. Raises InputError with one sentence."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     kind = data.get("model_type")
     if not kind and "module" in data:
         raise InputError(
-            f"this plan was made from {shown(data['module'])} in memory, which cannot be built again from the plan; run it with "
+            f"this plan was made from {short_repr(data['module'])} in memory, which cannot be built again from the plan; run it with "
             "apply(module, plan), or plan it as path/to/file.py:function"
         )
     if not kind:
@@ -157,25 +161,25 @@ def read_config(data: Mapping[str, Any]) -> Any:
         code = "its code comes with it (auto_map), which is not run from a config" if data.get("auto_map") else ""
         code = code or "a newer transformers may know it"
         raise InputError(
-            f"model_type {shown(kind)} is not known to transformers {_version()}: {code}; {hint}give path.py:function, which builds the "
-            "model and returns it with example inputs"
+            f"model_type {short_repr(kind)} is not known to transformers {_transformers_version()}: {code}; {hint}give "
+            "path.py:function, which builds the model and returns it with example inputs"
         )
     check_numbers(data)
-    given = {k: _with_floats(v) for k, v in data.items() if k not in _NOT_FIELDS}
+    given = {k: _parse_floats(v) for k, v in data.items() if k not in _NOT_FIELDS}
     try:
         config = AutoConfig.for_model(kind, **given)
     except Exception as error:
-        raise InputError(f"the {kind} config is not valid: {_line(error)}") from None
+        raise InputError(f"the {kind} config is not valid: {_short_message(error)}") from None
     config.use_cache = False
     return config
 
 
-def model_class(config: Any, data: Mapping[str, Any]) -> Any:
-    """The class that `architectures` names, else the training class for the model type."""
+def find_model_class(config: Any, data: Mapping[str, Any]) -> Any:
+    """Return the class that `architectures` names, otherwise the training class of the model type."""
     named = data.get("architectures")
     if named:
-        return _named_class(config, named[0] if isinstance(named, list) else named)
-    cls = _usual_class(config)
+        return _find_class(config, named[0] if isinstance(named, list) else named)
+    cls = _default_class(config)
     if cls is None:
         raise InputError(
             f"transformers has no model class for model_type {config.model_type!r}; name one in architectures"
@@ -183,8 +187,8 @@ def model_class(config: Any, data: Mapping[str, Any]) -> Any:
     return cls
 
 
-def _usual_class(config: Any) -> Any:
-    """The training class for the model type; None if transformers has none."""
+def _default_class(config: Any) -> Any:
+    """Return the training class of the model type; None if transformers has none."""
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
@@ -197,9 +201,11 @@ def _usual_class(config: Any) -> Any:
     return getattr(transformers, found if isinstance(found, str) else found[0], None) if found else None
 
 
-def _named_class(config: Any, name: Any) -> Any:
-    """A model class of transformers by its name: one that it exports, or one in the modeling file of the config's own type. There,
-    capitals do not count: files of before transformers had the model say MPTForCausalLM for its MptForCausalLM."""
+def _find_class(config: Any, name: Any) -> Any:
+    """Find a model class of transformers by its name: an exported one, or one in the modeling file of the config's type.
+
+    In that file case is ignored: older configs say MPTForCausalLM for the class MptForCausalLM.
+    """
     import transformers
 
     for place in ("transformers", type(config).__module__.replace(".configuration_", ".modeling_")):
@@ -213,22 +219,22 @@ def _named_class(config: Any, name: Any) -> Any:
         for found in (getattr(module, n, None) for n in names):
             if not inspect.isclass(found) or not issubclass(found, transformers.PreTrainedModel):
                 continue
-            if found.__module__.startswith("transformers.models."):  # of a model, and not what a model is made of
+            if found.__module__.startswith("transformers.models."):  # a model, and not a base class of models
                 return found
-    usual = _usual_class(config)
+    usual = _default_class(config)
     raise InputError(
-        f"architectures names {shown(name)}, which transformers {_version()} does not have for {config.model_type}; "
+        f"architectures names {short_repr(name)}, which transformers {_transformers_version()} does not have for {config.model_type}; "
         f"correct it, or leave it out{f': then {usual.__name__} is planned' if usual else ''}"
     )
 
 
-def without_dropout(config: Any) -> None:
-    """Set every dropout probability of a config to 0, nested ones too."""
+def disable_dropout(config: Any) -> None:
+    """Set every dropout probability of a config and its parts to 0."""
     for name, value in list(vars(config).items()):
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
         elif hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            without_dropout(value)
+            disable_dropout(value)
     if hasattr(config, "apply_spec_augment") or hasattr(
         config, "mask_time_prob"
     ):  # spans of sound that are masked by chance, also where a config does not say so
@@ -243,20 +249,20 @@ def without_dropout(config: Any) -> None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
 
 
-def own_config(config: Any, cls: Any) -> Any:
-    """The part of a composite config, at any depth, that a class of one of its parts takes (as AutoModelForCausalLM does)."""
+def select_config(config: Any, cls: Any) -> Any:
+    """Return the part of a composite config, at any depth, that belongs to a class, as AutoModelForCausalLM does."""
     wanted = getattr(cls, "config_class", None)
     if wanted is None or isinstance(config, wanted):
         return config
     for name in getattr(config, "sub_configs", None) or {}:
         part = getattr(config, name, None)
-        if part is not None and isinstance(found := own_config(part, cls), wanted):
+        if part is not None and isinstance(found := select_config(part, cls), wanted):
             return found
     return config
 
 
-def without_kernel(model: nn.Module) -> tuple[str, ...]:
-    """Notes about recurrences that transformers runs token by token on every device."""
+def missing_kernel_notes(model: nn.Module) -> tuple[str, ...]:
+    """Write notes about recurrences that transformers runs token by token on every device."""
     kinds = {type(part).__name__ for _, part in list_modules(model)} & {kind for kind, _ in adapters.LOOPS}
     return tuple(
         f"{kind} is planned, and timed, as one kernel over all tokens; transformers has none, and runs its tokens one by one"
@@ -265,8 +271,8 @@ def without_kernel(model: nn.Module) -> tuple[str, ...]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside, transformers does not print advice, which is meant for people who train."""
+def _silenced_transformers() -> Iterator[None]:
+    """Silence warnings of transformers while entered: they are advice for training."""
     root = logging.getLogger("transformers")
     level = root.level
     root.setLevel(logging.ERROR)
@@ -278,12 +284,12 @@ def _quiet() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _version() -> str:
+def _transformers_version() -> str:
     import transformers
 
     return str(transformers.__version__)
 
 
-def _line(error: BaseException) -> str:
+def _short_message(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text[:240] + ("..." if len(text) > 240 else "") if text else type(error).__name__

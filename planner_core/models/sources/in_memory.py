@@ -1,4 +1,4 @@
-"""A module that a user has in Python. It is copied onto meta, so that the user's module is not changed, with its example inputs."""
+"""A module that a user has built in Python: copied onto meta with its example inputs, so the user's module does not change."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, InputError
 from planner_core.models.capture.checks.refusals import check_gradient_hooks
+from planner_core.models.capture.replay.outside import has_value
 from planner_core.models.hooks.model_parts import list_buffers, list_modules, list_parameters
-from planner_core.models.sources.arguments import tables_of, unread_argument
+from planner_core.models.sources.arguments import explain_unsupported, list_inputs_by_samples
 from planner_core.models.sources.resolve import ModelSource
 
-MODULE = "module"
+MODULE_KEY = "module"
 """Key of a plan's `config` that names the class of a module in memory, which cannot be built again from the plan."""
 
 
 def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> ModelSource:
-    """The module on meta, and its inputs: floating-point inputs on meta; whole numbers and masks with values, on the CPU.
+    """Copy a module onto meta, and prepare its inputs: floating-point ones on meta, integers and masks with values on the CPU.
 
     `inputs` are a tuple of positional arguments, a mapping of named ones, or one tensor. `dtype` casts parameters, buffers
     and inputs of floating point, as `module.to(dtype)` does. Raises InputError or CaptureError.
@@ -38,23 +39,26 @@ def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> M
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
     args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     _check_inputs(module, args, kwargs)
-    on_meta = _on_meta(module)
+    on_meta = _copy_onto_meta(module)
     if dtype is not None:
         on_meta = on_meta.to(getattr(torch, dtype))
-    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: _input(t, dtype), (args, kwargs))
-    config = {MODULE: f"{type(module).__module__}.{type(module).__qualname__}", **tables_of(module, args, kwargs)}
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: _planned_input(t, dtype), (args, kwargs))
+    config = {
+        MODULE_KEY: f"{type(module).__module__}.{type(module).__qualname__}",
+        **list_inputs_by_samples(module, args, kwargs),
+    }
     originals = {
         tensor.untyped_storage()._cdata: key
         for key, tensor in (*list_parameters(module), *list_buffers(module))
         if tensor.layout == torch.strided
     }
-    workload = _workload(name, (args, kwargs))
-    return ModelSource(name, MODULE, on_meta.train(), kwargs, args, config, workload, originals=originals)
+    workload = _read_workload(name, (args, kwargs))
+    return ModelSource(name, MODULE_KEY, on_meta.train(), kwargs, args, config, workload, originals=originals)
 
 
 def _check_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     name = type(module).__name__
-    if unread := unread_argument(args, kwargs):
+    if unread := explain_unsupported(args, kwargs):
         raise InputError(f"the example inputs of {name} cannot be planned: {unread}")
     try:
         inspect.signature(module.forward).bind(*args, **kwargs)
@@ -65,38 +69,40 @@ def _check_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         ) from None
 
 
-def _on_meta(module: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers are on meta, where they take no memory."""
+def _copy_onto_meta(module: nn.Module) -> nn.Module:
+    """Copy a module with its parameters and buffers on meta, where they take no memory."""
     check_gradient_hooks(module)
     tensors: dict[int, torch.Tensor] = {
         id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in module.parameters()
     }
-    return copied(module, tensors | {id(b): b.detach().to("meta") for b in module.buffers()})
+    return copy_module(module, tensors | {id(b): b.detach().to("meta") for b in module.buffers()})
 
 
-def copied(module: nn.Module, tensors: Mapping[int, torch.Tensor]) -> nn.Module:
-    """A copy of a module that has other `tensors`, by the id of those in whose place they are. Tied tensors stay tied.
+def copy_module(module: nn.Module, tensors: Mapping[int, torch.Tensor]) -> nn.Module:
+    """Copy a module, with `tensors` in place of its own, by id. Tied tensors stay tied.
 
     Raises CaptureError if no copy can be made.
     """
     memo: dict[int, Any] = dict(tensors)
     try:
-        with _Computed():
-            made: nn.Module = copy.deepcopy(module, memo)
+        with _CopyComputedTensors():
+            copied: nn.Module = copy.deepcopy(module, memo)
     except Exception as error:
         raise CaptureError(
-            f"{type(module).__name__} cannot be copied{_uncopied(module, tensors)} ({type(error).__name__}: {_first_words(error)}); let a "
-            "function of a file build it, and give path/to/file.py:function"
+            f"{type(module).__name__} cannot be copied{_find_uncopyable(module, tensors)} ({type(error).__name__}: {_shorten(error)}); "
+            "let a function of a file build it, and give path/to/file.py:function"
         ) from None
-    for part in made.modules():
-        for held in (part.__dict__, *(v for v in part.__dict__.values() if isinstance(v, dict))):
-            held.update({k: _of_copy(f, memo) for k, f in held.items() if isinstance(f, FunctionType)})
-    return made
+    for part in copied.modules():
+        for values in (part.__dict__, *(v for v in part.__dict__.values() if isinstance(v, dict))):
+            values.update({k: _rebind_function(f, memo) for k, f in values.items() if isinstance(f, FunctionType)})
+    return copied
 
 
-class _Computed(TorchFunctionMode):
-    """Inside, a computed tensor is copied as one on meta that is computed as well, so that forward may make it anew (as the hooks of
-    `torch.nn.utils.weight_norm` do), but not read it. Torch copies leaves alone."""
+class _CopyComputedTensors(TorchFunctionMode):
+    """Let deepcopy copy computed tensors, which torch refuses, as computed tensors on meta.
+
+    Forward may then replace such an attribute (as hooks of `torch.nn.utils.weight_norm` do), but not read it.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -109,37 +115,37 @@ class _Computed(TorchFunctionMode):
         return memo.setdefault(id(old), made)
 
 
-def _uncopied(module: nn.Module, memo: Mapping[int, Any]) -> str:
-    """`: net.lock is a lock` of the first attribute that no copy can be made of; empty if there is none alone."""
-    apart = nn.Module().__dict__.keys() - {"training"}
+def _find_uncopyable(module: nn.Module, memo: Mapping[int, Any]) -> str:
+    """Return `: net.lock is a lock` for the first attribute that cannot be copied; empty if each one alone can be."""
+    internals = nn.Module().__dict__.keys() - {"training"}
     for name, part in list_modules(module):
         for key, value in part.__dict__.items():
             try:
-                with _Computed():
-                    copy.deepcopy(None if key in apart else value, dict(memo))
+                with _CopyComputedTensors():
+                    copy.deepcopy(None if key in internals else value, dict(memo))
             except Exception:
                 return f": {name}.{key}".replace(": .", ": ") + f" is a {type(value).__name__}"
     return ""
 
 
-def _first_words(error: Exception) -> str:
-    """What an error says, in whole words."""
+def _shorten(error: Exception) -> str:
+    """Shorten the message of an error at a word."""
     return textwrap.shorten(str(error), 150, placeholder=" ...")
 
 
-def _of_copy(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """A function (a hook, most often) that sees the copies where its variables are of the module: deepcopy leaves functions as they are."""
+def _rebind_function(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
+    """Bind a function (often a hook) to copies of the module's parts in its closure and defaults: deepcopy does not copy functions."""
     if id(function) in memo:
         return memo[id(function)]  # type: ignore[no-any-return]
-    memo[id(function)] = function  # it may know itself
+    memo[id(function)] = function  # a function may refer to itself
     cells, defaults = function.__closure__ or (), function.__defaults__ or ()
-    held = (*defaults, *(c.cell_contents for c in cells if _filled(c)))
-    if not any(_copy_of(x, memo) is not x for x in held):
+    captured = (*defaults, *(c.cell_contents for c in cells if has_value(c)))
+    if not any(_rebind_value(x, memo) is not x for x in captured):
         return function
-    for cell in cells:  # functions of one scope share its variables
+    for cell in cells:  # functions of one scope share cells
         if id(cell) not in memo:
-            memo[id(cell)] = CellType(_copy_of(cell.cell_contents, memo)) if _filled(cell) else cell
-    given = tuple(_copy_of(x, memo) for x in defaults)
+            memo[id(cell)] = CellType(_rebind_value(cell.cell_contents, memo)) if has_value(cell) else cell
+    given = tuple(_rebind_value(x, memo) for x in defaults)
     made = FunctionType(
         function.__code__, function.__globals__, function.__name__, given, tuple(memo[id(c)] for c in cells)
     )
@@ -149,38 +155,31 @@ def _of_copy(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
     return made
 
 
-def _copy_of(value: Any, memo: dict[int, Any]) -> Any:
-    """What a copied module has in the place of a value; a method is that of the copy."""
+def _rebind_value(value: Any, memo: dict[int, Any]) -> Any:
+    """Return the copy of a value; a method becomes that of the copied object."""
     if isinstance(value, MethodType) and id(value.__self__) in memo:
         return MethodType(value.__func__, memo[id(value.__self__)])
     if isinstance(value, FunctionType) and value.__closure__:
-        return _of_copy(value, memo)
+        return _rebind_function(value, memo)
     return memo.get(id(value), value)
 
 
-def _filled(cell: CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:  # a variable that has no value yet
-        return False
-
-
-def _input(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
+def _planned_input(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
     if tensor.is_floating_point():
         return torch.empty(tensor.shape, dtype=getattr(torch, dtype) if dtype else tensor.dtype, device="meta")
     return tensor.detach() if tensor.is_meta else tensor.detach().cpu()
 
 
-def sizes_of(made: ModelSource) -> dict[str, int]:
-    """Samples and tokens of example inputs; one of each if no input has a dim."""
+def infer_workload(made: ModelSource) -> dict[str, int]:
+    """Return batch and seq of example inputs; 1 and 1 if no input has a dim."""
     try:
-        return _workload(made.name, (made.inputs, made.args))
+        return _read_workload(made.name, (made.inputs, made.args))
     except InputError:
         return {"batch": 1, "seq": 1}
 
 
-def _workload(name: str, inputs: Any) -> dict[str, int]:
-    """Samples and tokens of a batch: the first dim of the first tensor, and its second dim if it holds token ids."""
+def _read_workload(name: str, inputs: Any) -> dict[str, int]:
+    """Return batch and seq: the first dim of the first tensor, and its second dim if it holds token ids."""
     first = next((t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.dim()), None)
     if first is None:
         raise InputError(f"the example inputs of {name} hold no tensor with a batch dim; give the inputs of one step")

@@ -1,4 +1,4 @@
-"""Inputs on which a model of transformers trains, made from its config as the library's own documentation makes them."""
+"""Make inputs on which a model of transformers trains from its config, as the documentation of transformers does."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ import torch
 from torch import nn
 
 from planner_core.core import CaptureError
-from planner_core.models.sources.labels import CHOICES, ends_in_eos, has_lm_loss, labels, text_config
+from planner_core.models.sources.labels import NUM_CHOICES, ends_in_eos, has_lm_loss, make_labels, text_config
 
 _SIGNALS = ("pixel_values", "pixel_values_videos", "input_values", "input_features")
 _VIDEO = ("videomae", "vivit", "timesformer", "xclip_vision_model")
 """Types whose `pixel_values` are the frames of a video, [batch, frames, channels, height, width]."""
 _SERIES = ("patchtst", "patchtsmixer")
-"""Types that read series of numbers as they are."""
+"""Types that read time series."""
 _READ_BOTH = ("git", "blip", "blip-2", "instructblip", "clipseg")
 _CLAP_FRAMES = 1001
-"""Frames of the ten seconds of sound that CLAP's feature extractor gives."""
+"""Frames in the ten seconds of sound that CLAP's feature extractor returns."""
 
 
-def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: str) -> dict[str, torch.Tensor]:
-    """Inputs for one training step, labels included where the model takes them."""
+def make_training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: str) -> dict[str, torch.Tensor]:
+    """Make the inputs of one training step, with labels if the model takes them."""
     names = set(inspect.signature(model.forward).parameters)
     main = getattr(model, "main_input_name", "input_ids")
     text = text_config(config)
     kind = type(model).__name__
     found: dict[str, torch.Tensor] = {}
-    seq = _fitting(config, text, names, seq)
+    seq = _fit_seq(config, text, names, seq)
     if "input_ids" in names and main not in _SIGNALS:
-        found["input_ids"] = _text(kind, config, text, batch, seq)
+        found["input_ids"] = _token_inputs(kind, config, text, batch, seq)
     if main in _SIGNALS:
-        found[main] = _signal(main, config, batch, seq, getattr(torch, dtype))
+        found[main] = _signal_input(main, config, batch, seq, getattr(torch, dtype))
     if "decoder_input_ids" in names and (not has_lm_loss(kind) or "EncoderDecoder" in kind):
-        found["decoder_input_ids"] = _ids(text, batch, seq)
+        found["decoder_input_ids"] = _token_ids(text, batch, seq)
     needs_both = "labels" not in names or getattr(config, "model_type", "") in _READ_BOTH
     if {"input_ids", "pixel_values"} <= names and needs_both:  # contrastive models read a text and an image
-        found.setdefault("input_ids", _ids(text, batch, seq))
-        found.setdefault("pixel_values", _signal("pixel_values", config, batch, seq, getattr(torch, dtype)))
-    found.update(_further(model, config, batch, seq, getattr(torch, dtype)))
+        found.setdefault("input_ids", _token_ids(text, batch, seq))
+        found.setdefault("pixel_values", _signal_input("pixel_values", config, batch, seq, getattr(torch, dtype)))
+    found.update(_type_specific_inputs(model, config, batch, seq, getattr(torch, dtype)))
     if kind.startswith("Musicgen") and "labels" in names:  # one row per codebook and sample
-        found["input_ids"] = _ids(text, batch * text.num_codebooks, seq)
-        found["labels"] = _ids(text, batch, seq)[..., None].repeat(1, 1, text.num_codebooks)
+        found["input_ids"] = _token_ids(text, batch * text.num_codebooks, seq)
+        found["labels"] = _token_ids(text, batch, seq)[..., None].repeat(1, 1, text.num_codebooks)
     else:
-        ids, pixels = _ids(text, batch, seq), found.get("pixel_values")
-        found.update(labels(kind, names, config, ids, pixels, getattr(torch, dtype)))
+        ids, pixels = _token_ids(text, batch, seq), found.get("pixel_values")
+        found.update(make_labels(kind, names, config, ids, pixels, getattr(torch, dtype)))
     if not found:
         raise CaptureError(
             f"{kind} takes {', '.join(sorted(names))[:120]}: no training input for it is known; give path.py:callable"
@@ -54,8 +54,10 @@ def training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: 
     return found
 
 
-def _further(model: nn.Module, config: Any, batch: int, seq: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Inputs that one type alone takes."""
+def _type_specific_inputs(
+    model: nn.Module, config: Any, batch: int, seq: int, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Make inputs that only one model type takes."""
     kind, model_type = type(model).__name__, getattr(config, "model_type", "")
     found: dict[str, torch.Tensor] = {}
     if getattr(config, "patching_mode", None) and getattr(
@@ -77,16 +79,16 @@ def _further(model: nn.Module, config: Any, batch: int, seq: int, dtype: torch.d
         frames = min(_CLAP_FRAMES, sound.spec_size**2 // sound.num_mel_bins)
         found["input_features"] = torch.empty(batch, 1, frames, sound.num_mel_bins, dtype=dtype, device="meta")
     if model_type in _SERIES:
-        found.update(_series(config, kind, batch, dtype))
+        found.update(_series_inputs(config, kind, batch, dtype))
     if (
         kind.startswith("Siglip2") and "text_model" not in model_type
     ):  # patches in a row, and how many there are in each direction
-        found.update(_patches_in_rows(getattr(config, "vision_config", config), batch, dtype))
+        found.update(_patch_inputs(getattr(config, "vision_config", config), batch, dtype))
     return found
 
 
-def _series(config: Any, kind: str, batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Series of numbers, [batch, times, channels]: those that are known, and for a model that predicts those to come."""
+def _series_inputs(config: Any, kind: str, batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Make time series [batch, times, channels]: the past, and for a forecast the future; labels for other heads."""
     times = {"past_values": config.context_length}
     times |= {"future_values": config.prediction_length} if kind.endswith("ForPrediction") else {}
     made = {n: torch.empty(batch, t, config.num_input_channels, dtype=dtype, device="meta") for n, t in times.items()}
@@ -97,9 +99,8 @@ def _series(config: Any, kind: str, batch: int, dtype: torch.dtype) -> dict[str,
     return made
 
 
-def _patches_in_rows(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Square images as SigLIP 2's processor gives them: the numbers of each patch, [batch, patches, numbers], and the patches of each
-    direction, [batch, 2]."""
+def _patch_inputs(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Make square images as SigLIP 2's processor does: patches [batch, patches, numbers], their mask, and patches per side [batch, 2]."""
     side = math.isqrt(vision.num_patches)
     numbers = vision.num_channels * vision.patch_size**2
     return {
@@ -109,17 +110,17 @@ def _patches_in_rows(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, t
     }
 
 
-def num_tokens(model: nn.Module, config: Any, seq: int, dtype: str) -> int:
-    """The number of tokens of a sample in the inputs that are made for `seq`; 1 if the inputs have no sequence (images)."""
-    made, other = (training_inputs(model, config, 1, n, dtype) for n in (seq, seq - 1 if seq > 1 else 2))
+def count_tokens(model: nn.Module, config: Any, seq: int, dtype: str) -> int:
+    """Return the tokens of a sample in inputs made for `seq`; 1 if the inputs have no sequence (images)."""
+    made, other = (make_training_inputs(model, config, 1, n, dtype) for n in (seq, seq - 1 if seq > 1 else 2))
     if any(v.shape != other[k].shape for k, v in made.items()):
         return seq
     ids = [v for v in made.values() if not v.is_floating_point() and v.dim() == 2]
     return ids[0].shape[1] if ids else 1
 
 
-def _fitting(config: Any, text: Any, names: set[str], seq: int) -> int:
-    """The number of tokens for models with a short text: the captions of CLIP, the transcripts of Whisper."""
+def _fit_seq(config: Any, text: Any, names: set[str], seq: int) -> int:
+    """Bound the number of tokens of models with a short text: captions of CLIP, transcripts of Whisper."""
     own = getattr(config, "max_target_positions", None)
     if {"input_ids", "pixel_values"} <= names and "labels" not in names:
         own = getattr(getattr(config, "text_config", None) or text, "max_position_embeddings", None)
@@ -128,17 +129,19 @@ def _fitting(config: Any, text: Any, names: set[str], seq: int) -> int:
     return min(seq, own) if isinstance(own, int) and own > 0 else seq
 
 
-def _text(kind: str, config: Any, text: Any, batch: int, seq: int) -> torch.Tensor:
-    """Tokens, [batch, seq]. Of several answers [batch, answers, seq]. The classifier of an encoder and decoder reads the last one, the
-    end of the text."""
-    found = _ids(text, batch, seq)
+def _token_inputs(kind: str, config: Any, text: Any, batch: int, seq: int) -> torch.Tensor:
+    """Make tokens [batch, seq], for multiple choice [batch, choices, seq].
+
+    A classifier of an encoder-decoder reads the hidden state at the end-of-text token, so the last token is that one.
+    """
+    found = _token_ids(text, batch, seq)
     end = getattr(text, "eos_token_id", None)
     if ends_in_eos(kind, config) and isinstance(end, int):
         found[:, -1] = end
-    return found[:, None].repeat(1, CHOICES, 1) if "MultipleChoice" in kind else found
+    return found[:, None].repeat(1, NUM_CHOICES, 1) if "MultipleChoice" in kind else found
 
 
-def _ids(config: Any, batch: int, seq: int) -> torch.Tensor:
+def _token_ids(config: Any, batch: int, seq: int) -> torch.Tensor:
     special: set[Any] = set()
     for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
         value = getattr(config, name, None)
@@ -148,7 +151,7 @@ def _ids(config: Any, batch: int, seq: int) -> torch.Tensor:
     return torch.full((batch, seq), token, dtype=torch.long)
 
 
-def _signal(name: str, config: Any, batch: int, seq: int, dtype: torch.dtype) -> torch.Tensor:
+def _signal_input(name: str, config: Any, batch: int, seq: int, dtype: torch.dtype) -> torch.Tensor:
     encoder = getattr(config, "encoder", None)
     vision = getattr(config, "vision_config", None) or (encoder if hasattr(encoder, "image_size") else config)
     if name == "pixel_values_videos" and hasattr(config, "frames_per_clip"):
@@ -181,8 +184,8 @@ def _is_required(model: nn.Module, name: str) -> bool:
 
 
 def _masked_patches(config: Any, batch: int) -> torch.Tensor:
-    """Which patches a masked autoencoder has to guess, [batch, patches]: of every sample all but the first tenth (VideoMAE's
-    share), and but one."""
+    """Make the mask of patches that an autoencoder predicts, [batch, patches]: all but the first tenth of each sample (VideoMAE masks
+    90 %), and at least one patch is visible."""
     size, patch = (v if isinstance(v, (tuple, list)) else (v, v) for v in (config.image_size, config.patch_size))
     patches = (size[0] // patch[0]) * (size[1] // patch[1])
     patches *= getattr(config, "num_frames", 1) // getattr(config, "tubelet_size", 1)

@@ -1,4 +1,4 @@
-"""The number of tokens that a sample of a Hugging Face model may have, and the message if more are asked for."""
+"""The limit of tokens of a sample of a Hugging Face model, and the messages about longer samples."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class Positions:
 
     @property
     def default_seq(self) -> int:
-        """Tokens of a sample if the user does not give a number: DEFAULT_SEQ, or the model's own limit if that is less."""
+        """Tokens of a sample if the user does not give a number: DEFAULT_SEQ, at most the model's limit."""
         return min(DEFAULT_SEQ, self.number or DEFAULT_SEQ)
 
     def beyond(self, seq: int) -> bool:
-        """Whether a sequence is longer than the config's number of positions."""
+        """Return whether a sequence is longer than the config's number of positions."""
         return 0 < self.number < seq
 
 
-def positions(config: Any) -> Positions:
-    """The positions of the text part of a config object."""
+def read_positions(config: Any) -> Positions:
+    """Read the positions of the text part of a config object."""
     from planner_core.models.sources.labels import text_config
 
-    return _stated(text_config(config))
+    return _stated_positions(text_config(config))
 
 
-def _stated(text: Any) -> Positions:
+def _stated_positions(text: Any) -> Positions:
     for field in _FIELDS:
         number = getattr(text, field, None)
         if isinstance(number, int) and not isinstance(number, bool) and number > 0:
@@ -53,25 +53,28 @@ def _stated(text: Any) -> Positions:
     return Positions()
 
 
-def within_positions(graph: Graph) -> Graph:
-    """The graph of a model that was captured at another length, with a note if its sequences are longer than the positions of its config.
-    Raises InputError if these are a table of the model."""
-    limit, seq = _stated(SimpleNamespace(**graph.config)), graph.workload["seq"]
+def check_positions(graph: Graph) -> Graph:
+    """Check a graph that was captured at another length against the positions of its config.
+
+    Returns: the graph, with a note if its sequences are longer and the model computes positions.
+    Raises InputError if positions are a table of the model, which ends there.
+    """
+    limit, seq = _stated_positions(SimpleNamespace(**graph.config)), graph.workload["seq"]
     if not limit.beyond(seq):
         return graph
     tables = [v.meta.shape for v in graph.top.values if v.kind == "parameter"]
     if any(len(shape) == 2 and shape[0] == limit.number for shape in tables):
-        raise InputError(too_long(graph.name, limit, seq))
-    return replace(graph, assumptions=(*graph.assumptions, stretched(limit, seq)))
+        raise InputError(too_long_message(graph.name, limit, seq))
+    return replace(graph, assumptions=(*graph.assumptions, stretched_note(limit, seq)))
 
 
-def too_long(name: str, limit: Positions, seq: int) -> str:
-    """The message for a sequence that is too long for a model."""
+def too_long_message(name: str, limit: Positions, seq: int) -> str:
+    """Write the message about a sequence that is too long for a model."""
     return f"{name} has {limit.number} positions ({limit.field}), and --seq {seq} asks for more; give --seq {limit.number} or less"
 
 
-def stretched(limit: Positions, seq: int) -> str:
-    """The note for a model that computes its positions (rotary embeddings), so that a longer sequence runs too."""
+def stretched_note(limit: Positions, seq: int) -> str:
+    """Write the note about a longer sequence of a model that computes its positions (rotary embeddings)."""
     return (
         f"--seq {seq} is more than the {limit.number} positions that {limit.field} names: this model computes positions, "
         "so it runs, but it was not made for that length"

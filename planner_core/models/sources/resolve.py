@@ -19,25 +19,29 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, InputError, is_file
+from planner_core.core import CaptureError, InputError, NeedsValues, is_file
 from planner_core.models import zoo as models
 from planner_core.models.capture.checks.refusals import check_module
 from planner_core.models.capture.checks.refusals import format_line as line_of
 from planner_core.models.capture.module import to_meta
-from planner_core.models.sources.arguments import tables_of, unread_argument
-from planner_core.models.sources.config_limits import shown
-from planner_core.models.sources.positions import Positions, positions, too_long
+from planner_core.models.sources.arguments import explain_unsupported, list_inputs_by_samples
+from planner_core.models.sources.config_limits import short_repr
+from planner_core.models.sources.positions import Positions, read_positions, too_long_message
 
-LARGEST_CONFIG_BYTES = 4 << 20
-MOST_LEVELS = 100
+MAX_CONFIG_BYTES = 4 << 20
+MAX_NESTING = 100
 """The deepest nesting of objects and lists that is read. A composite config has five levels."""
 GZIP = b"\x1f\x8b"
 
 
 @dataclass(slots=True)
 class ModelSource:
-    """A module on meta, and its inputs. `config` is what rebuilds it. `originals`: if it is a copy of a user's module, the names of that
-    one's tensors by storage."""
+    """A module on meta and its inputs.
+
+    config     what builds the model once more
+    workload   batch and seq, if the inputs fix them
+    originals  the names of the user's tensors by storage, if the module is a copy
+    """
 
     name: str
     source: str
@@ -45,17 +49,17 @@ class ModelSource:
     inputs: dict[str, Any]
     args: tuple[Any, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)
-    workload: dict[str, int] = field(default_factory=dict)  # where the inputs fix it
+    workload: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     positions: Positions = field(default_factory=Positions)
     originals: Mapping[int, str] = field(default_factory=dict)
 
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors among the inputs."""
+        """Return the tensors among the inputs."""
         return [t for t in pytree.tree_leaves((self.inputs, self.args)) if isinstance(t, torch.Tensor)]
 
-    def described(self) -> str:
-        """A note about the shapes and dtypes that are planned."""
+    def describe_inputs(self) -> str:
+        """Write a note about the shapes and dtypes that are planned."""
         inputs = ", ".join(f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in self.tensors())
         own = sorted({str(p.dtype).removeprefix("torch.") for p in self.module.parameters()})
         return f"planned as the function gives it: inputs {inputs or 'without tensors'}; parameters {' and '.join(own) or 'none'}"
@@ -64,38 +68,38 @@ class ModelSource:
 def resolve(
     source: str | Mapping[str, Any], *, batch: int, seq: int | None, dtype: str, layers: int | None
 ) -> ModelSource:
-    """Build the model that `source` names. With `seq` None, it gets the default number of tokens, or as many as it has positions if
-    that is less. Raises InputError or CaptureError."""
+    """Build the model that `source` names. `seq` None stands for the default number of tokens, at most the model's positions.
+
+    Raises InputError or CaptureError.
+    """
     if not isinstance(source, str):
-        return _config(str(source.get("model_type", "model")), "config", source, batch, seq, dtype, layers)
+        return _config_source(str(source.get("model_type", "model")), "config", source, batch, seq, dtype, layers)
     if source in models.ZOO:
         data = models.with_depth(models.ZOO[source], layers)
-        return _config(source, f"zoo:{source}", data, batch, seq, dtype, None)
+        return _config_source(source, f"zoo:{source}", data, batch, seq, dtype, None)
     if ".py:" in source or source.endswith(".pt2"):
         return python_source(source)
     path, file = Path(source), models.config_file(source)
     data = read_json(file)
     name = path.name if path.is_dir() else (file.parent.name or file.stem) if file.name == "config.json" else file.stem
-    return _config(name, str(source), data, batch, seq, dtype, layers)
+    return _config_source(name, str(source), data, batch, seq, dtype, layers)
 
 
 def exported_source(path: Path) -> ModelSource:
-    """A file that `torch.export.save` wrote, read as data. Its inputs are those of the export."""
-    from planner_core.models.exported.program import load
+    """Read a file of `torch.export.save` as data. Its inputs are those of the export."""
+    from planner_core.models.exported.program import load_program
 
-    module, args, size, notes = load(path)
+    module, args, size, notes = load_program(path)
     return ModelSource(path.stem, str(path), module.train(), {}, args, {"callable": str(path)}, size, notes)
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A config file as plain data, in UTF-8 or UTF-16. Raises InputError."""
+    """Read a config file in UTF-8 or UTF-16 as plain data. Raises InputError."""
     if not is_file(file):
         raise InputError(f"{file} is not a regular file; give a Hugging Face config.json")
     try:
-        if file.stat().st_size > LARGEST_CONFIG_BYTES:
-            raise InputError(
-                f"{file} has {file.stat().st_size} bytes; a config.json has at most {LARGEST_CONFIG_BYTES}"
-            )
+        if file.stat().st_size > MAX_CONFIG_BYTES:
+            raise InputError(f"{file} has {file.stat().st_size} bytes; a config.json has at most {MAX_CONFIG_BYTES}")
         content = file.read_bytes()
         data = json.loads(content)
     except OSError as error:
@@ -115,7 +119,7 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError(f"{file} holds a {type(data).__name__}, not an object with a model_type")
     level: list[Any] = [data]
-    for _ in range(MOST_LEVELS):
+    for _ in range(MAX_NESTING):
         level = [v for x in level for v in (x.values() if isinstance(x, dict) else x) if isinstance(v, (dict, list))]
         if not level:
             return data
@@ -123,37 +127,37 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _too_deep(file: Path) -> InputError:
-    return InputError(f"{file} is nested more than {MOST_LEVELS} levels deep, which no config.json is")
+    return InputError(f"{file} is nested more than {MAX_NESTING} levels deep, which no config.json is")
 
 
-def _config(
+def _config_source(
     name: str, source: str, data: Mapping[str, Any], batch: int, seq: int | None, dtype: str, layers: int | None
 ) -> ModelSource:
     from planner_core.models.sources import huggingface as hf
     from planner_core.models.sources import inputs as made
 
-    module, parsed, used = hf.build(data, dtype, layers)
-    limit = positions(parsed)
-    tokens = made.num_tokens(module, parsed, seq or limit.default_seq, dtype)
-    notes = (*left_out(data, type(module).__name__, dtype), *hf.without_kernel(module))
+    module, parsed, used = hf.build_from_config(data, dtype, layers)
+    limit = read_positions(parsed)
+    tokens = made.count_tokens(module, parsed, seq or limit.default_seq, dtype)
+    notes = (*ignored_field_notes(data, type(module).__name__, dtype), *hf.missing_kernel_notes(module))
     if seq is not None and tokens != seq:
         if tokens > 1 and limit.field and tokens < seq:
-            raise InputError(too_long(name, replace(limit, number=tokens), seq))
+            raise InputError(too_long_message(name, replace(limit, number=tokens), seq))
         if tokens > 1:
             raise InputError(
                 f"{name} makes {tokens} tokens of each sample, and --seq {seq} asks for {seq}; leave --seq out"
             )
         notes += (f"--seq {seq} is not used: the inputs of this model have no sequence of tokens",)
-    inputs = made.training_inputs(module, parsed, batch, tokens, dtype)
-    notes += text_alone(parsed, inputs)
+    inputs = made.make_training_inputs(module, parsed, batch, tokens, dtype)
+    notes += missing_input_notes(parsed, inputs)
     limit = limit if tokens > 1 else Positions()
     return ModelSource(
         name, source, module, inputs, config=used, workload={"seq": tokens}, notes=notes, positions=limit
     )
 
 
-def text_alone(config: Any, inputs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Notes about the senses of a model that its planned inputs do not have."""
+def missing_input_notes(config: Any, inputs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Write notes about images or sound that a model can take and its planned inputs do not have."""
     kinds = (("vision_config", "images", "pixel"), ("audio_config", "sound", "input_features"))
     return tuple(
         f"the planned step has text alone, and no {what}; for a step that has both give path.py:callable"
@@ -162,8 +166,8 @@ def text_alone(config: Any, inputs: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def left_out(data: Mapping[str, Any], kind: str, dtype: str) -> tuple[str, ...]:
-    """Notes about the fields of a config that a plan does not follow."""
+def ignored_field_notes(data: Mapping[str, Any], kind: str, dtype: str) -> tuple[str, ...]:
+    """Write notes about fields of a config that a plan ignores."""
     notes = []
     if data.get("auto_map"):
         notes.append(
@@ -172,48 +176,48 @@ def left_out(data: Mapping[str, Any], kind: str, dtype: str) -> tuple[str, ...]:
     quantized = data.get("quantization_config")
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, Mapping) else None
-        how = f" ({shown(method)})" if method else ""
+        how = f" ({short_repr(method)})" if method else ""
         notes.append(f"quantization_config{how} is left out: every weight is planned, and trained, in {dtype}")
     return tuple(notes)
 
 
 def python_source(source: str, device: str = "meta") -> ModelSource:
-    """Run `path.py:callable` in this process (`child` runs it in another one); it returns a pair (module, example inputs). Or read a
-    .pt2 file.
+    """Run `path.py:callable`, which returns a pair (module, example inputs), in this process; or read a .pt2 file.
 
-    On "meta" weights take no memory. A model that cannot be built there, since it asks a tensor for its values, is built on the CPU
-    and then moved.
+    On "meta" weights take no memory. A model that cannot be built there, since its code asks a tensor for values, is built on the CPU
+    and then moved. (`sandbox.child` runs this in a process of its own.)
     """
     if source.endswith(".pt2"):
         return exported_source(Path(source))
     try:
-        return _from_python(source, device)
-    except CaptureError as error:
-        if device != "meta" or not re.search("meta|fake impl", str(error), re.IGNORECASE):
+        return _run_python(source, device)
+    except NeedsValues:
+        if device != "meta":
             raise
-    return on_meta(_from_python(source, "cpu"))
+    return move_to_meta(_run_python(source, "cpu"))
 
 
-def on_meta(made: ModelSource) -> ModelSource:
-    """The same source with parameters, buffers and floating-point inputs on meta. Whole numbers and masks keep their values."""
+def move_to_meta(made: ModelSource) -> ModelSource:
+    """Move parameters, buffers and floating-point inputs to meta. Integers and masks keep their values."""
 
     def moved(x: Any) -> Any:
         return x.to("meta") if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) else x
 
-    check_module(made.module)  # to move a parameter drops its hooks
+    check_module(made.module)  # first, since a moved parameter loses its hooks
     to_meta(made.module)
     made.inputs, made.args = pytree.tree_map(moved, (made.inputs, made.args))
     return made
 
 
-def _from_python(source: str, device: str) -> ModelSource:
+def _run_python(source: str, device: str) -> ModelSource:
     text, _, attribute = source.rpartition(":")
     path = Path(text)
     if not is_file(path):
         raise InputError(f"{text} is not a file; give path/to/file.py:callable")
     try:
-        with contextlib.redirect_stdout(io.StringIO()), torch.device(device):  # our report is not what it prints
-            user = _user_module(path)
+        # Stdout carries the result of the sandbox; the user's code must not print into it.
+        with contextlib.redirect_stdout(io.StringIO()), torch.device(device):
+            user = _import_file(path)
             if not hasattr(user, attribute):
                 raise CaptureError(f"{text} has nothing named {attribute!r}; give path/to/file.py:callable")
             made = getattr(user, attribute)()
@@ -222,7 +226,10 @@ def _from_python(source: str, device: str) -> ModelSource:
     except (Exception, SystemExit) as error:
         words = " ".join(str(error).split())[:200]
         where = line_of(traceback.extract_tb(error.__traceback__))
-        raise CaptureError(f"{source} did not return a model: {type(error).__name__}: {words}{where}") from None
+        message = f"{source} did not return a model: {type(error).__name__}: {words}{where}"
+        if _asks_for_values(error):
+            raise NeedsValues(message, f"{source} asks tensors for values while it builds the model") from None
+        raise CaptureError(message) from None
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, ())
     if not isinstance(module, nn.Module):
         raise CaptureError(
@@ -232,16 +239,28 @@ def _from_python(source: str, device: str) -> ModelSource:
     args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     if not args and not kwargs:
         raise CaptureError(f"{source} returned a module without example inputs; return (module, example inputs)")
-    if unread := unread_argument(args, kwargs):
+    if unread := explain_unsupported(args, kwargs):
         raise CaptureError(f"the example inputs of {source} cannot be planned: {unread}")
     return ModelSource(
-        path.stem, source, module.train(), kwargs, args, {"callable": source, **tables_of(module, args, kwargs)}
+        path.stem,
+        source,
+        module.train(),
+        kwargs,
+        args,
+        {"callable": source, **list_inputs_by_samples(module, args, kwargs)},
     )
 
 
-def _user_module(path: Path) -> ModuleType:
-    """Run a file as Python runs a script: its folder is searched for what it imports. The module stands in `sys.modules`, where
-    dataclasses and annotations look for its names."""
+def _asks_for_values(error: BaseException) -> bool:
+    """Return whether torch raised an error since a tensor on meta has no values. Torch has no class for it, but always names meta."""
+    return re.search("meta|fake impl", str(error), re.IGNORECASE) is not None
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Run a file as Python runs a script, with its folder in `sys.path`.
+
+    The module is put into `sys.modules`, where dataclasses and annotations look up its names.
+    """
     name = f"shardscope_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

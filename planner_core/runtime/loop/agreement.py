@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from planner_core.core import Plan, join_name, plan_to_json
-from planner_core.models.sources import spelled
+from planner_core.models.sources import argument_name
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
 
@@ -142,7 +142,7 @@ class Agreement:
         for name in (n for n in self.mismatches if n not in self.saved_buffers):
             self._refuse_mismatch(name)
         is_training, leaves = mode[:2] == (True, True), pytree.tree_flatten_with_path((args, kwargs))[0]
-        fingerprints = {spelled(path, self.names): _fingerprint(x) for path, x in leaves}
+        fingerprints = {argument_name(path, self.names): _fingerprint(x) for path, x in leaves}
         timeout_s = self.timeout_s if is_training else _EVALUATION_TIMEOUT_S
         for name, ranks in self._compare(
             f"batch {mode}", () if global_batch else self.data_axes, fingerprints, timeout_s

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from planner_core.models.hooks import is_inplace
-from planner_core.models.sources import spelled
+from planner_core.models.sources import argument_name
 from planner_core.ops import Kind, operator
 from planner_core.runtime.record.recorder import MixesSamples
 from planner_core.runtime.record.tape import INPUT, Ref, Tape, TapeCall
@@ -25,9 +25,9 @@ def find_sample_leaves(
     """Return for each leaf of a call whether it has samples.
 
     Samples are along dim 0 of each tensor whose dim 0 is as long as the first one's. Tensors that had no samples when the model
-    was planned have none (`is_table`, by name). `names`: those of positional parameters.
+    was planned have none (`is_table`, by name). `names`: those of positional_names parameters.
     """
-    leaves = [(spelled(path, names), x) for path, x in pytree.tree_flatten_with_path((args, kwargs))[0]]
+    leaves = [(argument_name(path, names), x) for path, x in pytree.tree_flatten_with_path((args, kwargs))[0]]
     may_have = [isinstance(x, torch.Tensor) and x.dim() > 0 and not is_table(name) for name, x in leaves]
     lengths = [x.shape[0] for (_, x), may in zip(leaves, may_have, strict=True) if may]
     samples = next((n for n in lengths if n > 1), 1)  # one row may stand for all samples

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from planner_core.models.hooks import MISSING, ModuleState, WeightDtypes, is_plain, list_containers, scratch_tensors
-from planner_core.models.sources import copied
+from planner_core.models.sources import copy_module
 from planner_core.runtime.mismatch import PlanMismatch
 
 
@@ -33,7 +33,7 @@ class FrozenModel:
             for p in model.parameters()
         }
         tensors |= {id(b): b if b.is_meta else b.detach().cpu().clone() for b in model.buffers()}
-        self.twin = copied(model, tensors)
+        self.twin = copy_module(model, tensors)
         self.types = WeightDtypes(self.twin)
         self.pairs = list(zip(model.modules(), self.twin.modules(), strict=True))
         self.names = {id(m): n for n, m in model.named_modules()}

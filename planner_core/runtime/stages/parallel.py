@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from planner_core.core import Pipeline, Plan
-from planner_core.models.sources import unread_argument
+from planner_core.models.sources import explain_unsupported
 from planner_core.runtime.bound_call import BoundCall
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
@@ -226,7 +226,7 @@ class StagedParallel(Parallel):
             kwargs = {**kwargs, "use_cache": False}
         self._check()
         self.agreement.check_batch(args, kwargs, global_batch, self.model.training, self.planned.is_table)
-        if unread := unread_argument(args, kwargs):
+        if unread := explain_unsupported(args, kwargs):
             raise PlanMismatch(f"the model was called with what was not planned: {unread}")
         batches = self._micro_batches(args, kwargs, global_batch)
         self._check_gradients()

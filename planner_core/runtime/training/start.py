@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import InputError, Plan, PlannerError
 from planner_core.models.capture import returned_loss
-from planner_core.models.sources import build, limits, python_source, training_inputs
+from planner_core.models.sources import build_from_config, make_training_inputs, python_source, value_limits
 from planner_core.runtime.initialize import Init, initializer
 from planner_core.runtime.library import applied
 from planner_core.runtime.loop.stand_in import with_planned_loss
@@ -116,15 +116,15 @@ def model_of(
 
 def _from_config(config: Mapping[str, Any], load: Mapping[str, Any], weights: Path | None, seed: int) -> Start:
     """Build a model that a config describes, on meta."""
-    model, parsed, _ = build(config, load["dtype"], to_run=True)
+    model, parsed, _ = build_from_config(config, load["dtype"], to_run=True)
     batch = int(load["batch"]) // int(load.get("accumulate", 1))
-    inputs = training_inputs(model, parsed, batch, int(load["seq"]), load["dtype"])
+    inputs = make_training_inputs(model, parsed, batch, int(load["seq"]), load["dtype"])
     target = device()
     init = initializer(model, seed, target.type)
     for part in model.modules():
         part._buffers.update({n: b if b is None else b.to(target) for n, b in part._buffers.items()})
     init = init if weights is None else from_safetensors(model, weights)
-    return Start(model, init, inputs, limits=limits(type(model).__name__, parsed, inputs))
+    return Start(model, init, inputs, limits=value_limits(type(model).__name__, parsed, inputs))
 
 
 def _from_user_code(source: str, weights: Path | None, seed: int) -> Start:

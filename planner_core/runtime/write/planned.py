@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, Op, Plan
 from planner_core.models.hooks import ModuleState
-from planner_core.models.sources import is_new, is_table, positional, spelled
+from planner_core.models.sources import argument_name, is_unknown_input, lacks_samples, positional_names
 from planner_core.runtime.mismatch import (
     PlanMismatch,
     describe_other_versions,
@@ -121,9 +121,9 @@ class PlannedForward:
             )
         self.plan, self.axes = plan, list(axes)
         self.data_axes = tuple(a for a in plan.data_axes if axes[a].size > 1)
-        self.argument_names = positional(model.forward)
+        self.argument_names = positional_names(model.forward)
         self.config = plan.model["config"] or {}
-        self.is_table = functools.partial(is_table, config=self.config)
+        self.is_table = functools.partial(lacks_samples, config=self.config)
         self.rows, self.stored, self.block_copies = plan.site_plans(), plan.param_plans(), block_copies(plan)
         self.recompute = {label: block.recompute for label, block in plan.blocks.items()}
         self.dtypes, self.precision = choose_dtypes(model, plan, self.stored), plan_precision(plan)
@@ -251,8 +251,8 @@ class PlannedForward:
         """Return for each leaf of a call whether it has samples. Raises PlanMismatch if `args` are a rank's own and nothing
         says so."""
         for path, x in () if global_batch else pytree.tree_flatten_with_path((args, kwargs))[0]:
-            name = spelled(path, self.argument_names)
-            if isinstance(x, torch.Tensor) and x.dim() and is_new(name, self.config):
+            name = argument_name(path, self.argument_names)
+            if isinstance(x, torch.Tensor) and x.dim() and is_unknown_input(name, self.config):
                 raise PlanMismatch(
                     f"{name} is not among the inputs that were planned, some of which have no samples, so that nothing says whether it has "
                     "some; give inputs by place or by name as they were planned, or the whole batch with global_batch=True"
