@@ -168,9 +168,9 @@ class Parallel:
         self.num_changes += 1
         if self.num_changes == WARN_AFTER_CHANGES:
             warnings.warn(
-                f"{argument_name(path, self.planned.argument_names)} is a number or a word that changes from call to call, and each value is "
-                "recorded anew, which takes far longer than the call; give a number as a tensor (torch.tensor(value)), and leave out what "
-                "forward does not use",
+                f"{argument_name(path, self.planned.argument_names)} is a number or a word that changes from call to call, and each "
+                "value is recorded anew, which takes far longer than the call; give a number as a tensor (torch.tensor(value)), and "
+                "leave out what forward does not use",
                 stacklevel=4,
             )
 
