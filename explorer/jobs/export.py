@@ -25,7 +25,7 @@ FORMS = tuple(t for t in TARGETS.values() if t.name != "json")
 @dataclass(frozen=True, slots=True)
 class ExportedFile:
     """The file, or why there is none; `remarks` is what the exporter said (what the target cannot express), `nearest` what
-    the form's own way costs beside the plan (see `planner_core.exporters.nearest.Nearest`)."""
+    the form's own way costs beside the plan (see `planner_core.exporters.nearest.FormCost`)."""
 
     content: str
     remarks: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Write a plan in the form of another program.
 
-`TARGETS` has one entry for each form: its name, what writes it, what it cannot express. `export_text` writes the plan, or raises an
-error that says why the form cannot hold it. `nearest_text` finds the best plan that the form can hold.
+`TARGETS` has one entry for each form: its name, its writer, its limits. `export_text` writes the plan, or raises an error that
+says why the form cannot hold it. `nearest_text` writes the best plan that the form can hold.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from planner_core.exporters.targets import TARGETS, WITH_STAGES, Target
+from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
 
 if TYPE_CHECKING:
     from planner_core.exporters.api import export, export_text, nearest_text, write_export
 
-__all__ = ["TARGETS", "WITH_STAGES", "Target", "export", "export_text", "nearest_text", "write_export"]
+__all__ = ["TARGETS", "TARGETS_WITH_STAGES", "Target", "export", "export_text", "nearest_text", "write_export"]
 _HOME = {
     "export": "planner_core.exporters.api",
     "export_text": "planner_core.exporters.api",

@@ -11,132 +11,142 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner_core.core import InputError, Plan, plan_to_json, refuse_stages, write_file
-from planner_core.exporters.nearest import Nearest, instead, on_cluster, without_file
-from planner_core.exporters.targets import TARGETS, WITH_STAGES, Target
+from planner_core.exporters.nearest import FormCost, fills_cluster, megatron_alternative, plain_data_parallelism
+from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
 from planner_core.planning.methods import CannotHold
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedPlan:
-    """The text of one file, and remarks for the user: how to run it, and what it cannot express. If the form is not the plan itself,
-    `nearest` compares the price of what the form does with the plan (see `exporters.nearest.Nearest`)."""
+    """A written form.
+
+    Attributes:
+        text: The text of the file.
+        remarks: Remarks for the user: how to run it, and what it cannot express.
+        nearest: The cost of the form's execution compared with the plan's; None if the form is the plan itself.
+        companion: Suffix and text of a second file that the first one reads.
+    """
 
     text: str
     remarks: tuple[str, ...]
-    nearest: Nearest | None = None
-    beside: tuple[str, str] | None = None
-    """The ending of a second file, which is written beside the first, and its text."""
+    nearest: FormCost | None = None
+    companion: tuple[str, str] | None = None
 
 
-def _written(plan: Plan, target: Target) -> ExportedPlan:
-    """The plan in a form that can hold it, with the price of what the form does. Raises InputError."""
+def write_form(plan: Plan, target: Target) -> ExportedPlan:
+    """Write a plan in a form that can hold it, and price the form's execution. Raises InputError."""
     text, remarks, layout = target.write(plan)
-    beside = (target.beside, json.dumps(plan_to_json(plan), indent=1) + "\n") if target.beside else None
+    companion = (target.plan_suffix, json.dumps(plan_to_json(plan), indent=1) + "\n") if target.plan_suffix else None
     loss = str(plan.model.get("loss", ""))
     if loss.startswith("stand-in"):
         remarks = (
             *remarks,
             f"the model returns no loss, so the plan is for a {loss}; train on your own loss in its place",
         )
-    if not target.runs_all:
-        remarks = (*remarks, *_left_out(plan, target))
+    if not target.runs_whole_plan:
+        remarks = (*remarks, *_unsupported_features(plan, target))
     if target.price is None or layout is None:
-        return ExportedPlan(text, remarks, beside=beside)
-    found = target.price(plan, layout) if on_cluster(plan) else None
-    if found is None:
+        return ExportedPlan(text, remarks, companion=companion)
+    priced = target.price(plan, layout) if fills_cluster(plan) else None
+    if priced is None:
         return ExportedPlan(text, (*remarks, "what this form does could not be priced on the plan's mesh"))
-    return ExportedPlan(text, (*remarks, f"in this form: {found[1].sentence()}"), found[1])
+    return ExportedPlan(text, (*remarks, f"in this form: {priced[1].sentence()}"), priced[1])
 
 
-def _left_out(plan: Plan, target: Target) -> Iterator[str]:
-    """Remarks about the parts of a plan that only the project's own runtime carries out."""
+def _unsupported_features(plan: Plan, target: Target) -> Iterator[str]:
+    """Remarks about features of a plan that only the project's own runtime has."""
     if plan.chunks > 1:
         yield "the plan makes products in chunks; what runs this form makes each at once"
     if plan.workload.get("offload"):
-        other = (
+        consequence = (
             "what runs this form updates there too, so its step takes another time than the plan says"
-            if target.says_host
+            if target.states_offload
             else "what runs this form keeps them on the GPU, which takes more memory than the plan says, unless you tell it otherwise"
         )
-        yield f"the plan keeps the optimizer's moments in the host's memory, and updates on the GPU; {other}"
+        yield f"the plan keeps the optimizer's moments in the host's memory, and updates on the GPU; {consequence}"
 
 
-def target_of(name: str) -> Target:
+def find_target(name: str) -> Target:
     """The form of this name. Raises InputError."""
     if name not in TARGETS:
         raise InputError(f"--to {name!r} is not one of {', '.join(TARGETS)}")
     return TARGETS[name]
 
 
-def _form_of(plan: Plan, name: str) -> Target:
+def _find_target_for(plan: Plan, name: str) -> Target:
     """The form of this name, if it can hold the plan's stages. Raises InputError."""
-    form = target_of(name)
-    if name not in WITH_STAGES:
-        refuse_stages(plan, f"--to {name}", f"give --to {' or '.join(WITH_STAGES)}")
+    form = find_target(name)
+    if name not in TARGETS_WITH_STAGES:
+        refuse_stages(plan, f"--to {name}", f"give --to {' or '.join(TARGETS_WITH_STAGES)}")
     return form
 
 
 def export_text(plan: Plan, target: str) -> ExportedPlan:
-    """The export as text. Raises InputError for an unknown target, or for a plan that it cannot hold; the message then names the
-    nearest plan that it can hold, and its price."""
-    form = _form_of(plan, target)
+    """Export a plan as text.
+
+    Raises InputError for an unknown target, or for a plan that it cannot hold; the message then names the nearest plan that it can hold,
+    and its price."""
+    form = _find_target_for(plan, target)
     try:
-        return _written(plan, form)
+        return write_form(plan, form)
     except InputError as error:
-        way = _way(plan, form)
-        if way is None:
+        alternative = _describe_alternative(plan, form)
+        if alternative is None:
             raise
         why = error.why if isinstance(error, CannotHold) else str(error)
-        raise InputError(f"{why}; {way}; or use --to torchrun") from None
+        raise InputError(f"{why}; {alternative}; or use --to torchrun") from None
 
 
-def _way(plan: Plan, form: Target) -> str | None:
-    """Text about the nearest plan that a form can hold, with its price."""
-    if not form.in_pairs or not _priceable(plan):
+def _describe_alternative(plan: Plan, form: Target) -> str | None:
+    """Describe the nearest plan that a form can hold, with its price; None if there is none."""
+    if not form.shards_pairs_only or not _can_be_priced(plan):
         return None
-    if (other := _other(plan, form)) is not None:
-        return f"{other.name} is the nearest that it holds (--nearest): {other.priced.sentence()}"
-    plain = without_file(plan)
+    if (other := _find_alternative(plan, form)) is not None:
+        return f"{other.name} is the nearest that it holds (--nearest): {other.cost.sentence()}"
+    plain = plain_data_parallelism(plan)
     return f"{plain[0]} over all GPUs is the nearest, and needs no file: {plain[1].sentence()}" if plain else None
 
 
 def nearest_text(plan: Plan, target: str) -> ExportedPlan:
-    """The plan if the form can hold it, else Megatron-LM's plan instead, with its price. Raises InputError."""
-    form = _form_of(plan, target)
+    """Export the plan if the form can hold it, and Megatron-LM's plan with its price otherwise. Raises InputError."""
+    form = _find_target_for(plan, target)
     try:
-        return _written(plan, form)
+        return write_form(plan, form)
     except InputError as error:
-        other = _other(plan, form)
+        other = _find_alternative(plan, form)
         if other is None:
             raise
-        said = f'{other.name} in place of "{plan.name}": {error}'
+        remark = f'{other.name} in place of "{plan.name}": {error}'
         return ExportedPlan(
-            other.made.text, (said, *other.made.remarks[:-1], f"in this form: {other.priced.sentence()}"), other.priced
+            other.export.text,
+            # the last remark is the price beside the other plan; the user compares with the given one
+            (remark, *other.export.remarks[:-1], f"in this form: {other.cost.sentence()}"),
+            other.cost,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Other:
+class _Alternative:
     name: str
-    made: ExportedPlan
-    priced: Nearest
+    export: ExportedPlan
+    cost: FormCost
 
 
-def _priceable(plan: Plan) -> bool:
-    return on_cluster(plan) and not {"callable", "module"} & set(plan.model["config"])
+def _can_be_priced(plan: Plan) -> bool:
+    return fills_cluster(plan) and not {"callable", "module"} & set(plan.model["config"])
 
 
-def _other(plan: Plan, form: Target) -> _Other | None:
+def _find_alternative(plan: Plan, form: Target) -> _Alternative | None:
     """Megatron-LM's plan in a form that cannot hold `plan`, with the prices of both; None if the form cannot hold that one either."""
-    found = instead(plan) if form.in_pairs and _priceable(plan) else None
-    if found is None:
+    alternative = megatron_alternative(plan) if form.shards_pairs_only and _can_be_priced(plan) else None
+    if alternative is None:
         return None
+    megatron_plan, cost = alternative
     try:
-        made = _written(found[0], form)
+        export = write_form(megatron_plan, form)
     except InputError:
         return None
-    priced = (made.nearest or found[1]).beside(plan)
-    return _Other(f"Megatron-LM's plan on {found[1].mesh}", made, priced)
+    return _Alternative(f"Megatron-LM's plan on {cost.mesh}", export, (export.nearest or cost).compared_with(plan))
 
 
 def export(plan: Plan, target: str, path: str | Path, *, nearest: bool = False) -> list[str]:
@@ -161,20 +171,20 @@ def export(plan: Plan, target: str, path: str | Path, *, nearest: bool = False) 
         >>> shardscope.export(plan, "torchrun", "train.py")[0]
         'wrote train.py'
     """
-    made = nearest_text(plan, target) if nearest else export_text(plan, target)
-    return write_export(made, Path(path))
+    exported = nearest_text(plan, target) if nearest else export_text(plan, target)
+    return write_export(exported, Path(path))
 
 
-def write_export(made: ExportedPlan, path: Path) -> list[str]:
-    """Write the file, and the second file beside it if there is one. Raises InputError."""
-    write_file(path, made.text)
-    said = [f"wrote {path}"]
-    if made.beside:
-        other = path.with_suffix(made.beside[0])
+def write_export(exported: ExportedPlan, path: Path) -> list[str]:
+    """Write the file and its companion, or neither. Returns lines for the user. Raises InputError."""
+    write_file(path, exported.text)
+    lines = [f"wrote {path}"]
+    if exported.companion:
+        other = path.with_suffix(exported.companion[0])
         try:
-            write_file(other, made.beside[1])
+            write_file(other, exported.companion[1])
         except InputError:
             path.unlink()
             raise
-        said.append(f"wrote {other}")
-    return [*said, *(r.replace("FILE", str(path)) for r in made.remarks)]
+        lines.append(f"wrote {other}")
+    return [*lines, *(r.replace("FILE", str(path)) for r in exported.remarks)]

@@ -1,7 +1,7 @@
-"""The nearest plan that a form of tensor parallelism can hold, with its price beside that of the given plan.
+"""Find the nearest plan that a form of tensor parallelism can hold, and compare its price with the given plan.
 
-It is found by the same search with a restriction. The layers that the form shards are sharded as it does. Every other weight is
-Replicate on the tensor axis. The residual stream is Replicate, or sharded by tokens. The other axes shard the batch.
+The same search runs with a restriction: layers that the form shards are sharded its way, every other weight is Replicate on the tensor
+axis, the residual stream is Replicate or sharded by tokens, and the other axes shard the batch.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from planner_core.planning.methods import (
     used_in_parts,
     whole,
 )
+from planner_core.planning.pricing.price import add_host_waits
 from planner_core.search import search_within_budget
 
 
 @dataclass(frozen=True, slots=True)
-class Nearest:
-    """The cost of the form's plan, and of the plan itself: seconds a step, bytes sent per GPU, bytes at the peak."""
+class FormCost:
+    """The cost of a form's execution and of the given plan: seconds a step, bytes sent per GPU, bytes at the peak."""
 
     name: str
     mesh: str
@@ -50,13 +51,13 @@ class Nearest:
         """The object that the command line and the explorer read."""
         return asdict(self)
 
-    def beside(self, plan: Plan) -> Nearest:
-        """The same, compared with another plan."""
+    def compared_with(self, plan: Plan) -> FormCost:
+        """The same cost, compared with another plan."""
         cost = plan.cost
         return replace(
             self,
             plan_step_time_s=cost.step_time_s,
-            plan_wire_bytes=_sent(plan),
+            plan_wire_bytes=_sent_bytes(plan),
             plan_peak_bytes=cost.memory_bytes["peak"],
         )
 
@@ -67,50 +68,57 @@ class Nearest:
             (1e-9, self.wire_bytes, self.plan_wire_bytes, "GB sent per GPU"),
             (2**-30, self.peak_bytes, self.plan_peak_bytes, "GiB at the peak"),
         )
-        told = [
-            f"{by * here:.4g} {unit}, the plan {by * there:.4g}{_percent(here, there)}"
+        parts = [
+            f"{by * here:.4g} {unit}, the plan {by * there:.4g}{_percent_change(here, there)}"
             for by, here, there, unit in rows
         ]
-        return "; ".join(told) + ("" if self.fits else "; it does not fit")
+        return "; ".join(parts) + ("" if self.fits else "; it does not fit")
 
 
-def _percent(here: float, there: float) -> str:
+def _percent_change(here: float, there: float) -> str:
     if not there:
         return ""
     change = 100 * (here / there - 1)
     return " (the same)" if abs(change) < 0.05 else f" ({change:+.1f} %)"
 
 
-def on_cluster(plan: Plan) -> bool:
-    """Whether the plan's mesh fills its cluster. A plan that was scaled down for a few processes does not have links to price."""
+def fills_cluster(plan: Plan) -> bool:
+    """Whether the plan's mesh fills its cluster. A plan that was scaled down for a few processes has no links to price."""
     return plan.mesh.num_devices == Cluster.from_json(dict(plan.cluster)).num_gpus
 
 
-def nearest(
+def nearest_plan(
     plan: Plan, layout: TpLayout, *, each_column: bool = False, sequence: bool = False, stage: int | None = None
-) -> tuple[Plan, Nearest] | None:
+) -> tuple[Plan, FormCost] | None:
     """The best plan that the form can hold, and its price; None if the search finds none.
 
-    `each_column`: every column-sharded layer sums the gradient of its input by itself. `stage`: the ZeRO stage that the form tells its
-    program for the data axes; None: a trainer gathers weights at use there if the plan does (FSDP2), and keeps all states whole if not
-    (DDP), as `parallelize_module.remarks_of` says.
+    Args:
+        plan: The given plan.
+        layout: The layers that the form shards.
+        each_column: Whether every column-sharded layer sums the gradient of its input by itself.
+        sequence: Whether the residual stream is sharded by tokens.
+        stage: The ZeRO stage of the data axes. None: the trainer uses FSDP2 if the plan shards weights there, and DDP otherwise, as
+            `parallelize_module.list_remarks` says.
     """
-    planner = _planner(plan)
+    planner = _planner_of(plan)
     stage = (3 if layout.shards > 1 else 0) if stage is None else stage
     found = as_told(planner, plan, layout, each_column, stage=stage, sequence=sequence)
     if found is None:
         return None
     found = replace(found, name=f"{plan.name}, as this form holds it", method="export")
-    return found, _priced(plan, found, planner)
+    return found, _compare_costs(plan, found, planner)
 
 
-def by_degrees(plan: Plan, layout: TpLayout, *, sequence: bool, may_shard: int = 0) -> tuple[Plan, Nearest] | None:
-    """The plan of a program that takes only degrees: every layer is sharded as in Megatron-LM, with data parallelism. If the plan
-    stores weights sharded over the data axes, they have ZeRO stage `may_shard`."""
-    planner = _planner(plan)
+def plan_by_degrees(
+    plan: Plan, layout: TpLayout, *, sequence: bool, may_shard: int = 0
+) -> tuple[Plan, FormCost] | None:
+    """The plan of a program that takes only degrees: Megatron-LM's sharding of every layer, with data parallelism.
+
+    `may_shard`: the ZeRO stage of the weights if the plan stores them sharded over the data axes."""
+    planner = _planner_of(plan)
     stage = may_shard if shards_data(plan, layout) else 0
     fsdp = layout.shards if may_shard == 3 else 1
-    told = Layout(
+    stated = Layout(
         dp=layout.data // fsdp,
         fsdp=fsdp,
         tp=layout.size,
@@ -121,49 +129,53 @@ def by_degrees(plan: Plan, layout: TpLayout, *, sequence: bool, may_shard: int =
         zero=3 if may_shard == 3 and fsdp == 1 < layout.context else 1 if stage == 1 else 0,
     )
     try:
-        found = planner.of_layout(told, "by degrees")
-    except InputError:  # experts that do not go by its ranks
+        found = planner.of_layout(stated, "by degrees")
+    except InputError:  # the experts do not divide over its ranks
         return None
-    return (found, _priced(plan, found, planner)) if found else None
+    return (found, _compare_costs(plan, found, planner)) if found else None
 
 
-def instead(plan: Plan) -> tuple[Plan, Nearest] | None:
-    """Megatron-LM's plan on the mesh that suits it best, for a form that cannot hold the given plan at all."""
-    planner = _planner(plan)
+def megatron_alternative(plan: Plan) -> tuple[Plan, FormCost] | None:
+    """Megatron-LM's plan on its best mesh, for a form that cannot hold the given plan."""
+    planner = _planner_of(plan)
     n, node = plan.mesh.num_devices, planner.cluster.levels[0].size
     sizes = [s for s in (2, 4, 8, 16) if s <= node and n % s == 0]
-    options = [DeviceMesh(axis_names(2), (n // s, s)) if s < n else DeviceMesh(axis_names(1), (n,)) for s in sizes]
-    found = []
-    for mesh in options:
-        one = len(mesh.axis_sizes) == 1
+    meshes = [DeviceMesh(axis_names(2), (n // s, s)) if s < n else DeviceMesh(axis_names(1), (n,)) for s in sizes]
+    plans = []
+    for mesh in meshes:
+        one_axis = len(mesh.axis_sizes) == 1
         rules = VendorRules(
             planner.graph,
-            (whole,) if one else (batch_split, whole),
-            (used_in_parts,) if one else (summed, used_in_parts),
-            ranks=1 if one else mesh.axis_sizes[0],
+            (whole,) if one_axis else (batch_split, whole),
+            (used_in_parts,) if one_axis else (summed, used_in_parts),
+            ranks=1 if one_axis else mesh.axis_sizes[0],
         )
-        plans = _search(planner, mesh, rules, 0, "Megatron-LM")
-        found += [plans] if plans else []
-    best = min(found, key=lambda p: (not p.fits, p.cost.step_time_s), default=None)
-    return (best, _priced(plan, best, planner)) if best else None
+        plan_on_mesh = _search_with_rules(planner, mesh, rules, 0, "Megatron-LM")
+        plans += [plan_on_mesh] if plan_on_mesh else []
+    best = min(plans, key=lambda p: (not p.fits, p.cost.step_time_s), default=None)
+    return (best, _compare_costs(plan, best, planner)) if best else None
 
 
-def without_file(plan: Plan) -> tuple[str, Nearest] | None:
-    """The layout that every trainer runs without a file, and its price: data parallelism, with weights kept (DDP) or sharded (FSDP2)."""
-    planner = _planner(plan)
+def plain_data_parallelism(plan: Plan) -> tuple[str, FormCost] | None:
+    """The best layout that every trainer runs without a file, DDP or FSDP2 over all GPUs, and its price."""
+    planner = _planner_of(plan)
     mesh = DeviceMesh(axis_names(1), (plan.mesh.num_devices,))
-    ways = {"DDP": (summed, 0), "FSDP2": (sharded, 3)}
-    found = {
-        name: made
-        for name, (weights, zero) in ways.items()
-        if (made := _search(planner, mesh, AxisRules(planner.graph, (batch_split,), (weights,)), zero, name))
+    weights_and_zero = {"DDP": (summed, 0), "FSDP2": (sharded, 3)}
+    plans = {
+        name: plan_of_name
+        for name, (weights, zero) in weights_and_zero.items()
+        if (
+            plan_of_name := _search_with_rules(
+                planner, mesh, AxisRules(planner.graph, (batch_split,), (weights,)), zero, name
+            )
+        )
         is not None
     }
-    best = min(found, key=lambda name: (not found[name].fits, found[name].cost.step_time_s), default=None)
-    return (best, _priced(plan, found[best], planner)) if best else None
+    best = min(plans, key=lambda name: (not plans[name].fits, plans[name].cost.step_time_s), default=None)
+    return (best, _compare_costs(plan, plans[best], planner)) if best else None
 
 
-def _planner(plan: Plan) -> Planner:
+def _planner_of(plan: Plan) -> Planner:
     load = plan.workload
     request = Request(
         str(plan.model["name"]),
@@ -179,26 +191,29 @@ def _planner(plan: Plan) -> Planner:
     return prepare(request, load_plan_graph(plan)).changed(workload=replace(cost_model_of(plan).workload, chunks=1))
 
 
-def _search(planner: Planner, mesh: DeviceMesh, rules: AxisRules, zero: int, name: str) -> Plan | None:
+def _search_with_rules(planner: Planner, mesh: DeviceMesh, rules: AxisRules, zero: int, name: str) -> Plan | None:
     problem = planner.problem(mesh, rules, zero=zero)
-    answer = search_within_budget(problem, objective="time")
-    return planner.plan(problem, answer, name, "export", "time") if answer.assignment is not None else None
+    result = search_within_budget(problem, objective="time")
+    return planner.plan(problem, result, name, "export", "time") if result.assignment is not None else None
 
 
-def _priced(plan: Plan, found: Plan, planner: Planner) -> Nearest:
-    peak = found.cost.memory_bytes["peak"]
-    return Nearest(
-        found.name,
-        str(found.mesh),
-        found.cost.step_time_s,
-        _sent(found),
+def _compare_costs(plan: Plan, nearest: Plan, planner: Planner) -> FormCost:
+    """The cost of the form's plan beside the given one. A stated layout is priced with waits for the host, so the form is too."""
+    if plan.cost.host_wait_s:
+        nearest = add_host_waits(nearest, planner)
+    peak = nearest.cost.memory_bytes["peak"]
+    return FormCost(
+        nearest.name,
+        str(nearest.mesh),
+        nearest.cost.step_time_s,
+        _sent_bytes(nearest),
         peak,
         plan.cost.step_time_s,
-        _sent(plan),
+        _sent_bytes(plan),
         plan.cost.memory_bytes["peak"],
         peak <= planner.budget,
     )
 
 
-def _sent(plan: Plan) -> int:
+def _sent_bytes(plan: Plan) -> int:
     return sum(t.wire_bytes for t in plan.cost.traffic)

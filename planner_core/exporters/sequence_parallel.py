@@ -1,8 +1,7 @@
 """Sequence parallelism in stock styles: the residual stream is sharded by tokens, as DTensors of full length.
 
-Norms run on their own tokens (`SequenceParallel`). An embedding delivers its own part. Every pair of column and row layers gathers
-tokens before, and scatters them after. A plan does not say whether a model's code can run so. So the export is first tried on a
-tiny model.
+Norms run on their own tokens (`SequenceParallel`), an embedding returns its own part, and every pair of column and row layers gathers
+tokens before and scatters them after. Some models have code that fails on such tensors, so the export first runs a tiny model.
 """
 
 # mypy: allow-untyped-calls
@@ -31,14 +30,14 @@ STYLES = {
     "norm": "SequenceParallel()",
     "embedding": "PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1), use_local_output=False)",
 }
-"""torch's styles where the stream is split by tokens."""
+"""torch's styles with a residual stream that is sharded by tokens."""
 TRIAL_S = 120.0
 RANKS = 2
 
 
-def on_tokens(plan: Plan, layout: TpLayout) -> dict[str, str]:
-    """By pattern: modules with weights that run on a part of the tokens, and Replicate embeddings before the residual stream."""
-    found: dict[str, str] = {}
+def token_styles(plan: Plan, layout: TpLayout) -> dict[str, str]:
+    """The styles, by pattern, of modules with weights that run on a part of the tokens, and of Replicate embeddings."""
+    styles: dict[str, str] = {}
     for block in plan.blocks.values():
         for name, site in block.sites.items():
             scope, fn = split_site(name)
@@ -46,28 +45,28 @@ def on_tokens(plan: Plan, layout: TpLayout) -> dict[str, str]:
             if full in layout.styles:
                 continue
             if fn == "embedding" and site.outputs[0].dst.forward[layout.axis] == Shard(1):
-                found[starred(full)] = "embedding"
-            weighs = any(p.rpartition(".")[0] == scope for p in block.params)
+                styles[starred(full)] = "embedding"
+            has_weights = any(p.rpartition(".")[0] == scope for p in block.params)
             if (
-                weighs
+                has_weights
                 and fn not in ("linear", "embedding")
                 and any(e.dst.forward[layout.axis] == Shard(1) for e in site.inputs)
             ):
-                found[starred(full)] = "norm"
-    return found
+                styles[starred(full)] = "norm"
+    return styles
 
 
-def runs(text: str, config: dict[str, Any]) -> str:
+def why_not_runnable(text: str, config: dict[str, Any]) -> str:
     """The reason why the exported module cannot run a tiny model of this config on two ranks; "" if it can."""
     try:
-        (said,) = run_ranks(_trial, 1, (text, config), timeout_s=TRIAL_S, backend=None)
+        (reason,) = run_ranks(_run_trial_step, 1, (text, config), timeout_s=TRIAL_S, backend=None)
     except VerificationFailed as error:
         return str(error).partition("failed: ")[2].partition("\n")[0] or str(error)
-    return str(said)
+    return str(reason)
 
 
-def _trial(text: str, config: dict[str, Any]) -> str:
-    """Run a step of rank 0 on a fake group. Collectives return arbitrary values, but shapes and placements are right."""
+def _run_trial_step(text: str, config: dict[str, Any]) -> str:
+    """Run a step of rank 0 on a fake group, whose collectives return arbitrary values in the right shapes and placements."""
     logging.disable(logging.WARNING)  # a CPU group warns about each collective that it emulates
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     model, parsed, _ = build_from_config(shrink(config), "float32")

@@ -1,6 +1,6 @@
-"""The forms to which a plan can be exported, one entry each. A new one is added here, with its writer in a module of its own.
+"""List the forms of an export, one entry each. A new form is an entry here, with its writer in a module.
 
-The module that writes a form is imported when the form is written. So the explorer reads this list without torch.
+The writer's module is imported only when the form is written, so the explorer reads this list without torch.
 """
 
 from __future__ import annotations
@@ -13,51 +13,54 @@ from typing import TYPE_CHECKING
 from planner_core.core import Plan, plan_to_json
 
 if TYPE_CHECKING:
-    from planner_core.exporters.nearest import Nearest
+    from planner_core.exporters.nearest import FormCost
     from planner_core.planning.methods import TpLayout
 
-WITH_STAGES = ("json", "torchrun", "megatron", "torchtitan")
+TARGETS_WITH_STAGES = ("json", "torchrun", "megatron", "torchtitan")
 """The forms that hold pipeline stages."""
 WrittenForm = tuple[str, tuple[str, ...], "TpLayout | None"]
-"""The text of one file, remarks for the user (FILE means its path), and the layout that it has."""
-PricedForm = tuple[Plan, "Nearest"]
+"""The text of a file, remarks for the user (FILE stands for its path), and the layout that it states."""
+PricedForm = tuple[Plan, "FormCost"]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One form: its name for `--to`, the text of a page about it, and the function that writes it.
+    """One form of an export.
 
-    `write` raises InputError for a plan that the form cannot hold. `price` finds the cost of what the form does, for the plan and the
-    layout that was written; None if the form is the plan itself.
+    Attributes:
+        name: Its name for `--to`.
+        title, description: Its title and text on a page.
+        suffix: The suffix of its file.
+        write: Writes a plan. Raises InputError for a plan that the form cannot hold.
+        price: Prices the execution that the written layout describes; None if the form is the plan itself.
+        plan_suffix: The suffix of the plan file that the form reads and that is written next to it; empty if it reads none.
+        runs_whole_plan: Whether the program that runs the form supports every feature of a plan, such as products in chunks.
+        states_offload: Whether the form states that the optimizer's moments are in the host's memory.
     """
 
     name: str
     title: str
     suffix: str
-    words: str
+    description: str
     write: Callable[[Plan], WrittenForm]
     price: Callable[[Plan, TpLayout], PricedForm | None] | None = None
-    beside: str = ""
-    """The ending of the plan file that the form reads, and that is written beside it; empty if it does not read one."""
-    runs_all: bool = False
-    """Whether the program that runs the form does all that a plan says: products in chunks, and states in the host's memory."""
-
-    says_host: bool = False
-    """Whether the form says that the host's memory keeps the optimizer's moments, if the plan does."""
+    plan_suffix: str = ""
+    runs_whole_plan: bool = False
+    states_offload: bool = False
 
     @property
-    def in_pairs(self) -> bool:
-        """Whether the form can hold only plans that shard matrices in pairs (by output features, then by input features)."""
+    def shards_pairs_only(self) -> bool:
+        """Whether the form only holds plans that shard matrices in pairs, by output features and then by input features."""
         return self.price is not None
 
 
-def _json(plan: Plan) -> WrittenForm:
+def _write_json(plan: Plan) -> WrittenForm:
     text = json.dumps(plan_to_json(plan), indent=1) + "\n"
     return text, ("The plan itself: the source of every other export.",), None
 
 
-def _torchrun(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.torchrun import torchrun_script
+def _write_torchrun(plan: Plan) -> WrittenForm:
+    from planner_core.exporters.torchrun import write_torchrun_script
 
     n = plan.num_gpus
     source = (plan.model.get("config") or {}).get("callable")
@@ -67,80 +70,80 @@ def _torchrun(plan: Plan) -> WrittenForm:
     beside = (
         "It imports Shardscope, and reads the plan from a file beside it, called as the script but ending in .plan.json"
     )
-    return torchrun_script(plan), (run, own if source else tiny, beside), None
+    return write_torchrun_script(plan), (run, own if source else tiny, beside), None
 
 
-def _parallelize_module(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.parallelize_module import parallelize_text
+def _write_parallelize_module(plan: Plan) -> WrittenForm:
+    from planner_core.exporters.parallelize_module import write_parallelize_module
 
-    return parallelize_text(plan)
-
-
-def _hf(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.configs import hf_text
-
-    return hf_text(plan)
+    return write_parallelize_module(plan)
 
 
-def _deepspeed(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.configs import deepspeed_text
+def _write_hf(plan: Plan) -> WrittenForm:
+    from planner_core.exporters.configs.huggingface import write_hf
 
-    return deepspeed_text(plan)
-
-
-def _megatron(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.configs import megatron_text
-
-    return megatron_text(plan)
+    return write_hf(plan)
 
 
-def _torchtitan(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.configs import torchtitan_text
+def _write_deepspeed(plan: Plan) -> WrittenForm:
+    from planner_core.exporters.configs.deepspeed import write_deepspeed
 
-    return torchtitan_text(plan)
-
-
-def _fsdp2(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.data_parallel import fsdp2_text
-
-    return fsdp2_text(plan)
+    return write_deepspeed(plan)
 
 
-def _accelerate(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.data_parallel import accelerate_text
+def _write_megatron(plan: Plan) -> WrittenForm:
+    from planner_core.exporters.configs.megatron import write_megatron
 
-    return accelerate_text(plan)
-
-
-def _by_pairs(plan: Plan, layout: TpLayout) -> PricedForm | None:
-    from planner_core.exporters.nearest import nearest
-
-    return nearest(plan, layout, sequence=layout.sequence)
+    return write_megatron(plan)
 
 
-def _by_columns(plan: Plan, layout: TpLayout) -> PricedForm | None:
-    from planner_core.exporters.nearest import nearest
+def _write_torchtitan(plan: Plan) -> WrittenForm:
+    from planner_core.exporters.configs.torchtitan import write_torchtitan
 
-    return nearest(plan, layout, each_column=True)
-
-
-def _by_autotp(plan: Plan, layout: TpLayout) -> PricedForm | None:
-    from planner_core.exporters.configs import autotp_stage
-    from planner_core.exporters.nearest import nearest
-
-    return nearest(plan, layout, each_column=True, stage=autotp_stage(plan))
+    return write_torchtitan(plan)
 
 
-def _by_degrees(plan: Plan, layout: TpLayout) -> PricedForm | None:
-    from planner_core.exporters.nearest import by_degrees
+def _write_fsdp2(plan: Plan) -> WrittenForm:
+    from planner_core.exporters.data_parallel import write_fsdp2
 
-    return by_degrees(plan, layout, sequence=layout.sequence, may_shard=1)
+    return write_fsdp2(plan)
 
 
-def _by_degrees_sharded(plan: Plan, layout: TpLayout) -> PricedForm | None:
-    from planner_core.exporters.nearest import by_degrees
+def _write_accelerate(plan: Plan) -> WrittenForm:
+    from planner_core.exporters.data_parallel import write_accelerate
 
-    return by_degrees(plan, layout, sequence=layout.sequence, may_shard=3)
+    return write_accelerate(plan)
+
+
+def _price_pairs(plan: Plan, layout: TpLayout) -> PricedForm | None:
+    from planner_core.exporters.nearest import nearest_plan
+
+    return nearest_plan(plan, layout, sequence=layout.sequence)
+
+
+def _price_columns(plan: Plan, layout: TpLayout) -> PricedForm | None:
+    from planner_core.exporters.nearest import nearest_plan
+
+    return nearest_plan(plan, layout, each_column=True)
+
+
+def _price_autotp(plan: Plan, layout: TpLayout) -> PricedForm | None:
+    from planner_core.exporters.configs.deepspeed import autotp_stage
+    from planner_core.exporters.nearest import nearest_plan
+
+    return nearest_plan(plan, layout, each_column=True, stage=autotp_stage(plan))
+
+
+def _price_degrees(plan: Plan, layout: TpLayout) -> PricedForm | None:
+    from planner_core.exporters.nearest import plan_by_degrees
+
+    return plan_by_degrees(plan, layout, sequence=layout.sequence, may_shard=1)
+
+
+def _price_sharded_degrees(plan: Plan, layout: TpLayout) -> PricedForm | None:
+    from planner_core.exporters.nearest import plan_by_degrees
+
+    return plan_by_degrees(plan, layout, sequence=layout.sequence, may_shard=3)
 
 
 TARGETS: Mapping[str, Target] = {
@@ -151,72 +154,72 @@ TARGETS: Mapping[str, Target] = {
             "plan file",
             ".json",
             "The plan as data, versioned and checked when it is read.",
-            _json,
-            runs_all=True,
+            _write_json,
+            runs_whole_plan=True,
         ),
         Target(
             "torchrun",
             "torchrun script",
             ".py",
             "A training script in one file: the plan’s blocks as functions with their collectives in place, and a loop around them.",
-            _torchrun,
-            beside=".plan.json",
-            runs_all=True,
+            _write_torchrun,
+            plan_suffix=".plan.json",
+            runs_whole_plan=True,
         ),
         Target(
             "parallelize_module",
             "parallelize_module",
             ".py",
             "A Python module to import into your own trainer: stock PyTorch styles, for plans that split matrices in pairs.",
-            _parallelize_module,
-            _by_pairs,
+            _write_parallelize_module,
+            _price_pairs,
         ),
         Target(
             "fsdp2",
             "FSDP2",
             ".py",
             "A Python module that shards a model by fully_shard, for plans that split the batch only (FSDP, HSDP).",
-            _fsdp2,
+            _write_fsdp2,
         ),
         Target(
             "accelerate",
             "accelerate",
             ".yaml",
             "A configuration for accelerate launch, for plans that split the batch only.",
-            _accelerate,
+            _write_accelerate,
         ),
         Target(
             "hf",
             "Hugging Face",
             ".json",
             "A DistributedConfig for from_pretrained, for plans that split matrices in pairs.",
-            _hf,
-            _by_columns,
+            _write_hf,
+            _price_columns,
         ),
         Target(
             "deepspeed",
             "DeepSpeed",
             ".json",
             "A configuration for AutoTP or ZeRO, for plans that split matrices in pairs, or the batch only.",
-            _deepspeed,
-            _by_autotp,
-            says_host=True,
+            _write_deepspeed,
+            _price_autotp,
+            states_offload=True,
         ),
         Target(
             "megatron",
             "Megatron-LM",
             ".txt",
             "Arguments for the degrees and the architecture: Megatron-LM cannot be told where each weight goes.",
-            _megatron,
-            _by_degrees,
+            _write_megatron,
+            _price_degrees,
         ),
         Target(
             "torchtitan",
             "torchtitan",
             ".txt",
             "Degrees only, as options of torchtitan’s command line; its own parser takes them, no training was run.",
-            _torchtitan,
-            _by_degrees_sharded,
+            _write_torchtitan,
+            _price_sharded_degrees,
         ),
     )
 }

@@ -1,6 +1,6 @@
-"""Export a training script in one file: the plan's blocks as functions with their collectives in place, and a loop around them.
+"""Export a training script in one file: the plan's blocks as functions that hold their collectives, and a training loop.
 
-The script imports Shardscope, and reads the plan from a file beside it.
+The script imports Shardscope and reads the plan from the file next to it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from planner_core.runtime.training import Blocks, blocks_of
 from planner_core.runtime.write import wrap_lines
 
 WIDTH = 120
-BODY = ("options", "loss_of", "train_step", "evaluate", "main")
-START = 'if __name__ == "__main__":\n    training.run(main)'
+TEMPLATE_FUNCTIONS = ("options", "loss_of", "train_step", "evaluate", "main")
+MAIN_GUARD = 'if __name__ == "__main__":\n    training.run(main)'
 IMPORTS = """\
 from __future__ import annotations
 
@@ -37,44 +37,48 @@ import planner_core as shardscope
 from planner_core.runtime import training"""
 
 
-def torchrun_script(plan: Plan) -> str:
-    """The script's source. Raises InputError for a model that it could not build by itself.
+def write_torchrun_script(plan: Plan) -> str:
+    """Write the script's source. Raises InputError for a model that the script could not build.
 
-    An export does not run code that a plan file names. So the blocks of a user's own model are generated when the script runs.
+    An export never runs code that a plan file names, so the blocks of a user's own model are generated when the script runs.
     """
     config = plan.model.get("config") or {}
-    own = str(config.get("callable", ""))
-    if own.endswith(".pt2"):
+    user_code = str(config.get("callable", ""))
+    if user_code.endswith(".pt2"):
         raise InputError(
-            f"{plan.model['name']} comes from {own}, an exported program, which a script of its own cannot hold; plan the code "
+            f"{plan.model['name']} comes from {user_code}, an exported program, which a script of its own cannot hold; plan the code "
             "that it was exported from, as path.py:callable"
         )
     if plan.pipeline:
         check_schedule(plan.pipeline)
-    blocks = Blocks() if own or plan.pipeline else blocks_of(plan)
-    flops = 0 if own else count_model_flops(load_plan_graph(plan)) * int(plan.workload["accumulate"])
-    parts = [f"{_head(plan, blocks)}\n\n{_imports(blocks)}\n\n{_constants(plan, blocks, flops)}"]
+    blocks = Blocks() if user_code or plan.pipeline else blocks_of(plan)
+    flops = 0 if user_code else count_model_flops(load_plan_graph(plan)) * int(plan.workload["accumulate"])
+    parts = [f"{_docstring(plan, blocks)}\n\n{_imports(blocks)}\n\n{_constants(plan, blocks, flops)}"]
     if blocks.source:
         parts += [
-            _rule("one rank's program: a function for each unique block; edit them as you like, and the edit runs"),
+            _section_comment(
+                "one rank's program: a function for each unique block; edit them as you like, and the edit runs"
+            ),
             blocks.source,
         ]
-    own_step = ("train_step", "evaluate") if plan.pipeline else ()
-    parts += [_rule("training")]
-    parts += [inspect.getsource(getattr(stages_template if n in own_step else train_template, n)) for n in BODY]
-    parts += [START]
+    of_stages = ("train_step", "evaluate") if plan.pipeline else ()
+    parts += [_section_comment("training")]
+    parts += [
+        inspect.getsource(getattr(stages_template if n in of_stages else train_template, n)) for n in TEMPLATE_FUNCTIONS
+    ]
+    parts += [MAIN_GUARD]
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _rule(title: str) -> str:
+def _section_comment(title: str) -> str:
     return f"# --- {title} ".ljust(WIDTH, "-")
 
 
-def _head(plan: Plan, blocks: Blocks) -> str:
+def _docstring(plan: Plan, blocks: Blocks) -> str:
     n = plan.num_gpus
-    used = _gathered(plan)
+    gathered = _gathered_weights(plan)
     rows = [
-        f"    {name:56} {', '.join(_shown(p.stored, plan.mesh.axis_sizes)):14} {used.get(name, '')}".rstrip()
+        f"    {name:56} {', '.join(_placement_words(p.stored, plan.mesh.axis_sizes)):14} {gathered.get(name, '')}".rstrip()
         for name, p in params_by_pattern(plan).items()
     ]
     traffic = [
@@ -86,7 +90,7 @@ def _head(plan: Plan, blocks: Blocks) -> str:
     peak = plan.cost.memory_bytes.get("peak", 0) / 2**30
     counts = " of the rank that works longest" if plan.pipeline else " (--count counts them)"
     lines = [
-        f'"""Train {plan.model["name"]} under the plan "{plan.name}" on {_where(plan)}.',
+        f'"""Train {plan.model["name"]} under the plan "{plan.name}" on {_describe_mesh(plan)}.',
         "",
         f"    torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} --max-restarts 3 FILE --data tokens.bin --save run",
         "    torchrun --standalone --nproc-per-node 4 FILE --tiny --steps 20 --report-every 1    # no GPU needed",
@@ -101,14 +105,14 @@ def _head(plan: Plan, blocks: Blocks) -> str:
         "",
         *traffic,
         "",
-        *_told(plan, blocks),
+        *_script_remarks(plan, blocks),
         '"""',
     ]
     return "\n".join(lines)
 
 
-def _where(plan: Plan) -> str:
-    """The mesh, and the stages on such meshes."""
+def _describe_mesh(plan: Plan) -> str:
+    """Describe the mesh, and the stages if there are any."""
     cut = plan.pipeline
     return (
         f"{len(cut.copies)} stages ({cut.schedule}) on {cut.ranks} meshes of {plan.mesh}"
@@ -117,33 +121,33 @@ def _where(plan: Plan) -> str:
     )
 
 
-def _shown(placements: Sequence[object], sizes: Sequence[int]) -> list[str]:
-    """Placements as words. Over an axis of one rank a weight is whole."""
+def _placement_words(placements: Sequence[object], sizes: Sequence[int]) -> list[str]:
+    """Placements as words. On an axis of one rank a weight is whole."""
     return [str(p) if size > 1 else "R" for p, size in zip(placements, sizes, strict=True)]
 
 
-def _gathered(plan: Plan) -> dict[str, str]:
-    """By pattern of a weight's name: the axes over which it is gathered for use. Over an axis of one rank nothing is."""
-    found = {}
+def _gathered_weights(plan: Plan) -> dict[str, str]:
+    """The axes over which each weight is gathered for use, by the pattern of its name, without axes of one rank."""
+    words = {}
     for name, param in params_by_pattern(plan).items():
         axes = [plan.mesh.axis_names[a] for a in param.gathered if plan.mesh.axis_sizes[a] > 1]
         if axes:
-            found[name] = f"gathered over {', '.join(axes)}"
-    return found
+            words[name] = f"gathered over {', '.join(axes)}"
+    return words
 
 
-def _told(plan: Plan, blocks: Blocks) -> list[str]:
+def _script_remarks(plan: Plan, blocks: Blocks) -> list[str]:
     """Remarks for the reader of the script."""
-    own = plan.model["config"].get("callable")
+    user_code = plan.model["config"].get("callable")
     lines = (
         [
-            f"The model and its inputs come from {own}, which every rank runs whole; its blocks are written",
+            f"The model and its inputs come from {user_code}, which every rank runs whole; its blocks are written",
             "when the script runs, since an export runs no code that a plan names.",
         ]
-        if own
+        if user_code
         else ["The model is built without dropout."]
     )
-    if plan.pipeline and not own:
+    if plan.pipeline and not user_code:
         lines.append(
             "Its stages and their blocks are written when the script runs; each rank has the weights of its own stages."
         )
@@ -172,8 +176,8 @@ def _imports(blocks: Blocks) -> str:
     return f"{IMPORTS}\n{line}\nfrom planner_core.verification import scaled"
 
 
-def _written_for(blocks: Blocks) -> list[str]:
-    """For which plan and inputs the blocks are the program."""
+def _blocks_key(blocks: Blocks) -> list[str]:
+    """The lines that say for which plan and inputs the blocks were written."""
     if not blocks.source:
         return ["WRITTEN_FOR = {}  # no blocks: they are made when the script runs"]
     shapes = ", ".join(f'"{name}": {shape}' for name, shape in blocks.inputs.items())
@@ -182,13 +186,13 @@ def _written_for(blocks: Blocks) -> list[str]:
 
 def _constants(plan: Plan, blocks: Blocks, flops: int) -> str:
     lines = [
-        *_written_for(blocks),
+        *_blocks_key(blocks),
         f"FLOPS = {float(flops):.4g}  # of one step on all GPUs: products and attention, forward and backward",
     ]
     if blocks.source:
         axes = plan.mesh.axis_names
-        made = ", ".join(f'Axis("{axis}")' for axis in axes)
-        lines.append(f"{', '.join(a.upper() for a in axes)} = {made}  # apply puts this rank on them")
+        values = ", ".join(f'Axis("{axis}")' for axis in axes)
+        lines.append(f"{', '.join(a.upper() for a in axes)} = {values}  # apply puts this rank on them")
         lines.append("DEVICE = training.device()")
     lines += [f"# {name}: from the model's own code; apply puts it here" for name in blocks.foreign]
     return "\n".join(lines)

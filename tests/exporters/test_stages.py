@@ -9,7 +9,7 @@ import pytest
 
 from planner_core.core import InputError, Plan, load_cluster
 from planner_core.exporters.api import export_text
-from planner_core.exporters.stages import megatron_layout
+from planner_core.exporters.configs.megatron import stage_layout
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.pricing.configs.tools import megatron
@@ -40,7 +40,7 @@ def test_megatron_is_told_of_stages(text: str) -> None:
 @pytest.mark.parametrize("copies", [(4, 4), (1, 3, 2, 2), (3, 2, 2, 1)])
 def test_megatron_core_reads_the_layout(copies: tuple[int, ...]) -> None:
     module = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
-    text = megatron_layout(copies)
+    text = stage_layout(copies)
     read = module.PipelineParallelLayerLayout(text, 2)
     read.validate_layer_layout(num_layers=sum(copies), mtp_num_layers=0)
     stages = module.PipelineParallelLayerLayout.parse_str_to_list(text)

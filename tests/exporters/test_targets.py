@@ -19,8 +19,8 @@ from planner_core.core.plan import Plan
 from planner_core.cost import zero_stage
 from planner_core.cost.communication.collectives import wire_bytes
 from planner_core.exporters.api import export, export_text
-from planner_core.exporters.configs import TITAN_LLAMAS
-from planner_core.exporters.nearest import nearest
+from planner_core.exporters.configs.torchtitan import LLAMA_CONFIGS
+from planner_core.exporters.nearest import nearest_plan
 from planner_core.exporters.targets import TARGETS
 from planner_core.models.sources.huggingface import build_from_config
 from planner_core.planning.methods.tp_layout import tensor_layout
@@ -463,7 +463,7 @@ def test_torchtitans_own_llamas_are_those_of_its_source() -> None:
         pytest.skip("torchtitan is not installed")
     folder = Path(spec.submodule_search_locations[0]) / "models" / "llama3"
     models, configs = (folder / "__init__.py").read_text(), (folder / "config_registry.py").read_text()
-    for (dim, layers, heads, groups, vocabulary), name in TITAN_LLAMAS.items():
+    for (dim, layers, heads, groups, vocabulary), name in LLAMA_CONFIGS.items():
         assert f"def {name}() -> Trainer.Config" in configs
         body = models.partition(f"def _{name.removeprefix('llama3_')}(")[2].partition("return")[0]
         wanted = {"dim": dim, "n_layers": layers, "n_heads": heads, "n_kv_heads": groups, "vocab_size": vocabulary}
@@ -503,7 +503,7 @@ def test_every_column_sums_by_itself_in_the_price() -> None:
     """The extra all_reduces are those that test_hf_trains_like_one_process counts."""
     plan = planned("llama-3-8b")["Megatron-LM"]
     layout = tensor_layout(plan)
-    one, each = nearest(plan, layout), nearest(plan, layout, each_column=True)
+    one, each = nearest_plan(plan, layout), nearest_plan(plan, layout, each_column=True)
     assert one is not None and each is not None
     payload = 8 * 4096 * 4096 * 2  # samples of a data rank x tokens x width, bfloat16
     more = 3 * 32 * wire_bytes("all_reduce", payload, 8)  # q, k, v and gate, up: 5 in place of 2 in every layer

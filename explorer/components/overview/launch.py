@@ -14,7 +14,7 @@ from explorer.jobs import export as exporting
 from explorer.session import current_setup, state
 from explorer.text import commands, recipe, units
 from planner_core.core import Plan
-from planner_core.exporters import TARGETS, WITH_STAGES, Target
+from planner_core.exporters import TARGETS, TARGETS_WITH_STAGES, Target
 from planner_core.planning import Request, Result
 
 TRAINING_SCRIPT = "torchrun"
@@ -24,9 +24,9 @@ LANGUAGES = {".py": "python", ".json": "json", ".yaml": "yaml"}
 
 def target_of(tool: str, plan: Plan) -> Target:
     """Return the form that runs what is planned: the tool's, else the training script if it runs such a plan."""
-    if tool or not plan.pipeline or TRAINING_SCRIPT in WITH_STAGES:
+    if tool or not plan.pipeline or TRAINING_SCRIPT in TARGETS_WITH_STAGES:
         return TARGETS[tool or TRAINING_SCRIPT]
-    return TARGETS[next(name for name in WITH_STAGES if name in settings.TOOLS)]
+    return TARGETS[next(name for name in TARGETS_WITH_STAGES if name in settings.TOOLS)]
 
 
 def target_title(target: Target) -> str:
@@ -93,11 +93,11 @@ def export_plan(
 
 def show_export(home: Result, plan_id: str, plan: Plan, target: Target) -> None:
     """Draw one form: its file, how to launch it, and what it does otherwise than the plan."""
-    st.caption(target.words)
+    st.caption(target.description)
     key = (home.request, plan_id, state.edit_of(plan_id), target.name, target.suffix, plan)
     with st.spinner(f"Writing it for {target_title(target)}", show_time=True):
         exported = export_plan(*key)
-        if exported.problem and target.in_pairs:
+        if exported.problem and target.shards_pairs_only:
             exported = export_plan(*key, near=True)
     if exported.problem:
         st.info(f"{target_title(target)} cannot be told this plan: {frame.escape(exported.problem)}")
@@ -107,7 +107,7 @@ def show_export(home: Result, plan_id: str, plan: Plan, target: Target) -> None:
         if not (exported.nearest and remark.startswith("in this form:")):  # the table says it
             st.caption(frame.escape(remark))
     mixed = len({b.recompute for label, b in plan.blocks.items() if label}) > 1
-    if mixed and not target.runs_all:
+    if mixed and not target.runs_whole_plan:
         st.info(
             f"The plan recomputes some blocks and not others, which {target_title(target)} cannot be told: "
             "these are not its figures."
@@ -121,8 +121,8 @@ def show_export(home: Result, plan_id: str, plan: Plan, target: Target) -> None:
 def _offer_export(home: Result, plan: Plan, target: Target, content: str) -> None:
     file = file_name(target)
     frame.offer_file(f"Download {file}", content, file, f"download_{target.name}", type="primary")
-    if target.beside:
-        plan_name = file.removesuffix(target.suffix) + target.beside
+    if target.plan_suffix:
+        plan_name = file.removesuffix(target.suffix) + target.plan_suffix
         frame.offer_file(f"Download {plan_name}", exporting.plan_text(plan), plan_name, "download_beside")
     st.code(commands.launch_command(target.name, home.cluster, file), language="bash", wrap_lines=True)
     lines = content.splitlines()

@@ -1,0 +1,46 @@
+"""Parts that several writers share."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from planner_core.core import InputError, Pipeline, Plan
+from planner_core.planning.methods import TpLayout
+
+
+def column_remarks(layout: TpLayout) -> list[str]:
+    """A remark on backward all_reduces, for tools that sum the gradient of a common input once for each layer that reads it."""
+    columns, groups = sum(len(g.columns) for g in layout.groups), len(layout.groups)
+    remark = f"every column-split layer sums its input's gradient by itself here: {columns} backward all_reduces a step, not {groups}"
+    return [remark] if columns > groups else []
+
+
+def micro_batch_samples(plan: Plan, layout: TpLayout) -> int:
+    """Samples of one micro-batch of one data-parallel rank."""
+    return max(1, int(plan.workload["batch"]) // int(plan.workload["accumulate"]) // layout.data)
+
+
+def count_recompute_policies(plan: Plan) -> Counter[str]:
+    """Count the copies of repeated blocks under each recomputation policy."""
+    copies: Counter[str] = Counter()
+    for label, block in plan.blocks.items():
+        if label:
+            copies[block.recompute] += len(block.prefixes)
+    return copies
+
+
+def check_single_stack(plan: Plan, cut: Pipeline) -> None:
+    """Raise InputError for stages that are not made of the model's layers in a row, such as an encoder and a decoder."""
+    layers = (plan.model.get("config") or {}).get("num_hidden_layers")
+    if layers is not None and layers != sum(cut.copies):
+        raise InputError(
+            f"{plan.model['name']} is {sum(cut.copies)} copies of blocks, not its {layers} layers in a row, and stages of this tool hold "
+            "nothing else; give --to json"
+        )
+
+
+def dump_json(data: dict[str, Any]) -> str:
+    """Format a configuration file."""
+    return json.dumps(data, indent=1) + "\n"

@@ -1,0 +1,118 @@
+"""Write DeepSpeed's configuration: AutoTP with ZeRO, or ZeRO alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from planner_core.core import Plan
+from planner_core.cost import zero_stage
+from planner_core.exporters.configs.common import column_remarks, dump_json
+from planner_core.exporters.data_parallel import splits_batch_only
+from planner_core.exporters.observe import inspect_model, styles_by_pattern
+from planner_core.exporters.parallelize_module import list_remarks
+from planner_core.planning.methods import (
+    CannotHold,
+    Difference,
+    NothingSplit,
+    TpLayout,
+    by_hand,
+    drop_summed,
+    patterns,
+    starred,
+    tensor_layout,
+)
+
+USAGE = (
+    "deepspeed.initialize(model=model, config='FILE', ...) with DeepSpeed 0.19, "
+    "which clips gradients to a norm of 1 unless told"
+)
+AUTOTP_STAGE = 2
+"""The highest ZeRO stage together with AutoTP."""
+
+
+def autotp_stage(plan: Plan) -> int:
+    """The ZeRO stage that a configuration with AutoTP states."""
+    return min(zero_stage(plan), AUTOTP_STAGE)
+
+
+def write_deepspeed(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
+    """Write AutoTP's `partition_config`, which holds column and row layers only; or ZeRO alone if the plan splits the batch only."""
+    try:
+        layout = tensor_layout(plan)
+    except NothingSplit:
+        if zero_stage(plan) not in (1, 2) or not splits_batch_only(plan):  # fsdp2 and accelerate hold stage 3
+            raise
+        return _write_zero(plan)
+    drop_summed(layout)
+    inspect_model(plan, layout)
+    styles = styles_by_pattern(plan, layout)
+    unsupported = [n for n, s in styles.items() if s not in ("colwise", "rowwise")] + list(
+        dict.fromkeys(map(starred, layout.experts))
+    )
+    if unsupported:
+        difference = "split in the plan, whole here; AutoTP is told of column and row pairs only"
+        layout.differences.append(Difference.of(unsupported, difference))
+    if not layout.groups:
+        raise CannotHold(
+            f'the plan "{plan.name}" splits experts only ({patterns(layout.experts)}), which AutoTP does not'
+        )
+    specs = [
+        {"patterns": [_regex(n) for n, s in styles.items() if s == style], "partition_type": kind}
+        for style, kind in (("colwise", "column"), ("rowwise", "row"))
+    ]
+    stage = zero_stage(plan)
+    data = {
+        **_step_settings(plan, autotp_stage(plan)),
+        "tensor_parallel": {
+            "autotp_size": layout.size,
+            "partition_config": {"use_default_specs": False, "layer_specs": specs},
+        },
+    }
+    if stage > AUTOTP_STAGE:
+        difference = f"weights are gathered at use in the plan (ZeRO-3), whole here: AutoTP goes to stage {AUTOTP_STAGE}; more memory"
+        layout.differences.append(Difference(difference))
+    remarks = list_remarks(layout, [USAGE, *column_remarks(layout)], by_hand(plan), autotp_stage(plan))
+    written = {n: s for n, s in layout.styles.items() if s in ("colwise", "rowwise")}
+    return dump_json(data), remarks, replace(layout, styles=written, experts=[])
+
+
+def _write_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
+    """Write ZeRO over all GPUs, for a plan that splits the batch only."""
+    stage, params = zero_stage(plan), [p for b in plan.blocks.values() for p in b.params.values()]
+    differing = [p for p in params if set(p.once_gathered_axes) != set(range(len(p.stored)))]
+    data = {
+        **_step_settings(plan, stage),
+        "train_micro_batch_size_per_gpu": max(
+            1, plan.workload["batch"] // plan.workload["accumulate"] // plan.mesh.num_devices
+        ),
+    }
+    remarks = (
+        USAGE,
+        f"ZeRO stage {stage} over all {plan.mesh.num_devices} GPUs; every weight is of that stage here",
+        *(
+            [f"differs from the plan: {len(differing)} of its {len(params)} kinds of weights lie in another way there"]
+            if differing
+            else []
+        ),
+        *(f"differs from the plan: {d}" for d in by_hand(plan)),
+    )
+    return dump_json(data), remarks, None
+
+
+def _step_settings(plan: Plan, stage: int) -> dict[str, Any]:
+    """The settings of a step: batch, ZeRO stage and dtype."""
+    return {
+        "train_batch_size": plan.workload["batch"],
+        "gradient_accumulation_steps": int(plan.workload["accumulate"]),
+        "zero_optimization": {
+            "stage": stage,
+            **({"offload_optimizer": {"device": "cpu", "pin_memory": True}} if plan.workload.get("offload") else {}),
+        },
+        **({"bf16": {"enabled": True}} if plan.workload["dtype"] == "bfloat16" else {}),
+    }
+
+
+def _regex(name: str) -> str:
+    return ".*" + re.escape(name).replace(r"\*", r"\d+") + r"\.weight$"

@@ -1,0 +1,212 @@
+"""Write arguments of Megatron-LM: degrees, pipeline stages and the architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from planner_core.core import InputError, Plan
+from planner_core.cost import zero_stage
+from planner_core.exporters.configs.common import (
+    check_single_stack,
+    count_recompute_policies,
+    dump_json,
+    micro_batch_samples,
+)
+from planner_core.exporters.parallelize_module import list_remarks
+from planner_core.planning.methods import PEERS_TYPES, TOKENS_OR_GATHERED, TpLayout, degrees, split_site
+
+CP_COMM_TYPES = {kind: word for word, kind in PEERS_TYPES.items() if word != "allgather"}
+"""Megatron-LM's `--cp-comm-type` for each way of attention over context ranks."""
+SCHEDULES = ("1f1b", "interleaved")
+GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+"""GPT-2's names of sizes, by the names of most configs."""
+
+
+def write_megatron(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
+    """Write the degrees and the architecture. Megatron-LM has no plan by weight."""
+    layout = degrees(plan)
+    config = _with_llama_names(plan.model.get("config") or {})
+    if "hidden_size" not in config or "num_attention_heads" not in config:
+        raise InputError(
+            f"{plan.model['name']} has no hidden_size and num_attention_heads in its config, so Megatron-LM's flags do not describe it"
+        )
+    recompute, differences = _recompute_flags(plan)
+    layout.differences = [d for d in layout.differences if d.kind not in TOKENS_OR_GATHERED]
+    differences += [*_expert_remarks(layout), *_padding_remarks(config.get("vocab_size"), layout.size)]
+    flags: dict[str, Any] = {
+        "tensor-model-parallel-size": layout.size,
+        **_stage_flags(plan),
+        **({"sequence-parallel": True} if layout.sequence else {}),
+        **(
+            {"context-parallel-size": layout.context, "cp-comm-type": CP_COMM_TYPES[layout.cp_type]}
+            if layout.context > 1
+            else {}
+        ),
+        **(
+            {"expert-model-parallel-size": layout.expert, "moe-token-dispatcher-type": "alltoall"}
+            if layout.expert > 1
+            else {}
+        ),
+        **_size_flags(plan, config),
+        "global-batch-size": plan.workload["batch"],
+        "micro-batch-size": micro_batch_samples(plan, layout),
+        **({"bf16": True} if plan.workload["dtype"] == "bfloat16" else {}),
+        **_architecture_flags(plan, config),
+        **recompute,
+        **({"overlap-grad-reduce": True} if layout.data * layout.context > 1 else {}),
+        **(
+            {"use-distributed-optimizer": True, "overlap-param-gather": True}
+            if layout.data * layout.context > 1 and zero_stage(plan)
+            else {}
+        ),
+    }
+    argv = [part for k, v in flags.items() for part in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
+    return (
+        dump_json({"flags": flags, "argv": argv}),
+        list_remarks(
+            layout,
+            [
+                "Degrees and the architecture: Megatron-LM splits every layer its own way, not weight by weight as the plan says. They are "
+                "checked against megatron-core's TransformerConfig and GPTModel; Megatron-LM itself was not run.",
+                "Yours to name: --tokenizer-type and --tokenizer-model, --data-path, --train-iters, --lr",
+                *(
+                    [
+                        "its distributed optimizer is ZeRO-1 over the data axis"
+                        + (f", the plan's weights are of stage {zero_stage(plan)}" if zero_stage(plan) > 1 else "")
+                    ]
+                    if "use-distributed-optimizer" in flags
+                    else []
+                ),
+            ],
+            differences,
+        ),
+        layout,
+    )
+
+
+def _stage_flags(plan: Plan) -> dict[str, Any]:
+    """Megatron-LM's flags for the stages of a plan, also for one stage. Raises InputError for a schedule that it does not have."""
+    cut = plan.pipeline
+    if cut is None:
+        return {"pipeline-model-parallel-size": 1}
+    if cut.schedule not in SCHEDULES:
+        raise InputError(
+            f"Megatron-LM runs stages as {' or '.join(SCHEDULES)}, not as {cut.schedule}; plan with schedule=1f1b, or give "
+            "--to json"
+        )
+    check_single_stack(plan, cut)
+    flags: dict[str, Any] = {"pipeline-model-parallel-size": cut.ranks}
+    if len(set(cut.copies)) > 1:
+        return {**flags, "pipeline-model-parallel-layout": stage_layout(cut.copies)}
+    return {**flags, **({"num-virtual-stages-per-pipeline-rank": cut.virtual} if cut.virtual > 1 else {})}
+
+
+def stage_layout(copies: tuple[int, ...]) -> str:
+    """`Et*3|t*2L`: E is the embedding, t a layer, L the loss (megatron-core's PipelineParallelLayerLayout)."""
+    parts = [f"t*{n}" if n > 1 else "t" * n for n in copies]
+    return f"E{'|'.join(parts)}L"
+
+
+def _padding_remarks(words: Any, ranks: int) -> list[str]:
+    """A remark on a vocabulary that does not divide over tensor-parallel ranks: Megatron-LM pads it with unused words."""
+    if not isinstance(words, int) or words % ranks == 0:
+        return []
+    padded = -(-words // ranks) * ranks
+    return [
+        f"the vocabulary of {words} words is as the model has it in the plan, padded to {padded} for {ranks} ranks here"
+    ]
+
+
+def _expert_remarks(layout: TpLayout) -> list[str]:
+    """Remarks on differences with expert parallelism. Megatron-LM then requires sequence parallelism, which `layout` takes over."""
+    remarks = []
+    if layout.expert > 1 and layout.size > 1 and not layout.sequence:
+        layout.sequence = True
+        remarks.append(
+            "tokens are whole between the blocks in the plan; beside experts Megatron-LM wants them split (--sequence-parallel)"
+        )
+    if layout.expert > 1 and layout.context > 1:
+        remarks.append("experts are dealt out over data-parallel ranks in the plan, over context ranks first here")
+    return remarks
+
+
+def _with_llama_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with Llama's names of sizes added to those of GPT-2."""
+    renamed = {name: config[other] for name, other in GPT2_NAMES.items() if config.get(other) is not None}
+    if "n_embd" in config and config.get("n_inner") is None:
+        renamed["intermediate_size"] = 4 * config["n_embd"]
+    return {**renamed, **config}
+
+
+def _recompute_flags(plan: Plan) -> tuple[dict[str, Any], list[str]]:
+    """Megatron-LM's flags for the plan's recomputation, and remarks about what they cannot express."""
+    copies = count_recompute_policies(plan)
+    if copies.keys() <= {"none"}:
+        return {}, []
+    if copies.keys() <= {"none", "full"}:
+        every_layer = copies.keys() == {"full"}
+        options = {
+            "recompute-granularity": "full",
+            "recompute-method": "uniform" if every_layer else "block",
+            "recompute-num-layers": 1 if every_layer else copies["full"],
+        }
+        remark = f"Megatron-LM recomputes the first {copies['full']} layers, the plan as many others"
+        return options, [] if every_layer else [remark]
+    names = ", ".join(sorted(copies.keys() - {"none"}))
+    options = {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+    return options, [f"the plan recomputes by {names}, every layer whole here: less memory, more compute"]
+
+
+def _architecture_flags(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
+    """The flags that make Megatron-LM's transformer this model: norm, activation, positions, embeddings, vocabulary."""
+    names = {name for block in plan.blocks.values() for name in block.params}
+    rope = config.get("rope_parameters") or {}
+    base = rope.get("rope_theta", config.get("rope_theta"))
+    scaling = {**(config.get("rope_scaling") or {}), **rope}
+    flags: dict[str, Any] = {
+        "swiglu": any("gate_proj" in n or "gate_up_proj" in n or n.endswith("w3.weight") for n in names)
+        and config.get("hidden_act", "silu") == "silu",
+        "normalization": "RMSNorm" if "rms_norm_eps" in config else None,
+        "norm-epsilon": config.get("rms_norm_eps", config.get("layer_norm_eps")),
+        "position-embedding-type": "learned_absolute" if base is None else "rope",
+        "rotary-base": None if base is None else int(base),
+        "use-rope-scaling": scaling.get("rope_type", scaling.get("type")) == "llama3",
+        "kv-channels": config.get("head_dim"),
+        "untie-embeddings-and-output-weights": not config.get("tie_word_embeddings", True),
+        "vocab-size": config.get("vocab_size"),
+        "make-vocab-size-divisible-by": 1,  # Megatron-LM pads to 128 times the tensor degree otherwise
+        "attention-dropout": 0.0,
+        "hidden-dropout": 0.0,
+        "moe-router-topk": config.get("num_experts_per_tok"),
+        "disable-bias-linear": not _has_bias(plan),
+    }
+    return {name: value for name, value in flags.items() if value is not None and value is not False}
+
+
+def _has_bias(plan: Plan) -> bool:
+    """Whether a linear layer adds a bias."""
+    scopes = ((block, *split_site(site)) for block in plan.blocks.values() for site in block.sites)
+    return any(f"{scope}.bias" in block.params for block, scope, fn in scopes if fn == "linear")
+
+
+def _size_flags(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
+    heads, groups = config["num_attention_heads"], config.get("num_key_value_heads")
+    flags = {
+        "num-layers": config.get("num_hidden_layers"),
+        "hidden-size": config["hidden_size"],
+        "ffn-hidden-size": config.get("intermediate_size"),
+        "num-attention-heads": heads,
+        "seq-length": plan.workload["seq"],
+        "max-position-embeddings": config.get("max_position_embeddings"),
+        "num-experts": config.get("num_local_experts"),
+        **({"group-query-attention": True, "num-query-groups": groups} if groups not in (None, heads) else {}),
+    }
+    return {k: v for k, v in flags.items() if v is not None}

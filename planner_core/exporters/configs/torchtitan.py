@@ -1,0 +1,137 @@
+"""Write options of torchtitan's command line."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from planner_core.core import Plan
+from planner_core.exporters.configs.common import check_single_stack, count_recompute_policies, micro_batch_samples
+from planner_core.exporters.parallelize_module import list_remarks
+from planner_core.planning.methods import TOKENS_OR_GATHERED, TpLayout, degrees
+
+SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "zb": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+}
+"""The names of `torch.distributed.pipelining`, which torchtitan takes."""
+LLAMA_CONFIGS = {
+    (4096, 32, 32, 8, 128256): "llama3_8b",
+    (8192, 80, 64, 8, 128256): "llama3_70b",
+    (16384, 126, 128, 8, 128256): "llama3_405b",
+}
+"""torchtitan 0.3's configs of its Llamas, by width, layers, heads, groups and vocabulary."""
+POLICIES = ("none", "selective", "full")
+"""The modes of torchtitan's `activation-checkpoint` that are policies of the planner too."""
+
+
+def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
+    """Write the options of torchtitan 0.3, one on a line: all of them for its own Llamas, only the settings for other models."""
+    layout = degrees(plan)
+    config = _config_name(dict(plan.model.get("config") or {}))
+    stages, stage_remarks = _stage_options(plan)
+    differences = [*_rank_remarks(layout), *stage_remarks]
+    load = plan.workload
+    options = {
+        "parallelism.data_parallel_replicate_degree": layout.data // layout.shards,
+        "parallelism.data_parallel_shard_degree": layout.shards,
+        "parallelism.tensor_parallel_degree": layout.size,
+        **({"parallelism.context_parallel_degree": layout.context} if layout.context > 1 else {}),
+        **({"parallelism.expert_parallel_degree": layout.expert} if layout.expert > 1 else {}),
+        **stages,
+        **_batch_options(plan, layout),
+        "training.global_batch_size": load["batch"],
+        "training.seq_len": load["seq"],
+    }
+    lines = ["--module llama3", f"--config {config}"] if config else []
+    lines += [f"--{name} {value}" for name, value in options.items()]
+    lines += [] if layout.sequence or layout.size == 1 else ["--parallelism.no-enable_sequence_parallel"]
+    policies = [p for p, _ in count_recompute_policies(plan).most_common()] or ["none"]
+    policy = policies[0] if len(policies) == 1 and policies[0] in POLICIES else "full"
+    lines.append(f"activation-checkpoint:{policy}")
+    if [policy] != policies:
+        differences.append(
+            f"the plan recomputes by {', '.join(policies)}, every layer whole here: less memory, more compute"
+        )
+    head = f"# {plan.model['name']}, plan {json.dumps(plan.name)}: the degrees that torchtitan knows."
+    layout.differences = [d for d in layout.differences if d.kind not in TOKENS_OR_GATHERED]
+    return (
+        "\n".join([head, *lines, ""]),
+        list_remarks(
+            layout,
+            [
+                f"torchrun ... -m torchtitan.train {'' if config else '--module MODEL --config CONFIG '}"
+                "$(grep -v '^#' FILE), by torchtitan 0.3",
+                *(
+                    [f"its config {config} has Llama 3.1's rotary positions and trains on c4: change it in torchtitan"]
+                    if config
+                    else ["torchtitan has no config for this model: MODEL and CONFIG are a module of yours"]
+                ),
+                "Degrees only: torchtitan splits each model its own way. Its options are checked against its "
+                "ParallelismConfig; it was not run.",
+            ],
+            differences,
+        ),
+        layout,
+    )
+
+
+def _stage_options(plan: Plan) -> tuple[dict[str, Any], list[str]]:
+    """torchtitan's options for the stages of a plan, and remarks about what they cannot express."""
+    cut = plan.pipeline
+    if cut is None:
+        return {}, []
+    check_single_stack(plan, cut)
+    options: dict[str, Any] = {
+        "parallelism.pipeline_parallel_degree": cut.ranks,
+        "parallelism.pipeline_parallel_schedule": SCHEDULES[cut.schedule],
+        "parallelism.pipeline_parallel_layers_per_stage": max(cut.copies),
+        "parallelism.pipeline_parallel_first_stage_less_layers": 0,
+        "parallelism.pipeline_parallel_last_stage_less_layers": 0,
+    }
+    if len(set(cut.copies)) == 1:
+        return options, []
+    copies = "-".join(map(str, cut.copies))
+    remark = f"stages have {copies} layers in the plan; torchtitan deals them out by itself, and takes others as module_fqns_per_model_part"
+    return options, [remark]
+
+
+def _config_name(config: dict[str, Any]) -> str:
+    """The name of torchtitan's own config for a model; empty if it does not have one."""
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    names = {key: name for key, name in LLAMA_CONFIGS.items() if list(key) == [config.get(size) for size in sizes]}
+    return next(iter(names.values()), "") if config.get("model_type") == "llama" else ""
+
+
+def _batch_options(plan: Plan, layout: TpLayout) -> dict[str, Any]:
+    """The samples of a rank: one micro-batch, or with stages the batch that the pipeline cuts into micro-batches."""
+    micro = micro_batch_samples(plan, layout)
+    if plan.pipeline is None:
+        return {"training.local_batch_size": micro}
+    samples = micro * int(plan.workload["accumulate"])
+    return {"parallelism.pipeline_parallel_microbatch_size": micro, "training.local_batch_size": samples}
+
+
+def _rank_remarks(layout: TpLayout) -> list[str]:
+    """Remarks on differences of context and expert ranks. `layout` takes over what torchtitan runs."""
+    remarks = []
+    if layout.context > 1 and layout.cp_type != "gather":
+        remarks.append(
+            f"attention runs by {layout.cp_type} over the context ranks in the plan; torchtitan 0.3 gathers keys and values"
+        )
+        layout.cp_type = "gather"
+    if layout.shards % layout.expert:
+        remarks.append(
+            "weights are whole on the ranks that experts are dealt out over; torchtitan shards weights over these ranks"
+        )
+        layout.shards = math.lcm(layout.shards, layout.expert)
+    if layout.expert > 1 and layout.size * layout.context > 1:
+        remarks.append(
+            "experts are dealt out over data-parallel ranks in the plan, and each is split by the tensor axis; torchtitan deals whole "
+            "experts to tensor-parallel and context ranks first; the price below is the plan's way"
+        )
+    return remarks
