@@ -29,7 +29,7 @@ from planner_core.planning.methods import (
     used_in_parts,
     whole,
 )
-from planner_core.planning.pricing.price import add_host_waits
+from planner_core.planning.pricing import add_host_waits
 from planner_core.search import search_within_budget
 
 
