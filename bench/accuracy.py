@@ -119,10 +119,17 @@ def _layouts(model: str, asked: Callable[[Key], bool]) -> None:
 def plans(model: str, mesh: str) -> dict[str, Plan]:
     """The chosen plan, the baselines and the plans of TAP and ATP, by name; a baseline that suits no mesh is left out."""
     from planner_core.core import NoPlanFits
-    from planner_core.planning import Request, baselines, choose_mesh, meshes, prepare, replace_request
+    from planner_core.planning import (
+        Request,
+        candidate_meshes,
+        choose_mesh,
+        plan_baselines,
+        prepare_planner,
+        replace_request,
+    )
     from planner_core.planning.methods import BASELINES
 
-    planner = prepare(
+    planner = prepare_planner(
         Request(
             str(OTHERS.get(model, model)),
             cluster=MESHES[mesh],
@@ -130,9 +137,9 @@ def plans(model: str, mesh: str) -> dict[str, Plan]:
             batch=64 if mesh == "64x8" else 16,
         )
     )
-    options = meshes(planner.request, planner.cluster)
+    options = candidate_meshes(planner.request, planner.cluster)
     chosen = choose_mesh(planner, options)
-    found = {chosen.name: chosen, **{p.name: p for p in baselines(planner, options)}}
+    found = {chosen.name: chosen, **{p.name: p for p in plan_baselines(planner, options)}}
     for baseline in BASELINES.values():
         if baseline.title not in found:
             write(

@@ -20,7 +20,7 @@ from bench.support.kept_rows import ROOT, KeptRows, add_before, made
 from bench.support.plan_reasons import why
 from planner_core.core import cluster_names
 from planner_core.models import ZOO
-from planner_core.planning import Planner, Request, meshes, prepare
+from planner_core.planning import Planner, Request, candidate_meshes, prepare_planner
 from planner_core.planning.methods import BASELINES, Method
 from planner_core.search import memory_bytes, search_within_budget
 
@@ -55,7 +55,7 @@ def measure(model: str, cluster: str) -> None:
 
 def compare(model: str, cluster: str) -> Iterator[dict[str, Any]]:
     """One row for each baseline that has a plan of the model on the cluster."""
-    planner = prepare(Request(model, cluster=cluster, dtype="float16" if "v100" in cluster else "bfloat16"))
+    planner = prepare_planner(Request(model, cluster=cluster, dtype="float16" if "v100" in cluster else "bfloat16"))
     for usual in BASELINES.values():
         row = against(planner, usual)
         if row:
@@ -65,7 +65,7 @@ def compare(model: str, cluster: str) -> Iterator[dict[str, Any]]:
 def against(planner: Planner, usual: Method) -> dict[str, Any] | None:
     """Seconds and bytes on the wire, theirs and ours, on the mesh on which the baseline's plan takes least time."""
     best = None
-    for mesh in meshes(planner.request, planner.cluster):
+    for mesh in candidate_meshes(planner.request, planner.cluster):
         restrict = usual.restrict(planner.graph, mesh)
         if restrict is not None:
             problem = planner.problem(mesh, restrict, zero=usual.zero)

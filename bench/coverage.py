@@ -153,7 +153,7 @@ def _child(write: int, work: Callable[[Any], None]) -> None:
 
 def _measure(model_type: str, cls: str, tell: Any) -> None:
     from planner_core.core import PlannerError
-    from planner_core.planning import Request, choose_mesh, meshes, prepare
+    from planner_core.planning import Request, candidate_meshes, choose_mesh, prepare_planner
 
     try:
         config = default_config(model_type, cls)
@@ -178,10 +178,10 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
         )
         start = time.perf_counter()
         request = Request(model=model_type, cluster=CLUSTER, mesh=MESH, dtype=dtype)
-        planner = prepare(request, graph)
+        planner = prepare_planner(request, graph)
         unknown = Counter(_unknown(planner))
         tell(unknown=dict(unknown))
-        plan = choose_mesh(planner, meshes(request, planner.cluster))
+        plan = choose_mesh(planner, candidate_meshes(request, planner.cluster))
         told = plan.notes[0] if plan.notes and plan.fits else ""
         tell(
             outcome="plan",

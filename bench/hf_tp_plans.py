@@ -25,10 +25,10 @@ TABLE = ROOT / "docs" / "HF_TP_PLANS.md"
 
 
 def main() -> None:
-    from planner_core.planning.methods import vendor_plans
+    from planner_core.planning.methods import _load_vendor_plans
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--types", nargs="*", default=list(vendor_plans()))
+    parser.add_argument("--types", nargs="*", default=list(_load_vendor_plans()))
     add_before(parser)
     args = parser.parse_args()
     warm()
@@ -104,14 +104,14 @@ def compare(graph: Any, dtype: str = "bfloat16") -> dict[str, Any]:
 def _on(gpus: int, graph: Any, dtype: str, fine: bool) -> dict[str, Any]:
     """Bytes on the wire per GPU and step, theirs and ours, the collectives of each, and what makes the difference."""
     from bench.support.plan_reasons import apart, why
-    from planner_core.planning import Request, meshes, prepare
+    from planner_core.planning import Request, candidate_meshes, prepare_planner
     from planner_core.planning.methods import vendor_rules
     from planner_core.search import search_within_budget
 
     request = Request(model=graph.name, cluster=node(gpus), mesh=str(gpus), dtype=dtype)
-    planner = prepare(request, graph)
+    planner = prepare_planner(request, graph)
     planner = apart(planner) if fine else planner
-    mesh = meshes(request, planner.cluster)[0]
+    mesh = candidate_meshes(request, planner.cluster)[0]
     found: dict[str, Any] = {}
     plans: list[Any] = []
     for who, free in (("theirs", False), ("ours", True)):

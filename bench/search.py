@@ -38,10 +38,10 @@ from planner_core.planning import (  # noqa: E402
     Planner,
     Request,
     block_candidates,
+    candidate_meshes,
     choose_mesh,
-    meshes,
     plan_model,
-    prepare,
+    prepare_planner,
 )
 from planner_core.planning.analysis import unfold_problem  # noqa: E402
 from planner_core.planning.methods import METHODS  # noqa: E402
@@ -87,7 +87,7 @@ def markdown_table(head: list[str], rows: list[list[str]]) -> list[str]:
 
 def prepare_problem(name: str, mesh: tuple[int, ...], layers: int | None = None) -> tuple[Planner, Problem]:
     """A planner of a zoo model, and its problem on one mesh of H100 with ample memory."""
-    planner = prepare(
+    planner = prepare_planner(
         Request(name, cluster="2x8-h100" if np.prod(mesh) == 16 else "1x8-h100", layers=layers, memory_gb=1e5)
     )
     return planner, planner.problem(DeviceMesh(("data", "tensor")[-len(mesh) :], mesh))
@@ -124,7 +124,7 @@ def measure_budgets() -> list[str]:
     rows = []
     for name in ZOO:
         for mesh in ((16,), (2, 8)):
-            planner = prepare(Request(name, cluster="2x8-h100"))
+            planner = prepare_planner(Request(name, cluster="2x8-h100"))
             built = planner.problem(DeviceMesh(("data", "tensor")[-len(mesh) :], mesh))
             free, least = search_within_budget(built).assignment, find_least_memory(built)
             assert free is not None
@@ -150,7 +150,7 @@ def measure_fronts() -> list[str]:
         ("t5-large", (16,)),
         ("vit-large", (2, 8)),
     ):
-        planner = prepare(Request(name, cluster="2x8-h100"))
+        planner = prepare_planner(Request(name, cluster="2x8-h100"))
         built = planner.problem(DeviceMesh(("data", "tensor")[-len(mesh) :], mesh), uniform=True)
         for objective in ("time", "communication"):
             start = time.process_time()
@@ -171,8 +171,8 @@ def compare_topology() -> list[str]:
     rows = []
     for cluster in ("2x8-h100", "2x8-v100-eth", "4x8-a100"):
         for name in (n for n in ZOO if n != "t5-large"):  # whose plan of least volume takes up to half a minute
-            planner = prepare(Request(name, cluster=cluster, method="taps"))
-            options = meshes(planner.request, planner.cluster)
+            planner = prepare_planner(Request(name, cluster=cluster, method="taps"))
+            options = candidate_meshes(planner.request, planner.cluster)
             a = choose_mesh(planner, options)
             b = choose_mesh(planner, options, method=replace(METHODS["taps"], by_volume=True))
             t, v = a.cost.comm_time_s, b.cost.comm_time_s
@@ -194,15 +194,15 @@ def measure_captured_configs() -> list[str]:
 
     with tempfile.TemporaryDirectory() as where:
         config = Path(where) / "config.json"
-        config.write_text(json.dumps(prepare(Request("llama-3-8b")).graph.config))
+        config.write_text(json.dumps(prepare_planner(Request("llama-3-8b")).graph.config))
         open_model(str(config), batch=16, seq=4096)  # imports
         rows = []
         for mesh, cluster in (("8", "1x8-h100"), ("2x8", "2x8-h100")):
             request = Request(str(config), cluster=cluster, mesh=mesh, batch=16, seq=4096)
 
             def run(request: Request = request) -> None:
-                planner = prepare(request)
-                choose_mesh(planner, meshes(planner.request, planner.cluster))
+                planner = prepare_planner(request)
+                choose_mesh(planner, candidate_meshes(planner.request, planner.cluster))
 
             rows.append([mesh, f"{median_seconds(run, 3):.2f} s"])
     return [
@@ -289,15 +289,15 @@ def plot_highs(points: dict[str, list[tuple[int, float, float]]]) -> str:
 
 def measure_whole_runs() -> list[str]:
     rows = []
-    planner = prepare(Request("llama-3-8b", cluster="64x8-h100", batch=512))
+    planner = prepare_planner(Request("llama-3-8b", cluster="64x8-h100", batch=512))
     rows.append(
         [
             "all factorisations of 512 GPUs, Llama-3-8B",
-            f"{median_seconds(lambda: choose_mesh(planner, meshes(planner.request, planner.cluster)), 1):.2f} s",
+            f"{median_seconds(lambda: choose_mesh(planner, candidate_meshes(planner.request, planner.cluster)), 1):.2f} s",
         ]
     )
-    t5 = prepare(Request("t5-large"))
-    chosen = choose_mesh(t5, meshes(t5.request, t5.cluster))
+    t5 = prepare_planner(Request("t5-large"))
+    chosen = choose_mesh(t5, candidate_meshes(t5.request, t5.cluster))
     rows.append(
         [
             "candidates of T5-large's blocks (729 + 59 049)",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from planner_core.core import InputError, Placements, Plan, R, Shard, format_placements
-from planner_core.planning import Editable, Result, edit, prepare
+from planner_core.planning import Editable, Result, edit, prepare_planner
 
 OTHER_WEIGHTS = {"keep": "stay as they are", "anew": "are chosen anew"}
 
@@ -40,7 +40,7 @@ class Edits:
 def parse_edits(texts: tuple[str, ...]) -> Edits:
     """The inverse of `write`; raises PlannerError for text that is not a placement."""
     base, _, rest = texts[0].rpartition(":")
-    return Edits(base, rest, dict(edit.parse(t) for t in texts[1:]))
+    return Edits(base, rest, dict(edit.parse_edit(t) for t in texts[1:]))
 
 
 def build_edited_plan(result: Result, plans: Mapping[str, Plan], texts: tuple[str, ...]) -> Plan:
@@ -51,12 +51,12 @@ def build_edited_plan(result: Result, plans: Mapping[str, Plan], texts: tuple[st
             f"the plan {asked.base!r} that was edited is not here any more; plans here: {', '.join(plans)}"
         )
     base = plans[asked.base]
-    weights = {edit.key_of(e.weight): e.weight for e in edit.editable(result.graph, base)}
+    weights = {edit.weight_key(e.weight): e.weight for e in edit.editable_weights(result.graph, base)}
     missing = [k for k in asked.changes if k not in weights]
     if missing:
         raise InputError(f"there is no weight {missing[0]!r} in this model")
     changes = {weights[k]: p for k, p in asked.changes.items()}
-    return edit.pin(prepare(result.request, result.graph), base, changes, keep=asked.rest == "keep")
+    return edit.plan_with_pins(prepare_planner(result.request, result.graph), base, changes, keep=asked.rest == "keep")
 
 
 def placement_options(one: Editable) -> list[str]:

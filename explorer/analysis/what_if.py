@@ -24,10 +24,10 @@ from planner_core.planning import (
     GraphSource,
     Progress,
     Request,
+    candidate_meshes,
     choose_mesh,
     choose_micro_batches,
-    meshes,
-    prepare,
+    prepare_planner,
     usable_bytes,
 )
 
@@ -61,10 +61,12 @@ def quick_plan(request: Request, before: Plan, graph: GraphSource = None) -> Pla
     InputError as `best_plan` does.
     """
     asked = _close_open_choices(request, before)
-    planner = prepare(asked, graph(asked) if callable(graph) else graph, effort=NO_PROOF)
+    planner = prepare_planner(asked, graph(asked) if callable(graph) else graph, effort=NO_PROOF)
     if planner.cluster.to_json() != before.cluster:
         return None
-    options = [mesh for mesh in meshes(planner.request, planner.cluster) if mesh.axis_sizes == before.mesh.axis_sizes]
+    options = [
+        mesh for mesh in candidate_meshes(planner.request, planner.cluster) if mesh.axis_sizes == before.mesh.axis_sizes
+    ]
     if not options:
         return None
     try:

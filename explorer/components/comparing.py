@@ -18,7 +18,7 @@ from explorer.session import state
 from explorer.text import glossary, recipe, spending, units, words
 from planner_core.core import Plan
 from planner_core.cost.communication import sent_per_gpu
-from planner_core.planning import Request, Result, prepare
+from planner_core.planning import Request, Result, prepare_planner
 from planner_core.planning.analysis import AblationStep, ablation_steps
 from planner_core.planning.pricing import count_model_flops, measure_speed
 
@@ -221,7 +221,7 @@ def _wait_cell(wait_s: float) -> str:
 
 @st.cache_resource(max_entries=state.CACHED_RESULTS, show_spinner=False)
 def _ablation_steps(request: Request, method: str) -> tuple[AblationStep, ...]:
-    return tuple(ablation_steps(prepare(request, state.uploaded_graph(request)), method))
+    return tuple(ablation_steps(prepare_planner(request, state.uploaded_graph(request)), method))
 
 
 def show_restrictions(result: Result) -> None:

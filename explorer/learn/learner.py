@@ -13,7 +13,7 @@ from functools import lru_cache
 from explorer.address.settings import MODELS
 from planner_core.core import Cluster, Graph
 from planner_core.ops import work_of
-from planner_core.planning import Planner, Request, prepare
+from planner_core.planning import Planner, Request, prepare_planner
 
 STANDARD = "llama-3-8b"
 """The model that stands in where the learner's own has no transformer layers."""
@@ -124,7 +124,7 @@ def instead(learner: Learner, model: str) -> Learner:
 @lru_cache(maxsize=32)
 def _planner(learner: Learner) -> Planner:
     graph = learner.load(learner.request) if learner.load else None
-    return prepare(learner.request, graph)
+    return prepare_planner(learner.request, graph)
 
 
 def _layer(graph: Graph) -> Layer | None:

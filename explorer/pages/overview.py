@@ -13,7 +13,7 @@ from explorer.components.overview import launch, node, table
 from explorer.session import current_setup, pipeline_plan, state
 from explorer.text import units
 from planner_core.core import Plan
-from planner_core.planning import Result, copies
+from planner_core.planning import Result, replicated_gpus
 from planner_core.search.network import find_runs
 
 WIDTH, HEIGHT = 470, 690  # pixels of the graph
@@ -75,7 +75,7 @@ def folded(result: Result) -> str:
 
 def waste(result: Result) -> None:
     """A banner where GPUs do the same work since the batch does not share out, with the batches that would."""
-    batch, n, alone = result.workload.batch, result.cluster.num_gpus, copies(result.best)
+    batch, n, alone = result.workload.batch, result.cluster.num_gpus, replicated_gpus(result.best)
     if alone < 2 or batch % n == 0:
         return
     near = sorted({m for m in (batch // n * n, -(-batch // n) * n) if m and m != batch}, key=lambda m: abs(m - batch))

@@ -11,7 +11,7 @@ from explorer.components.plans import sweep_panel, whatif_panel
 from explorer.session import current_setup, state
 from explorer.text import recipe, units
 from planner_core.planning import Result
-from planner_core.planning.analysis import SCENARIOS, regret
+from planner_core.planning.analysis import SCENARIOS, plan_regrets
 
 
 def page() -> None:
@@ -30,7 +30,7 @@ def _regret(result: Result) -> None:
     """Each plan that fits under slower links, latency, or less that is hidden."""
     plans = {p.name: p for p in result.plans}
     rows = []
-    for found in regret(result):
+    for found in plan_regrets(result):
         cells = [units.seconds(t) + _lost(x) for t, x in zip(found.step_time_s, found.lost, strict=True)]
         rows.append([html.escape(recipe.layout_name(plans[found.name])), *cells])
     frame.show_table(["plan", *(s.title for s in SCENARIOS)], rows, "steps if the machine is worse than assumed")

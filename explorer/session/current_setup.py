@@ -11,7 +11,7 @@ from explorer.address import settings, setups
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import pipeline_plan, state
 from planner_core.core import Plan, PlannerError
-from planner_core.planning import Request, Result, prepare
+from planner_core.planning import Request, Result, prepare_planner
 
 MAX_CACHED = 24
 
@@ -45,7 +45,7 @@ def _price(result: Result, text: tuple[str, ...]) -> Result | str:
         accumulate=setup.accumulate or usual,
     )
     try:
-        planner = prepare(request, state.uploaded_graph(request))
+        planner = prepare_planner(request, state.uploaded_graph(request))
         (plan,) = planner.stated()
     except PlannerError as error:
         return state.page_wording(str(error))

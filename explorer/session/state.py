@@ -27,7 +27,7 @@ from explorer.text.option_words import page_wording as page_wording
 from explorer.text.words import escape, plan_title
 from planner_core.core import NoPlanFits, Plan, PlannerError
 from planner_core.planning import GraphSource, Progress, Request, Result, plan_model
-from planner_core.planning.analysis import Choice, choice
+from planner_core.planning.analysis import Choice, choose_among_ties
 from planner_core.planning.pricing import Budget
 
 CACHED_RESULTS = 24
@@ -340,7 +340,7 @@ def known_plan_ids(request: Request) -> tuple[str, ...]:
 @st.cache_resource(max_entries=4 * CACHED_RESULTS, show_spinner=False)
 def choice_of(request: Request, _result: Result) -> Choice:
     """Return which plan is recommended, which is the fastest, and which tie with it."""
-    return choice(_result)
+    return choose_among_ties(_result)
 
 
 def recommended_id(result: Result) -> str:

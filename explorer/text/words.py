@@ -12,7 +12,7 @@ from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, Plan, Shard, gpu_names, load_gpu
 from planner_core.cost import whole_mesh
 from planner_core.cost.communication import sent_per_gpu
-from planner_core.planning import FASTEST, STAGES_PLAN_NAME, leads
+from planner_core.planning import FASTEST, STAGES_PLAN_NAME, leads_by_simplicity
 from planner_core.planning.analysis import doubt_between
 from planner_core.planning.methods import BASELINES, METHODS
 
@@ -54,7 +54,7 @@ def plan_title(plan: Plan) -> str:
         return "Fastest plan"
     if plan.name == STAGES_PLAN_NAME:
         return "Plan with stages"
-    if leads(plan):
+    if leads_by_simplicity(plan):
         return "Simpler plan"
     if plan.name == "best":
         return METHOD_TITLES.get(plan.method, "Best plan")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.core import Cluster, InputError, load_cluster, write_file
-from planner_core.planning.analysis import table
+from planner_core.planning.analysis import format_table
 from planner_core.planning.pricing.calibration import (
     Calibrated,
     Machine,
@@ -145,4 +145,4 @@ def _text(output: str, found: Sequence[Calibrated]) -> str:
     changed = [["what", "constant", "before", "after"]]
     changed += [[c.fit.group, name, f"{a:.4g}", f"{b:.4g}"] for c in found for name, (a, b) in c.changed.items()]
     use = f"{output}: use it as --cluster NAME:gpu={output}; a cluster file as --cluster {output}"
-    return "\n\n".join([table(rows, frozenset(range(1, 6))), table(changed, frozenset({2, 3})), use])
+    return "\n\n".join([format_table(rows, frozenset(range(1, 6))), format_table(changed, frozenset({2, 3})), use])

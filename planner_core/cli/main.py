@@ -222,7 +222,7 @@ def _print(args: argparse.Namespace, data: dict[str, Any], shown: str) -> int:
 
 def _models(args: argparse.Namespace) -> int:
     from planner_core.models import ZOO, load_snapshot
-    from planner_core.planning.analysis import table
+    from planner_core.planning.analysis import format_table
 
     rows: list[dict[str, Any]] = [
         {
@@ -234,7 +234,7 @@ def _models(args: argparse.Namespace) -> int:
         }
         for m in ZOO.values()
     ]
-    shown = table(
+    shown = format_table(
         [["name", "parameters", "what"]] + [[r["name"], f"{r['params'] / 1e9:.3g} B", r["description"]] for r in rows]
     )
     return _print(args, {"models": rows}, shown)
@@ -242,18 +242,18 @@ def _models(args: argparse.Namespace) -> int:
 
 def _clusters(args: argparse.Namespace) -> int:
     from planner_core.core import cluster_names, load_cluster
-    from planner_core.planning.analysis import table
+    from planner_core.planning.analysis import format_table
 
     found = [load_cluster(n) for n in cluster_names()]
-    shown = table([["name", "GPUs", "what"]] + [[c.name, str(c.num_gpus), c.description] for c in found])
+    shown = format_table([["name", "GPUs", "what"]] + [[c.name, str(c.num_gpus), c.description] for c in found])
     return _print(args, {"clusters": [c.to_json() for c in found]}, shown)
 
 
 def _fold(args: argparse.Namespace) -> int:
-    from planner_core.planning import prepare
+    from planner_core.planning import prepare_planner
     from planner_core.planning.analysis import fold_report, fold_text
 
-    planner = prepare(_request(args), say=_say)
+    planner = prepare_planner(_request(args), say=_say)
     if args.html:
         from explorer.graph.pyvis_page import folded_page
 
@@ -263,15 +263,15 @@ def _fold(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from planner_core.planning import exact_front, meshes, plan_with_stages, prepare
+    from planner_core.planning import candidate_meshes, exact_front, plan_with_stages, prepare_planner
     from planner_core.planning.analysis import (
         front_report,
         front_text,
-        regret,
+        plan_regrets,
+        plan_report,
         regret_report,
         regret_text,
-        report,
-        simulated_s,
+        simulate_steps,
         text,
     )
 
@@ -280,15 +280,15 @@ def _plan(args: argparse.Namespace) -> int:
     request, budget = _request(args), budget_of(args)
     result = plan_with_stages(request, _say)
     chosen = _picked(result.plans, args.pick) if args.pick else result.best
-    times = simulated_s(result)
-    data, words = report(result, budget, times), text(result, budget, times)
+    times = simulate_steps(result)
+    data, words = plan_report(result, budget, times), text(result, budget, times)
     if args.front:
-        planner = prepare(result.request, result.graph)
-        points, exact = exact_front(planner, meshes(request, planner.cluster), request.objective, _say)
+        planner = prepare_planner(result.request, result.graph)
+        points, exact = exact_front(planner, candidate_meshes(request, planner.cluster), request.objective, _say)
         data["front"] = front_report(points, exact, request.objective)
         words += "\n\n" + front_text(points, exact, request.objective)
     if args.regret:
-        lost = regret(result)
+        lost = plan_regrets(result)
         data["regret"], words = regret_report(lost), f"{words}\n\n{regret_text(lost)}"
     _done()
     if args.output is not None:
@@ -328,18 +328,18 @@ def _picked(plans: Sequence[Plan], name: str) -> Plan:
 
 def _compare(args: argparse.Namespace) -> int:
     from planner_core.planning import compare_methods
-    from planner_core.planning.analysis import report, simulated_s, text
+    from planner_core.planning.analysis import plan_report, simulate_steps, text
 
     budget, result = budget_of(args), compare_methods(_request(args), progress=_say)
-    times = simulated_s(result)
-    return _print(args, report(result, budget, times), text(result, budget, times))
+    times = simulate_steps(result)
+    return _print(args, plan_report(result, budget, times), text(result, budget, times))
 
 
 def _network(args: argparse.Namespace) -> int:
-    from planner_core.planning import prepare
+    from planner_core.planning import prepare_planner
     from planner_core.planning.analysis import network_json
 
-    planner = prepare(_request(args), say=_say)
+    planner = prepare_planner(_request(args), say=_say)
     _done()
     print(json.dumps(network_json(planner)))
     return 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planner_core.core import ParamPlan, Plan, Shard, glob_name
 from planner_core.exporters.source import fsdp_template as template
-from planner_core.planning.methods import CannotHold, by_hand
+from planner_core.planning.methods import CannotHold, recompute_by_hand
 
 WrittenText = tuple[str, tuple[str, ...], None]
 
@@ -108,7 +108,7 @@ def _differences(plan: Plan, stored: list[int]) -> list[str]:
         differences.append(
             "weights that the plan gathers once a step (ZeRO-1, ZeRO-2) are gathered here in every micro-batch"
         )
-    differences += by_hand(plan)
+    differences += recompute_by_hand(plan)
     if any(b.kept for b in plan.blocks.values()):
         differences.append("some results are kept in the plan, and none here: less memory, more compute")
     return differences

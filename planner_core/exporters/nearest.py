@@ -17,17 +17,17 @@ from planner_core.core import (
 )
 from planner_core.cost import cost_model_of
 from planner_core.models import load_plan_graph
-from planner_core.planning import Planner, Request, as_told, prepare, shards_data
+from planner_core.planning import Planner, Request, follow_tp_layout, prepare_planner, shards_data
 from planner_core.planning.methods import (
     AxisRules,
     Layout,
     TpLayout,
     VendorRules,
-    batch_split,
-    sharded,
-    summed,
-    used_in_parts,
-    whole,
+    is_batch_split,
+    is_sharded_matrix,
+    is_unsplit,
+    is_used_in_parts,
+    sums_gradient_whole,
 )
 from planner_core.planning.pricing import add_host_waits
 from planner_core.search import search_within_budget
@@ -102,7 +102,7 @@ def nearest_plan(
     """
     planner = _planner_of(plan)
     stage = (3 if layout.shards > 1 else 0) if stage is None else stage
-    found = as_told(planner, plan, layout, each_column, stage=stage, sequence=sequence)
+    found = follow_tp_layout(planner, plan, layout, each_column, stage=stage, sequence=sequence)
     if found is None:
         return None
     found = replace(found, name=f"{plan.name}, as this form holds it", method="export")
@@ -146,8 +146,8 @@ def megatron_alternative(plan: Plan) -> tuple[Plan, FormCost] | None:
         one_axis = len(mesh.axis_sizes) == 1
         rules = VendorRules(
             planner.graph,
-            (whole,) if one_axis else (batch_split, whole),
-            (used_in_parts,) if one_axis else (summed, used_in_parts),
+            (is_unsplit,) if one_axis else (is_batch_split, is_unsplit),
+            (is_used_in_parts,) if one_axis else (sums_gradient_whole, is_used_in_parts),
             ranks=1 if one_axis else mesh.axis_sizes[0],
         )
         plan_on_mesh = _search_with_rules(planner, mesh, rules, 0, "Megatron-LM")
@@ -160,13 +160,13 @@ def plain_data_parallelism(plan: Plan) -> tuple[str, FormCost] | None:
     """The best layout that every trainer runs without a file, DDP or FSDP2 over all GPUs, and its price."""
     planner = _planner_of(plan)
     mesh = DeviceMesh(axis_names(1), (plan.mesh.num_devices,))
-    weights_and_zero = {"DDP": (summed, 0), "FSDP2": (sharded, 3)}
+    weights_and_zero = {"DDP": (sums_gradient_whole, 0), "FSDP2": (is_sharded_matrix, 3)}
     plans = {
         name: plan_of_name
         for name, (weights, zero) in weights_and_zero.items()
         if (
             plan_of_name := _search_with_rules(
-                planner, mesh, AxisRules(planner.graph, (batch_split,), (weights,)), zero, name
+                planner, mesh, AxisRules(planner.graph, (is_batch_split,), (weights,)), zero, name
             )
         )
         is not None
@@ -188,7 +188,9 @@ def _planner_of(plan: Plan) -> Planner:
         accumulate=load.get("accumulate", 1),
         offload=bool(load.get("offload")),
     )
-    return prepare(request, load_plan_graph(plan)).changed(workload=replace(cost_model_of(plan).workload, chunks=1))
+    return prepare_planner(request, load_plan_graph(plan)).changed(
+        workload=replace(cost_model_of(plan).workload, chunks=1)
+    )
 
 
 def _search_with_rules(planner: Planner, mesh: DeviceMesh, rules: AxisRules, zero: int, name: str) -> Plan | None:

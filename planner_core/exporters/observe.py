@@ -12,8 +12,15 @@ from torch import nn
 
 from planner_core.core import InputError, Plan
 from planner_core.models.sources import build_from_config, make_training_inputs, text_config
-from planner_core.planning import shrink
-from planner_core.planning.methods import CannotHold, Difference, TensorParallelGroup, TpLayout, compress, starred
+from planner_core.planning import shrink_config
+from planner_core.planning.methods import (
+    CannotHold,
+    Difference,
+    TensorParallelGroup,
+    TpLayout,
+    merge_equal_layers,
+    star_numbers,
+)
 from planner_core.runtime import initializer
 from planner_core.verification import materialise
 
@@ -57,7 +64,7 @@ def inspect_model(plan: Plan, layout: TpLayout) -> ModelFacts:
             f"{plan.model['name']} comes from {config['callable']}, whose modules this form cannot inspect; "
             "call planner_core.apply(module, plan) in your trainer instead"
         )
-    model, parsed, _ = build_from_config(shrink(config), "float32")
+    model, parsed, _ = build_from_config(shrink_config(config), "float32")
     inputs = make_training_inputs(model, parsed, 2, 8, "float32")
     materialise(model, initializer(model, 0))
     _drop_custom_layers(layout, model)
@@ -70,8 +77,8 @@ def inspect_model(plan: Plan, layout: TpLayout) -> ModelFacts:
 
 def _drop_custom_layers(layout: TpLayout, model: nn.Module) -> None:
     """Drop groups with a layer that stock styles cannot shard: any layer other than nn.Linear and nn.Embedding, such as a router."""
-    stock = {starred(n) for n, m in model.named_modules() if type(m) in (nn.Linear, nn.Embedding)}
-    custom = {n for n in layout.styles if starred(n) not in stock}
+    stock = {star_numbers(n) for n, m in model.named_modules() if type(m) in (nn.Linear, nn.Embedding)}
+    custom = {n for n in layout.styles if star_numbers(n) not in stock}
     for group in layout.groups:
         if custom & {*group.columns, group.row}:
             custom |= {*group.columns, group.row}
@@ -88,9 +95,9 @@ def _find_shared_inputs(
 ) -> tuple[tuple[SharedInput, ...], tuple[str, ...]]:
     """The modules that receive the common input of a group of columns, and the first column of each group without one."""
     modules, calls = dict(model.named_modules()), dict[str, Any]()
-    parents = {starred(g.columns[0]): _common_parent(g.columns) for g in groups if len(g.columns) > 1}
+    parents = {star_numbers(g.columns[0]): _common_parent(g.columns) for g in groups if len(g.columns) > 1}
     hooks = []
-    for name in {n for n in modules if starred(n) in {*parents, *map(starred, parents.values())}}:
+    for name in {n for n in modules if star_numbers(n) in {*parents, *map(star_numbers, parents.values())}}:
         record = lambda _, args, kwargs, name=name: calls.setdefault(name, (args, kwargs)) and None  # noqa: E731
         hooks.append(modules[name].register_forward_pre_hook(record, with_kwargs=True))
     with torch.no_grad():
@@ -100,8 +107,8 @@ def _find_shared_inputs(
     shared: dict[str, SharedInput] = {}
     unshared = []
     for column, parent in parents.items():
-        called_column = next((n for n in calls if starred(n) == column), None)
-        called_parent = next((n for n in calls if starred(n) == starred(parent)), None) if parent else None
+        called_column = next((n for n in calls if star_numbers(n) == column), None)
+        called_parent = next((n for n in calls if star_numbers(n) == star_numbers(parent)), None) if parent else None
         position = (
             _argument_position(calls[called_column][0][0], *calls[called_parent])
             if called_column and called_parent
@@ -110,7 +117,7 @@ def _find_shared_inputs(
         if position is None or called_parent is None:
             unshared.append(column)
         else:
-            shared[starred(called_parent)] = SharedInput(starred(called_parent), *position)
+            shared[star_numbers(called_parent)] = SharedInput(star_numbers(called_parent), *position)
     return tuple(shared.values()), tuple(unshared)
 
 
@@ -161,7 +168,7 @@ def _drop_conflicting_ties(layout: TpLayout, tied: tuple[tuple[str, ...], ...]) 
 
 def styles_by_pattern(plan: Plan, layout: TpLayout) -> dict[str, str]:
     """The styles by pattern of names. Raises InputError if layers of one pattern run differently."""
-    styles = compress(layout.styles)
+    styles = merge_equal_layers(layout.styles)
     if styles is None:
         raise CannotHold(
             f'the layers of the plan "{plan.name}" run differently from one another, which this form cannot express'

@@ -16,10 +16,10 @@ from planner_core.planning.methods import (
     Difference,
     DifferenceKind,
     TpLayout,
-    by_hand,
+    describe_modules,
     drop_summed,
-    patterns,
-    starred,
+    recompute_by_hand,
+    star_numbers,
     tensor_layout,
 )
 
@@ -65,7 +65,7 @@ def _can_split_tokens(layout: TpLayout, facts: ModelFacts, styles: Mapping[str, 
 
 def _remarks(plan: Plan, layout: TpLayout, facts: ModelFacts) -> tuple[str, ...]:
     use = "Import `parallelize` from FILE and call parallelize(model, mesh['tensor']) on a model with whole weights, equal on every rank"
-    return use, *list_remarks(layout, _usage_remarks(layout, facts), by_hand(plan))
+    return use, *list_remarks(layout, _usage_remarks(layout, facts), recompute_by_hand(plan))
 
 
 def _module_source(plan: Plan, layout: TpLayout, facts: ModelFacts, styles: Mapping[str, str]) -> str:
@@ -132,7 +132,7 @@ def _usage_remarks(layout: TpLayout, facts: ModelFacts) -> list[str]:
     ]
     if facts.unshared:
         lines.append(
-            f"{patterns(facts.unshared)} and its neighbours share no module of their own: one backward all_reduce for each of them"
+            f"{describe_modules(facts.unshared)} and its neighbours share no module of their own: one backward all_reduce for each of them"
         )
     return lines
 
@@ -161,8 +161,11 @@ def list_remarks(
 
 
 def _module_head(plan: Plan, layout: TpLayout, remarks: tuple[str, ...]) -> str:
-    groups = list({starred(g.row): g for g in layout.groups}.values())
-    pairs = [f"    {patterns(g.columns)} by output features, then {starred(g.row)} by input features" for g in groups]
+    groups = list({star_numbers(g.row): g for g in layout.groups}.values())
+    pairs = [
+        f"    {describe_modules(g.columns)} by output features, then {star_numbers(g.row)} by input features"
+        for g in groups
+    ]
     quoted = json.dumps(plan.name, ensure_ascii=False)
     lines = [
         f'"""Tensor parallelism of {plan.model["name"]} over {layout.size} devices: the plan {quoted}, written by Shardscope.',

@@ -16,8 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner_core.core import Plan, Shard, VerificationFailed, join_name
 from planner_core.models.sources import build_from_config, make_training_inputs
-from planner_core.planning import shrink
-from planner_core.planning.methods import TpLayout, split_site, starred
+from planner_core.planning import shrink_config
+from planner_core.planning.methods import TpLayout, split_site, star_numbers
 from planner_core.runtime import initializer
 from planner_core.verification import materialise, run_ranks
 
@@ -45,14 +45,14 @@ def token_styles(plan: Plan, layout: TpLayout) -> dict[str, str]:
             if full in layout.styles:
                 continue
             if fn == "embedding" and site.outputs[0].dst.forward[layout.axis] == Shard(1):
-                styles[starred(full)] = "embedding"
+                styles[star_numbers(full)] = "embedding"
             has_weights = any(p.rpartition(".")[0] == scope for p in block.params)
             if (
                 has_weights
                 and fn not in ("linear", "embedding")
                 and any(e.dst.forward[layout.axis] == Shard(1) for e in site.inputs)
             ):
-                styles[starred(full)] = "norm"
+                styles[star_numbers(full)] = "norm"
     return styles
 
 
@@ -69,7 +69,7 @@ def _run_trial_step(text: str, config: dict[str, Any]) -> str:
     """Run a step of rank 0 on a fake group, whose collectives return arbitrary values in the right shapes and placements."""
     logging.disable(logging.WARNING)  # a CPU group warns about each collective that it emulates
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
-    model, parsed, _ = build_from_config(shrink(config), "float32")
+    model, parsed, _ = build_from_config(shrink_config(config), "float32")
     inputs = make_training_inputs(model, parsed, 2, 8, "float32")
     materialise(model, initializer(model, 0))
     scope: dict[str, Any] = {}

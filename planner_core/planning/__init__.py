@@ -14,14 +14,14 @@ each mesh, the search, the memory simulation, the baselines. `compare_methods` d
 
 from planner_core.planning import edit
 from planner_core.planning.edit import Editable
-from planner_core.planning.fitting.baselines import baselines
-from planner_core.planning.fitting.for_tool import as_told, shards_data
+from planner_core.planning.fitting.baselines import plan_baselines
+from planner_core.planning.fitting.for_tool import follow_tp_layout, shards_data
 from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
-from planner_core.planning.fitting.shortage import copies
-from planner_core.planning.fitting.simpler import FASTEST, TIE, leads
+from planner_core.planning.fitting.shortage import replicated_gpus
+from planner_core.planning.fitting.simpler import FASTEST, TIE, leads_by_simplicity
 from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price
 from planner_core.planning.methods import METHODS
 from planner_core.planning.pipeline import (
@@ -35,12 +35,12 @@ from planner_core.planning.request import NO_PROOF, Effort, Progress, Request
 from planner_core.planning.session import (
     USABLE_MEMORY,
     Planner,
-    meshes,
-    prepare,
+    candidate_meshes,
+    prepare_planner,
     replace_request,
     usable_bytes,
 )
-from planner_core.planning.small import retarget, shrink, shrinks, small_mesh
+from planner_core.planning.small import retarget_plan, shrink_config, shrunk_configs, small_mesh
 from planner_core.planning.stages import (
     STAGES_PLAN_NAME,
     find_staged_plan,
@@ -66,33 +66,33 @@ __all__ = [
     "Progress",
     "Request",
     "Result",
-    "as_told",
-    "baselines",
     "block_candidates",
+    "candidate_meshes",
     "choose_mesh",
     "choose_micro_batches",
     "compare",
     "compare_methods",
-    "copies",
     "edit",
     "exact_front",
     "find_staged_plan",
     "fold",
+    "follow_tp_layout",
     "front",
-    "leads",
+    "leads_by_simplicity",
     "may_use_stages",
-    "meshes",
     "plan",
+    "plan_baselines",
     "plan_model",
     "plan_with_stages",
-    "prepare",
+    "prepare_planner",
     "price",
     "prove",
     "replace_request",
-    "retarget",
+    "replicated_gpus",
+    "retarget_plan",
     "shards_data",
-    "shrink",
-    "shrinks",
+    "shrink_config",
+    "shrunk_configs",
     "small_mesh",
     "stage_trace",
     "usable_bytes",

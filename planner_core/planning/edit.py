@@ -34,8 +34,8 @@ from planner_core.core import (
     join_name,
     parse_placements,
 )
-from planner_core.planning.fitting.shortage import than_there_is
-from planner_core.planning.methods import BASELINES, AxisRules, anything
+from planner_core.planning.fitting.shortage import needed_and_available
+from planner_core.planning.methods import BASELINES, AxisRules, pass_any
 from planner_core.planning.session import Planner
 from planner_core.search import Answer
 from planner_core.search.network import Bools, Ints, Network, Problem, Restriction, allow_only, tensor_name
@@ -69,7 +69,7 @@ class Pin(Restriction):
         """Add a factor for each pinned weight of the block, and the factors of `inner`."""
         if self.inner is not None:
             self.inner.apply(block, net)
-        where = _block(self.graph, block)
+        where = _block_of(self.graph, block)
         for index, name in _own_weights(where, net):
             wanted = self.stored.get((block, name))
             if wanted is None:
@@ -77,18 +77,20 @@ class Pin(Restriction):
             states = net.tensors[tensor_name(index)]
             ok = np.zeros(len(states), dtype=bool)
             for placements in wanted:
-                ok |= _stored_as(states.index, [pair[2] for pair in states.axis_states], placements)
+                ok |= _states_stored_as(states.index, [pair[2] for pair in states.axis_states], placements)
             net.factors.append(allow_only(tensor_name(index), ok))
 
 
-def editable(graph: Graph, plan: Plan) -> list[Editable]:
+def editable_weights(graph: Graph, plan: Plan) -> list[Editable]:
     """Every weight of a plan, in the plan's order. If copies are stored differently, they are still one entry."""
     found: dict[WeightKey, dict[Placements, None]] = {}
     for label, bp in plan.blocks.items():
         for name, param in bp.params.items():
             found.setdefault((label.partition("#")[0], name), {})[param.stored] = None
     prefixes = {name: tuple(c.prefix for c in graph.calls() if c.block == name) for name in graph.blocks}
-    metas = {(b, v.name): v.meta for b in ("", *graph.blocks) for v in _block(graph, b).values if v.kind == "parameter"}
+    metas = {
+        (b, v.name): v.meta for b in ("", *graph.blocks) for v in _block_of(graph, b).values if v.kind == "parameter"
+    }
     return [
         Editable(
             (b, n),
@@ -101,12 +103,12 @@ def editable(graph: Graph, plan: Plan) -> list[Editable]:
     ]
 
 
-def pin(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Placements], *, keep: bool) -> Plan:
+def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Placements], *, keep: bool) -> Plan:
     """The best plan on `plan`'s mesh that stores the weights as `changes` says; with `keep` all other weights as `plan` does.
 
     Raises InputError for an unknown weight or an impossible placement, and NoPlanFits if the plan needs more memory than there is.
     """
-    weights = {e.weight: e for e in editable(planner.graph, plan)}
+    weights = {e.weight: e for e in editable_weights(planner.graph, plan)}
     zero = int(plan.workload["zero"])
     free = planner.problem(plan.mesh, zero=zero)
     for weight, placements in changes.items():
@@ -119,12 +121,14 @@ def pin(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Placements], *
             raise InputError(
                 f"{weights[weight].pattern} needs a placement on each of {needed} mesh axes, not {told_short}"
             )
-        why = _why_not(planner.graph, free, weights[weight], placements)
+        why = _why_not_storable(planner.graph, free, weights[weight], placements)
         if why:
-            raise InputError(f"{weights[weight].pattern} cannot be stored as {told(placements, plan.mesh)}: {why}")
+            raise InputError(
+                f"{weights[weight].pattern} cannot be stored as {describe_placements(placements, plan.mesh)}: {why}"
+            )
     stored: dict[WeightKey, tuple[Placements, ...]] = {w: e.stored for w, e in weights.items()} if keep else {}
     stored |= {w: (p,) for w, p in changes.items()}
-    ways: tuple[AxisRules | None, ...] = (*(_rules(planner.graph, plan, changes) if keep else ()), None)
+    ways: tuple[AxisRules | None, ...] = (*(_rules_kept(planner.graph, plan, changes) if keep else ()), None)
     for rules in ways:  # an edit may contradict a baseline's rules for the other weights, or those for activations
         problem = planner.problem(plan.mesh, Pin(planner.graph, stored, rules), zero=zero)
         answer = planner.solve(problem, planner.request.objective)
@@ -132,34 +136,34 @@ def pin(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Placements], *
             break
     left = len(ways) > 1 and rules is None
     if answer.assignment is None:
-        raise _refusal(planner, answer, [weights[w] for w in changes], keep)
+        raise _explain_refusal(planner, answer, [weights[w] for w in changes], keep)
     found = planner.plan(problem, answer, NAME, NAME, planner.request.objective)
     note = (f"what passes between operations no longer follows {plan.name}",) if left else ()
-    return replace(found, notes=(*_notes(weights, changes, plan, keep), *note, *found.notes))
+    return replace(found, notes=(*_edit_notes(weights, changes, plan, keep), *note, *found.notes))
 
 
-def _rules(graph: Graph, plan: Plan, changes: Mapping[WeightKey, Placements]) -> tuple[AxisRules, ...]:
+def _rules_kept(graph: Graph, plan: Plan, changes: Mapping[WeightKey, Placements]) -> tuple[AxisRules, ...]:
     """A baseline's rules for all but the changed weights, and those for activations alone; none for a plan that was not restricted."""
     baseline = BASELINES.get(plan.method)
     rules = baseline.restrict(graph, plan.mesh) if baseline else None
     if not isinstance(rules, AxisRules):
         return ()
-    changed = frozenset(id(v) for block, name in changes for v in _block(graph, block).values if v.name == name)
-    return replace(rules, exempt=changed), replace(rules, parameters=tuple(anything for _ in rules.parameters))
+    changed = frozenset(id(v) for block, name in changes for v in _block_of(graph, block).values if v.name == name)
+    return replace(rules, exempt=changed), replace(rules, parameters=tuple(pass_any for _ in rules.parameters))
 
 
-def told(placements: Placements, mesh: DeviceMesh) -> str:
+def describe_placements(placements: Placements, mesh: DeviceMesh) -> str:
     """`R on data, S(0) on tensor`; the placement alone on a mesh of one axis."""
     if len(placements) == 1:
         return str(placements[0])
     return ", ".join(f"{p} on {name}" for name, p in zip(mesh.axis_names, placements, strict=True))
 
 
-def _notes(
+def _edit_notes(
     weights: Mapping[WeightKey, Editable], changes: Mapping[WeightKey, Placements], plan: Plan, keep: bool
 ) -> tuple[str, ...]:
     """Notes of the edited plan: what was changed, and in which plan."""
-    done = "; ".join(f"{weights[w].pattern} as {told(p, plan.mesh)}" for w, p in changes.items())
+    done = "; ".join(f"{weights[w].pattern} as {describe_placements(p, plan.mesh)}" for w, p in changes.items())
     several = sum(len(e.stored) > 1 for w, e in weights.items() if w not in changes) if keep else 0
     rest = "all other weights stored as before" if keep else "the rest chosen anew around it"
     note = f"by hand: {done}; {rest}"
@@ -168,25 +172,25 @@ def _notes(
     return (note,)
 
 
-def _refusal(planner: Planner, answer: Answer, changes: list[Editable], keep: bool) -> InputError | NoPlanFits:
+def _explain_refusal(planner: Planner, answer: Answer, changes: list[Editable], keep: bool) -> InputError | NoPlanFits:
     """The error that says why no plan was found, although each placement by itself is possible."""
     names = " and ".join(e.pattern for e in changes)
     if math.isfinite(answer.least_memory):
         return NoPlanFits(
-            f"with {names} stored so, the least memory that any plan needs is {than_there_is(answer.least_memory, planner.budget)}; "
+            f"with {names} stored so, the least memory that any plan needs is {needed_and_available(answer.least_memory, planner.budget)}; "
             "split it, or re-optimise the rest"
         )
     shared = [
-        f"{e.pattern}, which {_users(planner.graph, e.weight)} share"
+        f"{e.pattern}, which {_describe_users(planner.graph, e.weight)} share"
         for e in changes
-        if len(_using(planner.graph, e.weight)) > 1
+        if len(_uses_of(planner.graph, e.weight)) > 1
     ]
     tie = f" ({'; '.join(shared)})" if shared else ""
     way_out = "re-optimise the rest, or edit those as well" if keep else "take back one of the edits"
     return InputError(f"no layout has {names} stored so together with the other pinned weights{tie}; {way_out}")
 
 
-def _why_not(graph: Graph, free: Problem, e: Editable, placements: Placements) -> str:
+def _why_not_storable(graph: Graph, free: Problem, e: Editable, placements: Placements) -> str:
     """The reason why not one plan on the mesh can store a weight so; empty if one can."""
     sizes, shape = free.model.mesh.axis_sizes, e.meta.shape
     if any(isinstance(p, Partial) for p in placements):
@@ -196,26 +200,24 @@ def _why_not(graph: Graph, free: Problem, e: Editable, placements: Placements) -
             return f"{p} splits dim {p.dim}, and its shape {list(shape)} has {len(shape)} dim{'s' * (len(shape) != 1)}"
     block, name = e.weight
     compiled = free.first_variant(block) if block else free.top
-    index = next(i for i, n in _own_weights(_block(graph, block), compiled.net) if n == name)
+    index = next(i for i, n in _own_weights(_block_of(graph, block), compiled.net) if n == name)
     states = compiled.net.tensors[tensor_name(index)]
-    there = np.flatnonzero(_stored_as(states.index, [pair[2] for pair in states.axis_states], placements))
+    there = np.flatnonzero(_states_stored_as(states.index, [pair[2] for pair in states.axis_states], placements))
     if not len(there):
         parts = free.strategies[block].segments
-        return _uneven(shape, placements, sizes, {d: s for (v, d), s in parts.items() if v == index})
+        return _describe_uneven_dim(shape, placements, sizes, {d: s for (v, d), s in parts.items() if v == index})
     if np.isin(there, compiled.alive[tensor_name(index)]).any():
         return ""
-    if len(_using(graph, e.weight)) > 1:
-        return f"{_users(graph, e.weight)} share it, and no way to run them agrees on that"
+    if len(_uses_of(graph, e.weight)) > 1:
+        return f"{_describe_users(graph, e.weight)} share it, and no way to run them agrees on that"
     if free.model.workload.zero != 3 and all(isinstance(p, Shard) for p in placements):
-        return f"no way to run {_users(graph, e.weight)} uses it split so, and this plan does not gather weights at use"
+        return f"no way to run {_describe_users(graph, e.weight)} uses it split so, and this plan does not gather weights at use"
     if len(shape) < 2:
-        return (
-            f"no way to run {_users(graph, e.weight)} uses it split so, and weights of one dim are not gathered at use"
-        )
-    return f"no way to run {_users(graph, e.weight)} takes it so"
+        return f"no way to run {_describe_users(graph, e.weight)} uses it split so, and weights of one dim are not gathered at use"
+    return f"no way to run {_describe_users(graph, e.weight)} takes it so"
 
 
-def _uneven(
+def _describe_uneven_dim(
     shape: tuple[int, ...], placements: Placements, sizes: tuple[int, ...], segments: Mapping[int, tuple[int, ...]]
 ) -> str:
     """A sentence about the dim that cannot be sharded evenly."""
@@ -232,7 +234,7 @@ def _uneven(
     return f"a dim of one element is not split, and its shape is {list(shape)}"
 
 
-def _stored_as(index: Ints, pairs: list[Placement], placements: Placements) -> Bools:
+def _states_stored_as(index: Ints, pairs: list[Placement], placements: Placements) -> Bools:
     """[state]: whether a joint state stores a weight as `placements`, whatever its gradient is."""
     ok = np.ones(len(index), dtype=bool)
     for axis, wanted in enumerate(placements):
@@ -240,7 +242,7 @@ def _stored_as(index: Ints, pairs: list[Placement], placements: Placements) -> B
     return ok
 
 
-def _block(graph: Graph, name: str) -> Block:
+def _block_of(graph: Graph, name: str) -> Block:
     return graph.blocks[name] if name else graph.top
 
 
@@ -254,10 +256,10 @@ def _own_weights(where: Block, net: Network) -> list[tuple[int, str]]:
     ]
 
 
-def _using(graph: Graph, weight: WeightKey) -> list[str]:
+def _uses_of(graph: Graph, weight: WeightKey) -> list[str]:
     """The ops and calls that use a weight, by name."""
     block, name = weight
-    where = _block(graph, block)
+    where = _block_of(graph, block)
     index = next(i for i, v in enumerate(where.values) if v.kind == "parameter" and v.name == name)
     return [
         item.name.rpartition("/")[0] or item.fn if isinstance(item, Op) else item.prefix
@@ -266,15 +268,15 @@ def _using(graph: Graph, weight: WeightKey) -> list[str]:
     ]
 
 
-def _users(graph: Graph, weight: WeightKey) -> str:
+def _describe_users(graph: Graph, weight: WeightKey) -> str:
     """The operators and calls that use a weight, as text."""
-    first, *more = dict.fromkeys(_using(graph, weight))
+    first, *more = dict.fromkeys(_uses_of(graph, weight))
     if not more:
         return first
     return f"{first} and {more[0]}" if len(more) == 1 else f"{first}, {more[0]} and {len(more) - 1} more"
 
 
-def parse(text: str) -> tuple[str, Placements]:
+def parse_edit(text: str) -> tuple[str, Placements]:
     """`Block/mlp.up_proj.weight:R.S(0)` -> the weight's key and its placements. Raises ShardingError or InputError."""
     key, _, letters = text.rpartition(":")
     if not key:
@@ -282,11 +284,11 @@ def parse(text: str) -> tuple[str, Placements]:
     return key, parse_placements(letters.replace(".", ","))
 
 
-def write(weight: WeightKey, placements: Placements) -> str:
-    """The inverse of `parse`, for a weight of its block."""
-    return f"{key_of(weight)}:{format_placements(placements).replace(',', '.')}"
+def format_edit(weight: WeightKey, placements: Placements) -> str:
+    """The inverse of `parse_edit`, for a weight of its block."""
+    return f"{weight_key(weight)}:{format_placements(placements).replace(',', '.')}"
 
 
-def key_of(weight: WeightKey) -> str:
+def weight_key(weight: WeightKey) -> str:
     """`Block/name`; the name alone at the top."""
     return f"{weight[0]}/{weight[1]}" if weight[0] else weight[1]

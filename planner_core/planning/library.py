@@ -16,7 +16,7 @@ from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import Result, compare_methods, plan_model
 from planner_core.planning.pricing import PricedRun, Pricer, Statement, price_statement
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.session import meshes, prepare
+from planner_core.planning.session import candidate_meshes, prepare_planner
 
 ClusterLike = str | Path | Mapping[str, Any] | Cluster
 DEFAULT_CLUSTER = "2x8-h100"
@@ -71,7 +71,7 @@ def plan(
         >>> result.best.mesh.num_devices, result.best.optimal
         (16, True)
     """
-    request, graph = _asked(model, inputs, cluster, {"recompute": "auto", "accumulate": None, **options})
+    request, graph = _resolve_request(model, inputs, cluster, {"recompute": "auto", "accumulate": None, **options})
     return plan_model(request, graph, progress)
 
 
@@ -100,8 +100,8 @@ def compare(
         >>> sorted({plan.method for plan in result.plans})
         ['alpa', 'atp', 'data-parallel', 'exact', 'fsdp', 'tap', 'taps']
     """
-    _without_size(options)
-    request, graph = _asked(model, inputs, cluster, options)
+    _refuse_size_options(options)
+    request, graph = _resolve_request(model, inputs, cluster, options)
     return compare_methods(request, progress, graph)
 
 
@@ -200,11 +200,11 @@ def front(
         >>> front.exact, front.points[0].memory_bytes > front.points[-1].memory_bytes
         (True, True)
     """
-    _without_size(options)
-    request, graph = _asked(model, inputs, cluster, options)
+    _refuse_size_options(options)
+    request, graph = _resolve_request(model, inputs, cluster, options)
     say = progress or (lambda text: None)
-    planner = prepare(request, graph, say)
-    points, exact = exact_front(planner, meshes(request, planner.cluster), request.objective, say)
+    planner = prepare_planner(request, graph, say)
+    points, exact = exact_front(planner, candidate_meshes(request, planner.cluster), request.objective, say)
     return Front(request.objective, tuple(points), exact)
 
 
@@ -251,7 +251,9 @@ def fold(
     return Folded(graph, coarsen(graph))
 
 
-def _asked(model: Any, inputs: Any, cluster: ClusterLike, options: Mapping[str, Any]) -> tuple[Request, Graph | None]:
+def _resolve_request(
+    model: Any, inputs: Any, cluster: ClusterLike, options: Mapping[str, Any]
+) -> tuple[Request, Graph | None]:
     """The request; and the graph, if the model is not one that the command line takes as MODEL. Raises InputError."""
     _check_options(options)
     there = load_cluster(cluster)
@@ -273,10 +275,10 @@ def _asked(model: Any, inputs: Any, cluster: ClusterLike, options: Mapping[str, 
             )
     request = Request(graph.name, cluster=where, **options)
     batch, seq = graph.workload["batch"], graph.workload["seq"]
-    return replace(request, dtype=wanted["dtype"] or _dtype(graph), batch=batch * parts, seq=seq), graph
+    return replace(request, dtype=wanted["dtype"] or _graph_dtype(graph), batch=batch * parts, seq=seq), graph
 
 
-def _without_size(options: Mapping[str, Any]) -> None:
+def _refuse_size_options(options: Mapping[str, Any]) -> None:
     """Raise InputError for an option that only `plan` has."""
     if options.get("micro_batch") is not None:
         raise InputError("micro_batch is an option of plan; here the number of micro-batches is given, as accumulate")
@@ -299,7 +301,7 @@ def _check_options(options: Mapping[str, Any], of: type = Request, known: tuple[
 _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", type(None): "None"}
 
 
-def _dtype(graph: Graph) -> str:
+def _graph_dtype(graph: Graph) -> str:
     """The dtype in which a graph's model computes. Raises InputError if a plan cannot compute in it."""
     own = graph.main_dtype or "float32"
     if own not in DTYPES:

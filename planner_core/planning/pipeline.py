@@ -20,19 +20,24 @@ from planner_core.core import Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Work
 from planner_core.cost import Component
 from planner_core.models import VOCABULARY
 from planner_core.ops import CoarseGraph
-from planner_core.planning.fitting.baselines import baselines, without
-from planner_core.planning.fitting.for_tool import for_tool
-from planner_core.planning.fitting.front import trade_offs
+from planner_core.planning.fitting.baselines import note_missing_baselines, plan_baselines
+from planner_core.planning.fitting.for_tool import choose_for_tool
+from planner_core.planning.fitting.front import plan_trade_offs
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, other_numbers
-from planner_core.planning.fitting.micro_batch_size import of_size, only_size
+from planner_core.planning.fitting.micro_batch_size import choose_for_micro_batch_size, keep_micro_batch_size
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
-from planner_core.planning.fitting.shortage import UnevenBatch, same_work, uncounted, uneven_batch
-from planner_core.planning.fitting.simpler import fastest_alone, simpler
-from planner_core.planning.fitting.three_axes import fewer_gpus, with_third_axis
-from planner_core.planning.methods import FREE, METHODS, DataAxis, Method, parse_layout, spaces
+from planner_core.planning.fitting.shortage import (
+    UnevenBatch,
+    find_uneven_batch,
+    note_repeated_work,
+    note_uncounted_memory,
+)
+from planner_core.planning.fitting.simpler import prefer_simpler, without_simpler
+from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
+from planner_core.planning.methods import FREE, METHODS, DataAxis, Method, parse_layout, tool_spaces
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.session import Planner, meshes, prepare, replace_request
+from planner_core.planning.session import Planner, candidate_meshes, prepare_planner, replace_request
 from planner_core.search import (
     OBJECTIVES,
     TIE,
@@ -73,7 +78,7 @@ class Result:
     @property
     def fastest(self) -> Plan:
         """The plan that the search found: the chosen one, unless a simpler one was chosen that ties with it."""
-        return fastest_alone(self.plans)[0]
+        return without_simpler(self.plans)[0]
 
     @cached_property
     def candidates(self) -> tuple[Candidates, ...]:
@@ -83,12 +88,12 @@ class Result:
     @property
     def dropped(self) -> dict[str, int]:
         """Number of candidates that were dropped, by reason."""
-        return _dropped(self.candidates, self.planner.budget)
+        return _dropped_by_reason(self.candidates, self.planner.budget)
 
     @property
     def unknown_ops(self) -> tuple[str, ...]:
         """The call sites of operators without a rule, as "block:site"."""
-        return _unknown(self.planner)
+        return _unknown_sites(self.planner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,7 @@ class Draft:
     @property
     def others(self) -> list[Plan]:
         """The usual layouts, as far as they compute as many samples at once as the request says."""
-        return only_size(self.request, self.usual)
+        return keep_micro_batch_size(self.request, self.usual)
 
 
 Stage = Callable[[Draft], tuple[Draft, str]]
@@ -133,11 +138,11 @@ def choose_step(request: Request, graph: GraphSource, say: Progress, like: Plann
     """
     told: tuple[str, ...] = ()
     if request.micro_batch is not None:
-        planner, chosen = of_size(request, graph, say)
+        planner, chosen = choose_for_micro_batch_size(request, graph, say)
     elif request.tool in (None, FREE):
         planner, chosen = choose_micro_batches(request, graph, say, like=like)
     else:
-        planner, chosen, *price = for_tool(request, graph, say)
+        planner, chosen, *price = choose_for_tool(request, graph, say)
         told = tuple(price)
     return Draft(request, graph, planner, chosen, say, told)
 
@@ -154,15 +159,15 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
     """Plan every usual layout at its own best. None is proven; each says its gap."""
     draft.say("baselines")
     planner, request = draft.planner, draft.planner.request
-    every = meshes(replace(request, tool=None), planner.cluster)
+    every = candidate_meshes(replace(request, tool=None), planner.cluster)
     usual = (
         *planner.stated(),
-        *baselines(planner, every, draft.request.recompute, draft.micro_batches(larger=True)),
+        *plan_baselines(planner, every, draft.request.recompute, draft.micro_batches(larger=True)),
     )
     return replace(draft, usual=usual), f"{len(usual)} usual layouts have a plan"
 
 
-def uneven_vocabulary(layout: str | None, graph: Graph) -> tuple[str, ...]:
+def note_uneven_vocabulary(layout: str | None, graph: Graph) -> tuple[str, ...]:
     """A sentence about a vocabulary that the tensor-parallel ranks of the stated layout do not share evenly: tools pad it."""
     words, tp = graph.config.get(VOCABULARY), 1 if layout is None else parse_layout(layout).tp
     if not isinstance(words, int) or words % tp == 0:
@@ -175,41 +180,41 @@ def uneven_vocabulary(layout: str | None, graph: Graph) -> tuple[str, ...]:
 
 def take_better_baseline(draft: Draft) -> tuple[Draft, str]:
     """Choose a usual layout that is better than what an unproven search found."""
-    plan = draft.chosen if draft.told else no_worse(draft.chosen, draft.others)
+    plan = draft.chosen if draft.told else better_of_baselines(draft.chosen, draft.others)
     return replace(draft, chosen=plan), "none is better" if plan is draft.chosen else "the search had missed it"
 
 
 def lead_with_simpler(draft: Draft) -> tuple[Draft, str]:
     """Let a plan on one axis lead that ties with the fastest."""
-    leading = tuple(simpler(draft.planner, draft.chosen, draft.others, draft.say))
+    leading = tuple(prefer_simpler(draft.planner, draft.chosen, draft.others, draft.say))
     return replace(draft, leading=leading), "the fastest leads" if len(leading) == 1 else "a tie on one axis"
 
 
 def add_trade_offs(draft: Draft) -> tuple[Draft, str]:
     """Add the corners of the front of time and memory, without proof."""
     draft.say("trade-offs")
-    options = meshes(draft.planner.request, draft.planner.cluster)
-    found = tuple(only_size(draft.planner.request, trade_offs(draft.planner, options, draft.leading)))
+    options = candidate_meshes(draft.planner.request, draft.planner.cluster)
+    found = tuple(keep_micro_batch_size(draft.planner.request, plan_trade_offs(draft.planner, options, draft.leading)))
     return replace(draft, trade_offs=found), f"{len(found)} corners that no shown plan beats"
 
 
 def add_notes(draft: Draft) -> tuple[Draft, str]:
     """Say what a reader has to know beside the numbers; samples that cannot be dealt out evenly come first."""
     planner, chosen = draft.planner, draft.chosen
-    uneven = uneven_batch(planner)
-    own = same_work(chosen) if chosen.fits else chosen.notes
+    uneven = find_uneven_batch(planner)
+    own = note_repeated_work(chosen) if chosen.fits else chosen.notes
     notes = (
         *([uneven.note] if uneven and chosen.fits else []),
         *draft.told,
         *own,
-        *fewer_gpus(planner, chosen, draft.say),
-        *uncounted(chosen, planner.graph),
+        *note_fewer_gpus(planner, chosen, draft.say),
+        *note_uncounted_memory(chosen, planner.graph),
         *slow_dtype_notes(planner.cluster.gpu, planner.workload.dtype),
         *planner.workload.assumptions,
         *planner.graph.assumptions,
-        *without(planner, draft.usual),
+        *note_missing_baselines(planner, draft.usual),
     )
-    notes = (*notes, *uneven_vocabulary(draft.planner.request.layout, draft.planner.graph))
+    notes = (*notes, *note_uneven_vocabulary(draft.planner.request.layout, draft.planner.graph))
     return replace(draft, notes=notes), f"{len(notes)} notes"
 
 
@@ -252,7 +257,7 @@ def plan_model(
         timings_s=timings,
         notes=draft.notes,
         reasons=draft.reasons,
-        uneven_batch=uneven_batch(planner),
+        uneven_batch=find_uneven_batch(planner),
     )
 
 
@@ -274,7 +279,7 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
     return replace(result, plans=plans)
 
 
-def no_worse(chosen: Plan, others: Iterable[Plan]) -> Plan:
+def better_of_baselines(chosen: Plan, others: Iterable[Plan]) -> Plan:
     """The chosen plan; or a baseline that fits and is better, if the search proved nothing and missed it."""
 
     def value(plan: Plan) -> float:
@@ -322,7 +327,7 @@ def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
     return found
 
 
-def _dropped(found: Iterable[Candidates], budget: float) -> dict[str, int]:
+def _dropped_by_reason(found: Iterable[Candidates], budget: float) -> dict[str, int]:
     """Number of candidates that were dropped, by reason: they do not shard evenly, the model does not fit, or they are dominated."""
     counts = {"uneven": 0, "memory": 0, "dominated": 0}
     for c in found:
@@ -335,7 +340,7 @@ def _dropped(found: Iterable[Candidates], budget: float) -> dict[str, int]:
     return counts
 
 
-def _unknown(planner: Planner) -> tuple[str, ...]:
+def _unknown_sites(planner: Planner) -> tuple[str, ...]:
     """The call sites of operators without a rule, as "block:site"."""
     return tuple(f"{block}:{site}" if block else site for block, s in planner.strategies.items() for site in s.unknown)
 
@@ -343,11 +348,13 @@ def _unknown(planner: Planner) -> tuple[str, ...]:
 def compare_methods(request: Request, progress: Progress | None = None, graph: Graph | None = None) -> Result:
     """Plan by every method and baseline. The object of `compare --json` has the form of that of `plan --json`."""
     result = plan_model(request, graph, progress)
-    result = replace(result, plans=fastest_alone(result.plans))
+    result = replace(result, plans=without_simpler(result.plans))
     say = progress or (lambda text: None)
-    planner = prepare(replace(result.request, tool=None), result.graph)  # the others may choose any plan of theirs
+    planner = prepare_planner(
+        replace(result.request, tool=None), result.graph
+    )  # the others may choose any plan of theirs
     found: dict[tuple[str, str], Plan] = {}
-    asked = None if spaces(request.tool, result.cluster) else (request.method, planner.objective())
+    asked = None if tool_spaces(request.tool, result.cluster) else (request.method, planner.objective())
     for method in METHODS.values():
         for objective in (method.objective,) if method.objective else OBJECTIVES:
             if (method.name, objective) == asked:
@@ -356,20 +363,20 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
             say(f"{method.name}, least {objective}")
             one = replace_request(planner, method=method.name, objective=objective, memory_gb=None)
             with contextlib.suppress(NoPlanFits):
-                found[method.name, objective] = choose_mesh(one, meshes(planner.request, planner.cluster))
-    extra = [_beside(METHODS[name], plan, found) for (name, _), plan in found.items() if plan is not result.best]
+                found[method.name, objective] = choose_mesh(one, candidate_meshes(planner.request, planner.cluster))
+    extra = [_as_comparison(METHODS[name], plan, found) for (name, _), plan in found.items() if plan is not result.best]
     return replace(result, plans=(*result.plans, *extra))
 
 
-def _beside(method: Method, plan: Plan, found: Mapping[tuple[str, str], Plan]) -> Plan:
+def _as_comparison(method: Method, plan: Plan, found: Mapping[tuple[str, str], Plan]) -> Plan:
     """A method's plan for the comparison: it has the method's name, and a note about what its restrictions cost."""
     if method.objective is None:
         return replace(plan, name=f"least {plan.objective}")
-    told = (f"{method.title}: {method.words}", _restriction_cost(plan, found), *plan.notes)
+    told = (f"{method.title}: {method.words}", _note_restriction_cost(plan, found), *plan.notes)
     return replace(plan, name=method.title, notes=told)
 
 
-def _restriction_cost(plan: Plan, found: Mapping[tuple[str, str], Plan]) -> str:
+def _note_restriction_cost(plan: Plan, found: Mapping[tuple[str, str], Plan]) -> str:
     """A note: the cost of a method's restrictions, compared with the exact search, in step time and in communication."""
     parts = []
     for objective, what in (("time", "the step"), ("communication", "communication")):

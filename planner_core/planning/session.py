@@ -39,10 +39,10 @@ from planner_core.models import DTYPES, BatchGraphs, with_adapters
 from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, graph_strategies
 from planner_core.planning.fitting.model_identity import model_identity
 from planner_core.planning.methods.layout import Layout, Space, check_layout, parse_layout
-from planner_core.planning.methods.legality import faults, undecided, unseen
+from planner_core.planning.methods.legality import operator_faults, undecided_fault, unsearchable_faults
 from planner_core.planning.methods.method import Method
 from planner_core.planning.methods.registry import EXACT, METHODS
-from planner_core.planning.methods.tools import spaces
+from planner_core.planning.methods.tools import tool_spaces
 from planner_core.planning.request import THOROUGH, Clock, Effort, Progress, Request
 from planner_core.search import (
     NO_BOUND_NOTE,
@@ -127,7 +127,9 @@ class Planner:
         layout that the tool can be told. Empty if the method does not suit the mesh. Each raises TooWide."""
         if method.name == EXACT.name and self.spaces:
             there = [
-                s for s in self.spaces if s.mesh.axis_sizes == mesh.axis_sizes and not unseen(self.graph, s.layout)
+                s
+                for s in self.spaces
+                if s.mesh.axis_sizes == mesh.axis_sizes and not unsearchable_faults(self.graph, s.layout)
             ]
             return [functools.partial(self.of_space, space, method.uniform) for space in there]
         restrict = method.restrict(self.graph, mesh)
@@ -162,7 +164,7 @@ class Planner:
             restrict = None
         model = replace(cost_model(self.cluster, mesh, workload, ranks), joined=joined)
         model = model if stages is None else replace(model, stages=stages)
-        model = _by_volume(model) if by_volume else model
+        model = _with_equal_links(model) if by_volume else model
         key = (mesh.axis_sizes, workload.zero, by_volume, model.stages, joined, workload.chunks, ranks)
         if restrict is None and (*key, uniform) in self.problems:
             return self.problems[*key, uniform]
@@ -223,7 +225,7 @@ class Planner:
     @functools.cached_property
     def spaces(self) -> tuple[Space, ...]:
         """What the request's tool can be told; empty if every plan may be chosen."""
-        return spaces(self.request.tool, self.cluster, self.request.seq, self.request.batch)
+        return tool_spaces(self.request.tool, self.cluster, self.request.seq, self.request.batch)
 
     def of_space(self, space: Space, uniform: bool = False) -> Problem:
         """The folded cost network of one combination of degrees. Raises TooWide."""
@@ -237,15 +239,15 @@ class Planner:
         layout = parse_layout(self.request.layout)
         plan = self.of_layout(layout)
         if plan is None:
-            reasons = faults(self.graph, layout) or [
-                f"{undecided(self.of_space(layout.space()), layout)}; give other degrees"
+            reasons = operator_faults(self.graph, layout) or [
+                f"{undecided_fault(self.of_space(layout.space()), layout)}; give other degrees"
             ]
             raise InputError(f"layout {layout}: {'; '.join(reasons)}")
         return [plan]
 
     def of_layout(self, layout: Layout, name: str = STATED) -> Plan | None:
         """The plan of a layout. It fits if one fits. None if the layout has no plan."""
-        if unseen(self.graph, layout):
+        if unsearchable_faults(self.graph, layout):
             return None
         pipeline = layout.pipeline(self.graph, self.workload.accumulate)
         problem = self.of_space(layout.space())
@@ -277,13 +279,13 @@ class Planner:
             objective=objective,
             optimal=answer.optimal and problem.unrestricted is None,
             model=model_identity(self.graph),
-            workload=replace(model.workload, recompute=recomputation(blocks)).to_json(),
+            workload=replace(model.workload, recompute=recomputation_of(blocks)).to_json(),
             cluster=self.cluster.to_json(),
             mesh=named_mesh(model.mesh, blocks),
             blocks=blocks,
             cost=cost,
             fits=cost.memory_bytes["peak"] <= self.budget,
-            notes=_told(problem, answer),
+            notes=_proof_notes(problem, answer),
             bound=answer.bound,
             pipeline=with_parts(pipeline, self.graph) if pipeline else None,
         )
@@ -293,23 +295,25 @@ class Planner:
         everywhere. It is the value that the search gives."""
         method, cost = METHODS[self.request.method], plan.cost
         if method.by_volume:
-            model = _by_volume(cost_model(self.cluster, plan.mesh, replace(self.workload, zero=plan.workload["zero"])))
+            model = _with_equal_links(
+                cost_model(self.cluster, plan.mesh, replace(self.workload, zero=plan.workload["zero"]))
+            )
             cost = price(plan.blocks, self.graph, model, self.coarse)
         return objective_value(plan.objective, cost.step_time_s, cost.comm_time_s)
 
 
-def _by_volume(model: CostModel) -> CostModel:
+def _with_equal_links(model: CostModel) -> CostModel:
     """The same model where a byte costs the same on every axis."""
     return replace(model, links=tuple(volume_link(link.size) for link in model.links))
 
 
-def recomputation(blocks: Mapping[str, BlockPlan]) -> str:
+def recomputation_of(blocks: Mapping[str, BlockPlan]) -> str:
     """The recomputation of a plan's repeated blocks: "none", "full" or another policy; "auto" if they differ."""
     found = {b.recompute for label, b in blocks.items() if label} or {"none"}
     return found.pop() if len(found) == 1 else "auto"
 
 
-def _told(problem: Problem, answer: Answer) -> tuple[str, ...]:
+def _proof_notes(problem: Problem, answer: Answer) -> tuple[str, ...]:
     """Notes attached to a plan that was not proven optimal."""
     if problem.unrestricted is None:
         return () if answer.optimal else (describe_gap(answer.value, answer.bound),)
@@ -320,7 +324,7 @@ def _told(problem: Problem, answer: Answer) -> tuple[str, ...]:
     )  # a bound that is ten times too low is useless
 
 
-def prepare(
+def prepare_planner(
     request: Request,
     graph: Graph | None = None,
     say: Progress = lambda text: None,
@@ -357,7 +361,7 @@ def prepare(
             size = request.batch and asked.graph_batch
             graph = graphs.open(request.model, batch=size, seq=request.seq, dtype=request.dtype, layers=request.layers)
             graph = with_adapters(graph, request.lora, request.nf4)
-    dtype = _own_dtype(graph, given) or request.dtype
+    dtype = _model_dtype(graph, given) or request.dtype
     assert dtype is not None
     request = replace(request, dtype=dtype)
     batch = graph.workload["batch"] * asked.accumulate  # a graph holds one micro-batch
@@ -370,7 +374,7 @@ def prepare(
     return Planner(request, graph, cluster, workload, coarse, strategies, clock, effort, work, graphs)
 
 
-def _own_dtype(graph: Graph, asked: str | None) -> str | None:
+def _model_dtype(graph: Graph, asked: str | None) -> str | None:
     """The dtype in which a model that a function or an exported program gives computes. For a model from a config: None, since an
     option sets it.
 
@@ -388,12 +392,12 @@ def _own_dtype(graph: Graph, asked: str | None) -> str | None:
     return own
 
 
-def meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
+def candidate_meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
     """The mesh asked for, or every factorisation into at most two axes (of three: `fitting.three_axes`); for a tool what it can be told."""
     n = cluster.num_gpus
     if request.mesh:
         return [parse_mesh(request.mesh, n)]
-    told = {s.mesh.axis_sizes: s.mesh for s in spaces(request.tool, cluster, request.seq, request.batch)}
+    told = {s.mesh.axis_sizes: s.mesh for s in tool_spaces(request.tool, cluster, request.seq, request.batch)}
     return list(told.values()) or [DeviceMesh(axis_names(len(sizes)), sizes) for sizes in mesh_shapes(n)]
 
 

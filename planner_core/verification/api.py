@@ -29,7 +29,7 @@ from planner_core.core import (
 )
 from planner_core.cost import cost_model, even_copies
 from planner_core.models import capture_graph, complete_config, load_plan_graph
-from planner_core.planning import retarget, shrinks, small_mesh
+from planner_core.planning import retarget_plan, shrunk_configs, small_mesh
 from planner_core.runtime.stages import check_schedule
 from planner_core.verification.fake.group import verify_fake
 from planner_core.verification.fake.pipeline import verify_fake_stages
@@ -182,8 +182,8 @@ def _small_forms(config: Mapping[str, Any], seq: int, layers: int) -> Iterator[d
     of a sample of the plan."""
     whole = complete_config(config)
     if len(whole) > len(config):
-        yield from (small for small in shrinks(config, layers, seq) if small != config)
-    yield from shrinks(whole if len(whole) > len(config) else config, layers, seq)
+        yield from (small for small in shrunk_configs(config, layers, seq) if small != config)
+    yield from shrunk_configs(whole if len(whole) > len(config) else config, layers, seq)
 
 
 def _samples(plan: Plan, ranks: int) -> list[tuple[int, int]]:
@@ -219,7 +219,7 @@ def _on(plan: Plan, graph: Graph, mesh: DeviceMesh, ranks: int) -> Plan:
         big = replace(big, cluster=replace(cluster, levels=(node,)))
     # the small mesh is not that of the cluster, so its axes keep the links of the plan's axes
     links = tuple(replace(link, size=n, stages=()) for link, n in zip(big.links, mesh.axis_sizes, strict=True))
-    return retarget(plan, graph, replace(big, mesh=mesh, links=links), cut)
+    return retarget_plan(plan, graph, replace(big, mesh=mesh, links=links), cut)
 
 
 def _small_enough(plan: Plan) -> None:

@@ -11,18 +11,18 @@ from planner_core.cost import cost_model
 from planner_core.cost.memory import peak_memory, walk
 from planner_core.cost.memory.deep import COPIES_AT_EACH_END, shorten_repeats
 from planner_core.planning import Request, choose_mesh
-from planner_core.planning.session import Planner, meshes, prepare, with_recompute
+from planner_core.planning.session import Planner, candidate_meshes, prepare_planner, with_recompute
 
 
 def _planned(model: str, mesh: str, recompute: str = "none", **asked: object) -> tuple[Planner, Plan]:
-    planner = prepare(Request(model, cluster="2x8-h100", mesh=mesh, recompute=recompute, **asked))  # type: ignore[arg-type]
-    return planner, choose_mesh(planner, meshes(planner.request, planner.cluster), prove=False)
+    planner = prepare_planner(Request(model, cluster="2x8-h100", mesh=mesh, recompute=recompute, **asked))  # type: ignore[arg-type]
+    return planner, choose_mesh(planner, candidate_meshes(planner.request, planner.cluster), prove=False)
 
 
 def _mixed() -> tuple[Planner, Plan]:
     """40 layers of which the first 20 keep what they make, and the others are recomputed."""
     planner, plain = _planned("llama-3-8b", "2x8", layers=40)
-    full = choose_mesh(with_recompute(planner, "full"), meshes(planner.request, planner.cluster), prove=False)
+    full = choose_mesh(with_recompute(planner, "full"), candidate_meshes(planner.request, planner.cluster), prove=False)
     own = plain.blocks["LlamaDecoderLayer"]
     again = replace(full.blocks["LlamaDecoderLayer"], sites=own.sites, params=own.params, prefixes=own.prefixes[20:])
     kept = replace(own, prefixes=own.prefixes[:20])

@@ -27,12 +27,12 @@ from planner_core.cost.memory.redistribution_buffers import redistribution_memor
 from planner_core.cost.model import cost_model, cost_model_of
 from planner_core.models.loading import load_plan_graph
 from planner_core.planning import choose_mesh
-from planner_core.planning.fitting.front import corners
+from planner_core.planning.fitting.front import unseen_corners
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pipeline import baselines
+from planner_core.planning.pipeline import plan_baselines
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
-from planner_core.planning.session import meshes, prepare, replace_request
+from planner_core.planning.session import candidate_meshes, prepare_planner, replace_request
 from planner_core.verification.fake.group import verify_fake_all
 from planner_core.verification.fake.memory_tracker import TrackMemory
 from tests.support.plans import planned
@@ -98,12 +98,12 @@ def test_redistributions_take_what_was_predicted() -> None:
 
 
 def _plan(model: str, mesh: str, name: str) -> Plan:
-    planner = prepare(Request(model, cluster={"8": "1x8-h100", "2x8": "2x8-h100"}[mesh], mesh=mesh, batch=16))
-    options = meshes(planner.request, planner.cluster)
+    planner = prepare_planner(Request(model, cluster={"8": "1x8-h100", "2x8": "2x8-h100"}[mesh], mesh=mesh, batch=16))
+    options = candidate_meshes(planner.request, planner.cluster)
     if name in ("atp", "tap"):
         return choose_mesh(replace_request(planner, method=name), options)
     try:
-        found = {p.name: p for p in (choose_mesh(planner, options), *baselines(planner, options))}
+        found = {p.name: p for p in (choose_mesh(planner, options), *plan_baselines(planner, options))}
     except NoPlanFits:  # pragma: no cover
         raise AssertionError(model) from None
     return found[name]
@@ -159,8 +159,10 @@ def test_weights_of_two_axes_are_on_their_way_two_units_ahead() -> None:
         layer = next(b for label, b in plan.blocks.items() if label)
         return len(plan.blocks) == 2 and sum(len(w.gathered) == 2 for w in layer.params.values()) == 7
 
-    planner = prepare(found.request, found.graph)
-    both = next(p for p in corners(planner, meshes(found.request, planner.cluster), []) if everywhere(p))
+    planner = prepare_planner(found.request, found.graph)
+    both = next(
+        p for p in unseen_corners(planner, candidate_meshes(found.request, planner.cluster), []) if everywhere(p)
+    )
     walked = walk(both.blocks, found.graph, cost_model_of(both))
     assert max(moment.ahead for moment in walked.forward) == matrices * 13 // 4
     mixed = next(p for p in found.plans if p.name == "our current setup")
@@ -206,8 +208,11 @@ def test_blocks_that_keep_some_results_take_what_was_predicted(model: str) -> No
         ("full", ["FSDP"]),
     ):
         asked = Request(model, cluster="1x8-h100", mesh="8", batch=16, layers=4, recompute=policy, memory_gb=1000.0)
-        planner = prepare(asked)
-        made = {p.name: p for p in baselines(planner, meshes(planner.request, planner.cluster), recompute=policy)}
+        planner = prepare_planner(asked)
+        made = {
+            p.name: p
+            for p in plan_baselines(planner, candidate_meshes(planner.request, planner.cluster), recompute=policy)
+        }
         assert ("Megatron-LM" in made) == (model != "gpt2-xl")
         found += [made[name if name in made else "data parallel"] for name in names]
     assert all(b.kept or b.recompute == "full" for p in found for label, b in p.blocks.items() if label)
@@ -220,11 +225,11 @@ def test_blocks_that_keep_some_results_take_what_was_predicted(model: str) -> No
 def test_recomputed_blocks_take_what_was_predicted() -> None:
     found = []
     for how, names in (("none", ["Megatron-LM"]), ("full", ["Megatron-LM", "best", "FSDP"])):
-        planner = prepare(
+        planner = prepare_planner(
             Request("llama-3-8b", cluster="1x8-h100", mesh="8", batch=16, recompute=how, memory_gb=1000.0)
         )
-        options = meshes(planner.request, planner.cluster)
-        by_name = {p.name: p for p in (choose_mesh(planner, options), *baselines(planner, options))}
+        options = candidate_meshes(planner.request, planner.cluster)
+        by_name = {p.name: p for p in (choose_mesh(planner, options), *plan_baselines(planner, options))}
         found += [by_name[name] for name in names]
     for plan, report in zip(found, verify_fake_all(found), strict=True):
         assert report["collectives_ok"], plan.name

@@ -7,7 +7,7 @@ import pytest
 import planner_core as shardscope
 from planner_core.core import Plan, plan_from_json, plan_to_json
 from planner_core.cost import axis_roles, micro_batch, weight_roles
-from planner_core.planning import Planner, Request, prepare
+from planner_core.planning import Planner, Request, prepare_planner
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import time_band
 
@@ -16,7 +16,7 @@ LLAMA = Request("llama-3-8b", cluster="2x8-h100", batch=16, seq=1024, layers=2)
 
 @pytest.fixture(scope="module")
 def llama() -> Planner:
-    return prepare(LLAMA)
+    return prepare_planner(LLAMA)
 
 
 def of_layout(planner: Planner, text: str) -> Plan:

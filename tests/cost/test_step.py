@@ -15,7 +15,7 @@ from planner_core.cost.units import Buckets, is_small
 from planner_core.models.zoo import ZOO
 from planner_core.planning.analysis.unfolded_network import unfold_problem
 from planner_core.planning.request import Request
-from planner_core.planning.session import Planner, meshes, prepare
+from planner_core.planning.session import Planner, candidate_meshes, prepare_planner
 from planner_core.search.extract_plan import make_block_plans
 from planner_core.search.lagrangian import make_objective, search_within_budget
 from planner_core.search.network.folded import Problem
@@ -26,8 +26,8 @@ TOLERANCE = 1e-4
 
 
 def planned(name: str, mesh: str, **options: object) -> tuple[Planner, Problem]:
-    planner = prepare(Request(name, cluster="2x8-h100", mesh=mesh, **options))  # type: ignore[arg-type]
-    return planner, planner.problem(meshes(planner.request, planner.cluster)[0])
+    planner = prepare_planner(Request(name, cluster="2x8-h100", mesh=mesh, **options))  # type: ignore[arg-type]
+    return planner, planner.problem(candidate_meshes(planner.request, planner.cluster)[0])
 
 
 def assert_price_is_total(planner: Planner, problem: Problem, budget: float, objective: str = "time") -> None:
@@ -128,7 +128,7 @@ def test_the_assignment_costs_its_total_in_the_unfolded_network() -> None:
 
 def test_the_shares_of_the_weights_in_one_message_add_up_to_it() -> None:
     """Those of a block do, and so do the small ones of the top block, whose gradients travel together."""
-    graph = prepare(Request("gpt2-xl")).graph
+    graph = prepare_planner(Request("gpt2-xl")).graph
     for block in (graph.top, *graph.blocks.values()):
         buckets = Buckets.of_block(block)
         own = [i for i, v in enumerate(block.values) if v.kind == "parameter" and v.grad and i not in block.inputs]

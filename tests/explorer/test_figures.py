@@ -20,11 +20,11 @@ from explorer.text import units, words
 from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import PHASES, Plan
 from planner_core.planning.analysis import step_work
-from planner_core.planning.analysis.ablation import SAYS, ablation_steps
+from planner_core.planning.analysis.ablation import DESCRIPTIONS, ablation_steps
 from planner_core.planning.analysis.scaling import ScalingOption, Size
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
-from planner_core.planning.session import prepare
+from planner_core.planning.session import prepare_planner
 from tests.support.plans import planned
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -141,11 +141,11 @@ def test_rows_are_every_weight_once_and_say_which_differ(result: Result, plans: 
 
 @pytest.mark.slow
 def test_what_a_method_costs_is_told_with_its_reason() -> None:
-    found = list(ablation_steps(prepare(Request("llama-3-8b", precision="pure")), "tap"))
-    text = words.describe_restrictions("TAP", [(SAYS[r.name], r.plan) for r in found])
+    found = list(ablation_steps(prepare_planner(Request("llama-3-8b", precision="pure")), "tap"))
+    text = words.describe_restrictions("TAP", [(DESCRIPTIONS[r.name], r.plan) for r in found])
     assert text.startswith("TAP’s plan takes")
     assert "because it" in text
-    only = words.describe_restrictions("TAP", [(SAYS["exact"], None)])
+    only = words.describe_restrictions("TAP", [(DESCRIPTIONS["exact"], None)])
     assert "No plan fits" in only
 
 

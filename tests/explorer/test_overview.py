@@ -20,8 +20,8 @@ from explorer.jobs import upload
 from explorer.session.state import plan_ids
 from explorer.text import commands, recipe
 from planner_core.core import InputError, load_cluster
-from planner_core.planning import Request, Result, prepare
-from planner_core.planning.analysis import choice
+from planner_core.planning import Request, Result, prepare_planner
+from planner_core.planning.analysis import choose_among_ties
 from tests.support.plans import planned
 
 
@@ -34,7 +34,7 @@ def result() -> Result:
     "model", ["llama-3-8b", "gpt2-xl", "t5-large", "bert-large", "vit-large", "mixtral-8x7b", "resnet50-100k"]
 )
 def test_a_drawing_by_modules_keeps_every_operation_and_every_weight_once(model: str) -> None:
-    coarse = prepare(Request(model)).coarse
+    coarse = prepare_planner(Request(model)).coarse
     joined = group_by_module(coarse)
     for before, after in ((coarse.top, joined.top), *((coarse.blocks[n], joined.blocks[n]) for n in coarse.blocks)):
         items = [i for g in after.groups for i in g.items]
@@ -47,7 +47,7 @@ def test_a_drawing_by_modules_keeps_every_operation_and_every_weight_once(model:
 
 
 def test_a_norm_is_one_node_and_a_sum_a_sign() -> None:
-    drawn = build_scene(group_by_module(prepare(Request("llama-3-8b")).coarse), brief=True)
+    drawn = build_scene(group_by_module(prepare_planner(Request("llama-3-8b")).coarse), brief=True)
     names = [p.node.name for p in drawn.scopes["LlamaDecoderLayer"].nodes if p.node.kind != "port"]
     assert sorted(names) == sorted(
         [
@@ -87,7 +87,7 @@ def test_how_a_weight_lies_is_told_by_what_its_placements_are(result: Result) ->
 
 
 def test_the_few_plans_begin_with_what_is_recommended_and_differ(result: Result) -> None:
-    plans, found = plan_ids(result.plans), choice(result)
+    plans, found = plan_ids(result.plans), choose_among_ties(result)
     listed = shortlist(plans, found, "")
     assert 3 <= len(listed) <= MAX_LISTED and plans[listed[0].name].name == found.recommended
     assert len({recipe.layout_name(plans[one.name]) for one in listed}) == len(listed)

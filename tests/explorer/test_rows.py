@@ -9,14 +9,14 @@ import json
 from explorer.analysis import rows as table_rows
 from explorer.text.tables import csv_text, json_text
 from planner_core.planning import METHODS, Request
-from planner_core.planning.analysis import space_sizes
+from planner_core.planning.analysis import count_spaces
 from planner_core.planning.methods import BASELINES
 from tests.support.plans import planned
 
 
 def test_every_method_stands_beside_the_exact_plan() -> None:
     found = {m: planned(Request("gpt2-xl", cluster="1x8-h100", layers=4, method=m)) for m in METHODS}
-    sizes = {m: n for result in reversed(found.values()) for m, n in space_sizes(result).items()}
+    sizes = {m: n for result in reversed(found.values()) for m, n in count_spaces(result).items()}
     made = table_rows.compare_methods(found, sizes)
     usual = [p.method for p in found["exact"].plans if p.method in BASELINES]
     assert [c.method.name for c in made] == [*METHODS, *usual] and len(usual) >= 2

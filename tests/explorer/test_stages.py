@@ -15,13 +15,13 @@ from explorer.graph.stripes import node_stages
 from explorer.text import recipe, words
 from planner_core.core import InputError, Plan
 from planner_core.cost.communication import bytes_between_gpus, sent_per_gpu
-from planner_core.planning import Planner, Request, prepare
+from planner_core.planning import Planner, Request, prepare_planner
 
 
 @pytest.fixture(scope="module", params=["dp=2,tp=4,pp=2", "dp=4,pp=4,vp=2", "dp=8,pp=2,schedule=zb"])
 def staged(request: pytest.FixtureRequest) -> tuple[Planner, Plan]:
     asked = Request("bert-large", "2x8-h100", layers=8, batch=64, accumulate=8, layout=request.param)
-    planner = prepare(asked)
+    planner = prepare_planner(asked)
     (plan,) = planner.stated()
     return planner, plan
 
@@ -109,5 +109,5 @@ def test_a_setup_with_stages_is_read_and_written() -> None:
 
 def test_plans_with_stages_have_a_title() -> None:
     asked = Request("bert-large", "2x8-h100", layers=8, batch=64, accumulate=8, layout="dp=8,pp=2")
-    (plan,) = prepare(asked).stated()
+    (plan,) = prepare_planner(asked).stated()
     assert words.plan_title(plan) == "Our current setup"

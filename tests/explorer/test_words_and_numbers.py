@@ -13,7 +13,7 @@ from explorer.session.state import page_wording, plan_ids
 from explorer.text import recipe, words
 from planner_core.core import NoPlanFits, Plan, Shard, cluster_names
 from planner_core.models import ZOO
-from planner_core.planning import METHODS, Request, Result, prepare
+from planner_core.planning import METHODS, Request, Result, prepare_planner
 from planner_core.planning.analysis import ablation_steps
 from tests.support.plans import planned
 
@@ -155,7 +155,7 @@ def test_memory_is_told_in_one_unit(result: Result) -> None:
     ],
 )
 def test_no_part_of_a_methods_price_is_larger_than_the_whole(model: str, cluster: str, method: str) -> None:
-    found = list(ablation_steps(prepare(Request(model, cluster=cluster, layers=4)), method))
+    found = list(ablation_steps(prepare_planner(Request(model, cluster=cluster, layers=4)), method))
     text = words.describe_restrictions(method, [(r.says, r.plan) for r in found])
     known = [r.plan for r in found if r.plan is not None]
     whole = known[-1].cost.step_time_s - known[0].cost.step_time_s

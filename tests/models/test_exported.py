@@ -26,7 +26,7 @@ from planner_core.models.snapshots.compare import difference  # noqa: E402
 from planner_core.models.sources.resolve import exported_source  # noqa: E402
 from planner_core.planning import choose_mesh  # noqa: E402
 from planner_core.planning.request import Request  # noqa: E402
-from planner_core.planning.session import meshes, prepare  # noqa: E402
+from planner_core.planning.session import candidate_meshes, prepare_planner  # noqa: E402
 from tests.support.exported_models import export, models  # noqa: E402
 from tests.support.fuzz import mutated, watched  # noqa: E402
 
@@ -86,8 +86,8 @@ def test_the_plan_is_that_of_the_module(name: str, files: Callable[[str], Path])
     plans = []
     for graph in (captured(name), read(files(name))):
         request = Request(model=name, cluster="1x8-h100", mesh="2x4", dtype="float32")
-        planner = prepare(request, graph)
-        plans.append(choose_mesh(planner, meshes(request, planner.cluster)))
+        planner = prepare_planner(request, graph)
+        plans.append(choose_mesh(planner, candidate_meshes(request, planner.cluster)))
     a, b = plans
     assert a.cost.step_time_s == b.cost.step_time_s and a.cost.traffic == b.cost.traffic
     assert placements_by_pattern(a) == placements_by_pattern(b)

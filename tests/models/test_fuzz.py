@@ -17,7 +17,7 @@ from planner_core.core.plan_json import load_plan, plan_to_json
 from planner_core.models.loading import capture_graph
 from planner_core.planning import choose_mesh
 from planner_core.planning.request import Request
-from planner_core.planning.session import meshes, prepare
+from planner_core.planning.session import candidate_meshes, prepare_planner
 from tests.support.fuzz import configs, mutated, torn, watched
 
 
@@ -42,8 +42,8 @@ def read(source: str | dict[str, Any], plan: bool) -> None:
     graph = capture_graph(source, batch=16, seq=8)
     if plan:
         request = Request(model=graph.name, mesh="2x8")
-        planner = prepare(request, graph)
-        choose_mesh(planner, meshes(request, planner.cluster))
+        planner = prepare_planner(request, graph)
+        choose_mesh(planner, candidate_meshes(request, planner.cluster))
 
 
 def differences(a: dict[str, object], b: dict[str, object]) -> str:
@@ -53,8 +53,8 @@ def differences(a: dict[str, object], b: dict[str, object]) -> str:
 def fuzz_plans(count: int, seed: int, folder: Path) -> tuple[int, int]:
     rng = random.Random(seed)
     request = Request(model="llama-3-8b", mesh="2x8", layers=2)
-    planner = prepare(request)
-    plan = plan_to_json(choose_mesh(planner, meshes(request, planner.cluster)))
+    planner = prepare_planner(request)
+    plan = plan_to_json(choose_mesh(planner, candidate_meshes(request, planner.cluster)))
     file = folder / "plan.json"
     with watched() as watch:
         for k in range(count):
@@ -71,8 +71,8 @@ def fuzz_clusters(count: int, seed: int, folder: Path) -> tuple[int, int]:
     request = Request(model="bert-large", cluster=str(file), layers=1)
 
     def run() -> None:
-        planner = prepare(request)
-        options = meshes(request, planner.cluster)
+        planner = prepare_planner(request)
+        options = candidate_meshes(request, planner.cluster)
         if len(options) < 8 and planner.cluster.num_gpus <= 64:
             choose_mesh(planner, options[:1])
 

@@ -8,7 +8,7 @@ from torch import nn  # noqa: E402
 from planner_core.core import Graph, join_name  # noqa: E402
 from planner_core.models.capture.module import capture_module  # noqa: E402
 from planner_core.models.snapshots.compare import difference  # noqa: E402
-from planner_core.planning import Request, choose_mesh, meshes, prepare  # noqa: E402
+from planner_core.planning import Request, candidate_meshes, choose_mesh, prepare_planner  # noqa: E402
 
 
 class Layer(nn.Module):
@@ -75,8 +75,8 @@ def test_weights_without_a_gradient_are_said() -> None:
 def test_every_parameter_is_in_the_plan_and_in_its_memory() -> None:
     graph = captured()
     request = Request(model="tower", cluster="1x4-a100-pcie", mesh="4", dtype="float32")
-    planner = prepare(request, graph)
-    plan = choose_mesh(planner, meshes(request, planner.cluster))
+    planner = prepare_planner(request, graph)
+    plan = choose_mesh(planner, candidate_meshes(request, planner.cluster))
     placed = {join_name(p, n): s for b in plan.blocks.values() for p in b.prefixes for n, s in b.params.items()}
     assert placed.keys() == dict(Tower().named_parameters()).keys()
     assert not placed["spare.weight"].reduced_axes and not placed["layers.3.side.weight"].reduced_axes

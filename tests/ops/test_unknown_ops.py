@@ -14,7 +14,7 @@ from explorer.graph.scene import build_scene
 from explorer.jobs.upload import store_model
 from planner_core.core.placement import R
 from planner_core.models.capture.module import capture_module
-from planner_core.planning.analysis.reporting import report, text, unknown_ops
+from planner_core.planning.analysis.reporting import plan_report, text, unknown_ops
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from tests.support.visiting import Visit
@@ -45,7 +45,7 @@ def test_named_counted_and_whole() -> None:
     net = nn.Sequential(nn.Linear(8, 8), Layer(), Layer(), Layer())
     graph = capture_module(net, {"input": torch.zeros(16, 8)}, batch=16, seq=1)
     result = plan_model(Request(model="mine", cluster="1x8-h100", mesh="8", batch=16, seq=1), graph)
-    assert result.unknown_ops == ("Layer:/renorm",) and report(result)["unknown_ops"] == ["Layer:/renorm"]
+    assert result.unknown_ops == ("Layer:/renorm",) and plan_report(result)["unknown_ops"] == ["Layer:/renorm"]
     said = unknown_ops(result)
     assert (
         said.startswith("3 ops have no rule and run whole on every GPU")

@@ -7,24 +7,24 @@ from itertools import pairwise
 import pytest
 
 from planner_core.planning import choose_mesh
-from planner_core.planning.analysis.ablation import SAYS, ablation_steps
+from planner_core.planning.analysis.ablation import DESCRIPTIONS, ablation_steps
 from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.request import Request
-from planner_core.planning.session import meshes, prepare, replace_request
+from planner_core.planning.session import candidate_meshes, prepare_planner, replace_request
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "exact"])
 @pytest.mark.parametrize("model", ["gpt2-xl", pytest.param("llama-3-8b", marks=pytest.mark.slow)])
 @pytest.mark.slow(only=("gpt2-xl-tap",))
 def test_the_last_rung_is_the_method_and_each_only_forbids(model: str, method: str) -> None:
-    planner = prepare(Request(model, cluster="2x8-h100", layers=6))
+    planner = prepare_planner(Request(model, cluster="2x8-h100", layers=6))
     found = list(ablation_steps(planner, method))
-    assert {r.name for r in found} <= {*SAYS, "space"}
-    assert all(r.says == SAYS.get(r.name, METHODS[method].space) and r.says for r in found)
+    assert {r.name for r in found} <= {*DESCRIPTIONS, "space"}
+    assert all(r.says == DESCRIPTIONS.get(r.name, METHODS[method].space) and r.says for r in found)
     plans = [r.plan for r in found]
     assert None not in plans
     own = replace_request(planner, method=method)
-    assert plans[-1].blocks == choose_mesh(own, meshes(own.request, own.cluster)).blocks  # type: ignore[union-attr]
+    assert plans[-1].blocks == choose_mesh(own, candidate_meshes(own.request, own.cluster)).blocks  # type: ignore[union-attr]
     exact, goal, *rest = [p.cost for p in plans if p is not None]
     assert exact.step_time_s <= min(c.step_time_s for c in (goal, *rest)) * 1.0001
     for a, b in pairwise((goal, *rest)):  # each is the least communication of a smaller space
@@ -32,7 +32,7 @@ def test_the_last_rung_is_the_method_and_each_only_forbids(model: str, method: s
 
 
 def test_progress_can_stop_it() -> None:
-    planner = prepare(Request("gpt2-xl", cluster="1x8-h100", layers=2))
+    planner = prepare_planner(Request("gpt2-xl", cluster="1x8-h100", layers=2))
 
     class Stopped(Exception):
         pass

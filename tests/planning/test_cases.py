@@ -14,7 +14,7 @@ from torch import nn
 import planner_core as shardscope
 from planner_core.core import InputError, load_cluster
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pipeline import uneven_vocabulary
+from planner_core.planning.pipeline import note_uneven_vocabulary
 from planner_core.planning.pricing import Pricer, Statement, price_statement
 
 HIDDEN, LAYERS, RANK = 512, 4, 8
@@ -54,9 +54,12 @@ X = torch.zeros(8, HIDDEN, dtype=torch.bfloat16)
 def test_a_plan_says_that_it_splits_no_vocabulary_that_does_not_divide() -> None:
     graph = shardscope.load_model("llama-3-8b", layers=1)
     uneven = replace(graph, config={**graph.config, "vocab_size": 50257})
-    assert "price --layout tp=2,sp does, to 50258" in uneven_vocabulary("tp=2,sp", uneven)[0]
+    assert "price --layout tp=2,sp does, to 50258" in note_uneven_vocabulary("tp=2,sp", uneven)[0]
     assert (
-        uneven_vocabulary("fsdp=8", uneven) == uneven_vocabulary(None, uneven) == uneven_vocabulary("tp=2", graph) == ()
+        note_uneven_vocabulary("fsdp=8", uneven)
+        == note_uneven_vocabulary(None, uneven)
+        == note_uneven_vocabulary("tp=2", graph)
+        == ()
     )
 
 

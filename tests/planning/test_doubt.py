@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from planner_core.core.cluster import load_cluster
-from planner_core.planning.analysis.doubt import MOST_DOUBT, SCENARIOS, choice, doubt_between, regret
-from planner_core.planning.analysis.reporting import regret_text, report
+from planner_core.planning.analysis.doubt import MOST_DOUBT, SCENARIOS, choose_among_ties, doubt_between, plan_regrets
+from planner_core.planning.analysis.reporting import plan_report, regret_text
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from tests.support.plans import planned
@@ -20,7 +20,7 @@ def result() -> Result:
 
 
 def test_ties_are_what_lies_within_the_doubt(result: Result) -> None:
-    found = choice(result)
+    found = choose_among_ties(result)
     tied = {t.name for t in found.ties}
     for plan in result.plans[1:]:
         doubt = doubt_between(result.best, plan, result.cluster)
@@ -29,7 +29,7 @@ def test_ties_are_what_lies_within_the_doubt(result: Result) -> None:
         if plan.fits and plan.objective == "time" and plan.name != result.best.name:
             assert (plan.name in tied) == (slower <= doubt)
     assert found.recommended in tied | {found.fastest}
-    assert report(result)["choice"]["recommended"] == found.recommended
+    assert plan_report(result)["choice"]["recommended"] == found.recommended
 
 
 def test_of_ties_the_simplest_is_recommended(result: Result) -> None:
@@ -41,13 +41,13 @@ def test_of_ties_the_simplest_is_recommended(result: Result) -> None:
         cost = replace(fsdp.cost, step_time_s=best.cost.step_time_s * (1 + share))
         return replace(result, plans=(best, replace(fsdp, cost=cost, fits=True)))
 
-    tied, clear = choice(slower(0.01)), choice(slower(0.11))
+    tied, clear = choose_among_ties(slower(0.01)), choose_among_ties(slower(0.11))
     assert tied.recommended == fsdp.name and f"{best.name} may gain 1.0 %" in tied.sentence
     assert clear.recommended == best.name and not clear.ties
 
 
 def test_regret_prices_every_plan_in_every_scenario(result: Result) -> None:
-    found = regret(result)
+    found = plan_regrets(result)
     plans = {p.name: p for p in result.plans}
     assert [r.name for r in found] == [p.name for p in result.plans if p.fits]
     for r in found:
@@ -62,7 +62,7 @@ def test_without_overlap_a_step_is_the_sum_of_its_work_and_traffic(result: Resul
     """Price 1 of a second of traffic beside compute: max(A + B, B) is the sum."""
     none = next(s for s in SCENARIOS if s.contention == 1.0)
     at = SCENARIOS.index(none)
-    for r in regret(result):
+    for r in plan_regrets(result):
         cost = next(p for p in result.plans if p.name == r.name).cost
         assert r.step_time_s[at] >= (cost.compute_time_s + cost.optimizer_time_s + cost.comm_time_s) * (1 - 1e-9)
     model = none.model(result.best, load_cluster("2x8-h100"))

@@ -13,7 +13,7 @@ from planner_core.planning import edit
 from planner_core.planning.edit import WeightKey
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
-from planner_core.planning.session import Planner, prepare
+from planner_core.planning.session import Planner, prepare_planner
 
 UP: WeightKey = ("LlamaDecoderLayer", "mlp.up_proj.weight")
 SAME = 1e-9
@@ -23,7 +23,7 @@ SAME = 1e-9
 def planned(model: str, mesh: str | None = "2x8", **asked: object) -> tuple[Planner, Result]:
     request = Request(model, mesh=mesh, layers=2, **asked)  # type: ignore[arg-type]
     result = plan_model(request)
-    return prepare(request, result.graph), result
+    return prepare_planner(request, result.graph), result
 
 
 def stored(plan: Plan, weight: WeightKey) -> set[str]:
@@ -39,13 +39,13 @@ def stored(plan: Plan, weight: WeightKey) -> set[str]:
 @pytest.mark.parametrize("text", ["R,R", "R,S(0)", "S(1),R", "S(0),S(1)"])
 def test_the_edited_weight_lies_as_asked_and_nothing_beats_the_optimum(text: str, keep: bool) -> None:
     planner, result = planned("llama-3-8b")
-    found = edit.pin(planner, result.best, {UP: parse_placements(text)}, keep=keep)
+    found = edit.plan_with_pins(planner, result.best, {UP: parse_placements(text)}, keep=keep)
     assert stored(found, UP) == {text}
     assert found.name == found.method == "edited" and found.mesh == result.best.mesh
     assert found.cost.step_time_s >= result.best.cost.step_time_s * (1 - SAME)
     assert "by hand: model.layers.*.mlp.up_proj.weight as" in found.notes[0]
     if keep:
-        for e in edit.editable(planner.graph, result.best):
+        for e in edit.editable_weights(planner.graph, result.best):
             if e.weight != UP:
                 assert stored(found, e.weight) <= {",".join(map(str, s)) for s in e.stored}
 
@@ -54,7 +54,9 @@ def test_choosing_the_rest_anew_is_never_worse_than_keeping_it() -> None:
     planner, result = planned("gpt2-xl")
     weight = ("GPT2Block", "mlp.c_fc.weight")
     for text in ("R,R", "S(0),R", "R,S(1)", "S(1),S(0)"):
-        kept, anew = (edit.pin(planner, result.best, {weight: parse_placements(text)}, keep=k) for k in (True, False))
+        kept, anew = (
+            edit.plan_with_pins(planner, result.best, {weight: parse_placements(text)}, keep=k) for k in (True, False)
+        )
         assert anew.cost.step_time_s <= kept.cost.step_time_s * (1 + SAME)
 
 
@@ -64,16 +66,16 @@ def test_keeping_a_plan_as_it_is_costs_nothing(model: str) -> None:
     """Of the optimum and of a baseline, whose rule for activations stays."""
     planner, result = planned(model)
     for plan in (result.best, *(p for p in result.plans if p.method == "megatron")):
-        same = edit.pin(planner, plan, {}, keep=True)
+        same = edit.plan_with_pins(planner, plan, {}, keep=True)
         assert same.cost.step_time_s == pytest.approx(plan.cost.step_time_s, rel=1e-6)
-        for e in edit.editable(planner.graph, plan):
+        for e in edit.editable_weights(planner.graph, plan):
             assert stored(same, e.weight) <= {",".join(map(str, s)) for s in e.stored}
 
 
 def test_several_edits_hold_together() -> None:
     planner, result = planned("llama-3-8b")
     down: WeightKey = ("LlamaDecoderLayer", "mlp.down_proj.weight")
-    found = edit.pin(planner, result.best, {UP: (R, Shard(1)), down: (R, Shard(0))}, keep=False)
+    found = edit.plan_with_pins(planner, result.best, {UP: (R, Shard(1)), down: (R, Shard(0))}, keep=False)
     assert stored(found, UP) == {"R,S(1)"} and stored(found, down) == {"R,S(0)"}
 
 
@@ -82,7 +84,7 @@ def test_what_cannot_be_says_why() -> None:
 
     def why(weight: WeightKey, *placements: object, of: Plan | None = None) -> str:
         with pytest.raises(InputError) as told:
-            edit.pin(planner, of or result.best, {weight: placements}, keep=False)  # type: ignore[dict-item]
+            edit.plan_with_pins(planner, of or result.best, {weight: placements}, keep=False)  # type: ignore[dict-item]
         return str(told.value)
 
     assert "dim 0 has 50257 elements, which 8 GPUs cannot share evenly" in why(
@@ -98,26 +100,28 @@ def test_what_cannot_be_says_why() -> None:
 def test_a_plan_that_keeps_its_weights_says_that_they_are_not_gathered() -> None:
     planner, result = planned("llama-3-8b", mesh="16", zero=0)
     with pytest.raises(InputError, match="does not gather weights at use"):
-        edit.pin(planner, result.best, {("LlamaDecoderLayer", "self_attn.k_proj.weight"): (Shard(0),)}, keep=False)
+        edit.plan_with_pins(
+            planner, result.best, {("LlamaDecoderLayer", "self_attn.k_proj.weight"): (Shard(0),)}, keep=False
+        )
 
 
 @pytest.mark.slow
 def test_what_does_not_fit_the_memory_says_how_much_it_needs() -> None:
     planner, result = planned("llama-3-8b", memory_gb=11.0)
     assert result.best.fits
-    whole = {e.weight: (R, R) for e in edit.editable(planner.graph, result.best)}
+    whole = {e.weight: (R, R) for e in edit.editable_weights(planner.graph, result.best)}
     with pytest.raises(
         NoPlanFits, match=r"least memory that any plan needs is [\d.]+ GB per GPU, but there are 11.0 GB"
     ):
-        edit.pin(planner, result.best, whole, keep=True)
+        edit.plan_with_pins(planner, result.best, whole, keep=True)
 
 
 def test_an_edit_as_text() -> None:
-    text = edit.write(UP, (R, Shard(0)))
+    text = edit.format_edit(UP, (R, Shard(0)))
     assert text == "LlamaDecoderLayer/mlp.up_proj.weight:R.S(0)"
-    assert edit.parse(text) == ("LlamaDecoderLayer/mlp.up_proj.weight", (R, Shard(0)))
-    assert edit.key_of(("", "lm_head.weight")) == "lm_head.weight"
+    assert edit.parse_edit(text) == ("LlamaDecoderLayer/mlp.up_proj.weight", (R, Shard(0)))
+    assert edit.weight_key(("", "lm_head.weight")) == "lm_head.weight"
     with pytest.raises(ShardingError):
-        edit.parse("lm_head.weight:Q")
+        edit.parse_edit("lm_head.weight:Q")
     with pytest.raises(InputError):
-        edit.parse("lm_head.weight")
+        edit.parse_edit("lm_head.weight")

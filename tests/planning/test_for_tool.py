@@ -10,8 +10,8 @@ from planner_core.core import InputError, load_cluster
 from planner_core.exporters.api import export_text
 from planner_core.models import load_plan_graph
 from planner_core.planning import Request, plan_model
-from planner_core.planning.analysis import choice
-from planner_core.planning.methods import TOOLS, check_layout, spaces
+from planner_core.planning.analysis import choose_among_ties
+from planner_core.planning.methods import TOOLS, check_layout, tool_spaces
 from planner_core.planning.pipeline import compare_methods
 from planner_core.verification import verify_fake_all
 from tests.support.plans import searched
@@ -49,12 +49,12 @@ def test_it_is_not_better_than_the_best_of_all_and_says_by_how_much(found) -> No
     (told,) = [n for n in result.notes if n.startswith(f"for {tool}: ")]
     assert "slower than the best of all plans" in told or "as fast as the best of all plans" in told
     assert "-" not in told.partition("ms a step")[2].partition("slower")[0]
-    assert choice(result).recommended == result.best.name
+    assert choose_among_ties(result).recommended == result.best.name
     assert result.best.fits and f"the best that {tool} can be told" in result.best.notes
 
 
 def test_megatron_is_told_every_degree() -> None:
-    told = [s for s in spaces("megatron", load_cluster("1x8-h100")) if s.layout.ep == 1]
+    told = [s for s in tool_spaces("megatron", load_cluster("1x8-h100")) if s.layout.ep == 1]
     assert {s.mesh.axis_sizes for s in told} == {(8,), (4, 2), (2, 4)}
     assert (
         len(told) == 2 + 2 * 2 * 2 + 2
@@ -63,10 +63,10 @@ def test_megatron_is_told_every_degree() -> None:
 
 def test_context_ranks_are_told_where_samples_are_long_or_few() -> None:
     cluster = load_cluster("1x8-h100")
-    assert all(s.layout.cp == 1 for s in spaces("megatron", cluster, 4096, 8))
+    assert all(s.layout.cp == 1 for s in tool_spaces("megatron", cluster, 4096, 8))
     for seq, batch in ((16_384, None), (4096, 4)):
         for tool, kinds in (("megatron", {"ring", "ulysses", "gather"}), ("torchtitan", {"gather"})):
-            told = [s.layout for s in spaces(tool, cluster, seq, batch) if s.layout.cp > 1]
+            told = [s.layout for s in tool_spaces(tool, cluster, seq, batch) if s.layout.cp > 1]
             assert {x.cp for x in told} == {2, 4, 8} and {x.cp_type for x in told} == kinds
             for layout in told:
                 check_layout(layout, cluster)

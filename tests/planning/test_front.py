@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner_core.planning import Request, plan_model
-from planner_core.planning.fitting.front import beats
+from planner_core.planning.fitting.front import dominates
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ def test_no_trade_off_is_beaten(model: str, layers: int | None, cluster: str, ba
     found = plan_model(Request(model=model, layers=layers, cluster=cluster, batch=batch))
     front = [p for p in found.plans if p.name.startswith("trade-off")]
     assert [p.name for p in front] == [f"trade-off {k + 1}" for k in range(len(front))]
-    assert not [(p.name, q.name) for p in front for q in (found.best, *front) if beats(q, p)]
+    assert not [(p.name, q.name) for p in front for q in (found.best, *front) if dominates(q, p)]

@@ -11,20 +11,20 @@ from planner_core.cost.step_time import Component
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.write import hf_tp_plans
 from planner_core.models.zoo import ZOO, load_snapshot
-from planner_core.planning.fitting.baselines import baselines
-from planner_core.planning.methods.hf_tp_plan import split_dim, vendor_plan, vendor_plans, vendor_rules
+from planner_core.planning.fitting.baselines import plan_baselines
+from planner_core.planning.methods.hf_tp_plan import _load_vendor_plans, split_dim, vendor_plan, vendor_rules
 from planner_core.planning.methods.registry import BASELINES
 from planner_core.planning.request import Request
-from planner_core.planning.session import meshes, prepare
+from planner_core.planning.session import candidate_meshes, prepare_planner
 from planner_core.search.lagrangian import search_within_budget
 
-LLAMA = vendor_plans()["llama"]
+LLAMA = _load_vendor_plans()["llama"]
 SAMPLE = {"llama": 8, "qwen3": 8, "gemma2": 4, "mixtral": 8, "olmo2": 8, "cohere": 8, "phi": 8}
 
 
 @pytest.mark.slow
 def test_the_table_is_what_transformers_says() -> None:
-    assert vendor_plans() == hf_tp_plans()
+    assert _load_vendor_plans() == hf_tp_plans()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_dim_that_a_style_splits(name: str, ndim: int, dim: int | None) -> N
 
 
 def test_experts_are_split_inside() -> None:
-    plan = vendor_plans()["mixtral"]
+    plan = _load_vendor_plans()["mixtral"]
     assert split_dim("model.layers.0.mlp.experts.gate_up_proj", 3, plan) == 1
     assert split_dim("model.layers.0.mlp.experts.down_proj", 3, plan) == 2
 
@@ -61,13 +61,15 @@ def test_text_half_of_a_composite_config() -> None:
             "text_config": {"model_type": "llama"},
         }
     )
-    assert both == {**LLAMA, **vendor_plans()["llama4"]}, "the plan of the whole and that of its text, not its vision's"
+    assert both == {**LLAMA, **_load_vendor_plans()["llama4"]}, (
+        "the plan of the whole and that of its text, not its vision's"
+    )
 
 
 def theirs_and_ours(graph: Graph, gpus: int = 8) -> tuple[Plan, float, float]:
     request = Request(model=graph.name, cluster={8: "1x8-h100", 4: "1x4-a100-pcie"}[gpus], mesh=str(gpus))
-    planner = prepare(request, graph)
-    mesh = meshes(request, planner.cluster)[0]
+    planner = prepare_planner(request, graph)
+    mesh = candidate_meshes(request, planner.cluster)[0]
     found = []
     for free in (False, True):
         problem = planner.problem(mesh, vendor_rules(graph, mesh, free=free), zero=0)
@@ -132,6 +134,8 @@ def test_ours_never_communicates_more(kind: str) -> None:
 
 def test_it_is_among_the_baselines() -> None:
     request = Request(model="llama-3-8b", cluster="1x8-h100", mesh="8", layers=2)
-    planner = prepare(request)
-    assert BASELINES["hf-expert"].title in [p.name for p in baselines(planner, meshes(request, planner.cluster))]
+    planner = prepare_planner(request)
+    assert BASELINES["hf-expert"].title in [
+        p.name for p in plan_baselines(planner, candidate_meshes(request, planner.cluster))
+    ]
     assert BASELINES["hf-expert"].title == "hf-expert" and any(vendor_plan(m.config) for m in ZOO.values())

@@ -17,12 +17,12 @@ from planner_core.cost import block_of, zero_stage
 from planner_core.models.zoo import ZOO
 from planner_core.ops import FLOPS_BOUND_KINDS, operator
 from planner_core.planning import choose_mesh
-from planner_core.planning.analysis import log10_size, space_sizes, unfold_problem
-from planner_core.planning.fitting.baselines import baselines
+from planner_core.planning.analysis import count_spaces, log10_size, unfold_problem
+from planner_core.planning.fitting.baselines import plan_baselines
 from planner_core.planning.methods.registry import METHODS
-from planner_core.planning.pipeline import no_worse
+from planner_core.planning.pipeline import better_of_baselines
 from planner_core.planning.request import Request
-from planner_core.planning.session import Planner, meshes, prepare
+from planner_core.planning.session import Planner, candidate_meshes, prepare_planner
 from planner_core.search import make_objective
 from tests.support.plans import planned, searched
 
@@ -38,8 +38,8 @@ HIDDEN = {
 
 @lru_cache
 def plans(name: str, layers: int | None, mesh: str = "8", cluster: str = "1x8-h100") -> tuple[Planner, dict[str, Plan]]:
-    planner = prepare(Request(name, cluster=cluster, mesh=mesh, layers=layers))
-    return planner, {p.method: p for p in baselines(planner, meshes(planner.request, planner.cluster))}
+    planner = prepare_planner(Request(name, cluster=cluster, mesh=mesh, layers=layers))
+    return planner, {p.method: p for p in plan_baselines(planner, candidate_meshes(planner.request, planner.cluster))}
 
 
 def per_layer(name: str, method: str) -> Counter[tuple[str, str, str]]:
@@ -133,9 +133,10 @@ def test_heads_that_cannot_be_split_leave_no_megatron_plan() -> None:
 def test_megatron_shards_optimizer_states_where_the_space_holds_zero_1(stage: int | None) -> None:
     """Its distributed optimizer: the same tensor-parallel traffic, states of matrices sharded over the data axis, and less memory."""
     found, kept = (
-        {p.method: p for p in baselines(planner, meshes(planner.request, planner.cluster))}
+        {p.method: p for p in plan_baselines(planner, candidate_meshes(planner.request, planner.cluster))}
         for planner in (
-            prepare(Request("llama-3-8b", cluster="1x8-h100", mesh="4x2", layers=2, zero=zero)) for zero in (stage, 0)
+            prepare_planner(Request("llama-3-8b", cluster="1x8-h100", mesh="4x2", layers=2, zero=zero))
+            for zero in (stage, 0)
         )
     )
     for name in ("megatron", "megatron-sp"):
@@ -213,8 +214,8 @@ def test_tap_splits_the_feed_forward_alone_where_memory_is_not_tight() -> None:
 @pytest.mark.slow(but=("gpt2-xl-2x8-v100-eth-0.05",))
 def test_topology_saves_communication_over_volume(name: str, cluster: str, least: float) -> None:
     """TAPS: less communication than the plan of least volume, on the real links."""
-    planner = prepare(Request(name, cluster=cluster, method="taps"))
-    options = meshes(planner.request, planner.cluster)
+    planner = prepare_planner(Request(name, cluster=cluster, method="taps"))
+    options = candidate_meshes(planner.request, planner.cluster)
     by_time = choose_mesh(planner, options)
     by_volume = choose_mesh(planner, options, method=replace(METHODS["taps"], by_volume=True))
     assert by_time.fits
@@ -243,7 +244,7 @@ def test_the_size_of_a_space_grows_with_the_copies_that_may_differ() -> None:
     """Two more layers of GPT-2 are as many more choices every time; where all copies are alike they are none."""
     for method, more in (("exact", True), ("alpa", True), ("tap", False)):
         size = [
-            space_sizes(planned(Request("gpt2-xl", cluster="1x8-h100", mesh="8", layers=n, method=method)))[method]
+            count_spaces(planned(Request("gpt2-xl", cluster="1x8-h100", mesh="8", layers=n, method=method)))[method]
             for n in (2, 4, 6)
         ]
         assert size[1] - size[0] == pytest.approx(size[2] - size[1], abs=1e-6)
@@ -253,7 +254,7 @@ def test_the_size_of_a_space_grows_with_the_copies_that_may_differ() -> None:
 def test_the_size_of_a_space_counts_the_unfolded_variables() -> None:
     """Every variable of the unfolded network once, by the states that some plan has."""
     planner = plans("gpt2-xl", 3)[0]
-    problem = planner.problem(meshes(planner.request, planner.cluster)[0])
+    problem = planner.problem(candidate_meshes(planner.request, planner.cluster)[0])
     written = unfold_problem(problem, make_objective(problem, "time"))
     states = sum(math.log10(len(v["states"])) for v in written["variables"])
     assert 0.5 * states < log10_size(problem) <= states
@@ -262,15 +263,15 @@ def test_the_size_of_a_space_counts_the_unfolded_variables() -> None:
 def test_a_baseline_that_the_search_missed_is_taken() -> None:
     result = planned(Request("bert-large", cluster="1x8-h100", layers=2))
     best, usual = result.best, next(p for p in result.plans if p.name == "Megatron-LM")
-    assert no_worse(best, [usual]) is best
+    assert better_of_baselines(best, [usual]) is best
     missed = replace(
         best, optimal=False, notes=("gap",), cost=replace(best.cost, step_time_s=2 * usual.cost.step_time_s)
     )
-    taken = no_worse(missed, [usual])
+    taken = better_of_baselines(missed, [usual])
     assert (taken.blocks, taken.cost) == (usual.blocks, usual.cost)
     assert (taken.name, taken.method, taken.optimal, taken.notes[1:]) == (best.name, best.method, False, ("gap",))
-    assert no_worse(missed, [replace(usual, fits=False)]) is missed
-    assert no_worse(replace(missed, method="tap"), [usual]).method == "tap"
+    assert better_of_baselines(missed, [replace(usual, fits=False)]) is missed
+    assert better_of_baselines(replace(missed, method="tap"), [usual]).method == "tap"
 
 
 @pytest.mark.slow

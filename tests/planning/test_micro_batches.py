@@ -15,7 +15,7 @@ from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.fitting.front import exact_front
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import METHODS
-from planner_core.planning.session import meshes, prepare
+from planner_core.planning.session import candidate_meshes, prepare_planner
 from planner_core.search import search_within_budget
 from planner_core.verification.api import verify
 from tests.support.plans import searched
@@ -138,8 +138,8 @@ def test_the_least_communication_is_that_of_the_first_number_that_fits(asked: di
 
 @pytest.mark.parametrize("method", ["exact", "tap", "taps"])
 def test_the_value_of_a_plan_is_that_of_its_search(method: str) -> None:
-    planner = prepare(replace(ASKED, method=method, accumulate=2, recompute="none"))
-    how, mesh = METHODS[method], meshes(planner.request, planner.cluster)[1]
+    planner = prepare_planner(replace(ASKED, method=method, accumulate=2, recompute="none"))
+    how, mesh = METHODS[method], candidate_meshes(planner.request, planner.cluster)[1]
     problem = planner.problem(mesh, zero=how.zero, uniform=how.uniform, by_volume=how.by_volume)
     objective = how.objective or "time"
     answer = search_within_budget(problem, objective=objective)
@@ -167,8 +167,8 @@ def test_the_front_holds_the_fronts_of_all_stages() -> None:
     request = Request("llama-3-8b", cluster="1x8-h100", mesh="8", batch=16, seq=2048, layers=1)
 
     def points(zero: int | None) -> list[tuple[float, float]]:
-        planner = prepare(replace(request, zero=zero))
-        found, exact = exact_front(planner, meshes(planner.request, planner.cluster), "time")
+        planner = prepare_planner(replace(request, zero=zero))
+        found, exact = exact_front(planner, candidate_meshes(planner.request, planner.cluster), "time")
         assert exact
         return [(p.cost_s, p.memory_bytes) for p in found]
 

@@ -16,7 +16,7 @@ from planner_core.planning import request as request_module
 from planner_core.planning.fitting import mesh_search
 from planner_core.planning.pipeline import compare_methods, plan_model
 from planner_core.planning.request import Clock, Request
-from planner_core.planning.session import STATED, Planner, meshes, prepare
+from planner_core.planning.session import STATED, Planner, candidate_meshes, prepare_planner
 from planner_core.search import search_within_budget
 from planner_core.search.network import Problem
 from tests.support.plans import planned, searched
@@ -122,10 +122,10 @@ def test_a_planner_that_is_changed_keeps_nothing_of_what_it_was() -> None:
     request = Request("llama-3-8b", cluster="2x8-h100", layers=2, mesh="2x8")
 
     def seconds(planner: Planner) -> float:
-        return search_within_budget(planner.problem(meshes(planner.request, planner.cluster)[0])).bound
+        return search_within_budget(planner.problem(candidate_meshes(planner.request, planner.cluster)[0])).bound
 
-    slow = prepare(replace(request, cluster="2x8-v100-eth", dtype="bfloat16"))
-    used = prepare(request)
+    slow = prepare_planner(replace(request, cluster="2x8-v100-eth", dtype="bfloat16"))
+    used = prepare_planner(request)
     assert seconds(used) < seconds(slow) / 2
     assert seconds(used.changed(cluster=slow.cluster)) == seconds(slow)
 
@@ -141,8 +141,8 @@ def test_three_axes_hold_what_teams_run_on_them() -> None:
 
 def test_a_mesh_that_was_searched_in_part_leaves_the_proof_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound of a smaller space is not one of the whole space, also where that mesh loses."""
-    planner = prepare(Request("gpt2-xl", cluster="1x4-a100-pcie", layers=1, batch=8, seq=256))
-    options = meshes(planner.request, planner.cluster)
+    planner = prepare_planner(Request("gpt2-xl", cluster="1x4-a100-pcie", layers=1, batch=8, seq=256))
+    options = candidate_meshes(planner.request, planner.cluster)
     best = choose_mesh(planner, options)
     assert best.optimal
     build = Planner.problem

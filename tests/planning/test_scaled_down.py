@@ -13,7 +13,7 @@ from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.planning.small.scaled_down import _other_layers
-from planner_core.planning.small.small_config import shrink, shrinks
+from planner_core.planning.small.small_config import shrink_config, shrunk_configs
 from planner_core.verification.api import scaled
 from planner_core.verification.fake.group import verify_fake
 from planner_core.verification.numerics import verify_all
@@ -42,7 +42,7 @@ MIXED = {
 
 
 def test_a_list_is_cut_also_where_its_last_layer_stays() -> None:
-    small = shrink(MIXED)
+    small = shrink_config(MIXED)
     assert small["num_hidden_layers"] == 2 and small["layer_types"] == ["linear_attention", "full_attention"]
 
 
@@ -58,21 +58,21 @@ def test_a_model_of_two_kinds_of_layers_runs_as_planned(tmp_path: Path) -> None:
 
 
 def test_sizes_that_a_config_leaves_to_its_model_type_are_small_too() -> None:
-    assert shrink({"model_type": "llama"}) == {"model_type": "llama"}
-    small = shrink(complete_config({"model_type": "llama", "num_hidden_layers": 3}))
+    assert shrink_config({"model_type": "llama"}) == {"model_type": "llama"}
+    small = shrink_config(complete_config({"model_type": "llama", "num_hidden_layers": 3}))
     assert (small["num_hidden_layers"], small["hidden_size"], small["vocab_size"]) == (2, 64, 256)
     parts = complete_config({"model_type": "clip", "text_config": {"hidden_size": 256}})
     assert parts["text_config"]["hidden_size"] == 256 and parts["text_config"]["num_hidden_layers"] == 12
-    assert shrink(parts)["vision_config"]["hidden_size"] == 64
+    assert shrink_config(parts)["vision_config"]["hidden_size"] == 64
     assert "id2label" not in parts["vision_config"]
     assert complete_config({"model_type": "unheard_of"}) == {"model_type": "unheard_of"}
 
 
 def test_a_staged_backbone_gives_the_features_that_its_head_asks_for() -> None:
     asked = {"out_features": ["stage2", "stage4"], "out_indices": [2, 4], "stage_names": ["stem"]}
-    staged = shrink({"backbone_config": {"depths": [3, 4, 6, 3], **asked}})["backbone_config"]
+    staged = shrink_config({"backbone_config": {"depths": [3, 4, 6, 3], **asked}})["backbone_config"]
     assert staged == {"depths": [2, 2, 2, 2], "out_features": ["stage2", "stage4"], "out_indices": [2, 4]}
-    assert shrink({"backbone_config": {"num_hidden_layers": 12, **asked}})["backbone_config"] == {
+    assert shrink_config({"backbone_config": {"num_hidden_layers": 12, **asked}})["backbone_config"] == {
         "num_hidden_layers": 2
     }
 
@@ -85,7 +85,7 @@ def test_a_plan_of_a_config_without_sizes_is_scaled_down(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["zamba2", "efficientnet", "xlstm"])
 def test_sizes_that_depend_on_each_other_stay_consistent(kind: str) -> None:
-    small = shrink(complete_config({"model_type": kind}))
+    small = shrink_config(complete_config({"model_type": kind}))
     assert capture_graph(small, batch=2, seq=32, dtype="float32").num_params < 1_000_000
 
 
@@ -124,7 +124,7 @@ def test_windows_stay_shorter_than_samples(tmp_path: Path) -> None:
         "intermediate_size": 512,
         "vocab_size": 1024,
     }
-    windows = [next(shrinks(config, seq=seq))["sliding_window"] for seq in (0, 40, 64)]
+    windows = [next(shrunk_configs(config, seq=seq))["sliding_window"] for seq in (0, 40, 64)]
     assert windows == [40, 40, 16]
     (tmp_path / "config.json").write_text(json.dumps(config))
     plan = planned(Request(str(tmp_path), cluster="1x4-a100-pcie", batch=8, seq=64)).best

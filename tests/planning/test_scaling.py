@@ -6,7 +6,14 @@ import pytest
 
 from planner_core.core.cluster import cluster_names, load_cluster
 from planner_core.core.errors import InputError
-from planner_core.planning.analysis.scaling import COUNTS, PAYS, Size, grow, resized, tensor_degree
+from planner_core.planning.analysis.scaling import (
+    COUNTS,
+    LEAST_GAIN,
+    Size,
+    best_plans_at,
+    resize_cluster,
+    tensor_degree,
+)
 from planner_core.planning.request import Request
 from tests.support.plans import planned, searched
 
@@ -15,7 +22,7 @@ from tests.support.plans import planned, searched
 @pytest.mark.parametrize("num_gpus", COUNTS)
 def test_a_resized_cluster_keeps_its_links(name: str, num_gpus: int) -> None:
     cluster = load_cluster(name)
-    there = resized(cluster, num_gpus)
+    there = resize_cluster(cluster, num_gpus)
     assert there.num_gpus == num_gpus
     assert there.gpu == cluster.gpu
     for a, b in zip(cluster.levels, there.levels, strict=False):
@@ -26,19 +33,19 @@ def test_a_resized_cluster_keeps_its_links(name: str, num_gpus: int) -> None:
 
 def test_at_its_own_size_nothing_changes() -> None:
     cluster = load_cluster("2x8-h100")
-    assert resized(cluster, 16).levels == cluster.levels
+    assert resize_cluster(cluster, 16).levels == cluster.levels
 
 
 def test_gpus_that_do_not_fill_nodes_are_refused() -> None:
     with pytest.raises(InputError, match="multiple of 8"):
-        resized(load_cluster("2x8-h100"), 20)
+        resize_cluster(load_cluster("2x8-h100"), 20)
 
 
 @pytest.fixture(scope="module")
 def sizes() -> dict[str, Size]:
     """Llama-3-8B, six layers, on 16 GPUs by interconnect."""
     names = ("2x8-h100", "4x8-a100")
-    return {n: grow(Request("llama-3-8b", layers=6), load_cluster(n), 16) for n in names}
+    return {n: best_plans_at(Request("llama-3-8b", layers=6), load_cluster(n), 16) for n in names}
 
 
 @pytest.mark.slow
@@ -63,12 +70,12 @@ def test_tensor_parallelism_stops_where_it_no_longer_pays(sizes: dict[str, Size]
         stop = size.last_paying
         assert stop is not None
         for degree, o in size.by_degree.items():
-            assert degree <= stop.degree or o.step_time_s >= stop.step_time_s * (1 - PAYS)
+            assert degree <= stop.degree or o.step_time_s >= stop.step_time_s * (1 - LEAST_GAIN)
 
 
 def test_a_batch_smaller_than_the_gpus_calls_for_tensor_parallelism() -> None:
     """With 16 samples on 64 GPUs no more than 16 can split the batch; the others must split the weights."""
-    size = grow(Request("llama-3-8b", layers=4), load_cluster("2x8-h100"), 64)
+    size = best_plans_at(Request("llama-3-8b", layers=4), load_cluster("2x8-h100"), 64)
     assert size.batch == 16
     assert size.best is not None and size.best.degree >= 4
     assert size.last_paying is not None and size.last_paying.degree >= 4
@@ -84,7 +91,7 @@ def test_degrees_are_read_from_the_plan() -> None:
 
 def test_batch_and_progress_are_passed_on() -> None:
     told: list[str] = []
-    size = grow(Request("gpt2-xl", layers=2), load_cluster("1x8-h100"), 4, batch=12, say=told.append)
+    size = best_plans_at(Request("gpt2-xl", layers=2), load_cluster("1x8-h100"), 4, batch=12, say=told.append)
     assert size.batch == 12
     assert any("degree 4" in t for t in told)
 
@@ -95,4 +102,4 @@ def test_batch_and_progress_are_passed_on() -> None:
         raise Stopped
 
     with pytest.raises(Stopped):
-        grow(Request("gpt2-xl", layers=2), load_cluster("1x8-h100"), 4, say=stop)
+        best_plans_at(Request("gpt2-xl", layers=2), load_cluster("1x8-h100"), 4, say=stop)

@@ -16,11 +16,11 @@ from planner_core.planning.analysis.sensitivity import (
     SAME,
     MapAxis,
     RegionCell,
-    cell,
-    changes,
-    crossover,
+    find_crossover,
+    kind_changes,
     mesh_kind,
-    sweep,
+    search_cell,
+    sweep_map,
 )
 from planner_core.planning.request import Request
 from tests.pages.test_app import open_page, words
@@ -40,7 +40,7 @@ def step_at(border: float, asked: list[float]) -> object:
 def test_bisection_closes_in_on_the_border(border: float) -> None:
     asked: list[float] = []
     look = step_at(border, asked)
-    found = crossover(look(1.0, 2.0), look(1000.0, 2.0), 0.0, look)
+    found = find_crossover(look(1.0, 2.0), look(1000.0, 2.0), 0.0, look)
     assert found.low < border <= found.high <= found.low * (1 + CLOSE) * (1 + 1e-9)
     assert (found.below, found.above, found.y) == ("low", "high", 2.0)
     assert found.low <= found.value <= found.high
@@ -50,16 +50,16 @@ def test_bisection_closes_in_on_the_border(border: float) -> None:
 @pytest.mark.parametrize("border", [17, 64, 97, 128])
 def test_a_stepped_quantity_ends_at_neighbours(border: int) -> None:
     look = step_at(border, [])
-    found = crossover(look(16, 1), look(128, 1), 16, look)
+    found = find_crossover(look(16, 1), look(128, 1), 16, look)
     assert found.high - found.low == 16 and found.low < border <= found.high
     assert found.low % 16 == found.high % 16 == 0
 
 
 def test_only_neighbours_in_a_row_that_differ_are_narrowed_down() -> None:
     x, y = MapAxis("inter", (1.0, 2.0, 4.0)), MapAxis("batch", (8.0, 16.0), 8.0)
-    cells = list(sweep(x, y, lambda a, b: RegionCell(a, b, "a" if a < 3 or b > 8 else "b")))
+    cells = list(sweep_map(x, y, lambda a, b: RegionCell(a, b, "a" if a < 3 or b > 8 else "b")))
     assert [(c.x, c.y) for c in cells] == [(a, b) for b in y.values for a in x.values]
-    assert [(left.x, right.x, left.y) for left, right in changes(cells)] == [(2.0, 4.0, 8.0)]
+    assert [(left.x, right.x, left.y) for left, right in kind_changes(cells)] == [(2.0, 4.0, 8.0)]
 
 
 class MadeUp:
@@ -94,7 +94,7 @@ ROW = MapAxis("batch", (8.0,), 8.0)
 def test_what_is_inferred_is_within_a_hundredth_of_the_best(seed: int) -> None:
     draw = random.Random(seed)
     made = MadeUp([(draw.uniform(1, 3), draw.uniform(0, 4)) for _ in range(4)])
-    cells = list(sweep(SPEEDS, ROW, made.look, made.priced))
+    cells = list(sweep_map(SPEEDS, ROW, made.look, made.priced))
     assert sorted(c.x for c in cells) == list(SPEEDS.values)
     assert sorted(made.asked) == sorted(c.x for c in cells if c.searched)
     for c in cells:
@@ -106,16 +106,16 @@ def test_what_is_inferred_is_within_a_hundredth_of_the_best(seed: int) -> None:
 def test_flat_stretches_are_not_searched_and_steep_ones_are() -> None:
     flat, steep = MadeUp([(1.0, 0.004)]), MadeUp([(0.0, 1.0)])
     for made, searches in ((flat, 2), (steep, len(SPEEDS.values))):
-        cells = list(sweep(SPEEDS, ROW, made.look, made.priced))
+        cells = list(sweep_map(SPEEDS, ROW, made.look, made.priced))
         assert len(made.asked) == searches == sum(c.searched for c in cells)
     by_column = MadeUp([(1.0, 0.004)])
-    list(sweep(ROW, SPEEDS, lambda b, v: by_column.look(v, b), lambda c, b, v: by_column.seconds(0, v)))
+    list(sweep_map(ROW, SPEEDS, lambda b, v: by_column.look(v, b), lambda c, b, v: by_column.seconds(0, v)))
     assert len(by_column.asked) == 2
 
 
 def test_nothing_is_inferred_from_what_is_not_proven() -> None:
     made = MadeUp([(1.0, 0.0)], proven=False)
-    assert all(c.searched for c in sweep(SPEEDS, ROW, made.look, made.priced))
+    assert all(c.searched for c in sweep_map(SPEEDS, ROW, made.look, made.priced))
 
 
 def test_where_nothing_fits_at_both_ends_links_do_not_help() -> None:
@@ -125,7 +125,7 @@ def test_where_nothing_fits_at_both_ends_links_do_not_help() -> None:
         asked.append(x)
         return RegionCell(x, y, None)
 
-    cells = list(sweep(SPEEDS, ROW, look, lambda c, x, y: math.inf))
+    cells = list(sweep_map(SPEEDS, ROW, look, lambda c, x, y: math.inf))
     assert len(asked) == 2 and [c.kind for c in cells] == [None] * len(SPEEDS.values)
 
 
@@ -135,7 +135,7 @@ def test_a_border_is_found_where_plans_take_equally_long(seed: int) -> None:
     border = draw.uniform(1.2, 900)
     made = MadeUp([(2.0, 0.0), (1.0, border)])  # equally long at the border
     ends = [made.look(v, 8.0) for v in (1.0, 1000.0)]
-    found = crossover(*ends, 0.0, made.look, made.priced)
+    found = find_crossover(*ends, 0.0, made.look, made.priced)
     assert found.low < border <= found.high <= found.low * (1 + CLOSE) * (1 + 1e-9)
     assert len(made.asked) - 2 <= 2 < math.log2(math.log(1000) / math.log(1 + CLOSE))
     assert {found.low, found.high} <= {*made.asked, 1.0, 1000.0}, "both sides were searched"
@@ -164,8 +164,8 @@ def test_where_nothing_fits_is_a_kind_of_its_own() -> None:
     def nothing() -> Plan:
         raise NoPlanFits("too small")
 
-    assert cell(1.0, 2.0, nothing) == RegionCell(1.0, 2.0, None)
-    assert math.isinf(cell(1.0, 2.0, nothing).step_time_s)
+    assert search_cell(1.0, 2.0, nothing) == RegionCell(1.0, 2.0, None)
+    assert math.isinf(search_cell(1.0, 2.0, nothing).step_time_s)
 
 
 @pytest.mark.slow
@@ -184,8 +184,8 @@ def test_on_both_sides_of_a_real_crossover_the_plan_differs() -> None:
             )
         )
 
-    ends = [cell(v, 16.0, lambda v=v: plan(v), mesh_kind) for v in (25.0, 800.0)]
-    found = crossover(*ends, 0.0, lambda a, b: cell(a, b, lambda: plan(a), mesh_kind))
+    ends = [search_cell(v, 16.0, lambda v=v: plan(v), mesh_kind) for v in (25.0, 800.0)]
+    found = find_crossover(*ends, 0.0, lambda a, b: search_cell(a, b, lambda: plan(a), mesh_kind))
     low, high = plan(found.low), plan(found.high)
     assert mesh_kind(low) == found.below != found.above == mesh_kind(high)
     assert found.high <= found.low * (1 + CLOSE) * (1 + 1e-9)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from planner_core.core import NoPlanFits
-from planner_core.planning import Request, choose_mesh, meshes, prepare
+from planner_core.planning import Request, candidate_meshes, choose_mesh, prepare_planner
 from tests.support.plans import searched
 
 
@@ -58,6 +58,6 @@ def test_near_the_least_memory_no_method_refuses_what_another_fits(method: str) 
         memory_gb=2.7,
         precision="pure",
     )
-    planner = prepare(request)
-    plan = choose_mesh(planner, meshes(planner.request, planner.cluster))
+    planner = prepare_planner(request)
+    plan = choose_mesh(planner, candidate_meshes(planner.request, planner.cluster))
     assert plan.fits and plan.cost.memory_bytes["peak"] <= 2.7e9

@@ -12,14 +12,14 @@ from explorer.text import recipe, units, words
 from planner_core.core import Plan
 from planner_core.cost import simulated
 from planner_core.planning import choose_mesh
-from planner_core.planning.analysis.doubt import choice
-from planner_core.planning.analysis.reporting import report, text
+from planner_core.planning.analysis.doubt import choose_among_ties
+from planner_core.planning.analysis.reporting import plan_report, text
 from planner_core.planning.fitting import simpler as rule
 from planner_core.planning.fitting import simpler as simpler_module
-from planner_core.planning.fitting.simpler import FASTEST, SLOWER, fastest_alone, leads, simpler
+from planner_core.planning.fitting.simpler import FASTEST, SLOWER, leads_by_simplicity, prefer_simpler, without_simpler
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
-from planner_core.planning.session import Planner, meshes, prepare, replace_request
+from planner_core.planning.session import Planner, candidate_meshes, prepare_planner, replace_request
 from tests.support.plans import planned
 
 ASKED = Request("resnet50-100k", cluster="2x8-v100-eth", batch=672, zero=3)
@@ -32,7 +32,7 @@ def result() -> Result:
 
 @pytest.fixture(scope="module")
 def planner(result: Result) -> Planner:
-    return prepare(result.request, result.graph)
+    return prepare_planner(result.request, result.graph)
 
 
 def quiet(_: str) -> None:
@@ -42,7 +42,7 @@ def quiet(_: str) -> None:
 def test_a_tie_is_led_by_the_plan_on_one_axis(result: Result) -> None:
     """TAP’s model at a batch where mesh 2x8 is faster by 1 %, and the simulation says the opposite."""
     first, second = result.plans[:2]
-    assert leads(first) and not first.optimal and len(first.mesh.axis_sizes) == 1
+    assert leads_by_simplicity(first) and not first.optimal and len(first.mesh.axis_sizes) == 1
     assert second.name == FASTEST and second.optimal and len(second.mesh.axis_sizes) == 2
     slower = first.cost.step_time_s / second.cost.step_time_s - 1
     assert 0 < slower <= SLOWER and simulated(first, result.graph) <= simulated(second, result.graph)
@@ -55,20 +55,20 @@ def test_a_tie_is_led_by_the_plan_on_one_axis(result: Result) -> None:
 
 
 def test_the_fastest_stays_the_optimum_of_all_meshes(result: Result, planner: Planner) -> None:
-    every = choose_mesh(planner, meshes(planner.request, planner.cluster))
+    every = choose_mesh(planner, candidate_meshes(planner.request, planner.cluster))
     fastest = result.plans[1]
     assert (fastest.blocks, fastest.cost, fastest.optimal) == (every.blocks, every.cost, every.optimal)
-    assert fastest_alone(result.plans) == (every, *result.plans[2:]) and result.fastest == every
+    assert without_simpler(result.plans) == (every, *result.plans[2:]) and result.fastest == every
 
 
 def test_the_report_says_that_it_is_a_tie(result: Result) -> None:
-    found = choice(result)
+    found = choose_among_ties(result)
     assert found.fastest == FASTEST and found.recommended == result.best.name
     assert result.best.name in {t.name for t in found.ties}
     assert "needs one mesh axis, and is not slower by the simulation" in found.sentence
     (row,) = [line for line in text(result).splitlines() if line.startswith("best ")]
     assert row.endswith("a tie")
-    summary = report(result)["plans"][0]
+    summary = plan_report(result)["plans"][0]
     assert summary["notes"][0].startswith("a tie: ") and not summary["optimal"]
 
 
@@ -76,7 +76,7 @@ def test_the_page_says_that_it_is_a_tie(result: Result) -> None:
     """It recommends the one, says what the other gains and that this is less than the doubt, and of the two that they tie."""
     assert [words.plan_title(p) for p in result.plans[:2]] == ["Simpler plan", "Fastest plan"]
     plans = plan_ids(result.plans)
-    (run, fastest), found = list(plans)[:2], choice(result)
+    (run, fastest), found = list(plans)[:2], choose_among_ties(result)
     listed = shortlist(plans, found, "")
     gain = units.percent(plans[run].cost.step_time_s / plans[fastest].cost.step_time_s - 1)
     assert [(one.name, one.what) for one in listed[:2]] == [
@@ -92,15 +92,15 @@ def test_the_page_says_that_it_is_a_tie(result: Result) -> None:
 def test_it_does_not_lead_where_the_simulation_disagrees(
     result: Result, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fastest = fastest_alone(result.plans)[0]
-    assert [p.name for p in simpler(planner, fastest, (), quiet)] == ["best", FASTEST]
+    fastest = without_simpler(result.plans)[0]
+    assert [p.name for p in prefer_simpler(planner, fastest, (), quiet)] == ["best", FASTEST]
     monkeypatch.setattr(rule, "simulated", lambda plan, graph: 1.0 / len(plan.mesh.axis_sizes))
-    assert simpler(planner, fastest, (), quiet) == [fastest]
+    assert prefer_simpler(planner, fastest, (), quiet) == [fastest]
 
 
 def test_it_does_not_lead_where_a_usual_layout_is_faster(result: Result, planner: Planner) -> None:
-    fastest = fastest_alone(result.plans)[0]
-    assert simpler(planner, fastest, [fastest], quiet) == [fastest]
+    fastest = without_simpler(result.plans)[0]
+    assert prefer_simpler(planner, fastest, [fastest], quiet) == [fastest]
 
 
 @pytest.mark.parametrize("changes", [{"mesh": "2x8"}, {"memory_gb": 32.0}, {"tool": "torchrun"}, {"method": "taps"}])
@@ -110,6 +110,6 @@ def test_what_the_user_set_is_kept(
     def never(*_: object, **__: object) -> Plan:
         raise AssertionError("no other plan is looked for")
 
-    fastest = fastest_alone(result.plans)[0]
+    fastest = without_simpler(result.plans)[0]
     monkeypatch.setattr(simpler_module, "choose_mesh", never)
-    assert simpler(replace_request(planner, **changes), fastest, (), quiet) == [fastest]
+    assert prefer_simpler(replace_request(planner, **changes), fastest, (), quiet) == [fastest]

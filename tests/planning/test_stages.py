@@ -13,7 +13,7 @@ import pytest
 
 from planner_core.core import InputError, Pipeline, Plan, load_cluster
 from planner_core.cost import cost_model, ops_at_the_ends, pipe_link, stage_costs, stage_plans
-from planner_core.planning import find_staged_plan, plan_model, prepare
+from planner_core.planning import find_staged_plan, plan_model, prepare_planner
 from planner_core.planning.methods.layout import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
@@ -32,7 +32,7 @@ def request(model: str, cluster: str, batch: int, seq: int, **more: object) -> R
 @pytest.fixture(scope="module")
 def slow() -> tuple[Plan, float]:
     """Llama-3-70B on 8 nodes of slow Ethernet, and the bound of the search."""
-    found = search_stages(prepare(request("llama-3-70b", SLOW, 512, 4096)))
+    found = search_stages(prepare_planner(request("llama-3-70b", SLOW, 512, 4096)))
     assert found is not None
     return found.plan, found.bound
 
@@ -59,7 +59,7 @@ def test_the_closed_form_is_close(slow: tuple[Plan, float]) -> None:
 def test_depth_costs_little() -> None:
     spent = []
     for layers in (32, 128):
-        planner = prepare(request("llama-3-8b", SLOW, 128, 2048, layers=layers))
+        planner = prepare_planner(request("llama-3-8b", SLOW, 128, 2048, layers=layers))
         start = time.process_time()
         assert search_stages(planner) is not None
         spent.append(time.process_time() - start)
@@ -69,7 +69,7 @@ def test_depth_costs_little() -> None:
 def test_a_range_takes_what_its_stage_takes() -> None:
     """Sums over pieces are the seconds of a stage that is priced as one."""
     asked = Request("llama-3-8b", cluster="2x8-h100", batch=32, seq=2048, accumulate=8, layers=8, zero=1)
-    planner = prepare(asked)
+    planner = prepare_planner(asked)
     d = PipelineDegrees(2, 1, 4, 2, 1, 8)
     problem = planner.problem(d.mesh, uniform=True, ranks=2)
     found = search_within_budget(problem, objective="time")
@@ -98,7 +98,7 @@ def test_the_bound_of_any_cut() -> None:
 @pytest.mark.parametrize("model", ["t5-large", "resnet50-100k"])
 def test_other_models_are_cut(model: str) -> None:
     asked = Request(model, cluster="2x8-h100:inter=3", batch=256, accumulate=1, recompute="auto")
-    found = search_stages(prepare(asked))
+    found = search_stages(prepare_planner(asked))
     assert found is not None and found.plan.pipeline is not None and found.plan.fits
 
 
@@ -106,7 +106,7 @@ def test_a_model_of_one_node_or_of_a_file_has_none() -> None:
     whole = plan_model(Request("gpt2-xl", cluster="1x8-h100", layers=2)).best
     assert find_staged_plan(Request("gpt2-xl", cluster="1x8-h100", layers=2, accumulate=None), whole) is None
     with pytest.raises(InputError):
-        prepare(Request("no-such-model"))
+        prepare_planner(Request("no-such-model"))
 
 
 LLAMA_405B: dict[str, Any] = {
@@ -146,7 +146,9 @@ def test_a_405b_model_on_its_published_layout(nodes: int, tmp_path: Path) -> Non
         assert plan is not None and plan.pipeline is not None
         stated.append((plan, pricer.speed(plan, run).mfu))
     found = search_stages(
-        prepare(Request(str(path), cluster=cluster, batch=batch, seq=8192, accumulate=1, recompute="auto", **MEGATRON))
+        prepare_planner(
+            Request(str(path), cluster=cluster, batch=batch, seq=8192, accumulate=1, recompute="auto", **MEGATRON)
+        )
     )
     assert found is not None and found.plan.fits
     assert found.plan.cost.step_time_s <= min(plan.cost.step_time_s for plan, _ in stated if plan.fits)
@@ -154,7 +156,7 @@ def test_a_405b_model_on_its_published_layout(nodes: int, tmp_path: Path) -> Non
 
 
 def test_seven_layers_on_two_stages() -> None:
-    found = search_stages(prepare(request("llama-3-8b", "2x8-h100:inter=3", 64, 2048, layers=7)))
+    found = search_stages(prepare_planner(request("llama-3-8b", "2x8-h100:inter=3", 64, 2048, layers=7)))
     assert found is not None and found.plan.pipeline is not None and found.plan.fits
     assert sum(found.plan.pipeline.copies) == 7
     stated = Statement(parse_layout("dp=4,tp=2,pp=2,zero=1"), 1, 16, 2048, layers=7)

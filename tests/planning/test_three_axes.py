@@ -9,7 +9,7 @@ import pytest
 from planner_core.planning import choose_mesh
 from planner_core.planning.fitting.three_axes import meshes_of_three, with_third_axis
 from planner_core.planning.request import Request
-from planner_core.planning.session import meshes, prepare
+from planner_core.planning.session import candidate_meshes, prepare_planner
 from planner_core.verification.fake.group import verify_fake
 from tests.support.plans import searched
 
@@ -19,7 +19,7 @@ FEW_SAMPLES = Request("llama-3-8b", cluster=ROWS, batch=32, layers=4)
 
 
 def sizes(request: Request) -> list[tuple[int, ...]]:
-    return [mesh.axis_sizes for mesh in meshes_of_three(prepare(request, None))]
+    return [mesh.axis_sizes for mesh in meshes_of_three(prepare_planner(request, None))]
 
 
 def test_which_meshes_are_searched() -> None:
@@ -53,15 +53,15 @@ def test_it_wins_where_gpus_share_samples() -> None:
     Of eight layers: of four, the ends of the step, which no mesh hides, take too large a part.
     """
     deeper = replace(FEW_SAMPLES, layers=8)
-    planner = prepare(deeper, None)
-    two = choose_mesh(planner, meshes(planner.request, planner.cluster))
+    planner = prepare_planner(deeper, None)
+    two = choose_mesh(planner, candidate_meshes(planner.request, planner.cluster))
     best = searched(deeper)
     assert len(best.mesh.axis_sizes) == 3 and best.optimal
     assert best.cost.step_time_s < 0.99 * two.cost.step_time_s
 
 
 def test_a_plan_of_two_axes_stays_if_it_is_better() -> None:
-    planner = prepare(FEW_SAMPLES, None)
+    planner = prepare_planner(FEW_SAMPLES, None)
     best = searched(FEW_SAMPLES)
     faster = replace(best, cost=replace(best.cost, step_time_s=best.cost.step_time_s / 2))
     assert with_third_axis(planner, faster, lambda text: None) is faster

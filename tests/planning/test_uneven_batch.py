@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from planner_core.core import InputError
-from planner_core.planning import Request, plan_model, prepare
-from planner_core.planning.fitting.shortage import uneven_batch
+from planner_core.planning import Request, plan_model, prepare_planner
+from planner_core.planning.fitting.shortage import find_uneven_batch
 
 ASKED = Request(model="llama-3-8b", layers=2, cluster="2x8-h100", batch=17, seq=512)
 
@@ -29,5 +29,5 @@ def test_a_layout_that_deals_samples_out_unevenly_is_refused(layout: str) -> Non
 @pytest.mark.parametrize(("batch", "near"), [(256, (240, 288)), (240, None), (50, (48, 96)), (24, None)])
 def test_the_nearest_numbers_of_samples_stand_on_both_sides(batch: int, near: tuple[int, int] | None) -> None:
     cluster = "1x8-h200:nodes=6,inter=400"
-    found = uneven_batch(prepare(Request("gpt2-xl", cluster=cluster, batch=batch, layers=1)))
+    found = find_uneven_batch(prepare_planner(Request("gpt2-xl", cluster=cluster, batch=batch, layers=1)))
     assert (found and (found.below, found.above)) == near

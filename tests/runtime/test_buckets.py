@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner_core.core import Graph, Plan
 from planner_core.planning import choose_mesh
 from planner_core.planning.request import Request
-from planner_core.planning.session import meshes, prepare
+from planner_core.planning.session import candidate_meshes, prepare_planner
 from planner_core.runtime.program.buckets import (
     NO_MOVE,
     BucketMember,
@@ -121,8 +121,8 @@ def test_chains_with_the_same_messages_are_aligned_at_these() -> None:
 @cache
 def cut_in_part() -> tuple[Plan, Graph]:
     """On 64x8 GPT-2 gathers some weights on the tensor axis, so their gradients are cut there, and are summed with the others'."""
-    planner = prepare(Request("gpt2-xl", cluster="64x8-h100", mesh="64x8", batch=64), None)
-    return choose_mesh(planner, meshes(planner.request, planner.cluster)), planner.graph
+    planner = prepare_planner(Request("gpt2-xl", cluster="64x8-h100", mesh="64x8", batch=64), None)
+    return choose_mesh(planner, candidate_meshes(planner.request, planner.cluster)), planner.graph
 
 
 def test_gradients_that_are_cut_in_part_are_right() -> None:

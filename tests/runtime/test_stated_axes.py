@@ -13,7 +13,7 @@ from planner_core.planning import plan_model
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
-from planner_core.planning.session import prepare
+from planner_core.planning.session import prepare_planner
 from planner_core.verification.fake.group import verify_fake, verify_fake_all
 from planner_core.verification.numerics import verify_all
 from tests.support.tiny_models import tiny_config
@@ -51,7 +51,7 @@ def small(name: str, text: str, num_gpus: int = 4) -> Plan:
     layout = parse_layout(text)
     graph = capture_graph(tiny_config(name), batch=layout.data, seq=16, dtype="float32")
     asked = Request(name, cluster=f"1x8-h100:gpus={num_gpus}", batch=layout.data, seq=16, dtype="float32")
-    plan = prepare(asked, graph).of_layout(layout)
+    plan = prepare_planner(asked, graph).of_layout(layout)
     assert plan is not None
     return plan
 

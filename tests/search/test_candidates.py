@@ -17,7 +17,7 @@ from planner_core.cost.step_time import CostVector
 from planner_core.models.loading import capture_graph
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
-from planner_core.planning.session import Planner, prepare
+from planner_core.planning.session import Planner, prepare_planner
 from planner_core.search.algebra.convex_hull import slope
 from planner_core.search.algebra.elimination import eliminate
 from planner_core.search.candidates.clear_choices import without_clear_choices
@@ -55,7 +55,7 @@ def one_axis(planner: Planner, mesh: DeviceMesh) -> CostModel:
 
 @lru_cache
 def scored(name: str, size: int = 8) -> tuple[Planner, list[Candidates]]:
-    planner = prepare(Request(name, layers=2))
+    planner = prepare_planner(Request(name, layers=2))
     model = one_axis(planner, DeviceMesh(("tensor",), (size,)))
     found = [score_candidates(planner.coarse.blocks[n], planner.strategies[n], model, 2) for n in planner.coarse.blocks]
     return planner, [c for c in found if c is not None]

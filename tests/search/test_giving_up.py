@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner_core.core import DeviceMesh, axis_names
-from planner_core.planning import Request, prepare
+from planner_core.planning import Request, prepare_planner
 from planner_core.search import memory_bytes, rough_bound, search_within_budget
 from planner_core.search.network import Problem
 from planner_core.search.objective import TIE
@@ -25,7 +25,7 @@ def fresh(
     model: str, cluster: str, sizes: tuple[int, ...], zero: int, recompute: str, layers: int = 4
 ) -> Callable[[], Problem]:
     """Makes the same problem anew, with nothing kept of earlier searches."""
-    planner = prepare(Request(model, cluster=cluster, layers=layers, batch=8 * 2, recompute=recompute))
+    planner = prepare_planner(Request(model, cluster=cluster, layers=layers, batch=8 * 2, recompute=recompute))
     mesh = DeviceMesh(axis_names(len(sizes)), sizes)
     return lambda: planner.changed().problem(mesh, zero=zero)
 

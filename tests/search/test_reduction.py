@@ -10,7 +10,7 @@ import pytest
 
 from planner_core.core import DeviceMesh
 from planner_core.cost import NUM_COMPONENTS
-from planner_core.planning import Planner, Request, prepare
+from planner_core.planning import Planner, Request, prepare_planner
 from planner_core.planning.methods import METHODS
 from planner_core.search import exceeds_budget_by_far, find_least_memory, memory_bytes
 from planner_core.search.algebra.elimination import eliminate, fix_variables
@@ -27,7 +27,7 @@ MODELS = ("gpt2-xl", "mixtral-8x7b", "t5-large")
 
 
 def planner(model: str) -> Planner:
-    return prepare(Request(model, recompute="auto", zero=None))
+    return prepare_planner(Request(model, recompute="auto", zero=None))
 
 
 def alone(c: CompiledNetwork, weights: np.ndarray) -> np.ndarray:
@@ -115,7 +115,7 @@ def test_a_path_is_the_cheapest_chain() -> None:
 
 def test_what_cannot_fit_is_refused_without_a_search() -> None:
     """The answer names nearly the least memory, and none of the problems was priced."""
-    there = prepare(Request("llama-3-8b", layers=200, mesh="2x8", zero=3, recompute="auto"))
+    there = prepare_planner(Request("llama-3-8b", layers=200, mesh="2x8", zero=3, recompute="auto"))
     problem = there.problem(DeviceMesh(("data", "tensor"), (2, 8)))
     there = replace(there, cluster=there.cluster.with_memory(int(problem.least_bytes / (2 * MAX_SIMULATED_FACTOR))))
     answer = there.solve(problem, "time")

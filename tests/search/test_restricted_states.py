@@ -12,7 +12,7 @@ from planner_core.cost.model import cost_model
 from planner_core.models.loading import capture_graph
 from planner_core.planning import choose_mesh
 from planner_core.planning.request import Request
-from planner_core.planning.session import meshes, prepare
+from planner_core.planning.session import candidate_meshes, prepare_planner
 from planner_core.search.algebra import elimination_order
 from planner_core.search.algebra.elimination import eliminate, lower_bound
 from planner_core.search.algebra.elimination_order import TooWide, choose_elimination_order
@@ -62,8 +62,8 @@ def gap(plan: Plan) -> float:
 
 def test_weights_shared_by_every_layer_are_planned() -> None:
     request = Request(model="albert", mesh="2x8")
-    planner = prepare(request, capture_graph(ALBERT, batch=16, seq=128))
-    plan = choose_mesh(planner, meshes(request, planner.cluster))
+    planner = prepare_planner(request, capture_graph(ALBERT, batch=16, seq=128))
+    plan = choose_mesh(planner, candidate_meshes(request, planner.cluster))
     assert plan.fits
     assert (
         plan.optimal or gap(plan) < 0.05
@@ -74,8 +74,8 @@ def test_a_narrow_plan_is_one_of_the_wide_space() -> None:
     """Its states are among the others, its cost is the same in their network, and the bound is below it."""
     request = Request(model="albert", cluster="1x4-a100-pcie", mesh="4")
     small = {**ALBERT, "num_hidden_layers": 2}
-    planner = prepare(request, capture_graph(small, batch=16, seq=128))
-    (mesh,) = meshes(request, planner.cluster)
+    planner = prepare_planner(request, capture_graph(small, batch=16, seq=128))
+    (mesh,) = candidate_meshes(request, planner.cluster)
     model = cost_model(planner.cluster, mesh, planner.workload)
     nets = build_networks(planner.coarse, planner.strategies, model)
     seen: list[StateRestriction] = []
@@ -98,8 +98,8 @@ def test_a_narrow_plan_is_one_of_the_wide_space() -> None:
 
 def test_a_model_that_fits_is_left_alone() -> None:
     request = Request(model="llama-3-8b", mesh="2x8", layers=2)
-    planner = prepare(request)
-    (mesh,) = meshes(request, planner.cluster)
+    planner = prepare_planner(request)
+    (mesh,) = candidate_meshes(request, planner.cluster)
     assert planner.problem(mesh).unrestricted is None
     assert choose_mesh(planner, [mesh]).optimal
 
@@ -107,9 +107,9 @@ def test_a_model_that_fits_is_left_alone() -> None:
 @pytest.mark.slow
 def test_a_stack_that_is_given_more_weights_than_numpy_has_dims() -> None:
     request = Request(model="hrm", mesh="2x8")
-    planner = prepare(request, capture_graph(HRM, batch=16, seq=32))
+    planner = prepare_planner(request, capture_graph(HRM, batch=16, seq=32))
     assert max(len(b.inputs) for b in planner.coarse.graph.blocks.values()) > 64
-    plan = choose_mesh(planner, meshes(request, planner.cluster))
+    plan = choose_mesh(planner, candidate_meshes(request, planner.cluster))
     assert plan.fits and (plan.optimal or gap(plan) < 1)
 
 
@@ -118,8 +118,8 @@ def test_a_stack_that_is_given_more_weights_than_numpy_has_dims() -> None:
 def test_whatever_the_largest_table_there_is_a_plan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Less and less room for tables: the plan costs no less than the best, and what it says of its gap is true."""
     request = Request(model=name, mesh="2x8", layers=2)
-    planner = prepare(request)
-    options = meshes(request, planner.cluster)
+    planner = prepare_planner(request)
+    options = candidate_meshes(request, planner.cluster)
     best = choose_mesh(planner, options)
     assert best.optimal
     wide = 0

@@ -13,8 +13,8 @@ import torch
 
 from planner_core.core import Graph, Plan, PlannerError, plan_to_json
 from planner_core.models.loading import capture_file
-from planner_core.planning import Request, choose_mesh, meshes, plan_model, prepare
-from planner_core.planning.fitting.front import corners
+from planner_core.planning import Request, candidate_meshes, choose_mesh, plan_model, prepare_planner
+from planner_core.planning.fitting.front import unseen_corners
 from planner_core.verification.fake.group import _report as fake_report
 from planner_core.verification.fake.group import fake_step
 from planner_core.verification.numerics import judge, report
@@ -94,9 +94,11 @@ def plans_of(entry: Entry, graph: Graph, ranks: int) -> tuple[Plan, ...]:
 def corner(entry: Entry, graph: Graph, ranks: int, number: int) -> Plan:
     """A corner of the front, counted from 1, also where the best plan has no higher peak."""
     request = Request(entry.source, cluster=cluster(ranks), mesh=MESHES[ranks])
-    planner = prepare(request, graph)
-    options = meshes(request, planner.cluster)
-    return replace(corners(planner, options, [choose_mesh(planner, options)])[number - 1], name=f"corner {number}")
+    planner = prepare_planner(request, graph)
+    options = candidate_meshes(request, planner.cluster)
+    return replace(
+        unseen_corners(planner, options, [choose_mesh(planner, options)])[number - 1], name=f"corner {number}"
+    )
 
 
 def run(

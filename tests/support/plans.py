@@ -8,7 +8,7 @@ from planner_core.core import Plan, load_cluster
 from planner_core.cost import can_run_in_chunks, cost_model_of, price
 from planner_core.cost.resolved_ops import block_of
 from planner_core.models import load_plan_graph
-from planner_core.planning.fitting.for_tool import for_tool
+from planner_core.planning.fitting.for_tool import choose_for_tool
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.three_axes import with_third_axis
 from planner_core.planning.methods import FREE
@@ -38,7 +38,7 @@ def search_alone(request: Request) -> Plan:
         pass
 
     if request.tool not in (None, FREE):
-        return for_tool(request, None, quiet)[1]
+        return choose_for_tool(request, None, quiet)[1]
     planner, plan = choose_micro_batches(request, None, quiet)
     return with_third_axis(planner, plan, quiet)
 

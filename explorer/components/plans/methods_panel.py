@@ -11,7 +11,7 @@ from explorer.session import state
 from explorer.text.tables import Row
 from planner_core.core import Plan, PlannerError
 from planner_core.planning import METHODS, Request, Result
-from planner_core.planning.analysis import space_sizes
+from planner_core.planning.analysis import count_spaces
 
 FAIRNESS_NOTE = (
     "TAP, TAPS and ATP make bytes or communication least, not the step, and choose neither micro-batches nor recomputation. TAP gives "
@@ -79,5 +79,5 @@ def _method_rows(result: Result, requests: dict[str, Request]) -> list[Row]:
             results[name] = state.plan_request(request)
         except PlannerError as error:
             results[name] = state.page_wording(str(error))
-    sizes = {m: n for r in results.values() if isinstance(r, Result) for m, n in space_sizes(r).items()}
+    sizes = {m: n for r in results.values() if isinstance(r, Result) for m, n in count_spaces(r).items()}
     return list(rows.method_rows(rows.compare_methods(results, sizes)))

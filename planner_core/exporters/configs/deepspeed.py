@@ -17,10 +17,10 @@ from planner_core.planning.methods import (
     Difference,
     NothingSplit,
     TpLayout,
-    by_hand,
+    describe_modules,
     drop_summed,
-    patterns,
-    starred,
+    recompute_by_hand,
+    star_numbers,
     tensor_layout,
 )
 
@@ -49,14 +49,14 @@ def write_deepspeed(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
     inspect_model(plan, layout)
     styles = styles_by_pattern(plan, layout)
     unsupported = [n for n, s in styles.items() if s not in ("colwise", "rowwise")] + list(
-        dict.fromkeys(map(starred, layout.experts))
+        dict.fromkeys(map(star_numbers, layout.experts))
     )
     if unsupported:
         difference = "split in the plan, whole here; AutoTP is told of column and row pairs only"
         layout.differences.append(Difference.of(unsupported, difference))
     if not layout.groups:
         raise CannotHold(
-            f'the plan "{plan.name}" splits experts only ({patterns(layout.experts)}), which AutoTP does not'
+            f'the plan "{plan.name}" splits experts only ({describe_modules(layout.experts)}), which AutoTP does not'
         )
     specs = [
         {"patterns": [_regex(n) for n, s in styles.items() if s == style], "partition_type": kind}
@@ -73,7 +73,7 @@ def write_deepspeed(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
     if stage > AUTOTP_STAGE:
         difference = f"weights are gathered at use in the plan (ZeRO-3), whole here: AutoTP goes to stage {AUTOTP_STAGE}; more memory"
         layout.differences.append(Difference(difference))
-    remarks = list_remarks(layout, [USAGE, *column_remarks(layout)], by_hand(plan), autotp_stage(plan))
+    remarks = list_remarks(layout, [USAGE, *column_remarks(layout)], recompute_by_hand(plan), autotp_stage(plan))
     written = {n: s for n, s in layout.styles.items() if s in ("colwise", "rowwise")}
     return dump_json(data), remarks, replace(layout, styles=written, experts=[])
 
@@ -96,7 +96,7 @@ def _write_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
             if differing
             else []
         ),
-        *(f"differs from the plan: {d}" for d in by_hand(plan)),
+        *(f"differs from the plan: {d}" for d in recompute_by_hand(plan)),
     )
     return dump_json(data), remarks, None
 

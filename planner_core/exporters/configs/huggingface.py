@@ -6,7 +6,7 @@ from planner_core.core import Plan
 from planner_core.exporters.configs.common import column_remarks, dump_json
 from planner_core.exporters.observe import inspect_model, styles_by_pattern
 from planner_core.exporters.parallelize_module import list_remarks
-from planner_core.planning.methods import TpLayout, by_hand, patterns, starred, tensor_layout
+from planner_core.planning.methods import TpLayout, describe_modules, recompute_by_hand, star_numbers, tensor_layout
 
 STYLES = {
     "colwise": "colwise",
@@ -25,9 +25,9 @@ def write_hf(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     facts = inspect_model(plan, layout)
     tp_plan = {name: STYLES[style] for name, style in styles_by_pattern(plan, layout).items()}
     tp_plan.update(
-        {starred(n.rpartition(".")[0]): "replicated_with_grad_allreduce" for g in layout.groups for n in g.summed}
+        {star_numbers(n.rpartition(".")[0]): "replicated_with_grad_allreduce" for g in layout.groups for n in g.summed}
     )
-    for name in dict.fromkeys(map(starred, layout.experts)):
+    for name in dict.fromkeys(map(star_numbers, layout.experts)):
         tp_plan.update(
             {f"{name}.gate_up_proj": "packed_colwise", f"{name}.down_proj": "rowwise", name: "moe_tp_experts"}
         )
@@ -36,6 +36,10 @@ def write_hf(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     remarks = [
         "from_pretrained(NAME, distributed_config=DistributedConfig(**json.load(open('FILE')))) under torchrun; needs accelerate",
         *column_remarks(layout),
-        *([f"switched off, as the plan does not split them: {patterns(disabled)}"] if disabled else []),
+        *([f"switched off, as the plan does not split them: {describe_modules(disabled)}"] if disabled else []),
     ]
-    return dump_json({"tp_size": layout.size, "tp_plan": tp_plan}), list_remarks(layout, remarks, by_hand(plan)), layout
+    return (
+        dump_json({"tp_size": layout.size, "tp_plan": tp_plan}),
+        list_remarks(layout, remarks, recompute_by_hand(plan)),
+        layout,
+    )

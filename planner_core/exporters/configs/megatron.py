@@ -14,7 +14,7 @@ from planner_core.exporters.configs.common import (
     micro_batch_samples,
 )
 from planner_core.exporters.parallelize_module import list_remarks
-from planner_core.planning.methods import PEERS_TYPES, TOKENS_OR_GATHERED, TpLayout, degrees, split_site
+from planner_core.planning.methods import PEERS_TYPES, TOKENS_OR_GATHERED, TpLayout, parallel_degrees, split_site
 
 CP_COMM_TYPES = {kind: word for word, kind in PEERS_TYPES.items() if word != "allgather"}
 """Megatron-LM's `--cp-comm-type` for each way of attention over context ranks."""
@@ -32,7 +32,7 @@ GPT2_NAMES = {
 
 def write_megatron(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Write the degrees and the architecture. Megatron-LM has no plan by weight."""
-    layout = degrees(plan)
+    layout = parallel_degrees(plan)
     config = _with_llama_names(plan.model.get("config") or {})
     if "hidden_size" not in config or "num_attention_heads" not in config:
         raise InputError(

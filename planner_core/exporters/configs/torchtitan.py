@@ -9,7 +9,7 @@ from typing import Any
 from planner_core.core import Plan
 from planner_core.exporters.configs.common import check_single_stack, count_recompute_policies, micro_batch_samples
 from planner_core.exporters.parallelize_module import list_remarks
-from planner_core.planning.methods import TOKENS_OR_GATHERED, TpLayout, degrees
+from planner_core.planning.methods import TOKENS_OR_GATHERED, TpLayout, parallel_degrees
 
 SCHEDULES = {
     "gpipe": "GPipe",
@@ -31,7 +31,7 @@ POLICIES = ("none", "selective", "full")
 
 def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Write the options of torchtitan 0.3, one on a line: all of them for its own Llamas, only the settings for other models."""
-    layout = degrees(plan)
+    layout = parallel_degrees(plan)
     config = _config_name(dict(plan.model.get("config") or {}))
     stages, stage_remarks = _stage_options(plan)
     differences = [*_rank_remarks(layout), *stage_remarks]

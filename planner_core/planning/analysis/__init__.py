@@ -1,7 +1,7 @@
 """Answers to questions about plans: reports, sensitivity, scaling, ablation."""
 
 from planner_core.planning.analysis import sensitivity
-from planner_core.planning.analysis.ablation import SAYS, AblationStep, ablation_steps
+from planner_core.planning.analysis.ablation import DESCRIPTIONS, AblationStep, ablation_steps
 from planner_core.planning.analysis.doubt import (
     MOST_DOUBT,
     SCENARIOS,
@@ -9,35 +9,35 @@ from planner_core.planning.analysis.doubt import (
     Regret,
     Scenario,
     Tie,
-    choice,
+    choose_among_ties,
     doubt_between,
-    regret,
+    plan_regrets,
 )
 from planner_core.planning.analysis.fold_graph import to_dot, to_graphml, to_networkx
 from planner_core.planning.analysis.folding import fold_report, fold_text
 from planner_core.planning.analysis.priced import price_report, price_text
 from planner_core.planning.analysis.reporting import (
+    format_table,
     front_report,
     front_text,
+    plan_report,
     regret_report,
     regret_text,
-    report,
-    simulated_s,
-    table,
+    simulate_steps,
     text,
     unknown_ops,
 )
-from planner_core.planning.analysis.scaling import COUNTS, Size, grow, resized
+from planner_core.planning.analysis.scaling import COUNTS, Size, best_plans_at, resize_cluster
 from planner_core.planning.analysis.sensitivity import SAME, UNKNOWN, Crossover, MapAxis, RegionCell
-from planner_core.planning.analysis.space_size import log10_size, space_sizes
+from planner_core.planning.analysis.space_size import count_spaces, log10_size
 from planner_core.planning.analysis.step_trace import STREAMS, TraceWork, chrome_trace, step_work, trace_of
 from planner_core.planning.analysis.unfolded_network import network_json, unfold_problem
 
 __all__ = [
     "COUNTS",
+    "DESCRIPTIONS",
     "MOST_DOUBT",
     "SAME",
-    "SAYS",
     "SCENARIOS",
     "STREAMS",
     "UNKNOWN",
@@ -52,28 +52,28 @@ __all__ = [
     "Tie",
     "TraceWork",
     "ablation_steps",
-    "choice",
+    "best_plans_at",
+    "choose_among_ties",
     "chrome_trace",
+    "count_spaces",
     "doubt_between",
     "fold_report",
     "fold_text",
+    "format_table",
     "front_report",
     "front_text",
-    "grow",
     "log10_size",
     "network_json",
+    "plan_regrets",
+    "plan_report",
     "price_report",
     "price_text",
-    "regret",
     "regret_report",
     "regret_text",
-    "report",
-    "resized",
+    "resize_cluster",
     "sensitivity",
-    "simulated_s",
-    "space_sizes",
+    "simulate_steps",
     "step_work",
-    "table",
     "text",
     "to_dot",
     "to_graphml",

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import NoPlanFits, Plan
 from planner_core.planning.fitting.mesh_search import choose_mesh
-from planner_core.planning.methods import EXACT, METHODS, Method, free
+from planner_core.planning.methods import EXACT, METHODS, Method, unrestricted
 from planner_core.planning.request import Progress
-from planner_core.planning.session import Planner, meshes, replace_request
+from planner_core.planning.session import Planner, candidate_meshes, replace_request
 
-SAYS = {
+DESCRIPTIONS = {
     "exact": "nothing is forbidden, least step time",
     "goal": "aims at the least communication, hidden or not, instead of the least step time",
     "kept": "keeps weights on the device that uses them: none is sharded and gathered at use",
@@ -26,7 +26,7 @@ SAYS = {
 }
 """What each step adds, as text. The last step, `space`, has the method's own text (see `Method.space`)."""
 
-FURTHER = "best found: by the search of a further step"
+ATP_WORDS = "best found: by the search of a further step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class AblationStep:
         """This plan as that of an earlier step, which did not find it and so did not prove it."""
         if self is step or self.plan is None:
             return step
-        return replace(step, plan=replace(self.plan, optimal=False, notes=(FURTHER, *self.plan.notes)))
+        return replace(step, plan=replace(self.plan, optimal=False, notes=(ATP_WORDS, *self.plan.notes)))
 
 
 def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: None) -> list[AblationStep]:
@@ -51,44 +51,44 @@ def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: N
     too, so it is the larger space's plan. `say` gets a sentence about what is being done. It may raise to stop.
     """
     found = [
-        AblationStep(name, says, _best(planner, one, say))
-        for name, says, one in _steps(METHODS[method], planner.workload.zero)
+        AblationStep(name, says, _best_restricted(planner, one, say))
+        for name, says, one in _steps_to(METHODS[method], planner.workload.zero)
     ]
     for at, step in reversed(list(enumerate(found[:-1]))):
         if step.plan is not None and step.plan.optimal:
             continue
-        found[at] = min(found[at:], key=lambda s: _rank(s.plan, by_time=at == 0)).called(step)
+        found[at] = min(found[at:], key=lambda s: _rank_among_step(s.plan, by_time=at == 0)).called(step)
     return found
 
 
-def _rank(plan: Plan | None, by_time: bool) -> tuple[bool, float]:
+def _rank_among_step(plan: Plan | None, by_time: bool) -> tuple[bool, float]:
     """The place of a plan among those of a step, the least first: plans that fit, by time in the exact search, else by communication."""
     if plan is None:
         return True, float("inf")
     return not plan.fits, plan.cost.step_time_s if by_time else plan.cost.comm_time_s
 
 
-def _steps(target: Method, zero: int) -> Iterator[tuple[str, str, Method]]:
+def _steps_to(target: Method, zero: int) -> Iterator[tuple[str, str, Method]]:
     """From the exact search at ZeRO stage `zero` to `target`: each step's name, what it adds, and the method so far."""
     step = replace(EXACT, objective="time")
-    yield "exact", SAYS["exact"], step
+    yield "exact", DESCRIPTIONS["exact"], step
     step = replace(step, objective=target.objective)
-    yield "goal", SAYS["goal"], step
+    yield "goal", DESCRIPTIONS["goal"], step
     if target.zero < zero:
         step = replace(step, zero=target.zero)
-        yield "kept", SAYS["kept"], step
+        yield "kept", DESCRIPTIONS["kept"], step
     step = replace(step, uniform=target.uniform)
-    yield "alike", SAYS["alike"], step
+    yield "alike", DESCRIPTIONS["alike"], step
     if target.by_volume:
         step = replace(step, by_volume=True)
-        yield "volume", SAYS["volume"], step
-    if target.restrict is not free:
+        yield "volume", DESCRIPTIONS["volume"], step
+    if target.restrict is not unrestricted:
         yield "space", target.space, target
 
 
-def _best(planner: Planner, method: Method, say: Callable[[str], None]) -> Plan | None:
+def _best_restricted(planner: Planner, method: Method, say: Callable[[str], None]) -> Plan | None:
     exact = replace_request(planner, method="exact", objective="time")
     try:
-        return choose_mesh(exact, meshes(planner.request, planner.cluster), say, method)
+        return choose_mesh(exact, candidate_meshes(planner.request, planner.cluster), say, method)
     except NoPlanFits:
         return None

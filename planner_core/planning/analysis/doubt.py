@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import Cluster, Plan
 from planner_core.cost import CostModel, cost_model_of, ops_at_the_ends, price_pipeline, priced_units, step_seconds
-from planner_core.planning.fitting.simpler import leads
+from planner_core.planning.fitting.simpler import leads_by_simplicity
 from planner_core.planning.methods import BASELINES
 from planner_core.planning.pipeline import Result
 from planner_core.planning.pricing import Z_NINE_IN_TEN, time_sigma
@@ -70,10 +70,10 @@ class Choice:
         return f"{told}. Run {self.recommended}, the simplest: {why}. {self.fastest} may gain {100 * gain:.1f} %"
 
 
-def choice(result: Result) -> Choice:
+def choose_among_ties(result: Result) -> Choice:
     """The ties of the chosen plan among the plans that fit. Under another objective than time there are none: bytes are exact. A plan
     for a tool is recommended as it is: the tool runs it, and may not run the others."""
-    lead = result.best if leads(result.best) else None
+    lead = result.best if leads_by_simplicity(result.best) else None
     best = result.plans[1] if lead else result.best
     found = []
     for plan in result.plans:
@@ -140,10 +140,10 @@ class Regret:
         return max(self.lost)
 
 
-def regret(result: Result, scenarios: Sequence[Scenario] = SCENARIOS) -> list[Regret]:
+def plan_regrets(result: Result, scenarios: Sequence[Scenario] = SCENARIOS) -> list[Regret]:
     """The regret of each plan that fits, in the order of the plans."""
     plans = [p for p in result.plans if p.fits]
-    times = [[_seconds(p, result, s) for s in scenarios] for p in plans]
+    times = [[_step_seconds(p, result, s) for s in scenarios] for p in plans]
     least = [min(column) for column in zip(*times, strict=True)]
     return [
         Regret(p.name, tuple(row), tuple(t / best - 1 for t, best in zip(row, least, strict=True)))
@@ -151,7 +151,7 @@ def regret(result: Result, scenarios: Sequence[Scenario] = SCENARIOS) -> list[Re
     ]
 
 
-def _seconds(plan: Plan, result: Result, scenario: Scenario) -> float:
+def _step_seconds(plan: Plan, result: Result, scenario: Scenario) -> float:
     model = scenario.model(plan, result.cluster)
     if plan.pipeline:
         ends = ops_at_the_ends(result.coarse)

@@ -61,15 +61,15 @@ def to_networkx(folded: Folded, *, unfolded: bool = False) -> MultiDiGraph:
 
     graph = MultiDiGraph(name=folded.graph.name)
     repeats = folded.repeats
-    for block, scope, coarse in _scopes(folded, unfolded):
+    for block, scope, coarse in _scoped_groups(folded, unfolded):
         for group in coarse.groups:
-            facts = _facts(coarse.block, group)
+            facts = _group_attributes(coarse.block, group)
             copies = repeats[block] if block and not unfolded else 1
-            graph.add_node(_name((scope, group.name), unfolded), block=block, repeats=copies, **facts)
-    for wire, count in Counter(_wires(folded, unfolded)).items():
+            graph.add_node(_node_name((scope, group.name), unfolded), block=block, repeats=copies, **facts)
+    for wire, count in Counter(_all_wires(folded, unfolded)).items():
         graph.add_edge(
-            _name(wire.src, unfolded),
-            _name(wire.dst, unfolded),
+            _node_name(wire.src, unfolded),
+            _node_name(wire.dst, unfolded),
             shape=wire.shape,
             dtype=wire.dtype,
             bytes=wire.num_bytes,
@@ -121,32 +121,32 @@ def to_dot(folded: Folded, *, unfolded: bool = False) -> str:
     clusters: dict[str, list[str]] = {}
     for node, facts in graph.nodes(data=True):
         clusters.setdefault(facts["block"] if not unfolded else "", []).append(
-            f"{_quoted(node)} [label={_quoted(facts['label'])}];"
+            f"{_quote_dot(node)} [label={_quote_dot(facts['label'])}];"
         )
     lines = [
-        f"digraph {_quoted(folded.graph.name)} {{",
+        f"digraph {_quote_dot(folded.graph.name)} {{",
         "  node [shape=box];",
         *("  " + n for n in clusters.pop("", [])),
     ]
     for index, (block, nodes) in enumerate(clusters.items()):
-        title = _quoted(f"{block} x{folded.repeats[block]}")
+        title = _quote_dot(f"{block} x{folded.repeats[block]}")
         lines += [f"  subgraph cluster_{index} {{", f"    label={title};", *("    " + n for n in nodes), "  }"]
     for src, dst, facts in graph.edges(data=True):
-        lines.append(f"  {_quoted(src)} -> {_quoted(dst)} [label={_quoted(facts['shape'])}];")
+        lines.append(f"  {_quote_dot(src)} -> {_quote_dot(dst)} [label={_quote_dot(facts['shape'])}];")
     return "\n".join([*lines, "}", ""])
 
 
-def _quoted(text: str) -> str:
+def _quote_dot(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _name(node: NodeKey, unfolded: bool) -> str:
+def _node_name(node: NodeKey, unfolded: bool) -> str:
     """`LlamaDecoderLayer:mlp.up_proj/linear`, or `model.layers.0.mlp.up_proj/linear` in an unfolded graph."""
     scope, name = node
     return join_name(scope, name) if unfolded or not scope else f"{scope}:{name}"
 
 
-def _scopes(folded: Folded, unfolded: bool) -> Iterator[tuple[str, str, CoarseBlock]]:
+def _scoped_groups(folded: Folded, unfolded: bool) -> Iterator[tuple[str, str, CoarseBlock]]:
     """(block, the scope of its nodes, its groups)."""
     yield "", "", folded.coarse.top
     if not unfolded:
@@ -155,8 +155,8 @@ def _scopes(folded: Folded, unfolded: bool) -> Iterator[tuple[str, str, CoarseBl
     yield from ((call.block, call.prefix, folded.coarse.blocks[call.block]) for call in folded.graph.calls())
 
 
-def _facts(block: Block, group: Group) -> dict[str, Any]:
-    ops = [_op(block, i) for i in group.items]
+def _group_attributes(block: Block, group: Group) -> dict[str, Any]:
+    ops = [_op_attributes(block, i) for i in group.items]
     lead = next(op for op in ops if op.name == group.name)
     weights = [block.values[v] for op in ops for v in dict.fromkeys(op.inputs) if block.values[v].kind == "parameter"]
     scope = group.name.rpartition("/")[0]
@@ -170,19 +170,19 @@ def _facts(block: Block, group: Group) -> dict[str, Any]:
     }
 
 
-def _op(block: Block, position: int) -> Op:
+def _op_attributes(block: Block, position: int) -> Op:
     item = block.items[position]
     assert isinstance(item, Op)
     return item
 
 
-def _wires(folded: Folded, unfolded: bool) -> Iterator[_Wire]:
+def _all_wires(folded: Folded, unfolded: bool) -> Iterator[_Wire]:
     """Every tensor that passes between two groups of the whole model, in order; equal ones where copies share nodes."""
     made: dict[int, NodeKey] = {}  # value of the top block -> the group that makes it
     top = folded.coarse.top
     for item in top.nodes:
         if isinstance(item, Group):
-            yield from _into(top.block, item, "", made)
+            yield from _wires_into(top.block, item, "", made)
             continue
         call = top.block.items[item]
         assert isinstance(call, Call)
@@ -190,13 +190,13 @@ def _wires(folded: Folded, unfolded: bool) -> Iterator[_Wire]:
         scope = call.prefix if unfolded else call.block
         inside = {own: made[v] for own, v in zip(inner.block.inputs, call.inputs, strict=True) if v in made}
         for group in inner.groups:
-            yield from _into(inner.block, group, scope, inside)
+            yield from _wires_into(inner.block, group, scope, inside)
         made.update({v: inside[own] for own, v in zip(inner.block.outputs, call.outputs, strict=True) if own in inside})
 
 
-def _into(block: Block, group: Group, scope: str, made: dict[int, NodeKey]) -> Iterator[_Wire]:
+def _wires_into(block: Block, group: Group, scope: str, made: dict[int, NodeKey]) -> Iterator[_Wire]:
     """What a group takes from others, each tensor once; then its own results are noted in `made`."""
-    ops = [_op(block, i) for i in group.items]
+    ops = [_op_attributes(block, i) for i in group.items]
     own: Mapping[int, None] = dict.fromkeys(v for op in ops for v in op.outputs)
     here = (scope, group.name)
     for v in dict.fromkeys(v for op in ops for v in op.inputs):

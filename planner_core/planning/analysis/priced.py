@@ -6,7 +6,14 @@ from typing import Any
 
 from planner_core.core import Cluster, Plan
 from planner_core.cost import micro_batch, zero_stage
-from planner_core.planning.analysis.reporting import gib, plan_summary, recomputation, reserved_text, seconds, table
+from planner_core.planning.analysis.reporting import (
+    format_peak_gib,
+    format_seconds,
+    format_table,
+    plan_summary,
+    recomputation,
+    reserved_text,
+)
 from planner_core.planning.pricing import Budget, PricedRun, Speed, predict_reserved
 
 SCHEMA = "shardscope.price/1"
@@ -79,12 +86,12 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
     if priced.plan is None or priced.speed is None:
         return "\n".join([head, "not legal for this model:", *priced.reasons])
     rows = [["", "step", "from", "to", "tokens/s/GPU", "MFU", "memory GiB", "fits"]]
-    rows += [_row("stated", priced.plan, priced.speed)]
+    rows += [_plan_row("stated", priced.plan, priced.speed)]
     if priced.best is not None and priced.best_speed is not None:
-        rows.append(_row(f"best: {priced.best.mesh}", priced.best, priced.best_speed))
-    parts = ", ".join(f"{what} {seconds(s)}" for what, s in (priced.parts or {}).items())
+        rows.append(_plan_row(f"best: {priced.best.mesh}", priced.best, priced.best_speed))
+    parts = ", ".join(f"{what} {format_seconds(s)}" for what, s in (priced.parts or {}).items())
     helps = [
-        f"{s.change}: {seconds(s.plan.cost.step_time_s)}, {s.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+        f"{s.change}: {format_seconds(s.plan.cost.step_time_s)}, {s.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
         for s in priced.suggestions
     ]
     lines = [
@@ -92,11 +99,11 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
         *priced.about,
         *priced.notes,
         "",
-        table(rows, frozenset(range(1, 8))),
+        format_table(rows, frozenset(range(1, 8))),
         "",
         f"a step is {parts}; limited by {priced.limited_by}",
         *([priced.fills] if priced.fills else []),
-        *([] if priced.best is None else [_chosen(priced.best)]),
+        *([] if priced.best is None else [_describe_choices(priced.best)]),
         *([reserved_text(predict_reserved(priced.plan, priced.cluster))] if priced.plan.fits else []),
     ]
     if helps:
@@ -104,20 +111,20 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
     return "\n".join([*lines, *(_cost_lines(budget, priced.speed, priced.cluster) if budget else [])])
 
 
-def _chosen(best: Plan) -> str:
+def _describe_choices(best: Plan) -> str:
     """What the best plan chose beside its mesh."""
     ways = " and ".join(dict.fromkeys(recomputation(best).values())) or best.workload["recompute"]
     return f"best: micro-batch {micro_batch(best)} x {best.workload['accumulate']}, ZeRO-{zero_stage(best)}, recompute {ways}"
 
 
-def _row(name: str, plan: Plan, speed: Speed) -> list[str]:
+def _plan_row(name: str, plan: Plan, speed: Speed) -> list[str]:
     return [
         name,
-        seconds(speed.step_time_s),
-        *speed.between(seconds),
+        format_seconds(speed.step_time_s),
+        *speed.between(format_seconds),
         f"{speed.tokens_per_s_per_gpu:,.0f}",
         f"{100 * speed.mfu:.1f} %",
-        gib(plan),
+        format_peak_gib(plan),
         "yes" if plan.fits else "no",
     ]
 

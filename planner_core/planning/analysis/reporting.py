@@ -10,9 +10,9 @@ from typing import Any
 from planner_core.core import Plan, Workload, glob_name, placements_by_pattern, states_by_pattern
 from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
 from planner_core.ops import CoarseGraph
-from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choice
+from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choose_among_ties
 from planner_core.planning.fitting.front import FrontPoint
-from planner_core.planning.fitting.simpler import leads
+from planner_core.planning.fitting.simpler import leads_by_simplicity
 from planner_core.planning.pipeline import Result
 from planner_core.planning.pricing import (
     Budget,
@@ -27,23 +27,23 @@ from planner_core.planning.session import usable_bytes
 from planner_core.search.candidates import weight_matrices
 
 SCHEMA = "shardscope.report/1"
-AGREES = 0.01
+SIMULATION_AGREES = 0.01
 """A simulation that is closer to a plan's time than this share agrees with it."""
-HOW_SURE = "from ... to: nine in ten published runs of such a kind were measured between these (assets/bands.json)"
+BAND_WORDS = "from ... to: nine in ten published runs of such a kind were measured between these (assets/bands.json)"
 SLOWED = "exposed comm above all comm: collectives at one time slow each other and computation; all comm is each of them by itself"
 
 
-def simulated_s(result: Result) -> list[float]:
+def simulate_steps(result: Result) -> list[float]:
     """The simulated step of each plan, in seconds."""
     return [simulated(p, result.graph) for p in result.plans]
 
 
-def report(result: Result, budget: Budget | None = None, times: Sequence[float] | None = None) -> dict[str, Any]:
+def plan_report(result: Result, budget: Budget | None = None, times: Sequence[float] | None = None) -> dict[str, Any]:
     """The object of `plan --json` (docs/CONTRACT.md). With `budget` each plan has the days and the money that all tokens take.
-    `times`: `simulated_s`, if it is known."""
+    `times`: `simulate_steps`, if it is known."""
     num_gpus, plans = result.cluster.num_gpus, list[dict[str, Any]]()
-    for p, simulated_step_s in zip(result.plans, times or simulated_s(result), strict=True):
-        speed = measure_speed(p, _flops(p, result), result.cluster)
+    for p, simulated_step_s in zip(result.plans, times or simulate_steps(result), strict=True):
+        speed = measure_speed(p, _micro_batch_flops(p, result), result.cluster)
         run = {} if budget is None else {"run": budget.to_json(speed, num_gpus)}
         summary = plan_summary(p, speed, predict_reserved(p, result.cluster))
         plans.append(summary | {"simulated_step_s": simulated_step_s} | run)
@@ -68,7 +68,7 @@ def report(result: Result, budget: Budget | None = None, times: Sequence[float] 
             "scored": sum(c.scored for c in result.candidates),
             "dropped": dict(result.dropped),
         },
-        "choice": choice_summary(choice(result)),
+        "choice": choice_summary(choose_among_ties(result)),
         "unknown_ops": list(result.unknown_ops),
         "notes": list(result.notes),
         "uneven_batch": None if result.uneven_batch is None else asdict(result.uneven_batch),
@@ -78,13 +78,13 @@ def report(result: Result, budget: Budget | None = None, times: Sequence[float] 
     }
 
 
-def _flops(plan: Plan, result: Result) -> int:
+def _micro_batch_flops(plan: Plan, result: Result) -> int:
     """FLOPs of one of the plan's micro-batches, which may be of another size than the graph's."""
     samples = int(plan.workload["batch"]) // int(plan.workload["accumulate"])
     return count_model_flops(result.graph) * samples // result.graph.workload["batch"]
 
 
-def arranged(plan: Plan) -> str:
+def describe_arrangement(plan: Plan) -> str:
     """The mesh of a plan; with stages also those: `8 x (2 data×4 tensor), 16 stages, interleaved`."""
     cut = plan.pipeline
     if cut is None:
@@ -195,7 +195,7 @@ def recomputation(plan: Plan) -> dict[str, str]:
     return found
 
 
-def table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:
+def format_table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:
     """Rows as aligned columns; the first row is the head."""
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
     lines = [
@@ -207,7 +207,7 @@ def table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """`345 ms`, `1.2 s`: three significant figures."""
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
@@ -223,13 +223,13 @@ def reserved_text(reserved: ReservedMemory) -> str:
     return f"PyTorch's allocator will have about {likely} GiB reserved ({low} to {high} in nine in ten measured runs, {reserved.kind})"
 
 
-def gib(plan: Plan) -> str:
+def format_peak_gib(plan: Plan) -> str:
     """The peak memory in GiB."""
     return f"{plan.cost.memory_bytes['peak'] / 2**30:.1f}"
 
 
-def _proven(plan: Plan) -> str:
-    return "yes" if plan.optimal else "a tie" if leads(plan) else "no"
+def _proven_mark(plan: Plan) -> str:
+    return "yes" if plan.optimal else "a tie" if leads_by_simplicity(plan) else "no"
 
 
 def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget | None = None) -> str:
@@ -255,24 +255,24 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget
         rows.append(
             [
                 p.name,
-                arranged(p),
-                seconds(c.step_time_s),
-                *speed.between(seconds),
+                describe_arrangement(p),
+                format_seconds(c.step_time_s),
+                *speed.between(format_seconds),
                 f"{speed.tokens_per_s_per_gpu:,.0f}",
                 f"{100 * speed.mfu:.1f}",
-                seconds(c.compute_time_s),
-                seconds(c.exposed_comm_time_s),
-                seconds(c.comm_time_s),
-                gib(p),
+                format_seconds(c.compute_time_s),
+                format_seconds(c.exposed_comm_time_s),
+                format_seconds(c.comm_time_s),
+                format_peak_gib(p),
                 "yes" if p.fits else "no",
-                _proven(p),
+                _proven_mark(p),
                 *([] if budget is None else budget.cells(speed, p.num_gpus)),
             ]
         )
-    return table(rows, frozenset({*range(2, 11), 13, 14}))
+    return format_table(rows, frozenset({*range(2, 11), 13, 14}))
 
 
-def _numbers(w: Workload) -> str:
+def _describe_precision(w: Workload) -> str:
     """What a step computes in, and whether it keeps more than that: `bfloat16 mixed precision`."""
     if w.dtype == "float32":
         return w.dtype
@@ -280,8 +280,8 @@ def _numbers(w: Workload) -> str:
 
 
 def text(result: Result, budget: Budget | None = None, times: Sequence[float] | None = None) -> str:
-    """The report to read. `budget` and `times` are those of `report`."""
-    speeds = [measure_speed(p, _flops(p, result), result.cluster) for p in result.plans]
+    """The report to read. `budget` and `times` are those of `plan_report`."""
+    speeds = [measure_speed(p, _micro_batch_flops(p, result), result.cluster) for p in result.plans]
     g = graph_summary(result.coarse)
     w = result.workload
     head = (
@@ -289,13 +289,13 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
         + ", ".join(f"{b['name']} x{b['repeats']}" for b in g["unique_blocks"])
     )
     c = result.cluster
-    where = f"{c.name}: {c.num_gpus} x {c.gpu.name}; batch {w.batch} x {w.seq} tokens, {_numbers(w)}, {w.optimizer}"
+    where = f"{c.name}: {c.num_gpus} x {c.gpu.name}; batch {w.batch} x {w.seq} tokens, {_describe_precision(w)}, {w.optimizer}"
     about = describe_software(result.graph, c, w, usable_bytes(c.gpu.memory_bytes, result.request))
     own = [] if result.graph.source.startswith("zoo:") else [f"trained on {result.graph.loss}"]
     best = result.best
-    placed = _placed(best)
+    placed = _weight_rows(best)
     unknown = [unknown_ops(result)] if result.unknown_ops else []
-    total = seconds(result.timings_s["total"])
+    total = format_seconds(result.timings_s["total"])
     scored = f"{sum(x.scored for x in result.candidates)} candidates scored, total {total}; times are estimates"
     notes = [f"{p.name}: {note}" for p in result.plans for note in p.notes if note not in result.notes]
     parts = [
@@ -308,18 +308,18 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
         *unknown,
         "",
         plans_table(result.plans, speeds, budget),
-        HOW_SURE,
+        BAND_WORDS,
         *([SLOWED] if any(p.cost.exposed_comm_time_s > p.cost.comm_time_s for p in result.plans) else []),
-        simulation_text(result.plans, times or simulated_s(result)),
-        f"how sure the order is: {choice(result).sentence}",
+        simulation_text(result.plans, times or simulate_steps(result)),
+        f"how sure the order is: {choose_among_ties(result).sentence}",
         *notes,
         "",
-        table(placed),
+        format_table(placed),
     ]
     return "\n".join(parts)
 
 
-def _placed(plan: Plan) -> list[list[str]]:
+def _weight_rows(plan: Plan) -> list[list[str]]:
     """A row for each weight: how it is kept for its uses on each mesh axis, and what the optimizer keeps of it where that differs."""
     states = states_by_pattern(plan)
     return [
@@ -334,7 +334,7 @@ def _placed(plan: Plan) -> list[list[str]]:
 def simulation_text(plans: Sequence[Plan], times: Sequence[float]) -> str:
     """How far the plans' times are from those of a simulation in the order in which a run issues its work."""
     apart = {p.name: time / p.cost.step_time_s - 1 for p, time in zip(plans, times, strict=True)}
-    told = ", ".join(f"{name} {100 * share:+.1f} %" for name, share in apart.items() if abs(share) > AGREES)
+    told = ", ".join(f"{name} {100 * share:+.1f} %" for name, share in apart.items() if abs(share) > SIMULATION_AGREES)
     return (
         f"simulated in the order in which a run issues its work: within 1 % of these times{told and ', but for '}{told}"
     )
@@ -372,8 +372,8 @@ def front_text(points: Sequence[FrontPoint], exact: bool, objective: str) -> str
     told = "all of them" if exact else "some lie closer together than could be looked through"
     head = f"{len(points)} plans, all copies of a block alike, that no other beats in {objective} and memory ({told}):"
     rows = [["mesh", objective, "memory GiB at the end of forward"]]
-    rows += [[str(p.mesh), seconds(p.cost_s), f"{p.memory_bytes / 2**30:.2f}"] for p in points]
-    return f"{head}\n\n{table(rows, frozenset({1, 2}))}"
+    rows += [[str(p.mesh), format_seconds(p.cost_s), f"{p.memory_bytes / 2**30:.2f}"] for p in points]
+    return f"{head}\n\n{format_table(rows, frozenset({1, 2}))}"
 
 
 def regret_report(found: Sequence[Regret]) -> dict[str, Any]:
@@ -390,7 +390,7 @@ def regret_text(found: Sequence[Regret]) -> str:
     """The same as a table: seconds, and the share that each plan loses to the best plan of that scenario."""
     rows = [["plan", *(s.title for s in SCENARIOS), "loses at most"]]
     for r in found:
-        cells = [f"{seconds(t)} (+{100 * lost:.1f} %)" for t, lost in zip(r.step_time_s, r.lost, strict=True)]
+        cells = [f"{format_seconds(t)} (+{100 * lost:.1f} %)" for t, lost in zip(r.step_time_s, r.lost, strict=True)]
         rows.append([r.name, *cells, f"{100 * r.worst:.1f} %"])
     head = "if the machine is worse than assumed: step, and what it loses to the best of these plans there"
-    return f"{head}\n\n{table(rows, frozenset(range(1, len(rows[0]))))}"
+    return f"{head}\n\n{format_table(rows, frozenset(range(1, len(rows[0]))))}"

@@ -1,8 +1,8 @@
 """How the best mesh changes with the number of GPUs, and at which degree tensor parallelism stops paying.
 
 For each number of GPUs:
-1. A cluster of that size with the same nodes and links is made (`resized`).
-2. Every factorisation into at most two axes is searched (`grow`).
+1. A cluster of that size with the same nodes and links is made (`resize_cluster`).
+2. Every factorisation into at most two axes is searched (`best_plans_at`).
 3. The best plan of every tensor-parallel degree is found (`TensorAxis`). Then the last axis shards the weights and not the batch.
    The first axis shards the batch, and may shard weights that are gathered at use.
 """
@@ -30,19 +30,19 @@ from planner_core.planning.methods import (
     EXACT,
     AxisRules,
     Method,
-    anything,
-    batch_split,
-    sequence_split,
-    used_in_parts,
-    whole,
+    is_batch_split,
+    is_sequence_split,
+    is_unsplit,
+    is_used_in_parts,
+    pass_any,
 )
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.session import Planner, meshes, prepare
+from planner_core.planning.session import Planner, candidate_meshes, prepare_planner
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import AxisState, Restriction
 
 COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-PAYS = 0.05
+LEAST_GAIN = 0.05
 """A larger degree pays if the step gets shorter by more than this share; the cost model is not more exact."""
 
 
@@ -89,12 +89,12 @@ class Size:
         shortens the step by more than PAYS. None if nothing fits."""
         kept: ScalingOption | None = None
         for o in self.by_degree.values():
-            if kept is None or o.step_time_s < kept.step_time_s * (1 - PAYS):
+            if kept is None or o.step_time_s < kept.step_time_s * (1 - LEAST_GAIN):
                 kept = o
         return kept
 
 
-def resized(cluster: Cluster, num_gpus: int) -> Cluster:
+def resize_cluster(cluster: Cluster, num_gpus: int) -> Cluster:
     """A cluster of `num_gpus` GPUs with the same nodes and links. The outermost level grows or shrinks; inner levels only shrink.
 
     Raises InputError if that many GPUs do not fill whole units.
@@ -113,7 +113,7 @@ def resized(cluster: Cluster, num_gpus: int) -> Cluster:
     return replace(cluster, name=f"{cluster.name} at {num_gpus} GPUs", levels=tuple(kept))
 
 
-def grow(
+def best_plans_at(
     request: Request,
     cluster: Cluster,
     num_gpus: int,
@@ -126,9 +126,9 @@ def grow(
     `graph`: the request's model; None loads it from the zoo for `batch` samples. `say` gets a sentence about what is being done, and
     may raise to stop. Raises InputError.
     """
-    there = resized(cluster, num_gpus)
+    there = resize_cluster(cluster, num_gpus)
     asked = replace(request, cluster=there.to_json(), mesh=None, batch=batch, method="exact", objective="time")
-    planner = prepare(asked, graph)
+    planner = prepare_planner(asked, graph)
     degrees = []
     for t in range(1, num_gpus + 1):
         if num_gpus % t == 0:
@@ -138,20 +138,20 @@ def grow(
                 if 1 < t < num_gpus
                 else DeviceMesh(axis_names(1), (num_gpus,))
             )
-            one = _option(planner, mesh, replace(EXACT, objective="time", restrict=TensorAxis(t)))
+            one = _best_on_mesh(planner, mesh, replace(EXACT, objective="time", restrict=TensorAxis(t)))
             degrees.append(replace(one, degree=t))
     # the likely best mesh first, so that the search can abandon the others early
     known = {o.mesh: o.step_time_s for o in sorted(degrees, key=lambda o: -o.step_time_s)}
     samples = planner.workload.batch
     order = sorted(
-        meshes(asked, planner.cluster),
+        candidate_meshes(asked, planner.cluster),
         key=lambda m: (known.get(m, math.inf), abs(math.log2(m.axis_sizes[0] / samples))),
     )
-    near = tuple(_near_best(planner, order, say))
+    near = tuple(_promising_meshes(planner, order, say))
     return Size(num_gpus, samples, near, tuple(degrees))
 
 
-def _near_best(planner: Planner, options: Iterable[DeviceMesh], say: Progress) -> Iterator[ScalingOption]:
+def _promising_meshes(planner: Planner, options: Iterable[DeviceMesh], say: Progress) -> Iterator[ScalingOption]:
     """The best plan of each mesh that may come within twice PAYS of the best so far."""
     least = math.inf
     for mesh in options:
@@ -160,21 +160,21 @@ def _near_best(planner: Planner, options: Iterable[DeviceMesh], say: Progress) -
             problem = planner.problem(mesh)
         except TooWide:
             continue
-        answer = planner.solve(problem, "time", least * (1 + 2 * PAYS))
+        answer = planner.solve(problem, "time", least * (1 + 2 * LEAST_GAIN))
         if answer.assignment is not None:
-            found = _read(planner.plan(problem, answer, "best", "exact", "time"), planner.graph)
+            found = _scaling_option(planner.plan(problem, answer, "best", "exact", "time"), planner.graph)
             least = min(least, found.step_time_s if found.fits else math.inf)
             yield found
 
 
-def _option(planner: Planner, mesh: DeviceMesh, method: Method) -> ScalingOption:
+def _best_on_mesh(planner: Planner, mesh: DeviceMesh, method: Method) -> ScalingOption:
     try:
-        return _read(choose_mesh(planner, [mesh], method=method), planner.graph)
+        return _scaling_option(choose_mesh(planner, [mesh], method=method), planner.graph)
     except PlannerError:
         return ScalingOption(mesh, 0, math.inf, math.inf, 0, False)
 
 
-def _read(plan: Plan, graph: Graph) -> ScalingOption:
+def _scaling_option(plan: Plan, graph: Graph) -> ScalingOption:
     c = plan.cost
     return ScalingOption(
         plan.mesh, tensor_degree(plan, graph), c.step_time_s, c.exposed_comm_time_s, c.memory_bytes["peak"], plan.fits
@@ -210,12 +210,12 @@ class TensorAxis:
     def __call__(self, graph: Graph, mesh: DeviceMesh) -> Restriction | None:
         """The rules on this mesh."""
         if self.degree == 1:
-            return AxisRules(graph, (batch_split,), (anything,))
+            return AxisRules(graph, (is_batch_split,), (pass_any,))
         if self.degree == mesh.num_devices:
-            return AxisRules(graph, (stream,), (used_in_parts,))
-        return AxisRules(graph, (batch_split, stream), (anything, used_in_parts))
+            return AxisRules(graph, (stream,), (is_used_in_parts,))
+        return AxisRules(graph, (is_batch_split, stream), (pass_any, is_used_in_parts))
 
 
 def stream(v: Value, pair: AxisState) -> bool:
     """The residual stream is Replicate, or sharded by tokens, but not by batch."""
-    return whole(v, pair) or sequence_split(v, pair)
+    return is_unsplit(v, pair) or is_sequence_split(v, pair)

@@ -86,7 +86,9 @@ def mesh_kind(plan: Plan) -> Hashable:
     return plan.mesh.axis_sizes
 
 
-def cell(x: float, y: float, find: Callable[[], Plan], kind: Callable[[Plan], Hashable] = mesh_kind) -> RegionCell:
+def search_cell(
+    x: float, y: float, find: Callable[[], Plan], kind: Callable[[Plan], Hashable] = mesh_kind
+) -> RegionCell:
     """The cell of the plan that `find` returns. Its kind is None if `find` raises PlannerError or the plan does not fit."""
     try:
         plan = find()
@@ -97,33 +99,33 @@ def cell(x: float, y: float, find: Callable[[], Plan], kind: Callable[[Plan], Ha
     return RegionCell(x, y, kind(plan), plan.cost.step_time_s, plan.cost.memory_bytes["peak"], plan.optimal)
 
 
-def sweep(x: MapAxis, y: MapAxis, look: Look, priced: Reprice | None = None) -> Iterator[RegionCell]:
+def sweep_map(x: MapAxis, y: MapAxis, look: Look, priced: Reprice | None = None) -> Iterator[RegionCell]:
     """Yield every cell of the grid when it is found; the caller may stop after any. With `priced`, cells along an axis that is the
     speed of links may be inferred."""
     if priced and x.links:
         for b in y.values:
-            yield from _line([(a, b) for a in x.values], look, priced)
+            yield from _cells_of_line([(a, b) for a in x.values], look, priced)
     elif priced and y.links:
         for a in x.values:
-            yield from _line([(a, b) for b in y.values], look, priced)
+            yield from _cells_of_line([(a, b) for b in y.values], look, priced)
     else:
         for b in y.values:
             yield from (look(a, b) for a in x.values)
 
 
-def _line(points: Sequence[tuple[float, float]], look: Look, priced: Reprice) -> Iterator[RegionCell]:
+def _cells_of_line(points: Sequence[tuple[float, float]], look: Look, priced: Reprice) -> Iterator[RegionCell]:
     """The cells at points along which the links become faster: first the ends, then the points between them."""
     ends = [look(*p) for p in (points[0], points[-1])]
     yield from ends
-    yield from _between_ends(list(points[1:-1]), ends[0], ends[1], look, priced)
+    yield from _fill_between(list(points[1:-1]), ends[0], ends[1], look, priced)
 
 
-def _between_ends(
+def _fill_between(
     points: list[tuple[float, float]], low: RegionCell, high: RegionCell, look: Look, priced: Reprice
 ) -> Iterator[RegionCell]:
     """The cells between two searched ones, the fastest links first. A cell is inferred if that is possible, else searched."""
     while points:
-        known = _inferred(points[-1], low, high, priced)
+        known = _infer_cell(points[-1], low, high, priced)
         if known is None:
             break
         yield known
@@ -134,11 +136,11 @@ def _between_ends(
     at = (len(points) - 1) // 2 if low.kind != high.kind else len(points) - 1
     found = look(*points[at])
     yield found
-    yield from _between_ends(points[:at], low, found, look, priced)
-    yield from _between_ends(points[at + 1 :], found, high, look, priced)
+    yield from _fill_between(points[:at], low, found, look, priced)
+    yield from _fill_between(points[at + 1 :], found, high, look, priced)
 
 
-def _inferred(point: tuple[float, float], low: RegionCell, high: RegionCell, priced: Reprice) -> RegionCell | None:
+def _infer_cell(point: tuple[float, float], low: RegionCell, high: RegionCell, priced: Reprice) -> RegionCell | None:
     """The cell at a point between two searched ones, without a search; None if it needs a search."""
     if low.kind is None and high.kind is None:  # what fits does not depend on links
         return RegionCell(*point, None, searched=False)
@@ -150,7 +152,7 @@ def _inferred(point: tuple[float, float], low: RegionCell, high: RegionCell, pri
     return replace(high, x=point[0], y=point[1], step_time_s=seconds, memory_bytes=plan, proven=False, searched=False)
 
 
-def changes(cells: Sequence[RegionCell]) -> list[tuple[RegionCell, RegionCell]]:
+def kind_changes(cells: Sequence[RegionCell]) -> list[tuple[RegionCell, RegionCell]]:
     """Neighbours in a row of the map whose kinds are known and differ."""
     rows: dict[float, list[RegionCell]] = {}
     for c in sorted(cells, key=lambda c: (c.y, c.x)):
@@ -159,7 +161,9 @@ def changes(cells: Sequence[RegionCell]) -> list[tuple[RegionCell, RegionCell]]:
     return [(a, b) for a, b in pairs if a.kind != b.kind and UNKNOWN not in (a.kind, b.kind)]
 
 
-def crossover(left: RegionCell, right: RegionCell, step: float, look: Look, priced: Reprice | None = None) -> Crossover:
+def find_crossover(
+    left: RegionCell, right: RegionCell, step: float, look: Look, priced: Reprice | None = None
+) -> Crossover:
     """Find where the kind changes between two cells of one row, to within CLOSE, or to within the `step` of x.
 
     With `priced` (x is the speed of links), first search on both sides of the point at which the two plans take equally long. If it
@@ -167,9 +171,9 @@ def crossover(left: RegionCell, right: RegionCell, step: float, look: Look, pric
     """
     low, high = left, right
     guesses = GUESSES if priced else 0
-    while (middle := _between(low.x, high.x, step)) is not None:
-        if guesses and priced and (alike := _alike(low, high, priced)) is not None:
-            middle = _beside(alike, low.x, high.x)
+    while (middle := _midpoint(low.x, high.x, step)) is not None:
+        if guesses and priced and (alike := _equal_time_at(low, high, priced)) is not None:
+            middle = _next_near(alike, low.x, high.x)
         guesses -= guesses > 0
         found = look(middle, left.y)
         if found.kind == low.kind:
@@ -179,7 +183,7 @@ def crossover(left: RegionCell, right: RegionCell, step: float, look: Look, pric
     return Crossover(left.y, low.x, high.x, low.kind, high.kind)
 
 
-def _alike(low: RegionCell, high: RegionCell, priced: Reprice) -> float | None:
+def _equal_time_at(low: RegionCell, high: RegionCell, priced: Reprice) -> float | None:
     """The value of x at which the plans of two cells take equally long; None if one is slower everywhere between them."""
 
     def slower(x: float) -> bool:
@@ -194,7 +198,7 @@ def _alike(low: RegionCell, high: RegionCell, priced: Reprice) -> float | None:
     return math.sqrt(a * b)
 
 
-def _beside(alike: float, low: float, high: float) -> float:
+def _next_near(alike: float, low: float, high: float) -> float:
     """The next point to search if the change is expected at `alike`: just below it. If one side is near it already, the point that is
     just close enough to that side."""
     near = 1 + CLOSE * 0.999
@@ -203,7 +207,7 @@ def _beside(alike: float, low: float, high: float) -> float:
     return high / near if high / near < alike else alike / math.sqrt(near)
 
 
-def _between(low: float, high: float, step: float) -> float | None:
+def _midpoint(low: float, high: float, step: float) -> float | None:
     """The next value to search, or None if the two sides are close enough."""
     middle = math.sqrt(low * high)
     if not step:

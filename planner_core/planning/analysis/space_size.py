@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from planner_core.planning.analysis.unfolded_network import outer_names
 from planner_core.planning.methods import ALL
 from planner_core.planning.pipeline import Result
-from planner_core.planning.session import prepare
+from planner_core.planning.session import prepare_planner
 from planner_core.search.network import Problem
 
 
-def space_sizes(result: Result) -> Mapping[str, float]:
+def count_spaces(result: Result) -> Mapping[str, float]:
     """log10 of the size of the space of each method and baseline that has a plan in the result, on the mesh of its plan and with its
     micro-batches, by the method's name."""
-    planner = prepare(result.request, result.graph)
+    planner = prepare_planner(result.request, result.graph)
     found: dict[str, float] = {}
     for plan in result.plans:
         if plan.method in ALL and plan.method not in found:

@@ -76,7 +76,7 @@ class TraceWork:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _PassWork:
     """Work of one pass through a part, before it has a time. `collective`: the work is a wait for this collective."""
 
     kind: str
@@ -95,13 +95,13 @@ class _Segment:
     ops: tuple[Op, ...]
     copy: int = 1
     copies: int = 1
-    passes: dict[str, list[_Piece]] = field(default_factory=dict)
+    passes: dict[str, list[_PassWork]] = field(default_factory=dict)
 
 
 def step_work(plan: Plan, graph: Graph) -> list[TraceWork]:
     """All work of one rank in a step of `plan`, in seconds from the step's begin. Raises InputError for a plan of another model."""
     refuse_stages(plan, "a trace of one rank", "take that of the stages")
-    return _Step(plan, graph).work()
+    return _StepDrawing(plan, graph).work()
 
 
 def trace_of(plan: Plan, graph: Graph) -> dict[str, Any]:
@@ -119,11 +119,11 @@ def chrome_trace(steps: Mapping[str, Iterable[TraceWork]]) -> dict[str, Any]:
             {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": stream}}
             for tid, stream in enumerate(STREAMS)
         ]
-        events += [_event(pid, w) for w in step]
+        events += [_trace_event(pid, w) for w in step]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _event(pid: int, w: TraceWork) -> dict[str, Any]:
+def _trace_event(pid: int, w: TraceWork) -> dict[str, Any]:
     part = f"{w.part} {w.copy} of {w.copies}" if w.copies > 1 else w.part
     args = {"part": part, "phase": w.phase, "micro-batch": w.micro_batch, "note": w.note}
     return {
@@ -138,17 +138,17 @@ def _event(pid: int, w: TraceWork) -> dict[str, Any]:
     }
 
 
-class _Step:
+class _StepDrawing:
     """Gives each piece of work of a plan its time."""
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
         self.plan, self.graph, self.model = plan, graph, cost_model_of(plan)
         self.units = {u.label: u for u in priced_units(plan.blocks, graph, self.model)}
-        self.parts = _parts(plan, graph)
+        self.parts = _model_segments(plan, graph)
         self.now = 0.0
         self.free = 0.0
         self.done: list[TraceWork] = []
-        templates: dict[tuple[str, str], list[_Piece]] = {}
+        templates: dict[tuple[str, str], list[_PassWork]] = {}
         for part in self.parts:
             for phase in (FORWARD, BACKWARD):
                 key = (part.label or part.title, phase)
@@ -171,7 +171,7 @@ class _Step:
                 self._put_together(begin, count)
         optimizer = sum(u.copies * u.optimizer_s for u in self.units.values())
         self._note(UPDATES, "clip gradients, update weights", OPTIMIZER, _Segment("all weights", "", ()), 0, optimizer)
-        return _ended(self.done, self.now)
+        return _clip_to_step(self.done, self.now)
 
     def _micro_batch(self, number: int, first: bool, last: bool) -> None:
         seen: set[str] = set()
@@ -207,8 +207,8 @@ class _Step:
         for m in traffic:
             seconds = message_time(m, self.model)
             self.free = max(self.free, begin)
-            note = f"{_over(m, self.plan)}; the {'unit' if phase == FORWARD else 'optimizer'} that needs it waits for its end"
-            self._place(WEIGHTS, SENDS, _sent(m), phase, part, number, self.free, seconds, note)
+            note = f"{_axis_words(m, self.plan)}; the {'unit' if phase == FORWARD else 'optimizer'} that needs it waits for its end"
+            self._place(WEIGHTS, SENDS, _describe_message(m), phase, part, number, self.free, seconds, note)
             self.free += seconds
         self._place(PARTS, PART, f"{phase}: {part.title}", phase, part, number, begin, self.now - begin, "")
 
@@ -227,8 +227,8 @@ class _Step:
         """Add what is sent once a step with nothing beside it: compute waits for the whole message."""
         for copies, m in ((u.copies, m) for u in self.units.values() for m in u.alone if m.phase == phase):
             seconds, name = copies * message_time(m, self.model), f"waits for {m.kind} of {m.what} {m.weight}"
-            note = f"{_over(m, self.plan)}; nothing runs beside it"
-            self._place(WEIGHTS, SENDS, _sent(m), phase, part, number, self.now, seconds, note)
+            note = f"{_axis_words(m, self.plan)}; nothing runs beside it"
+            self._place(WEIGHTS, SENDS, _describe_message(m), phase, part, number, self.now, seconds, note)
             self._note(HELD, name, phase, part, number, seconds, note)
             self.free = max(self.free, self.now)
 
@@ -280,7 +280,7 @@ class _Step:
 
     # --- what a pass consists of ------------------------------------------------------------------------
 
-    def _pass(self, part: _Segment, phase: str) -> Iterator[_Piece]:
+    def _pass(self, part: _Segment, phase: str) -> Iterator[_PassWork]:
         """The work of a pass through a part: its operators in order, each with its waits."""
         bp, block, unit = self.plan.blocks[part.label], block_of(self.graph, part.label), self.units[part.label]
         again = recomputed_ops(block, bp)
@@ -295,32 +295,32 @@ class _Step:
             return
         for op in part.ops:
             if op.name in again:
-                seconds = _twice(block, op, bp, again, self.model)
+                seconds = _recompute_seconds(block, op, bp, again, self.model)
                 mine = [m for m in waits[op.name] if not m.gradient]
                 yield from self._around(op, AGAIN, seconds, mine, AFTER)
         for op in reversed(part.ops):
             seconds = op_and_weight_seconds(block, op, bp, again, self.model)[1]
             left = [m for m in waits[op.name] if op.name not in again or m.gradient]
-            seconds -= _twice(block, op, bp, again, self.model) if op.name in again else 0.0
+            seconds -= _recompute_seconds(block, op, bp, again, self.model) if op.name in again else 0.0
             yield from self._around(op, WORKS, seconds, left, AFTER_BACKWARD)
 
     def _around(
         self, op: Op, kind: str, seconds: float, waits: list[Message], after: Collection[Sent]
-    ) -> Iterator[_Piece]:
+    ) -> Iterator[_PassWork]:
         """An operator, after the collectives for which it waits, and before those for which the next operators wait."""
         later = [m for m in waits if (m.source, m.gradient) in after]
         yield from (self._wait(m, f"{op.name} waits for it") for m in waits if m not in later)
         if seconds:
-            yield _Piece(kind, op.name, seconds)
+            yield _PassWork(kind, op.name, seconds)
         yield from (self._wait(m, "the operators that follow wait for it") for m in later)
 
-    def _wait(self, m: Message, who: str) -> _Piece:
+    def _wait(self, m: Message, who: str) -> _PassWork:
         sent = f"{m.kind} of {m.what}"
-        return _Piece(
+        return _PassWork(
             WAITS,
             f"waits for {sent}",
             waited_message_seconds(m, self.model),
-            f"{who}; {m.site}, {_over(m, self.plan)}",
+            f"{who}; {m.site}, {_axis_words(m, self.plan)}",
             sent,
         )
 
@@ -364,22 +364,22 @@ class _Step:
         return mine / whole if whole else 0.0
 
 
-def _twice(block: Block, op: Op, bp: Any, again: Mapping[str, Rerun], model: CostModel) -> float:
+def _recompute_seconds(block: Block, op: Op, bp: Any, again: Mapping[str, Rerun], model: CostModel) -> float:
     """Seconds of an operator that runs forward again in backward."""
     return op_seconds(block, op, bp, again, model)[1] - op_seconds(block, op, bp, {}, model)[1]
 
 
-def _sent(m: Message) -> str:
+def _describe_message(m: Message) -> str:
     """`all_gather of mlp.up_proj.weight`, `reduce_scatter of the gradient of mlp.up_proj.weight`."""
     what = m.what if m.weight in m.what else f"{m.what} of {m.weight}"
     return f"{m.kind} of {'the ' * (what != m.weight)}{what}"
 
 
-def _over(m: Message, plan: Plan) -> str:
+def _axis_words(m: Message, plan: Plan) -> str:
     return f"{m.num_bytes / 1e6:,.3g} MB over {plan.mesh.axis_sizes[m.axis]} ranks ({plan.mesh.axis_names[m.axis]})"
 
 
-def _ended(done: list[TraceWork], end_s: float) -> list[TraceWork]:
+def _clip_to_step(done: list[TraceWork], end_s: float) -> list[TraceWork]:
     """Move traffic that would end after the step to before its end, since nothing is sent after the step."""
     found = []
     for w in reversed(done):
@@ -390,7 +390,7 @@ def _ended(done: list[TraceWork], end_s: float) -> list[TraceWork]:
     return found[::-1]
 
 
-def _parts(plan: Plan, graph: Graph) -> list[_Segment]:
+def _model_segments(plan: Plan, graph: Graph) -> list[_Segment]:
     """The parts of the model in order, with titles and numbers of copies that follow each other."""
     labels: dict[tuple[str, str], list[str]] = {}
     for label, bp in plan.blocks.items():
@@ -406,7 +406,7 @@ def _parts(plan: Plan, graph: Graph) -> list[_Segment]:
         else:
             found.append(_Segment("", "", (item,)))
     for part in found:
-        part.title = part.title or _title(part.ops)
+        part.title = part.title or _segment_title(part.ops)
     start = 0
     for i in range(1, len(found) + 1):
         if i == len(found) or found[i].title != found[start].title:
@@ -416,7 +416,7 @@ def _parts(plan: Plan, graph: Graph) -> list[_Segment]:
     return found
 
 
-def _title(ops: tuple[Op, ...]) -> str:
+def _segment_title(ops: tuple[Op, ...]) -> str:
     """The modules from the first to the last: `norm … lm_head`."""
     modules = [op.name.rpartition("/")[0].rpartition(".")[2] for op in ops]
     known = list(dict.fromkeys(m for m in modules if m))

@@ -21,7 +21,7 @@ import numpy as np
 from planner_core.core import Call
 from planner_core.cost import Component, Shares
 from planner_core.planning.methods import EXACT
-from planner_core.planning.session import Planner, meshes
+from planner_core.planning.session import Planner, candidate_meshes
 from planner_core.search import Assignment, Objective, best_shares, make_objective, search_within_budget, solve_folded
 from planner_core.search.network import Factor, Network, Problem, tensor_name
 
@@ -32,12 +32,12 @@ INFINITE = 1e12
 def network_json(planner: Planner) -> dict[str, Any]:
     """The object of `network --json` (docs/CONTRACT.md) for the first mesh of the request, with the answer that the search claims. If
     the search chooses the ZeRO stage, it is the network of the best stage."""
-    mesh, kind = meshes(planner.request, planner.cluster)[0], planner.request.objective
+    mesh, kind = candidate_meshes(planner.request, planner.cluster)[0], planner.request.objective
     budget = planner.budget if planner.request.memory_gb is not None else float("inf")
     problems = [planner.problem(mesh, zero=zero) for zero in planner.stages_of(EXACT)]
     found = [(search_within_budget(problem, objective=kind, budget=budget), problem) for problem in problems]
     answer, problem = min(found, key=lambda f: f[0].value)
-    objective = relaxation(problem, kind, answer.assignment, answer.prices)
+    objective = relaxed_objective(problem, kind, answer.assignment, answer.prices)
     relaxed = solve_folded(problem, objective)
     data = unfold_problem(problem, objective, answer.assignment)
     data["optimum"] = relaxed.bound if relaxed else INFINITE
@@ -46,7 +46,7 @@ def network_json(planner: Planner) -> dict[str, Any]:
     return data
 
 
-def relaxation(
+def relaxed_objective(
     problem: Problem, kind: str, found: Assignment | None, prices: tuple[float, float] = (0.0, 0.0)
 ) -> Objective:
     """The objective as a plain sum: at the shares that suit an assignment best, and at `prices` of memory."""
@@ -60,11 +60,11 @@ def unfold_problem(problem: Problem, objective: Objective, found: Assignment | N
     writer = _Writer(objective.weights())
     top = problem.top.net
     writer.unit({name: name for name in top.sizes}, top, top.factors)
-    for number, (call, variant) in enumerate(_calls(problem, found)):
+    for number, (call, variant) in enumerate(_calls_with_variants(problem, found)):
         net = problem.blocks[call.block][variant].net
         names = outer_names(problem, call, net)
         writer.unit({v: names.get(v, f"{number}:{call.prefix}:{v}") for v in net.sizes}, net, net.factors)
-    for outer, net, port in _between(problem):
+    for outer, net, port in _kept_between_copies(problem):
         kept = np.zeros((len(Component), net.sizes[port]))
         kept[Component.AFTER_FORWARD] = net.tensors[port].local_bytes
         writer.factor((outer,), kept, np.ones(net.sizes[port], dtype=bool))
@@ -80,7 +80,7 @@ def unfold_problem(problem: Problem, objective: Objective, found: Assignment | N
     }
 
 
-def _calls(problem: Problem, found: Assignment | None) -> Iterator[tuple[Call, str]]:
+def _calls_with_variants(problem: Problem, found: Assignment | None) -> Iterator[tuple[Call, str]]:
     """Every call with its variant."""
     for number, call in enumerate(problem.coarse.graph.calls()):
         yield call, found.copies[number].variant if found else next(iter(problem.blocks[call.block]))
@@ -93,7 +93,7 @@ def outer_names(problem: Problem, call: Call, net: Network) -> dict[str, str]:
     return {tensor_name(i): tensor_name(o) for i, o in pairs if tensor_name(i) in net.sizes}
 
 
-def _between(problem: Problem) -> Iterator[tuple[str, Network, str]]:
+def _kept_between_copies(problem: Problem) -> Iterator[tuple[str, Network, str]]:
     """The tensors between two copies of a run that are kept for backward: name, the block's network, its port."""
     for run in problem.runs:
         net = problem.first_variant(run.block).net
@@ -118,7 +118,7 @@ class _Writer:
         """Add one unit, with the given names of variables. `units` lists the numbers of its factors."""
         for local, name in names.items():
             if name not in self.unary:
-                self.variables.append({"name": name, "states": _labels(net, local)})
+                self.variables.append({"name": name, "states": _state_labels(net, local)})
                 self.unary[name] = [0.0] * net.sizes[local]
         first = len(self.factors)
         for f in factors:
@@ -143,7 +143,7 @@ class _Writer:
         )
 
 
-def _labels(net: Network, local: str) -> list[str]:
+def _state_labels(net: Network, local: str) -> list[str]:
     if local in net.tensors:
         states = net.tensors[local]
         return [str(states.state(s, states.index.shape[1])) for s in range(len(states))]

@@ -23,7 +23,7 @@ MORE_NUMBERS = 4
 """Larger, and smaller, numbers of micro-batches at which a layout is looked at beside the chosen plan's number."""
 
 
-def baselines(
+def plan_baselines(
     planner: Planner,
     options: Iterable[DeviceMesh],
     recompute: str = "none",
@@ -35,15 +35,15 @@ def baselines(
     of micro-batches. With `smaller` numbers it is planned as long as it fits and gets faster, or where it has no plan with more. So it
     fits if the layout fits at all within MORE_NUMBERS of these."""
     options = list(options)
-    after, before = (_Remembered(islice(numbers, MORE_NUMBERS)) for numbers in (larger, smaller))
+    after, before = (_SharedIterator(islice(numbers, MORE_NUMBERS)) for numbers in (larger, smaller))
     return [
         plan
         for b in BASELINES.values()
-        if (plan := _at_its_best(planner, options, b, recompute, after, before)) is not None
+        if (plan := _plan_at_best_micro_batches(planner, options, b, recompute, after, before)) is not None
     ]
 
 
-def _at_its_best(
+def _plan_at_best_micro_batches(
     planner: Planner,
     options: list[DeviceMesh],
     b: Method,
@@ -52,13 +52,13 @@ def _at_its_best(
     smaller: Iterable[Planner],
 ) -> Plan | None:
     """One baseline at its own number of micro-batches."""
-    saving = _saving(planner, recompute)
-    best = _baseline(planner, saving, options, b)
-    if best is not None and not best.fits and _may_fit(saving, options, b):
-        more = (_baseline(p, _saving(p, recompute), options, b) for p in larger)
+    saving = _with_recomputation(planner, recompute)
+    best = _plan_baseline(planner, saving, options, b)
+    if best is not None and not best.fits and _more_micro_batches_may_fit(saving, options, b):
+        more = (_plan_baseline(p, _with_recomputation(p, recompute), options, b) for p in larger)
         best = next((p for p in more if p is not None and p.fits), best)
     for fewer in smaller:
-        plan = _baseline(fewer, _saving(fewer, recompute), options, b)
+        plan = _plan_baseline(fewer, _with_recomputation(fewer, recompute), options, b)
         if plan is None:
             continue
         if best is not None and (not plan.fits or (best.fits and plan.cost.step_time_s >= best.cost.step_time_s)):
@@ -67,12 +67,12 @@ def _at_its_best(
     return best
 
 
-def _may_fit(planner: Planner, options: list[DeviceMesh], b: Method) -> bool:
+def _more_micro_batches_may_fit(planner: Planner, options: list[DeviceMesh], b: Method) -> bool:
     """Whether more micro-batches may make a layout fit: weights, gradients and states, which do not shrink, leave room."""
-    return any(p.least_bytes_at_ends[1] <= planner.budget for p in _problems(planner, options, b))
+    return any(p.least_bytes_at_ends[1] <= planner.budget for p in _baseline_problems(planner, options, b))
 
 
-class _Remembered:
+class _SharedIterator:
     """What an iterator gives, for everyone who asks."""
 
     def __init__(self, source: Iterator[Planner]) -> None:
@@ -85,26 +85,26 @@ class _Remembered:
             yield one
 
 
-def _saving(planner: Planner, recompute: str) -> Planner:
+def _with_recomputation(planner: Planner, recompute: str) -> Planner:
     return with_recompute(planner, recompute) if recompute != planner.workload.recompute else planner
 
 
-def _baseline(planner: Planner, saving: Planner, options: list[DeviceMesh], b: Method) -> Plan | None:
+def _plan_baseline(planner: Planner, saving: Planner, options: list[DeviceMesh], b: Method) -> Plan | None:
     """The best plan of one baseline that fits; else the fastest. It is `saving` that plans it if the fastest plan of `planner` does not
     fit: what `planner` may choose, `saving` may choose too."""
-    problems = _problems(planner, options, b)
+    problems = _baseline_problems(planner, options, b)
     with planner.clock("baselines"):
         fast = possible_winners(problems, "time") if saving is not planner else []
         fits = any(rough_plan_fits(p, planner.graph, planner.budget, "time") for p in fast)
     if fast and not fits:
-        planner, problems = saving, _problems(saving, options, b)
+        planner, problems = saving, _baseline_problems(saving, options, b)
     with planner.clock("baselines"):
         problems.sort(key=lambda p: rough_bound(p, "time"))  # so that meshes that cannot win any more are skipped
-        chosen = _best(planner, problems)
+        chosen = _best_answer(planner, problems)
         return planner.plan(*chosen, b.title, b.name, "time") if chosen else None
 
 
-def _problems(planner: Planner, options: Iterable[DeviceMesh], b: Method) -> list[Problem]:
+def _baseline_problems(planner: Planner, options: Iterable[DeviceMesh], b: Method) -> list[Problem]:
     restricts = [(mesh, b.restrict(planner.graph, mesh)) for mesh in options]
     zero = b.highest_stage(planner.request.zero)
     return [
@@ -112,7 +112,7 @@ def _problems(planner: Planner, options: Iterable[DeviceMesh], b: Method) -> lis
     ]
 
 
-def _best(planner: Planner, problems: list[Problem]) -> tuple[Problem, Answer] | None:
+def _best_answer(planner: Planner, problems: list[Problem]) -> tuple[Problem, Answer] | None:
     """The problem with the best plan that fits, and its answer; else the one with the fastest plan. None if there is no plan.
     `problems`: the lowest quick bound first."""
     best: tuple[Problem, Answer] | None = None
@@ -133,7 +133,7 @@ def _best(planner: Planner, problems: list[Problem]) -> tuple[Problem, Answer] |
     return best
 
 
-def without(planner: Planner, found: Iterable[Plan]) -> tuple[str, ...]:
+def note_missing_baselines(planner: Planner, found: Iterable[Plan]) -> tuple[str, ...]:
     """Notes about the baselines that do not have a plan of this model on these meshes."""
     there = {p.method for p in found}
     missing = [b.title for b in BASELINES.values() if b.name not in there and b.suits(planner.graph)]

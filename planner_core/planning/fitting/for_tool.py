@@ -19,10 +19,10 @@ from planner_core.planning.methods import (
     PairForm,
     TpLayout,
     check_tool,
-    each_alone,
     form_rules,
-    layers_of,
     may_split_tokens,
+    splittable_layers,
+    sum_for_each_column,
 )
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner
@@ -32,7 +32,7 @@ SWITCHES = ("none", "full")
 """A tool recomputes all blocks or none: its settings know no copies."""
 
 
-def for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan, str]:
+def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan, str]:
     """The planner and the best plan among those that the request's tool can be told, and a sentence about its price.
 
     Raises InputError for an unknown tool or another method, and NoPlanFits if the user gave a budget that none of them fits.
@@ -46,7 +46,7 @@ def for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Plann
         1
     ]  # tools differ in their ZeRO stages
     form = PAIR_FORMS.get(str(request.tool))
-    search_meshes: MeshSearch = choose_mesh if form is None else partial(_in_pairs, form)
+    search_meshes: MeshSearch = choose_mesh if form is None else partial(_search_layer_pairs, form)
     found: list[tuple[Planner, Plan]] = []
     refused: NoPlanFits | None = None
     for recompute in SWITCHES if request.recompute == "auto" else (request.recompute,):
@@ -56,12 +56,12 @@ def for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Plann
             refused = error
     if not found:
         raise NoPlanFits(f"for {request.tool}: {refused}", refused.needed_bytes if refused else 0)
-    planner, plan = min(found, key=lambda f: (not f[1].fits, f[1].cost.step_time_s if f[1].fits else _peak(f[1])))
+    planner, plan = min(found, key=lambda f: (not f[1].fits, f[1].cost.step_time_s if f[1].fits else _peak_bytes(f[1])))
     plan = replace(plan, notes=(*plan.notes, f"the best that {request.tool} can be told"))
-    return planner, plan, _price(request, plan, free)
+    return planner, plan, _describe_tool_price(request, plan, free)
 
 
-def _in_pairs(
+def _search_layer_pairs(
     form: PairForm,
     planner: Planner,
     options: Sequence[DeviceMesh],
@@ -81,22 +81,23 @@ def _in_pairs(
         answer = search_within_budget(problem, objective="time")
         if answer.assignment is not None:
             plan = planner.plan(problem, answer, "best", EXACT.name, "time")
-            layout = layers_of(plan, planner.graph, form)
+            layout = splittable_layers(plan, planner.graph, form)
             ways = (False, True) if may_split_tokens(form, planner.graph) else (False,)
             for stage in (0, 3) if layout.data > 1 else (0,):
-                told = partial(as_told, planner, plan, layout, form.each_column, alone=True)
+                told = partial(follow_tp_layout, planner, plan, layout, form.each_column, alone=True)
                 found += filter(None, (told(stage=stage, sequence=sequence) for sequence in ways))
-    best = min(found, key=lambda p: (not p.fits, p.cost.step_time_s if p.fits else _peak(p)), default=None)
+    best = min(found, key=lambda p: (not p.fits, p.cost.step_time_s if p.fits else _peak_bytes(p)), default=None)
     if best is None:
         raise InputError("no layers of this model can be split in pairs evenly over these GPUs")
     if not best.fits and planner.request.memory_gb is not None:
         raise NoPlanFits(
-            f"the least memory that a plan of its layers needs is {_peak(best) / 1e9:.4g} GB", int(_peak(best))
+            f"the least memory that a plan of its layers needs is {_peak_bytes(best) / 1e9:.4g} GB",
+            int(_peak_bytes(best)),
         )
     return best
 
 
-def as_told(
+def follow_tp_layout(
     planner: Planner,
     plan: Plan,
     layout: TpLayout,
@@ -120,7 +121,7 @@ def as_told(
     found = planner.plan(problem, answer, plan.name, plan.method, "time")
     if not each_column:
         return found
-    blocks = each_alone(found, planner.graph, layout.axis)
+    blocks = sum_for_each_column(found, planner.graph, layout.axis)
     cost = price(blocks, planner.graph, cost_model_of(found), planner.coarse)
     return replace(found, blocks=blocks, cost=cost, fits=cost.memory_bytes["peak"] <= planner.budget)
 
@@ -135,11 +136,11 @@ def shards_data(plan: Plan, layout: TpLayout) -> bool:
     )
 
 
-def _peak(plan: Plan) -> float:
+def _peak_bytes(plan: Plan) -> float:
     return plan.cost.memory_bytes["peak"]
 
 
-def _price(request: Request, plan: Plan, free: Plan) -> str:
+def _describe_tool_price(request: Request, plan: Plan, free: Plan) -> str:
     if not (plan.fits and free.fits):
         return f"for {request.tool}: " + ("no plan fits" if not plan.fits else "the plan fits")
     more = plan.cost.step_time_s / free.cost.step_time_s - 1

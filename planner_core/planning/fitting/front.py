@@ -20,15 +20,15 @@ FRONT_STEP = 0.03
 """A corner of the front is left out if it saves less than this share of the memory of the corner before."""
 
 
-def trade_offs(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan]) -> list[Plan]:
+def plan_trade_offs(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan]) -> list[Plan]:
     """The corners of the front of step time and memory over all meshes, as plans, without those that are `shown` already, or that
     another plan beats."""
-    plans = corners(planner, options, shown)
-    plans = [p for p in plans if not any(beats(other, p) for other in (*shown, *plans))]
+    plans = unseen_corners(planner, options, shown)
+    plans = [p for p in plans if not any(dominates(other, p) for other in (*shown, *plans))]
     return [replace(plan, name=f"trade-off {k + 1}") for k, plan in enumerate(plans)]
 
 
-def corners(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan]) -> list[Plan]:
+def unseen_corners(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan]) -> list[Plan]:
     """Plans that are not `shown`, at the corners of what the search knows of the front: it sums memory up to the end of forward. Most
     plans between two corners are mixtures of the two. Of other ZeRO stages than the usual one only the fastest plan of each mesh is
     looked at."""
@@ -51,7 +51,7 @@ def corners(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Pla
     return [p for p in found if not any((p.blocks, p.mesh) == (other.blocks, other.mesh) for other in shown)]
 
 
-def beats(plan: Plan, other: Plan) -> bool:
+def dominates(plan: Plan, other: Plan) -> bool:
     """Whether a plan is better than another in step time or peak memory, and in neither worse."""
     one, two = ((p.cost.step_time_s, p.cost.memory_bytes["peak"]) for p in (plan, other))
     return one != two and one[0] <= two[0] and one[1] <= two[1]

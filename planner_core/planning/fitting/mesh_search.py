@@ -19,7 +19,7 @@ from typing import Protocol
 
 from planner_core.core import CHUNKS, RECOMPUTE, DeviceMesh, NoPlanFits, Plan, PlannerError, Workload
 from planner_core.cost import cost_model, seconds_in_chunks
-from planner_core.planning.fitting.shortage import left_out, needs_buffers, refused
+from planner_core.planning.fitting.shortage import needs_buffers, note_meshes_left_out, refuse_or_least_memory
 from planner_core.planning.methods import METHODS, Method
 from planner_core.planning.request import THOROUGH, Progress
 from planner_core.planning.session import Planner, with_recompute
@@ -90,29 +90,29 @@ def choose_mesh(
             continue
         say(f"search on {problem.model.mesh}")
         prices = best[2].prices if best else rough.prices
-        answer = planner.solve(problem, objective, known, rough.rough, telling(say, problem), prove, prices)
+        answer = planner.solve(problem, objective, known, rough.rough, progress_callback(say, problem), prove, prices)
         if answer.least_memory < (least[0].least_memory if least else float("inf")):
             least = (answer, problem)
-        if answer.assignment is not None and (best is None or less(answer.value, best[0])):
+        if answer.assignment is not None and (best is None or is_clearly_less(answer.value, best[0])):
             best = (answer.value, problem, answer)
         bound = min(bound, answer.bound)
     if best:
         problem, answer = planner.bounded(*best[1:], objective)
         narrowed = [p.problem for p in ranked if p.problem.unrestricted is not None and p.problem is not best[1]]
-        bound = min(bound, *(_least_of_whole(planner, p, objective) for p in narrowed), answer.bound)
+        bound = min(bound, *(_bound_of_unrestricted(planner, p, objective) for p in narrowed), answer.bound)
         answer = replace(answer, bound=bound)  # a gap that another mesh leaves open stays open
         plan = planner.plan(problem, answer, "best", planner.request.method, objective)
         if prove and problem.unrestricted is None and (planner.effort is THOROUGH or answer.gap > WIDE):
             hopeful = [p.problem.model.mesh for p in ranked if p.bound < best[0]]
             plan = _no_worse_than_one_policy(planner, plan, answer, list(dict.fromkeys(hopeful)), method, say)
-        plan = left_out(plan, wide)
-        return replace(plan, notes=(*plan.notes, *_chunks(planner, plan))) if method.chunks else plan
+        plan = note_meshes_left_out(plan, wide)
+        return replace(plan, notes=(*plan.notes, *_note_chunk_gain(planner, plan))) if method.chunks else plan
     if prove and method.zero and least is not None and needs_buffers(least[0], planner.budget):
-        return _without_gathers(planner, options, say, method, below, least)
-    return refused(planner, below, least, wide)
+        return _best_without_gathers(planner, options, say, method, below, least)
+    return refuse_or_least_memory(planner, below, least, wide)
 
 
-def _least_of_whole(planner: Planner, problem: Problem, objective: str) -> float:
+def _bound_of_unrestricted(planner: Planner, problem: Problem, objective: str) -> float:
     """A value that no plan is below, also among those that the restricted `problem` leaves out; 0 if no such value is known."""
     with planner.clock("search"):
         found = search_roughly(problem, objective)
@@ -121,7 +121,7 @@ def _least_of_whole(planner: Planner, problem: Problem, objective: str) -> float
         return with_relaxed_bound(problem, Answer(found, math.inf, 0.0, 0.0), objective, planner.budget).bound
 
 
-def _without_gathers(
+def _best_without_gathers(
     planner: Planner,
     options: Sequence[DeviceMesh],
     say: Progress,
@@ -141,7 +141,7 @@ def _without_gathers(
         told = "best found: only plans that gather no weights at their use were looked at"
         return replace(plan, optimal=False, notes=(told, *plan.notes))
     try:
-        other = refused(planner, below, least, None)
+        other = refuse_or_least_memory(planner, below, least, None)
     except NoPlanFits as raised:
         raise min(error or raised, raised, key=lambda e: e.needed_bytes) from None
     return other if plan is None else min(plan, other, key=lambda p: p.cost.memory_bytes["peak"])
@@ -191,7 +191,7 @@ def _ranked_problems(
         return rank_by_bound(found, objective, planner.budget, say, below), wide
 
 
-def _chunks(planner: Planner, plan: Plan) -> tuple[str, ...]:
+def _note_chunk_gain(planner: Planner, plan: Plan) -> tuple[str, ...]:
     """A note about what the plan would gain if its products ran in chunks, as ATP's do."""
     known, step = Workload(**plan.workload), plan.cost.step_time_s
     models = [cost_model(planner.cluster, plan.mesh, replace(known, chunks=n)) for n in CHUNKS if n > known.chunks]
@@ -202,12 +202,12 @@ def _chunks(planner: Planner, plan: Plan) -> tuple[str, ...]:
     return (f"with its products in {n} chunks (--chunks {n}) sums over GPUs run beside products: {told}",)
 
 
-def less(value: float, than: float) -> bool:
+def is_clearly_less(value: float, than: float) -> bool:
     """Whether a value is less than another by more than rounding."""
     return value < than * (1 - ROUNDING)
 
 
-def _level(value: float) -> float:
+def _round_for_order(value: float) -> float:
     """A value to sort by, without what rounding changes."""
     return float(f"{value:.9g}")
 
@@ -233,8 +233,8 @@ def rank_by_bound(
     near = [p for p in problems if not exceeds_budget_by_far(p, budget)]
     fit = [a.seconds * (1 + TIE) for p in near if (a := search_roughly(p, objective)) and memory_bytes(a) <= budget]
     best, prices = min([below, *fit]), (0.0, 0.0)
-    for problem in sorted(near, key=lambda p: _level(rough_bound(p, objective))):
-        if less(best, bound := rough_bound(problem, objective)):
+    for problem in sorted(near, key=lambda p: _round_for_order(rough_bound(p, objective))):
+        if is_clearly_less(best, bound := rough_bound(problem, objective)):
             found.append((False, bound, RoughSearch(problem, bound=bound)))
             continue
         answer = search_within_budget(
@@ -242,7 +242,7 @@ def rank_by_bound(
             objective=objective,
             budget=budget,
             abandon_above=best,
-            stop=telling(say, problem),
+            stop=progress_callback(say, problem),
             prove=False,
             prices=prices,
         )
@@ -250,13 +250,15 @@ def rank_by_bound(
         nothing = answer.assignment is None and not given_up
         bound = answer.bound - sum(answer.prices) * (FIRST_BUDGET_FACTOR - 1) * budget
         found.append((nothing, answer.bound, RoughSearch(problem, None if given_up else answer, bound, answer.prices)))
-        best = answer.value if less(answer.value, best) else best
+        best = answer.value if is_clearly_less(answer.value, best) else best
         prices = answer.prices if any(answer.prices) else prices
     far = sorted((p for p in problems if exceeds_budget_by_far(p, budget)), key=lambda p: p.least_bytes)
-    return [one for *_, one in sorted(found, key=lambda f: (f[0], _level(f[1])))] + [RoughSearch(p) for p in far]
+    return [one for *_, one in sorted(found, key=lambda f: (f[0], _round_for_order(f[1])))] + [
+        RoughSearch(p) for p in far
+    ]
 
 
-def telling(say: Progress, problem: Problem) -> Callable[[], bool]:
+def progress_callback(say: Progress, problem: Problem) -> Callable[[], bool]:
     """Callback for long searches: it reports progress, and the progress function may raise to cancel."""
 
     def stop() -> bool:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from planner_core.core import Graph, InputError
 from planner_core.planning.request import Effort, Progress, Request
-from planner_core.planning.session import Planner, prepare
+from planner_core.planning.session import Planner, prepare_planner
 
 GraphSource = Graph | Callable[[Request], Graph] | None
 """The graph of a request's model; or a function that makes it for a number of micro-batches; None: that of the zoo or the file."""
 
 
-class Numbers:
+class MicroBatchNumbers:
     """The numbers of micro-batches to look at, and their planners. The numbers rise, and each divides the next."""
 
     def __init__(
@@ -27,7 +27,7 @@ class Numbers:
     def _planner(self, request: Request, like: Planner | None = None) -> Planner:
         """The planner of one number. It shares the clock and the work of proofs with the planner `like`."""
         graph = self._graph(request) if callable(self._graph) else self._graph
-        return prepare(request, graph, self._say, self.effort, like)
+        return prepare_planner(request, graph, self._say, self.effort, like)
 
     def at(self, number: int) -> Planner | None:
         """The planner of a number; None if a model fixes its batch, so that it has no smaller ones."""
@@ -46,10 +46,10 @@ class Numbers:
 
     def after(self, number: int) -> int:
         """The number that follows; 0 if there is none."""
-        return _after(number, self.first.workload.batch) if self.several else 0
+        return _next_multiple(number, self.first.workload.batch) if self.several else 0
 
 
-def _after(number: int, batch: int) -> int:
+def _next_multiple(number: int, batch: int) -> int:
     """The least product of a number of micro-batches and a prime that divides the samples of a step; 0 if there is none."""
     left = batch // number
     return number * next((p for p in range(2, left + 1) if left % p == 0), 0)
@@ -58,14 +58,14 @@ def _after(number: int, batch: int) -> int:
 def other_numbers(planner: Planner, source: GraphSource, say: Progress, *, larger: bool) -> Iterator[Planner]:
     """The planners of larger numbers of micro-batches, of which each is a multiple of the one before; or of smaller ones."""
     number, batch = planner.workload.accumulate, planner.workload.batch
-    while number := _after(number, batch) if larger else _before(number):
+    while number := _next_multiple(number, batch) if larger else _previous_divisor(number):
         asked = replace(planner.request, batch=batch, accumulate=number)
         try:
-            yield prepare(asked, source(asked) if callable(source) else source, say, planner.effort, planner)
+            yield prepare_planner(asked, source(asked) if callable(source) else source, say, planner.effort, planner)
         except InputError:  # a model that fixes its batch has no smaller micro-batches
             return
 
 
-def _before(number: int) -> int:
+def _previous_divisor(number: int) -> int:
     """A number of micro-batches by its least prime; 0 if it is 1."""
     return next((number // p for p in range(2, number + 1) if number % p == 0), 0)

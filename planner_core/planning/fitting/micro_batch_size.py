@@ -21,7 +21,7 @@ from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.methods import METHODS, Method
 from planner_core.planning.request import MOMENT, THOROUGH, Progress, Request
-from planner_core.planning.session import Planner, meshes, prepare
+from planner_core.planning.session import Planner, candidate_meshes, prepare_planner
 from planner_core.search.network import Network, Restriction, allow_only, boundary_variables
 
 
@@ -51,7 +51,7 @@ class SamplesOver(Restriction):
                 net.factors.append(allow_only(name, (over == wanted).all(axis=1)))
 
 
-def of_size(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan]:
+def choose_for_micro_batch_size(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan]:
     """The planner and the best plan of `request.micro_batch`; if nothing fits, the plan of least memory.
 
     Raises InputError if no number of ranks gives such micro-batches, and NoPlanFits if the user gave a budget that no plan fits.
@@ -60,15 +60,15 @@ def of_size(request: Request, graph: GraphSource, say: Progress) -> tuple[Planne
         raise InputError(f"--micro-batch does not go with --for {request.tool}; give --accumulate")
     best: tuple[Planner, Plan] | None = None
     refused: NoPlanFits | None = None
-    for ranks, planner in _planners(request, graph, say):
-        for method, options in _restricted(planner, ranks):
+    for ranks, planner in _planners_by_data_ranks(request, graph, say):
+        for method, options in _restrict_samples(planner, ranks):
             known = best[0].value(best[1]) if best and best[1].fits else math.inf
             try:
                 plan = choose_mesh(planner, options, say, method=method, below=known)
             except NoPlanFits as error:
                 refused = min(refused or error, error, key=lambda e: e.needed_bytes)
                 continue
-            if best is None or _rank(planner, plan) < _rank(*best):
+            if best is None or _plan_rank(planner, plan) < _plan_rank(*best):
                 best = planner, plan
     if best is None:
         raise refused or NoPlanFits(
@@ -77,16 +77,16 @@ def of_size(request: Request, graph: GraphSource, say: Progress) -> tuple[Planne
     return best
 
 
-def only_size(request: Request, plans: Iterable[Plan]) -> list[Plan]:
+def keep_micro_batch_size(request: Request, plans: Iterable[Plan]) -> list[Plan]:
     """Those plans that compute as many samples at once as the request says; all if it says nothing."""
     return [p for p in plans if request.micro_batch in (None, micro_batch(p))]
 
 
-def _rank(planner: Planner, plan: Plan) -> tuple[bool, float]:
+def _plan_rank(planner: Planner, plan: Plan) -> tuple[bool, float]:
     return not plan.fits, planner.value(plan) if plan.fits else plan.cost.memory_bytes["peak"]
 
 
-def _planners(request: Request, graph: GraphSource, say: Progress) -> Iterator[tuple[int, Planner]]:
+def _planners_by_data_ranks(request: Request, graph: GraphSource, say: Progress) -> Iterator[tuple[int, Planner]]:
     """A planner for each number of data-parallel ranks, the most first."""
     size, gpus = request.micro_batch, load_cluster(request.cluster).num_gpus
     assert size is not None
@@ -96,7 +96,9 @@ def _planners(request: Request, graph: GraphSource, say: Progress) -> Iterator[t
 
     def planner(count: int, batch: int | None) -> Planner:
         asked = replace(request, batch=batch, accumulate=count)
-        return prepare(asked, graph(asked) if callable(graph) else graph, say, THOROUGH if request.prove else MOMENT)
+        return prepare_planner(
+            asked, graph(asked) if callable(graph) else graph, say, THOROUGH if request.prove else MOMENT
+        )
 
     batch = request.batch or planner(fixed or 1, None).workload.batch
     found = False
@@ -113,11 +115,11 @@ def _planners(request: Request, graph: GraphSource, say: Progress) -> Iterator[t
         )
 
 
-def _restricted(planner: Planner, ranks: int) -> Iterator[tuple[Method, list[DeviceMesh]]]:
+def _restrict_samples(planner: Planner, ranks: int) -> Iterator[tuple[Method, list[DeviceMesh]]]:
     """The request's method with samples over `ranks` ranks; and the meshes that it suits, for each place of these axes."""
     method = METHODS[planner.request.method]
     places: dict[tuple[int, ...], list[DeviceMesh]] = {}
-    for mesh in meshes(planner.request, planner.cluster):
+    for mesh in candidate_meshes(planner.request, planner.cluster):
         axes = [a for a, n in enumerate(mesh.axis_sizes) if n > 1]
         for count in range(len(axes) + 1):
             for chosen in combinations(axes, count):

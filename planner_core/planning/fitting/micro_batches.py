@@ -29,10 +29,10 @@ import numpy as np
 from planner_core.core import DeviceMesh, NoPlanFits, Plan, divisors
 from planner_core.cost import Component
 from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
-from planner_core.planning.fitting.micro_batch_numbers import GraphSource, Numbers
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
 from planner_core.planning.methods import METHODS
 from planner_core.planning.request import MOMENT, THOROUGH, Effort, Progress, Request
-from planner_core.planning.session import Planner, meshes, with_recompute
+from planner_core.planning.session import Planner, candidate_meshes, with_recompute
 from planner_core.search import (
     TIE,
     describe_gap,
@@ -51,7 +51,7 @@ MOST_BETWEEN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class MicroBatchCandidate:
     """One number of micro-batches: the planner of the request, the same without recomputation, and the meshes that are left."""
 
     planner: Planner
@@ -64,17 +64,17 @@ class Count:
         return self.planner.workload.accumulate
 
     @staticmethod
-    def of(planner: Planner, options: Sequence[DeviceMesh]) -> Count:
+    def of(planner: Planner, options: Sequence[DeviceMesh]) -> MicroBatchCandidate:
         """The number of micro-batches of a planner."""
         opened = planner.workload.recompute == "auto"
         plain = with_recompute(planner, "none") if opened else planner
-        return Count(planner, plain, options)
+        return MicroBatchCandidate(planner, plain, options)
 
-    def below(self, value: float) -> Count:
+    def below(self, value: float) -> MicroBatchCandidate:
         """The same without the meshes on which no plan of any memory is below `value`."""
         if value == np.inf:
             return self
-        return replace(self, options=[mesh for mesh in self.options if _below(self.plain, mesh, value)])
+        return replace(self, options=[mesh for mesh in self.options if _mesh_may_beat(self.plain, mesh, value)])
 
 
 def choose_micro_batches(
@@ -93,20 +93,20 @@ def choose_micro_batches(
     same model, whose graphs serve again. Raises NoPlanFits if the user gave a budget that no plan fits, and InputError.
     """
     effort = effort or (THOROUGH if request.prove else MOMENT)
-    return _Choice(Numbers(request, graph, say, effort, like), search, say).run()
+    return _MicroBatchSearch(MicroBatchNumbers(request, graph, say, effort, like), search, say).run()
 
 
-class _Choice:
+class _MicroBatchSearch:
     """One choice of the number of micro-batches, and what is known of each number that was looked at.
 
     `best`: the best plan that fits. `free`: the best plan of any memory of a number, where it fits: no multiple of that number is better.
     """
 
-    def __init__(self, numbers: Numbers, search: MeshSearch, say: Progress) -> None:
+    def __init__(self, numbers: MicroBatchNumbers, search: MeshSearch, say: Progress) -> None:
         self.numbers, self.search, self.say = numbers, search, say
         self.best: tuple[Planner, Plan] | None = None
         self.free: tuple[Planner, Plan] | None = None
-        self.seen: list[Count] = []
+        self.seen: list[MicroBatchCandidate] = []
         self.needed: dict[int, float] = {}
         """Bytes per GPU of the plan of each number, where one was looked for."""
         self.least: dict[int, float] = {}
@@ -122,13 +122,13 @@ class _Choice:
     def run(self) -> tuple[Planner, Plan]:
         """The best plan over all numbers, with a bound that holds for all of them."""
         numbers = self.numbers
-        count = Count.of(numbers.first, meshes(numbers.first.request, numbers.first.cluster))
-        self.free = self.best = _without_recomputation(count, self.search, self.say)
+        count = MicroBatchCandidate.of(numbers.first, candidate_meshes(numbers.first.request, numbers.first.cluster))
+        self.free = self.best = _unlimited_best_if_fits(count, self.search, self.say)
         if self.free is None and numbers.several and count.planner.objective() == "time":
-            room, gpus = _room(count), count.planner.cluster.num_gpus
-            self.free = self.best = _with_room(count, numbers, room, self.search, self.say)
+            room, gpus = _micro_batches_that_fit(count), count.planner.cluster.num_gpus
+            self.free = self.best = _best_without_recomputation(count, numbers, room, self.search, self.say)
             room = room if room < np.inf else self.numbers.last / gpus  # else about one sample for each GPU at once
-            if self.free is None and not _in_vain(
+            if self.free is None and not _no_number_can_fit(
                 count, numbers
             ):  # a good plan makes the searches of all other numbers short
                 self._between(room, count.options, most=1)
@@ -140,16 +140,16 @@ class _Choice:
         if numbers.several and self.best is None:
             # Nothing fits: more work finds another plan at most at the number that needs the least memory.
             self.seen = [min(self.seen, key=lambda c: self.needed[c.micro_batches])]
-        return self._over_all(*_proven(self.seen, self.best, self.free, self.bounds, self.search, self.say))
+        return self._over_all(*_search_exactly(self.seen, self.best, self.free, self.bounds, self.search, self.say))
 
     @property
     def _end(self) -> int:
         """The number of which no multiple is better; 0 if there is none."""
         return self.free[0].workload.accumulate if self.free else 0
 
-    def _in_steps(self, count: Count) -> None:
+    def _in_steps(self, count: MicroBatchCandidate) -> None:
         """Look at numbers of which each divides the next, the least first, until no mesh may be better with more of them."""
-        vain, options = self.best is None and _in_vain(count, self.numbers), count.options
+        vain, options = self.best is None and _no_number_can_fit(count, self.numbers), count.options
         while count.micro_batches != self._end:
             if count.micro_batches not in self.least:
                 options = self._look_at(count)
@@ -159,17 +159,17 @@ class _Choice:
             following = self.numbers.at(self.numbers.last if vain and number else number)
             if following is None:
                 return
-            count = Count.of(following, options)
+            count = MicroBatchCandidate.of(following, options)
 
-    def _look_at(self, count: Count) -> Sequence[DeviceMesh]:
+    def _look_at(self, count: MicroBatchCandidate) -> Sequence[DeviceMesh]:
         """Search one number without proof. Returns the meshes on which a multiple of it may be better than what is known."""
         number, known = count.micro_batches, self.known
         count = count.below(known * (1 - TIE))
-        self.least[number] = min([known, *(_least(count.plain, mesh) for mesh in count.options)])
+        self.least[number] = min([known, *(_mesh_bound(count.plain, mesh) for mesh in count.options)])
         if not count.options:
             return ()
         first = number == self.numbers.first.workload.accumulate  # where that is known already
-        found = None if first else _without_recomputation(count, self.search, self.say, known)
+        found = None if first else _unlimited_best_if_fits(count, self.search, self.say, known)
         if found is not None:
             self.best = self.free = (
                 found  # of any memory, and it fits: more micro-batches or recomputation would not help
@@ -177,7 +177,9 @@ class _Choice:
             return ()
         self.seen.append(count)
         if self.numbers.several:
-            self.best, self.needed[number] = _looked_at(count, self.best, known, self.bounds, self.search, self.say)
+            self.best, self.needed[number] = _better_of_number(
+                count, self.best, known, self.bounds, self.search, self.say
+            )
         return count.options
 
     def _between(self, room: float, options: Sequence[DeviceMesh], most: int) -> None:
@@ -189,7 +191,7 @@ class _Choice:
                 most -= 1
                 near = [c for c in self.seen if number % c.micro_batches == 0]
                 fewer = max(near, key=lambda c: c.micro_batches).options if near else options
-                self._look_at(Count.of(planner, fewer))
+                self._look_at(MicroBatchCandidate.of(planner, fewer))
 
     def _may_be_better(self, number: int) -> bool:
         end = self._end
@@ -224,10 +226,10 @@ class _Choice:
         )
 
 
-def _least(planner: Planner, mesh: DeviceMesh) -> float:
+def _mesh_bound(planner: Planner, mesh: DeviceMesh) -> float:
     """A value that no plan of any memory on one mesh is below; 0 if it is not known."""
     try:
-        problems = _problems(planner, [mesh])
+        problems = _build_problems(planner, [mesh])
     except TooWide:
         return 0.0
     with planner.clock("search"):
@@ -235,8 +237,8 @@ def _least(planner: Planner, mesh: DeviceMesh) -> float:
         return min((0.0 if p.unrestricted is not None else rough_bound(p, objective) for p in problems), default=np.inf)
 
 
-def _looked_at(
-    count: Count,
+def _better_of_number(
+    count: MicroBatchCandidate,
     best: tuple[Planner, Plan] | None,
     below: float,
     bounds: dict[int, float],
@@ -251,13 +253,13 @@ def _looked_at(
         bounds[count.micro_batches] = below
         return best, error.needed_bytes
     bounds[count.micro_batches] = min(below, plan.bound or 0.0) if plan.fits else below
-    if plan.fits and (best is None or _better((count.planner, plan), best)):
+    if plan.fits and (best is None or _is_better((count.planner, plan), best)):
         best = count.planner, plan
     return best, plan.cost.memory_bytes["peak"]
 
 
-def _with_room(
-    count: Count, numbers: Numbers, room: float, search: MeshSearch, say: Progress
+def _best_without_recomputation(
+    count: MicroBatchCandidate, numbers: MicroBatchNumbers, room: float, search: MeshSearch, say: Progress
 ) -> tuple[Planner, Plan] | None:
     """The best plan of the first number of micro-batches at which the fastest layout of any memory seems to fit without recomputation;
     None if it does not, or is not the best there. Only smaller numbers can be better.
@@ -268,34 +270,34 @@ def _with_room(
     while 0 < number < room:
         number = numbers.after(number)
     planner = numbers.at(number)
-    return _without_recomputation(Count.of(planner, count.options), search, say) if planner else None
+    return _unlimited_best_if_fits(MicroBatchCandidate.of(planner, count.options), search, say) if planner else None
 
 
-def _in_vain(count: Count, numbers: Numbers) -> bool:
+def _no_number_can_fit(count: MicroBatchCandidate, numbers: MicroBatchNumbers) -> bool:
     """Whether no number of micro-batches can have a plan that fits. Then the first number or the last has the plan of least memory.
 
     Activations shrink as the number grows. From two on, gradients stand beside them, as large with each number.
     """
-    if not numbers.several or _may_fit(count):
+    if not numbers.several or _some_plan_may_fit(count):
         return False
     last = numbers.at(numbers.last)
-    return last is not None and not _may_fit(Count.of(last, count.options))
+    return last is not None and not _some_plan_may_fit(MicroBatchCandidate.of(last, count.options))
 
 
-def _may_fit(count: Count) -> bool:
+def _some_plan_may_fit(count: MicroBatchCandidate) -> bool:
     """Whether some plan may fit, as far as is known without a search."""
     try:
-        problems = _problems(count.planner, count.options)
+        problems = _build_problems(count.planner, count.options)
     except TooWide:
         return True
     return any(p.unrestricted is not None or not exceeds_budget_by_far(p, count.planner.budget) for p in problems)
 
 
-def _room(count: Count) -> float:
+def _micro_batches_that_fit(count: MicroBatchCandidate) -> float:
     """About how many micro-batches make the activations of the fastest layouts fit beside their weights."""
     planner, least = count.plain, np.inf
     with contextlib.suppress(TooWide):
-        problems = _problems(planner, count.options)
+        problems = _build_problems(planner, count.options)
         for problem in possible_winners(problems, planner.objective()):
             if (fast := search_roughly(problem, planner.objective())) is not None:
                 after_forward, after_backward = fast.totals[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]]
@@ -304,15 +306,15 @@ def _room(count: Count) -> float:
     return count.micro_batches * float(least)
 
 
-def _without_recomputation(
-    count: Count, search: MeshSearch, say: Progress, below: float = np.inf
+def _unlimited_best_if_fits(
+    count: MicroBatchCandidate, search: MeshSearch, say: Progress, below: float = np.inf
 ) -> tuple[Planner, Plan] | None:
     """The best plan of any memory without recomputation if it fits, since no plan is better then; else None."""
     if count.plain is count.planner:
         return None
     planner, objective = count.plain, count.plain.objective()
     try:
-        problems = _problems(planner, count.options)
+        problems = _build_problems(planner, count.options)
     except TooWide:
         return None
     if any(p.unrestricted is not None for p in problems):  # its bound does not hold for the whole space
@@ -329,8 +331,8 @@ def _without_recomputation(
     return None
 
 
-def _proven(
-    seen: Sequence[Count],
+def _search_exactly(
+    seen: Sequence[MicroBatchCandidate],
     best: tuple[Planner, Plan] | None,
     found: tuple[Planner, Plan] | None,
     bounds: dict[int, float],
@@ -355,7 +357,7 @@ def _proven(
             continue
         if plan.fits:
             bounds[number] = max(bounds.get(number, 0.0), plan.bound or 0.0)
-        if found is None or _better((count.planner, plan), found):
+        if found is None or _is_better((count.planner, plan), found):
             found = count.planner, plan
     if best is not None and (found is None or not found[1].fits):
         return best
@@ -365,19 +367,19 @@ def _proven(
     return found
 
 
-def _below(planner: Planner, mesh: DeviceMesh, value: float) -> bool:
+def _mesh_may_beat(planner: Planner, mesh: DeviceMesh, value: float) -> bool:
     """Whether a plan of any memory on one mesh may be below `value`."""
-    return _least(planner, mesh) < value
+    return _mesh_bound(planner, mesh) < value
 
 
-def _problems(planner: Planner, options: Iterable[DeviceMesh]) -> list[Problem]:
+def _build_problems(planner: Planner, options: Iterable[DeviceMesh]) -> list[Problem]:
     """The networks of the request's method on these meshes, one for each set of ZeRO stages; none on a mesh that does not suit the
     method. Raises TooWide."""
     method = METHODS[planner.request.method]
     return [build() for mesh in options for build in planner.builders(method, mesh)]
 
 
-def _better(one: tuple[Planner, Plan], other: tuple[Planner, Plan]) -> bool:
+def _is_better(one: tuple[Planner, Plan], other: tuple[Planner, Plan]) -> bool:
     """Whether the first plan is better: a plan that fits is better; then the objective counts; of two that do not fit, memory."""
     (planner, plan), (other_planner, other_plan) = one, other
     if plan.fits != other_plan.fits:

@@ -19,12 +19,12 @@ def model_identity(graph: Graph) -> dict[str, Any]:
         "loss": graph.loss,
         "config": dict(graph.config),
         "layers": graph.num_repeats,
-        "versions": _versions(),
+        "versions": _package_versions(),
     }
 
 
 @functools.cache
-def _versions() -> dict[str, str]:
+def _package_versions() -> dict[str, str]:
     """The installed versions of torch and transformers, read without importing them. A plan's operators have the names that these
     versions give."""
     found = {}

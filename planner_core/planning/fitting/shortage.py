@@ -1,7 +1,7 @@
 """Why no plan fits: there is too little memory, or the number of GPUs does not divide the model's sizes; and what memory is not planned.
 
 The memory of a plan holds what is computed from weights. Inputs, masks and positions are small beside it in most models. Some make
-more of them: BROS makes a sinusoid of 192 numbers for each pair of tokens. `uncounted` says so.
+more of them: BROS makes a sinusoid of 192 numbers for each pair of tokens. `note_uncounted_memory` says so.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ TOLD, LEAST = 0.02, 2**24
 """Such tensors are told from this share of a plan's peak on, and from so many bytes on."""
 
 
-def shortage(least: Plan, graph: Graph, budget: float, at_least: float) -> str:
+def describe_shortage(least: Plan, graph: Graph, budget: float, at_least: float) -> str:
     """The message for a model whose plan of least memory, `least`, needs more than `budget` bytes per GPU. `at_least`: the network's
     sum for that plan, below which no plan is. If it is far below the plan's peak, another plan may have a lower peak."""
     peak = least.cost.memory_bytes["peak"]
     most = "" if peak <= at_least * (1 + BUFFERS) else "at most "
-    needs = f"the least memory that any plan needs is {most}{than_there_is(peak, budget)}"
+    needs = f"the least memory that any plan needs is {most}{needed_and_available(peak, budget)}"
     idle = idle_axes(least, graph)
     if not idle:
-        return "; ".join((needs, *same_work(least)))
+        return "; ".join((needs, *note_repeated_work(least)))
     gpus, sizes = least.mesh.num_devices, " x ".join(f"{least.mesh.axis_sizes[a]:,}" for a in idle)
     even = 2 ** int(math.log2(gpus))
     better = f"; {even:,} GPUs would" if even != gpus else ""
@@ -67,16 +67,16 @@ FILLERS = {
 """What a kind of tensors at the peak is called in a sentence."""
 
 
-def what_fills(plan: Plan, graph: Graph, budget: float) -> str:
+def describe_memory(plan: Plan, graph: Graph, budget: float) -> str:
     """The largest parts of the fullest GPU's memory, in words. Example: "of 76.0 GiB, 62.0 are the logits of 10,240 tokens x 152,064 words,
     9.1 the weights and 3.2 the optimizer's states; a GPU may hold 73.3 GiB"."""
     if plan.cost.pipeline is not None:
         return ""  # its fullest stage is not one graph
     sizes: dict[str, int] = {}
-    shapes, losses = _logits(graph), {op.name for op in graph.top.ops if operator(op.fn).is_logits_loss}
+    shapes, losses = _logit_shapes(graph), {op.name for op in graph.top.ops if operator(op.fn).is_logits_loss}
     rows = tensors_at_peak(plan.blocks, graph, cost_model_of(plan))
     whole = next((h for h in rows if not h.block and h.shape in shapes), None)
-    logits = f"the logits of {_tokens(whole):,} tokens x {whole.shape[-1]:,} words" if whole else "the logits"
+    logits = f"the logits of {_tokens_of_logits(whole):,} tokens x {whole.shape[-1]:,} words" if whole else "the logits"
     for held in rows:
         of_logits = not held.block and (held.shape in shapes or held.op in losses)
         name = logits if of_logits else FILLERS[held.kind]
@@ -87,7 +87,7 @@ def what_fills(plan: Plan, graph: Graph, budget: float) -> str:
     return f"of {plan.cost.memory_bytes['peak'] / 2**30:.1f} GiB, {listed}; a GPU may hold {budget / 2**30:.1f} GiB"
 
 
-def _logits(graph: Graph) -> set[tuple[int, ...]]:
+def _logit_shapes(graph: Graph) -> set[tuple[int, ...]]:
     """The shapes of the logits of a loss, as they are made and as the loss takes them."""
     found = {op.inputs[0] for op in graph.top.ops if operator(op.fn).is_logits_loss}
     roots = {root(graph.top, v) for v in found}
@@ -97,19 +97,19 @@ def _logits(graph: Graph) -> set[tuple[int, ...]]:
     return {v.meta.shape for v in every if len(v.meta.shape) > 1 and v.meta.shape[-1] in words}
 
 
-def _tokens(held: PeakTensor) -> int:
+def _tokens_of_logits(held: PeakTensor) -> int:
     """Tokens whose logits one GPU holds in one tensor."""
     return max(1, held.num_bytes // (ITEM_BYTES[held.dtype] * held.shape[-1]))
 
 
-def than_there_is(needed: float, budget: float) -> str:
+def needed_and_available(needed: float, budget: float) -> str:
     """How many bytes a GPU needs and has, with as many digits as tell them apart."""
     first = 1 if budget > 1e9 else 4
     digits = next((d for d in range(first, 9) if f"{needed / 1e9:.{d}f}" != f"{budget / 1e9:.{d}f}"), 9)
     return f"{needed / 1e9:.{digits}f} GB per GPU, but there are {budget / 1e9:.{digits}f} GB"
 
 
-def copies(plan: Plan) -> int:
+def replicated_gpus(plan: Plan) -> int:
     """How many GPUs do the same work."""
     return math.prod(
         n
@@ -134,7 +134,7 @@ class UnevenBatch:
         return f"{self.batch:,} samples do not divide over {self.gpus:,} GPUs; {near}"
 
 
-def uneven_batch(planner: Planner) -> UnevenBatch | None:
+def find_uneven_batch(planner: Planner) -> UnevenBatch | None:
     """The nearest numbers of samples on both sides that all GPUs can share evenly; None if the request's number is one, or if there are
     fewer samples than GPUs, which share each sample then."""
     batch, gpus = planner.workload.batch, planner.cluster.num_gpus
@@ -142,9 +142,9 @@ def uneven_batch(planner: Planner) -> UnevenBatch | None:
     return UnevenBatch(batch, gpus, below, below + gpus) if batch > gpus and below != batch else None
 
 
-def same_work(plan: Plan) -> tuple[str, ...]:
+def note_repeated_work(plan: Plan) -> tuple[str, ...]:
     """A message if GPUs of a plan do the same work, since the samples of a step cannot be dealt out to them."""
-    mesh, batch, alone = plan.mesh, int(plan.workload["batch"]), copies(plan)
+    mesh, batch, alone = plan.mesh, int(plan.workload["batch"]), replicated_gpus(plan)
     if alone == 1 or batch % mesh.num_devices == 0:
         return ()
     more = -(-batch // mesh.num_devices) * mesh.num_devices
@@ -174,7 +174,7 @@ def needs_buffers(answer: Answer, budget: float) -> bool:
     return held <= budget * NEARLY and answer.least_memory > held * (1 + BUFFERS)
 
 
-def left_out(plan: Plan, wide: TooWide | None) -> Plan:
+def note_meshes_left_out(plan: Plan, wide: TooWide | None) -> Plan:
     """The best plan of the meshes that were searched. `wide`: the error of a mesh that was not, which may have a better one."""
     if wide is None:
         return plan
@@ -182,7 +182,9 @@ def left_out(plan: Plan, wide: TooWide | None) -> Plan:
     return replace(plan, optimal=False, bound=None, notes=(told, *plan.notes))
 
 
-def refused(planner: Planner, below: float, least: tuple[Answer, Problem] | None, wide: TooWide | None) -> Plan:
+def refuse_or_least_memory(
+    planner: Planner, below: float, least: tuple[Answer, Problem] | None, wide: TooWide | None
+) -> Plan:
     """What `choose` gives or raises if no plan fits. `least`: what was found of least memory."""
     if below < float("inf"):
         raise NoPlanFits(f"no plan that fits is better than {below:.4g}")
@@ -190,16 +192,16 @@ def refused(planner: Planner, below: float, least: tuple[Answer, Problem] | None
         raise wide
     if least is None:
         raise NoPlanFits("no plan of this model can run on these meshes; try another --mesh or --batch")
-    return _of_least_memory(planner, *least)
+    return _plan_of_least_memory(planner, *least)
 
 
-def _of_least_memory(planner: Planner, answer: Answer, problem: Problem) -> Plan:
+def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem) -> Plan:
     """The plan of least memory, which does not fit. Raises NoPlanFits if the user gave a budget."""
     assert answer.smallest is not None
     smallest = Answer(answer.smallest, 0.0, 0.0, answer.least_memory)
     objective = planner.objective()
     plan = planner.plan(problem, smallest, "least memory", planner.request.method, objective)
-    short = shortage(plan, planner.graph, planner.budget, memory_bytes(answer.smallest))
+    short = describe_shortage(plan, planner.graph, planner.budget, memory_bytes(answer.smallest))
     if planner.request.memory_gb is not None:
         peak = plan.cost.memory_bytes["peak"]
         again = "" if planner.workload.recompute in ("auto", "full") else ", --recompute full"
@@ -207,12 +209,14 @@ def _of_least_memory(planner: Planner, answer: Answer, problem: Problem) -> Plan
             f"no plan fits: {short}; use more GPUs, a smaller --batch{again} or --memory-gb {math.ceil(peak / 1e9)}",
             peak,
         )
-    return replace(plan, fits=False, notes=(f"does not fit: {short}", what_fills(plan, planner.graph, planner.budget)))
+    return replace(
+        plan, fits=False, notes=(f"does not fit: {short}", describe_memory(plan, planner.graph, planner.budget))
+    )
 
 
-def uncounted(plan: Plan, graph: Graph) -> tuple[str, ...]:
+def note_uncounted_memory(plan: Plan, graph: Graph) -> tuple[str, ...]:
     """A note about the operator that takes most bytes of such tensors, if these are many beside the plan's peak."""
-    taken, op, largest = max(_taken(plan, graph), key=lambda found: found[0], default=(0, None, None))
+    taken, op, largest = max(_uncounted_by_op(plan, graph), key=lambda found: found[0], default=(0, None, None))
     if op is None or largest is None or taken < max(LEAST, TOLD * plan.cost.memory_bytes["peak"]):
         return ()
     shape = " x ".join(f"{n:,}" for n in largest.meta.shape)
@@ -222,7 +226,7 @@ def uncounted(plan: Plan, graph: Graph) -> tuple[str, ...]:
     )
 
 
-def _taken(plan: Plan, graph: Graph) -> Iterator[tuple[int, Op, Value]]:
+def _uncounted_by_op(plan: Plan, graph: Graph) -> Iterator[tuple[int, Op, Value]]:
     """For each operator that takes such tensors: their bytes on one GPU, and the largest of them."""
     for label, way in plan.blocks.items():
         block = block_of(graph, label)

@@ -28,12 +28,12 @@ SLOWER = 0.02
 """The plan on one axis takes at most this share longer."""
 
 
-def leads(plan: Plan) -> bool:
+def leads_by_simplicity(plan: Plan) -> bool:
     """Whether a plan leads since it is simpler than the fastest one, and ties with it."""
     return plan.notes[:1] != () and plan.notes[0].startswith(TIE)
 
 
-def simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say: Progress) -> list[Plan]:
+def prefer_simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say: Progress) -> list[Plan]:
     """The plan that leads, and behind it the fastest one if that is another. `others`: if one of these that fits is faster than the plan
     on one axis, that does not lead. Nor does it if the user set the mesh, the memory, a tool or the micro-batch, or asks for another
     objective."""
@@ -48,7 +48,7 @@ def simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say: Progre
         plan = choose_mesh(planner, [line], say, below=most, prove=False)
     except NoPlanFits:
         return [fastest]
-    if not plan.fits or plan.cost.step_time_s > most or any(_beats(p, plan) for p in others):
+    if not plan.fits or plan.cost.step_time_s > most or any(_fits_and_is_faster(p, plan) for p in others):
         return [fastest]
     longer = simulated(fastest, planner.graph) / simulated(plan, planner.graph) - 1
     if longer < 0:
@@ -61,10 +61,10 @@ def simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say: Progre
     return [replace(plan, optimal=False, bound=fastest.bound, notes=(told,)), replace(fastest, name=FASTEST)]
 
 
-def _beats(other: Plan, plan: Plan) -> bool:
+def _fits_and_is_faster(other: Plan, plan: Plan) -> bool:
     return other.fits and other.cost.step_time_s < plan.cost.step_time_s
 
 
-def fastest_alone(plans: tuple[Plan, ...]) -> tuple[Plan, ...]:
+def without_simpler(plans: tuple[Plan, ...]) -> tuple[Plan, ...]:
     """The same plans with the fastest one in front, as the search named it, and without a simpler one."""
-    return (replace(plans[1], name=plans[0].name), *plans[2:]) if leads(plans[0]) else plans
+    return (replace(plans[1], name=plans[0].name), *plans[2:]) if leads_by_simplicity(plans[0]) else plans

@@ -19,7 +19,7 @@ from functools import partial
 from planner_core.core import Cluster, DeviceMesh, NoPlanFits, Plan, PlannerError, axis_names, divisors
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
-from planner_core.planning.fitting.shortage import copies
+from planner_core.planning.fitting.shortage import replicated_gpus
 from planner_core.planning.methods import EXACT
 from planner_core.planning.request import Progress
 from planner_core.planning.session import Planner
@@ -67,17 +67,17 @@ def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
     return replace(found, optimal=found.optimal and plan.optimal, bound=bound)
 
 
-def fewer_gpus(planner: Planner, plan: Plan, say: Progress) -> tuple[str, ...]:
+def note_fewer_gpus(planner: Planner, plan: Plan, say: Progress) -> tuple[str, ...]:
     """A note if a part of the cluster would be faster than a plan in which GPUs do the same work. Where an outer axis has copies, operators
     see the rest of the mesh as one axis; that part has two of its own."""
-    used = plan.mesh.num_devices // copies(plan)
+    used = plan.mesh.num_devices // replicated_gpus(plan)
     if planner.request.mesh or not plan.fits or used == plan.mesh.num_devices:
         return ()
     found: dict[str, Plan] = {}
     timed = planner.request.method == EXACT.name and plan.objective == "time"
     most = plan.cost.step_time_s * (1 - GAIN) if timed else math.inf
     for gpus in (used * more for more in PARTS):
-        part = _innermost(planner.cluster, gpus) if gpus < plan.mesh.num_devices else None
+        part = _first_gpus(planner.cluster, gpus) if gpus < plan.mesh.num_devices else None
         if part:
             say(f"search on {gpus} GPUs")
             with contextlib.suppress(PlannerError):
@@ -85,7 +85,7 @@ def fewer_gpus(planner: Planner, plan: Plan, say: Progress) -> tuple[str, ...]:
                     f"{gpus:,} of these GPUs alone ({' x '.join(str(level.size) for level in reversed(part.levels))})"
                 )
                 request = replace(planner.request, cluster=part)
-                found[name] = choose_micro_batches(request, planner.graph, say, search=partial(_below, most))[1]
+                found[name] = choose_micro_batches(request, planner.graph, say, search=partial(_best_below, most))[1]
                 if timed and found[name].fits:
                     most = min(most, found[name].cost.step_time_s)  # the best part is told of
     name, best = min(found.items(), key=lambda item: (not item[1].fits, item[1].cost.step_time_s), default=("", plan))
@@ -95,7 +95,7 @@ def fewer_gpus(planner: Planner, plan: Plan, say: Progress) -> tuple[str, ...]:
     return (f"{name} would take {ends[0]:.4g} ms instead of {ends[1]:.4g} ms: this batch is too small for the others",)
 
 
-def _below(
+def _best_below(
     most: float,
     planner: Planner,
     options: Sequence[DeviceMesh],
@@ -108,7 +108,7 @@ def _below(
     return choose_mesh(planner, options, say, below=min(below, most), prove=prove)
 
 
-def _innermost(cluster: Cluster, gpus: int) -> Cluster | None:
+def _first_gpus(cluster: Cluster, gpus: int) -> Cluster | None:
     """The cluster of the first `gpus` GPUs, if they fill whole units of each level."""
     levels, rest = [], gpus
     for level in cluster.levels:

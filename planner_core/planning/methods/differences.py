@@ -41,7 +41,7 @@ class Difference:
     def of(names: Iterable[str], what: str, kind: DifferenceKind = DifferenceKind.OTHER) -> Difference:
         """A difference of some layers or weights."""
         known = list(names)
-        return Difference(f"{patterns(known)}: {what}", kind, tuple(dict.fromkeys(map(starred, known))))
+        return Difference(f"{describe_modules(known)}: {what}", kind, tuple(dict.fromkeys(map(star_numbers, known))))
 
 
 class CannotHold(InputError):
@@ -52,13 +52,13 @@ class CannotHold(InputError):
         self.why = why
 
 
-def patterns(names: Iterable[str]) -> str:
+def describe_modules(names: Iterable[str]) -> str:
     """Names for people: numbers as `*`, doubles once, a few of many."""
-    found = list(dict.fromkeys(starred(n) for n in names))
+    found = list(dict.fromkeys(star_numbers(n) for n in names))
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return ", ".join(found[:SHOWN]) + more
 
 
-def starred(name: str) -> str:
+def star_numbers(name: str) -> str:
     """`layers.3.mlp` -> `layers.*.mlp`."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)

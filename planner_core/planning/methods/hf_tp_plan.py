@@ -16,7 +16,7 @@ from typing import Any
 
 from planner_core.core import ASSETS, Block, DeviceMesh, Graph, Op, R, Shard, Value, join_name
 from planner_core.ops import Kind, Row, operator
-from planner_core.planning.methods.restrictions import AxisRules, batch_split, summed, whole
+from planner_core.planning.methods.restrictions import AxisRules, is_batch_split, is_unsplit, sums_gradient_whole
 from planner_core.search.network import AxisState, Network, Restriction
 
 TABLE = ASSETS / "hf_tp_plans.json"
@@ -34,7 +34,7 @@ FROM_LAST = {
 
 
 @cache
-def vendor_plans() -> Mapping[str, Mapping[str, str]]:
+def _load_vendor_plans() -> Mapping[str, Mapping[str, str]]:
     """Pattern to style, by model type."""
     found: dict[str, dict[str, str]] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
@@ -43,7 +43,9 @@ def vendor_plans() -> Mapping[str, Mapping[str, str]]:
 def vendor_plan(config: Mapping[str, Any]) -> Mapping[str, str] | None:
     """The plan that ships with a model's config. For a composite model it includes the plan of its text model."""
     halves = [config.get("text_config"), *config.values()]
-    plans = [vendor_plans().get(str(part.get("model_type"))) for part in (*halves, config) if isinstance(part, Mapping)]
+    plans = [
+        _load_vendor_plans().get(str(part.get("model_type"))) for part in (*halves, config) if isinstance(part, Mapping)
+    ]
     text, own = next(filter(None, plans[:-1]), {}), plans[-1] or {}
     return {**text, **own} or None
 
@@ -60,7 +62,7 @@ def style_of(name: str, plan: Mapping[str, str]) -> str:
         s
         for p, s in plan.items()
         for path in (name, module)
-        if s in FROM_LAST and re.search(rf"(^|\.){_regex(p)}$", path)
+        if s in FROM_LAST and re.search(rf"(^|\.){_pattern_regex(p)}$", path)
     )
     return next(found, "")
 
@@ -70,7 +72,7 @@ def split_dim(name: str, ndim: int, plan: Mapping[str, str]) -> int | None:
     module, _, last = name.rpartition(".")
     for pattern, style in plan.items():
         for path in (name, module):
-            if style in FROM_LAST and re.search(rf"(^|\.){_regex(pattern)}$", path):
+            if style in FROM_LAST and re.search(rf"(^|\.){_pattern_regex(pattern)}$", path):
                 if last == "bias" and ndim == 1:
                     return 0 if FROM_LAST[style] == 2 else None
                 return max(ndim - FROM_LAST[style], 0)
@@ -78,7 +80,7 @@ def split_dim(name: str, ndim: int, plan: Mapping[str, str]) -> int | None:
 
 
 @cache
-def _regex(pattern: str) -> str:
+def _pattern_regex(pattern: str) -> str:
     return re.escape(pattern).replace(r"\*", "[0-9]+")
 
 
@@ -98,12 +100,12 @@ class VendorRules(AxisRules):
 
     def _row_passes(self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], axis: int) -> bool:
         attention = [r.name for o, r in zip(ops, rows, strict=True) if operator(o.fn).kind is Kind.ATTENTION]
-        if self.activations[axis] is not batch_split and attention == ["R"]:
+        if self.activations[axis] is not is_batch_split and attention == ["R"]:
             return all(r.name == "R" for r in rows)
         return super()._row_passes(where, net, ops, rows, axis)
 
 
-def _dims(graph: Graph, plan: Mapping[str, str], parts: int) -> tuple[dict[int, int | None], set[int]]:
+def _planned_dims(graph: Graph, plan: Mapping[str, str], parts: int) -> tuple[dict[int, int | None], set[int]]:
     """By id of a parameter: the dim that the plan shards, or None. And the ids of those that cannot be sharded as the plan says; these
     are not restricted."""
     dims: dict[int, int | None] = {}
@@ -121,7 +123,7 @@ def _dims(graph: Graph, plan: Mapping[str, str], parts: int) -> tuple[dict[int, 
     return dims, idle
 
 
-def _between(graph: Graph, plan: Mapping[str, str]) -> frozenset[int]:
+def _column_results(graph: Graph, plan: Mapping[str, str]) -> frozenset[int]:
     """Ids of the values that are made only from results of colwise layers, up to the next layer with a weight."""
     found: set[int] = set()
     first = _first_calls(graph)
@@ -156,7 +158,7 @@ def vendor_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restr
     plan = vendor_plan(graph.config)
     if plan is None or len(mesh.axis_sizes) > 2:
         return None
-    dims, idle = _dims(graph, plan, mesh.axis_sizes[-1])
+    dims, idle = _planned_dims(graph, plan, mesh.axis_sizes[-1])
     if all(d is None for d in dims.values()):
         return None
 
@@ -168,7 +170,9 @@ def vendor_rules(graph: Graph, mesh: DeviceMesh, *, free: bool = False) -> Restr
             return True
         return isinstance(pair[0], Shard) if free else pair[0] == Shard(dim)
 
-    between = _between(graph, plan)
+    between = _column_results(graph, plan)
     if len(mesh.axis_sizes) == 1:
-        return VendorRules(graph, (whole,), (follows,), between=between)
-    return VendorRules(graph, (batch_split, whole), (summed, follows), between=between, ranks=mesh.axis_sizes[0])
+        return VendorRules(graph, (is_unsplit,), (follows,), between=between)
+    return VendorRules(
+        graph, (is_batch_split, is_unsplit), (sums_gradient_whole, follows), between=between, ranks=mesh.axis_sizes[0]
+    )

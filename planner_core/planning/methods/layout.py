@@ -42,14 +42,14 @@ from planner_core.ops import CONTEXT, DISPATCH, RING, Kind
 from planner_core.planning.methods.restrictions import (
     BY_HEADS,
     AxisRules,
+    OperatorRows,
     PairTest,
-    Runs,
-    batch_split,
-    dealt_out,
+    is_batch_split,
+    is_expert_parallel,
     is_matrix,
-    sequence_split,
-    used_in_parts,
-    whole,
+    is_sequence_split,
+    is_unsplit,
+    is_used_in_parts,
 )
 from planner_core.search.network import AxisState
 
@@ -194,19 +194,23 @@ class Layout:
 
     def restriction(self, graph: Graph) -> AxisRules:
         """The layout as a restriction of the space of plans on its mesh. A weight whose sizes cannot be sharded is not restricted."""
-        dealt = at_stage(3 if self.fsdp > 1 else self._whole_stage)
-        rules: dict[str, tuple[PairTest, PairTest, Mapping[Kind, Runs]]] = {
-            "data": (batch_split, at_stage(self._whole_stage), {}),
-            "shard": (batch_split, at_stage(3), {}),
-            "expert": (batch_split, dealt, {Kind.EXPERTS: Runs(frozenset({DISPATCH}), dealt_out)}),
-            "context": (sequence_split, at_stage(self._context_stage), {Kind.ATTENTION: Runs(CP_TYPES[self.cp_type])}),
-            "tensor": (sequence_split if self.sp else whole, used_in_parts, BY_HEADS),
+        dealt = weights_at_stage(3 if self.fsdp > 1 else self._whole_stage)
+        rules: dict[str, tuple[PairTest, PairTest, Mapping[Kind, OperatorRows]]] = {
+            "data": (is_batch_split, weights_at_stage(self._whole_stage), {}),
+            "shard": (is_batch_split, weights_at_stage(3), {}),
+            "expert": (is_batch_split, dealt, {Kind.EXPERTS: OperatorRows(frozenset({DISPATCH}), is_expert_parallel)}),
+            "context": (
+                is_sequence_split,
+                weights_at_stage(self._context_stage),
+                {Kind.ATTENTION: OperatorRows(CP_TYPES[self.cp_type])},
+            ),
+            "tensor": (is_sequence_split if self.sp else is_unsplit, is_used_in_parts, BY_HEADS),
         }
         activations, parameters, kinds = zip(*(rules[role] for role, _ in self.degrees), strict=True)
         return AxisRules(graph, activations, parameters, kinds=kinds, ranks=self.data)
 
 
-def at_stage(stage: int) -> PairTest:
+def weights_at_stage(stage: int) -> PairTest:
     """The test of a weight that is used Replicate: a matrix is in this ZeRO stage; biases and norms have a summed gradient. A weight
     that is not trained has neither gradient nor states, so stages below 3 keep it whole, and stage 3 shards it as it shards others."""
 
@@ -222,18 +226,18 @@ def at_stage(stage: int) -> PairTest:
 def parse_layout(text: str) -> Layout:
     """Read `dp=2,fsdp=8,tp=4,sp,zero=1`. Raises InputError for the first word that is wrong."""
     found: dict[str, Any] = {}
-    for word, value in _words(text):
+    for word, value in _parse_words(text):
         if word in found:
             raise InputError(f"layout {text[:80]!r}: {word} is given twice; leave one out")
         found[word] = value
     layout = Layout(**found)
-    told = _wrong(layout)
+    told = _contradiction(layout)
     if told:
         raise InputError(f"layout {text[:80]!r}: {told}")
     return layout
 
 
-def _wrong(layout: Layout) -> str:
+def _contradiction(layout: Layout) -> str:
     """What contradicts itself in a layout, and what would do; empty if nothing does."""
     over = layout.dp if layout.dp > 1 else 8
     if layout.zero == 3 and (layout.cp == 1 or layout.fsdp > 1):
@@ -242,10 +246,10 @@ def _wrong(layout: Layout) -> str:
         return "sp splits tokens over the tensor ranks; give tp=2 or more, or leave sp out"
     if layout.cp_type != "ring" and layout.cp == 1:
         return "cp_type says how attention runs over the context ranks; give cp=2 or more, or leave cp_type out"
-    return _wrong_stages(layout)
+    return _stage_contradiction(layout)
 
 
-def _wrong_stages(layout: Layout) -> str:
+def _stage_contradiction(layout: Layout) -> str:
     """What contradicts itself in the stages of a layout."""
     if layout.pp == 1 and (layout.vp > 1 or layout.schedule or layout.copies):
         return "vp, schedule and copies say how the stages of pp ranks run; give pp=2 or more, or leave them out"
@@ -261,7 +265,7 @@ def _wrong_stages(layout: Layout) -> str:
     return ""
 
 
-def _words(text: str) -> Iterator[tuple[str, Any]]:
+def _parse_words(text: str) -> Iterator[tuple[str, Any]]:
     for part in text.replace(" ", "").split(","):
         word, _, value = part.partition("=")
         where = f"layout {text[:80]!r}: {word} is {short(value)}, but"
@@ -279,7 +283,7 @@ def _words(text: str) -> Iterator[tuple[str, Any]]:
                 raise InputError(f"{where} takes no value; write sp, or leave it out")
             yield "sp", value != "0"
         elif word in ("cp_type", "schedule", "copies"):
-            yield word, _kind(word, value, where)
+            yield word, _parse_choice(word, value, where)
         elif not value.isdecimal() or not _in_range(word, int(value)):
             wanted = "0, 1 or 2" if word == "zero" else "a whole number from 1"
             raise InputError(f"{where} must be {wanted}, as in {EXAMPLE}")
@@ -287,7 +291,7 @@ def _words(text: str) -> Iterator[tuple[str, Any]]:
             yield word, int(value)
 
 
-def _kind(word: str, value: str, where: str) -> str | tuple[int, ...]:
+def _parse_choice(word: str, value: str, where: str) -> str | tuple[int, ...]:
     """The kind of attention on context ranks, or of schedule, that a word names, or the copies of each stage. Raises InputError."""
     if word == "copies":
         if not re.fullmatch(r"[1-9]\d{0,3}(-[1-9]\d{0,3})+", value):
@@ -308,7 +312,7 @@ def _in_range(word: str, value: int) -> bool:
 
 def check_layout(layout: Layout, cluster: Cluster) -> None:
     """Raise InputError for a layout that contradicts itself, or that does not suit the cluster."""
-    if told := _wrong(layout):
+    if told := _contradiction(layout):
         raise InputError(f"layout {layout}: {told}")
     if layout.num_gpus != cluster.num_gpus:
         fill = cluster.num_gpus // max(1, layout.num_gpus // layout.fsdp)

@@ -18,43 +18,43 @@ OTHERS = {
 
 def may_state(graph: Graph) -> frozenset[str]:
     """Which of the words `cp` and `ep` a layout of this model may have: it has attention over tokens, and experts that can be dealt out."""
-    ways = {(operator(op.fn).kind, row.name) for block, op in _ops(graph) for row in rows(op, block.values)}
+    ways = {(operator(op.fn).kind, row.name) for block, op in _ops_of(graph) for row in rows(op, block.values)}
     by_tokens = any((Kind.ATTENTION, name) in ways for names in CP_TYPES.values() for name in names - {"heads"})
     return frozenset(["cp"] * by_tokens + ["ep"] * ((Kind.EXPERTS, DISPATCH) in ways))
 
 
-def faults(graph: Graph, layout: Layout) -> list[str]:
-    """The reasons, known from sizes alone, why the model's operators cannot follow a layout; see `undecided` for one whose list is
+def operator_faults(graph: Graph, layout: Layout) -> list[str]:
+    """The reasons, known from sizes alone, why the model's operators cannot follow a layout; see `undecided_fault` for one whose list is
     empty and that has no plan all the same."""
-    return list(dict.fromkeys(_faults(graph, layout)))
+    return list(dict.fromkeys(_all_faults(graph, layout)))
 
 
-def undecided(problem: Problem, layout: Layout) -> str:
+def undecided_fault(problem: Problem, layout: Layout) -> str:
     """The operator because of which a layout has no plan, as a sentence without a way out."""
     found = find_infeasible_group(problem)
     if found is None:
         return f"the operators of {problem.coarse.graph.name} cannot follow {layout} together"
-    op = next((op for op in found.ops if _joins(found.block, op)), found.ops[0])
+    op = next((op for op in found.ops if _joins_samples_and_tokens(found.block, op)), found.ops[0])
     given, made = (list(found.block.values[values[0]].meta.shape) for values in (op.inputs, op.outputs))
     where = f"{op.name} of {found.block.name}" if found.block.name else op.name
-    why = ", which puts the tokens of all samples in one row" if _joins(found.block, op) else ""
+    why = ", which puts the tokens of all samples in one row" if _joins_samples_and_tokens(found.block, op) else ""
     return f"no way to run {where} ({given} to {made}{why}) follows {layout} after what runs before it"
 
 
-def _joins(block: Block, op: Op) -> bool:
+def _joins_samples_and_tokens(block: Block, op: Op) -> bool:
     """Whether an operator is a view that makes one dim of the samples and their tokens."""
     given, made = (block.values[values[0]].meta.shape if values else () for values in (op.inputs, op.outputs))
     return len(given) > len(made) > 0 and given[0] > 1 and made[0] == given[0] * given[1]
 
 
-def unseen(graph: Graph, layout: Layout) -> list[str]:
+def unsearchable_faults(graph: Graph, layout: Layout) -> list[str]:
     """The reasons that a search would not find: it would price a layout that the model does not have, or that no tool runs so."""
-    return list(dict.fromkeys(_unseen(graph, layout)))
+    return list(dict.fromkeys(_all_unsearchable_faults(graph, layout)))
 
 
-def _unseen(graph: Graph, layout: Layout) -> Iterator[str]:
-    experts = [(block, op) for block, op in _ops(graph) if operator(op.fn).kind is Kind.EXPERTS]
-    if layout.cp > 1 and all(operator(op.fn).kind is not Kind.ATTENTION for _, op in _ops(graph)):
+def _all_unsearchable_faults(graph: Graph, layout: Layout) -> Iterator[str]:
+    experts = [(block, op) for block, op in _ops_of(graph) if operator(op.fn).kind is Kind.EXPERTS]
+    if layout.cp > 1 and all(operator(op.fn).kind is not Kind.ATTENTION for _, op in _ops_of(graph)):
         yield f"cp={layout.cp} splits the tokens of attention, which {graph.name} does not have; leave cp out"
     if layout.ep > 1 and not experts:
         yield f"ep={layout.ep} deals experts out, and {graph.name} has none that tokens are sent to; leave ep out"
@@ -68,23 +68,23 @@ def _unseen(graph: Graph, layout: Layout) -> Iterator[str]:
         )
 
 
-def _faults(graph: Graph, layout: Layout) -> Iterator[str]:
+def _all_faults(graph: Graph, layout: Layout) -> Iterator[str]:
     batch = graph.workload["batch"]
     if batch % layout.data:
         yield f"{batch} samples cannot be dealt to {layout.data} ranks (dp x fsdp); give a multiple of {layout.data}"
-    attention = [(block, op) for block, op in _ops(graph) if operator(op.fn).kind is Kind.ATTENTION]
+    attention = [(block, op) for block, op in _ops_of(graph) if operator(op.fn).kind is Kind.ATTENTION]
     by_heads = {"tp": layout.tp, "cp": layout.cp if layout.cp_type == "ulysses" else 1}
     for block, op in attention:
         yield from _uneven_heads(block, op, by_heads)
         if layout.cp > 1:
-            yield from _no_context(block, op, layout)
+            yield from _context_faults(block, op, layout)
     parts = layout.cp * (layout.tp if layout.sp else 1)
     if graph.workload["seq"] % parts:
         words = " x ".join(
             w for w, n in ((f"cp={layout.cp}", layout.cp), (f"tp={layout.tp}", parts // layout.cp)) if n > 1
         )
         yield f"a sequence of {graph.workload['seq']} tokens cannot be split over {words} ranks; give a divisor"
-    yield from _unseen(graph, layout)
+    yield from _all_unsearchable_faults(graph, layout)
     if layout.ep > 1:
         yield from _uneven_experts(graph, layout)
 
@@ -101,7 +101,7 @@ def _uneven_heads(block: Block, op: Op, by_heads: dict[str, int]) -> Iterator[st
             yield f"{heads} {what} cannot be dealt to {' x '.join(words)} ranks; give a divisor of {heads}"
 
 
-def _no_context(block: Block, op: Op, layout: Layout) -> Iterator[str]:
+def _context_faults(block: Block, op: Op, layout: Layout) -> Iterator[str]:
     """Attention that cannot run so over the context ranks."""
     ways = [row for row in rows(op, block.values) if row.name in CP_TYPES[layout.cp_type]]
     if layout.cp_type == "ulysses":  # its heads are judged already
@@ -117,7 +117,7 @@ def _no_context(block: Block, op: Op, layout: Layout) -> Iterator[str]:
 
 def _uneven_experts(graph: Graph, layout: Layout) -> Iterator[str]:
     """Experts that cannot be dealt out."""
-    for block, op in _ops(graph):
+    for block, op in _ops_of(graph):
         if operator(op.fn).kind is Kind.EXPERTS:
             ways = [row for row in rows(op, block.values) if row.name == DISPATCH]
             if not ways:
@@ -126,6 +126,6 @@ def _uneven_experts(graph: Graph, layout: Layout) -> Iterator[str]:
                 yield f"{n} experts cannot be dealt to ep={layout.ep} ranks; give a divisor of {n}"
 
 
-def _ops(graph: Graph) -> Iterator[tuple[Block, Op]]:
+def _ops_of(graph: Graph) -> Iterator[tuple[Block, Op]]:
     for block in (graph.top, *graph.blocks.values()):
         yield from ((block, op) for op in block.ops)

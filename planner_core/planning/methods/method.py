@@ -12,12 +12,12 @@ Restrict = Callable[[Graph, DeviceMesh], Restriction | None]
 """Gives the restriction for a graph and a mesh; None if the mesh does not suit the method."""
 
 
-def free(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
+def unrestricted(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
     """Forbid nothing, on any mesh."""
     return Restriction()
 
 
-def always(graph: Graph) -> bool:
+def suits_every_model(graph: Graph) -> bool:
     """Every model."""
     return True
 
@@ -36,7 +36,7 @@ class Method:
     """The name of its plans in reports: `Megatron-LM`."""
     words: str
     """What it does, as one sentence after the title and a colon."""
-    restrict: Restrict = free
+    restrict: Restrict = unrestricted
     objective: str | None = None
     """What it minimises (see `OBJECTIVES`); None: what the request asks for."""
     zero: int = 3
@@ -56,7 +56,7 @@ class Method:
     """Its name in the explorer, if that is not `title`."""
     plan_title: str = ""
     """The name of its plan in the explorer, if that is not `title`."""
-    suits: Callable[[Graph], bool] = always
+    suits: Callable[[Graph], bool] = suits_every_model
     """Whether the model can have such a layout. If it cannot, reports do not mention the method."""
 
     @property

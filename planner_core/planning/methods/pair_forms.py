@@ -33,10 +33,10 @@ from planner_core.ops import Row, operator
 from planner_core.planning.methods.hf_tp_plan import VendorRules, vendor_plan
 from planner_core.planning.methods.restrictions import (
     PairTest,
-    batch_split,
-    of_stage,
-    sequence_split,
-    whole,
+    is_batch_split,
+    is_sequence_split,
+    is_unsplit,
+    zero_stage_test,
 )
 from planner_core.planning.methods.tp_layout import SPLIT_DIM, WEIGHT, TpLayout, drop_summed, split_site, tensor_layout
 from planner_core.search.network import NO_STAGE, AxisState, Network, allow_only
@@ -76,7 +76,7 @@ def may_split_tokens(form: PairForm, graph: Graph) -> bool:
     return form.tokens and vendor_plan(graph.config) is not None and all(op.module in STOCK for op in products)
 
 
-def layers_of(plan: Plan, graph: Graph, form: PairForm) -> TpLayout:
+def splittable_layers(plan: Plan, graph: Graph, form: PairForm) -> TpLayout:
     """The layers that a form shards where a plan shards all that it can. Raises InputError if there are none."""
     layout = tensor_layout(plan)
     ops = [("", op) for op in graph.top.ops] + [(c.prefix, o) for c in graph.calls() for o in graph.blocks[c.block].ops]
@@ -144,16 +144,16 @@ def form_rules(
 ) -> FormRules:
     """The restriction on a mesh. `stage`: that of ZeRO on the data axes. `alone`: a layer that is of no pair may also be whole,
     or sharded along another dim."""
-    axes, data = range(len(mesh.axis_sizes)), of_stage(stage)
+    axes, data = range(len(mesh.axis_sizes)), zero_stage_test(stage)
     return FormRules(
         graph,
-        tuple((sequence_split if sequence else whole) if a == layout.axis else batch_split for a in axes),
-        tuple(_follows(graph, layout, alone) if a == layout.axis else data for a in axes),
+        tuple((is_sequence_split if sequence else is_unsplit) if a == layout.axis else is_batch_split for a in axes),
+        tuple(_pair_test(graph, layout, alone) if a == layout.axis else data for a in axes),
         layout=layout,
     )
 
 
-def _follows(graph: Graph, layout: TpLayout, alone: bool) -> PairTest:
+def _pair_test(graph: Graph, layout: TpLayout, alone: bool) -> PairTest:
     dims: dict[int, int | None] = {}
     choice: dict[int, set[int]] = {}
     first = {c.block: c.prefix for c in reversed(list(graph.calls()))}
@@ -161,7 +161,7 @@ def _follows(graph: Graph, layout: TpLayout, alone: bool) -> PairTest:
         for index, value in enumerate(block.values):
             if value.kind == "parameter":
                 name = join_name(first.get(block.name, ""), value.name)
-                dims[id(value)] = _dim(name, layout)
+                dims[id(value)] = _form_dim(name, layout)
                 if alone and layout.styles.get(name.rpartition(".")[0]) == "gathered" and name.endswith("weight"):
                     tied = sum(index in op.inputs for op in block.ops) > 1
                     choice[id(value)] = {0} if tied else {0, 1}
@@ -177,7 +177,7 @@ def _follows(graph: Graph, layout: TpLayout, alone: bool) -> PairTest:
     return follows
 
 
-def _dim(name: str, layout: TpLayout) -> int | None:
+def _form_dim(name: str, layout: TpLayout) -> int | None:
     """The dim along which the form shards a parameter."""
     module, _, last = name.rpartition(".")
     if module in layout.experts:
@@ -188,13 +188,15 @@ def _dim(name: str, layout: TpLayout) -> int | None:
     return SPLIT_DIM[style]
 
 
-def each_alone(plan: Plan, graph: Graph, axis: int) -> dict[str, BlockPlan]:
+def sum_for_each_column(plan: Plan, graph: Graph, axis: int) -> dict[str, BlockPlan]:
     """The blocks of a plan whose column-sharded layers do not share the sum of their input's gradient: each reader of a tensor reduces
     its own gradient on an axis, instead of the tensor that all of them read."""
-    return {label: replace(bp, sites=_sites(bp, block_of(graph, label), axis)) for label, bp in plan.blocks.items()}
+    return {
+        label: replace(bp, sites=_sites_alone(bp, block_of(graph, label), axis)) for label, bp in plan.blocks.items()
+    }
 
 
-def _sites(bp: BlockPlan, block: Block, axis: int) -> dict[str, SitePlan]:
+def _sites_alone(bp: BlockPlan, block: Block, axis: int) -> dict[str, SitePlan]:
     sites = dict(bp.sites)
     sums = [
         (op, k, step)
@@ -205,26 +207,30 @@ def _sites(bp: BlockPlan, block: Block, axis: int) -> dict[str, SitePlan]:
     ]
     for op, k, step in sums:
         made = sites[op.name].outputs
-        sites[op.name] = replace(sites[op.name], outputs=(*made[:k], _moved(made[k], step), *made[k + 1 :]))
+        sites[op.name] = replace(
+            sites[op.name], outputs=(*made[:k], _without_gradient_step(made[k], step), *made[k + 1 :])
+        )
         for name, i in ((o.name, i) for o in block.ops for i, v in enumerate(o.inputs) if v == op.outputs[k]):
             read = sites[name].inputs
-            sites[name] = replace(sites[name], inputs=(*read[:i], _reduced(read[i], step), *read[i + 1 :]))
+            sites[name] = replace(sites[name], inputs=(*read[:i], _with_gradient_step(read[i], step), *read[i + 1 :]))
     return sites
 
 
-def _moved(edge: Edge, step: Step) -> Edge:
+def _without_gradient_step(edge: Edge, step: Step) -> Edge:
     """The edge of a result without a step of its gradient."""
-    return replace(edge, dst=_with_gradient(edge.dst, step), backward=tuple(s for s in edge.backward if s is not step))
+    return replace(
+        edge, dst=_replace_gradient(edge.dst, step), backward=tuple(s for s in edge.backward if s is not step)
+    )
 
 
-def _reduced(edge: Edge, step: Step) -> Edge:
+def _with_gradient_step(edge: Edge, step: Step) -> Edge:
     """The edge of an operand with a step of its gradient."""
     if edge.dst.gradient[step.axis] != P:  # it is whole, and was divided to be added to the others
         return replace(
-            edge, src=_with_gradient(edge.src, step), backward=tuple(s for s in edge.backward if s.axis != step.axis)
+            edge, src=_replace_gradient(edge.src, step), backward=tuple(s for s in edge.backward if s.axis != step.axis)
         )
-    return replace(edge, src=_with_gradient(edge.src, step), backward=(*edge.backward, step))
+    return replace(edge, src=_replace_gradient(edge.src, step), backward=(*edge.backward, step))
 
 
-def _with_gradient(state: State, step: Step) -> State:
+def _replace_gradient(state: State, step: Step) -> State:
     return State(state.forward, tuple(step.dst if a == step.axis else p for a, p in enumerate(state.gradient)))

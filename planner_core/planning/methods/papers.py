@@ -57,11 +57,11 @@ class SplitWork(Restriction):
                 net.factors.append(allow_only(name, ok))
 
 
-def alpa(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
+def alpa_rules(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
     """Alpa's space for operators (see `SplitWork`), on any mesh."""
     return SplitWork(graph)
 
 
-def atp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
+def atp_rules(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
     """ATP's space (see `SplitWeights`), on any mesh."""
     return SplitWeights(graph)

@@ -10,8 +10,14 @@ from collections.abc import Mapping
 
 from planner_core.planning.methods.hf_tp_plan import vendor_plan, vendor_rules
 from planner_core.planning.methods.method import Method
-from planner_core.planning.methods.papers import alpa, atp
-from planner_core.planning.methods.restrictions import data_parallel, fsdp, megatron, sequence_split, whole
+from planner_core.planning.methods.papers import alpa_rules, atp_rules
+from planner_core.planning.methods.restrictions import (
+    data_parallel_rules,
+    fsdp_rules,
+    is_sequence_split,
+    is_unsplit,
+    megatron_rules,
+)
 
 EXACT = Method(
     name="exact",
@@ -48,7 +54,7 @@ METHODS: Mapping[str, Method] = {
             title="ATP",
             words="every matrix split over a 2-D mesh, row- or column-first",
             plan_title="ATP’s plan",
-            restrict=atp,
+            restrict=atp_rules,
             objective="communication",
             zero=0,
             uniform=True,
@@ -59,7 +65,7 @@ METHODS: Mapping[str, Method] = {
             name="alpa",
             title="Alpa-like",
             plan_title="Alpa-like plan",
-            restrict=alpa,
+            restrict=alpa_rules,
             objective="communication",
             zero=0,
             words="least communication time, hidden or not, weights kept, copies of a block apart, as Alpa plans operators",
@@ -76,20 +82,20 @@ BASELINES: Mapping[str, Method] = {
             name="data-parallel",
             title="data parallel",
             plan_title="Data parallel",
-            restrict=data_parallel,
+            restrict=data_parallel_rules,
             zero=0,
             words="every GPU holds all weights and takes its share of the batch",
         ),
         Method(
             name="fsdp",
             title="FSDP",
-            restrict=fsdp,
+            restrict=fsdp_rules,
             words="data parallel with weights sharded over the GPUs and gathered at use, as ZeRO-3",
         ),
         Method(
             name="megatron",
             title="Megatron-LM",
-            restrict=megatron(whole),
+            restrict=megatron_rules(is_unsplit),
             zero=0,
             own_stage=1,
             words="attention heads and feed-forward split over neighbouring GPUs, joined by an all_reduce after each",
@@ -97,7 +103,7 @@ BASELINES: Mapping[str, Method] = {
         Method(
             name="megatron-sp",
             title="Megatron-LM + sequence parallel",
-            restrict=megatron(sequence_split),
+            restrict=megatron_rules(is_sequence_split),
             zero=0,
             own_stage=1,
             words="as Megatron-LM, and what lies between those is split by tokens, which turns each all_reduce into two cheaper halves",

@@ -35,7 +35,7 @@ PRODUCTS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.EXPER
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class OperatorRows:
     """How the operators of one kind run on an axis: the rows that they may have, by name, and the test of their weights (None: the test
     that the axis has for all parameters)."""
 
@@ -43,7 +43,7 @@ class Runs:
     weights: PairTest | None = None
 
 
-BY_HEADS: Mapping[Kind, Runs] = {Kind.ATTENTION: Runs(frozenset({"heads"}))}
+BY_HEADS: Mapping[Kind, OperatorRows] = {Kind.ATTENTION: OperatorRows(frozenset({"heads"}))}
 """What a tensor axis does to attention."""
 
 
@@ -51,16 +51,17 @@ BY_HEADS: Mapping[Kind, Runs] = {Kind.ATTENTION: Runs(frozenset({"heads"}))}
 class AxisRules(Restriction):
     """For each mesh axis a test of activations and a test of parameters.
 
-    An axis with the test `batch_split` is a data axis: every tensor with samples is made and delivered sharded by them (see `SampleDims`).
-    On any other axis the test is for the residual stream, which is every tensor of its shape that norms and sums make. `kinds` say for
-    each axis how operators of some kinds run there. If they are not given, attention runs with sharded heads where the axis is not a
+    An axis with the test `is_batch_split` is a data axis: every tensor with samples is made and delivered sharded by them (see
+    `SampleDims`). On any other axis the test is for the residual stream, which is every tensor of its shape that norms and sums
+    make. `kinds` say for each axis how operators of some kinds run there. If they are not given, attention runs with sharded heads
+    where the axis is not a
     data axis, and experts without an all_to_all of tokens. No plan deals samples out unevenly to `ranks`, those of the data axes together.
     """
 
     graph: Graph
     activations: tuple[PairTest, ...]
     parameters: tuple[PairTest, ...]
-    kinds: tuple[Mapping[Kind, Runs], ...] = field(default=(), kw_only=True)
+    kinds: tuple[Mapping[Kind, OperatorRows], ...] = field(default=(), kw_only=True)
     ranks: int = field(default=1, kw_only=True)
     exempt: frozenset[int] = field(default=frozenset(), kw_only=True)
     """Ids of the parameters that pass in every state."""
@@ -86,7 +87,7 @@ class AxisRules(Restriction):
                 self._forbid(net, name, states.index, own, lenient=True)
             elif index in samples.delivered:
                 cut = [p[0] == Shard(samples.delivered[index]) for p in states.axis_states]
-                batch = [cut if t is batch_split else None for t in self.activations]
+                batch = [cut if t is is_batch_split else None for t in self.activations]
                 self._forbid(net, name, states.index, batch)
         for name, node in net.nodes.items():
             s = node.strategy
@@ -100,32 +101,32 @@ class AxisRules(Restriction):
         test, runs = self.parameters[axis], self._kinds(axis).get(reader) if reader else None
         if runs and runs.weights:
             return runs.weights
-        return test if test is not used_in_parts or reader else None
+        return test if test is not is_used_in_parts or reader else None
 
-    def _kinds(self, axis: int) -> Mapping[Kind, Runs]:
+    def _kinds(self, axis: int) -> Mapping[Kind, OperatorRows]:
         if self.kinds:
             return self.kinds[axis]
-        return {} if self.activations[axis] is batch_split else BY_HEADS
+        return {} if self.activations[axis] is is_batch_split else BY_HEADS
 
     def _row_passes(self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], axis: int) -> bool:
         test, kinds, samples = self.activations[axis], self._kinds(axis), self._samples_of(where, net)
-        free = test is not batch_split and any(operator(op.fn).kind in PRODUCTS for op in ops)
+        free = test is not is_batch_split and any(operator(op.fn).kind in PRODUCTS for op in ops)
         for op, row in zip(ops, rows, strict=True):
             ends = [where.values[v] for v in (*op.inputs, *op.outputs)]
             runs = kinds.get(operator(op.fn).kind)
-            if test is not batch_split and WHOLE_LOGITS in op.attrs and row.name != "R":
+            if test is not is_batch_split and WHOLE_LOGITS in op.attrs and row.name != "R":
                 return False
             if row.name not in runs.rows if runs else row.name == DISPATCH:
                 return False
-            if test is whole and not free and row.name != "R" and any(map(self._in_stream, ends)):
+            if test is is_unsplit and not free and row.name != "R" and any(map(self._in_stream, ends)):
                 return False
             for v, pair in zip(op.outputs, row.outputs, strict=True):
                 value = where.values[v]
                 if tensor_name(v) not in net.tensors:
                     continue
-                if test is batch_split and v in samples.produced and pair[0] != Shard(samples.produced[v]):
+                if test is is_batch_split and v in samples.produced and pair[0] != Shard(samples.produced[v]):
                     return False
-                if test is not batch_split and not free and self._in_stream(value) and not test(value, pair):
+                if test is not is_batch_split and not free and self._in_stream(value) and not test(value, pair):
                     return False
         return True
 
@@ -171,54 +172,54 @@ def is_matrix(v: Value) -> bool:
     return len(v.meta.shape) >= 2
 
 
-def anything(v: Value, pair: AxisState) -> bool:
+def pass_any(v: Value, pair: AxisState) -> bool:
     """Every state passes."""
     return True
 
 
-def batch_split(v: Value, pair: AxisState) -> bool:
+def is_batch_split(v: Value, pair: AxisState) -> bool:
     """The first dim is sharded."""
     return bool(pair[0] == Shard(0))
 
 
-def whole(v: Value, pair: AxisState) -> bool:
+def is_unsplit(v: Value, pair: AxisState) -> bool:
     """Replicate or Partial."""
     return pair[0] in (R, P)
 
 
-def sequence_split(v: Value, pair: AxisState) -> bool:
+def is_sequence_split(v: Value, pair: AxisState) -> bool:
     """The second dim (tokens) is sharded."""
     return bool(pair[0] == Shard(1))
 
 
-def summed(v: Value, pair: AxisState) -> bool:
+def sums_gradient_whole(v: Value, pair: AxisState) -> bool:
     """A Replicate parameter whose gradient is summed once a step, and whose states are whole."""
     return (pair[0] == R and not v.grad) or (pair[:2] == (R, P) and pair[2:3] in ((), (R,)))
 
 
-def summed_once(v: Value, pair: AxisState) -> bool:
+def sums_gradient_once(v: Value, pair: AxisState) -> bool:
     """A Replicate parameter whose gradient is summed once a step. Its states are whole or, in ZeRO-1, sharded."""
-    return summed(v, pair) or pair[3] == 1
+    return sums_gradient_whole(v, pair) or pair[3] == 1
 
 
-def sharded(v: Value, pair: AxisState) -> bool:
+def is_sharded_matrix(v: Value, pair: AxisState) -> bool:
     """A matrix is sharded on this axis. Small parameters pass in every state."""
     return isinstance(pair[0], Shard) or not is_matrix(v)
 
 
-def of_stage(stage: int) -> PairTest:
+def zero_stage_test(stage: int) -> PairTest:
     """The test of parameters on a data axis on which matrices have a ZeRO stage. In stages 1 to 3 small ones pass in every state."""
     if stage in (0, 3):
-        return sharded if stage else summed
+        return is_sharded_matrix if stage else sums_gradient_whole
     return lambda v, pair: pair[3] == stage or not is_matrix(v)
 
 
-def dealt_out(v: Value, pair: AxisState) -> bool:
+def is_expert_parallel(v: Value, pair: AxisState) -> bool:
     """The weight of experts: each rank has some of the experts, and uses them where they are."""
     return bool(pair[0] == Shard(0) and pair[3] == NO_STAGE)
 
 
-def used_in_parts(v: Value, pair: AxisState) -> bool:
+def is_used_in_parts(v: Value, pair: AxisState) -> bool:
     """The weight of a product (see PRODUCTS) is sharded on this axis, and is not gathered at use. Other parameters pass in every state."""
     return isinstance(pair[0], Shard) and pair[3] == NO_STAGE if is_matrix(v) else pair[3] in (NO_STAGE, 0)
 
@@ -245,25 +246,35 @@ class DataAxis(Restriction):
 # --- usual layouts ----------------------------------------------------------------------------------------------
 
 
-def data_parallel(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
+def data_parallel_rules(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
     """The batch is sharded over all GPUs. Every weight is Replicate, and its gradient is summed."""
-    return AxisRules(graph, (batch_split,), (summed,), ranks=mesh.num_devices) if len(mesh.axis_sizes) == 1 else None
+    return (
+        AxisRules(graph, (is_batch_split,), (sums_gradient_whole,), ranks=mesh.num_devices)
+        if len(mesh.axis_sizes) == 1
+        else None
+    )
 
 
-def fsdp(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
+def fsdp_rules(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
     """The batch is sharded over all GPUs, and so is every weight matrix."""
-    return AxisRules(graph, (batch_split,), (sharded,), ranks=mesh.num_devices) if len(mesh.axis_sizes) == 1 else None
+    return (
+        AxisRules(graph, (is_batch_split,), (is_sharded_matrix,), ranks=mesh.num_devices)
+        if len(mesh.axis_sizes) == 1
+        else None
+    )
 
 
-def megatron(stream: PairTest) -> Restrict:
+def megatron_rules(stream: PairTest) -> Restrict:
     """Products are sharded over the last mesh axis, where the residual stream passes the test `stream`. The first of two axes shards
     the batch. On it the optimizer states may be sharded, as Megatron-LM's distributed optimizer does (ZeRO-1)."""
 
     def restrict(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
         if len(mesh.axis_sizes) == 1:
-            return AxisRules(graph, (stream,), (used_in_parts,))
+            return AxisRules(graph, (stream,), (is_used_in_parts,))
         if len(mesh.axis_sizes) == 2:
-            return AxisRules(graph, (batch_split, stream), (summed_once, used_in_parts), ranks=mesh.axis_sizes[0])
+            return AxisRules(
+                graph, (is_batch_split, stream), (sums_gradient_once, is_used_in_parts), ranks=mesh.axis_sizes[0]
+            )
         return None
 
     return restrict

@@ -32,7 +32,9 @@ def check_tool(tool: str | None) -> None:
         )
 
 
-def spaces(tool: str | None, cluster: Cluster, seq: int | None = None, batch: int | None = None) -> tuple[Space, ...]:
+def tool_spaces(
+    tool: str | None, cluster: Cluster, seq: int | None = None, batch: int | None = None
+) -> tuple[Space, ...]:
     """All that a tool can be told on a cluster for samples of `seq` tokens, `batch` a step; empty if every plan may be chosen, since
     no tool is named or the form that runs every plan. Raises InputError for a tool whose settings are not known here."""
     if tool in (None, FREE):
@@ -43,19 +45,19 @@ def spaces(tool: str | None, cluster: Cluster, seq: int | None = None, batch: in
     return tuple(layout.space() for layout in told)
 
 
-def _sharded(num_gpus: int) -> Iterator[Layout]:
+def _fsdp_spaces(num_gpus: int) -> Iterator[Layout]:
     """FSDP2 and HSDP: every rank has its own samples."""
     for replicas in divisors(num_gpus)[: -1 if num_gpus > 1 else 1]:
         yield Layout(dp=replicas, fsdp=num_gpus // replicas)
 
 
-def _zero(num_gpus: int) -> Iterator[Layout]:
+def _deepspeed_spaces(num_gpus: int) -> Iterator[Layout]:
     """DeepSpeed's ZeRO with whole weights."""
     for stage in (1, 2):
         yield Layout(dp=num_gpus, zero=stage)
 
 
-def _megatron(num_gpus: int) -> Iterator[Layout]:
+def _megatron_spaces(num_gpus: int) -> Iterator[Layout]:
     """Tensor and sequence parallelism beside data, context or expert parallelism, and the distributed optimizer."""
     for tensor in divisors(num_gpus):
         ranks = num_gpus // tensor
@@ -68,7 +70,7 @@ def _megatron(num_gpus: int) -> Iterator[Layout]:
                 yield Layout(dp=ranks, tp=tensor, sp=tensor > 1, ep=n, zero=zero)
 
 
-def _torchtitan(num_gpus: int) -> Iterator[Layout]:
+def _torchtitan_spaces(num_gpus: int) -> Iterator[Layout]:
     """Replicate, FSDP2 or HSDP, beside tensor parallelism, which always splits the tokens between the products. Context ranks shard
     weights too, and gather keys and values. Experts are dealt to ranks that shard weights."""
     for tensor in divisors(num_gpus):
@@ -83,7 +85,7 @@ def _torchtitan(num_gpus: int) -> Iterator[Layout]:
             yield Layout(dp=num_gpus // shards, fsdp=shards, ep=experts)
 
 
-def _in_pairs(num_gpus: int, *, tokens: bool) -> Iterator[Layout]:
+def _pair_spaces(num_gpus: int, *, tokens: bool) -> Iterator[Layout]:
     """Layers split in pairs, with or without `tokens` split between them, beside data parallelism, DDP or FSDP2, by the trainer."""
     for tensor in divisors(num_gpus)[1:]:
         ranks = num_gpus // tensor
@@ -94,12 +96,12 @@ def _in_pairs(num_gpus: int, *, tokens: bool) -> Iterator[Layout]:
 
 
 TOOLS: Mapping[str, Callable[[int], Iterator[Layout]]] = {
-    "fsdp2": _sharded,
-    "accelerate": _sharded,
-    "deepspeed": _zero,
-    "megatron": _megatron,
-    "torchtitan": _torchtitan,
-    **{name: partial(_in_pairs, tokens=form.tokens) for name, form in PAIR_FORMS.items()},
+    "fsdp2": _fsdp_spaces,
+    "accelerate": _fsdp_spaces,
+    "deepspeed": _deepspeed_spaces,
+    "megatron": _megatron_spaces,
+    "torchtitan": _torchtitan_spaces,
+    **{name: partial(_pair_spaces, tokens=form.tokens) for name, form in PAIR_FORMS.items()},
 }
 """The tools, as `export --to` names them. The export of such a plan does what the plan says, but that FSDP2 and DeepSpeed shard norms and
 biases too, which the space keeps whole. `PAIR_FORMS` take layers by name, so a plan of these layouts is not theirs yet: see

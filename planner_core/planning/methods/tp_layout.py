@@ -23,8 +23,8 @@ from planner_core.planning.methods.differences import (
     CannotHold,
     Difference,
     DifferenceKind,
-    patterns,
-    starred,
+    describe_modules,
+    star_numbers,
 )
 
 WEIGHT = {"linear": 1, "addmm": 2}
@@ -34,7 +34,7 @@ VIEWS = ("view", "reshape", "to", "float")
 """Operations after a layer that are not in the way of its gather."""
 SPLIT_DIM = {"colwise": 0, "gathered": 0, "rowwise": 1, "sliced": 1, "vocabulary": 0, "features": 1}
 """The dim of the weight that a style shards."""
-APART = {
+AXIS_DIFFERENCES = {
     CONTEXT: "tokens of a sample are split over context ranks in the plan; here those ranks take samples of their own",
     EXPERT: "experts are dealt out over ranks in the plan, and tokens sent to them; here every rank has all of them",
 }
@@ -45,7 +45,7 @@ class NothingSplit(CannotHold):
     """The plan does not have a tensor axis."""
 
 
-class TurnedMatrices(CannotHold):
+class TransposedWeights(CannotHold):
     """The plan shards Conv1D layers on a tensor axis (`axis`), which styles cannot, but degrees can."""
 
     def __init__(self, message: str, axis: int) -> None:
@@ -85,7 +85,7 @@ class TpLayout:
     experts: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     sequence: bool = False  # the plan shards tokens between the blocks
-    context: int = 1  # ranks that share the tokens of a sample, of programs that know them (`degrees`)
+    context: int = 1  # ranks that share the tokens of a sample, of programs that know them (`parallel_degrees`)
     cp_type: str = "ring"
     expert: int = 1  # of the data-parallel ranks, those that experts are dealt out over
     shards: int = 1  # of the data-parallel ranks, those over which weights are sharded and gathered at use
@@ -93,12 +93,12 @@ class TpLayout:
 
 def tensor_layout(plan: Plan) -> TpLayout:
     """The layout of a plan. Raises InputError if the plan shards no matrix, or shards matrices over several axes."""
-    axis = _tensor_axis(plan)
+    axis = _find_tensor_axis(plan)
     size = plan.mesh.axis_sizes[axis]
     layout = TpLayout(axis, size, plan.mesh.num_devices // size)
     sequence = False
     for block in plan.blocks.values():
-        read = _Reader(block, axis)
+        read = _BlockReader(block, axis)
         sequence |= read.sequence
         for prefix in block.prefixes:
             layout.styles.update({join_name(prefix, n): s for n, s in read.styles.items()})
@@ -111,7 +111,7 @@ def tensor_layout(plan: Plan) -> TpLayout:
         raise CannotHold(
             f'no layers of the plan "{plan.name}" are split in pairs that this form knows: {"; ".join(map(str, layout.differences))}'
         )
-    layout.sequence, layout.shards = sequence, _shards(plan, {axis})
+    layout.sequence, layout.shards = sequence, _shard_degree(plan, {axis})
     if sequence:
         layout.differences.append(
             Difference(
@@ -120,40 +120,42 @@ def tensor_layout(plan: Plan) -> TpLayout:
                 DifferenceKind.TOKENS,
             )
         )
-    apart = (Difference(APART[r], DifferenceKind.AXIS) for r in axis_roles(plan) if r in APART)
-    layout.differences += [*_unstyled(plan, layout), *apart]
+    apart = (Difference(AXIS_DIFFERENCES[r], DifferenceKind.AXIS) for r in axis_roles(plan) if r in AXIS_DIFFERENCES)
+    layout.differences += [*_weights_without_style(plan, layout), *apart]
     layout.differences = list(dict.fromkeys(layout.differences))
     return layout
 
 
-def degrees(plan: Plan) -> TpLayout:
+def parallel_degrees(plan: Plan) -> TpLayout:
     """The degrees of a plan, for a program that has layers of its own: tensor, context and expert ranks. Without matrices in parts, the
     tensor-parallel degree is 1. Raises InputError if matrices are sharded over several axes."""
     roles, sizes = axis_roles(plan), plan.mesh.axis_sizes
     try:
         layout = tensor_layout(plan)
-        if roles[layout.axis] in APART:  # matrices of few layers, such as a head's
-            layout = _by_roles(plan, -1, layout.differences)
+        if roles[layout.axis] in AXIS_DIFFERENCES:  # matrices of few layers, such as a head's
+            layout = _layout_by_roles(plan, -1, layout.differences)
     except NothingSplit:
-        layout = _by_roles(plan, -1)
+        layout = _layout_by_roles(plan, -1)
     except InputError as error:  # the tool has layers of its own in their place
         tensor = (
-            [error.axis] if isinstance(error, TurnedMatrices) else [a for a, role in enumerate(roles) if role == TENSOR]
+            [error.axis]
+            if isinstance(error, TransposedWeights)
+            else [a for a, role in enumerate(roles) if role == TENSOR]
         )
         if len(tensor) != 1:
             raise
-        layout = _by_roles(plan, tensor[0])
+        layout = _layout_by_roles(plan, tensor[0])
     context = [a for a, role in enumerate(roles) if role == CONTEXT and a != layout.axis]
     layout.context = math.prod(sizes[a] for a in context)
     layout.expert = math.prod(n for n, role in zip(sizes, roles, strict=True) if role == EXPERT)
     layout.data //= layout.context
-    kinds = list(dict.fromkeys(kind for a in context for kind in _attention_over(plan, a)))
+    kinds = list(dict.fromkeys(kind for a in context for kind in _context_kind(plan, a)))
     layout.cp_type = kinds[-1] if kinds else "ring"
     layout.differences = [d for d in layout.differences if d.kind is not DifferenceKind.AXIS]
     if len(kinds) > 1:
         told = f"attention runs by {' and '.join(kinds)} over its context ranks in the plan, by {layout.cp_type} here"
         layout.differences.append(Difference(told))
-    layout.shards = _shards(plan, {layout.axis, *context})
+    layout.shards = _shard_degree(plan, {layout.axis, *context})
     return layout
 
 
@@ -165,20 +167,21 @@ def drop_summed(layout: TpLayout) -> None:
             layout.styles.pop(name, None)
     if bad:
         layout.groups = [g for g in layout.groups if not g.summed]
-        told = (
-            f"split in the plan, whole here, because the gradients of {patterns(n for g in bad for n in g.summed)} between them would need "
+        between = describe_modules(n for g in bad for n in g.summed)
+        why = (
+            f"split in the plan, whole here, because the gradients of {between} between them would need "
             "a sum that no stock style makes"
         )
-        layout.differences.append(Difference.of((n for g in bad for n in (*g.columns, g.row)), told))
+        layout.differences.append(Difference.of((n for g in bad for n in (*g.columns, g.row)), why))
 
 
-def _shards(plan: Plan, others: Collection[int]) -> int:
+def _shard_degree(plan: Plan, others: Collection[int]) -> int:
     """Over how many ranks weights are sharded and gathered at use, on axes that are not among `others`."""
     over = {a for b in plan.blocks.values() for p in b.params.values() for a in p.gathered}
     return math.prod(plan.mesh.axis_sizes[a] for a in over.difference(others))
 
 
-def _by_roles(plan: Plan, axis: int, differences: Iterable[Difference] = ()) -> TpLayout:
+def _layout_by_roles(plan: Plan, axis: int, differences: Iterable[Difference] = ()) -> TpLayout:
     """The layout with this tensor axis, by its size alone; -1: none."""
     size = plan.mesh.axis_sizes[axis] if axis >= 0 else 1
     sequence = axis >= 0 and _splits_tokens(plan, axis)
@@ -195,7 +198,7 @@ def _splits_tokens(plan: Plan, axis: int) -> bool:
     return found
 
 
-def _attention_over(plan: Plan, axis: int) -> list[str]:
+def _context_kind(plan: Plan, axis: int) -> list[str]:
     """How attention runs on a context axis, in the words of a layout."""
     sites = (s for b in plan.blocks.values() for name, s in b.sites.items() if split_site(name)[1] == ATTENTION)
     found = []
@@ -206,17 +209,17 @@ def _attention_over(plan: Plan, axis: int) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def by_hand(plan: Plan) -> list[str]:
+def recompute_by_hand(plan: Plan) -> list[str]:
     """What a form that cannot state recomputation leaves to the trainer."""
     recomputed = any(b.recompute != "none" for b in plan.blocks.values())
     return ["blocks are recomputed in the plan: call model.gradient_checkpointing_enable() before"] * recomputed
 
 
-def compress(styles: dict[str, str]) -> dict[str, str] | None:
+def merge_equal_layers(styles: dict[str, str]) -> dict[str, str] | None:
     """One rule for all layers that run alike; None where layers of one pattern differ."""
     found: dict[str, str] = {}
     for name, style in styles.items():
-        if found.setdefault(starred(name), style) != style:
+        if found.setdefault(star_numbers(name), style) != style:
             return None
     return found
 
@@ -224,7 +227,7 @@ def compress(styles: dict[str, str]) -> dict[str, str] | None:
 # --- which axis -------------------------------------------------------------------------------------------------------
 
 
-def _tensor_axis(plan: Plan) -> int:
+def _find_tensor_axis(plan: Plan) -> int:
     split: dict[int, list[str]] = {}
     turned = []
     for block in plan.blocks.values():
@@ -244,12 +247,12 @@ def _tensor_axis(plan: Plan) -> int:
         )
     if len(split) > 1:
         raise CannotHold(
-            f'the plan "{plan.name}" splits matrices over {len(split)} mesh axes (on the first: {patterns(split[min(split)])}), '
+            f'the plan "{plan.name}" splits matrices over {len(split)} mesh axes (on the first: {describe_modules(split[min(split)])}), '
             "and this form knows one tensor axis"
         )
     if turned:
-        raise TurnedMatrices(
-            f"{plan.model['name']} keeps its matrices in Conv1D layers ({patterns(turned)}), input by output, which this form "
+        raise TransposedWeights(
+            f"{plan.model['name']} keeps its matrices in Conv1D layers ({describe_modules(turned)}), input by output, which this form "
             "cannot split",
             next(iter(split)),
         )
@@ -265,7 +268,7 @@ def split_site(name: str) -> tuple[str, str]:
 # --- one block --------------------------------------------------------------------------------------------------------
 
 
-class _Reader:
+class _BlockReader:
     """Styles and groups of one block on one axis; `notes` are sentences, each with its kind, and the layers that they are about."""
 
     def __init__(self, block: BlockPlan, axis: int) -> None:
@@ -298,8 +301,8 @@ class _Reader:
         else:
             if (
                 fn == "moe_experts"
-                and _on(site.inputs[3], self.axis) == Shard(1)
-                and _on(site.inputs[4], self.axis) == Shard(2)
+                and _placement_on(site.inputs[3], self.axis) == Shard(1)
+                and _placement_on(site.inputs[4], self.axis) == Shard(2)
             ):
                 self.experts.append(scope)
             if self._open and fn in VIEWS and self._gathers(site):
@@ -315,7 +318,7 @@ class _Reader:
         return viewed and isinstance(edge.src.forward[self.axis], Shard) and edge.dst.forward[self.axis] == Replicate()
 
     def _embedding(self, scope: str, site: SitePlan) -> None:
-        weight, made = _on(site.inputs[1], self.axis), site.outputs[0].dst.forward[self.axis]
+        weight, made = _placement_on(site.inputs[1], self.axis), site.outputs[0].dst.forward[self.axis]
         if isinstance(weight, Shard) and made in (Replicate(), Shard(1)):
             self.styles[scope] = ("vocabulary", "features")[weight.dim]
 
@@ -372,11 +375,11 @@ class _Reader:
         return ""
 
 
-def _on(edge: Edge, axis: int) -> object:
+def _placement_on(edge: Edge, axis: int) -> object:
     return edge.dst.forward[axis]
 
 
-def _unstyled(plan: Plan, layout: TpLayout) -> list[Difference]:
+def _weights_without_style(plan: Plan, layout: TpLayout) -> list[Difference]:
     """Parameters that the plan keeps in parts along the axis and no style splits."""
     whole: dict[str, list[str]] = {}
     said = {name for d in layout.differences for name in d.modules}
@@ -391,6 +394,6 @@ def _unstyled(plan: Plan, layout: TpLayout) -> list[Difference]:
                 whole.setdefault("kept in parts and gathered at use in the plan (ZeRO-3)", []).append(full)
             elif layout.axis in param.once_gathered_axes:
                 whole.setdefault("its optimizer states in parts in the plan (ZeRO-1, ZeRO-2)", []).append(full)
-            elif module not in layout.styles and starred(module) not in said:
+            elif module not in layout.styles and star_numbers(module) not in said:
                 whole.setdefault("split in the plan", []).append(full)
     return [Difference.of(names, f"{what}, whole here") for what, names in whole.items()]

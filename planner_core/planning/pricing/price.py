@@ -20,7 +20,7 @@ from planner_core.planning.methods import Layout, check_layout
 from planner_core.planning.pricing.speed import Speed, count_model_flops, measure_speed
 from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.session import STATED, Planner, prepare
+from planner_core.planning.session import STATED, Planner, prepare_planner
 
 DTYPE_OF_INPUTS = "own"
 """Placeholder for the dtype of a model with example inputs, before its graph is loaded."""
@@ -87,7 +87,7 @@ class Pricer:
             graph.config.get(VOCABULARY),
         )
         if key not in self.planners:
-            planner = prepare(request, graph, self.say)
+            planner = prepare_planner(request, graph, self.say)
             self.planners[key] = planner.changed(workload=replace(workload, dtype=planner.workload.dtype))
         return self.planners[key]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from planner_core.core import Cluster, Plan, PlannerError, Workload, slow_dtype_notes
-from planner_core.planning.fitting.shortage import what_fills
-from planner_core.planning.methods import CP_TYPES, Layout, faults, undecided, unseen
+from planner_core.planning.fitting.shortage import describe_memory
+from planner_core.planning.methods import CP_TYPES, Layout, operator_faults, undecided_fault, unsearchable_faults
 from planner_core.planning.pricing.price import Pricer, check_statement, limiting_resource, split_step
 from planner_core.planning.pricing.software import describe_software
 from planner_core.planning.pricing.speed import Speed
@@ -73,7 +73,7 @@ def price_statement(
         *_stack_note(stated, load),
     )
     best = pricer.best(stated, plan) if advise else None
-    fills = "" if plan.fits else what_fills(plan, planner.graph, planner.budget)
+    fills = "" if plan.fits else describe_memory(plan, planner.graph, planner.budget)
     return PricedRun(
         stated,
         pricer.cluster,
@@ -110,9 +110,9 @@ def explain_illegal(pricer: Pricer, stated: Statement) -> tuple[str, ...]:
 
     If sizes alone give no reason, the sentence names the deciding operator and the nearest legal run."""
     planner = pricer.planner(stated)
-    if reasons := faults(planner.graph, stated.layout):
+    if reasons := operator_faults(planner.graph, stated.layout):
         return tuple(reasons)
-    why = undecided(planner.of_space(stated.layout.space()), stated.layout)
+    why = undecided_fault(planner.of_space(stated.layout.space()), stated.layout)
     change = next((words for words, other in _nearby_statements(stated) if _is_legal(pricer, other)), "")
     return (
         f"{why}; {change} is legal" if change else f"{why}, and no run near it is legal either; give other degrees",
@@ -123,7 +123,7 @@ def _is_legal(pricer: Pricer, stated: Statement) -> bool:
     """Whether the model's operators can follow a statement."""
     try:
         planner = pricer.planner(stated)
-        none = unseen(planner.graph, stated.layout) or faults(planner.graph, stated.layout)
+        none = unsearchable_faults(planner.graph, stated.layout) or operator_faults(planner.graph, stated.layout)
         return not none and not planner.of_space(stated.layout.space()).is_infeasible
     except PlannerError:
         return False

@@ -4,7 +4,7 @@ small_config   a config with small sizes and few layers
 scaled_down    a plan on another model and another mesh
 """
 
-from planner_core.planning.small.scaled_down import retarget, small_mesh
-from planner_core.planning.small.small_config import shrink, shrinks
+from planner_core.planning.small.scaled_down import retarget_plan, small_mesh
+from planner_core.planning.small.small_config import shrink_config, shrunk_configs
 
-__all__ = ["retarget", "shrink", "shrinks", "small_mesh"]
+__all__ = ["retarget_plan", "shrink_config", "shrunk_configs", "small_mesh"]

@@ -1,6 +1,6 @@
 """The same plan on a smaller model (see `small_config`) and a smaller mesh, which verification runs on a few real processes.
 
-`retarget` gives every operator of the small model's graph the states that the plan gives to the operator of the same name. It
+`retarget_plan` gives every operator of the small model's graph the states that the plan gives to the operator of the same name. It
 finds the redistributions and the prices again.
 """
 
@@ -55,10 +55,10 @@ def small_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
     return DeviceMesh(mesh.axis_names, tuple(sizes))
 
 
-def retarget(plan: Plan, graph: Graph, model: CostModel, pipeline: Pipeline | None = None) -> Plan:
+def retarget_plan(plan: Plan, graph: Graph, model: CostModel, pipeline: Pipeline | None = None) -> Plan:
     """`plan` on another graph of the same architecture, and on another mesh with the same axes; with `pipeline` in these stages. Raises
     InputError if the plan lacks an operator of the graph, or if a tensor cannot be sharded evenly."""
-    blocks = _Retarget(plan, graph, model).blocks()
+    blocks = _Retargeting(plan, graph, model).blocks()
     if pipeline is None:
         cost = price(blocks, graph, model)
     else:
@@ -76,7 +76,7 @@ def retarget(plan: Plan, graph: Graph, model: CostModel, pipeline: Pipeline | No
     )
 
 
-class _Retarget:
+class _Retargeting:
     """Goes through a graph in order, and keeps the state in which every tensor is delivered.
 
     Operators and parameters are matched by their full names. So the two graphs may be folded differently. A layer that has operators
@@ -88,7 +88,7 @@ class _Retarget:
         self.whole = State((R,) * len(model.sizes), (R,) * len(model.sizes))
         self.sites, self.params, self.kept = plan.site_plans(), plan.param_plans(), plan.kept_sites()
         self.recompute = {p: b.recompute for b in plan.blocks.values() for p in b.prefixes}
-        self.others = _other_layers(_forms_of(graph), ((name, _form_in(site)) for name, site in self.sites.items()))
+        self.others = _other_layers(_op_forms(graph), ((name, _form_in(site)) for name, site in self.sites.items()))
         self.segments: dict[str, SegmentMap] = {
             name or graph.top.name: found.segments for name, found in graph_strategies(coarsen(graph)).items()
         }
@@ -105,7 +105,7 @@ class _Retarget:
                 continue
             bp, outs = self._call(item, delivered)
             delivered.update(zip(item.outputs, outs, strict=True))
-            _add_way(ways.setdefault(item.block, []), bp)
+            _add_block_plan(ways.setdefault(item.block, []), bp)
         found = {"": BlockPlan(("",), self._params("", top), sites)}
         for name, plans in ways.items():
             found.update({f"{name}#{k}" if k else name: bp for k, bp in enumerate(plans)})
@@ -210,7 +210,7 @@ class _Retarget:
             ) from None
 
 
-def _forms_of(graph: Graph) -> Iterator[tuple[str, Form]]:
+def _op_forms(graph: Graph) -> Iterator[tuple[str, Form]]:
     """The operators of a graph by their full names."""
     ops: Sequence[Op]
     for item in graph.top.items:
@@ -242,17 +242,17 @@ Forms = Iterable[tuple[str, Form]]
 
 def _other_layers(here: Forms, planned: Forms) -> dict[str, str]:
     """For each layer of `here` whose operators the planned layer of the same number lacks: the first planned layer that has them."""
-    mine, there = _by_layer(here), _by_layer(planned)
+    mine, there = _forms_by_layer(here), _forms_by_layer(planned)
     others = {}
     for layer, forms in mine.items():
         stack = layer.rpartition(".")[0]
-        like = [k for k, found in there.items() if k.rpartition(".")[0] == stack and _has(found, forms)]
+        like = [k for k, found in there.items() if k.rpartition(".")[0] == stack and _has_operators(found, forms)]
         if layer and like and layer not in like:
             others[layer] = like[0]
     return others
 
 
-def _has(planned: Mapping[str, Form], forms: Mapping[str, Form]) -> bool:
+def _has_operators(planned: Mapping[str, Form], forms: Mapping[str, Form]) -> bool:
     """Whether a planned layer has these operators."""
     return all(
         name in planned
@@ -262,7 +262,7 @@ def _has(planned: Mapping[str, Form], forms: Mapping[str, Form]) -> bool:
     )
 
 
-def _by_layer(forms: Forms) -> dict[str, dict[str, Form]]:
+def _forms_by_layer(forms: Forms) -> dict[str, dict[str, Form]]:
     found: dict[str, dict[str, Form]] = {}
     for name, form in forms:
         layer, inner = _in_layer(name)
@@ -270,7 +270,7 @@ def _by_layer(forms: Forms) -> dict[str, dict[str, Form]]:
     return found
 
 
-def _add_way(plans: list[BlockPlan], bp: BlockPlan) -> None:
+def _add_block_plan(plans: list[BlockPlan], bp: BlockPlan) -> None:
     for k, known in enumerate(plans):
         if replace(known, prefixes=bp.prefixes) == bp:
             plans[k] = replace(known, prefixes=(*known.prefixes, *bp.prefixes))

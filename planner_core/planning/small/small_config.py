@@ -69,22 +69,22 @@ DERIVED = frozenset({"out_features", "out_indices", "stage_names", "hybrid_layer
 """Fields that a config computes from its depth. A config of stages keeps its stages, and so the features that are asked for."""
 
 
-def shrink(config: Mapping[str, Any], layers: int = 2) -> dict[str, Any]:
+def shrink_config(config: Mapping[str, Any], layers: int = 2) -> dict[str, Any]:
     """A config of the same architecture that is small enough for a few CPU processes: width 64, 8 heads, `layers` layers, or more if
     it has more kinds of layers."""
-    return _Form().of(config, layers)
+    return _SmallForm().of(config, layers)
 
 
-def shrinks(config: Mapping[str, Any], layers: int = 2, seq: int = 0) -> Iterator[dict[str, Any]]:
+def shrunk_configs(config: Mapping[str, Any], layers: int = 2, seq: int = 0) -> Iterator[dict[str, Any]]:
     """Small configs, each less small than the one before. They are for architectures whose sizes depend on each other in ways that
     names do not show. First heads keep their size; at last every width stays the same. `seq`: tokens of a sample of the whole model."""
-    yield _Form(seq=seq).of(config, layers)
-    yield _Form(heads=4, whole_heads=True, seq=seq).of(config, layers)
-    yield _Form(wide=True, seq=seq).of(config, layers)
+    yield _SmallForm(seq=seq).of(config, layers)
+    yield _SmallForm(heads=4, whole_heads=True, seq=seq).of(config, layers)
+    yield _SmallForm(wide=True, seq=seq).of(config, layers)
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _SmallForm:
     """How small a config becomes: at most `heads` heads; with `whole_heads` they keep their size; with `wide` all widths stay. Windows
     of attention that are shorter than `seq` tokens become short."""
 
@@ -96,7 +96,7 @@ class _Form:
     def of(self, config: Mapping[str, Any], layers: int) -> dict[str, Any]:
         """The small config."""
         kept = _layers_to_keep(config, layers)
-        width = self.heads * _head(config) if self.whole_heads and _head(config) else WIDTH
+        width = self.heads * _head_fields(config) if self.whole_heads and _head_fields(config) else WIDTH
         left_out = DERIVED if "depths" not in config else {"stage_names"}
         small = {k: self._value(k, v, kept, layers, width) for k, v in config.items() if k not in left_out}
         if config.get("num_key_value_heads") == config.get("num_attention_heads") is not None:
@@ -127,12 +127,12 @@ class _Form:
         return self.of(value, layers) if key.endswith("config") or "model_type" in value else value
 
     def _list(self, key: str, value: Any, kept: list[int] | None, width: int) -> Any:
-        if kept is not None and len(value) > max(kept) and _by_layer(key, value):
+        if kept is not None and len(value) > max(kept) and _is_by_layer(key, value):
             value = [value[i] for i in kept]
         if key in LISTS and not self.wide:
             sizes = LISTS[key]
             value = [min(v, sizes[min(i, len(sizes) - 1)]) if isinstance(v, int) else v for i, v in enumerate(value)]
-            return [_halved(v) if "heads" in key and isinstance(v, int) else v for v in value]
+            return [_power_of_two_below(v) if "heads" in key and isinstance(v, int) else v for v in value]
         sized = all(isinstance(v, int) and not isinstance(v, bool) for v in value)
         return [self._size(key, v, width) for v in value] if sized else value
 
@@ -143,16 +143,16 @@ class _Form:
         if size == HEAD_DIM:
             return value if self.whole_heads else min(value, HEAD)
         if "heads" in key:
-            return _halved(min(value, size, self.heads)) if value > 0 else value
+            return _power_of_two_below(min(value, size, self.heads)) if value > 0 else value
         return min(value, width if size == WIDTH else size)
 
 
-def _halved(value: int) -> int:
+def _power_of_two_below(value: int) -> int:
     """The largest power of two that is at most `value`, so that a few ranks can share it."""
     return 2 ** int(math.log2(value)) if value > 0 else value
 
 
-def _by_layer(key: str, value: Any) -> bool:
+def _is_by_layer(key: str, value: Any) -> bool:
     return "layer" in key or "block" in key or len(value) > 8
 
 
@@ -162,7 +162,7 @@ def _layers_to_keep(config: Mapping[str, Any], layers: int) -> list[int] | None:
         v for k, v in config.items() if re.fullmatch(DEPTHS, k) and isinstance(v, int) and not isinstance(v, bool)
     }
     several = {n for n in depths if n > 1}
-    lists = [v for k, v in config.items() if isinstance(v, (list, tuple)) and len(v) in several and _by_layer(k, v)]
+    lists = [v for k, v in config.items() if isinstance(v, (list, tuple)) and len(v) in several and _is_by_layer(k, v)]
     numbered = next((v for k, v in config.items() if k == "per_layer_config" and isinstance(v, Mapping)), None)
     if numbered is not None and depths:
         lists.append([i in {int(k) for k in numbered} for i in range(max(depths))])
@@ -184,7 +184,7 @@ def _fit_heads(config: Mapping[str, Any], small: dict[str, Any]) -> None:
         small["attention_hidden_size"] = attention // width * small["hidden_size"]
         if "num_attention_heads" in small:
             small["attention_head_dim"] = small["attention_hidden_size"] // small["num_attention_heads"]
-    before, after = _head(config), _head(small)
+    before, after = _head_fields(config), _head_fields(small)
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(small.get(name), Mapping) and before and after:
             small[name] = _fit_rope(small[name], before, after)
@@ -216,7 +216,7 @@ def _fit_rope(rope: Mapping[str, Any], before: int, after: int) -> dict[str, Any
     return found
 
 
-def _head(config: Mapping[str, Any]) -> int:
+def _head_fields(config: Mapping[str, Any]) -> int:
     size, width, heads = (config.get(k) for k in ("head_dim", "hidden_size", "num_attention_heads"))
     if isinstance(size, int):
         return size

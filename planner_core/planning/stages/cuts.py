@@ -17,7 +17,7 @@ from planner_core.cost import (
 )
 from planner_core.planning.fitting.model_identity import model_identity
 from planner_core.planning.methods import EXACT
-from planner_core.planning.session import Planner, recomputation
+from planner_core.planning.session import Planner, recomputation_of
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.pieces import CopyPolicy, PolicyMix, RangeCosts
 from planner_core.search.algebra import StageOption, best_partition
@@ -46,7 +46,7 @@ def price_cut(
         objective="time",
         optimal=False,
         model=model_identity(graph),
-        workload=replace(planner.workload, recompute=recomputation(blocks)).to_json(),
+        workload=replace(planner.workload, recompute=recomputation_of(blocks)).to_json(),
         cluster=planner.cluster.to_json(),
         mesh=named_mesh(degrees.mesh, blocks),
         blocks=blocks,

@@ -43,7 +43,7 @@ from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.methods import EXACT
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.session import Planner, prepare, with_recompute
+from planner_core.planning.session import Planner, prepare_planner, with_recompute
 from planner_core.planning.stages.cuts import find_best_cut, find_even_cut, price_cut
 from planner_core.planning.stages.degrees import PipelineDegrees, list_degrees
 from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts, policy_from_plan
@@ -96,7 +96,7 @@ def find_staged_plan(
         return None
     load_graph = source if callable(source) else None
     try:
-        planner = prepare(staged_request, load_graph(staged_request) if load_graph else None, like=like)
+        planner = prepare_planner(staged_request, load_graph(staged_request) if load_graph else None, like=like)
     except InputError:  # the model has no such micro-batch
         return None
     staged = search_stages(planner, say, load_graph, known=chosen if chosen.fits else None)
@@ -242,7 +242,7 @@ class _StageSearch:
             request = replace(first.request, batch=first.workload.batch, accumulate=micro_batches, zero=ZERO_STAGE)
             try:
                 graph = self.load_graph(request) if self.load_graph else None
-                self.planners[micro_batches] = prepare(request, graph, like=first)
+                self.planners[micro_batches] = prepare_planner(request, graph, like=first)
             except InputError:
                 self.planners[micro_batches] = None
         return self.planners[micro_batches]

@@ -31,7 +31,7 @@ from planner_core.cost import (
     simulated_pipeline,
     step_seconds,
 )
-from planner_core.planning import Planner, prepare
+from planner_core.planning import Planner, prepare_planner
 from planner_core.planning.analysis import doubt_between
 from planner_core.planning.methods import Layout
 
@@ -100,7 +100,7 @@ def planned(learner: Learner, layout: Layout, micro_batches: int, batch: int) ->
         zero=3,
         precision="mixed",
     )
-    planner = prepare(asked, learner.load(asked) if learner.load else None)
+    planner = prepare_planner(asked, learner.load(asked) if learner.load else None)
     plan = planner.of_layout(layout, str(layout))
     return (plan, planner) if plan else None
 

@@ -11,7 +11,7 @@ from explorer.learn import links
 from explorer.learn.learner import Learner, standard
 from planner_core.core import ITEM_BYTES, Cluster, NoPlanFits, Plan, slow_dtype_notes
 from planner_core.cost import CostModel, PricedUnit, cost_model, priced_units, step_seconds, unit_totals
-from planner_core.planning import METHODS, Planner, choose_mesh, meshes
+from planner_core.planning import METHODS, Planner, candidate_meshes, choose_mesh
 from planner_core.planning.methods import Layout
 from planner_core.search import search_within_budget
 
@@ -84,7 +84,7 @@ def best_plan(learner: Learner, batch: int, accumulate: int = 1, recompute: str 
     least memory; None where the learner has set a limit on memory that no plan keeps."""
     planner = _planner(learner, batch, accumulate, recompute)
     with suppress(NoPlanFits):
-        return choose_mesh(planner, meshes(planner.request, planner.cluster), method=METHODS["exact"])
+        return choose_mesh(planner, candidate_meshes(planner.request, planner.cluster), method=METHODS["exact"])
     return None
 
 
