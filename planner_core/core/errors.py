@@ -87,6 +87,6 @@ class NoPlanFits(PlannerError):
 
 
 class VerificationFailed(PlannerError):
-    """A plan did not run as predicted. The message says what differs."""
+    """A plan did not run as predicted. The message names the difference."""
 
     exit_status = 4

@@ -46,6 +46,7 @@ def write_file(path: Path, text: str) -> None:
     try:
         if is_folder(path):
             raise InputError(f"cannot write {path}: it is a folder; name a file in it")
+        # `-o /dev/stdout` may name a regular file, if the shell redirects there. To rename onto it would replace the device's entry.
         if path_exists(path) and (not is_file(path) or path.is_relative_to("/dev") or path.is_relative_to("/proc")):
             with path.open("w", encoding="utf-8") as device:
                 device.write(text)
@@ -56,6 +57,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def _write_then_rename(path: Path, text: str) -> None:
+    # In the same folder: a rename is atomic within one file system only. A reader sees the old file or the new one, never a half.
     part = path.with_name(path.name + ".part")
     try:
         part.write_text(text, encoding="utf-8")

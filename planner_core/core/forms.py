@@ -59,6 +59,8 @@ def _validator(form: str, strict: bool) -> Any:
     from jsonschema.validators import Draft202012Validator, extend
     from referencing import Registry, Resource
 
+    # JSON Schema takes 8.0 for an integer and NaN for a number, and Python takes True for 1. A file that is written again must not
+    # change its types, and arithmetic must not meet a NaN.
     def whole(_: Any, x: Any) -> bool:
         return number(_, x) and (isinstance(x, int) or (x == int(x) and not strict))
 

@@ -67,7 +67,7 @@ class Value:
     `kind` is "activation" (it depends on a parameter), "parameter" or "constant" (all else: token ids, masks, rotary tables,
     buffers). Constants are Replicate and do not have a gradient. `name` is that of a parameter in `model.named_parameters()`,
     relative to the call's prefix. `storage` is the id of the value whose memory this one shares (it is a view), or its own id.
-    `grad` says whether a gradient flows to it. `parts`: it is made and freed in so many parts, one after the other.
+    `grad`: whether a gradient flows to it. `parts`: the number of parts in which it is made and freed, one after the other.
     """
 
     meta: TensorMeta
@@ -168,6 +168,7 @@ class Graph:
         found = {v.name: v.meta for v in self.top.values if v.kind == "parameter"}
         for call in self.calls():
             block = self.blocks[call.block]
+            # A weight that the caller passes in is one of the top block's, and is counted there.
             passed = set(block.inputs)
             for i, v in enumerate(block.values):
                 if v.kind == "parameter" and i not in passed:
@@ -186,6 +187,7 @@ class Graph:
         A complex dtype counts as the real dtype of its parts: it stays complex beside weights of that dtype.
         """
         elements: Counter[str] = Counter()
+        # A scalar has the product 1 of no dims; a weight with an empty dim still counts, so that a model of such weights has a dtype.
         for meta in self.parameters().values():
             elements[_REAL_DTYPES.get(meta.dtype, meta.dtype)] += max(1, math.prod(meta.shape))
         return elements.most_common(1)[0][0] if elements else None
@@ -242,11 +244,13 @@ def _attrs_of_call(attrs: Mapping[str, Attr], number: int) -> Mapping[str, Attr]
 def _inline_call(block: Block, call: Call, number: int, values: list[Value], names: dict[str, int]) -> list[Op]:
     ids = dict(zip(block.inputs, call.inputs, strict=True))
     for inner, outer in zip(block.outputs, call.outputs, strict=True):
+        # A block may return its operand as it is. Then the caller's number of the operand stands for both.
         ids.setdefault(inner, outer)
     for i, value in enumerate(block.values):
         if i in ids:
             continue
         name = join_name(call.prefix, value.name) if value.kind == "parameter" else value.name
+        # Two calls of one module (a shared layer) have one prefix, so their weights are one value of the flat block.
         if value.kind == "parameter" and name in names:
             ids[i] = names[name]
             continue
@@ -254,6 +258,7 @@ def _inline_call(block: Block, call: Call, number: int, values: list[Value], nam
         values.append(replace(value, name=name))
         if value.kind == "parameter":
             names[name] = ids[i]
+    # Storages are numbered last: a view may stand before the value whose memory it shares.
     for i, value in enumerate(block.values):
         if value.storage not in (-1, i) and i not in block.inputs:
             values[ids[i]] = replace(values[ids[i]], storage=ids[value.storage])
@@ -283,6 +288,7 @@ def check(graph: Graph) -> None:
         for item in block.items:
             assert set(item.inputs) <= made, f"{block.name}: {item} uses a value before it is made"
             fresh = set(item.outputs)
+            # An op that writes in place returns its operand, a value that exists already. A call has no such result.
             assert not fresh & made or isinstance(item, Op), f"{block.name}: {item} makes a value twice"
             made |= fresh
             if isinstance(item, Call):

@@ -16,6 +16,7 @@ def eval_dim(text: int | str, batch: int, seq: int) -> int:
     """A stored dimension as a number: an int, or `[coef*][b*][s][+const]`."""
     if isinstance(text, int):
         return text
+    # A pattern instead of `eval`: a snapshot is outside input. Example: "4*b*s+1" with b = 2, s = 8 is 4 * 16 + 1 = 65.
     match = re.fullmatch(r"(?:(\d+)\*)?(b\*s|b|s)([+-]\d+)?", text)
     if not match:
         raise InputError(f"snapshot dimension {text!r} is not of the form '4*b*s+1'")
@@ -96,7 +97,7 @@ class _Reader:
         return tuple(eval_dim(d, self.batch, self.seq) for d in shape)
 
     def read_attr(self, value: Any) -> Attr:
-        if isinstance(value, list):
+        if isinstance(value, list):  # JSON has no tuples, and an attribute must be hashable
             return tuple(self.read_attr(v) for v in value)
         if isinstance(value, dict):  # {"dim": "b*s"}: an integer that depends on the workload
             return eval_dim(value["dim"], self.batch, self.seq)

@@ -54,13 +54,14 @@ def parse_mesh(text: str, num_devices: int) -> DeviceMesh:
 
 
 def divisors(number: int) -> list[int]:
-    """The divisors of a number, ascending. Example: 6 has 1, 2, 3, 6."""
+    """Return the divisors of a number, ascending. Example: 6 has 1, 2, 3, 6."""
+    # The loop ends at the root, since d divides n together with n / d. The root of a square has itself as its partner, and counts once.
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return small + [number // n for n in reversed(small) if n * n < number]
 
 
 def mesh_shapes(num_devices: int) -> list[tuple[int, ...]]:
-    """The shapes of every mesh of one or two axes that has so many devices. Example: 4 can be (4,) or (2, 2)."""
+    """Return the shapes of every mesh of one or two axes with `num_devices` devices. Example: 4 can be (4,) or (2, 2)."""
     return [(num_devices,), *((n, num_devices // n) for n in divisors(num_devices)[1:-1])]
 
 

@@ -108,6 +108,7 @@ def largest_local_shape(shape: tuple[int, ...], placements: Placements, sizes: t
     Example: 10 rows over 4 devices are 3, 3, 3 and 1, so the largest part has 3.
     """
     local = list(shape)
+    # The largest part of the largest part is the largest of all: ceil(ceil(10 / 2) / 4) = ceil(10 / 8) = 2 rows on a mesh of 2 x 4.
     for placement, size in zip(placements, sizes, strict=True):
         if isinstance(placement, Shard):
             local[placement.dim] = -(-local[placement.dim] // size)
@@ -115,11 +116,12 @@ def largest_local_shape(shape: tuple[int, ...], placements: Placements, sizes: t
 
 
 def needs_uneven_split(shape: tuple[int, ...], segments: Mapping[int, tuple[int, ...]], dim: int, size: int) -> bool:
-    """Whether a weight that is gathered before use may be cut along `dim` into `size` parts, of which the last are shorter.
+    """Tell whether a weight that is gathered before use may be cut along `dim` into `size` parts whose last ones are shorter.
 
     It may if no dim of it has that many equal parts (else an equal cut is as good), and if it has an element for each device. A message
     carries a short part padded to the length of the others, as FSDP2 does.
     """
+    # A dim of fused parts (q, k, v) is cut part by part. Unequal parts of each would not lie together after a gather.
     if size == 1 or dim in segments:
         return False
     equal = any(e > 1 and all(part % size == 0 for part in segments.get(d, (e,))) for d, e in enumerate(shape))

@@ -45,6 +45,7 @@ class Step:
         """The collective that runs, or None for a local move (slice, pad with zeros, divide)."""
         if isinstance(self.src, Partial):
             return "all_reduce" if isinstance(self.dst, Replicate) else "reduce_scatter"
+        # A shard becomes a term of a sum without a message: each device pads its part with zeros. That sum is the whole tensor.
         if isinstance(self.src, Shard) and not isinstance(self.dst, Partial):
             return "all_gather" if isinstance(self.dst, Replicate) else "all_to_all"
         return None
@@ -54,7 +55,9 @@ class Step:
 
 
 def shortest_steps(src: Placements, dst: Placements) -> tuple[Step, ...]:
-    """One step for each axis that changes: gathers from the innermost axis outwards, then the others inwards."""
+    """Return one step for each axis that changes: gathers from the innermost axis outwards, then the others inwards."""
+    # If two axes shard one dim, the inner axis holds the pieces of an outer piece. Example: 8 rows on 2 x 4 devices, both axes on dim 0.
+    # The inner gather joins 4 rows that lie together; an outer gather before it would interleave rows 0, 4, 1, 5, ...
     changed = [Step(a, s, d) for a, (s, d) in enumerate(zip(src, dst, strict=True)) if s != d]
     gathers = [s for s in changed if isinstance(s.src, Shard)]
     return (*reversed(gathers), *(s for s in changed if not isinstance(s.src, Shard)))
@@ -65,8 +68,8 @@ class Edge:
     """The redistribution of one tensor from state `src` to state `dst`. `forward` and `backward` are its steps, in order.
 
     `segments` maps a tensor dim to the sizes of its fused parts (q, k, v in one projection). A shard of that dim holds an equal part
-    of each of them. `chunks`: the product that makes the tensor runs in so many parts of its last dim, and the collective of one part
-    runs beside the product of the next (ATP, section 3.4).
+    of each of them. `chunks`: the number of parts of its last dim in which a product makes the tensor. The collective of one part runs
+    while the next part is computed (ATP, section 3.4).
     """
 
     src: State
@@ -191,6 +194,7 @@ class Pipeline:
     def rank_of(self, stage: int) -> int:
         """The group that runs a stage: stages go round, but in `zbv` there and back (a V)."""
         turn, at = divmod(stage, self.ranks)
+        # Example: 3 ranks and 6 stages. Round: 0 1 2 0 1 2. In a V: 0 1 2 2 1 0.
         return self.ranks - 1 - at if self.schedule == V_SHAPED and turn % 2 else at
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
@@ -337,14 +341,16 @@ class Plan:
 
 
 def data_axes_of(made: Sequence[Sequence[int | None]], sizes: Sequence[int]) -> tuple[int, ...]:
-    """The axes on which most of those results that are sharded there are sharded along dim 0. `made`: of each result the dim that is
-    sharded on each axis."""
+    """Return the axes on which dim 0 is the most common sharded dim. `made`: for each result the dim that each axis shards, or None.
+
+    Only results that an axis shards vote on it, and the majority decides.
+    """
     sharded = [[dims[axis] for dims in made if dims[axis] is not None] for axis in range(len(sizes))]
     return tuple(axis for axis, dims in enumerate(sharded) if 2 * dims.count(0) > len(dims))
 
 
 def refuse_stages(plan: Plan, who: str, way: str) -> None:
-    """Raise InputError for a plan with pipeline stages: `who` cannot take one, and `way` says what would do."""
+    """Raise InputError for a plan with pipeline stages. `who` is the program that cannot take one, `way` a clause with what would do."""
     if plan.pipeline:
         raise InputError(
             f"{who} takes no plan with pipeline stages, and this one has {len(plan.pipeline.copies)}; {way}"
@@ -354,6 +360,7 @@ def refuse_stages(plan: Plan, who: str, way: str) -> None:
 def glob_name(prefixes: tuple[str, ...]) -> str:
     """One pattern for several prefixes. Components that differ become `*` (`layers.*`)."""
     rows = [p.split(".") for p in prefixes]
+    # A `*` stands for one component. Copies at different depths of the module tree share no such pattern, so they are listed.
     if len({len(r) for r in rows}) != 1:
         return "{" + ",".join(prefixes) + "}"
     columns = zip(*rows, strict=True)
@@ -367,13 +374,13 @@ def block_patterns(plan: Plan) -> dict[str, str]:
     labels: dict[str, list[str]] = {}
     for label, block in plan.blocks.items():
         labels.setdefault(glob_name(block.prefixes), []).append(label)
-    found = {}
+    by_label = {}
     for pattern, sharing in labels.items():
         one_block = len({label.partition("#")[0] for label in sharing}) == 1
         for label in sharing:
-            told = label.partition("#")[2] or "0" if one_block else label
-            found[label] = pattern if len(sharing) == 1 else f"{pattern}[{told}]"
-    return found
+            suffix = label.partition("#")[2] or "0" if one_block else label
+            by_label[label] = pattern if len(sharing) == 1 else f"{pattern}[{suffix}]"
+    return by_label
 
 
 def params_by_pattern(plan: Plan) -> dict[str, ParamPlan]:
@@ -387,15 +394,17 @@ def params_by_pattern(plan: Plan) -> dict[str, ParamPlan]:
 
 
 def placements_by_pattern(plan: Plan) -> dict[str, list[str]]:
-    """How every parameter is kept for its uses, by name pattern: a list with one entry per mesh axis. In ZeRO-1 and ZeRO-2 it is whole,
-    and only the part that the optimizer keeps is sharded (`states_by_pattern`)."""
+    """Return the placements in which every parameter waits for its uses, by name pattern: a list with one entry per mesh axis.
+
+    With ZeRO-1 and ZeRO-2 this copy is whole, and only the part that the optimizer keeps is sharded (`states_by_pattern`).
+    """
     return {name: [str(p) for p in param.working] for name, param in params_by_pattern(plan).items()}
 
 
 def states_by_pattern(plan: Plan) -> dict[str, list[str]]:
-    """What the optimizer keeps of each parameter, by name pattern, where its placements are not those of `placements_by_pattern`."""
-    found = params_by_pattern(plan)
-    return {name: [str(p) for p in param.stored] for name, param in found.items() if param.stored != param.working}
+    """Return the placements of the optimizer's part of each parameter, by name pattern, if they differ from `placements_by_pattern`."""
+    params = params_by_pattern(plan)
+    return {name: [str(p) for p in param.stored] for name, param in params.items() if param.stored != param.working}
 
 
 # --- JSON -----------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ def load_plan(path: str | Path) -> Plan:
         The plan. It was checked against `assets/plan.schema.json`, and its placements against its mesh.
 
     Raises:
-        InputError: The file cannot be read or is not a plan. The message says the first fault.
+        InputError: The file cannot be read or is not a plan. The message names the first fault.
 
     Example:
         >>> shardscope.load_plan("plan.json").mesh.axis_sizes
@@ -258,6 +258,7 @@ def _param_faults(name: str, param: ParamPlan, axes: int) -> Iterator[str]:
 
 def _apply_steps(steps: tuple[Step, ...], start: Placements) -> Placements | None:
     """Where the steps lead from `start`; None where one does not begin where the one before ended."""
+    # A plan is outside input. Steps that do not join would run, and leave weights in other placements than the plan shows.
     here = list(start)
     for step in steps:
         if step.axis >= len(here) or here[step.axis] != step.src:
@@ -267,6 +268,7 @@ def _apply_steps(steps: tuple[Step, ...], start: Placements) -> Placements | Non
 
 
 def _param_json(p: ParamPlan) -> list[Any]:
+    # Lists without keys keep the file small: a plan of a large model has thousands of such rows.
     three = map(format_placements, (p.stored, p.working, p.gradient))
     once = (
         []
@@ -280,6 +282,7 @@ def _param_json(p: ParamPlan) -> list[Any]:
 def _param_from_json(row: list[Any]) -> ParamPlan:
     stored, working, gradient, gathered, segments, *rest = row
     three = (parse_placements(stored), parse_placements(working), parse_placements(gradient))
+    # After the fixed fields a row has nothing (the shortest steps), two texts of steps, or the one word False (not trained).
     trained = False not in rest
     made = ParamPlan(*three, tuple(gathered), _segments_from_json(segments), trained=trained)
     if not rest or not trained:

@@ -88,7 +88,7 @@ class CostModel:
 
 
 def cost_model(cluster: Cluster, mesh: DeviceMesh, workload: Workload, ranks: int = 1) -> CostModel:
-    """The prices on one mesh of one cluster; or on the mesh of one of the `ranks` of a pipeline, of which all are at work."""
+    """Return the prices on one mesh of one cluster, or on the mesh of one of a pipeline's `ranks` while all ranks are at work."""
     links = rank_links(cluster, mesh, ranks)
     stages = searched_stages(workload.zero)
     return CostModel(cluster, mesh, workload, links, stages=stages, software=workload.resolved())

@@ -130,6 +130,7 @@ def step_seconds(units: Iterable[PricedUnit], model: CostModel) -> float:
 
 def sum_traffic(found: Iterable[Message], model: CostModel) -> tuple[Traffic, ...]:
     """Messages summed up by phase, kind and mesh axis."""
+    # Messages of different operators that are equal are priced once.
     counts: Counter[tuple[str, str, int, int, float, float]] = Counter()
     for m in found:
         counts[m.phase, m.kind, m.axis, m.num_bytes, m.share, m.load] += m.count
@@ -146,6 +147,7 @@ def sum_traffic(found: Iterable[Message], model: CostModel) -> tuple[Traffic, ..
             total,
             wire_bytes(kind, total, model.sizes[axis]),
             old.time_s + count * seconds,
+            # a row of several sizes has the algorithm that carries the most bytes
             algorithm if count * num_bytes > old.num_bytes else old.algorithm,
         )
     return tuple(sorted(traffic.values(), key=lambda t: (_PHASES[t.phase], t.axis, t.kind)))
@@ -195,6 +197,8 @@ def unit_totals(unit: PricedUnit, model: CostModel) -> Floats:
     c, m = Component, model.workload.accumulate
     totals = np.zeros(NUM_COMPONENTS)
     totals[c.FORWARD], totals[c.BACKWARD] = unit.forward_s, unit.backward_s
+    # A row of n copies hides each copy's traffic behind its neighbour, but the first gather and the last reduction have none: one copy's
+    # worth of traffic a step stays. Divided by n here, since the caller multiplies by the copies.
     ends = 0.0
     for message in unit.each:
         seconds, forward = message_time(message, model), message.phase == "forward"

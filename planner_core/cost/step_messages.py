@@ -34,7 +34,7 @@ WAIT, BESIDE, ONCE = "wait", "beside", "once"
 
 
 class MessageSource(Enum):
-    """What a message moves, or the gradient of which."""
+    """The tensor that a message moves, or whose gradient it moves."""
 
     WEIGHT = "weight"
     OPERAND = "operand"
@@ -46,9 +46,9 @@ class MessageSource(Enum):
 class Message:
     """One collective, and where it comes from, so that a total can be opened to its parts.
 
-    `source` is what it moves, or with `gradient` the gradient of which, and `position` its place among the operands or results. `what`
-    says the same to people. `count` is how often it runs in one step: once for each copy of the block, and for each micro-batch unless it
-    runs once a step.
+    `source` is the tensor that it moves, or with `gradient` the tensor whose gradient it moves; `position` is the tensor's place among the
+    operands or results. `what` is the same as text. `count` is how often it runs in one step: once for each copy of the block, and for
+    each micro-batch unless it runs once a step.
     `label` is the block's label in the plan. `weight` is the parameter that it moves, if it moves one. `share` is its part of the
     message (see `units.Buckets`). `load`: how many times its bytes the fullest GPU sends or gets. `behind_s` are the seconds of
     a kernel of the same operator that runs meanwhile. `in_chunks`: the next chunk of a product is made meanwhile.
@@ -214,6 +214,7 @@ def _operand_messages(
     category, what = (BESIDE, v.name) if weight else (WAIT, f"operand {position}")
     source = MessageSource.WEIGHT if weight else MessageSource.OPERAND
     there = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
+    # A gathered weight is freed after forward. Backward gathers it again only if its kernel reads the weight.
     regather = weight and v.grad and value in op.saved
     for phase, steps in (("forward", there), ("backward", there if regather or again else [])):
         yield from (

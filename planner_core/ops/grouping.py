@@ -69,6 +69,7 @@ def coarsen_block(block: Block) -> CoarseBlock:
     home: dict[int, int] = {}
     members: list[list[int]] = []
     may_be_partial = _partial_values(block)
+    # In running order, so that the group of an operand is known when its reader is looked at.
     for position, item in enumerate(block.items):
         if isinstance(item, Call):
             continue
@@ -137,6 +138,7 @@ def _is_widening_cast(block: Block, op: Op) -> bool:
 
 def _broadcasts_activation(block: Block, op: Op, tracked: list[int]) -> bool:
     """Whether a result is larger than the activations, and may be sharded along a dim that they lack (one head for all, say)."""
+    # Example: one key head spread over 32 query heads. In a group with its maker the 32-fold tensor would be redistributed.
     most = max(block.values[i].meta.num_bytes for i in tracked)
     if all(block.values[o].meta.num_bytes <= most for o in op.outputs):
         return False

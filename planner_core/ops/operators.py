@@ -186,7 +186,7 @@ def operators(names: str, **common: Any) -> tuple[Operator, ...]:
 
 
 def unknown_operator(fn: str) -> Operator:
-    """The operator of a function that the catalogue lacks. It runs Replicate on every GPU, and the report says so."""
+    """Return the operator of a function that the catalogue lacks. It runs Replicate on every GPU, and the report lists it."""
     return Operator(name=fn, kind=Kind.UNKNOWN, rule=unknown)
 
 

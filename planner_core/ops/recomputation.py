@@ -39,6 +39,7 @@ def kept_ops(block: Block, policy: str) -> tuple[str, ...]:
     if policy == "none":
         return ()
     pick, last, given = KEEP_TESTS[policy], last_saving(block), _values_written_in_place(block) | set(block.outputs)
+    # `number` counts the products with a weight from 0: "selective" keeps 0, 2, 4, ... as torchtitan's policy does.
     found, number = [], -1
     for k, op in enumerate(block.ops):
         attends = operator(op.fn).kind is Kind.ATTENTION
@@ -82,12 +83,15 @@ def _values_written_in_place(block: Block) -> set[int]:
 
 
 def recompute_policies(block: Block, asked: str) -> dict[str, tuple[str, ...]]:
-    """The policies that copies of a block may have if the workload says `asked`, each with the ops whose results it keeps. Of several
-    policies that keep the same results, the last one is here. A checkpoint of the model's own code keeps its operands alone."""
+    """Return the policies that copies of a block may have under the workload's `asked`, each with the ops whose results it keeps.
+
+    Of several policies that keep the same results only the last is returned. A checkpoint of the model's own code keeps its operands alone.
+    """
     if block.recomputed:
         return {"full": ()}
     if asked != "auto":
         return {asked: kept_ops(block, asked)}
+    # Example: a block of one product keeps the same with "keep-matmuls" and "selective". One of them is enough for the search.
     found = {p: kept_ops(block, p) for p in RECOMPUTE if p != asked}
     again = {kept: p for p, kept in found.items() if p != "none"}
     return {p: kept for p, kept in found.items() if p == "none" or again[kept] == p}

@@ -70,6 +70,7 @@ def rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
     if known is not None:
         return known[2]
     found = _expand_rows(op, values)
+    # By identity, since hashing thousands of values costs more than the rows. The cache holds both, so an id is not given out again.
     if isinstance(values, tuple):  # a list may change
         _CACHED_ROWS[id(op), id(values)] = op, values, found
         if len(_CACHED_ROWS) > MAX_CACHED_ROWS:

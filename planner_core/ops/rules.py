@@ -129,6 +129,7 @@ class Row:
 
 def can_run_together(chosen: Sequence[Row], sizes: Sequence[int]) -> bool:
     """Whether an operator can run these rows at once, one for each axis of these sizes (see `Split.alone` and `Split.within`)."""
+    # Example: tokens are dealt to experts over one axis (`dispatch`). A second axis must not deal the same experts again.
     for i, row in enumerate(chosen):
         if any(other.name in row.excludes for k, other in enumerate(chosen) if i != k):
             return False
@@ -165,6 +166,7 @@ def expand_rule(rule: Rule, op: Op, values: Sequence[Value], summed_later: bool)
     `summed_later`: the op may also run with a gradient that stays Partial (row "G").
     """
     kinds = [values[i] for i in op.inputs]
+    # Without a gradient of its results, a Replicate weight's gradient is no sum, and must not be priced as an all_reduce.
     if not any(values[o].grad for o in op.outputs):  # no gradient comes from here, so none needs to be summed
         kinds = [replace(k, grad=False) if k.kind == "parameter" else k for k in kinds]
     found = [Row("R", tuple((R, R) for _ in kinds), tuple((R, R) for _ in op.outputs))]
@@ -189,6 +191,7 @@ def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) ->
             return (P if dim is None else R), R
         return Shard(dim), Shard(dim) if values[op.outputs[i]].grad else R
 
+    # A collective in backward is left out if no gradient comes back: the operator has no backward then.
     ends = [*kinds, *(values[o] for o in op.outputs)]
     phases = {"forward", "backward"} if any(values[o].grad for o in op.outputs) else {"forward"}
     internal = tuple(found for c in s.internal if c.phase in phases for found in c.sized(ends))

@@ -131,6 +131,8 @@ def _propagate_segments(block: Block, table: dict[str, tuple[Row, ...]]) -> Segm
     for op in block.ops:
         for row in table[op.name]:
             segments.update(_segments_cut_by(op, row))
+    # A fixed point: a row that carries a fused dim to another tensor may force rows of that tensor's other readers, and a removed row may
+    # free others. Rows only disappear and dims only gain parts, so the loop ends.
     grown = bool(segments)
     while grown:
         grown = False

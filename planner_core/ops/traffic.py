@@ -137,6 +137,7 @@ class _EagerPasses:
     def _count_op(self, op: Op) -> MemoryPasses:
         number = len(op.inputs)
         kind = operator(op.fn).kind
+        # The passes that add n gradients of one tensor belong to no reader more than to another: each bears 1/n.
         summed = [self._sum_passes(v) for v in op.inputs]
         if not _has_backward(self.block, op):
             summed = [0.0] * number

@@ -98,6 +98,7 @@ class Attention:
         last 2 of the 8 queries (`first` = 6) keep 14 of the 32.
         """
         before, behind = self.window
+        # With a causal mask no query sees a key behind it, so a window that reaches behind is cut to 0.
         behind = 0 if self.causal and (behind is None or behind > 0) else behind
         upper = self.q_len * self.kv_len if behind is None else self._area(behind)
         return upper - (0 if before is None else self._area(-before))

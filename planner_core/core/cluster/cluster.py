@@ -163,7 +163,7 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
         The cluster: a GPU, and the levels of links that join many of them, bandwidths in bytes per second, one way.
 
     Raises:
-        InputError: The cluster does not exist, or its description is wrong. The message says the first fault.
+        InputError: The cluster does not exist, or its description is wrong. The message names the first fault.
 
     Example:
         >>> shardscope.load_cluster("2x8-h100").num_gpus
@@ -197,7 +197,7 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
 
 
 def _known_cluster_resized(name: str) -> tuple[str, dict[str, str]]:
-    """A cluster that comes with the project, and the changes that make `name` of it; no name if there is none.
+    """Find a cluster that comes with the project, and the changes that turn it into `name`. The name is "" if no cluster has the GPU.
 
     `4x8-h100` is 2x8-h100 with nodes=4 and gpus=8. Several clusters may have the GPU: two levels of links fit any number of nodes,
     one level does not say how nodes are linked. A node with fewer GPUs has as many fewer network cards: in 3x4-h100 it sends half
@@ -207,6 +207,7 @@ def _known_cluster_resized(name: str) -> tuple[str, dict[str, str]]:
     alike = [known for known in cluster_names() if size and known.partition("-")[2] == size[3]]
     if size is None or not alike or name in alike:
         return "", {}
+    # False sorts before True, and `min` keeps the first of equals: a cluster with two levels, or else the first in the alphabet.
     known = min(map(load_cluster, alike), key=lambda cluster: len(cluster.levels) != 2)
     changes, node = {"nodes": size[1], "gpus": size[2]}, known.levels[0].size
     if len(known.levels) > 1 and int(size[2]) < node:
@@ -220,6 +221,7 @@ def _apply_changes(name: str, changes: str) -> Cluster:
     given = _parse_changes(changes, where)
     data = _read_json(ASSETS / "clusters" / f"{name}.json" if name in cluster_names() else Path(name))
     cluster = Cluster.from_json(data, where, Path(name).stem)
+    # The GPU is changed in the data, before it is read: latencies that a file leaves out are those measured with the GPU.
     if "gpu" in given:
         cluster = _cluster_from_json({**data, "gpu": _gpu_data(given.pop("gpu"))}, where, cluster.name)
     numbers = {key: _parse_change(key, text, where) for key, text in given.items()}
@@ -241,6 +243,7 @@ def _apply_changes(name: str, changes: str) -> Cluster:
     network = {"name": "network", "size": nodes, "unit_bytes_per_s": 0.0}
     link = outer[0] if outer else _level_from_json(network, 1, cluster.gpu, where)
     speed = numbers.get("inter", link.unit_bytes_per_s / 1e9) * 1e9
+    # A level of one unit has no links. It is left out, so that no price meets a group of one.
     levels = (inner, replace(link, size=nodes, unit_bytes_per_s=speed), *outer[1:]) if nodes > 1 else (inner,)
     changed = replace(cluster, name=f"{cluster.name}:{changes}", levels=levels, description="")
     if changed.num_gpus > MAX_GPUS:
@@ -310,6 +313,7 @@ def _level_from_json(data: Mapping[str, Any], index: int, gpu: Gpu, where: str) 
     if measured is not None:
         latency, tree = (measured.ring_hop_s, measured.tree_hop_s) if index else (measured.hop_s, measured.hop_s)
         efficiency = measured.outer_efficiency if index else measured.efficiency
+    # A stated latency is for rings and trees alike, so the measured one of trees does not apply then.
     stated = any(key in data for key in _LATENCIES)
     if not stated and measured is None:
         raise InputError(

@@ -49,6 +49,7 @@ class Gpu:
 
     def flops_per_s(self, dtype: str) -> float:
         """Reachable FLOP/s in `dtype`. A dtype that the file does not list runs at the slowest listed rate."""
+        # The slowest listed rate is a guess on the safe side: a dtype that a file leaves out is one that the GPU has no units for.
         peaks = dict(self.peak_flops)
         return self.flops_efficiency * peaks.get(dtype, min(peaks.values()))
 
@@ -56,6 +57,7 @@ class Gpu:
         """Reachable FLOP/s of an attention kernel. PyTorch's memory-efficient kernel runs as FlashAttention 1 (FlashAttention-2, figures 4
         and 5). A kernel that is not listed runs as fast as products."""
         kernel = "flash1" if kernel == "efficient" else kernel
+        # Shares are of the vendor's peak, while `flops_per_s` has the efficiency of products in it: that factor is divided out.
         for rate in self.attention.rates:
             if rate.kernel == kernel:
                 share = rate.backward if backward else rate.forward

@@ -131,7 +131,7 @@ def stack_names() -> tuple[str, ...]:
 
 @cache
 def load_stack(name: str) -> Stack:
-    """A stack by its name. Raises InputError if there is none."""
+    """Return a stack by its name. Raises InputError for an unknown name."""
     if name not in _stacks():
         raise InputError(f"--stack {short(name)} is not known; {nearest(name, stack_names())}")
     known = {f.name for f in fields(Stack)}

@@ -106,6 +106,7 @@ class Workload(Software):
 
     def kept_item(self, item_bytes: int) -> int:
         """Bytes per element of a stored parameter, of its gradient and of each moment. `item_bytes` is that of the compute dtype."""
+        # `max`: a float64 model in mixed precision keeps its 8 bytes, and does not shrink to float32.
         masters = self.precision == "mixed" or self.optimizer.endswith("-fp32")
         return max(item_bytes, FLOAT32_BYTES) if masters else item_bytes
 
@@ -126,5 +127,5 @@ class Workload(Software):
         return OPTIMIZERS[self.optimizer] * self.kept_item(item_bytes)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, as plans and reports keep it. What is usual is not said, as in files that were made before it could be."""
+        """Return plain data, as plans and reports keep it. Fields with their usual value are left out, as in files from before they existed."""
         return {k: v for k, v in asdict(self).items() if k not in USUAL_VALUES or v != USUAL_VALUES[k]}

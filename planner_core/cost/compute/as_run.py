@@ -18,7 +18,7 @@ from planner_core.ops import AS_RUN, Kind, operator
 
 KERNEL, WHOLE_BLOCKS = "kernel", "whole"
 AS_RUN_MARK = "as_run"
-"""The entry of a graph's workload that says that it is as it runs."""
+"""The entry of `Graph.workload` that marks a graph which `graph_as_run` has made."""
 
 
 def graph_as_run(graph: Graph, gpu: Gpu, workload: Workload) -> Graph:

@@ -134,8 +134,8 @@ class _PeakTensors:
         elif peak in self.walk.backward:
             self.add_backward_moment("", self.walk.backward.index(peak), dict(backward_of(top).by_value))
         else:
-            told = f"the optimizer at work: {num_update_tensors(self.model.workload)} tensors of the largest weight"
-            self.add("buffers", told, "", None, None, peak.flying)
+            what = f"the optimizer at work: {num_update_tensors(self.model.workload)} tensors of the largest weight"
+            self.add("buffers", what, "", None, None, peak.flying)
 
     # --- one block at one moment ------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class _PeakTensors:
         """Add the gradients of values that are on their way. Returns their bytes."""
         block_memory = self.made[label]
         item = block_memory.storages.block.items[back.at]
-        # One tensor may be the gradient of several values. It gets the name of the first, so its bytes are told once.
+        # One tensor may be the gradient of several values. It gets the name of the first, so its bytes count once.
         of = {g: value for value, g in reversed(back.by_value.items())}
         of = {g: item.inputs[k] for k, g in back.at_work.items()} | of
         for gradient, value in of.items():

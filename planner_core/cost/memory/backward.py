@@ -147,7 +147,7 @@ class BackwardMemory:
         self.sent = [left for flow in self.sent if (left := flow[1:])]
 
     def leave_late(self, reduction: ReductionMemory, copies: int = 1) -> None:
-        """Let the gradients of so many units travel with others when backward is over."""
+        """Let the gradients of `copies` units travel with others when backward is over."""
         before = self.late.get(reduction.late, (0,) * len(reduction.beside))
         self.late[reduction.late] = tuple(n + copies * m for n, m in zip(before, reduction.beside, strict=True))
 

@@ -135,7 +135,7 @@ class BlockMemory:
 
     def forward_moments(self) -> Iterator[Moment]:
         """Three moments of every item: before it, its highest, and after it. Before the first item of a unit its weights arrive.
-        A block that will run again keeps only what the plan says."""
+        A block that will run again keeps only what its plan lists."""
         yield from self._moments(first=self.storages.plan.recompute != "none")
 
     def stays_after(self, number: int, *, first: bool) -> Iterable[Key]:

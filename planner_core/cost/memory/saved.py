@@ -99,8 +99,11 @@ def is_recomputed(op: Op, again: Mapping[str, Rerun]) -> bool:
 
 
 def kept_weights(block: Block, ops: Sequence[Op]) -> tuple[set[int], set[int]]:
-    """The weights that a unit of these ops gathers and that stay after it: those of which another unit takes a view, with those that are
-    frozen and kept for backward; and those of which autograd keeps a view."""
+    """Return the weights that a unit of these ops gathers and that outlive it.
+
+    The first set: weights that another unit views, and frozen weights that backward reads. The second: weights with a view that autograd
+    keeps.
+    """
     own = {v for op in ops for v in op.outputs}
     names = {op.name for op in ops}
     later = {v for item in block.items if isinstance(item, Call) or item.name not in names for v in item.inputs}

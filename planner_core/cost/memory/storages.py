@@ -147,7 +147,7 @@ class BlockStorages:
         self.at[value] = key
 
     def viewed_operand(self, op: Op, value: int) -> int | None:
-        """The operand of which a result is a view, by position; None if the result is a new tensor, as in-place writes make."""
+        """Return the position of the operand that a result is a view of; None for a new tensor, which in-place writes make too."""
         base = self._viewed.get(value)
         if base is None or writes_in_place(op.fn):
             return None

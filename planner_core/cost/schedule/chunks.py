@@ -45,8 +45,10 @@ def _site_in_chunks(block: Block, op: Op, site: SitePlan, model: CostModel) -> S
 
 
 def can_run_in_chunks(block: Block, op: Op, edge: Edge, sizes: tuple[int, ...], chunks: int) -> bool:
-    """Whether an operator can make its result in so many parts of the last dim, which are sent one by one along `edge`: its terms are
-    summed over one mesh axis, into whole tensors or into parts of another dim. `sizes`: those of the mesh axes."""
+    """Tell whether an operator can make its result in `chunks` parts of the last dim that are sent one by one along `edge`.
+
+    Its terms must be summed over one mesh axis, into whole tensors or into parts of another dim. `sizes`: those of the mesh axes.
+    """
     if not operator(op.fn).chunkable or len(edge.forward) != 1 or edge.segments:
         return False
     (step,), shape = edge.forward, block.values[op.outputs[0]].meta.shape

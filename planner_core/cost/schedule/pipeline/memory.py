@@ -83,7 +83,7 @@ def rank_memory(
 def _highest_moments(
     mine: Sequence[int], memories: Sequence[StageMemory], order: Order, grads: int
 ) -> Sequence[Moment]:
-    """The highest moment of each different situation of a rank: a pass through a stage while so many micro-batches are in flight."""
+    """Return the highest moment of each different situation of a rank: its pass, the stage, and the micro-batches in flight."""
     held: Counter[int] = Counter()
     seen: dict[tuple[object, ...], Moment] = {}
     for work in order:

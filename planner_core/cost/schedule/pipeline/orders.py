@@ -45,14 +45,14 @@ Order = tuple[Work, ...]
 
 
 def rank_orders(pipeline: Pipeline, micro_batches: int) -> tuple[Order, ...]:
-    """By rank: its work in order. Raises InputError if the schedule cannot have so many micro-batches."""
+    """Return each rank's work in order. Raises InputError if the schedule cannot run this number of micro-batches."""
     check_micro_batches(pipeline, micro_batches)
     one = {"gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved": _interleaved, "zb": _zero_bubble, "zbv": _v_shaped}
     return tuple(tuple(one[pipeline.schedule](pipeline, rank, micro_batches)) for rank in range(pipeline.ranks))
 
 
 def check_micro_batches(pipeline: Pipeline, micro_batches: int) -> None:
-    """Raise InputError if the schedule cannot have so many micro-batches."""
+    """Raise InputError if the schedule cannot run this number of micro-batches."""
     name, ranks = pipeline.schedule, pipeline.ranks
     if name == "1f1b" and micro_batches < ranks:
         raise InputError(

@@ -57,7 +57,7 @@ def price_pipeline(
         ends: The operators before and behind all units of the whole model.
 
     Raises:
-        InputError: The schedule cannot have so many micro-batches, or plan and graph do not belong together.
+        InputError: The schedule cannot run this number of micro-batches, or plan and graph do not belong together.
     """
     stages, link = stage_plans(blocks, graph, pipeline), pipe_link(model.cluster, model.mesh, pipeline.ranks)
     whole, peaks = fullest_rank(pipeline, stage_memories(stages, model), model)

@@ -59,7 +59,7 @@ class PipelineTime:
 
 
 def simulated_pipeline(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> PipelineTime:
-    """One step of all ranks. Raises InputError if the schedule cannot have so many micro-batches."""
+    """Simulate one step of all ranks. Raises InputError if the schedule cannot run this number of micro-batches."""
     run = _PipelineRun(pipeline, stages, micro_batches)
     run.run()
     ends = [
