@@ -27,10 +27,10 @@ class Clock(_Clock):
         self.seconds = {"forward": forward_s, "backward": backward_s}
         self.contention, self.latency = contention, 0.0
 
-    def _alone(self, unit: ScheduledUnit, phase: str) -> float:
+    def _undisturbed_seconds(self, unit: ScheduledUnit, phase: str) -> float:
         return self.seconds[phase]
 
-    def _sends(self, stage: BucketStage) -> float:
+    def _collective_seconds(self, stage: BucketStage) -> float:
         return self.latency + stage.num_bytes * MS
 
 

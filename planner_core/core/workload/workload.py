@@ -127,5 +127,5 @@ class Workload(Software):
         return OPTIMIZERS[self.optimizer] * self.kept_item(item_bytes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data, as plans and reports keep it. Fields with their usual value are left out, as in files from before they existed."""
+        """Return plain data, as plans and reports keep it. Fields with their usual value are left out, as in older files."""
         return {k: v for k, v in asdict(self).items() if k not in USUAL_VALUES or v != USUAL_VALUES[k]}
