@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.core import Cluster, InputError
-from planner_core.planning.pricing.calibration import Fit, fits_of
-from planner_core.planning.pricing.calibration import with_gpu as with_constants
+from planner_core.planning.pricing.calibration import Fit, read_fits
+from planner_core.planning.pricing.calibration import replace_gpu as with_constants
 
 FOLDER = Path(tempfile.gettempdir()) / "shardscope-own-clusters"
 NAME_PATTERN = re.compile(r"own-[0-9a-f]{16}")
@@ -59,7 +59,7 @@ def calibration_fits(name: str) -> tuple[Fit, ...]:
     if not (is_uploaded(name) and cluster_path(name).is_file()):
         return ()
     gpu = json.loads(cluster_path(name).read_bytes()).get("gpu")
-    return fits_of(gpu) if isinstance(gpu, dict) else ()
+    return read_fits(gpu) if isinstance(gpu, dict) else ()
 
 
 def cluster_json(cluster: Cluster) -> str:

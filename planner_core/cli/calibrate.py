@@ -12,19 +12,19 @@ from typing import Any
 from planner_core.core import Cluster, InputError, load_cluster, write_file
 from planner_core.planning.analysis import format_table
 from planner_core.planning.pricing.calibration import (
-    Calibrated,
+    Calibration,
     Machine,
-    from_collectives,
-    from_machine,
-    from_products,
-    from_step,
+    fit_collectives,
+    fit_machine,
+    fit_products,
+    fit_step,
     hardware_file,
-    machine_of,
+    list_sources,
+    parse_machine,
     read_machine,
     read_nccl_tests,
     read_products,
     read_step,
-    sources_of,
 )
 
 SCHEMA = "shardscope.calibration/1"
@@ -70,13 +70,13 @@ def run_calibrate(args: argparse.Namespace, say: Callable[[str], None], show: Ca
         raise InputError(
             "calibrate needs measurements: --nccl-tests FILE, --gemm FILE, --step FILE, --measured FILE or --run"
         )
-    machine = _machine(args, say)
+    machine = _measured_machine(args, say)
     if machine is not None and args.cluster is None:
-        cluster, found = from_machine(machine, _said(args))
+        cluster, found = fit_machine(machine, _source_name(args))
         data: dict[str, Any] = replace(cluster, name=args.name or cluster.name).to_json()
-        data["gpu"]["sources"] = sources_of(found, "an unknown machine")
+        data["gpu"]["sources"] = list_sources(found, "an unknown machine")
     else:
-        cluster, found = _known(args, machine, say)
+        cluster, found = _fit_known_gpu(args, machine, say)
         data = hardware_file(found, found[-1].gpu, args.name or f"{cluster.gpu.name}, calibrated")
     write_file(Path(args.output), json.dumps(data, indent=2) + "\n")
     report, shown = _report(args.output, found), _text(args.output, found)
@@ -86,7 +86,7 @@ def run_calibrate(args: argparse.Namespace, say: Callable[[str], None], show: Ca
     return show(args, report, shown)
 
 
-def _machine(args: argparse.Namespace, say: Callable[[str], None]) -> Machine | None:
+def _measured_machine(args: argparse.Namespace, say: Callable[[str], None]) -> Machine | None:
     if args.measured:
         return read_machine(args.measured)
     if not args.run_here:
@@ -94,16 +94,16 @@ def _machine(args: argparse.Namespace, say: Callable[[str], None]) -> Machine | 
     from planner_core.verification import measured_here
 
     say("collectives, products and memory of this machine")
-    return machine_of(measured_here(args.ranks), "this machine")
+    return parse_machine(measured_here(args.ranks), "this machine")
 
 
-def _said(args: argparse.Namespace) -> str:
+def _source_name(args: argparse.Namespace) -> str:
     return "measured on this machine" if args.run_here else Path(args.measured).name
 
 
-def _known(
+def _fit_known_gpu(
     args: argparse.Namespace, machine: Machine | None, say: Callable[[str], None]
-) -> tuple[Cluster, list[Calibrated]]:
+) -> tuple[Cluster, list[Calibration]]:
     """Fit each kind of measurement in turn, from the constants known so far; a whole step last."""
     step = read_step(args.step) if args.step else None
     cluster = load_cluster(args.cluster or (step.cluster if step else "2x8-h100"))
@@ -112,18 +112,18 @@ def _known(
     products = read_products(args.gemm) if args.gemm else list(machine.products) if machine else []
     if collectives:
         found.append(
-            from_collectives(cluster, collectives, Path(args.nccl_tests).name if args.nccl_tests else _said(args))
+            fit_collectives(cluster, collectives, Path(args.nccl_tests).name if args.nccl_tests else _source_name(args))
         )
         cluster = replace(cluster, gpu=found[-1].gpu)
     if products:
-        found.append(from_products(cluster.gpu, products, Path(args.gemm).name if args.gemm else _said(args)))
+        found.append(fit_products(cluster.gpu, products, Path(args.gemm).name if args.gemm else _source_name(args)))
         cluster = replace(cluster, gpu=found[-1].gpu)
     if step:
-        found.append(from_step(step, Path(args.step).name, say, cluster.gpu if found else None))
+        found.append(fit_step(step, Path(args.step).name, say, cluster.gpu if found else None))
     return first, found
 
 
-def _report(output: str, found: Sequence[Calibrated]) -> dict[str, Any]:
+def _report(output: str, found: Sequence[Calibration]) -> dict[str, Any]:
     fits = [
         {
             "group": c.fit.group,
@@ -137,7 +137,7 @@ def _report(output: str, found: Sequence[Calibrated]) -> dict[str, Any]:
     return {"schema": SCHEMA, "file": output, "fits": fits}
 
 
-def _text(output: str, found: Sequence[Calibrated]) -> str:
+def _text(output: str, found: Sequence[Calibration]) -> str:
     rows = [["what", "rows", "median error before", "after", "nine in ten before", "after"]]
     for c in found:
         sizes = (c.fit.before.median, c.fit.after.median, c.fit.before.nine_in_ten, c.fit.after.nine_in_ten)

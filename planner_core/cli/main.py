@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.cli.calibrate import add_calibrate, run_calibrate
-from planner_core.cli.options import PROVE, Parser, add_software, shortened
-from planner_core.cli.pricing import OFFLOAD, add_adapters, add_budget, add_price, budget_of, run_price
+from planner_core.cli.options import PROVE_HELP, Parser, add_software, shorten_words
+from planner_core.cli.pricing import OFFLOAD_HELP, add_adapters, add_budget, add_price, read_budget, run_price
 from planner_core.core import (
     DEFAULT_PRECISION,
     RECOMPUTE,
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         with naming_extras():
             return int(args.run(args))
     except PlannerError as error:
-        print(shortened(str(error)), file=sys.stderr)
+        print(shorten_words(str(error)), file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
         return 0
@@ -56,14 +56,14 @@ def _parser() -> Parser:
         description="Plan tensor parallelism for a real model on a real cluster.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    for name, run, text in (("models", _models, "the zoo"), ("clusters", _clusters, "the clusters")):
+    for name, run, text in (("models", _run_models, "the zoo"), ("clusters", _run_clusters, "the clusters")):
         p = commands.add_parser(name, help=text)
         p.add_argument("--json", action="store_true")
         p.set_defaults(run=run)
-    fold = _with_model(commands.add_parser("fold", help="unique blocks, repeats and Algorithm 1's steps"))
+    fold = _add_model_options(commands.add_parser("fold", help="unique blocks, repeats and Algorithm 1's steps"))
     fold.add_argument("--html", metavar="FILE", help="write the folded graph as one stand-alone page")
-    fold.set_defaults(run=_fold)
-    plan = _with_options(_with_model(commands.add_parser("plan", help="derive, score and rank plans")))
+    fold.set_defaults(run=_run_fold)
+    plan = _add_plan_options(_add_model_options(commands.add_parser("plan", help="derive, score and rank plans")))
     plan.add_argument("-o", "--output", metavar="FILE", help="write the chosen plan")
     plan.add_argument(
         "--trace", metavar="FILE", help="write the step of the chosen plan as a Chrome trace, which Perfetto opens"
@@ -88,31 +88,35 @@ def _parser() -> Parser:
     )
     plan.add_argument("--layout", help=f"what runs now, e.g. {EXAMPLE}: it stands among the baselines")
     add_budget(plan)
-    plan.set_defaults(run=_plan, recompute="auto", accumulate=None)
-    compare = _with_options(_with_model(commands.add_parser("compare", help="every method and baseline side by side")))
+    plan.set_defaults(run=_run_plan, recompute="auto", accumulate=None)
+    compare = _add_plan_options(
+        _add_model_options(commands.add_parser("compare", help="every method and baseline side by side"))
+    )
     compare.add_argument("--layout", help=f"what runs now, e.g. {EXAMPLE}: it stands among the baselines")
     add_budget(compare)
-    compare.set_defaults(run=_compare)
-    network = _with_options(_with_model(commands.add_parser("network", help="the unfolded cost network as JSON")))
-    network.set_defaults(run=_network)
-    _add_measures(commands)
-    _add_uses(commands)
+    compare.set_defaults(run=_run_compare)
+    network = _add_plan_options(
+        _add_model_options(commands.add_parser("network", help="the unfolded cost network as JSON"))
+    )
+    network.set_defaults(run=_run_network)
+    _add_run_commands(commands)
+    _add_plan_commands(commands)
     return parser
 
 
-def _add_measures(commands: Any) -> None:
+def _add_run_commands(commands: Any) -> None:
     """Add the commands about an existing run: `price` and `calibrate`."""
     price = commands.add_parser(
         "price", help="what a stated layout takes, what would help, and the best plan beside it"
     )
     add_price(price)
-    price.set_defaults(run=lambda args: run_price(args, _say, _print))
+    price.set_defaults(run=lambda args: run_price(args, _show_progress, _print_result))
     calibrate = commands.add_parser("calibrate", help="a hardware file from measurements")
     add_calibrate(calibrate)
-    calibrate.set_defaults(run=lambda args: run_calibrate(args, _say, _print))
+    calibrate.set_defaults(run=lambda args: run_calibrate(args, _show_progress, _print_result))
 
 
-def _add_uses(commands: Any) -> None:
+def _add_plan_commands(commands: Any) -> None:
     """Add the commands that take a plan: `export` and `verify`."""
     export = commands.add_parser("export", help="write a plan in the form of another program")
     export.add_argument("plan")
@@ -124,7 +128,7 @@ def _add_uses(commands: Any) -> None:
     export.add_argument(
         "--json", action="store_true", help="what is said, and the cost beside the plan's, as one JSON object"
     )
-    export.set_defaults(run=_export)
+    export.set_defaults(run=_run_export)
     verify = commands.add_parser("verify", help="run a plan and compare with the prediction")
     verify.add_argument("plan")
     verify.add_argument(
@@ -133,11 +137,11 @@ def _add_uses(commands: Any) -> None:
     verify.add_argument("--ranks", type=int, help="real gloo processes, on a scaled-down model")
     verify.add_argument("--fake", action="store_true", help="the plan's own world size and model, without data")
     verify.add_argument("--json", action="store_true")
-    verify.set_defaults(run=_verify)
+    verify.set_defaults(run=_run_verify)
     verify.add_argument("--run-code", action="store_true", help="the plan names a Python file of yours: it may be run")
 
 
-def _with_model(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _add_model_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
     p.add_argument("model", help="zoo name, config.json (or its folder), path.py:callable, or .pt2 file")
     p.add_argument("--batch", type=int, help="samples per step, over all GPUs")
     p.add_argument("--seq", type=int, help="tokens per sample")
@@ -147,13 +151,13 @@ def _with_model(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return p
 
 
-def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _add_plan_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
     p.add_argument("--cluster", default="2x8-h100", help="name, or a JSON file")
     p.add_argument("--mesh", help="e.g. 8 or 2x8; default: every factorisation of the cluster")
     p.add_argument("--optimizer", default="adamw")
     p.add_argument(
         "--zero",
-        type=_stage,
+        type=_parse_zero_stage,
         default=3,
         help="0 | 1 | 2 | 3: the ZeRO stage that weights may have; auto: the best of them",
     )
@@ -182,45 +186,45 @@ def _with_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
         default=1,
         help="cut products into so many parts where the sum of one part over GPUs then hides behind the next; default 1",
     )
-    p.add_argument("--offload", action="store_true", help=OFFLOAD)
+    p.add_argument("--offload", action="store_true", help=OFFLOAD_HELP)
     add_adapters(p)
     add_software(p)
-    p.add_argument("--prove", action="store_true", help=PROVE)
+    p.add_argument("--prove", action="store_true", help=PROVE_HELP)
     p.add_argument("--memory-gb", type=float, help="memory per GPU that a plan may take (10^9 bytes)")
     p.add_argument("--method", default="exact", help=" | ".join(METHODS))
     p.add_argument("--objective", default="time", help="time | communication")
     return p
 
 
-def _stage(text: str) -> int | None:
+def _parse_zero_stage(text: str) -> int | None:
     """The value of `--zero`. Raises InputError."""
     if text != "auto" and text not in map(str, ZERO):
         raise InputError(f"--zero {text!r} is not a stage; give auto, {', '.join(map(str, ZERO))}")
     return None if text == "auto" else int(text)
 
 
-def _request(args: argparse.Namespace) -> Request:
+def _make_request(args: argparse.Namespace) -> Request:
     given = {f.name: getattr(args, f.name) for f in fields(Request) if hasattr(args, f.name)}
     return Request(**{n: v for n, v in given.items() if v is not None or n not in (*SOFTWARE, "nf4")})
 
 
-def _say(text: str) -> None:
+def _show_progress(text: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def _done() -> None:
+def _clear_progress() -> None:
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def _print(args: argparse.Namespace, data: dict[str, Any], shown: str) -> int:
-    _done()
+def _print_result(args: argparse.Namespace, data: dict[str, Any], shown: str) -> int:
+    _clear_progress()
     print(json.dumps(data) if args.json else shown)
     return 0
 
 
-def _models(args: argparse.Namespace) -> int:
+def _run_models(args: argparse.Namespace) -> int:
     from planner_core.models import ZOO, load_snapshot
     from planner_core.planning.analysis import format_table
 
@@ -237,32 +241,32 @@ def _models(args: argparse.Namespace) -> int:
     shown = format_table(
         [["name", "parameters", "what"]] + [[r["name"], f"{r['params'] / 1e9:.3g} B", r["description"]] for r in rows]
     )
-    return _print(args, {"models": rows}, shown)
+    return _print_result(args, {"models": rows}, shown)
 
 
-def _clusters(args: argparse.Namespace) -> int:
+def _run_clusters(args: argparse.Namespace) -> int:
     from planner_core.core import cluster_names, load_cluster
     from planner_core.planning.analysis import format_table
 
     found = [load_cluster(n) for n in cluster_names()]
     shown = format_table([["name", "GPUs", "what"]] + [[c.name, str(c.num_gpus), c.description] for c in found])
-    return _print(args, {"clusters": [c.to_json() for c in found]}, shown)
+    return _print_result(args, {"clusters": [c.to_json() for c in found]}, shown)
 
 
-def _fold(args: argparse.Namespace) -> int:
+def _run_fold(args: argparse.Namespace) -> int:
     from planner_core.planning import prepare_planner
     from planner_core.planning.analysis import fold_report, fold_text
 
-    planner = prepare_planner(_request(args), say=_say)
+    planner = prepare_planner(_make_request(args), say=_show_progress)
     if args.html:
         from explorer.graph.pyvis_page import folded_page
 
         write_file(Path(args.html), folded_page(planner.coarse, planner.graph.name))
     data = fold_report(planner.coarse)
-    return _print(args, data, fold_text(data))
+    return _print_result(args, data, fold_text(data))
 
 
-def _plan(args: argparse.Namespace) -> int:
+def _run_plan(args: argparse.Namespace) -> int:
     from planner_core.planning import candidate_meshes, exact_front, plan_with_stages, prepare_planner
     from planner_core.planning.analysis import (
         front_report,
@@ -277,33 +281,36 @@ def _plan(args: argparse.Namespace) -> int:
 
     if args.pick and not args.output and not args.trace:
         raise InputError(f"--pick {args.pick!r} chooses the plan that -o writes; say where with -o FILE")
-    request, budget = _request(args), budget_of(args)
-    result = plan_with_stages(request, _say)
-    chosen = _picked(result.plans, args.pick) if args.pick else result.best
+    request, budget = _make_request(args), read_budget(args)
+    result = plan_with_stages(request, _show_progress)
+    chosen = _pick_plan(result.plans, args.pick) if args.pick else result.best
     times = simulate_steps(result)
     data, words = plan_report(result, budget, times), text(result, budget, times)
     if args.front:
         planner = prepare_planner(result.request, result.graph)
-        points, exact = exact_front(planner, candidate_meshes(request, planner.cluster), request.objective, _say)
+        points, exact = exact_front(
+            planner, candidate_meshes(request, planner.cluster), request.objective, _show_progress
+        )
         data["front"] = front_report(points, exact, request.objective)
         words += "\n\n" + front_text(points, exact, request.objective)
     if args.regret:
         lost = plan_regrets(result)
         data["regret"], words = regret_report(lost), f"{words}\n\n{regret_text(lost)}"
-    _done()
+    _clear_progress()
     if args.output is not None:
         save_plan(chosen, args.output)
         print(
-            f"{args.output}: {_which(chosen, data)}not run yet; {_how_to_verify(args.output, chosen)}", file=sys.stderr
+            f"{args.output}: {_describe_choice(chosen, data)}not run yet; {_verify_command(args.output, chosen)}",
+            file=sys.stderr,
         )
     if args.trace:
         _write_trace(chosen, result.graph, args.trace)
     for note in result.notes:
         print(note, file=sys.stderr)
-    return _print(args, data, words)
+    return _print_result(args, data, words)
 
 
-def _which(chosen: Plan, data: dict[str, Any]) -> str:
+def _describe_choice(chosen: Plan, data: dict[str, Any]) -> str:
     """Which plan was written, if the report recommends another one."""
     run = data["choice"]["recommended"]
     return "" if run == chosen.name else f'{chosen.name}, where {run} is recommended (--pick "{run}"); '
@@ -316,7 +323,7 @@ def _write_trace(plan: Plan, graph: Graph, file: str) -> None:
     write_file(Path(file), json.dumps(trace_of(plan, graph)))
 
 
-def _picked(plans: Sequence[Plan], name: str) -> Plan:
+def _pick_plan(plans: Sequence[Plan], name: str) -> Plan:
     """The plan of a report with this name. Raises InputError."""
     found = next((p for p in plans if p.name == name), None)
     if found is None:
@@ -326,31 +333,31 @@ def _picked(plans: Sequence[Plan], name: str) -> Plan:
     return found
 
 
-def _compare(args: argparse.Namespace) -> int:
+def _run_compare(args: argparse.Namespace) -> int:
     from planner_core.planning import compare_methods
     from planner_core.planning.analysis import plan_report, simulate_steps, text
 
-    budget, result = budget_of(args), compare_methods(_request(args), progress=_say)
+    budget, result = read_budget(args), compare_methods(_make_request(args), progress=_show_progress)
     times = simulate_steps(result)
-    return _print(args, plan_report(result, budget, times), text(result, budget, times))
+    return _print_result(args, plan_report(result, budget, times), text(result, budget, times))
 
 
-def _network(args: argparse.Namespace) -> int:
+def _run_network(args: argparse.Namespace) -> int:
     from planner_core.planning import prepare_planner
     from planner_core.planning.analysis import network_json
 
-    planner = prepare_planner(_request(args), say=_say)
-    _done()
+    planner = prepare_planner(_make_request(args), say=_show_progress)
+    _clear_progress()
     print(json.dumps(network_json(planner)))
     return 0
 
 
-def _how_to_verify(file: str, plan: Plan) -> str:
+def _verify_command(file: str, plan: Plan) -> str:
     ways = ("--rules",) if plan.pipeline and plan.pipeline.splits_backward else ("--ranks 4", "--fake")
-    return f"verify it: python -m planner_core verify {file} {', and '.join(w + ' --run-code' * bool(_code(plan)) for w in ways)}"
+    return f"verify it: python -m planner_core verify {file} {', and '.join(w + ' --run-code' * bool(_user_code(plan)) for w in ways)}"
 
 
-def _code(plan: Plan) -> str | None:
+def _user_code(plan: Plan) -> str | None:
     """The Python file and function that build the plan's model; None if it is built from data."""
     source = plan.model["config"].get("callable")
     return str(source) if source and not str(source).endswith(".pt2") else None
@@ -358,24 +365,24 @@ def _code(plan: Plan) -> str | None:
 
 def _check_code(plan: Plan, args: argparse.Namespace) -> None:
     """Refuse to run the code that a plan file names, unless the user asks for it: the file may come from anybody."""
-    if _code(plan) and not args.run_code:
+    if _user_code(plan) and not args.run_code:
         raise InputError(
-            f"{args.plan} has its model built by {_code(plan)}, which would be run; look at that file, then say --run-code"
+            f"{args.plan} has its model built by {_user_code(plan)}, which would be run; look at that file, then say --run-code"
         )
 
 
-def _export(args: argparse.Namespace) -> int:
+def _run_export(args: argparse.Namespace) -> int:
     from planner_core.exporters import export_text, nearest_text, write_export
 
     plan = load_plan(args.plan)
     made = (nearest_text if args.nearest else export_text)(plan, args.to)
-    unrun = f"this plan was not run by the export; {_how_to_verify(args.plan, plan)}"
+    unrun = f"this plan was not run by the export; {_verify_command(args.plan, plan)}"
     lines = [*write_export(made, Path(args.output)), unrun]
     priced = made.nearest.to_json() if made.nearest else None
-    return _print(args, {"file": args.output, "said": lines[1:], "nearest": priced}, "\n".join(lines))
+    return _print_result(args, {"file": args.output, "said": lines[1:], "nearest": priced}, "\n".join(lines))
 
 
-def _verify(args: argparse.Namespace) -> int:
+def _run_verify(args: argparse.Namespace) -> int:
     from planner_core.core import VerificationFailed
 
     if args.rules + args.fake + (args.ranks is not None) != 1:
@@ -394,7 +401,7 @@ def _verify(args: argparse.Namespace) -> int:
     else:
         from planner_core.verification import verify, verify_text
 
-        data = verify(plan, ranks=args.ranks, progress=_say)
+        data = verify(plan, ranks=args.ranks, progress=_show_progress)
         shown = verify_text(data)
-    _print(args, data, shown)
+    _print_result(args, data, shown)
     return 0 if data["ok"] else VerificationFailed.exit_status

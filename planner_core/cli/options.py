@@ -11,8 +11,8 @@ from typing import Any
 from planner_core.core import ATTENTION, GRADIENTS, LOSSES, OPTIMIZER_KERNELS, TORCH_ATTENTION, stack_names
 
 USAGE_ERROR = 2
-PROVE = "wait until the gap between the plan and its bound is closed, as far as it can be"
-LIKE = 0.7
+PROVE_HELP = "wait until the gap between the plan and its bound is closed, as far as it can be"
+MIN_SIMILARITY = 0.7
 """How much an option must be like the wrong one to be named, from 0 to 1: --batch is like --micro-batch, --nodes is not like --tokens."""
 
 
@@ -21,13 +21,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> Any:
         """Say what is wrong and where help is; exits."""
-        self.exit(USAGE_ERROR, f"{self.prog}: {shortened(message)}; see {self.prog} --help\n")
+        self.exit(USAGE_ERROR, f"{self.prog}: {shorten_words(message)}; see {self.prog} --help\n")
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As argparse does. A command itself refuses what it does not know, and names the option that is most like it."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            near = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1, LIKE)
+            near = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1, MIN_SIMILARITY)
             known = f", but {near[0]} is" if near else ""
             self.error(f"{' '.join(unknown)} is not an option of this command{known}")
         return found, unknown
@@ -69,6 +69,6 @@ def add_software(p: argparse.ArgumentParser) -> None:
     )
 
 
-def shortened(text: str) -> str:
+def shorten_words(text: str) -> str:
     """A sentence in which very long words, which repeat the user's input, lose their middle."""
     return re.sub(r"(\S{60})\S{140,}", r"\1...", text)

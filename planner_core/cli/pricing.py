@@ -10,7 +10,7 @@ from planner_core.core import RECOMPUTE, SOFTWARE, InputError, load_cluster
 from planner_core.planning.methods import EXAMPLE, parse_layout
 from planner_core.planning.pricing import EXIT_NOT_LEGAL, Budget, Pricer, Setup, Statement, price_statement, read_setup
 
-OFFLOAD = "keep the optimizer's moments in the host's memory; they come to the GPU weight by weight in each step"
+OFFLOAD_HELP = "keep the optimizer's moments in the host's memory; they come to the GPU weight by weight in each step"
 
 
 def add_price(p: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def add_price(p: argparse.ArgumentParser) -> None:
         type=int,
         help="make the vocabulary a multiple of this, as Megatron-LM does of 128 times tp; the default is tp",
     )
-    p.add_argument("--offload", action="store_true", default=None, help=OFFLOAD)
+    p.add_argument("--offload", action="store_true", default=None, help=OFFLOAD_HELP)
     p.add_argument("--optimizer", help="adamw | adamw-fp32 | sgd | sgd-momentum; default adamw")
     p.add_argument("--dtype", help="bfloat16 | float16 | float32; default: the 16-bit type the GPU is fast in")
     p.add_argument("--precision", help="mixed (weights, moments and gradients in float32; the default) | pure")
@@ -89,7 +89,7 @@ def add_budget(p: argparse.ArgumentParser) -> None:
     p.add_argument("--price-per-gpu-hour", type=float, help="with --tokens: money is said too")
 
 
-def budget_of(args: argparse.Namespace) -> Budget | None:
+def read_budget(args: argparse.Namespace) -> Budget | None:
     """The tokens and the price from the options. Raises InputError."""
     if args.tokens is None:
         if args.price_per_gpu_hour is not None:
@@ -104,8 +104,8 @@ def budget_of(args: argparse.Namespace) -> Budget | None:
 
 def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callable[..., int]) -> int:
     """Price a layout. The exit status says whether it is legal."""
-    budget = budget_of(args)
-    given = {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
+    budget = read_budget(args)
+    given = {name: value for name in STATEMENT_OPTIONS if (value := getattr(args, name)) is not None}
     cluster = load_cluster(args.cluster)
     if args.config is not None:
         setup = read_setup(args.config, cluster.num_gpus)
@@ -127,7 +127,7 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
     return 0 if priced.legal else EXIT_NOT_LEGAL
 
 
-_OPTIONS: tuple[str, ...] = (
+STATEMENT_OPTIONS: tuple[str, ...] = (
     "micro_batch",
     "accumulate",
     "seq",

@@ -23,17 +23,17 @@ from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.pricing.calibration import (
     Collective,
     Product,
-    from_collectives,
-    from_products,
-    from_step,
+    fit_collectives,
+    fit_products,
+    fit_step,
     hardware_file,
     read_machine,
     read_nccl_tests,
     read_products,
     read_step,
 )
-from planner_core.planning.pricing.calibration.calibrate import HOT, _part
-from planner_core.planning.pricing.calibration.fitting import fitted
+from planner_core.planning.pricing.calibration.calibrate import HOT_FACTOR, _sub_cluster
+from planner_core.planning.pricing.calibration.fitting import fit_constants
 from planner_core.verification import measure
 
 ALL_REDUCE = """\
@@ -141,7 +141,7 @@ def test_constants_of_a_line_are_found_and_what_nothing_depends_on_stays() -> No
     def line(c: Any) -> Any:
         return c["fixed"] + x * c["slope"]
 
-    found = fitted({"fixed": 1.0, "slope": 1e-3, "idle": 7.0}, {}, line, line({"fixed": 30.0, "slope": 2e-4}))
+    found = fit_constants({"fixed": 1.0, "slope": 1e-3, "idle": 7.0}, {}, line, line({"fixed": 30.0, "slope": 2e-4}))
     assert found["fixed"] == pytest.approx(30.0, rel=0.02)
     assert found["slope"] == pytest.approx(2e-4, rel=0.02)
     assert found["idle"] == pytest.approx(7.0)
@@ -150,7 +150,7 @@ def test_constants_of_a_line_are_found_and_what_nothing_depends_on_stays() -> No
 def timings(cluster: Any, constants: Any) -> list[Collective]:
     found = []
     for ranks, nodes in ((2, 1), (8, 1), (16, 2)):
-        link = axis_links(*_part(cluster, constants, ranks, nodes))[0]
+        link = axis_links(*_sub_cluster(cluster, constants, ranks, nodes))[0]
         for kind in ("all_reduce", "all_gather", "reduce_scatter"):
             for size in (2**k for k in range(12, 30, 2)):
                 found.append(Collective(kind, size, ranks, nodes, collective_time(kind, size, link)[0]))
@@ -164,7 +164,7 @@ def test_timings_made_with_other_constants_are_met() -> None:
     other = replace(
         known, base_s=2.5 * known.base_s, ring_hop_s=20 * known.ring_hop_s, efficiency=0.7, outer_efficiency=0.6
     )
-    made = from_collectives(cluster, timings(cluster, other), "a test")
+    made = fit_collectives(cluster, timings(cluster, other), "a test")
     assert made.fit.before.median > 0.2
     assert made.fit.after.median < 0.03 and made.fit.after.nine_in_ten < 0.08
     assert made.gpu.collectives is not None
@@ -175,7 +175,7 @@ def test_timings_made_with_other_constants_are_met() -> None:
 def test_collectives_over_nodes_need_a_cluster_of_nodes() -> None:
     one = load_cluster("1x8-h100")
     with pytest.raises(InputError, match="is one node, but collectives over several were timed"):
-        from_collectives(one, [Collective("all_reduce", 1024, 16, 2, 1e-4)], "a test")
+        fit_collectives(one, [Collective("all_reduce", 1024, 16, 2, 1e-4)], "a test")
 
 
 def test_products_made_by_another_gpu_are_met() -> None:
@@ -183,12 +183,12 @@ def test_products_made_by_another_gpu_are_met() -> None:
     slower = replace(gpu, flops_efficiency=0.5, products=replace(gpu.products, ramp_k=300.0, fixed_s=6e-6))
     shapes = [(m, n, k) for m in (256, 2048, 16384) for n in (1024, 4096) for k in (128, 1024, 8192)]
     rows = [Product(m, n, k, "bfloat16", product_seconds(Gemm(m, n, k), "bfloat16", slower)) for m, n, k in shapes]
-    made = from_products(gpu, rows, "a test")
+    made = fit_products(gpu, rows, "a test")
     assert made.fit.before.median > 0.2 and made.fit.after.median < 0.02
-    assert made.gpu.flops_efficiency * HOT == pytest.approx(0.5, rel=0.02)
+    assert made.gpu.flops_efficiency * HOT_FACTOR == pytest.approx(0.5, rel=0.02)
     assert made.gpu.products.ramp_k == pytest.approx(300, rel=0.1)
     with pytest.raises(InputError, match="no peak for int3"):
-        from_products(gpu, [Product(1, 1, 1, "int3", 1.0)], "a test")
+        fit_products(gpu, [Product(1, 1, 1, "int3", 1.0)], "a test")
 
 
 def step_file(tmp_path: Path, speed: float) -> Path:
@@ -218,7 +218,7 @@ def speed_on(cluster: str) -> float:
 
 def test_one_measured_step_is_met_and_its_file_prices_so(tmp_path: Path) -> None:
     wanted = 0.85 * speed_on("1x8-h100")
-    made = from_step(read_step(step_file(tmp_path, wanted)), "a step")
+    made = fit_step(read_step(step_file(tmp_path, wanted)), "a step")
     assert made.fit.before.median == pytest.approx(-np.log(0.85), rel=1e-6)
     assert made.fit.after.median < 1e-3
     path = tmp_path / "ours.json"
@@ -228,7 +228,7 @@ def test_one_measured_step_is_met_and_its_file_prices_so(tmp_path: Path) -> None
 
 def test_a_speed_that_products_cannot_explain_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be reached with any speed of products"):
-        from_step(read_step(step_file(tmp_path, 10 * speed_on("1x8-h100"))), "a step")
+        fit_step(read_step(step_file(tmp_path, 10 * speed_on("1x8-h100"))), "a step")
 
 
 # --- on the command line --------------------------------------------------------------------------------------

@@ -1,22 +1,22 @@
 """Make a hardware file from measurements: the output of nccl-tests, timed matrix products, one measured step."""
 
 from planner_core.planning.pricing.calibration.calibrate import (
-    Calibrated,
-    from_collectives,
-    from_machine,
-    from_products,
-    from_step,
+    Calibration,
+    fit_collectives,
+    fit_machine,
+    fit_products,
+    fit_step,
     hardware_file,
-    sources_of,
-    with_gpu,
+    list_sources,
+    replace_gpu,
 )
-from planner_core.planning.pricing.calibration.fits import Fit, Timed, fits_of
+from planner_core.planning.pricing.calibration.fits import Fit, Timing, read_fits
 from planner_core.planning.pricing.calibration.measured import (
     Collective,
     Machine,
     MeasuredStep,
     Product,
-    machine_of,
+    parse_machine,
     read_machine,
     read_nccl_tests,
     read_products,
@@ -24,24 +24,24 @@ from planner_core.planning.pricing.calibration.measured import (
 )
 
 __all__ = [
-    "Calibrated",
+    "Calibration",
     "Collective",
     "Fit",
     "Machine",
     "MeasuredStep",
     "Product",
-    "Timed",
-    "fits_of",
-    "from_collectives",
-    "from_machine",
-    "from_products",
-    "from_step",
+    "Timing",
+    "fit_collectives",
+    "fit_machine",
+    "fit_products",
+    "fit_step",
     "hardware_file",
-    "machine_of",
+    "list_sources",
+    "parse_machine",
+    "read_fits",
     "read_machine",
     "read_nccl_tests",
     "read_products",
     "read_step",
-    "sources_of",
-    "with_gpu",
+    "replace_gpu",
 ]

@@ -17,26 +17,28 @@ from planner_core.cost.communication import axis_links, collective_time
 from planner_core.cost.compute import product_seconds
 from planner_core.ops import Gemm
 from planner_core.planning.pricing.calibration.fits import Fit
-from planner_core.planning.pricing.calibration.fitting import Floats, Predict, fitted
+from planner_core.planning.pricing.calibration.fitting import Floats, Predict, fit_constants
 from planner_core.planning.pricing.calibration.measured import Collective, Machine, MeasuredStep, Product
 from planner_core.planning.pricing.price import Pricer, check_statement
 from planner_core.planning.pricing.speed import Speed
 from planner_core.planning.request import Progress
 
-INSIDE = ("base_s", "hop_s", "efficiency", "curve", "summing")
-ACROSS = ("ring_hop_s", "tree_hop_s", "outer_efficiency")
-AT_MOST = {"efficiency": 1.0, "outer_efficiency": 1.0, "flops_efficiency": 1.0}
-HOT = 1.36
+NODE_CONSTANTS = ("base_s", "hop_s", "efficiency", "curve", "summing")
+NETWORK_CONSTANTS = ("ring_hop_s", "tree_hop_s", "outer_efficiency")
+UPPER_BOUNDS = {"efficiency": 1.0, "outer_efficiency": 1.0, "flops_efficiency": 1.0}
+HOT_FACTOR = 1.36
 """Factor by which products are slower in a training run, which draws power all the time, than alone. Fitted to runs it is 1.31 for
 A100 and 1.42 for H100."""
-UNKNOWN = Collectives(base_s=1e-5, hop_s=1e-5, ring_hop_s=1e-4, tree_hop_s=1e-4, efficiency=0.9, few=0.01, curve=0.5)
+DEFAULT_COLLECTIVES = Collectives(
+    base_s=1e-5, hop_s=1e-5, ring_hop_s=1e-4, tree_hop_s=1e-4, efficiency=0.9, few=0.01, curve=0.5
+)
 """The constants with which the fit begins on an unknown machine."""
-LEAST_FACTOR, BISECTIONS = 0.2, 18
-CLOSE = 1e-4
+MIN_FACTOR, MAX_BISECTIONS = 0.2, 18
+TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Calibrated:
+class Calibration:
     """A GPU with new constants: the fit, and each constant before and after."""
 
     gpu: Gpu
@@ -44,17 +46,17 @@ class Calibrated:
     changed: Mapping[str, tuple[float, float]]
 
 
-def from_collectives(cluster: Cluster, rows: Sequence[Collective], source: str) -> Calibrated:
+def fit_collectives(cluster: Cluster, rows: Sequence[Collective], source: str) -> Calibration:
     """Fit latencies and efficiencies of links to timed collectives. `cluster` has the nominal speed of the links."""
     known = cluster.gpu.collectives
     if known is None:
         raise InputError(f"{cluster.gpu.name} has no constants of collectives to start from; start from e.g. h100-sxm")
     names = (
-        INSIDE
+        NODE_CONSTANTS
         if all(r.nodes == 1 for r in rows)
-        else ACROSS
+        else NETWORK_CONSTANTS
         if all(r.nodes == r.ranks for r in rows)
-        else (*INSIDE, *ACROSS)
+        else (*NODE_CONSTANTS, *NETWORK_CONSTANTS)
     )
     start = {name: value for name, value in asdict(known).items() if name in names and value > 0}
     groups = sorted({(r.ranks, r.nodes) for r in rows})
@@ -64,16 +66,16 @@ def from_collectives(cluster: Cluster, rows: Sequence[Collective], source: str) 
         )
 
     def predict(constants: Mapping[str, float]) -> Floats:
-        made = {g: axis_links(*_part(cluster, replace(known, **constants), *g))[0] for g in groups}
+        made = {g: axis_links(*_sub_cluster(cluster, replace(known, **constants), *g))[0] for g in groups}
         return np.array([collective_time(r.kind, r.num_bytes, made[r.ranks, r.nodes])[0] for r in rows])
 
     measured = np.array([r.seconds for r in rows])
-    found = fitted(start, AT_MOST, predict, measured)
+    found = fit_constants(start, UPPER_BOUNDS, predict, measured)
     gpu = replace(cluster.gpu, collectives=replace(known, **found))
-    return _told(gpu, "collectives", source, start, found, predict, measured)
+    return _make_calibration(gpu, "collectives", source, start, found, predict, measured)
 
 
-def with_gpu(cluster: Cluster, gpu: Gpu) -> Cluster:
+def replace_gpu(cluster: Cluster, gpu: Gpu) -> Cluster:
     """The cluster with another GPU, and with the latencies and efficiencies that belong to this GPU."""
     c = gpu.collectives
     if c is None:
@@ -86,16 +88,16 @@ def with_gpu(cluster: Cluster, gpu: Gpu) -> Cluster:
     return replace(cluster, gpu=gpu, levels=(inner, *outer))
 
 
-def _part(cluster: Cluster, constants: Collectives, ranks: int, nodes: int) -> tuple[Cluster, DeviceMesh]:
+def _sub_cluster(cluster: Cluster, constants: Collectives, ranks: int, nodes: int) -> tuple[Cluster, DeviceMesh]:
     """A cluster and mesh of the measured number of ranks, whose links have these constants."""
     levels = [replace(cluster.levels[0], size=ranks // nodes)]
     if nodes > 1:
         levels.append(replace(cluster.levels[1], size=nodes))
-    part = with_gpu(replace(cluster, levels=tuple(levels)), replace(cluster.gpu, collectives=constants))
+    part = replace_gpu(replace(cluster, levels=tuple(levels)), replace(cluster.gpu, collectives=constants))
     return part, DeviceMesh(("world",), (ranks,))
 
 
-def from_products(gpu: Gpu, rows: Sequence[Product], source: str, hot: float = HOT) -> Calibrated:
+def fit_products(gpu: Gpu, rows: Sequence[Product], source: str, hot: float = HOT_FACTOR) -> Calibration:
     """Fit the constants of products to products that were timed alone. In a run they are `hot` times slower."""
     there = dict(gpu.peak_flops)
     for row in rows:
@@ -114,9 +116,9 @@ def from_products(gpu: Gpu, rows: Sequence[Product], source: str, hot: float = H
         return np.array([product_seconds(Gemm(r.m, r.n, r.k), r.dtype, made) for r in rows])
 
     measured = np.array([r.seconds for r in rows])
-    found = fitted(start, AT_MOST, predict, measured)
+    found = fit_constants(start, UPPER_BOUNDS, predict, measured)
     in_a_run = {**found, "flops_efficiency": found["flops_efficiency"] / hot}
-    return _told(_with_products(gpu, in_a_run), "products", source, start, found, predict, measured)
+    return _make_calibration(_with_products(gpu, in_a_run), "products", source, start, found, predict, measured)
 
 
 def _with_products(gpu: Gpu, constants: Mapping[str, float]) -> Gpu:
@@ -124,7 +126,7 @@ def _with_products(gpu: Gpu, constants: Mapping[str, float]) -> Gpu:
     return replace(gpu, flops_efficiency=constants["flops_efficiency"], products=form)
 
 
-def _told(
+def _make_calibration(
     gpu: Gpu,
     group: str,
     source: str,
@@ -132,19 +134,19 @@ def _told(
     found: Mapping[str, float],
     predict: Predict,
     measured: Floats,
-) -> Calibrated:
-    fit = Fit.of(group, source, measured, predict(start), predict(found))
-    return Calibrated(gpu, fit, {name: (start[name], found[name]) for name in start})
+) -> Calibration:
+    fit = Fit.from_times(group, source, measured, predict(start), predict(found))
+    return Calibration(gpu, fit, {name: (start[name], found[name]) for name in start})
 
 
-def from_step(
+def fit_step(
     step: MeasuredStep, source: str, say: Progress = lambda text: None, known: Gpu | None = None
-) -> Calibrated:
+) -> Calibration:
     """Fit the share of the peak that products reach in a run, so that the predicted speed of one whole run is the measured speed.
     `known`: a GPU with other constants that were calibrated before."""
     cluster = load_cluster(step.cluster)
     if known is not None:
-        cluster = with_gpu(cluster, known)
+        cluster = replace_gpu(cluster, known)
     check_statement(step.stated, cluster)
     first = Pricer(step.model, cluster, None, say)
 
@@ -158,7 +160,7 @@ def from_step(
             )
         return pricer.speed(plan, step.stated)
 
-    low, high = LEAST_FACTOR, 1 / cluster.gpu.flops_efficiency
+    low, high = MIN_FACTOR, 1 / cluster.gpu.flops_efficiency
     slow, now, fast = speed(low), speed(1.0), speed(high)
     wanted, least, most = step.tokens_per_s_per_gpu, slow.tokens_per_s_per_gpu, fast.tokens_per_s_per_gpu
     if not least < wanted < most:
@@ -166,20 +168,20 @@ def from_step(
             f"{source}: {wanted:g} tokens/s/GPU cannot be reached with any speed of products, which gives {least:.0f} to {most:.0f}; "
             "check layout, micro-batch, recompute and GB/s of the links"
         )
-    for _ in range(BISECTIONS):
+    for _ in range(MAX_BISECTIONS):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if speed(middle).tokens_per_s_per_gpu < wanted else (low, middle)
-        if high / low < 1 + CLOSE:
+        if high / low < 1 + TOLERANCE:
             break
     factor = (low * high) ** 0.5
     gpu = replace(cluster.gpu, flops_efficiency=cluster.gpu.flops_efficiency * factor)
     measured_s = now.step_time_s * now.tokens_per_s_per_gpu / wanted
     seconds = (np.array([s]) for s in (measured_s, now.step_time_s, speed(factor).step_time_s))
     shares = {"flops_efficiency": (cluster.gpu.flops_efficiency, gpu.flops_efficiency)}
-    return Calibrated(gpu, Fit.of("step", source, *seconds), shares)
+    return Calibration(gpu, Fit.from_times("step", source, *seconds), shares)
 
 
-def from_machine(machine: Machine, source: str) -> tuple[Cluster, list[Calibrated]]:
+def fit_machine(machine: Machine, source: str) -> tuple[Cluster, list[Calibration]]:
     """The cluster of one node that was measured, and the fits, without any constants known before."""
     rate = max(2 * r.m * r.n * r.k / r.seconds for r in machine.products)
     dtype, gpu_name = machine.products[0].dtype, machine.device
@@ -191,29 +193,31 @@ def from_machine(machine: Machine, source: str) -> tuple[Cluster, list[Calibrate
         machine.memory_bytes_per_s,
         1.0,
         1e-6,
-        collectives=UNKNOWN,
+        collectives=DEFAULT_COLLECTIVES,
     )
-    found = [from_products(gpu, machine.products, source, hot=1.0)]
+    found = [fit_products(gpu, machine.products, source, hot=1.0)]
     wire = {"all_reduce": 2.0}  # of the tensor; all_gather and reduce_scatter send it once
     link = max(
         (wire.get(r.kind, 1.0) * r.num_bytes * (1 - 1 / r.ranks) / r.seconds for r in machine.collectives), default=rate
     )
-    level = Level("this machine", max(1, machine.ranks), link, UNKNOWN.hop_s, UNKNOWN.efficiency)
+    level = Level(
+        "this machine", max(1, machine.ranks), link, DEFAULT_COLLECTIVES.hop_s, DEFAULT_COLLECTIVES.efficiency
+    )
     cluster = Cluster(f"{machine.ranks} x {gpu_name}", found[0].gpu, (level,), f"measured: {source}")
     if machine.collectives:
-        found.append(from_collectives(cluster, machine.collectives, source))
+        found.append(fit_collectives(cluster, machine.collectives, source))
         constants = found[-1].gpu.collectives
         assert constants is not None
-        cluster = _part(cluster, constants, machine.ranks, 1)[0]
+        cluster = _sub_cluster(cluster, constants, machine.ranks, 1)[0]
     return cluster, found
 
 
-def hardware_file(found: Sequence[Calibrated], gpu: Gpu, name: str) -> dict[str, Any]:
+def hardware_file(found: Sequence[Calibration], gpu: Gpu, name: str) -> dict[str, Any]:
     """The GPU as a hardware file for `--cluster NAME:gpu=FILE` and for cluster files, with the source and residual of each group."""
     data = Cluster("", replace(gpu, name=name), ()).to_json()["gpu"]
-    return {"schema": "shardscope.gpu/1", **data, "sources": sources_of(found, gpu.name)}
+    return {"schema": "shardscope.gpu/1", **data, "sources": list_sources(found, gpu.name)}
 
 
-def sources_of(found: Sequence[Calibrated], start: str) -> dict[str, Any]:
+def list_sources(found: Sequence[Calibration], start: str) -> dict[str, Any]:
     """The fits as the `sources` of a hardware file. `start`: the GPU with whose constants they began."""
     return {c.fit.group: {**c.fit.to_json(), "start": start} for c in found}

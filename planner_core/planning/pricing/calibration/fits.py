@@ -11,11 +11,11 @@ import numpy as np
 
 from planner_core.planning.pricing.calibration.fitting import Floats, Residual
 
-MOST_TIMINGS = 300
+MAX_TIMINGS = 300
 """Timings of one fit that a file keeps; of more, as many are taken at equal distances."""
 
 
-class Timed(NamedTuple):
+class Timing(NamedTuple):
     """A timing in seconds: as it was measured, and as it is predicted by the constants before the fit and after it."""
 
     measured: float
@@ -31,15 +31,15 @@ class Fit:
     source: str
     before: Residual
     after: Residual
-    timings: tuple[Timed, ...]
+    timings: tuple[Timing, ...]
 
     @staticmethod
-    def of(group: str, source: str, measured: Floats, before: Floats, after: Floats) -> Fit:
+    def from_times(group: str, source: str, measured: Floats, before: Floats, after: Floats) -> Fit:
         """The fit to seconds [timing], as measured, and as predicted before and after."""
         rows = np.stack([measured, before, after], axis=1)
-        kept = rows[np.linspace(0, len(rows) - 1, min(len(rows), MOST_TIMINGS)).astype(int)]
-        timings = tuple(Timed(*row) for row in kept.tolist())
-        return Fit(group, source, Residual.of(before, measured), Residual.of(after, measured), timings)
+        kept = rows[np.linspace(0, len(rows) - 1, min(len(rows), MAX_TIMINGS)).astype(int)]
+        timings = tuple(Timing(*row) for row in kept.tolist())
+        return Fit(group, source, Residual.from_times(before, measured), Residual.from_times(after, measured), timings)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as a hardware file keeps it."""
@@ -52,18 +52,18 @@ class Fit:
         }
 
 
-def fits_of(gpu: Mapping[str, Any]) -> tuple[Fit, ...]:
+def read_fits(gpu: Mapping[str, Any]) -> tuple[Fit, ...]:
     """The fits that a GPU's data tells, which may come from anywhere: what has not the form of a fit is left out."""
     sources = gpu.get("sources")
     found = []
     for group, said in sources.items() if isinstance(sources, dict) else ():
         try:
-            rows = [Timed(*map(float, row)) for row in said["timings"][:MOST_TIMINGS]]
+            rows = [Timing(*map(float, row)) for row in said["timings"][:MAX_TIMINGS]]
             fit = Fit(
                 str(group)[:40],
                 str(said["source"])[:80],
-                _residual(said["before"]),
-                _residual(said["after"]),
+                _read_residual(said["before"]),
+                _read_residual(said["after"]),
                 tuple(rows),
             )
         except (KeyError, TypeError, ValueError, OverflowError):
@@ -73,5 +73,5 @@ def fits_of(gpu: Mapping[str, Any]) -> tuple[Fit, ...]:
     return tuple(found)
 
 
-def _residual(said: Mapping[str, Any]) -> Residual:
+def _read_residual(said: Mapping[str, Any]) -> Residual:
     return Residual(int(said["rows"]), float(said["median"]), float(said["nine_in_ten"]))

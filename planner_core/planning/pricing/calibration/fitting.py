@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Predict = Callable[[Mapping[str, float]], Floats]
 """Predicts the seconds of every timing from the constants."""
-STEPS, HALVINGS, DELTA = 25, 8, 1e-4
+MAX_STEPS, MAX_HALVINGS, DELTA = 25, 8, 1e-4
 WIDTH = 1.0
 """To move a constant by a factor e costs as much as one timing that is off by SLACK."""
 SLACK = 0.1
@@ -32,7 +32,7 @@ class Residual:
     nine_in_ten: float
 
     @staticmethod
-    def of(predicted: Floats, measured: Floats) -> Residual:
+    def from_times(predicted: Floats, measured: Floats) -> Residual:
         """The residual of predicted against measured seconds."""
         size = np.abs(np.log(predicted / measured))
         return Residual(len(size), float(np.median(size)), float(np.quantile(size, 0.9)))
@@ -42,7 +42,7 @@ class Residual:
         return {"rows": self.rows, "median": round(self.median, 4), "nine_in_ten": round(self.nine_in_ten, 4)}
 
 
-def fitted(
+def fit_constants(
     start: Mapping[str, float], most: Mapping[str, float], predict: Predict, measured: Floats
 ) -> dict[str, float]:
     """The constants that fit best. The method begins at `start`; each constant is at most `most`."""
@@ -55,11 +55,11 @@ def fitted(
         return np.concatenate([np.log(predicted / measured), SLACK * (point - first) / WIDTH])
 
     point, now = first, residuals(first)
-    for _ in range(STEPS):
+    for _ in range(MAX_STEPS):
         moved = [np.minimum(point + DELTA * unit, ceiling + DELTA) for unit in np.eye(len(names))]
         slopes = np.stack([(residuals(there) - now) / DELTA for there in moved], axis=1)
         step = np.asarray(np.linalg.lstsq(slopes, -now, rcond=None)[0], dtype=np.float64)
-        better = _halved(point, step, ceiling, now, residuals)
+        better = _line_search(point, step, ceiling, now, residuals)
         if better is None:
             break
         gain = float(now @ now - better[1] @ better[1])
@@ -69,11 +69,11 @@ def fitted(
     return dict(zip(names, np.exp(point).tolist(), strict=True))
 
 
-def _halved(
+def _line_search(
     point: Floats, step: Floats, ceiling: Floats, now: Floats, residuals: Callable[[Floats], Floats]
 ) -> tuple[Floats, Floats] | None:
     """The longest of the halved steps that reduces the sum of squares, and the residuals there; None if none does."""
-    for k in range(HALVINGS):
+    for k in range(MAX_HALVINGS):
         there = np.minimum(point + step / 2**k, ceiling)
         found = residuals(there)
         if np.isfinite(found).all() and float(found @ found) < float(now @ now):

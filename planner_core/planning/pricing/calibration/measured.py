@@ -15,18 +15,18 @@ from planner_core.core import InputError, is_file, nearest, short
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing.statement import Statement
 
-MOST_BYTES = 20_000_000
-TESTS = {
+MAX_BYTES = 20_000_000
+COLLECTIVE_BY_PROGRAM = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
     "reduce_scatter": "reduce_scatter",
     "alltoall": "all_to_all",
 }
 """Names of nccl-tests' programs, without `_perf`, and the collective of each."""
-ROW = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+\S+\s+-?\d+\s+([\d.]+(?:e[+-]?\d+)?)\s", re.MULTILINE)
+ROW_PATTERN = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+\S+\s+-?\d+\s+([\d.]+(?:e[+-]?\d+)?)\s", re.MULTILINE)
 """size, count, type, redop, root, time in microseconds (out of place)."""
-RANK = re.compile(r"^#\s+Rank\s+\d+\s.*\son\s+(\S+)\s+device", re.MULTILINE)
-TIMES = {"time_s": 1.0, "time_ms": 1e-3, "time_us": 1e-6, "latency_ms": 1e-3, "latency_us": 1e-6}
+RANK_PATTERN = re.compile(r"^#\s+Rank\s+\d+\s.*\son\s+(\S+)\s+device", re.MULTILINE)
+TIME_COLUMNS = {"time_s": 1.0, "time_ms": 1e-3, "time_us": 1e-6, "latency_ms": 1e-3, "latency_us": 1e-6}
 """Columns of a table of products that hold its time, and their unit."""
 
 
@@ -77,7 +77,7 @@ class Machine:
     """What the host takes to issue one kernel, which is in no time above; 0 if it was not measured."""
 
 
-def machine_of(data: Any, where: str) -> Machine:
+def parse_machine(data: Any, where: str) -> Machine:
     """The measurements in `data`. Raises InputError if they have another form."""
     try:
         ranks, nodes = int(data["ranks"]), int(data["nodes"])
@@ -104,28 +104,28 @@ def machine_of(data: Any, where: str) -> Machine:
     timed = [*(r.seconds for r in machine.collectives), *(r.seconds for r in machine.products)]
     if not machine.products or min([*timed, machine.memory_bytes, machine.memory_bytes_per_s, ranks, nodes]) <= 0:
         raise InputError(f"{where} holds a time or a size that is not positive, or no product; run measure.py again")
-    if not {r.kind for r in machine.collectives} <= set(TESTS.values()):
-        raise InputError(f"{where} holds a collective that is not one of {', '.join(TESTS.values())}")
+    if not {r.kind for r in machine.collectives} <= set(COLLECTIVE_BY_PROGRAM.values()):
+        raise InputError(f"{where} holds a collective that is not one of {', '.join(COLLECTIVE_BY_PROGRAM.values())}")
     return machine
 
 
 def read_machine(path: str | Path) -> Machine:
     """Read the file that `torchrun measure.py FILE` wrote. Raises InputError."""
-    where, text = _text(path)
+    where, text = _read_text(path)
     try:
-        return machine_of(json.loads(text), where)
+        return parse_machine(json.loads(text), where)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is not JSON ({str(error)[:80]})") from None
 
 
 def read_nccl_tests(path: str | Path) -> list[Collective]:
     """Read the output of one or more programs of nccl-tests, one after the other. Raises InputError."""
-    where, text = _text(path)
+    where, text = _read_text(path)
     starts = [m.start() for m in re.finditer(r"(?m)^#\s*nThread", text)] or [0]
     found: list[Collective] = []
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
         before = text[text.rfind("\n\n", 0, start) + 1 : start] if start else ""
-        found += _one_test(where, before + text[start:end] if len(starts) > 1 else text)
+        found += _parse_test(where, before + text[start:end] if len(starts) > 1 else text)
     if not found:
         raise InputError(
             f"{where} has no rows of nccl-tests (size, count, type, redop, root, time); give what all_reduce_perf prints"
@@ -133,10 +133,10 @@ def read_nccl_tests(path: str | Path) -> list[Collective]:
     return found
 
 
-def _one_test(where: str, text: str) -> list[Collective]:
-    hosts = RANK.findall(text)
-    named = re.findall(rf"({'|'.join(TESTS)})_perf", text)
-    if not ROW.search(text):
+def _parse_test(where: str, text: str) -> list[Collective]:
+    hosts = RANK_PATTERN.findall(text)
+    named = re.findall(rf"({'|'.join(COLLECTIVE_BY_PROGRAM)})_perf", text)
+    if not ROW_PATTERN.search(text):
         return []
     if not named:
         raise InputError(
@@ -146,31 +146,33 @@ def _one_test(where: str, text: str) -> list[Collective]:
         raise InputError(
             f"{where} has no lines such as '# Rank 0 ... on host device 0', which tell ranks and nodes; keep them"
         )
-    kind, ranks, nodes = TESTS[named[-1]], len(hosts), len(set(hosts))
+    kind, ranks, nodes = COLLECTIVE_BY_PROGRAM[named[-1]], len(hosts), len(set(hosts))
     if ranks % nodes:
         raise InputError(f"{where}: {ranks} ranks do not lie evenly on {nodes} nodes; run as many on each")
     whole = ranks if kind == "all_to_all" else 1  # nccl-tests counts the bytes of one rank
-    rows = ((int(size), 1e-6 * float(time)) for size, time in ROW.findall(text))
+    rows = ((int(size), 1e-6 * float(time)) for size, time in ROW_PATTERN.findall(text))
     return [Collective(kind, size * whole, ranks, nodes, seconds) for size, seconds in rows if size > 0 and seconds > 0]
 
 
 def read_products(path: str | Path) -> list[Product]:
     """Read a CSV of products: columns m, n, k, a time (see TIMES), and dtype unless all are bfloat16. Raises InputError."""
-    where, text = _text(path)
+    where, text = _read_text(path)
     rows = list(csv.DictReader(text.splitlines()))
     names = {str(name).strip().lower(): name for name in (rows[0] if rows else {})}
-    time = next((t for t in TIMES if t in names), None)
+    time = next((t for t in TIME_COLUMNS if t in names), None)
     missing = [c for c in ("m", "n", "k") if c not in names] + ([] if time else ["time_us"])
     if missing:
-        raise InputError(f"{where} has no column {missing[0]}; give CSV with m, n, k and one of {', '.join(TIMES)}")
+        raise InputError(
+            f"{where} has no column {missing[0]}; give CSV with m, n, k and one of {', '.join(TIME_COLUMNS)}"
+        )
     assert time is not None
-    return [_product(where, i, row, names, time) for i, row in enumerate(rows)]
+    return [_parse_product(where, i, row, names, time) for i, row in enumerate(rows)]
 
 
-def _product(where: str, line: int, row: Mapping[str, str], names: Mapping[str, str], time: str) -> Product:
+def _parse_product(where: str, line: int, row: Mapping[str, str], names: Mapping[str, str], time: str) -> Product:
     try:
         m, n, k = (int(float(row[names[c]])) for c in ("m", "n", "k"))
-        seconds = float(row[names[time]]) * TIMES[time]
+        seconds = float(row[names[time]]) * TIME_COLUMNS[time]
     except (TypeError, ValueError):
         m = n = k = 0
         seconds = math.nan
@@ -190,38 +192,45 @@ def _product(where: str, line: int, row: Mapping[str, str], names: Mapping[str, 
 
 def read_step(path: str | Path) -> MeasuredStep:
     """Read one measured step from JSON: `model`, `cluster`, `layout`, `tokens_per_s_per_gpu`, and the options of `price`."""
-    where, text = _text(path)
+    where, text = _read_text(path)
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where} is not JSON ({str(error)[:80]}); give an object such as {STEP}") from None
+        raise InputError(f"{where} is not JSON ({str(error)[:80]}); give an object such as {EXAMPLE_STEP}") from None
     if not isinstance(data, dict):
-        raise InputError(f"{where} is {short(data)}, but must be an object such as {STEP}")
+        raise InputError(f"{where} is {short(data)}, but must be an object such as {EXAMPLE_STEP}")
     for name in ("model", "cluster", "layout", "tokens_per_s_per_gpu"):
         if name not in data:
-            raise InputError(f"{where}: {name} is missing; give an object such as {STEP}")
+            raise InputError(f"{where}: {name} is missing; give an object such as {EXAMPLE_STEP}")
     for name in data:
         if name not in FIELDS:
             raise InputError(f"{where}: {short(name)} is not a field; {nearest(name, FIELDS)}")
     speed = data["tokens_per_s_per_gpu"]
     if isinstance(speed, bool) or not isinstance(speed, int | float) or not 0 < speed < math.inf:
         raise InputError(f"{where}: tokens_per_s_per_gpu is {short(speed)}, but must be a positive number")
-    stated = Statement(parse_layout(str(data["layout"])), **_options(data, where))
+    stated = Statement(parse_layout(str(data["layout"])), **_parse_options(data, where))
     return MeasuredStep(str(data["model"]), str(data["cluster"]), stated, float(speed))
 
 
-STEP = '{"model": "llama-3-8b", "cluster": "1x8-h100", "layout": "fsdp=8", "micro_batch": 1, "seq": 8192, "tokens_per_s_per_gpu": 5762}'
-WHOLE, WORDS, FLAGS = (
+EXAMPLE_STEP = (
+    '{"model": "llama-3-8b", "cluster": "1x8-h100", "layout": "fsdp=8", "micro_batch": 1, "seq": 8192, '
+    '"tokens_per_s_per_gpu": 5762}'
+)
+INT_FIELDS, WORD_FIELDS, FLAG_FIELDS = (
     ("micro_batch", "accumulate", "seq", "layers"),
     ("dtype", "optimizer", "recompute", "precision"),
     ("compile",),
 )
-FIELDS = ("model", "cluster", "layout", "tokens_per_s_per_gpu", *WHOLE, *WORDS, *FLAGS)
+FIELDS = ("model", "cluster", "layout", "tokens_per_s_per_gpu", *INT_FIELDS, *WORD_FIELDS, *FLAG_FIELDS)
 
 
-def _options(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _parse_options(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for names, kind, what in ((WHOLE, int, "a whole number"), (WORDS, str, "a word"), (FLAGS, bool, "true or false")):
+    for names, kind, what in (
+        (INT_FIELDS, int, "a whole number"),
+        (WORD_FIELDS, str, "a word"),
+        (FLAG_FIELDS, bool, "true or false"),
+    ):
         for name in names:
             value = data.get(name)
             if value is None:
@@ -232,14 +241,14 @@ def _options(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     return found
 
 
-def _text(path: str | Path) -> tuple[str, str]:
+def _read_text(path: str | Path) -> tuple[str, str]:
     """(the name of the file in messages, its text)."""
     where = f"measurements {Path(path).name}"
     if not is_file(path):
         raise InputError(f"{where}: there is no file {short(str(path))}; give the path of an existing file")
     try:
-        if Path(path).stat().st_size > MOST_BYTES:
-            raise InputError(f"{where} has {Path(path).stat().st_size} bytes; at most {MOST_BYTES} are read")
+        if Path(path).stat().st_size > MAX_BYTES:
+            raise InputError(f"{where} has {Path(path).stat().st_size} bytes; at most {MAX_BYTES} are read")
         return where, Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{where} cannot be read ({error})") from None
