@@ -21,8 +21,10 @@ from planner_core.cost.communication import algorithms, wire_bytes
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """Compute of one op in one copy of its block and one micro-batch; seconds on one GPU. `pads_s`: padding and dividing
-    its operands, copying its gathered weights and adding up their gradients. `copies` counts how often it runs in a step."""
+    """Compute of one op in one copy of its block and one micro-batch; seconds on one GPU.
+
+    `pads_s`: padding and dividing its operands, copying its gathered weights and adding up their gradients. `copies`: runs in a step.
+    """
 
     op: str
     block: str
@@ -33,7 +35,7 @@ class OpTime:
 
     @property
     def total_s(self) -> float:
-        """Of all copies."""
+        """The seconds of all copies."""
         return self.copies * (self.forward_s + self.backward_s + self.pads_s)
 
 
@@ -48,23 +50,25 @@ class ExposedWait:
 
 
 def op_times(plan: Plan, graph: Graph) -> list[OpTime]:
-    """Every op; the totals add up to the plan's compute time."""
+    """Return the compute of every op; the totals add up to the plan's compute time."""
     model = cost_model_of(plan)
-    found = []
+    times = []
     for label, bp in plan.blocks.items():
         block = block_of(graph, label)
-        again = recomputed_ops(block, bp)
+        repeated = recomputed_ops(block, bp)
         for op in block.ops:
-            forward, backward = op_seconds(block, op, bp, again, model)
-            pads = conversion_seconds(block, op, bp.sites[op.name], model)
-            pads += sum(weight_seconds(block, op, bp.sites[op.name], op.name in again, model))
-            found.append(OpTime(op.name, label, len(bp.prefixes) * model.workload.accumulate, forward, backward, pads))
-    return found
+            forward, backward = op_seconds(block, op, bp, repeated, model)
+            padding_s = conversion_seconds(block, op, bp.sites[op.name], model)
+            padding_s += sum(weight_seconds(block, op, bp.sites[op.name], op.name in repeated, model))
+            times.append(
+                OpTime(op.name, label, len(bp.prefixes) * model.workload.accumulate, forward, backward, padding_s)
+            )
+    return times
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTime:
-    """One collective of the plan with its price: `each_s` is that of its cheapest algorithm (see `Algorithm`)."""
+    """One collective of the plan with its price; `each_s` is that of its cheapest algorithm (see `Algorithm`)."""
 
     message: Message
     wire_bytes: int
@@ -75,24 +79,24 @@ class CollectiveTime:
 
 
 def collective_times(plan: Plan, graph: Graph) -> list[CollectiveTime]:
-    """Every collective; times of all copies add up to the plan's communication, bytes to what it sends."""
+    """Return every collective; times of all copies add up to the plan's communication, bytes to what it sends."""
     model = cost_model_of(plan)
-    found = []
+    times = []
     for m in messages(plan.blocks, graph, model):
         link = model.links[m.axis]
         if link.size == 1 or m.num_bytes <= 0:
             continue
         best = min(algorithms(m.kind, link), key=lambda a: a.seconds(m.num_bytes))
-        wire = wire_bytes(m.kind, m.num_bytes, link.size)
-        each = m.share * best.seconds(m.num_bytes / m.share)
-        found.append(CollectiveTime(m, wire, best.name, best.fixed_s, best.s_per_byte, each))
-    return found
+        wire_size = wire_bytes(m.kind, m.num_bytes, link.size)
+        each_s = m.share * best.seconds(m.num_bytes / m.share)
+        times.append(CollectiveTime(m, wire_size, best.name, best.fixed_s, best.s_per_byte, each_s))
+    return times
 
 
 def exposed_waits(plan: Plan, graph: Graph) -> list[ExposedWait]:
-    """The communication that is not hidden, longest first; the seconds add up to the plan's exposed communication."""
-    found = [
+    """Return the communication that is not hidden, longest first; it adds up to the plan's exposed communication."""
+    waits = [
         ExposedWait(e.site, e.label, f"{e.what}, {e.phase}: {e.why}", e.seconds)
         for e in exposed_parts(plan.blocks, graph, cost_model_of(plan))
     ]
-    return sorted(found, key=lambda w: -w.seconds)
+    return sorted(waits, key=lambda w: -w.seconds)

@@ -18,8 +18,10 @@ WeightKey = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class WeightRow:
-    """A weight and its copies that are alike in every plan: placements, and seconds per step that all copies' op waits
-    for data, by plan. `same`: it is placed alike in all plans."""
+    """A weight and those of its copies that every plan treats alike.
+
+    `waits_s`: seconds per step that the ops of all copies wait for data, by plan. `same`: all plans place it alike.
+    """
 
     weight: str
     copies: int
@@ -29,57 +31,59 @@ class WeightRow:
 
 
 def compare_weights(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> list[WeightRow]:
-    """Of plans by name, each with the graph that it was made for: every weight, in the model's order; last, what is waited for
-    at ops that use none. The waits of a plan add up to its exposed communication."""
-    places = {name: words.placements_by_weight(plan) for name, plan in plans.items()}
+    """Return a row for every weight, in the model's order, then one for waits at ops without a weight.
+
+    `graphs`: the graph that each plan was made for. The waits of a plan add up to its exposed communication.
+    """
+    placements = {name: words.placements_by_weight(plan) for name, plan in plans.items()}
     waits = {name: {} if plan.pipeline else waits_by_weight(plan, graphs[name]) for name, plan in plans.items()}
-    keys = dict.fromkeys(key for table in places.values() for key in table)
-    alike: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    keys = dict.fromkeys(key for table in placements.values() for key in table)
+    copies: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for block, weight, prefix in keys:
-        cells = tuple(t.get((block, weight, prefix), words.WHOLE) for t in places.values())
-        alike.setdefault((block, weight, cells), []).append(prefix)
-    found = []
-    for (block, weight, cells), prefixes in alike.items():
+        cells = tuple(t.get((block, weight, prefix), words.WHOLE) for t in placements.values())
+        copies.setdefault((block, weight, cells), []).append(prefix)
+    rows = []
+    for (block, weight, cells), prefixes in copies.items():
         sums = {n: sum(w.get((block, weight, p), 0.0) for p in prefixes) for n, w in waits.items()}
         name = join_name(glob_name(tuple(prefixes)), weight)
         same = len({_without_axis_name(cell, plan) for cell, plan in zip(cells, plans.values(), strict=True)}) == 1
-        found.append(WeightRow(name, len(prefixes), dict(zip(plans, cells, strict=True)), sums, same))
-    rest = {n: sum(s for key, s in w.items() if key not in keys) for n, w in waits.items()}
+        rows.append(WeightRow(name, len(prefixes), dict(zip(plans, cells, strict=True)), sums, same))
+    other_waits = {n: sum(s for key, s in w.items() if key not in keys) for n, w in waits.items()}
     # of a plan with stages no wait is known weight by weight: where a rank waits follows from the simulated step
-    rest |= {name: plan.cost.exposed_comm_time_s for name, plan in plans.items() if plan.pipeline}
-    return [*found, WeightRow(NO_WEIGHT, 1, {}, rest, True)]
+    other_waits |= {name: plan.cost.exposed_comm_time_s for name, plan in plans.items() if plan.pipeline}
+    return [*rows, WeightRow(NO_WEIGHT, 1, {}, other_waits, True)]
 
 
 def _without_axis_name(cell: str, plan: Plan) -> str:
-    """A placement without the name of an axis that is all GPUs: two such axes are the same, whatever they are called."""
+    """Drop the name of an axis that is all GPUs: two such axes are the same, whatever they are called."""
     (name, *others) = plan.mesh.axis_names
     return cell if others else cell.replace(f"{name} ", "all GPUs ")
 
 
 def waits_by_weight(plan: Plan, graph: Graph) -> dict[WeightKey, float]:
-    """Seconds per step that each weight's op waits for data; weight "" where no weight is used."""
+    """Return the seconds per step that each weight's op waits for data; weight "" where no weight is used."""
     model = cost_model_of(plan)
-    main = {label: _largest_weight_by_op(block_of(graph, label)) for label in plan.blocks}
-    found: dict[WeightKey, float] = {}
+    weight_of_op = {label: _largest_weight_by_op(block_of(graph, label)) for label in plan.blocks}
+    waits: dict[WeightKey, float] = {}
 
     def add(label: str, weight: str, seconds: float) -> None:
         prefixes = plan.blocks[label].prefixes
         for prefix in prefixes:
             key = label.partition("#")[0], weight, prefix
-            found[key] = found.get(key, 0.0) + seconds / len(prefixes)
+            waits[key] = waits.get(key, 0.0) + seconds / len(prefixes)
 
     for e in exposed_parts(plan.blocks, graph, model):
-        add(e.label, e.weight or main[e.label].get(e.site, ""), e.seconds)
-    return found
+        add(e.label, e.weight or weight_of_op[e.label].get(e.site, ""), e.seconds)
+    return waits
 
 
 def _largest_weight_by_op(block: Block) -> dict[str, str]:
-    """The largest weight of each op's group."""
-    found = {}
+    """Return the largest weight of each op's group."""
+    largest = {}
     for group in coarsen_block(block).groups:
         ops = [op for i in group.items if isinstance(op := block.items[i], Op)]
-        own = [block.values[v] for op in ops for v in op.inputs if block.values[v].kind == "parameter"]
-        if own:
-            most = max(own, key=lambda v: math.prod(v.meta.shape)).name
-            found.update({op.name: most for op in ops})
-    return found
+        parameters = [block.values[v] for op in ops for v in op.inputs if block.values[v].kind == "parameter"]
+        if parameters:
+            weight = max(parameters, key=lambda v: math.prod(v.meta.shape)).name
+            largest.update({op.name: weight for op in ops})
+    return largest

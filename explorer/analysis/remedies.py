@@ -1,4 +1,4 @@
-"""Ways out where no plan fits the memory: single changes of the settings, each as a ladder that is climbed until one fits. Pure."""
+"""What would make a plan fit the memory: single changes of the settings, each as a ladder climbed until one fits. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_TRIED = 3
 """Rungs of a ladder that are planned."""
 MAX_NODES = 64
 UNKNOWN_NEED = 2.0
-"""How much too large a model is taken to be where the planner could not say."""
+"""How much too large a model is assumed to be where the planner could not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Remedy:
 
 
 def remedy_ladders(values: Mapping[str, Any], cluster: Cluster, need: float | None) -> list[list[Remedy]]:
-    """Changes of each kind, the smallest first that may do; `need` is the least memory that a plan takes, over what there is.
+    """Return changes of each kind, the smallest first; `need` is the least memory that a plan takes, over what there is.
 
-    Halving the batch, or doubling the GPUs, at most halves the memory of a GPU, so what is less than `need` is left out.
+    Halving the batch, or doubling the GPUs, at most halves the memory of a GPU, so smaller steps than `need` are left out.
     """
     times = 2 ** math.ceil(math.log2(max(need or UNKNOWN_NEED, 1.01)))
     kinds = (
@@ -52,8 +52,8 @@ def remedy_ladders(values: Mapping[str, Any], cluster: Cluster, need: float | No
         _more_nodes,
         _recomputation_and_nodes,
     )
-    found = [list(kind(values, cluster, times, need or UNKNOWN_NEED)) for kind in kinds]
-    return [ladder[:MAX_TRIED] for ladder in found if ladder]
+    ladders = [list(kind(values, cluster, times, need or UNKNOWN_NEED)) for kind in kinds]
+    return [ladder[:MAX_TRIED] for ladder in ladders if ladder]
 
 
 def _lift_memory_limit(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
@@ -94,13 +94,13 @@ def _smaller_batches(values: Mapping[str, Any], cluster: Cluster, times: int, ne
 
 
 def batch_of(values: Mapping[str, Any]) -> int:
-    """Samples of one step."""
+    """Return the samples of one step."""
     model = ZOO.get(values["model"])
     return int(values["batch"] or (model.batch if model else DEFAULT_BATCH))
 
 
 def _larger_gpus(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
-    """GPUs of this or a later kind that hold enough, the smallest first."""
+    """Yield GPUs that hold enough and are no slower, the smallest first."""
     if values["memory"] is not None:
         return
     here = cluster.gpu.memory_bytes
@@ -129,7 +129,7 @@ def _more_nodes(values: Mapping[str, Any], cluster: Cluster, times: int, need: f
 
 
 def _networked_cluster(values: Mapping[str, Any], cluster: Cluster) -> Mapping[str, Any] | None:
-    """Settings of a cluster of the same nodes with a network between them; None where none is known."""
+    """Return the settings of a cluster of the same nodes with a network between them; None where none is known."""
     if len(cluster.levels) > 1 or values["inter"] is not None:
         return {}
     for name in cluster_names():
@@ -140,7 +140,7 @@ def _networked_cluster(values: Mapping[str, Any], cluster: Cluster) -> Mapping[s
 
 
 def _recomputation_and_nodes(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
-    """Recomputation and more GPUs together, for what neither does alone."""
+    """Yield recomputation and more GPUs together, for what neither does alone."""
     if values["recompute"] == "none":
         words, changes = _recomputation_change()
         for way in _more_nodes(values, cluster, 2, need):

@@ -18,7 +18,7 @@ from planner_core.search.candidates import Candidates
 
 
 def plan_rows(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> list[Row]:
-    """Whole-model plans with everything that is told of them; `homes`: what each plan is one of."""
+    """Return all figures of whole-model plans; `homes` are the results that they belong to."""
     return [_plan_columns(name, p) | _speed_columns(p, homes[name]) for name, p in shown.items()]
 
 
@@ -51,28 +51,28 @@ def _speed_columns(plan: Plan, result: Result) -> dict[str, object]:
     }
 
 
-def candidate_rows(found: Candidates) -> list[Row]:
-    """Every candidate of a block that can run: its price as a plan of the whole model, and the placement of every weight."""
+def candidate_rows(block: Candidates) -> list[Row]:
+    """Return every candidate that can run: its price as a plan of the whole model, and the placement of every weight."""
     return [
         {
             "candidate": i,
-            "communication_s": float(found.model_comm_s[i]),
-            "memory_bytes": int(found.model_memory_bytes[i]),
-            "on_front": bool(found.on_front[i]),
-            **{w: PLACEMENTS[int(c)] for w, c in zip(found.weights, found.choice[i], strict=True)},
+            "communication_s": float(block.model_comm_s[i]),
+            "memory_bytes": int(block.model_memory_bytes[i]),
+            "on_front": bool(block.on_front[i]),
+            **{w: PLACEMENTS[int(c)] for w, c in zip(block.weights, block.choice[i], strict=True)},
         }
-        for i in range(found.space)
-        if found.comm_s[i] < float("inf") and found.memory_bytes[i] < float("inf")
+        for i in range(block.space)
+        if block.comm_s[i] < float("inf") and block.memory_bytes[i] < float("inf")
     ]
 
 
 def work_rows(steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan]) -> list[Row]:
-    """The work of every plan's step: of a GPU, or of a plan with stages that of each rank of its pipeline."""
-    found: list[Row] = []
+    """Return the work of every plan's step: of a GPU, or of each rank of a pipeline."""
+    rows: list[Row] = []
     for name, plan in plans.items():
         if plan.pipeline:
             events = [e for e in stage_trace(plan)["traceEvents"] if e["ph"] == "X"]
-            found += [
+            rows += [
                 {
                     "plan": name,
                     "rank": e["tid"],
@@ -84,19 +84,19 @@ def work_rows(steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan
                 for e in events
             ]
         else:
-            found += [{"plan": name, **asdict(w)} for w in steps[name]]
-    return found
+            rows += [{"plan": name, **asdict(w)} for w in steps[name]]
+    return rows
 
 
-def restriction_rows(found: Sequence[AblationStep]) -> list[Row]:
-    """The cost of each restriction of a method."""
+def restriction_rows(steps: Sequence[AblationStep]) -> list[Row]:
+    """Return the cost of each restriction of a method."""
     return [
         {
             "rung": step.name,
             "says": step.says,
             **({} if step.plan is None else _plan_columns(step.plan.name, step.plan)),
         }
-        for step in found
+        for step in steps
     ]
 
 
@@ -105,9 +105,11 @@ def restriction_rows(found: Sequence[AblationStep]) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class ComparedMethod:
-    """A method's best plan; None if it has none, and then `why`. `minimises`: "time", "communication" or "volume". `search_s`: seconds
-    of its search, without reading the model and building the network; None for usual layouts, which are searched together. `size`: log10
-    of the number of plans of its space, at most."""
+    """A method's best plan; None if it has none, and `why`.
+
+    `minimises`: "time", "communication" or "volume". `search_s`: seconds of its search alone; None for usual layouts, which are
+    searched together. `size`: log10 of the number of plans of its space, at most.
+    """
 
     method: Method
     minimises: str
@@ -117,41 +119,43 @@ class ComparedMethod:
     size: float | None = None
 
     def above(self, exact: Plan | None) -> float | None:
-        """The share by which its step is longer than the exact plan's; None if one of the two plans does not exist."""
+        """Return the share by which its step is longer than the exact plan's; None if one of the two does not exist."""
         return self.plan.cost.step_time_s / exact.cost.step_time_s - 1 if self.plan and exact else None
 
     @property
     def proof(self) -> str:
-        """Whether its plan is proven the best of its space; the gap that is left where it is not."""
+        """Whether its plan is proven the best of its space; the gap that remains where it is not."""
         if self.plan is None:
             return ""
         return "optimal" if self.plan.optimal else next((n for n in self.plan.notes if "best found" in n), "best found")
 
 
-def compare_methods(found: Mapping[str, Result | str], sizes: Mapping[str, float]) -> list[ComparedMethod]:
-    """The rows of the results by method's name (in words why there is none), and of the exact search's usual layouts. `sizes`: log10 of
-    the size of each space, by name."""
-    made = [_compare_method(METHODS[name], result) for name, result in found.items()]
-    exact = found.get("exact")
-    usual = {p.method: p for p in exact.plans if p.method in BASELINES} if isinstance(exact, Result) else {}
-    made += [ComparedMethod(b, "time", usual[name], None) for name, b in BASELINES.items() if name in usual]
-    return [replace(c, size=sizes.get(c.method.name)) for c in made]
+def compare_methods(results: Mapping[str, Result | str], sizes: Mapping[str, float]) -> list[ComparedMethod]:
+    """Return a row per method (`results` holds a sentence where it has no plan), then the exact search's usual layouts.
+
+    `sizes`: log10 of the size of each method's space.
+    """
+    compared = [_compare_method(METHODS[name], result) for name, result in results.items()]
+    exact = results.get("exact")
+    baselines = {p.method: p for p in exact.plans if p.method in BASELINES} if isinstance(exact, Result) else {}
+    compared += [ComparedMethod(b, "time", baselines[name], None) for name, b in BASELINES.items() if name in baselines]
+    return [replace(c, size=sizes.get(c.method.name)) for c in compared]
 
 
-def _compare_method(method: Method, found: Result | str) -> ComparedMethod:
-    if isinstance(found, str):
-        return ComparedMethod(method, _objective_name(method, "time"), None, None, found)
-    plan = found.fastest
-    return ComparedMethod(method, _objective_name(method, plan.objective), plan, found.timings_s.get("search"))
+def _compare_method(method: Method, result: Result | str) -> ComparedMethod:
+    if isinstance(result, str):
+        return ComparedMethod(method, _objective_name(method, "time"), None, None, result)
+    plan = result.fastest
+    return ComparedMethod(method, _objective_name(method, plan.objective), plan, result.timings_s.get("search"))
 
 
 def _objective_name(method: Method, objective: str) -> str:
     return "volume" if method.by_volume else method.objective or objective
 
 
-def method_rows(found: Sequence[ComparedMethod]) -> list[Row]:
-    """The table for other programs. The first row is what the others are held against."""
-    exact = found[0].plan
+def method_rows(compared: Sequence[ComparedMethod]) -> list[Row]:
+    """Return the table for other programs. The first row is what the others are compared with."""
+    exact = compared[0].plan
     return [
         {
             "title": c.method.shown,
@@ -163,7 +167,7 @@ def method_rows(found: Sequence[ComparedMethod]) -> list[Row]:
             "search_s": c.search_s,
             **_method_columns(c),
         }
-        for c in found
+        for c in compared
     ]
 
 

@@ -1,4 +1,4 @@
-"""The few plans that the first page sets beside each other, and what each of them is. Pure."""
+"""The few plans that the first page shows, and what each of them is. Pure."""
 
 from __future__ import annotations
 
@@ -16,79 +16,81 @@ MAX_LISTED = 5
 NEARLY_EQUAL = 0.02
 """Steps, and memory, that differ by less than this share are nearly the same."""
 MIN_GAIN = 0.001
-"""The exact optimum that gains a smaller share, by a layout of the same name, is not listed beside it."""
+"""The exact optimum is not listed if it gains a smaller share by a layout of the same name."""
 MEGATRON_METHODS = ("megatron", "megatron-sp")
 
 
 @dataclass(frozen=True, slots=True)
 class ListedPlan:
-    """A plan by its name in the address, and what it is in a few words."""
+    """A plan by its id in the address, and what it is in a few words."""
 
     name: str
     what: str
 
 
-def shortlist(plans: Mapping[str, Plan], found: Choice, tool: str) -> list[ListedPlan]:
-    """At most five: what is recommended, the fastest, what is run now, Megatron-LM at its best, FSDP, and what else there is.
+def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[ListedPlan]:
+    """Choose at most five plans: recommended, fastest, run now, Megatron-LM at its best, FSDP, then trade-offs.
 
-    A layout that stands in the list is not listed again.
+    A plan that is nearly equal to a listed one is left out, unless the visitor asked for it.
     """
     names = {p.name: n for n, p in plans.items()}
-    run, fastest = names[found.recommended], names[found.fastest]
-    told = {run: f"recommended: {tool} runs it as it is" if tool else "recommended"}
-    if plans[run].method in BASELINES and not tool:
-        told[run] = "recommended: stock tools run it as it is"
-    if fastest != run:
-        gain = plans[run].cost.step_time_s / plans[fastest].cost.step_time_s - 1
-        if gain >= MIN_GAIN or recipe.layout_name(plans[run]) != recipe.layout_name(plans[fastest]):
-            less = f"; {units.percent(gain)} faster is less than the doubt" if gain >= MIN_GAIN else ""
-            told[fastest] = "the exact optimum" + less
+    recommended, fastest = names[choice.recommended], names[choice.fastest]
+    descriptions = {recommended: f"recommended: {tool} runs it as it is" if tool else "recommended"}
+    if plans[recommended].method in BASELINES and not tool:
+        descriptions[recommended] = "recommended: stock tools run it as it is"
+    if fastest != recommended:
+        gain = plans[recommended].cost.step_time_s / plans[fastest].cost.step_time_s - 1
+        if gain >= MIN_GAIN or recipe.layout_name(plans[recommended]) != recipe.layout_name(plans[fastest]):
+            note = f"; {units.percent(gain)} faster is less than the doubt" if gain >= MIN_GAIN else ""
+            descriptions[fastest] = "the exact optimum" + note
         else:
-            told[run] += ", as fast as the exact optimum"
-    told |= {n: "what you run now" for n, p in plans.items() if p.method == STATED_METHOD}
-    deep = {n: p for n, p in plans.items() if p.name == STAGES_PLAN_NAME}
-    told |= {n: _describe_stages(p, plans[fastest]) for n, p in deep.items()}
-    if any(p.cost.step_time_s * (1 + MOST_DOUBT) < plans[run].cost.step_time_s for p in deep.values()):
-        told[run] = "the best without pipeline stages"
-    stock = [n for n, p in plans.items() if p.method in MEGATRON_METHODS]
-    if stock:
-        told.setdefault(
-            min(stock, key=lambda n: (not plans[n].fits, plans[n].cost.step_time_s)), "Megatron-LM at its best"
+            descriptions[recommended] += ", as fast as the exact optimum"
+    descriptions |= {n: "what you run now" for n, p in plans.items() if p.method == STATED_METHOD}
+    staged = {n: p for n, p in plans.items() if p.name == STAGES_PLAN_NAME}
+    descriptions |= {n: _describe_stages(p, plans[fastest]) for n, p in staged.items()}
+    if any(p.cost.step_time_s * (1 + MOST_DOUBT) < plans[recommended].cost.step_time_s for p in staged.values()):
+        descriptions[recommended] = "the best without pipeline stages"
+    megatron = [n for n, p in plans.items() if p.method in MEGATRON_METHODS]
+    if megatron:
+        descriptions.setdefault(
+            min(megatron, key=lambda n: (not plans[n].fits, plans[n].cost.step_time_s)), "Megatron-LM at its best"
         )
-    told.update(
+    descriptions.update(
         {
             n: BASELINES[p.method].title
             for n, p in plans.items()
-            if p.method in ("fsdp", "data-parallel") and n not in told
+            if p.method in ("fsdp", "data-parallel") and n not in descriptions
         }
     )
-    told.update({n: "other trade-off" for n, p in plans.items() if p.method == "exact" and n not in (*told, fastest)})
-    kept: dict[str, str] = {}
-    for name, what in told.items():
-        alike = any(nearly_equal(plans[name], plans[k]) for k in kept)
-        if len(kept) < MAX_LISTED and (
-            not alike
-            or name in (run, fastest)
+    descriptions.update(
+        {n: "other trade-off" for n, p in plans.items() if p.method == "exact" and n not in (*descriptions, fastest)}
+    )
+    listed: dict[str, str] = {}
+    for name, what in descriptions.items():
+        is_repeated = any(nearly_equal(plans[name], plans[k]) for k in listed)
+        if len(listed) < MAX_LISTED and (
+            not is_repeated
+            or name in (recommended, fastest)
             or plans[name].method == STATED_METHOD
             or plans[name].name == STAGES_PLAN_NAME
         ):
-            kept[name] = what
-    return [ListedPlan(n, what + ("" if plans[n].fits else ", does not fit")) for n, what in kept.items()]
+            listed[name] = what
+    return [ListedPlan(n, what + ("" if plans[n].fits else ", does not fit")) for n, what in listed.items()]
 
 
 def _describe_stages(plan: Plan, best: Plan) -> str:
-    """What a plan with pipeline stages gains over the fastest without."""
+    """Say what a plan with pipeline stages gains over the fastest without."""
     gain = 1 - plan.cost.step_time_s / best.cost.step_time_s
     return f"with pipeline stages: {units.percent(gain)} less time" if best.fits else "with pipeline stages it fits"
 
 
 def nearly_equal(one: Plan, other: Plan) -> bool:
-    """Whether two plans are alike to who chooses: layouts of one name, or nearly the same step and memory."""
-    near = all(
+    """Tell whether two plans are alike to a reader who chooses: layouts of one name, and nearly the same step and memory."""
+    equal = all(
         abs(a - b) <= NEARLY_EQUAL * max(a, b)
         for a, b in (
             (one.cost.step_time_s, other.cost.step_time_s),
             (one.cost.memory_bytes["peak"], other.cost.memory_bytes["peak"]),
         )
     )
-    return near and recipe.layout_name(one).partition(",")[0] == recipe.layout_name(other).partition(",")[0]
+    return equal and recipe.layout_name(one).partition(",")[0] == recipe.layout_name(other).partition(",")[0]

@@ -1,4 +1,4 @@
-"""Why the recommended plan wins: its strongest rival, and the parts of both steps, which add up to their times. Pure."""
+"""The parts of a plan's step, which add up to its time, and why one plan is faster than another. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPUTE, RECOMPUTATION, WAITS, WEIGHTS, OPTIMIZER = "compute", "recomputation", 
 BUBBLE = "bubble"
 """Seconds in which a rank of a pipeline waits for others, in the mean over all ranks."""
 OUTSIDE = "outside"
-"""Seconds in which the GPU has no work. They are a part of a step, and the same in all plans, so they are no reason."""
+"""Seconds in which the GPU has no work. They are the same in all plans, so they explain no difference."""
 REASONS = (COMPUTE, RECOMPUTATION, WAITS, WEIGHTS, OPTIMIZER, BUBBLE)
 PARTS = (*REASONS, OUTSIDE)
 CAUSE_PHRASES = {
@@ -36,19 +36,19 @@ CAUSE_PHRASES = {
     OPTIMIZER: ("updates weights {} faster", "updates weights {} slower"),
     BUBBLE: ("stands idle between stages {} less", "stands idle between stages {} longer"),
 }
-"""The cause in a plan why a part of its step is shorter, or longer."""
+"""What a plan does whose part of the step is shorter, or longer."""
 SIGNIFICANT_FIGURES = 3
 MIN_CAUSE_SHARE = 0.2
-"""A part whose difference is less than this share of the largest one is left to the table."""
+"""A smaller share of the largest difference is no cause; the table shows it."""
 
 
 def memory_limit_bytes(result: Result) -> int:
-    """Bytes per GPU that a plan may take to fit."""
+    """Return the bytes per GPU that a plan may take."""
     return int(usable_bytes(result.cluster.gpu.memory_bytes, result.request))
 
 
 def rank_rivals(plans: Mapping[str, Plan], chosen: str) -> list[str]:
-    """The setup that the visitor runs now, then usual layouts by name: those that fit first, the fastest first."""
+    """Return what the visitor runs now, then usual layouts: those that fit first, the fastest first."""
     others = [n for n, p in plans.items() if n != chosen and p.method in (STATED_METHOD, *BASELINES)]
     return sorted(
         others, key=lambda n: (plans[n].method != STATED_METHOD, not plans[n].fits, plans[n].cost.step_time_s)
@@ -56,22 +56,22 @@ def rank_rivals(plans: Mapping[str, Plan], chosen: str) -> list[str]:
 
 
 def fastest_other(shown: Mapping[str, Plan], first: str) -> str:
-    """The shown plan that the first one is measured against: the fastest of the others that fits, else the fastest."""
+    """Return the plan that the first one is measured against: the fastest of the others that fits, else the fastest."""
     return min((n for n in shown if n != first), key=lambda n: (not shown[n].fits, shown[n].cost.step_time_s))
 
 
 def split_step(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> dict[str, float]:
-    """Seconds of a step by what they go to; they add up to the step's time."""
+    """Split the seconds of a step by what they go to; they add up to the step's time."""
     if plan.pipeline:  # of the rank that works longest; what it computes again counts as compute
         return dict.fromkeys(PARTS, 0.0) | split_pipeline_step(plan)
-    again = _recomputation_s(plan, graph)
-    shown = exposed_parts(plan.blocks, graph, cost_model_of(plan), coarse)
-    waits = sum(e.seconds for e in shown if e.why == WAITED)
+    recomputed_s = _recomputation_s(plan, graph)
+    exposed = exposed_parts(plan.blocks, graph, cost_model_of(plan), coarse)
+    waits = sum(e.seconds for e in exposed if e.why == WAITED)
     return {
-        COMPUTE: plan.cost.compute_time_s - again,
-        RECOMPUTATION: again,
+        COMPUTE: plan.cost.compute_time_s - recomputed_s,
+        RECOMPUTATION: recomputed_s,
         WAITS: waits,
-        WEIGHTS: sum(e.seconds for e in shown) - waits,
+        WEIGHTS: sum(e.seconds for e in exposed) - waits,
         OPTIMIZER: plan.cost.optimizer_time_s,
         OUTSIDE: plan.cost.outside_time_s,
         BUBBLE: 0.0,
@@ -79,32 +79,34 @@ def split_step(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> d
 
 
 def _recomputation_s(plan: Plan, graph: Graph) -> float:
-    """Seconds of a step that compute what was computed before."""
+    """Return the seconds of a step that compute what was computed before."""
     model, total = cost_model_of(plan), 0.0
     for label, bp in plan.blocks.items():
         block = block_of(graph, label)
-        again = recomputed_ops(block, bp)
-        for op in block.ops if again else ():
-            twice = op_seconds(block, op, bp, again, model)[1] - op_seconds(block, op, bp, {}, model)[1]
-            total += len(bp.prefixes) * twice
+        repeated = recomputed_ops(block, bp)
+        for op in block.ops if repeated else ():
+            extra_s = op_seconds(block, op, bp, repeated, model)[1] - op_seconds(block, op, bp, {}, model)[1]
+            total += len(bp.prefixes) * extra_s
     return model.workload.accumulate * total
 
 
 @dataclass(frozen=True, slots=True)
 class RoundedSteps:
-    """The parts of several steps as whole numbers of one unit (`name`, with `places` after the point): each plan's parts add up to
-    its total, and so do differences."""
+    """The parts of several steps as whole numbers of one unit: parts add up to totals, and so do differences.
+
+    `name` is the unit, `places` the digits after the point.
+    """
 
     name: str
     places: int
     parts: Mapping[str, Mapping[str, int]]
 
     def total(self, plan: str) -> int:
-        """A step's time."""
+        """Return the step of a plan, in units of the last place."""
         return sum(self.parts[plan].values())
 
     def text(self, value: int, *, sign: bool = False) -> str:
-        """`33 ms`, `1.25 s`; with a sign `+33 ms`."""
+        """Write a number of units: `33 ms`, `1.25 s`; with a sign `+33 ms`."""
         if value == 0:
             return f"0 {self.name}"
         size, places, name = abs(value) / 10**self.places, self.places, self.name
@@ -116,49 +118,55 @@ class RoundedSteps:
 
 
 def round_steps(parts: Mapping[str, Mapping[str, float]], chosen: str) -> RoundedSteps:
-    """Seconds rounded so that what is read adds up. The unit has three figures of the chosen step, one more where the closest
-    rival differs by less than ten of them."""
+    """Round seconds so that the rounded parts add up.
+
+    The unit has three figures of the chosen step, one more where the closest rival differs by less than ten of them.
+    """
     totals = {name: sum(p.values()) for name, p in parts.items()}
     step = totals[chosen]
-    size, name = (1.0, "s") if step >= 1 else (1e-3, "ms")
-    places = max(0, SIGNIFICANT_FIGURES - 1 - math.floor(math.log10(max(step, 1e-9) / size)))
-    near = min((abs(t - step) for n, t in totals.items() if n != chosen), default=step)
-    if near < 10 * size / 10**places:
+    unit_s, name = (1.0, "s") if step >= 1 else (1e-3, "ms")
+    places = max(0, SIGNIFICANT_FIGURES - 1 - math.floor(math.log10(max(step, 1e-9) / unit_s)))
+    nearest_gap = min((abs(t - step) for n, t in totals.items() if n != chosen), default=step)
+    if nearest_gap < 10 * unit_s / 10**places:
         places += 1
-    quantum = size / 10**places
+    quantum = unit_s / 10**places
     return RoundedSteps(name, places, {n: apportion(p, quantum) for n, p in parts.items()})
 
 
 def apportion(parts: Mapping[str, float], quantum: float) -> dict[str, int]:
-    """Numbers of quanta, each rounded up or down so that together they are the rounded sum (the largest remainders go up)."""
-    down = {name: math.floor(value / quantum) for name, value in parts.items()}
-    missing = round(sum(parts.values()) / quantum) - sum(down.values())
-    order = sorted(parts, key=lambda name: down[name] - parts[name] / quantum)
-    return {name: n + (name in order[:missing]) for name, n in down.items()}
+    """Round parts up or down so that they add up to the rounded sum: those with the largest remainders go up (Hamilton's method)."""
+    floors = {name: math.floor(value / quantum) for name, value in parts.items()}
+    missing = round(sum(parts.values()) / quantum) - sum(floors.values())
+    order = sorted(parts, key=lambda name: floors[name] - parts[name] / quantum)
+    return {name: n + (name in order[:missing]) for name, n in floors.items()}
 
 
-def explain_difference(found: RoundedSteps, chosen: str, rival: str) -> str:
-    """Why the chosen plan takes less time than a rival, or more: the parts that differ most, those in its favour first."""
-    differences = {k: found.parts[rival][k] - found.parts[chosen][k] for k in REASONS}
+def explain_difference(rounded: RoundedSteps, chosen: str, rival: str) -> str:
+    """Say why the chosen plan takes less time than a rival, or more: the parts that differ most, those in its favour first."""
+    differences = {k: rounded.parts[rival][k] - rounded.parts[chosen][k] for k in REASONS}
     most = max(map(abs, differences.values()))
-    faster = sum(differences.values()) >= 0
-    for_it = [
+    is_faster = sum(differences.values()) >= 0
+    in_favour = [
         k
         for k in REASONS
-        if abs(differences[k]) >= MIN_CAUSE_SHARE * most and differences[k] != 0 and (differences[k] > 0) == faster
+        if abs(differences[k]) >= MIN_CAUSE_SHARE * most and differences[k] != 0 and (differences[k] > 0) == is_faster
     ]
     against = [
         k
         for k in REASONS
-        if abs(differences[k]) >= MIN_CAUSE_SHARE * most and differences[k] != 0 and (differences[k] > 0) != faster
+        if abs(differences[k]) >= MIN_CAUSE_SHARE * most and differences[k] != 0 and (differences[k] > 0) != is_faster
     ]
-    text = _join([_phrase(found, k, differences[k]) for k in sorted(for_it, key=lambda k: -abs(differences[k]))])
-    but = _join([_phrase(found, k, differences[k]) for k in sorted(against, key=lambda k: -abs(differences[k]))])
-    return ", but ".join(filter(None, (text, but)))
+    reasons = _join(
+        [_phrase(rounded, k, differences[k]) for k in sorted(in_favour, key=lambda k: -abs(differences[k]))]
+    )
+    objections = _join(
+        [_phrase(rounded, k, differences[k]) for k in sorted(against, key=lambda k: -abs(differences[k]))]
+    )
+    return ", but ".join(filter(None, (reasons, objections)))
 
 
-def _phrase(found: RoundedSteps, part: str, difference: int) -> str:
-    return CAUSE_PHRASES[part][difference < 0].format(found.text(abs(difference)))
+def _phrase(rounded: RoundedSteps, part: str, difference: int) -> str:
+    return CAUSE_PHRASES[part][difference < 0].format(rounded.text(abs(difference)))
 
 
 def _join(texts: Sequence[str]) -> str:

@@ -14,16 +14,16 @@ from planner_core.planning import stage_trace
 from planner_core.planning.analysis import STREAMS, TraceWork
 
 LANE_NAMES = {"parts": "model", "compute": "compute", "collectives": "collectives", "weights": "weights"}
-"""What the lanes are called."""
+"""What the page calls the streams."""
 MAX_RANKS = 16
-"""Ranks of a pipeline that are drawn: of more, some that lie as far apart, the first and the last among them."""
+"""Ranks of a pipeline that are drawn: of more, evenly spaced ones, the first and the last among them."""
 ONCE = "once"
 Look = Mapping[str, Any]
 """How one kind of work is drawn: see `explorer.figures.palette.WORK`."""
 
 
 class _StringTable:
-    """The numbers of texts and of kinds, as the browser gets them."""
+    """Numbers for texts and kinds: the browser gets each text once."""
 
     def __init__(self, looks: Sequence[Look]) -> None:
         self.kinds = {str(k["kind"]): i for i, k in enumerate(looks)}
@@ -39,32 +39,44 @@ class _StringTable:
 
 
 def build_streams(
-    steps: Mapping[str, Sequence[TraceWork]], plans: Mapping[str, Plan], looks: Sequence[Look], lit: Sequence[str] = ()
+    steps: Mapping[str, Sequence[TraceWork]],
+    plans: Mapping[str, Plan],
+    styles: Sequence[Look],
+    highlighted: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Data for `streams.js`: the work of each plan by name, its texts and kinds by number. `lit` is (phase, collective, axis) of what
-    stands out; everything is drawn alike without it. A plan with stages needs no `steps`."""
-    texts = _StringTable(looks)
-    shown, told = [], []
+    """Return the data of `streams.js`: the work of each plan by name, its texts and kinds by number.
+
+    `lit` is (phase, collective, axis) of what is highlighted. A plan with stages needs no `steps`.
+    """
+    texts = _StringTable(styles)
+    drawn, descriptions = [], []
     for name, plan in plans.items():
         step = steps.get(name, ())
         lanes, works = (
             _rank_lanes(plan, texts)
             if plan.pipeline
-            else ([LANE_NAMES[s] for s in STREAMS], _lane_items(step, texts, lit))
+            else ([LANE_NAMES[s] for s in STREAMS], _lane_items(step, texts, highlighted))
         )
         cost = plan.cost
         head = {"name": name, "told": units.seconds(cost.step_time_s), "step_s": cost.step_time_s}
-        shown.append({**head, "lanes": lanes, "staged": plan.pipeline is not None, "works": works})
-        told.append(f"{name}: {recipe.describe_bubble(plan) if plan.pipeline else _describe_compute(step)}")
+        drawn.append({**head, "lanes": lanes, "staged": plan.pipeline is not None, "works": works})
+        descriptions.append(f"{name}: {recipe.describe_bubble(plan) if plan.pipeline else _describe_compute(step)}")
     kinds = [
         {k: v for k, v in kind.items() if k != "kind"} | ({} if kind["kind"] in texts.used else {"words": ""})
-        for kind in looks
+        for kind in styles
     ]
-    return {"plans": shown, "kinds": kinds, "words": list(texts.words), "alt": f"One step in time. {'; '.join(told)}"}
+    return {
+        "plans": drawn,
+        "kinds": kinds,
+        "words": list(texts.words),
+        "alt": f"One step in time. {'; '.join(descriptions)}",
+    }
 
 
-def _lane_items(step: Sequence[TraceWork], texts: _StringTable, lit: Sequence[str]) -> list[list[float]]:
-    return [[*_lane_item(w, texts), int(not lit or is_highlighted(w, lit)), w.micro_batch] for w in step]
+def _lane_items(step: Sequence[TraceWork], texts: _StringTable, highlighted: Sequence[str]) -> list[list[float]]:
+    return [
+        [*_lane_item(w, texts), int(not highlighted or is_highlighted(w, highlighted)), w.micro_batch] for w in step
+    ]
 
 
 def _lane_item(w: TraceWork, texts: _StringTable) -> list[float]:
@@ -76,14 +88,14 @@ def _lane_item(w: TraceWork, texts: _StringTable) -> list[float]:
     return [STREAMS.index(w.stream), texts.kind(kind), words[0], w.start_s, w.seconds, words[1], words[2], w.copy % 2]
 
 
-def is_highlighted(w: TraceWork, lit: Sequence[str]) -> bool:
-    """Whether work is a collective of this phase, kind and mesh axis."""
-    phase, kind, axis = lit
+def is_highlighted(w: TraceWork, highlighted: Sequence[str]) -> bool:
+    """Tell whether work is a collective of this phase, kind and mesh axis."""
+    phase, kind, axis = highlighted
     return w.phase == phase and w.name.startswith(f"{kind} of ") and f"({axis})" in w.note
 
 
 def _describe_compute(step: Sequence[TraceWork]) -> str:
-    """Seconds of the compute stream by kind."""
+    """Write the seconds of the compute stream by kind."""
     sums: dict[str, float] = {}
     for w in step:
         if w.stream == "compute":
@@ -95,7 +107,7 @@ def _describe_compute(step: Sequence[TraceWork]) -> str:
 
 
 def drawn_ranks(plan: Plan) -> list[int]:
-    """The ranks of a pipeline that have a lane."""
+    """Return the ranks of a pipeline that have a lane."""
     n = plan.pipeline.ranks if plan.pipeline else 0
     if n <= MAX_RANKS:
         return list(range(n))
@@ -103,13 +115,13 @@ def drawn_ranks(plan: Plan) -> list[int]:
 
 
 def _rank_lanes(plan: Plan, texts: _StringTable) -> tuple[list[str], list[list[float]]]:
-    """The lanes of a plan with stages, and the simulated work of each, bubbles among it."""
-    cut, shown = plan.pipeline, drawn_ranks(plan)
+    """Return the lanes of a plan with stages, and the simulated work of each, with its bubbles."""
+    cut, ranks = plan.pipeline, drawn_ranks(plan)
     assert cut is not None
-    lanes = [f"rank {r}" if cut.virtual > 1 else f"stage {r}" for r in shown]
+    lanes = [f"rank {r}" if cut.virtual > 1 else f"stage {r}" for r in ranks]
     works: list[list[float]] = []
     for event in stage_trace(plan)["traceEvents"]:
-        if event["ph"] != "X" or event["tid"] not in shown:
+        if event["ph"] != "X" or event["tid"] not in ranks:
             continue
         args, kind = event["args"], event["cat"]
         number = args["micro-batch"] + 1 if args else 0
@@ -117,16 +129,16 @@ def _rank_lanes(plan: Plan, texts: _StringTable) -> tuple[list[str], list[list[f
         name = str(number) if number else {ONCE: "updates weights"}.get(kind, "")
         note = f"micro-batch {number} of {plan.workload['accumulate']}" if number else ""
         words = [texts.text(text) for text in (copies, name, note)]
-        at = [texts.kind("optimizer" if kind == ONCE else kind), words[0], event["ts"] / 1e6, event["dur"] / 1e6]
-        works.append([shown.index(event["tid"]), *at, words[1], words[2], args.get("stage", 0) % 2, 1, number])
+        place = [texts.kind("optimizer" if kind == ONCE else kind), words[0], event["ts"] / 1e6, event["dur"] / 1e6]
+        works.append([ranks.index(event["tid"]), *place, words[1], words[2], args.get("stage", 0) % 2, 1, number])
     return lanes, works
 
 
 def describe_stages(plan: Plan) -> str:
-    """How the model is cut, in a sentence."""
+    """Say how the model is cut into stages."""
     cut = plan.pipeline
     assert cut is not None
-    each = sorted(set(cut.copies))
-    copies = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
-    some = f" {len(drawn_ranks(plan))} of {cut.ranks} ranks are drawn." if len(drawn_ranks(plan)) < cut.ranks else ""
-    return f"{len(cut.copies)} stages of {copies} copies, {', '.join(recipe.schedule_name(plan))}; {recipe.describe_bubble(plan)}.{some}"
+    counts = sorted(set(cut.copies))
+    copies = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    partial = f" {len(drawn_ranks(plan))} of {cut.ranks} ranks are drawn." if len(drawn_ranks(plan)) < cut.ranks else ""
+    return f"{len(cut.copies)} stages of {copies} copies, {', '.join(recipe.schedule_name(plan))}; {recipe.describe_bubble(plan)}.{partial}"

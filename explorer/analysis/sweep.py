@@ -1,4 +1,4 @@
-"""A sweep: the best plan at each value of one quantity, or of two, everything else as it stands. No Streamlit here."""
+"""A sweep: the best plan at each value of one quantity, or of two, everything else unchanged. No Streamlit here."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ MEMORY_GIB = (24, 40, 48, 64, 80, 96, 128, 180)
 DEFAULT_INTER_GB_PER_S = 400.0
 """GB/s between nodes where a cluster of one node is given several."""
 NOT_COMPUTED = "not worked out"
-"""Why there is no plan at a point that a stop left out."""
+"""Why a point that a stop left out has no plan."""
 
 Changes = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One value of the quantity: its name, the settings that it changes, and the best plan there or in a sentence why there is none."""
+    """One value of the quantity: its name, the settings that it changes, and the best plan there, or why there is none."""
 
     name: str
     changes: Changes
@@ -54,49 +54,49 @@ class SweepPoint:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the whole cluster; samples where a sample is not a sequence."""
+        """Tokens per second of the whole cluster; samples where a sample is not a sequence."""
         assert self.plan is not None
         work = self.plan.workload
         return int(work["batch"]) * int(work["seq"]) / self.plan.cost.step_time_s
 
 
 def available_quantities(result: Result) -> list[str]:
-    """The quantities that can be swept here."""
-    own = result.request.model.startswith("own-")  # its batch and tokens stand in what was captured
+    """Return the quantities that can be swept here."""
+    uploaded = result.request.model.startswith("own-")  # its batch and tokens stand in what was captured
     levels = len(result.cluster.levels)
-    left_out = {
+    unavailable = {
         "inter": levels < 2,
         "nodes": levels > 2,
         "gpus": levels > 2,
-        "batch": own,
-        "seq": own or result.workload.seq == 1,
-        "model": own,
+        "batch": uploaded,
+        "seq": uploaded or result.workload.seq == 1,
+        "model": uploaded,
     }
-    return [name for name in QUANTITIES if not left_out.get(name)]
+    return [name for name in QUANTITIES if not unavailable.get(name)]
 
 
 def quantity_values(name: str, result: Result) -> list[tuple[str, Changes]]:
-    """(name, changed settings) of every value of a quantity, rising; what stands is among them."""
+    """Return (name, changed settings) of every value of a quantity, rising, with the current one."""
     if name == "cluster":
-        kept = dict.fromkeys(("mesh", "memory", *settings.CLUSTER_KEYS))
-        return [(c, {**kept, "cluster": c}) for c in cluster_names()]
+        cleared = dict.fromkeys(("mesh", "memory", *settings.CLUSTER_KEYS))
+        return [(c, {**cleared, "cluster": c}) for c in cluster_names()]
     if name == "model":
-        own = dict.fromkeys(("mesh", "batch", "seq", "layers", "accumulate"))
-        return [(settings.MODELS.get(m, m), {**own, "model": m}) for m in ZOO]
+        cleared_model = dict.fromkeys(("mesh", "batch", "seq", "layers", "accumulate"))
+        return [(settings.MODELS.get(m, m), {**cleared_model, "model": m}) for m in ZOO]
     now = _current_number(name, result)
     if name in ("batch", "seq"):
-        found = {max(1, round(now * f)) for f in SIZE_FACTORS}
+        numbers = {max(1, round(now * f)) for f in SIZE_FACTORS}
     elif name == "memory":
-        found = {float(v) for v in MEMORY_GIB} | {now}
+        numbers = {float(v) for v in MEMORY_GIB} | {now}
     elif name in ("intra", "inter"):
-        found = {float(f"{now * f:.4g}") for f in LINK_FACTORS}
+        numbers = {float(f"{now * f:.4g}") for f in LINK_FACTORS}
     else:
-        found = {*COUNTS, now} if name == "gpus" else {*COUNTS, 2 * now, 4 * now, now}
-    return [(_format(v), _settings_of(name, v, result.cluster)) for v in sorted(found)]
+        numbers = {*COUNTS, now} if name == "gpus" else {*COUNTS, 2 * now, 4 * now, now}
+    return [(_format(v), _settings_of(name, v, result.cluster)) for v in sorted(numbers)]
 
 
 def sweep_panels(names: Sequence[str], result: Result) -> dict[str, list[tuple[str, Changes]]]:
-    """What a sweep plans: of one quantity its values, under no name; of two the values of the first under each value of the second."""
+    """Return the points of a sweep by panel: one panel "" for one quantity, else one for each value of the second."""
     first, *rest = names
     across = _values_of(first, names, result)
     if not rest:
@@ -108,13 +108,13 @@ def sweep_panels(names: Sequence[str], result: Result) -> dict[str, list[tuple[s
 
 
 def _values_of(name: str, names: Sequence[str], result: Result) -> list[tuple[str, Changes]]:
-    """The values of a quantity; the one that stands changes nothing, so its plan is known, unless a model or a cluster lets go of it."""
-    kept = current_value(name, result) if not {"model", "cluster"} & set(names) else None
-    return [(shown, {} if shown == kept else changes) for shown, changes in quantity_values(name, result)]
+    """Return the values of a quantity; the current one changes nothing, so its plan is known, unless a model or cluster resets it."""
+    current = current_value(name, result) if not {"model", "cluster"} & set(names) else None
+    return [(shown, {} if shown == current else changes) for shown, changes in quantity_values(name, result)]
 
 
 def _merge_changes(one: tuple[str, Changes], other: tuple[str, Changes]) -> Changes:
-    """The settings of two changes. A model or a cluster comes first: it lets go of what belongs to another one."""
+    """Merge two changes. A model or a cluster comes first: it resets what belongs to another one."""
     (_, a), (_, b) = sorted((one, other), key=lambda change: change[0] not in ("model", "cluster"))
     return {**a, **b}
 
@@ -124,7 +124,7 @@ def _format(value: float) -> str:
 
 
 def current_value(name: str, result: Result) -> str:
-    """The name of the value that stands."""
+    """Return the name of the current value."""
     if name in ("cluster", "model"):
         asked = getattr(result.request, name)
         return str(settings.MODELS.get(asked, asked))
@@ -147,34 +147,34 @@ def _settings_of(name: str, value: float, cluster: Cluster) -> Changes:
 
 
 def memory_limit_bytes(plan: Plan, request: Request) -> int:
-    """Bytes per GPU that the plan may take."""
+    """Return the bytes per GPU that the plan may take."""
     return int(usable_bytes(plan.cluster["gpu"]["memory_bytes"], request))
 
 
 def describe_layouts(points: Sequence[SweepPoint]) -> str:
-    """A sentence on where the layout of the best plan changes along the sweep."""
+    """Say where the layout of the best plan changes along the sweep."""
     runs: list[tuple[str, str, str]] = []
     for p in points:
-        what = (
+        layout = (
             recipe.describe_layout(p.plan)
             if p.plan is not None and p.fits
             else NOT_COMPUTED
             if p.why == NOT_COMPUTED
             else "nothing fits"
         )
-        if runs and runs[-1][2] == what:
-            runs[-1] = (runs[-1][0], p.name, what)
+        if runs and runs[-1][2] == layout:
+            runs[-1] = (runs[-1][0], p.name, layout)
         else:
-            runs.append((p.name, p.name, what))
-    if [what for *_, what in runs] == [NOT_COMPUTED]:
+            runs.append((p.name, p.name, layout))
+    if [layout for *_, layout in runs] == [NOT_COMPUTED]:
         return "Not worked out."
     if len(runs) == 1:
         return f"One layout is best throughout: {runs[0][2]}."
-    return "; ".join(f"{a if a == b else f'{a} to {b}'}: {what}" for a, b, what in runs) + "."
+    return "; ".join(f"{a if a == b else f'{a} to {b}'}: {layout}" for a, b, layout in runs) + "."
 
 
-def sweep_rows(names: Sequence[str], found: Mapping[str, Sequence[SweepPoint]]) -> list[Row]:
-    """The sweep as plain numbers for other programs."""
+def sweep_rows(names: Sequence[str], panels: Mapping[str, Sequence[SweepPoint]]) -> list[Row]:
+    """Return the sweep as plain numbers for other programs."""
     first, *rest = names
     return [
         {
@@ -183,7 +183,7 @@ def sweep_rows(names: Sequence[str], found: Mapping[str, Sequence[SweepPoint]]) 
             **({"and": QUANTITIES[rest[0]], "at": panel} if rest else {}),
             **_point_columns(p),
         }
-        for panel, points in found.items()
+        for panel, points in panels.items()
         for p in points
     ]
 

@@ -1,7 +1,7 @@
 """What if: the best plan for some changed settings, and how it differs from the current plan.
 
-Only the best plan is looked for, on every mesh; trade-offs, baselines and candidates wait until the settings are taken
-over. `quick_plan` is there sooner: it looks at one mesh and one number of micro-batches. No Streamlit here.
+Only the best plan is searched, on every mesh; trade-offs, baselines and candidates wait until the settings are applied.
+`quick_plan` answers sooner: it looks at one mesh and one number of micro-batches. No Streamlit here.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ PATIENCE_S = 2.0
 _PLANNING = threading.Lock()
 EFFORT = Effort(30_000, 40_000)
 """Points that a search may form for a proof: a few hundredths of a second. More points close little of a gap: of 25 re-plans one kept
-0.32 % open, and 0.27 % at ten times as many. What is left open is said, and a plan in full looks further."""
+0.32 % open, and 0.27 % at ten times as many. The page states the gap, and a full plan searches further."""
 
 
 def best_plan(request: Request, graph: GraphSource = None, say: Progress = lambda text: None) -> Plan:
-    """The best plan alone; raises PlannerError as `plan_model` does."""
+    """Find the best plan alone; raises PlannerError as `plan_model` does."""
     with _queue(say):
         try:
             return choose_micro_batches(request, graph, say, effort=EFFORT)[1]
@@ -55,13 +55,13 @@ def best_plan(request: Request, graph: GraphSource = None, say: Progress = lambd
 
 
 def quick_plan(request: Request, before: Plan, graph: GraphSource = None) -> Plan | None:
-    """A good plan at once for the cluster of `before`: on its mesh, in as many micro-batches as memory should need, without a proof.
+    """Find a good plan at once for the cluster of `before`: on its mesh, in as many micro-batches as memory should need, unproven.
 
-    None on another cluster, since its best mesh is another too, or if nothing of the kind fits; then only `best_plan` can tell. Raises
+    None on another cluster, whose best mesh is another too, or if nothing of the kind fits; then only `best_plan` can tell. Raises
     InputError as `best_plan` does.
     """
-    asked = _close_open_choices(request, before)
-    planner = prepare_planner(asked, graph(asked) if callable(graph) else graph, effort=NO_PROOF)
+    closed = _close_open_choices(request, before)
+    planner = prepare_planner(closed, graph(closed) if callable(graph) else graph, effort=NO_PROOF)
     if planner.cluster.to_json() != before.cluster:
         return None
     options = [
@@ -70,99 +70,103 @@ def quick_plan(request: Request, before: Plan, graph: GraphSource = None) -> Pla
     if not options:
         return None
     try:
-        found = choose_mesh(planner, options, prove=False)
+        plan = choose_mesh(planner, options, prove=False)
     except NoPlanFits:
         return None
-    return found if found.fits else None
+    return plan if plan.fits else None
 
 
 def _close_open_choices(request: Request, before: Plan) -> Request:
-    """The request with what it leaves open: the number of micro-batches is the least with which the plan before would fit if its
-    activations grew with the tokens, and nothing is recomputed that was not."""
+    """Choose what the request leaves open, from the plan before.
+
+    The number of micro-batches is the least with which that plan would fit if its activations grew with the tokens.
+    """
     batch, seq, number = (int(before.workload[k]) for k in ("batch", "seq", "accumulate"))
     tokens = batch * seq / number
     batch, seq = request.batch or batch, request.seq or seq
     memory = before.cost.memory_bytes
-    grows = memory["activations"] + memory["buffers"]
-    room = usable_bytes(before.cluster["gpu"]["memory_bytes"], request) - (memory["peak"] - grows)
-    fits = (n for n in divisors(batch) if grows * batch * seq / n <= room * tokens)
+    growing_bytes = memory["activations"] + memory["buffers"]
+    room_bytes = usable_bytes(before.cluster["gpu"]["memory_bytes"], request) - (memory["peak"] - growing_bytes)
+    fitting = (n for n in divisors(batch) if growing_bytes * batch * seq / n <= room_bytes * tokens)
     recompute = before.workload["recompute"] if request.recompute == "auto" else request.recompute
-    return replace(request, batch=batch, accumulate=request.accumulate or next(fits, batch), recompute=recompute)
+    return replace(request, batch=batch, accumulate=request.accumulate or next(fitting, batch), recompute=recompute)
 
 
 @contextmanager
 def _queue(say: Progress) -> Iterator[None]:
-    """One plan after another: threads of one interpreter that plan at once all end late. After `PATIENCE_S` it is everyone's
-    turn: the one before may be long."""
-    mine = False
+    """Let one search run at a time: threads of one interpreter that plan at once all end late.
+
+    After `PATIENCE_S` the next one starts all the same, since the one before may be long.
+    """
+    acquired = False
     start = time.monotonic()
-    while not mine and time.monotonic() - start < PATIENCE_S:
-        if not (mine := _PLANNING.acquire(timeout=0.1)):
+    while not acquired and time.monotonic() - start < PATIENCE_S:
+        if not (acquired := _PLANNING.acquire(timeout=0.1)):
             say("another visitor's plan")
     try:
         yield
     finally:
-        if mine:
+        if acquired:
             _PLANNING.release()
 
 
 def parse_changes(texts: tuple[str, ...]) -> dict[str, Any]:
-    """The changed settings, from the address (`batch:32`). Parts that cannot be read are left out."""
-    found: dict[str, Any] = {}
+    """Read the changed settings from the address (`batch:32`); parts that cannot be read are left out."""
+    changes: dict[str, Any] = {}
     for text in texts:
         key, _, value = text.partition(":")
         try:
             if key in CHANGEABLE:
-                found[key] = SETTINGS[key].parse(value)
+                changes[key] = SETTINGS[key].parse(value)
         except Unreadable:
             continue
-    return found
+    return changes
 
 
 def unreadable_changes(texts: tuple[str, ...]) -> list[str]:
-    """What `parse_changes` left out."""
+    """Return what `parse_changes` left out."""
     return [t for t in texts if not parse_changes((t,))]
 
 
 def format_changes(changes: Mapping[str, Any]) -> tuple[str, ...]:
-    """The changes as the address keeps them."""
+    """Write the changes as the address keeps them."""
     return tuple(f"{k}:{SETTINGS[k].format(v)}" for k, v in changes.items() if k in CHANGEABLE and v is not None)
 
 
 def apply_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings with the changes; a mesh that was asked for is let go where the GPUs are others."""
-    found = {**values, **changes}
+    """Return all settings with the changes; a mesh is dropped where the number of GPUs changes."""
+    changed = {**values, **changes}
     if any(k in changes and changes[k] != values[k] for k in ("nodes", "gpus")):
-        found["mesh"] = None
-    return found
+        changed["mesh"] = None
+    return changed
 
 
 def changed_request(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Request:
-    """What the planner is asked."""
+    """Return the request of the changed settings."""
     return settings.build_request(apply_changes(values, changes))
 
 
 def current_numbers(cluster: Cluster, batch: int, seq: int) -> dict[str, Any]:
-    """The panel's numbers as they stand: of the workload and of the cluster; GB/s one way. No `inter` on one node."""
+    """Return the panel's numbers now: of the workload and of the cluster (GB/s one way). No `inter` on one node."""
     inner, *outer = cluster.levels
-    found = {
+    numbers = {
         "batch": batch,
         "seq": seq,
         "nodes": cluster.num_gpus // inner.size,
         "gpus": inner.size,
         "intra": inner.unit_bytes_per_s / 1e9,
     }
-    return found | ({"inter": outer[0].unit_bytes_per_s / 1e9} if outer else {})
+    return numbers | ({"inter": outer[0].unit_bytes_per_s / 1e9} if outer else {})
 
 
 def slider_stops(steps: tuple[float, ...], now: float) -> list[float]:
-    """The stops of a slider, the present value among them."""
+    """Return the stops of a slider, with the current value."""
     return sorted({*steps, now})
 
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """One number then and now, and the change in words; `better` None: no change worth a colour."""
+    """One number now, and its change in words; `better` is None where the change is not worth a colour."""
 
     name: str
     now: str
@@ -171,7 +175,7 @@ class MetricChange:
 
 
 def metric_changes(before: Plan, after: Plan) -> list[MetricChange]:
-    """Step, communication and memory of the new plan, each against the old one."""
+    """Return step, communication and memory of the new plan, each against the old one."""
     a, b = before.cost, after.cost
     rows = (
         ("step", a.step_time_s, b.step_time_s, units.seconds),
@@ -190,7 +194,7 @@ def _describe_change(old: float, new: float, unit: Any) -> tuple[str, bool | Non
 
 
 def compare_sample_rates(before: Plan, after: Plan) -> str:
-    """Samples per second before and after, where the batch is another: step times of other batches do not compare."""
+    """Compare samples per second where the batch changes: steps of other batches do not compare."""
     one, two = (int(p.workload["batch"]) for p in (before, after))
     if one == two:
         return ""
@@ -199,7 +203,7 @@ def compare_sample_rates(before: Plan, after: Plan) -> str:
 
 
 def moved_weights(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
-    """(weight, placement before, after) of every weight that lies otherwise; copies that are alike are one row."""
+    """Return (weight, placement before, after) of every weight that is placed otherwise; equal copies are one row."""
     one, two = (
         {
             at: cell if cell == words.WHOLE or before.mesh == after.mesh else f"{cell} of {plan.mesh}"
@@ -207,12 +211,12 @@ def moved_weights(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
         }
         for plan in (before, after)
     )
-    alike: dict[tuple[str, str, str, str], list[str]] = {}
+    copies: dict[tuple[str, str, str, str], list[str]] = {}
     for block, weight, prefix in dict.fromkeys((*one, *two)):
         cells = [t.get((block, weight, prefix), words.WHOLE) for t in (one, two)]
         if cells[0] != cells[1]:
-            alike.setdefault((block, weight, cells[0], cells[1]), []).append(prefix)
+            copies.setdefault((block, weight, cells[0], cells[1]), []).append(prefix)
     return [
         (join_name(glob_name(tuple(p)), weight) + (f" ×{len(p)}" if len(p) > 1 else ""), old, new)
-        for (_, weight, old, new), p in alike.items()
+        for (_, weight, old, new), p in copies.items()
     ]

@@ -1,4 +1,4 @@
-"""Ways out where no plan fits: single changes of the sentence, each planned here and told with what it then takes."""
+"""What would fit where no plan does: single changes of the settings, each planned here and shown with what it takes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import streamlit as st
 
 from explorer.address import settings
-from explorer.analysis import step_parts
 from explorer.analysis.remedies import Remedy, remedy_ladders
+from explorer.analysis.step_parts import memory_limit_bytes
 from explorer.components import frame
 from explorer.session import state
 from explorer.text import recipe, units
@@ -18,13 +18,13 @@ from planner_core.planning.pricing import Budget, count_model_flops, measure_spe
 
 
 def show_remedies(result: Result) -> None:
-    """Draw on the first page how much memory is missing, and the ways out."""
+    """Draw how much memory is missing, and what would fit."""
     least = min(p.cost.memory_bytes["peak"] for p in result.plans)
-    limit = step_parts.memory_limit_bytes(result)
+    limit, capacity = memory_limit_bytes(result), result.cluster.gpu.memory_bytes
     st.html("<h2 class='recipe'>No plan fits the memory</h2>")
     st.markdown(
         f"The smallest plan needs **{units.memory(least)}** on each GPU; a plan may take **{units.memory(limit)}**, which is "
-        f"{units.percent(limit / result.cluster.gpu.memory_bytes)} of the GPU’s {units.memory(result.cluster.gpu.memory_bytes)}."
+        f"{units.percent(limit / capacity)} of the GPU’s {units.memory(capacity)}."
     )
     for note in result.best.notes:
         if "hold the same weights" in note:
@@ -33,74 +33,81 @@ def show_remedies(result: Result) -> None:
 
 
 def show_remedies_for_refusal() -> None:
-    """Draw the ways out below the sentence with which the planner refuses the settings."""
+    """Draw what would fit below the sentence with which the planner refuses the settings."""
     offer_remedies(None)
 
 
 def offer_remedies(need: float | None) -> None:
-    """The ways out as buttons, each with what it would take; planned one after the other."""
-    v = state.values()
+    """Draw the remedies as buttons, each with what it would take; plan one after the other.
+
+    `need` is the least memory that a plan takes, over what there is; None where the planner does not know.
+    """
+    values = state.values()
     try:
-        found = remedy_ladders(v, load_cluster(settings.cluster_spec(v)), need)
+        ladders = remedy_ladders(values, load_cluster(settings.cluster_spec(values)), need)
     except InputError:
         return
     st.markdown("**What would fit**")
-    wanted = state.current_request()
-    if st.session_state.get("ways_stopped") == wanted:
+    if _is_stopped():
         st.caption("Planning was stopped; the buttons below change the settings all the same.")
-    places = [st.container(horizontal=True, vertical_alignment="center", key=f"way_{k}") for k in range(len(found))]
-    told = [place.empty() for place in places]
+    # All places first: a row that is known sooner must not move those that are not.
+    places = [
+        st.container(horizontal=True, vertical_alignment="center", key=f"way_{k}").empty() for k in range(len(ladders))
+    ]
     progress = st.empty()
-    for k, ladder in enumerate(found):
-        one = _first_that_fits(k, ladder, progress, wanted)
-        with told[k].container(horizontal=True, vertical_alignment="center"):
-            _remedy_row(k, ladder, one)
+    for k, ladder in enumerate(ladders):
+        fitting = _find_fitting(k, ladder, progress)
+        with places[k].container(horizontal=True, vertical_alignment="center"):
+            _show_remedy(k, ladder, fitting)
     progress.empty()
 
 
-def _first_that_fits(k: int, ladder: list[Remedy], progress: Any, wanted: object) -> tuple[Remedy, Result] | None:
-    if st.session_state.get("ways_stopped") == wanted:
+def _is_stopped() -> bool:
+    return bool(st.session_state.get("ways_stopped") == state.current_request())
+
+
+def _find_fitting(k: int, ladder: list[Remedy], place: Any) -> tuple[Remedy, Result] | None:
+    """Return the first remedy of a ladder whose best plan fits."""
+    request = state.current_request()
+    if _is_stopped():
         return None
-    for rung, way in enumerate(ladder):
-        say = state.progress_with_stop(
-            progress, lambda: st.session_state.update(ways_stopped=wanted, changed=True), key=f"stop_way_{k}_{rung}"
+    for rung, remedy in enumerate(ladder):
+        progress = state.progress_with_stop(
+            place, lambda: st.session_state.update(ways_stopped=request, changed=True), key=f"stop_way_{k}_{rung}"
         )
         try:
-            result = state.plan_request(settings.build_request({**state.values(), **way.changes}), say)
+            result = state.plan_request(settings.build_request({**state.values(), **remedy.changes}), progress)
         except PlannerError:
             continue
         finally:
-            progress.empty()
+            place.empty()
         if result.best.fits:
-            return way, result
+            return remedy, result
     return None
 
 
-def _remedy_row(k: int, ladder: list[Remedy], one: tuple[Remedy, Result] | None) -> None:
-    way = one[0] if one else ladder[-1]
-    if one is None and st.session_state.get("ways_stopped") != state.current_request():
-        st.caption(f"{frame.escape(way.words)}: still does not fit.")
+def _show_remedy(k: int, ladder: list[Remedy], fitting: tuple[Remedy, Result] | None) -> None:
+    remedy = fitting[0] if fitting else ladder[-1]
+    if fitting is None and not _is_stopped():
+        st.caption(f"{frame.escape(remedy.words)}: still does not fit.")
         return
-    st.button(way.words, key=f"way_out_{k}", on_click=lambda: state.change(**way.changes))
-    if one is not None:
-        st.markdown(frame.escape(_describe_result(one[1])), width="content")
+    st.button(remedy.words, key=f"way_out_{k}", on_click=lambda: state.change(**remedy.changes))
+    if fitting is not None:
+        st.markdown(frame.escape(_describe_result(fitting[1])), width="content")
 
 
 def _describe_result(result: Result) -> str:
-    """The time and memory of the best plan of a way out."""
+    """Say what the best plan of a remedy takes: memory, time, and what all tokens take."""
     plan = result.best
-    s = measure_speed(plan, count_model_flops(result.graph), result.cluster)
+    speed = measure_speed(plan, count_model_flops(result.graph), result.cluster)
     parts = [
-        f"{units.memory(plan.cost.memory_bytes['peak'])} of {units.memory(step_parts.memory_limit_bytes(result))}",
-        f"{units.seconds(s.step_time_s)} a step",
-        f"{units.significant(s.tokens_per_s_per_gpu)} tokens/s on each GPU",
-        recipe.describe_layout(plan),
+        f"{units.memory(plan.cost.memory_bytes['peak'])} of {units.memory(memory_limit_bytes(result))}",
+        f"{units.seconds(speed.step_time_s)} a step",
     ]
     tokens = state.value("tokens")
     if tokens is not None:
-        run = Budget(tokens, state.value("price")).to_json(s, result.cluster.num_gpus)
-        parts.insert(
-            2,
-            f"{units.significant(run['days'] or 0)} days" + (f" and {units.count(run['cost'])}" if run["cost"] else ""),
-        )
+        run = Budget(tokens, state.value("price")).to_json(speed, result.cluster.num_gpus)
+        cost = f" and {units.count(run['cost'])}" if run["cost"] else ""
+        parts.append(f"{units.significant(run['days'] or 0)} days{cost}")
+    parts += [f"{units.significant(speed.tokens_per_s_per_gpu)} tokens/s on each GPU", recipe.describe_layout(plan)]
     return " · ".join(parts)

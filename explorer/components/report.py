@@ -1,4 +1,4 @@
-"""The button that hands out the report."""
+"""The button that downloads the report."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import datetime
 import streamlit as st
 
 from explorer.analysis.step_parts import memory_limit_bytes
+from explorer.components import frame
 from explorer.figures import report_page
 from explorer.session import state
 from planner_core.core import Plan
@@ -15,14 +16,14 @@ from planner_core.planning import Result
 
 
 def offer_report(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
-    """The report of these plans, each with what it is one of, made when the button is pressed; the first is what it is about."""
+    """Offer the report of these plans, made when the button is pressed; the first plan is what it is about."""
     st.markdown(
         "**Report**",
         help="One HTML file: plans, step in time, memory, traffic, placements, assumptions and the command that makes it "
         "again. It needs no network and prints on paper.",
     )
-    budget = state.training_budget()  # the report is made after this script has ended, when there is no session to read
-    st.download_button(
+    budget = state.training_budget()  # read now: when the button is pressed there is no session to read
+    frame.offer_file(
         "Download report",
         lambda: report_page.build_report(
             shown,
@@ -32,9 +33,8 @@ def offer_report(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> None
             {n: memory_limit_bytes(homes[n]) for n in shown},
             budget,
         ),
-        file_name=report_page.file_name(shown),
+        report_page.file_name(shown),
+        "download_report",
         mime="text/html",
-        on_click="ignore",
-        key="download_report",
         icon=":material/description:",
     )

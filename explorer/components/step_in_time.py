@@ -22,12 +22,12 @@ Plans = Mapping[str, Plan]
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
-def _step_work(request: Request, name: str, edit: tuple[str, ...], _plan: Plan, _graph: Graph) -> list[TraceWork]:
+def _step_work(request: Request, plan_id: str, edit: tuple[str, ...], _plan: Plan, _graph: Graph) -> list[TraceWork]:
     return step_work(_plan, _graph)
 
 
 def show_steps(shown: Plans, homes: Mapping[str, Result]) -> None:
-    """The step of each plan in time; `homes`: what each plan is one of."""
+    """Draw the step of each plan in time; `homes` are the results that the plans belong to."""
     titled = {words.plan_title(p): p for p in shown.values()}
     steps = {
         words.plan_title(p): _step_work(homes[n].request, n, state.edit_of(n), p, homes[n].graph)
@@ -37,40 +37,38 @@ def show_steps(shown: Plans, homes: Mapping[str, Result]) -> None:
     st.markdown("**One training step in time**", help=f"Exposed: {glossary.GLOSSARY['exposed']}")
     if steps:
         st.caption("All GPUs of a plan do the same. The lane “compute” adds up to the step.")
-    for name, plan in titled.items():
+    for title, plan in titled.items():
         if plan.pipeline:
-            st.caption(
-                f"{frame.escape(name)}: {streams.describe_stages(plan)} A click shows one micro-batch on its way."
-            )
-    lit = state.value("lit")
-    if len(lit) != 3 or not any(streams.is_highlighted(w, lit) for works in steps.values() for w in works):
-        lit = ()
-    if lit:
+            stages = streams.describe_stages(plan)
+            st.caption(f"{frame.escape(title)}: {stages} A click shows one micro-batch on its way.")
+    highlighted = state.value("lit")
+    if len(highlighted) != 3 or not any(
+        streams.is_highlighted(w, highlighted) for works in steps.values() for w in works
+    ):
+        highlighted = ()
+    if highlighted:
+        phase, kind, axis = highlighted
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.caption(
-                f"Stands out: {lit[1]} on {lit[2]} in {lit[0]}, chosen in the bars below.".replace("_", "\\_"),
-                width="content",
-            )
+            what = f"Stands out: {kind} on {axis} in {phase}, chosen in the bars below."
+            st.caption(what.replace("_", "\\_"), width="content")
             st.button("Show all alike", key="unlit", type="tertiary", on_click=state.change, kwargs={"lit": ()})
-    components.draw_streams(streams.build_streams(steps, titled, WORK, lit), key="streams")
+    components.draw_streams(streams.build_streams(steps, titled, WORK, highlighted), key="streams")
     with st.container(horizontal=True):
         frame.offer_data("the work of these steps", "steps", lambda: rows.work_rows(steps, titled))
-        st.download_button(
+        frame.offer_file(
             "Chrome trace",
             lambda: json.dumps(_trace(steps, titled)),
-            file_name="steps.trace.json",
+            "steps.trace.json",
+            "trace",
             mime="application/json",
-            on_click="ignore",
-            key="trace",
             type="tertiary",
-            icon=":material/download:",
             help="For Perfetto: a process a plan, a thread a stream or a rank of the pipeline",
         )
 
 
 def _trace(steps: Mapping[str, list[TraceWork]], titled: Plans) -> dict[str, Any]:
-    """The steps as one trace; plans with stages are processes behind the others."""
-    made = chrome_trace(steps)
+    """Return the steps as one trace; plans with stages are processes after the others."""
+    trace = chrome_trace(steps)
     for pid, plan in enumerate((p for p in titled.values() if p.pipeline), start=len(steps)):
-        made["traceEvents"] += [{**event, "pid": pid} for event in stage_trace(plan)["traceEvents"]]
-    return made
+        trace["traceEvents"] += [{**event, "pid": pid} for event in stage_trace(plan)["traceEvents"]]
+    return trace

@@ -1,4 +1,4 @@
-"""A form of settings: fields that show what stands, edited as many as one likes, and taken together by one button."""
+"""A form of settings: fields that show the current values, edited in any number and applied together by one button."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from explorer.address.amounts import Unreadable
 from explorer.session import state
 from planner_core.core import PlannerError
 
-Take = Callable[[Any], dict[str, Any]]
-"""What a field's new value changes of the settings. It may raise `Unreadable`."""
+Parse = Callable[[Any], dict[str, Any]]
+"""Turns a field's new value into changed settings. It may raise `Unreadable`."""
 
 
 class Form:
-    """The fields of one form. Only what somebody edited is taken over: a field that still holds what it showed changes nothing."""
+    """The fields of one form. Only edited fields are applied: a field that holds what it showed changes nothing."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._shown: list[tuple[str, Any, Take]] = []
-        self._then: Callable[[dict[str, Any]], dict[str, Any]] = lambda new: new
+        self._fields: list[tuple[str, Any, Parse]] = []
+        self._complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda changes: changes
 
     def __enter__(self) -> Form:
-        # after any change of the settings every field begins anew, from what then stands
+        # The version in all keys: after any change of the settings, every field starts from the new value.
         self._form = st.form(f"form_{self.name}~{state.version()}", border=False)
         self._form.__enter__()
         return self
 
     def __exit__(self, *raised: Any) -> None:
         if raised[0] is None:
-            st.form_submit_button(
-                "Plan", type="primary", on_click=self._take, key=f"plan_{self.name}~{state.version()}"
-            )
+            key = f"plan_{self.name}~{state.version()}"
+            st.form_submit_button("Plan", type="primary", on_click=self._apply, key=key)
             if problem := st.session_state.get(f"problem_{self.name}"):
                 st.warning(problem)
         self._form.__exit__(*raised)
 
-    def _key(self, field: str, value: Any, take: Take | None) -> str:
+    def _key(self, field: str, value: Any, parse: Parse | None = None) -> str:
+        """Register a field; return the key of its widget."""
         key = f"f_{field}~{state.version()}"
-        self._shown.append((key, value, take or (lambda new: {field: new})))
+        self._fields.append((key, value, parse or (lambda new: {field: new})))
         return key
 
     def pick(
@@ -52,17 +52,15 @@ class Form:
         names: Callable[[Any], str],
         help: str | None = None,
     ) -> None:
-        """A choice of one."""
+        """Draw a choice of one."""
         known = list(options) if value in options else [value, *options]
-        st.selectbox(
-            label, known, index=known.index(value), format_func=names, key=self._key(field, value, None), help=help
-        )
+        st.selectbox(label, known, index=known.index(value), format_func=names, key=self._key(field, value), help=help)
 
     def whole(
         self, label: str, field: str, value: int | None, most: int, *, empty: str | None = None, help: str | None = None
     ) -> None:
-        """A whole number from 1."""
-        key = self._key(field, value, None)
+        """Draw a field for a whole number from 1."""
+        key = self._key(field, value)
         st.number_input(label, 1, most, value=value, step=1, key=key, placeholder=empty, help=help)
 
     def amount(
@@ -70,43 +68,42 @@ class Form:
         label: str,
         field: str,
         value: float | None,
-        take: Take | None = None,
+        parse: Parse | None = None,
         *,
         empty: str | None = None,
         help: str | None = None,
     ) -> None:
-        """A positive number with three figures; one that was only rounded for showing is not an edit."""
-        near = None if value is None else float(f"{value:.3g}")
-        key = self._key(field, near, take)
+        """Draw a field for a positive number; it shows three figures, and rounding alone is not an edit."""
+        shown = None if value is None else float(f"{value:.3g}")
         st.number_input(
             label,
             min_value=0.001,
             max_value=999_999.0,
-            value=near,
-            key=key,
+            value=shown,
+            key=self._key(field, shown, parse),
             placeholder=empty,
             format="%.4g",
             help=help,
         )
 
     def line(
-        self, label: str, field: str, value: str, take: Take, *, empty: str | None = None, help: str | None = None
+        self, label: str, field: str, value: str, parse: Parse, *, empty: str | None = None, help: str | None = None
     ) -> None:
-        """A line of text."""
-        st.text_input(label, value, key=self._key(field, value, take), placeholder=empty, help=help)
+        """Draw a field for a line of text."""
+        st.text_input(label, value, key=self._key(field, value, parse), placeholder=empty, help=help)
 
-    def then(self, settle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """What follows from all edits together."""
-        self._then = settle
+    def complete_with(self, complete: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """Set what completes the changes of all fields together."""
+        self._complete = complete
 
-    def _take(self) -> None:
+    def _apply(self) -> None:
         st.session_state.pop(f"problem_{self.name}", None)
-        new: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         try:
-            for key, value, take in self._shown:
-                if (given := st.session_state[key]) != value:
-                    new.update(take(given))
-        except (Unreadable, PlannerError) as why:
-            st.session_state[f"problem_{self.name}"] = state.page_wording(str(why))
+            for key, shown, parse in self._fields:
+                if (value := st.session_state[key]) != shown:
+                    changes.update(parse(value))
+        except (Unreadable, PlannerError) as error:
+            st.session_state[f"problem_{self.name}"] = state.page_wording(str(error))
             return
-        state.change(**self._then(new))
+        state.change(**self._complete(changes))

@@ -1,4 +1,4 @@
-"""The sentence at the top of every page: what is planned, in words whose parts open the fields that set them."""
+"""The sentence at the top of every page: what is planned. Its parts open the fields that set them."""
 
 from __future__ import annotations
 
@@ -50,8 +50,10 @@ TOOL_HELP = "Only what this tool can be told is searched, and it is exported to 
 
 
 def show_sentence(*, brief: bool = False) -> None:
-    """Draw the chips. Problems with the address stand above them, what an edit changed beside itself below. `brief`: without the tool and
-    what is run now, of which lessons know nothing."""
+    """Draw the chips, problems with the address above them, and what an edit changed in other settings below.
+
+    `brief` leaves out the tool and what is run now, which lessons do not use.
+    """
     for problem in state.address_problems():
         st.warning(problem)
     v = state.values()
@@ -91,7 +93,7 @@ def _chip(words: str, name: str) -> Any:
 
 
 def current_cluster(v: dict[str, Any]) -> Cluster:
-    """The cluster of the settings; where its changes contradict each other, the one without them."""
+    """Return the cluster of the settings; where its changes contradict each other, the cluster without them."""
     try:
         return load_cluster(settings.cluster_spec(v))
     except InputError:
@@ -102,24 +104,24 @@ def current_cluster(v: dict[str, Any]) -> Cluster:
 
 
 def model_name(name: str) -> str:
-    """The model as people call it."""
+    """Name a model as people do."""
     return model_title(name) if name.startswith("own-") else settings.model_title(name)
 
 
 def cluster_name(name: str) -> str:
-    """`2 × 8 H100`: a cluster of the list as people call it."""
+    """Name a cluster of the list as people do: `2 × 8 H100`."""
     return cluster_words(load_cluster(settings.cluster_spec({**dict.fromkeys(settings.CLUSTER_KEYS), "cluster": name})))
 
 
 def describe_cluster(v: dict[str, Any]) -> str:
-    """The cluster with its limit of memory."""
+    """Describe the cluster with its mesh and its limit of memory."""
     budget = f" within {units.memory(v['memory'] * 1e9)}" if v["memory"] else ""
     mesh = f", mesh {v['mesh'].replace('x', ' × ')}" if v["mesh"] else ""
     return cluster_words(current_cluster(v)) + mesh + budget
 
 
 def describe_workload(v: dict[str, Any]) -> str:
-    """`256 × 8 192 tokens`, and the micro-batches where they are set."""
+    """Describe a step: `256 × 8 192 tokens`, and the micro-batches where they are set."""
     if v["model"].startswith(settings.EXPORTED_PREFIX):
         return "the file’s own inputs"
     batch, seq = settings.batch_and_tokens(v)
@@ -128,7 +130,7 @@ def describe_workload(v: dict[str, Any]) -> str:
 
 
 def describe_tool(v: dict[str, Any]) -> str:
-    """The tool that runs the plan; the method where another than the exact search is asked for, which no tool bounds."""
+    """Name the tool that runs the plan, or the method where it is not the exact search, which no tool bounds."""
     if v["method"] != "exact":
         return f"{settings.METHODS[v['method']]}’s own search"
     if v["objective"] != "time":
@@ -137,7 +139,7 @@ def describe_tool(v: dict[str, Any]) -> str:
 
 
 def describe_numbers(v: dict[str, Any]) -> str:
-    """`bf16, AdamW`, and what differs from the usual."""
+    """Describe the numbers of a step: `bf16, AdamW`, and what differs from the default."""
     parts = [settings.DTYPES[v["dtype"]], settings.OPTIMIZER_NAMES[v["optimizer"]]]
     parts += ["pure"] if v["precision"] == "pure" and v["dtype"] != "float32" else []
     parts += [settings.RECOMPUTE_NAMES[v["recompute"]]] if v["recompute"] != "auto" else []
@@ -149,7 +151,7 @@ def describe_numbers(v: dict[str, Any]) -> str:
 
 
 def choose_at_once(label: str, key: str, options: list[Any], names: Any, help: str | None = None) -> None:
-    """A setting that is taken at once."""
+    """Draw a list for a setting that is applied at once."""
     now = state.value(key)
     widget = state.widget_key(f"w_{key}", now)
     options = options if now in options else [*options, now]
@@ -254,7 +256,7 @@ def _cluster_fields(v: dict[str, Any], cluster: Cluster) -> None:
             lambda m: "as is best" if m is None else m.replace("x", " × "),
             MESH_HELP,
         )
-        form.then(_keep_links(cluster))
+        form.complete_with(_keep_links(cluster))
     _cluster_upload(cluster)
 
 
@@ -271,18 +273,18 @@ DEFAULT_INTER = 50.0
 
 
 def _inter_gb_per_s(cluster: Cluster) -> float:
-    """GB/s per GPU between nodes."""
+    """Return GB/s per GPU between nodes."""
     levels = cluster.levels
     return levels[1].unit_bytes_per_s / 1e9 / levels[0].size if len(levels) > 1 else DEFAULT_INTER
 
 
 def _parse_inter(cluster: Cluster) -> Any:
-    """The address has it out of a node."""
+    """Return a parser to what the address has: GB/s out of a node."""
     return lambda given: {"inter": given and given * cluster.levels[0].size}
 
 
 def _keep_links(cluster: Cluster) -> Any:
-    """What was not edited stays: a GPU keeps its link where the GPUs of a node change, and several nodes need one."""
+    """Return what completes an edit: a GPU keeps its link where the GPUs of a node change, and several nodes need a link."""
 
     def after(new: dict[str, Any]) -> dict[str, Any]:
         size, several = cluster.levels[0].size, len(cluster.levels) > 1
@@ -296,7 +298,7 @@ def _keep_links(cluster: Cluster) -> Any:
 
 
 def _cluster_upload(cluster: Cluster) -> None:
-    """A cluster file of the visitor's, and this one as a file."""
+    """Draw the upload of a cluster file, and the current cluster as a file."""
     file = st.file_uploader(
         "Or your own cluster’s file (JSON)",
         type="json",
