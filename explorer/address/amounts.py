@@ -13,7 +13,7 @@ class Unreadable(ValueError):
 
 
 def parse_tokens(text: str) -> float:
-    """A number of tokens as people write it: `15T`, `300 B`, `1e12`. Raises Unreadable."""
+    """Read a number of tokens: `15T`, `300 B`, `1e12`. Raises Unreadable."""
     match = TOKEN_COUNT.fullmatch(text.strip())
     if match is None:
         raise Unreadable("is not a number of tokens such as 15T, 300B or 1e12")
@@ -24,7 +24,7 @@ def parse_tokens(text: str) -> float:
 
 
 def format_tokens(tokens: float) -> str:
-    """A number of tokens as `parse_tokens` reads it back: `15T`."""
+    """Write a number of tokens as `parse_tokens` reads it: `15T`."""
     letter = next((x for x in "TBM" if tokens >= MAGNITUDES[x]), "")
     return f"{tokens / MAGNITUDES[letter]:.10g}{letter}"
 
@@ -33,8 +33,11 @@ BATCH_PATTERN = re.compile(r"(\d+(?:[.,]\d+)?)\s*([kKmMbB]?)\s*(tokens?|tok|samp
 
 
 def parse_batch(text: str, seq: int, num_gpus: int) -> int:
-    """Samples of a step from `256`, `256 samples` or `2M tokens`; tokens become the nearest number of samples that all GPUs share
-    evenly, or that is nearest where that is fewer than there are GPUs. Raises Unreadable."""
+    """Read the samples of a step: `256`, `256 samples` or `2M tokens`. Raises Unreadable.
+
+    Tokens become the nearest number of samples that all GPUs share evenly, or the nearest at all where that is fewer than there are
+    GPUs.
+    """
     match = BATCH_PATTERN.fullmatch(text.replace("\u202f", "").replace(" ", "").strip())
     if match is None:
         raise Unreadable(f"“{text[:40]}” is not a batch such as 256 or 2M tokens.")

@@ -1,4 +1,4 @@
-"""What one edit does to the other settings: what still stands stays, what cannot is let go and told. No Streamlit here."""
+"""What one edit does to the other settings: they stay where they can; what cannot stay is dropped and said. No Streamlit here."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MODEL_SETTINGS: Mapping[str, Any] = {
     "edit": (),
     "lit": (),
 }
-"""Settings that name parts of one model: a new one forgets them."""
+"""Settings that name parts of one model, with their defaults: a new model resets them."""
 
 
 def apply_edit(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The settings after an edit of `new`, and a sentence for each other setting that could not stay as it was.
+    """Return the settings after an edit, and a sentence for each other setting that could not stay.
 
     Sizes stay with another model or cluster: batch and tokens where the model has the positions, a mesh where it has as many GPUs,
-    and a limit of memory where the GPU has more. Of a cluster taken by name, the changes of the one before do not stay.
+    and a limit of memory where the GPU has more. Changes of the cluster before do not stay with a cluster taken by name.
     """
     after = {**current, **new}
     told: list[str] = []
@@ -44,7 +44,7 @@ def apply_edit(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict
 
 
 def _carry_batch_and_tokens(current: Mapping[str, Any], after: dict[str, Any], told: list[str]) -> None:
-    """Batch and tokens of a sample for the new model, so that a step has as many tokens where it can."""
+    """Set batch and tokens of the new model so that a step has as many tokens where it can."""
     (batch, seq), most = settings.batch_and_tokens(current), settings.max_tokens(after["model"])
     given = current["batch"] is not None or current["seq"] is not None
     now = settings.batch_and_tokens(after)
@@ -67,7 +67,7 @@ def _carry_batch_and_tokens(current: Mapping[str, Any], after: dict[str, Any], t
 
 
 def _drop_unfit_mesh_and_limit(after: dict[str, Any], told: list[str]) -> None:
-    """The mesh and the limit of memory, where the cluster has room for them."""
+    """Drop the mesh and the limit of memory where the cluster has no room for them."""
     try:
         cluster = load_cluster(settings.cluster_spec(after))
     except InputError:

@@ -1,7 +1,7 @@
 """Placements that were changed by hand: their text in the address, and the plan that they make. No Streamlit here.
 
-best:keep,LlamaDecoderLayer/mlp.up_proj.weight:R.S(0)      from the best plan, all other weights as they lie there
-megatron-lm:anew,lm_head.weight:S(1)                       from Megatron-LM's, the rest chosen anew around it
+best:keep,LlamaDecoderLayer/mlp.up_proj.weight:R.S(0)      from the best plan, all other weights as in it
+megatron-lm:anew,lm_head.weight:S(1)                       from Megatron-LM's, the rest chosen again around it
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ OTHER_WEIGHTS = {"keep": "stay as they are", "anew": "are chosen anew"}
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """From which plan (its name in the address), what becomes of the other weights, and the placements by weight key."""
+    """The plan that is edited (its id), what becomes of the other weights, and the placements by weight key."""
 
     base: str
     rest: str = "keep"
     changes: Mapping[str, Placements] = field(default_factory=dict)
 
     def write(self) -> tuple[str, ...]:
-        """As the address keeps them; empty where nothing is changed."""
+        """Return the texts of the address; empty where nothing is changed."""
         if not self.changes:
             return ()
         return f"{self.base}:{self.rest}", *(
@@ -32,19 +32,19 @@ class Edits:
         )
 
     def put(self, key: str, placements: Placements, before: tuple[Placements, ...]) -> Edits:
-        """The edits with one weight placed so; without an edit of it if it lay so `before`."""
+        """Return the edits with one weight placed so; without an edit of it where it was placed so `before`."""
         changes = {k: p for k, p in self.changes.items() if k != key}
         return replace(self, changes=changes if before == (placements,) else {**changes, key: placements})
 
 
 def parse_edits(texts: tuple[str, ...]) -> Edits:
-    """The inverse of `write`; raises PlannerError for text that is not a placement."""
+    """Invert `Edits.write`; raises PlannerError for text that is not a placement."""
     base, _, rest = texts[0].rpartition(":")
     return Edits(base, rest, dict(edit.parse_edit(t) for t in texts[1:]))
 
 
 def build_edited_plan(result: Result, plans: Mapping[str, Plan], texts: tuple[str, ...]) -> Plan:
-    """The plan with these edits; raises PlannerError with one sentence where it cannot be."""
+    """Build the plan with these edits; raises PlannerError with one sentence where it cannot be."""
     asked = parse_edits(texts)
     if asked.base not in plans:
         raise InputError(
@@ -60,5 +60,5 @@ def build_edited_plan(result: Result, plans: Mapping[str, Plan], texts: tuple[st
 
 
 def placement_options(one: Editable) -> list[str]:
-    """The placements along one axis that a weight can be given: whole, or split by any of its dims."""
+    """Return the placements along one axis that a weight can have: whole, or split by any of its dims."""
     return [str(R), *(str(Shard(d)) for d in range(len(one.meta.shape)))]

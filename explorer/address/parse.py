@@ -1,4 +1,4 @@
-"""What a text in the address may be: a parser for each kind of setting. No Streamlit here."""
+"""Parsers of the texts in an address, one for each kind of setting. No Streamlit here."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Setting:
     write: Callable[[Value], str] | None = None
 
     def format(self, value: Value) -> str:
-        """The text that `parse` reads back."""
+        """Write the text that `parse` reads."""
         if self.write is not None:
             return self.write(value)
         if isinstance(value, float):
@@ -49,7 +49,7 @@ class Setting:
 
 
 def one_of(known: Iterable[str], what: str) -> Parse:
-    """A parser of one of the known names."""
+    """Return a parser of one of the known names."""
     names = tuple(known)
 
     def parse(text: str) -> str:
@@ -61,14 +61,14 @@ def one_of(known: Iterable[str], what: str) -> Parse:
 
 
 def overlay_name(known: Iterable[str]) -> Parse:
-    """A parser of what the graph shows; what it showed in links of before is the first of these."""
+    """Return a parser of what the graph shows; names of older links are read as the first one."""
     names = tuple(known)
     parse = one_of(names, "overlay")
     return lambda text: names[0] if text in ("graph", "placement") else parse(text)
 
 
 def whole_number(least: int, most: int) -> Parse:
-    """A parser of a whole number."""
+    """Return a parser of a whole number."""
 
     def parse(text: str) -> int:
         try:
@@ -83,7 +83,7 @@ def whole_number(least: int, most: int) -> Parse:
 
 
 def positive_number(text: str) -> float:
-    """A positive number."""
+    """Read a positive number."""
     try:
         value = float(text)
     except ValueError:
@@ -94,7 +94,7 @@ def positive_number(text: str) -> float:
 
 
 def mesh_sizes(text: str) -> str:
-    """Sizes of a mesh: `2x8`."""
+    """Read the sizes of a mesh: `2x8`."""
     parts = text.lower().replace("×", "x").split("x")
     if not 1 <= len(parts) <= 3 or not all(p.isdecimal() and int(p) for p in parts):
         raise Unreadable("is not of the form 8 or 2x8")
@@ -102,26 +102,26 @@ def mesh_sizes(text: str) -> str:
 
 
 def zero_stage(text: str) -> int | str:
-    """A stage of ZeRO."""
+    """Read a stage of ZeRO."""
     if text not in map(str, STAGE_NAMES):
         raise Unreadable(f"is not a stage of ZeRO; known are {', '.join(map(str, STAGE_NAMES))}")
     return text if text == AUTO else int(text)
 
 
 def limited_text(text: str) -> str:
-    """Any text that is not too long."""
+    """Read any text that is not too long."""
     if len(text) > MAX_TEXT:
         raise Unreadable(f"is longer than {MAX_TEXT} characters")
     return text
 
 
 def text_list(text: str) -> tuple[str, ...]:
-    """Texts between commas."""
+    """Read texts between commas."""
     return tuple(t for t in limited_text(text).split(",") if t)
 
 
 def lasso_corners(text: str) -> tuple[str, ...]:
-    """Corners of a region, x and y in turn."""
+    """Read the corners of a region, x and y in turn."""
     parts = text_list(text)
     if len(parts) % 2 or not 6 <= len(parts) <= 2 * MAX_CORNERS:
         raise Unreadable(f"is not three to {MAX_CORNERS} corners, x and y in turn")
@@ -136,7 +136,7 @@ def lasso_corners(text: str) -> tuple[str, ...]:
 
 
 def one_or_two_of(known: Sequence[str], least: int) -> Parse:
-    """A parser of one or two of the known names."""
+    """Return a parser of one or two of the known names."""
 
     def parse(text: str) -> tuple[str, ...]:
         parts = text_list(text)
@@ -148,7 +148,7 @@ def one_or_two_of(known: Sequence[str], least: int) -> Parse:
 
 
 def edit_texts(text: str) -> tuple[str, ...]:
-    """`best:keep,Block/weight:R.S(0),...`: see `explorer.address.edits`."""
+    """Read `best:keep,Block/weight:R.S(0),...`: see `explorer.address.edits`."""
     head, *rest = text_list(text) or ("",)
     if not EDIT_HEAD.fullmatch(head) or not rest:
         raise Unreadable("is not of the form best:keep,Block/weight:R.S(0)")
@@ -161,7 +161,7 @@ def edit_texts(text: str) -> tuple[str, ...]:
 
 
 def setup_texts(text: str) -> tuple[str, ...]:
-    """The setup that a team runs now: see `explorer.address.setups`."""
+    """Read the setup that a team runs now: see `explorer.address.setups`."""
     try:
         return setups.parse_setup(text_list(text)).write()
     except InputError as error:
@@ -169,14 +169,14 @@ def setup_texts(text: str) -> tuple[str, ...]:
 
 
 def model_name(text: str) -> str:
-    """A model of the zoo, or the name of somebody's own."""
+    """Read a model of the zoo, or the name of an uploaded one."""
     if text in ZOO or (text.startswith("own-") and text[4:].isalnum() and len(text) < 40):
         return text
     raise Unreadable(f"is not a model of the zoo; known are {', '.join(ZOO)}")
 
 
 def cluster_name(text: str) -> str:
-    """A cluster of the list, or the name of somebody's own."""
+    """Read a cluster of the list, or the name of an uploaded one."""
     if uploaded_cluster.is_uploaded(text):
         if not uploaded_cluster.cluster_path(text).is_file():
             raise Unreadable("names a cluster of somebody’s own, which is not on this machine; upload its file again")

@@ -1,11 +1,11 @@
-"""Pinned plans: a plan by its name and the settings that made it, as text for the address.
+"""Pinned plans: a plan by its id and the settings that made it, as text for the address.
 
     best@                       the best plan of the model at the default settings
     fsdp@batch:32;nodes:4       FSDP at batch 32 on four nodes
     edited@edit:best:keep~lm_head.weight:S(1)
                                 a plan changed by hand (see `edits`)
 
-An entry without `@` is a plan of the settings as they stand, and follows them. No Streamlit here.
+An entry without `@` is a plan of the current settings, and follows them. No Streamlit here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from explorer.address.settings import REQUEST_KEYS, SETTINGS, Unreadable
 
 SEPARATOR = "@"
 EDITED_ID = "edited"
-"""The name in the address of the plan that was changed by hand."""
+"""The id in the address of the plan that was changed by hand."""
 PHRASES = {
     "cluster": "{}",
     "nodes": "{} nodes",
@@ -47,7 +47,7 @@ VALUE_NAMES: dict[str, Mapping[str, str]] = {
 
 
 def format_pin(plan_id: str, values: Mapping[str, Any]) -> str:
-    """The text of a plan at these settings."""
+    """Write a plan at these settings."""
     written = settings.to_query(values)
     parts = [f"{k}:{written[k]}" for k in REQUEST_KEYS if k != "model" and k in written]
     if plan_id == EDITED_ID and values["edit"]:  # a pin stands in a list, so it holds no comma
@@ -56,7 +56,7 @@ def format_pin(plan_id: str, values: Mapping[str, Any]) -> str:
 
 
 def parse_pin(text: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """(plan id, settings) of a pin, for the model of `values`; raises Unreadable."""
+    """Return (plan id, settings) of a pin, for the model of `values`; raises Unreadable."""
     plan_id, _, rest = text.partition(SEPARATOR)
     found = {key: s.default for key, s in SETTINGS.items()} | {"model": values["model"]}
     for part in filter(None, rest.split(";")):
@@ -70,7 +70,7 @@ def parse_pin(text: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]
 
 
 def describe_changes(values: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """The settings that differ from `current`, in words; empty if none does."""
+    """Describe the settings that differ from `current`; empty if none does."""
     told = [_describe_value(k, values[k]) for k in REQUEST_KEYS if values[k] != current[k]]
     if values["edit"] and values["edit"] != current["edit"]:
         told.append("edits " + "; ".join(e.rpartition("/")[2].replace(":", " ") for e in values["edit"][1:]))

@@ -70,7 +70,7 @@ MAX_SAMPLES = 10**6
 SCATTER_TIMES = ("communication", "exposed", "step")
 """The quantities that the scatter of plans can have on its first axis."""
 SWEEP_QUANTITIES = ("batch", "seq", "nodes", "gpus", "memory", "intra", "inter", "cluster", "model")
-"""The quantities that a sweep may vary, alone or two of them."""
+"""The quantities that a sweep may vary, one or two of them."""
 MEASURES = {"step": "step time", "tokens": "tokens a second", "memory": "memory per GPU"}
 """The measures that a sweep of two quantities can draw."""
 CLUSTER_KEYS = ("nodes", "gpus", "intra", "inter", "gpu")
@@ -158,7 +158,7 @@ REQUEST_KEYS = (
 
 
 def parse_query(params: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]:
-    """Every setting (its default where absent), and a sentence for each text that cannot be read."""
+    """Return every setting (its default where absent), and a sentence for each text that cannot be read."""
     values = {key: s.default for key, s in SETTINGS.items()}
     problems = []
     for key, text in params.items():
@@ -178,7 +178,7 @@ def _shorten(text: str) -> str:
 
 
 def to_query(values: Mapping[str, Value]) -> dict[str, str]:
-    """The address of these values: those that are not at their default."""
+    """Return the address of these values: those that are not at their default."""
     return {
         key: setting.format(values[key])
         for key, setting in SETTINGS.items()
@@ -187,7 +187,7 @@ def to_query(values: Mapping[str, Value]) -> dict[str, str]:
 
 
 def cluster_spec(values: Mapping[str, Value]) -> str:
-    """The cluster's name with its changes, as the command line and `load_cluster` read it."""
+    """Return the cluster's name with its changes, as the command line and `load_cluster` read it."""
     changes = ",".join(f"{k}={SETTINGS[k].format(values[k])}" for k in CLUSTER_KEYS if values[k] is not None)
     name = str(values["cluster"])
     base = str(uploaded_cluster.cluster_path(name)) if uploaded_cluster.is_uploaded(name) else name
@@ -195,18 +195,18 @@ def cluster_spec(values: Mapping[str, Value]) -> str:
 
 
 def _batch(values: Mapping[str, Value]) -> int | None:
-    """The batch to plan: None stays the model's own where that is what a step has."""
+    """Return the batch to plan: None where the model's own is that of the step."""
     return values["batch"] or (batch_and_tokens(values)[0] if _batch_scale(values) > 1 else None)
 
 
 EXPORTED_PREFIX = "own-pt2"
 """How the name of an exported program begins, whose example inputs fix batch, tokens and number format."""
 GPUS_PER_ZOO_BATCH = 16
-"""The zoo's batches are for so many GPUs; on more of them they grow as they do."""
+"""The zoo's batches are for this many GPUs; on more of them they grow as they do."""
 
 
 def batch_and_tokens(values: Mapping[str, Value]) -> tuple[int, int]:
-    """(samples of a step, tokens of a sample): as set, else the model's own, whose batch grows with the cluster."""
+    """Return (samples of a step, tokens of a sample): as set, else the model's own, whose batch grows with the cluster."""
     model = ZOO.get(values["model"])
     batch, seq = (model.batch, model.seq) if model else (DEFAULT_BATCH, DEFAULT_SEQ)
     return values["batch"] or batch * _batch_scale(values), values["seq"] or seq
@@ -220,7 +220,7 @@ def _batch_scale(values: Mapping[str, Value]) -> int:
 
 
 def max_tokens(model: str) -> int | None:
-    """Tokens that a sample may have at most, where the model learns a vector for each position; None elsewhere."""
+    """Return the most tokens of a sample, where the model learns a vector for each position; None elsewhere."""
     known = ZOO.get(model)
     if known is None:
         return None
@@ -233,18 +233,21 @@ def max_tokens(model: str) -> int | None:
 
 
 def count_mesh_gpus(mesh: str) -> int:
-    """GPUs of a mesh: 16 of `2x8`."""
+    """Return the GPUs of a mesh: 16 of `2x8`."""
     return math.prod(map(int, mesh.split("x")))
 
 
 def model_title(name: str) -> str:
-    """The model as people call it; one of somebody's own by its name in the address."""
+    """Name a model as people do; an uploaded one by its name in the address."""
     return MODELS.get(name, name)
 
 
 def build_request(values: Mapping[str, Value]) -> Request:
-    """The request to the planner. Micro-batches and recomputation are left to a search for the least step time alone: a search for
-    the least communication, as the papers' methods are, would cut the step into as many parts as there are."""
+    """Return the request to the planner.
+
+    Micro-batches and recomputation are left to a search for the least step time alone: a search for the least communication, as the
+    papers' methods are, would split the step into as many parts as there are.
+    """
     fixed = str(values["model"]).startswith(EXPORTED_PREFIX)
     for_time = values["method"] == "exact" and values["objective"] == "time"
     return Request(

@@ -1,4 +1,4 @@
-"""The setup that a team runs now, as text in the address: its layout, and what else of a step it settles. No Streamlit here.
+"""The setup that a team runs now, as text in the address: its layout, and what else of a step it states. No Streamlit here.
 
 fsdp=16                                  FSDP over 16 GPUs, in as many micro-batches as the recommended plan
 dp=2,fsdp=8,accumulate=4,recompute=full  HSDP in four micro-batches, every block recomputed
@@ -20,7 +20,7 @@ from planner_core.planning.methods import CP_TYPES, Layout, parse_layout
 from planner_core.planning.pricing import Setup, Statement, read_setup
 
 PLAN_ID = "our-current-setup"
-"""The plan's name in the address."""
+"""The plan's id in the address."""
 NO_RECOMPUTATION = "none"
 MAX_MICRO_BATCHES = 10**6
 WORKLOAD_SETTINGS = ("seq", "dtype", "optimizer", "precision")
@@ -36,13 +36,13 @@ class StatedSetup:
     recompute: str = NO_RECOMPUTATION
 
     def write(self) -> tuple[str, ...]:
-        """As the address keeps it."""
+        """Return the texts of the address."""
         more = [f"accumulate={self.accumulate}"] if self.accumulate else []
         more += [f"recompute={self.recompute}"] if self.recompute != NO_RECOMPUTATION else []
         return (*str(self.layout).split(","), *more)
 
     def line(self, batch: int) -> str:
-        """As people write it, for a step of `batch` samples: `FSDP 8 × TP 8, mbs 1, selective`."""
+        """Write it as people do, for a step of `batch` samples: `FSDP 8 × TP 8, mbs 1, selective`."""
         x = self.layout
         data = f"ZeRO-{x.zero}" if x.zero in (1, 2) else "DP"
         degrees = [("PP", x.pp), (data, x.dp), ("FSDP", x.fsdp), ("CP", x.cp), ("TP", x.tp)]
@@ -58,7 +58,7 @@ class StatedSetup:
 
 
 def parse_setup(words: Sequence[str]) -> StatedSetup:
-    """The inverse of `Stated.write`. Raises InputError."""
+    """Invert `StatedSetup.write`. Raises InputError."""
     own = dict(w.split("=", 1) for w in words if w.startswith(("accumulate=", "recompute=")))
     layout = parse_layout(",".join(w for w in words if w.partition("=")[0] not in own))
     times, again = own.get("accumulate"), own.get("recompute", NO_RECOMPUTATION)
@@ -82,8 +82,10 @@ NO_RECOMPUTATION_WORDS = ("no recomputation", "none", "no recompute")
 
 
 def parse_line(text: str, batch: int) -> StatedSetup:
-    """What a line such as `FSDP 8 x TP 8, mbs 1, selective` states, for a step of `batch` samples. Raises InputError for the first part
-    that is not understood."""
+    """Read a line such as `FSDP 8 x TP 8, mbs 1, selective`, for a step of `batch` samples.
+
+    Raises InputError for the first part that is not understood.
+    """
     found: dict[str, Any] = {}
     for part in filter(None, (p.strip() for p in SEPARATORS.split(text.lower()))):
         found |= _parse_part(part)
@@ -100,7 +102,7 @@ def parse_line(text: str, batch: int) -> StatedSetup:
 
 
 def _parse_part(part: str) -> dict[str, Any]:
-    """What one part of a line states, by the names of `Layout` and of `StatedSetup`; `mbs` is a size."""
+    """Read one part of a line, by the names of `Layout` and of `StatedSetup`; `mbs` is a size."""
     if part in (*RECOMPUTE, *NO_RECOMPUTATION_WORDS) and part != "auto":
         return {"recompute": NO_RECOMPUTATION if part in NO_RECOMPUTATION_WORDS else part}
     if part == "sp" or part in CP_TYPES:
@@ -122,7 +124,7 @@ def _parse_part(part: str) -> dict[str, Any]:
 
 
 def parse_file(name: str, content: bytes, num_gpus: int) -> tuple[StatedSetup, Mapping[str, Any], tuple[str, ...]]:
-    """A tool's own file, by its name: what it states, the settings of the sentence that it states too, and notes. Raises InputError."""
+    """Read a tool's own file, by its name: its setup, the settings of the sentence that it states, and notes. Raises InputError."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / Path(name).name
         file.write_bytes(content)
@@ -136,7 +138,7 @@ def parse_file(name: str, content: bytes, num_gpus: int) -> tuple[StatedSetup, M
 
 
 def _describe_unpriced(found: Setup, rest: Mapping[str, Any]) -> tuple[str, ...]:
-    """The options of the file that the page leaves out."""
+    """Name the options of the file that the page leaves out."""
     off = [f"{key} {value}" for key, value in rest.items() if value]
     more = (f"the page does not price {', '.join(off)}; `python -m planner_core price --config` does",) if off else ()
     return (*found.describe({}), *more)

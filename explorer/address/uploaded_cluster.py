@@ -22,7 +22,7 @@ MAX_STORED = 50
 
 
 def store_cluster(content: bytes, here: Cluster | None = None) -> str:
-    """Store a cluster file; returns its name. Raises InputError with the first fault of a file that does not describe a cluster.
+    """Store a cluster file; return its name. Raises InputError with the first fault of a file that is not a cluster.
 
     The hardware file of a GPU, as `calibrate` writes it, becomes the cluster `here` with this GPU.
     """
@@ -47,7 +47,7 @@ def store_cluster(content: bytes, here: Cluster | None = None) -> str:
 
 
 def _with_gpu(here: Cluster, gpu: dict[str, Any]) -> dict[str, Any]:
-    """The cluster's data with another GPU, whose sources are kept."""
+    """Return the cluster's data with another GPU, whose sources are kept."""
     there = Cluster.from_json({"gpu": gpu, "levels": here.to_json()["levels"]}, where="the file").gpu
     data = with_constants(here, there).to_json()
     about = f"{here.num_gpus} {there.name}"
@@ -55,7 +55,7 @@ def _with_gpu(here: Cluster, gpu: dict[str, Any]) -> dict[str, Any]:
 
 
 def calibration_fits(name: str) -> tuple[Fit, ...]:
-    """The fits of a cluster that was calibrated; none of any other."""
+    """Return the fits of a cluster that was calibrated; none of any other."""
     if not (is_uploaded(name) and cluster_path(name).is_file()):
         return ()
     gpu = json.loads(cluster_path(name).read_bytes()).get("gpu")
@@ -63,15 +63,15 @@ def calibration_fits(name: str) -> tuple[Fit, ...]:
 
 
 def cluster_json(cluster: Cluster) -> str:
-    """The cluster as a file that `store_cluster` reads."""
+    """Write the cluster as a file that `store_cluster` reads."""
     return json.dumps(cluster.to_json(), indent=1)
 
 
 def cluster_path(name: str) -> Path:
-    """The path of the file of this cluster."""
+    """Return the path of the file of this cluster."""
     return FOLDER / f"{name}.json"
 
 
 def is_uploaded(name: str) -> bool:
-    """Whether a name is that of an uploaded cluster, there or not."""
+    """Tell whether a name is that of an uploaded cluster, stored here or not."""
     return NAME_PATTERN.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""Components of our own: the model graph drawn as SVG in the browser, and two small helpers of the page."""
+"""The components of this project, drawn in the browser: the model graph, steps in time, SVG, the table of plans."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PLANS = st.components.v2.component(
 
 
 def draw_plans_table(data: dict[str, Any], *, key: str, on_choose: Callable[[], None]) -> None:
-    """A table of plans (see plans_table.js); a click on a row puts `{"id"}` at `st.session_state[key]["chosen"]`."""
+    """Draw a table of plans (see plans_table.js); a click on a row puts `{"id"}` at `st.session_state[key]["chosen"]`."""
     _PLANS(key=key, data=data, on_chosen_change=on_choose)
 
 
@@ -47,8 +47,10 @@ def draw_streams(data: dict[str, Any], *, key: str) -> None:
 
 
 def draw_svg(text: str, *, key: str) -> None:
-    """Show a drawing of ours; what stands in it has been escaped by who drew it. One that no page scales keeps its room free
-    while it loads, so that nothing below jumps."""
+    """Draw an SVG whose text was escaped where it was made.
+
+    A drawing that no page scales keeps its room while it loads, so that nothing below jumps.
+    """
     size = re.search(r'width="(\d+)" height="(\d+)"', text)
     if size is None or int(size[1]) > UNSCALED:
         _SVG(key=key, data={"svg": text}, height="content")
@@ -66,11 +68,14 @@ def draw_graph(
     on_view: Callable[[], None],
     height: int = HEIGHT,
 ) -> None:
-    """Draw `data` (see graph.js). A click, an opened block or another overlay puts `{"selected", "open", "show"}` at
-    `st.session_state[key]["view"]`; "open" is None until a block was opened or closed by hand."""
+    """Draw `data` (see graph.js).
+
+    A click, an opened block or another overlay puts `{"selected", "open", "show"}` at `st.session_state[key]["view"]`; "open" is None
+    until a block was opened or closed by hand.
+    """
     _GRAPH(key=key, data={**data, "height": height}, height=height, on_view_change=on_view)
 
 
 def complete_address(query: str, stamp: str) -> None:
-    """Complete the bare address of a page that was just turned to; does nothing for an empty `stamp`."""
+    """Complete the bare address of a page that was just opened; does nothing for an empty `stamp`."""
     _ADDRESS(key="address", data={"query": query, "stamp": stamp}, width="content", height=1)

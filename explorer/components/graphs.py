@@ -19,7 +19,7 @@ from planner_core.planning import Request, Result
 
 
 def graph_data(result: Result, plan_id: str, plan: Plan, edit: tuple[str, ...], show: str) -> dict[str, Any]:
-    """What the component draws: the same object for every rerun that changes neither model nor plan; `edit` as in `state.edit_of`."""
+    """Return what the component draws: the same object for every run that changes neither model nor plan."""
     return _canvas(
         result.request,
         current_setup.result_of(plan_id, result).request,
@@ -62,11 +62,11 @@ def _scene(request: Request) -> dict[str, Any]:
 
 
 MIN_SCALE = 0.72
-"""A drawing is not made smaller than this, of its size, to be seen whole."""
+"""A drawing is not scaled below this to be seen whole."""
 
 
 def default_open(drawing: graph_view.Scene, width: float, height: float) -> list[str]:
-    """At first the repeated blocks are open, where the whole drawing is then readable in the frame; else all are stacks."""
+    """Return the runs that are open at first: all, if the whole drawing is then readable in the frame; else none."""
     top = drawing.scopes[""]
     runs = [(f"run:{k}", drawing.scopes[run.block]) for k, run in enumerate(drawing.runs)]
     tall = top.height + sum(inside.height for _, inside in runs)
@@ -76,7 +76,7 @@ def default_open(drawing: graph_view.Scene, width: float, height: float) -> list
 
 
 def take_view() -> None:
-    """Callback: a node was clicked, blocks were opened, or another overlay was chosen."""
+    """Take a click on a node, opened blocks or another overlay from the component; a callback."""
     view = st.session_state["graph"].get("view") or {}
     if view.get("open") is not None:
         state.change(open=tuple(map(str, view["open"])))
@@ -84,7 +84,7 @@ def take_view() -> None:
 
 
 def show_graph(result: Result, plan_id: str, plan: Plan, width: float, height: int) -> None:
-    """The graph by its modules, coloured by what a plan does."""
+    """Draw the graph by its modules, coloured by what a plan does."""
     drawing = state.model_drawing(result.request)
     frame.warn_missing(
         "block to open", state.value("open") or (), [f"run:{k}" for k in range(len(drawing.runs))], "It is left out"

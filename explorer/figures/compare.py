@@ -1,4 +1,4 @@
-"""Figures that put plans beside each other: memory, traffic, who sends to whom. Pure: values in, plotly out."""
+"""Figures that compare plans: memory, traffic, who sends to whom. Pure: values in, plotly out."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def memory_bars(plans: Mapping[str, Plan], theme: Theme, limits: Mapping[str, in
 
 
 def _draw_limits(figure: go.Figure, capacities: Sequence[int], theme: Theme) -> None:
-    """A dashed line at the memory that plans may take across all bars; where bars are for other GPUs, across each of them."""
+    """Draw a dashed line at the memory that plans may take across all bars; where bars are for other GPUs, across each of them."""
     line = {"color": theme.text, "width": 1.5, "dash": "dash"}
     if len(set(capacities)) == 1:
         told = {
@@ -97,7 +97,7 @@ def _draw_limits(figure: go.Figure, capacities: Sequence[int], theme: Theme) -> 
 
 
 def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
-    """Bytes that one GPU sends per step: a panel a phase, colours by collective, patterns by mesh axis."""
+    """Draw the bytes that one GPU sends per step: a panel a phase, colours by collective, patterns by mesh axis."""
     phases = [
         ph for ph in PHASES if any(t.phase == ph and t.wire_bytes for p in plans.values() for t in p.cost.traffic)
     ] or ["forward"]
@@ -146,7 +146,7 @@ def _sent_bytes_and_calls(plan: Plan, phase: str, kind: str, axis: str) -> tuple
 
 
 def _plan_label(plan: Plan) -> str:
-    """A plan's name beside a bar; what its settings have of their own on a second line."""
+    """Return a plan's label of a bar; what its settings have of their own is on a second line."""
     return _escape(plan_title(plan)).replace(" (", "<br>(", 1)
 
 
@@ -155,7 +155,7 @@ def _escape(text: str) -> str:
 
 
 def traffic_matrix(grid: TrafficGrid, most: float, theme: Theme) -> go.Figure:
-    """Bytes that row sends to column in one step; empty where nothing is sent. `most` is the darkest colour, in bytes."""
+    """Draw the bytes that row sends to column in one step; empty where nothing is sent. `most` is the darkest colour, in bytes."""
     z = np.where(grid.num_bytes > 0, grid.num_bytes / 1e9, np.nan)
     n = len(z)
     figure = go.Figure(
@@ -195,6 +195,6 @@ def traffic_matrix(grid: TrafficGrid, most: float, theme: Theme) -> go.Figure:
 
 
 def _mix(colour: str, other: str, share: float) -> str:
-    """`share` of a colour in another."""
+    """Mix `share` of a colour into another."""
     both = [(int(colour[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in both)

@@ -1,4 +1,4 @@
-"""Places names beside points without overlap. Each takes the nearest free place, with a leader line if that is further away."""
+"""Places names at points without overlap. Each takes the nearest free place, with a leader line if that is further away."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Rect = tuple[float, float, float, float]
 def place_names(
     points: Sequence[tuple[float, float]], names: Sequence[str], width: float, height: float, drawn: Sequence[Rect] = ()
 ) -> list[tuple[float, float]]:
-    """Offsets in pixels (right, down) from each point to the left middle of its name, in a plot of this size in which something
-    else is `drawn` already."""
+    """Return the offset in pixels (right, down) from each point to the left middle of its name.
+
+    `width` and `height` are those of the plot, `drawn` the rectangles that are taken already.
+    """
     taken: list[Rect] = [(x - 8, y - 8, x + 8, y + 8) for x, y in points]
     taken += drawn
     offsets: list[tuple[float, float]] = [(NAME_OFFSET, 0.0)] * len(points)

@@ -1,7 +1,7 @@
 """Colours, one meaning each, for both themes.
 
-Devices wear the Okabe–Ito colours in rank order (safe for colour blindness). Communication is orange,
-compute blue; the five kinds of memory have a fixed order. Nothing is told by colour alone.
+Devices have the Okabe–Ito colours in rank order (safe for colour blindness). Communication is orange, compute blue; the five
+kinds of memory have a fixed order. Nothing is shown by colour alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DARK = Theme(text="#eceff2", muted="#a5aeb8", grid="#333a42", surface="#14181d",
 
 
 def theme_of(name: str | None) -> Theme:
-    """The theme by Streamlit's name for it."""
+    """Return the theme by Streamlit's name for it."""
     return DARK if name == "dark" else LIGHT
 
 

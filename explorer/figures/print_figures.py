@@ -1,6 +1,6 @@
 """Figures of the printed report as SVG: memory by kind, and the step in lanes. Pure: values in, SVG out.
 
-Drawn for white paper; hatching and words stand beside every colour, so that a black-and-white print still tells.
+Drawn for white paper; hatching and words go with every colour, so that a black-and-white print is readable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HATCH = (
 
 
 def memory_svg(plans: Mapping[str, Plan], limits: Mapping[str, int]) -> str:
-    """Memory per GPU stacked by kind, one bar a plan, with what it may take (`limits`, bytes) as a line."""
+    """Draw memory per GPU stacked by kind, one bar a plan, with what it may take (`limits`, bytes) as a line."""
     capacities = [limits[n] for n in plans]
     most = max(*capacities, *(_total_bytes(p) for p in plans.values())) * 1.02
     y, parts = 16.0, []
@@ -77,7 +77,7 @@ def _total_bytes(plan: Plan) -> int:
 
 
 def timeline_svg(drawn: Mapping[str, Any]) -> str:
-    """One step of each plan, in the lanes of the page (`explorer.analysis.streams`); work that is too short to see stands together."""
+    """Draw one step of each plan in lanes (`explorer.analysis.streams`); work too short to see is merged."""
     widest = max((plan["step_s"] for plan in drawn["plans"]), default=0.0) or 1.0
     y, parts, used = 0.0, [HATCH], set()
     for plan in drawn["plans"]:
@@ -107,7 +107,7 @@ class _MergedWork:
 
 
 def _merge_short(works: Sequence[Sequence[Any]], least_s: float) -> Iterator[_MergedWork]:
-    """Works in order; those of one kind that touch, of which one is shorter than `least_s`, as one."""
+    """Merge works of one kind that touch, of which one is shorter than `least_s`."""
     now: _MergedWork | None = None
     for _, kind, text, start, seconds, *_ in works:
         if now and now.kind == kind and start - now.end_s < least_s and min(seconds, now.end_s - now.start_s) < least_s:
@@ -130,7 +130,7 @@ def _work(work: _MergedWork, drawn: Mapping[str, Any], widest: float, y: float) 
 
 
 def _legend(kinds: Sequence[Mapping[str, Any]], y: float) -> tuple[list[str], float]:
-    """Colours in words, three in a row; and where the next line would stand."""
+    """Return the colours in words, three in a row, and where the next line would be."""
     parts = []
     for i, kind in enumerate(kinds):
         x, line = (i % 3) * WIDTH / 3, y + i // 3 * 14
@@ -150,13 +150,13 @@ def _axis(widest: float, y: float) -> str:
 
 
 def round_step(value: float) -> float:
-    """The next of 1, 2 or 5 times a power of ten at or above `value`."""
+    """Return the next of 1, 2 or 5 times a power of ten at or above `value`."""
     power: float = 10.0 ** math.floor(math.log10(value))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= value * (1 - 1e-9))
 
 
 def _inside(x: float, y: float, words: str, ink: str) -> str:
-    """Words in the middle of a bar."""
+    """Write words in the middle of a bar."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="9.5" text-anchor="middle" fill="{ink}">{html.escape(words)}</text>'
     )

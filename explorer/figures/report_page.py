@@ -43,7 +43,7 @@ COST_MODEL = (
 
 
 def describe_accuracy() -> str:
-    """How far predictions of published runs are off, with constants that have not seen the run's group; where to see them."""
+    """Say how far predictions of published runs are off, with constants that have not seen the run's group."""
     runs = load_published_runs()
     half, nine = np.quantile([abs(r.error(LEFT_OUT_GROUP)) for r in runs], (0.5, 0.9)).tolist()
     return (
@@ -60,9 +60,11 @@ def build_report(
     limits: Mapping[str, int] | None = None,
     budget: Budget | None = None,
 ) -> str:
-    """The file for the first plan, which is one of `result`, and those beside it; `now` is the date it carries. `graphs`, and
-    `limits` (bytes that a plan may take): by plan, where they were not all made for the same batch and GPUs. `budget`: the tokens to
-    train on."""
+    """Write the file for the first plan, which belongs to `result`, and for those shown with it.
+
+    `now` is the date it carries. `graphs` and `limits` (bytes that a plan may take) are by plan, where plans were made for different
+    batches or GPUs. `budget`: the tokens to train on.
+    """
     plans, (first, *others) = dict(shown), shown.values()
     against = shown[fastest_other(shown, next(iter(shown)))] if others else first
     graphs = graphs or dict.fromkeys(shown, result.graph)
@@ -95,18 +97,18 @@ def build_report(
 
 
 def file_name(shown: Mapping[str, Plan]) -> str:
-    """`llama-3-8b-best-megatron-lm.html`."""
+    """Name the file: `llama-3-8b-best-megatron-lm.html`."""
     model = next(iter(shown.values())).model["name"]
     return re.sub(r"[^a-z0-9.]+", "-", f"{model}-{'-'.join(shown)}".lower()) + ".html"
 
 
 def describe_versions() -> str:
-    """What made the report."""
+    """Say what made the report."""
     return f"Shardscope {planner_core.__version__}, {PLAN_SCHEMA}, Python {platform.python_version()}, numpy {metadata.version('numpy')}"
 
 
 def collect_notes(plans: Iterable[Plan], result: Result) -> list[str]:
-    """What was assumed of the model and of the cost, and what each plan says of itself."""
+    """Return what was assumed of the model and of the cost, and what each plan says of itself."""
     own = [
         f"{words.plan_title(p)}: {note}." if not note.endswith(".") else f"{words.plan_title(p)}: {note}"
         for p in plans
@@ -122,7 +124,7 @@ def collect_notes(plans: Iterable[Plan], result: Result) -> list[str]:
 
 
 def _timeline(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> str:
-    """The steps in time, as the page draws them."""
+    """Draw the steps in time, as the page does."""
     titled = {words.plan_title(p): p for p in plans.values()}
     steps = {words.plan_title(p): step_work(p, graphs[n]) for n, p in plans.items() if not p.pipeline}
     return print_figures.timeline_svg(build_streams(steps, titled, WORK))
@@ -132,7 +134,7 @@ def _timeline(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are texts; each is escaped."""
+    """Return a table; each cell is text, and is escaped."""
     top = "".join(f'<th scope="col">{html.escape(h)}</th>' for h in head)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"

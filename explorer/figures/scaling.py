@@ -1,4 +1,4 @@
-"""Figures and words of sweeps: over the number of GPUs, and over any one quantity. Pure: values in, plotly and sentences out."""
+"""Figures of sweeps over any one quantity, or two. Pure: values in, plotly out."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ LOG_SCALE_RATIO = 30.0
 def sweep_figures(
     quantity: str, points: Sequence[SweepPoint], limits: Mapping[str, int], here: str, theme: Theme
 ) -> dict[str, go.Figure]:
-    """Step time, tokens per second and memory of the best plan at each value of one quantity, by title. `limits`: bytes per GPU that a plan
-    may take, by value; `here`: the value that stands, which has a ring. A plan that does not fit is a cross."""
+    """Draw step time, tokens per second and memory of the best plan at each value of one quantity, by title.
+
+    `limits`: bytes per GPU that a plan may take, by value. `here`: the current value, which has a ring. A plan that does not fit is
+    a cross.
+    """
     figures = {}
     for measure in MEASURES:
         title, ys = measure_values(measure, {"": points})
@@ -34,7 +37,7 @@ def sweep_figures(
 
 
 def measure_values(measure: str, panels: Mapping[str, Sequence[SweepPoint]]) -> tuple[str, dict[str, list[float]]]:
-    """One measure of `settings.MEASURES` in words with its unit, and its numbers by panel, of the points that have a plan."""
+    """Return a measure of `settings.MEASURES` in words with its unit, and its numbers by panel, of points with a plan."""
     plans = {name: [(p, p.plan) for p in points if p.plan is not None] for name, points in panels.items()}
     if measure == "tokens":
         return "Tokens a second", {n: [p.tokens_per_s for p, _ in known] for n, known in plans.items()}
@@ -50,8 +53,10 @@ def measure_values(measure: str, panels: Mapping[str, Sequence[SweepPoint]]) -> 
 def small_multiples(
     quantity: str, panels: Mapping[str, Sequence[SweepPoint]], measure: str, here: tuple[str, str], theme: Theme
 ) -> dict[str, go.Figure]:
-    """One measure of the best plan at each value of a quantity, a figure for each value of another one; all have the same axes.
-    `here`: the values that stand, of the quantity and of the other one."""
+    """Draw one measure of the best plan at each value of a quantity, a figure for each value of another one.
+
+    All have the same axes. `here`: the current values of the quantity and of the other one.
+    """
     _, heights = measure_values(measure, panels)
     every = [y for ys in heights.values() for y in ys]
     wide = max(every, default=1.0) > LOG_SCALE_RATIO * min(every, default=1.0)
@@ -68,7 +73,7 @@ def small_multiples(
 
 
 def _draw_limits(figure: go.Figure, points: Sequence[SweepPoint], limits: Mapping[str, int], theme: Theme) -> None:
-    """A dashed line at the memory that plans may take."""
+    """Draw a dashed line at the memory that plans may take."""
     names = [p.name for p in points if p.plan is not None]
     figure.add_scatter(
         x=names,

@@ -40,7 +40,7 @@ PLACEMENT_COLOURS = ("#009E73", "#E69F00", "#CC79A7")
 PLACEMENT_SYMBOLS = ("circle", "square", "diamond", "circle")
 """Of marks that tell how a weight is placed, in the order of `filters.LETTERS`; the last for candidates that differ."""
 STATED_COLOUR = "#009E73"
-"""What the visitor runs now."""
+"""The colour of what the visitor runs now."""
 BORDERLESS_FROM = 20_000
 """More marks than this are drawn without a border, for speed."""
 
@@ -55,9 +55,11 @@ def plans_scatter(
     all_plans: Mapping[str, Plan] | None = None,
     marked: Sequence[str] = (),
 ) -> go.Figure:
-    """Whole-model plans: time against memory per GPU, the GPU's memory as a line. The chosen one has a ring, those that
-    tie with the fastest a dotted one; `marked` ones have a square. `all_plans` sets the axes, so that they stand still while plans are
-    filtered."""
+    """Draw whole-model plans: time against memory per GPU, the GPU's memory as a line.
+
+    The chosen plan has a ring, those that tie with the fastest a dotted one; `marked` ones have a square. `all_plans` sets the axes,
+    so that they do not move while plans are filtered.
+    """
     figure = go.Figure()
     ends = {n: _point(p, axis) for n, p in plans.items()}
     own = {n: p for n, p in plans.items() if p.method == STATED_METHOD}
@@ -124,7 +126,7 @@ def _draw_rings(
     colour: str,
     symbol: str = "circle-open",
 ) -> None:
-    """Open marks around points, of a diameter and a line's width: what is chosen, what ties, what is marked elsewhere."""
+    """Draw open marks around points; `size` is the diameter and the line's width."""
     figure.add_scatter(
         x=[x for x, _ in ends],
         y=[y for _, y in ends],
@@ -144,8 +146,10 @@ def _draw_names(
     size: tuple[float, float],
     theme: Theme,
 ) -> None:
-    """The plans' names beside their marks: a set for wide windows and a set for narrow ones, of which the style sheet shows one.
-    `limit`: GiB of memory that a plan may take, where a line lies with its words. `size`: the ends of both axes."""
+    """Write the plans' names twice, for wide windows and for narrow ones; the style sheet shows one set.
+
+    `limit`: GiB that a plan may take, where a line lies with its words. `size`: the ends of both axes.
+    """
     names = [plan_title(p) for p in plans.values()]
     for pixels, shown, mark in (
         (PLOT_WIDTH, names, WIDE),
@@ -181,7 +185,7 @@ def _draw_name(
 
 
 def plan_hover(plan: Plan) -> str:
-    """What a point says."""
+    """Return the words of a point."""
     c = plan.cost
     lines = [
         f"<b>{_escape(plan_title(plan))}</b>",
@@ -254,7 +258,7 @@ def candidates_scatter(
 
 
 def _draw_candidates(figure: go.Figure, found: Candidates, keep: BoolArray, by: str, theme: Theme) -> None:
-    """A mark for each cost of the candidates in `keep`; in one look, or by how they place the weight `by`."""
+    """Draw a mark for each cost of the candidates in `keep`; in one look, or by how they place the weight `by`."""
     weight = found.weights.index(by) if by in found.weights else None
     drawn = choosing.group_by_cost(found, keep, weight or 0)
     if weight is None:
@@ -276,7 +280,7 @@ def _draw_marks(
     look: tuple[str, str],
     opacity: float = 0.4,
 ) -> None:
-    """Some of the marks of candidates, in one symbol and colour."""
+    """Draw some of the marks of candidates, in one symbol and colour."""
     counts = drawn.count[some]
     several = counts.max(initial=1) > 1
     figure.add_scattergl(
@@ -300,7 +304,7 @@ def _draw_marks(
 
 
 def _placement_look(letter: int, weight: str, theme: Theme) -> tuple[str, str]:
-    """Colour and words of the candidates that place a weight in one way."""
+    """Return the colour and words of the candidates that place a weight in one way."""
     if letter == choosing.MIXED:
         return theme.faint, "several ways at one cost"
     return PLACEMENT_COLOURS[letter], f"{_escape(choosing.short_weight_name(weight))} {choosing.PLACEMENTS[letter]}"
@@ -328,11 +332,11 @@ FAMILY_COLOURS = {
 }
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
 TOLERANCE = 0.1
-"""The dotted lines: predicted so much more or less than measured."""
+"""The dotted lines: predicted this share more or less than measured."""
 
 
 def measured_scatter(runs: Sequence[PublishedRun], left_out: str, theme: Theme) -> go.Figure:
-    """Predicted against measured seconds of a step, on the line where both are equal; colours by layout, symbols by GPU."""
+    """Draw predicted against measured seconds of a step; colours by layout, symbols by GPU."""
     figure = go.Figure()
     ends = [r.measured_s for r in runs]
     low, high = (min(ends, default=0.1) / 1.3, max(ends, default=1.0) * 1.3)
@@ -352,7 +356,7 @@ def measured_scatter(runs: Sequence[PublishedRun], left_out: str, theme: Theme) 
 
 
 def calibrated_scatter(fits: Sequence[Fit], theme: Theme) -> go.Figure:
-    """Predicted against measured seconds of the timings of a calibration, hollow before it and filled after; a symbol for each group."""
+    """Draw predicted against measured timings of a calibration, hollow before it and filled after; a symbol a group."""
     figure = go.Figure()
     ends = [t.measured for fit in fits for t in fit.timings]
     low, high = min(ends) / 1.5, max(ends) * 1.5
@@ -380,7 +384,7 @@ def calibrated_scatter(fits: Sequence[Fit], theme: Theme) -> go.Figure:
 
 
 def errors_by_gpus(runs: Sequence[PublishedRun], left_out: str, theme: Theme) -> go.Figure:
-    """The error of each run against its number of GPUs."""
+    """Draw the error of each run against its number of GPUs."""
     figure = go.Figure()
     figure.add_hrect(y0=-100 * TOLERANCE, y1=100 * TOLERANCE, fillcolor=theme.muted, opacity=0.12, line_width=0)
     figure.add_hline(y=0, line={"color": theme.muted, "width": 1.2})
@@ -423,7 +427,7 @@ def _draw_runs(
 
 
 def _draw_legend(figure: go.Figure, runs: Sequence[PublishedRun], gpus: Sequence[str], theme: Theme) -> None:
-    """The legend: what colours and symbols mean."""
+    """Draw the legend: what colours and symbols mean."""
     families = [f for f in FAMILY_COLOURS if any(r.kind.startswith(f) for r in runs)]
     there = {r.gpu for r in runs}
     keys = [(f, "circle", FAMILY_COLOURS[f]) for f in families]

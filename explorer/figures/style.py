@@ -1,4 +1,4 @@
-"""What all figures share: their look, and the line that marks the GPU's memory. Pure."""
+"""What all figures share: their look, and the line at the memory that a plan may take. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ GIB = units.GIB
 FONT = '"Source Sans", "Source Sans 3", sans-serif'
 
 LIMIT_WORDS = "a plan may take"
-"""What stands at the line of memory in every figure."""
+"""The words at the line of memory in every figure."""
 
 
 def apply_style(figure: go.Figure, theme: Theme, height: int) -> go.Figure:
-    """The look of every figure: the page's font and colours, the legend below."""
+    """Give a figure the page's font and colours, with the legend below."""
     figure.update_layout(
         height=height,
         margin={"l": 8, "r": 16, "t": 30, "b": 92},
@@ -49,7 +49,7 @@ def apply_style(figure: go.Figure, theme: Theme, height: int) -> go.Figure:
 
 
 def draw_limit_line(figure: go.Figure, limit_bytes: int, theme: Theme) -> None:
-    """A dashed line at the memory of one GPU that a plan may take: what lies above does not fit."""
+    """Draw a dashed line at the memory of one GPU that a plan may take: what lies above does not fit."""
     figure.add_hline(
         y=limit_bytes / GIB,
         line={"color": theme.text, "width": 1.5, "dash": "dash"},

@@ -37,7 +37,7 @@ class LinkLoad:
 
 @dataclass(frozen=True, slots=True)
 class TrafficGrid:
-    """[row, column] bytes that one GPU or node sends another; `per_group` neighbours stand together in a node."""
+    """[row, column] bytes that one GPU or node sends another; each `per_group` neighbours are one node."""
 
     unit: str
     per_group: int
@@ -45,12 +45,12 @@ class TrafficGrid:
 
 
 def cluster_of(plan: Plan) -> Cluster:
-    """The cluster that a plan was made for; a pinned plan's may be another than the page's."""
+    """Return the cluster that a plan was made for; a pinned plan's may be another than the page's."""
     return Cluster.from_json(plan.cluster)
 
 
 def link_loads(plan: Plan) -> list[LinkLoad]:
-    """Every load that is not zero."""
+    """Return every load that is not zero."""
     cluster = cluster_of(plan)
     links = links_of(plan, cluster)
     found: dict[tuple[int, int, str], Floats] = {}
@@ -70,7 +70,7 @@ def link_loads(plan: Plan) -> list[LinkLoad]:
 
 
 def traffic_grid(plan: Plan, phases: Sequence[str] = PHASES) -> TrafficGrid:
-    """Who sends how much to whom in these phases; by node where there are many GPUs."""
+    """Return who sends how much to whom in these phases; by node where there are many GPUs."""
     cluster = cluster_of(plan)
     matrix, per_node = bytes_between_gpus(plan, cluster, phases), cluster.levels[0].size
     if len(matrix) <= MAX_RANKS:
@@ -85,8 +85,10 @@ def traffic_grid(plan: Plan, phases: Sequence[str] = PHASES) -> TrafficGrid:
 def cluster_svg(
     plan: Plan, phases: Sequence[str], theme: Theme, beside: Sequence[Plan] = (), per_row: int = PER_ROW
 ) -> str:
-    """The plan's cluster as SVG: links as wide as their load, and below the GPUs of a node an arc for each pair that talks.
-    Widths are shared with the plans `beside` it; two rows of `per_row` nodes are drawn."""
+    """Draw the plan's cluster: links as wide as their load, and below the GPUs of a node an arc for each pair that talks.
+
+    Widths are shared with the plans in `beside`; two rows of `per_row` nodes are drawn.
+    """
     cluster = cluster_of(plan)
     per_node = cluster.levels[0].size
     nodes = cluster.num_gpus // per_node
@@ -183,7 +185,7 @@ def _node(k: int, x: float, y: float, cluster: Cluster, matrix: Floats, scale: _
 
 
 def _arcs(first: int, middles: Sequence[float], y: float, matrix: Floats, scale: _Scale) -> str:
-    """One arc for each pair of GPUs of a node that talk, as wide as what they send each other."""
+    """Draw one arc for each pair of GPUs of a node that talk, as wide as what they send each other."""
     parts, far = [], max(1, len(middles) - 1)
     for i in range(len(middles)):
         for j in range(i + 1, len(middles)):

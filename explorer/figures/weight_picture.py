@@ -1,4 +1,4 @@
-"""A weight as the GPUs hold it: a matrix whose parts have the colours of their GPUs, at rest and where it is used. Pure."""
+"""A weight as the GPUs hold it: a matrix whose parts have the colours of their GPUs, stored and where it is used. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMED = 15.0
 
 
 def weight_picture(p: ParamPlan, mesh: DeviceMesh, shape: Sequence[int]) -> str:
-    """The weight at rest, and gathered where it is used, if that is another way."""
+    """Draw the weight as it is stored, and gathered where it is used, if that differs."""
     used = [r if axis not in p.gathered else None for axis, r in enumerate(p.working)]
     rest = draw.titled(_matrix(list(p.stored), mesh, shape), "stored")
     apart = [str(r) for r in p.stored] != [str(r) if r is not None else "R" for r in used]
@@ -26,7 +26,7 @@ def weight_picture(p: ParamPlan, mesh: DeviceMesh, shape: Sequence[int]) -> str:
 
 
 def _matrix(placed: Sequence[Placement | None], mesh: DeviceMesh, shape: Sequence[int]) -> Drawing:
-    """Rows are dim 0, columns dim 1; of a part its first GPU gives the colour. None counts as whole."""
+    """Draw the parts: rows are dim 0, columns dim 1; a part has the colour of its first GPU. None counts as whole."""
     cuts: dict[int, list[tuple[int, int]]] = {}
     stride = mesh.num_devices
     for placement, n in zip(placed, mesh.axis_sizes, strict=True):
@@ -51,7 +51,7 @@ def _matrix(placed: Sequence[Placement | None], mesh: DeviceMesh, shape: Sequenc
 
 
 def _owners(cuts: Sequence[tuple[int, int]]) -> list[int]:
-    """The first GPU of each part of a dim that is cut by several axes in turn; at most `MOST` parts."""
+    """Return the first GPU of each part of a dim that several axes split in turn; at most `MOST` parts."""
     found = [0]
     for n, stride in cuts:
         found = [rank + k * stride for rank in found for k in range(n)]

@@ -1,8 +1,7 @@
-"""A layered drawing of a directed acyclic graph, top to bottom: ranks, order, positions, routes.
+"""A layered drawing of a directed acyclic graph, top to bottom (Sugiyama): ranks, order, positions, routes.
 
-Longest-path ranks, barycentre sweeps for the order, then positions that pull a node to the middle of its
-neighbours. An edge over a few ranks bends through gaps; a longer one (a residual) runs in a lane beside the
-drawing. Pure and deterministic: equal input gives an equal drawing.
+Longest-path ranks, barycentre sweeps for the order, then positions that pull a node to the middle of its neighbours. An edge
+over a few ranks bends through gaps; a longer one (a residual) runs in a lane at the side. Pure and deterministic.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A node to place: its size in pixels, and where it would like to stand among others of its rank."""
+    """A node to place: its size in pixels, and its place in the model's code, which orders siblings."""
 
     id: str
     width: float
@@ -34,7 +33,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class GraphLayout:
-    """Centre of every box, a polyline for every edge (in the order given), and the size of the whole; left top is (0, 0)."""
+    """The centre of every box, a polyline for every edge (in the order given), and the size of the whole; left top is (0, 0)."""
 
     centres: Mapping[str, Point]
     routes: tuple[tuple[Point, ...], ...]
@@ -43,14 +42,14 @@ class GraphLayout:
 
 
 def text_width(text: str, size: float = 12.5, bold: bool = False) -> float:
-    """An estimate of the width of `text` in a sans-serif face, in pixels."""
+    """Estimate the width of a text in a sans-serif face, in pixels."""
     narrow = sum(c in "iljtf.,:;|![]()' " for c in text)
     wide = sum(c in "mwMW@×" for c in text)
     return (0.56 * (len(text) - narrow - wide) + 0.32 * narrow + 0.86 * wide) * size * (1.06 if bold else 1.0)
 
 
 def layout_graph(boxes: Sequence[Box], edges: Sequence[tuple[str, str]]) -> GraphLayout:
-    """Place `boxes` so that every edge points down."""
+    """Place boxes so that every edge points down."""
     if not boxes:
         return GraphLayout({}, (), 0.0, 0.0)
     rank = assign_ranks([b.id for b in boxes], edges)
@@ -70,7 +69,7 @@ def layout_graph(boxes: Sequence[Box], edges: Sequence[tuple[str, str]]) -> Grap
 
 
 def assign_ranks(ids: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """Longest path from a source; a source is pulled down to just above its first reader. `ids` are in execution order."""
+    """Return the longest path from a source; a source moves down to just above its first reader. `ids` are in execution order."""
     place = {name: i for i, name in enumerate(ids)}
     readers: dict[str, list[str]] = {name: [] for name in ids}
     makers: dict[str, list[str]] = {name: [] for name in ids}
@@ -91,7 +90,7 @@ def assign_ranks(ids: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[s
 def _insert_dummies(
     boxes: Sequence[Box], edges: Sequence[tuple[str, str]], rank: Mapping[str, int]
 ) -> tuple[dict[int, list[str]], list[list[str]], list[tuple[str, str]]]:
-    """Rows of ids by rank, with a dummy where a short edge passes; dummies of each edge; links between neighbouring rows."""
+    """Return rows of ids by rank with a dummy where a short edge passes, the dummies of each edge, and links between rows."""
     rows: list[list[str]] = [[] for _ in range(max(rank.values()) + 1)]
     for box in sorted(boxes, key=lambda b: b.hint):
         rows[rank[box.id]].append(box.id)
@@ -120,7 +119,7 @@ def _neighbours(links: Sequence[tuple[str, str]]) -> tuple[dict[str, list[str]],
 
 
 def _order_rows(rows: list[list[str]], links: Sequence[tuple[str, str]]) -> list[list[str]]:
-    """Barycentre sweeps, down and up."""
+    """Order the nodes of each row by barycentre sweeps, down and up."""
     up, down = _neighbours(links)
     rows = [list(r) for r in rows]
     for sweep in range(SWEEPS):
@@ -140,7 +139,7 @@ def _mean(values: Sequence[float], default: float) -> float:
 def _place_columns(
     rows: list[list[str]], links: Sequence[tuple[str, str]], widths: Mapping[str, float]
 ) -> dict[str, float]:
-    """x of every id: rows packed around 0, then pulled to the mean of their neighbours."""
+    """Return x of every id: rows packed around 0, then pulled to the mean of their neighbours."""
     up, down = _neighbours(links)
     x: dict[str, float] = {}
     for row in rows:
@@ -160,7 +159,7 @@ def _place_columns(
 
 
 def _separate(wish: list[float], widths: list[float]) -> list[float]:
-    """Nearest positions to `wish`, in order and without overlap: the mean of a push right and a push left."""
+    """Return the nearest positions to `wish`, in order and without overlap: the mean of a push right and a push left."""
     right, left = wish[:], wish[:]
     for i in range(1, len(wish)):
         right[i] = max(right[i], right[i - 1] + (widths[i - 1] + widths[i]) / 2 + NODE_GAP)
@@ -191,7 +190,7 @@ def _route_edges(
 
 
 class _SideLanes:
-    """Hands out side lanes: shorter edges first, so that longer ones run outside them."""
+    """Assigns side lanes: shorter edges first, so that longer ones run outside them."""
 
     def __init__(
         self, centres: Mapping[str, Point], size: Mapping[str, tuple[float, float]], rank: Mapping[str, int]
@@ -208,7 +207,7 @@ class _SideLanes:
         self.turn = -1
 
     def route(self, src: str, dst: str) -> tuple[Point, ...]:
-        """Out of the side of `src`, down the lane, into the side of `dst`; through the gaps where others are in the way."""
+        """Route an edge out of the side of `src`, down the lane, into the side of `dst`; through gaps where others are in the way."""
         first, last = self.rank[src], self.rank[dst]
         side = self._side(src, dst)
         reach = self.extent[side]
@@ -241,7 +240,7 @@ class _SideLanes:
 def _move_to_origin(
     centres: Mapping[str, Point], size: Mapping[str, tuple[float, float]], routes: Sequence[tuple[Point, ...]]
 ) -> GraphLayout:
-    """The same drawing with its left top at (0, 0)."""
+    """Move a drawing so that its left top is (0, 0)."""
     xs = [c[0] - size[n][0] / 2 for n, c in centres.items()] + [p[0] for route in routes for p in route]
     ends = [c[0] + size[n][0] / 2 for n, c in centres.items()] + [p[0] for route in routes for p in route]
     left, right = min(xs), max(ends)

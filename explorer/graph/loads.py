@@ -53,7 +53,7 @@ def node_loads(plan: Plan, drawing: Scene, graph: Graph) -> NodeLoads:
 
 
 def _saved_bytes_by_op(block_memory: BlockMemory) -> Mapping[str, int]:
-    """By op: bytes that it is the first to keep; where forward runs again, those of results that the plan keeps."""
+    """Return by op the bytes that it is the first to keep; where forward runs again, those of results that the plan keeps."""
     items, held = block_memory.storages.block.items, block_memory.kept_results()
     plain = block_memory.storages.plan.recompute == "none"
     return {
@@ -66,7 +66,7 @@ def _saved_bytes_by_op(block_memory: BlockMemory) -> Mapping[str, int]:
 def _node_load(
     node: Node, block: Block, bp: BlockPlan, held: tuple[Mapping[str, int], Mapping[str, int]], model: CostModel
 ) -> tuple[float, float]:
-    """`held`: bytes by weight of the block, and bytes that are kept by op."""
+    """Return the load of one node; `held` is (bytes by weight of the block, saved bytes by op)."""
     weights, kept = held
     num_bytes = sum(weights.get(name, 0) for name, _ in node.weights) + sum(kept.get(op.name, 0) for op in node.ops)
     return num_bytes, sum(_op_flops(block, bp, op, model) for op in node.ops)
@@ -81,7 +81,7 @@ def _op_flops(block: Block, bp: BlockPlan, op: Op, model: CostModel) -> float:
 
 
 def to_json(found: NodeLoads) -> dict[str, Any]:
-    """What the component draws: per overlay each node's words and shade, and the scale of the shades."""
+    """Return what the component draws: per overlay each node's words and shade, and the scale of the shades."""
     kinds: tuple[tuple[str, int, Callable[[float], str]], ...] = (
         ("memory", 0, units.memory),
         ("flops", 1, units.flops),

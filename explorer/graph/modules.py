@@ -1,8 +1,8 @@
-"""A coarsened model drawn by its modules: a norm is one node, not its mean, its root and its products. Pure.
+"""Groups a coarsened model by its modules: a norm is one node, not its mean, its root and its products. Pure.
 
-Groups of one module that has weights become one node. What lies between modules joins the one whose result it works on, or the only
-one that reads it: a rotation joins the projection before it, a product of two branches the one behind. Sums of branches, attention,
-the loss and calls of blocks stay. Where that would make a cycle, the block stays as it was.
+Groups of one module that has weights become one node. What is computed between modules joins the module whose result it uses, or
+the only one that reads it: a rotation joins the projection before it, a product of two branches the one after it. Sums of
+branches, attention, the loss and calls of blocks stay. Where that would make a cycle, the block stays as it was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STANDALONE_KINDS = (Kind.ATTENTION, Kind.LOSS)
 
 
 def group_by_module(coarse: CoarseGraph) -> CoarseGraph:
-    """The same graph with fewer, larger groups; a node has the name of the group that leads it."""
+    """Return the same graph with fewer, larger groups; a node has the name of the group that leads it."""
     return replace(
         coarse, top=_join_groups(coarse.top), blocks={name: _join_groups(b) for name, b in coarse.blocks.items()}
     )
@@ -48,7 +48,7 @@ def _is_group(coarse: CoarseBlock, key: int) -> bool:
 
 
 def _module_heads(coarse: CoarseBlock) -> dict[int, int]:
-    """Node -> the node that it is drawn in, at first: the first of its module, where that has weights of its own."""
+    """Return for each node the first node of its module, if the module has weights of its own; else the node itself."""
     block = coarse.block
     owners = {_module_path(op) for g in coarse.groups for op in _group_ops(block, g) if _has_weight(block, op)} - {""}
     first: dict[str, int] = {}
@@ -65,7 +65,7 @@ def _module_heads(coarse: CoarseBlock) -> dict[int, int]:
 
 
 def _neighbours(coarse: CoarseBlock) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
-    """(nodes whose results a node reads, nodes that read its results); -1 reads what the block gives, and makes what it is given."""
+    """Return (nodes whose results a node reads, nodes that read its results); -1 stands for the block's inputs and outputs."""
     block = coarse.block
     made = {o: key for key, node in enumerate(coarse.nodes) for item in _node_items(block, node) for o in item.outputs}
     reads: dict[int, set[int]] = {key: set() for key in range(len(coarse.nodes))}
@@ -84,7 +84,7 @@ def _neighbours(coarse: CoarseBlock) -> tuple[dict[int, set[int]], dict[int, set
 
 
 def _order_nodes(coarse: CoarseBlock, home: Mapping[int, int], reads: Mapping[int, set[int]]) -> CoarseBlock | None:
-    """The joined nodes, each behind all that it reads; None where two read each other."""
+    """Return the merged nodes, each after all that it reads; None where two read each other."""
     members: dict[int, list[int]] = {}
     for key, end in home.items():
         members.setdefault(end, []).append(key)
@@ -110,13 +110,13 @@ def _merge_groups(coarse: CoarseBlock, keys: list[int]) -> Group | int:
 
 
 def _lead_weight_bytes(block: Block, op: Op) -> int:
-    """Bytes of an op's weights; one that is attention or the loss leads in any case."""
+    """Return the bytes of an op's weights; attention and the loss lead in any case."""
     held = sum(block.values[i].meta.num_bytes for i in op.inputs if block.values[i].kind == "parameter")
     return held + (1 << 60) * (operator(op.fn).kind in STANDALONE_KINDS)
 
 
 def _is_loose(block: Block, group: Group) -> bool:
-    """Whether a group is neither a module's, nor stands for itself."""
+    """Tell whether a group has no weights and does not stand for itself."""
     return not _stands_alone(block, group) and not any(_has_weight(block, op) for op in _group_ops(block, group))
 
 

@@ -24,7 +24,7 @@ def variants(plan: Plan, scope: str) -> dict[str, BlockPlan]:
 
 
 def node_messages(plan: Plan, drawing: Scene, graph: Graph) -> dict[str, list[dict[str, Any]]]:
-    """Per node: what it sends, one copy: phase, kind, axis, bytes, times, and whether before it, after it or for its weight."""
+    """Return what one copy of each node sends: phase, kind, axis, bytes, times, and where it is drawn."""
     model = cost_model_of(plan)
     found: dict[str, list[dict[str, Any]]] = {}
     for scope, content in drawing.scopes.items():
@@ -70,7 +70,7 @@ def _message_json(m: Message, plan: Plan) -> dict[str, Any]:
 
 
 def nodes_without_rule(drawing: Scene, unknown: tuple[str, ...]) -> dict[str, str]:
-    """Nodes with an op that no rule splits, and the sentence about them. `unknown` as in `pipeline.Result.unknown_ops`."""
+    """Return the nodes with an op that no rule splits, and a sentence about each (see `pipeline.Result.unknown_ops`)."""
     missing = set(unknown)
     found = {}
     for scope, content in drawing.scopes.items():
@@ -82,7 +82,7 @@ def nodes_without_rule(drawing: Scene, unknown: tuple[str, ...]) -> dict[str, st
 
 
 def overlay_legends(plan: Plan) -> dict[str, str]:
-    """What each overlay shows, of which plan, in words and with its unit."""
+    """Say what each overlay shows, of which plan, and with its unit."""
     mesh = words.mesh_words(plan.mesh)
     whose = f"{words.plan_title(plan)} on {mesh}"
     sends = f"under {whose}: bytes of whole tensors, in one copy of each block; thicker is more"

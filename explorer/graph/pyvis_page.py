@@ -28,7 +28,7 @@ EXTERNAL = re.compile(
 
 
 def folded_page(coarse: CoarseGraph, title: str) -> str:
-    """A page with the top graph and, right of it, each unique block once with its ×N."""
+    """Return a page with the top graph and, right of it, each unique block once with its ×N."""
     drawing = build_scene(coarse)
     net = Network(height="100vh", width="100%", directed=True, cdn_resources="in_line", heading="")
     left = 0.0
@@ -48,7 +48,7 @@ def folded_page(coarse: CoarseGraph, title: str) -> str:
 
 
 def _add_wire(net: Network, scope: str, wire: Wire, left: float) -> None:
-    """An edge; one that runs in a side lane goes by way of the lane's corners, so that it passes no node."""
+    """Draw an edge; one in a side lane goes through the lane's corners, so that it crosses no node."""
     lane = any(a[1] == b[1] for a, b in pairwise(wire.points))
     stops = [_vis_id(scope, wire.src)]
     for k, (x, y) in enumerate(wire.points[1:-1] if lane else ()):

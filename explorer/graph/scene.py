@@ -2,8 +2,8 @@
 
     CoarseGraph --scopes--> boxes and edges --layered--> Scene --to_json--> the component and the stand-alone page
 
-A run of equal calls is one node "name ×N" that opens to its block's scope. Node ids are the group's name at the
-top and `block:group` inside a block, so an address names a node for as long as the model's code does.
+A run of equal calls is one node "name ×N" that opens to its block's scope. Node ids are the group's name at the top and
+`block:group` inside a block, so an address names a node for as long as the model's code does.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from planner_core.search.network import Run, find_runs
 NODE_HEIGHT = 34.0
 PORT_HEIGHT = 16.0
 MAX_NAME_LENGTH = 24
-"""Letters of a name in a brief drawing; of a longer one the end is shown."""
+"""Letters of a name in a brief drawing; a longer one is cut at its front."""
 IN, OUT = "in", "out"
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One box. `kind` is weight, attention, join, loss, op, port or block; numbers are of one copy, whole tensors.
+    """One box. `kind` is weight, attention, norm, join, loss, op, port or block; numbers are of one copy, whole tensors.
 
     `weights` are (name in the block, meta); `call` is the index of the run in `Scene.runs` for kind "block".
     """
@@ -96,7 +96,7 @@ class Scene:
     titles: Mapping[str, str] = field(default_factory=dict)
 
     def node(self, node_id: str) -> Node | None:
-        """The node of this id, wherever it stands."""
+        """Return the node of this id, in whatever scope."""
         found = (
             p.node for s in self.scopes.values() for p in s.nodes if p.node.id == node_id and p.node.kind != "port"
         )
@@ -104,8 +104,7 @@ class Scene:
 
 
 def build_scene(coarse: CoarseGraph, *, brief: bool = False) -> Scene:
-    """The drawing of a model: every unique block laid out once. `brief`: nodes
-    have names alone, and sums are small."""
+    """Draw a model: every unique block is laid out once. `brief`: nodes show names alone, and sums are small."""
     runs, _ = find_runs(coarse.graph.top)
     titles = {name: block_title(name, coarse.graph.calls()) for name in coarse.blocks}
     scopes = {name: _scope(name, block, [], titles, brief) for name, block in coarse.blocks.items()}
@@ -114,7 +113,7 @@ def build_scene(coarse: CoarseGraph, *, brief: bool = False) -> Scene:
 
 
 def block_title(name: str, calls: Any) -> str:
-    """A block by the path of its copies: `model.layers.*`; the block's own name where it is called once."""
+    """Name a block by the path of its copies: `model.layers.*`; by its class where it is called once."""
     prefixes = [c.prefix for c in calls if c.block == name]
     rows_ = [p.split(".") for p in prefixes]
     if not rows_ or len({len(r) for r in rows_}) != 1:
@@ -137,18 +136,18 @@ def _scope(name: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str,
 
 
 def _first_op_index(node: Node, block: Block) -> float:
-    """Where the node's first op stands in the model's code: siblings are drawn in this order."""
+    """Return the place of the node's first op in the model's code: siblings are drawn in this order."""
     return float(block.items.index(node.ops[0])) if node.ops else 0.0
 
 
 def _shorten(node: Node) -> Node:
-    """A node by its name alone; a sum of branches by its sign."""
+    """Reduce a node to its name; a sum of branches to its sign."""
     name = "+" if node.kind == "join" and node.name == "add" else node.name
     return replace(node, sub="", name=name if len(name) <= MAX_NAME_LENGTH else f"…{name[1 - MAX_NAME_LENGTH :]}")
 
 
 def _brief_size(node: Node) -> tuple[float, float]:
-    """Width and height of a node that shows its name, and below it how its weight is split."""
+    """Return the width and height of a node that shows its name, and below it how its weight is split."""
     if node.kind == "port" or node.name == "+":
         return (26.0, 8.0) if node.kind == "port" else (26.0, 20.0)
     if node.kind == "block":
@@ -169,7 +168,7 @@ def _width(node: Node) -> float:
 def _build_nodes(
     scope: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str, str]
 ) -> tuple[list[Node], dict[int, str]]:
-    """Nodes in execution order, and which node makes each value."""
+    """Return the nodes in execution order, and which node makes each value."""
     block = coarse.block
     nodes: list[Node] = []
     made: dict[int, str] = {}
@@ -196,7 +195,7 @@ def _build_nodes(
 
 
 def _distinguish_names(nodes: list[Node]) -> list[Node]:
-    """Weights that share a name take that of their parent module as well: `mlp.c_proj`."""
+    """Give weights that share a name the name of their parent module too: `mlp.c_proj`."""
     counts = Counter(n.name for n in nodes if n.weights)
     return [replace(n, name=_qualified_name(n)) if n.weights and counts[n.name] > 1 else n for n in nodes]
 
@@ -226,7 +225,7 @@ def _run_node(k: int, run: Run, block: Block, titles: Mapping[str, str]) -> Node
 
 
 def run_title(run: Run) -> str:
-    """`model.layers.*` for the copies of this run alone; the prefix itself for a single copy."""
+    """Name a run by the path of its copies: `model.layers.*`; a single copy by its prefix."""
     rows_ = [c.prefix.split(".") for c in run.calls]
     return ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*rows_, strict=False))
 
@@ -262,13 +261,13 @@ def _group_node(scope: str, block: Block, group: Group) -> Node:
 
 
 def _module_of(lead: Op) -> str:
-    """`self_attn.q_proj (Linear)`: where the op stands in the block's code, and the class."""
+    """Return where the op is in the block's code, and the class: `self_attn.q_proj (Linear)`."""
     path = lead.name.rpartition("/")[0]
     return f"{path} ({lead.module})" if path and lead.module else path or lead.module
 
 
 def _name_and_subtitle(lead: Op, has_weight: bool, out: TensorMeta) -> tuple[str, str]:
-    """What a node is called: its module where it has a weight, else what it does; below, the other and the shape."""
+    """Return a node's name (its module if it has a weight, else what it does), and below it the other and the shape."""
     path = lead.name.rpartition("/")[0].split(".")
     module = path[-1].partition("@")[0]
     if module.isdecimal() and len(path) > 1:
@@ -292,7 +291,7 @@ def _node_kind(lead: Op, has_weight: bool, num_matrices: int, num_inputs: int) -
 
 
 def _saved_bytes(block: Block, ops: tuple[Op, ...]) -> int:
-    """Bytes that autograd keeps for these ops, each storage once, parameters left out."""
+    """Return the bytes that autograd keeps for these ops, each storage once, without parameters."""
     kept: dict[int, int] = {}
     for op in ops:
         for i in op.saved:
@@ -306,7 +305,7 @@ def _saved_bytes(block: Block, ops: tuple[Op, ...]) -> int:
 def _build_edges(
     block: Block, coarse: CoarseBlock, runs: list[Run], nodes: list[Node], made: Mapping[int, str], scope: str
 ) -> list[tuple[str, str]]:
-    """Pairs of nodes between which an activation goes, each once."""
+    """Return the pairs of nodes between which an activation goes, each once."""
     pairs: dict[tuple[str, str], None] = {}
     readers = [(n.id, [i for op in n.ops for i in op.inputs]) for n in nodes]
     readers += [(f"run:{k}", [i for c in run.calls for i in c.inputs]) for k, run in enumerate(runs)]
@@ -322,12 +321,12 @@ def _build_edges(
 
 
 def lead_op(node: Node) -> Op | None:
-    """The operation whose choices a node has."""
+    """Return the operation whose choices a node has."""
     return next((op for op in node.ops if is_heavy(op)), node.ops[0]) if node.ops else None
 
 
 def node_choices(node: Node, coarse: CoarseGraph) -> list[tuple[str, str, str]]:
-    """The ways to run the node's leading op along one mesh axis: (name of the split, operands, results)."""
+    """Return the ways to run the node's leading op along one mesh axis: (name of the split, operands, results)."""
     block, lead = find_block(node, coarse), lead_op(node)
     if lead is None:
         return []
@@ -342,7 +341,7 @@ def node_choices(node: Node, coarse: CoarseGraph) -> list[tuple[str, str, str]]:
 
 
 def _dim_words(name: str, lead: Op, block: Block, coarse: CoarseGraph) -> str:
-    """A dim of a rule in words: `d0` is the batch where it has its size, `out` the output features."""
+    """Name a dim of a rule: `d0` is the batch where it has its size, `out` the output features."""
     words = {"out": "output features", "in": "input features", "o": "output features", "i": "input features"}
     if name[:1] != "d" or not name[1:].isdecimal():
         return words.get(name, name)
@@ -354,13 +353,13 @@ def _dim_words(name: str, lead: Op, block: Block, coarse: CoarseGraph) -> str:
 
 
 def find_block(node: Node, coarse: CoarseGraph) -> Block:
-    """The block in which a node stands."""
+    """Return the block that a node belongs to."""
     name, _, rest = node.id.rpartition(":")
     return coarse.blocks[name].block if rest and name in coarse.blocks else coarse.top.block
 
 
 def node_facts(node: Node) -> list[tuple[str, str]]:
-    """What the hover card says."""
+    """Return the lines of the hover card."""
     lines: list[tuple[str, str]] = []
     if node.outputs:
         lines.append(("result", format_tensor(node.outputs[0])))
@@ -372,5 +371,5 @@ def node_facts(node: Node) -> list[tuple[str, str]]:
 
 
 def format_tensor(meta: TensorMeta) -> str:
-    """`bfloat16 [64, 8192, 4096]`."""
+    """Write a tensor: `bfloat16 [64, 8192, 4096]`."""
     return f"{meta.dtype} {units.shape(meta.shape)}"

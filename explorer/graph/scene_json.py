@@ -8,7 +8,7 @@ from explorer.graph.scene import PlacedNode, Scene, node_facts
 
 
 def to_json(drawing: Scene) -> dict[str, Any]:
-    """Plain data for the component. All text is text: the component never reads it as markup."""
+    """Return plain data for the component. All text is text: the component never reads it as markup."""
     return {
         "title": drawing.title,
         "scopes": {

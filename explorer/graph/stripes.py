@@ -17,8 +17,11 @@ DIMS = ("rows", "columns")
 
 @dataclass(frozen=True, slots=True)
 class WeightSplit:
-    """A weight on the mesh: over how many GPUs it is sharded and gathered at use, over how many the optimizer's part alone is, and into
-    how many parts each dim is split where it is used."""
+    """How a weight is split over the mesh.
+
+    `gathered`: GPUs that it is sharded over and gathered from at use. `stored`: GPUs that share the optimizer's part alone.
+    `split`: parts of each dim where the weight is used.
+    """
 
     gathered: int
     stored: int
@@ -45,7 +48,7 @@ class WeightSplit:
 
 
 def split_of(p: ParamPlan, mesh: DeviceMesh) -> WeightSplit:
-    """How a weight lies."""
+    """Return how a weight is split over a mesh."""
     gathered, stored = 1, 1
     split: dict[int, int] = {}
     for axis, n in enumerate(mesh.axis_sizes):
@@ -62,14 +65,14 @@ def split_of(p: ParamPlan, mesh: DeviceMesh) -> WeightSplit:
 
 
 def largest_weight(node: Node, block: BlockPlan) -> tuple[str, ParamPlan] | None:
-    """The largest weight of a node, and its plan."""
+    """Return the largest weight of a node, and its plan."""
     held = [w for w in node.weights if w[0] in block.params]
     name = max(held, key=lambda w: (len(w[1].shape), w[1].num_bytes), default=None)
     return (name[0], block.params[name[0]]) if name else None
 
 
 def node_stripes(plan: Plan, drawing: Scene) -> dict[str, dict[str, Any]]:
-    """Node -> the stripe that the component draws; of a run of blocks, what most of its weights do."""
+    """Return the stripe that the component draws for each node; of a run of blocks, that of most of its weights."""
     found: dict[str, dict[str, Any]] = {}
     common: dict[str, WeightSplit] = {}
     for scope, content in drawing.scopes.items():
@@ -91,8 +94,10 @@ def node_stripes(plan: Plan, drawing: Scene) -> dict[str, dict[str, Any]]:
 
 
 def node_stages(plan: Plan, drawing: Scene) -> dict[str, list[list[int]]]:
-    """By node of the top: (stage, copies of it) in order, of a plan with pipeline stages. A node that is no run has one stage: what
-    stands before the first copy belongs to the first stage, what stands behind a copy to the stage of that copy."""
+    """Return by node of the top (stage, copies of it) in order, for a plan with pipeline stages.
+
+    A node that is not a run has one stage: that of the last copy before it, or the first stage.
+    """
     cut = plan.pipeline
     if cut is None:
         return {}

@@ -1,4 +1,4 @@
-"""The generated code of a plan's blocks with the operators of each line, from a process of its own: the server never imports torch."""
+"""The functions of a generated program with the operators of each line. No Streamlit here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Function:
 
 
 def functions_of(lines: Sequence[Line]) -> tuple[Function, ...]:
-    """The functions that hold operators."""
+    """Return the functions that hold operators."""
     found: list[Function] = []
     own: list[CodeLine] = []
     label = ""

@@ -1,4 +1,4 @@
-"""Exports and verification by the command line, in a process of their own: the server never imports torch."""
+"""Exports and verification by the command line, in processes of their own: the server never imports torch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ TIME_LIMIT_S = 120
 
 
 FORMS = tuple(t for t in TARGETS.values() if t.name != "json")
-"""The forms of the page; the plan file itself stands beside them."""
+"""The forms of the page; the plan file itself is offered next to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedFile:
-    """The file, or why there is none; `remarks` is what the exporter said (what the target cannot express), `nearest` what
-    the form's own way costs beside the plan (see `planner_core.exporters.nearest.FormCost`)."""
+    """The file, or why there is none.
+
+    `remarks`: what the exporter said (what the target cannot express). `nearest`: what the form costs against the plan (see
+    `planner_core.exporters.nearest.FormCost`).
+    """
 
     content: str
     remarks: tuple[str, ...]
@@ -34,12 +37,12 @@ class ExportedFile:
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan file."""
+    """Return the text of the plan file."""
     return json.dumps(plan_to_json(plan), indent=1)
 
 
 def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> ExportedFile:
-    """The plan in another form, by `python -m planner_core export`; with `near` the nearest that the form can hold."""
+    """Write the plan in another form, by `python -m planner_core export`; with `near` the nearest that the form can express."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / f"train{suffix}"
         options = ["--to", target, "-o", str(result), "--json", *(["--nearest"] * near)]
@@ -52,7 +55,7 @@ def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> Expor
 
 
 def run_module(plan: Plan, folder: str, what: str, *module: str, options: Sequence[str] = ()) -> dict[str, Any]:
-    """The JSON that `python -m MODULE plan.json OPTIONS` prints; the plan's file is written into `folder`.
+    """Return the JSON that `python -m MODULE plan.json OPTIONS` prints; the plan's file is written into `folder`.
 
     Raises:
         PlannerError: what the process said last where it failed, or that `what` took too long.
@@ -75,13 +78,13 @@ def _command(plan: Plan, folder: str, *module: str, options: Sequence[str] = ())
 
 
 def last_line(stderr: str) -> str:
-    """What a process said last, without its warnings before."""
+    """Return what a process said last, without its warnings before."""
     lines = [line for line in stderr.strip().splitlines() if line.strip()]
     return lines[-1][:900] if lines else "no reason given"
 
 
 def run_verification(plan: Plan, *options: str, tick: Callable[[float], None] | None = None) -> dict[str, Any]:
-    """What verification found; `tick(seconds)` is called while it runs and may raise to stop it."""
+    """Return what verification found; `tick(seconds)` is called while it runs and may raise to stop it."""
     with tempfile.TemporaryDirectory() as folder:
         return _watched(_command(plan, folder, "planner_core", "verify", options=[*options, "--json"]), tick)
 

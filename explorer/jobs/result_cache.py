@@ -49,8 +49,10 @@ class ResultCache(Generic[K, V]):
             self._kept.popitem(last=False)
 
     def get(self, key: K, make: Callable[[], V], waiting: Callable[[], None] = lambda: None) -> V:
-        """The result, made in this thread where it is not there. While another thread makes it, `waiting` is called now
-        and then, and may raise."""
+        """Return the result; make it in this thread where it is not cached.
+
+        While another thread makes it, `waiting` is called now and then, and may raise.
+        """
         while True:
             with self._lock:
                 if key in self._kept:

@@ -1,5 +1,7 @@
-"""A user's own model, a Hugging Face config.json or a `.pt2` file of torch.export: data, never code. Captured in a process of its own,
-bounded in size, memory and time."""
+"""An uploaded model, a Hugging Face config.json or a `.pt2` file of torch.export: data, never code.
+
+It is captured in a process of its own, bounded in size, memory and time.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ MAX_EXPORTED_BYTES = 64 * 2**20
 """Of a .pt2 file; the uploader's own limit, maxUploadSize in .streamlit/config.toml, is the same 64 MB."""
 CONFIG, EXPORTED = "config.json", "model.pt2"
 ZIP = b"PK\x03\x04"
-"""How a .pt2 file begins."""
+"""The first bytes of a .pt2 file."""
 TIME_LIMIT_S = 120
 MAX_STORED = 50
 """Models that are kept, the latest."""
@@ -76,7 +78,7 @@ def _store(content: bytes, file: str) -> str:
 
 
 def _source(name: str) -> Path | None:
-    """The stored file of a model; None where it is not on this machine."""
+    """Return the stored file of a model; None where it is not on this machine."""
     folder = FOLDER / name.removeprefix("own-")
     return next((folder / file for file in (CONFIG, EXPORTED) if (folder / file).is_file()), None)
 
@@ -89,7 +91,7 @@ def _remove_oldest() -> None:
 
 
 def describe_config(name: str) -> str:
-    """What the file says at first sight, in words: `llama, LlamaForCausalLM: 32 layers, 4,096 wide, ...`."""
+    """Say what the file says at first sight: `llama, LlamaForCausalLM: 32 layers, 4,096 wide, ...`."""
     file = _source(name)
     if file is None or file.name == EXPORTED:
         return "a graph of torch.export"
@@ -108,7 +110,7 @@ def describe_config(name: str) -> str:
 
 
 def model_title(name: str) -> str:
-    """What the config calls its model: its own name, else its class; `your own model` where there is no such config."""
+    """Return the model's own name in the config, else its class; a general name where there is no such config."""
     file = _source(name)
     if file is None or file.name == EXPORTED:
         return UNNAMED if file is None else "your .pt2 model"
@@ -120,7 +122,7 @@ def model_title(name: str) -> str:
 
 
 def describe_capture(name: str) -> str | None:
-    """What the capture found, and how long it took; None before the first."""
+    """Say what the capture found, and how long it took; None before the first."""
     file = FOLDER / name.removeprefix("own-") / "told.json"
     if not file.is_file():
         return None
@@ -130,9 +132,9 @@ def describe_capture(name: str) -> str | None:
 
 
 def load_graph(request: Request, say: Callable[[str], None] | None = None) -> Graph:
-    """The graph of a stored config at the request's workload; captured in a subprocess the first time.
+    """Return the graph of a stored config at the request's workload; captured in a subprocess the first time.
 
-    `say` is told how long it takes, and may raise to stop it.
+    `say` gets the progress, and may raise to stop.
     """
     folder, source = FOLDER / request.model.removeprefix("own-"), _source(request.model)
     if source is None:
@@ -159,7 +161,7 @@ def load_graph(request: Request, say: Callable[[str], None] | None = None) -> Gr
 
 
 def _capture(source: Path, options: dict[str, Any], target: Path, say: Callable[[str], None]) -> None:
-    """Run `CAPTURE`; the graph appears under its name when it is whole. Nothing that was started outlives this call."""
+    """Run `CAPTURE`; the graph appears under its name when it is complete. Nothing that was started outlives this call."""
     part = target.with_suffix(f".{os.getpid()}.part")
     command = [sys.executable, "-m", CAPTURE, str(source), json.dumps(options), str(part)]
     root = Path(__file__).resolve().parents[2]

@@ -25,7 +25,7 @@ FILTERS: Mapping[str, tuple[str, Callable[[PublishedRun], str | int]]] = {
 
 
 def filtered(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
-    """The controls, and the runs that pass them all."""
+    """Draw the filters; return the runs that pass them all."""
     passing = list(runs)
     with st.container(horizontal=True, key="run_filters"):
         for key, (label, of) in FILTERS.items():
@@ -55,7 +55,7 @@ def _take(key: str, widget: str) -> None:
 
 
 def left_out() -> str:
-    """The control: which runs the constants that predict a run have not seen."""
+    """Draw the control for the runs that the constants of a prediction have not seen."""
     widget = state.widget_key("w_left_out", state.value("left_out"))
     st.segmented_control(
         "Constants fitted to",
@@ -74,7 +74,7 @@ def left_out() -> str:
 
 
 def told(runs: Sequence[PublishedRun], out: str) -> str:
-    """How far predictions are off. Our own steps of one rank have a sentence of their own, since they say nothing of a network."""
+    """Say how far predictions are off; this project's own steps of one rank apart, since they say nothing of a network."""
     ours = {r.id for r in load_own_runs()}
     published, own = ([r for r in runs if (r.id in ours) is mine] for mine in (False, True))
     sentences = []
@@ -96,7 +96,7 @@ def told(runs: Sequence[PublishedRun], out: str) -> str:
 
 
 def charts(runs: Sequence[PublishedRun], out: str) -> None:
-    """Both pictures; a click on a point tells its source below."""
+    """Draw both pictures; a click on a point shows its source below."""
     with st.container(key="wide_runs"):
         left, right = st.columns(2, gap="large")
     pictures = (
@@ -125,7 +125,7 @@ def _pick(key: str) -> None:
 
 
 def picked(runs: Sequence[PublishedRun], out: str) -> None:
-    """The run that was clicked, with its source."""
+    """Draw the run that was clicked, with its source."""
     one = next((r for r in runs if r.id == st.session_state.get("run_picked")), None)
     if one is None:
         st.caption(
@@ -141,7 +141,7 @@ def picked(runs: Sequence[PublishedRun], out: str) -> None:
 
 
 def table(runs: Sequence[PublishedRun], out: str) -> None:
-    """Every run, the furthest off first."""
+    """Draw every run, the furthest off first."""
     rows = [
         {
             "model": r.model,
@@ -169,7 +169,7 @@ def table(runs: Sequence[PublishedRun], out: str) -> None:
 
 
 def calibrated() -> None:
-    """Where the cluster is the visitor's own and was calibrated: its timings, predicted before and after."""
+    """Draw the timings of a calibrated cluster of the visitor, predicted before and after."""
     fits = [f for f in uploaded_cluster.calibration_fits(state.value("cluster")) if f.timings]
     if not fits:
         return
@@ -201,7 +201,7 @@ def calibrated() -> None:
 
 
 def page() -> None:
-    """The page."""
+    """Draw the page."""
     state.begin_page("measured")
     for problem in state.address_problems():
         st.warning(problem)

@@ -1,4 +1,4 @@
-"""Overview: the folded graph, a few plans beside it, and the way out, on one screen."""
+"""Overview: the folded graph, a few plans, and the export, on one screen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH, HEIGHT = 470, 690  # pixels of the graph
 
 
 def page() -> None:
-    """The page."""
+    """Draw the page."""
     result = frame.open_page(state.FIRST, short=remedies.show_remedies_for_refusal)
     plans = current_setup.with_extra_plans(state.plan_ids(result.plans), result)
     waste(result)
@@ -33,7 +33,7 @@ def page() -> None:
 
 @st.fragment
 def screen(result: Result, plans: Mapping[str, Plan]) -> None:
-    """The graph and the plans: what is chosen in one is shown in the other, and nothing else runs again."""
+    """Draw the graph and the plans: a choice in one is shown in the other, and nothing else runs again."""
     state.sync_address()
     chosen, plan = state.chosen_plan(plans, result)
     tool = state.value("tool") if state.value("method") == "exact" else ""
@@ -55,7 +55,7 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
 
 @st.fragment(run_every=1.0)
 def _stages(result: Result) -> None:
-    """A line while stages are looked for beside the page; once that is known the page shows it."""
+    """Draw a line while stages are searched in the background; once that is known the page shows it."""
     job = pipeline_plan.start_search(result)
     if job.done and not pipeline_plan.is_pending():
         st.rerun()
@@ -64,7 +64,7 @@ def _stages(result: Result) -> None:
 
 
 def folded(result: Result) -> str:
-    """What folding found."""
+    """Say what folding found."""
     kept = len(result.graph.top.ops) + sum(len(b.ops) for b in result.graph.blocks.values())
     runs, _ = find_runs(result.graph.top)
     blocks = " and ".join(f"{len(r.calls)} × {r.block}" for r in runs if len(r.calls) > 1)
@@ -74,7 +74,7 @@ def folded(result: Result) -> str:
 
 
 def waste(result: Result) -> None:
-    """A banner where GPUs do the same work since the batch does not share out, with the batches that would."""
+    """Draw a banner where GPUs do the same work since the batch does not share out, with the batches that would."""
     batch, n, alone = result.workload.batch, result.cluster.num_gpus, replicated_gpus(result.best)
     if alone < 2 or batch % n == 0:
         return

@@ -15,7 +15,7 @@ from planner_core.planning.analysis import SCENARIOS, plan_regrets
 
 
 def page() -> None:
-    """The page."""
+    """Draw the page."""
     result = frame.open_page("whatif")
     _, plan = state.chosen_plan(current_setup.with_extra_plans(state.plan_ids(result.plans), result), result)
     st.markdown(f"**One change**, set against {frame.escape(recipe.layout_name(plan))}")
@@ -27,7 +27,7 @@ def page() -> None:
 
 
 def _regret(result: Result) -> None:
-    """Each plan that fits under slower links, latency, or less that is hidden."""
+    """Draw the step of each plan that fits under slower links, latency, or less that is hidden."""
     plans = {p.name: p for p in result.plans}
     rows = []
     for found in plan_regrets(result):

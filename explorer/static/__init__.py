@@ -20,28 +20,28 @@ EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
 
 
 def template(name: str) -> str:
-    """The HTML of this name, e.g. `graph`."""
+    """Return the HTML of this name, e.g. `graph`."""
     return _file("html", name).read_text(encoding="utf-8")
 
 
 def filled(name: str, values: Mapping[str, str]) -> str:
-    """The template of this name, each slot `{{name}}` with its value. What stands in `{{head}}` is the template of that name."""
+    """Return the template of this name, each slot `{{name}}` with its value. `{{head}}` is the template of that name."""
     text = template(name).replace("{{head}}", template("head"))
     return SLOT.sub(lambda m: values[m[1]], text)
 
 
 def style(name: str) -> str:
-    """The styles of this name, e.g. `app`."""
+    """Return the styles of this name, e.g. `app`."""
     return _file("css", name).read_text(encoding="utf-8")
 
 
 def script(name: str) -> str:
-    """One module of JavaScript, with the modules that it imports written before it; nothing is loaded from elsewhere."""
+    """Return one module of JavaScript, after the modules that it imports; nothing is loaded from elsewhere."""
     return "\n".join(_joined(name, set()))
 
 
 def _file(kind: str, name: str) -> Path:
-    """The only file of this kind and name, in whatever folder it is."""
+    """Return the only file of this kind and name, in whatever folder it is."""
     (found,) = (STATIC / kind).rglob(f"{name}.{kind}")
     return found
 

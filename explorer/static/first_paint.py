@@ -1,7 +1,7 @@
 """What a browser gets with the page itself, before any of it is drawn: the styles, and which scripts it will need at once.
 
 Streamlit sends styles as an element like any other, and loads the script that draws an element when the first such element comes.
-Styles then come after what they style, and lists after what stands below them: the page jumps, the more the busier the machine. So the
+Styles then come after what they style, and lists after what is below them: the page jumps, the more the busier the machine. So the
 server's HTML holds the styles, and asks for the scripts, from its first byte.
 """
 
@@ -16,11 +16,11 @@ from explorer.static import style
 
 STYLES = ("app", "overview", "learn")
 NEEDED = ("Html", "BidiComponent", "Selectbox", "Checkbox", "PageLink", "Button", "ButtonGroup", "Slider")
-"""Streamlit's scripts, by the element that each draws, that pages are made of and that Streamlit loads late."""
+"""The elements that pages are made of and whose scripts Streamlit loads late."""
 IMPORTED = re.compile(r'(?:from|import)\s*"\./([\w.~-]+\.js)"')
 END = b"</body>"
 DROPPED = {b"accept-encoding", b"if-none-match", b"if-modified-since"}
-"""What a request for a page may not ask for: the page is changed on its way, and its tag is that of Streamlit's file."""
+"""Headers of a request for a page that are dropped: the page is changed on its way, and its tag is that of Streamlit's file."""
 UNSAID = {b"content-length", b"etag", b"last-modified"}
 
 Message = MutableMapping[str, Any]
@@ -30,13 +30,13 @@ Server = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 def markup(scripts: Path) -> bytes:
-    """The styles, and a hint for each script below `scripts` that is needed at once."""
+    """Return the styles, and a hint for each script below `scripts` that is needed at once."""
     hints = "".join(f'<link rel="modulepreload" href="./static/js/{name}">' for name in needed(scripts))
     return f"{hints}<style>{''.join(map(style, STYLES))}</style>".encode()
 
 
 def needed(scripts: Path) -> list[str]:
-    """The files that draw these elements, with all that they import; an element that this Streamlit does not have is left out."""
+    """Return the files that draw these elements, with all that they import; an element that this Streamlit lacks is left out."""
     found: list[str] = []
     waiting = [path.name for name in NEEDED for path in sorted(scripts.glob(f"{name}.*.js"))]
     while waiting:
@@ -48,7 +48,7 @@ def needed(scripts: Path) -> list[str]:
 
 
 class FirstPaint:
-    """Puts `added` into every page that a browser asks for, and leaves all other answers as they are."""
+    """Inserts `added` into every page that a browser asks for, and leaves all other answers as they are."""
 
     def __init__(self, app: Server, added: bytes) -> None:
         self.app, self.added = app, added
@@ -77,7 +77,7 @@ class FirstPaint:
 
 
 def _asks_for_a_page(scope: Message) -> bool:
-    """Browsers say of nothing but pages that they want HTML."""
+    """Tell whether a browser asks for a page: it accepts HTML for nothing else."""
     if scope["type"] != "http" or scope["method"] != "GET":
         return False
     accepted: bytes = dict(scope["headers"]).get(b"accept", b"")

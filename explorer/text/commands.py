@@ -1,4 +1,4 @@
-"""Writes the command line that makes a plan again. Pure."""
+"""The command lines that make a plan again and that run it. Pure."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ OPTIONS = (
 )
 ALWAYS_WRITTEN = ("cluster",)
 OPTION_NAMES = {"tool": "for"}
-"""Options that are called otherwise than the request's value."""
+"""Options whose name differs from that of the request's value."""
 PLAN_DEFAULTS = {"accumulate": None, "recompute": "auto"}
-"""Defaults of the command `plan_command` that are not a request's."""
+"""Defaults of the command `plan` that are not a request's."""
 UPLOADED_CONFIG = "config.json"
 UPLOADED_CLUSTER = re.compile(r"\S*/own-[0-9a-f]{16}\.json")
-"""Where an uploaded cluster lies here; at its owner's it is a file."""
+"""The path of an uploaded cluster on this machine; its owner has it as a file."""
 
 
 def plan_command(request: Request, file: str, pick: str = "") -> str:
-    """`python -m planner_core plan MODEL --cluster ... -o FILE`; an uploaded model stands as `config.json`. `pick` names a plan of the
-    report other than the best."""
+    """Write `python -m planner_core plan MODEL --cluster ... -o FILE`; an uploaded model is `config.json`.
+
+    `pick` names a plan of the report other than the best.
+    """
     default = {f.name: f.default for f in fields(Request)} | PLAN_DEFAULTS
     model = UPLOADED_CONFIG if request.model.startswith("own-") else request.model
     parts = ["python -m planner_core plan", shlex.quote(model)]
@@ -67,7 +69,7 @@ TRAINER = "train.py"
 
 
 def launch_command(target: str, cluster: Cluster, file: str) -> str:
-    """What to type on each node to run an exported form; HEAD is the name of the first node."""
+    """Write what to type on each node to run an exported form; HEAD is the name of the first node."""
     per_node = cluster.levels[0].size
     nodes = cluster.num_gpus // per_node
     run = f"torchrun --standalone --nproc-per-node {per_node}"

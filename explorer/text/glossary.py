@@ -46,7 +46,7 @@ PLAN_WORDS = ". ".join(PLANS.values()) + "."
 
 
 def describe_axis(name: str) -> str:
-    """What the GPUs along a mesh axis do. Of two axes that do the same, the names end in `_outer` and `_inner`."""
+    """Say what the GPUs along a mesh axis do. Two axes that do the same have names that end in `_outer` and `_inner`."""
     return AXES.get(name.partition("_")[0], "a group of the GPUs")
 
 
@@ -56,7 +56,7 @@ _WORD = re.compile(r"\b(?:" + "|".join(map(re.escape, sorted(IN_TEXT, key=len, r
 
 
 def mark_terms(markup: str) -> str:
-    """Markup in which each word of the glossary shows its meaning on hover and on focus, where it stands first."""
+    """Let each word of the glossary show its meaning on hover and on focus, at its first place in the markup."""
     told: set[str] = set()
 
     def one(match: re.Match[str]) -> str:

@@ -16,7 +16,7 @@ TEMPLATE = Path(__file__).resolve().parents[1] / "static" / "figure_notebook.py"
 
 
 def build_notebook(request: Request) -> str:
-    """The notebook of a request's plans, as JSON; an uploaded model or cluster stands as a file beside it."""
+    """Return the notebook of a request's plans, as JSON; an uploaded model or cluster is a file next to it."""
     default = {f.name: f.default for f in fields(Request)}
     given = {k: v for k in default if k != "model" and ((v := getattr(request, k)) != default[k] or k == "cluster")}
     given = {k: UPLOADED_CLUSTER.sub("cluster.json", v) if isinstance(v, str) else v for k, v in given.items()}

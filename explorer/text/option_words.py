@@ -1,4 +1,4 @@
-"""Sentences of the command line, for the page. Pure."""
+"""Sentences of the command line, worded for the page. Pure."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ OPTIONS = {
 
 
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) GB(?!/)")
-"""The command line takes and tells memory in GB; the page tells it in GiB everywhere."""
+"""The command line has memory in GB, the page in GiB."""
 
 
 def page_wording(text: str) -> str:
-    """A sentence of the command line for the page: options by the names of their controls, memory in GiB."""
+    """Word a sentence of the command line for the page: options by the names of their controls, memory in GiB."""
     # rounded up: what would do must do
     text = re.sub(
         r"--memory-gb (\d+)", lambda m: f"--memory-gb of {math.ceil(float(m[1]) * 1e10 / GIB) / 10:g} GiB", text

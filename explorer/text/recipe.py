@@ -23,7 +23,7 @@ RECOMPUTED = {
 
 
 def describe_plan(plan: Plan) -> str:
-    """What to run, in one line."""
+    """Say what to run, in one line."""
     return ", ".join([*_axes(plan), describe_work(plan)])
 
 
@@ -32,7 +32,10 @@ MAX_NAME_LENGTH = 36
 
 
 def layout_name(plan: Plan) -> str:
-    """The layout as a name of one short line: `FSDP 8 × TP 8`; what goes another way is named where there is room, else as mixed."""
+    """Name the layout in one short line: `FSDP 8 × TP 8`.
+
+    Exceptions are named where there is room, else the name ends in "mixed".
+    """
     whole = [part.partition(" with ") for part in _axes(plan)]
     parts = [_degree_name(head) + " SP" * tail.startswith("sequence parallelism") for head, _, tail in whole]
     apart = [tail for _, _, tail in whole if tail and tail != "sequence parallelism"]
@@ -65,7 +68,7 @@ def _degree_name(words_: str) -> str:
 
 
 def describe_extra_work(plan: Plan) -> str:
-    """What a step does beside one plain pass: `4 micro-batches, full recomputation`; empty where it does nothing else."""
+    """Say what a step does in addition to one plain pass: `4 micro-batches, full recomputation`; empty if nothing."""
     parts = [p for p in describe_work(plan).split(", ") if p not in ("1 micro-batch", RECOMPUTED["none"])]
     mixed = sum("recomputation" in p for p in parts)
     if mixed > 1:
@@ -74,13 +77,13 @@ def describe_extra_work(plan: Plan) -> str:
 
 
 def describe_bubble(plan: Plan) -> str:
-    """`bubble 7 %`: the share of a step in which a rank of the pipeline waits for others; empty where there is one stage."""
+    """Write the share of a step in which a rank of the pipeline waits: `bubble 7 %`; empty where there is one stage."""
     cost = plan.cost.pipeline
     return f"bubble {units.percent(cost.bubble_s / plan.cost.step_time_s)}" if cost else ""
 
 
 def describe_work(plan: Plan) -> str:
-    """What a step does: its micro-batches, what it recomputes, whether it makes products in chunks, and where its moments are."""
+    """Say what a step does: micro-batches, recomputation, products in chunks, and where the moments are."""
     parts = [f"products in {plan.chunks} chunks"] if plan.chunks > 1 else []
     parts += ["moments in the host’s memory"] if plan.workload.get("offload") else []
     return ", ".join([*schedule_name(plan), _micro_batches(plan), _recomputation(plan), *parts])
@@ -96,18 +99,18 @@ ORDERS = {
 
 
 def schedule_name(plan: Plan) -> list[str]:
-    """In which order pipeline stages run, with the stages of a rank: `interleaved 2`; none where there is one stage."""
+    """Name the order in which pipeline stages run, with the stages of a rank: `interleaved 2`; empty where there is one stage."""
     cut = plan.pipeline
     return [ORDERS[cut.schedule] + (f" {cut.virtual}" if cut.virtual > 1 else "")] if cut else []
 
 
 def describe_layout(plan: Plan) -> str:
-    """What the GPUs are for, in one line: the recipe without what a step does."""
+    """Say what the GPUs are for, in one line: the plan without what a step does."""
     return ", ".join(_axes(plan))
 
 
 def _axes(plan: Plan) -> list[str]:
-    """What the mesh axes of one kind do together; first who shares the samples, then who shares each sample."""
+    """Describe the mesh axes of each kind together; first those that share the samples, then those that share each sample."""
     roles = weight_roles(plan)
     context, expert, idle = (
         [a for a, role in enumerate(axis_roles(plan)) if role == kind] for kind in (CONTEXT, EXPERT, IDLE)
@@ -149,11 +152,11 @@ def _axes(plan: Plan) -> list[str]:
 
 
 AXIS_NAMES = {DATA: "data", SHARD: "FSDP", TENSOR: "tensor", CONTEXT: "context"}
-"""How an axis of each kind is called."""
+"""The name of an axis of each kind."""
 
 
 def _merge_exceptions(kinds: Mapping[int, str], apart: Mapping[int, list[str]]) -> list[str]:
-    """What goes another way, each text once; with its axis where one axis does other things than the next."""
+    """Merge exceptions that all axes share; where axes differ, name the axis of each."""
     said = {axis: texts for axis, texts in apart.items() if texts}
     if len({tuple(texts) for texts in said.values()}) <= 1 or len({kinds[axis] for axis in said}) < len(said):
         return list(dict.fromkeys(text for texts in said.values() for text in texts))
@@ -161,12 +164,12 @@ def _merge_exceptions(kinds: Mapping[int, str], apart: Mapping[int, list[str]]) 
 
 
 USUAL_PLACEMENT = {DATA: "whole", SHARD: "gathered", TENSOR: "split"}
-"""How weights go on an axis of each kind."""
+"""What most weights do on an axis of each kind."""
 EXCEPTION_PHRASES = {"split": "{} split{}", "gathered": "{} gathered at use{}", "whole": "{} whole{}"}
 
 
 def _exceptions(plan: Plan, axis: int, role: str, size: int, told: tuple[str, ...]) -> list[str]:
-    """The weights that go another way than most on one of the axes that make up `size` ranks; not those that were `told`."""
+    """Name the weights that are placed otherwise than most on one of the axes that make up `size` ranks, without `told`."""
     n = plan.mesh.axis_sizes[axis]
     over = f" over {n}" if n != size else ""
     ways = {
@@ -179,7 +182,7 @@ def _exceptions(plan: Plan, axis: int, role: str, size: int, told: tuple[str, ..
 
 
 def sequence_split(plan: Plan, axis: int) -> bool:
-    """Whether most sums of results over an axis end split by tokens (dim 1), as Megatron-LM's sequence parallelism has it."""
+    """Tell whether most sums over an axis end split by tokens (dim 1), as in Megatron-LM's sequence parallelism."""
     ends: Counter[bool] = Counter()
     for block in plan.blocks.values():
         for site in block.sites.values():
@@ -194,7 +197,7 @@ def _micro_batches(plan: Plan) -> str:
 
 
 def _recomputation(plan: Plan) -> str:
-    """What runs again in backward, over the copies of repeated blocks; of a model without any, over the whole."""
+    """Say what runs again in backward, over the copies of repeated blocks; of a model without any, over the whole."""
     blocks = [b for label, b in plan.blocks.items() if label] or list(plan.blocks.values())
     copies: Counter[str] = Counter()
     for block in blocks:

@@ -1,4 +1,4 @@
-"""What all tokens of a training take at a plan's speed, in words: days, and money where a price is known."""
+"""What all tokens of a training take at a plan's speed: days, and money where a price is known. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from planner_core.planning.pricing import Budget, Speed
 
 
 def budget_columns(budget: Budget | None) -> list[str]:
-    """The columns of a table."""
+    """Return the heads of the columns."""
     if budget is None:
         return []
     kinds = ("days", "cost") if budget.price_per_gpu_hour is not None else ("days",)
@@ -15,7 +15,7 @@ def budget_columns(budget: Budget | None) -> list[str]:
 
 
 def budget_cells(budget: Budget | None, speed: Speed, num_gpus: int) -> list[str]:
-    """The cells of a plan, under `budget_columns`: `12.5 days`, `300 k`."""
+    """Return the cells of a plan, under `budget_columns`: `12.5 days`, `300 k`."""
     if budget is None:
         return []
     run = budget.to_json(speed, num_gpus)

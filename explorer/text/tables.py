@@ -1,4 +1,4 @@
-"""What is drawn, as rows for other programs: CSV and JSON. Pure."""
+"""Rows for other programs, as CSV and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = Mapping[str, object]
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """The rows with a head; a name that some rows lack is left empty there."""
+    """Write the rows with a head; a name that some rows lack is left empty there."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     out = io.StringIO()
     writer = csv.DictWriter(out, names, lineterminator="\n", restval="")
@@ -22,5 +22,5 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 
 def json_text(rows: Sequence[Row]) -> str:
-    """The rows as a list of objects."""
+    """Write the rows as a list of objects."""
     return json.dumps(list(rows), indent=1, ensure_ascii=False) + "\n"

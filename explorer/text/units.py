@@ -9,7 +9,7 @@ GIB = 2**30
 
 
 def significant(value: float, figures: int = 3) -> str:
-    """`value` at three significant figures, thousands set apart by thin spaces: 1234567 -> `1 230 000`, 0.01234 -> `0.0123`."""
+    """Write a value with three significant figures, thousands set apart by thin spaces: 1234567 -> `1 230 000`, 0.01234 -> `0.0123`."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else ("∞" if value > 0 else "–∞" if value < 0 else "–")
     places = figures - 1 - math.floor(math.log10(abs(value)))
@@ -20,7 +20,7 @@ def significant(value: float, figures: int = 3) -> str:
 
 
 def seconds(value: float, figures: int = 3) -> str:
-    """Milliseconds below one second, microseconds below a tenth of a millisecond, nanoseconds below a tenth of those."""
+    """Write a time: milliseconds below one second, microseconds below a tenth of a millisecond, nanoseconds below a tenth of those."""
     if value == 0:
         return "0 ms"
     if abs(value) >= 1:
@@ -33,7 +33,7 @@ def seconds(value: float, figures: int = 3) -> str:
 
 
 def memory(num_bytes: float) -> str:
-    """Memory is told in GiB (2^30), in MiB below a tenth of it."""
+    """Write memory in GiB (2^30), in MiB below a tenth of it."""
     for unit, size in (("KiB", 2**10), ("MiB", 2**20)):
         if num_bytes and abs(num_bytes) < size * 1024 / 10:
             return f"{significant(num_bytes / size)} {unit}"
@@ -41,7 +41,7 @@ def memory(num_bytes: float) -> str:
 
 
 def traffic(num_bytes: float) -> str:
-    """Traffic is told in GB (10^9), in MB or kB where it is small."""
+    """Write traffic in GB (10^9), in MB or kB where it is small."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(num_bytes) >= size * 0.1:
             return f"{significant(num_bytes / size)} {unit}"
@@ -49,7 +49,7 @@ def traffic(num_bytes: float) -> str:
 
 
 def count(value: float) -> str:
-    """A large count in words of a thousand: 8.03 B, 525 M, 12.3 k."""
+    """Write a large count: 8.03 B, 525 M, 12.3 k."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e4)):
         if abs(value) >= size:
             return f"{significant(value / (1e3 if unit == 'k' else size))} {unit}"
@@ -57,7 +57,7 @@ def count(value: float) -> str:
 
 
 def flops(value: float) -> str:
-    """Floating-point operations: 34.4 GFLOP."""
+    """Write floating-point operations: 34.4 GFLOP."""
     for unit, size in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3)):
         if abs(value) >= size:
             return f"{significant(value / size)} {unit}"
@@ -65,21 +65,21 @@ def flops(value: float) -> str:
 
 
 def whole(value: float) -> str:
-    """`value` as the nearest integer, thousands set apart by thin spaces."""
+    """Write the nearest integer, thousands set apart by thin spaces."""
     return f"{round(value):,}".replace(",", "\u202f")
 
 
 def shape(dims: Sequence[int]) -> str:
-    """`[64, 8192, 4096]`."""
+    """Write a shape: `[64, 8192, 4096]`."""
     return "[" + ", ".join(map(str, dims)) + "]"
 
 
 def change(part: float, digits: int = 1) -> str:
-    """`+0.3 %` of 0.003: how far a figure lies from another, as a part of it."""
+    """Write a relative difference: `+0.3 %` of 0.003."""
     return f"{100 * part:+.{digits}f} %".replace("-", "\u2212")
 
 
 def percent(ratio: float) -> str:
-    """A ratio as a percentage: 0.1234 -> `12 %`; one decimal below ten."""
+    """Write a ratio as a percentage: 0.1234 -> `12 %`; one decimal below ten."""
     value = ratio * 100
     return f"{value:.0f} %" if abs(value) >= 10 else f"{value:.1f}".removesuffix(".0") + " %"

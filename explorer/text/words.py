@@ -33,7 +33,7 @@ MAX_NAMED = 4
 
 
 def family(name: str) -> str:
-    """Which part of a model a parameter belongs to, by its name; the name's own module where nothing is known."""
+    """Name the part of a model that a parameter belongs to, by its name; its own module where nothing is known."""
     low = name.lower()
     for word, keys in FAMILIES:
         if any(k in low for k in keys):
@@ -47,7 +47,7 @@ TITLES = {b.title: b.shown_plan for b in BASELINES.values()}
 
 
 def plan_title(plan: Plan) -> str:
-    """What a plan is called on the page."""
+    """Name a plan as the page does."""
     if plan.name in TITLES:
         return TITLES[plan.name]
     if plan.name == FASTEST:
@@ -62,13 +62,13 @@ def plan_title(plan: Plan) -> str:
 
 
 def title_in_sentence(plan: Plan) -> str:
-    """Its title inside a sentence: `our current setup`, but `Exact plan`, which is a name."""
+    """Return a plan's title inside a sentence: `our current setup`, but `Exact plan`, which is a name."""
     called = plan_title(plan)
     return called[:1].lower() + called[1:] if called.startswith(("Our ", "The ")) else called
 
 
 def describe_axes(plan: Plan) -> str:
-    """One line: what each mesh axis does, outermost first."""
+    """Say in one line what each mesh axis does, outermost first."""
     parts = []
     for axis, size in enumerate(plan.mesh.axis_sizes):
         if size > 1:
@@ -77,7 +77,7 @@ def describe_axes(plan: Plan) -> str:
 
 
 def capitalize(text: str) -> str:
-    """A sentence with its first letter large, unless it begins with the name of a weight."""
+    """Capitalize a sentence, unless it begins with the name of a weight."""
     return text if re.match(r"\w*[_.]\w", text) else text[:1].upper() + text[1:]
 
 
@@ -100,8 +100,10 @@ PLACEMENT_KINDS = ("split", "gathered", "whole")
 
 
 def name_weights(plan: Plan, axis: int, way: str, *, brief: bool = False) -> list[str]:
-    """What goes one way on one axis: families of weights; where the weights of a family go several ways, the most of it, or the
-    weights by name. In `brief`, weights of which only some copies go this way are told as some of their family."""
+    """Name what is placed one way on one axis: families of weights, or "most of" one, or weights.
+
+    `brief`: weights of which only some copies are placed so are told as some of their family.
+    """
     found = []
     for name, ways in _families(plan, axis).items():
         if way not in ways:
@@ -123,13 +125,13 @@ def _copies(leaf: str, ways: Mapping[str, Counter[str]]) -> int:
 
 
 def _weight_with_copies(leaf: str, count: int, ways: Mapping[str, Counter[str]]) -> str:
-    """A weight's name; where its copies go several ways, of how many copies."""
+    """Name a weight; where its copies are placed in several ways, with how many copies."""
     total = _copies(leaf, ways)
     return leaf if count == total else f"{leaf} of {count} of {total} copies"
 
 
 def _families(plan: Plan, axis: int) -> dict[str, dict[str, Counter[str]]]:
-    """Family -> way on one axis -> matrix by its own name -> copies that go this way; families in the order of their names."""
+    """Return family -> placement on one axis -> matrix by its own name -> copies that are placed so; families by name."""
     found: dict[str, dict[str, Counter[str]]] = {}
     for block in plan.blocks.values():
         for name, p in block.params.items():
@@ -144,38 +146,40 @@ def _families(plan: Plan, axis: int) -> dict[str, dict[str, Counter[str]]]:
 
 
 def is_vector(name: str) -> bool:
-    """Whether a parameter is a bias or belongs to a norm, by its name."""
+    """Tell whether a parameter is a bias or belongs to a norm, by its name."""
     low = name.lower()
     return low.endswith("bias") or "norm" in low or ".ln_" in low or low.startswith("ln_")
 
 
 def batch_share(plan: Plan, axis: int) -> float:
-    """Share of ops whose first result is split along dim 0 on this axis."""
+    """Return the share of ops whose first result is split along dim 0 on this axis."""
     sites = [s for b in plan.blocks.values() for s in b.sites.values() if s.outputs]
     split = sum(s.outputs[0].src.forward[axis] == Shard(0) for s in sites)
     return split / max(1, len(sites))
 
 
 def join_words(words: Sequence[str]) -> str:
-    """`a, b and c`; of many the first ones and how many more."""
+    """Join words: `a, b and c`; of many the first ones and how many more."""
     words = list(words) if len(words) <= MAX_NAMED else [*words[: MAX_NAMED - 1], f"{len(words) - MAX_NAMED + 1} more"]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
 def time_doubt(a: Plan, b: Plan) -> float:
-    """The share by which the steps of two plans may differ by prediction and still be a tie."""
+    """Return the share by which the predicted steps of two plans may differ and still be a tie."""
     return doubt_between(a, b, Cluster.from_json(a.cluster))
 
 
 def is_tie(a: Plan, b: Plan) -> bool:
-    """Whether the prediction's doubt does not tell two steps apart."""
+    """Tell whether the prediction cannot tell two steps apart."""
     low, high = sorted((a.cost.step_time_s, b.cost.step_time_s))
     return high <= low * (1 + time_doubt(a, b))
 
 
 def compare_steps(a: Plan, b: Plan) -> str:
-    """Why `a` is better than `b`, or not: time, then traffic, then memory. Steps of other batches are told by the sample, and
-    samples of other lengths by the token."""
+    """Say why `a` is better than `b`, or not: time, then traffic, then memory.
+
+    Steps of other batches are compared by the sample, samples of other lengths by the token.
+    """
     (ba, sa), (bb, sb) = ((int(p.workload["batch"]), int(p.workload["seq"])) for p in (a, b))
     of, na, nb = ("token", ba * sa, bb * sb) if sa != sb else ("sample", ba, bb) if ba != bb else ("step", 1, 1)
     ta, tb = a.cost.step_time_s / na, b.cost.step_time_s / nb
@@ -195,7 +199,7 @@ def compare_steps(a: Plan, b: Plan) -> str:
 
 
 def compare_sizes(a: Plan, b: Plan) -> str:
-    """What `a` sends and needs against `b`."""
+    """Say what `a` sends and needs against `b`."""
     sent = _difference([sent_per_gpu(p) for p in (a, b)], "sends", units.traffic)
     held = _difference([p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)
     silent = not any(p.cost.traffic for p in (a, b))
@@ -203,7 +207,7 @@ def compare_sizes(a: Plan, b: Plan) -> str:
 
 
 def describe_restrictions(method: str, steps: Sequence[tuple[str, Plan | None]]) -> str:
-    """What a method's restrictions cost against exact, and which one costs most; `steps` are (what it adds, best plan so)."""
+    """Say what a method's restrictions cost against exact, and which costs most; `steps` are (what it adds, best plan)."""
     known = [(says, p) for says, p in steps if p is not None]
     if not known or steps[0][1] is None:
         return f"No plan fits here, so {method} cannot be compared with the exact search."
@@ -248,7 +252,7 @@ def _difference(sizes: Sequence[int], verb: str, unit: Callable[[float], str]) -
 
 
 def placements_by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
-    """(block, weight, prefix of the copy) -> its placements on the axes that split or gather it."""
+    """Return (block, weight, prefix of the copy) -> its placements on the axes that split or gather it."""
     found = {}
     for label, block in plan.blocks.items():
         for weight, p in block.params.items():
@@ -265,14 +269,17 @@ def placements_by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
 
 
 def describe_precision(shown: str, dtype: str, precision: str) -> str:
-    """`bf16 mixed precision (fp32 master weights)`: what a step computes in and what it keeps. `shown` is the dtype as told."""
+    """Say what a step computes in and what it keeps: `bf16 mixed precision (fp32 master weights)`.
+
+    `shown` is the dtype as the page writes it.
+    """
     if dtype == "float32":
         return shown
     return f"{shown} mixed precision (fp32 master weights)" if precision == "mixed" else f"pure {shown}"
 
 
 def cluster_words(cluster: Cluster) -> str:
-    """Nodes, GPUs per node and the GPU's name: of a known GPU the first part of it, one of somebody's own as it was given."""
+    """Describe a cluster: nodes, GPUs per node and the GPU; of a known GPU the first part of its name."""
     per_node = cluster.levels[0].size
     name = cluster.gpu.name
     gpu = name.split("-")[0] if name in _known_gpus() else name
@@ -286,20 +293,20 @@ def _known_gpus() -> frozenset[str]:
 
 
 def mesh_words(mesh: DeviceMesh) -> str:
-    """`2 data × 8 tensor`; `all 16 GPUs` for one axis."""
+    """Write a mesh: `2 data × 8 tensor`; `all 16 GPUs` for one axis."""
     if len(mesh.axis_sizes) == 1:
         return f"all {mesh.num_devices} GPUs as one axis" if mesh.num_devices > 1 else "one GPU"
     return " × ".join(f"{s} {n}" for n, s in zip(mesh.axis_names, mesh.axis_sizes, strict=True))
 
 
 def full_mesh_words(plan: Plan) -> str:
-    """The whole mesh of a plan, with the ranks of its pipeline: `4 pipe × 2 data × 8 tensor`."""
+    """Write the whole mesh of a plan, with the ranks of its pipeline: `4 pipe × 2 data × 8 tensor`."""
     cut, mesh = plan.pipeline, plan.mesh
     return mesh_words(whole_mesh(mesh, cut.ranks) if cut else mesh)
 
 
 def escape(value: str) -> str:
-    """Text for markdown: nothing in it is read as markup."""
+    """Escape text for Markdown: nothing in it is read as markup."""
     for sign in "\\`*_{}[]()#+-!|<>$~:":
         value = value.replace(sign, "\\" + sign)
     return value

@@ -1,4 +1,4 @@
-"""What the visitor runs now, as one line of text or the tool's own file; it stands among the plans, and they are measured against it."""
+"""What the visitor runs now, as one line of text or the tool's own file; plans are measured against it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINE_HELP = (
 
 
 def show_setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
-    """The chip that says what is run now, and opens the field that sets it."""
+    """Draw the chip that says what is run now, and opens the field that sets it."""
     batch, _ = settings.batch_and_tokens(v)
     now = setups.parse_setup(v["setup"]).line(batch) if v["setup"] else ""
     st.markdown("instead of" if now else "·", width="content")
@@ -73,7 +73,7 @@ def _setup_upload(v: dict[str, Any], cluster: Cluster) -> None:
 
 
 def _take_file(name: str, content: bytes, v: dict[str, Any], cluster: Cluster) -> None:
-    """Callback: the setup is what the file says, and so is the work of a step in the sentence."""
+    """Set the setup that the file states, and its work of a step; a callback."""
     try:
         stated, work, notes = setups.parse_file(name, content, cluster.num_gpus)
         _check(stated, cluster)
