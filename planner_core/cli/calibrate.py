@@ -91,10 +91,10 @@ def _measured_machine(args: argparse.Namespace, say: Callable[[str], None]) -> M
         return read_machine(args.measured)
     if not args.run_here:
         return None
-    from planner_core.verification import measured_here
+    from planner_core.verification import measure_machine
 
     say("collectives, products and memory of this machine")
-    return parse_machine(measured_here(args.ranks), "this machine")
+    return parse_machine(measure_machine(args.ranks), "this machine")
 
 
 def _source_name(args: argparse.Namespace) -> str:

@@ -399,9 +399,9 @@ def _run_verify(args: argparse.Namespace) -> int:
             "\n".join(data["findings"]) or "every rule is kept: names, ties, even splits, ways to run, what is summed"
         )
     else:
-        from planner_core.verification import verify, verify_text
+        from planner_core.verification import format_report, verify
 
         data = verify(plan, ranks=args.ranks, progress=_show_progress)
-        shown = verify_text(data)
+        shown = format_report(data)
     _print_result(args, data, shown)
     return 0 if data["ok"] else VerificationFailed.exit_status

@@ -11,31 +11,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner_core.verification.api import scaled, verify, verify_text
+    from planner_core.verification.api import format_report, scaled, verify
     from planner_core.verification.build_models import materialise
     from planner_core.verification.fake.group import verify_fake_all
-    from planner_core.verification.machine import measured_here
+    from planner_core.verification.machine import measure_machine
     from planner_core.verification.numerics import verify_all
     from planner_core.verification.processes import run_ranks
     from planner_core.verification.static import check_rules, verify_rules
 
 __all__ = [
     "check_rules",
+    "format_report",
     "materialise",
-    "measured_here",
+    "measure_machine",
     "run_ranks",
     "scaled",
     "verify",
     "verify_all",
     "verify_fake_all",
     "verify_rules",
-    "verify_text",
 ]
 _HOME = {
-    "measured_here": "planner_core.verification.machine",
+    "measure_machine": "planner_core.verification.machine",
     "scaled": "planner_core.verification.api",
     "verify": "planner_core.verification.api",
-    "verify_text": "planner_core.verification.api",
+    "format_report": "planner_core.verification.api",
     "materialise": "planner_core.verification.build_models",
     "verify_fake_all": "planner_core.verification.fake.group",
     "verify_all": "planner_core.verification.numerics",

@@ -37,16 +37,16 @@ from planner_core.verification.numerics import verify_numbers
 from planner_core.verification.stages import verify_stages
 from planner_core.verification.static import check_rules, verify_rules
 
-__all__ = ["check_rules", "scaled", "verify", "verify_fake", "verify_numbers", "verify_rules", "verify_text"]
-MOST_RANKS = 16
-LARGEST_WHOLE = 50_000_000
-"""A model with more parameters is not verified on real processes."""
+__all__ = ["check_rules", "format_report", "scaled", "verify", "verify_fake", "verify_numbers", "verify_rules"]
+MAX_RANKS = 16
+MAX_PARAMETERS = 50_000_000
+"""A model with more parameters is not run on CPU processes."""
 SMALL_SEQ = 32
-"""Tokens of a small model's sample, if the model allows so few."""
+"""Tokens per sample of a small model, if the model runs with so few."""
 SMALL_ROUNDS = 2
 """Micro-batches of a small pipeline, for each of its ranks."""
 LONGER_SEQ = 512
-"""Tokens of its sample if a model does something else with fewer."""
+"""Tokens per sample if a model runs other operators on fewer."""
 
 
 def verify(
@@ -87,8 +87,8 @@ def verify(
     if ranks is None:
         progress(f"one step of rank 0 of {plan.mesh.num_devices}")
         return verify_fake(plan, graph=load_plan_graph(plan), timeout_s=timeout_s)
-    if not 1 < ranks <= MOST_RANKS:
-        raise InputError(f"--ranks {ranks} is not between 2 and {MOST_RANKS}")
+    if not 1 < ranks <= MAX_RANKS:
+        raise InputError(f"--ranks {ranks} is not between 2 and {MAX_RANKS}")
     progress("a small model with the same plan")
     small = scaled(plan, ranks)
     progress(f"{ranks} gloo processes")
@@ -101,17 +101,16 @@ def _verify_stages(plan: Plan, ranks: int | None, timeout_s: float, progress: Ca
     if ranks is None:
         progress(f"one step of a GPU of each of {plan.pipeline.ranks} ranks of {plan.mesh.num_devices}")
         return verify_fake_stages(plan, load_plan_graph(plan), timeout_s=timeout_s)
-    if not 1 < ranks <= MOST_RANKS:
-        raise InputError(f"--ranks {ranks} is not between 2 and {MOST_RANKS}")
+    if not 1 < ranks <= MAX_RANKS:
+        raise InputError(f"--ranks {ranks} is not between 2 and {MAX_RANKS}")
     progress("a small model with the same plan")
     small = scaled(plan, ranks)
     progress(f"{ranks} gloo processes")
     return verify_stages(small, load_plan_graph(small), timeout_s=timeout_s)
 
 
-def small_stages(plan: Plan, ranks: int) -> int:
-    """How many ranks of a small pipeline stand for those of a plan, if there are `ranks` processes: two, or as many as there are where each
-    is one GPU."""
+def count_small_stages(plan: Plan, ranks: int) -> int:
+    """Return the number of pipeline ranks of a small plan on `ranks` processes: two, or all processes if each rank is one GPU."""
     assert plan.pipeline is not None
     if plan.mesh.num_devices == 1 and ranks <= plan.pipeline.ranks:
         return ranks
@@ -124,24 +123,24 @@ def small_stages(plan: Plan, ranks: int) -> int:
 
 
 def scaled(plan: Plan, ranks: int) -> Plan:
-    """The same plan on a small model of the same architecture and a mesh of `ranks` devices, in float32."""
+    """Scale a plan down to a small model of the same architecture and a mesh of `ranks` devices, in float32."""
     config = plan.model.get("config") or {}
-    mesh = small_mesh(plan.mesh, ranks // small_stages(plan, ranks) if plan.pipeline else ranks)
-    w, layers = plan.workload, small_stages(plan, ranks) * plan.pipeline.virtual if plan.pipeline else 2
+    mesh = small_mesh(plan.mesh, ranks // count_small_stages(plan, ranks) if plan.pipeline else ranks)
+    w, layers = plan.workload, count_small_stages(plan, ranks) * plan.pipeline.virtual if plan.pipeline else 2
     if "callable" in config:
-        _small_enough(plan)
+        _check_small_enough(plan)
         graph = capture_graph(config["callable"])
-        return _on(plan, graph, mesh, ranks)
+        return _retarget(plan, graph, mesh, ranks)
     failed: PlannerError | None = None
-    unfit = False  # whether the first that failed is a small model which cannot run, and not a config of none
+    unfit = False  # whether the first failure is a small model that cannot run, and not a config that cannot be built
     first: tuple[Plan, list[str]] | None = None
-    for (batch, seq), small in itertools.product(_samples(plan, ranks), _small_forms(config, w["seq"], layers)):
+    for (batch, seq), small in itertools.product(_sample_sizes(plan, ranks), _small_configs(config, w["seq"], layers)):
         captured = False
         try:
             graph = capture_graph(small, batch=batch, seq=seq, dtype="float32")
             captured = True
-            if graph.num_params <= LARGEST_WHOLE:
-                made = _on(plan, graph, mesh, ranks)
+            if graph.num_params <= MAX_PARAMETERS:
+                made = _retarget(plan, graph, mesh, ranks)
                 broken = check_rules(made, graph)
                 if not broken:
                     return made
@@ -151,18 +150,18 @@ def scaled(plan: Plan, ranks: int) -> Plan:
                 failed, unfit = error, captured or isinstance(error, NotRunnable)
     if first is not None:
         if not check_rules(plan, load_plan_graph(plan)):
-            raise InputError(_too_few(mesh, first[1][0]))
+            raise InputError(_explain_too_few_ranks(mesh, first[1][0]))
         return first[0]  # its run says what is wrong
     if failed is not None:
-        raise _not_scaled(failed, plan, ranks) if unfit else failed
+        raise _unscalable_error(failed, plan, ranks) if unfit else failed
     raise InputError(
-        f"no small form of {plan.model['name']} has less than {LARGEST_WHOLE:,} parameters, and more are not run whole on CPU "
+        f"no small form of {plan.model['name']} has less than {MAX_PARAMETERS:,} parameters, and more are not run whole on CPU "
         "processes; verify its plan with --fake"
     )
 
 
-def _not_scaled(failed: PlannerError, plan: Plan, ranks: int) -> PlannerError:
-    """The error of a plan that no small model can have. `failed`: why the first of them cannot."""
+def _unscalable_error(failed: PlannerError, plan: Plan, ranks: int) -> PlannerError:
+    """Return the error for a plan that fits no small model. `failed`: why the first one failed."""
     first = str(failed).partition("; ")[0]
     return InputError(
         f"no small model of the architecture of {plan.model['name']} can run under this plan on {ranks} ranks (the first that was tried: "
@@ -170,27 +169,29 @@ def _not_scaled(failed: PlannerError, plan: Plan, ranks: int) -> PlannerError:
     )
 
 
-def _too_few(mesh: DeviceMesh, broken: str) -> str:
-    """Why a plan that is right cannot be scaled to a small mesh, and what would do."""
+def _explain_too_few_ranks(mesh: DeviceMesh, broken: str) -> str:
+    """Explain why a correct plan cannot be scaled to a small mesh, and what would help."""
     wanted = 2 ** len(mesh.axis_sizes)
     way = f"use --ranks {wanted}" if mesh.num_devices < wanted else "verify it with --fake"
     return f"the plan cannot be scaled to {mesh.num_devices} ranks ({broken}); {way}"
 
 
-def _small_forms(config: Mapping[str, Any], seq: int, layers: int) -> Iterator[dict[str, Any]]:
-    """Small configs: of the sizes that the config itself says, and then, if it leaves some to its model type, of those too. `seq`: tokens
-    of a sample of the plan."""
+def _small_configs(config: Mapping[str, Any], seq: int, layers: int) -> Iterator[dict[str, Any]]:
+    """Yield small configs: first with only the config's own sizes shrunk, then with those of its model type too.
+
+    `seq`: tokens per sample of the plan.
+    """
     whole = complete_config(config)
     if len(whole) > len(config):
         yield from (small for small in shrunk_configs(config, layers, seq) if small != config)
     yield from shrunk_configs(whole if len(whole) > len(config) else config, layers, seq)
 
 
-def _samples(plan: Plan, ranks: int) -> list[tuple[int, int]]:
-    """Numbers of samples, and of tokens of a sample, in the order in which they are tried.
+def _sample_sizes(plan: Plan, ranks: int) -> list[tuple[int, int]]:
+    """List (batch, seq) of small models in the order to try.
 
-    A model that pads its tokens to blocks runs other operators on few tokens. A rank that has one sample may merge its dim with one
-    that is sharded, and then a rank of the scaled plan has to have one too. What takes most memory comes last.
+    A model that pads its tokens to blocks runs other operators on few tokens. If a rank of the plan has one sample, a view may merge
+    its dim with a sharded one, so a rank of the small plan must have one sample too. The largest size comes last.
     """
     whole = plan.workload["seq"]
     if plan.workload["batch"] == plan.workload["accumulate"]:
@@ -200,42 +201,42 @@ def _samples(plan: Plan, ranks: int) -> list[tuple[int, int]]:
     return list(dict.fromkeys([*first, *itertools.product(fewer, (SMALL_SEQ, whole)), (some, whole)]))
 
 
-def _on(plan: Plan, graph: Graph, mesh: DeviceMesh, ranks: int) -> Plan:
-    """The plan on another graph of the same architecture and another mesh with the same axes, in float32."""
+def _retarget(plan: Plan, graph: Graph, mesh: DeviceMesh, ranks: int) -> Plan:
+    """Move the plan to another graph of the same architecture and another mesh with the same axes, in float32."""
     w = plan.workload
     cluster = Cluster.from_json(dict(plan.cluster))
     batch, seq = graph.workload["batch"], graph.workload["seq"]
     workload = Workload(batch, seq, "float32", w["optimizer"], w["zero"], w["recompute"])
     cut = None
     if plan.pipeline:
-        stages = small_stages(plan, ranks)
+        stages = count_small_stages(plan, ranks)
         calls, every = len(list(graph.calls())), stages * plan.pipeline.virtual
         cut = Pipeline(stages, plan.pipeline.schedule, even_copies(calls, every))
         num = SMALL_ROUNDS * stages
         workload = replace(workload, batch=num * batch, accumulate=num)
     big = cost_model(cluster, plan.mesh, workload, plan.pipeline.ranks if plan.pipeline else 1)
-    if cut:  # links between stages are those of a node with as many GPUs: times do not matter here
+    if cut:  # let one node hold all small ranks: the times of links between stages do not matter here
         node = replace(cluster.levels[0], size=cut.ranks * mesh.num_devices)
         big = replace(big, cluster=replace(cluster, levels=(node,)))
-    # the small mesh is not that of the cluster, so its axes keep the links of the plan's axes
+    # The small mesh does not exist in the cluster, so its axes keep the links of the plan's axes.
     links = tuple(replace(link, size=n, stages=()) for link, n in zip(big.links, mesh.axis_sizes, strict=True))
     return retarget_plan(plan, graph, replace(big, mesh=mesh, links=links), cut)
 
 
-def _small_enough(plan: Plan) -> None:
-    """Raise InputError if a user's own model, which cannot be scaled down, is too large to run as it is."""
+def _check_small_enough(plan: Plan) -> None:
+    """Raise InputError if a user's model, which cannot be scaled down, is too large to run."""
     count = int(plan.model["params"])
     if str(plan.model["config"]["callable"]).endswith(".pt2"):
         raise InputError("an exported program cannot be scaled down; verify its plan with --fake")
-    if count > LARGEST_WHOLE:
+    if count > MAX_PARAMETERS:
         raise InputError(
             f"{plan.model['name']} has {count:,} parameters; a model given as path.py:callable cannot be scaled down, and one of more "
-            f"than {LARGEST_WHOLE:,} is not run whole on CPU processes; verify its plan with --fake, or let the callable build less"
+            f"than {MAX_PARAMETERS:,} is not run whole on CPU processes; verify its plan with --fake, or let the callable build less"
         )
 
 
-def verify_text(data: Mapping[str, Any]) -> str:
-    """The report as a few lines of text."""
+def format_report(data: Mapping[str, Any]) -> str:
+    """Format a report as a few lines of text."""
     lines = [f"{'equal' if data['ok'] else 'DIFFERENT'}: {data['ranks']} ranks, {data['backend']}"]
     if data.get("loss"):
         loss, grad, param = data["loss"], data["grad"], data["param"]
@@ -257,7 +258,7 @@ def verify_text(data: Mapping[str, Any]) -> str:
     if data.get("order"):
         order = data["order"]
         lines.append(f"order      {'as scheduled' if order['ok'] else order['difference']}")
-    lines += [_stage_text(row) for row in data.get("stages", ())]
+    lines += [_format_stage(row) for row in data.get("stages", ())]
     predicted, measured = data["collectives"]["predicted"], data["collectives"]["measured"]
     for phase in ("forward", "backward", "optimizer"):
         for kind in sorted({*predicted.get(phase, {}), *measured.get(phase, {})}):
@@ -267,8 +268,8 @@ def verify_text(data: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _stage_text(row: Mapping[str, Any]) -> str:
-    """One rank of a pipeline: what it sends to other stages, and its peak."""
+def _format_stage(row: Mapping[str, Any]) -> str:
+    """Format one rank of a pipeline: what it sends to other stages, and its peak of memory."""
     predicted, measured = row["messages"]["predicted"], row["messages"]["measured"]
     text = f"rank {row['rank']:<5} sends {measured['sent']} x to other stages, {measured['sent_bytes']:,} bytes"
     if predicted != measured:

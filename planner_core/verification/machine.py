@@ -1,4 +1,4 @@
-"""This machine, measured: see `measure`, which also runs alone under torchrun."""
+"""Measure this machine in processes of its own; `measure` also runs under torchrun."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from planner_core.core import InputError
 from planner_core.verification.measure import measure
 from planner_core.verification.processes import run_ranks
 
-MOST_RANKS = 64
+MAX_RANKS = 64
 
 
-def measured_here(ranks: int | None = None) -> dict[str, Any]:
-    """The result of `measure` with one rank per GPU and nccl; without GPUs, with `ranks` processes (2) and gloo."""
+def measure_machine(ranks: int | None = None) -> dict[str, Any]:
+    """Run `measure` with one rank per GPU and nccl; without GPUs, with `ranks` processes (2) and gloo."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     number = ranks if ranks is not None else gpus or 2
-    if not 1 <= number <= (gpus or MOST_RANKS):
+    if not 1 <= number <= (gpus or MAX_RANKS):
         raise InputError(
-            f"--ranks {number} is not a number from 1 to {gpus or MOST_RANKS}; give e.g. --ranks {gpus or 2}"
+            f"--ranks {number} is not a number from 1 to {gpus or MAX_RANKS}; give e.g. --ranks {gpus or 2}"
         )
-    found: dict[str, Any] = run_ranks(_on_a_rank, number, (gpus > 0,), backend="nccl" if gpus else "gloo")[0]
+    found: dict[str, Any] = run_ranks(_measure_on_rank, number, (gpus > 0,), backend="nccl" if gpus else "gloo")[0]
     return found
 
 
-def _on_a_rank(on_gpu: bool) -> dict[str, Any]:
+def _measure_on_rank(on_gpu: bool) -> dict[str, Any]:
     if on_gpu:
         torch.cuda.set_device(torch.distributed.get_rank())
     return measure()

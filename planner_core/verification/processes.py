@@ -1,4 +1,4 @@
-"""Start real ranks: processes that communicate with gloo and meet through a file. They have a time limit, and none is left over."""
+"""Start real ranks: processes that communicate by gloo and meet through a file. A time limit stops all of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import torch.multiprocessing as mp
 from planner_core.core import VerificationFailed
 
 Work = Callable[..., Any]
-"""`work(*args)` on every rank; importable by name, returns plain data."""
+"""A function that every rank calls. It must be importable by name and return plain data."""
 
 PRELOADED = (
     "planner_core.verification.numerics",
@@ -42,16 +42,16 @@ GRACE_S = 0.2
 def run_ranks(
     work: Work, num_ranks: int, args: tuple[Any, ...] = (), *, timeout_s: float = 300.0, backend: str | None = "gloo"
 ) -> list[Any]:
-    """Results of `work(*args)` from every rank of a process group; raises VerificationFailed if one fails or hangs.
+    """Run `work(*args)` on every rank of a process group and return the results.
 
-    `backend` None leaves it to `work` to make a group.
+    With `backend` None, `work` makes its own group. Raises VerificationFailed if a rank fails or hangs.
     """
-    with _folder() as folder:
-        context = _context()
+    with _make_folder() as folder:
+        context = _start_context()
         jobs = [(folder, r, num_ranks, backend, work, args) for r in range(num_ranks)]
-        ranks = [context.Process(target=_rank, args=job, daemon=True) for job in jobs]
+        ranks = [context.Process(target=_run_rank, args=job, daemon=True) for job in jobs]
         try:
-            with _without_main(work, args):
+            with _not_running_main(work, args):
                 for process in ranks:
                     process.start()
             _wait(ranks, folder, time.monotonic() + timeout_s, timeout_s)
@@ -64,9 +64,8 @@ def run_ranks(
                     process.join()
 
 
-def _context() -> Any:
-    """The way to start ranks: they are forked from a server. If the server cannot make its socket (a long TMPDIR), each is started by
-    itself."""
+def _start_context() -> Any:
+    """Choose how ranks start: forked from a server, or each anew if the server cannot make its socket (a long TMPDIR)."""
     forkserver.set_forkserver_preload(list(PRELOADED))
     try:
         forkserver.ensure_running()
@@ -80,10 +79,12 @@ _PREPARED = spawn.get_preparation_data
 
 
 @contextmanager
-def _without_main(work: Work, args: tuple[Any, ...]) -> Iterator[None]:
-    """Processes that are started inside do not run the user's script again, which `multiprocessing` does to know what the script
-    defines; a script without `if __name__ == "__main__":` would start ranks that start ranks. A script that defines `work` or a type of
-    `args` is run all the same."""
+def _not_running_main(work: Work, args: tuple[Any, ...]) -> Iterator[None]:
+    """Start processes that do not run the user's main script.
+
+    `multiprocessing` runs it in each child, so a script without `if __name__ == "__main__":` would start ranks that start ranks.
+    A script that defines `work` or a type of `args` must run in the child.
+    """
     if b"__main__" in pickle.dumps((work, args)):
         yield
         return
@@ -95,7 +96,7 @@ def _without_main(work: Work, args: tuple[Any, ...]) -> Iterator[None]:
         yield
 
 
-def _folder() -> tempfile.TemporaryDirectory[str]:
+def _make_folder() -> tempfile.TemporaryDirectory[str]:
     try:
         return tempfile.TemporaryDirectory(prefix="shardscope-")
     except OSError as error:
@@ -109,7 +110,7 @@ def _wait(ranks: list[Any], folder: str, deadline: float, timeout_s: float) -> N
         if any(p.exitcode for p in ranks):
             time.sleep(GRACE_S)  # a rank that dies makes others fail: the cause may be reported last
             rank, said = min(
-                (_said(r, p.exitcode, folder) for r, p in enumerate(ranks) if p.exitcode), key=_consequence
+                (_read_failure(r, p.exitcode, folder) for r, p in enumerate(ranks) if p.exitcode), key=_is_consequence
             )
             raise VerificationFailed(f"rank {rank} of {len(ranks)} failed: {said}")
         if time.monotonic() > deadline:
@@ -117,17 +118,17 @@ def _wait(ranks: list[Any], folder: str, deadline: float, timeout_s: float) -> N
         time.sleep(0.02)
 
 
-def _said(rank: int, status: int, folder: str) -> tuple[int, str]:
+def _read_failure(rank: int, status: int, folder: str) -> tuple[int, str]:
     report = Path(folder) / f"{rank}.error"
     return rank, report.read_text() if report.exists() else f"it exited with status {status}"
 
 
-def _consequence(failure: tuple[int, str]) -> bool:
-    """Whether a rank failed because another was gone."""
+def _is_consequence(failure: tuple[int, str]) -> bool:
+    """Return whether a rank failed since another one was gone: such a failure is not the cause."""
     return "Connection" in failure[1]
 
 
-def _rank(folder: str, rank: int, num_ranks: int, backend: str | None, work: Work, args: tuple[Any, ...]) -> None:
+def _run_rank(folder: str, rank: int, num_ranks: int, backend: str | None, work: Work, args: tuple[Any, ...]) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # Linux: die with the parent, whatever kills it
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
     try:

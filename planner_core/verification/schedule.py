@@ -1,4 +1,4 @@
-"""Whether a run issued and waited for its collectives in the order of the plan's schedule (`cost.schedule.events`)."""
+"""Compare the order in which a run issued and awaited collectives with the plan's schedule (`cost.schedule.events`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from planner_core.cost import Event
 
 @dataclass
 class Window:
-    """The events from the begin of one unit to the begin of the next."""
+    """The events from the start of one unit to the start of the next."""
 
     name: str
     backward: bool
@@ -20,34 +20,34 @@ class Window:
     """The collectives for which operators wait: (operator, collective)."""
 
 
-def difference(wanted: Sequence[Event], recorded: Sequence[Event], prefixes: Iterable[str]) -> str:
-    """A sentence about the first difference between a run's order and the schedule; empty if there is none.
+def first_difference(wanted: Sequence[Event], recorded: Sequence[Event], prefixes: Iterable[str]) -> str:
+    """Describe the first difference between a run's order and the schedule; empty if both are equal.
 
     Weight traffic must be issued and waited for at the scheduled place among the units. A collective for which an operator waits must
-    be waited for at once, inside its unit; only the sends of a ring are waited for behind the kernel of a block. In forward these
+    be waited for at once, inside its unit; only the sends of a ring are awaited after the kernel of a block. In forward these
     follow the order of the operators; several of one operator may have any order. In backward autograd chooses the order, so any order
     is right. If a unit begins backward twice, since two of its results have gradients, it counts once.
     """
     known = set(prefixes)
-    ours, theirs = _windows(wanted, known), _windows(recorded, known)
+    ours, theirs = _split_into_windows(wanted, known), _split_into_windows(recorded, known)
     for want, found in zip(ours, theirs, strict=False):
         for a, b in (
             ([want.name], [found.name]),
             (want.traffic, found.traffic),
-            (_texts(want, want), _texts(found, want)),
+            (_ordered_texts(want, want), _ordered_texts(found, want)),
         ):
             if a != b:
-                return f"{want.name}: scheduled {_shown(a)}; recorded {_shown(b)}"
+                return f"{want.name}: scheduled {_format_lines(a)}; recorded {_format_lines(b)}"
     if len(ours) != len(theirs):
         return f"{len(ours)} units scheduled, {len(theirs)} recorded"
     return ""
 
 
-def _shown(lines: Sequence[str]) -> str:
+def _format_lines(lines: Sequence[str]) -> str:
     return ", ".join(lines) or "nothing"
 
 
-def _windows(events: Sequence[Event], known: set[str]) -> list[Window]:
+def _split_into_windows(events: Sequence[Event], known: set[str]) -> list[Window]:
     found = [Window("the start", False)]
     returned: set[str] = set()
     for at, e in enumerate(events):
@@ -68,8 +68,11 @@ def _windows(events: Sequence[Event], known: set[str]) -> list[Window]:
     return found
 
 
-def _texts(window: Window, like: Window) -> list[str]:
-    """The collectives for which operators wait, in an order that can be compared; with the operators that `like` has."""
+def _ordered_texts(window: Window, like: Window) -> list[str]:
+    """Sort the collectives of each operator in a forward window, and all of a backward window, so that lists can be compared.
+
+    `like` says how many collectives each operator has.
+    """
     texts = [text for _, text in window.values]
     if window.backward:
         return sorted(texts)

@@ -1,5 +1,5 @@
-"""Check that a plan with stages computes what one process computes over the same micro-batches, and that each rank issues what was
-predicted: the passes of its stages in order, the collectives of each, and the messages between stages."""
+"""Check that a plan with stages computes what one process computes over the same micro-batches, and that each rank does what was
+predicted: the passes of its stages in order, their collectives, and the messages between stages."""
 
 # mypy: allow-untyped-calls
 from __future__ import annotations
@@ -29,50 +29,50 @@ from planner_core.runtime import (
 )
 from planner_core.runtime.training import position_along, with_planned_loss
 from planner_core.verification.build_models import (
-    ARGS,
-    DropNothing,
-    Widened,
-    example_inputs,
-    own_call,
-    single_loss,
-    whole_model,
+    POSITIONAL,
+    Float64Casts,
+    WithoutDropout,
+    build_whole_model,
+    make_example_inputs,
+    rank_call,
+    single_process_loss,
 )
 from planner_core.verification.numerics import (
-    FLOOR,
     LEARNING_RATE,
+    RELATIVE_FLOOR,
     adamw_step,
     default_dtype,
-    largest,
+    float_buffers,
+    is_within_tolerance,
+    max_abs,
+    max_error,
+    reverse_samples,
     same_traffic,
-    statistics_of,
-    turned_samples,
-    within,
-    worst,
 )
 from planner_core.verification.processes import run_ranks
-from planner_core.verification.schedule import difference
+from planner_core.verification.schedule import first_difference
 
-GREETING_BYTES = 4
-"""torch's stages agree on how to begin by messages of one number, in the first step alone."""
-OUTSIDE = -1
-"""The number of the axis of a collective that runs between stages."""
+HANDSHAKE_BYTES = 4
+"""torch's stages exchange messages of one number before their first step. They are not counted."""
+BETWEEN_STAGES = -1
+"""The axis number of a collective between stages."""
 
 
 @dataclass
-class Record:
+class StageRecord:
     """What one rank did in a step. `passes`: (forward, stage, micro-batch, number of events before it)."""
 
     trace: Trace = field(default_factory=Trace)
     passes: list[tuple[bool, int, int, int]] = field(default_factory=list)
 
     def data(self, counted: CountCollectives) -> dict[str, Any]:
-        """Plain data."""
-        inside = {key: row for key, row in counted.rows.items() if key[2] != OUTSIDE}
+        """Return the record and the counts as plain data."""
+        inside = {key: row for key, row in counted.rows.items() if key[2] != BETWEEN_STAGES}
         events = [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in self.trace.events]
         return {
             "collectives": collective_table(inside),
             "by_axis": [[*key, *row] for key, row in sorted(inside.items())],
-            "summed": [row[1] for key, row in counted.rows.items() if key[2] == OUTSIDE],
+            "summed": [row[1] for key, row in counted.rows.items() if key[2] == BETWEEN_STAGES],
             "sent": counted.sent,
             "received": counted.received,
             "passes": self.passes,
@@ -81,9 +81,9 @@ class Record:
 
 
 @contextmanager
-def recorded(parallel: StagedParallel, counted: CountCollectives) -> Iterator[Record]:
-    """Inside, what a rank does is noted."""
-    record = Record()
+def record_step(parallel: StagedParallel, counted: CountCollectives) -> Iterator[StageRecord]:
+    """Record what a rank does while entered."""
+    record = StageRecord()
 
     def begins(forward: bool, stage: int, micro_batch: int) -> None:
         counted.phase = "forward" if forward else "backward"
@@ -103,8 +103,8 @@ def recorded(parallel: StagedParallel, counted: CountCollectives) -> Iterator[Re
 # --- what was predicted -------------------------------------------------------------------------------
 
 
-def rank_reports(plan: Plan, graph: Graph, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What was predicted and measured of one GPU of each rank of the pipeline. `found`: the records of these GPUs, in order."""
+def compare_ranks(plan: Plan, graph: Graph, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Compare predictions and records of one GPU of each rank of the pipeline. `found`: the records of these GPUs, in order."""
     every = ranks_work(plan, graph)
     arriving = [[p.sends for w in every for p in w.passes if p.to == rank] for rank in range(len(every))]
     rows = []
@@ -115,28 +115,31 @@ def rank_reports(plan: Plan, graph: Graph, found: Sequence[Mapping[str, Any]]) -
             "received": sum(size for sizes in arriving[rank] for size in sizes),
             "summed": sorted(work.summed),
         }
-        sent, received = ([m for m in record[key] if m[1] != GREETING_BYTES] for key in ("sent", "received"))
+        sent, received = ([m for m in record[key] if m[1] != HANDSHAKE_BYTES] for key in ("sent", "received"))
         measured_messages = {
             "sent": [list(m) for m in sent],
             "received": sum(size for _, size in received),
             "summed": sorted(record["summed"]),
         }
-        order = _difference(work, record)
+        order = _first_difference(work, record)
         same = same_traffic(work.collectives, measured)
         rows.append(
             {
                 "rank": rank,
                 "ok": same and not order and predicted_messages == measured_messages,
                 "collectives": {"predicted": work.collectives, "measured": measured},
-                "messages": {"predicted": _sums(predicted_messages), "measured": _sums(measured_messages)},
+                "messages": {
+                    "predicted": _sum_messages(predicted_messages),
+                    "measured": _sum_messages(measured_messages),
+                },
                 "order": {"ok": not order, "events": len(record["events"]), "difference": order},
             }
         )
     return rows
 
 
-def _sums(messages: Mapping[str, Any]) -> dict[str, int]:
-    """Messages to other stages, their bytes, bytes from them, and bytes of gradients that are summed with theirs."""
+def _sum_messages(messages: Mapping[str, Any]) -> dict[str, int]:
+    """Sum the messages of a rank: those sent, their bytes, received bytes, and bytes of gradients summed between stages."""
     sizes = [size for _, size in messages["sent"]]
     return {
         "sent": len(sizes),
@@ -146,24 +149,24 @@ def _sums(messages: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _difference(work: RankWork, record: Mapping[str, Any]) -> str:
-    """The first difference between a rank's step and what was predicted; empty if there is none."""
+def _first_difference(work: RankWork, record: Mapping[str, Any]) -> str:
+    """Describe the first difference between a rank's step and the prediction; empty if both are equal."""
     wanted = [p.key for p in work.passes]
     passes = [tuple(p[:3]) for p in record["passes"]]
     if wanted != passes:
         at = next(
             (i for i, (a, b) in enumerate(zip(wanted, passes, strict=False)) if a != b), min(len(wanted), len(passes))
         )
-        return f"pass {at} is {_named(passes[at : at + 1])}, and {_named(wanted[at : at + 1])} was scheduled"
+        return f"pass {at} is {_name_pass(passes[at : at + 1])}, and {_name_pass(wanted[at : at + 1])} was scheduled"
     starts = [p[3] for p in record["passes"]]
     for scheduled, begin, end in zip(work.passes, starts, [*starts[1:], None], strict=True):
         events = [Event(*row) for row in record["events"][begin:end]]
-        if found := difference(scheduled.events, events, work.copies):
-            return f"{_named([scheduled.key])}: {found}"
+        if found := first_difference(scheduled.events, events, work.copies):
+            return f"{_name_pass([scheduled.key])}: {found}"
     return ""
 
 
-def _named(passes: Sequence[Any]) -> str:
+def _name_pass(passes: Sequence[Any]) -> str:
     return next((f"{'forward' if f else 'backward'} of micro-batch {k} in stage {s}" for f, s, k in passes), "nothing")
 
 
@@ -171,12 +174,12 @@ def _named(passes: Sequence[Any]) -> str:
 
 
 def verify_stages(plan: Plan, graph: Graph, *, timeout_s: float = 300.0, seed: int = 0) -> dict[str, Any]:
-    """Run a plan with stages (of few ranks and a small model) on gloo; the report of docs/CONTRACT.md, all but memory."""
-    found = run_ranks(_judge, plan.num_gpus, (plan_to_json(plan), seed), timeout_s=timeout_s)
+    """Run a plan with stages (of few ranks and a small model) on gloo, and return the report of docs/CONTRACT.md without memory."""
+    found = run_ranks(_compare_with_fallback, plan.num_gpus, (plan_to_json(plan), seed), timeout_s=timeout_s)
     first = found[0]
-    per_rank = rank_reports(plan, graph, [found[r]["record"] for r in range(0, plan.num_gpus, plan.mesh.num_devices)])
+    per_rank = compare_ranks(plan, graph, [found[r]["record"] for r in range(0, plan.num_gpus, plan.mesh.num_devices)])
     single, parallel = first["loss"]
-    good = within(first)
+    good = is_within_tolerance(first)
     return {
         "ok": bool(good and all(row["ok"] for row in per_rank)),
         "ranks": plan.num_gpus,
@@ -187,7 +190,7 @@ def verify_stages(plan: Plan, graph: Graph, *, timeout_s: float = 300.0, seed: i
         "param": {"max_rel_error": first["param"][0], "worst": first["param"][1]},
         "dtype": first["dtype"],
         "numbers_ok": good,
-        **summary(plan, per_rank),
+        **summarize_ranks(plan, per_rank),
         "memory_bytes": None,
         "unsteady": [],
         "dropout": "left out" if first["dropout"] else "none",
@@ -195,152 +198,157 @@ def verify_stages(plan: Plan, graph: Graph, *, timeout_s: float = 300.0, seed: i
     }
 
 
-def summary(plan: Plan, per_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a report says of all ranks: the collectives of the one that works longest, which are the plan's, and whether all keep the
-    order."""
+def summarize_ranks(plan: Plan, per_rank: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Summarize all ranks: the collectives of the busiest one, which are the plan's, and whether all keep the order."""
     predicted = plan.cost.collectives()
     busiest = next((r for r in per_rank if r["collectives"]["predicted"] == predicted), per_rank[0])
     wrong = next((f"rank {r['rank']}: {r['order']['difference']}" for r in per_rank if not r["order"]["ok"]), "")
     return {
         "collectives": busiest["collectives"],
-        "collectives_ok": all(_same(r) for r in per_rank),
+        "collectives_ok": all(_is_same(r) for r in per_rank),
         "order": {"ok": not wrong, "events": sum(r["order"]["events"] for r in per_rank), "difference": wrong},
     }
 
 
-def _same(row: Mapping[str, Any]) -> bool:
+def _is_same(row: Mapping[str, Any]) -> bool:
     messages = row["messages"]
     return same_traffic(row["collectives"]["predicted"], row["collectives"]["measured"]) and (
         messages["predicted"] == messages["measured"]
     )
 
 
-def _judge(plan: dict[str, Any], seed: int) -> dict[str, Any]:
-    """`compare` in float32; if rounding alone may be the difference, float64 decides. All ranks find the same."""
-    found = compare(plan_from_json(plan), seed, "float32")
-    if within(found):
+def _compare_with_fallback(plan: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Compare in float32; if rounding may explain the difference, let float64 decide. All ranks get the same errors."""
+    found = compare_step(plan_from_json(plan), seed, "float32")
+    if is_within_tolerance(found):
         return found
     try:
-        with default_dtype(torch.float64), Widened():
-            exact = compare(plan_from_json(plan), seed, "float64")
-    except PlanMismatch:  # the model's code takes another way in float64
+        with default_dtype(torch.float64), Float64Casts():
+            exact = compare_step(plan_from_json(plan), seed, "float64")
+    except PlanMismatch:  # the model's code takes another path in float64
         return found
     return {**exact, "record": found["record"]}
 
 
-def compare(plan: Plan, seed: int, dtype: str) -> dict[str, Any]:
-    """The errors between one step under the plan and the same micro-batches in one process, over all ranks."""
-    config, chance = plan.model["config"], DropNothing()
-    model, parsed = whole_model(config, dtype, seed)
+def compare_step(plan: Plan, seed: int, dtype: str) -> dict[str, Any]:
+    """Return the errors, over all ranks, between a step under the plan and the same micro-batches in one process."""
+    config, chance = plan.model["config"], WithoutDropout()
+    model, parsed = build_whole_model(config, dtype, seed)
     plan = replace(plan, workload={**plan.workload, "dtype": dtype, "gradient_dtype": dtype})
-    model.__dict__["forward"] = chance.around(model.forward)
+    model.__dict__["forward"] = chance.wrap(model.forward)
     parallel = StagedParallel(with_planned_loss(model, plan.model), plan, mesh_of(plan, "cpu"))
-    inputs = _of_a_step(parallel, example_inputs(model, parsed, dict(plan.workload), seed))
-    turned = turned_samples(inputs)
+    inputs = _repeat_for_step(parallel, make_example_inputs(model, parsed, dict(plan.workload), seed))
+    turned = reverse_samples(inputs)
     counted = parallel.engine.count_collectives(parallel.mesh)
-    with recorded(parallel, counted) as record:
-        args, kwargs, batches = _calls(parallel, inputs)
+    with record_step(parallel, counted) as record:
+        args, kwargs, batches = _step_and_micro_batches(parallel, inputs)
         loss = parallel.step(*args, **kwargs)
     weights = parallel.engine.weights
     grads = {n: parallel.full(w, w.parameter.grad) for n, w in weights.items() if w.parameter.grad is not None}
     adamw_step(model)
     parallel.gather_buffers()
-    after = {n: parallel.full(w) for n, w in weights.items()} | _own_statistics(parallel)
+    after = {n: parallel.full(w) for n, w in weights.items()} | _stage_statistics(parallel)
     for trained in model.parameters():
         trained.grad = None
-    args, kwargs, next_batches = _calls(parallel, turned)
+    args, kwargs, next_batches = _step_and_micro_batches(parallel, turned)
     next_loss = parallel.step(*args, **kwargs)
-    global_batch = whole_model(config, dtype, seed)[0]
-    single = _alone(global_batch, batches, chance)
+    global_batch = build_whole_model(config, dtype, seed)[0]
+    single = _single_process_loss(global_batch, batches, chance)
     wanted = {n: p.grad for n, p in global_batch.named_parameters() if p.grad is not None}
-    top = max(map(largest, wanted.values()))
-    gradient = _worst_of_all(grads, wanted, FLOOR * top) if top else (float("inf"), "every gradient is zero")
+    top = max(map(max_abs, wanted.values()))
+    gradient = (
+        _max_error_over_ranks(grads, wanted, RELATIVE_FLOOR * top) if top else (float("inf"), "every gradient is zero")
+    )
     adamw_step(global_batch)
-    single_after = {n: p.detach() for n, p in global_batch.named_parameters()} | statistics_of(global_batch)
+    single_after = {n: p.detach() for n, p in global_batch.named_parameters()} | float_buffers(global_batch)
     global_batch.zero_grad()
-    param = _worst_of_all(after, single_after, LEARNING_RATE, statistics_of(global_batch))
-    losses = _gathered((None if loss is None else float(loss), None if next_loss is None else float(next_loss)))
+    param = _max_error_over_ranks(after, single_after, LEARNING_RATE, float_buffers(global_batch))
+    losses = _gather_objects((None if loss is None else float(loss), None if next_loss is None else float(next_loss)))
     seen, seen_next = (next(one[i] for one in losses if one[i] is not None) for i in range(2))
     return {
         "dtype": dtype,
         "loss": (single, seen),
-        "next_loss": (_alone(global_batch, next_batches, chance), seen_next),
+        "next_loss": (_single_process_loss(global_batch, next_batches, chance), seen_next),
         "grad": gradient,
         "param": param,
-        "dropout": chance.seen,
+        "dropout": chance.dropped,
         "record": record.data(counted),
     }
 
 
-def _alone(global_batch: nn.Module, batches: Sequence[Any], chance: DropNothing) -> float:
-    """The loss of one process that accumulates gradients over micro-batches."""
+def _single_process_loss(global_batch: nn.Module, batches: Sequence[Any], chance: WithoutDropout) -> float:
+    """Compute the loss of one process that accumulates gradients over micro-batches."""
     total = 0.0
     for batch in batches:
         with seed_generators(unit_seed(0, 0), torch.device("cpu")), chance:
-            loss = single_loss(global_batch, batch) / len(batches)
+            loss = single_process_loss(global_batch, batch) / len(batches)
             loss.backward()
         total += float(loss.detach())
     return total
 
 
-def _gathered(mine: Any) -> list[Any]:
+def _gather_objects(mine: Any) -> list[Any]:
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     return every
 
 
-def _worst_of_all(
+def _max_error_over_ranks(
     found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float, free: Mapping[str, Any] = {}
 ) -> tuple[float, str]:
-    """The largest error over all ranks, each of which has some of the tensors. One that no rank has is missing, but for `free` ones."""
-    mine = worst(found, {n: t for n, t in wanted.items() if n in found}, floor)
-    every = _gathered((mine, list(found)))
+    """Return the largest error over all ranks, each of which holds some tensors. One that no rank holds is missing, except `free` ones."""
+    mine = max_error(found, {n: t for n, t in wanted.items() if n in found}, floor)
+    every = _gather_objects((mine, list(found)))
     names = {n for _, own in every for n in own}
     if missing := next((n for n in wanted if n not in names and n not in free), ""):
         return float("inf"), missing
     return max((tuple(one) for one, _ in every), key=lambda one: one[0])
 
 
-def _own_statistics(parallel: StagedParallel) -> dict[str, torch.Tensor]:
-    """The running statistics that this rank's stages write."""
+def _stage_statistics(parallel: StagedParallel) -> dict[str, torch.Tensor]:
+    """Return the running statistics that this rank's stages write."""
     used = {b.buffer for ready in parallel.programs.values() for unit in ready.program.units for b in unit.buffers}
-    return {n: b for n, b in statistics_of(parallel.model).items() if n in used}
+    return {n: b for n, b in float_buffers(parallel.model).items() if n in used}
 
 
 # --- samples ------------------------------------------------------------------------------------------
 
 
-def _of_a_step(parallel: StagedParallel, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Example inputs as those of a whole step: a user's own code gives those of one micro-batch."""
+def _repeat_for_step(parallel: StagedParallel, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Repeat example inputs for a whole step: a user's code returns those of one micro-batch."""
     if "callable" not in (parallel.plan.model["config"] or {}):
         return inputs
-    return _each(parallel, inputs, lambda x: torch.cat([x] * parallel.micro_batches))
+    return _map_samples(parallel, inputs, lambda x: torch.cat([x] * parallel.micro_batches))
 
 
-def _each(parallel: StagedParallel, inputs: Mapping[str, Any], change: Any) -> dict[str, Any]:
-    """The same inputs with other samples."""
-    args, kwargs = tuple(inputs.get(ARGS, ())), {k: v for k, v in inputs.items() if k != ARGS}
+def _map_samples(parallel: StagedParallel, inputs: Mapping[str, Any], change: Any) -> dict[str, Any]:
+    """Apply a change to the samples of inputs."""
+    args, kwargs = tuple(inputs.get(POSITIONAL, ())), {k: v for k, v in inputs.items() if k != POSITIONAL}
     held = parallel.planned.sample_leaves(args, kwargs, global_batch=True)
     args, kwargs = map_marked_leaves((args, kwargs), held, change)
-    return {ARGS: args, **kwargs} if args else kwargs
+    return {POSITIONAL: args, **kwargs} if args else kwargs
 
 
-def _calls(parallel: StagedParallel, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
-    """A step's call on this rank, with its own samples if that can be; and the same micro-batches for one process."""
-    num, own = parallel.micro_batches, own_call(parallel, inputs, dist.get_rank()) is not None
+def _step_and_micro_batches(
+    parallel: StagedParallel, inputs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
+    """Return the arguments of a step on this rank, and the same micro-batches for one process."""
+    num, own = parallel.micro_batches, rank_call(parallel, inputs, dist.get_rank()) is not None
     places = position_along(parallel.mesh.shape, parallel.data_axes, dist.get_rank())[1] if own else 1
 
     def part(number: int) -> Any:
         return lambda x: torch.cat([mine.chunk(num)[number] for mine in x.chunk(places)])
 
-    batches = [pytree.tree_map_only(torch.Tensor, torch.clone, _each(parallel, inputs, part(k))) for k in range(num)]
+    batches = [
+        pytree.tree_map_only(torch.Tensor, torch.clone, _map_samples(parallel, inputs, part(k))) for k in range(num)
+    ]
     return (*step_call(parallel, inputs), batches)
 
 
 def step_call(parallel: StagedParallel, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A step's call on this rank: with its own samples, or with all where a loop has to give them."""
-    own = own_call(parallel, inputs, dist.get_rank())
+    """Return the arguments of a step on this rank: its own samples, or all of them if a loop must pass them."""
+    own = rank_call(parallel, inputs, dist.get_rank())
     if own:
         return own
-    args, kwargs = tuple(inputs.get(ARGS, ())), {k: v for k, v in inputs.items() if k != ARGS}
+    args, kwargs = tuple(inputs.get(POSITIONAL, ())), {k: v for k, v in inputs.items() if k != POSITIONAL}
     return args, {**kwargs, "global_batch": True}

@@ -1,4 +1,4 @@
-"""Check a plan without running it. Every finding is a sentence; an empty list means that none was found.
+"""Check a plan without running it. Every finding is a sentence; an empty list means that the plan is right.
 
 It finds names and ties that match nothing; dims that are not sharded evenly; operators that run by no known rule (a column-sharded
 layer whose result is called Replicate, or sharded query heads with Replicate keys); and edges whose steps do not lead to their end.
@@ -36,7 +36,7 @@ from planner_core.ops import Kind, Pair, Row, can_run_together, operator, rows
 
 
 def check_rules(plan: Plan, graph: Graph) -> list[str]:
-    """The findings about `plan` as a plan of `graph`, each once, in order of the model."""
+    """Return the findings about `plan` as a plan of `graph`, each once, in the order of the model."""
     if plan.blocks[""].prefixes != ("",):
         return [f"the top block has prefixes {list(plan.blocks[''].prefixes)}, which is for the whole model alone"]
     variants = {prefix: variant for variant, bp in plan.blocks.items() for prefix in bp.prefixes}
@@ -46,21 +46,21 @@ def check_rules(plan: Plan, graph: Graph) -> list[str]:
     for variant, bp in plan.blocks.items():
         for name in dict.fromkeys(blocks[p].name for p in bp.prefixes if p in blocks):
             block = next(b for b in blocks.values() if b.name == name)
-            found += _names(variant or "top", block, bp)
-            found += _runs_by_rules(variant or "top", block, bp, plan.mesh.axis_sizes)
-    found += _block("", graph.top, plan, {}, variants, graph)
+            found += _check_names(variant or "top", block, bp)
+            found += _check_operators(variant or "top", block, bp, plan.mesh.axis_sizes)
+    found += _check_block("", graph.top, plan, {}, variants, graph)
     return list(dict.fromkeys(found))
 
 
 def verify_rules(plan: Plan) -> dict[str, Any]:
-    """The first depth of verification, without a run: the findings about a plan and its own model. Raises InputError."""
+    """Report the findings about a plan of its own model, without a run. Raises InputError."""
     found = check_rules(plan, load_plan_graph(plan))
     nothing = dict.fromkeys(("loss", "grad", "collectives", "memory_bytes"))
     return {"ok": not found, "ranks": plan.mesh.num_devices, "backend": "rules", **nothing, "findings": found}
 
 
-def _names(where: str, block: Block, bp: BlockPlan) -> Iterator[str]:
-    """Findings about patterns that match nothing, and names without a pattern. Of tied names the plan has one."""
+def _check_names(where: str, block: Block, bp: BlockPlan) -> Iterator[str]:
+    """Yield findings about names that match nothing, and about parameters and ops without a plan."""
     here = {v.name for i, v in enumerate(block.values) if v.kind == "parameter" and i not in block.inputs}
     ops = {o.name for o in block.ops}
     yield from (f"{where}: parameter {n!r} matches nothing" for n in bp.params if n not in here)
@@ -69,11 +69,11 @@ def _names(where: str, block: Block, bp: BlockPlan) -> Iterator[str]:
     yield from (f"{where}: op {n!r} has no plan" for n in ops if n not in bp.sites)
 
 
-def _runs_by_rules(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, ...]) -> Iterator[str]:
-    """Findings about operators. On every mesh axis the operands and results must be those of one of its rows, and shard evenly."""
+def _check_operators(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, ...]) -> Iterator[str]:
+    """Yield findings about operators: on every mesh axis operands and results must be those of one of its rows, and shard evenly."""
     for op in block.ops:
         site = bp.sites.get(op.name)
-        if site is None or not _fits(op, site):
+        if site is None or not _has_matching_arity(op, site):
             continue
         known = rows(op, block.values)
         chosen: list[Row] = []
@@ -85,8 +85,8 @@ def _runs_by_rules(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, ..
             uneven = [[d for d in row.divides if d % size] for row in same]
             if not same:
                 yield (
-                    f"{where}: {op.name} takes {_shown(taken)} and makes {_shown(made)} on mesh axis {axis} (tensor|gradient), "
-                    f"which is not one of the {len(known)} ways that it can run"
+                    f"{where}: {op.name} takes {_format_pairs(taken)} and makes {_format_pairs(made)} on mesh axis {axis} "
+                    f"(tensor|gradient), which is not one of the {len(known)} ways that it can run"
                 )
             elif all(uneven):
                 yield f"{where}: {op.name} cannot split {uneven[0][0]} evenly over the {size} devices of mesh axis {axis}"
@@ -94,48 +94,52 @@ def _runs_by_rules(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, ..
             yield f"{where}: {op.name} splits {' and '.join(r.name for r in chosen)}, which do not go together on these mesh axes"
 
 
-def _shown(pairs: Iterable[Pair]) -> str:
+def _format_pairs(pairs: Iterable[Pair]) -> str:
     return ", ".join(f"{p}|{g}" for p, g in pairs) or "nothing"
 
 
-def _fits(op: Op, site: SitePlan) -> bool:
+def _has_matching_arity(op: Op, site: SitePlan) -> bool:
     return (len(site.inputs), len(site.outputs)) == (len(op.inputs), len(op.outputs))
 
 
-def _block(
+def _check_block(
     variant: str, block: Block, plan: Plan, delivered: dict[int, State], variants: Mapping[str, str], graph: Graph
 ) -> Iterator[str]:
     bp, where = plan.blocks[variant], variant or "top"
     for i, value in enumerate(block.values):
         param = bp.params.get(value.name) if value.kind == "parameter" and i not in block.inputs else None
         if param is not None:
-            delivered[i] = _stored(param)
-            yield from _even(
-                f"{where}: {value.name}", value.meta.shape, _without_shorter(value.meta, param, plan), plan
+            delivered[i] = _stored_state(param)
+            yield from _check_even(
+                f"{where}: {value.name}", value.meta.shape, _even_placements(value.meta, param, plan), plan
             )
     for item in block.items:
         if isinstance(item, Call):
-            yield from _call(item, plan, delivered, variants, graph)
+            yield from _check_call(item, plan, delivered, variants, graph)
         elif item.name in bp.sites:
-            yield from _site(where, block, item, bp, plan, delivered)
+            yield from _check_site(where, block, item, bp, plan, delivered)
 
 
-def _call(call: Call, plan: Plan, outer: dict[int, State], variants: Mapping[str, str], graph: Graph) -> Iterator[str]:
+def _check_call(
+    call: Call, plan: Plan, outer: dict[int, State], variants: Mapping[str, str], graph: Graph
+) -> Iterator[str]:
     if call.prefix not in variants:
         return
     block = graph.blocks[call.block]
     inner = {i: outer[o] for i, o in zip(block.inputs, call.inputs, strict=True) if o in outer}
-    yield from _block(variants[call.prefix], block, plan, inner, variants, graph)
+    yield from _check_block(variants[call.prefix], block, plan, inner, variants, graph)
     outer.update({o: inner[i] for i, o in zip(block.outputs, call.outputs, strict=True) if i in inner})
 
 
-def _stored(param: ParamPlan) -> State:
+def _stored_state(param: ParamPlan) -> State:
     return State(param.working, param.gradient)
 
 
-def _site(where: str, block: Block, op: Op, bp: BlockPlan, plan: Plan, delivered: dict[int, State]) -> Iterator[str]:
+def _check_site(
+    where: str, block: Block, op: Op, bp: BlockPlan, plan: Plan, delivered: dict[int, State]
+) -> Iterator[str]:
     site, name = bp.sites[op.name], f"{where}: {op.name}"
-    if not _fits(op, site):
+    if not _has_matching_arity(op, site):
         have, want = (len(op.inputs), len(op.outputs)), (len(site.inputs), len(site.outputs))
         yield f"{name} has {have[0]} operands and {have[1]} results, the plan {want[0]} and {want[1]}"
         return
@@ -146,28 +150,28 @@ def _site(where: str, block: Block, op: Op, bp: BlockPlan, plan: Plan, delivered
                 yield f"{name} expects operand {v} as {edge.src}, but it is delivered as {delivered[v]}"
             if value.grad and v in delivered and delivered[v].gradient != edge.src.gradient:
                 yield f"{name} returns the gradient of operand {v} as {edge.src}, but {delivered[v]} is summed"
-            yield from _leads(f"{name} operand {v}", edge, value.grad)
-        yield from _even(f"{name} operand {v}", value.meta.shape, edge.dst.forward, plan, edge)
+            yield from _check_edge(f"{name} operand {v}", edge, value.grad)
+        yield from _check_even(f"{name} operand {v}", value.meta.shape, edge.dst.forward, plan, edge)
     for v, edge in zip(op.outputs, site.outputs, strict=True):
         delivered[v] = edge.dst
-        yield from _leads(f"{name} result {v}", edge, block.values[v].grad, result=True)
+        yield from _check_edge(f"{name} result {v}", edge, block.values[v].grad)
         if edge.chunks > 1 and (
             op.name in bp.kept or not can_run_in_chunks(block, op, edge, plan.mesh.axis_sizes, edge.chunks)
         ):
             yield f"{name} cannot make its result in {edge.chunks} parts and send each by itself"
-        yield from _even(f"{name} result {v}", block.values[v].meta.shape, edge.src.forward, plan, edge)
-        yield from _even(f"{name} result {v}", block.values[v].meta.shape, edge.dst.forward, plan, edge)
-    yield from _attention(name, op, site.inputs)
+        yield from _check_even(f"{name} result {v}", block.values[v].meta.shape, edge.src.forward, plan, edge)
+        yield from _check_even(f"{name} result {v}", block.values[v].meta.shape, edge.dst.forward, plan, edge)
+    yield from _check_attention(name, op, site.inputs)
 
 
-def _leads(name: str, edge: Edge, grad: bool, result: bool = False) -> Iterator[str]:
-    """Findings about an edge whose steps do not lead from one end to the other."""
-    yield from _walk(f"{name}: forward", edge.forward, edge.src.forward, edge.dst.forward)
+def _check_edge(name: str, edge: Edge, grad: bool) -> Iterator[str]:
+    """Yield findings about an edge whose steps do not lead from its source to its destination."""
+    yield from _check_steps(f"{name}: forward", edge.forward, edge.src.forward, edge.dst.forward)
     if grad:
-        yield from _walk(f"{name}: backward", edge.backward, edge.dst.gradient, edge.src.gradient)
+        yield from _check_steps(f"{name}: backward", edge.backward, edge.dst.gradient, edge.src.gradient)
 
 
-def _walk(name: str, steps: Iterable[Step], src: Placements, dst: Placements) -> Iterator[str]:
+def _check_steps(name: str, steps: Iterable[Step], src: Placements, dst: Placements) -> Iterator[str]:
     here = list(src)
     for step in steps:
         if here[step.axis] != step.src:
@@ -181,7 +185,7 @@ def _walk(name: str, steps: Iterable[Step], src: Placements, dst: Placements) ->
         yield f"{name} steps lead from {format_placements(src)} to {format_placements(here)}, not to {format_placements(dst)}"
 
 
-def _even(
+def _check_even(
     name: str, shape: tuple[int, ...], placements: Placements, plan: Plan, edge: Edge | None = None
 ) -> Iterator[str]:
     parts = edge.segments if edge else {}
@@ -195,24 +199,26 @@ def _even(
         yield f"{name}: {error}"
 
 
-def _without_shorter(meta: TensorMeta, param: ParamPlan, plan: Plan) -> Placements:
-    """The placements of a stored weight, without the cuts that may leave a shorter last part."""
+def _even_placements(meta: TensorMeta, param: ParamPlan, plan: Plan) -> Placements:
+    """Return the placements of a stored weight without shards that may leave a shorter last part."""
     fused = {d: s for d, s in param.segments.items() if len(s) > 1}
     alone = [p for p in param.stored if isinstance(p, Shard) and param.stored.count(p) == 1]
     return tuple(
         Replicate() if used != p and p in alone and needs_uneven_split(meta.shape, fused, p.dim, n) else p
-        for p, used, n in zip(param.stored, _at_use(param), plan.mesh.axis_sizes, strict=True)
+        for p, used, n in zip(param.stored, _placements_at_use(param), plan.mesh.axis_sizes, strict=True)
     )
 
 
-def _at_use(param: ParamPlan) -> Placements:
-    """The placements in which operators use a weight."""
+def _placements_at_use(param: ParamPlan) -> Placements:
+    """Return the placements in which operators use a weight."""
     return tuple(Replicate() if a in param.gathered else p for a, p in enumerate(param.working))
 
 
-def _attention(name: str, op: Op, inputs: tuple[Edge, ...]) -> Iterator[str]:
-    """Findings about attention with sharded query heads but Replicate keys and values: heads would be paired wrongly, without an
-    error."""
+def _check_attention(name: str, op: Op, inputs: tuple[Edge, ...]) -> Iterator[str]:
+    """Yield findings about attention with sharded query heads but Replicate keys and values.
+
+    It would pair heads wrongly, and raise no error: rank 1 of 2 holds query heads 4 to 7 and would read key heads 0 to 3.
+    """
     if operator(op.fn).kind is not Kind.ATTENTION:
         return
     for axis, p in enumerate(inputs[0].dst.forward):

@@ -34,7 +34,7 @@ from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.planning.session import candidate_meshes, prepare_planner, replace_request
 from planner_core.verification.fake.group import verify_fake_all
-from planner_core.verification.fake.memory_tracker import TrackMemory
+from planner_core.verification.fake.memory_tracker import MemoryTracker
 from tests.support.plans import planned
 from tests.support.ranks import run_ranks
 
@@ -69,7 +69,7 @@ def _measured(jobs: list[Any]) -> list[tuple[int, int]]:
     axes = make_axes(init_device_mesh("cpu", SIZES, mesh_dim_names=("a", "b")))
     found = []
     for local, steps, segments in jobs:
-        memory = TrackMemory()
+        memory = MemoryTracker()
         x = torch.empty(local, device="meta")
         with memory:
             y = apply_moves(x, make_moves(steps, axes), segments)

@@ -10,7 +10,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from planner_core.core import InputError, Op
 from planner_core.models.loading import capture_graph
 from planner_core.models.sources import build_from_config, make_training_inputs
-from planner_core.verification.build_models import example_inputs, whole_model
+from planner_core.verification.build_models import build_whole_model, make_example_inputs
 
 TEXT = {
     "hidden_size": 32,
@@ -97,7 +97,7 @@ def test_a_batch_for_verification_has_places_within_its_tokens_and_no_padding() 
     """The plan is for a batch without padding. DPR makes a mask of its own where it sees some."""
     for kind in ("splinter", "dpr"):
         module, parsed, _ = build_from_config({"model_type": kind, **TEXT}, "float32")
-        drawn = example_inputs(module, parsed, {"batch": 8, "seq": 32, "dtype": "float32"}, seed=0)
+        drawn = make_example_inputs(module, parsed, {"batch": 8, "seq": 32, "dtype": "float32"}, seed=0)
         assert (drawn["input_ids"] != parsed.pad_token_id).all() and len(drawn["input_ids"].unique()) > 32
         assert all((places < 32).all() for name, places in drawn.items() if name.endswith("_positions"))
 
@@ -121,7 +121,7 @@ def test_no_span_of_sound_is_masked_by_chance() -> None:
 def test_a_model_that_cannot_make_its_own_weights_is_refused_in_a_sentence() -> None:
     parts = {"text_config": TEXT, "vision_config": {**IMAGE, "patch_size": 16}}
     with pytest.raises(InputError, match=r"Aimv2Model cannot give first values .*verify its plan with --fake"):
-        whole_model({"model_type": "aimv2", **parts}, "float32", 0)
+        build_whole_model({"model_type": "aimv2", **parts}, "float32", 0)
 
 
 @pytest.mark.parametrize("kind", ["wav2vec2", "sew-d"])
@@ -133,8 +133,8 @@ def test_a_weight_that_a_module_computes_begins_as_a_usual_one(kind: str) -> Non
         "num_conv_pos_embeddings": 4,
         "num_conv_pos_embedding_groups": 2,
     }
-    module, parsed = whole_model(config, "float64", seed=0)
+    module, parsed = build_whole_model(config, "float64", seed=0)
     (computed,) = [m for m in module.modules() if isinstance(m, ParametrizationList)]
     assert 0.01 < float(computed().std()) < 0.03
-    out = module(**example_inputs(module, parsed, {"batch": 2, "seq": 16, "dtype": "float64"}, seed=0))
+    out = module(**make_example_inputs(module, parsed, {"batch": 2, "seq": 16, "dtype": "float64"}, seed=0))
     assert out.logits.isfinite().all()

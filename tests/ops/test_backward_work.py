@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from planner_core.ops import LocalBytes, operator
 from planner_core.ops.catalog.elementwise import UNARY
-from planner_core.verification.fake.memory_tracker import TrackMemory
+from planner_core.verification.fake.memory_tracker import MemoryTracker
 
 ROWS, COLUMNS = 64, 128
 ARGUMENTS = {"clamp_min": (0.0,), "clamp_max": (1.0,), "threshold": (0.0, 0.0)}
@@ -28,7 +28,7 @@ def used(call: Callable[..., torch.Tensor], grads: tuple[bool, ...], shapes: lis
         torch.empty(s, dtype=torch.bfloat16, device="meta", requires_grad=g) for s, g in zip(shapes, grads, strict=True)
     ]
     out = call(*given)
-    gradient, memory = torch.empty_like(out), TrackMemory()
+    gradient, memory = torch.empty_like(out), MemoryTracker()
     with memory:
         made: Tensors = torch.autograd.grad(out, [x for x in given if x.requires_grad], gradient)
     return sum(memory.peak.values()) - sum(m.nbytes for m in made)

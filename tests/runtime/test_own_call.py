@@ -19,7 +19,7 @@ from planner_core.core import Plan
 from planner_core.runtime import Parallel
 from planner_core.runtime.training.data import batch_position
 from planner_core.verification import scaled, verify
-from planner_core.verification.build_models import example_inputs, whole_model
+from planner_core.verification.build_models import build_whole_model, make_example_inputs
 from tests.runtime.test_own_loop import mixed_alone
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
@@ -78,8 +78,8 @@ def _step(plan: Plan) -> dict[str, int]:
     """What the second step of rank 0 sends: the first one is recorded, too."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     try:
-        model, parsed = whole_model(plan.model["config"], "float32", 0)
-        inputs = example_inputs(model, parsed, plan.workload, 0)
+        model, parsed = build_whole_model(plan.model["config"], "float32", 0)
+        inputs = make_example_inputs(model, parsed, plan.workload, 0)
         model = shardscope.apply(model, plan)
         own = BATCH // batch_position(plan, 0)[1]
         for _ in range(2):
@@ -139,9 +139,9 @@ def test_weights_that_are_cast_for_each_use_learn_as_masters_do() -> None:
 
 def _logits(plan: Plan) -> float:
     """How far the logits of this rank are from those of one process."""
-    single, parsed = whole_model(plan.model["config"], "float32", 0)
-    model, _ = whole_model(plan.model["config"], "float32", 0)
-    inputs = example_inputs(model, parsed, plan.workload, 0)
+    single, parsed = build_whole_model(plan.model["config"], "float32", 0)
+    model, _ = build_whole_model(plan.model["config"], "float32", 0)
+    inputs = make_example_inputs(model, parsed, plan.workload, 0)
     wanted = single(**inputs).logits.detach()
     mesh = init_device_mesh("cpu", plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)
     model.__dict__["forward"] = Parallel(model, plan, mesh).forward

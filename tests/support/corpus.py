@@ -15,9 +15,9 @@ from planner_core.core import Graph, Plan, PlannerError, plan_to_json
 from planner_core.models.loading import capture_file
 from planner_core.planning import Request, candidate_meshes, choose_mesh, plan_model, prepare_planner
 from planner_core.planning.fitting.front import unseen_corners
-from planner_core.verification.fake.group import _report as fake_report
-from planner_core.verification.fake.group import fake_step
-from planner_core.verification.numerics import judge, report
+from planner_core.verification.fake.group import _compare as fake_report
+from planner_core.verification.fake.group import run_fake_step
+from planner_core.verification.numerics import compare_with_fallback, make_report
 from tests.support.ranks import run_ranks
 
 FOLDER = Path(__file__).resolve().parents[1] / "corpus"
@@ -123,7 +123,7 @@ def _told(plan: Plan, rows: tuple[dict[str, Any], ...], fake: dict[str, Any] | N
     errors = [r["error"] for r in (*rows, *filter(None, [fake])) if "error" in r]
     if errors:
         return {"ok": False, "error": errors[0], "messages": 0}
-    ran, walked = report(plan, rows[0]), fake_report(plan, fake) if fake else None
+    ran, walked = make_report(plan, rows[0]), fake_report(plan, fake) if fake else None
     wrong = {k: ran[k] for k in ("loss", "grad", "param") if not ran["numbers_ok"]}
     for one in filter(None, (ran, walked)):
         if not one["collectives_ok"]:
@@ -133,11 +133,11 @@ def _told(plan: Plan, rows: tuple[dict[str, Any], ...], fake: dict[str, Any] | N
 
 
 def _numbers(plans: list[Plan]) -> list[dict[str, Any]]:
-    return [_guarded(judge, plan) for plan in plans]
+    return [_guarded(compare_with_fallback, plan) for plan in plans]
 
 
 def _fakes(plans: list[Plan]) -> list[dict[str, Any]]:
-    return [_guarded(fake_step, plan) for plan in plans]
+    return [_guarded(run_fake_step, plan) for plan in plans]
 
 
 def _guarded(step: Any, plan: Plan) -> dict[str, Any]:

@@ -88,12 +88,12 @@ class _Team:
     """The processes of one process group."""
 
     def __init__(self, num_ranks: int, backend: str | None) -> None:
-        self.folder = processes._folder()
+        self.folder = processes._make_folder()
         self.jobs, self.reusable = 0, True
         self.pipes: list[Any] = []
         self.processes: list[Any] = []
-        context = processes._context()
-        with processes._without_main(_serve, ()):
+        context = processes._start_context()
+        with processes._not_running_main(_serve, ()):
             for rank in range(num_ranks):
                 ours, theirs = context.Pipe()
                 process = context.Process(
@@ -112,7 +112,7 @@ class _Team:
         answers = self._answers(time.monotonic() + timeout_s)
         failures = [(rank, said) for rank, (ok, said, _) in sorted(answers.items()) if not ok]
         if failures:
-            rank, said = min(failures, key=processes._consequence)
+            rank, said = min(failures, key=processes._is_consequence)
             raise VerificationFailed(f"rank {rank} of {len(self.pipes)} failed: {said}")
         if len(answers) < len(self.pipes):
             raise VerificationFailed(

@@ -16,13 +16,13 @@ class Forked:
     """As the `subprocess.Popen` of `capture_apart`: a session of its own, no input and no output but the pipe."""
 
     def __init__(self, command: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], **_: Any) -> None:
-        from planner_core.verification.processes import _context, _without_main
+        from planner_core.verification.processes import _not_running_main, _start_context
 
         (write,) = pass_fds
         with Connection(os.dup(write), readable=False) as end:
             args = (end, list(command[4:]), dict(env))
-            self._process = _context().Process(target=_run, args=args)
-            with _without_main(_run, ()):
+            self._process = _start_context().Process(target=_run, args=args)
+            with _not_running_main(_run, ()):
                 self._process.start()
         self.pid = self._process.pid
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from planner_core.verification.build_models import DropNothing
+from planner_core.verification.build_models import WithoutDropout
 
 x = torch.arange(1.0, 65.0).reshape(1, 2, 4, 8)
 CALLS = {
@@ -20,7 +20,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_returns_its_operand(name: str) -> None:
-    with DropNothing() as chance:
+    with WithoutDropout() as chance:
         assert torch.equal(CALLS[name](), x)
     assert chance.seen
     assert not torch.equal(CALLS[name](), x), "outside it drops"
@@ -33,13 +33,13 @@ def test_attention_drops_no_weights(by_name: bool) -> None:
             return F.scaled_dot_product_attention(x, x, x, dropout_p=p)
         return F.scaled_dot_product_attention(x, x, x, None, p)
 
-    with DropNothing() as chance:
+    with WithoutDropout() as chance:
         found = attend(0.5)
     assert chance.seen and torch.equal(found, attend(0.0))
 
 
 def test_what_drops_nothing_is_not_told() -> None:
-    with DropNothing() as chance:
+    with WithoutDropout() as chance:
         F.dropout(x, 0.5, training=False), F.dropout(x, 0.0), F.scaled_dot_product_attention(x, x, x)
     assert not chance.seen
 
@@ -49,12 +49,12 @@ def test_attention_of_torch_drops_nothing_in_one_process() -> None:
     attend = torch.nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
     x = torch.randn(3, 5, 8)
     for need_weights in (False, True):
-        with DropNothing() as dropping:
+        with WithoutDropout() as dropping:
             kept = attend(x, x, x, need_weights=need_weights)[0]
         attend.dropout = 0.0
         torch.testing.assert_close(kept, attend(x, x, x, need_weights=need_weights)[0])
         attend.dropout = 0.5
         assert dropping.seen
-    with DropNothing() as dropping:
+    with WithoutDropout() as dropping:
         attend.eval()(x, x, x)
     assert not dropping.seen

@@ -43,13 +43,13 @@ def plan_of(model: str, which: str, layers: int) -> Plan:
 @cache
 def measured() -> tuple[Plan, Graph, dict[str, Any]]:
     plan = plan_of("llama-3-8b", "Megatron-LM + sequence parallel", 2)
-    (found,) = run_ranks(fake_group.fake_step, 1, (plan,), backend=None)
+    (found,) = run_ranks(fake_group.run_fake_step, 1, (plan,), backend=None)
     return plan, load_plan_graph(plan), found
 
 
 def test_what_is_not_planted_is_as_predicted() -> None:
     plan, graph, found = measured()
-    report = fake_group._report(plan, found, graph)
+    report = fake_group._compare(plan, found, graph)
     assert report["ok"] and report["order"]["events"] > 20, report
 
 
@@ -57,7 +57,7 @@ def test_bytes_that_the_price_gets_wrong_are_found() -> None:
     plan, graph, found = measured()
     first, *others = plan.cost.traffic
     wrong = replace(plan, cost=replace(plan.cost, traffic=(replace(first, wire_bytes=2 * first.wire_bytes), *others)))
-    report = fake_group._report(wrong, found, graph)
+    report = fake_group._compare(wrong, found, graph)
     assert not report["ok"] and not report["collectives_ok"]
 
 
@@ -75,18 +75,18 @@ def test_a_saved_tensor_left_out_of_the_walk_is_found() -> None:
     model = cost_model_of(plan)
     assert walk(plan.blocks, graph, model).memory_bytes() == dict(plan.cost.memory_bytes)
     less = walk(plan.blocks, without_saved(graph, "mul"), model).memory_bytes()
-    report = fake_group._report(replace(plan, cost=replace(plan.cost, memory_bytes=less)), found)
+    report = fake_group._compare(replace(plan, cost=replace(plan.cost, memory_bytes=less)), found)
     assert report["collectives_ok"] and not report["ok"]
     assert report["memory_bytes"]["rel_error"] > 0.02
 
 
 def _dealt_right_and_as_one(plan: Plan) -> list[dict[str, Any]]:
     """The second run deals fused weights as if q, k and v were one: what each rank stores is another part of them."""
-    right = numerics.compare(plan, 0, "float32")
+    right = numerics.compare_step(plan, 0, "float32")
     share = setup.local_shard
     setup.local_shard = lambda x, dim, size, rank, segments=None: share(x, dim, size, rank)  # type: ignore[assignment]
     try:
-        return [right, numerics.compare(plan, 0, "float32")]
+        return [right, numerics.compare_step(plan, 0, "float32")]
     finally:
         setup.local_shard = share
 
@@ -104,5 +104,5 @@ def test_a_fused_weight_dealt_in_the_wrong_order_is_found() -> None:
     small = next(p for p in planned_here.plans if p.name == "Megatron-LM")
     assert any(len(s) > 1 for b in small.blocks.values() for p in b.params.values() for s in p.segments.values())
     right, wrong = run_ranks(_dealt_right_and_as_one, 2, (small,))[0]
-    assert numerics.within(right), right["grad"]
-    assert not numerics.within(wrong), wrong["grad"]
+    assert numerics.is_within_tolerance(right), right["grad"]
+    assert not numerics.is_within_tolerance(wrong), wrong["grad"]

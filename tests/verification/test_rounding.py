@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from planner_core.planning import Request
-from planner_core.verification import verify_text
-from planner_core.verification.numerics import Widened, _unsteady, default_dtype
+from planner_core.verification import format_report
+from planner_core.verification.numerics import Float64Casts, _find_unsteady, default_dtype
 from tests.support.plans import planned
 
 MODULE = '''
@@ -40,8 +40,8 @@ def make():
 def _unsteady_of(tmp_path: Path, odd: int) -> frozenset[str]:
     (tmp_path / f"odd{odd}.py").write_text(MODULE.replace("ODD", str(odd)))
     plan = planned(Request(f"{tmp_path}/odd{odd}.py:make", cluster="1x8-h100:gpus=2")).best
-    with default_dtype(torch.float64), Widened():
-        return _unsteady(plan, 0)
+    with default_dtype(torch.float64), Float64Casts():
+        return _find_unsteady(plan, 0)
 
 
 def test_gradients_that_turn_with_the_last_digits_are_told_from_others(tmp_path: Path) -> None:
@@ -61,4 +61,4 @@ def test_a_report_names_what_is_not_judged() -> None:
         "unsteady": ["odd.0", "odd.1"],
         "collectives": {"predicted": {}, "measured": {"forward": {"all_gather": none}}},
     }
-    assert "not judged, since it decides their gradients even in float64: odd.0 and 1 more" in verify_text(told)
+    assert "not judged, since it decides their gradients even in float64: odd.0 and 1 more" in format_report(told)

@@ -25,9 +25,9 @@ from planner_core.runtime import Trace
 from planner_core.runtime.library import applied
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.engine import BoundProgram
-from planner_core.verification.api import scaled, verify, verify_text
+from planner_core.verification.api import format_report, scaled, verify
 from planner_core.verification.numerics import verify_all
-from planner_core.verification.schedule import difference
+from planner_core.verification.schedule import first_difference
 from tests.support.plans import Request, in_chunks, planned, searched
 from tests.support.ranks import run_ranks
 
@@ -147,7 +147,7 @@ def test_every_plan_of_a_llama_runs_as_scheduled(micro_batches: int, tmp_path: P
     for rank in run_ranks(traced, 2, (saved(tmp_path, names), micro_batches)):
         for name, rows in zip(names, rank, strict=True):
             wanted = scheduled(plans[name], graph, micro_batches=micro_batches)
-            assert difference(wanted, [Event(*row) for row in rows], prefixes(graph)) == "", name
+            assert first_difference(wanted, [Event(*row) for row in rows], prefixes(graph)) == "", name
 
 
 def test_a_chunk_is_sent_before_the_next_is_made(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_chunk_is_sent_before_the_next_is_made(tmp_path: Path) -> None:
         for (name, plan), rows in zip(cut.items(), run_ranks(traced, 2, (files, 1, fault))[0], strict=True):
             wanted = scheduled(plan, graph)
             assert [e.what for e in wanted if "down_proj" in getattr(e, "site", "")][:8] == ["issue"] * 4 + ["wait"] * 4
-            found = difference(wanted, [Event(*row) for row in rows], prefixes(graph))
+            found = first_difference(wanted, [Event(*row) for row in rows], prefixes(graph))
             assert (found == "") is (fault == ""), (name, fault, found)
 
 
@@ -174,7 +174,7 @@ def test_gathers_over_two_axes_run_as_scheduled(micro_batches: int, tmp_path: Pa
     for rank in run_ranks(traced, 4, (saved(tmp_path, list(plans)), micro_batches)):
         for (name, plan), rows in zip(plans.items(), rank, strict=True):
             wanted = scheduled(plan, graph, micro_batches=micro_batches)
-            assert difference(wanted, [Event(*row) for row in rows], prefixes(graph)) == "", name
+            assert first_difference(wanted, [Event(*row) for row in rows], prefixes(graph)) == "", name
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_gathers_over_two_axes_run_as_scheduled(micro_batches: int, tmp_path: Pa
 def test_a_run_that_departs_from_the_schedule_is_caught(fault: str, said: str, tmp_path: Path) -> None:
     plans, graph = llama()
     (rows,) = run_ranks(traced, 2, (saved(tmp_path, ["FSDP"]), 1, fault))[0]
-    found = difference(scheduled(plans["FSDP"], graph), [Event(*row) for row in rows], prefixes(graph))
+    found = first_difference(scheduled(plans["FSDP"], graph), [Event(*row) for row in rows], prefixes(graph))
     assert "scheduled" in found and said in found
 
 
@@ -234,7 +234,7 @@ def test_small_models_of_the_zoo_run_as_scheduled(name: str, mesh: str) -> None:
     for plan, report in zip(small, reports, strict=True):
         assert report["order"] == {**report["order"], "ok": True, "difference": ""}, plan.name
         assert report["ok"], plan.name
-        assert "as scheduled" in verify_text(report)
+        assert "as scheduled" in format_report(report)
 
 
 # --- what shows of a slow network -----------------------------------------------------------------------

@@ -14,7 +14,7 @@ from planner_core.models import load_plan_graph
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.verification.api import scaled, verify
-from planner_core.verification.stages import rank_reports
+from planner_core.verification.stages import compare_ranks
 
 
 @cache
@@ -76,12 +76,12 @@ def _as_scheduled(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
 def test_what_is_not_as_scheduled_is_found() -> None:
     plan = of_layout("llama-3-8b", "tp=2,pp=2")
     graph = load_plan_graph(plan)
-    assert all(row["ok"] for row in rank_reports(plan, graph, _as_scheduled(plan, graph)))
+    assert all(row["ok"] for row in compare_ranks(plan, graph, _as_scheduled(plan, graph)))
     early, smaller, lost = (_as_scheduled(plan, graph) for _ in range(3))
     early[0]["passes"][1:3] = reversed(early[0]["passes"][1:3])
     smaller[1]["sent"][2][1] -= 2
     del lost[0]["events"][3]
-    told = [rank_reports(plan, graph, records) for records in (early, smaller, lost)]
+    told = [compare_ranks(plan, graph, records) for records in (early, smaller, lost)]
     assert "pass 1 is backward of micro-batch 0 in stage 0" in told[0][0]["order"]["difference"]
     assert not told[1][1]["ok"] and told[1][0]["ok"]
     assert "forward of micro-batch 0 in stage 0" in told[2][0]["order"]["difference"]

@@ -98,10 +98,10 @@ def test_running_statistics_of_split_channels_are_whole() -> None:
 
 def _without_gathering(plan: Plan) -> dict[str, Any]:
     from planner_core.runtime import Parallel
-    from planner_core.verification.numerics import compare
+    from planner_core.verification.numerics import compare_step
 
     Parallel.gather_buffers = lambda self: None  # type: ignore[method-assign]
-    return compare(plan, 0, "float64")
+    return compare_step(plan, 0, "float64")
 
 
 def whole_keys(plan: Plan) -> Plan:

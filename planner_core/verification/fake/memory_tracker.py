@@ -20,25 +20,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner_core.models.hooks import buffer_bytes
 
-HANDED_ON = ("_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor")
-"""These ops return the memory that they are given, although on meta it is another storage."""
+RETURNS_OPERAND = ("_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor")
+"""Ops that return their operand's memory, although on meta the result is another storage."""
 IN_FLIGHT = "in_flight"
 """The kind of weights that are gathered ahead of their use, and of gradients in buckets."""
 KINDS = ("params", "grads", "optimizer", "activations", "buffers", IN_FLIGHT)
 
 
-class TrackMemory(TorchDispatchMode):
+class MemoryTracker(TorchDispatchMode):
     """Live bytes by kind, and these bytes when their sum was highest. New storages have the kind `kind`."""
 
     def __init__(self, ignored: Callable[[], bool] = lambda: False) -> None:
-        """While `ignored()` is true, nothing is counted."""
+        """Count nothing while `ignored()` is true."""
         super().__init__()
         self.ignored = ignored
         self.kind = "activations"
         self.live = dict.fromkeys(KINDS, 0)
         self.peak = dict(self.live)
-        self.let_go = self.peak_of_kept_results = 0
-        """Bytes of the results that the loop has let go (`letting_go`); the highest sum if it had kept them until `let_go` is 0 again."""
+        self.released_bytes = self.peak_of_kept_results = 0
+        """Bytes of results that the loop has released, and the highest sum if it had kept them until backward ended."""
         self._known: dict[int, tuple[int, str, object]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,7 +50,7 @@ class TrackMemory(TorchDispatchMode):
         given = pytree.tree_leaves((args, kwargs))
         if func is torch.ops.aten.empty_like.default and not args[0].is_meta:
             return out  # a constant on its way to an op
-        if func._schema.name in HANDED_ON:
+        if func._schema.name in RETURNS_OPERAND:
             self._forget(args[0])
         old = {t.untyped_storage()._cdata for t in given if isinstance(t, torch.Tensor)}
         for tensor in pytree.tree_leaves(out):
@@ -59,7 +59,7 @@ class TrackMemory(TorchDispatchMode):
         return out
 
     def add(self, tensor: torch.Tensor, kind: str) -> None:
-        """Count a tensor's storage as `kind`, also if it was counted as another kind before."""
+        """Count a tensor's storage as `kind`, even if it was counted as another kind before."""
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         storage = local.untyped_storage()
         key = storage._cdata
@@ -72,18 +72,18 @@ class TrackMemory(TorchDispatchMode):
         self._grow(kind, num_bytes)
 
     def add_all(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
-        """Count several."""
+        """Count the storages of several tensors."""
         for tensor in tensors:
             if tensor.is_meta:
                 self.add(tensor, kind)
 
     def add_buffers(self, model: torch.nn.Module) -> None:
-        """Count a model's buffers, which have values here, as they do on a GPU."""
+        """Count a model's buffers. They have values and so are not on meta, but a GPU holds them."""
         self._grow("params", buffer_bytes(model))
 
     @contextlib.contextmanager
-    def resizing(self) -> Iterator[None]:
-        """Inside, follow storages whose memory is freed and taken again."""
+    def following_resizes(self) -> Iterator[None]:
+        """Follow storages that are resized (freed and allocated once more) while entered."""
         resize = torch.UntypedStorage.resize_
 
         def followed(storage: torch.UntypedStorage, num_bytes: int) -> Any:
@@ -98,27 +98,27 @@ class TrackMemory(TorchDispatchMode):
             yield
 
     @contextlib.contextmanager
-    def meanwhile(self, tensors: Iterable[Any], kind: str, before: str) -> Iterator[None]:
-        """Inside, count the storages of those tensors that have the kind `before` as `kind`."""
+    def counted_as(self, tensors: Iterable[Any], kind: str, before: str) -> Iterator[None]:
+        """Count the storages among `tensors` of the kind `before` as `kind` while entered."""
         keys = {t.untyped_storage()._cdata for t in tensors if isinstance(t, torch.Tensor) and t.is_meta}
         moved = [k for k in keys if k in self._known and self._known[k][1] == before]
         for key in moved:
-            self._turn(key, kind)
+            self._change_kind(key, kind)
         try:
             yield
         finally:
             for key in moved:
                 if key in self._known:
-                    self._turn(key, before)
+                    self._change_kind(key, before)
 
     @contextlib.contextmanager
-    def letting_go(self) -> Iterator[None]:
-        """Inside, the loop lets go of what the model returned beside its loss."""
+    def releasing_results(self) -> Iterator[None]:
+        """Note the bytes that the loop frees while entered: what the model returned, except its loss."""
         before = sum(self.live.values())
         yield
-        self.let_go = before - sum(self.live.values())
+        self.released_bytes = before - sum(self.live.values())
 
-    def _turn(self, key: int, kind: str) -> None:
+    def _change_kind(self, key: int, kind: str) -> None:
         num_bytes, before, watch = self._known[key]
         self._known[key] = (num_bytes, kind, watch)
         self.live[before] -= num_bytes
@@ -127,7 +127,7 @@ class TrackMemory(TorchDispatchMode):
     def _grow(self, kind: str, num_bytes: int) -> None:
         self.live[kind] += num_bytes
         total = sum(self.live.values())
-        self.peak_of_kept_results = max(self.peak_of_kept_results, total + self.let_go)
+        self.peak_of_kept_results = max(self.peak_of_kept_results, total + self.released_bytes)
         if total > sum(self.peak.values()):
             self.peak = dict(self.live)
 

@@ -24,22 +24,22 @@ from planner_core.cost import cost_model_of, ops_at_the_ends, price_pipeline
 from planner_core.ops import coarsen
 from planner_core.runtime import StagedParallel, initializer, make_optimizer, mesh_of
 from planner_core.runtime.training import with_planned_loss
-from planner_core.verification.build_models import build_model, example_inputs
+from planner_core.verification.build_models import build_model, make_example_inputs
 from planner_core.verification.fake.group import MEMORY_TOLERANCE, SMALL_BYTES
-from planner_core.verification.fake.memory_tracker import IN_FLIGHT, TrackMemory
-from planner_core.verification.fake.program import counting_memory, on_meta
+from planner_core.verification.fake.memory_tracker import IN_FLIGHT, MemoryTracker
+from planner_core.verification.fake.program import counting_memory, running_on_meta
 from planner_core.verification.processes import run_ranks
-from planner_core.verification.stages import rank_reports, recorded, step_call, summary
+from planner_core.verification.stages import compare_ranks, record_step, step_call, summarize_ranks
 
 
 def verify_fake_stages(plan: Plan, graph: Graph, *, timeout_s: float = 600.0) -> dict[str, Any]:
-    """The report of docs/CONTRACT.md without numerics, for a plan with stages."""
-    (found,) = run_ranks(_every_rank, 1, (plan_to_json(plan),), timeout_s=timeout_s, backend=None)
+    """Run one step of each rank of a plan with stages, and return the report of docs/CONTRACT.md without numerics."""
+    (found,) = run_ranks(_run_all_ranks, 1, (plan_to_json(plan),), timeout_s=timeout_s, backend=None)
     cut = plan.pipeline
     assert cut is not None
-    per_rank = rank_reports(plan, graph, found)
+    per_rank = compare_ranks(plan, graph, found)
     model = cost_model_of(plan)
-    # operators keep what they kept when they were recorded (`fake_group`)
+    # Operators save what they saved when they were captured, as in `group._memory_as_captured`.
     priced = price_pipeline(plan.blocks, graph, cut, model, ops_at_the_ends(coarsen(graph))).pipeline
     assert priced is not None
     for row, record in zip(per_rank, found, strict=True):
@@ -59,46 +59,46 @@ def verify_fake_stages(plan: Plan, graph: Graph, *, timeout_s: float = 600.0) ->
         "backend": "fake",
         "loss": None,
         "grad": None,
-        **summary(plan, per_rank),
+        **summarize_ranks(plan, per_rank),
         "memory_bytes": worst["memory_bytes"],
         "stages": per_rank,
         "seconds": round(sum(record["seconds"] for record in found), 2),
     }
 
 
-def _every_rank(data: dict[str, Any]) -> list[dict[str, Any]]:
+def _run_all_ranks(data: dict[str, Any]) -> list[dict[str, Any]]:
     plan = plan_from_json(data)
     assert plan.pipeline is not None
-    return [_rank(plan, rank) for rank in range(plan.pipeline.ranks)]
+    return [_run_rank(plan, rank) for rank in range(plan.pipeline.ranks)]
 
 
-def _rank(plan: Plan, rank: int) -> dict[str, Any]:
-    """One training step of the first GPU of a rank, after the first."""
+def _run_rank(plan: Plan, rank: int) -> dict[str, Any]:
+    """Run the second training step of the first GPU of a rank."""
     start = time.perf_counter()
     warnings.simplefilter("ignore")
     place = rank * plan.mesh.num_devices
     dist.init_process_group("fake", store=FakeStore(), rank=place, world_size=plan.num_gpus)
     try:
-        with mock.patch.object(torch, "_check_tensor_all_with", lambda *args: None), _messages_on_meta():
-            found = _step(plan)
+        with mock.patch.object(torch, "_check_tensor_all_with", lambda *args: None), _sending_on_meta():
+            found = _run_step(plan)
         return {**found, "seconds": round(time.perf_counter() - start, 2)}
     finally:
         dist.destroy_process_group()
         gc.collect()
 
 
-def _step(plan: Plan) -> dict[str, Any]:
+def _run_step(plan: Plan) -> dict[str, Any]:
     load = plan.workload
     model, parsed = build_model(plan.model["config"], load["dtype"])
     initializer(model)  # buffers only
-    inputs = example_inputs(model, parsed, dict(load), 0, meta_signals=True)
+    inputs = make_example_inputs(model, parsed, dict(load), 0, meta_signals=True)
     with_planned_loss(model, plan.model)
     parallel = StagedParallel(model, plan, mesh_of(plan, "cpu"))
     parallel.on_meta = True
     trained = [p for p in model.parameters() if p.requires_grad]
     name, offload = str(load["optimizer"]).removesuffix("-fp32"), bool(load.get("offload"))
     optimizer = make_optimizer(name, trained, lr=1e-4, offload=offload)
-    counted, memory = parallel.engine.count_collectives(parallel.mesh), TrackMemory()
+    counted, memory = parallel.engine.count_collectives(parallel.mesh), MemoryTracker()
     args, kwargs = step_call(parallel, inputs)
 
     def step() -> None:
@@ -106,12 +106,12 @@ def _step(plan: Plan) -> dict[str, Any]:
         counted.phase, memory.kind = "optimizer", "buffers"
         optimizer.step()
 
-    with on_meta(memory):
+    with running_on_meta(memory):
         step()  # writes the programs
         optimizer.zero_grad()
         with (
             counting_memory(memory, parallel, trained, {} if offload else optimizer.state),
-            recorded(parallel, counted) as record,
+            record_step(parallel, counted) as record,
         ):
             begins = parallel.on_pass
 
@@ -125,8 +125,8 @@ def _step(plan: Plan) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _messages_on_meta() -> Iterator[None]:
-    """Inside, torch does not ask for the backend of tensors on meta, nor for the numbers by which stages agree how to begin."""
+def _sending_on_meta() -> Iterator[None]:
+    """Let torch send tensors on meta while entered: it asks neither for a backend of meta nor for the values of handshakes."""
 
     def one_by_one(ops: list[dist.P2POp]) -> list[Any]:
         return [
@@ -142,12 +142,12 @@ def _messages_on_meta() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(dist, "batch_isend_irecv", one_by_one))
         if hasattr(schedules._PipelineSchedule, "_warmup_p2p"):
-            stack.enter_context(mock.patch.object(schedules._PipelineSchedule, "_warmup_p2p", _as_stated))
+            stack.enter_context(mock.patch.object(schedules._PipelineSchedule, "_warmup_p2p", _skip_inference))
         yield
 
 
-def _as_stated(schedule: Any, stages: Any, has_backward: bool, p2p_done: bool) -> None:
-    """The forms of what passes between stages are stated, so nothing is inferred."""
+def _skip_inference(schedule: Any, stages: Any, has_backward: bool, p2p_done: bool) -> None:
+    """Replace the inference of shapes between stages: the stages state them."""
     from torch.distributed.pipelining._utils import InferenceMode
 
     for stage in stages:

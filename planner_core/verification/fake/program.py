@@ -1,7 +1,7 @@
 """Run one training step of the rewritten program on meta tensors, and measure what a rank issues and holds.
 
-The weights of a block that come ahead of it, its gradients that leave in buckets behind it, and its operands while it runs are
-of the kind `IN_FLIGHT`, whatever they are to the plan (`cost.memory.in_flight`).
+Weights that are gathered before their block runs, gradients in buckets after it, and the block's operands while it runs count as
+`IN_FLIGHT`, whatever else they are to the plan (`cost.memory.in_flight`).
 """
 
 # mypy: allow-untyped-calls
@@ -27,42 +27,44 @@ from planner_core.runtime.program import IN_FLIGHT as SENT
 from planner_core.runtime.program import UnitCall
 from planner_core.runtime.program.collectives import supports_meta
 from planner_core.runtime.training import host_states, with_planned_loss
-from planner_core.verification.build_models import build_model, called_as_in_a_loop, example_inputs, loss_of
-from planner_core.verification.fake.memory_tracker import IN_FLIGHT, TrackMemory
+from planner_core.verification.build_models import build_model, call_as_in_a_loop, extract_loss, make_example_inputs
+from planner_core.verification.fake.memory_tracker import IN_FLIGHT, MemoryTracker
 
-_COMPARING = frozenset({*RECURRENT, "quantile", "nanquantile", "take_along_dim", "stft", "istft"})
+_COMPARES_DEVICES = frozenset({*RECURRENT, "quantile", "nanquantile", "take_along_dim", "stft", "istft"})
 
 
-def program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
-    """The second step of rank 0, when optimizer states are there: collectives, memory at its peak, and the order of events."""
+def run_program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
+    """Run the second step of rank 0, when optimizer states exist: collectives, memory at its peak, and the order of events."""
     load = plan.workload
     model, parsed = build_model(plan.model["config"], load["dtype"])
     initializer(model)  # buffers only
-    inputs = example_inputs(model, parsed, {**load, "batch": load["batch"] // load["accumulate"]}, 0, meta_signals=True)
+    inputs = make_example_inputs(
+        model, parsed, {**load, "batch": load["batch"] // load["accumulate"]}, 0, meta_signals=True
+    )
     with_planned_loss(model, plan.model)
     parallel = Parallel(model, plan, mesh)
     model.__dict__["forward"] = parallel.forward
     trained = [p for p in model.parameters() if p.requires_grad]
     name, offload = str(load["optimizer"]).removesuffix("-fp32"), bool(load.get("offload"))
     optimizer = make_optimizer(name, trained, lr=1e-4, offload=offload)
-    counted, memory, trace = parallel.engine.count_collectives(mesh), TrackMemory(), Trace()
+    counted, memory, trace = parallel.engine.count_collectives(mesh), MemoryTracker(), Trace()
 
     def step() -> None:
         for left in reversed(range(load["accumulate"])):
             with parallel.no_sync() if left else contextlib.nullcontext():
                 counted.phase, memory.kind = "forward", "activations"
-                out = called_as_in_a_loop(parallel, inputs, 0)
-                loss = loss_of(out)
-                with memory.letting_go():
+                out = call_as_in_a_loop(parallel, inputs, 0)
+                loss = extract_loss(out)
+                with memory.releasing_results():
                     del out
                 counted.phase, memory.kind = "backward", "buffers"
                 loss.backward()
                 del loss
-                memory.let_go = 0
+                memory.released_bytes = 0
         counted.phase, memory.kind = "optimizer", "buffers"
         optimizer.step()
 
-    with on_meta(memory):
+    with running_on_meta(memory):
         step()  # writes the program
         optimizer.zero_grad()
         parallel.engine.trace(trace)
@@ -79,26 +81,32 @@ def program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def on_meta(memory: TrackMemory) -> Iterator[None]:
-    """Inside, a step runs on tensors without values."""
-    with ValuesOnMeta(), _MixedOnMeta(), _host_apart(memory):
+def running_on_meta(memory: MemoryTracker) -> Iterator[None]:
+    """Let a step run on tensors without values while entered."""
+    with ValuesOnMeta(), _MixedOnMeta(), _ignoring_host_states(memory):
         yield
 
 
 @contextlib.contextmanager
 def counting_memory(
-    memory: TrackMemory, parallel: Parallel, trained: list[torch.nn.Parameter], states: Mapping[Any, Mapping[str, Any]]
+    memory: MemoryTracker,
+    parallel: Parallel,
+    trained: list[torch.nn.Parameter],
+    states: Mapping[Any, Mapping[str, Any]],
 ) -> Iterator[None]:
-    """Inside, memory is counted, with what is held between two steps. `states`: those of the optimizer that are on the GPU."""
-    _held(memory, parallel, trained, states)
-    with flash_kernels(), memory, memory.resizing(), _sent_as_in_flight(memory):
+    """Count memory while entered, with what stays between two steps. `states`: those of the optimizer on the GPU."""
+    _count_standing_memory(memory, parallel, trained, states)
+    with flash_kernels(), memory, memory.following_resizes(), _counting_in_flight(memory):
         yield
 
 
-def _held(
-    memory: TrackMemory, parallel: Parallel, trained: list[torch.nn.Parameter], states: Mapping[Any, Mapping[str, Any]]
+def _count_standing_memory(
+    memory: MemoryTracker,
+    parallel: Parallel,
+    trained: list[torch.nn.Parameter],
+    states: Mapping[Any, Mapping[str, Any]],
 ) -> None:
-    """Count what is held between two steps. `states`: those of the optimizer that are on the GPU, by parameter."""
+    """Count what stays between two steps. `states`: those of the optimizer on the GPU, by parameter."""
     engine = parallel.engine
     memory.add_all((w.parameter for w in engine.weights.values()), "params")
     memory.add_all((w.materialized for w in engine.weights.values() if w.materialized is not None), "params")
@@ -111,8 +119,8 @@ def _held(
 
 
 @contextlib.contextmanager
-def _host_apart(memory: TrackMemory) -> Iterator[None]:
-    """Inside, states that the host keeps do not count, and count again when they come to the GPU."""
+def _ignoring_host_states(memory: MemoryTracker) -> Iterator[None]:
+    """Leave optimizer states on the host out of the count while entered, until they move to the GPU."""
 
     def away(state: torch.Tensor) -> torch.Tensor:
         counts, memory.ignored = memory.ignored, lambda: True
@@ -129,9 +137,8 @@ def _host_apart(memory: TrackMemory) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sent_as_in_flight(memory: TrackMemory) -> Iterator[None]:
-    """Inside, what is allocated for gathered weights and for gradients in buckets has a kind of its own. So have the operands that the
-    caller of a running block holds."""
+def _counting_in_flight(memory: MemoryTracker) -> Iterator[None]:
+    """Count gathered weights, gradients in buckets, and the operands of a running block as `IN_FLIGHT` while entered."""
 
     def apart(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -145,7 +152,7 @@ def _sent_as_in_flight(memory: TrackMemory) -> Iterator[None]:
 
     def holding(run: Callable[..., Any]) -> Callable[..., Any]:
         def call(unit: Any, *args: Any) -> Any:
-            with memory.meanwhile(args, IN_FLIGHT, "activations"):
+            with memory.counted_as(args, IN_FLIGHT, "activations"):
                 return run(unit, *args)
 
         return call
@@ -158,11 +165,11 @@ def _sent_as_in_flight(memory: TrackMemory) -> Iterator[None]:
 
 
 class _MixedOnMeta(TorchFunctionMode):
-    """Some functions compare the devices of their operands before `ValuesOnMeta` sees them: recurrent layers, `quantile` and others."""
+    """Move operands to meta for functions that compare devices before they dispatch to `ValuesOnMeta`: recurrent layers, `quantile`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in _COMPARING:
+        if getattr(func, "__name__", "") in _COMPARES_DEVICES:
             given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
             if len({t.is_meta for t in given}) > 1:
                 args, kwargs = pytree.tree_map_only(torch.Tensor, _without_values, (args, kwargs))
@@ -170,7 +177,7 @@ class _MixedOnMeta(TorchFunctionMode):
 
 
 class ValuesOnMeta(TorchDispatchMode):
-    """If a constant with values is used with a tensor on meta, it is replaced by its form on meta. Collectives of a fake group run."""
+    """Move a constant with values to meta beside a tensor on meta, and let collectives of a fake group run."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -178,7 +185,7 @@ class ValuesOnMeta(TorchDispatchMode):
         if len({t.is_meta for t in given}) > 1 and all(t is torch.Tensor or t is torch.nn.Parameter for t in types):
             args, kwargs = pytree.tree_map_only(torch.Tensor, _without_values, (args, kwargs))
         if func.namespace == "c10d" and not supports_meta(func) and any(t.is_meta for t in given):
-            args = pytree.tree_map_only(torch.Tensor, lambda t: torch.empty(0), args)  # the fake group looks at none
+            args = pytree.tree_map_only(torch.Tensor, lambda t: torch.empty(0), args)  # the fake group reads no operand
         return func(*args, **kwargs)
 
 
@@ -187,15 +194,17 @@ def _without_values(t: torch.Tensor) -> torch.Tensor:
 
 
 def flash_kernels() -> contextlib.AbstractContextManager[Any]:
-    """Inside, attention of a generated program takes the memory of a flash kernel, as on a GPU. This holds also when a block is
-    recomputed in backward, where modes of torch functions are not active."""
-    return mock.patch.object(F, "scaled_dot_product_attention", _flash)
+    """Let attention take the memory of a flash kernel, as on a GPU, while entered.
+
+    A patch and not a mode: when a block is recomputed in backward, modes of torch functions are not active.
+    """
+    return mock.patch.object(F, "scaled_dot_product_attention", _flash_attention)
 
 
 _plain_attention = F.scaled_dot_product_attention
 
 
-def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any) -> Any:
+def _flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any) -> Any:
     if not query.is_meta:
         return _plain_attention(query, key, value, *rest, **options)
     return FlashAttention.apply(query, key, value, rest[0] if rest else options.get("attn_mask"))
