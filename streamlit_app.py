@@ -39,7 +39,6 @@ def view() -> None:
             )
             for name, title, text in PAGES
         ]
-        + [st.Page("explorer/pages/teacher.py", title="For teachers", visibility="hidden")]
         + [st.Page("explorer/pages/moved.py", title=name, url_path=name, visibility="hidden") for name in MOVED],
         position="top",
     ).run()

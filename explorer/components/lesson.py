@@ -1,4 +1,4 @@
-"""The picture of a lesson's step, drawn in the browser (`explorer.learn` makes the markup), and the rail of lessons."""
+"""The picture of a lesson's step, drawn in the browser (the markup comes finished from `explorer.learn`), and the rail."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _PICTURE = _register()
 _RAIL = _register_rail()
 
 
-def picture(markup: str, *, told: int, key: str, on_set: Callable[[], None]) -> None:
+def picture(markup: str, *, num_answers: int, key: str, on_set: Callable[[], None]) -> None:
     """Draw SVG or a table. All text in it was escaped where it was made.
 
-    When `told` rises, an answer was given, and the focus goes to the remark about it (`.st-key-told`). What the learner places in the
-    picture, options by control, is at `st.session_state[key]["set"]` when `on_set` is called.
+    When `num_answers` rises, the focus goes to the reply (`.st-key-reply`). What the learner places in the picture, options by control,
+    stands at `st.session_state[key]["set"]` when `on_set` is called.
     """
-    _PICTURE(key=key, data={"picture": markup, "told": told}, on_set_change=on_set)
+    _PICTURE(key=key, data={"picture": markup, "numAnswers": num_answers}, on_set_change=on_set)
 
 
-def rail(lessons: Sequence[dict[str, Any]], *, forgotten: int, key: str, on_go: Callable[[], None]) -> None:
-    """Draw links to all lessons, each {"number", "key", "title", "query", "state", "done"}; state is "here", "done" or "new".
+def lesson_links(links: Sequence[dict[str, Any]], *, forgotten: int, key: str, on_go: Callable[[], None]) -> None:
+    """Links to all lessons, each {"number", "key", "title", "query", "state", "done"}; state is "here", "done" or "new".
 
     A click puts the number at `st.session_state[key]["go"]` and calls `on_go`. The browser keeps what is done in a cookie, and forgets it
     when `forgotten` changes.
     """
-    _RAIL(key=key, data={"lessons": list(lessons), "forgotten": forgotten}, on_go_change=on_go)
+    _RAIL(key=key, data={"lessons": list(links), "forgotten": forgotten}, on_go_change=on_go)

@@ -7,7 +7,7 @@ every number in them comes from torch or `planner_core` at that moment.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from explorer.learn.blocks.arranged import Arranged
@@ -15,12 +15,17 @@ from explorer.learn.learner import Learner
 
 Choice: TypeAlias = int | str
 Values: TypeAlias = Mapping[str, Choice]
+ROUNDING = 0.03
+"""Relative difference up to which two answers are the same: that of rounding to two figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Something to play with: `kind` is "slider", "choice", "draw" (a button that draws another case at random) or "placed" (changed in
-    the picture itself). `step`: the first step that it changes, which a student is told if it is not the one at hand."""
+    """Something to play with.
+
+    `kind` is "slider", "choice", "draw" (a button that draws another case at random) or "placed" (changed in the picture itself). `step`
+    is the first step that it changes, which the page says while an earlier step is shown.
+    """
 
     key: str
     label: str
@@ -30,9 +35,9 @@ class Control:
     kind: str = "choice"
     step: int = 1
 
-    def title(self, at: int) -> str:
-        """Its label beside step number `at`."""
-        return self.label if at >= self.step else f"{self.label} (changes step {self.step})"
+    def title(self, current_step: int) -> str:
+        """Its label while step number `current_step` is shown."""
+        return self.label if current_step >= self.step else f"{self.label} (changes step {self.step})"
 
     def name(self, option: Choice) -> str:
         """An option in words."""
@@ -41,7 +46,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One picture of the list: `picture` is SVG or a table, `says` plain sentences with `code` and **strong**."""
+    """One step of a lesson: `picture` is SVG or a table, `says` plain sentences with `code` and **strong**."""
 
     title: str
     says: str
@@ -60,8 +65,10 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Asked before the reveal. `why[i]` says why option i is right or what is wrong with it. Where `values` has a number for each
-    option, in `unit`, the answer is typed, and `why` is said to who makes that option's mistake."""
+    """Asked before the reveal. `why[i]` says why option i is right, or what is wrong with it.
+
+    Where `values` has a number for each option, in `unit`, the answer is typed, and `why` is the reply to that option's mistake.
+    """
 
     ask: str
     options: tuple[str, ...]
@@ -73,19 +80,25 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One page of the course. `number` is its place, `minutes` what it takes in class with its question: an estimate that no class has
-    tried. `key` names it in addresses, cookies and files, and stays when its place changes.
-    `terms` are the words defined here, and only here; `link` is (page, what is there), and
-    `focus` the settings of that page's address that show the same thing, e.g. the node or the plans meant;
-    `prefetch` says that the settings of its sliders are worth computing before they are asked for;
-    `cases` lists the settings that an exported file holds, where options of the first controls would not do;
-    `block` is the block that the picture shows, whose code the page writes when it is asked to; None where it cannot run."""
+    """One page of the course.
+
+    number: its place in the course, from 1.
+    minutes: what it takes with its question: an estimate that no class has tried.
+    key: its name in addresses, cookies and files, which stays when its place changes.
+    able: what one can do after it ("choose the number of micro-batches").
+    terms: the words defined here, and only here, with their meanings.
+    link: the page of the explorer that shows the same, and what is there; `focus` gives the settings of that page's address.
+    prefetch: whether the settings of its sliders are computed ahead.
+    cases: the settings that an exported file holds, where the options of the first controls would not do.
+    block: the block that the picture shows, whose code the page can generate; None where it cannot run.
+    """
 
     number: int
     minutes: int
     key: str
     title: str
     idea: str
+    able: str
     text: tuple[str, ...]
     terms: tuple[tuple[str, str], ...]
     controls: tuple[Control, ...]
@@ -104,41 +117,39 @@ class Lesson:
         return {c.key: c.default for c in self.controls}
 
 
-def ordered(
-    right: tuple[str, str], wrong: tuple[tuple[str, str], ...], place: int
-) -> tuple[tuple[str, ...], int, tuple[str, ...]]:
-    """Options with the right one at `place` (modulo their number), each (text, why); equal texts are said once."""
-    others = [w for i, w in enumerate(wrong) if w[0] != right[0] and w[0] not in {o[0] for o in wrong[:i]}]
-    at = place % (len(others) + 1)
-    rows = [*others[:at], right, *others[at:]]
-    return tuple(r[0] for r in rows), at, tuple(r[1] for r in rows)
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An answer with the reply to it; `value` is the number that means it, where the answer is typed."""
+
+    text: str
+    why: str
+    value: float = 0.0
 
 
-def typed(
-    ask: str,
-    unit: str,
-    right: tuple[float, str],
-    wrong: tuple[tuple[float, str], ...],
-    shown: Callable[[float], str],
-) -> Question:
-    """A question whose answer is a number that the learner types: the right one, and the mistakes that are expected, each
-    (value in `unit`, why). `shown` writes a value with its unit. Mistakes that cannot be told from others are left out."""
+def choice_question(ask: str, right: Option, wrong: tuple[Option, ...], position: int) -> Question:
+    """A question whose answer is chosen. The right option stands at `position`, modulo their number; equal texts appear once."""
+    texts = [right.text]
+    others = []
+    for option in wrong:
+        if option.text not in texts:
+            texts.append(option.text)
+            others.append(option)
+    place = position % (len(others) + 1)
+    options = (*others[:place], right, *others[place:])
+    return Question(ask, tuple(o.text for o in options), place, tuple(o.why for o in options))
+
+
+def number_question(ask: str, unit: str, right: Option, wrong: tuple[Option, ...]) -> Question:
+    """A question whose answer is typed, in `unit`. An expected mistake that is `near` an earlier option is left out."""
     kept = [right]
-    for slip in wrong:
-        if all(not near(slip[0], value) for value, _ in kept):
-            kept.append(slip)
-    words = tuple((shown(value), why) for value, why in kept)
-    options, answer, whys = ordered(words[0], words[1:], round(right[0]))
-    by_words = {option: value for (option, _), (value, _) in zip(words, kept, strict=True)}
-    return Question(ask, options, answer, whys, tuple(by_words[o] for o in options), unit)
+    for option in wrong:
+        if not any(near(option.value, other.value) for other in kept):
+            kept.append(option)
+    question = choice_question(ask, right, tuple(kept[1:]), round(right.value))
+    values = {o.text: o.value for o in kept}
+    return replace(question, values=tuple(values[text] for text in question.options), unit=unit)
 
 
 def near(value: float, other: float) -> bool:
-    """Whether two answers are the same for one who rounds to two figures."""
-    return abs(value - other) <= 0.03 * max(abs(value), abs(other))
-
-
-def asked(ask: str, right: tuple[str, str], wrong: tuple[tuple[str, str], ...], place: int = 1) -> Question:
-    """A question from its right and its wrong options."""
-    options, answer, why = ordered(right, wrong, place)
-    return Question(ask, options, answer, why)
+    """Whether two answers are the same to somebody who rounds to two figures."""
+    return abs(value - other) <= ROUNDING * max(abs(value), abs(other))

@@ -27,7 +27,17 @@ from jinja2 import Environment, StrictUndefined
 from explorer.figures.svg_tensors import Drawing, amount, difference, number, svg
 from explorer.learn.blocks.arranged import Arranged
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Control, Lesson, Question, Scene, Step, Values, asked, typed
+from explorer.learn.lesson import (
+    Control,
+    Lesson,
+    Option,
+    Question,
+    Scene,
+    Step,
+    Values,
+    choice_question,
+    number_question,
+)
 from explorer.learn.pictures.film import Film
 from explorer.text import units
 
@@ -44,7 +54,8 @@ TERM = re.compile(r"^- \*\*(.+?)\*\*: (.+)$")
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What a lesson computes at one setting: `facts` are for its prose, `pictures` by name, `numbers` the figures that tests recompute."""
+    """What a lesson computes at one setting: `pictures` by name, `numbers` that its prose writes and that tests recompute, and `facts`, what else
+    its prose needs."""
 
     facts: Mapping[str, Any]
     pictures: Mapping[str, Picture]
@@ -63,17 +74,15 @@ def read_lesson(
     front, parts = _split((CONTENT / f"{name}.md").read_text())
     steps, question, note = (_environment().from_string(parts.get(part, "")) for part in ("Steps", "Question", "Note"))
 
-    def context(learner: Learner, values: Values) -> tuple[Live, dict[str, Any]]:
+    def make_scene(learner: Learner, values: Values) -> Scene:
         now = live(learner, values)
-        return now, {**values, **now.facts}
-
-    def scene(learner: Learner, values: Values) -> Scene:
-        now, facts = context(learner, values)
+        facts = {**values, **now.numbers, **now.facts}
         shown, reveal = _steps(steps.render(facts), now.pictures)
         return Scene(shown, now.numbers, reveal, _one_line(note.render(facts)))
 
-    def ask(learner: Learner, values: Values) -> Question:
-        return _question(question.render(context(learner, values)[1]))
+    def make_question(learner: Learner, values: Values) -> Question:
+        now = live(learner, values)
+        return _question(question.render({**values, **now.numbers, **now.facts}))
 
     controls = tuple(_control(c) for c in front.pop("controls", ()))
     terms = tuple((m[1], m[2]) for line in parts["Words"].splitlines() if (m := TERM.match(line)))
@@ -83,8 +92,8 @@ def read_lesson(
         text=_paragraphs(parts[""]),
         terms=terms,
         controls=controls,
-        scene=scene,
-        question=ask,
+        scene=make_scene,
+        question=make_question,
         code=_code(parts["PyTorch"]),
         focus=focus,
         cases=cases,
@@ -93,23 +102,24 @@ def read_lesson(
 
 
 def _split(text: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The front, and the parts by their headings; lines of a code fence are no headings."""
+    """The front, and the parts by their headings."""
     _, front, body = text.split("+++\n", 2)
+    # the listing comes last; its comments begin with "# " too
     fence = body.find("```")
-    marks = [m for m in HEADING.finditer(body) if fence < 0 or m.start() < fence]
-    ends = [*(m.start() for m in marks), len(body)]
+    headings = [m for m in HEADING.finditer(body) if fence < 0 or m.start() < fence]
+    ends = [*(m.start() for m in headings), len(body)]
     parts = {"": body[: ends[0]]}
-    parts |= {m[1]: body[m.end() : end] for m, end in zip(marks, ends[1:], strict=True)}
+    parts |= {m[1]: body[m.end() : end] for m, end in zip(headings, ends[1:], strict=True)}
     return tomllib.loads(front), parts
 
 
-def _control(told: dict[str, Any]) -> Control:
-    """A control. Its `names` are words by option (TOML has no keys but strings), or the filter that writes an option."""
-    names, options = told.pop("names", {}), tuple(told.pop("options"))
+def _control(table: dict[str, Any]) -> Control:
+    """A control. Its `names` are words by option (a key of TOML is a string), or the filter that writes an option."""
+    names, options = table.pop("names", {}), tuple(table.pop("options"))
     if isinstance(names, str):
         write = _environment().filters[names]
-        return Control(options=options, names={o: write(o) for o in options}, **told)
-    return Control(options=options, names={o: names[str(o)] for o in options if str(o) in names}, **told)
+        return Control(options=options, names={o: write(o) for o in options}, **table)
+    return Control(options=options, names={o: names[str(o)] for o in options if str(o) in names}, **table)
 
 
 def _code(part: str) -> str:
@@ -117,13 +127,13 @@ def _code(part: str) -> str:
 
 
 def _steps(text: str, pictures: Mapping[str, Picture]) -> tuple[tuple[Step, ...], int]:
-    """The steps, and how many stand before the rule."""
+    """The steps, and the number of those before the rule."""
     before, _, after = text.partition("\n---\n")
-    found = [
+    shown, hidden = (
         tuple(_step(part, pictures) for part in re.split(r"^## ", half, flags=re.MULTILINE)[1:])
         for half in (before, after)
-    ]
-    return found[0] + found[1], len(found[0])
+    )
+    return shown + hidden, len(shown)
 
 
 def _step(text: str, pictures: Mapping[str, Picture]) -> Step:
@@ -133,35 +143,30 @@ def _step(text: str, pictures: Mapping[str, Picture]) -> Step:
     return Step(title.strip(), "\n\n".join(_paragraphs(IMAGE.sub("", body))), _draw(pictures[image[2]], image[1]))
 
 
-def _draw(picture: Picture, told: str) -> str:
-    """Markup of a picture, described by `told` for who does not see it."""
+def _draw(picture: Picture, description: str) -> str:
+    """Markup of a picture; a screen reader reads its description."""
     if isinstance(picture, Drawing):
-        return svg(picture, told)
-    return picture.markup(told) if isinstance(picture, Film) else picture
+        return svg(picture, description)
+    return picture.markup(description) if isinstance(picture, Film) else picture
 
 
 def _question(text: str) -> Question:
     """The question; its options stay in their order, unless the answer is typed."""
     unit = UNIT.search(text)
     ask, *listed = re.split(r"^(?=- \[[x ]\] )", UNIT.sub("", text), flags=re.MULTILINE)
-    options = []
-    for option in listed:
-        head, _, why = option.partition("\n")
-        mark = OPTION.match(head)
-        assert mark, f"not an option: {head!r}"
-        options.append((mark[1] == "x", mark[2], mark[3], _one_line(why)))
-    [place] = [i for i, option in enumerate(options) if option[0]]
-    right, wrong = options[place], [o for i, o in enumerate(options) if i != place]
-    if unit is None:
-        return asked(_one_line(ask), (right[1], right[3]), tuple((o[1], o[3]) for o in wrong), place)
-    words = {float(o[2]): o[1] for o in options}
-    return typed(
-        _one_line(ask),
-        unit[1],
-        (float(right[2]), right[3]),
-        tuple((float(o[2]), o[3]) for o in wrong),
-        words.__getitem__,
-    )
+    marks, options = [], []
+    for item in listed:
+        head, _, why = item.partition("\n")
+        match = OPTION.match(head)
+        assert match, f"not an option: {head!r}"
+        marks.append(match[1])
+        options.append(Option(match[2], _one_line(why), float(match[3] or 0)))
+    assert marks.count("x") == 1, f"one option is right, not {marks.count('x')}: {ask!r}"
+    position = marks.index("x")
+    right = options.pop(position)
+    if unit:
+        return number_question(_one_line(ask), unit[1], right, tuple(options))
+    return choice_question(_one_line(ask), right, tuple(options), position)
 
 
 def _paragraphs(text: str) -> tuple[str, ...]:
@@ -176,21 +181,12 @@ def _one_line(text: str) -> str:
 @cache
 def _environment() -> Environment:
     """Templates that fail where a value is missing, with the filters by which numbers are written everywhere in the explorer."""
-    made = Environment(
+    environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False
     )
-    for write in (
-        units.memory,
-        units.count,
-        units.whole,
-        units.seconds,
-        units.traffic,
-        units.significant,
-        units.percent,
-        units.flops,
-    ):
-        made.filters[write.__name__] = write
-    made.filters |= {
+    names = ("memory", "count", "whole", "seconds", "traffic", "significant", "percent", "flops")
+    environment.filters |= {name: getattr(units, name) for name in names}
+    environment.filters |= {
         "amount": amount,
         "number": number,
         "difference": difference,
@@ -198,7 +194,7 @@ def _environment() -> Environment:
         "gpus": lambda n: plural(n, "GPU"),
         "per_cent": lambda n: f"{n} %",
     }
-    return made
+    return environment
 
 
 def plural(n: int, word: str) -> str:

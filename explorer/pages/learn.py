@@ -10,23 +10,15 @@ import streamlit as st
 
 from explorer.address import carry, settings
 from explorer.components import frame
-from explorer.components.lesson import picture
-from explorer.components.lesson import rail as lesson_links
+from explorer.components.lesson import lesson_links, picture
 from explorer.components.request_form import sentence
-from explorer.learn.files import export, written
+from explorer.learn import export
 from explorer.learn.lesson import Control, Lesson, Question, Scene
 from explorer.learn.lessons import LESSONS
-from explorer.learn.recent import seen, shown
-from explorer.learn.visit import address, answers, assignment, course, task
-from explorer.learn.visit.place import (
-    assigned,
-    begin,
-    exercise,
-    learner,
-    place,
-    to_address,
-)
-from explorer.learn.warm import prefetch, warm
+from explorer.learn.recent import block_code, explorer_settings, scene_and_question
+from explorer.learn.visit import address, answers, course
+from explorer.learn.visit.lesson_state import LessonState, current_learner, open_lesson, state_of, write_address
+from explorer.learn.warm import import_torch, prefetch
 from explorer.session import state
 from planner_core.core import PlannerError
 
@@ -39,94 +31,87 @@ def go(number: int) -> None:
     st.session_state["learn_problems"] = []
 
 
-def turn(lesson: Lesson, scene: Scene, by: int | None = None) -> None:
+def go_to_next_lesson(number: int) -> None:
+    """Callback: the next lesson, which the whole page shows."""
+    go(number)
+    st.session_state["learn_rerun_page"] = True
+
+
+def change_step(lesson: Lesson, scene: Scene, by: int | None = None) -> None:
     """Callback: another step, no further than what is open."""
-    here = place(lesson)
-    to = here["step"] + by if by is not None else st.session_state[f"w_step_{lesson.number}"] - 1
-    most = len(scene.steps) if here["open"] else scene.reveal
-    here["step"] = max(0, min(to, most - 1))
+    here = state_of(lesson)
+    step = here.step + by if by is not None else st.session_state[f"w_step_{lesson.number}"] - 1
+    num_open = len(scene.steps) if here.revealed else scene.reveal
+    here.step = max(0, min(step, num_open - 1))
 
 
-def take(lesson: Lesson, control: Control, widget: str) -> None:
+def change_control(lesson: Lesson, control: Control, widget: str) -> None:
     """Callback: a control was moved. A new case closes what its question asks for."""
-    here = place(lesson)
+    here = state_of(lesson)
     if control.kind == "draw":
-        others = [o for o in control.options if o != here["values"][control.key]]
-        here["values"][control.key] = random.choice(others)
-        here.update(step=min(here["step"], 0), open=False, told=None, hint="")
+        here.values[control.key] = random.choice([o for o in control.options if o != here.values[control.key]])
+        here.step, here.revealed = 0, False
+        here.forget_answer()
     elif st.session_state[widget] is not None:
-        here["values"][control.key] = st.session_state[widget]
-        here.update(told=None, hint="")
+        here.values[control.key] = st.session_state[widget]
+        here.forget_answer()
 
 
-def take_placed(lesson: Lesson) -> None:
+def change_in_picture(lesson: Lesson) -> None:
     """Callback: the learner changed the picture itself."""
-    wanted, here = st.session_state["picture"]["set"] or {}, place(lesson)
-    placed = {
-        c.key: wanted.get(c.key) for c in lesson.controls if c.kind == "placed" and wanted.get(c.key) in c.options
-    }
-    if any(here["values"][key] != option for key, option in placed.items()):  # the picture may say the same twice
-        here["values"].update(placed)
-        here.update(told=None, hint="")
+    wanted, here = st.session_state["picture"]["set"] or {}, state_of(lesson)
+    placed = {c.key: wanted[c.key] for c in lesson.controls if c.kind == "placed" and wanted.get(c.key) in c.options}
+    if any(here.values[key] != option for key, option in placed.items()):  # the picture may send the same twice
+        here.values.update(placed)
+        here.forget_answer()
 
 
-def answer(lesson: Lesson, question: Question, widget: str) -> None:
+def answer_by_option(lesson: Lesson, question: Question, widget: str) -> None:
     """Callback: an option was chosen."""
-    chosen = st.session_state[widget]
-    if chosen is not None and keep_answer(lesson, task.answer_of(question, question.options.index(chosen))):
-        return
-    take_answer(lesson, question, None if chosen is None else question.options.index(chosen))
-    place(lesson)["hint"] = "Choose one of them first." if chosen is None else ""
+    option = st.session_state[widget]
+    if option is None:
+        take_answer(lesson, question, None, "Choose one of them first.")
+    else:
+        take_answer(lesson, question, question.options.index(option))
 
 
-def answer_typed(lesson: Lesson, question: Question, widget: str) -> None:
+def answer_by_number(lesson: Lesson, question: Question, widget: str) -> None:
     """Callback: a number was typed."""
     text = st.session_state[widget].strip()
-    if text and keep_answer(lesson, text):
-        return
-    told, words = answers.judged(question, text) if text else (None, "")
-    take_answer(lesson, question, told)
-    place(lesson)["hint"] = words if told is None else ""
+    option, reply = answers.judge(question, text) if text else (None, "")
+    take_answer(lesson, question, option, "" if option is not None else reply)
 
 
-def keep_answer(lesson: Lesson, text: str) -> bool:
-    """Keep an answer for the assignment, unjudged; False where the lesson shows none of its exercises."""
-    name = exercise(lesson)
-    if name:
-        assigned()[1][name] = text[: task.LONGEST]
-        place(lesson)["hint"] = ""
-        st.session_state["learn_newly"] = True
-    return bool(name)
-
-
-def take_answer(lesson: Lesson, question: Question, told: int | None) -> None:
+def take_answer(lesson: Lesson, question: Question, option: int | None, hint: str = "") -> None:
     """Keep an answer; the right one opens the rest."""
-    here, right = place(lesson), told == question.answer
-    st.session_state["learn_newly"] = right and not here["right"]
-    here.update(told=told, open=here["open"] or right, right=here["right"] or right)
+    here, right = state_of(lesson), option == question.answer
+    st.session_state["learn_rerun_page"] = right and not here.solved
+    here.answer, here.hint = option, hint
+    here.revealed, here.solved = here.revealed or right, here.solved or right
     st.session_state["learn_answers"] = st.session_state.get("learn_answers", 0) + 1
 
 
-def choose_options(lesson: Lesson) -> None:
+def show_options(lesson: Lesson) -> None:
     """Callback: the learner wants to choose instead of typing."""
-    place(lesson).update(options=True, hint="")
+    here = state_of(lesson)
+    here.as_list, here.hint = True, ""
 
 
-def show_rest(lesson: Lesson) -> None:
-    """Callback: the learner gives up, or the teacher goes on."""
-    place(lesson)["open"] = True
+def reveal(lesson: Lesson) -> None:
+    """Callback: the learner goes on without an answer."""
+    state_of(lesson).revealed = True
 
 
-def rail(lesson: Lesson) -> None:
+def show_rail(lesson: Lesson) -> None:
     """The lessons, a link each to where the learner left it."""
     everywhere = settings.to_query(state.values())
     links = []
     for x in LESSONS:
-        here = place(x)
-        query = urlencode({**everywhere, **address.write(x, here["values"], here["step"])})
-        mark = "here" if x is lesson else "done" if here["right"] else "new"
-        named = {"number": x.number, "key": x.key, "title": x.title}
-        links.append({**named, "query": query, "state": mark, "done": here["right"]})
+        there = state_of(x)
+        query = urlencode({**everywhere, **address.write(x, there.values, there.step)})
+        mark = "here" if x is lesson else "done" if there.solved else "new"
+        name = {"number": x.number, "key": x.key, "title": x.title}
+        links.append({**name, "query": query, "state": mark, "done": there.solved})
     with st.container(horizontal=True, vertical_alignment="center", key="rail"):
         lesson_links(
             links,
@@ -137,155 +122,123 @@ def rail(lesson: Lesson) -> None:
         st.button("Contents", key="w_contents", type="tertiary", icon=":material/toc:", on_click=go, args=(0,))
 
 
-def controls(lesson: Lesson) -> None:
-    """What can be changed."""
-    here = place(lesson)
-    for c in lesson.controls:
-        if c.kind != "placed":
-            one_control(lesson, c, here)
-
-
-def one_control(lesson: Lesson, c: Control, here: dict[str, Any]) -> None:
+def show_control(lesson: Lesson, control: Control) -> None:
     """A button that draws, a slider, or a choice."""
-    widget = f"w_{lesson.number}_{c.key}"
-    if c.kind == "draw":
-        st.button(c.label, key=widget, on_click=take, args=(lesson, c, widget), icon=":material/casino:")
+    here, widget = state_of(lesson), f"w_{lesson.number}_{control.key}"
+    change: dict[str, Any] = {"key": widget, "args": (lesson, control, widget)}
+    if control.kind == "draw":
+        st.button(control.label, on_click=change_control, icon=":material/casino:", **change)
         return
-    state.set_widget(widget, here["values"][c.key])
-    kind: Any = st.select_slider if c.kind == "slider" else st.segmented_control if len(c.options) < 4 else st.selectbox
-    kind(
-        c.title(here["step"] + 1),
-        options=list(c.options),
-        format_func=c.name,
-        key=widget,
-        on_change=take,
-        args=(lesson, c, widget),
-    )
+    state.set_widget(widget, here.values[control.key])
+    few = len(control.options) < 4
+    kind: Any = st.select_slider if control.kind == "slider" else st.segmented_control if few else st.selectbox
+    options = list(control.options)
+    kind(control.title(here.step + 1), options=options, format_func=control.name, on_change=change_control, **change)
 
 
-def scrubber(lesson: Lesson, scene: Scene) -> None:
+def show_scrubber(lesson: Lesson, scene: Scene) -> None:
     """Back, the list of steps, next."""
-    here, steps = place(lesson), len(scene.steps)
-    widget = state.set_widget(f"w_step_{lesson.number}", here["step"] + 1)
-    most = steps if here["open"] else scene.reveal
+    here, num_steps = state_of(lesson), len(scene.steps)
+    widget = state.set_widget(f"w_step_{lesson.number}", here.step + 1)
+    num_open = num_steps if here.revealed else scene.reveal
     with st.container(horizontal=True, vertical_alignment="bottom", key="scrubber"):
-        st.button("Back", key="w_back", on_click=turn, args=(lesson, scene, -1), disabled=here["step"] == 0)
+        st.button("Back", key="w_back", on_click=change_step, args=(lesson, scene, -1), disabled=here.step == 0)
         st.slider(
             "Step",
             1,
-            steps,
+            num_steps,
             key=widget,
-            on_change=turn,
+            on_change=change_step,
             args=(lesson, scene),
-            format=f"%d of {steps}",
+            format=f"%d of {num_steps}",
             label_visibility="collapsed",
         )
-        if here["step"] == steps - 1 and lesson.number < len(LESSONS):
-            st.button("Next lesson", key="w_onward", on_click=_onward, args=(lesson.number + 1,), type="primary")
+        if here.step == num_steps - 1 and lesson.number < len(LESSONS):
+            arguments = (lesson.number + 1,)
+            st.button("Next lesson", key="w_onward", on_click=go_to_next_lesson, args=arguments, type="primary")
             return
         st.button(
             "Next",
             key="w_next",
-            on_click=turn,
+            on_click=change_step,
             args=(lesson, scene, 1),
-            disabled=here["step"] >= most - 1,
+            disabled=here.step >= num_open - 1,
             type="primary",
         )
 
 
-def _onward(number: int) -> None:
-    """Callback: the next lesson, which the whole page shows."""
-    go(number)
-    st.session_state["learn_newly"] = True
-
-
-def show(lesson: Lesson, scene: Scene) -> None:
-    """The step: its title, what it says, the picture."""
-    here = place(lesson)
-    step = scene.steps[here["step"]]
+def show_step(lesson: Lesson, scene: Scene) -> None:
+    """The step: its title, its prose, the picture."""
+    here = state_of(lesson)
+    step = scene.steps[here.step]
     with st.container(key="says"):
-        st.markdown(f"### {here['step'] + 1}. {frame.escape(step.title)}\n\n{step.says}")
-    picture(
-        step.picture, told=st.session_state.get("learn_answers", 0), key="picture", on_set=lambda: take_placed(lesson)
-    )
-    if not here["open"] and here["step"] == scene.reveal - 1:
+        st.markdown(f"### {here.step + 1}. {frame.escape(step.title)}\n\n{step.says}")
+    num_answers = st.session_state.get("learn_answers", 0)
+    picture(step.picture, num_answers=num_answers, key="picture", on_set=lambda: change_in_picture(lesson))
+    if not here.revealed and here.step == scene.reveal - 1:
         st.caption("The next step waits for your answer.")
 
 
-def ask(lesson: Lesson, question: Question) -> None:
-    """The question, and what the answer given was worth."""
-    here = place(lesson)
-    typing = bool(question.values) and not here["options"]
+def show_question(lesson: Lesson, question: Question) -> None:
+    """The question, and the reply to the answer given."""
+    here = state_of(lesson)
+    typed = bool(question.values) and not here.as_list
     with st.container(border=True, key="question"):
-        st.markdown("**Before you go on**" if not here["open"] else "**Question**")
-        answer_form(lesson, question, typing)
-        told = here["told"]
-        name = exercise(lesson)
-        with st.container(key="told"):
-            if name in assigned()[1]:
-                st.info(f"Kept for your assignment: {frame.escape(assigned()[1][name])}. You may still change it.")
-            else:
-                result(here, question)
+        st.markdown("**Question**" if here.revealed else "**Before you go on**")
+        show_answer_form(lesson, question, typed)
+        with st.container(key="reply"):
+            show_reply(here, question)
         with st.container(horizontal=True):
-            if not here["open"] and not name:
-                st.button("Show the rest", key="w_show", on_click=show_rest, args=(lesson,), type="tertiary")
-            if typing and told != question.answer:
-                st.button(
-                    "Choose from a list", key="w_options", on_click=choose_options, args=(lesson,), type="tertiary"
-                )
+            if not here.revealed:
+                st.button("Show the rest", key="w_show", on_click=reveal, args=(lesson,), type="tertiary")
+            if typed and here.answer != question.answer:
+                st.button("Choose from a list", key="w_options", on_click=show_options, args=(lesson,), type="tertiary")
 
 
-def answer_form(lesson: Lesson, question: Question, typing: bool) -> None:
+def show_answer_form(lesson: Lesson, question: Question, typed: bool) -> None:
     """The options, or the field for a number. Nothing is answered before the button or Enter, so arrow keys may look around."""
     widget = f"w_ask_{lesson.number}_{hash((question.ask, question.options))}"
     with st.form("answer_form", border=False, enter_to_submit=True):
-        if typing:
+        if typed:
             widget += "_n"
             st.markdown(question.ask)
             st.text_input(f"Your answer{', ' * bool(question.unit)}{question.unit}", key=widget, width=240)
         else:
-            st.radio(question.ask, question.options, index=place(lesson)["told"], key=widget)
-        st.form_submit_button(
-            "Answer", key="w_answer", on_click=answer_typed if typing else answer, args=(lesson, question, widget)
-        )
+            st.radio(question.ask, question.options, index=state_of(lesson).answer, key=widget)
+        take = answer_by_number if typed else answer_by_option
+        st.form_submit_button("Answer", key="w_answer", on_click=take, args=(lesson, question, widget))
 
 
-def result(here: dict[str, Any], question: Question) -> None:
-    """What the answer was worth, or a hint."""
-    told = here["told"]
-    if told is not None and told == question.answer:
-        st.success(f"Right. {question.why[told]}")
-    elif told is not None:
-        st.error(f"Not quite. {question.why[told]}")
-    elif here["hint"]:
-        st.warning(here["hint"])
+def show_reply(here: LessonState, question: Question) -> None:
+    """Why the answer is right or wrong, or a hint."""
+    if here.answer is not None:
+        right = here.answer == question.answer
+        (st.success if right else st.error)(f"{'Right' if right else 'Not quite'}. {question.why[here.answer]}")
+    elif here.hint:
+        st.warning(here.hint)
 
 
-def new_words(lesson: Lesson) -> None:
+def show_words(lesson: Lesson) -> None:
     """The words that are defined here, where they first appear."""
     with st.expander("Words", key="terms"):
         st.markdown("  \n".join(f"**{term}**: {meaning}." for term, meaning in lesson.terms))
 
 
-def way_on(lesson: Lesson) -> None:
+def show_code_and_links(lesson: Lesson) -> None:
     """The code, the same thing in the explorer, and the lesson as a file."""
     with st.expander("Show me the PyTorch"):
         st.code(lesson.code, language="python", wrap_lines=True)
     if lesson.block:
         with st.expander("The block in the picture, as generated code", key=f"code_{lesson.number}"):
-            code_of_block(lesson)
-    target, label = lesson.link
-    st.page_link(
-        PAGE.format(target),
-        label=label,
-        icon=":material/arrow_forward:",
-        query_params=same_thing(lesson),
-    )
+            show_block_code(lesson)
+    page, label = lesson.link
+    icon = ":material/arrow_forward:"
+    st.page_link(PAGE.format(page), label=label, icon=icon, query_params=explorer_address(lesson))
     # The file is made after this script has ended, when there is no session to read: what it needs is taken now.
-    who, here = learner(), dict(place(lesson)["values"])
+    learner, values = current_learner(), dict(state_of(lesson).values)
     st.download_button(
         "Download this lesson as one HTML page",
-        lambda: export.page(lesson, who, here),
+        lambda: export.lesson_page(lesson, learner, values),
         file_name=export.file_name(lesson),
         mime="text/html",
         on_click="ignore",
@@ -294,100 +247,102 @@ def way_on(lesson: Lesson) -> None:
     )
 
 
-def code_of_block(lesson: Lesson) -> None:
-    """The code that the runtime writes for the picture's block; made when it is asked for, since that takes seconds."""
-    here = place(lesson)
-    if not here["code"]:
+def show_block_code(lesson: Lesson) -> None:
+    """The code that is generated for the picture's block; made when it is asked for, since that takes seconds."""
+    here = state_of(lesson)
+    if not here.with_code:
         st.caption("What each GPU runs: the model's own lines on its slices, with the collectives in place.")
-        st.button("Write it", key="w_code", on_click=write_code, args=(lesson,))
+        st.button("Write it", key="w_code", on_click=request_code, args=(lesson,))
         return
     with st.spinner("Recording the model, without its weights …"):
-        found = written.written(lesson.number, learner(), here["values"])
-    if found.why:
-        st.info(found.why)
+        code = block_code(lesson.number, current_learner(), here.values)
+    if code.reason:
+        st.info(code.reason)
         return
-    if found.talks:
-        st.markdown(f"These lines talk to other GPUs ({len(found.talks)}):")
-        st.code("\n".join(found.talks), language="python", wrap_lines=True)
+    if code.sending_lines:
+        st.markdown(f"These lines talk to other GPUs ({len(code.sending_lines)}):")
+        st.code("\n".join(code.sending_lines), language="python", wrap_lines=True)
         st.caption(
             "`move(forward, backward)` is what is sent going forward and what going back, TENSOR the devices of the picture, `w` "
-            "this GPU's slices. Gradients of weights that several GPUs use whole are summed behind this function, so their sums are "
+            "this GPU's slices. Gradients of weights that several GPUs use whole are summed after this function, so their sums are "
             "not among these lines."
         )
     else:
         st.markdown(
-            "No line talks to other GPUs: weights are gathered and gradients leave before and behind this function."
+            "No line talks to other GPUs: weights are gathered before this function, and gradients leave after it."
         )
-    st.code(found.source, language="python", height=420)
+    st.code(code.source, language="python", height=420)
 
 
-def write_code(lesson: Lesson) -> None:
+def request_code(lesson: Lesson) -> None:
     """Callback: the code is wanted."""
-    place(lesson)["code"] = True
+    state_of(lesson).with_code = True
 
 
-def same_thing(lesson: Lesson) -> dict[str, str]:
+def explorer_address(lesson: Lesson) -> dict[str, str]:
     """The address in the explorer of what the lesson shows, at the learner's settings."""
-    found = seen(lesson.number, learner(), place(lesson)["values"])
+    wanted = explorer_settings(lesson.number, current_learner(), state_of(lesson).values)
     now = state.values()
-    if found.get("model", now["model"]) != now["model"]:
+    if wanted.get("model", now["model"]) != now["model"]:
         now = {**now, **carry.MODEL_SETTINGS, "batch": None, "seq": None}
-    plans = state.known_plan_ids(settings.build_request({**now, "model": found.get("model", now["model"])}))
-    for key in {"plan", "compare"} & found.keys() if plans else ():
-        found[key] = ",".join(n for n in found[key].split(",") if n in plans)
-    return {**settings.to_query(now), **{k: v for k, v in found.items() if v}}
+    plans = state.known_plan_ids(settings.build_request({**now, "model": wanted.get("model", now["model"])}))
+    for key in {"plan", "compare"} & wanted.keys() if plans else ():
+        wanted[key] = ",".join(n for n in wanted[key].split(",") if n in plans)
+    return {**settings.to_query(now), **{k: v for k, v in wanted.items() if v}}
 
 
 @st.fragment
-def body(number: int) -> None:
+def show_lesson(number: int) -> None:
     """Everything that changes while the learner plays; the rest of the page stands still."""
-    if st.session_state.pop("learn_newly", False):
-        st.rerun()  # the rail and the map of progress lie outside this fragment
+    if st.session_state.pop("learn_rerun_page", False):
+        st.rerun()  # the rail and the progress lie outside this fragment
     lesson = LESSONS[number - 1]
-    here, who = place(lesson), learner()
+    here, learner = state_of(lesson), current_learner()
     try:
-        scene, question = shown(number, who, here["values"])
+        scene, question = scene_and_question(number, learner, here.values)
     except PlannerError as error:
         st.error(state.page_wording(str(error)))
         return
-    if (asked := here.pop("asked", 0)) >= scene.reveal:
-        here["open"] = True  # a link behind the question: somebody wants to show that step
-    if asked >= len(scene.steps):
-        st.warning(f"This lesson has {len(scene.steps)} steps, there is no step {asked + 1}; showing the last.")
-    here["step"] = min(here["step"], len(scene.steps) - 1)
-    prefetch(number, who, state.plan_request)
-    to_address(lesson)
+    if here.requested_step >= scene.reveal:
+        here.revealed = True  # a link past the question: somebody wants to show that step
+    if here.requested_step >= len(scene.steps):
+        st.warning(
+            f"This lesson has {len(scene.steps)} steps, there is no step {here.requested_step + 1}; showing the last."
+        )
+    here.requested_step, here.step = 0, min(here.step, len(scene.steps) - 1)
+    prefetch(number, learner, state.plan_request)
+    write_address(lesson)
     with st.container(key="lesson_wide"):
-        left, right, below = st.columns(
-            [7, 5, 7]
-        )  # a grid in css/learn.css: the third lies below the first, on a phone last
+        # a grid in css/learn.css: the third lies below the first, on a phone last
+        left, right, below = st.columns([7, 5, 7])
     with left:
-        scrubber(lesson, scene)
-        show(lesson, scene)
+        show_scrubber(lesson, scene)
+        show_step(lesson, scene)
     with below:
-        new_words(lesson)
+        show_words(lesson)
     with right:
         if scene.note:
             st.info(scene.note)
         for paragraph in lesson.text:
             st.markdown(paragraph)
-        controls(lesson)
-        if here["open"] or here["step"] >= scene.reveal - 1:
-            ask(lesson, question)
+        for control in lesson.controls:
+            if control.kind != "placed":
+                show_control(lesson, control)
+        if here.revealed or here.step >= scene.reveal - 1:
+            show_question(lesson, question)
         else:
             st.caption(f"A question waits at step {scene.reveal}.")
-        way_on(lesson)
+        show_code_and_links(lesson)
 
 
-def page() -> None:
+def show_page() -> None:
     """The page."""
-    lesson = begin()
-    warm()
+    lesson = open_lesson()
+    import_torch()
     if lesson is None:
-        course.contents(go)
+        course.show_contents(go)
         return
-    rail(lesson)
-    assignment.box(lesson)
+    show_rail(lesson)
     for problem in st.session_state.pop("learn_problems", []):
         st.warning(problem)
     with st.container(key="lesson_head", gap="xxsmall"):
@@ -395,7 +350,7 @@ def page() -> None:
         st.markdown(lesson.idea)
     if lesson.uses_model:
         sentence.show_sentence(brief=True)
-    body(lesson.number)
+    show_lesson(lesson.number)
 
 
-page()
+show_page()

@@ -15,8 +15,7 @@ import pytest
 from explorer.address import settings
 from explorer.figures import svg_tensors as draw
 from explorer.figures.palette import DEVICES
-from explorer.learn import recent, warm
-from explorer.learn.files import export, sheet
+from explorer.learn import export, recent, warm
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson
 from explorer.learn.lessons import LESSONS
@@ -92,12 +91,12 @@ def test_1_memory_of_weights_gradients_and_optimizer(batch: int, each: int) -> N
     assert all(f"{k} bytes: {units.memory(k * PARAMS)}" in told.picture for k in (4, 8, 18))
 
 
-@pytest.mark.parametrize("number", ["1", "1b", "1c"])
-def test_1_the_key_of_an_exercise_follows_from_what_its_sheet_shows(number: str) -> None:
-    """As a student does it: read the figures of the step that the sheet prints, divide, compare with the room."""
-    case = next(x for x in sheet.exercises_of(LESSONS[:1], LLAMA) if x.number == number)
-    asked, scene = case.question, LESSONS[0].scene(LLAMA, case.values)
-    told = scene.steps[scene.reveal + sheet.CASE_STEPS[1][0]].says
+@pytest.mark.parametrize("changed", [{}, {"batch": 1}, {"bytes": 8}])
+def test_1_the_answer_follows_from_the_step_before_it(changed: dict[str, int]) -> None:
+    """As a student does it: read the figures of the step before the question, divide, compare with the room."""
+    values = {**LESSONS[0].defaults(), **changed}
+    asked, scene = LESSONS[0].question(LLAMA, values), LESSONS[0].scene(LLAMA, values)
+    told = scene.steps[scene.reveal - 1].says
     gib = {k: float(re.search(rf"{k}", told)[1]) for k in (r"fullest moment, (\S+) GiB", r"but \*\*(\S+) GiB")}  # type: ignore[index]
     peak, whole = gib.values()
     early = re.search(r"(\S+) GiB in all before the first gradient", told)
@@ -706,7 +705,7 @@ def test_a_bad_address_is_told(bad: dict[str, str]) -> None:
 
 @every
 def test_the_file_holds_everything_and_asks_nobody(lesson: Lesson) -> None:
-    page = export.page(lesson, LLAMA, lesson.defaults())
+    page = export.lesson_page(lesson, LLAMA, lesson.defaults())
     assert not re.search(r"(?:src|href)\s*=|https?://(?!www\.w3\.org)|@import|url\(", page)
     assert "{{" not in page.split("<script")[0]
     assert page.count('"picture"') >= 3
@@ -715,10 +714,10 @@ def test_the_file_holds_everything_and_asks_nobody(lesson: Lesson) -> None:
 
 def test_file_names_and_cases() -> None:
     assert export.file_name(LESSONS[4]) == "05-column-then-row.html"
-    names = [n for n, _ in export.cases(LESSONS[12], LLAMA, LESSONS[12].defaults())]
+    names = [n for n, _ in export.list_cases(LESSONS[12], LLAMA, LESSONS[12].defaults())]
     assert len(names) == 4
-    assert len(export.cases(LESSONS[3], LLAMA, LESSONS[3].defaults())) == 7
-    assert export.inline("a <b> `c<d` **e**") == "a &lt;b&gt; <code>c&lt;d</code> <strong>e</strong>"
+    assert len(export.list_cases(LESSONS[3], LLAMA, LESSONS[3].defaults())) == 7
+    assert export.inline_html("a <b> `c<d` **e**") == "a &lt;b&gt; <code>c&lt;d</code> <strong>e</strong>"
 
 
 def test_10_the_cliff_between_neighbours_and_strangers() -> None:
@@ -733,7 +732,7 @@ def test_10_the_cliff_between_neighbours_and_strangers() -> None:
 def test_the_link_shows_the_same_thing(lesson: Lesson, model: str) -> None:
     """Settings that the explorer can read, and a node or block that its model has."""
     learner = Learner(Request(model))
-    found = recent.seen(lesson.number, learner, lesson.defaults())
+    found = recent.explorer_settings(lesson.number, learner, lesson.defaults())
     values, problems = settings.parse_query({"model": model, **found})
     assert not problems and set(found) <= set(settings.SETTINGS)
     there = Learner(Request(values["model"])).planner.coarse
@@ -746,7 +745,9 @@ def test_the_link_shows_the_same_thing(lesson: Lesson, model: str) -> None:
 
 
 def test_nothing_is_computed_twice_for_a_step() -> None:
-    assert recent.shown(2, LLAMA, LESSONS[1].defaults()) is recent.shown(2, LLAMA, LESSONS[1].defaults())
+    assert recent.scene_and_question(2, LLAMA, LESSONS[1].defaults()) is recent.scene_and_question(
+        2, LLAMA, LESSONS[1].defaults()
+    )
 
 
 @pytest.mark.parametrize("way", ["data", "column", "row", "fsdp"])
@@ -785,21 +786,21 @@ def test_7_says_when_no_gpu_holds_what_is_kept() -> None:
 
 
 def test_what_comes_next_is_computed_while_a_lesson_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    for pause in ("PAUSE_S", "BREATH_S", "QUIET_S"):
+    for pause in ("START_DELAY_S", "PAUSE_S", "QUIET_S"):
         monkeypatch.setattr(warm, pause, 0.0)
     some = LESSONS[:5]
     monkeypatch.setattr(warm, "LESSONS", some)
-    monkeypatch.delenv(warm.OFF)
+    monkeypatch.delenv(warm.PREFETCH_VARIABLE)
     learner, planned = Learner(Request("gpt2-xl", batch=24)), []
     thread = warm.prefetch(1, learner, planned.append)
     thread.join()
     assert planned == [learner.request]
-    misses = recent._shown.cache_info().misses
+    misses = recent._scene_and_question.cache_info().misses
     for lesson in some[1:]:
-        recent.shown(lesson.number, learner, lesson.defaults())
+        recent.scene_and_question(lesson.number, learner, lesson.defaults())
     for batch in next(c.options for c in LESSONS[0].controls if c.key == "batch"):
-        recent.shown(1, learner, {**LESSONS[0].defaults(), "batch": batch})
-    assert recent._shown.cache_info().misses == misses
+        recent.scene_and_question(1, learner, {**LESSONS[0].defaults(), "batch": batch})
+    assert recent._scene_and_question.cache_info().misses == misses
 
 
 def test_what_is_done_ahead_lets_the_reader_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -807,21 +808,25 @@ def test_what_is_done_ahead_lets_the_reader_pass(monkeypatch: pytest.MonkeyPatch
     now = [100.0]
     monkeypatch.setattr(warm.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(warm.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    warm._Use.at = now[0]
-    warm._let_pass()
-    assert now[0] == pytest.approx(100 + warm.QUIET_S, abs=2 * warm.BREATH_S)
+    warm._LastUse.at_s = now[0]
+    warm._wait_for_quiet()
+    assert now[0] == pytest.approx(100 + warm.QUIET_S, abs=2 * warm.PAUSE_S)
     monkeypatch.setattr(
-        warm.time, "sleep", lambda seconds: [now.__setitem__(0, now[0] + seconds), setattr(warm._Use, "at", now[0])]
+        warm.time,
+        "sleep",
+        lambda seconds: [now.__setitem__(0, now[0] + seconds), setattr(warm._LastUse, "at_s", now[0])],
     )
-    begun = warm._Use.at = now[0]
-    warm._let_pass()
-    assert now[0] == pytest.approx(begun + warm.PATIENCE_S, abs=2 * warm.BREATH_S)
-    warm._Use.at = 0.0
+    begun = warm._LastUse.at_s = now[0]
+    warm._wait_for_quiet()
+    assert now[0] == pytest.approx(begun + warm.MAX_WAIT_S, abs=2 * warm.PAUSE_S)
+    warm._LastUse.at_s = 0.0
 
 
 @pytest.mark.sample
 def test_the_lessons_load_without_torch() -> None:
     """Torch is imported when a lesson computes with it, so that no page waits for it before it is drawn."""
-    code = "import sys, explorer.learn.lessons, explorer.learn.files.export, explorer.learn.warm; print('torch' in sys.modules)"
+    code = (
+        "import sys, explorer.learn.lessons, explorer.learn.export, explorer.learn.warm; print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from explorer.figures.svg_tensors import svg
-from explorer.learn.blocks import arranged
+from explorer.learn import recent
+from explorer.learn.blocks import arranged, code
 from explorer.learn.blocks.arranged import WEIGHTS, Arranged
-from explorer.learn.files import written
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.planners import l13_choose
@@ -135,7 +135,7 @@ def test_the_blocks_function_is_cut_out_with_the_exchanges_that_it_calls() -> No
             line.partition("(")[0].partition("_")[0], label
         )
         rows.append((line, label, ["op"] if line.startswith("    ") else []))
-    found = written.cut_out(rows, "LlamaDecoderLayer")
+    found = code.extract_block(rows, "LlamaDecoderLayer")
     assert found.source.startswith("same_back_all_reduce") and "all_reduce_back_same" not in found.source
     assert "slice_back_pad = " in found.source and "def start" not in found.source
     assert found.talks == ("h = same_back_all_reduce(w.norm * x)",)
@@ -143,7 +143,7 @@ def test_the_blocks_function_is_cut_out_with_the_exchanges_that_it_calls() -> No
 
 @pytest.mark.slow  # builds and records the model
 def test_the_generated_block_has_f_and_g() -> None:
-    found = written.written(6, LLAMA, LESSONS[5].defaults())
+    found = recent.block_code(6, LLAMA, LESSONS[5].defaults())
     assert not found.why and len(found.talks) == 4
     f, g = ("same_back_all_reduce", "all_reduce_back_same")
     assert [f in line for line in found.talks] == [True, False, True, False]

@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 from explorer.figures.svg_tensors import Drawing, text
-from explorer.learn.files import sheet
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import typed
+from explorer.learn.lesson import Option, number_question
 from explorer.learn.lessons import FORMER, LESSONS
 from explorer.learn.lessons.basics import l02_cuts, l03_placements, l04_collectives
 from explorer.learn.lessons.layers import l05_mlp, l07_sequence, l11_debug
 from explorer.learn.lessons.planners import l20_uneven, l21_long, l22_two_dims
 from explorer.learn.lessons.times import l09_algorithms, l18_micro_batches, l19_measured
 from explorer.learn.pictures.film import Cell, Film, Flight
-from explorer.learn.visit import address, answers, progress, task
+from explorer.learn.visit import address, answers, progress
 from explorer.text import units
 from planner_core.core import ASSETS
 from planner_core.planning import price
@@ -520,7 +519,7 @@ def test_12_tokens_travel_and_come_home_in_motion(n: int, k: int) -> None:
     ],
 )
 def test_a_number_is_read_as_people_write_it(written: str, value: tuple[float, ...]) -> None:
-    assert answers.numbers(written, "MB") == pytest.approx(value)
+    assert answers.read_numbers(written, "MB") == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -535,35 +534,31 @@ def test_a_number_is_read_as_people_write_it(written: str, value: tuple[float, .
     ],
 )
 def test_a_unit_is_turned_into_the_one_asked_for(written: str, unit: str, value: float) -> None:
-    assert answers.numbers(written, unit)[0] == pytest.approx(value)
+    assert answers.read_numbers(written, unit)[0] == pytest.approx(value)
 
 
 def test_14_and_16_answer_what_students_type() -> None:
     fourteen, sixteen = (LESSONS[n - 1].question(LLAMA, LESSONS[n - 1].defaults()) for n in (14, 16))
-    assert answers.judged(fourteen, "1,900")[0] == answers.judged(fourteen, "1 923")[0] == fourteen.answer
-    assert "thousands" in answers.judged(fourteen, "1.92")[1]
-    assert answers.judged(sixteen, "8/3")[0] == sixteen.answer
-    assert "in the picture" in answers.judged(sixteen, "4/3")[1]
-    half = answers.judged(sixteen, "3")
+    assert answers.judge(fourteen, "1,900")[0] == answers.judge(fourteen, "1 923")[0] == fourteen.answer
+    assert "thousands" in answers.judge(fourteen, "1.92")[1]
+    assert answers.judge(sixteen, "8/3")[0] == sixteen.answer
+    assert "in the picture" in answers.judge(sixteen, "4/3")[1]
+    half = answers.judge(sixteen, "3")
     assert half[0] not in (None, sixteen.answer) and "gradients in 2 bytes" in half[1]
 
 
 def test_a_typed_answer_is_answered_by_its_mistake() -> None:
-    asked = typed(
-        "How much?",
-        "MB",
-        (100.0, "so"),
-        ((50.0, "half"), (200.0, "twice"), (101.0, "too near to tell")),
-        lambda v: f"{v:g} MB",
+    right, *wrong = (
+        Option(f"{value} MB", why, value)
+        for value, why in ((100, "so"), (50, "half"), (200, "twice"), (101, "too near to tell"))
     )
+    asked = number_question("How much?", "MB", right, tuple(wrong))
     assert sorted(asked.values) == [50, 100, 200] and asked.options[asked.answer] == "100 MB"
-    assert answers.judged(asked, "99") == (asked.answer, "so")
-    assert answers.judged(asked, "49.5")[1] == "half" and answers.judged(asked, "200")[1] == "twice"
-    assert answers.judged(asked, "120")[1].startswith("Close, a little too large")
-    assert answers.judged(asked, "20")[1].startswith("Too small.")
-    assert (
-        "another order" in answers.judged(asked, "100000")[1] and "not a number of MB" in answers.judged(asked, "x")[1]
-    )
+    assert answers.judge(asked, "99") == (asked.answer, "so")
+    assert answers.judge(asked, "49.5")[1] == "half" and answers.judge(asked, "200")[1] == "twice"
+    assert answers.judge(asked, "120")[1].startswith("Close, a little too large")
+    assert answers.judge(asked, "20")[1].startswith("Too small.")
+    assert "another order" in answers.judge(asked, "100000")[1] and "not a number of MB" in answers.judge(asked, "x")[1]
 
 
 def test_some_lessons_ask_for_a_number() -> None:
@@ -580,7 +575,7 @@ def test_every_expected_number_gets_its_own_answer(lesson) -> None:  # type: ign
             question = lesson.question(LLAMA, {**lesson.defaults(), control.key: option})
             assert len(question.values) == len(question.options)
             for i, value in enumerate(question.values):
-                assert answers.judged(question, f"{value:.6f}") == (i, question.why[i])
+                assert answers.judge(question, f"{value:.6f}") == (i, question.why[i])
 
 
 @pytest.mark.parametrize("keys", [(), ("placements",), ("memory", "mlp", "folding"), FORMER])
@@ -604,18 +599,13 @@ def test_what_was_kept_by_number_names_the_same_lesson() -> None:
         assert (lesson.title, step, problems) == (title, 1, [])
         assert progress.from_cookie(f"{number}") == progress.read(f"{number}-{number}")[0] == {lesson.key}
         assert address.read(address.write(lesson, lesson.defaults(), 0))[0] is lesson
-        names, unknown = task.read(f"{number},{lesson.key},{number}z")
-        assert (names, unknown) == ((lesson.key,), [f"{number}z"])
-    assert task.read("11b,20c")[0] == ("two-dimensions-b", "algorithms-c")
-    assert task.read_given('{"11b": "8"}', ("two-dimensions-b",)) == {"two-dimensions-b": "8"}
-    assert sheet.former_names(task.known())["23b"] == "debug-b"
     assert sorted(FORMER) == sorted(x.key for x in LESSONS)
 
 
 @pytest.mark.parametrize("bad", ["x", "99", "0", "²", "3-", "-3", "1e3", "5-4", "3-99", "9999999999", ",,"])
 def test_progress_that_is_none_is_left_out(bad: str) -> None:
     assert progress.read(f"2,{bad}") == ({"cuts"}, [part for part in bad.split(",") if part])
-    assert len(progress.ABLE) == len(LESSONS)
+    assert all(x.able and 5 <= x.minutes <= 20 for x in LESSONS)
 
 
 def test_a_film_shows_each_cell_where_it_stands() -> None:

@@ -32,8 +32,6 @@ PAGES = {
     "learn, stages of a pipeline": "/learn?lesson=pipeline&step=2",
     "learn, a block to build": "/learn?lesson=13",
     "learn, a wide table": "/learn?lesson=14&step=6",
-    "learn, an assignment": "/learn?lesson=4&with=n:8&task=4b,16",
-    "teacher": "/teacher",
     "nothing fits": "/?model=gpt2-xl&cluster=1x8-h100&layers=2&batch=4096&accumulate=1&recompute=none",
     "refused": "/?model=gpt2-xl&cluster=1x8-h100&layers=2&memory=0.5&accumulate=1&recompute=none",
     "a link that asks for what is not there": "/?model=mamba9&cluster=moon&setup=dp",

@@ -2,19 +2,16 @@
 
 import io
 import json
-import posixpath
 import re
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from explorer.learn import warm
-from explorer.learn.files import export, kit, routes, sheet
+from explorer.learn import export, warm
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Lesson, Question
 from explorer.learn.lessons import LESSONS
-from explorer.learn.visit import progress, task
 from planner_core.planning.request import Request
 from tests.support.app_test import AppTest
 
@@ -55,7 +52,7 @@ def step(at: AppTest) -> str:
 
 def done(at: AppTest, lesson: Lesson) -> bool:
     """Whether the rail marks the lesson as done: its question has been answered right."""
-    return bool(at.session_state["learn"][lesson.number]["right"])
+    return bool(at.session_state["learn"][lesson.number].solved)
 
 
 def param(at: AppTest, key: str) -> str:
@@ -179,7 +176,7 @@ def test_progress_comes_by_a_link_and_can_be_forgotten() -> None:
     assert at.button(key="w_begin").label == f"Go on: 2. {LESSONS[1].title}"
     assert any(e.label == f"What you can do now: 3 of {len(LESSONS)} lessons" for e in at.expander)
     shown = words(at)
-    assert all(progress.ABLE[n].capitalize() in shown for n in (0, 3, 4)) and progress.ABLE[1].capitalize() not in shown
+    assert [n for n in range(6) if LESSONS[n].able.capitalize() in shown] == [0, 3, 4]
     assert "done" not in at.query_params
     at.button(key="w_start_over").click().run()
     assert not any(done(at, x) for x in LESSONS if x.number in at.session_state["learn"])
@@ -251,112 +248,27 @@ def test_another_model_is_shown_or_its_absence_told() -> None:
     assert "no block with these seven weights" in at.info[0].value
 
 
-def test_the_teachers_page_lists_every_lesson_with_its_answer() -> None:
-    at = AppTest.from_file(str(ROOT / "streamlit_app.py"), default_timeout=300)
-    at.switch_page("explorer/pages/teacher.py")
-    at.run()
-    assert not at.exception
-    for lesson in LESSONS:
-        question = lesson.question(LLAMA, lesson.defaults())
-        assert lesson.idea in words(at) and question.ask in words(at)
-        assert f"**{question.options[question.answer]}** (right): {question.why[question.answer]}" in words(at)
-
-
-def test_the_lecturers_kit() -> None:
-    """Lessons, slides, exercises without answers, routes and keys apart; nothing asks a host. On three lessons: typed, chosen, moving."""
-    some = (LESSONS[1], LESSONS[3], LESSONS[8])
-    with zipfile.ZipFile(io.BytesIO(kit.bundle(some, LLAMA))) as archive:
-        names = [f"lessons/{export.file_name(x)}" for x in some]
-        assert archive.namelist() == [
-            "index.html",
-            *names,
-            "slides.html",
-            "exercises.html",
-            "for-the-lecturer/keys.html",
-            "for-the-lecturer/routes.html",
-        ]
-        files = {name: archive.read(name).decode() for name in archive.namelist()}
-    assert all(len(text) < 4_000_000 and "{{" not in text.split("<script")[0] for text in files.values())
-    assert not any(re.search(r"https?://(?!www\.w3\.org)|@import|url\(|src=", text) for text in files.values())
-    for lesson in some:
-        asked, scene = lesson.question(LLAMA, lesson.defaults()), lesson.scene(LLAMA, lesson.defaults())
-        told = [export.inline(why) for why in asked.why]
-        assert all(why in files["for-the-lecturer/keys.html"] and why not in files["exercises.html"] for why in told)
-        assert export.inline(asked.ask) in files["exercises.html"] and export.inline(asked.ask) in files["slides.html"]
-        assert all(step.picture in files["slides.html"] for step in scene.steps)
-        assert f'href="lessons/{export.file_name(lesson)}"' in files["index.html"]
-        assert f'name="{lesson.key}"' in files["exercises.html"] and f'name="{lesson.key}-b"' in files["exercises.html"]
-        assert export.file_name(lesson) in files["for-the-lecturer/routes.html"] or lesson is LESSONS[8]
-    routes_page = files["for-the-lecturer/routes.html"]
-    assert "misconceptions" in routes_page.lower() and "minutes" in routes_page and 'href="keys.html"' in routes_page
-    assert f"{export.file_name(LESSONS[3])}" in files[names[0]] and "../index.html" in files[names[0]]
-    for name in files:  # every link leads to a file of the bundle
-        for target in re.findall(r'href="([^"#?]+)', files[name].split("<script")[0]):
-            assert posixpath.normpath(posixpath.join(posixpath.dirname(name), target)).rstrip("/") in {
-                *files,
-                "for-the-lecturer",
-            }
-
-
-def test_routes_take_the_time_they_state_and_lead_to_what_is_there() -> None:
-    for session in (routes.NINETY, *routes.FIVE):
-        assert 0.5 * session.minutes < sum(s.takes for s in session.stops) <= session.minutes
-        for stop in session.stops:
-            lesson = LESSONS[stop.lesson - 1]
-            known = {c.key: c.options for c in lesson.controls}
-            assert all(value in known[key] for key, value in stop.settings) and stop.does
-            assert 1 <= stop.step <= lesson.scene(LLAMA, lesson.defaults()).reveal
-    assert all(5 <= x.minutes <= 20 for x in LESSONS)
-    for m in routes.MISCONCEPTIONS:
-        assert m.step <= len(LESSONS[m.lesson - 1].scene(LLAMA, LESSONS[m.lesson - 1].defaults()).steps)
-    assert "pipeline stages" in routes.LEFT_OUT
-
-
-def test_every_variant_of_an_exercise_is_another_one() -> None:
-    """Other numbers in the question, or another answer; the first mistake of each is told by the same function."""
-    found = list(sheet.exercises_of(LESSONS, LLAMA))
-    assert len({x.name for x in found}) == len(found) >= 2 * len(LESSONS) - 6
-    for x in found:
-        lesson = LESSONS[x.lesson.number - 1]
-        first = lesson.question(LLAMA, lesson.defaults())
-        case = [lesson.scene(LLAMA, v).steps[0].says for v in (x.values, lesson.defaults())]
-        assert x.values == lesson.defaults() or x.question != first or case[0] != case[1], x.name
-
-
 def test_a_step_that_is_not_there_is_told() -> None:
     at = opened(lesson="1", step="99")
     assert "there is no step 99; showing the last" in words(at)
 
 
-def test_an_assignment_keeps_answers_unjudged_and_makes_them_a_file() -> None:
-    """Its link opens a state; what is answered stays in the address, and the keys read the file."""
-    at = opened(task="4b,16,2,99z", lesson="4", **{"with": "n:8"})
-    assert "“99z” in the link is not an exercise" in words(at) and "0 of 3 answered" in words(at)
-    asked = LESSONS[3].question(LLAMA, {**LESSONS[3].defaults(), "n": 8})
-    for _ in range(LESSONS[3].scene(LLAMA, {**LESSONS[3].defaults(), "n": 8}).reveal - 1):
-        at.button(key="w_next").click().run()
-    at.text_input[-1].set_value("7")
-    submit(at)
-    assert "Kept for your assignment: 7" in words(at) and "1 of 3 answered" in words(at)
-    assert not any(why in words(at) for why in asked.why), "it is not judged"
-    assert json.loads(param(at, "given")) == {"collectives-b": "7"} and param(at, "task") == "collectives-b,zero,cuts"
-    first = opened(task="collectives-b,zero,cuts")
-    assert "0 of 3 answered" in words(first), "without a lesson the link opens its first exercise"
-    assert param(first, "lesson") == "collectives" and param(first, "with") == param(at, "with")
-    # at other settings the lesson is no exercise of this assignment, and judges as ever
-    other = opened(task="4b,16,2", given='{"4b": "7", "5": "not asked"}', lesson="4")
-    assert "1 of 3 answered" in words(other)
-    name, text = task.file_of("Ada L", ("collectives-b", "zero", "cuts"), {"collectives-b": "7"}, {"model": "gpt2-xl"})
-    assert name == "answers-Ada-L.json"
-    assert json.loads(text) == {
-        "name": "Ada L",
-        "task": "collectives-b,zero,cuts",
-        "settings": {"model": "gpt2-xl"},
-        "answers": {"collectives-b": "7"},
-    }
-
-
-@pytest.mark.parametrize("given", ["", "x", "[]", '{"4": 3}', '{"5": "a"}', "null"])
-def test_answers_that_are_none_are_left_out(given: str) -> None:
-    assert task.read_given(given, ("collectives",)) == {}
-    assert task.read("4,collectives,zz") == (("collectives",), ["zz"])
+def test_all_lessons_are_one_archive_without_a_server() -> None:
+    """Contents and a file for each lesson, each linked; nothing asks a host. On three lessons: typed, chosen, moving."""
+    some = (LESSONS[1], LESSONS[3], LESSONS[8])
+    with zipfile.ZipFile(io.BytesIO(export.course_archive(some, LLAMA))) as archive:
+        names = [export.file_name(x) for x in some]
+        assert archive.namelist() == ["index.html", *names]
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert all(len(text) < 4_000_000 and "{{" not in text.split("<script")[0] for text in files.values())
+    assert not any(re.search(r"https?://(?!www\.w3\.org)|@import|url\(|src=", text) for text in files.values())
+    links = {name: re.findall(r'href="([^"#?]+)', text.split("<script")[0]) for name, text in files.items()}
+    assert links["index.html"] == names
+    assert links[names[1]] == ["index.html", names[0], names[2]] and links[names[0]] == ["index.html", names[1]]
+    for name, lesson in zip(names, some, strict=True):
+        scene, question = lesson.scene(LLAMA, lesson.defaults()), lesson.question(LLAMA, lesson.defaults())
+        data = json.loads(re.search(r'id="data">(.*?)</script>', files[name], re.DOTALL)[1])  # type: ignore[index]
+        case = data["cases"][data["start"]]
+        assert [step["picture"] for step in case["steps"]] == [step.picture for step in scene.steps]
+        assert case["question"]["answer"] == question.answer
+        assert case["question"]["why"] == [export.inline_html(why) for why in question.why]

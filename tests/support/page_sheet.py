@@ -93,7 +93,6 @@ STATES = (
         to="A sweep",
     ),
     State("measured", "/measured", "published runs, predicted and measured", ALL),
-    State("teacher", "/teacher", "the lecturer's page", ("1440", "400")),
     State("learn-contents", "/learn", "the contents of the course", ("1440", "400")),
     State("learn-01", "/learn?lesson=memory", "a run that stops for lack of memory", ALL),
     State(
@@ -122,7 +121,7 @@ def photograph(browser: Any, url: str, state: State, look: str) -> bytes:
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
     page.goto(url + state.path)
-    page.wait_for_selector(".st-key-sentence, .st-key-lesson_head, .st-key-outline_1, h3")
+    page.wait_for_selector(".st-key-sentence, .st-key-lesson_head, h3")
     page.wait_for_timeout(DRAWN_MS)
     page.wait_for_selector(READY)
     for name in state.press:

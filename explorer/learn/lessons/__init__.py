@@ -24,32 +24,35 @@ from explorer.learn.lessons.times import (
     l25_pipeline,
 )
 
-LESSONS: tuple[Lesson, ...] = (
-    l01_memory.LESSON,
-    l02_cuts.LESSON,
-    l03_placements.LESSON,
-    l04_collectives.LESSON,
-    l05_mlp.LESSON,
-    l06_heads.LESSON,
-    l07_sequence.LESSON,
-    l08_backward.LESSON,
-    l09_algorithms.LESSON,
-    l10_topology.LESSON,
-    l11_debug.LESSON,
-    l12_experts.LESSON,
-    l13_choose.LESSON,
-    l14_pays.LESSON,
-    l15_step.LESSON,
-    l16_zero.LESSON,
-    l17_memory_walk.LESSON,
-    l18_micro_batches.LESSON,
-    l19_measured.LESSON,
-    l20_uneven.LESSON,
-    l21_long.LESSON,
-    l22_two_dims.LESSON,
-    l23_folding.LESSON,
-    l24_think.LESSON,
-    l25_pipeline.LESSON,
+LESSONS: tuple[Lesson, ...] = tuple(
+    module.LESSON
+    for module in (
+        l01_memory,
+        l02_cuts,
+        l03_placements,
+        l04_collectives,
+        l05_mlp,
+        l06_heads,
+        l07_sequence,
+        l08_backward,
+        l09_algorithms,
+        l10_topology,
+        l11_debug,
+        l12_experts,
+        l13_choose,
+        l14_pays,
+        l15_step,
+        l16_zero,
+        l17_memory_walk,
+        l18_micro_batches,
+        l19_measured,
+        l20_uneven,
+        l21_long,
+        l22_two_dims,
+        l23_folding,
+        l24_think,
+        l25_pipeline,
+    )
 )
 
 CHAPTERS = {
@@ -62,9 +65,9 @@ CHAPTERS = {
     "How planners think": range(22, 25),
     "Pipeline stages": range(25, 26),
 }
-"""The lessons' numbers by what they are about."""
+"""The numbers of the lessons in each chapter."""
 
-FORMER = (
+FORMER = [
     "memory",
     "cuts",
     "placements",
@@ -89,12 +92,12 @@ FORMER = (
     "long-sequences",
     "debug",
     "planners",
-)
-"""Keys by the numbers that once stood in addresses, cookies and files: what was kept then still names the same lesson."""
+]
+"""Keys by the numbers that addresses and cookies once had: an old link still names the same lesson."""
 
 
 def key_of(text: str) -> str:
-    """The key that a text means: itself, or that of the lesson which once had this number; empty if there is no such lesson."""
+    """The key that a text means: itself, or that of the lesson which once had this number; empty if no lesson has it."""
     if text.isascii() and text.isdecimal() and len(text) < 6:
         return FORMER[int(text) - 1] if 1 <= int(text) <= len(FORMER) else ""
     return text if any(x.key == text for x in LESSONS) else ""

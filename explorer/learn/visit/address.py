@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from explorer.learn.lesson import Choice, Control, Lesson
 from explorer.learn.lessons import LESSONS, by_key, key_of
 
-KEYS = ("lesson", "step", "with", "done", "task", "given")
+KEYS = ("lesson", "step", "with", "done")
 
 
 def write(lesson: Lesson, values: Mapping[str, Choice], step: int) -> dict[str, str]:
     """`lesson=collectives&step=3&with=n:6,bytes:1024`."""
-    found = {"lesson": lesson.key}
+    params = {"lesson": lesson.key}
     if step > 0:
-        found["step"] = str(step + 1)
+        params["step"] = str(step + 1)
     changed = [f"{c.key}:{values[c.key]}" for c in lesson.controls if values[c.key] != c.default]
-    return {**found, "with": ",".join(changed)} if changed else found
+    return {**params, "with": ",".join(changed)} if changed else params
 
 
 def read(params: Mapping[str, str]) -> tuple[Lesson, dict[str, Choice], int, list[str]]:
@@ -27,20 +27,17 @@ def read(params: Mapping[str, str]) -> tuple[Lesson, dict[str, Choice], int, lis
         problems.append(f"There is no lesson “{params['lesson'][:20]}”; showing the first of {len(LESSONS)}.")
     lesson = by_key(key or LESSONS[0].key)
     values = lesson.defaults()
-    known = {c.key: c for c in lesson.controls}
+    controls = {c.key: c for c in lesson.controls}
     for part in filter(None, params.get("with", "").split(",")):
         key, _, text = part.partition(":")
-        option = _option(known[key], text) if key in known else None
+        option = _option(controls[key], text) if key in controls else None
         if option is None:
             problems.append(f"“{part[:40]}” in the address is not a setting of this lesson; using its default.")
         else:
             values[key] = option
-    step = _whole(params.get("step", "1"))
-    return lesson, values, max(0, (step or 1) - 1), problems
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else None
+    step = params.get("step", "")
+    number = int(step) if step.isascii() and step.isdecimal() and len(step) < 6 else 1
+    return lesson, values, max(0, number - 1), problems
 
 
 def _option(control: Control, text: str) -> Choice | None:

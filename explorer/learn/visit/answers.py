@@ -1,7 +1,4 @@
-"""What a typed answer is worth, and what is said to it: an answer that answers the mistake made.
-
-`static/js/lessons/answers.js` does the same in the files that work without a server; a test holds one against the other.
-"""
+"""Judges a typed answer: which option it means, and the reply that fits the mistake."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ import re
 
 from explorer.learn.lesson import Question, near
 
-FAR = 10
-"""How many times too large or small an answer is of another order."""
+OTHER_ORDER, CLOSE = 10, 1.25
+"""Ratios to the right answer from which on a typed one is of another order, and up to which it is close."""
 
 SCALES = (
     {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30},
@@ -26,55 +23,61 @@ GROUPS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?", re.ASCII)
 GROUPS_BY_POINT = re.compile(r"\d{1,3}(?:\.\d{3})+,\d+", re.ASCII)
 
 
-def numbers(text: str, unit: str = "") -> tuple[float, ...]:
-    """What may have been meant, in `unit`: `1 234,5`, `1,234.5`, `5/4`, `101 MB`. The comma of `1,900` may divide thousands or
-    fractions, so both are given, thousands first. Nothing where it is not a number, or one of another unit."""
-    found = TYPED.fullmatch(text.strip())
-    scale = _scale(found[3], unit) if found else None
-    if found is None or scale is None:
-        return ()
-    above, below = _plain(found[1]), _plain(found[2]) if found[2] else (1.0,)
-    return tuple(a / b * scale for a in above for b in below if b)
-
-
-def _plain(text: str) -> tuple[float, ...]:
-    sign = -1.0 if text[0] in "-−" else 1.0
-    plain = "".join(text.lstrip("-−").split())
-    found = []
-    if GROUPS.fullmatch(plain) and plain[0] != "0":
-        found.append(float(plain.replace(",", "")))
-    if GROUPS_BY_POINT.fullmatch(plain):
-        found.append(float(plain.replace(".", "").replace(",", ".")))
-    if PLAIN.fullmatch(plain):
-        found.append(float(plain.replace(",", ".")))
-    return tuple(sign * x for x in found)
-
-
-def _scale(typed: str, unit: str) -> float | None:
-    """What one of the typed unit is in the unit that was asked for; None if it is of another kind."""
-    told, asked = " ".join(typed.lower().split()).rstrip("."), unit.lower()
-    if not told or told.rstrip("s") == asked.rstrip("s"):
-        return 1.0
-    return next((s[told] / s[asked] for s in SCALES if told in s and asked in s), None)
-
-
-def judged(question: Question, text: str) -> tuple[int | None, str]:
-    """The option that was typed and why it is right or wrong; None and a hint where it is not one of those that were expected."""
-    meant = numbers(text, question.unit)
-    if not meant:
+def judge(question: Question, text: str) -> tuple[int | None, str]:
+    """The option that was typed, and why it is right or wrong; None and a hint where no option expects it."""
+    readings = read_numbers(text, question.unit)
+    if not readings:
         unit = f" of {question.unit}" if question.unit else ""
         return None, f"“{text[:20]}” is not a number{unit}; type one such as 12, 1.5 or 5/4."
-    close = [i for value in meant for i, other in enumerate(question.values) if near(value, other)]
+    close = [i for value in readings for i, other in enumerate(question.values) if near(value, other)]
     if close:
-        best = question.answer if question.answer in close else close[0]
-        return best, question.why[best]
-    value, right = meant[0], question.values[question.answer]
+        option = question.answer if question.answer in close else close[0]
+        return option, question.why[option]
+    return None, _hint(readings[0], question.values[question.answer])
+
+
+def _hint(value: float, right: float) -> str:
     if value <= 0 or right <= 0:
-        return None, "It is more than that." if value < right else "It is less than that."
-    ratio = value / right
-    side = "large" if ratio > 1 else "small"
-    if max(ratio, 1 / ratio) > FAR:
-        return None, f"Too {side}, and of another order: look at the units, and at what is counted once and what again."
-    if max(ratio, 1 / ratio) < 1.25:
-        return None, f"Close, a little too {side}. Two figures are enough, but they must be right."
-    return None, f"Too {side}. Go through the sentence once more: what is sent or computed, and how often?"
+        return "It is more than that." if value < right else "It is less than that."
+    side = "large" if value > right else "small"
+    ratio = max(value / right, right / value)
+    if ratio > OTHER_ORDER:
+        return f"Too {side}, and of another order: look at the units, and at what is counted once and what again."
+    if ratio < CLOSE:
+        return f"Close, a little too {side}. Two figures are enough, but they must be right."
+    return f"Too {side}. Go through the sentence once more: what is sent or computed, and how often?"
+
+
+def read_numbers(text: str, unit: str = "") -> tuple[float, ...]:
+    """The numbers that a text may mean, in `unit`: `1 234,5`, `1,234.5`, `5/4`, `101 MB`.
+
+    The comma of `1,900` may divide thousands or fractions, so both readings are given, thousands first. Empty where the text is not a
+    number, or is one of another unit.
+    """
+    match = TYPED.fullmatch(text.strip())
+    scale = _unit_scale(match[3], unit) if match else None
+    if match is None or scale is None:
+        return ()
+    numerators, denominators = _readings(match[1]), _readings(match[2]) if match[2] else (1.0,)
+    return tuple(a / b * scale for a in numerators for b in denominators if b)
+
+
+def _readings(text: str) -> tuple[float, ...]:
+    sign = -1.0 if text[0] in "-−" else 1.0
+    digits = "".join(text.lstrip("-−").split())
+    values = []
+    if GROUPS.fullmatch(digits) and digits[0] != "0":
+        values.append(float(digits.replace(",", "")))
+    if GROUPS_BY_POINT.fullmatch(digits):
+        values.append(float(digits.replace(".", "").replace(",", ".")))
+    if PLAIN.fullmatch(digits):
+        values.append(float(digits.replace(",", ".")))
+    return tuple(sign * x for x in values)
+
+
+def _unit_scale(typed: str, unit: str) -> float | None:
+    """How many of `unit` one of the typed unit is; None if it is of another kind."""
+    given, wanted = " ".join(typed.lower().split()).rstrip("."), unit.lower()
+    if not given or given.rstrip("s") == wanted.rstrip("s"):
+        return 1.0
+    return next((s[given] / s[wanted] for s in SCALES if given in s and wanted in s), None)

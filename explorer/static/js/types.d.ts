@@ -121,7 +121,7 @@ export interface RailData {
   forgotten: number;
 }
 
-/** One case of an exported lesson (explorer/learn/files/export.py); the markup in it was made and escaped in Python. */
+/** One case of an exported lesson (explorer/learn/export.py); the markup in it was made and escaped in Python. */
 export interface Case {
   name: string;
   with: string;
@@ -131,14 +131,12 @@ export interface Case {
   question: Asked;
 }
 
-/** A question (explorer/learn/lesson.py); with `values` in `unit` its answer is typed. Markup in it was made and escaped in Python. */
+/** A question (explorer/learn/lesson.py). Markup in it was made and escaped in Python. */
 export interface Asked {
   ask: string;
   options: string[];
   answer: number;
   why: string[];
-  values: number[];
-  unit: string;
 }
 
 /** Work of a step: stream, kind, part of the model (words), start and length in seconds, name (words), note (words), odd copy, not dim. */

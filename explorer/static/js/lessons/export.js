@@ -1,6 +1,5 @@
 // An exported lesson: cases, steps with a scrubber, a question before the reveal. Everything is in the page.
 
-import { judged } from "./answers.js";
 import { alive } from "./pictures/alive.js";
 
 /**
@@ -72,18 +71,7 @@ function ask() {
   at("ask", HTMLElement).innerHTML = question.ask;
   why.textContent = "";
   show.hidden = false;
-  const labels = question.values.length ? [field(question.unit)] : question.options.map(option);
-  at("options", HTMLElement).replaceChildren(...labels);
-}
-
-/** @param {string} unit */
-function field(unit) {
-  const label = document.createElement("label");
-  const input = document.createElement("input");
-  input.name = "option";
-  input.autocomplete = "off";
-  label.append("Your answer ", input, ` ${unit}`);
-  return label;
+  at("options", HTMLElement).replaceChildren(...question.options.map(option));
 }
 
 /**
@@ -103,20 +91,16 @@ function option(text, i) {
 at("answer", HTMLFormElement).addEventListener("submit", (e) => {
   e.preventDefault();
   const { question } = cases[current];
-  const given = String(new FormData(at("answer", HTMLFormElement)).get("option") ?? "");
-  if (!given) {
-    why.textContent = "Nothing is answered yet.";
+  const given = new FormData(at("answer", HTMLFormElement)).get("option");
+  if (given === null) {
+    why.textContent = "Choose one of them first.";
     return;
   }
-  const [i, words] = question.values.length ? judged(question, given) : [Number(given), question.why[Number(given)]];
-  const right = i === question.answer;
+  const right = Number(given) === question.answer;
   const head = document.createElement("strong");
   const rest = document.createElement("span");
-  if (i === null) rest.textContent = words;
-  else {
-    head.textContent = right ? "Right. " : "Not quite. ";
-    rest.innerHTML = words;
-  }
+  head.textContent = right ? "Right. " : "Not quite. ";
+  rest.innerHTML = question.why[Number(given)];
   why.replaceChildren(head, rest);
   if (right) showRest();
 });

@@ -8,18 +8,18 @@ const ends = new WeakMap();
 /** @type {WeakMap<Element, string>} */
 const shown = new WeakMap();
 /** @type {WeakMap<Element, number>} */
-const told = new WeakMap();
+const answers = new WeakMap();
 /** @type {WeakMap<Element, (name: "set", value: Record<string, string>) => void>} The newest way to tell the server, by picture. */
 const tell = new WeakMap();
 
-/** @param {import("../types").Component<{ picture: string, told: number }>} component */
+/** @param {import("../types").Component<{ picture: string, numAnswers: number }>} component */
 export default function ({ data, parentElement, setTriggerValue }) {
   const box = parentElement.querySelector(".lesson");
   if (!(box instanceof HTMLElement)) return;
   tell.set(box, setTriggerValue);
-  const answered = data.told > (told.get(box) ?? data.told);
-  told.set(box, data.told);
-  if (answered) onceStill(() => land(".st-key-told"));
+  const answered = data.numAnswers > (answers.get(box) ?? data.numAnswers);
+  answers.set(box, data.numAnswers);
+  if (answered) onceStill(() => land(".st-key-reply"));
   if (shown.get(box) === data.picture) return;
   // a button that closes under the keys gives the focus away; it goes to the words of the step
   if (shown.has(box)) onceStill(() => document.activeElement === document.body && land(".st-key-says"));

@@ -1,1 +1,0 @@
-"""Lessons as files: one HTML each, and a lecturer's kit."""

@@ -1,0 +1,115 @@
+"""Where a learner is in each lesson, in the session and in the address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import streamlit as st
+
+from explorer.address import settings
+from explorer.learn.learner import Learner
+from explorer.learn.lesson import Choice, Lesson
+from explorer.learn.lessons import LESSONS, by_key
+from explorer.learn.visit import address, progress
+from explorer.session import state
+
+
+@dataclass(slots=True)
+class LessonState:
+    """A learner in a lesson.
+
+    `revealed` opens the steps after the question; `answer` is the option given last, `solved` whether one was right before. `hint` is said to
+    a typed answer that no option expects; `as_list` shows options where one could type; `with_code` shows the block's code.
+    `requested_step` is the step that a link asked for, until the lesson's steps are known.
+    """
+
+    values: dict[str, Choice]
+    step: int = 0
+    revealed: bool = False
+    answer: int | None = None
+    solved: bool = False
+    hint: str = ""
+    as_list: bool = False
+    with_code: bool = False
+    requested_step: int = 0
+
+    def forget_answer(self) -> None:
+        """Drop the answer and the hint: the question may have changed."""
+        self.answer, self.hint = None, ""
+
+
+def open_lesson() -> Lesson | None:
+    """Bring the address and the session together, as `state.begin_page` does for the settings. Returns the lesson, None for the contents."""
+    state.begin_page("learn")
+    session = st.session_state
+    if "learn" not in session:
+        session["learn"] = {}
+        mark_solved(progress.from_cookie(st.context.cookies.get(progress.COOKIE, "")))
+    params = {k: v for k, v in st.query_params.to_dict().items() if k in address.KEYS}
+    elsewhere, unknown = progress.read(params.get("done", ""))
+    mark_solved(elsewhere)
+    if params and params != session.get("learn_written"):
+        lesson, values, step, problems = address.read(params)
+        session["learn_problems"] = problems + [
+            f"“{part[:20]}” in the link names no lesson; left out." for part in unknown
+        ]
+        before = session["learn"].get(lesson.number)
+        # a link of the rail leads back to where the lesson was left, with its answer
+        if not before or (before.values, before.step) != (values, step):
+            solved = bool(before and before.solved)
+            session["learn"][lesson.number] = LessonState(
+                values, step, revealed=solved, solved=solved, requested_step=step
+            )
+        session["learn_number"] = lesson.number if params.keys() - {"done"} else 0
+    number = int(session.setdefault("learn_number", 0))
+    return LESSONS[number - 1] if number else None
+
+
+def state_of(lesson: Lesson) -> LessonState:
+    """Where the learner is in a lesson."""
+    found: LessonState = st.session_state["learn"].setdefault(lesson.number, LessonState(lesson.defaults()))
+    return found
+
+
+def mark_solved(keys: Iterable[str]) -> None:
+    """These lessons were solved elsewhere: in this browser before, or where a link comes from."""
+    for key in keys:
+        state_of(by_key(key)).solved = True
+
+
+def solved_lessons() -> list[Lesson]:
+    """The lessons whose question was answered right."""
+    return [x for x in LESSONS if state_of(x).solved]
+
+
+def forget_progress() -> None:
+    """Callback: forget what was solved, here and in the browser."""
+    for x in LESSONS:
+        state_of(x).solved = False
+    st.session_state["learn_forgotten"] = st.session_state.get("learn_forgotten", 0) + 1
+
+
+def write_address(lesson: Lesson) -> None:
+    """Make the address follow the learner."""
+    here = state_of(lesson)
+    wanted = address.write(lesson, here.values, here.step)
+    now = st.query_params.to_dict()
+    # a page just turned to has a bare address, so the settings are written too
+    new = {**{k: v for k, v in now.items() if k not in address.KEYS}, **settings.to_query(state.values()), **wanted}
+    if new != now:
+        st.query_params.from_dict(new)  # at once: one entry in the browser's history
+    st.session_state["learn_written"] = wanted
+
+
+def clear_address() -> None:
+    """Name no lesson in the address any more."""
+    for key in address.KEYS & st.query_params.keys():
+        del st.query_params[key]
+    st.session_state["learn_written"] = None
+
+
+def current_learner() -> Learner:
+    """The model and cluster of the settings."""
+    request = state.plain_request()
+    return Learner(request, state.uploaded_graph if request.model.startswith("own-") else None)
