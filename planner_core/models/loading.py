@@ -294,7 +294,6 @@ def load_model(
     if isinstance(model, (str, Path)):
         return open_model(str(model), batch=batch, seq=seq, dtype=dtype, layers=layers)
     if isinstance(model, Mapping):
-        batch, seq = batch or DEFAULT_BATCH, seq or DEFAULT_SEQ
         return capture_graph(model, batch=batch, seq=seq, dtype=dtype or SNAPSHOT_DTYPES[0], layers=layers)
     if hasattr(model, "named_parameters"):
         return _capture_in_memory(model, inputs, {"batch": batch, "seq": seq}, dtype, layers)

@@ -45,6 +45,8 @@ SMALL_SEQ = 32
 """Tokens per sample of a small model, if the model runs with so few."""
 SMALL_ROUNDS = 2
 """Micro-batches of a small pipeline, for each of its ranks."""
+MIN_SHOWN_CONSTANTS = 0.01
+"""Constants are shown if they take more than this share of the measured peak."""
 LONGER_SEQ = 512
 """Tokens per sample if a model runs other operators on fewer."""
 
@@ -253,6 +255,10 @@ def format_report(data: Mapping[str, Any]) -> str:
             f"peak       {memory['measured'] / 2**30:.2f} GiB measured, {memory['predicted'] / 2**30:.2f} GiB predicted, "
             f"{memory['in_flight'] / 2**30:.2f} GiB of it in flight ({100 * memory['rel_error']:.1f} % apart)"
         )
+        if memory["constants"] > MIN_SHOWN_CONSTANTS * memory["measured"]:
+            lines.append(
+                f"constants  up to {memory['constants'] / 2**30:.2f} GiB more, computed from the inputs alone, which is not predicted"
+            )
     if data.get("dropout") == "left out":
         lines.append("dropout    left out in both runs, since one process draws other masks than the ranks together")
     if data.get("order"):

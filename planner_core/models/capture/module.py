@@ -25,6 +25,9 @@ from planner_core.models.capture.recording import Recording, count_checkpoints, 
 from planner_core.models.hooks.forms import makes_kv_cache
 from planner_core.models.hooks.model_parts import buffer_bytes, list_buffers, list_modules, list_parameters
 
+MIN_NOTED_BYTES = 1 << 26
+"""Constants of fewer bytes are not worth a note."""
+
 
 @paused_garbage_collection()
 def capture_module(
@@ -132,6 +135,7 @@ def _record_forward(
         *_checkpoint_notes(recorder.scopes.opened_wrappers, recorder.recording, (top, *blocks.values())),
         *_finite_notes(recorder.finite_questions),
         *_mask_notes(recorder.sizes.picked_by_line),
+        *_constant_notes(recorder.constant_bytes),
     )
 
     def is_computed(tensor: torch.Tensor) -> bool:
@@ -183,6 +187,16 @@ def _mask_notes(lines: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(
         f"a mask picks {number}{line}: a mask that picks another number is refused, or recorded anew, when it runs"
         for number, line in first.items()
+    )
+
+
+def _constant_notes(num_bytes: int) -> tuple[str, ...]:
+    """Say how much memory the prediction leaves out, if it is much: what a video autoencoder makes of its frames, for example."""
+    if num_bytes < MIN_NOTED_BYTES:
+        return ()
+    return (
+        f"forward computes {num_bytes / 2**30:.2f} GiB of tensors from its inputs alone: a rank may hold as much beside the predicted "
+        "memory, which does not count them",
     )
 
 

@@ -92,6 +92,7 @@ class Recorder(TorchFunctionMode):
         self.computed_at: dict[int, int] = {}  # id(tensor) of a computed tensor -> its creation time
         self.input_values: set[int] = set()  # values that are inputs of the model
         self.largest_unknown = 0  # elements of the largest constant that was not computed
+        self.constant_bytes = 0  # of tensors without values that were computed from the inputs alone
         self.finite_questions: list[str] = []  # lines that ask whether computed numbers are finite
         self.assume_finite = AssumeFinite(
             lambda t: id(t) in self.tracked,
@@ -265,7 +266,10 @@ class Recorder(TorchFunctionMode):
         if any(self.inputs.include(t) for t in operands):
             self.inputs.add(sites.tensors(out))
         self.undo.note_results(sites.tensors(out), operands)
+        shared = {storage_id(t) for t in operands}
         for made in sites.tensors(out):
+            if made.is_meta and storage_id(made) not in shared and self.inputs.include(made):
+                self.constant_bytes += made.nbytes
             if chance:
                 self.random_constants[id(made)] = weakref.ref(made), fn if drew else ""
             if made.is_meta and not any(t.is_meta for t in operands) and made.numel() > MAX_COMPUTED_ELEMENTS:

@@ -88,6 +88,7 @@ def _compare(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -
             "in_flight": ahead,
             "by_kind": found["memory"],
             "results_kept": found.get("peak_of_kept_results", peak),
+            "constants": found["peak_of_constants"],
         },
         "inputs": found.get("inputs"),
         "seconds": found["seconds"],

@@ -25,10 +25,16 @@ RETURNS_OPERAND = ("_c10d_functional::_wrap_tensor_autograd", "_c10d_functional:
 IN_FLIGHT = "in_flight"
 """The kind of weights that are gathered ahead of their use, and of gradients in buckets."""
 KINDS = ("params", "grads", "optimizer", "activations", "buffers", IN_FLIGHT)
+CONSTANTS = "constants"
+"""The kind of tensors that are computed from inputs alone. A prediction does not count them, nor the inputs."""
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Live bytes by kind, and these bytes when their sum was highest. New storages have the kind `kind`."""
+    """Live bytes by kind, and these bytes when their sum was highest. New storages have the kind `kind`.
+
+    Tensors that are computed from inputs alone (`CONSTANTS`: a video autoencoder normalizes the patches that it predicts) are no part
+    of that sum. `peak_of_constants` is their own highest sum. Masks and positions have values, on the CPU, so they do not count at all.
+    """
 
     def __init__(self, ignored: Callable[[], bool] = lambda: False) -> None:
         """Count nothing while `ignored()` is true."""
@@ -39,6 +45,7 @@ class MemoryTracker(TorchDispatchMode):
         self.peak = dict(self.live)
         self.released_bytes = self.peak_of_kept_results = 0
         """Bytes of results that the loop has released, and the highest sum if it had kept them until backward ended."""
+        self.peak_of_constants = self._live_constants = 0
         self._known: dict[int, tuple[int, str, object]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -49,14 +56,22 @@ class MemoryTracker(TorchDispatchMode):
             return out
         given = pytree.tree_leaves((args, kwargs))
         if func is torch.ops.aten.empty_like.default and not args[0].is_meta:
-            return out  # a constant on its way to an op
+            self.add_inputs([out])  # the form on meta of a constant with values, on its way to an op
+            return out
         if func._schema.name in RETURNS_OPERAND:
             self._forget(args[0])
-        old = {t.untyped_storage()._cdata for t in given if isinstance(t, torch.Tensor)}
+        operands = [t for t in given if isinstance(t, torch.Tensor)]
+        old = {t.untyped_storage()._cdata for t in operands}
+        kind = CONSTANTS if self._are_constants(operands) else self.kind
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor) and tensor.is_meta and tensor.untyped_storage()._cdata not in old:
-                self.add(tensor, self.kind)
+                self.add(tensor, kind)
         return out
+
+    def _are_constants(self, operands: Iterable[torch.Tensor]) -> bool:
+        """Return whether all operands on meta are inputs of the step or constants."""
+        known = [self._known.get(t.untyped_storage()._cdata) for t in operands if t.is_meta]
+        return bool(known) and all(entry is not None and entry[1] == CONSTANTS for entry in known)
 
     def add(self, tensor: torch.Tensor, kind: str) -> None:
         """Count a tensor's storage as `kind`, even if it was counted as another kind before."""
@@ -65,17 +80,28 @@ class MemoryTracker(TorchDispatchMode):
         key = storage._cdata
         if key in self._known:
             num_bytes, before, watch = self._known[key]
-            self.live[before] -= num_bytes
+            self._grow(before, -num_bytes)
+            self._known[key] = (num_bytes, kind, watch)
         else:
-            num_bytes, watch = storage.nbytes(), weakref.ref(storage, lambda _: self._free(key))
-        self._known[key] = (num_bytes, kind, watch)
+            num_bytes = storage.nbytes()
+            self._watch(storage, num_bytes, kind)
         self._grow(kind, num_bytes)
+
+    def _watch(self, storage: torch.UntypedStorage, num_bytes: int, kind: str) -> None:
+        key = storage._cdata
+        self._known[key] = (num_bytes, kind, weakref.ref(storage, lambda _: self._free(key)))
 
     def add_all(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Count the storages of several tensors."""
         for tensor in tensors:
             if tensor.is_meta:
                 self.add(tensor, kind)
+
+    def add_inputs(self, tensors: Iterable[Any]) -> None:
+        """Note the inputs of a step. They do not count; what is computed from them alone is of the kind CONSTANTS."""
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                self._watch(tensor.untyped_storage(), 0, CONSTANTS)
 
     def add_buffers(self, model: torch.nn.Module) -> None:
         """Count a model's buffers. They have values and so are not on meta, but a GPU holds them."""
@@ -125,6 +151,10 @@ class MemoryTracker(TorchDispatchMode):
         self.live[kind] += num_bytes
 
     def _grow(self, kind: str, num_bytes: int) -> None:
+        if kind == CONSTANTS:
+            self._live_constants += num_bytes
+            self.peak_of_constants = max(self.peak_of_constants, self._live_constants)
+            return
         self.live[kind] += num_bytes
         total = sum(self.live.values())
         self.peak_of_kept_results = max(self.peak_of_kept_results, total + self.released_bytes)
@@ -135,9 +165,9 @@ class MemoryTracker(TorchDispatchMode):
         key = tensor.untyped_storage()._cdata
         if key in self._known:
             num_bytes, kind, watch = self._known[key]
-            self.live[kind] -= num_bytes
+            self._grow(kind, -num_bytes)
             self._known[key] = (0, kind, watch)
 
     def _free(self, key: int) -> None:
         num_bytes, kind, _ = self._known.pop(key)
-        self.live[kind] -= num_bytes
+        self._grow(kind, -num_bytes)

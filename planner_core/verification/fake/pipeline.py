@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils import _pytree as pytree
 
 from planner_core.core import Graph, Plan, plan_from_json, plan_to_json
 from planner_core.cost import cost_model_of, ops_at_the_ends, price_pipeline
@@ -50,6 +51,7 @@ def verify_fake_stages(plan: Plan, graph: Graph, *, timeout_s: float = 600.0) ->
             "rel_error": abs(wanted - peak) / peak,
             "in_flight": record["memory"][IN_FLIGHT],
             "by_kind": record["memory"],
+            "constants": record["constants"],
         }
         row["ok"] = row["ok"] and abs(wanted - peak) <= max(MEMORY_TOLERANCE * peak, SMALL_BYTES)
     worst = max(per_rank, key=lambda row: float(row["memory_bytes"]["rel_error"]))
@@ -109,6 +111,7 @@ def _run_step(plan: Plan) -> dict[str, Any]:
     with running_on_meta(memory):
         step()  # writes the programs
         optimizer.zero_grad()
+        memory.add_inputs(pytree.tree_leaves((args, kwargs)))
         with (
             counting_memory(memory, parallel, trained, {} if offload else optimizer.state),
             record_step(parallel, counted) as record,
@@ -121,7 +124,11 @@ def _run_step(plan: Plan) -> dict[str, Any]:
 
             parallel.on_pass = kinds  # type: ignore[method-assign]
             step()
-    return {**record.data(counted), "memory": {**memory.peak, "peak": sum(memory.peak.values())}}
+    return {
+        **record.data(counted),
+        "memory": {**memory.peak, "peak": sum(memory.peak.values())},
+        "constants": memory.peak_of_constants,
+    }
 
 
 @contextlib.contextmanager

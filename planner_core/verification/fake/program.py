@@ -67,6 +67,7 @@ def run_program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
     with running_on_meta(memory):
         step()  # writes the program
         optimizer.zero_grad()
+        memory.add_inputs(pytree.tree_leaves(inputs))
         parallel.engine.trace(trace)
         with counting_memory(memory, parallel, trained, {} if offload else optimizer.state), counted:
             step()
@@ -75,6 +76,7 @@ def run_program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
         "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
         "memory": {**memory.peak, "peak": sum(memory.peak.values())},
         "peak_of_kept_results": memory.peak_of_kept_results,
+        "peak_of_constants": memory.peak_of_constants,
         "inputs": counted.inputs,
         "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
     }
@@ -115,7 +117,7 @@ def _count_standing_memory(
     memory.add_all((g.flat for u in engine.units.values() for g in u.gathers), IN_FLIGHT)
     for param in trained:
         param.register_post_accumulate_grad_hook(lambda p: memory.add(p.grad, "grads"))
-    memory.peak, memory.peak_of_kept_results = dict(memory.live), 0
+    memory.peak, memory.peak_of_kept_results, memory.peak_of_constants = dict(memory.live), 0, 0
 
 
 @contextlib.contextmanager

@@ -1,0 +1,40 @@
+"""Tensors that forward computes from its inputs alone: verification tells them from activations, and a plan notes large ones."""
+
+from __future__ import annotations
+
+import pytest
+
+import planner_core as shardscope
+from planner_core.models import capture_graph, load_model
+from planner_core.verification import format_report
+
+VIDEO = {
+    "model_type": "videomae",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "image_size": 32,
+    "num_frames": 4,
+    "decoder_num_hidden_layers": 1,
+    "decoder_hidden_size": 16,
+    "decoder_num_attention_heads": 4,
+    "decoder_intermediate_size": 32,
+}
+
+
+def test_labels_made_of_frames_are_not_taken_for_activations() -> None:
+    """The frames of 16 videos are 786 432 bytes in float32; VideoMAE makes several tensors of them before its first operator."""
+    graph = load_model(VIDEO, batch=16, dtype="float32")  # as many tokens as the model makes, which is no 2 048
+    plan = shardscope.plan(graph, cluster="1x8-h100").best
+    report = shardscope.verify(plan)
+    memory = report["memory_bytes"]
+    assert report["ok"] and memory["rel_error"] < 0.02
+    assert memory["constants"] > 4 * 786_432
+    assert "computed from the inputs alone" in format_report(report)
+
+
+@pytest.mark.parametrize(("batch", "noted"), [(16, False), (2048, True)])
+def test_a_plan_notes_large_constants(batch: int, noted: bool) -> None:
+    graph = capture_graph(VIDEO, batch=batch, dtype="float32")
+    assert any("from its inputs alone" in note for note in graph.assumptions) is noted
