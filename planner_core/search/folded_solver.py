@@ -125,7 +125,12 @@ class FoldedTables:
         priced = bool(objective.after_forward or objective.after_backward)
         self.budget = problem.cache.point_budget if priced else PointBudget(problem.max_unit_points)
         self.units = {n: UnitCost(variants, objective, budget=self.budget) for n, variants in problem.blocks.items()}
-        self.runs = [Chain(problem, run, self.units[run.block]) for run in problem.runs]
+        self.runs: list[Chain] = []
+        first_of_kind: dict[tuple[object, ...], Chain] = {}
+        for run in problem.runs:
+            kind = run.block, len(run.calls), run.chain_in, run.chain_out
+            self.runs.append(Chain(problem, run, self.units[run.block], first_of_kind.get(kind)))
+            first_of_kind.setdefault(kind, self.runs[-1])
         self.shares: Shares = objective.top_shares or EVEN_SHARES
         self.top_tables = weighted_tables(problem.top.factors, objective.weights(self.shares))
         self._tree: tuple[int, BucketTree] | None = None
@@ -145,12 +150,23 @@ class FoldedTables:
     @property
     def tables(self) -> list[Table]:
         """All tables over the top variables. They hold lower bounds."""
-        return [*self.top_tables, *(r.top_table() for r in self.runs)]
+        return [*self.top_tables, *self.run_tables]
+
+    @property
+    def run_tables(self) -> list[Table]:
+        """The table of each run over the top variables. Runs whose tables are equal share one array."""
+        arrays: dict[tuple[object, ...], Floats] = {}
+        for r in self.runs:
+            if r.table_key not in arrays:
+                arrays[r.table_key] = r.top_table()[1]
+        return [(r.top_scope, arrays[r.table_key]) for r in self.runs]
 
     def weighed_tree(self, extra_tables: Sequence[Table] = ()) -> BucketTree:
         """Return the top network as a weighed bucket tree, with `extra_tables` tables over top variables. Raises TablesTooLarge."""
         # Bounds change only when a shared state is computed or tightened, or an entry is settled. So the sum of these counts is a version.
-        version = sum(len(r.powers) + r.is_tight for r in self.runs) + sum(u.num_settlings for u in self.units.values())
+        version = sum(len(r.powers) + r.bounds.is_tight for r in self.runs) + sum(
+            u.num_settlings for u in self.units.values()
+        )
         if not extra_tables and self._tree is not None and self._tree[0] == version:
             return self._tree[1]
         tree = BucketTree(self.problem.top.sizes, [*self.tables, *extra_tables], self.problem.top.sequence, ())
@@ -196,7 +212,7 @@ class FoldedTables:
         """Close the gap that no shares of the top block's own maxima close: enumerate all assignments between bound and best."""
         top = self.problem.top
         while self._priced_value(best) > bound * (1 + TIE / 10) and self.budget.left >= 0:
-            runs = [r.top_table() for r in self.runs]
+            runs = self.run_tables
             states, least = least_by_points(
                 top, top.sequence, {}, self.objective, self.shares, self._priced_value(best), self.budget, runs
             )

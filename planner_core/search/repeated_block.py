@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -137,32 +137,58 @@ def _merge_equal_names(names: tuple[str, ...], table: Floats) -> Table:
     return names, table
 
 
-class Chain:
-    """The copies of one block that follow each other, and their cost over the top variables that they touch.
+@dataclass
+class RunBounds:
+    """Lower bounds on the cost of all copies of a run. Runs with equally many copies of one block share them.
 
     `cost` [shared state, entry, exit] is a lower bound. For the shared states in `powers` it is the (min, +) power of the
     unit's bounds; it is exact where the way from entry to exit uses settled entries only.
     """
 
-    def __init__(self, problem: Problem, run: Run, unit: UnitCost) -> None:
+    cost: Floats
+    powers: dict[int, MinPlusPower] = field(default_factory=dict)
+    is_tight: bool = False
+
+
+class Chain:
+    """The copies of one block that follow each other, and their cost over the top variables that they touch.
+
+    Example: layers with a sliding window alternate with full attention, three to one. 64 layers are 16 runs of three copies and 16 of
+    one. The runs of three differ only in the top variables that they touch. So their powers are computed once, and an entry that one of
+    them settles is settled for all.
+    """
+
+    def __init__(self, problem: Problem, run: Run, unit: UnitCost, like: Chain | None = None) -> None:
+        """`like` is a chain of the same block with as many copies, if one exists."""
         self.problem, self.run, self.unit = problem, run, unit
         self.boundary, self.compiled = boundary(problem, run), unit.first_variant
         self.count = len(run.calls)
-        self.powers: dict[int, MinPlusPower] = {}
-        self.is_tight = False
+        self.bounds: RunBounds = RunBounds(np.zeros(0)) if like is None else like.bounds
         if self.count == 1:
             return
         # Bytes that are kept between two copies cost their price. Without a price of memory this is 0.
         self.between = unit.objective.weights()[Component.AFTER_FORWARD] * between_bytes(problem, run)  # [state]
         self.shape = [len(self.compiled.alive[v]) for v in self.boundary.shared]
+        if like is not None:
+            return
         states = int(np.prod(self.shape, dtype=int))
         if states <= MAX_EAGER_STATES:
             n = len(chain_states(self.boundary, self.compiled))
-            self.cost = np.zeros((states, n, n))
+            self.bounds.cost = np.zeros((states, n, n))
             for s in range(states):
                 self.compute_power(s)
         else:
-            self.cost = self._initial_bounds()
+            self.bounds.cost = self._initial_bounds()
+
+    @property
+    def cost(self) -> Floats:
+        """[shared state, entry, exit]: the lower bounds of `RunBounds`."""
+        return self.bounds.cost
+
+    @property
+    def powers(self) -> dict[int, MinPlusPower]:
+        """The powers of the computed shared states."""
+        return self.bounds.powers
 
     def _initial_bounds(self) -> Floats:
         """[shared state, entry, exit]: a lower bound. It is the least cost of the first copy from `entry`, plus that of the last copy
@@ -222,9 +248,9 @@ class Chain:
         The bound fixes one shared tensor at its state and lets each copy choose the states of the others. It is taken for each
         shared tensor, and the largest counts. If several tensors are shared, that is nearly exact.
         """
-        if self.count == 1 or len(self.shape) < 2 or self.is_tight:
+        if self.count == 1 or len(self.shape) < 2 or self.bounds.is_tight:
             return
-        self.is_tight = True
+        self.bounds.is_tight = True
         bound = self.cost.reshape(*self.shape, *self.cost.shape[1:])
         for axis, name in enumerate(self.boundary.shared):
             views = [View((self.boundary.entry, self.boundary.exit), ((name, s),)) for s in range(self.shape[axis])]
@@ -234,7 +260,7 @@ class Chain:
             others = [i for i in range(len(self.shape)) if i != axis]
             # Each is a valid bound, so the largest of them is one too.
             np.maximum(bound, np.expand_dims(fixed_bound, others), out=bound)
-        self.cost = bound.reshape(self.cost.shape)
+        self.bounds.cost = bound.reshape(self.cost.shape)
 
     @property
     def own_table(self) -> Floats:
@@ -247,13 +273,29 @@ class Chain:
 
     def over_top(self, table: Floats) -> Table:
         """Return a table with the shape of `own_table`, as a table over top variables."""
-        axes, c = self.boundary, self.compiled
+        names = self._table_names
         if self.count == 1:
-            return over_top_variables(self.problem, axes, c, table, c.open_boundary)
-        names = (*axes.shared, axes.entry, axes.exit)
-        return over_top_variables(
-            self.problem, axes, c, table.reshape(*self.shape, *table.shape[1:]), names, in_chain_numbering=True
-        )
+            return over_top_variables(self.problem, self.boundary, self.compiled, table, names)
+        shaped = table.reshape(*self.shape, *table.shape[1:])
+        return over_top_variables(self.problem, self.boundary, self.compiled, shaped, names, in_chain_numbering=True)
+
+    @property
+    def _table_names(self) -> tuple[str, ...]:
+        """The boundary variables over which `own_table` is, after it was reshaped."""
+        axes = self.boundary
+        return self.compiled.open_boundary if self.count == 1 else (*axes.shared, axes.entry, axes.exit)
+
+    @cached_property
+    def table_key(self) -> tuple[object, ...]:
+        """Chains with the same key have the same array as `top_table`, over variables of their own (`top_scope`)."""
+        top = [self.boundary.top_names[name] for name in self._table_names]
+        return id(self.bounds), *(self.problem.top.alive[v].tobytes() for v in top), *(top.index(v) for v in top)
+
+    @cached_property
+    def top_scope(self) -> tuple[str, ...]:
+        """The variables of `top_table`: each once, and only those with several states."""
+        top = dict.fromkeys(self.boundary.top_names[name] for name in self._table_names)
+        return tuple(v for v in top if len(self.problem.top.alive[v]) > 1)
 
     @cached_property
     def top_entries(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:

@@ -143,8 +143,11 @@ def eliminate_inside(variants: Sequence[CompiledNetwork], weights: Floats) -> Re
 def eliminate_all(compiled: CompiledNetwork, tables: Sequence[Table]) -> Elimination:
     """Return the `tables` of a network without a boundary, after all of its variables were eliminated."""
     names = [scope for scope, _ in tables]
-    recipe = elimination_recipe(compiled, names, range(len(names)))
-    reduced = ReducedVariant(ReducedBlock(recipe, [array[None] for _, array in tables]), 0)
+    numbers: dict[int, int] = {}
+    kinds = [numbers.setdefault(id(array), len(numbers)) for _, array in tables]
+    arrays = list({id(array): array[None] for _, array in tables}.values())
+    recipe = elimination_recipe(compiled, names, kinds)
+    reduced = ReducedVariant(ReducedBlock(recipe, arrays), 0)
     solution = eliminate(compiled.sizes, reduced.remaining_tables, reduced.remaining, ())
     solution.previous = reduced
     return solution
