@@ -59,12 +59,12 @@ class BoundCall:
         self.cuts: list[tuple[int, int]] = []
         self.argument_of_input: dict[int, int] = {}  # the place of each input among the arguments
         """The position of each input among the arguments."""
-        for at, leaf in enumerate(pytree.tree_leaves(tape.arguments)):
+        for position, leaf in enumerate(pytree.tree_leaves(tape.arguments)):
             if isinstance(leaf, Ref):
-                self.inputs[numbers[leaf.number]] = self.argument_of_input[leaf.number] = at
+                self.inputs[numbers[leaf.number]] = self.argument_of_input[leaf.number] = position
                 dim = self.layout.samples[leaf.number]
                 if self.global_batch and dim is not None and self.layout.data_axes:
-                    self.cuts.append((at, dim))
+                    self.cuts.append((position, dim))
 
     def _results(self) -> None:
         """Choose how each tensor is returned. Next to a loss no collective is issued for a tensor that the caller may not read."""
@@ -133,13 +133,13 @@ class BoundCall:
         caller_axes = (
             self.layout.data_axes if self.gather_axes is None and not self.global_batch else self.gather_axes or ()
         )
-        own = [a for a in caller_axes if dim is not None]
+        axes_with_samples = [a for a in caller_axes if dim is not None]
         cut = [a for a, axis in enumerate(axes) if axis.size > 1 and not isinstance(placements[a], Replicate)]
-        if cut != own[: len(cut)] or any(placements[a] != Shard(dim) for a in cut if dim is not None):
+        if cut != axes_with_samples[: len(cut)] or any(placements[a] != Shard(dim) for a in cut if dim is not None):
             return self._as_dtensor(number)
-        if self.gather_axes is None and cut == own:
+        if self.gather_axes is None and cut == axes_with_samples:
             return self._make_delivery(number)
-        description, rest = self._describe_result(number), own[len(cut) :]
+        description, rest = self._describe_result(number), axes_with_samples[len(cut) :]
         return lambda x: (
             local_samples(refuse_gradient_of(x, description), dim, rest, axes)
             if dim is not None
@@ -156,9 +156,9 @@ class BoundCall:
 
     def __call__(self, leaves: list[Any]) -> Any:
         """Return the model's result for a call with the flat arguments `leaves`."""
-        given = {i: leaves[at] for i, at in self.unchanged_results.items()}
-        for at, dim in self.cuts:
-            leaves[at] = local_samples(leaves[at], dim, self.program.data_axes, self.engine.axes)
+        unchanged = {i: leaves[position] for i, position in self.unchanged_results.items()}
+        for position, dim in self.cuts:
+            leaves[position] = local_samples(leaves[position], dim, self.program.data_axes, self.engine.axes)
         engine = self.engine
         generators = (
             seed_generators(engine.seed_of(""), engine.device) if self.program.draws else contextlib.nullcontext()
@@ -171,11 +171,11 @@ class BoundCall:
                     x if deliver is None else deliver(x) for deliver, x in zip(self.deliveries, outputs, strict=True)
                 )
             )
-            | given
+            | unchanged
         )
         results = list(self.leaves)
-        for at, number in self.result_leaves:
-            results[at] = prepared[number]
+        for position, number in self.result_leaves:
+            results[position] = prepared[number]
         return pytree.tree_unflatten(results, self.spec)
 
 

@@ -159,10 +159,10 @@ class Parallel:
         """Warn once if the model is recorded again and again because a number or a word among its arguments changes."""
         (leaves, *rest), (before, *same) = key, self.last_key or key
         self.last_key = key
-        at = next((i for i, (a, b) in enumerate(zip(leaves, before, strict=False)) if a != b), None)
-        if at is None or rest != same:
+        index = next((i for i, (a, b) in enumerate(zip(leaves, before, strict=False)) if a != b), None)
+        if index is None or rest != same:
             return
-        path, leaf = pytree.tree_flatten_with_path((args, kwargs))[0][at]
+        path, leaf = pytree.tree_flatten_with_path((args, kwargs))[0][index]
         if isinstance(leaf, torch.Tensor):
             return
         self.num_changes += 1
@@ -176,7 +176,7 @@ class Parallel:
 
     def _run(self, ready: BoundCall, leaves: Sequence[Any]) -> Any:
         sources = ready.input_sources or [InputSource.AS_IT_IS] * len(leaves)
-        return ready([self._provide_input(x, how) for x, how in zip(leaves, sources, strict=True)])
+        return ready([self._provide_input(x, source) for x, source in zip(leaves, sources, strict=True)])
 
     def _refuse_inputs(self, leaves: Sequence[Any]) -> None:
         if any(isinstance(x, DTensor) for x in leaves):
@@ -194,25 +194,25 @@ class Parallel:
                 "plan the part that makes the input with the model, or detach it"
             )
 
-    def _gather_batch(self, own: torch.Tensor) -> torch.Tensor:
+    def _gather_batch(self, batch: torch.Tensor) -> torch.Tensor:
         """Gather the global batch from every rank's own part. Ranks along the last axis have adjacent parts."""
         with self.engine.gathering_inputs():
             for axis in reversed(self.data_axes):
-                own = self.axes[axis].all_gather(own, 0)
-        return own
+                batch = self.axes[axis].all_gather(batch, 0)
+        return batch
 
-    def _provide_input(self, own: Any, how: InputSource) -> Any:
+    def _provide_input(self, leaf: Any, source: InputSource) -> Any:
         """Return a leaf of a call as the program takes it."""
         if (
-            how is InputSource.GATHERED_INDICES
+            source is InputSource.GATHERED_INDICES
         ):  # what is in no table stays so: it becomes the largest number of 32 bits
             limits = torch.iinfo(torch.int32)
-            return self._gather_batch(own.clamp(limits.min, limits.max).to(torch.int32)).to(own.dtype)
-        if how is InputSource.PLACED:
+            return self._gather_batch(leaf.clamp(limits.min, limits.max).to(torch.int32)).to(leaf.dtype)
+        if source is InputSource.PLACED:
             for axis in reversed(self.data_axes):
-                own = self.axes[axis].pad(own, 0)
-            return own
-        return self._gather_batch(own) if how is InputSource.GATHERED else own
+                leaf = self.axes[axis].pad(leaf, 0)
+            return leaf
+        return self._gather_batch(leaf) if source is InputSource.GATHERED else leaf
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -236,10 +236,10 @@ class Parallel:
     def full(self, weight: Weight, part: torch.Tensor | None = None) -> torch.Tensor:
         """Return the whole value of a parameter, or of a gradient or optimizer state with its placements. All ranks must call
         it."""
-        held = weight.parameter.detach() if part is None else part
-        own = held._local_tensor if isinstance(held, DTensor) else held
+        tensor = weight.parameter.detach() if part is None else part
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         return apply_moves(
-            own, make_moves(shortest_steps(self.stored_as(weight), self.replicated), self.axes), weight.segments
+            local, make_moves(shortest_steps(self.stored_as(weight), self.replicated), self.axes), weight.segments
         )
 
     @torch.no_grad()
@@ -247,8 +247,8 @@ class Parallel:
         """Gather the buffers of which each rank has updated its own part (running statistics of sharded channels)."""
         for name, placements in self.split_buffers().items():
             buffer = self.model.get_buffer(name)
-            own = shard_tensor(buffer, placements, self.axes).contiguous()
-            buffer.copy_(apply_moves(own, make_moves(shortest_steps(placements, self.replicated), self.axes)))
+            local = shard_tensor(buffer, placements, self.axes).contiguous()
+            buffer.copy_(apply_moves(local, make_moves(shortest_steps(placements, self.replicated), self.axes)))
 
     def split_buffers(self) -> dict[str, Placements]:
         """Return the buffers of which each rank updates its own part, with their placements, as far as the model has run."""

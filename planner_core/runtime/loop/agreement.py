@@ -94,9 +94,9 @@ class Agreement:
         self.note(model.named_parameters())
         for path, module in model.named_modules():
             saved = [n for n in module._buffers if n not in module._non_persistent_buffers_set]
-            kept = {join_name(path, n): b for n in saved if (b := module._buffers[n]) is not None}
-            self.note(kept.items())
-            self.saved_buffers.update(kept)
+            buffers = {join_name(path, n): b for n in saved if (b := module._buffers[n]) is not None}
+            self.note(buffers.items())
+            self.saved_buffers.update(buffers)
 
     def note(self, values: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Note first values by name. Up to 1 024 elements of each are compared: values that were drawn or loaded separately
@@ -134,9 +134,9 @@ class Agreement:
             self.wait_for_all(self.EVALUATE, often=True)
         if mode in self.compared_modes:
             return
-        for name, (one, other) in self._compare(f"loaded {mode}", (), self.loaded_digests).items():
+        for name, (rank, other) in self._compare(f"loaded {mode}", (), self.loaded_digests).items():
             raise PlanMismatch(
-                f"{name} was loaded with other values on rank {other} than on rank {one}, or on one of them alone, but each holds a part "
+                f"{name} was loaded with other values on rank {other} than on rank {rank}, or on one of them alone, but each holds a part "
                 "of one model; load the same state_dict on all ranks"
             )
         for name in (n for n in self.mismatches if n not in self.saved_buffers):
@@ -151,11 +151,11 @@ class Agreement:
             raise PlanMismatch(_describe_other_batch([axes[a] for a in self.data_axes], global_batch, name, *ranks))
         self.compared_modes.add(mode)
         if is_training and not global_batch:
-            told = self._compare_tables(
+            warning = self._compare_tables(
                 {n: (fingerprints[n], leaf) for n, (_, leaf) in zip(fingerprints, leaves, strict=True)}, is_table
             )
-            if told:
-                warnings.warn(told, stacklevel=4)
+            if warning:
+                warnings.warn(warning, stacklevel=4)
 
     def wait_for_all(self, what: str, *, often: bool = False) -> None:
         """Wait until all ranks have come to a call in which they exchange tensors.
@@ -196,11 +196,11 @@ class Agreement:
         samples."""
         shared = {n: seen for n, (seen, x) in arguments.items() if is_table(n) or _is_number(x)}
         samples = {n: _digest(x) for n, (_, x) in arguments.items() if n not in shared and _has_distinct_rows(x)}
-        apart = self._compare("tables", (), shared | samples)
-        for name in (n for n in shared if n in apart):
-            return _describe_other_table(name, *apart[name])
-        some_differ = any(n in apart for n in samples)
-        return next((_describe_same_rows(n) for n in samples if some_differ and n not in apart), "")
+        differing = self._compare("tables", (), shared | samples)
+        for name in (n for n in shared if n in differing):
+            return _describe_other_table(name, *differing[name])
+        some_differ = any(n in differing for n in samples)
+        return next((_describe_same_rows(n) for n in samples if some_differ and n not in differing), "")
 
     def _ranks_with_same(self, axes: Sequence[int]) -> tuple[int, ...]:
         """Return the ranks whose coordinates along some axes are this rank's."""
@@ -228,18 +228,18 @@ class Agreement:
                 store.set(f"{key}/{rank_here}", json.dumps(list(own_values.items())))
                 received = json.loads(_wait_for_key(store, f"{key}/of {first_rank}", first_rank, timeout_s))
                 return {n: (a, b) for n, (a, b) in received.items()}
-            apart: Mismatches = {}
+            differing: Mismatches = {}
             for rank in ranks[1:]:
                 theirs = dict(json.loads(_wait_for_key(store, f"{key}/{rank}", rank, timeout_s)))
                 names = (n for n in {**own_values, **theirs} if not _nearly_equal(own_values.get(n), theirs.get(n)))
-                apart = {**dict.fromkeys(names, (rank_here, rank)), **apart}
+                differing = {**dict.fromkeys(names, (rank_here, rank)), **differing}
         except PlanMismatch:
             if timeout_s == self.timeout_s:
                 raise
-            apart = {}
+            differing = {}
         if rank_here == first_rank:
-            store.set(f"{key}/of {first_rank}", json.dumps(apart))
-        return apart
+            store.set(f"{key}/of {first_rank}", json.dumps(differing))
+        return differing
 
 
 def _describe_missing(what: str, ranks: Sequence[int], timeout_s: float) -> str:
@@ -257,8 +257,8 @@ def _group_timeout_s() -> float:
     group = dist.group.WORLD
     for device in ("cpu", "cuda"):
         with contextlib.suppress(RuntimeError, AttributeError):
-            found = group._get_backend(torch.device(device)).options._timeout  # type: ignore[union-attr]
-            return float(found.total_seconds())
+            timeout = group._get_backend(torch.device(device)).options._timeout  # type: ignore[union-attr]
+            return float(timeout.total_seconds())
     return _DEFAULT_TIMEOUT_S
 
 
@@ -319,24 +319,24 @@ def _nearly_equal(a: Any, b: Any) -> bool:
     return not distance > _REL_TOLERANCE * size or not math.isfinite(size)
 
 
-def _describe_other_batch(data_axes: Sequence[str], whole: bool, name: str, one: int, other: int) -> str:
+def _describe_other_batch(data_axes: Sequence[str], global_batch: bool, name: str, rank: int, other: int) -> str:
     """Say that ranks which must have the same samples were given different ones."""
-    own = (
+    whose = (
         f"only ranks along {' and '.join(data_axes)} bring their own"
         if data_axes
         else "under this plan all ranks have the same batch"
     )
-    why = "with global_batch=True every rank gives the whole batch" if whole else own
+    why = "with global_batch=True every rank gives the whole batch" if global_batch else whose
     return (
-        f"{name} has other values on rank {other} than on rank {one}, which must be given the same samples: {why}; read the batch by a "
+        f"{name} has other values on rank {other} than on rank {rank}, which must be given the same samples: {why}; read the batch by a "
         "rank's place along plan.data_axes, or give all of it to every rank with global_batch=True"
     )
 
 
-def _describe_other_table(name: str, one: int, other: int) -> str:
+def _describe_other_table(name: str, rank: int, other: int) -> str:
     """Say that ranks with their own samples were given different tensors or numbers in addition."""
     return (
-        f"{name} has other values on rank {other} than on rank {one}, and holds no samples: a plan takes it for what all samples share. A "
+        f"{name} has other values on rank {other} than on rank {rank}, and holds no samples: a plan takes it for what all samples share. A "
         "number counts for the whole batch; edges, offsets and lengths of a rank's own samples go wrong; draws of a rank's own do not"
     )
 
@@ -362,5 +362,5 @@ def _describe_same_rows(name: str) -> str:
     )
 
 
-def _describe_difference(name: str, one: int, other: int) -> str:
-    return f"{name} is not the same on rank {one} and rank {other}"
+def _describe_difference(name: str, rank: int, other: int) -> str:
+    return f"{name} is not the same on rank {rank} and rank {other}"

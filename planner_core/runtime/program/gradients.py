@@ -331,19 +331,19 @@ class PendingGradient(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        own = args[0] if args and isinstance(args[0], PendingGradient) else None
+        this = args[0] if args and isinstance(args[0], PendingGradient) else None
         if func is torch.ops.aten.detach.default:
-            return own
-        if func is torch.ops.aten.zero_.default and own is not None:
-            discard_pending([own.weight.parameter])
-            return own
+            return this
+        if func is torch.ops.aten.zero_.default and this is not None:
+            discard_pending([this.weight.parameter])
+            return this
         if func is torch.ops.aten._foreach_zero_.default:
             for x in args[0]:
                 x.zero_()
             return None
-        if func is torch.ops.aten.add_.Tensor and own is not None:  # autograd, of a loss of the weights alone
-            own.before_no_sync = args[1].clone() if own.before_no_sync is None else own.before_no_sync.add_(args[1])
-            return own
+        if func is torch.ops.aten.add_.Tensor and this is not None:  # autograd, of a loss of the weights alone
+            this.before_no_sync = args[1].clone() if this.before_no_sync is None else this.before_no_sync.add_(args[1])
+            return this
         pending = next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, PendingGradient))
         raise PlanMismatch(
             f"the gradient of {pending.weight.names[0]} was used, but its backward passes ran inside no_sync(), so it is not summed over "

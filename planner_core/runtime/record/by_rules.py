@@ -17,13 +17,13 @@ from planner_core.runtime.mismatch import PlanMismatch
 def check_call_by_rules(op: Op, values: Sequence[Value], row: SitePlan, sizes: Sequence[int]) -> None:
     """Raise PlanMismatch if `op` cannot run by `row` on a mesh of `sizes`. `values` have global shapes, or those of some
     samples."""
-    known = [[*map(str, (p for p, _ in (*r.inputs, *r.outputs)))] for r in rows(op, values)]
+    planned_ways = [[*map(str, (p for p, _ in (*r.inputs, *r.outputs)))] for r in rows(op, values)]
     for axis, size in enumerate(sizes):
-        taken = [str(e.dst.forward[axis]) for e in row.inputs]
-        made = [str(e.src.forward[axis]) for e in row.outputs]
-        if size > 1 and [*taken, *made] not in known:
+        takes = [str(e.dst.forward[axis]) for e in row.inputs]
+        makes = [str(e.src.forward[axis]) for e in row.outputs]
+        if size > 1 and [*takes, *makes] not in planned_ways:
             raise PlanMismatch(
-                f"{op.name} is planned to take {', '.join(taken) or 'nothing'} and make {', '.join(made)} on mesh axis {axis}, which is "
+                f"{op.name} is planned to take {', '.join(takes) or 'nothing'} and make {', '.join(makes)} on mesh axis {axis}, which is "
                 f"not one of the ways in which {op.fn} can run with the arguments and shapes that the model gives it now; set the model "
                 "as it was when it was planned, or plan it again"
             )

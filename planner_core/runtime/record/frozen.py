@@ -49,10 +49,10 @@ class FrozenModel:
                 stacklevel=6,
             )
         self.values = [
-            (name, held, key, value)
-            for name, held in list_containers(model)
+            (name, container, key, value)
+            for name, container in list_containers(model)
             if not name.endswith("_buffers")
-            for key, value in _plain_values(held)
+            for key, value in _plain_values(container)
         ]
 
     def remember_parameters(self) -> None:
@@ -64,9 +64,9 @@ class FrozenModel:
     @contextlib.contextmanager
     def with_current_buffers(self) -> Iterator[None]:
         """Inside, the copy has the values of the model's buffers, and its parts are in training mode where the model's are."""
-        for own, twin in self.pairs:
-            twin.training = own.training
-            for name, buffer in own._buffers.items():
+        for original, twin in self.pairs:
+            twin.training = original.training
+            for name, buffer in original._buffers.items():
                 if buffer is not None and not buffer.is_meta and (copy := twin._buffers.get(name)) is not None:
                     copy.detach().copy_(buffer)
         state = ModuleState(self.twin)
@@ -84,12 +84,12 @@ class FrozenModel:
         """Give the model the buffers that the copy has registered (rotary angles at its first call), since the model's code
         reads them."""
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        for own, twin in self.pairs:
+        for original, twin in self.pairs:
             for name, value in twin._buffers.items():
-                if value is not None and own._buffers.get(name) is None:
+                if value is not None and original._buffers.get(name) is None:
                     persistent = name not in twin._non_persistent_buffers_set
-                    own._buffers.pop(name, None)
-                    own.register_buffer(name, value.to(device), persistent=persistent)
+                    original._buffers.pop(name, None)
+                    original.register_buffer(name, value.to(device), persistent=persistent)
 
     def training_modes(self) -> tuple[bool, ...]:
         """Return which modules are in training mode."""
@@ -118,8 +118,12 @@ class FrozenModel:
         return f"{describe_change}.forward was replaced after the plan was applied" if describe_change else ""
 
     def _describe_changed_values(self) -> str:
-        for name, held, key, value in self.values:
-            now = held.get(key, MISSING) if isinstance(held, dict) else dict(enumerate(held)).get(key, MISSING)
+        for name, container, key, value in self.values:
+            now = (
+                container.get(key, MISSING)
+                if isinstance(container, dict)
+                else dict(enumerate(container)).get(key, MISSING)
+            )
             if now is not value and (type(now) is not type(value) or now != value):
                 return f"{name}.{key}".strip(".") + " was set after the plan was applied"
         return ""
@@ -127,17 +131,21 @@ class FrozenModel:
     def module_with_backward_hook(self) -> str:
         """Return the name of a module, other than the model itself, with hooks for backward, which no code under a plan would
         run."""
-        own = (m for m in self.modules[1:] if m.__dict__["_backward_hooks"] or m.__dict__["_backward_pre_hooks"])
-        return next((str(self.names[id(m)]) for m in own), "")
+        hooked = (m for m in self.modules[1:] if m.__dict__["_backward_hooks"] or m.__dict__["_backward_pre_hooks"])
+        return next((str(self.names[id(m)]) for m in hooked), "")
 
 
 def _forward_hooks(module: nn.Module) -> tuple[int, ...]:
     return *module._forward_hooks, *module._forward_pre_hooks
 
 
-def _plain_values(held: Any) -> list[tuple[Any, Any]]:
+def _plain_values(container: Any) -> list[tuple[Any, Any]]:
     """Return the plain values in a dict or a list."""
-    items = held.items() if isinstance(held, dict) else enumerate(held if isinstance(held, list) else ())
+    items = (
+        container.items()
+        if isinstance(container, dict)
+        else enumerate(container if isinstance(container, list) else ())
+    )
     return [(key, value) for key, value in items if is_plain(value) and key != "training"]
 
 

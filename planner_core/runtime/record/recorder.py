@@ -75,9 +75,9 @@ def record(frozen: FrozenModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     before = host_state()
     tape, calls = _record_once(frozen, args, kwargs)
     if host_state() != before:  # a layer may be left out at a rate of 0
-        again = _record_once(frozen, args, kwargs)[1]
+        repeated = _record_once(frozen, args, kwargs)[1]
         set_host_state(before)
-        if again != calls:
+        if repeated != calls:
             raise CannotRewrite(
                 "forward draws random numbers of Python or numpy, of which each rank would draw its own; draw them by torch (torch.rand)"
             )
@@ -101,7 +101,7 @@ class TapeRecorder(Recorder):
         self.origins: dict[int, tuple[str, str]] = {}  # number -> kind and name
         self.varying: set[int] = set()
         self.of_buffers: set[int] = set()  # constants that are made of buffers
-        self.held: dict[int, torch.Tensor] = {}  # number -> a tensor that the model's code holds
+        self.literal_values: dict[int, torch.Tensor] = {}  # number -> a tensor that the model's code holds
         self.scopes_of: list[tuple[TapeCall, Any, str]] = []  # each call, and its module call as it was named then
         self.records: dict[int, Any] = {}  # by the id of a call: the capture's record of it
         for name, number in self.recording.params.items():
@@ -129,18 +129,18 @@ class TapeRecorder(Recorder):
 
     def _inputs(self, positional: list[str], args: Any, kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
-        given = {id(x): storage_id(x) for _, x in leaves if isinstance(x, torch.Tensor) and not x.is_meta}
-        self.shared = {at for at, number in Counter(given.values()).items() if number > 1}
-        found = [self._input(path, x, positional) if isinstance(x, torch.Tensor) else x for path, x in leaves]
-        return pytree.tree_unflatten(found, spec)
+        storages = {id(x): storage_id(x) for _, x in leaves if isinstance(x, torch.Tensor) and not x.is_meta}
+        self.shared = {storage for storage, number in Counter(storages.values()).items() if number > 1}
+        template_leaves = [self._input(path, x, positional) if isinstance(x, torch.Tensor) else x for path, x in leaves]
+        return pytree.tree_unflatten(template_leaves, spec)
 
     def _input(self, path: Any, x: torch.Tensor, positional: list[str]) -> Ref:
         """Number a tensor of the call, at `path` in its arguments and named arguments."""
         side, key, *rest = path
         number = self.ids.get(id(x))
         if number is None:
-            at = getattr(key, "idx", 0)
-            named = positional[at] if at < len(positional) else f"input_{at}"
+            position = getattr(key, "idx", 0)
+            named = positional[position] if position < len(positional) else f"input_{position}"
             first = named if side.idx == 0 else str(key.key)
             number = self._add_value(x, "constant", first)
             self.origins[number] = INPUT, first + pytree.keystr(tuple(rest))
@@ -168,7 +168,7 @@ class TapeRecorder(Recorder):
         number = self.value_of(tensor)
         if known is None and number not in self.origins:
             self.origins[number] = LITERAL, ""
-            self.held[number] = tensor
+            self.literal_values[number] = tensor
         return number
 
     def _tensor(self, number: int) -> TapeTensor:
@@ -182,7 +182,7 @@ class TapeRecorder(Recorder):
             value.grad and kind in (PARAMETER, COMPUTED),
             number in self.varying,
             self.recording.storage_root(number),
-            self.held.get(number),
+            self.literal_values.get(number),
         )
 
     def _template(self, tree: Any) -> Any:
@@ -214,7 +214,7 @@ class TapeRecorder(Recorder):
     ) -> TapeCall:
         line, names = running_statement()
         inputs = tuple(self.number(t) for t in operands)
-        apart = fn == "as_strided" and not operands[0].is_contiguous()
+        reads_storage = fn == "as_strided" and not operands[0].is_contiguous()
         call = TapeCall(
             kind,
             fn,
@@ -226,15 +226,15 @@ class TapeRecorder(Recorder):
             names=names,
             line=line,
             stops=not torch.is_grad_enabled(),
-            strides=tuple(operands[0].stride()) if apart else (),
+            strides=tuple(operands[0].stride()) if reads_storage else (),
             **more,
         )
         self.scopes_of.append((call, self.scope_stack[-1], self.scope_stack[-1].scope))
         return call
 
-    def _close(self, call: TapeCall, made: list[torch.Tensor], out: Any) -> None:
+    def _close(self, call: TapeCall, results: list[torch.Tensor], out: Any) -> None:
         """Note the tensors that a call made, and their places in what it returned."""
-        call.outputs = tuple(self.ids[id(t)] for t in made)
+        call.outputs = tuple(self.ids[id(t)] for t in results)
         call.shape = map_leaves(out, lambda t: Ref(self.ids[id(t)]) if isinstance(t, torch.Tensor) else t)
         self.tape.calls.append(call)
 
@@ -294,8 +294,8 @@ class TapeRecorder(Recorder):
             record: Any = items[-1]
             self.records[id(call)] = record
             call.site, call.outputs, call.saved, call.attrs = record.site, record.outputs, record.saved, record.attrs
-            made = [args[0]] if is_inplace(fn) else recorded_results(fn, args, out)
-            names = {id(t): n for t, n in zip(made, record.outputs, strict=False)}
+            results = [args[0]] if is_inplace(fn) else recorded_results(fn, args, out)
+            names = {id(t): n for t, n in zip(results, record.outputs, strict=False)}
             call.shape = map_leaves(
                 out, lambda t: Ref(names.get(id(t), record.outputs[0])) if isinstance(t, torch.Tensor) else t
             )

@@ -128,35 +128,37 @@ class StagedParallel(Parallel):
 
     def planned_forward(self) -> PlannedForward:
         """Return the model's forward pass, of which this rank's stages are written."""
-        found = StagedForward(self.model, self.plan, self.axes)
-        found.cut, found.own_stages = self.cut, self.own_stages
-        return found
+        forward = StagedForward(self.model, self.plan, self.axes)
+        forward.cut, forward.own_stages = self.cut, self.own_stages
+        return forward
 
     def leave_out(self) -> None:
         """Remove the parameters of other ranks' stages from the model. A parameter that no stage reads stays with the first."""
         names: dict[int, list[str]] = {}
         for name, param in self.model.named_parameters(remove_duplicate=False):
             names.setdefault(id(param), []).append(name)
-        mine = {
-            key for key, found in names.items() if set(self.own_stages) & set(self.cut.stages_that_read(found) or (0,))
+        ids_here = {
+            key
+            for key, aliases in names.items()
+            if set(self.own_stages) & set(self.cut.stages_that_read(aliases) or (0,))
         }
         for path, module in self.model.named_modules():
             for short, param in module._parameters.items():
-                if param is not None and id(param) not in mine:
+                if param is not None and id(param) not in ids_here:
                     module._parameters[short] = None
                     self.left_out.add(f"{path}.{short}" if path else short)
 
     def _find_tied(self) -> list[tuple[Weight, dist.ProcessGroup, bool]]:
         """Return the weights that stages of several ranks read, the group of these ranks, and whether this rank is the first of
         them."""
-        found = []
+        tied = []
         for weight in self.engine.weights.values():
             ranks = sorted({self.cut.rank_of(stage) for stage in self.cut.stages_that_read(weight.names)})
             if len(ranks) > 1 and weight.trained:
                 all_stages = dist.get_process_group_ranks(self.group)
                 group = dist.new_group([all_stages[r] for r in ranks], use_local_synchronization=True)
-                found.append((weight, group, ranks[0] == self.rank))
-        return found
+                tied.append((weight, group, ranks[0] == self.rank))
+        return tied
 
     @torch.no_grad()
     def _sum_tied(self) -> None:
@@ -250,10 +252,10 @@ class StagedParallel(Parallel):
     @torch.no_grad()
     def loss_everywhere(self, loss: torch.Tensor | None) -> torch.Tensor:
         """Return the loss of a step on all ranks, sent by those of the last stage."""
-        found = torch.zeros((), device=self.device) if loss is None else loss.detach().float().to(self.device)
+        value = torch.zeros((), device=self.device) if loss is None else loss.detach().float().to(self.device)
         last = dist.get_global_rank(self.group, self.cut.rank_of(len(self.cut.copies) - 1))
-        dist.broadcast(found, last, group=self.group)
-        return found
+        dist.broadcast(value, last, group=self.group)
+        return value
 
     def _micro_batches(self, args: Any, kwargs: Any, global_batch: bool) -> list[list[Any]]:
         """Return the flat arguments of each micro-batch."""
@@ -317,13 +319,13 @@ class StagedParallel(Parallel):
             sources = stage_call.input_sources or [InputSource.AS_IT_IS] * len(batch[number])
             leaves = [self._provide_input(x, how) for x, how in zip(batch[number], sources, strict=True)]
             try:
-                found = stage_call([*leaves, *received])
+                outputs = stage_call([*leaves, *received])
             except GuardFailed as failed:
                 raise PlanMismatch(
                     f"the model's code goes another way in micro-batch {number} than when the step was recorded ({failed}); stages run "
                     "one program for all micro-batches"
                 ) from None
-            return found if isinstance(found, tuple) else (found,)
+            return outputs if isinstance(outputs, tuple) else (outputs,)
 
         return run
 

@@ -125,9 +125,9 @@ def load(
 
 def _collect_state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """Return the state that is saved. A fused weight describes which pieces of the model's weight it holds."""
-    own = {n: p.detach() for n, p in parallel.model.named_parameters(remove_duplicate=False)}
-    own.update(parallel.model.named_buffers(remove_duplicate=False))
-    model = {name: own.get(name, tensor) for name, tensor in parallel.model.state_dict().items()}
+    tensors = {n: p.detach() for n, p in parallel.model.named_parameters(remove_duplicate=False)}
+    tensors.update(parallel.model.named_buffers(remove_duplicate=False))
+    model = {name: tensors.get(name, tensor) for name, tensor in parallel.model.state_dict().items()}
     state: dict[str, Any] = {"model": model, "runtime": {"forwards": parallel.engine.forwards}}
     if optimizer is not None:
         state["optimizer"] = _optimizer_state(parallel, optimizer)
@@ -151,9 +151,11 @@ def _optimizer_state(parallel: Parallel, optimizer: torch.optim.Optimizer) -> di
         for g in optimizer.param_groups
     ]
     if isinstance(parallel, StagedParallel):  # the groups of the whole model
-        every = parallel.from_all_stages([group["params"] for group in groups])
+        names_of_stages = parallel.from_all_stages([group["params"] for group in groups])
         for number, group in enumerate(groups):
-            group["params"] = list(dict.fromkeys(name for own in every for name in own[number]))
+            group["params"] = list(
+                dict.fromkeys(name for stage_names in names_of_stages for name in stage_names[number])
+            )
     return {"state": states, "param_groups": groups}
 
 
@@ -164,14 +166,14 @@ def _create_optimizer_states(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer create its states by a step of length 0, which changes no parameter."""
     if optimizer.state:
         return
-    held, rates = [], [g["lr"] for g in optimizer.param_groups]
+    gradients, rates = [], [g["lr"] for g in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
         for param in group["params"]:
-            held.append((param, param.grad))
+            gradients.append((param, param.grad))
             param.grad = torch.zeros_like(param) if param.requires_grad else None
     optimizer.step()
-    for param, gradient in held:
+    for param, gradient in gradients:
         param.grad = gradient
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
@@ -179,16 +181,16 @@ def _create_optimizer_states(optimizer: torch.optim.Optimizer) -> None:
 
 def _select_saved(tree: Mapping[str, Any], saved: set[str], path: str) -> dict[str, Any]:
     """Return the part of a nested state that was saved."""
-    found: dict[str, Any] = {}
+    selected: dict[str, Any] = {}
     for name, item in tree.items():
         full = f"{path}{name}"
         if isinstance(item, Mapping):
             inner = _select_saved(item, saved, f"{full}.")
             if inner:
-                found[name] = inner
+                selected[name] = inner
         elif isinstance(item, list) or full in saved:
-            found[name] = item
-    return found
+            selected[name] = item
+    return selected
 
 
 def _adopt_loaded(
@@ -201,5 +203,5 @@ def _adopt_loaded(
     names, states = _parameter_names(parallel), loaded["optimizer"].get("state", {})
     for param, values in optimizer.state.items():
         values.update(states.get(names[id(param)], {}))
-    for group, found in zip(optimizer.param_groups, loaded["optimizer"]["param_groups"], strict=True):
-        group.update({k: v for k, v in found.items() if k != "params"})
+    for group, loaded_group in zip(optimizer.param_groups, loaded["optimizer"]["param_groups"], strict=True):
+        group.update({k: v for k, v in loaded_group.items() if k != "params"})

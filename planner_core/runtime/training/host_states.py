@@ -20,8 +20,8 @@ def to_host(state: torch.Tensor) -> torch.Tensor:
     """Copy a state to the host's memory, pinned if it comes from a GPU. A state in the host's memory is returned itself."""
     if state.device.type == "cpu":
         return state
-    kept = torch.empty(state.shape, dtype=state.dtype, pin_memory=True)
-    return kept.copy_(state, non_blocking=True)
+    state_on_host = torch.empty(state.shape, dtype=state.dtype, pin_memory=True)
+    return state_on_host.copy_(state, non_blocking=True)
 
 
 def to_device(state: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -62,9 +62,9 @@ class HostStates(torch.optim.Optimizer):
 
     def _update(self, param: torch.Tensor, group: Mapping[str, Any]) -> None:
         local = param._local_tensor if isinstance(param, DTensor) else param
-        kept = self.state.get(param, {})
+        state_on_host = self.state.get(param, {})
         self.inner.param_groups = [{**group, "params": [param]}]
-        self.inner.state[param] = _move_states(kept, lambda t: to_device(t, local.device))
+        self.inner.state[param] = _move_states(state_on_host, lambda t: to_device(t, local.device))
         self.inner.step()
         self.state[param] = _move_states(self.inner.state.pop(param), to_host)
 

@@ -148,14 +148,14 @@ class PlannedTape:
 
     def _find_with_gradient(self) -> set[int]:
         """Return the tensors that get a gradient: from the planned loss, and from other results whose edges carry a gradient."""
-        found = set(self.with_planned_gradient)
+        numbers = set(self.with_planned_gradient)
         for number in self.tape.results():
-            if number not in found and self.tape.tensors[number].grad:
-                path = find_ancestors(self.tape, number) - found
+            if number not in numbers and self.tape.tensors[number].grad:
+                path = find_ancestors(self.tape, number) - numbers
                 ways = (c for c in self.ops if any(n in path for n in c.outputs))
                 if all(map(self._carries_gradient, ways)) and all(self._trains(n) for n in path):
-                    found |= path
-        return found
+                    numbers |= path
+        return numbers
 
     def _trains(self, number: int) -> bool:
         """Return whether a gradient of a tensor is reduced over ranks: for a weight, if the planned loss sends it one."""
@@ -168,11 +168,14 @@ class PlannedTape:
         It does not if a rank has an operand whole and its results are shards: the operand would get one term of a sum.
         """
         row, trained = self.row(call), [t.grad for t in self.tape.tensors]
-        taken = [e for n, e in zip(call.inputs, row.inputs, strict=True) if trained[n]]
-        made = [e for n, e in zip(call.outputs, row.outputs, strict=True) if trained[n]]
+        operand_edges = [e for n, e in zip(call.inputs, row.inputs, strict=True) if trained[n]]
+        result_edges = [e for n, e in zip(call.outputs, row.outputs, strict=True) if trained[n]]
         return all(
-            all(_edge_carries_gradient(e, a) for e in (*taken, *made))
-            and not (any(_is_replicated(e, a) for e in taken) and any(e.src.forward[a] != Replicate() for e in made))
+            all(_edge_carries_gradient(e, a) for e in (*operand_edges, *result_edges))
+            and not (
+                any(_is_replicated(e, a) for e in operand_edges)
+                and any(e.src.forward[a] != Replicate() for e in result_edges)
+            )
             for a, size in enumerate(self.sizes)
             if size > 1
         )
@@ -222,13 +225,15 @@ class PlannedTape:
 
     def _find_merged_inner(self) -> set[int]:
         """Return the constants whose samples are merged with dims outside of them, as in `labels.t().flatten()`."""
-        found: set[int] = set()
+        merged_constants: set[int] = set()
         for call in self.tape.calls:
             if call.kind == "constant":
                 merged = call.fn in DIM_MERGING and self.mixes_samples(call)
-                inherited = any(n in found for n in call.inputs)
-                found.update(n for n in call.outputs if (merged or inherited) and self.samples[n] is not None)
-        return found
+                inherited = any(n in merged_constants for n in call.inputs)
+                merged_constants.update(
+                    n for n in call.outputs if (merged or inherited) and self.samples[n] is not None
+                )
+        return merged_constants
 
     def mixes_samples(self, call: TapeCall) -> bool:
         """Return whether a call on a part of the samples gives another result than that part of its result, by the operator's
@@ -252,17 +257,21 @@ class PlannedTape:
 
     def constants_mixing_samples(self) -> set[int]:
         """Return the constants in which one number depends on several samples: they differ from rank to rank."""
-        found: set[int] = set()
+        mixing: set[int] = set()
         if not self.data_axes:
-            return found
+            return mixing
         for call in self.tape.calls:
             if call.kind == "constant":
                 lost = any(self.samples[i] is not None for i in call.inputs)
                 mixes_samples = call.fn not in DIM_MERGING and self.mixes_samples(call)
                 for number in call.outputs:
-                    if mixes_samples or any(i in found for i in call.inputs) or (lost and self.samples[number] is None):
-                        found.add(number)
-        return found
+                    if (
+                        mixes_samples
+                        or any(i in mixing for i in call.inputs)
+                        or (lost and self.samples[number] is None)
+                    ):
+                        mixing.add(number)
+        return mixing
 
 
 def _check_gradient_placements(site: str, edge: Edge, summed: Placements) -> None:
@@ -281,9 +290,9 @@ def _edge_carries_gradient(edge: Edge, axis: int) -> bool:
     Neither holds where no planned loss sends a gradient.
     """
     ends = [(state.forward[axis], state.gradient[axis]) for state in (edge.src, edge.dst)]
-    (_, leaving), (_, coming) = ends
-    alike = all(not isinstance(placement, Shard) or placement == gradient for placement, gradient in ends)
-    return alike and (coming == leaving or any(s.axis == axis for s in edge.backward))
+    (_, leaving), (_, returning) = ends
+    shards_agree = all(not isinstance(placement, Shard) or placement == gradient for placement, gradient in ends)
+    return shards_agree and (returning == leaving or any(s.axis == axis for s in edge.backward))
 
 
 def _is_replicated(edge: Edge, axis: int) -> bool:
@@ -305,10 +314,12 @@ def block_copies(plan: Plan) -> dict[str, BlockCopy]:
 def refuse_mixed_samples(planned: PlannedTape, needed: Iterable[int]) -> None:
     """Raise MixesSamples if a needed constant depends on all samples of the batch."""
     constants_mixing_samples = planned.constants_mixing_samples()
-    wrong = next((n for n in needed if n in constants_mixing_samples), None)
-    if wrong is not None:
-        made = next(c for c in planned.tape.calls if wrong in c.outputs)
-        raise MixesSamples(f"{made.fn} at {made.line.rpartition('/')[2]} computes over all samples of the batch")
+    number = next((n for n in needed if n in constants_mixing_samples), None)
+    if number is not None:
+        producer = next(c for c in planned.tape.calls if number in c.outputs)
+        raise MixesSamples(
+            f"{producer.fn} at {producer.line.rpartition('/')[2]} computes over all samples of the batch"
+        )
 
 
 def inputs_with_samples(planned: PlannedTape) -> set[int]:

@@ -104,6 +104,6 @@ def join_shards(pieces: Sequence[torch.Tensor], dim: int, segments: Segments = N
 
 def ring_counts(length: int, size: int, rank: int) -> tuple[list[int], list[int]]:
     """Return how many elements go to each rank and come from each rank, if all `length` go to the next rank of a ring."""
-    there, here = [0] * size, [0] * size
-    there[(rank + 1) % size] = here[(rank - 1) % size] = length
-    return there, here
+    sent, received = [0] * size, [0] * size
+    sent[(rank + 1) % size] = received[(rank - 1) % size] = length
+    return sent, received

@@ -24,10 +24,10 @@ OLDEST_COMPILED = (2, 11)
 
 def check_torch(version: str = torch.__version__, *, compiled: bool = False) -> None:
     """Raise PlanMismatch if this torch is too old to run a plan, or to compile one."""
-    here = tuple(int(n) for n in version.split(".")[:2])
-    if here < OLDEST_TORCH:
+    release = tuple(int(n) for n in version.split(".")[:2])
+    if release < OLDEST_TORCH:
         raise PlanMismatch(f"torch {version} is older than 2.6, the oldest that a plan runs with; install a later one")
-    if compiled and here < OLDEST_COMPILED:
+    if compiled and release < OLDEST_COMPILED:
         raise PlanMismatch(
             f"torch {version} cannot compile the blocks of a plan; install 2.11 or later, or call apply without compile"
         )
@@ -35,8 +35,8 @@ def check_torch(version: str = torch.__version__, *, compiled: bool = False) -> 
 
 def _first_available(module: Any, *names: str) -> Callable[..., Any]:
     """Return the function with the first of the names that this torch has."""
-    found: Callable[..., Any] = next(getattr(module, name) for name in names if hasattr(module, name))
-    return found
+    function: Callable[..., Any] = next(getattr(module, name) for name in names if hasattr(module, name))
+    return function
 
 
 all_gather_into = _first_available(dist, "all_gather_single", "all_gather_into_tensor")

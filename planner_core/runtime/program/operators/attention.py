@@ -67,18 +67,18 @@ def _attend_last_queries(
     return kernel(query, key, value, attn_mask=mask, **options)
 
 
-def exchange_with_mirror(kept: torch.Tensor, sent: torch.Tensor, axes: Axes) -> tuple[torch.Tensor, torch.Tensor]:
+def exchange_with_mirror(retained: torch.Tensor, sent: torch.Tensor, axes: Axes) -> tuple[torch.Tensor, torch.Tensor]:
     """Send a tensor to this rank's mirror on all `axes`, and return the one that is kept and the one received. Both lie in one
     new tensor."""
     for axis in axes:
         mirror = axis.size - 1 - axis.rank
         counts = [int(r == axis.rank) + int(r == mirror) for r in range(axis.size)]
-        order = (kept, sent) if axis.rank <= mirror else (sent, kept)
+        order = (retained, sent) if axis.rank <= mirror else (sent, retained)
         with in_transit():
             pieces = torch.stack(order)
         first, second = axis.exchange(pieces, counts).unbind(0)
-        kept, sent = (first, second) if axis.rank <= mirror else (second, first)
-    return kept, sent
+        retained, sent = (first, second) if axis.rank <= mirror else (second, first)
+    return retained, sent
 
 
 class _SendToMirror(torch.autograd.Function):

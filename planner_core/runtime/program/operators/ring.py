@@ -75,9 +75,9 @@ class _RingAttention(torch.autograd.Function):
             query, key, value = (_to_ends(t, axis, -2) for t in (query, key, value))
         with in_transit():
             merged, sums = _ring_forward(query, key, value, axis, causal, scale)
-        own, sums = merged.to(query.dtype, copy=True), sums.clone()
-        out = _from_ends(own.transpose(1, 2), axis, -3).transpose(1, 2) if causal else own
-        ctx.save_for_backward(query, key, value, own, sums)
+        result, sums = merged.to(query.dtype, copy=True), sums.clone()
+        out = _from_ends(result.transpose(1, 2), axis, -3).transpose(1, 2) if causal else result
+        ctx.save_for_backward(query, key, value, result, sums)
         ctx.how = axis, causal, scale
         return out
 
@@ -192,8 +192,8 @@ def _to_ends(x: torch.Tensor, axis: RankAxis, dim: int) -> torch.Tensor:
     """Exchange this rank's part of a sequence for its lower and its higher block, in this order."""
     with in_transit():
         first, second = x.chunk(2, dim)
-        kept, received = exchange_with_mirror(first, second, [axis])
-    return torch.cat((kept, received) if 2 * axis.rank < axis.size else (received, kept), dim)
+        first_half, received = exchange_with_mirror(first, second, [axis])
+    return torch.cat((first_half, received) if 2 * axis.rank < axis.size else (received, first_half), dim)
 
 
 def _from_ends(x: torch.Tensor, axis: RankAxis, dim: int) -> torch.Tensor:
