@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 WATCHED = """
 import json, sys
 import torch, torch._dynamo, torch.distributed as dist, torch.distributed.checkpoint.state_dict, torch.distributed.tensor
+import torch.distributed.pipelining, torch.utils.checkpoint
 from torch.distributed.tensor import DTensor, _api, _dispatch
 from torch.distributed.tensor._ops import _math_ops
 from torch.nn.modules import module
@@ -33,6 +35,10 @@ PLACES = {
     "torch": torch, "torch.autograd": torch.autograd, "torch.nn": torch.nn, "torch.nn.functional": torch.nn.functional, "Tensor": torch.Tensor,
     "Module": torch.nn.Module, "Parameter": torch.nn.Parameter, "Optimizer": torch.optim.Optimizer, "AdamW": torch.optim.AdamW,
     "torch.optim.optimizer": optimizer, "DTensor": DTensor, "torch.distributed.tensor": torch.distributed.tensor,
+    "autograd Variable": torch.autograd.Variable, "autograd Function": torch.autograd.Function, "autograd graph": torch.autograd.graph,
+    "engine": type(torch.autograd.Variable._execution_engine), "dispatcher class": type(DTensor._op_dispatcher),
+    "propagator": DTensor._op_dispatcher.sharding_propagator, "ProcessGroup": dist.ProcessGroup, "pipelining": torch.distributed.pipelining,
+    "PipelineStage": torch.distributed.pipelining.PipelineStage, "checkpoint": torch.utils.checkpoint, "dcp": torch.distributed.checkpoint,
     "_api": _api, "_dispatch": _dispatch, "_math_ops": _math_ops, "torch.distributed": dist,
     "state_dict": torch.distributed.checkpoint.state_dict, "dispatcher": DTensor._op_dispatcher,
 }
@@ -51,28 +57,51 @@ before, entries = seen()
 import planner_core as shardscope
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
-dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-for file in sys.argv[1:]:
+dist.init_process_group("gloo")
+folder, *files = sys.argv[1:]
+for number, file in enumerate(files):
     model = shardscope.apply(OwnGPT(), shardscope.load_plan(file))
     adamw = torch.optim.AdamW(model.parameters())
-    model(*own_model.batch(0), global_batch=True).backward()
+    for part in range(2):
+        with model.no_sync() if part == 0 else torch.enable_grad():
+            model(*own_model.batch(part), global_batch=True).backward()
+    shardscope.clip_grad_norm_(model.parameters(), 1.0)
     adamw.step()
+    adamw.zero_grad()
+    with torch.no_grad():
+        model.eval()(*own_model.batch(0), global_batch=True)
+    shardscope.save(model, adamw, f"{folder}/{number}")
+    shardscope.load(model, adamw, f"{folder}/{number}")
+    model.load_state_dict(model.state_dict())
 after, new = seen()
-print(json.dumps([[n for n in before if after.get(n) is not before[n]], [n for n in {**new, **entries} if new.get(n) is not entries.get(n)]]))
+if dist.get_rank() == 0:
+    replaced = [n for n in before if after.get(n) is not before[n]]
+    entered = [n for n in {**new, **entries} if new.get(n) is not entries.get(n)]
+    print(json.dumps([len(before), replaced, entered]))
+dist.destroy_process_group()
 """
 
 
-def test_torch_is_the_same_after_apply(tmp_path: Path) -> None:
+def test_torch_is_the_same_after_apply_a_step_save_and_load(tmp_path: Path) -> None:
+    """Under a plan that shards fused weights, and one that gathers all: every attribute of torch is the object that it was."""
     _, files = saved_plans(OwnGPT(), own_model.batch(0), tmp_path)
     chosen = [f for f in files if f.endswith(("Megatron-LM", "FSDP"))]
-    told = subprocess.run(
-        [sys.executable, "-c", WATCHED, *chosen], cwd=ROOT, capture_output=True, text=True, check=False
+    assert len(chosen) == 2
+    script = tmp_path / "watched.py"
+    script.write_text(WATCHED, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(
+        [*command, str(tmp_path / "saved"), *chosen],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert told.returncode == 0, told.stderr[-2000:]
-    replaced, entered = json.loads(told.stdout.splitlines()[-1])
-    assert replaced == [] and entered == []
+    assert done.returncode == 0, done.stderr[-2000:]
+    watched, replaced, entered = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[")))
+    assert watched > 3000 and replaced == [] and entered == []
 
 
 def _through_dcp(file: str, folder: str) -> dict[str, Any]:

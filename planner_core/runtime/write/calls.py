@@ -57,8 +57,8 @@ class ForwardWriter:
                 arguments = [n for n in names if n not in ("w", "seed")]
                 return re.sub(r"_\d+$", "", arguments[instance.text.inputs.index(number)])
         returned = self.instances[index].text.lines[-1].removeprefix("    return ").split(", ")
-        names = returned[self.instances[index].text.outputs.index(number)]
-        return re.sub(r"_\d+$", "", names) if names.isidentifier() else "hidden"
+        name = returned[self.instances[index].text.outputs.index(number)]
+        return re.sub(r"_\d+$", "", name) if name.isidentifier() else "hidden"
 
     def _single(self, index: int) -> str:
         instance = self.instances[index]
