@@ -308,7 +308,8 @@ def _max_error_over_ranks(
 def _stage_statistics(parallel: StagedParallel) -> dict[str, torch.Tensor]:
     """Return the running statistics that this rank's stages write."""
     used = {b.buffer for ready in parallel.programs.values() for unit in ready.program.units for b in unit.buffers}
-    return {n: b for n, b in float_buffers(parallel.model).items() if n in used}
+    # copies, since the next step writes the buffers before they are compared
+    return {n: b.clone() for n, b in float_buffers(parallel.model).items() if n in used}
 
 
 # --- samples ------------------------------------------------------------------------------------------

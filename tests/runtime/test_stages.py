@@ -97,10 +97,18 @@ def test_a_loop_under_stages_is_that_of_one_process(layout: str, ranks: int, lay
         )
 
 
-def test_stages_that_do_not_run_say_so(tmp_path: Path) -> None:
-    plan = shardscope.load_plan(saved(tmp_path, "pp=2,schedule=zb", 2, 3))
-    with pytest.raises(InputError, match="takes the gradients of weights apart"):
-        shardscope.apply(OwnGPT(3), plan)
+@pytest.mark.parametrize("layout", ["pp=2,schedule=zb", "pp=2,vp=2,schedule=zbv"])
+def test_stages_that_do_not_run_say_so(layout: str, tmp_path: Path) -> None:
+    """Before a process group is asked for, and before anything is written."""
+    plan = shardscope.load_plan(saved(tmp_path, layout, 2, 4))
+    for refused in (
+        lambda: shardscope.apply(OwnGPT(4), plan),
+        lambda: shardscope.export(plan, "torchrun", tmp_path / "x"),
+    ):
+        with pytest.raises(InputError, match=r"takes the gradients of weights apart.*schedule=") as error:
+            refused()
+        assert str(error.value).count(". ") == 0
+    assert not (tmp_path / "x").exists()
 
 
 def _saves(file: str, layers: int, folder: str) -> None:

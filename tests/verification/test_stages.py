@@ -43,6 +43,19 @@ def test_stages_run_as_predicted(model: str, layout: str, layers: int) -> None:
         assert all(row["messages"]["measured"]["summed_bytes"] > 0 for row in found["stages"])
 
 
+@pytest.mark.slow
+def test_a_convolutional_network_runs_in_stages_on_small_images() -> None:
+    """Its config has no size of images. At 224 the processes of a verification take ten minutes. Running statistics are those of the
+    first step: the second one writes the buffers."""
+    pricer = Pricer("resnet50-100k", load_cluster("1x8-h100:gpus=4"))
+    plan = pricer.plan(Statement(parse_layout("dp=2,pp=2"), accumulate=4, micro_batch=2))
+    assert plan is not None
+    small = scaled(plan, 4)
+    assert small.model["config"]["image_size"] == 64
+    found = verify(plan, ranks=4, timeout_s=500)
+    assert found["ok"] and found["numbers_ok"], found
+
+
 @pytest.mark.parametrize(
     ("model", "layout", "layers"),
     [("gpt2-xl", "dp=2,pp=2,zero=0", 3), ("llama-3-8b", "tp=2,pp=2,schedule=gpipe", 4)],

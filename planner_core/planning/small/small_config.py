@@ -62,6 +62,9 @@ LISTS = {
     "layer_depths": (2,),
 }
 """The sizes to which the lists of stages are cut, entry by entry. The last one repeats."""
+CONVOLVED_IMAGE = 64
+"""Rows and columns of images, if a convolutional network's config does not say them (ResNet, RegNet, BiT): the strides leave 2 x 2.
+Else images have 224, and a step of 64 of them takes processes on a CPU ten minutes."""
 WINDOWS = r"sliding_window(_size|_length)?|local_attention|attention_chunk_size"
 SMALL_WINDOW = 16
 """Tokens of a window of attention that is shorter than the plan's samples. Samples of a small model are longer, so masks are as there."""
@@ -105,6 +108,8 @@ class _SmallForm:
             _fit_heads(config, small)
             _fit_coefficients(config, small)
         _fit_ids(config, small)
+        if "layer_type" in config and "num_channels" in config and "image_size" not in config:
+            small["image_size"] = CONVOLVED_IMAGE
         return small
 
     def _value(self, key: str, value: Any, kept: list[int] | None, layers: int, width: int) -> Any:
