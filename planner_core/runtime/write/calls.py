@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,12 +52,10 @@ class ForwardWriter:
         """Return the name by which the next unit takes the value, or by which this unit returns it."""
         for instance in self.instances[index + 1 :]:
             if number in instance.text.inputs:
-                names = instance.text.lines[0].partition("(")[2].rstrip("):").split(", ")
-                arguments = [n for n in names if n not in ("w", "seed")]
-                return re.sub(r"_\d+$", "", arguments[instance.text.inputs.index(number)])
-        returned = self.instances[index].text.lines[-1].removeprefix("    return ").split(", ")
-        name = returned[self.instances[index].text.outputs.index(number)]
-        return re.sub(r"_\d+$", "", name) if name.isidentifier() else "hidden"
+                return NameScope.base(instance.text.input_names[instance.text.inputs.index(number)])
+        text = self.instances[index].text
+        name = text.returned[text.outputs.index(number)]
+        return NameScope.base(name) if name.isidentifier() else "hidden"
 
     def _single(self, index: int) -> str:
         instance = self.instances[index]

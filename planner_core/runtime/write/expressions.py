@@ -220,7 +220,12 @@ def _write_named_call(
     home = function_names().get(id(func))
     if home is None and method is not None and args and isinstance(args[0], Ref):
         return f"{write_literal(args[0], write)}.{method}({write_arguments(func, args[1:], kwargs, write)})"
-    return f"{home or write(func)}({write_arguments(func, args, kwargs, write)})"
+    return f"{write_callee(func, write)}({write_arguments(func, args, kwargs, write)})"
+
+
+def write_callee(func: Callable[..., Any], write: WriteLeaf) -> str:
+    """Write a function by its name in torch, or else as an object of the model's code."""
+    return function_names().get(id(func)) or write(func)
 
 
 def to_identifier(text: str) -> str:
@@ -253,6 +258,12 @@ class NameScope:
             name = f"{wanted}_{count}"
         self.held[name] = until
         return name
+
+    @staticmethod
+    def base(name: str) -> str:
+        """Return a name without the number that `take` has appended."""
+        stem, _, number = name.rpartition("_")
+        return stem if number.isdecimal() else name
 
     def hold(self, name: str, until: int) -> None:
         """Let a second value have a name that is in use."""

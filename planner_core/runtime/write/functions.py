@@ -72,11 +72,20 @@ class FunctionWriter:
             stopped += [call.stops] * (len(self.body) - len(stopped))
         body, sites = wrap_no_grad(self.body, self.sites, stopped)
         outputs = [n for c in self.calls for n in c.outputs if n in self.wanted]
-        given = ", ".join(self.texts[n] for n in outputs)
-        lines = [self._write_head(), *(f"    {line}" for line in body), f"    return {given}".rstrip()]
-        weights, buffers = list(self.weights.values()), list(self.buffers.values())
+        input_names = [self.texts[n] for n in self.inputs]
+        first = [*(["w"] if self.weights or self.buffers else []), *(["seed"] if self.seeds else [])]
         return FunctionSource(
-            "", lines, self.inputs, self.cuts, weights, buffers, outputs, self.seeds, [(), *sites, ()]
+            [*first, *input_names, *self.cut_names],
+            body,
+            [self.texts[n] for n in outputs],
+            self.inputs,
+            input_names,
+            self.cuts,
+            list(self.weights.values()),
+            list(self.buffers.values()),
+            outputs,
+            self.seeds,
+            sites,
         )
 
     # --- arguments ------------------------------------------------------------------------------------
@@ -179,11 +188,6 @@ class FunctionWriter:
             for c in users
         )
 
-    def _write_head(self) -> str:
-        names = [self.texts[n] for n in self.inputs] + self.cut_names
-        first = ["w"] if self.weights or self.buffers else []
-        return f"def FUNCTION({', '.join([*first, *(['seed'] if self.seeds else []), *names])}):"
-
     # --- one call -------------------------------------------------------------------------------------
 
     def _write_call(self, now: int, call: TapeCall) -> None:
@@ -210,14 +214,26 @@ class FunctionWriter:
     def _write_expression(self, now: int, call: TapeCall) -> str:
         row = self.layout.row(call)
         texts = [self._write_operand(now, n, e) for n, e in zip(call.inputs, row.inputs, strict=True)]
-        local = operators.LocalCall(self.layout, call, row, texts, self.moves.axis, self._leaf)
+        local = operators.LocalCall(
+            self.layout, call, row, texts, self.moves.axis, self._leaf, self._next_seed, self._product(call)
+        )
         text = operators.write_operator(local)
-        if "{site}" in text:
-            self.seeds += 1
-            text = text.replace("{site}", str(self.seeds))
         if len(call.outputs) == 1 and isinstance(call.shape, (tuple, list)):  # beside results that are not tensors
             text += f"[{[isinstance(x, Ref) for x in call.shape].index(True)}]"
         return text
+
+    def _next_seed(self) -> str:
+        """Write the seed of a call that draws random numbers."""
+        self.seeds += 1
+        return f"seed + {self.seeds}"
+
+    def _product(self, call: TapeCall) -> str:
+        """Return the name of the product in chunks that replaces `F.linear`; "" if the call is not chunked."""
+        edge = self.layout.row(call).outputs[0]
+        if len(call.outputs) != 1 or edge.chunks < 2:
+            return ""
+        grad = self.tape.tensors[call.outputs[0]].grad
+        return self.moves.product(edge.forward, edge.backward if grad else (), edge.chunks)
 
     def _write_dropout(self, call: TapeCall) -> str:
         x = call.inputs[0]
@@ -227,10 +243,9 @@ class FunctionWriter:
             for a, p in enumerate(self.layout.delivered_placements[x])
             if isinstance(p, Shard) and self.layout.sizes[a] > 1
         ]
-        self.seeds += 1
         kind = "" if call.fn == "dropout" else f", kind={call.fn!r}"
         where = f", split=[{', '.join(split)}]" if split else ""
-        return f"dropout({self._read_value(x)}, {given.get('p', 0.5)}, seed + {self.seeds}{kind}{where})"
+        return f"dropout({self._read_value(x)}, {given.get('p', 0.5)}, {self._next_seed()}{kind}{where})"
 
     def _leaf(self, item: Any) -> str:
         return "DEVICE" if item is DEVICE else str(self.name_object(item))
@@ -266,9 +281,8 @@ class FunctionWriter:
             return expression
         edge = self.layout.row(call).outputs[0]
         grad = self.tape.tensors[call.outputs[0]].grad
-        if edge.chunks > 1:
-            product = self.moves.product(edge.forward, edge.backward if grad else (), edge.chunks)
-            return expression.replace("F.linear(", f"{product}(", 1)
+        if edge.chunks > 1:  # the product takes the move itself
+            return expression
         return self.moves.apply(expression, edge.forward, edge.backward if grad else (), edge.segments)
 
     def _assign(self, now: int, call: TapeCall, text: str, *, plain: bool) -> None:

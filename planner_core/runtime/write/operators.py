@@ -18,7 +18,7 @@ from planner_core.core import Placements, Shard, SitePlan
 from planner_core.models.hooks import RECURRENT, draws_dropout_mask
 from planner_core.ops import LocalExecution, known_functions, operator
 from planner_core.runtime.record import CannotRewrite, MixesSamples, Ref, TapeCall
-from planner_core.runtime.write.expressions import WriteLeaf, write_call, write_literal
+from planner_core.runtime.write.expressions import WriteLeaf, write_arguments, write_call, write_callee, write_literal
 from planner_core.runtime.write.placed_tape import PlannedTape
 
 RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel")
@@ -40,6 +40,10 @@ class LocalCall:
     texts: list[str]
     axis: Callable[[int], str]
     name_object: WriteLeaf
+    next_seed: Callable[[], str] = lambda: "seed"
+    """Writes the seed of a call that draws random numbers."""
+    function: str = ""
+    """The function that replaces the model's own, if any."""
 
     def operand(self, i: int) -> Placements:
         """Return the placements with which the operator takes its i-th tensor operand."""
@@ -69,6 +73,8 @@ class LocalCall:
     def unchanged(self, **changed: Any) -> str:
         """Write the call as it is, with some keywords replaced."""
         args, kwargs = self.with_operand_positions()
+        if self.function:
+            return f"{self.function}({write_arguments(self.call.func, args, {**kwargs, **changed}, self.write_leaf)})"
         return write_call(self.call.func, self.call.fn, args, {**kwargs, **changed}, self.write_leaf)
 
     def with_operand_positions(self) -> tuple[Any, Any]:
@@ -325,12 +331,13 @@ def _moe_experts(local: LocalCall) -> str:
     experts = local.axes(local.operand(3), 0)
     if not experts:
         return local.unchanged()
-    inner = local.unchanged()
-    name, _, rest = inner.partition("(")
+    args, kwargs = local.with_operand_positions()
+    layer = write_callee(local.call.func, local.write_leaf)
+    given = f"{layer}, {write_arguments(local.call.func, args, kwargs, local.write_leaf)}"
     dispatch = [axis for axis in experts if axis in local.axes(local.operand(0), 0)]
     if dispatch:
-        return f"dispatched_experts({name}, {rest[:-1]}, dispatch={local.axis(dispatch[0])})"
-    return f"own_experts({name}, {rest[:-1]}, experts={local.write_axes(experts)})"
+        return f"dispatched_experts({given}, dispatch={local.axis(dispatch[0])})"
+    return f"own_experts({given}, experts={local.write_axes(experts)})"
 
 
 @_rule("copy_")
@@ -360,7 +367,7 @@ def _attention(local: LocalCall) -> str:
     parts += [f"queries={local.write_axes(queries)}"] if queries else []
     if p:
         split = [a for a, s in enumerate(local.operand(0)) if isinstance(s, Shard) and local.layout.sizes[a] > 1]
-        parts += ["seed=seed + {site}", f"split={local.write_axes(split)}"]
+        parts += [f"seed={local.next_seed()}", f"split={local.write_axes(split)}"]
     return f"{'attention' if p else 'causal_attention'}({', '.join(parts)})"
 
 
@@ -369,7 +376,7 @@ def _recurrent(local: LocalCall) -> str:
     if not draws_dropout_mask(local.call.fn, local.call.args, local.call.kwargs):
         return local.unchanged()
     split = [a for a, s in enumerate(local.operand(0)) if isinstance(s, Shard) and local.layout.sizes[a] > 1]
-    return f"masked(seed + {{site}}, {local.write_axes(split)}, DEVICE, lambda: {local.unchanged()})"
+    return f"masked({local.next_seed()}, {local.write_axes(split)}, DEVICE, lambda: {local.unchanged()})"
 
 
 for _name in RECURRENT:

@@ -143,7 +143,7 @@ class _ProgramWriter:
                 for number in call.inputs:
                     used_by.setdefault(number, set()).add(at)
         lasting = {*self.results, *self.buffer_writes.values()}
-        texts: dict[str, str] = {}
+        texts: dict[tuple[str, ...], str] = {}
         input_names: dict[str, list[str]] = {}  # label -> names of its inputs in the last copy
         scope = NameScope(RESERVED | self.moves.taken)
         for at in reversed(range(len(self.instances))):
@@ -166,7 +166,7 @@ class _ProgramWriter:
             if instance.label:
                 input_names.setdefault(instance.label, [writer.texts[n] for n in instance.written.inputs])
         for at, instance in enumerate(self.instances):
-            text = instance.text.source("FUNCTION")
+            text = tuple(instance.text.lines(""))
             if text not in texts:
                 texts[text] = scope.keep(self._function_name(at, instance))
             instance.function = texts[text]

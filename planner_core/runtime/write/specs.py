@@ -41,11 +41,14 @@ class BufferUse:
 
 @dataclass
 class FunctionSource:
-    """A function as text, with its arguments and results by their numbers on the tape."""
+    """A function, with its arguments and results by their numbers on the tape. `body` has one line for each statement, without indent."""
 
-    name: str
-    lines: list[str]
+    parameters: list[str]
+    body: list[str]
+    returned: list[str]
     inputs: list[int]
+    input_names: list[str]
+    """The names of the inputs among the parameters."""
     cuts: list[PlacedConstant]
     weights: list[WeightUse]
     buffers: list[BufferUse]
@@ -53,11 +56,12 @@ class FunctionSource:
     seeds: int
     """Number of calls that draw random numbers."""
     sites: list[tuple[str, ...]]
-    """For each line the call sites of the operators that it holds."""
+    """For each line of the body the call sites of the operators on it."""
 
-    def source(self, name: str) -> str:
-        """The function under another name."""
-        return "\n".join(self.lines).replace("def FUNCTION(", f"def {name}(", 1)
+    def lines(self, name: str) -> list[str]:
+        """Return the lines of the function under a name."""
+        head = f"def {name}({', '.join(self.parameters)}):"
+        return [head, *(f"    {line}" for line in self.body), f"    return {', '.join(self.returned)}".rstrip()]
 
 
 class BlockLine(NamedTuple):
@@ -81,9 +85,9 @@ class UnitInstance:
 
     def lines(self) -> list[BlockLine]:
         """Return the lines of its function, with the operators on each."""
-        own = [[site[len(self.prefix) :].removeprefix(".") for site in sites] for sites in self.text.sites]
-        lines = self.text.source(self.function).split("\n")
-        return [BlockLine(text, self.label, tuple(ops)) for text, ops in zip(lines, own, strict=True)]
+        names = [[site[len(self.prefix) :].removeprefix(".") for site in sites] for sites in [(), *self.text.sites, ()]]
+        lines = self.text.lines(self.function)
+        return [BlockLine(text, self.label, tuple(ops)) for text, ops in zip(lines, names, strict=True)]
 
     @property
     def text(self) -> FunctionSource:
