@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from planner_core.core import Graph, InputError, Plan, load_cluster
+from planner_core.core import Graph, InputError, Plan, load_cluster, plan_to_json
 from planner_core.cost import ranks_work
 from planner_core.models import load_plan_graph
+from planner_core.models.capture import Recorder
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.verification.api import scaled, verify
+from planner_core.verification.fake.pipeline import _run_all_ranks
+from planner_core.verification.processes import run_ranks
 from planner_core.verification.stages import compare_ranks
 
 
@@ -65,6 +69,27 @@ def test_every_rank_at_full_size(model: str, layout: str, layers: int) -> None:
     found = verify(of_layout(model, layout, layers), timeout_s=240)
     assert found["ok"], [(row["rank"], row["order"], row["messages"], row["memory_bytes"]) for row in found["stages"]]
     assert [row["messages"]["measured"]["sent"] for row in found["stages"]] == [4, 4]
+
+
+def _count_recordings(data: dict[str, Any]) -> tuple[int, int]:
+    """The passes that are recorded in a fake run of all ranks, and the ranks."""
+    plain, passes = Recorder.run, []
+
+    def run(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
+        passes.append(type(recorder).__name__)
+        return plain(recorder, *args, **kwargs)
+
+    with mock.patch.object(Recorder, "run", run):
+        ranks = _run_all_ranks(data)
+    return len(passes), len(ranks)
+
+
+def test_a_fake_run_records_once_for_all_ranks() -> None:
+    """One pass with the samples of a rank, and one with those of all: not once more for each of four ranks."""
+    plan = of_layout("llama-3-8b", "dp=1,tp=1,pp=4")
+    assert run_ranks(_count_recordings, 1, (plan_to_json(plan),), backend=None) == [[1, 4]]
+    sharded = of_layout("llama-3-8b", "fsdp=2,pp=2")
+    assert run_ranks(_count_recordings, 1, (plan_to_json(sharded),), backend=None) == [[2, 2]]
 
 
 def _as_scheduled(plan: Plan, graph: Graph) -> list[dict[str, Any]]:

@@ -128,6 +128,8 @@ class PlannedForward:
         self.recompute = {label: block.recompute for label, block in plan.blocks.items()}
         self.dtypes, self.precision = choose_dtypes(model, plan, self.stored), plan_precision(plan)
         self.recorded = False
+        self.record = record
+        """Makes a recording. A fake run of several ranks in one process replaces it, to record once for all of them."""
         self.frozen = FrozenModel(model, lambda param: self.dtypes(param).working)
 
     def prepare(
@@ -289,14 +291,14 @@ class PlannedForward:
         """Record a pass. The first recording of all may fill tables that later passes read (docs/SUPPORT.md), so it is repeated
         then."""
         state = ModuleState(self.frozen.twin)
-        tape = record(self.frozen, args, kwargs)
+        tape = self.record(self.frozen, args, kwargs)
         changed, first, self.recorded = state.first_change(), not self.recorded, True
         if changed and not first:
             raise PlanMismatch(
                 f"forward sets {changed} at this call, so a step depends on those before; call the model with its longest inputs before "
                 "apply, or keep it in a buffer that forward writes in place"
             )
-        return record(self.frozen, args, kwargs) if changed else tape
+        return self.record(self.frozen, args, kwargs) if changed else tape
 
     def _title(self) -> str:
         sizes = "x".join(str(a.size) for a in self.axes)

@@ -71,10 +71,36 @@ def verify_fake_stages(plan: Plan, graph: Graph, *, timeout_s: float = 600.0) ->
 def _run_all_ranks(data: dict[str, Any]) -> list[dict[str, Any]]:
     plan = plan_from_json(data)
     assert plan.pipeline is not None
-    return [_run_rank(plan, rank) for rank in range(plan.pipeline.ranks)]
+    recordings = SharedRecordings()
+    return [_run_rank(plan, rank, recordings) for rank in range(plan.pipeline.ranks)]
 
 
-def _run_rank(plan: Plan, rank: int) -> dict[str, Any]:
+class SharedRecordings:
+    """Record each kind of call once for all ranks of a pipeline.
+
+    All ranks build the same model and call it with equal samples, so their recordings are equal. Writers cut the stages of a rank
+    from a recording and do not change it.
+    """
+
+    def __init__(self) -> None:
+        self.tapes: dict[Any, Any] = {}
+
+    def share(self, planned: Any) -> None:
+        """Let a rank's forward pass take recordings of earlier ranks. The first one records."""
+        record = planned.record
+
+        def record_once(frozen: Any, args: Any, kwargs: Any) -> Any:
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            forms = tuple((x.shape, x.dtype) if isinstance(x, torch.Tensor) else repr(x) for x in leaves)
+            key = str(spec), forms, torch.is_grad_enabled()
+            if key not in self.tapes:
+                self.tapes[key] = record(frozen, args, kwargs)
+            return self.tapes[key]
+
+        planned.record = record_once
+
+
+def _run_rank(plan: Plan, rank: int, recordings: SharedRecordings) -> dict[str, Any]:
     """Run the second training step of the first GPU of a rank."""
     start = time.perf_counter()
     warnings.simplefilter("ignore")
@@ -82,14 +108,14 @@ def _run_rank(plan: Plan, rank: int) -> dict[str, Any]:
     dist.init_process_group("fake", store=FakeStore(), rank=place, world_size=plan.num_gpus)
     try:
         with mock.patch.object(torch, "_check_tensor_all_with", lambda *args: None), _sending_on_meta():
-            found = _run_step(plan)
+            found = _run_step(plan, recordings)
         return {**found, "seconds": round(time.perf_counter() - start, 2)}
     finally:
         dist.destroy_process_group()
         gc.collect()
 
 
-def _run_step(plan: Plan) -> dict[str, Any]:
+def _run_step(plan: Plan, recordings: SharedRecordings) -> dict[str, Any]:
     load = plan.workload
     model, parsed = build_model(plan.model["config"], load["dtype"])
     initializer(model)  # buffers only
@@ -97,6 +123,7 @@ def _run_step(plan: Plan) -> dict[str, Any]:
     with_planned_loss(model, plan.model)
     parallel = StagedParallel(model, plan, mesh_of(plan, "cpu"))
     parallel.on_meta = True
+    recordings.share(parallel.planned)
     trained = [p for p in model.parameters() if p.requires_grad]
     name, offload = str(load["optimizer"]).removesuffix("-fp32"), bool(load.get("offload"))
     optimizer = make_optimizer(name, trained, lr=1e-4, offload=offload)
