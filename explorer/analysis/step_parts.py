@@ -18,9 +18,11 @@ STATED_METHOD = "layout"
 COMPUTE, RECOMPUTATION, WAITS, WEIGHTS, OPTIMIZER = "compute", "recomputation", "waits", "weight traffic", "optimizer"
 BUBBLE = "bubble"
 """Seconds in which a rank of a pipeline waits for others, in the mean over all ranks."""
+HOST = "host"
+"""Seconds in which the GPU waits for the host to issue its kernels."""
 OUTSIDE = "outside"
 """Seconds in which the GPU has no work. They are the same in all plans, so they explain no difference."""
-REASONS = (COMPUTE, RECOMPUTATION, WAITS, WEIGHTS, OPTIMIZER, BUBBLE)
+REASONS = (COMPUTE, RECOMPUTATION, WAITS, WEIGHTS, OPTIMIZER, BUBBLE, HOST)
 PARTS = (*REASONS, OUTSIDE)
 CAUSE_PHRASES = {
     COMPUTE: ("computes {} less", "computes {} longer"),
@@ -35,6 +37,7 @@ CAUSE_PHRASES = {
     ),
     OPTIMIZER: ("updates weights {} faster", "updates weights {} slower"),
     BUBBLE: ("stands idle between stages {} less", "stands idle between stages {} longer"),
+    HOST: ("waits {} less for the host to issue its kernels", "waits {} longer for the host to issue its kernels"),
 }
 """What a plan does whose part of the step is shorter, or longer."""
 SIGNIFICANT_FIGURES = 3
@@ -68,12 +71,13 @@ def split_step(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> d
     exposed = exposed_parts(plan.blocks, graph, cost_model_of(plan), coarse)
     waits = sum(e.seconds for e in exposed if e.why == WAITED)
     return {
-        COMPUTE: plan.cost.compute_time_s - recomputed_s,
+        COMPUTE: plan.cost.compute_time_s - plan.cost.host_wait_s - recomputed_s,
         RECOMPUTATION: recomputed_s,
         WAITS: waits,
         WEIGHTS: sum(e.seconds for e in exposed) - waits,
         OPTIMIZER: plan.cost.optimizer_time_s,
         OUTSIDE: plan.cost.outside_time_s,
+        HOST: plan.cost.host_wait_s,
         BUBBLE: 0.0,
     }
 

@@ -35,6 +35,7 @@ PART_WORDS = {
     step_parts.WEIGHTS: "Weights and gradients on their way slow the GPU down or hold it up",
     step_parts.OPTIMIZER: "Gradients are clipped and weights updated",
     step_parts.BUBBLE: "A stage waits for another, in the mean over the ranks of the pipeline",
+    step_parts.HOST: "The GPU waits for the host, which issues its kernels",
     step_parts.OUTSIDE: "The GPU has no work: loader, logging",
 }
 

@@ -86,6 +86,14 @@ WORK: tuple[dict[str, Any], ...] = (
         "ink": _DARK,
         "pale": False,
     },
+    {
+        "kind": "host",
+        "words": "waits for the host",
+        "told": "the GPU waits for the host",
+        "colour": "#F0E442",
+        "ink": _DARK,
+        "pale": False,
+    },
     {"kind": "optimizer", "words": "optimizer", "told": "updates", "colour": _UPDATE, "ink": _DARK, "pale": False},
     {"kind": "sends", "words": "hidden traffic", "told": "sends", "colour": _HELD, "ink": "", "pale": True},
     {

@@ -223,7 +223,7 @@ class StageCost:
     `last_s`: what the first forward and the last backward of a step take more, since working copies are gathered and gradients summed
     beside them. `step_s`: once a step, when all micro-batches are done. `send_s`: from the end of a forward until its results are with
     the next stage, which gradients take as long to come back; `send_bytes` are those that one GPU sends. `peak_bytes`: of the fullest
-    moment of a GPU of the stage's rank, with the rank's other stages.
+    moment of a GPU of the stage's rank, with the rank's other stages. `host_*_s`: in which the host issues the kernels of these passes.
     """
 
     forward_s: float
@@ -235,6 +235,9 @@ class StageCost:
     send_s: float
     send_bytes: int
     peak_bytes: int
+    host_forward_s: float = 0.0
+    host_backward_s: float = 0.0
+    host_step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,9 +268,14 @@ class Cost:
     host_wait_s: float = 0.0
     pipeline: PipelineCost | None = None
 
+    @property
+    def gpu_time_s(self) -> float:
+        """Seconds of the step without waits for the host: the form that the search minimises."""
+        return self.step_time_s - self.host_wait_s
+
     def seconds(self, objective: str) -> float:
-        """The seconds that an objective minimises: the step time, or the communication alone."""
-        return self.comm_time_s if objective == "communication" else self.step_time_s
+        """The seconds that a search for an objective minimises: the GPU's part of the step, or the communication alone."""
+        return self.comm_time_s if objective == "communication" else self.gpu_time_s
 
     def collectives(self) -> dict[str, dict[str, dict[str, int]]]:
         """phase -> kind -> count, bytes, wire_bytes (the form of docs/CONTRACT.md)."""

@@ -80,7 +80,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
                 [t.phase, t.kind, t.axis, t.count, t.num_bytes, t.wire_bytes, t.time_s, t.algorithm]
                 for t in plan.cost.traffic
             ],
-            **({} if plan.cost.pipeline is None else {"pipeline": _with_lists(asdict(plan.cost.pipeline))}),
+            **({} if plan.cost.pipeline is None else {"pipeline": _pipeline_cost_to_json(plan.cost.pipeline)}),
         },
         **({} if plan.pipeline is None else {"pipeline": _pipeline_json(plan.pipeline)}),
     }
@@ -207,6 +207,12 @@ def _pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
         return None
     parts = tuple(tuple(part) for part in data.get("parts", ()))
     return Pipeline(data["ranks"], data["schedule"], tuple(data["copies"]), parts)
+
+
+def _pipeline_cost_to_json(cost: PipelineCost) -> dict[str, Any]:
+    # A stage whose host seconds are not known has none in its file, as in plans from before they were priced.
+    stages = [{k: v for k, v in asdict(s).items() if v or not k.startswith("host_")} for s in cost.stages]
+    return {"stages": stages, "bubble_s": cost.bubble_s, "bound_s": cost.bound_s}
 
 
 def _pipeline_cost_from_json(data: Mapping[str, Any] | None) -> PipelineCost | None:

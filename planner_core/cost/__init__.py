@@ -53,9 +53,11 @@ from planner_core.cost.schedule import (
     even_copies,
     exposed_parts,
     host_seconds,
+    host_wait_seconds,
     in_chunks,
     in_flight,
     price_pipeline,
+    price_with_host,
     rank_orders,
     ranks_work,
     scheduled,
@@ -68,7 +70,6 @@ from planner_core.cost.schedule import (
     stage_memories,
     stage_plans,
     weight_traffic,
-    with_host,
     with_parts,
 )
 from planner_core.cost.step import (
@@ -153,6 +154,7 @@ __all__ = [
     "exposed_parts",
     "graph_as_run",
     "host_seconds",
+    "host_wait_seconds",
     "in_chunks",
     "in_flight",
     "is_small",
@@ -169,6 +171,7 @@ __all__ = [
     "pipe_link",
     "price",
     "price_pipeline",
+    "price_with_host",
     "priced_units",
     "rank_orders",
     "ranks_work",
@@ -194,7 +197,6 @@ __all__ = [
     "weights_at_the_ends",
     "whole_mesh",
     "why_math",
-    "with_host",
     "with_parts",
     "zero_stage",
 ]

@@ -29,7 +29,6 @@ from planner_core.planning.methods import (
     is_used_in_parts,
     sums_gradient_whole,
 )
-from planner_core.planning.pricing import add_host_waits
 from planner_core.search import search_within_budget
 
 
@@ -200,9 +199,7 @@ def _search_with_rules(planner: Planner, mesh: DeviceMesh, rules: AxisRules, zer
 
 
 def _compare_costs(plan: Plan, nearest: Plan, planner: Planner) -> FormCost:
-    """The cost of the form's plan beside the given one. A stated layout is priced with waits for the host, so the form is too."""
-    if plan.cost.host_wait_s:
-        nearest = add_host_waits(nearest, planner)
+    """The cost of the form's plan beside the given one."""
     peak = nearest.cost.memory_bytes["peak"]
     return FormCost(
         nearest.name,

@@ -32,6 +32,7 @@ from planner_core.cost import (
     ops_at_the_ends,
     price,
     price_pipeline,
+    price_with_host,
     with_parts,
 )
 from planner_core.cost.communication import volume_link
@@ -271,7 +272,7 @@ class Planner:
         cost = (
             price_pipeline(blocks, self.graph, pipeline, model, ops_at_the_ends(self.coarse))
             if pipeline
-            else price(blocks, self.graph, model, self.coarse)
+            else price_with_host(blocks, self.graph, model, self.coarse)
         )
         return Plan(
             name=name,
@@ -299,7 +300,7 @@ class Planner:
                 cost_model(self.cluster, plan.mesh, replace(self.workload, zero=plan.workload["zero"]))
             )
             cost = price(plan.blocks, self.graph, model, self.coarse)
-        return objective_value(plan.objective, cost.step_time_s, cost.comm_time_s)
+        return objective_value(plan.objective, cost.gpu_time_s, cost.comm_time_s)
 
 
 def _with_equal_links(model: CostModel) -> CostModel:

@@ -22,7 +22,7 @@ from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, candidate_meshes, prepare_planner, replace_request
 from tests.support.plans import planned
 
-ASKED = Request("resnet50-100k", cluster="2x8-v100-eth", batch=672, zero=3)
+ASKED = Request("resnet50-100k", cluster="2x8-v100-eth", batch=2688, zero=3)
 
 
 @pytest.fixture(scope="module")

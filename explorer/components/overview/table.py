@@ -27,6 +27,7 @@ PART_NAMES = {
     step_parts.WEIGHTS: "weight traffic that shows",
     step_parts.OPTIMIZER: "optimizer",
     step_parts.BUBBLE: "bubble of the pipeline",
+    step_parts.HOST: "waits for the host",
     step_parts.OUTSIDE: "the GPU has no work",
 }
 MAX_BAR_RATIO = 3.0

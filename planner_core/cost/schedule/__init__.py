@@ -21,7 +21,7 @@ from planner_core.cost.schedule.exposed import (
     seconds_beyond_compute,
     weight_traffic,
 )
-from planner_core.cost.schedule.host import host_seconds, seconds_waited_for_host, with_host
+from planner_core.cost.schedule.host import host_seconds, host_wait_seconds, price_with_host, seconds_waited_for_host
 from planner_core.cost.schedule.pipeline import (
     Pass,
     PipelineTime,
@@ -59,9 +59,11 @@ __all__ = [
     "even_copies",
     "exposed_parts",
     "host_seconds",
+    "host_wait_seconds",
     "in_chunks",
     "in_flight",
     "price_pipeline",
+    "price_with_host",
     "rank_orders",
     "ranks_work",
     "scheduled",
@@ -74,6 +76,5 @@ __all__ = [
     "stage_memories",
     "stage_plans",
     "weight_traffic",
-    "with_host",
     "with_parts",
 ]

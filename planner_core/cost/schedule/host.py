@@ -22,11 +22,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 
-from planner_core.core import Block, BlockPlan, Graph, Op, Placements, Plan, Shard
+from planner_core.core import Block, BlockPlan, Cost, Graph, Op, Placements, Shard
 from planner_core.cost.compute.sdpa import MATH
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of
-from planner_core.cost.step import priced_units, unit_totals
+from planner_core.cost.step import price, priced_units, unit_totals
 from planner_core.cost.step_messages import Message, micro_batch_messages, once_per_step_messages, recomputed_ops
 from planner_core.ops import AS_RUN, CoarseGraph, Kind, operator
 
@@ -52,24 +52,32 @@ class HostSeconds:
     step: float
 
 
-def with_host(plan: Plan, graph: Graph, model: CostModel, coarse: CoarseGraph | None = None) -> Plan:
-    """The plan with the seconds in which the GPU waits for the host, in its step and in its compute. A plan with stages stays as it is:
-    which of a rank's kernels the host issues while it waits for another rank is not modelled."""
-    if plan.pipeline is not None or not model.software.call_s:
-        return plan
-    micro_batches = model.workload.accumulate
-    phases = [0.0, 0.0, 0.0]
-    for unit in priced_units(plan.blocks, graph, model, coarse):
-        for phase, seconds in enumerate(model.step_time.phases(unit_totals(unit, model))):
-            phases[phase] += unit.copies * float(seconds)
-    host = host_seconds(plan.blocks, graph, model)
-    each = [(phases[0] / micro_batches, host.forward), (phases[1] / micro_batches, host.backward)]
-    waits = seconds_waited_for_host([*each * micro_batches, (phases[2], host.step)])
-    cost = plan.cost
-    longer = replace(
+def price_with_host(
+    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
+) -> Cost:
+    """Price a plan of one stage as it runs: `price`, with the seconds in which the GPU waits for the host in its step and its compute."""
+    cost, waits = price(blocks, graph, model, coarse), host_wait_seconds(blocks, graph, model, coarse)
+    return replace(
         cost, step_time_s=cost.step_time_s + waits, compute_time_s=cost.compute_time_s + waits, host_wait_s=waits
     )
-    return replace(plan, cost=longer)
+
+
+def host_wait_seconds(
+    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
+) -> float:
+    """Return the seconds of a step in which the GPU waits for the host; 0 where the stack's `call_s` is not known."""
+    if not model.software.call_s:
+        return 0.0
+    micro_batches = model.workload.accumulate
+    phases = [0.0, 0.0, 0.0]
+    for unit in priced_units(blocks, graph, model, coarse):
+        for phase, seconds in enumerate(model.step_time.phases(unit_totals(unit, model))):
+            phases[phase] += unit.copies * float(seconds)
+    host = host_seconds(blocks, graph, model)
+    # The first micro-batch issues working copies too, and the last one reductions. Both are few calls beside those of the operators, so
+    # all micro-batches are taken to be alike.
+    each = [(phases[0] / micro_batches, host.forward), (phases[1] / micro_batches, host.backward)]
+    return seconds_waited_for_host([*each * micro_batches, (phases[2], host.step)])
 
 
 def host_seconds(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> HostSeconds:
@@ -100,7 +108,12 @@ def _count_calls(block: Block, plan: BlockPlan, model: CostModel) -> tuple[int, 
     )
     if model.workload.compiled:
         forward, backward = COMPILED // 2, COMPILED // 2 + (COMPILED // 2 if again else 0)
-    weights = [v.name for i, v in enumerate(block.values) if v.kind == "parameter" and v.grad and i not in block.inputs]
+    # A stage's top block has the values of the whole model, but the plan of its own weights alone.
+    weights = [
+        v.name
+        for i, v in enumerate(block.values)
+        if v.kind == "parameter" and v.grad and i not in block.inputs and v.name in plan.params
+    ]
     trained, cut = len(weights), sum(_is_sharded(plan.params[name].stored, model) for name in weights)
     sent = Counter(m.phase for m in _join_weight_messages(micro_batch_messages(block, plan, model)))
     once = Counter(m.phase for m in _join_weight_messages(once_per_step_messages(block, plan, model)))

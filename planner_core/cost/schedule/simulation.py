@@ -41,7 +41,7 @@ def simulated(plan: Plan, graph: Graph) -> float:
     # Example: of 16 micro-batches 4 are simulated, and each of the other 12 takes as long as the third.
     between = ends[2] - ends[1] if count == STEADY else 0.0
     optimizer = sum(u.copies * (u.optimizer_s + u.outside_s) for u in priced_units(plan.blocks, graph, model))
-    return clock.now + (model.workload.accumulate - count) * between + optimizer
+    return clock.now + (model.workload.accumulate - count) * between + optimizer + plan.cost.host_wait_s
 
 
 class _Clock(Rank):

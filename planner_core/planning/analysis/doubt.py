@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner_core.core import Cluster, Plan
-from planner_core.cost import CostModel, cost_model_of, ops_at_the_ends, price_pipeline, priced_units, step_seconds
+from planner_core.cost import CostModel, cost_model_of, ops_at_the_ends, price_pipeline, price_with_host
 from planner_core.planning.fitting.simpler import leads_by_simplicity
 from planner_core.planning.methods import BASELINES
 from planner_core.planning.pipeline import Result
@@ -156,4 +156,4 @@ def _step_seconds(plan: Plan, result: Result, scenario: Scenario) -> float:
     if plan.pipeline:
         ends = ops_at_the_ends(result.coarse)
         return price_pipeline(plan.blocks, result.graph, plan.pipeline, model, ends).step_time_s
-    return step_seconds(priced_units(plan.blocks, result.graph, model, result.coarse), model)
+    return price_with_host(plan.blocks, result.graph, model, result.coarse).step_time_s

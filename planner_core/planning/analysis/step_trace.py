@@ -38,7 +38,7 @@ from planner_core.cost.memory import Rerun
 from planner_core.planning.stages import stage_trace
 
 PARTS, COMPUTE, COLLECTIVES, WEIGHTS = STREAMS = ("parts", "compute", "collectives", "weights")
-WORKS, AGAIN, WAITS, HELD, UPDATES, SENDS, PART = KINDS = (
+WORKS, AGAIN, WAITS, HELD, UPDATES, SENDS, PART, HOST = KINDS = (
     "compute",
     "recomputation",
     "waits",
@@ -46,6 +46,7 @@ WORKS, AGAIN, WAITS, HELD, UPDATES, SENDS, PART = KINDS = (
     "optimizer",
     "sends",
     "part",
+    "host",
 )
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 Sent = tuple[MessageSource, bool]
@@ -171,6 +172,11 @@ class _StepDrawing:
                 self._put_together(begin, count)
         optimizer = sum(u.copies * u.optimizer_s for u in self.units.values())
         self._note(UPDATES, "clip gradients, update weights", OPTIMIZER, _Segment("all weights", "", ()), 0, optimizer)
+        # The waits lie between kernels all through the step. They are drawn as one piece, since none belongs to an operator.
+        waits, whole = self.plan.cost.host_wait_s, _Segment("the whole step", "", ())
+        self._note(
+            HOST, "waits for the host, which issues the kernels", OPTIMIZER, whole, 0, waits, "summed over the step"
+        )
         return _clip_to_step(self.done, self.now)
 
     def _micro_batch(self, number: int, first: bool, last: bool) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from planner_core.core import DeviceMesh, InputError, NoPlanFits, Plan, Shard
-from planner_core.cost import cost_model_of, price
+from planner_core.cost import cost_model_of, price_with_host
 from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
@@ -122,7 +122,7 @@ def follow_tp_layout(
     if not each_column:
         return found
     blocks = sum_for_each_column(found, planner.graph, layout.axis)
-    cost = price(blocks, planner.graph, cost_model_of(found), planner.coarse)
+    cost = price_with_host(blocks, planner.graph, cost_model_of(found), planner.coarse)
     return replace(found, blocks=blocks, cost=cost, fits=cost.memory_bytes["peak"] <= planner.budget)
 
 

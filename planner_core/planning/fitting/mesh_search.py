@@ -193,6 +193,8 @@ def _ranked_problems(
 
 def _note_chunk_gain(planner: Planner, plan: Plan) -> tuple[str, ...]:
     """A note about what the plan would gain if its products ran in chunks, as ATP's do."""
+    if plan.cost.host_wait_s:  # the GPU waits anyway, so what its work gains is not gained by the step
+        return ()
     known, step = Workload(**plan.workload), plan.cost.step_time_s
     models = [cost_model(planner.cluster, plan.mesh, replace(known, chunks=n)) for n in CHUNKS if n > known.chunks]
     best, n = min((seconds_in_chunks(plan.blocks, planner.graph, m), m.workload.chunks) for m in models)

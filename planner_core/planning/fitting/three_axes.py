@@ -55,7 +55,7 @@ def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
     options = meshes_of_three(planner)
     if not options:
         return plan
-    known = plan.cost.step_time_s if plan.fits else float("inf")
+    known = plan.cost.gpu_time_s if plan.fits else float("inf")
     try:
         found = choose_mesh(planner, options, say, below=known)
     except NoPlanFits:

@@ -10,7 +10,7 @@ from planner_core.planning.pricing.bands import (
 )
 from planner_core.planning.pricing.configs.fields import Setup
 from planner_core.planning.pricing.configs.reading import read_setup
-from planner_core.planning.pricing.price import Pricer, add_host_waits, split_pipeline_step
+from planner_core.planning.pricing.price import Pricer, split_pipeline_step
 from planner_core.planning.pricing.published import (
     FITS,
     FITTED,
@@ -54,7 +54,6 @@ __all__ = [
     "Speed",
     "Statement",
     "Suggestion",
-    "add_host_waits",
     "count_model_flops",
     "describe_software",
     "find_suggestions",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Plan, Software
-from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts, with_host
+from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
 from planner_core.models import VOCABULARY, has_own_inputs, load_model, with_adapters, with_config
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout, check_layout
@@ -142,10 +142,8 @@ class Pricer:
         return self.graphs[layers,]
 
     def plan(self, stated: Statement, name: str = STATED) -> Plan | None:
-        """The best plan of a stated layout, with waits for the host; None if the model's operators cannot follow the layout."""
-        planner = self.planner(stated)
-        plan = planner.of_layout(stated.layout, name)
-        return None if plan is None else add_host_waits(plan, planner)
+        """The best plan of a stated layout; None if the model's operators cannot follow the layout."""
+        return self.planner(stated).of_layout(stated.layout, name)
 
     def speed(self, plan: Plan, stated: Statement) -> Speed:
         """The figures of a plan of a statement."""
@@ -175,8 +173,7 @@ class Pricer:
             if self.has_inputs
             else lambda request: self._add_adapters(self._load_graph(request), stated, request)
         )
-        planner, plan = choose_micro_batches(request, graph, self.say)
-        plan = add_host_waits(plan, planner)
+        _, plan = choose_micro_batches(request, graph, self.say)
         if known is None or (plan.fits and not known.fits):
             return plan
         # A statement may have more axes than the search.
@@ -207,13 +204,6 @@ def check_statement(stated: Statement, cluster: Cluster) -> None:
     check_offload(stated.workload(stated.seq or 1, stated.dtype or cluster.gpu.training_dtype), cluster)
 
 
-def add_host_waits(plan: Plan, planner: Planner) -> Plan:
-    """The plan with the time in which the GPU waits for the host, given how the planner's software issues kernels."""
-    ranks = plan.pipeline.ranks if plan.pipeline else 1
-    model = cost_model(planner.cluster, plan.mesh, planner.workload, ranks)
-    return with_host(plan, planner.graph, model, planner.coarse)
-
-
 def split_step(plan: Plan, planner: Planner) -> dict[str, float]:
     """Split the seconds of a step by the resource that it waits for. The parts add up to the step."""
     if plan.pipeline:
@@ -235,7 +225,8 @@ def split_pipeline_step(plan: Plan) -> dict[str, float]:
     cost = plan.cost
     bubble = cost.pipeline.bubble_s if cost.pipeline else 0.0
     waits = max(0.0, cost.exposed_comm_time_s - bubble)
-    parts = {COMPUTE: cost.compute_time_s, EXPOSED_COMM: waits, OPTIMIZER: cost.optimizer_time_s, **_idle_parts(plan)}
+    compute_s = cost.compute_time_s - cost.host_wait_s
+    parts = {COMPUTE: compute_s, EXPOSED_COMM: waits, OPTIMIZER: cost.optimizer_time_s, **_idle_parts(plan)}
     return {**parts, BUBBLE: cost.step_time_s - sum(parts.values())}
 
 

@@ -161,7 +161,7 @@ class _StageSearch:
         self.min_compute_s = (
             COMPUTE_SHARE
             * (COMPUTE_SHARE_WITHOUT_RECOMPUTE if recomputes else 1.0)
-            * (known.cost.compute_time_s if known else 0.0)
+            * (known.cost.compute_time_s - known.cost.host_wait_s if known else 0.0)
         )
         self.planners: dict[int, Planner | None] = {}
         self.micro_batches: dict[tuple[int, int], tuple[float, float]] = {}

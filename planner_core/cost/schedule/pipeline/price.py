@@ -27,6 +27,7 @@ from planner_core.cost.communication.links import AxisLink
 from planner_core.cost.compute import has_kernels, kernel_seconds
 from planner_core.cost.model import CostModel, pipe_link
 from planner_core.cost.resolved_ops import block_of, local_bytes, rows_at
+from planner_core.cost.schedule.host import host_seconds
 from planner_core.cost.schedule.pipeline.memory import fullest_rank, stage_memories
 from planner_core.cost.schedule.pipeline.passes import tied_bytes
 from planner_core.cost.schedule.pipeline.stages import (
@@ -68,6 +69,7 @@ def price_pipeline(
         for k, cost in enumerate(plain)
     )
     time, m = simulated_pipeline(pipeline, costs, model.workload.accumulate), model.workload.accumulate
+    waits = max(0.0, time.step_s - simulated_pipeline(pipeline, tuple(map(_without_host, costs)), m).step_s)
     found = PipelineCost(costs, time.bubble_s, bound_s(pipeline, costs, m))
     busiest = max(range(pipeline.ranks), key=lambda r: _busy_seconds(pipeline, costs, r, m))
     mine = pipeline.stages_of(busiest)
@@ -77,15 +79,20 @@ def price_pipeline(
     optimizer = max(sum(u.copies * u.optimizer_s for u in own) for own in units)
     return Cost(
         step_time_s=time.step_s,
-        compute_time_s=compute,
+        compute_time_s=compute + waits,
         comm_time_s=sum(t.time_s for t in traffic),
-        exposed_comm_time_s=max(0.0, time.step_s - compute - optimizer - model.software.outside_s),
+        exposed_comm_time_s=max(0.0, time.step_s - compute - waits - optimizer - model.software.outside_s),
         optimizer_time_s=optimizer,
         outside_time_s=model.software.outside_s,
+        host_wait_s=waits,
         traffic=traffic,
         memory_bytes=whole,
         pipeline=found,
     )
+
+
+def _without_host(cost: StageCost) -> StageCost:
+    return replace(cost, host_forward_s=0.0, host_backward_s=0.0, host_step_s=0.0)
 
 
 def _busy_seconds(pipeline: Pipeline, costs: Sequence[StageCost], rank: int, micro_batches: int) -> float:
@@ -113,6 +120,7 @@ def _stage_cost(
     backward, last = _phase_seconds(
         totals, model, Component.BACKWARD, Component.BACKWARD_TRAFFIC, Component.BACKWARD_ONCE
     )
+    host = host_seconds(stage.blocks, stage.computed_graph, model)
     return StageCost(
         forward_s=forward,
         backward_s=backward,
@@ -123,6 +131,9 @@ def _stage_cost(
         send_s=collective_time("send_recv", link.size * num_bytes, link)[0] + gather_s,
         send_bytes=num_bytes,
         peak_bytes=0,
+        host_forward_s=host.forward,
+        host_backward_s=host.backward,
+        host_step_s=host.step,
     )
 
 

@@ -62,10 +62,7 @@ def simulated_pipeline(pipeline: Pipeline, stages: Sequence[StageCost], micro_ba
     """Simulate one step of all ranks. Raises InputError if the schedule cannot run this number of micro-batches."""
     run = _PipelineRun(pipeline, stages, micro_batches)
     run.run()
-    ends = [
-        max(run.free[rank], run.summed[rank]) + max(stages[s].step_s for s in pipeline.stages_of(rank))
-        for rank in range(pipeline.ranks)
-    ]
+    ends = [run.end_of(rank) for rank in range(pipeline.ranks)]
     step, busy = max(ends), sum(span.end_s - span.start_s for span in run.spans)
     once = tuple(end - free for end, free in zip(ends, run.free, strict=True))
     return PipelineTime(tuple(run.spans), step, step - (busy + sum(once)) / pipeline.ranks, once)
@@ -78,6 +75,7 @@ class _PipelineRun:
         self.pipeline, self.stages, self.micro_batches = pipeline, stages, micro_batches
         self.last = len(stages) - 1
         self.free = [0.0] * pipeline.ranks
+        self.issued = [0.0] * pipeline.ranks  # when a rank's host has issued the passes so far
         self.gathered = [0.0] * pipeline.ranks  # when the weights of a rank's stages so far are there
         self.summed = [0.0] * pipeline.ranks  # when the gradients of a rank's stages so far are summed
         self.there: dict[tuple[int, bool, int], float] = {(0, True, k): 0.0 for k in range(micro_batches)}
@@ -106,7 +104,7 @@ class _PipelineRun:
             if forward and work.micro_batch == 0:
                 self.gathered[rank] += cost.first_s
                 start = max(start, self.gathered[rank])
-            end = start + self._pass_seconds(work)
+            end = self._end_of_pass(rank, start, self._pass_seconds(work), self._host_seconds(work))
             self.free[rank] = end
             if work.what in LAST_OF_GRADIENTS and work.micro_batch == self.micro_batches - 1:
                 self.summed[rank] = max(self.summed[rank], end) + cost.last_s
@@ -114,6 +112,29 @@ class _PipelineRun:
             self._send(work, end)
             at += 1
         return at
+
+    def end_of(self, rank: int) -> float:
+        """Return when a rank has done what is done once a step. Its own stages do that one after the other on one host."""
+        mine = [self.stages[s] for s in self.pipeline.stages_of(rank)]
+        begin = max(self.free[rank], self.summed[rank])
+        return self._end_of_pass(rank, begin, max(c.step_s for c in mine), sum(c.host_step_s for c in mine))
+
+    def _end_of_pass(self, rank: int, start: float, gpu_s: float, host_s: float) -> float:
+        """Return the end of `gpu_s` seconds of work that the rank's host issues in `host_s`, and let the host issue it.
+
+        The host issues passes in order and does not wait for other ranks, so it runs ahead while the GPU idles in a bubble. A pass begins
+        when its first kernel is issued and ends after its last one is, as in `cost.schedule.host`.
+        """
+        first, self.issued[rank] = self.issued[rank], self.issued[rank] + host_s
+        return max(max(start, first) + gpu_s, self.issued[rank]) if host_s else start + gpu_s
+
+    def _host_seconds(self, work: Work) -> float:
+        """Return the seconds in which the host issues a pass. The two parts of a backward share its calls as they share its time."""
+        cost = self.stages[work.stage]
+        if work.what is Pass.FORWARD:
+            return cost.host_forward_s
+        share = self._pass_seconds(work) / cost.backward_s if cost.backward_s else 1.0
+        return cost.host_backward_s * share
 
     def _pass_seconds(self, work: Work) -> float:
         """Seconds of a pass."""
