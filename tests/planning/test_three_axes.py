@@ -52,7 +52,9 @@ def test_it_wins_where_gpus_share_samples() -> None:
 
     Of eight layers: of four, the ends of the step, which no mesh hides, take too large a part.
     """
-    deeper = replace(FEW_SAMPLES, layers=8, stack="torchtitan")  # whose waits for the host are not known, so work decides
+    deeper = replace(
+        FEW_SAMPLES, layers=8, stack="torchtitan"
+    )  # whose waits for the host are not known, so work decides
     planner = prepare_planner(deeper, None)
     two = choose_mesh(planner, candidate_meshes(planner.request, planner.cluster))
     best = searched(deeper)
