@@ -42,7 +42,7 @@ def add_software(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--attention",
         help=f"{' | '.join((*ATTENTION, TORCH_ATTENTION))}: the attention kernel; default the stack's: {TORCH_ATTENTION}, "
-        "which is what scaled_dot_product_attention takes on this GPU",
+        "which is what scaled_dot_product_attention takes on this GPU; sdpa:2.9 is what it takes in that release of torch",
     )
     p.add_argument(
         "--optimizer-kernels",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from planner_core.core import InputError, Op, Plan, load_cluster, load_gpu
+from planner_core.core import InputError, Op, Plan, load_cluster, load_gpu, load_plan, save_plan
 from planner_core.cost import optimizer_bytes
 from planner_core.cost.compute.compiled import compiled_block
 from planner_core.cost.compute.sdpa import attention_kernel
@@ -46,6 +47,32 @@ def test_the_kernel_of_attention_is_the_one_that_torch_takes(model: str, gpu: st
     op, values = attention_of(model)
     assert attention_kernel(op, values, "sdpa", load_gpu(gpu)) == kernel  # type: ignore[arg-type]
     assert attention_kernel(op, values, "flash3", load_gpu(gpu)) == "flash3"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("stated", "kernel"),
+    [
+        ("sdpa", "cudnn"),
+        ("sdpa:2.6", "flash2"),
+        ("sdpa:2.9", "flash2"),
+        ("sdpa:2.10", "cudnn"),
+        ("sdpa:2.11.0+cu128", "flash2"),
+        ("sdpa:2.11.0+cu130", "cudnn"),
+    ],
+)
+def test_the_release_of_torch_says_whether_cudnn_comes_first(stated: str, kernel: str) -> None:
+    op, values = attention_of("llama-3-8b")
+    assert attention_kernel(op, values, stated, load_gpu("h100-sxm")) == kernel  # type: ignore[arg-type]
+    assert attention_kernel(op, values, stated, load_gpu("a100-80gb-sxm")) == "flash2"  # type: ignore[arg-type]
+
+
+def test_a_run_states_its_torch_and_a_plan_keeps_it(tmp_path: Path) -> None:
+    plan = priced("llama-3-8b", "dp=8", attention="sdpa:2.9", layers=2, micro_batch=1)
+    assert plan.cost.compute_time_s > priced("llama-3-8b", "dp=8", layers=2, micro_batch=1).cost.compute_time_s
+    save_plan(plan, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").workload["attention"] == "sdpa:2.9"
+    with pytest.raises(InputError, match=r"sdpa:latest.*give e\.g\. --attention sdpa:2\.9"):
+        priced("llama-3-8b", "dp=8", attention="sdpa:latest")
 
 
 def test_a_bias_with_a_gradient_keeps_scores_in_float32() -> None:

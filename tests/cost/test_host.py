@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import planner_core as shardscope
-from planner_core.core import Plan
-from planner_core.cost import seconds_waited_for_host
+from planner_core.core import Pipeline, Plan, StageCost
+from planner_core.cost import seconds_waited_for_host, simulated_pipeline
 
 
 def priced(model: str, **options: object) -> Plan:
@@ -34,6 +35,53 @@ def test_short_kernels_wait_and_long_ones_do_not() -> None:
     assert few.cost.step_time_s == pytest.approx(parts)  # the wait is in compute
     one, two = (priced("vit-large", micro_batch=n) for n in (1, 2))
     assert one.cost.step_time_s == pytest.approx(two.cost.step_time_s)  # both take what the host takes
+
+
+def test_a_plan_and_a_price_of_its_layout_have_one_step() -> None:
+    plan = shardscope.plan("vit-large", cluster="1x8-h100:gpus=1", batch=8, layers=4).best
+    stated = priced("vit-large", micro_batch=8, layers=4)
+    assert plan.cost.host_wait_s > 0
+    assert plan.cost.step_time_s == pytest.approx(stated.cost.step_time_s, rel=1e-12)
+    assert plan.cost.gpu_time_s == pytest.approx(plan.cost.step_time_s - plan.cost.host_wait_s)
+
+
+def test_the_shortest_step_leads_and_a_note_bounds_what_is_left() -> None:
+    """ViT-large fully sharded keeps 16 GPUs busy for less time, and their hosts for longer, than data parallel does."""
+    result = shardscope.plan("vit-large", cluster="2x8-h100", layers=4)
+    best, fsdp = result.best, next(p for p in result.plans if p.name == "FSDP")
+    assert fsdp.cost.gpu_time_s < best.cost.gpu_time_s and fsdp.cost.step_time_s > best.cost.step_time_s
+    assert best.cost.step_time_s == min(p.cost.step_time_s for p in result.plans if p.fits)
+    assert (
+        not best.optimal
+        and best.bound is not None
+        and best.bound <= 1.0001 * min(p.cost.gpu_time_s for p in result.plans)
+    )
+    (note,) = [n for n in result.notes if "waits for its host" in n]
+    assert f"no plan's step is shorter than {1e3 * best.bound:.4g} ms" in note
+
+
+def test_the_host_of_a_rank_runs_ahead_in_a_bubble() -> None:
+    """Two stages, forward 1 s and backward 2 s, 2 micro-batches in 1f1b: F F B B behind F B F B, 9 s of which each works 6."""
+    one = StageCost(1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0)
+    cut = Pipeline(2, "1f1b", (1, 1))
+    assert simulated_pipeline(cut, [one] * 2, 2).step_s == 9
+    quick = replace(one, host_forward_s=1.0, host_backward_s=1.0)  # a pass is issued while the one before runs
+    assert simulated_pipeline(cut, [quick] * 2, 2).step_s == 9
+    late = replace(one, host_forward_s=4.0, host_backward_s=1.0)
+    # rank 0 issues F0 until 4, F1 until 8; rank 1 F0 until 4 and B0 until 5, F1 until 9 and B1 until 10. Its last backward waits for F1,
+    # which ends with its last kernel: 9, then 11. Rank 0 follows: 13.
+    assert simulated_pipeline(cut, [late] * 2, 2).step_s == 13
+
+
+def test_a_plan_with_stages_waits_too_and_keeps_its_hosts_in_its_file(tmp_path: Path) -> None:
+    found = shardscope.price(
+        "gpt2-xl", cluster="1x8-h100:gpus=2", layout="pp=2", micro_batch=1, accumulate=4, layers=8, advise=False
+    )
+    plan = found.plan
+    assert plan is not None and plan.cost.pipeline is not None and plan.cost.host_wait_s > 0
+    assert all(stage.host_forward_s > 0 for stage in plan.cost.pipeline.stages)
+    shardscope.save_plan(plan, tmp_path / "plan.json")
+    assert shardscope.load_plan(tmp_path / "plan.json").cost.pipeline == plan.cost.pipeline
 
 
 def test_only_a_stack_whose_calls_are_known_waits() -> None:

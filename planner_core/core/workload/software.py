@@ -25,6 +25,8 @@ ATTENTION = ("flash1", "flash2", "cudnn", "flash3", "efficient", "softmax", "mat
 attention; `math`: torch's products and softmax in float32."""
 TORCH_ATTENTION = "sdpa"
 """The kernel that `scaled_dot_product_attention` takes: it depends on the GPU and on the operands (`cost.compute.sdpa`)."""
+TORCH_RELEASE = re.compile(r"sdpa:(\d{1,2})\.(\d{1,3})(?:\.\d{1,3})?(?:\+cu(\d{3}))?")
+"""The same for a release of torch, as `torch.__version__` writes it: "sdpa:2.9" or "sdpa:2.11.0+cu128". Without one: a new one."""
 LOSSES = ("eager", "fused", "whole", "gathered")
 NORMS = ("operators", "kernel")
 """A norm as the operators of the model's code, or as one kernel, which keeps its operand and a number for each token."""
@@ -78,9 +80,9 @@ class Stack:
 class Software:
     """What a run states of its software. None: as its `stack` does, which is "torch" if none is stated.
 
-    `attention`: one of `ATTENTION`, or "sdpa". `optimizer_kernels`: one of `OPTIMIZER_KERNELS`. `compiled`: each block runs through
-    torch.compile. `loss`: one of `LOSSES`, or "chunked:8". `gradients`: the dtype in which gradients are kept and summed; None: that of the
-    weights that the optimizer updates.
+    `attention`: one of `ATTENTION`, "sdpa", or "sdpa:2.9" for a release of torch. `optimizer_kernels`: one of `OPTIMIZER_KERNELS`.
+    `compiled`: each block runs through torch.compile. `loss`: one of `LOSSES`, or "chunked:8". `gradients`: the dtype in which gradients
+    are kept and summed; None: that of the weights that the optimizer updates.
     """
 
     stack: str | None = None
@@ -99,8 +101,13 @@ class Software:
     def check_software(self) -> None:
         """Raise InputError for a value that does not exist."""
         self.resolved()
+        kernels = (*ATTENTION, TORCH_ATTENTION)
+        if self.attention is not None and self.attention not in kernels and not TORCH_RELEASE.fullmatch(self.attention):
+            raise InputError(
+                f"--attention {short(self.attention)} is not one of {', '.join(kernels)} and sdpa:RELEASE of torch; give e.g. "
+                "--attention sdpa:2.9"
+            )
         for name, allowed in (
-            ("attention", (*ATTENTION, TORCH_ATTENTION)),
             ("optimizer_kernels", OPTIMIZER_KERNELS),
             ("gradients", GRADIENTS),
         ):
