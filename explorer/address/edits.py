@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from planner_core.core import InputError, Placements, Plan, R, Shard, format_placements
 from planner_core.planning import Editable, Result, edit, prepare_planner
 
-OTHER_WEIGHTS = {"keep": "stay as they are", "anew": "are chosen anew"}
+OTHER_WEIGHTS = {"keep": "stay as they are", "anew": "are chosen again"}
 
 
 @dataclass(frozen=True, slots=True)

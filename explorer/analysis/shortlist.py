@@ -38,13 +38,14 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     descriptions = {recommended: f"recommended: {tool} runs it as it is" if tool else "recommended"}
     if plans[recommended].method in BASELINES and not tool:
         descriptions[recommended] = "recommended: stock tools run it as it is"
+    best = "the exact optimum" if plans[fastest].optimal else "the best found"
     if fastest != recommended:
         gain = plans[recommended].cost.step_time_s / plans[fastest].cost.step_time_s - 1
         if gain >= MIN_GAIN or recipe.layout_name(plans[recommended]) != recipe.layout_name(plans[fastest]):
             note = f"; {units.percent(gain)} faster is less than the doubt" if gain >= MIN_GAIN else ""
-            descriptions[fastest] = "the exact optimum" + note
+            descriptions[fastest] = best + note
         else:
-            descriptions[recommended] += ", as fast as the exact optimum"
+            descriptions[recommended] += f", as fast as {best}"
     descriptions |= {n: "what you run now" for n, p in plans.items() if p.method == STATED_METHOD}
     staged = {n: p for n, p in plans.items() if p.name == STAGES_PLAN_NAME}
     descriptions |= {n: _describe_stages(p, plans[fastest]) for n, p in staged.items()}

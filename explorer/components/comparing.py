@@ -241,7 +241,9 @@ def show_restrictions(result: Result) -> None:
     name = methods[method]
     with st.spinner(f"From exact to {name}", show_time=True):
         # a method's space is compared with the free one, whatever tool the page plans for
-        steps = _ablation_steps(replace(result.request, method="exact", objective="time", tool=None), method)
+        steps = _ablation_steps(
+            replace(result.request, method="exact", objective="time", tool=None, prove=False), method
+        )
     st.markdown(frame.escape(words.describe_restrictions(name, [(step.says, step.plan) for step in steps])))
     body = [_ablation_row(step, steps[k - 1] if k else None) for k, step in enumerate(steps)]
     head = ["each row adds", "mesh", "sent per GPU", "communication", "step", "memory", "fits"]

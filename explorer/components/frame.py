@@ -23,7 +23,8 @@ from planner_core.planning import Result
 from planner_core.planning.analysis import unknown_ops
 
 NOWRAP_LENGTH = 18
-"""Cells of fewer characters stay on one line."""
+"""Cells of fewer characters, tags not counted, stay on one line."""
+TAG = re.compile("<[^>]*>")
 MAX_LISTED = 12
 """Names that a warning lists."""
 CHART = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "autoScale2d"], "scrollZoom": False}
@@ -128,7 +129,7 @@ def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str 
 
 
 def _nowrap(cell: str) -> str:
-    return ' class="short"' if len(cell) < NOWRAP_LENGTH else ""
+    return ' class="short"' if len(TAG.sub("", cell)) < NOWRAP_LENGTH else ""
 
 
 def show_records(records: Sequence[Mapping[str, object]], alt: str, **options: Any) -> None:

@@ -10,13 +10,14 @@ from explorer.address import settings
 from explorer.analysis.shortlist import shortlist
 from explorer.components import frame, graphs, remedies
 from explorer.components.overview import launch, node, table
-from explorer.session import current_setup, pipeline_plan, state
-from explorer.text import units
+from explorer.session import current_setup, pipeline_plan, proof, state
+from explorer.text import recipe, units
 from planner_core.core import Plan
 from planner_core.planning import Result, replicated_gpus
+from planner_core.planning.methods import EXACT
 from planner_core.search.network import find_runs
 
-WIDTH, HEIGHT = 470, 690  # pixels of the graph
+WIDTH, HEIGHT = 470, 660  # pixels of the graph
 
 
 def page() -> None:
@@ -48,19 +49,33 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
     with right:
         table.show_table(result, plans, listed, chosen)
         launch.show_export_bar(result, chosen, plan)
-        if pipeline_plan.is_pending():
-            _stages(result)
+        if pipeline_plan.is_pending() or proof.is_pending(result):
+            _searches(result)
+        elif result.fastest.fits and not result.fastest.optimal and result.fastest.method == EXACT.name:
+            st.caption(frame.escape(f"{_describe_gap(result.fastest)}."))
         node.show_node(result, chosen, plan)
 
 
 @st.fragment(run_every=1.0)
-def _stages(result: Result) -> None:
-    """Draw a line while stages are searched in the background; once that is known the page shows it."""
-    job = pipeline_plan.start_search(result)
-    if job.done and not pipeline_plan.is_pending():
-        st.rerun()
-    told = f": {job.last_message.replace(' world', ' GPUs')}" if job.last_message else ""
-    st.caption("" if job.done else f"Looking at pipeline stages{told}")
+def _searches(result: Result) -> None:
+    """Draw a line for each search in the background; once one has an answer, the page shows it."""
+    if pipeline_plan.is_pending():
+        job, line = pipeline_plan.start_search(result), "Looking at pipeline stages"
+    else:
+        job, line = proof.start(result), f"{_describe_gap(result.fastest)}, still proving"
+    if job.done:
+        if not (pipeline_plan.is_pending() or proof.is_pending(result)):
+            st.rerun()
+        return
+    message = job.last_message.replace(" world", " GPUs")
+    st.caption(frame.escape(f"{line}: {message}" if message else line))
+
+
+def _describe_gap(plan: Plan) -> str:
+    """Say how far the fastest plan may be from the best there is."""
+    gap = proof.gap_of(plan)
+    name = recipe.layout_name(plan)
+    return f"{name} is not proven" if gap is None else f"{name} is within {units.percent(gap)} of the best there is"
 
 
 def folded(result: Result) -> str:

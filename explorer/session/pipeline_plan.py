@@ -68,13 +68,6 @@ def result_of_planner(result: Result, planner: Planner, plan: Plan) -> Result:
 
 
 def start_search(result: Result) -> BackgroundJob:
-    """Search while the page is read. The search that this visitor started before is cancelled."""
+    """Search while the page is read."""
     request = state.current_request()
-    before: tuple[Request, BackgroundJob] | None = st.session_state.get("ahead")
-    if before and before[0] == request:  # also one that failed: it would fail as before
-        return before[1]
-    if before:
-        before[1].cancel()
-    job = BackgroundJob(lambda progress: search(result, request, progress))
-    st.session_state["ahead"] = request, job
-    return job
+    return state.start_job("stages", lambda progress: search(result, request, progress))

@@ -21,6 +21,7 @@ from explorer.address.pins import EDITED_ID
 from explorer.address.settings import Unreadable
 from explorer.graph.modules import group_by_module
 from explorer.graph.scene import Scene, build_scene
+from explorer.jobs.background import BackgroundJob
 from explorer.jobs.result_cache import ResultCache
 from explorer.session.pace import REPORT_INTERVAL_S
 from explorer.text.option_words import page_wording as page_wording
@@ -53,6 +54,7 @@ def begin_page(page: str) -> None:
     if "values" not in state or (known != written and not bare and not changed):
         state["values"], state["problems"] = settings.parse_query(known)
         state["version"], state["edit_notes"] = version() + 1, ()
+        cancel_jobs()
         state["asked"] = state.get("asked", 0) + 1
     state["page"] = page
     query = settings.to_query(state["values"])
@@ -98,11 +100,26 @@ def change(**new: Any) -> None:
     if any(after[k] != current[k] for k in settings.REQUEST_KEYS):
         after |= {k: () for k in ("lasso", "among") if k not in new}
         st.session_state["edit_notes"] = notes
+        cancel_jobs()
     if after != current:
         st.session_state["version"] = version() + 1
     current.update(after)
     st.session_state["changed"] = True
     st.session_state["problems"] = []
+
+
+def start_job(name: str, work: Callable[[Progress], object]) -> BackgroundJob:
+    """Start work of this visitor for the current settings, once; a change of the request cancels it."""
+    jobs: dict[str, BackgroundJob] = st.session_state.setdefault("jobs", {})
+    if name not in jobs:  # one that failed stays too: it would fail as before
+        jobs[name] = BackgroundJob(work)
+    return jobs[name]
+
+
+def cancel_jobs() -> None:
+    """Cancel what this visitor no longer waits for."""
+    for job in st.session_state.pop("jobs", {}).values():
+        job.cancel()
 
 
 def edit_notes() -> tuple[str, ...]:
@@ -181,6 +198,12 @@ def plan_request(request: Request, progress: Progress | None = None) -> Result:
     result = _plans().get(request, lambda: plan_model(request, uploaded_source(request, progress), progress), waiting)
     _plans().put(result.request, result)
     return result
+
+
+def replace_result(request: Request, result: Result) -> None:
+    """Keep a better result of a request, for all sessions."""
+    _plans().put(request, result)
+    _plans().put(result.request, result)
 
 
 def known_result(request: Request) -> Result | None:

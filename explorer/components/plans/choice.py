@@ -170,11 +170,11 @@ def _plan_record(plan_id: str, plan: Plan, home: Result, result: Result, unit: s
     work = recipe.describe_extra_work(plan)
     return {
         "plan": recipe.layout_name(plan),
-        "what": words.plan_title(plan) + (f", {work}" if work else ""),
         f"step, {unit}": round_figures(plan.cost.step_time_s * scale),
         f"communication, {unit}": round_figures(plan.cost.comm_time_s * scale),
-        f"of it exposed, {unit}": round_figures(plan.cost.exposed_comm_time_s * scale),
         "memory, GiB": round_figures(plan.cost.memory_bytes["peak"] / units.GIB),
+        "what": words.plan_title(plan) + (f", {work}" if work else ""),
+        f"of it exposed, {unit}": round_figures(plan.cost.exposed_comm_time_s * scale),
         "fits": "yes" if plan.fits else "no",
         "sent, GB": round_figures(sent_per_gpu(plan) / 1e9),
         "minimises": objective_of(plan),
@@ -221,8 +221,8 @@ def _column_config(unit: str) -> dict[str, Any]:
     mfu = "Model FLOPs utilisation: the model’s work, without what is computed again, over the GPUs’ peak"
     tie = "As fast as the fastest plan that fits, as far as the prediction can tell (by published runs of their kinds)"
     return {
-        "plan": text(width=200, help=glossary.PLAN_WORDS),
-        "what": text(width=225),
+        "plan": text(width=230, help=glossary.PLAN_WORDS),
+        "what": text(width=200),
         "fits": text(width=50),
         f"communication, {unit}": number(help="Time of all collectives of a step, hidden or not"),
         "memory, GiB": number(help="The most that one GPU holds at once"),
