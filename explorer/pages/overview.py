@@ -61,14 +61,13 @@ def _searches(result: Result) -> None:
     """Draw a line for each search in the background; once one has an answer, the page shows it."""
     if pipeline_plan.is_pending():
         job, line = pipeline_plan.start_search(result), "Looking at pipeline stages"
-    else:
+    elif proof.is_pending(result):
         job, line = proof.start(result), f"{_describe_gap(result.fastest)}, still proving"
-    if job.done:
-        if not (pipeline_plan.is_pending() or proof.is_pending(result)):
-            st.rerun()
-        return
-    message = job.last_message.replace(" world", " GPUs")
-    st.caption(frame.escape(f"{line}: {message}" if message else line))
+    else:
+        st.rerun()
+    if not job.done:
+        message = job.last_message.replace(" world", " GPUs")
+        st.caption(frame.escape(f"{line}: {message}" if message else line))
 
 
 def _describe_gap(plan: Plan) -> str:

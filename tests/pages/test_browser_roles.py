@@ -61,6 +61,18 @@ def test_an_engineer_plans_for_a_tool_against_what_is_run_now_and_exports(visit:
     assert "parallelism.data_parallel_shard_degree" in (tmp_path / "torchtitan.txt").read_text(encoding="utf-8")
     expect(dialog.locator("code", has_text="torchtitan.train").first).to_contain_text("--nproc-per-node 8")
     page.keyboard.press("Escape")
+    visit.settle()
+    chip(visit, "cluster")
+    page.get_by_role("spinbutton", name="Nodes", exact=True).fill("2")
+    press(visit, "cluster")
+    stayed = ("tool=torchtitan", "batch=64", "nodes=2", "inter=400", "cluster=1x8-h100", "layers=2")
+    visit.asks(lambda query: all(x in query for x in stayed))
+    expect(page.locator("[data-testid=stAlert]", has_text="cannot be priced")).to_have_count(1)
+    chip(visit, "setup")
+    page.get_by_role("textbox", name=re.compile("What you run now on these 16 GPUs")).fill("FSDP 16")
+    press(visit, "setup")
+    expect(page.locator("[data-testid=stAlert]")).to_have_count(0)
+    visit.asks(lambda query: "setup=fsdp" in query and all(x in query for x in stayed))
 
 
 @pytest.mark.sample
@@ -87,6 +99,12 @@ def test_a_student_sees_what_repeats_and_how_a_weight_is_split(visit: Visit) -> 
     page.go_back()
     page.locator("g.node.picked").wait_for()
     visit.asks(lambda query: "q_proj" in query and "q_proj" in before)
+    chip(visit, "model")
+    page.get_by_role("combobox", name="Model").click()
+    page.get_by_role("option", name="T5-large").click()
+    visit.settle()
+    expect(page.locator("g.node.block .times")).to_have_text(["× 24", "× 24"])
+    visit.asks(lambda query: "model=t5-large" in query and "q_proj" not in query and "plan=" not in query)
 
 
 @pytest.mark.sample
@@ -109,6 +127,15 @@ def test_a_researcher_compares_methods_and_takes_the_rows_along(visit: Visit, tm
     page.get_by_role("radio", name="Candidates of a block").click()
     visit.asks(lambda query: "tab=block" in query)
     page.locator(".js-plotly-plot").first.wait_for()
+    visit.turn("Compare")
+    page.get_by_role("radio", name="TAP", exact=True).click()
+    page.get_by_text(re.compile("TAP’s plan takes")).wait_for()
+    visit.settle()
+    chip(visit, "batch")
+    page.get_by_role("textbox", name="Batch of a step").fill("16")
+    press(visit, "batch")
+    stayed = ("model=gpt2-xl", "cluster=1x8-h100", "layers=2", "rungs=tap", "batch=16")
+    visit.asks(lambda query: all(x in query for x in stayed))
 
 
 def test_a_shared_link_opens_the_same_view_and_links_of_before_still_do(visit: Visit) -> None:

@@ -1,0 +1,115 @@
+"""The first page says how far an unproven plan may be from the best, and settles once the proof is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from explorer.address import settings
+from explorer.session import proof, state
+from planner_core.core import Plan
+from planner_core.planning import Progress, Request, Result
+from tests.support.app_test import AppTest
+from tests.support.plans import planned
+
+SCRIPT = Path(__file__).resolve().parents[2] / "explorer/pages/overview.py"
+REQUEST = {"model": "gpt2-xl", "cluster": "1x8-h100", "layers": "2", "batch": "24", "seq": "512"}
+
+
+def unproven(plan: Plan) -> Plan:
+    return replace(plan, optimal=False, bound=plan.cost.step_time_s / 1.02)
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    """Nothing of these results may reach another test."""
+    yield
+    state._plans.clear()
+    proof._results.clear()
+
+
+@pytest.fixture
+def proven() -> Result:
+    found = planned(Request("gpt2-xl", cluster="1x8-h100", layers=2, batch=24, seq=512))
+    assert found.fastest.optimal
+    return found
+
+
+def captions(at: AppTest) -> str:
+    return " ".join(c.value for c in at.caption).replace("\\", "")
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, first: Result) -> AppTest:
+    monkeypatch.setattr(state, "plan_model", lambda *_: first)
+    at = AppTest.from_file(SCRIPT, default_timeout=60)
+    for key, text in REQUEST.items():
+        at.query_params[key] = text
+    at.run()
+    assert not at.exception
+    return at
+
+
+def test_the_line_settles_when_the_gap_is_closed(monkeypatch: pytest.MonkeyPatch, proven: Result) -> None:
+    first = replace(proven, plans=tuple(map(unproven, proven.plans)))
+    ready: list[bool] = []
+
+    def prove(result: Result, progress: Progress) -> Result:
+        assert result is first
+        while not ready:
+            progress("search on 8 world")
+            time.sleep(0.01)
+        return proven
+
+    monkeypatch.setattr(proof, "prove", prove)
+    at = opened(monkeypatch, first)
+    assert "is within 2 % of the best there is, still proving" in captions(at)
+    ready.append(True)
+    for _ in range(100):
+        at.run()
+        if "proving" not in captions(at):
+            break
+        time.sleep(0.05)
+    assert "the best there is" not in captions(at)
+    assert state.known_result(state_request(at)) is proven
+
+
+def test_a_gap_that_stays_open_is_said(monkeypatch: pytest.MonkeyPatch, proven: Result) -> None:
+    first = replace(proven, plans=tuple(map(unproven, proven.plans)))
+    monkeypatch.setattr(proof, "prove", lambda result, progress: result)
+    at = opened(monkeypatch, first)
+    for _ in range(100):
+        at.run()
+        if "proving" not in captions(at):
+            break
+        time.sleep(0.05)
+    assert "is within 2 % of the best there is." in captions(at)
+
+
+def test_a_proof_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch, proven: Result) -> None:
+    first = replace(proven, plans=tuple(map(unproven, proven.plans)))
+
+    def prove(result: Result, progress: Progress) -> Result:
+        while True:  # until the report raises
+            progress("search on 8 world")
+            time.sleep(0.01)
+
+    monkeypatch.setattr(proof, "prove", prove)
+    at = opened(monkeypatch, first)
+    job = at.session_state["jobs"]["proof"]
+    assert not job.done
+    monkeypatch.setattr(state, "plan_model", lambda *_: proven)
+    at.query_params["batch"] = "32"
+    at.run()
+    for _ in range(100):
+        if job.done:
+            break
+        time.sleep(0.05)
+    assert job.done and proof._results().peek(state_request(at)) is None
+
+
+def state_request(at: AppTest) -> Request:
+    return settings.build_request(at.session_state["values"])
