@@ -11,8 +11,9 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import forkserver, spawn
 from pathlib import Path
 from typing import Any
@@ -109,23 +110,40 @@ def _wait(ranks: list[Any], folder: str, deadline: float, timeout_s: float) -> N
     while any(p.is_alive() for p in ranks) or any(p.exitcode for p in ranks):
         if any(p.exitcode for p in ranks):
             time.sleep(GRACE_S)  # a rank that dies makes others fail: the cause may be reported last
-            rank, said = min(
-                (_read_failure(r, p.exitcode, folder) for r, p in enumerate(ranks) if p.exitcode), key=_is_consequence
-            )
-            raise VerificationFailed(f"rank {rank} of {len(ranks)} failed: {said}")
+            failures = [_read_failure(r, p.exitcode, folder) for r, p in enumerate(ranks) if p.exitcode]
+            raise find_cause(failures, len(ranks))
         if time.monotonic() > deadline:
             raise VerificationFailed(f"{len(ranks)} ranks did not finish in {timeout_s:g} s; all of them were stopped")
         time.sleep(0.02)
 
 
-def _read_failure(rank: int, status: int, folder: str) -> tuple[int, str]:
+@dataclass(frozen=True)
+class RankFailure:
+    """Why a rank failed. `lost_peer`: another rank was gone, so this failure is a consequence of that one's."""
+
+    rank: int
+    text: str
+    lost_peer: bool = False
+
+
+def _read_failure(rank: int, status: int, folder: str) -> RankFailure:
     report = Path(folder) / f"{rank}.error"
-    return rank, report.read_text() if report.exists() else f"it exited with status {status}"
+    if not report.exists():
+        return RankFailure(rank, f"it exited with status {status}")
+    return RankFailure(rank, **json.loads(report.read_text()))
 
 
-def _is_consequence(failure: tuple[int, str]) -> bool:
-    """Return whether a rank failed since another one was gone: such a failure is not the cause."""
-    return "Connection" in failure[1]
+def describe_failure(error: Exception) -> dict[str, Any]:
+    """Return the fields of a RankFailure as plain data. gloo raises a plain RuntimeError, "Connection closed by peer", if one is gone."""
+    detail = "\n" + traceback.format_exc() if os.environ.get("SHARDSCOPE_TRACEBACK") else ""
+    lost_peer = isinstance(error, (ConnectionError, dist.DistNetworkError)) or "Connection" in str(error)
+    return {"text": f"{type(error).__name__}: {error}{detail}", "lost_peer": lost_peer}
+
+
+def find_cause(failures: Iterable[RankFailure], num_ranks: int) -> VerificationFailed:
+    """Return the error about the first failure that is not the consequence of another one, if any."""
+    cause = min(failures, key=lambda failure: failure.lost_peer)
+    return VerificationFailed(f"rank {cause.rank} of {num_ranks} failed: {cause.text}")
 
 
 def _run_rank(folder: str, rank: int, num_ranks: int, backend: str | None, work: Work, args: tuple[Any, ...]) -> None:
@@ -140,7 +158,5 @@ def _run_rank(folder: str, rank: int, num_ranks: int, backend: str | None, work:
             dist.barrier()  # no rank leaves while another still reads from it
         os._exit(0)  # all is written; torch's teardown of busy gloo threads was seen to abort
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        detail = traceback.format_exc() if os.environ.get("SHARDSCOPE_TRACEBACK") else ""
-        (Path(folder) / f"{rank}.error").write_text(text + ("\n" + detail if detail else ""))
+        (Path(folder) / f"{rank}.error").write_text(json.dumps(describe_failure(error)))
         os._exit(1)

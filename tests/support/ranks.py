@@ -17,7 +17,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import connection
@@ -110,10 +109,9 @@ class _Team:
         for pipe in self.pipes:
             pipe.send((work, args))
         answers = self._answers(time.monotonic() + timeout_s)
-        failures = [(rank, said) for rank, (ok, said, _) in sorted(answers.items()) if not ok]
+        failures = [processes.RankFailure(rank, **said) for rank, (ok, said, _) in sorted(answers.items()) if not ok]
         if failures:
-            rank, said = min(failures, key=processes._is_consequence)
-            raise VerificationFailed(f"rank {rank} of {len(self.pipes)} failed: {said}")
+            raise processes.find_cause(failures, len(self.pipes))
         if len(answers) < len(self.pipes):
             raise VerificationFailed(
                 f"{len(self.pipes)} ranks did not finish in {timeout_s:g} s; all of them were stopped"
@@ -121,9 +119,9 @@ class _Team:
         self.reusable = self.jobs < MOST_JOBS and not any(changed for _, _, changed in answers.values())
         return [json.loads(answers[rank][1]) for rank in range(len(self.pipes))]
 
-    def _answers(self, deadline: float) -> dict[int, tuple[bool, str, bool]]:
+    def _answers(self, deadline: float) -> dict[int, tuple[bool, Any, bool]]:
         """What the ranks say until the deadline. Once one has failed the others have little time left to say why."""
-        answers: dict[int, tuple[bool, str, bool]] = {}
+        answers: dict[int, tuple[bool, Any, bool]] = {}
         while len(answers) < len(self.pipes) and (left := deadline - time.monotonic()) > 0:
             waiting = [pipe for rank, pipe in enumerate(self.pipes) if rank not in answers]
             for pipe in connection.wait(waiting, left):
@@ -132,7 +130,8 @@ class _Team:
                     answers[rank] = self.pipes[rank].recv()
                 except EOFError:
                     self.processes[rank].join()
-                    answers[rank] = False, f"it exited with status {self.processes[rank].exitcode}", True
+                    status = self.processes[rank].exitcode
+                    answers[rank] = False, {"text": f"it exited with status {status}"}, True
                 if not answers[rank][0]:
                     deadline = min(deadline, time.monotonic() + GRACE_S)
         return answers
@@ -160,14 +159,13 @@ def _serve(folder: str, rank: int, num_ranks: int, backend: str | None, jobs: An
         except EOFError:
             os._exit(0)
         except Exception as error:
-            jobs.send((False, f"{type(error).__name__}: {error}", True))
+            jobs.send((False, processes.describe_failure(error), True))
             continue
         with _put_back(bool(backend)) as changed:
             try:
-                answer = True, json.dumps(work(*args))
+                answer: tuple[bool, Any] = True, json.dumps(work(*args))
             except Exception as error:
-                detail = f"\n{traceback.format_exc()}" if os.environ.get("SHARDSCOPE_TRACEBACK") else ""
-                answer = False, f"{type(error).__name__}: {error}{detail}"
+                answer = False, processes.describe_failure(error)
             del work, args
         jobs.send((*answer, bool(changed)))
 

@@ -35,6 +35,7 @@ from planner_core.runtime.program.collectives.torch_names import check_torch
 from planner_core.verification.api import check_rules, scaled, verify
 from planner_core.verification.fake.group import verify_fake
 from planner_core.verification.numerics import verify_all
+from planner_core.verification.processes import RankFailure, describe_failure, find_cause
 from tests.support.plans import planned, searched
 from tests.support.ranks import fresh_ranks, run_ranks
 from tests.support.tiny_models import tiny_config
@@ -373,6 +374,16 @@ def test_no_folder_to_meet_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_that_dies_is_named() -> None:
     with pytest.raises(VerificationFailed, match="rank 1 of 2 failed: it exited with status 7"):
         fresh_ranks(_die, 2, (1,), timeout_s=120)
+
+
+def test_the_rank_that_failed_first_is_named_and_not_one_that_lost_its_peer() -> None:
+    """The text of the cause may say what it likes: "it exited" says nothing of connections, and neither decides."""
+    closed = RuntimeError("Connection closed by peer [127.0.0.1]:4242")
+    failures = [
+        RankFailure(0, **describe_failure(closed)),
+        RankFailure(1, "it lost a Connection object", lost_peer=False),
+    ]
+    assert str(find_cause(failures, 2)) == "rank 1 of 2 failed: it lost a Connection object"
 
 
 @pytest.mark.slow
