@@ -6,13 +6,14 @@ One model may have several programs (training, evaluation, other shapes). They s
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import ast
 import collections
 import contextlib
 import functools
 import inspect
 import itertools
 import linecache
-import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -138,7 +139,10 @@ def _weights_class(names: tuple[str, ...]) -> Callable[..., Any]:
 
 def read_buffers(source: str) -> tuple[str, ...]:
     """Return the names of the buffers that generated code reads."""
-    return tuple(dict.fromkeys(re.findall(r"buffers\[['\"]([^'\"]+)['\"]\]", source)))
+    found = (n for n in ast.walk(ast.parse(textwrap.dedent(source))) if isinstance(n, ast.Subscript))
+    # `buffers["name"]` in tables and constants, `units.buffers["name"]` in forward
+    read = (n.slice for n in found if "buffers" in (getattr(n.value, "id", ""), getattr(n.value, "attr", "")))
+    return tuple(dict.fromkeys(str(key.value) for key in read if isinstance(key, ast.Constant)))
 
 
 class BoundProgram:
@@ -192,7 +196,7 @@ class BoundProgram:
         # Constants may be made another way here than where the script was written, so the script says which buffers they need.
         texts = {n: inspect.getsource(functions[n]) for n in ("tables", "constants", "forward") if n in functions}
         self.has_tables = "tables" in functions
-        self.buffers = read_buffers("".join(texts.values()))
+        self.buffers = read_buffers("\n".join(texts.values()))
         self.table_buffers = read_buffers(texts.get("tables", ""))
         self.names |= {n: functions[n] for n in texts}
         for name, value in self.names.items():

@@ -53,9 +53,9 @@ def blocks_of(plan: Plan) -> Blocks:
     except (CannotRewrite, PlanMismatch) as error:
         return Blocks(why=str(error))
     program = prepared.program
-    source = program.source.partition("\n")[2].strip("\n")
-    before = program.source[: program.source.index(source)].count("\n")
-    lines = program.lines[before : before + source.count("\n") + 1]
+    written = [number for number, line in enumerate(program.lines) if line.text][1:]  # without the title
+    lines = program.lines[written[0] : written[-1] + 1]
+    source = "\n".join(line.text for line in lines)
     return Blocks(source, plan_digest(plan), prepared.inputs, tuple(program.foreign), lines=lines)
 
 

@@ -6,7 +6,6 @@ computed by `constants`, in each pass.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +28,7 @@ from planner_core.runtime.write.expressions import (
 from planner_core.runtime.write.functions import local_constant
 from planner_core.runtime.write.moves import MoveTable
 from planner_core.runtime.write.placed_tape import PlannedTape, refuse_mixed_samples
+from planner_core.runtime.write.source import used_names
 
 Cut = tuple[int, Placements]
 
@@ -44,6 +44,8 @@ class ConstantsWriter:
     lines: dict[bool, list[str]] = field(default_factory=lambda: {False: [], True: []})
     names: dict[int, str] = field(default_factory=dict)
     cuts: dict[Cut, str] = field(default_factory=dict)
+    cut_names: dict[str, str] = field(default_factory=dict)
+    """The names of constants that were cut, by the expressions that cut them."""
     table_names: list[str] = field(default_factory=list)
     used_table_names: list[str] = field(default_factory=list)
     """The names that `tables` returns to `constants` and to the units."""
@@ -52,6 +54,8 @@ class ConstantsWriter:
     draws: bool = False
     """Whether it draws random numbers, which all ranks draw alike."""
     constant_arguments: list[str] = field(default_factory=list)
+    tables: str = ""
+    """The source of `tables`; "" if nothing is left to it."""
 
     def write(self, wanted: Sequence[Cut], plain: Sequence[int]) -> list[str]:
         """Write both functions. `plain`: constants that the model returns unchanged."""
@@ -222,8 +226,8 @@ class ConstantsWriter:
             if text == whole and whole.isidentifier():  # a buffer that was written has no name of its own
                 self.cuts[number, placements] = whole
                 continue
-            same = next((n for t, n in self._made_cuts() if t == text), None)
-            name = same or self.scope.keep(f"own_{to_identifier(whole.rpartition('.')[2])}")
+            same = self.cut_names.get(text)
+            name = self.cut_names[text] = same or self.scope.keep(f"own_{to_identifier(whole.rpartition('.')[2])}")
             self.cuts[number, placements] = name
             varies = number in self.per_step or tensor.kind == INPUT
             if same is None:
@@ -231,13 +235,10 @@ class ConstantsWriter:
                 if not varies:
                     self.table_names.append(name)
 
-    def _made_cuts(self) -> list[tuple[str, str]]:
-        return [(t, n) for lines in self.lines.values() for line in lines for n, _, t in [line.partition(" = ")]]
-
     def _write_functions(self, plain: Sequence[int]) -> list[str]:
         results = [*self.cuts.values(), *(self._name_of(n) for n in plain)]
-        mentioned = set(re.findall(r"\w+", " ".join([*self.lines[True], *results])))
-        self.used_table_names = [n for n in dict.fromkeys(self.table_names) if n in mentioned]
+        used = used_names([*self.lines[True], *results])
+        self.used_table_names = [n for n in dict.fromkeys(self.table_names) if n in used]
         fixed, varying = self.lines[False], self.lines[True]
         if self.restored:
             varying.insert(0, f"{self.restore_name} = [(t, t.clone()) for t in ({', '.join(self.restored)},)]")
@@ -246,16 +247,16 @@ class ConstantsWriter:
         self.constant_arguments = [
             "buffers",
             *self.inputs.values(),
-            *(n for n in self.used_table_names if n in " ".join(varying)),
+            *(n for n in self.used_table_names if n in used_names(varying)),
         ]
-        found = []
+        functions = []
         if self.used_table_names:
-            found.append(_function_source("tables(buffers)", fixed, self.used_table_names))
+            self.tables = _function_source("tables(buffers)", fixed, self.used_table_names)
+            functions.append(self.tables)
         if varying:
-            found.append(
-                _function_source(f"constants({', '.join(self.constant_arguments)})", varying, self.constant_names)
-            )
-        return found
+            head = f"constants({', '.join(self.constant_arguments)})"
+            functions.append(_function_source(head, varying, self.constant_names))
+        return functions
 
 
 def _function_source(head: str, lines: Sequence[str], results: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from planner_core.runtime.write import operators
 from planner_core.runtime.write.expressions import RESERVED, NameScope, to_identifier
 from planner_core.runtime.write.moves import MoveTable
 from planner_core.runtime.write.placed_tape import PlannedTape
+from planner_core.runtime.write.source import normalize, parenthesize
 from planner_core.runtime.write.specs import BufferUse, FunctionSource, PlacedConstant, WeightUse
 
 OuterSteps = tuple[tuple[Step, ...], tuple[Step, ...]]
@@ -294,7 +295,7 @@ class FunctionWriter:
             self.names.hold(text, self._last_use(number, now))
         else:
             self.texts[number] = self.names.take(self.wanted_name(number), now, self._last_use(number, now))
-            self.body.append(f"{self.texts[number]} = {drop_parentheses(text)}")
+            self.body.append(f"{self.texts[number]} = {normalize(text)}")
 
     def _can_inline(self, now: int, call: TapeCall, text: str) -> bool:
         """Return whether an expression may be written inside the next one: that alone uses it, in the same statement."""
@@ -318,7 +319,7 @@ class FunctionWriter:
             names.append(name)
         made = iter(names)
         targets = [next(made) if isinstance(x, Ref) else "_" for x in call.shape]
-        self.body.append(f"{', '.join(targets)} = {drop_parentheses(text)}")
+        self.body.append(f"{', '.join(targets)} = {normalize(text)}")
         for number, edge in zip(call.outputs, self.layout.row(call).outputs, strict=True):
             moved = self.moves.apply(
                 self.texts[number], edge.forward, edge.backward if self.tape.tensors[number].grad else (), edge.segments
@@ -365,48 +366,6 @@ def wrap_no_grad(
             lines.append(f"    {body[number]}" if stops else body[number])
             found.append(sites[number])
     return lines, found
-
-
-def parenthesize(text: str) -> str:
-    """An expression that can be written inside another: in parentheses if it has an operator outside of its brackets."""
-    depth = 0
-    for at, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0 and (character == " " or (at == 0 and character == "-")):
-            return f"({text})"
-    return text
-
-
-def drop_parentheses(text: str) -> str:
-    """The text without parentheses around what is a whole argument."""
-    at = 0
-    while (at := text.find("(", at)) >= 0:
-        end = _closing_bracket(text, at)
-        before, after = text[:at].rstrip(" ")[-1:], text[end + 1 : end + 2]
-        alone = before in ("(", ",") and after in (")", ",") and not (before == "," and text[at - 1] != " ")
-        if alone and not _has_outer_comma(text[at + 1 : end]) and at + 1 < end:
-            text = text[:at] + text[at + 1 : end] + text[end + 1 :]
-        else:
-            at += 1
-    return text
-
-
-def _closing_bracket(text: str, at: int) -> int:
-    depth = 0
-    for end in range(at, len(text)):
-        depth += (text[end] in "([{") - (text[end] in ")]}")
-        if depth == 0:
-            return end
-    raise AssertionError(text)
-
-
-def _has_outer_comma(text: str) -> bool:
-    depth = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0 and character == ",":
-            return True
-    return False
 
 
 def local_constant(name: str, layout: PlannedTape, moves: MoveTable, number: int, placements: Placements) -> str:

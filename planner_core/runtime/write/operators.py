@@ -20,6 +20,7 @@ from planner_core.ops import LocalExecution, known_functions, operator
 from planner_core.runtime.record import CannotRewrite, MixesSamples, Ref, TapeCall
 from planner_core.runtime.write.expressions import WriteLeaf, write_arguments, write_call, write_callee, write_literal
 from planner_core.runtime.write.placed_tape import PlannedTape
+from planner_core.runtime.write.source import is_path
 
 RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel")
 EXPANSIONS = ("expand", "expand_as", "broadcast_to")
@@ -159,7 +160,7 @@ def write_reshape(x: str, old: tuple[int, ...], new: tuple[int, ...]) -> str:
         return f"{x}.unsqueeze({head})"
     if len(new_dims) == 1 and len(old_dims) > 1:
         return f"{x}.flatten({head}, {head + len(old_dims) - 1})" if tail else f"{x}.flatten({head})"
-    if x.replace(".", "").isidentifier():
+    if is_path(x):
         sizes = [
             *([f"*{x}.shape[:{head}]"] if head else []),
             *map(str, new_dims),

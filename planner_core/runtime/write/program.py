@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from planner_core.core import Edge, Shard, Step
 from planner_core.models.hooks import draws_random_numbers, is_inplace
+from planner_core.runtime.program.engine import read_buffers
 from planner_core.runtime.record import CannotRewrite, TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, INPUT, PARAMETER
 from planner_core.runtime.write.calls import ForwardWriter
@@ -16,8 +16,8 @@ from planner_core.runtime.write.expressions import RESERVED, NameScope, to_ident
 from planner_core.runtime.write.functions import INSIDE, FunctionWriter, OuterSteps
 from planner_core.runtime.write.moves import MoveTable, split_weight_steps
 from planner_core.runtime.write.placed_tape import BlockCopy, PlannedTape
+from planner_core.runtime.write.source import wrap_lines
 from planner_core.runtime.write.specs import BlockLine, Program, UnitBuffer, UnitInstance, UnitSpec, UnitUse
-from planner_core.runtime.write.wrapping import wrap_lines
 
 
 def write_program(
@@ -76,9 +76,7 @@ class _ProgramWriter:
         program = self._make_program("\n".join(line.text for line in lines), bool(constants.used_table_names))
         program.lines = lines
         program.draws = constants.draws or any(draws_random_numbers(c.fn) for i in self.instances for c in i.calls)
-        pattern = re.compile(r"buffers\[['\"]([^'\"]+)['\"]\]")
-        program.buffers = tuple(dict.fromkeys(name for line in whole for name in pattern.findall(line.text)))
-        program.table_buffers = tuple(dict.fromkeys(pattern.findall("\n".join(constants.lines[False]))))
+        program.buffers, program.table_buffers = read_buffers(program.source), read_buffers(constants.tables)
         return program
 
     def _find_buffer_writes(self) -> dict[int, int]:

@@ -1,11 +1,41 @@
-"""Break long lines of generated code after the commas of a bracket, so that they can be read without scrolling."""
+"""Generated code as source: its one spelling, its line breaks, and the names that it uses."""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterable
 from itertools import pairwise
 
 WIDTH = 120
 OPEN, CLOSE = "([{", ")]}"
+OPERATORS = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Lambda)
+
+
+def normalize(expression: str) -> str:
+    """Return an expression in Python's own spelling: without parentheses that say nothing."""
+    return ast.unparse(ast.parse(expression, mode="eval"))
+
+
+def parenthesize(expression: str) -> str:
+    """Return an expression that can be written inside another: in parentheses if an operator is its root."""
+    return f"({expression})" if isinstance(ast.parse(expression, mode="eval").body, OPERATORS) else expression
+
+
+def is_path(expression: str) -> bool:
+    """Return whether an expression is a name or an attribute of one, which costs nothing to write twice."""
+    node = ast.parse(expression, mode="eval").body
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
+def used_names(lines: Iterable[str]) -> set[str]:
+    """Return the names that statements read."""
+    nodes = ast.walk(ast.parse("\n".join(lines)))
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+# --- line breaks ------------------------------------------------------------------------------------
 
 
 def wrap_lines(source: str, width: int = WIDTH) -> str:
