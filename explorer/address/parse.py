@@ -9,7 +9,8 @@ from typing import Any
 
 from explorer.address import setups, uploaded_cluster
 from explorer.address.amounts import Unreadable
-from planner_core.core import InputError, cluster_names
+from planner_core.core import AUTO as AUTO
+from planner_core.core import OPTIONS, InputError, cluster_names
 from planner_core.models import ZOO
 
 MAX_TEXT = 2000
@@ -18,7 +19,6 @@ MAX_CORNERS = 40
 MAX_EDITS = 40
 EDIT_HEAD = re.compile(r"[a-z0-9-]{1,80}:(?:keep|anew)")
 EDIT_ONE = re.compile(r"[\w./-]{1,200}:[RS]\S{0,40}")
-AUTO = "auto"
 STAGE_NAMES: dict[int | str, str] = {
     AUTO: "stage as the search finds best",
     0: "weights, gradients and states kept (0)",
@@ -56,6 +56,18 @@ def one_of(known: Iterable[str], what: str) -> Parse:
         if text not in names:
             raise Unreadable(f"is not a known {what}; known are {', '.join(filter(None, names))}")
         return text
+
+    return parse
+
+
+def option_value(name: str) -> Parse:
+    """A parser of one of the values that an option has (`core.OPTIONS`)."""
+    option = OPTIONS[name]
+    known = one_of((*([AUTO] if option.automatic else []), *map(str, option.choices)), option.control)
+
+    def parse(text: str) -> Value:
+        known(text)
+        return AUTO if option.automatic and text == AUTO else option.kind(text)
 
     return parse
 

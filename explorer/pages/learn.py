@@ -301,7 +301,7 @@ def show_lesson(number: int) -> None:
     try:
         scene, question = scene_and_question(number, learner, here.values)
     except PlannerError as error:
-        st.error(state.page_wording(str(error)))
+        st.error(state.page_wording(error))
         return
     if here.requested_step >= scene.reveal:
         here.revealed = True  # a link past the question: somebody wants to show that step

@@ -48,7 +48,7 @@ def _price(result: Result, text: tuple[str, ...]) -> Result | str:
         planner = prepare_planner(request, state.uploaded_graph(request))
         (plan,) = planner.stated()
     except PlannerError as error:
-        return state.page_wording(str(error))
+        return state.page_wording(error)
     return pipeline_plan.result_of_planner(result, planner, plan)
 
 

@@ -255,7 +255,7 @@ def edited_plan(result: Result, edit: tuple[str, ...]) -> Plan | str:
         try:
             return edits.build_edited_plan(result, plan_ids(result.plans), edit)
         except PlannerError as error:
-            return page_wording(str(error))
+            return page_wording(error)
 
     return _edited_plans().get((result.request, edit), build)
 
@@ -298,7 +298,7 @@ def _plan_current(short: Callable[[], None]) -> Result:
         )
     except PlannerError as error:
         faded.empty()
-        place.error(page_wording(str(error)))
+        place.error(page_wording(error))
         if isinstance(error, NoPlanFits):
             short()
         st.stop()
@@ -411,7 +411,7 @@ def with_pinned(plans: Mapping[str, Plan]) -> dict[str, Plan]:
             plan_id, pinned = pins.parse_pin(pin, values())
             theirs = plan_ids(with_edit(plan_request(settings.build_request(pinned)), pinned["edit"]).plans)
         except (Unreadable, PlannerError) as error:
-            st.warning(f"A pinned plan, “{escape(pin[:40])}”, cannot be shown: {page_wording(str(error))}")
+            st.warning(f"A pinned plan, “{escape(pin[:40])}”, cannot be shown: {page_wording(error)}")
             continue
         if plan_id not in theirs:
             st.warning(f"There is no plan “{escape(plan_id[:40])}” at the settings of a pin; it is left out.")

@@ -7,32 +7,10 @@ import re
 import shlex
 from dataclasses import fields
 
-from planner_core.core import Cluster
+from planner_core.core import AUTO, OPTIONS, Cluster
 from planner_core.planning import Request
 
-OPTIONS = (
-    "cluster",
-    "mesh",
-    "batch",
-    "seq",
-    "layers",
-    "dtype",
-    "optimizer",
-    "zero",
-    "accumulate",
-    "recompute",
-    "precision",
-    "method",
-    "objective",
-    "tool",
-    "memory_gb",
-    "layout",
-    "chunks",
-    "offload",
-)
 ALWAYS_WRITTEN = ("cluster",)
-OPTION_NAMES = {"tool": "for"}
-"""Options whose name differs from that of the request's value."""
 PLAN_DEFAULTS = {"accumulate": None, "recompute": "auto"}
 """Defaults of the command `plan` that are not a request's."""
 UPLOADED_CONFIG = "config.json"
@@ -48,16 +26,16 @@ def plan_command(request: Request, file: str, pick: str = "") -> str:
     default = {f.name: f.default for f in fields(Request)} | PLAN_DEFAULTS
     model = UPLOADED_CONFIG if request.model.startswith("own-") else request.model
     parts = ["python -m planner_core plan", shlex.quote(model)]
-    for key in OPTIONS:
-        value = getattr(request, key)
-        if key == "zero" and value is None:
-            value = "auto"
-        if value is not None and (value != default[key] or key in ALWAYS_WRITTEN):
-            if value is True:
-                parts.append(f"--{key}")
-                continue
-            text = UPLOADED_CLUSTER.sub("cluster.json", value) if isinstance(value, str) else json.dumps(value)
-            parts.append(f"--{OPTION_NAMES.get(key, key).replace('_', '-')} {shlex.quote(text)}")
+    for option in (OPTIONS[key] for key in OPTIONS if key in default):
+        value = getattr(request, option.name)
+        if value == default[option.name] and option.name not in ALWAYS_WRITTEN:
+            continue
+        if option.kind is bool:
+            parts.append(option.switch)
+            continue
+        value = AUTO if value is None and option.automatic else value
+        text = UPLOADED_CLUSTER.sub("cluster.json", value) if isinstance(value, str) else json.dumps(value)
+        parts.append(f"{option.switch} {shlex.quote(text)}")
     chosen = [f"--pick {shlex.quote(pick)}"] if pick else []
     return " ".join([*parts, *chosen, "-o", shlex.quote(file)])
 

@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from planner_core.cli.calibrate import add_calibrate, run_calibrate
-from planner_core.cli.options import PROVE_HELP, Parser, add_software, shorten_words
-from planner_core.cli.pricing import OFFLOAD_HELP, add_adapters, add_budget, add_price, read_budget, run_price
+from planner_core.cli.options import (
+    Parser,
+    add_options,
+    add_software,
+    name_flags,
+    name_flags_in_result,
+    options_given,
+    shorten_words,
+)
+from planner_core.cli.pricing import add_budget, add_price, read_budget, run_price
 from planner_core.core import (
-    DEFAULT_PRECISION,
     RECOMPUTE,
-    SOFTWARE,
-    ZERO,
     Graph,
     InputError,
     Plan,
@@ -31,6 +36,32 @@ from planner_core.core import (
 from planner_core.planning import METHODS, Request
 from planner_core.planning.methods import EXAMPLE, FREE, TOOLS
 
+PLAN_OPTIONS = (
+    "cluster",
+    "mesh",
+    "optimizer",
+    "zero",
+    "recompute",
+    "accumulate",
+    "precision",
+    "expert_imbalance",
+    "chunks",
+    "offload",
+    "lora",
+    "nf4",
+    "prove",
+    "memory_gb",
+    "method",
+    "objective",
+)
+"""The options of `plan`, `compare` and `network`, beside those of the model and of the software."""
+PLAN_WORDS = {
+    "recompute": f"{' | '.join(RECOMPUTE)}: from what is chosen block by block to all; plan's default is auto",
+    "accumulate": "micro-batches of a step; plan's default is as many as it takes",
+    "method": " | ".join(METHODS),
+}
+"""What `--help` says of options whose values other packages name."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit status."""
@@ -41,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         with naming_extras():
             return int(args.run(args))
     except PlannerError as error:
-        print(shorten_words(str(error)), file=sys.stderr)
+        print(shorten_words(name_flags(error.sentence)), file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
         return 0
@@ -77,22 +108,15 @@ def _parser() -> Parser:
     plan.add_argument(
         "--regret", action="store_true", help="also what each plan loses if links or overlap are worse than assumed"
     )
-    plan.add_argument(
-        "--for",
-        dest="tool",
-        metavar="TOOL",
-        help=f"only plans that this tool can be told: {' | '.join((FREE, *TOOLS))}",
-    )
-    plan.add_argument(
-        "--micro-batch", type=int, help="samples of one data-parallel rank at once; default: what is best"
-    )
-    plan.add_argument("--layout", help=f"what runs now, e.g. {EXAMPLE}: it stands among the baselines")
+    tools = f"only plans that this tool can be told: {' | '.join((FREE, *TOOLS))}"
+    layouts = f"what runs now, e.g. {EXAMPLE}: it stands among the baselines"
+    add_options(plan, "tool", "micro_batch", "layout", tool=tools, layout=layouts)
     add_budget(plan)
     plan.set_defaults(run=_run_plan, recompute="auto", accumulate=None)
     compare = _add_plan_options(
         _add_model_options(commands.add_parser("compare", help="every method and baseline side by side"))
     )
-    compare.add_argument("--layout", help=f"what runs now, e.g. {EXAMPLE}: it stands among the baselines")
+    add_options(compare, "layout", layout=layouts)
     add_budget(compare)
     compare.set_defaults(run=_run_compare)
     network = _add_plan_options(
@@ -143,69 +167,19 @@ def _add_plan_commands(commands: Any) -> None:
 
 def _add_model_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
     p.add_argument("model", help="zoo name, config.json (or its folder), path.py:callable, or .pt2 file")
-    p.add_argument("--batch", type=int, help="samples per step, over all GPUs")
-    p.add_argument("--seq", type=int, help="tokens per sample")
-    p.add_argument("--dtype", help="bfloat16 | float16 | float32; default: the 16-bit type the GPU is fast in")
-    p.add_argument("--layers", type=int, help="override the depth")
+    add_options(p, "batch", "seq", "dtype", "layers")
     p.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return p
 
 
 def _add_plan_options(p: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    p.add_argument("--cluster", default="2x8-h100", help="name, or a JSON file")
-    p.add_argument("--mesh", help="e.g. 8 or 2x8; default: every factorisation of the cluster")
-    p.add_argument("--optimizer", default="adamw")
-    p.add_argument(
-        "--zero",
-        type=_parse_zero_stage,
-        default=3,
-        help="0 | 1 | 2 | 3: the ZeRO stage that weights may have; auto: the best of them",
-    )
-    p.add_argument(
-        "--recompute",
-        default="none",
-        help=f"{' | '.join(RECOMPUTE)}: from what is chosen block by block to all; plan's default is auto",
-    )
-    p.add_argument(
-        "--accumulate", type=int, default=1, help="micro-batches of a step; plan's default is as many as it takes"
-    )
-    p.add_argument(
-        "--precision",
-        default=DEFAULT_PRECISION,
-        help="mixed (weights, moments and gradients in float32; the default) | pure (all in the dtype)",
-    )
-    p.add_argument(
-        "--expert-imbalance",
-        type=float,
-        default=1.0,
-        help="where experts are dealt out: load of the fullest GPU over the mean; default 1, balanced routing",
-    )
-    p.add_argument(
-        "--chunks",
-        type=int,
-        default=1,
-        help="cut products into so many parts where the sum of one part over GPUs then hides behind the next; default 1",
-    )
-    p.add_argument("--offload", action="store_true", help=OFFLOAD_HELP)
-    add_adapters(p)
+    add_options(p, *PLAN_OPTIONS, **PLAN_WORDS)
     add_software(p)
-    p.add_argument("--prove", action="store_true", help=PROVE_HELP)
-    p.add_argument("--memory-gb", type=float, help="memory per GPU that a plan may take (10^9 bytes)")
-    p.add_argument("--method", default="exact", help=" | ".join(METHODS))
-    p.add_argument("--objective", default="time", help="time | communication")
     return p
 
 
-def _parse_zero_stage(text: str) -> int | None:
-    """The value of `--zero`. Raises InputError."""
-    if text != "auto" and text not in map(str, ZERO):
-        raise InputError(f"--zero {text!r} is not a stage; give auto, {', '.join(map(str, ZERO))}")
-    return None if text == "auto" else int(text)
-
-
 def _make_request(args: argparse.Namespace) -> Request:
-    given = {f.name: getattr(args, f.name) for f in fields(Request) if hasattr(args, f.name)}
-    return Request(**{n: v for n, v in given.items() if v is not None or n not in (*SOFTWARE, "nf4")})
+    return Request(**options_given(args, (f.name for f in fields(Request))))
 
 
 def _show_progress(text: str) -> None:
@@ -282,7 +256,7 @@ def _run_plan(args: argparse.Namespace) -> int:
     if args.pick and not args.output and not args.trace:
         raise InputError(f"--pick {args.pick!r} chooses the plan that -o writes; say where with -o FILE")
     request, budget = _make_request(args), read_budget(args)
-    result = plan_with_stages(request, _show_progress)
+    result = name_flags_in_result(plan_with_stages(request, _show_progress))
     chosen = _pick_plan(result.plans, args.pick) if args.pick else result.best
     times = simulate_steps(result)
     data, words = plan_report(result, budget, times), text(result, budget, times)
@@ -337,7 +311,8 @@ def _run_compare(args: argparse.Namespace) -> int:
     from planner_core.planning import compare_methods
     from planner_core.planning.analysis import plan_report, simulate_steps, text
 
-    budget, result = read_budget(args), compare_methods(_make_request(args), progress=_show_progress)
+    budget = read_budget(args)
+    result = name_flags_in_result(compare_methods(_make_request(args), progress=_show_progress))
     times = simulate_steps(result)
     return _print_result(args, plan_report(result, budget, times), text(result, budget, times))
 

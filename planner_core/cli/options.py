@@ -1,17 +1,18 @@
-"""Options of a command that are wrong, told in one sentence."""
+"""The options of a command from their table, and one sentence about an option that is wrong."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from planner_core.core import ATTENTION, GRADIENTS, LOSSES, OPTIMIZER_KERNELS, TORCH_ATTENTION, stack_names
+from planner_core.core import OPTIONS, SOFTWARE, Option, Plan, Sentence, option_switch, stack_names
+from planner_core.planning import Result
 
 USAGE_ERROR = 2
-PROVE_HELP = "wait until the gap between the plan and its bound is closed, as far as it can be"
 MIN_SIMILARITY = 0.7
 """How much an option must be like the wrong one to be named, from 0 to 1: --batch is like --micro-batch, --nodes is not like --tokens."""
 
@@ -33,40 +34,65 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
 
+def add_options(p: argparse._ActionsContainer, *names: str, **words: str) -> None:
+    """Add options of the table (`core.OPTIONS`). What is not given is absent from the namespace, so that the value's own default holds.
+    `words`: by name, what `--help` says in this command, if that is not what the table says."""
+    for name in names:
+        option = OPTIONS[name]
+        told = words.get(name, option.words)
+        if option.kind is bool:
+            p.add_argument(option.switch, dest=name, action="store_true", default=argparse.SUPPRESS, help=told)
+        else:
+            parse = _named_for_argparse(option)
+            p.add_argument(
+                option.switch, dest=name, type=parse, default=argparse.SUPPRESS, metavar=option.metavar, help=told
+            )
+
+
+def _named_for_argparse(option: Option) -> Callable[[str], Any]:
+    """The parser of an option's text. argparse names the type by it: "invalid int value"."""
+
+    def parse(text: str) -> Any:
+        return option.parse(text)
+
+    parse.__name__ = option.kind.__name__
+    return parse
+
+
+def options_given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """The options of these names that were given, or that the command sets."""
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+
+
 def add_software(p: argparse.ArgumentParser) -> None:
-    """Add what a run may state of its software (`core.Software`). What is not given is None."""
-    p.add_argument(
-        "--stack",
-        help=f"the program that trains: {' | '.join(stack_names())}; default torch, as plans and exported scripts run",
-    )
-    p.add_argument(
-        "--attention",
-        help=f"{' | '.join((*ATTENTION, TORCH_ATTENTION))}: the attention kernel; default the stack's: {TORCH_ATTENTION}, "
-        "which is what scaled_dot_product_attention takes on this GPU; sdpa:2.9 is what it takes in that release of torch",
-    )
-    p.add_argument(
-        "--optimizer-kernels",
-        help=f"{' | '.join(OPTIMIZER_KERNELS)}: how weights are updated; default the stack's: fused",
-    )
-    p.add_argument(
-        "--loss",
-        help=f"{' | '.join(LOSSES)} | chunked:N: how the loss of logits is computed; default as the model's code does",
-    )
-    p.add_argument(
-        "--gradients",
-        help=f"{' | '.join(GRADIENTS)}: the dtype in which gradients are kept and summed; default that of the weights",
-    )
+    """Add what a run may state of its software (`core.Software`)."""
+    stacks = f"the program that trains: {' | '.join(stack_names())}; default torch, as plans and exported scripts run"
+    add_options(p, *(name for name in SOFTWARE if name != "compiled"), stack=stacks)
     speed = p.add_mutually_exclusive_group()
+    add_options(speed, "compiled")
     speed.add_argument(
-        "--compile",
+        "--eager",
         dest="compiled",
-        action="store_true",
-        default=None,
-        help="torch.compile fuses what is bound by memory",
+        action="store_false",
+        default=argparse.SUPPRESS,
+        help="operator by operator (the default)",
     )
-    speed.add_argument(
-        "--eager", dest="compiled", action="store_false", default=None, help="operator by operator (the default)"
-    )
+
+
+def name_flags(text: str) -> str:
+    """A sentence of the planner in the words of the command line: options by their flags."""
+    return text.worded(option_switch) if isinstance(text, Sentence) else text
+
+
+def name_flags_in_plan(plan: Plan) -> Plan:
+    """A plan whose notes name options by their flags."""
+    return replace(plan, notes=tuple(map(name_flags, plan.notes)))
+
+
+def name_flags_in_result(result: Result) -> Result:
+    """A result whose notes, and those of its plans, name options by their flags."""
+    plans = tuple(map(name_flags_in_plan, result.plans))
+    return replace(result, plans=plans, notes=tuple(map(name_flags, result.notes)))
 
 
 def shorten_words(text: str) -> str:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from planner_core.core.errors import InputError
+from planner_core.core.workload.options import named
 
 MAX_AXES = 4
 """Axes of a mesh that is searched (docs/SEARCH.md, section 9)."""
@@ -43,7 +44,7 @@ def parse_mesh(text: str, num_devices: int) -> DeviceMesh:
         joined = "x".join(map(str, (math.prod(sizes[: 1 - MAX_AXES]), *sizes[1 - MAX_AXES :])))
         raise InputError(
             f"mesh {text[:80]!r} has {len(sizes)} axes, but at most {MAX_AXES} are searched: with more there are too many ways from one "
-            f"placement to another; join the outer axes, as in --mesh {joined}"
+            f"placement to another; join the outer axes, as in {named('mesh', joined)}"
         )
     if math.prod(sizes) != num_devices:
         raise InputError(

@@ -17,6 +17,7 @@ from planner_core.core import (
     Plan,
     TensorMeta,
     graph_from_json,
+    named,
     require,
 )
 from planner_core.models.zoo import ZOO, config_file, load_snapshot
@@ -58,7 +59,7 @@ def capture_graph(
 
     for name, size in (("batch", batch), ("seq", seq), ("layers", layers)):
         if size is not None and size < 1:
-            raise InputError(f"--{name} {size} must be at least 1")
+            raise InputError(f"{named(name, size)} must be at least 1")
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     is_file = isinstance(source, str) and has_own_inputs(source)
@@ -68,7 +69,7 @@ def capture_graph(
     if isinstance(source, str) and is_file:
         if layers is not None:
             remedy = "export" if source.endswith(".pt2") else "let your callable build"
-            raise InputError(f"--layers {layers} cannot be applied to {source}; {remedy} the depth you want")
+            raise InputError(f"{named('layers', layers)} cannot be applied to {source}; {remedy} the depth you want")
         return capture_apart(source, batch=batch, seq=seq, flat=flat)
     require("transformers")
     return _capture_config(source, batch or DEFAULT_BATCH, seq, dtype, layers, flat)
@@ -237,12 +238,13 @@ def with_adapters(graph: Graph, rank: int | None, nf4: bool) -> Graph:
         return graph
     if rank is None:
         raise InputError(
-            "--nf4 keeps frozen weights beside adapters in 4 bits; give the rank of adapters too, as in --lora 16 --nf4"
+            f"{named('nf4')} keeps frozen weights beside adapters in 4 bits; give the rank of adapters too, as in "
+            f"{named('lora', 16)}"
         )
     if "model_type" not in graph.config:
         raise InputError(
-            f"--lora {rank} puts adapters into a model from a config, and {graph.name} is code; build them there, as peft does, or leave "
-            "--lora out"
+            f"{named('lora', rank)} puts adapters into a model from a config, and {graph.name} is code; build them there, as peft does, or "
+            f"leave {named('lora')} out"
         )
     return with_config(graph, lora={"rank": rank, **({"weights": NF4} if nf4 else {})})
 
@@ -361,7 +363,7 @@ def _check_exported_sizes(model: str, graph: Graph, asked: Mapping[str, int | No
     for name, size in asked.items():
         if size is not None and size != graph.workload[name]:
             raise InputError(
-                f"{model} was exported with {name} {graph.workload[name]}, and cannot be planned for --{name} {size}; "
+                f"{model} was exported with {name} {graph.workload[name]}, and cannot be planned for {named(name, size)}; "
                 "leave it out, or export with other inputs"
             )
 

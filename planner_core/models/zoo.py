@@ -23,6 +23,7 @@ from planner_core.core import (
     Value,
     graph_from_json,
     is_folder,
+    named,
     path_exists,
 )
 
@@ -206,7 +207,9 @@ def with_depth(model: ZooModel, layers: int | None) -> dict[str, Any]:
     if layers is None:
         return dict(model.config)
     if not model.depth:
-        raise InputError(f"{model.name} has stages of different widths, not {layers} equal layers; leave --layers out")
+        raise InputError(
+            f"{model.name} has stages of different widths, not {layers} equal layers; leave {named('layers')} out"
+        )
     if not 1 <= layers <= 1000:
         raise InputError(f"{layers} layers is not between 1 and 1000")
     return {**model.config, **dict.fromkeys(model.depth, layers)}

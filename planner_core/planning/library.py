@@ -8,7 +8,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_type_hints
 
-from planner_core.core import DTYPES, Cluster, Graph, InputError, load_cluster, nearest, short
+from planner_core.core import DTYPES, Cluster, Graph, InputError, load_cluster, named, nearest, short
 from planner_core.models import has_own_inputs, load_model
 from planner_core.ops import CoarseGraph, coarsen
 from planner_core.planning.fitting.front import FrontPoint, exact_front
@@ -265,7 +265,7 @@ def _resolve_request(
         wanted["dtype"] = wanted["dtype"] or there.gpu.training_dtype
     parts, batch = options.get("accumulate") or 1, wanted["batch"]
     if batch is not None and batch % parts:
-        raise InputError(f"--accumulate {parts} does not divide --batch {batch}; give a divisor of it")
+        raise InputError(f"{named('accumulate', parts)} does not divide {named('batch', batch)}; give a divisor of it")
     wanted["batch"] = batch and batch // parts  # a graph holds one micro-batch
     graph = load_model(model, inputs=inputs, **wanted)
     for name in ("batch", "seq"):

@@ -16,7 +16,18 @@ from functools import cached_property
 
 import numpy as np
 
-from planner_core.core import Cluster, DeviceMesh, Graph, NoPlanFits, Plan, Workload, axis_names, slow_dtype_notes
+from planner_core.core import (
+    Cluster,
+    DeviceMesh,
+    Graph,
+    NoPlanFits,
+    Plan,
+    Sentence,
+    Workload,
+    axis_names,
+    named,
+    slow_dtype_notes,
+)
 from planner_core.cost import Component
 from planner_core.models import VOCABULARY
 from planner_core.ops import CoarseGraph
@@ -173,10 +184,12 @@ def note_host_wait(plan: Plan) -> tuple[str, ...]:
     if not waits or plan.objective != "time":
         return ()
     least = f", and no plan's step is shorter than {1e3 * bound:.4g} ms" if bound else ""
-    return (
+    note = (
         f"in {1e3 * waits:.4g} ms of the step the GPU waits for its host, which issues kernels more slowly than they run; the search "
-        f"minimises the GPU's own part, {1e3 * plan.cost.gpu_time_s:.4g} ms{least}; larger micro-batches or --compile wait less",
+        f"minimises the GPU's own part, {1e3 * plan.cost.gpu_time_s:.4g} ms{least}; larger micro-batches or {named('compiled')} "
+        "wait less"
     )
+    return (Sentence(note),)
 
 
 def note_uneven_vocabulary(layout: str | None, graph: Graph) -> tuple[str, ...]:
@@ -184,10 +197,11 @@ def note_uneven_vocabulary(layout: str | None, graph: Graph) -> tuple[str, ...]:
     words, tp = graph.config.get(VOCABULARY), 1 if layout is None else parse_layout(layout).tp
     if not isinstance(words, int) or words % tp == 0:
         return ()
-    return (
-        f"the vocabulary of {words} words does not divide over tp={tp}, so no plan here splits it; tools pad it, which price --layout "
-        f"{layout} does, to {-(-words // tp) * tp}",
+    note = (
+        f"the vocabulary of {words} words does not divide over tp={tp}, so no plan here splits it; tools pad it, which price "
+        f"{named('layout', layout)} does, to {-(-words // tp) * tp}"
     )
+    return (Sentence(note),)
 
 
 def take_better_baseline(draft: Draft) -> tuple[Draft, str]:

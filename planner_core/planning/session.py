@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner_core.core import (
+    OPTIONS,
     ZERO,
     BlockPlan,
     Cluster,
@@ -20,6 +21,7 @@ from planner_core.core import (
     axis_names,
     load_cluster,
     mesh_shapes,
+    named,
     parse_mesh,
     timing,
 )
@@ -338,15 +340,14 @@ def prepare_planner(
     work for proofs. Raises InputError.
     """
     if request.method not in METHODS:
-        raise InputError(f"--method {request.method!r} is not one of {', '.join(METHODS)}")
+        raise InputError(f"{named('method', request.method)} is not one of {', '.join(METHODS)}")
     if request.objective not in OBJECTIVES:
-        raise InputError(f"--objective {request.objective!r} is not one of {', '.join(OBJECTIVES)}")
+        raise InputError(f"{named('objective', request.objective)} is not one of {', '.join(OBJECTIVES)}")
     clock, graphs = (like.clock, like.graphs) if like else (Clock(), BatchGraphs())
     work = like.work if like and like.effort == effort else PointBudget(effort.request)
     cluster = load_cluster(request.cluster)
     if request.memory_gb is not None:
-        if not 1e-6 <= request.memory_gb < 1e6:
-            raise InputError(f"--memory-gb {request.memory_gb} is not between 10^-6 and 10^6; give e.g. --memory-gb 40")
+        OPTIONS["memory_gb"].check(request.memory_gb)
         cluster = cluster.with_memory(int(request.memory_gb * 1e9))
     if request.layout is not None:
         check_layout(parse_layout(request.layout), cluster)
@@ -387,8 +388,8 @@ def _model_dtype(graph: Graph, asked: str | None) -> str | None:
     own = own if own in DTYPES else "float32"
     if asked is not None and asked != own:
         raise InputError(
-            f"--dtype {asked} cannot be applied: most parameters of {graph.name} are {own}, as its function makes them; cast them there, "
-            "or leave it out"
+            f"{named('dtype', asked)} cannot be applied: most parameters of {graph.name} are {own}, as its function makes them; "
+            "cast them there, or leave it out"
         )
     return own
 

@@ -154,7 +154,7 @@ LONG = "x" * 5000
         ("verify {pipe} --rules", "is not a regular file"),
         (f"verify {LONG} --rules", "cannot read"),
         (f"plan gpt2-xl --mesh {LONG}", "mesh 'xxx"),
-        ("plan gpt2-xl --zero 4", "--zero '4' is not a stage"),
+        ("plan gpt2-xl --zero 4", "--zero 4 is not one of auto, 0, 1, 2, 3"),
         (f"plan gpt2-xl --batch {LONG}", "invalid int"),
         (f"plan gpt2-xl --layers 1 --mesh 16 -o {LONG}", "cannot write"),
     ],

@@ -115,7 +115,7 @@ def test_a_loss_in_other_words_takes_the_memory_that_it_says() -> None:
 def test_a_loss_that_is_not_there_is_refused() -> None:
     graph = load_model("vit-large", batch=2, seq=None, dtype="bfloat16")
     none = tuple(i for i in graph.top.items if not isinstance(i, Op) or i.fn != "cross_entropy")
-    with pytest.raises(InputError, match="no cross-entropy of logits; leave --loss out"):
+    with pytest.raises(InputError, match="no cross-entropy of logits; leave loss out"):
         with_stated_loss(replace(graph, top=replace(graph.top, items=none)), "fused", compiled=False)
     with pytest.raises(InputError, match="is not one of eager, fused, whole, gathered and chunked:N"):
         Statement(parse_layout("dp=8"), loss="parts").check()

@@ -144,14 +144,14 @@ def test_other_tools_are_told_that_they_make_products_at_once() -> None:
 
 
 def test_a_number_of_chunks_that_is_not_there_is_refused() -> None:
-    with pytest.raises(InputError, match="--chunks 3 is not one of 1, 2, 4, 8"):
+    with pytest.raises(InputError, match="chunks=3 is not one of 1, 2, 4, 8"):
         Workload(8, 16, chunks=3).check()
 
 
 def test_atp_says_what_its_chunks_would_gain() -> None:
     request = Request("llama-3-8b", cluster="1x8-h100", mesh="2x4", layers=2, method="atp", precision="pure")
     note = next(note for note in searched(request).notes if "chunks" in note)
-    n = int(note.split("--chunks ")[1][0])
+    n = int(note.split("chunks=")[1][0])
     said = [float(part.split()[-1]) for part in note.split(" ms")[:2]]
     with_chunks = searched(replace(request, chunks=n)).cost.gpu_time_s
     assert 1e3 * with_chunks == pytest.approx(said[0], rel=2e-3) and said[0] < said[1]

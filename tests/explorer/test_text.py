@@ -20,8 +20,7 @@ from explorer.jobs.upload import MAX_BYTES, MAX_EXPORTED_BYTES, store_model
 from explorer.text import commands, units, words
 from explorer.text.glossary import mark_terms
 from explorer.text.option_words import page_wording
-from planner_core.core import load_cluster
-from planner_core.core.errors import InputError
+from planner_core.core import InputError, load_cluster, named
 from planner_core.core.plan_json import plan_from_json
 from planner_core.exporters.targets import TARGETS
 from planner_core.planning.pipeline import Result
@@ -249,9 +248,12 @@ def test_a_word_is_defined_where_it_stands_first_and_markup_is_left_alone() -> N
 
 
 def test_memory_that_would_do_is_told_in_gib_and_rounded_up() -> None:
-    assert page_wording("no plan fits; use --memory-gb 35") == "No plan fits; use memory per GPU of 32.6 GiB."
+    assert (
+        page_wording(InputError(f"no plan fits; use {named('memory_gb', 35)}"))
+        == "No plan fits; use memory per GPU of 32.6 GiB."
+    )
     for gigabytes in range(1, 200):
-        said = page_wording(f"use --memory-gb {gigabytes}").split(" of ")[1].split(" ")[0]
+        said = page_wording(InputError(f"use {named('memory_gb', gigabytes)}")).split(" of ")[1].split(" ")[0]
         assert float(said) * 2**30 >= gigabytes * 1e9 > (float(said) - 0.11) * 2**30
 
 

@@ -11,7 +11,7 @@ import pytest
 from explorer.analysis import filters, step_parts
 from explorer.session.state import page_wording, plan_ids
 from explorer.text import recipe, words
-from planner_core.core import NoPlanFits, Plan, Shard, cluster_names
+from planner_core.core import InputError, NoPlanFits, Plan, Shard, cluster_names, memory_amount
 from planner_core.models import ZOO
 from planner_core.planning import METHODS, Request, Result, prepare_planner
 from planner_core.planning.analysis import ablation_steps
@@ -139,7 +139,8 @@ def test_memory_is_told_in_one_unit(result: Result) -> None:
     for plan in result.plans:
         for note in plan.notes:
             assert not re.search(r"\d GB(?!/)", page_wording(note)), page_wording(note)
-    assert page_wording("the least memory that any plan needs is 93.7 GB per GPU; use 50 GB/s") == (
+    needed = memory_amount(93.7e9, "93.7 GB")
+    assert page_wording(InputError(f"the least memory that any plan needs is {needed} per GPU; use 50 GB/s")) == (
         "The least memory that any plan needs is 87.3 GiB per GPU; use 50 GB/s."
     )
 

@@ -34,7 +34,7 @@ def _compare(model_type: str, cls: str, tell: Any) -> None:
             )
             folded = capture_graph(config, batch=BATCH, seq=seq, dtype=dtype)
         except PlannerError as error:
-            if "--dtype float32" in str(error):
+            if 'dtype="float32"' in str(error):
                 continue
             tell(outcome="plan", found=f"refused: {error}")
             return

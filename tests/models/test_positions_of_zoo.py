@@ -10,7 +10,7 @@ from planner_core.models import open_model
 
 @pytest.mark.parametrize(("model", "seq"), [("gpt2-xl", 1025), ("bert-large", 4096)])
 def test_a_sequence_beyond_a_table_of_positions_is_refused(model: str, seq: int) -> None:
-    with pytest.raises(InputError, match=f"and --seq {seq} asks for more; give --seq"):
+    with pytest.raises(InputError, match=f"and seq={seq} asks for more; give seq="):
         open_model(model, seq=seq, layers=1)
 
 

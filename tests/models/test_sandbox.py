@@ -120,7 +120,7 @@ def test_a_model_that_hangs_while_it_runs_is_stopped_too(tmp_path: Path) -> None
 
 
 def test_depth_and_missing_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--layers 3"):
+    with pytest.raises(InputError, match="layers=3"):
         capture_graph("x.py:make", batch=1, seq=1, layers=3)
     with pytest.raises(InputError, match="is not a file"):
         capture_graph(str(tmp_path / "none.py:make"), batch=1, seq=1)

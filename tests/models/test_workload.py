@@ -84,25 +84,25 @@ def test_nobody_names_a_length_and_the_model_has_one(config: dict[str, Any], seq
 def test_more_than_a_table_of_positions_holds_is_refused_with_the_limit(
     config: dict[str, Any], seq: int, limit: int
 ) -> None:
-    with pytest.raises(InputError, match=f"has {limit} positions .* give --seq {limit} or less"):
+    with pytest.raises(InputError, match=f"has {limit} positions .* give seq={limit} or less"):
         capture_graph(config, batch=2, seq=seq)
     assert capture_graph(config, batch=2, seq=limit).workload["seq"] == limit
 
 
 def test_rotary_positions_go_on_and_it_is_said() -> None:
     (note,) = capture_graph(LLAMA, batch=2, seq=65).assumptions
-    assert note.startswith("--seq 65 is more than the 64 positions that max_position_embeddings names")
+    assert note.startswith("seq=65 is more than the 64 positions that max_position_embeddings names")
     assert capture_graph(LLAMA, batch=2, seq=64).assumptions == ()
 
 
 def test_a_length_for_images_is_not_used_and_it_is_said() -> None:
     graph = capture_graph(VIT, batch=2, seq=77)
-    assert graph.workload["seq"] == 1 and graph.assumptions[0].startswith("--seq 77 is not used")
+    assert graph.workload["seq"] == 1 and graph.assumptions[0].startswith("seq=77 is not used")
 
 
 @pytest.mark.parametrize("what", ["batch", "seq", "layers"])
 def test_none_of_something_is_refused(what: str) -> None:
-    with pytest.raises(InputError, match=f"--{what} 0 must be at least 1"):
+    with pytest.raises(InputError, match=f"{what}=0 must be at least 1"):
         capture_graph(LLAMA, **{"batch": 2, "seq": 8, what: 0})  # type: ignore[arg-type]
 
 
@@ -123,7 +123,7 @@ def test_depth_of_the_text_part_and_lists_of_layers() -> None:
     assert deeper["num_hidden_layers"] == 5 and deeper["layer_types"] == [*kinds, *kinds, kinds[0]]
     whole = {"model_type": "gemma3", "architectures": ["Gemma3ForCausalLM"], "text_config": gemma, "vision_config": {}}
     assert capture_graph(whole, batch=2, seq=8, layers=1).config["text_config"]["layer_types"] == kinds[:1]
-    with pytest.raises(InputError, match="names no number of layers that --layers 3 could set"):
+    with pytest.raises(InputError, match="names no number of layers that layers=3 could set"):
         capture_graph({"model_type": "resnet"}, batch=2, layers=3)
 
 
@@ -211,7 +211,7 @@ def test_videos_and_the_patches_that_a_masked_autoencoder_guesses() -> None:
     assert graph.loss == "the model's own loss" and (10, 3, 4, 32, 32) in shapes
     assert (10, 1, 32) in shapes  # of 2 x 2 x 2 patches a tenth is seen, at least one
     with pytest.raises(
-        InputError, match=r"^videomae makes 8 tokens of each sample, and --seq 4 asks for 4; leave --seq out$"
+        InputError, match=r"^videomae makes 8 tokens of each sample, and seq=4 asks for 4; leave seq out$"
     ):
         capture_graph({"model_type": "videomae", **VIDEO, **sizes}, batch=10, seq=4)
 

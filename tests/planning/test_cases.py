@@ -54,7 +54,7 @@ X = torch.zeros(8, HIDDEN, dtype=torch.bfloat16)
 def test_a_plan_says_that_it_splits_no_vocabulary_that_does_not_divide() -> None:
     graph = shardscope.load_model("llama-3-8b", layers=1)
     uneven = replace(graph, config={**graph.config, "vocab_size": 50257})
-    assert "price --layout tp=2,sp does, to 50258" in note_uneven_vocabulary("tp=2,sp", uneven)[0]
+    assert 'price layout="tp=2,sp" does, to 50258' in note_uneven_vocabulary("tp=2,sp", uneven)[0]
     assert (
         note_uneven_vocabulary("fsdp=8", uneven)
         == note_uneven_vocabulary(None, uneven)
@@ -94,7 +94,7 @@ def test_the_samples_of_example_inputs_are_taken_if_none_are_stated() -> None:
     priced = shardscope.price(net(), inputs=(X,), cluster="1x8-h100", layout="dp=2,tp=4", advise=False)
     assert (priced.stated.micro_batch, priced.stated.batch) == (4, 8)
     assert priced.plan is not None and priced.plan.workload["dtype"] == "bfloat16"
-    with pytest.raises(InputError, match=r"have batch 8, and --micro-batch makes it 4; leave --micro-batch out"):
+    with pytest.raises(InputError, match=r"have batch 8, and micro_batch makes it 4; leave micro_batch out"):
         shardscope.price(net(), inputs=(X,), cluster="1x8-h100", layout="dp=2,tp=4", micro_batch=2, advise=False)
     with pytest.raises(InputError, match=r"8 samples, which cannot be dealt to the 16 data-parallel ranks of dp=16"):
         shardscope.price(net(), inputs=(X,), cluster="2x8-h100", layout="dp=16", advise=False)

@@ -145,7 +145,7 @@ def test_other_methods_are_compared_as_if_no_tool_were_named() -> None:
 
 
 def test_what_cannot_bound_the_search_is_refused() -> None:
-    with pytest.raises(InputError, match="--for 'json' is not a tool whose settings"):
+    with pytest.raises(InputError, match='tool="json" is not a tool whose settings'):
         plan_model(replace(ASKED, tool="json"))
-    with pytest.raises(InputError, match="leave --method and --objective out"):
+    with pytest.raises(InputError, match="leave method and objective out"):
         plan_model(replace(ASKED, tool="fsdp2", method="tap"))

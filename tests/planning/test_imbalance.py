@@ -110,5 +110,5 @@ def test_it_is_said_and_kept() -> None:
 
 @pytest.mark.parametrize("load", [0.5, -1.0, 1e6, float("nan")])
 def test_an_impossible_load_is_refused(load: float) -> None:
-    with pytest.raises(InputError, match="--expert-imbalance"):
+    with pytest.raises(InputError, match=r"expert_imbalance=.* is not between 1 and 1000"):
         Workload(1, 1, expert_imbalance=load).check()

@@ -34,9 +34,9 @@ def test_it_bounds_the_search() -> None:
     ("change", "told"),
     [
         ({"micro_batch": 5}, "32 samples a step cannot be computed 5 at once"),
-        ({"micro_batch": 0}, "--micro-batch 0 is not a positive number"),
+        ({"micro_batch": 0}, "micro_batch=0 is not a positive number"),
         ({"micro_batch": 1, "accumulate": 3}, "in 3 micro-batches cannot be computed 1 at once"),
-        ({"micro_batch": 1, "tool": "megatron"}, "--micro-batch does not go with --for megatron"),
+        ({"micro_batch": 1, "tool": "megatron"}, 'micro_batch does not go with tool="megatron"'),
     ],
 )
 def test_what_cannot_be_is_refused(change: dict[str, object], told: str) -> None:

@@ -110,7 +110,7 @@ def test_a_plan_is_made_and_told_to_be_a_price_alone(tmp_path: Path) -> None:
 
 
 def test_weights_in_4_bits_without_adapters_are_refused() -> None:
-    with pytest.raises(InputError, match="give the rank of adapters too, as in --lora 16 --nf4"):
+    with pytest.raises(InputError, match="give the rank of adapters too, as in lora=16"):
         with_adapters(priced_graph(), None, True)
 
 

@@ -14,7 +14,7 @@ def test_the_memory_that_is_named_is_enough() -> None:
     asked = Request("gpt2-xl", cluster="1x4-a100-pcie", mesh="4", batch=16, seq=512, memory_gb=2)
     with pytest.raises(NoPlanFits, match="the least memory that any plan needs") as error:
         searched(asked)
-    found = re.search(r"--memory-gb (\d+)", str(error.value))
+    found = re.search(r"memory_gb=(\d+)", str(error.value))
     assert found
     enough = searched(replace(asked, memory_gb=int(found[1])))
     assert enough.fits
@@ -37,7 +37,7 @@ def test_samples_that_cannot_be_dealt_out_are_named() -> None:
     best = searched(asked)
     assert not best.fits
     (note,) = [n for n in best.notes if n.startswith("does not fit")]
-    assert "groups of 11 GPUs do the same work, since 16 samples cannot be dealt out" in note and "--batch 88" in note
+    assert "groups of 11 GPUs do the same work, since 16 samples cannot be dealt out" in note and "batch=88" in note
 
 
 @pytest.mark.parametrize("method", ["exact", "tap"])

@@ -25,7 +25,7 @@ def show_edits(result: Result, plans: dict[str, Plan], chosen: str) -> None:
             edits.parse_edits(texts) if texts else edits.Edits(chosen, st.session_state.get("edit_rest_wish", "keep"))
         )
     except PlannerError as error:
-        st.error(state.page_wording(str(error)))
+        st.error(state.page_wording(error))
         st.button("Take back all edits", on_click=_clear_edits, key="edit_forget")
         return
     base = plans.get(current.base)

@@ -54,7 +54,7 @@ def plan_next() -> None:
                 try:
                     state.plan_request(request)
                 except PlannerError as error:
-                    failed[request] = state.page_wording(str(error))
+                    failed[request] = state.page_wording(error)
             st.rerun()
 
 
@@ -78,6 +78,6 @@ def _method_rows(result: Result, requests: dict[str, Request]) -> list[Row]:
         try:
             results[name] = state.plan_request(request)
         except PlannerError as error:
-            results[name] = state.page_wording(str(error))
+            results[name] = state.page_wording(error)
     sizes = {m: n for r in results.values() if isinstance(r, Result) for m, n in count_spaces(r).items()}
     return list(rows.method_rows(rows.compare_methods(results, sizes)))

@@ -133,7 +133,7 @@ def _compute_point(name: str, changes: sweep.Changes, progress: PacedProgress, s
         progress("planning")
         return SweepPoint(name, changes, whatif_panel.best_plan(request, progress))
     except PlannerError as error:
-        _refusals().put(request, text := state.page_wording(str(error)))
+        _refusals().put(request, text := state.page_wording(error))
         return SweepPoint(name, changes, None, text)
     except TimeoutError:
         late.add(request)

@@ -98,7 +98,7 @@ def show_what_if(result: Result, chosen: Plan) -> None:
         with st.spinner("Planning", show_time=True):
             plan = best_plan(request)
     except PlannerError as error:
-        st.error(state.page_wording(str(error)))
+        st.error(state.page_wording(error))
         _show_buttons(changes, False)
         return
     st.session_state[LAST_ANSWER_KEY] = plan

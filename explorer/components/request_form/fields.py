@@ -104,6 +104,6 @@ class Form:
                 if (value := st.session_state[key]) != shown:
                     changes.update(parse(value))
         except (Unreadable, PlannerError) as error:
-            st.session_state[f"problem_{self.name}"] = state.page_wording(str(error))
+            st.session_state[f"problem_{self.name}"] = state.page_wording(error)
             return
         state.change(**self._complete(changes))

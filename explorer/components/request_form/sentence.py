@@ -309,7 +309,7 @@ def _cluster_upload(cluster: Cluster) -> None:
         try:
             name = uploaded_cluster.store_cluster(file.getvalue(), cluster)
         except InputError as error:
-            st.error(state.page_wording(str(error)))
+            st.error(state.page_wording(error))
         else:
             if state.value("cluster") != name:
                 taken = {"cluster": name, **dict.fromkeys(settings.CLUSTER_KEYS)}

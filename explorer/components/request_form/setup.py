@@ -78,7 +78,7 @@ def _take_file(name: str, content: bytes, v: dict[str, Any], cluster: Cluster) -
         stated, work, notes = setups.parse_file(name, content, cluster.num_gpus)
         _check(stated, cluster)
     except InputError as error:
-        st.session_state["setup_problem"] = state.page_wording(str(error))
+        st.session_state["setup_problem"] = state.page_wording(error)
         return
     if v["model"].startswith("own-"):
         work = {k: value for k, value in work.items() if k != "seq"}

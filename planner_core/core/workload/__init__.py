@@ -1,34 +1,41 @@
-"""What one training step does (`workload`), and the software that runs it (`software`)."""
+"""What one training step does (`workload`), the software that runs it (`software`), and every option (`options`)."""
 
-from planner_core.core.workload.software import (
+from planner_core.core.workload.options import (
     ATTENTION,
+    AUTO,
+    CHUNKS,
+    DTYPES,
     GRADIENTS,
     LOSSES,
     OPTIMIZER_KERNELS,
+    OPTIMIZERS,
+    OPTIONS,
+    PRECISIONS,
+    RECOMPUTE,
+    TORCH_ATTENTION,
+    TORCH_RELEASE,
+    ZERO,
+    Option,
+    check_options,
+    memory_amount,
+    named,
+    option_switch,
+)
+from planner_core.core.workload.software import (
     PACKED,
     PUBLISHED_STACKS,
     SOFTWARE,
-    TORCH_ATTENTION,
-    TORCH_RELEASE,
     USUAL_STACK,
     Software,
     Stack,
     load_stack,
     stack_names,
 )
-from planner_core.core.workload.workload import (
-    CHUNKS,
-    DEFAULT_PRECISION,
-    DTYPES,
-    OPTIMIZERS,
-    PRECISIONS,
-    RECOMPUTE,
-    ZERO,
-    Workload,
-)
+from planner_core.core.workload.workload import DEFAULT_PRECISION, Workload
 
 __all__ = [
     "ATTENTION",
+    "AUTO",
     "CHUNKS",
     "DEFAULT_PRECISION",
     "DTYPES",
@@ -36,6 +43,7 @@ __all__ = [
     "LOSSES",
     "OPTIMIZERS",
     "OPTIMIZER_KERNELS",
+    "OPTIONS",
     "PACKED",
     "PRECISIONS",
     "PUBLISHED_STACKS",
@@ -45,9 +53,14 @@ __all__ = [
     "TORCH_RELEASE",
     "USUAL_STACK",
     "ZERO",
+    "Option",
     "Software",
     "Stack",
     "Workload",
+    "check_options",
     "load_stack",
+    "memory_amount",
+    "named",
+    "option_switch",
     "stack_names",
 ]

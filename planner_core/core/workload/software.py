@@ -7,7 +7,6 @@ run that is described. The default is what a plan runs as: PyTorch's own operato
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -15,19 +14,9 @@ from typing import Any
 
 from planner_core.core.errors import InputError
 from planner_core.core.files import ASSETS
-from planner_core.core.forms import nearest, short
+from planner_core.core.forms import nearest
+from planner_core.core.workload.options import TORCH_ATTENTION, check_options, named
 
-OPTIMIZER_KERNELS = ("fused", "foreach", "for-loop")
-"""How an optimizer updates weights: one kernel that reads and writes each state once; or an operator of the formula after the other, over
-lists of tensors (`foreach`, PyTorch's default) or tensor by tensor (`for-loop`). The names are those of torchtitan."""
-ATTENTION = ("flash1", "flash2", "cudnn", "flash3", "efficient", "softmax", "math")
-"""Kernels of attention. `softmax`: two products in the dtype that computes with a softmax kernel between, as Megatron-LM had before flash
-attention; `math`: torch's products and softmax in float32."""
-TORCH_ATTENTION = "sdpa"
-"""The kernel that `scaled_dot_product_attention` takes: it depends on the GPU and on the operands (`cost.compute.sdpa`)."""
-TORCH_RELEASE = re.compile(r"sdpa:(\d{1,2})\.(\d{1,3})(?:\.\d{1,3})?(?:\+cu(\d{3}))?")
-"""The same for a release of torch, as `torch.__version__` writes it: "sdpa:2.9" or "sdpa:2.11.0+cu128". Without one: a new one."""
-LOSSES = ("eager", "fused", "whole", "gathered")
 NORMS = ("operators", "kernel")
 """A norm as the operators of the model's code, or as one kernel, which keeps its operand and a number for each token."""
 CHECKPOINTS = ("needed", "whole")
@@ -42,8 +31,6 @@ PACKED = "packed"
 """q, k and v are parts of one tensor (`Stack.qkv`), which stays whole with v; attention's result is kept in two orders."""
 SUMS = ("beside", "late")
 """Gradients of once a step are reduced beside the last backward; or when it is over, all of them by one all_reduce in float32."""
-CHUNKED = re.compile(r"chunked:[1-9][0-9]{0,5}")
-GRADIENTS = ("bfloat16", "float32")
 USUAL_STACK = "torch"
 PUBLISHED_STACKS = {"gpt_neox": "llm-foundry"}
 """By the architecture of a config, the stack of its published runs, where these are from another time than the stacks of today."""
@@ -101,23 +88,7 @@ class Software:
     def check_software(self) -> None:
         """Raise InputError for a value that does not exist."""
         self.resolved()
-        kernels = (*ATTENTION, TORCH_ATTENTION)
-        if self.attention is not None and self.attention not in kernels and not TORCH_RELEASE.fullmatch(self.attention):
-            raise InputError(
-                f"--attention {short(self.attention)} is not one of {', '.join(kernels)} and sdpa:RELEASE of torch; give e.g. "
-                "--attention sdpa:2.9"
-            )
-        for name, allowed in (
-            ("optimizer_kernels", OPTIMIZER_KERNELS),
-            ("gradients", GRADIENTS),
-        ):
-            value = getattr(self, name)
-            if value is not None and value not in allowed:
-                raise InputError(f"--{name.replace('_', '-')} {short(value)} is not one of {', '.join(allowed)}")
-        if self.loss is not None and self.loss not in LOSSES and not CHUNKED.fullmatch(self.loss):
-            raise InputError(
-                f"--loss {short(self.loss)} is not one of {', '.join(LOSSES)} and chunked:N; give e.g. --loss chunked:8"
-            )
+        check_options(self, ("attention", "optimizer_kernels", "gradients", "loss"))
 
 
 _OVERRIDES = ("attention", "optimizer_kernels", "loss")
@@ -140,6 +111,6 @@ def stack_names() -> tuple[str, ...]:
 def load_stack(name: str) -> Stack:
     """Return a stack by its name. Raises InputError for an unknown name."""
     if name not in _stacks():
-        raise InputError(f"--stack {short(name)} is not known; {nearest(name, stack_names())}")
+        raise InputError(f"{named('stack', name)} is not known; {nearest(name, stack_names())}")
     known = {f.name for f in fields(Stack)}
     return Stack(name, **{key: value for key, value in _stacks()[name].items() if key in known})

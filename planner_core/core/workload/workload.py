@@ -5,23 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from planner_core.core.errors import InputError
+from planner_core.core.errors import InputError, Sentence
 from planner_core.core.graph import ITEM_BYTES
+from planner_core.core.workload.options import OPTIMIZERS, check_options, named
 from planner_core.core.workload.software import Software
 
-OPTIMIZERS = {"adamw": 2, "adamw-fp32": 2, "sgd": 0, "sgd-momentum": 1}
-"""Number of moments that each optimizer keeps per parameter. With `adamw-fp32` all that is kept is in float32, as in mixed precision."""
-PRECISIONS = ("mixed", "pure")
-"""mixed: weights, moments and gradients are kept in float32, and gradients are reduced in it; operators run in compute dtype. pure:
-all is in compute dtype."""
 DEFAULT_PRECISION = "mixed"
 """The precision of what is asked without one: what people train with."""
-DTYPES = ("bfloat16", "float16", "float32")
-ZERO = (0, 1, 2, 3)
-RECOMPUTE = ("auto", "none", "keep-matmuls", "selective", "keep-attention", "full")
-"""What is recomputed in backward, from least to most (`ops.recomputation` says what each policy keeps). auto: the search chooses for
-each copy of each repeated block."""
 FLOAT32_BYTES = 4
+CHOSEN = ("dtype", "optimizer", "zero", "recompute", "precision", "chunks")
+"""Fields that have one of the values that their option lists."""
 USUAL_VALUES = {
     "expert_imbalance": 1,
     "rank_by_rank": False,
@@ -30,8 +23,6 @@ USUAL_VALUES = {
     **{f.name: f.default for f in fields(Software) if f.name != "compiled"},
 }
 """Fields that plain data leaves out while they have these values."""
-MAX_IMBALANCE = 1000
-CHUNKS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,41 +54,27 @@ class Workload(Software):
 
     def check(self) -> None:
         """Raise InputError for an impossible value."""
-        for name, value in (("accumulate", self.accumulate), ("batch", self.batch), ("seq", self.seq)):
-            if not 1 <= value <= 10**9:
-                raise InputError(f"--{name} {value} is not a positive number up to 10^9; give e.g. --{name} 16")
+        check_options(self, ("accumulate", "batch", "seq"))
         if self.batch % self.accumulate:
             raise InputError(
-                f"--accumulate {self.accumulate} does not divide --batch {self.batch}; give a divisor of it"
+                f"{named('accumulate', self.accumulate)} does not divide {named('batch', self.batch)}; give a divisor of it"
             )
-        if not 1 <= self.expert_imbalance <= MAX_IMBALANCE:
-            raise InputError(
-                f"--expert-imbalance {self.expert_imbalance} is not between 1 and {MAX_IMBALANCE}: the fullest GPU gets the mean or more; "
-                "give e.g. --expert-imbalance 1.5"
-            )
-        choices: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
-            ("dtype", self.dtype, DTYPES),
-            ("optimizer", self.optimizer, tuple(OPTIMIZERS)),
-            ("zero", self.zero, ZERO),
-            ("recompute", self.recompute, RECOMPUTE),
-            ("precision", self.precision, PRECISIONS),
-            ("chunks", self.chunks, CHUNKS),
-        )
         self.check_software()
-        for name, value, allowed in choices:
-            if value not in allowed:
-                shown = repr(value[:100]) if isinstance(value, str) else str(value)
-                raise InputError(f"--{name} {shown} is not one of {', '.join(map(str, allowed))}")
+        check_options(self, ("expert_imbalance", *CHOSEN))
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Sentences about what is assumed of the data and of the host."""
         uneven = (
             f"where experts are dealt out over GPUs, the fullest is taken to compute, send and keep {self.expert_imbalance:g} times the "
-            "mean (--expert-imbalance); the memory told is that GPU's"
+            f"mean ({named('expert_imbalance')}); the memory told is that GPU's"
         )
-        moved = "the optimizer's moments are in the host's memory (--offload); the rate at which they come is assumed, not measured"
-        return ((uneven,) if self.expert_imbalance != 1 else ()) + ((moved,) if self.offload else ())
+        moved = (
+            f"the optimizer's moments are in the host's memory ({named('offload')}); the rate at which they come is assumed, "
+            "not measured"
+        )
+        notes = [uneven] * (self.expert_imbalance != 1) + [moved] * self.offload
+        return tuple(map(Sentence, notes))
 
     @property
     def graph_batch(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner_core.core import OPTIMIZERS, Cluster, InputError, Workload
+from planner_core.core import OPTIMIZERS, Cluster, InputError, Workload, named
 from planner_core.cost.model import Array, CostModel
 
 CLIP_PASSES = 3
@@ -78,12 +78,12 @@ def check_offload(workload: Workload, cluster: Cluster) -> None:
         return
     if not OPTIMIZERS[workload.optimizer]:
         raise InputError(
-            f"--offload: {workload.optimizer} keeps no states that the host could hold; leave --offload out"
+            f"{named('offload')}: {workload.optimizer} keeps no states that the host could hold; leave {named('offload')} out"
         )
     if cluster.gpu.host is None:
         raise InputError(
-            f"--offload: the file of {cluster.gpu.name} does not say how fast its link to the host's memory is; "
-            'give "host": {"bytes_per_s": 32e9, "efficiency": 0.8} there, or leave --offload out'
+            f"{named('offload')}: the file of {cluster.gpu.name} does not say how fast its link to the host's memory is; "
+            f'give "host": {{"bytes_per_s": 32e9, "efficiency": 0.8}} there, or leave {named("offload")} out'
         )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner_core.core import Block, Graph, InputError, Op, TensorMeta, Value, root
+from planner_core.core import Block, Graph, InputError, Op, TensorMeta, Value, named, root
 from planner_core.ops import AS_RUN, WHOLE_LOGITS, Kind, operator
 
 EAGER, FUSED, WHOLE, GATHERED, CHUNKED, COMPILED = "eager", "fused", "whole", "gathered", "chunked", "compiled"
@@ -34,11 +34,13 @@ def with_stated_loss(graph: Graph, stated: str, compiled: bool) -> Graph:
     if not losses:
         if kind == COMPILED:
             return graph
-        raise InputError(f"--loss {stated}: {graph.name} has no cross-entropy of logits; leave --loss out")
+        raise InputError(
+            f"{named('loss', stated)}: {graph.name} has no cross-entropy of logits; leave {named('loss')} out"
+        )
     of_code = next((b for b in graph.blocks.values() if _losses(b)), None)
     if of_code is not None and kind == CHUNKED:
         raise InputError(
-            f"--loss {stated}: {graph.name} computes its loss in parts by its own code ({of_code.name}); leave --loss out"
+            f"{named('loss', stated)}: {graph.name} computes its loss in parts by its own code ({of_code.name}); leave {named('loss')} out"
         )
     top, *others = (_replace_losses(block, kind, int(parts or 1)) for block in (graph.top, *graph.blocks.values()))
     return replace(graph, top=top, blocks={block.name: block for block in others})

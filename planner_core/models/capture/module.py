@@ -14,7 +14,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core import Block, CaptureError, Graph, Op, TensorMeta, check, join_name, with_result_as_output
+from planner_core.core import (
+    Block,
+    CaptureError,
+    Graph,
+    Op,
+    Sentence,
+    TensorMeta,
+    check,
+    join_name,
+    named,
+    with_result_as_output,
+)
 from planner_core.models.capture.build.gradients import keep_reached_gradients
 from planner_core.models.capture.build.graph_builder import GraphBuilder
 from planner_core.models.capture.checks.policy import run_checked
@@ -156,9 +167,11 @@ def _checkpoint_notes(wrappers: Collection[str], recording: Recording, blocks: S
     )
     if every > sum(map(count_checkpoints, parts)):
         where = " around repeated modules" * bool(parts)
-        notes.append(f"the model's own {names}{where} is run as a plain call: --recompute says what is computed again")
+        again = f"{named('recompute')} says what is computed again"
+        notes.append(f"the model's own {names}{where} is run as a plain call: {again}")
     norms = any(op.fn == "batch_norm" for block in blocks for op in block.ops)
-    return ("; ".join(notes) + "; running statistics in it count a step once, where torch counts it twice" * norms,)
+    twice = "; running statistics in it count a step once, where torch counts it twice" * norms
+    return (Sentence("; ".join(notes) + twice),)
 
 
 def _count_recomputed_parts(parts: int) -> str:

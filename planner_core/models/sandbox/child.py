@@ -122,7 +122,7 @@ def main(argv: list[str]) -> None:
     try:
         reply = {"graph": graph_to_json(_capture(source, batch or None, seq or None, flat))}
     except PlannerError as error:
-        reply = {"error": str(error), "kind": type(error).__name__}
+        reply = {"error": error.sentence.marked, "kind": type(error).__name__}
     except MemoryError:
         reply = {
             "error": f"{source} needs more than {LIMIT_BYTES >> 30} GB of memory; build the model on meta, without real weights"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from planner_core.core import CaptureError
+from planner_core.core import CaptureError, named
 
 LIMIT_BYTES = 2 << 30
 """Memory that the user's code and the capture may take beyond the libraries."""
@@ -41,7 +41,7 @@ def limited_memory(source: str, *, batch: int, seq: int) -> Iterator[None]:
             raise
         raise CaptureError(
             f"capturing {source} with batch {batch} and {seq} tokens takes more than {LIMIT_BYTES >> 30} GB of memory; "
-            "give a smaller --batch, --seq or --layers"
+            f"give a smaller {named('batch')}, {named('seq')} or {named('layers')}"
         ) from None
     finally:
         if ours:

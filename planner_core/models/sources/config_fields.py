@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner_core.core import InputError
+from planner_core.core import InputError, named
 
 DEPTH_FIELDS = (
     "num_hidden_layers",
@@ -81,8 +81,8 @@ def with_layers(data: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
     by_default = _default_depth_fields(data)
     if not by_default:
         raise InputError(
-            f"the {data.get('model_type')} config names no number of layers that --layers {layers} could set; change its stages, or "
-            "leave --layers out"
+            f"the {data.get('model_type')} config names no number of layers that {named('layers', layers)} could set; change its stages, "
+            f"or leave {named('layers')} out"
         )
     return {**data, **dict.fromkeys(by_default, layers)}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from planner_core.core import Graph, InputError
+from planner_core.core import Graph, InputError, Sentence, named
 
 DEFAULT_SEQ = 2048
 """Tokens of a sample if neither the user nor the model gives a number."""
@@ -70,12 +70,15 @@ def check_positions(graph: Graph) -> Graph:
 
 def too_long_message(name: str, limit: Positions, seq: int) -> str:
     """Write the message about a sequence that is too long for a model."""
-    return f"{name} has {limit.number} positions ({limit.field}), and --seq {seq} asks for more; give --seq {limit.number} or less"
+    return (
+        f"{name} has {limit.number} positions ({limit.field}), and {named('seq', seq)} asks for more; give "
+        f"{named('seq', limit.number)} or less"
+    )
 
 
 def stretched_note(limit: Positions, seq: int) -> str:
     """Write the note about a longer sequence of a model that computes its positions (rotary embeddings)."""
-    return (
-        f"--seq {seq} is more than the {limit.number} positions that {limit.field} names: this model computes positions, "
+    return Sentence(
+        f"{named('seq', seq)} is more than the {limit.number} positions that {limit.field} names: this model computes positions, "
         "so it runs, but it was not made for that length"
     )

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, InputError, NeedsValues, is_file
+from planner_core.core import CaptureError, InputError, NeedsValues, Sentence, is_file, named
 from planner_core.models import zoo as models
 from planner_core.models.capture.checks.refusals import check_module
 from planner_core.models.capture.checks.refusals import format_line as line_of
@@ -145,9 +145,9 @@ def _config_source(
             raise InputError(too_long_message(name, replace(limit, number=tokens), seq))
         if tokens > 1:
             raise InputError(
-                f"{name} makes {tokens} tokens of each sample, and --seq {seq} asks for {seq}; leave --seq out"
+                f"{name} makes {tokens} tokens of each sample, and {named('seq', seq)} asks for {seq}; leave {named('seq')} out"
             )
-        notes += (f"--seq {seq} is not used: the inputs of this model have no sequence of tokens",)
+        notes += (Sentence(f"{named('seq', seq)} is not used: the inputs of this model have no sequence of tokens"),)
     inputs = made.make_training_inputs(module, parsed, batch, tokens, dtype)
     notes += missing_input_notes(parsed, inputs)
     limit = limit if tokens > 1 else Positions()

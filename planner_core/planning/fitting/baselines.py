@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from planner_core.core import DeviceMesh, Plan
+from planner_core.core import DeviceMesh, Plan, Sentence, Term
 from planner_core.planning.methods import BASELINES, Method
 from planner_core.planning.session import Planner, with_recompute
 from planner_core.search import (
@@ -136,5 +136,6 @@ def _best_answer(planner: Planner, problems: list[Problem]) -> tuple[Problem, An
 def note_missing_baselines(planner: Planner, found: Iterable[Plan]) -> tuple[str, ...]:
     """Notes about the baselines that do not have a plan of this model on these meshes."""
     there = {p.method for p in found}
-    missing = [b.title for b in BASELINES.values() if b.name not in there and b.suits(planner.graph)]
-    return (f"baselines that no plan of this model follows on these meshes: {', '.join(missing)}",) if missing else ()
+    missing = [b for b in BASELINES.values() if b.name not in there and b.suits(planner.graph)]
+    names = ", ".join(Term("method", b.name, None, b.title).marked for b in missing)
+    return (Sentence(f"baselines that no plan of this model follows on these meshes: {names}"),) if missing else ()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from planner_core.core import DeviceMesh, InputError, NoPlanFits, Plan, Shard
+from planner_core.core import DeviceMesh, InputError, NoPlanFits, Plan, Sentence, Shard, Term, memory_amount, named
 from planner_core.cost import cost_model_of, price_with_host
 from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
@@ -40,7 +40,8 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     check_tool(request.tool)
     if (request.method, request.objective) != (EXACT.name, "time"):
         raise InputError(
-            f"--for {request.tool} bounds the exact search for step time; leave --method and --objective out"
+            f"{named('tool', request.tool)} bounds the exact search for step time; leave {named('method')} and "
+            f"{named('objective')} out"
         )
     free = choose_micro_batches(replace(request, tool=None, zero=None), graph, say)[
         1
@@ -55,9 +56,12 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
         except NoPlanFits as error:
             refused = error
     if not found:
-        raise NoPlanFits(f"for {request.tool}: {refused}", refused.needed_bytes if refused else 0)
+        raise NoPlanFits(
+            f"for {_tool_name(request)}: {refused.sentence.marked if refused else 'no plan fits'}",
+            refused.needed_bytes if refused else 0,
+        )
     planner, plan = min(found, key=lambda f: (not f[1].fits, f[1].cost.step_time_s if f[1].fits else _peak_bytes(f[1])))
-    plan = replace(plan, notes=(*plan.notes, f"the best that {request.tool} can be told"))
+    plan = replace(plan, notes=(*plan.notes, Sentence(f"the best that {_tool_name(request)} can be told")))
     return planner, plan, _describe_tool_price(request, plan, free)
 
 
@@ -90,10 +94,9 @@ def _search_layer_pairs(
     if best is None:
         raise InputError("no layers of this model can be split in pairs evenly over these GPUs")
     if not best.fits and planner.request.memory_gb is not None:
-        raise NoPlanFits(
-            f"the least memory that a plan of its layers needs is {_peak_bytes(best) / 1e9:.4g} GB",
-            int(_peak_bytes(best)),
-        )
+        peak = _peak_bytes(best)
+        needed = memory_amount(peak, f"{peak / 1e9:.4g} GB")
+        raise NoPlanFits(f"the least memory that a plan of its layers needs is {needed}", int(peak))
     return best
 
 
@@ -140,12 +143,18 @@ def _peak_bytes(plan: Plan) -> float:
     return plan.cost.memory_bytes["peak"]
 
 
-def _describe_tool_price(request: Request, plan: Plan, free: Plan) -> str:
+def _tool_name(request: Request) -> str:
+    """The request's tool for a sentence; the page has another name for it."""
+    return Term("tool", str(request.tool), None, str(request.tool)).marked
+
+
+def _describe_tool_price(request: Request, plan: Plan, free: Plan) -> Sentence:
     if not (plan.fits and free.fits):
-        return f"for {request.tool}: " + ("no plan fits" if not plan.fits else "the plan fits")
+        fits = "no plan fits" if not plan.fits else "the plan fits"
+        return Sentence(f"for {_tool_name(request)}: {fits}")
     more = plan.cost.step_time_s / free.cost.step_time_s - 1
     beside = "as fast as" if abs(more) < 0.0005 else f"{100 * more:.1f} % slower than"
-    return (
-        f"for {request.tool}: {1e3 * plan.cost.step_time_s:.4g} ms a step, {beside} the best of all plans "
+    return Sentence(
+        f"for {_tool_name(request)}: {1e3 * plan.cost.step_time_s:.4g} ms a step, {beside} the best of all plans "
         f"({1e3 * free.cost.step_time_s:.4g} ms, which the {FREE} script runs)"
     )

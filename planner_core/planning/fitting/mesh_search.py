@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from planner_core.core import CHUNKS, RECOMPUTE, DeviceMesh, NoPlanFits, Plan, PlannerError, Workload
+from planner_core.core import CHUNKS, RECOMPUTE, DeviceMesh, NoPlanFits, Plan, PlannerError, Sentence, Workload, named
 from planner_core.cost import cost_model, seconds_in_chunks
 from planner_core.planning.fitting.shortage import needs_buffers, note_meshes_left_out, refuse_or_least_memory
 from planner_core.planning.methods import METHODS, Method
@@ -201,7 +201,9 @@ def _note_chunk_gain(planner: Planner, plan: Plan) -> tuple[str, ...]:
     if best >= step:
         return ()
     told = f"step {1e3 * best:.4g} ms instead of {1e3 * step:.4g} ms"
-    return (f"with its products in {n} chunks (--chunks {n}) sums over GPUs run beside products: {told}",)
+    return (
+        Sentence(f"with its products in {n} chunks ({named('chunks', n)}) sums over GPUs run beside products: {told}"),
+    )
 
 
 def is_clearly_less(value: float, than: float) -> bool:

@@ -15,7 +15,18 @@ from itertools import combinations
 
 import numpy as np
 
-from planner_core.core import DeviceMesh, Graph, InputError, NoPlanFits, Plan, Shard, divisors, load_cluster
+from planner_core.core import (
+    OPTIONS,
+    DeviceMesh,
+    Graph,
+    InputError,
+    NoPlanFits,
+    Plan,
+    Shard,
+    divisors,
+    load_cluster,
+    named,
+)
 from planner_core.cost import micro_batch
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
@@ -57,7 +68,9 @@ def choose_for_micro_batch_size(request: Request, graph: GraphSource, say: Progr
     Raises InputError if no number of ranks gives such micro-batches, and NoPlanFits if the user gave a budget that no plan fits.
     """
     if request.tool is not None:
-        raise InputError(f"--micro-batch does not go with --for {request.tool}; give --accumulate")
+        raise InputError(
+            f"{named('micro_batch')} does not go with {named('tool', request.tool)}; give {named('accumulate')}"
+        )
     best: tuple[Planner, Plan] | None = None
     refused: NoPlanFits | None = None
     for ranks, planner in _planners_by_data_ranks(request, graph, say):
@@ -72,7 +85,7 @@ def choose_for_micro_batch_size(request: Request, graph: GraphSource, say: Progr
                 best = planner, plan
     if best is None:
         raise refused or NoPlanFits(
-            f"no plan computes {request.micro_batch} samples at once; try another --micro-batch"
+            f"no plan computes {request.micro_batch} samples at once; try another {named('micro_batch')}"
         )
     return best
 
@@ -90,8 +103,7 @@ def _planners_by_data_ranks(request: Request, graph: GraphSource, say: Progress)
     """A planner for each number of data-parallel ranks, the most first."""
     size, gpus = request.micro_batch, load_cluster(request.cluster).num_gpus
     assert size is not None
-    if not 1 <= size <= 10**9:
-        raise InputError(f"--micro-batch {size} is not a positive number up to 10^9; give e.g. --micro-batch 2")
+    OPTIONS["micro_batch"].check(size)
     fixed = (request.accumulate or 1) if isinstance(graph, Graph) else request.accumulate
 
     def planner(count: int, batch: int | None) -> Planner:
@@ -111,7 +123,7 @@ def _planners_by_data_ranks(request: Request, graph: GraphSource, say: Progress)
         steps = "" if fixed is None else f" in {fixed} micro-batch{'es' * (fixed > 1)}"
         raise InputError(
             f"{batch} samples a step{steps} cannot be computed {size} at once by any number of ranks that divides {gpus} GPUs; "
-            f"give another --micro-batch, or a --batch that is a multiple of {size * gpus}"
+            f"give another {named('micro_batch')}, or a {named('batch')} that is a multiple of {size * gpus}"
         )
 
 

@@ -16,9 +16,12 @@ from planner_core.core import (
     NoPlanFits,
     Op,
     Plan,
+    Sentence,
     Shard,
     Value,
     local_shape,
+    memory_amount,
+    named,
     root,
 )
 from planner_core.cost import DATA, IDLE, SHARD, axis_roles, block_of, cost_model_of
@@ -106,7 +109,8 @@ def needed_and_available(needed: float, budget: float) -> str:
     """How many bytes a GPU needs and has, with as many digits as tell them apart."""
     first = 1 if budget > 1e9 else 4
     digits = next((d for d in range(first, 9) if f"{needed / 1e9:.{d}f}" != f"{budget / 1e9:.{d}f}"), 9)
-    return f"{needed / 1e9:.{digits}f} GB per GPU, but there are {budget / 1e9:.{digits}f} GB"
+    amounts = [memory_amount(n, f"{n / 1e9:.{digits}f} GB") for n in (needed, budget)]
+    return f"{amounts[0]} per GPU, but there are {amounts[1]}"
 
 
 def replicated_gpus(plan: Plan) -> int:
@@ -148,10 +152,11 @@ def note_repeated_work(plan: Plan) -> tuple[str, ...]:
     if alone == 1 or batch % mesh.num_devices == 0:
         return ()
     more = -(-batch // mesh.num_devices) * mesh.num_devices
-    return (
-        f"groups of {alone:,} GPUs do the same work, since {batch:,} samples cannot be dealt out to them: --batch {more} would "
-        f"use all {mesh.num_devices:,} GPUs",
+    note = (
+        f"groups of {alone:,} GPUs do the same work, since {batch:,} samples cannot be dealt out to them: {named('batch', more)} would "
+        f"use all {mesh.num_devices:,} GPUs"
     )
+    return (Sentence(note),)
 
 
 def idle_axes(plan: Plan, graph: Graph) -> list[int]:
@@ -191,7 +196,9 @@ def refuse_or_least_memory(
     if least is None and wide is not None:
         raise wide
     if least is None:
-        raise NoPlanFits("no plan of this model can run on these meshes; try another --mesh or --batch")
+        raise NoPlanFits(
+            f"no plan of this model can run on these meshes; try another {named('mesh')} or {named('batch')}"
+        )
     return _plan_of_least_memory(planner, *least)
 
 
@@ -204,13 +211,15 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem) ->
     short = describe_shortage(plan, planner.graph, planner.budget, memory_bytes(answer.smallest))
     if planner.request.memory_gb is not None:
         peak = plan.cost.memory_bytes["peak"]
-        again = "" if planner.workload.recompute in ("auto", "full") else ", --recompute full"
+        again = "" if planner.workload.recompute in ("auto", "full") else f", {named('recompute', 'full')}"
         raise NoPlanFits(
-            f"no plan fits: {short}; use more GPUs, a smaller --batch{again} or --memory-gb {math.ceil(peak / 1e9)}",
+            f"no plan fits: {short}; use more GPUs, a smaller {named('batch')}{again} or {named('memory_gb', math.ceil(peak / 1e9))}",
             peak,
         )
     return replace(
-        plan, fits=False, notes=(f"does not fit: {short}", describe_memory(plan, planner.graph, planner.budget))
+        plan,
+        fits=False,
+        notes=(Sentence(f"does not fit: {short}"), describe_memory(plan, planner.graph, planner.budget)),
     )
 
 

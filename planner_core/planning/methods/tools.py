@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from planner_core.core import Cluster, InputError, divisors
+from planner_core.core import Cluster, InputError, divisors, named
 from planner_core.planning.methods.layout import CP_TYPES, MOST_AXES, Layout, Space
 from planner_core.planning.methods.pair_forms import PAIR_FORMS
 
@@ -28,7 +28,7 @@ def check_tool(tool: str | None) -> None:
     """Raise InputError for a tool whose settings are not known here."""
     if tool not in TOOLS:
         raise InputError(
-            f"--for {tool!r} is not a tool whose settings can bound the search; give {FREE}, {', '.join(TOOLS)}"
+            f"{named('tool', tool)} is not a tool whose settings can bound the search; give {FREE}, {', '.join(TOOLS)}"
         )
 
 

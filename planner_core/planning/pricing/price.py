@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Plan, Software
+from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Plan, Software, named
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
 from planner_core.models import VOCABULARY, has_own_inputs, load_model, with_adapters, with_config
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
@@ -97,11 +97,11 @@ class Pricer:
         key = (request.batch // request.accumulate, request.seq, request.dtype, request.layers)
         if self.has_inputs:
             graph = self._graph_of_inputs(request.layers)
-            for name, number, option in zip(("batch", "seq"), key[:2], ("micro-batch", "seq"), strict=True):
+            for name, number, option in zip(("batch", "seq"), key[:2], ("micro_batch", "seq"), strict=True):
                 if number not in (None, graph.workload[name]):
                     raise InputError(
-                        f"the example inputs of {graph.name} have {name} {graph.workload[name]}, and --{option} makes it {number}; "
-                        f"leave --{option} out, or give other inputs"
+                        f"the example inputs of {graph.name} have {name} {graph.workload[name]}, and {named(option)} makes it {number}; "
+                        f"leave {named(option)} out, or give other inputs"
                     )
             return graph
         if key not in self.graphs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from planner_core.core import Cluster, Plan, PlannerError, Workload, slow_dtype_notes
+from planner_core.core import Cluster, Plan, PlannerError, Sentence, Workload, named, slow_dtype_notes
 from planner_core.planning.fitting.shortage import describe_memory
 from planner_core.planning.methods import CP_TYPES, Layout, operator_faults, undecided_fault, unsearchable_faults
 from planner_core.planning.pricing.price import Pricer, check_statement, limiting_resource, split_step
@@ -97,9 +97,11 @@ def _stack_note(stated: Statement, workload: Workload) -> tuple[str, ...]:
     """A sentence about the stack, if the model's architecture decided it."""
     if workload.stack is None or workload.stack == stated.stack:
         return ()
-    return (
-        f"priced as {workload.stack} ran such models when their runs were published; --stack torch prices what PyTorch runs today",
+    note = (
+        f"priced as {workload.stack} ran such models when their runs were published; {named('stack', 'torch')} prices what "
+        "PyTorch runs today"
     )
+    return (Sentence(note),)
 
 
 # --- why a run is not legal ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from planner_core.core import Block, Cluster, Graph, InputError, Plan
+from planner_core.core import OPTIONS, Block, Cluster, Graph, InputError, Plan, named
 from planner_core.ops import work_of
 from planner_core.planning.pricing.bands import UNKNOWN_BAND, Band, time_band
 
@@ -47,10 +47,10 @@ class Budget:
 
     def check(self) -> None:
         """Raise InputError for a value that is not a positive number."""
-        for name, value in (("tokens", self.tokens), ("price-per-gpu-hour", self.price_per_gpu_hour)):
+        for name, value in (("tokens", self.tokens), ("price_per_gpu_hour", self.price_per_gpu_hour)):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InputError(
-                    f"--{name} {value} is not a positive number; give e.g. --tokens 1e12 --price-per-gpu-hour 2"
+                    f"{named(name, value)} is not a positive number; give e.g. {named(name, OPTIONS[name].example)}"
                 )
 
     def to_json(self, speed: Speed, num_gpus: int) -> dict[str, float | None]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner_core.core import DEFAULT_PRECISION, SOFTWARE, InputError, Software, Workload
+from planner_core.core import DEFAULT_PRECISION, SOFTWARE, Software, Workload, check_options
 from planner_core.planning.methods import Layout
-
-MAX_SAMPLES = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +59,7 @@ class Statement(Software):
 
     def check(self) -> None:
         """Raise InputError for a value that is impossible or cannot be priced."""
-        for name, value in (
-            ("micro-batch", self.micro_batch),
-            ("accumulate", self.accumulate),
-            ("pad-vocab", self.vocab_multiple),
-        ):
-            if not 1 <= value <= MAX_SAMPLES:
-                raise InputError(f"--{name} {value} is not a positive number up to 10^9; give e.g. --{name} 2")
+        check_options(self, ("micro_batch", "accumulate", "vocab_multiple"))
         self.workload(self.seq or 1, self.dtype or "bfloat16").check()
 
     def but(self, **changes: Any) -> Statement:

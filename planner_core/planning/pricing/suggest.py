@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from planner_core.core import Plan, PlannerError
+from planner_core.core import Plan, PlannerError, Sentence, named
 from planner_core.planning.methods import CP_TYPES, Layout
 from planner_core.planning.pricing.price import Pricer
 from planner_core.planning.pricing.statement import Statement
@@ -56,7 +56,7 @@ def find_suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Sugg
             continue
         speed = pricer.speed(changed, other).tokens_per_s_per_gpu
         if not plan.fits or speed > stated_speed * (1 + MIN_GAIN):
-            helpful.append(Suggestion(change, other, changed, speed))
+            helpful.append(Suggestion(Sentence(change), other, changed, speed))
     return sorted(helpful, key=lambda s: -s.tokens_per_s_per_gpu)[:MAX_SUGGESTIONS]
 
 
@@ -98,16 +98,18 @@ def _context_changes(stated: Statement, node: int) -> Iterator[tuple[str, Statem
 def _software_changes(stated: Statement, kernels: Collection[str]) -> Iterator[tuple[str, Statement]]:
     """Another loss, dtype of gradients or attention kernel."""
     if stated.loss in (None, "eager"):
-        yield "--loss fused: a kernel that makes no float32 logits", stated.but(loss="fused")
+        yield f"{named('loss', 'fused')}: a kernel that makes no float32 logits", stated.but(loss="fused")
+        in_chunks = f"chunked:{LOSS_CHUNKS}"
         yield (
-            f"--loss chunked:{LOSS_CHUNKS}: head and loss in {LOSS_CHUNKS} parts of the tokens",
-            stated.but(loss=f"chunked:{LOSS_CHUNKS}"),
+            f"{named('loss', in_chunks)}: head and loss in {LOSS_CHUNKS} parts of the tokens",
+            stated.but(loss=in_chunks),
         )
     if stated.gradients is None and stated.precision == "mixed":
-        yield "--gradients bfloat16: gradients kept and summed in bfloat16", stated.but(gradients="bfloat16")
+        changed = stated.but(gradients="bfloat16")
+        yield f"{named('gradients', 'bfloat16')}: gradients kept and summed in bfloat16", changed
     for kernel in FASTER_ATTENTION:
         if kernel in kernels and stated.attention != kernel:
-            yield f"--attention {kernel}", stated.but(attention=kernel)
+            yield named("attention", kernel), stated.but(attention=kernel)
 
 
 def _micro_batch_changes(stated: Statement) -> Iterator[tuple[str, Statement]]:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from planner_core.core import InputError, Pipeline
+from planner_core.core import InputError, Pipeline, named
 
 
 class Pass(Enum):
@@ -56,13 +56,14 @@ def check_micro_batches(pipeline: Pipeline, micro_batches: int) -> None:
     name, ranks = pipeline.schedule, pipeline.ranks
     if name == "1f1b" and micro_batches < ranks:
         raise InputError(
-            f"schedule 1f1b of {ranks} stages needs at least {ranks} micro-batches a step, not {micro_batches}; give --accumulate {ranks}"
+            f"schedule 1f1b of {ranks} stages needs at least {ranks} micro-batches a step, not {micro_batches}; give "
+            f"{named('accumulate', ranks)}"
         )
     rounds = max(1, micro_batches // ranks)
     if name in ("interleaved", "zb") and micro_batches % rounds:
         raise InputError(
             f"schedule {name} runs micro-batches in rounds of about {ranks}, and {micro_batches} cannot be dealt to {rounds} equal rounds; "
-            f"give --accumulate {rounds * ranks}"
+            f"give {named('accumulate', rounds * ranks)}"
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, NeedsValues, NotRunnable
+from planner_core.core import CaptureError, NeedsValues, NotRunnable, named
 from planner_core.models.capture.checks.refusals import TRANSFORM, TRANSFORM_HELP, format_line
 from planner_core.models.capture.constants import MAX_COMPUTED_ELEMENTS
 
@@ -89,7 +89,7 @@ def explain_error(
         if unknown:
             return CaptureError(
                 f"{model} asks for values{where} while a table of {unknown:,} elements that it made from constants is too large to "
-                f"be computed for a plan (at most {MAX_COMPUTED_ELEMENTS:,}); give a smaller --batch or --seq"
+                f"be computed for a plan (at most {MAX_COMPUTED_ELEMENTS:,}); give a smaller {named('batch')} or {named('seq')}"
             )
         what = f"{running.part or model} decides by the values of computed tensors{where}"
         return NeedsValues(f"{what}, which no graph can hold; {_suggest(running, stack, kernel)}", what)
@@ -101,7 +101,7 @@ def explain_error(
     if len(text) > 200:
         text = text[:200] + "..."
     if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:
-        return CaptureError(f"{model} cannot be run in this type{where}: {text}; try --dtype float32")
+        return CaptureError(f"{model} cannot be run in this type{where}: {text}; try {named('dtype', 'float32')}")
     message = f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text.rstrip('.')}"
     if copied:
         message += (

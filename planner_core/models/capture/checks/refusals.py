@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, NeedsValues, Value
+from planner_core.core import CaptureError, NeedsValues, Value, named
 from planner_core.models.hooks.model_parts import list_buffers, list_modules, list_parameters
 
 _ENGINE = {
@@ -187,7 +187,7 @@ def check_length(scope: str, calls: int) -> None:
         raise refusal(
             scope,
             f"runs more than {MAX_CALLS:,} operators in one call, as a loop over tokens does",
-            "write the loop as one operator (torch.nn.LSTM, a product, a cumulative sum), or give a smaller --seq",
+            f"write the loop as one operator (torch.nn.LSTM, a product, a cumulative sum), or give a smaller {named('seq')}",
         )
 
 
@@ -309,7 +309,7 @@ def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
             raise refusal(
                 scope(),
                 f"opens an autocast region ({str(self.fast_dtype).removeprefix('torch.')}), whose casts depend on the device",
-                "take it out of forward, and give the type of the whole step with --dtype",
+                f"take it out of forward, and give the type of the whole step with {named('dtype')}",
             )
         return plain_enter(self)  # type: ignore[no-untyped-call]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from planner_core.core import Cluster, Collectives, DeviceMesh, Gpu, InputError, Level, load_cluster
+from planner_core.core import Cluster, Collectives, DeviceMesh, Gpu, InputError, Level, load_cluster, named
 from planner_core.cost.communication import axis_links, collective_time
 from planner_core.cost.compute import product_seconds
 from planner_core.ops import Gemm
@@ -62,7 +62,7 @@ def fit_collectives(cluster: Cluster, rows: Sequence[Collective], source: str) -
     groups = sorted({(r.ranks, r.nodes) for r in rows})
     if any(nodes > 1 for _, nodes in groups) and len(cluster.levels) < 2:
         raise InputError(
-            f"{cluster.name} is one node, but collectives over several were timed; give --cluster with inter=GB/s"
+            f"{cluster.name} is one node, but collectives over several were timed; give {named('cluster')} with inter=GB/s"
         )
 
     def predict(constants: Mapping[str, float]) -> Floats:

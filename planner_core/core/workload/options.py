@@ -1,0 +1,283 @@
+"""Every option of a plan and of a price, once: the command line, the library, the page and the checks read this table.
+
+    OPTIONS["chunks"]    chunks=2 in Python, --chunks 2 on the command line, "products in chunks" on the page
+
+To add an option, add an entry here, and a field of this name where it acts: `Workload` if it changes what a step does, `Request` if
+`plan` takes it, `Statement` if `price` does. Its flag, its type, its values and its words in messages follow from the entry.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner_core.core.errors import InputError, Term
+from planner_core.core.forms import short
+
+OPTIMIZERS = {"adamw": 2, "adamw-fp32": 2, "sgd": 0, "sgd-momentum": 1}
+"""Number of moments that each optimizer keeps per parameter. With `adamw-fp32` all that is kept is in float32, as in mixed precision."""
+PRECISIONS = ("mixed", "pure")
+"""mixed: weights, moments and gradients are kept in float32, and gradients are reduced in it; operators run in compute dtype. pure:
+all is in compute dtype."""
+DTYPES = ("bfloat16", "float16", "float32")
+ZERO = (0, 1, 2, 3)
+RECOMPUTE = ("auto", "none", "keep-matmuls", "selective", "keep-attention", "full")
+"""What is recomputed in backward, from least to most (`ops.recomputation` says what each policy keeps). auto: the search chooses for
+each copy of each repeated block."""
+CHUNKS = (1, 2, 4, 8)
+MAX_IMBALANCE = 1000
+OPTIMIZER_KERNELS = ("fused", "foreach", "for-loop")
+"""How an optimizer updates weights: one kernel that reads and writes each state once; or an operator of the formula after the other, over
+lists of tensors (`foreach`, PyTorch's default) or tensor by tensor (`for-loop`). The names are those of torchtitan."""
+ATTENTION = ("flash1", "flash2", "cudnn", "flash3", "efficient", "softmax", "math")
+"""Kernels of attention. `softmax`: two products in the dtype that computes with a softmax kernel between, as Megatron-LM had before flash
+attention; `math`: torch's products and softmax in float32."""
+TORCH_ATTENTION = "sdpa"
+"""The kernel that `scaled_dot_product_attention` takes: it depends on the GPU and on the operands (`cost.compute.sdpa`)."""
+TORCH_RELEASE = re.compile(r"sdpa:(\d{1,2})\.(\d{1,3})(?:\.\d{1,3})?(?:\+cu(\d{3}))?")
+"""The same for a release of torch, as `torch.__version__` writes it: "sdpa:2.9" or "sdpa:2.11.0+cu128". Without one: a new one."""
+LOSSES = ("eager", "fused", "whole", "gathered")
+CHUNKED_LOSS = re.compile(r"chunked:[1-9][0-9]{0,5}")
+GRADIENTS = ("bfloat16", "float32")
+MAX_COUNT = 10**9
+MAX_SHOWN = 60
+"""Characters of a value that a sentence shows."""
+AUTO = "auto"
+_COUNT = f"a positive number up to 10^{len(str(MAX_COUNT)) - 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: how each user names it, and which values it takes.
+
+    `name`: the keyword of the library, and the field of `Request`, `Workload` or `Statement`. `kind`: int, float, str or bool. `words`:
+    what `--help` says. `control`: what the page calls it. `flag`: its flag, where that is not the name with hyphens. `choices`, or `least`
+    and `most`, bound its values; a text that matches `pattern` is allowed too; `allowed` says the bounds in words. `example`: a value
+    that would do. `automatic`: on the command line and on the page "auto" leaves the value to the search; in Python that is None.
+    """
+
+    name: str
+    kind: type
+    words: str
+    control: str
+    flag: str = ""
+    choices: tuple[Any, ...] = ()
+    pattern: re.Pattern[str] | None = None
+    least: float | None = None
+    most: float | None = None
+    allowed: str = ""
+    example: Any = None
+    metavar: str | None = None
+    automatic: bool = False
+
+    @property
+    def switch(self) -> str:
+        """Its flag on the command line: `--memory-gb`."""
+        return f"--{self.flag or self.name.replace('_', '-')}"
+
+    def parse(self, text: str) -> Any:
+        """The value that a text on the command line gives. Raises InputError, and ValueError for what is not a number."""
+        if self.automatic and text == AUTO:
+            return None
+        if self.automatic and text not in map(str, self.choices):
+            raise InputError(f"{named(self.name, text)} is not one of {AUTO}, {', '.join(map(str, self.choices))}")
+        return self.kind(text)
+
+    def check(self, value: Any) -> None:
+        """Raise InputError for a value outside of its bounds. None, the default, is always allowed."""
+        if value is None or (self.pattern and isinstance(value, str) and self.pattern.fullmatch(value)):
+            return
+        if self.choices and value not in self.choices:
+            known = self.allowed or ", ".join(map(str, self.choices))
+            hint = f"; give e.g. {named(self.name, self.example)}" if self.pattern else ""
+            raise InputError(f"{named(self.name, value)} is not one of {known}{hint}")
+        if self.least is not None and self.most is not None and not self.least <= value <= self.most:
+            raise InputError(
+                f"{named(self.name, value)} is not {self.allowed}; give e.g. {named(self.name, self.example)}"
+            )
+
+
+def _count(name: str, words: str, control: str, *, flag: str = "", example: int = 16) -> Option:
+    """An option that counts something."""
+    return Option(name, int, words, control, flag, least=1, most=MAX_COUNT, allowed=_COUNT, example=example)
+
+
+_ENTRIES = (
+    Option("cluster", str, "name (with changes: NAME:nodes=4,gpu=h200-sxm), or a JSON file", "cluster"),
+    Option("mesh", str, "e.g. 8 or 2x8; default: every factorisation of the cluster", "mesh"),
+    _count("batch", "samples per step, over all GPUs", "batch"),
+    _count("seq", "tokens per sample", "sequence length"),
+    Option("layers", int, "override the depth", "layers"),
+    Option(
+        "dtype",
+        str,
+        "bfloat16 | float16 | float32; default: the 16-bit type the GPU is fast in",
+        "number format",
+        choices=DTYPES,
+    ),
+    Option("optimizer", str, f"{' | '.join(OPTIMIZERS)}; default adamw", "optimizer", choices=tuple(OPTIMIZERS)),
+    Option(
+        "zero",
+        int,
+        "0 | 1 | 2 | 3: the ZeRO stage that weights may have; auto: the best of them",
+        "ZeRO stage",
+        choices=ZERO,
+        automatic=True,
+    ),
+    _count("accumulate", "micro-batches of a step", "number of micro-batches"),
+    _count("micro_batch", "samples of one data-parallel rank at once; default: what is best", "micro-batch", example=2),
+    Option("recompute", str, " | ".join(RECOMPUTE), "recomputation", choices=RECOMPUTE),
+    Option(
+        "precision",
+        str,
+        "mixed (weights, moments and gradients in float32; the default) | pure (all in the dtype)",
+        "precision",
+        choices=PRECISIONS,
+    ),
+    Option("method", str, "how the search is restricted, as in a paper", "method"),
+    Option("objective", str, "time | communication", "goal"),
+    Option("tool", str, "only plans that this tool can be told", "tool", flag="for", metavar="TOOL"),
+    Option(
+        "memory_gb",
+        float,
+        "memory per GPU that a plan may take (10^9 bytes)",
+        "memory per GPU",
+        least=1e-6,
+        most=1e6,
+        allowed="between 10^-6 and 10^6",
+        example=40,
+    ),
+    Option("layout", str, "what runs now: it stands among the baselines", "layout"),
+    Option(
+        "chunks",
+        int,
+        "cut products into so many parts where the sum of one part over GPUs then hides behind the next; default 1",
+        "products in chunks",
+        choices=CHUNKS,
+    ),
+    Option(
+        "expert_imbalance",
+        float,
+        "where experts are dealt out: load of the fullest GPU over the mean; default 1, balanced routing",
+        "load of the fullest GPU’s experts",
+        least=1,
+        most=MAX_IMBALANCE,
+        allowed=f"between 1 and {MAX_IMBALANCE}: the fullest GPU gets the mean or more",
+        example=1.5,
+    ),
+    Option(
+        "rank_by_rank",
+        bool,
+        "ZeRO-1 and -2 hand out updated weights tensor by tensor and rank by rank, as nanotron and InternEvo do; the default is buckets, "
+        "as in Megatron-LM and DeepSpeed",
+        "weights handed out rank by rank",
+    ),
+    Option(
+        "offload",
+        bool,
+        "keep the optimizer's moments in the host's memory; they come to the GPU weight by weight in each step",
+        "moments in the host’s memory",
+    ),
+    Option(
+        "lora",
+        int,
+        "adapters of this rank beside every linear layer but the head, and all else frozen (a config may have them too)",
+        "rank of adapters",
+        metavar="RANK",
+    ),
+    Option(
+        "nf4", bool, "with --lora: the frozen weights are kept in 4 bits, as QLoRA does", "frozen weights in 4 bits"
+    ),
+    _count(
+        "vocab_multiple",
+        "make the vocabulary a multiple of this, as Megatron-LM does of 128 times tp; the default is tp",
+        "multiple of the vocabulary",
+        flag="pad-vocab",
+        example=2,
+    ),
+    Option("stack", str, "the program that trains; default torch, as plans and exported scripts run", "program"),
+    Option(
+        "attention",
+        str,
+        f"{' | '.join((*ATTENTION, TORCH_ATTENTION))}: the attention kernel; default the stack's: {TORCH_ATTENTION}, "
+        "which is what scaled_dot_product_attention takes on this GPU; sdpa:2.9 is what it takes in that release of torch",
+        "attention kernel",
+        choices=(*ATTENTION, TORCH_ATTENTION),
+        pattern=TORCH_RELEASE,
+        allowed=f"{', '.join((*ATTENTION, TORCH_ATTENTION))} and sdpa:RELEASE of torch",
+        example="sdpa:2.9",
+    ),
+    Option(
+        "optimizer_kernels",
+        str,
+        f"{' | '.join(OPTIMIZER_KERNELS)}: how weights are updated; default the stack's: fused",
+        "optimizer’s kernels",
+        choices=OPTIMIZER_KERNELS,
+    ),
+    Option(
+        "loss",
+        str,
+        f"{' | '.join(LOSSES)} | chunked:N: how the loss of logits is computed; default as the model's code does",
+        "loss",
+        choices=LOSSES,
+        pattern=CHUNKED_LOSS,
+        allowed=f"{', '.join(LOSSES)} and chunked:N",
+        example="chunked:8",
+    ),
+    Option(
+        "gradients",
+        str,
+        f"{' | '.join(GRADIENTS)}: the dtype in which gradients are kept and summed; default that of the weights",
+        "dtype of gradients",
+        choices=GRADIENTS,
+    ),
+    Option("compiled", bool, "torch.compile fuses what is bound by memory", "torch.compile", flag="compile"),
+    Option("tokens", float, "tokens to train on in all: days are said", "tokens of the training", example=1e12),
+    Option(
+        "price_per_gpu_hour", float, "with --tokens: money is said too", "price of a GPU hour", example=2, metavar="P"
+    ),
+    Option(
+        "prove",
+        bool,
+        "wait until the gap between the plan and its bound is closed, as far as it can be",
+        "proof",
+    ),
+)
+OPTIONS: Mapping[str, Option] = {option.name: option for option in _ENTRIES}
+"""The options by name."""
+
+
+def named(name: str, *value: Any) -> str:
+    """An option for a sentence of an error or a note, with a value if one is given; each user reads it in words of their own.
+
+    Example: `named("memory_gb", 40)` reads `memory_gb=40` in Python, `--memory-gb 40` on the command line, and on the page "memory per
+    GPU of 37.3 GiB".
+    """
+    assert name in OPTIONS, name
+    text = f"{name}={short(value[0])}" if value else name
+    return Term("option", name, value[0] if value else None, text).marked
+
+
+def memory_amount(num_bytes: float, text: str) -> str:
+    """Bytes of memory for a sentence, with the text in GB; the page reads them in GiB."""
+    return Term("bytes", "", num_bytes, text).marked
+
+
+def check_options(values: object, names: Iterable[str]) -> None:
+    """Check the fields of these names by the table. Raises InputError for the first that is impossible."""
+    for name in names:
+        OPTIONS[name].check(getattr(values, name))
+
+
+def option_switch(term: Term) -> str:
+    """A term of a sentence in the words of the command line."""
+    if term.kind != "option":
+        return term.text
+    option = OPTIONS[term.name]
+    if term.value is None or isinstance(term.value, bool):
+        return option.switch
+    value = term.value if len(str(term.value)) <= MAX_SHOWN else str(term.value)[:MAX_SHOWN] + "..."
+    return f"{option.switch} {shlex.quote(str(value))}"

@@ -1,0 +1,97 @@
+"""One table of options: the command line, the library, the page and the checks name an option as it says."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import pickle
+import re
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_type_hints
+
+import pytest
+
+import planner_core as shardscope
+from explorer.session.state import page_wording
+from explorer.text import commands
+from planner_core.cli.main import main
+from planner_core.core import OPTIONS, InputError, Sentence, Term, memory_amount, named, option_switch
+from planner_core.planning import Request
+from planner_core.planning.pricing import Statement
+
+ROOT = Path(__file__).parents[2] / "planner_core"
+RIMS = ("cli", "exporters", "runtime", "verification", "configs")
+"""Folders whose messages are about other programs' flags, or about those of scripts."""
+
+
+@pytest.mark.parametrize("of", [Request, Statement])
+def test_every_field_is_an_option_of_its_kind(of: type) -> None:
+    hints = get_type_hints(of)
+    for field in dataclasses.fields(of):
+        if field.name in ("model", "cluster", "layout"):  # these have richer types than their texts
+            continue
+        hint: Any = hints[field.name]
+        kinds = set(hint.__args__) - {type(None)} if isinstance(hint, UnionType) else {hint}
+        assert kinds == {OPTIONS[field.name].kind}, field.name
+
+
+def test_options_have_names_of_their_own() -> None:
+    assert len({o.switch for o in OPTIONS.values()}) == len({o.control for o in OPTIONS.values()}) == len(OPTIONS)
+    assert all(o.words and o.control for o in OPTIONS.values())
+    for option in OPTIONS.values():
+        if option.example is not None:
+            option.check(option.example)
+
+
+def test_an_option_is_named_as_each_user_knows_it() -> None:
+    error = InputError(
+        f"use more GPUs, {named('recompute', 'full')} or {named('memory_gb', 40)}; leave {named('mesh')} out"
+    )
+    assert str(error) == 'use more GPUs, recompute="full" or memory_gb=40; leave mesh out'
+    assert error.sentence.worded(option_switch) == "use more GPUs, --recompute full or --memory-gb 40; leave --mesh out"
+    assert page_wording(error) == "Use more GPUs, recomputation full or memory per GPU of 37.3 GiB; leave mesh out."
+
+
+def test_memory_tools_and_methods_are_named_as_each_user_knows_them() -> None:
+    tool, method = Term("tool", "hf", None, "hf").marked, Term("method", "hf-expert", None, "hf-expert").marked
+    note = Sentence(f"for {tool}: {memory_amount(80e9, '80 GB')}, as {method}")
+    assert note == note.worded(option_switch) == "for hf: 80 GB, as hf-expert"
+    assert page_wording(note) == "For Hugging Face: 74.5 GiB, as The model’s own plan."
+
+
+def test_a_sentence_keeps_its_terms_where_it_goes() -> None:
+    value = "a\x02b"
+    note = Sentence(f"give {named('stack', value)}")
+    for again in (pickle.loads(pickle.dumps(note)), Sentence(note), Sentence(note.marked)):  # a child process, a copy
+        assert again == note and again.parts == note.parts
+    assert isinstance(note.parts[1], Term) and note.parts[1].value == value
+    strange = "no file \x02[1]\x03 or \x02x\x03"  # a name that looks like a mark is text
+    assert str(InputError(strange)) == strange
+
+
+def test_python_is_told_of_keywords_and_the_command_line_of_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(
+        InputError, match=r"^expert_imbalance=0.5 is not between 1 and 1000.* give e.g. expert_imbalance=1.5$"
+    ):
+        shardscope.plan("gpt2-xl", expert_imbalance=0.5)
+    assert main(["plan", "gpt2-xl", "--expert-imbalance", "0.5"]) == 2
+    assert capsys.readouterr().err.startswith("--expert-imbalance 0.5 is not between 1 and 1000")
+
+
+def test_no_message_outside_of_the_rims_has_a_flag() -> None:
+    flags = re.compile("(?<![\\w-])(" + "|".join(re.escape(o.switch) for o in OPTIONS.values()) + ")(?![\\w-])")
+    for path in sorted(ROOT.rglob("*.py")):
+        if set(path.parts) & set(RIMS) or path.name in ("options.py", "write.py"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        prose = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+        texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in prose]
+        assert not [t for t in texts if isinstance(t, str) and flags.search(t)], path
+
+
+def test_the_command_of_a_page_has_every_option_of_its_request() -> None:
+    given = {"expert_imbalance": 2.0, "offload": True, "lora": 8, "zero": None, "tool": "megatron", "loss": "fused"}
+    command = commands.plan_command(Request("gpt2-xl", recompute="auto", accumulate=None, **given), "plan.json")
+    wanted = "--zero auto --for megatron --expert-imbalance 2.0 --offload --lora 8 --loss fused -o plan.json"
+    assert command == f"python -m planner_core plan gpt2-xl --cluster 2x8-h100 {wanted}"
