@@ -23,6 +23,8 @@ from planner_core.core import (
     NoPlanFits,
     Plan,
     Sentence,
+    Shard,
+    Value,
     Workload,
     axis_names,
     named,
@@ -178,6 +180,36 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
     return replace(draft, usual=usual), f"{len(usual)} usual layouts have a plan"
 
 
+def note_whole_batch(plan: Plan, graph: Graph) -> tuple[str, ...]:
+    """A sentence about a model without a loss of its own whose plan gives an operator the samples of all ranks.
+
+    A loss is one number, whoever computes it. Any other result would be that of all samples, where the caller brought a rank's own, so a
+    run refuses such a call (`runtime.bound_call`). Example: an embedding that is split by its width looks up the tokens of all ranks.
+    """
+    if not graph.loss.startswith("stand-in") or plan.pipeline is not None:
+        return ()
+    axes = [a for a in plan.data_axes if plan.mesh.axis_sizes[a] > 1]
+    samples = {v for v, x in enumerate(graph.top.values) if x.kind == "constant" and x.name and _has_samples(x, graph)}
+    sites = plan.blocks[""].sites
+    whole = [
+        op.name
+        for op in graph.top.ops
+        for v, edge in zip(op.inputs, sites[op.name].inputs, strict=True)
+        if v in samples and any(edge.dst.forward[a] != Shard(0) for a in axes)
+    ]
+    if not whole:
+        return ()
+    return (
+        f"{whole[0]} takes the samples of all ranks, and the model returns no loss: call it with the whole batch on every rank "
+        "(global_batch=True), or let forward compute the loss",
+    )
+
+
+def _has_samples(value: Value, graph: Graph) -> bool:
+    """Whether an input has the samples of the planned batch in its first dim. A buffer of the same length is not an input."""
+    return value.meta.shape[:1] == (graph.workload["batch"],) and not value.name.startswith("buffer:")
+
+
 def note_host_wait(plan: Plan) -> tuple[str, ...]:
     """A sentence about the wait for the host in the step of a plan: the search does not minimise it, so the sentence bounds the rest."""
     waits, bound = plan.cost.host_wait_s, plan.bound
@@ -253,6 +285,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
         *draft.told,
         *own,
         *(note_host_wait(chosen) if chosen.fits else ()),
+        *note_whole_batch(chosen, planner.graph),
         *note_fewer_gpus(planner, chosen, draft.say),
         *note_uncounted_memory(chosen, planner.graph),
         *slow_dtype_notes(planner.cluster.gpu, planner.workload.dtype),

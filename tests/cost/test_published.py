@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
 
+from bench.published import ROWS
 from bench.support.published.memory import measured, predicted, stated_runs
 from bench.support.published.runs import Run, priced, runs
+from bench.support.published.stages import told_stages
+from bench.support.published.table import errors_of, kind
 from planner_core.planning.pricing import time_band
+from planner_core.planning.pricing.bands import BANDS_FILE, STAGES, Z_NINE_IN_TEN
 
 SAMPLE = {
     "r0069": 0.03,  # MPT-760m, FSDP on 8 H100
@@ -66,3 +72,21 @@ def test_a_published_peak_of_memory_is_met(name: str) -> None:
     found, (low, high) = predicted(run), MEMORY[name]
     assert found is not None
     assert low <= found / measured(run) <= high
+
+
+def test_a_band_holds_nine_in_ten_runs_of_sources_that_it_has_not_seen() -> None:
+    """The band of a kind of layout is shown for plans of nobody's runs, so it is held to errors with each run's whole source left out."""
+    table = json.loads(BANDS_FILE.read_text(encoding="utf-8"))
+    kept = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
+    every = {run.id: run for run in runs()}
+    errors: dict[str, list[float]] = {}
+    for e in errors_of([(every[row["id"]], row) for row in kept if row["id"] in every]):
+        errors.setdefault(kind(e.run), []).append(abs(e.sources))
+    assert len(errors) >= 6
+    for name, left_out in errors.items():
+        width = math.hypot(table["kinds"][name]["p90"], Z_NINE_IN_TEN * table["stack_sigma"])
+        assert sum(error <= width for error in left_out) >= 0.9 * len(left_out), name
+    # Plans with stages: nothing is fitted to any of the five sources, each of which counts alike.
+    staged = [run for run in told_stages() if run.ran and run.run.stated.layout.pp > 1]
+    assert len({run.source for run in staged}) >= 5
+    assert table["kinds"][STAGES]["n"] == 25 * len({run.source for run in staged})
