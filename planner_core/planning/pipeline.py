@@ -362,30 +362,35 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
 def better_of_baselines(chosen: Plan, others: Iterable[Plan]) -> Plan:
     """The chosen plan; or a baseline that fits and is better.
 
-    It may be if the search proved nothing and missed it, or if the GPU waits for its host: the search minimises the GPU's part of the step,
-    and a plan with fewer messages and uncut weights takes the host less. Example: GPT-2 XL with 2 x 1 024 tokens a GPU on 16 GPUs keeps the
-    GPU busy for 91 ms fully sharded and 117 ms data parallel, and the host for 297 and 211 ms.
+    It may be if the search proved nothing and missed it, if the chosen plan does not fit, or if the GPU waits for its host: the search
+    minimises the GPU's part of the step, and a plan with fewer messages and uncut weights takes the host less. Example: GPT-2 XL with
+    2 x 1 024 tokens a GPU on 16 GPUs keeps the GPU busy for 91 ms fully sharded and 117 ms data parallel, and the host for 297 and 211 ms.
     """
     timed = chosen.objective == "time"
 
     def value(plan: Plan) -> float:
         return plan.cost.step_time_s if timed else plan.cost.comm_time_s
 
-    proven = chosen.optimal and not (timed and chosen.cost.host_wait_s)
-    if proven or chosen.method != "exact" or not chosen.fits:
+    proven = chosen.fits and chosen.optimal and not (timed and chosen.cost.host_wait_s)
+    if proven or chosen.method != "exact":
         return chosen
     better = min((p for p in others if p.fits), key=value, default=chosen)
-    if value(better) >= value(chosen):
+    if better is chosen or (chosen.fits and value(better) >= value(chosen)):
         return chosen
-    waits = "whose GPU waits less for its host than that of the plan with the least work"
-    told = f"laid out as {better.name}, {waits if chosen.optimal else 'which is better than what the search found'}"
+    if not chosen.fits:
+        why = "which fits, while no plan of the search does"
+    elif chosen.optimal:
+        why = "whose GPU waits less for its host than that of the plan with the least work"
+    else:
+        why = "which is better than what the search found"
+    told = f"laid out as {better.name}, {why}"
     return replace(
         better,
         name=chosen.name,
         method=chosen.method,
         objective=chosen.objective,
         optimal=False,
-        bound=chosen.bound,
+        bound=chosen.bound if chosen.fits else None,  # a plan that does not fit is bounded in memory, not in time
         notes=(told, *chosen.notes),
     )
 

@@ -272,6 +272,9 @@ def test_a_baseline_that_the_search_missed_is_taken() -> None:
     assert (taken.name, taken.method, taken.optimal, taken.notes[1:]) == (best.name, best.method, False, ("gap",))
     assert better_of_baselines(missed, [replace(usual, fits=False)]) is missed
     assert better_of_baselines(replace(missed, method="tap"), [usual]).method == "tap"
+    short = replace(best, fits=False)
+    taken = better_of_baselines(short, [replace(usual, fits=False), usual])
+    assert taken.blocks == usual.blocks and taken.fits and taken.bound is None and "fits" in taken.notes[0]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from planner_core.core import InputError, Plan, Shard, load_cluster
 from planner_core.cost import axis_roles
 from planner_core.planning import Planner
 from planner_core.planning.methods import CP_TYPES, Layout, check_layout, parse_layout
-from planner_core.planning.pricing import Statement, price_statement
+from planner_core.planning.pricing import Pricer, Statement, price_statement
 from planner_core.planning.pricing.suggest import list_changes
 from tests.support.plans import pricer
 
@@ -196,6 +196,24 @@ def test_the_best_beside_it_is_never_slower() -> None:
     assert priced.plan is not None and priced.best is not None and priced.plan.fits
     assert axis_roles(priced.plan) == ("shard", "context", "tensor")
     assert priced.best.cost.step_time_s <= priced.plan.cost.step_time_s * (1 + 1e-9)
+
+
+def test_the_best_plan_of_long_samples_fits_where_context_ranks_do() -> None:
+    """Numbers of micro-batches are planned on graphs of their own size: with one sample at once, context ranks fit."""
+    small = Pricer("llama-3-8b", load_cluster("1x8-h100"), memory_gb=20)
+    stated = Statement(parse_layout("fsdp=8"), seq=32_768, layers=2, recompute="full")
+    plan = small.plan(stated)
+    assert plan is not None and not plan.fits
+    best = small.best(stated, plan)
+    assert best.fits and best.workload["accumulate"] > 1 and best.workload["batch"] == stated.batch
+
+
+def test_a_budget_that_no_plan_fits_still_has_a_price() -> None:
+    """The statement is priced, and the report says what is missing."""
+    small = Pricer("llama-3-8b", load_cluster("1x8-h100"), memory_gb=2)
+    priced = price_statement(small, Statement(parse_layout("fsdp=8"), seq=2048, layers=2))
+    assert priced.legal and priced.best is None
+    assert any("no plan fits" in note and "2.0 GB" in note for note in priced.notes)
 
 
 def test_other_ways_of_attention_are_suggested() -> None:

@@ -30,6 +30,12 @@ def test_which_meshes_are_searched() -> None:
     assert many and all(a * b * c == 16384 and a <= b <= 4 * a and c in (4, 8) for a, b, c in many)
 
 
+def test_few_gpus_are_searched_on_three_axes_if_two_do_not_fit() -> None:
+    planner = prepare_planner(replace(FEW_SAMPLES, cluster="2x8-h100"), None)
+    assert meshes_of_three(planner) == []
+    assert [m.axis_sizes for m in meshes_of_three(planner, short=True)] == [(2, 2, 4), (2, 4, 2)]
+
+
 @pytest.mark.parametrize(
     "changes",
     [

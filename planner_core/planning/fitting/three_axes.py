@@ -34,16 +34,18 @@ UNEVEN = 4
 """The second of the outer axes is at most so many times as long as the first."""
 
 
-def meshes_of_three(planner: Planner) -> list[DeviceMesh]:
-    """The meshes to search beside those of two axes; none where these are enough, or where the user named a mesh, tool or method."""
+def meshes_of_three(planner: Planner, *, short: bool = False) -> list[DeviceMesh]:
+    """The meshes to search beside those of two axes; none where these are enough, or where the user named a mesh, tool or method.
+
+    `short`: no plan on two axes fits, so three are tried on few GPUs as well."""
     request, n, node = planner.request, planner.cluster.num_gpus, planner.cluster.levels[0].size
     free = (
         request.mesh is None and request.tool is None and request.method == EXACT.name and request.objective == "time"
     )
-    if not free or n <= FEW or planner.workload.graph_batch >= n:
+    if not free or (not short and (n <= FEW or planner.workload.graph_batch >= n)):
         return []
     found = []
-    for inner in (node, node // 2):
+    for inner in (node, node // 2, *((node // 4,) if short else ())):
         if inner > 1 and n % inner == 0:
             rest = n // inner
             found += [(a, rest // a, inner) for a in divisors(rest)[1:-1] if a <= rest // a <= UNEVEN * a]
@@ -52,7 +54,7 @@ def meshes_of_three(planner: Planner) -> list[DeviceMesh]:
 
 def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
     """The best plan on a mesh of three axes if it is better than `plan`, which is the best on two; else `plan`."""
-    options = meshes_of_three(planner)
+    options = meshes_of_three(planner, short=not plan.fits)
     if not options:
         return plan
     known = plan.cost.gpu_time_s if plan.fits else float("inf")

@@ -93,8 +93,7 @@ class Pricer:
 
     def _load_graph(self, request: Request) -> Graph:
         """The graph of one micro-batch of a request. Raises InputError for samples or tokens that example inputs do not have."""
-        assert request.batch is not None and request.accumulate is not None
-        key = (request.batch // request.accumulate, request.seq, request.dtype, request.layers)
+        key = _graph_key(request)
         if self.has_inputs:
             graph = self._graph_of_inputs(request.layers)
             for name, number, option in zip(("batch", "seq"), key[:2], ("micro_batch", "seq"), strict=True):
@@ -112,7 +111,7 @@ class Pricer:
 
     def _add_adapters(self, graph: Graph, stated: Statement, request: Request) -> Graph:
         """The graph with adapters of the stated rank on its linear layers, whose weights are frozen; unchanged if no rank is stated."""
-        key = (request.batch, request.seq, request.dtype, request.layers, stated.lora, stated.nf4, "adapters")
+        key = (*_graph_key(request), stated.lora, stated.nf4, "adapters")
         if key not in self.graphs:
             self.graphs[key] = with_adapters(graph, stated.lora, stated.nf4)
         return self.graphs[key]
@@ -123,7 +122,7 @@ class Pricer:
         if self.has_inputs or not isinstance(words, int) or words % multiple == 0:
             return graph
         padded = -(-words // multiple) * multiple
-        key = (request.batch, request.seq, request.dtype, request.layers, stated.lora, stated.nf4, padded)
+        key = (*_graph_key(request), stated.lora, stated.nf4, padded)
         if key not in self.graphs:
             self.say(f"graph of {self.model} with {padded} words")
             note = (
@@ -180,6 +179,12 @@ class Pricer:
         known_is_better = known.fits > plan.fits or known.cost.step_time_s < plan.cost.step_time_s
         note = "laid out as stated, which is better than any plan on one or two axes"
         return replace(known, name=plan.name, notes=(*known.notes, note)) if known_is_better else plan
+
+
+def _graph_key(request: Request) -> tuple[int, int | None, str | None, int | None]:
+    """The samples of a global micro-batch, the tokens, dtype and layers: all that a graph depends on."""
+    assert request.batch is not None and request.accumulate is not None
+    return request.batch // request.accumulate, request.seq, request.dtype, request.layers
 
 
 def _count_samples(number: int) -> str:

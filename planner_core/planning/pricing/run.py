@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner_core.core import Cluster, Plan, PlannerError, Sentence, Workload, named, slow_dtype_notes
+from planner_core.core import Cluster, NoPlanFits, Plan, PlannerError, Sentence, Workload, named, slow_dtype_notes
 from planner_core.planning.fitting.shortage import describe_memory
 from planner_core.planning.methods import CP_TYPES, Layout, operator_faults, undecided_fault, unsearchable_faults
 from planner_core.planning.pricing.price import Pricer, check_statement, limiting_resource, split_step
@@ -14,6 +14,7 @@ from planner_core.planning.pricing.speed import Speed
 from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.pricing.suggest import Suggestion, find_suggestions
 
+BEST = "best"
 EXIT_NOT_LEGAL = 3
 """Exit status of a layout that the model cannot follow."""
 
@@ -65,14 +66,16 @@ def price_statement(
     if plan is None:
         return PricedRun(stated, pricer.cluster, name, seq, explain_illegal(pricer, stated), notes=notes)
     load = planner.workload
+    suggestions = find_suggestions(pricer, stated, plan) if advise else []
+    best, shortage = _find_best(pricer, stated, plan, suggestions) if advise else (None, ())
     notes = (
         *notes,
         *slow_dtype_notes(pricer.cluster.gpu, load.dtype),
         *load.assumptions,
         *planner.graph.assumptions,
         *_stack_note(stated, load),
+        *shortage,
     )
-    best = pricer.best(stated, plan) if advise else None
     fills = "" if plan.fits else describe_memory(plan, planner.graph, planner.budget)
     return PricedRun(
         stated,
@@ -84,13 +87,38 @@ def price_statement(
         pricer.speed(plan, stated),
         split_step(plan, planner),
         limiting_resource(plan, planner),
-        tuple(find_suggestions(pricer, stated, plan)) if advise else (),
+        tuple(suggestions),
         best,
         pricer.speed(best, stated) if best else None,
         notes,
         describe_software(planner.graph, pricer.cluster, load, planner.budget),
         fills,
     )
+
+
+def _find_best(
+    pricer: Pricer, stated: Statement, plan: Plan, suggestions: Sequence[Suggestion]
+) -> tuple[Plan | None, tuple[str, ...]]:
+    """The best plan of the same samples and software, and a note if there is none within a stated memory.
+
+    If no plan of the search fits, the fastest suggestion that fits is best: the search has at most two mesh axes, a suggestion may have
+    more."""
+    best, shortage = (replace(plan, name=BEST) if plan.fits else None), tuple[str, ...]()
+    try:
+        best = pricer.best(stated, plan)
+    except NoPlanFits as error:  # --memory-gb states a budget, so a search without a plan raises
+        shortage = (str(error),)
+    if best is not None and best.fits:
+        return best, ()
+
+    def workload(run: Statement) -> Statement:
+        return run.but(layout=Layout(), micro_batch=1, accumulate=run.batch, recompute="")
+
+    fitting = next((s for s in suggestions if s.plan.fits and workload(s.stated) == workload(stated)), None)
+    if fitting is None:
+        return best, shortage
+    note = f"no plan on one or two axes fits; this is the stated run with {fitting.change}"
+    return replace(fitting.plan, name=BEST, notes=(*fitting.plan.notes, note)), ()
 
 
 def _stack_note(stated: Statement, workload: Workload) -> tuple[str, ...]:
