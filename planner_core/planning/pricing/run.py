@@ -107,7 +107,7 @@ def _find_best(
     try:
         best = pricer.best(stated, plan)
     except NoPlanFits as error:  # --memory-gb states a budget, so a search without a plan raises
-        shortage = (str(error),)
+        shortage = (error.sentence,)
     if best is not None and best.fits:
         return best, ()
 
