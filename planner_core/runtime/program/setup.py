@@ -17,7 +17,7 @@ from planner_core.core import ParamPlan, Partial, Placements, Plan, Replicate, S
 from planner_core.models.hooks import TensorReplacement
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
-from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, AxisMove, Segments, local_shard
+from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, AxisMove, Segments, local_shard, step_kind
 from planner_core.runtime.program.weights import Weight
 from planner_core.runtime.program.weights.orders import FusedOrder
 from planner_core.runtime.program.weights.plan_tensor import PlanTensor
@@ -87,21 +87,7 @@ def make_move(step: Step, axes: Sequence[Axis]) -> AxisMove:
     """Convert a plan's step to a move on this rank's axis."""
     src = step.src.dim if isinstance(step.src, Shard) else None
     dst = step.dst.dim if isinstance(step.dst, Shard) else None
-    return AxisMove(axes[step.axis], _move_kind(step), src, dst)
-
-
-def _move_kind(step: Step) -> str:
-    if isinstance(step.dst, Replicate):
-        return "all_gather" if isinstance(step.src, Shard) else "all_reduce"
-    if isinstance(step.dst, Shard):
-        return (
-            "slice"
-            if isinstance(step.src, Replicate)
-            else "all_to_all"
-            if isinstance(step.src, Shard)
-            else "reduce_scatter"
-        )
-    return "pad" if isinstance(step.src, Shard) else "divide"
+    return AxisMove(axes[step.axis], step_kind(step), src, dst)
 
 
 def make_moves(steps: Iterable[Step], axes: Sequence[Axis]) -> tuple[AxisMove, ...]:

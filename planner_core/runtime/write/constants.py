@@ -78,18 +78,18 @@ class ConstantsWriter:
             self.layout, [n for n, _ in wanted] + [*plain] + asked + [n for c in writes for n in c.outputs]
         )
         known: dict[Any, tuple[int, ...]] = {}
-        for made in self._constant_calls():
-            if id(made) in needed:
-                self._write_call(made, known)
+        for call in self._constant_calls():
+            if id(call) in needed:
+                self._write_call(call, known)
         self._write_cuts(wanted)
         return self._write_functions(plain)
 
     def _refuse_lists(self) -> None:
         """Raise MixesSamples if the model's code makes a list of numbers of its samples: a rank would have a list of its own."""
-        for made in self._constant_calls():
-            samples = any(self.layout.samples[n] is not None for n in made.inputs)
-            if made.kind == "guard" and isinstance(made.answer, list) and samples and self.layout.num_parts > 1:
-                raise MixesSamples(f"it takes numbers of all samples as a list at {made.line.rpartition('/')[2]}")
+        for call in self._constant_calls():
+            samples = any(self.layout.samples[n] is not None for n in call.inputs)
+            if call.kind == "guard" and isinstance(call.answer, list) and samples and self.layout.num_parts > 1:
+                raise MixesSamples(f"it takes numbers of all samples as a list at {call.line.rpartition('/')[2]}")
 
     def _constant_calls(self) -> list[TapeCall]:
         return [c for c in self.layout.tape.calls if c.kind in ("constant", "guard")]
@@ -98,12 +98,12 @@ class ConstantsWriter:
         return self.layout.tape.tensors[number].root
 
     @staticmethod
-    def _is_in_place(made: TapeCall) -> bool:
+    def _is_in_place(call: TapeCall) -> bool:
         return (
-            made.kind == "constant"
-            and bool(made.outputs)
-            and made.shape == Ref(made.outputs[0])
-            and made.fn.endswith(("_", "setitem"))
+            call.kind == "constant"
+            and bool(call.outputs)
+            and call.shape == Ref(call.outputs[0])
+            and call.fn.endswith(("_", "setitem"))
         )
 
     def _find_needed(self, wanted: Iterable[int]) -> set[int]:
@@ -113,10 +113,10 @@ class ConstantsWriter:
         keep = {id(c) for c in self._constant_calls() if c.kind == "guard" or self._is_in_place(c)}
         todo += [n for c in self._constant_calls() if id(c) in keep for n in c.inputs]
         while todo:
-            made = by_output.get(todo.pop())
-            if made is not None and id(made) not in keep:
-                keep.add(id(made))
-                todo += made.inputs
+            call = by_output.get(todo.pop())
+            if call is not None and id(call) not in keep:
+                keep.add(id(call))
+                todo += call.inputs
         return keep
 
     def _find_per_step(self) -> set[int]:
@@ -125,60 +125,62 @@ class ConstantsWriter:
         The second must be read before or after the write, as in the model's code.
         """
         tensors = enumerate(self.layout.tape.tensors)
-        found = {n for n, t in tensors if t.varies or t.root in self.written_roots}
-        for made in self._constant_calls():
-            if any(n in found for n in made.inputs):
-                found.update(made.outputs)
-        return found
+        per_step = {n for n, t in tensors if t.varies or t.root in self.written_roots}
+        for call in self._constant_calls():
+            if any(n in per_step for n in call.inputs):
+                per_step.update(call.outputs)
+        return per_step
 
-    def _is_per_step(self, made: TapeCall) -> bool:
-        return made.kind == "guard" or self._is_in_place(made) or any(n in self.per_step for n in made.outputs)
+    def _is_per_step(self, call: TapeCall) -> bool:
+        return call.kind == "guard" or self._is_in_place(call) or any(n in self.per_step for n in call.outputs)
 
-    def _write_call(self, made: TapeCall, known: dict[Any, tuple[int, ...]]) -> None:
-        if made.answer == "random":
+    def _write_call(self, call: TapeCall, known: dict[Any, tuple[int, ...]]) -> None:
+        if call.answer == "random":
             if self.layout.num_parts > 1 and any(
-                self.layout.samples[n] is not None for n in (*made.inputs, *made.outputs)
+                self.layout.samples[n] is not None for n in (*call.inputs, *call.outputs)
             ):
-                raise MixesSamples(f"it draws numbers for its samples at {made.line.rpartition('/')[2]}")
+                raise MixesSamples(f"it draws numbers for its samples at {call.line.rpartition('/')[2]}")
             self.draws = True
-        text = self._write_source(made)
-        lines = self.lines[self._is_per_step(made)]
-        if made.kind == "guard":
+        text = self._write_source(call)
+        lines = self.lines[self._is_per_step(call)]
+        if call.kind == "guard":
             self.restored |= self.lasting_targets
             undo = f", {self.restore_name}" if self.lasting_targets else ""
-            lines.append(f"expect({_guard_source(made.fn, text)}, {made.answer!r}{undo})")
+            lines.append(f"expect({_guard_source(call.fn, text)}, {call.answer!r}{undo})")
             return
-        if self._is_in_place(made) and made.outputs[0] not in self.layout.tape.buffer_versions:
-            if self.layout.tape.tensors[self._root(made.inputs[0])].kind in (BUFFER, INPUT, LITERAL):
-                self.lasting_targets[self._first_name(self._root(made.inputs[0]))] = None
+        if self._is_in_place(call) and call.outputs[0] not in self.layout.tape.buffer_versions:
+            if self.layout.tape.tensors[self._root(call.inputs[0])].kind in (BUFFER, INPUT, LITERAL):
+                self.lasting_targets[self._first_name(self._root(call.inputs[0]))] = None
             lines.append(text)
-            self.names[made.outputs[0]] = self._name_of(made.inputs[0])
+            self.names[call.outputs[0]] = self._name_of(call.inputs[0])
             return
         if (
             text in known
-            and made.answer != "random"
-            and not any(self._root(n) in self.written_roots for n in made.outputs)
+            and call.answer != "random"
+            and not any(self._root(n) in self.written_roots for n in call.outputs)
         ):
-            for number, other in zip(made.outputs, known[text], strict=True):
+            for number, other in zip(call.outputs, known[text], strict=True):
                 self.names[number] = self.names[other]
             return
-        known[text] = made.outputs
-        shown = []
-        for number in made.outputs:
-            self.names[number] = self.scope.keep(self._wanted_name(made, number))
-            shown.append(self.names[number])
-            if not self._is_per_step(made):
+        known[text] = call.outputs
+        names_made = []
+        for number in call.outputs:
+            self.names[number] = self.scope.keep(self._wanted_name(call, number))
+            names_made.append(self.names[number])
+            if not self._is_per_step(call):
                 self.table_names.append(self.names[number])
-        alone = len(shown) == 1 and isinstance(made.shape, (tuple, list))  # a tuple of one, as of `x.chunk(1)`
-        lines.append(f"{', '.join(shown)}{',' if alone else ''} = {text}")
+        is_one_tuple = len(names_made) == 1 and isinstance(
+            call.shape, (tuple, list)
+        )  # a tuple of one, as of `x.chunk(1)`
+        lines.append(f"{', '.join(names_made)}{',' if is_one_tuple else ''} = {text}")
 
-    def _wanted_name(self, made: TapeCall, number: int) -> str:
+    def _wanted_name(self, call: TapeCall, number: int) -> str:
         if number in self.layout.tape.buffer_versions:
             return to_identifier(self.layout.tape.tensors[self._root(number)].name.rpartition(".")[2])
-        at = made.outputs.index(number)
-        if len(made.names) == len(made.outputs):
-            return to_identifier(made.names[at] or made.fn)
-        return to_identifier(made.fn)
+        index = call.outputs.index(number)
+        if len(call.names) == len(call.outputs):
+            return to_identifier(call.names[index] or call.fn)
+        return to_identifier(call.fn)
 
     def _name_of(self, number: int) -> str:
         return self.names.get(number) or self._first_name(number)
@@ -193,44 +195,48 @@ class ConstantsWriter:
             return str(self.name_object(tensor.value))
         raise CannotRewrite(f"a constant depends on a {tensor.kind} tensor")
 
-    def _write_source(self, made: TapeCall) -> str:
+    def _write_source(self, call: TapeCall) -> str:
         def leaf(item: Any) -> str:
             if isinstance(item, Ref):
                 return self._name_of(item.number)
             return "DEVICE" if item is DEVICE else str(self.name_object(item))
 
-        if made.kind == "guard":
-            return ", ".join(self._name_of(n) for n in refs((made.args, made.kwargs)))
-        if made.kind == "constant" and made.outputs[0] in self.layout.tape.buffer_versions:
-            if made.fn == "setitem":
-                target, index, value = made.args
+        if call.kind == "guard":
+            return ", ".join(self._name_of(n) for n in refs((call.args, call.kwargs)))
+        if call.kind == "constant" and call.outputs[0] in self.layout.tape.buffer_versions:
+            if call.fn == "setitem":
+                target, index, value = call.args
                 return f"with_item({leaf(target)}, {write_literal(index, leaf)}, {write_literal(value, leaf)})"
-            return write_call(made.func, made.fn, made.args, made.kwargs, leaf)
-        if self._is_in_place(made):
-            if made.fn == "setitem":
+            return write_call(call.func, call.fn, call.args, call.kwargs, leaf)
+        if self._is_in_place(call):
+            if call.fn == "setitem":
                 return (
-                    f"{leaf(made.args[0])}[{write_subscript(made.args[1], leaf)}] = {write_literal(made.args[2], leaf)}"
+                    f"{leaf(call.args[0])}[{write_subscript(call.args[1], leaf)}] = {write_literal(call.args[2], leaf)}"
                 )
-            target, named = leaf(made.args[0]), {k: v for k, v in made.kwargs.items() if k != "inplace"}
-            if hasattr(torch.Tensor, made.fn):
-                return f"{target}.{made.fn}({write_arguments(made.func, made.args[1:], named, leaf)})"
-            return f"{target}.copy_({write_call(made.func, made.fn, made.args, named, leaf)})"
-        return write_call(made.func, made.fn, made.args, made.kwargs, leaf)
+            target, named = leaf(call.args[0]), {k: v for k, v in call.kwargs.items() if k != "inplace"}
+            if hasattr(torch.Tensor, call.fn):
+                return f"{target}.{call.fn}({write_arguments(call.func, call.args[1:], named, leaf)})"
+            return f"{target}.copy_({write_call(call.func, call.fn, call.args, named, leaf)})"
+        return write_call(call.func, call.fn, call.args, call.kwargs, leaf)
 
     def _write_cuts(self, wanted: Sequence[Cut]) -> None:
         """Cut every constant once for each set of placements in which a unit needs it."""
         for number, placements in dict.fromkeys(wanted):
             tensor = self.layout.tape.tensors[number]
-            whole = self._name_of(number)
-            text = local_constant(whole, self.layout, self.moves, number, placements)
-            if text == whole and whole.isidentifier():  # a buffer that was written has no name of its own
-                self.cuts[number, placements] = whole
+            name_of_whole = self._name_of(number)
+            text = local_constant(name_of_whole, self.layout, self.moves, number, placements)
+            if (
+                text == name_of_whole and name_of_whole.isidentifier()
+            ):  # a buffer that was written has no name of its own
+                self.cuts[number, placements] = name_of_whole
                 continue
-            same = self.cut_names.get(text)
-            name = self.cut_names[text] = same or self.scope.keep(f"own_{to_identifier(whole.rpartition('.')[2])}")
+            existing = self.cut_names.get(text)
+            name = self.cut_names[text] = existing or self.scope.keep(
+                f"own_{to_identifier(name_of_whole.rpartition('.')[2])}"
+            )
             self.cuts[number, placements] = name
             varies = number in self.per_step or tensor.kind == INPUT
-            if same is None:
+            if existing is None:
                 self.lines[varies].append(f"{name} = {text}")
                 if not varies:
                     self.table_names.append(name)

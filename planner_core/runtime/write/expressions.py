@@ -96,12 +96,12 @@ WriteLeaf = Callable[[Any], str]
 @functools.cache
 def function_names() -> dict[int, str]:
     """Return the names of torch's functions in code, by id."""
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for prefix, module in NAMESPACES:
         for name, value in vars(module).items():
             if callable(value) and not name.startswith("_"):
-                found.setdefault(id(value), f"{prefix}.{name}")
-    return found
+                names.setdefault(id(value), f"{prefix}.{name}")
+    return names
 
 
 @functools.cache
@@ -190,27 +190,31 @@ def write_call(
     if name == "__get__":
         return f"{write_literal(args[0], write)}.{fn}"
     base = fn.rstrip("_") if fn.endswith("_") and not fn.endswith("__") else fn
-    plain = {k: v for k, v in kwargs.items() if k != "inplace"} if base != fn else kwargs
+    options = {k: v for k, v in kwargs.items() if k != "inplace"} if base != fn else kwargs
     if fn == "getitem":
         return f"{write_literal(args[0], write)}[{write_subscript(args[1], write)}]"
-    if len(args) == 2 and not plain and base in INFIX:
+    if len(args) == 2 and not options and base in INFIX:
         return _write_infix(write_literal(args[0], write), INFIX[base], write_literal(args[1], write))
     backwards = name.strip("_")
-    if len(args) == 2 and not plain and backwards in REFLECTED:
+    if len(args) == 2 and not options and backwards in REFLECTED:
         return _write_infix(write_literal(args[1], write), REFLECTED[backwards], write_literal(args[0], write))
     if base == "neg":
         return f"-{write_literal(args[0], write)}"
     if base != fn:
-        found = getattr(torch.Tensor, base, None) or getattr(F, base, None) or getattr(torch, base, None)
-        if found is None:  # it has no form that makes a new tensor
-            return f"{write_literal(args[0], write)}.clone().{fn}({write_arguments(func, args[1:], plain, write)})"
-        func = found
-    return _write_named_call(func, base, args, plain, write)
+        variant = getattr(torch.Tensor, base, None) or getattr(F, base, None) or getattr(torch, base, None)
+        if variant is None:  # it has no form that makes a new tensor
+            return f"{write_literal(args[0], write)}.clone().{fn}({write_arguments(func, args[1:], options, write)})"
+        func = variant
+    return _write_named_call(func, base, args, options, write)
 
 
-def _write_infix(left: str, sign: str, right: str) -> str:
+def _write_infix(first_operand: str, sign: str, second_operand: str) -> str:
     """Write two operands with the sign between them. Python reads -2 ** x as -(2 ** x)."""
-    return f"({left}) {sign} {right}" if sign == "**" and left.startswith("-") else f"{left} {sign} {right}"
+    return (
+        f"({first_operand}) {sign} {second_operand}"
+        if sign == "**" and first_operand.startswith("-")
+        else f"{first_operand} {sign} {second_operand}"
+    )
 
 
 def _write_named_call(
@@ -230,10 +234,10 @@ def write_callee(func: Callable[..., Any], write: WriteLeaf) -> str:
 
 def to_identifier(text: str) -> str:
     """Return an identifier made of any text: `self_attn.q_proj` -> `self_attn_q_proj`."""
-    found = re.sub(r"\W+", "_", text).strip("_").lower() or "x"
-    if found[0].isdigit():
-        found = f"x{found}"
-    return f"{found}_" if found in RESERVED or found in ("torch", "f") else found
+    name = re.sub(r"\W+", "_", text).strip("_").lower() or "x"
+    if name[0].isdigit():
+        name = f"x{name}"
+    return f"{name}_" if name in RESERVED or name in ("torch", "f") else name
 
 
 def to_snake_case(name: str) -> str:
@@ -245,18 +249,18 @@ def to_snake_case(name: str) -> str:
 class NameScope:
     """The names in use in one function. A name is free again after the last use of its value."""
 
-    def __init__(self, taken: frozenset[str] = frozenset()) -> None:
-        self.fixed = set(taken)
-        self.held: dict[str, int] = {}  # name -> line after which it is free
+    def __init__(self, reserved: frozenset[str] = frozenset()) -> None:
+        self.fixed = set(reserved)
+        self.free_after: dict[str, int] = {}  # name -> line after which it is free
 
     def take(self, wanted: str, now: int, until: int) -> str:
         """Return a name for a value that is made on line `now` and last used on line `until`."""
         wanted = to_identifier(wanted)
         name, count = wanted, 1
-        while name in self.fixed or self.held.get(name, -9) > now:
+        while name in self.fixed or self.free_after.get(name, -9) > now:
             count += 1
             name = f"{wanted}_{count}"
-        self.held[name] = until
+        self.free_after[name] = until
         return name
 
     @staticmethod
@@ -267,7 +271,7 @@ class NameScope:
 
     def hold(self, name: str, until: int) -> None:
         """Let a second value have a name that is in use."""
-        self.held[name] = max(until, self.held.get(name, -1))
+        self.free_after[name] = max(until, self.free_after.get(name, -1))
 
     def keep(self, wanted: str) -> str:
         """Return a name that stays taken."""

@@ -132,13 +132,15 @@ class FunctionWriter:
         if key not in self.weights:
             gather, reduce = self.outer_steps[number, self.calls[now].site]
             users = [self.calls[now]] if key[1] == now else self.users[number]
-            live = [call for call in users if any(n in self.layout.with_gradient for n in call.outputs)]
+            live_calls = [call for call in users if any(n in self.layout.with_gradient for n in call.outputs)]
             first = now if key[1] == now else min(self.uses[number])
-            again = (bool(live) and any(number in call.saved for call in users)) or first <= self.last_recomputed
-            lasting = not self.recomputed and any(self._autograd_keeps_view(call, number) for call in users)
-            trained = self.tape.tensors[number].grad and any(number in call.gives_gradient() for call in live)
+            regather = (
+                bool(live_calls) and any(number in call.saved for call in users)
+            ) or first <= self.last_recomputed
+            saved = not self.recomputed and any(self._autograd_keeps_view(call, number) for call in users)
+            trained = self.tape.tensors[number].grad and any(number in call.gives_gradient() for call in live_calls)
             argument = self._name_argument(self.layout.parameters[number])
-            self.weights[key] = WeightUse(argument, number, gather, reduce, again and not lasting, lasting, trained)
+            self.weights[key] = WeightUse(argument, number, gather, reduce, regather and not saved, saved, trained)
 
     def _autograd_keeps_view(self, call: TapeCall, number: int) -> bool:
         """Return whether autograd keeps a view that `call` makes of a gathered parameter."""
@@ -160,32 +162,33 @@ class FunctionWriter:
     def _name_argument(self, name: str) -> str:
         """Return the name of a weight or buffer in the function."""
         local = name[len(self.prefix) + 1 :] if self.prefix and name.startswith(self.prefix + ".") else name
-        taken = {w.argument for w in self.weights.values()} | {b.argument for b in self.buffers.values()}
+        names_taken = {w.argument for w in self.weights.values()} | {b.argument for b in self.buffers.values()}
         short, long = to_identifier("_".join(local.split(".")[-2:])), to_identifier(local.replace(".", "_"))
         wishes = itertools.chain((short, long), (f"{short}_{count}" for count in itertools.count(2)))
-        return next(name for name in wishes if name not in taken)
+        return next(name for name in wishes if name not in names_taken)
 
     def wanted_name(self, number: int) -> str:
         """Return the name for a value: that of the model's statement that assigns it, or of the layer whose weight makes it."""
-        made = self.makers.get(number)
-        if made is None:
+        maker = self.makers.get(number)
+        if maker is None:
             other = "hidden" if number in self.tape.received else "constant"
             return self.tape.tensors[number].name.rpartition(".")[2] or other
-        inner = any(self.tape.tensors[n].kind == PARAMETER for n in made.inputs)
-        module = made.scope.rpartition(".")[2].partition("@")[0]
-        layer = module if inner and module and not module.isdigit() else made.fn
-        if inner and self._continues(made, made):
+        inner = any(self.tape.tensors[n].kind == PARAMETER for n in maker.inputs)
+        module = maker.scope.rpartition(".")[2].partition("@")[0]
+        layer = module if inner and module and not module.isdigit() else maker.fn
+        if inner and self._continues(maker, maker):
             return layer
-        if len(made.names) == len(made.outputs):
-            return made.names[made.outputs.index(number)] or made.fn
+        if len(maker.names) == len(maker.outputs):
+            return maker.names[maker.outputs.index(number)] or maker.fn
         return layer
 
-    def _continues(self, made: TapeCall, call: TapeCall) -> bool:
-        """Return whether the statement of `made` uses the results of `call`, at once or through other modules that it calls."""
-        beside = made.scope.rpartition(".")[0] + "."
+    def _continues(self, maker: TapeCall, call: TapeCall) -> bool:
+        """Return whether the statement of `maker` uses the results of `call`, at once or through other modules that it calls."""
+        siblings = maker.scope.rpartition(".")[0] + "."
         users = [c for n in call.outputs for c in self.users.get(n, ())]
         return any(
-            c.line == made.line or (c.scope.startswith(beside) and c.scope != made.scope and self._continues(made, c))
+            c.line == maker.line
+            or (c.scope.startswith(siblings) and c.scope != maker.scope and self._continues(maker, c))
             for c in users
         )
 
@@ -200,8 +203,8 @@ class FunctionWriter:
         else:
             self._unpack(now, call, expression)
         if self._is_kept(call):
-            whole = "whole=True" if call.fn == "scaled_dot_product_attention" else ""
-            self.body[start:] = [f"with keep({whole}):", *(f"    {line}" for line in self.body[start:])]
+            keep_all = "whole=True" if call.fn == "scaled_dot_product_attention" else ""
+            self.body[start:] = [f"with keep({keep_all}):", *(f"    {line}" for line in self.body[start:])]
         self.sites_of_inlined.append(call.site)
         if len(self.body) > start:
             self.sites += [tuple(self.sites_of_inlined)] * (len(self.body) - start)
@@ -238,7 +241,7 @@ class FunctionWriter:
 
     def _write_dropout(self, call: TapeCall) -> str:
         x = call.inputs[0]
-        given = dict(zip(("input", "p", "training"), call.args, strict=False)) | call.kwargs
+        arguments = dict(zip(("input", "p", "training"), call.args, strict=False)) | call.kwargs
         split = [
             self.moves.axis(a)
             for a, p in enumerate(self.layout.delivered_placements[x])
@@ -246,7 +249,7 @@ class FunctionWriter:
         ]
         kind = "" if call.fn == "dropout" else f", kind={call.fn!r}"
         where = f", split=[{', '.join(split)}]" if split else ""
-        return f"dropout({self._read_value(x)}, {given.get('p', 0.5)}, {self._next_seed()}{kind}{where})"
+        return f"dropout({self._read_value(x)}, {arguments.get('p', 0.5)}, {self._next_seed()}{kind}{where})"
 
     def _leaf(self, item: Any) -> str:
         return "DEVICE" if item is DEVICE else str(self.name_object(item))
@@ -256,9 +259,14 @@ class FunctionWriter:
         tensor = self.tape.tensors[number]
         if tensor.kind == PARAMETER:
             use = self.weights[self._use_key(now, number)]
-            ahead, back = self.moves.real(edge.forward), self.moves.real(edge.backward)
-            forward, back = ahead[len(use.gather) :], back[: len(back) - len(use.reduce)]
-            return self._move_operand(now, number, f"w.{use.argument}", replace(edge, forward=forward, backward=back))
+            forward_steps, backward_steps = self.moves.real(edge.forward), self.moves.real(edge.backward)
+            forward, backward_steps = (
+                forward_steps[len(use.gather) :],
+                backward_steps[: len(backward_steps) - len(use.reduce)],
+            )
+            return self._move_operand(
+                now, number, f"w.{use.argument}", replace(edge, forward=forward, backward=backward_steps)
+            )
         if tensor.kind == BUFFER:
             return _divide_constant(
                 f"w.{self.buffers[number, edge.dst.forward].argument}", self.layout, self.moves, edge.dst.forward
@@ -271,8 +279,8 @@ class FunctionWriter:
         """Write an operand after its move. It is detached where the model's own backward sends no gradient, since autograd
         would send zeros."""
         stopped = number not in self.layout.with_gradient and number not in self.calls[now].gives_gradient()
-        back = edge.backward if self.tape.tensors[number].grad and not stopped else ()
-        return self.moves.apply(f"{text}.detach()" if stopped else text, edge.forward, back, edge.segments)
+        backward_steps = edge.backward if self.tape.tensors[number].grad and not stopped else ()
+        return self.moves.apply(f"{text}.detach()" if stopped else text, edge.forward, backward_steps, edge.segments)
 
     def _read_value(self, number: int) -> str:
         return self.inlined.pop(number) if number in self.inlined else self.texts[number]
@@ -317,8 +325,8 @@ class FunctionWriter:
             name = self.names.take(self.wanted_name(number), now, max(now + 1, self._last_use(number, now)))
             self.texts[number] = name
             names.append(name)
-        made = iter(names)
-        targets = [next(made) if isinstance(x, Ref) else "_" for x in call.shape]
+        results = iter(names)
+        targets = [next(results) if isinstance(x, Ref) else "_" for x in call.shape]
         self.body.append(f"{', '.join(targets)} = {normalize(text)}")
         for number, edge in zip(call.outputs, self.layout.row(call).outputs, strict=True):
             moved = self.moves.apply(
@@ -332,19 +340,19 @@ class FunctionWriter:
         self.operands_of_inlined += call.inputs
         if now == len(self.calls) - 1 or any(n in self.inlined for n in call.outputs):
             return
-        made = {self.texts.get(n) for n in call.outputs}
-        gone = [
+        results = {self.texts.get(n) for n in call.outputs}
+        dead = [
             self.texts[n]
             for n in dict.fromkeys(self.operands_of_inlined)
             if n in self.made
             and n in self.texts
-            and self.names.held[self.texts[n]] <= now
-            and self.texts[n] not in made
+            and self.names.free_after[self.texts[n]] <= now
+            and self.texts[n] not in results
         ]
-        gone += [self.texts[n] for n in call.outputs if n in self.texts and n not in self.uses and n not in self.wanted]
+        dead += [self.texts[n] for n in call.outputs if n in self.texts and n not in self.uses and n not in self.wanted]
         self.operands_of_inlined = []
-        if gone:
-            self.body.append(f"del {', '.join(dict.fromkeys(gone))}")
+        if dead:
+            self.body.append(f"del {', '.join(dict.fromkeys(dead))}")
             self.sites.append(())
 
 
@@ -357,15 +365,15 @@ def wrap_no_grad(
 ) -> tuple[list[str], list[LineSites]]:
     """The lines, and their call sites, with those that are `stopped` in blocks of torch.no_grad."""
     lines: list[str] = []
-    found: list[LineSites] = []
+    line_sites: list[LineSites] = []
     for stops, numbers in itertools.groupby(range(len(body)), key=stopped.__getitem__):
         if stops:
             lines.append("with torch.no_grad():")
-            found.append(())
+            line_sites.append(())
         for number in numbers:
             lines.append(f"    {body[number]}" if stops else body[number])
-            found.append(sites[number])
-    return lines, found
+            line_sites.append(sites[number])
+    return lines, line_sites
 
 
 def local_constant(name: str, layout: PlannedTape, moves: MoveTable, number: int, placements: Placements) -> str:

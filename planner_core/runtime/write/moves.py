@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner_core.core import Edge, Placement, Placements, Replicate, Shard, Step
-from planner_core.runtime.program.collectives import Segments
+from planner_core.core import Edge, Placements, Shard, Step
+from planner_core.runtime.program.collectives import Segments, step_kind
 
-KIND_OF_LETTERS = {
-    ("S", "R"): "all_gather",
-    ("P", "R"): "all_reduce",
-    ("P", "S"): "reduce_scatter",
-    ("R", "S"): "slice",
-    ("S", "S"): "all_to_all",
-    ("S", "P"): "pad",
-    ("R", "P"): "divide",
-}
 SHORT_NAMES = {
     "all_gather": "gather",
     "all_reduce": "all_reduce",
@@ -23,17 +14,6 @@ SHORT_NAMES = {
     "all_to_all": "exchange",
 }
 CONSTRUCTORS = {"slice": "shard"}
-LOCAL_KINDS = ("slice", "pad", "divide")
-
-
-def placement_letter(placement: Placement) -> str:
-    """Return `S`, `R` or `P`."""
-    return "S" if isinstance(placement, Shard) else "R" if isinstance(placement, Replicate) else "P"
-
-
-def step_kind(step: Step) -> str:
-    """Return the kind of move of a step."""
-    return KIND_OF_LETTERS[placement_letter(step.src), placement_letter(step.dst)]
 
 
 def split_weight_steps(
@@ -60,7 +40,7 @@ def split_weight_steps(
 
 def count_to_last_collective(steps: Sequence[Step]) -> int:
     """Return the number of steps up to and including the last one that communicates."""
-    return max((i + 1 for i, s in enumerate(steps) if step_kind(s) not in LOCAL_KINDS), default=0)
+    return max((i + 1 for i, s in enumerate(steps) if s.collective), default=0)
 
 
 def _placements_after(placements: Placements, step: Step) -> Placements:

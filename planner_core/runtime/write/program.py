@@ -53,8 +53,8 @@ class _ProgramWriter:
         self._write_functions()
         self._name_units()
         self.inputs = self._name_inputs()
-        given = {n: name for n, name in self.inputs.items() if n not in self.tape.received}
-        constants = ConstantsWriter(self.layout, self.moves, self._name_object, given)
+        named_inputs = {n: name for n, name in self.inputs.items() if n not in self.tape.received}
+        constants = ConstantsWriter(self.layout, self.moves, self._name_object, named_inputs)
         plain = [
             n
             for n in (*self.results, *self.buffer_writes, *self.buffer_writes.values())
@@ -71,8 +71,8 @@ class _ProgramWriter:
             *functions.values(),
             _block_lines(forward),
         ]
-        whole = [line for part in parts for line in (*part, BlockLine(""), BlockLine(""))][:-1]
-        lines = tuple(line._replace(text=text) for line in whole for text in wrap_lines(line.text).split("\n"))
+        all_lines = [line for part in parts for line in (*part, BlockLine(""), BlockLine(""))][:-1]
+        lines = tuple(line._replace(text=text) for line in all_lines for text in wrap_lines(line.text).split("\n"))
         program = self._make_program("\n".join(line.text for line in lines), bool(constants.used_table_names))
         program.lines = lines
         program.draws = constants.draws or any(draws_random_numbers(c.fn) for i in self.instances for c in i.calls)
@@ -136,18 +136,18 @@ class _ProgramWriter:
 
     def _write_functions(self) -> None:
         used_by: dict[int, set[int]] = {}
-        for at, instance in enumerate(self.instances):
+        for index, instance in enumerate(self.instances):
             for call in instance.calls:
                 for number in call.inputs:
-                    used_by.setdefault(number, set()).add(at)
+                    used_by.setdefault(number, set()).add(index)
         lasting = {*self.results, *self.buffer_writes.values()}
         texts: dict[tuple[str, ...], str] = {}
         input_names: dict[str, list[str]] = {}  # label -> names of its inputs in the last copy
         scope = NameScope(RESERVED | self.moves.taken)
-        for at in reversed(range(len(self.instances))):
-            instance = self.instances[at]
-            made = {n for c in instance.calls for n in c.outputs}
-            outputs_wanted = {n for n in made if n in lasting or used_by.get(n, set()) - {at}}
+        for index in reversed(range(len(self.instances))):
+            instance = self.instances[index]
+            version = {n for c in instance.calls for n in c.outputs}
+            outputs_wanted = {n for n in version if n in lasting or used_by.get(n, set()) - {index}}
             writer = FunctionWriter(
                 self.layout,
                 self.moves,
@@ -155,7 +155,7 @@ class _ProgramWriter:
                 instance.prefix,
                 outputs_wanted,
                 self._name_object,
-                self.outer_steps[at],
+                self.outer_steps[index],
                 self.recompute.get(instance.label, "none") != "none",
                 self.kept,
                 input_names.get(instance.label, ()),
@@ -163,18 +163,18 @@ class _ProgramWriter:
             instance.written = writer.write()
             if instance.label:
                 input_names.setdefault(instance.label, [writer.texts[n] for n in instance.written.inputs])
-        for at, instance in enumerate(self.instances):
+        for index, instance in enumerate(self.instances):
             text = tuple(instance.text.lines(""))
             if text not in texts:
-                texts[text] = scope.keep(self._function_name(at, instance))
+                texts[text] = scope.keep(self._function_name(index, instance))
             instance.function = texts[text]
 
-    def _function_name(self, at: int, instance: UnitInstance) -> str:
+    def _function_name(self, index: int, instance: UnitInstance) -> str:
         if instance.label:
             return to_snake_case(instance.label.partition("#")[0])
-        if at == 0:
+        if index == 0:
             return "start"
-        return "end" if at == len(self.instances) - 1 else "between"
+        return "end" if index == len(self.instances) - 1 else "between"
 
     def _name_object(self, item: Any) -> str:
         """Return a name for an object that cannot be written as a literal. Its leading underscore keeps it distinct from names
@@ -191,14 +191,16 @@ class _ProgramWriter:
     # --- forward --------------------------------------------------------------------------------------
 
     def _name_units(self) -> None:
-        taken = NameScope(frozenset({"tables", "buffers"}))
+        scope = NameScope(frozenset({"tables", "buffers"}))
         for instance in self.instances:
-            instance.name = instance.prefix or taken.keep(instance.function)
+            instance.name = instance.prefix or scope.keep(instance.function)
 
     def _name_inputs(self) -> dict[int, str]:
-        taken = NameScope(RESERVED | self.moves.taken)
-        given = {n: taken.keep(to_identifier(t.name)) for n, t in enumerate(self.tape.tensors) if t.kind == INPUT}
-        return given | {n: taken.keep("received") for n in self.tape.received}
+        scope = NameScope(RESERVED | self.moves.taken)
+        named_inputs = {
+            n: scope.keep(to_identifier(t.name)) for n, t in enumerate(self.tape.tensors) if t.kind == INPUT
+        }
+        return named_inputs | {n: scope.keep("received") for n in self.tape.received}
 
     def _write_forward(self, constants: ConstantsWriter) -> str:
         lines = []
@@ -207,13 +209,13 @@ class _ProgramWriter:
                 f"{', '.join(constants.used_table_names)}{',' if len(constants.used_table_names) == 1 else ''} = units.tables"
             )
         if constants.lines[True]:
-            made = (
+            version = (
                 f"{', '.join(constants.constant_names)}{',' if len(constants.constant_names) == 1 else ''} = "
                 if constants.constant_names
                 else ""
             )
             takes = ["units.buffers", *constants.constant_arguments[1:]]
-            lines.append(f"{made}constants({', '.join(takes)})")
+            lines.append(f"{version}constants({', '.join(takes)})")
         fixed = {*self.inputs.values(), *constants.used_table_names, *constants.constant_names}
         last = [*self.results, *self.buffer_writes.values()]
         calls = ForwardWriter(self.instances, constants.cuts, last, frozenset(fixed) | RESERVED | self.moves.taken)
@@ -224,8 +226,10 @@ class _ProgramWriter:
         def text(number: int) -> str:
             if self.tape.tensors[number].kind == BUFFER:
                 return f"units.buffers[{self.tape.tensors[number].name!r}]"
-            found = calls.texts.get(number) or constants.names.get(number) or self.inputs[number]
-            return found if found.isidentifier() else f"units.{found}"  # a buffer that constants have written
+            text_of_value = calls.texts.get(number) or constants.names.get(number) or self.inputs[number]
+            return (
+                text_of_value if text_of_value.isidentifier() else f"units.{text_of_value}"
+            )  # a buffer that constants have written
 
         lines += [f"write({text(buffer)}, {text(value)})" for buffer, value in self.buffer_writes.items()]
         names = [text(n) for n in self.results]
@@ -294,18 +298,18 @@ def split_into_units(layout: PlannedTape) -> list[UnitInstance]:
     """
     calls = [c for c in layout.tape.calls if c.kind in ("op", "dropout")]
     copies = [_find_block_copy(layout, c) for c in calls]
-    last_call = {copy: at for at, copy in enumerate(copies) if copy[1]}
+    last_call = {copy: index for index, copy in enumerate(copies) if copy[1]}
     units: list[UnitInstance] = []
     current: UnitInstance | None = None
     between = UnitInstance("", "", [])
-    for at, (call, copy) in enumerate(zip(calls, copies, strict=True)):
+    for index, (call, copy) in enumerate(zip(calls, copies, strict=True)):
         if copy[1]:
             if current is None or current.prefix != copy[1]:
                 units += [between] if between.calls else []
                 between, current = UnitInstance("", "", []), UnitInstance(*copy, [])
                 units.append(current)
             current.calls.append(call)
-            if last_call[copy] == at:
+            if last_call[copy] == index:
                 current = None
         elif current is not None:  # it is moved out of the block that runs, to before it
             _move_before_block(units, call)
@@ -317,8 +321,8 @@ def split_into_units(layout: PlannedTape) -> list[UnitInstance]:
 def _find_block_copy(layout: PlannedTape, call: TapeCall) -> BlockCopy:
     if call.kind == "op":
         return layout.place(call)
-    inner = [p for p in layout.block_copies.values() if (call.scope + ".").startswith(p[1] + ".")]
-    return max(inner, key=lambda p: len(p[1]), default=("", ""))
+    copies_around = [p for p in layout.block_copies.values() if (call.scope + ".").startswith(p[1] + ".")]
+    return max(copies_around, key=lambda p: len(p[1]), default=("", ""))
 
 
 def _move_before_block(units: list[UnitInstance], call: TapeCall) -> None:
@@ -348,5 +352,9 @@ def _same_object(a: Any, b: Any) -> bool:
     """Return whether these are the same function, or the same method of modules of one class."""
     if a is b:
         return True
-    here, there = getattr(a, "__self__", None), getattr(b, "__self__", None)
-    return here is not None and type(here) is type(there) and getattr(a, "__func__", 0) is getattr(b, "__func__", 1)
+    first_owner, second_owner = getattr(a, "__self__", None), getattr(b, "__self__", None)
+    return (
+        first_owner is not None
+        and type(first_owner) is type(second_owner)
+        and getattr(a, "__func__", 0) is getattr(b, "__func__", 1)
+    )

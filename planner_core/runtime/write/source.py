@@ -51,12 +51,12 @@ def _break_line(line: str, width: int) -> list[str]:
     for word in ("return ", "del "):
         if body.startswith(word) and not _outer_brackets(body):
             line = f"{indent}{word}({body.removeprefix(word)})"
-    found = max(_outer_brackets(line), key=lambda b: b[1] - b[0], default=None)
-    if found is None:
+    widest = max(_outer_brackets(line), key=lambda b: b[1] - b[0], default=None)
+    if widest is None:
         return [line]
-    start, end, commas = found
+    start, end, commas = widest
     margin = indent + 4 * " "
-    cuts = [start + 1, *(at + 1 for at in commas), end]
+    cuts = [start + 1, *(index + 1 for index in commas), end]
     items = [line[a:b].strip() for a, b in pairwise(cuts) if line[a:b].strip()]
     if commas and not items[-1].endswith(",") and not items[-1].startswith("*"):
         items[-1] += ","
@@ -72,24 +72,24 @@ def _break_line(line: str, width: int) -> list[str]:
 
 def _outer_brackets(line: str) -> list[tuple[int, int, list[int]]]:
     """Return where each outermost bracket of a line opens and closes, and the places of its own commas."""
-    found: list[tuple[int, int, list[int]]] = []
+    brackets: list[tuple[int, int, list[int]]] = []
     opened: list[int] = []
     commas: list[int] = []
     quote = ""
-    for at, char in enumerate(line):
+    for index, char in enumerate(line):
         if quote:
-            quote = "" if char == quote and line[at - 1] != "\\" else quote
+            quote = "" if char == quote and line[index - 1] != "\\" else quote
         elif char in "'\"":
             quote = char
         elif char == "#":
             break
         elif char in OPEN:
-            opened.append(at)
+            opened.append(index)
             commas = commas if len(opened) > 1 else []
         elif char in CLOSE and opened:
             start = opened.pop()
-            if not opened and at > start + 1:
-                found.append((start, at, commas))
+            if not opened and index > start + 1:
+                brackets.append((start, index, commas))
         elif char == "," and len(opened) == 1:
-            commas.append(at)
-    return found
+            commas.append(index)
+    return brackets

@@ -19,7 +19,7 @@ from planner_core.runtime.program.collectives.dim_parts import (
     uneven_length,
 )
 from planner_core.runtime.program.collectives.launches import coalesced_launch
-from planner_core.runtime.program.collectives.moves import AxisMove, apply_moves, move, require_dim
+from planner_core.runtime.program.collectives.moves import AxisMove, apply_moves, move, require_dim, step_kind
 from planner_core.runtime.program.collectives.torch_names import check_torch, supports_meta
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "split_by_rank",
     "split_segments",
     "split_unevenly",
+    "step_kind",
     "supports_meta",
     "uneven_length",
 ]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from planner_core.core import Shard, Step
 from planner_core.runtime.program.collectives.axis import Axis
 from planner_core.runtime.program.collectives.dim_parts import NO_SEGMENTS, Segments
 
@@ -47,6 +48,13 @@ class AxisMove:
     def collective(self) -> bool:
         """Whether the move communicates."""
         return self.kind not in ("slice", "pad", "divide")
+
+
+def step_kind(step: Step) -> str:
+    """Return the kind of move of a plan's step: its collective, or what a rank does alone."""
+    if isinstance(step.dst, Shard):
+        return step.collective or "slice"
+    return step.collective or ("pad" if isinstance(step.src, Shard) else "divide")
 
 
 def require_dim(dim: int | None) -> int:
