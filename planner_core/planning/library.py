@@ -167,7 +167,8 @@ def price(
 class Front:
     """The Pareto front of the whole model: no plan is better than one of these in both seconds and memory.
 
-    Along `points`, `cost_s` (seconds of `objective`) rises and `memory_bytes` (bytes per GPU at the end of forward) falls.
+    Along `points`, `cost_s` (seconds of `objective`, without waits for the host) rises and `memory_bytes` (bytes per GPU at the end of
+    forward) falls.
     `exact`: whether these are all such plans, among those with all copies of a block equal.
     """
 

@@ -303,11 +303,19 @@ def test_rules_are_checked_at_once_and_exports_say_what_was_not_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "plan.json"
-    _, _, err = run(capsys, "plan", "bert-large", "--cluster", "1x8-h100", "--mesh", "8", "-o", str(path))
+    wanted = (
+        "--cluster",
+        "1x8-h100",
+        "--mesh",
+        "8",
+        "--batch",
+        "512",
+    )  # so many samples that no GPU waits for its host
+    _, _, err = run(capsys, "plan", "bert-large", *wanted, "-o", str(path))
     assert f"not run yet; verify it: python -m planner_core verify {path} --ranks 4, and --fake" in err
     found = answer(capsys, "verify", str(path), "--rules")
     assert (found["ok"], found["findings"], found["ranks"]) == (True, [], 8)
-    assert 'best, where FSDP is recommended (--pick "FSDP"); not run yet' in err
+    assert 'best, where data parallel is recommended (--pick "data parallel"); not run yet' in err
     data = json.loads(path.read_text())
     data["blocks"][""]["params"]["bert.embeddings.nothing.weight"] = ["R", "R", "R", [], {}]
     path.write_text(json.dumps(data))

@@ -91,6 +91,7 @@ def test_a_cause_names_the_part_that_differs_most_and_both_sides() -> None:
         step_parts.WEIGHTS: 5,
         step_parts.OPTIMIZER: 10,
         step_parts.BUBBLE: 0,
+        step_parts.HOST: 0,
     }
     other = {
         step_parts.COMPUTE: 70,
@@ -99,6 +100,7 @@ def test_a_cause_names_the_part_that_differs_most_and_both_sides() -> None:
         step_parts.WEIGHTS: 5,
         step_parts.OPTIMIZER: 11,
         step_parts.BUBBLE: 0,
+        step_parts.HOST: 0,
     }
     told = step_parts.explain_difference(step_parts.RoundedSteps("ms", 0, {"a": mine, "b": other}), "a", "b")
     assert told == "computes 20 ms less, but waits 10 ms longer for data that the next operation needs"

@@ -80,7 +80,8 @@ def choose_among_ties(result: Result) -> Choice:
         doubt = doubt_between(best, plan, result.cluster)
         slower = plan.cost.step_time_s / best.cost.step_time_s - 1
         timed = best.objective == plan.objective == "time"
-        if plan.fits and timed and 0 <= slower <= doubt and plan.name != best.name:
+        other = plan.name != best.name and (plan.mesh, plan.blocks) != (best.mesh, best.blocks)
+        if plan.fits and timed and 0 <= slower <= doubt and other:
             found.append(Tie(plan.name, plan.method, slower, doubt))
     stock = {name: rank for rank, name in enumerate(BASELINES)}
     found.sort(key=lambda t: t.slower)
