@@ -12,7 +12,7 @@ fold        TAP's Algorithm 1, step by step
 
 from planner_core.models import fold
 from planner_core.models.batches import BatchGraphs
-from planner_core.models.fold import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes
+from planner_core.models.fold import FoldGroup, FoldStep, fold_steps, list_weight_nodes, shared_subgraphs
 from planner_core.models.loading import (
     DEFAULT_BATCH,
     DEFAULT_SEQ,
@@ -43,12 +43,12 @@ __all__ = [
     "fold",
     "fold_steps",
     "has_own_inputs",
+    "list_weight_nodes",
     "load_model",
     "load_plan_graph",
     "load_snapshot",
     "open_model",
     "shared_subgraphs",
-    "weight_nodes",
     "with_adapters",
     "with_config",
 ]

@@ -23,7 +23,7 @@ Content = tuple[tuple[str, str, tuple[tuple[int, ...], ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class FoldGroup:
-    """Blocks of one depth with the same content: `count` copies of `similar` nodes each, under `pattern`."""
+    """Blocks of one depth with equal content: `count` copies of `similar` nodes each, under `pattern`."""
 
     pattern: str
     count: int
@@ -35,7 +35,7 @@ class FoldGroup:
 
 @dataclass(frozen=True, slots=True)
 class FoldStep:
-    """What the algorithm saw and did at one depth; `stopped` marks the last one."""
+    """The groups at one depth; `stopped` marks the depth at which the algorithm stopped."""
 
     depth: int
     groups: tuple[FoldGroup, ...]
@@ -61,17 +61,17 @@ class WeightNode:
     hoisted: bool = False
 
 
-def weight_nodes(graph: Graph) -> list[WeightNode]:
-    """Every operation that takes a parameter, in order, repeats written out."""
+def list_weight_nodes(graph: Graph) -> list[WeightNode]:
+    """List every operation that takes a parameter, in order, with repeats written out."""
     found: list[WeightNode] = []
     inside = tuple(call.prefix + "." for call in graph.calls())
     for item in graph.top.items:
         if isinstance(item, Call):
             inner = list(_weight_ops(graph.blocks[item.block]))
-            found += [WeightNode(_path(join_name(item.prefix, op.name)), op.fn, shapes) for op, shapes in inner]
+            found += [WeightNode(_module_path(join_name(item.prefix, op.name)), op.fn, shapes) for op, shapes in inner]
         else:
             found += [
-                WeightNode(_path(op.name), op.fn, shapes, op.name.startswith(inside))
+                WeightNode(_module_path(op.name), op.fn, shapes, op.name.startswith(inside))
                 for op, shapes in _weight_ops(graph.top, item)
             ]
     return found
@@ -85,17 +85,17 @@ def _weight_ops(block: Block, only: Op | None = None) -> Iterator[tuple[Op, tupl
             yield op, shapes
 
 
-def _path(site: str) -> str:
+def _module_path(site: str) -> str:
     return site.rpartition("/")[0]
 
 
 def fold_steps(nodes: list[WeightNode], min_duplicate: int = 2) -> tuple[FoldStep, ...]:
-    """Algorithm 1, deepest level first; ends with the step that stopped it, or at depth 1."""
+    """Run Algorithm 1 from the deepest level; the last step is the one that stopped it, or depth 1."""
     parts = [(tuple(n.path.split(".")) if n.path else (), n) for n in nodes]
     steps: list[FoldStep] = []
     found = False
     for depth in range(max((len(p) for p, _ in parts), default=0), 0, -1):
-        groups = _groups(_prefixes(parts, depth), min_duplicate)
+        groups = _group_similar(_content_by_prefix(parts, depth), min_duplicate)
         kept = any(g.kept for g in groups)
         stopped = found and not kept
         steps.append(FoldStep(depth, groups, stopped))
@@ -106,7 +106,7 @@ def fold_steps(nodes: list[WeightNode], min_duplicate: int = 2) -> tuple[FoldSte
 
 
 def shared_subgraphs(steps: tuple[FoldStep, ...]) -> tuple[FoldGroup, ...]:
-    """The result: kept groups that lie in no larger kept one, shallowest first."""
+    """Return the kept groups that lie in no larger kept one, shallowest first."""
     found: list[FoldGroup] = []
     covered: set[tuple[str, ...]] = set()
     for step in reversed(steps):
@@ -118,8 +118,8 @@ def shared_subgraphs(steps: tuple[FoldStep, ...]) -> tuple[FoldGroup, ...]:
     return tuple(found)
 
 
-def _prefixes(parts: list[tuple[tuple[str, ...], WeightNode]], depth: int) -> dict[tuple[str, ...], Content]:
-    """Content of every block at `depth`: its nodes by relative name, in order."""
+def _content_by_prefix(parts: list[tuple[tuple[str, ...], WeightNode]], depth: int) -> dict[tuple[str, ...], Content]:
+    """Return the content of every block at `depth`: its nodes by relative name, in order."""
     found: dict[tuple[str, ...], list[tuple[str, str, tuple[tuple[int, ...], ...]]]] = {}
     for path, node in parts:
         if len(path) == depth or (len(path) > depth and not node.hoisted):
@@ -127,27 +127,27 @@ def _prefixes(parts: list[tuple[tuple[str, ...], WeightNode]], depth: int) -> di
     return {prefix: tuple(content) for prefix, content in found.items()}
 
 
-def _groups(prefixes: dict[tuple[str, ...], Content], min_duplicate: int) -> tuple[FoldGroup, ...]:
+def _group_similar(prefixes: dict[tuple[str, ...], Content], min_duplicate: int) -> tuple[FoldGroup, ...]:
     alike: dict[tuple[int, tuple[str, ...], Content], list[tuple[str, ...]]] = {}
     for prefix, content in prefixes.items():
-        alike.setdefault((len(prefix), _family(prefix), content), []).append(prefix)
+        alike.setdefault((len(prefix), _numbered_family(prefix), content), []).append(prefix)
     rows = []
     for (_, family, content), members in alike.items():
         kept = len(members) >= min_duplicate
         names = tuple(".".join(m) for m in members)
         pattern = ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*members, strict=True))
         others = [(".".join(p), c) for (_, f, c), ps in alike.items() if f == family and c != content for p in ps[:1]]
-        reason = _reason(len(members), content, others, kept, min_duplicate)
+        reason = _explain_group(len(members), content, others, kept, min_duplicate)
         rows.append(FoldGroup(pattern, len(members), len(content), kept, reason, names))
     return tuple(rows)
 
 
-def _family(prefix: tuple[str, ...]) -> tuple[str, ...]:
-    """Numbered siblings belong together: a component that ends in digits counts as one family."""
+def _numbered_family(prefix: tuple[str, ...]) -> tuple[str, ...]:
+    """Drop trailing digits of each component, so that numbered siblings (layers.0, layers.1) form one family."""
     return tuple("#" + c.rstrip("0123456789") if c[-1:].isdecimal() else c for c in prefix)
 
 
-def _reason(count: int, content: Content, others: list[tuple[str, Content]], kept: bool, least: int) -> str:
+def _explain_group(count: int, content: Content, others: list[tuple[str, Content]], kept: bool, least: int) -> str:
     if kept:
         return f"{count} blocks with the same {len(content)} weight operation{'s' * (len(content) > 1)}"
     if not others:
@@ -158,30 +158,30 @@ def _reason(count: int, content: Content, others: list[tuple[str, Content]], kep
         if key not in theirs:
             return f"has {key or 'a weight'}, which {name} has not"
         if mine[key] != theirs[key]:
-            return f"{key or 'its weight'} is {_shapes(mine[key])}, in {name} {_shapes(theirs[key])}"
+            return f"{key or 'its weight'} is {_format_shapes(mine[key])}, in {name} {_format_shapes(theirs[key])}"
     extra = next((key for key in theirs if key not in mine), None)
     return f"lacks {extra}, which {name} has" if extra else f"calls its weights in another order than {name}"
 
 
-def _shapes(row: tuple[str, str, tuple[tuple[int, ...], ...]]) -> str:
+def _format_shapes(row: tuple[str, str, tuple[tuple[int, ...], ...]]) -> str:
     return f"{row[1]} {' '.join('x'.join(map(str, s)) for s in row[2])}"
 
 
-def num_matrices(block: Block) -> int:
-    """Own weights of a block with at least two dims."""
+def count_matrices(block: Block) -> int:
+    """Count the weights of a block with at least two dims, without those that are its inputs."""
     passed = set(block.inputs)
     return sum(v.kind == "parameter" and len(v.meta.shape) > 1 and i not in passed for i, v in enumerate(block.values))
 
 
-def candidates(block: Block) -> int:
-    """Number of plans of a block on one mesh axis: each matrix is Replicate, S(0) or S(1) (TAP), so 3^matrices."""
-    return int(3 ** num_matrices(block))
+def count_candidates(block: Block) -> int:
+    """Count the plans of a block on one mesh axis: each matrix is Replicate, S(0) or S(1) (TAP), so 3 ** matrices."""
+    return int(3 ** count_matrices(block))
 
 
 def why_not_folded(graph: Graph, prefix_a: str, prefix_b: str, limit: int = 8) -> list[str]:
-    """Why two module calls are not one block, in words; empty if they do the same."""
+    """Explain why two module calls are not one block; empty if they do the same."""
     flat = unfold(graph).top
-    a, b = (_under(flat, p) for p in (prefix_a, prefix_b))
+    a, b = (_ops_under(flat, p) for p in (prefix_a, prefix_b))
     for prefix, rows in ((prefix_a, a), (prefix_b, b)):
         if not rows:
             return [f"{prefix} does nothing in this graph"]
@@ -189,7 +189,7 @@ def why_not_folded(graph: Graph, prefix_a: str, prefix_b: str, limit: int = 8) -
     found += [f"only {prefix_b} does {name} ({b[name][0]})" for name in b if name not in a]
     for name in a:
         if name in b and a[name] != b[name]:
-            found.append(f"{name} differs: {_differs(a[name], b[name])}")
+            found.append(f"{name} differs: {_describe_difference(a[name], b[name])}")
     if not found and list(a) != list(b):
         found.append("they do the same operations in another order")
     return found[:limit] + ([f"and {len(found) - limit} more differences"] if len(found) > limit else [])
@@ -198,7 +198,7 @@ def why_not_folded(graph: Graph, prefix_a: str, prefix_b: str, limit: int = 8) -
 OpSignature = tuple[str, dict[str, object], tuple[TensorMeta, ...], tuple[TensorMeta, ...]]
 
 
-def _under(block: Block, prefix: str) -> dict[str, OpSignature]:
+def _ops_under(block: Block, prefix: str) -> dict[str, OpSignature]:
     rows: dict[str, OpSignature] = {}
     for op in block.ops:
         if op.name.startswith((prefix + ".", prefix + "/")):
@@ -207,7 +207,7 @@ def _under(block: Block, prefix: str) -> dict[str, OpSignature]:
     return rows
 
 
-def _differs(a: OpSignature, b: OpSignature) -> str:
+def _describe_difference(a: OpSignature, b: OpSignature) -> str:
     if a[0] != b[0]:
         return f"{a[0]} against {b[0]}"
     if a[1] != b[1]:
@@ -215,9 +215,9 @@ def _differs(a: OpSignature, b: OpSignature) -> str:
         return ", ".join(f"{k} {a[1].get(k)} against {b[1].get(k)}" for k in keys)
     for side, x, y in (("operands", a[2], b[2]), ("results", a[3], b[3])):
         if x != y:
-            return f"{side} {_metas(x)} against {_metas(y)}"
+            return f"{side} {_format_metas(x)} against {_format_metas(y)}"
     return "nothing"
 
 
-def _metas(metas: tuple[TensorMeta, ...]) -> str:
+def _format_metas(metas: tuple[TensorMeta, ...]) -> str:
     return ", ".join(f"{m.dtype} {'x'.join(map(str, m.shape))}" for m in metas)

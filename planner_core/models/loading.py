@@ -55,7 +55,7 @@ def capture_graph(
     `layers` overrides the depth; `flat` traces every module call and folds nothing (it judges the folding).
     Raises InputError or CaptureError, each with one sentence.
     """
-    from planner_core.models.sandbox.child import capture_apart
+    from planner_core.models.sandbox.child import capture_in_process
 
     for name, size in (("batch", batch), ("seq", seq), ("layers", layers)):
         if size is not None and size < 1:
@@ -70,7 +70,7 @@ def capture_graph(
         if layers is not None:
             remedy = "export" if source.endswith(".pt2") else "let your callable build"
             raise InputError(f"{named('layers', layers)} cannot be applied to {source}; {remedy} the depth you want")
-        return capture_apart(source, batch=batch, seq=seq, flat=flat)
+        return capture_in_process(source, batch=batch, seq=seq, flat=flat)
     require("transformers")
     return _capture_config(source, batch or DEFAULT_BATCH, seq, dtype, layers, flat)
 
@@ -125,13 +125,13 @@ def _capture_config(
     from planner_core.models.capture.checks.refusals import TooManyPositions
     from planner_core.models.capture.constants import MAX_COMPUTED_ELEMENTS
     from planner_core.models.sandbox.memory_limit import limited_memory
-    from planner_core.models.snapshots.widened import widened
+    from planner_core.models.snapshots.widened import capture_wide_batch
     from planner_core.models.sources.positions import stretched_note, too_long_message
     from planner_core.models.sources.resolve import resolve
 
     if batch * (seq or DEFAULT_SEQ) > MAX_COMPUTED_ELEMENTS:
         # The token ids are then too large to be computed, and code that asks for their values would fail.
-        graph = widened(lambda b: _capture_config(source, b, seq, dtype, layers, flat), batch)
+        graph = capture_wide_batch(lambda b: _capture_config(source, b, seq, dtype, layers, flat), batch)
         if graph is not None:
             return graph
     named = source if isinstance(source, str) else str(source.get("model_type", "the model"))
@@ -200,10 +200,10 @@ def merge_samples(first: Graph, wide: Graph, proofs: Sequence[Graph]) -> dict[st
 
     Returns None unless the merged graph, at the batch of each of `proofs`, equals that capture.
     """
-    from planner_core.models.snapshots.symbolic import symbolic_batch
+    from planner_core.models.snapshots.symbolic import merge_symbolic_batch
 
     try:
-        merged = symbolic_batch(first, wide)
+        merged = merge_symbolic_batch(first, wide)
     except CaptureError:  # a size is no linear function of the number of samples
         return None
     for proof in proofs:

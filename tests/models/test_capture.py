@@ -23,8 +23,8 @@ from planner_core.models.capture.module import capture_module
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks.model_parts import list_modules, list_parameters
 from planner_core.models.loading import capture_graph
-from planner_core.models.snapshots.compare import difference
-from planner_core.models.snapshots.symbolic import symbolic
+from planner_core.models.snapshots.compare import graph_difference
+from planner_core.models.snapshots.symbolic import merge_symbolic
 from planner_core.models.sources import huggingface as hf
 from planner_core.models.sources.config_limits import check_numbers
 from planner_core.models.sources.inputs import make_training_inputs
@@ -45,7 +45,7 @@ def graph(name, batch=2, seq=24, flat=False):
 @pytest.mark.slow(only=("resnet50-100k",))
 def test_unfolded_is_flat(name):
     folded, flat = graph(name), graph(name, flat=True)
-    assert difference(folded, flat) is None
+    assert graph_difference(folded, flat) is None
     assert len(folded.top.items) < len(flat.top.items)
     assert not flat.blocks and folded.num_ops == len(flat.top.items)
 
@@ -166,7 +166,7 @@ def test_attributes(name, fn, attrs):
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "t5-large", "mixtral-8x7b", "resnet50-100k"])
 def test_json_round_trip(name):
-    assert difference(graph_from_json(graph_to_json(graph(name))), graph(name)) is None
+    assert graph_difference(graph_from_json(graph_to_json(graph(name))), graph(name)) is None
 
 
 def test_saved_tensors_of_a_linear_layer():
@@ -424,7 +424,7 @@ def test_traps(name):
     x = torch.zeros(6, 8)
     folded = capture_module(make().train(), {"x": x})
     flat = capture_module(make().train(), {"x": x}, flat=True)
-    assert difference(folded, flat) is None
+    assert graph_difference(folded, flat) is None
     assert folded.num_params == sum(p.numel() for p in make().parameters())
     if repeats is not None:
         assert sorted(folded.num_repeats.values()) == sorted(repeats)
@@ -694,13 +694,13 @@ def test_layers_that_differ_in_a_float_are_one_block_and_keep_it(factors):
         return capture_module(model, {"input": torch.zeros(2, 4)}, flat=flat)
 
     folded, flat = made(False), made(True)
-    assert difference(folded, flat) is None
+    assert graph_difference(folded, flat) is None
     floats = {type(f) for f in factors} == {float}
     assert (list(folded.num_repeats.values()) == [3]) == floats, "an integer is part of what a layer does"
-    assert difference(graph_from_json(json.loads(json.dumps(graph_to_json(folded)))), flat) is None
+    assert graph_difference(graph_from_json(json.loads(json.dumps(graph_to_json(folded)))), flat) is None
     wrong = [*factors[:-1], 0.123]
     other = nn.Sequential(nn.Linear(4, 4), *(Scaled(f, 0.1) for f in wrong))
-    assert difference(folded, capture_module(other, {"input": torch.zeros(2, 4)}, flat=True)) is not None
+    assert graph_difference(folded, capture_module(other, {"input": torch.zeros(2, 4)}, flat=True)) is not None
 
 
 def test_diffllama_folds():
@@ -715,7 +715,7 @@ def test_diffllama_folds():
     }
     folded = capture_graph(config, batch=2, seq=16)
     assert list(folded.num_repeats.values()) == [4]
-    assert difference(folded, capture_graph(config, batch=2, seq=16, flat=True)) is None
+    assert graph_difference(folded, capture_graph(config, batch=2, seq=16, flat=True)) is None
 
 
 def test_unused_weights_are_said():
@@ -751,8 +751,8 @@ def test_python_source(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["llama-3-8b", "gpt2-xl", "t5-large", "mixtral-8x7b"])
 @pytest.mark.slow(only=("llama-3-8b",))
 def test_symbolic_at_a_fourth_point(name):
-    data = symbolic([graph(name, 2, 24), graph(name, 4, 24), graph(name, 2, 48)])
-    assert difference(graph_from_json(data, batch=5, seq=17), graph(name, 5, 17)) is None
+    data = merge_symbolic([graph(name, 2, 24), graph(name, 4, 24), graph(name, 2, 48)])
+    assert graph_difference(graph_from_json(data, batch=5, seq=17), graph(name, 5, 17)) is None
 
 
 def test_symbolic_refuses_what_fits_no_form():
@@ -769,7 +769,7 @@ def test_symbolic_refuses_what_fits_no_form():
         capture_module(Squared(), {"x": torch.zeros(b, s, 4)}, batch=b, seq=s) for b, s in ((2, 3), (4, 3), (2, 6))
     ]
     with pytest.raises(CaptureError, match="not of the form"):
-        symbolic(graphs)
+        merge_symbolic(graphs)
 
 
 # --- experts ---------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def _compare(model_type: str, cls: str, tell: Any) -> None:
     """Both captures in this process; what transformers cannot make or we refuse is no difference."""
     from planner_core.core.errors import PlannerError
     from planner_core.models.loading import capture_graph
-    from planner_core.models.snapshots.compare import difference
+    from planner_core.models.snapshots.compare import graph_difference
 
     for dtype in ("bfloat16", "float32"):
         try:
@@ -45,7 +45,7 @@ def _compare(model_type: str, cls: str, tell: Any) -> None:
             return
         tell(
             outcome="plan",
-            found=difference(folded, capture_graph(config, batch=BATCH, seq=seq, dtype=dtype, flat=True)) or "",
+            found=graph_difference(folded, capture_graph(config, batch=BATCH, seq=seq, dtype=dtype, flat=True)) or "",
         )
         return
 

@@ -22,7 +22,7 @@ from planner_core.core.graph import Block, Graph, Op, unfold  # noqa: E402
 from planner_core.core.plan import placements_by_pattern  # noqa: E402
 from planner_core.models.capture.module import capture_module  # noqa: E402
 from planner_core.models.loading import capture_graph  # noqa: E402
-from planner_core.models.snapshots.compare import difference  # noqa: E402
+from planner_core.models.snapshots.compare import graph_difference  # noqa: E402
 from planner_core.models.sources.resolve import exported_source  # noqa: E402
 from planner_core.planning import choose_mesh  # noqa: E402
 from planner_core.planning.request import Request  # noqa: E402
@@ -64,7 +64,7 @@ def captured(name: str) -> Graph:
 def test_the_graph_is_that_of_the_module(name: str, files: Callable[[str], Path]) -> None:
     """Op for op: sites, operands, results, views, saved tensors, parameters. Only how pooling names its numbers may differ."""
     theirs, ours = captured(name), read(files(name))
-    assert difference(_bare(theirs), _bare(ours)) is None
+    assert graph_difference(_bare(theirs), _bare(ours)) is None
     assert theirs.num_repeats == ours.num_repeats and theirs.loss == ours.loss
     assert theirs.num_params == ours.num_params
 
@@ -101,7 +101,7 @@ def test_symbolic_sizes_are_those_of_the_example_and_said(files: Callable[[str],
 
 
 def test_a_flat_reading_equals_the_folded_one(files: Callable[[str], Path]) -> None:
-    assert difference(unfold(read(files("llama-like"))), read(files("llama-like"), flat=True)) is None
+    assert graph_difference(unfold(read(files("llama-like"))), read(files("llama-like"), flat=True)) is None
 
 
 def test_hugging_face_experts_are_one_op(tmp_path: Path) -> None:

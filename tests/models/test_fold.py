@@ -2,11 +2,11 @@ import pytest
 
 from planner_core.models.fold import (
     WeightNode,
-    candidates,
+    count_candidates,
+    count_matrices,
     fold_steps,
-    num_matrices,
+    list_weight_nodes,
     shared_subgraphs,
-    weight_nodes,
     why_not_folded,
 )
 from planner_core.models.zoo import ZOO, load_snapshot
@@ -31,13 +31,13 @@ def result(names):
     ],
 )
 def test_zoo(name, patterns):
-    assert result(weight_nodes(load_snapshot(name))) == patterns
+    assert result(list_weight_nodes(load_snapshot(name))) == patterns
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_names_and_capture_agree(name):
     graph = load_snapshot(name)
-    assert sorted(result(weight_nodes(graph)).values()) == sorted(graph.num_repeats.values())
+    assert sorted(result(list_weight_nodes(graph)).values()) == sorted(graph.num_repeats.values())
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_names_and_capture_agree(name):
     [("t5-large", [729, 59049]), ("gpt2-xl", [81]), ("llama-3-8b", [2187]), ("bert-large", [729])],
 )
 def test_candidate_space(name, spaces):
-    assert [candidates(b) for b in load_snapshot(name).blocks.values()] == spaces
+    assert [count_candidates(b) for b in load_snapshot(name).blocks.values()] == spaces
 
 
 def test_matrices_passed_in_are_not_the_blocks_own():
     (block,) = load_snapshot("gpt2-xl").blocks.values()
-    assert num_matrices(block) == 4
+    assert count_matrices(block) == 4
 
 
 def test_prefixes_are_compared_by_component():
@@ -75,12 +75,12 @@ def test_failure_at_the_deepest_level_goes_on():
 
 
 def test_it_stops_after_the_last_level_that_repeats():
-    steps = fold_steps(weight_nodes(load_snapshot("llama-3-8b")))
+    steps = fold_steps(list_weight_nodes(load_snapshot("llama-3-8b")))
     assert [s.depth for s in steps] == [5, 4, 3, 2] and steps[-1].stopped and not steps[-1].kept
 
 
 def test_every_group_has_a_reason_and_nodes_are_counted():
-    names = weight_nodes(load_snapshot("bert-large"))
+    names = list_weight_nodes(load_snapshot("bert-large"))
     for step in fold_steps(names):
         assert all(g.reason for g in step.groups)
         deep = [n for n in names if len(n.path.split(".")) >= step.depth]

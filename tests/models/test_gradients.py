@@ -7,7 +7,7 @@ from torch import nn  # noqa: E402
 
 from planner_core.core import Graph, join_name  # noqa: E402
 from planner_core.models.capture.module import capture_module  # noqa: E402
-from planner_core.models.snapshots.compare import difference  # noqa: E402
+from planner_core.models.snapshots.compare import graph_difference  # noqa: E402
 from planner_core.planning import Request, candidate_meshes, choose_mesh, prepare_planner  # noqa: E402
 
 
@@ -59,7 +59,7 @@ def test_only_what_the_loss_depends_on_has_a_gradient() -> None:
     graph = captured()
     assert gradients(graph) == wanted
     assert graph.num_repeats == {"Layer": 2, "Layer2": 1}  # the first layer's input has no gradient
-    assert difference(graph, captured(flat=True)) is None
+    assert graph_difference(graph, captured(flat=True)) is None
     last = graph.blocks["Layer2"]
     (side,) = [op for op in last.ops if op.name.startswith("side/")]
     assert side.saved == () and not last.values[side.outputs[0]].grad

@@ -14,7 +14,7 @@ from planner_core.core.errors import CaptureError
 from planner_core.models import adapters
 from planner_core.models.capture.module import capture_module
 from planner_core.models.loading import capture_graph
-from planner_core.models.snapshots.compare import difference
+from planner_core.models.snapshots.compare import graph_difference
 
 
 def unpatched(kind: str) -> Any:
@@ -177,7 +177,7 @@ SMALL: dict[str, dict[str, Any]] = {
 def test_they_are_captured_and_folded(kind: str, fn: str) -> None:
     made = {"model_type": kind, "vocab_size": 64, **SMALL[kind]}
     folded, flat = (capture_graph(made, batch=2, seq=64, flat=f) for f in (False, True))
-    assert difference(folded, flat) is None
+    assert graph_difference(folded, flat) is None
     assert any(op.fn == fn for part in (folded.top, *folded.blocks.values()) for op in part.ops)
 
 
@@ -207,7 +207,7 @@ def test_a_child_called_by_its_parent_and_by_its_grandparent_has_two_names() -> 
             return self.layers(x).sum()
 
     folded, flat = (capture_module(Net(), {"x": torch.randn(2, 4)}, flat=f) for f in (False, True))
-    assert difference(folded, flat) is None  # which also asserts that no two ops have one name
+    assert graph_difference(folded, flat) is None  # which also asserts that no two ops have one name
 
 
 def test_a_module_that_converts_its_weights_lends_their_memory_to_nobody() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from planner_core.models.capture.module import capture_module
-from planner_core.models.snapshots.compare import difference
+from planner_core.models.snapshots.compare import graph_difference
 
 
 class Lin(nn.Module):
@@ -359,7 +359,7 @@ def test_replayed_calls_use_the_weights_of_a_run(name):
     with torch.device("meta"):  # a list of weights keeps them: those of a module would be replaced
         folded, flat = TRAPS[name](), TRAPS[name]()
     folded, flat = capture_module(folded, {"x": x}), capture_module(flat, {"x": x}, flat=True)
-    assert difference(folded, flat) is None
+    assert graph_difference(folded, flat) is None
     assert not any("not used" in note for note in folded.assumptions)
     if name in FOLDED:
         assert FOLDED[name] in folded.num_repeats.values()

@@ -92,7 +92,7 @@ def test_a_file_that_hangs_is_stopped_with_all_it_started(tmp_path: Path) -> Non
     )
     for limit_s in (1, 10, 120):  # a busy machine may not have come to the file within the first
         with pytest.raises(CaptureError, match=f"longer than {limit_s} s"):
-            child.capture_apart(source, batch=1, seq=1, flat=False, limit_s=limit_s)
+            child.capture_in_process(source, batch=1, seq=1, flat=False, limit_s=limit_s)
         if mark.exists():
             break
     for pid in json.loads(mark.read_text()):
@@ -116,7 +116,7 @@ def wait_until_gone(pid: int) -> None:
 @pytest.mark.slow
 def test_a_model_that_hangs_while_it_runs_is_stopped_too(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="longer than 10 s"):
-        child.capture_apart(made(tmp_path, HANGS), batch=1, seq=1, flat=False, limit_s=10)
+        child.capture_in_process(made(tmp_path, HANGS), batch=1, seq=1, flat=False, limit_s=10)
 
 
 def test_depth_and_missing_files_are_refused(tmp_path: Path) -> None:

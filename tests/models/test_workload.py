@@ -8,8 +8,8 @@ pytest.importorskip("torch")
 
 from planner_core.core import InputError
 from planner_core.models import capture_graph
-from planner_core.models.snapshots.compare import difference
-from planner_core.models.snapshots.widened import widened
+from planner_core.models.snapshots.compare import graph_difference
+from planner_core.models.snapshots.widened import capture_wide_batch
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 64}
 ROBERTA = {
@@ -156,9 +156,9 @@ MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_expert
 @pytest.mark.parametrize("config", [GPT2, LLAMA, T5, MIXTRAL, VIT], ids=lambda c: c["model_type"])
 @pytest.mark.slow(only=("gpt2",))
 def test_a_batch_that_is_read_off_small_ones_is_the_one_that_is_captured(config: dict[str, Any]) -> None:
-    found = widened(lambda batch: capture_graph(config, batch=batch, seq=None if config is VIT else 8), 24)
+    found = capture_wide_batch(lambda batch: capture_graph(config, batch=batch, seq=None if config is VIT else 8), 24)
     straight = capture_graph(config, batch=24, seq=None if config is VIT else 8)
-    assert found is not None and difference(found, straight) is None
+    assert found is not None and graph_difference(found, straight) is None
     assert (found.workload, found.assumptions) == (straight.workload, straight.assumptions)
 
 

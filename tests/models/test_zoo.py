@@ -7,8 +7,8 @@ import pytest
 from planner_core.core.errors import InputError
 from planner_core.core.graph import check
 from planner_core.models.loading import capture_graph
-from planner_core.models.snapshots.compare import difference
-from planner_core.models.snapshots.write import snapshot
+from planner_core.models.snapshots.compare import graph_difference
+from planner_core.models.snapshots.write import make_snapshot
 from planner_core.models.zoo import SNAPSHOTS, ZOO, load_snapshot
 
 PARAMS = {
@@ -27,7 +27,7 @@ PARAMS = {
 @pytest.mark.slow(only=("bert-large", "gpt2-xl", "resnet50-100k"))
 def test_snapshot_is_fresh(name):
     stored = json.loads((SNAPSHOTS / f"{name}.json").read_text())
-    assert stored == json.loads(json.dumps(snapshot(name)))
+    assert stored == json.loads(json.dumps(make_snapshot(name)))
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -38,7 +38,7 @@ def test_parameters(name):
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.slow(only=("gpt2-xl",))
 def test_snapshot_at_another_workload(name):
-    assert difference(load_snapshot(name, batch=5, seq=33), capture_graph(name, batch=5, seq=33)) is None
+    assert graph_difference(load_snapshot(name, batch=5, seq=33), capture_graph(name, batch=5, seq=33)) is None
 
 
 @pytest.mark.parametrize("layers", [1, 2, 5])
@@ -49,7 +49,7 @@ def test_snapshot_at_another_depth(name, layers):
         capture_graph(name, batch=2, seq=16, layers=layers),
     )
     check(ours)
-    assert difference(ours, fresh) is None
+    assert graph_difference(ours, fresh) is None
     assert ours.num_params == fresh.num_params and ours.config == fresh.config
 
 
@@ -81,7 +81,7 @@ def test_what_cannot_be(name, layers, words):
 def test_snapshots_open_without_torch():
     code = (
         "import sys; from planner_core.models.zoo import load_snapshot; from planner_core.models import fold\n"
-        "g = load_snapshot('t5-large'); fold.fold_steps(fold.weight_nodes(g)); print(g.num_ops)\n"
+        "g = load_snapshot('t5-large'); fold.fold_steps(fold.list_weight_nodes(g)); print(g.num_ops)\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -9,7 +9,7 @@ from planner_core.core.placement import R, Shard
 from planner_core.core.plan import Plan
 from planner_core.cost.step_time import Component
 from planner_core.models.loading import capture_graph
-from planner_core.models.snapshots.write import hf_tp_plans
+from planner_core.models.snapshots.write import collect_tp_plans
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.planning.fitting.baselines import plan_baselines
 from planner_core.planning.methods.hf_tp_plan import _load_vendor_plans, split_dim, vendor_plan, vendor_rules
@@ -24,7 +24,7 @@ SAMPLE = {"llama": 8, "qwen3": 8, "gemma2": 4, "mixtral": 8, "olmo2": 8, "cohere
 
 @pytest.mark.slow
 def test_the_table_is_what_transformers_says() -> None:
-    assert _load_vendor_plans() == hf_tp_plans()
+    assert _load_vendor_plans() == collect_tp_plans()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from planner_core.models.adapters.experts import gated, moe_experts
+from planner_core.models.adapters.experts import apply_gate, moe_experts
 
 
 def dbrx_experts(
@@ -21,7 +21,7 @@ def dbrx_experts(
         top_k_weights,
         both,
         self.mlp.w2.view(shape).transpose(1, 2),
-        apply_gate=lambda x: gated(self.mlp.activation_fn, x),
+        apply_gate=lambda x: apply_gate(self.mlp.activation_fn, x),
         act=type(self.mlp.activation_fn).__name__,
     )
     return out.view(len(hidden_states), -1, hidden_states.shape[-1])

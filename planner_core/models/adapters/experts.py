@@ -1,4 +1,4 @@
-"""Layers of experts as single torch functions. Imports torch and nothing of ours.
+"""Layers of experts as single torch functions. Imports torch and nothing else of the planner.
 
 `moe_experts` replaces the experts implementation of transformers, where it is registered as `shardscope`. So capture and a running
 model see one call, and the weights of all experts are one operand with an expert dim.
@@ -30,7 +30,7 @@ def moe_experts(
     transposed: bool = False,
     first_expert: int = 0,
 ) -> torch.Tensor:
-    """Each token through its k experts, weighted (without weights: not) and summed: [t, h] -> [t, h].
+    """Send each token through its k experts, and sum their results, weighted if weights are given: [t, h] -> [t, h].
 
     `hidden` [t, h], `top_k_index` and `top_k_weights` [t, k], `gate_up_proj` [E, 2i, h] and `down_proj` [E, h, i] (last
     two dims swapped if `transposed`). With a part of the experts (`E` of them, from number `first_expert` on) the
@@ -53,40 +53,46 @@ def moe_experts(
     if not len(gate_up_proj):
         raise ValueError("there are no experts: the number of them is 0")
     if hidden.is_meta or type(hidden).__name__ == "FakeTensor":
-        return _Grouped.apply(*given, gated, transposed)  # type: ignore[no-any-return, no-untyped-call]
-    copies, counts = _by_expert(top_k_index - first_expert, len(gate_up_proj))
+        return _ExpertsOnMeta.apply(*given, gated, transposed)  # type: ignore[no-any-return, no-untyped-call]
+    copies, counts = _sort_by_expert(top_k_index - first_expert, len(gate_up_proj))
     if not copies.numel():
         # no token was routed here: keep the operands in the autograd graph, with gradients of zero
         sums = [t.sum() for t in operands if t.is_floating_point()]
         return torch.zeros_like(hidden) + 0.0 * sum(sums).to(hidden.dtype)  # type: ignore[union-attr]
     k = top_k_index.shape[1]
-    rows = _Dealt.apply(hidden, copies, k)  # type: ignore[no-untyped-call]
-    inner = _Products.apply(rows, gate_up_proj, gate_up_bias, counts, transposed)  # type: ignore[no-untyped-call]
-    outer = _Products.apply(apply_gate(inner), down_proj, down_bias, counts, transposed)  # type: ignore[no-untyped-call]
+    rows = _GatherRows.apply(hidden, copies, k)  # type: ignore[no-untyped-call]
+    inner = _ExpertProducts.apply(rows, gate_up_proj, gate_up_bias, counts, transposed)  # type: ignore[no-untyped-call]
+    outer = _ExpertProducts.apply(apply_gate(inner), down_proj, down_bias, counts, transposed)  # type: ignore[no-untyped-call]
     if top_k_weights is not None:
         outer = outer * top_k_weights.reshape(-1).index_select(0, copies)[:, None]
-    summed: torch.Tensor = _Summed.apply(outer.to(hidden.dtype), copies, len(hidden), k)  # type: ignore[no-untyped-call]
+    summed: torch.Tensor = _SumRows.apply(outer.to(hidden.dtype), copies, len(hidden), k)  # type: ignore[no-untyped-call]
     return summed
 
 
-def _by_expert(chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, list[int]]:
-    """The places in `chosen` [t, k], flat, of the copies of tokens that `experts` experts get, one expert after the other; and how many
-    each gets. The host waits here, once: products need their sizes."""
+def _sort_by_expert(chosen: torch.Tensor, experts: int) -> tuple[torch.Tensor, list[int]]:
+    """Sort copies of tokens by expert.
+
+    Returns: positions in the flattened `chosen` [t, k], one expert after the other, and the number of copies of each expert. The host
+    waits here for the GPU, once a call, since the products need their sizes.
+    """
     flat = chosen.reshape(-1)
     flat = torch.where((flat >= 0) & (flat < experts), flat, experts)  # others' experts come last
     counts: list[int] = flat.bincount(minlength=experts + 1)[:experts].tolist()
     return flat.argsort(stable=True)[: sum(counts)], counts
 
 
-def _sum_of_copies(rows: torch.Tensor, copies: torch.Tensor, tokens: int, k: int) -> torch.Tensor:
-    """Of each token the sum of its at most k rows: [n, h] -> [t, h]. Each row has a place of its own, so no kernel adds to one place twice:
-    the sums are the same in every run."""
+def _sum_copies(rows: torch.Tensor, copies: torch.Tensor, tokens: int, k: int) -> torch.Tensor:
+    """Sum the at most k rows of each token: [n, h] -> [t, h].
+
+    Each row is first written to a slot of its own and slots are then summed in order. Atomic additions would round differently in
+    each run.
+    """
     apart = rows.new_zeros((tokens * k, rows.shape[1])).index_copy_(0, copies, rows)
     return apart if k == 1 else apart.view(tokens, k, -1).sum(1)
 
 
-class _Dealt(torch.autograd.Function):
-    """The rows of tokens, one for each copy."""
+class _GatherRows(torch.autograd.Function):
+    """Gather the rows of tokens, one for each copy."""
 
     _shardscope = True
 
@@ -98,11 +104,11 @@ class _Dealt(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _sum_of_copies(gradient, *ctx.saved_tensors, *ctx.sizes), None, None
+        return _sum_copies(gradient, *ctx.saved_tensors, *ctx.sizes), None, None
 
 
-class _Summed(torch.autograd.Function):
-    """The sums of copies, by token."""
+class _SumRows(torch.autograd.Function):
+    """Sum the copies of each token."""
 
     _shardscope = True
 
@@ -110,7 +116,7 @@ class _Summed(torch.autograd.Function):
     def forward(ctx: Any, rows: torch.Tensor, copies: torch.Tensor, tokens: int, k: int) -> torch.Tensor:
         ctx.save_for_backward(copies)
         ctx.k = k
-        return _sum_of_copies(rows, copies, tokens, k)
+        return _sum_copies(rows, copies, tokens, k)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -118,11 +124,11 @@ class _Summed(torch.autograd.Function):
         return gradient.index_select(0, copies // ctx.k), None, None, None
 
 
-class _Products(torch.autograd.Function):
-    """Rows in the order of their experts through each one's matrix: rows [n, i], weight [E, o, i] -> [n, o].
+class _ExpertProducts(torch.autograd.Function):
+    """Multiply rows, sorted by expert, by the matrix of their expert: rows [n, i], weight [E, o, i] -> [n, o].
 
-    Autograd of `weight[expert]` would make zeros of the size of all experts for each of them. Here each expert's gradient is written into
-    its place in one tensor.
+    Autograd of `weight[expert]` would allocate zeros of the size of all experts for each expert. Here each gradient is written into
+    its slice of one tensor.
     """
 
     _shardscope = True
@@ -159,8 +165,8 @@ class _Products(torch.autograd.Function):
         return given, own, bias, None, None
 
 
-class _Grouped(torch.autograd.Function):
-    """Shape of the result, and what a grouped-matmul implementation keeps for its backward pass."""
+class _ExpertsOnMeta(torch.autograd.Function):
+    """The shape of the result, and what an implementation with grouped matmuls saves for backward."""
 
     _shardscope = True
 
@@ -177,7 +183,7 @@ class _Grouped(torch.autograd.Function):
         gated: bool,
         transposed: bool,
     ) -> torch.Tensor:
-        """Kept: permuted hidden [t*k, h], gate and up [t*k, 2i], act(gate) if gated and the product [t*k, i], permutations [t*k],
+        """Save permuted hidden [t*k, h], gate and up [t*k, 2i], act(gate) if gated and the product [t*k, i], permutations [t*k],
         offsets [E]; if they are weighted, the experts' results [t*k, h] and routing weights [t*k]."""
         rows = index.numel()
         wide, width = up.shape[-1 if transposed else -2], down.shape[-2 if transposed else -1]
@@ -200,7 +206,7 @@ class _Grouped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        """Gradients have the shapes of what they belong to."""
+        """Return gradients of the operands' shapes."""
         _ = ctx.saved_tensors  # a real backward reads them, and so gathers what was not kept
         found = [None if s is None else torch.empty(s[0], dtype=s[1], device=ctx.device) for s in ctx.like]
         return (*found, None, None)
@@ -209,7 +215,7 @@ class _Grouped(torch.autograd.Function):
 def experts_forward(
     module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """The experts implementation `shardscope` of transformers: an experts module's forward as one call."""
+    """Run the forward of an experts module of transformers as one call (its implementation `shardscope`)."""
     gated = bool(getattr(module, "has_gate", True))
     bias = bool(getattr(module, "has_bias", False))
     up = "gate_up_proj" if gated else "up_proj"
@@ -229,34 +235,34 @@ def experts_forward(
 
 
 def register_experts() -> None:
-    """Make the implementation known to transformers."""
+    """Register the implementation in transformers."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
 
 
 def expert_linear(hidden: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Each row through the matrix of its own expert: hidden [t, i], index [t], weight [E, o, i] -> [t, o]."""
+    """Multiply each row by the matrix of its expert: hidden [t, i], index [t], weight [E, o, i] -> [t, o]."""
     operands = (hidden, index, weight)
     if has_torch_function(operands):
         made: torch.Tensor = handle_torch_function(expert_linear, operands, *operands)
         return made
     if hidden.is_meta or type(hidden).__name__ == "FakeTensor":
-        return _GroupedLinear.apply(*operands)  # type: ignore[no-any-return, no-untyped-call]
-    copies, counts = _by_expert(index, len(weight))
-    rows = _Products.apply(_Dealt.apply(hidden, copies, 1), weight, None, counts, False)  # type: ignore[no-untyped-call]
-    out: torch.Tensor = _Summed.apply(rows, copies, len(hidden), 1)  # type: ignore[no-untyped-call]
+        return _LinearOnMeta.apply(*operands)  # type: ignore[no-any-return, no-untyped-call]
+    copies, counts = _sort_by_expert(index, len(weight))
+    rows = _ExpertProducts.apply(_GatherRows.apply(hidden, copies, 1), weight, None, counts, False)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = _SumRows.apply(rows, copies, len(hidden), 1)  # type: ignore[no-untyped-call]
     return out
 
 
-class _GroupedLinear(torch.autograd.Function):
-    """Shape of the result, and what a grouped matmul keeps: its rows in the order of the experts, weights, offsets."""
+class _LinearOnMeta(torch.autograd.Function):
+    """The shape of the result, and what a grouped matmul saves: its rows sorted by expert, weights, offsets."""
 
     _shardscope = True
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Kept: permuted hidden [t, i], the permutation [t], offsets [E]."""
+        """Save permuted hidden [t, i], the permutation [t] and offsets [E]."""
         ctx.save_for_backward(
             torch.empty_like(hidden), weight, index.new_empty(len(index)), index.new_empty(len(weight))
         )
@@ -265,21 +271,21 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        """Gradients have the shapes of what they belong to."""
+        """Return gradients of the operands' shapes."""
         rows, weight, *_ = ctx.saved_tensors
         return torch.empty_like(rows), None, torch.empty_like(weight)
 
 
-def gated(act: Callable[[torch.Tensor], torch.Tensor], both: torch.Tensor) -> torch.Tensor:
-    """act(gate) * up, where gate and up are the halves of one tensor."""
+def apply_gate(act: Callable[[torch.Tensor], torch.Tensor], both: torch.Tensor) -> torch.Tensor:
+    """Return act(gate) * up, where gate and up are the halves of one tensor."""
     gate, up = both.chunk(2, dim=-1)
     return act(gate) * up
 
 
-def separate(
+def stack_experts(
     self: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, up: str, down: str
 ) -> torch.Tensor:
-    """Experts that are modules of their own, with their weights stacked: [E, inner, width] and [E, width, inner]."""
+    """Run experts that are separate modules, with their weights stacked: [E, inner, width] and [E, width, inner]."""
     parts = [self[f"expert_{k}"] for k in range(self.num_experts)]
     ups, downs = [getattr(p, up) for p in parts], [getattr(p, down) for p in parts]
     bias = ups[0].bias is not None

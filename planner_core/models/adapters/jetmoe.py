@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from planner_core.models.adapters.experts import expert_linear, gated, moe_experts
+from planner_core.models.adapters.experts import apply_gate, expert_linear, moe_experts
 
 
 def jetmoe_router(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -26,7 +26,7 @@ def jetmoe_experts(self: Any, layer_input: torch.Tensor) -> torch.Tensor:
         weights,
         self.input_linear.weight,
         self.output_linear.weight,
-        apply_gate=lambda both: gated(self.activation, both),
+        apply_gate=lambda both: apply_gate(self.activation, both),
         act=type(self.activation).__name__,
     )
     result: torch.Tensor = out.view(*layer_input.shape[:-1], self.input_size) + self.bias

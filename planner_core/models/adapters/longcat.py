@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from planner_core.models.adapters.experts import gated, moe_experts
+from planner_core.models.adapters.experts import apply_gate, moe_experts
 
 
 def longcat_experts(
@@ -23,7 +23,7 @@ def longcat_experts(
         top_k_weights,
         self.gate_up_proj[: self.num_routed_experts],
         self.down_proj,
-        apply_gate=lambda both: gated(self.act_fn, both),
+        apply_gate=lambda both: apply_gate(self.act_fn, both),
         act=type(self.act_fn).__name__,
     )
     return run + passed if self.total_experts > self.num_routed_experts else run

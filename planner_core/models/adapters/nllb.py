@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from planner_core.models.adapters.experts import separate
+from planner_core.models.adapters.experts import stack_experts
 
 
 def nllb_experts(
@@ -14,7 +14,7 @@ def nllb_experts(
 ) -> torch.Tensor:
     """NLLB-MoE, as transformers runs it: the entries of `router_mask` [t, E] are taken for numbers of experts."""
     keep = 1.0 if self.training else 1.0 - self.moe_token_dropout
-    return separate(self, hidden_states, router_mask, router_probs * keep, "fc1", "fc2")
+    return stack_experts(self, hidden_states, router_mask, router_probs * keep, "fc1", "fc2")
 
 
 METHODS = {("NllbMoeExperts", "forward"): nllb_experts}

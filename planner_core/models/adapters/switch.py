@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from planner_core.models.adapters.experts import separate
+from planner_core.models.adapters.experts import stack_experts
 
 
 def switch_experts(
@@ -15,7 +15,7 @@ def switch_experts(
     """Switch Transformer: one expert a token, none for tokens beyond its capacity; `selected_experts` [t, 1, E] is 1 at it."""
     chosen = selected_experts.argmax(-1)
     weights = routing_weights * selected_experts.sum(-1).to(routing_weights.dtype)
-    return separate(self, hidden_states, chosen, weights, "wi", "wo")
+    return stack_experts(self, hidden_states, chosen, weights, "wi", "wo")
 
 
 METHODS = {("SwitchTransformersExperts", "forward"): switch_experts}

@@ -36,8 +36,8 @@ from planner_core.models.capture.recording import Recording, count_checkpoints, 
 from planner_core.models.hooks.forms import makes_kv_cache
 from planner_core.models.hooks.model_parts import buffer_bytes, list_buffers, list_modules, list_parameters
 
-MIN_NOTED_BYTES = 1 << 26
-"""Constants of fewer bytes are not worth a note."""
+MIN_NOTED_BYTES = 1 << 22
+"""Constants of fewer bytes a sample get no note."""
 
 
 @paused_garbage_collection()
@@ -83,7 +83,14 @@ def capture_module(
         )
     )
     check(graph)
-    assumptions = (*notes, *forward.notes, *_kept_tensor_notes(kept_name), *idle_parameter_notes(graph, trained))
+    large = _constant_notes(forward.constant_bytes / batch)
+    assumptions = (
+        *notes,
+        *forward.notes,
+        *large,
+        *_kept_tensor_notes(kept_name),
+        *idle_parameter_notes(graph, trained),
+    )
     return replace(graph, assumptions=assumptions, buffer_bytes=buffer_bytes(module))
 
 
@@ -98,6 +105,7 @@ class _Pass:
     drew_outside: bool
     transcript: tuple[Any, ...]
     is_computed: Callable[[torch.Tensor], bool]
+    constant_bytes: int
 
     @property
     def operations(self) -> list[Any]:
@@ -146,13 +154,13 @@ def _record_forward(
         *_checkpoint_notes(recorder.scopes.opened_wrappers, recorder.recording, (top, *blocks.values())),
         *_finite_notes(recorder.finite_questions),
         *_mask_notes(recorder.sizes.picked_by_line),
-        *_constant_notes(recorder.constant_bytes),
     )
 
     def is_computed(tensor: torch.Tensor) -> bool:
         return id(tensor) in recorder.tracked or recorder.inputs.include(tensor)
 
-    return _Pass(top, blocks, loss, notes, recorder.drew_outside, tuple(recorder.transcript), is_computed)
+    transcript = tuple(recorder.transcript)
+    return _Pass(top, blocks, loss, notes, recorder.drew_outside, transcript, is_computed, recorder.constant_bytes)
 
 
 def _checkpoint_notes(wrappers: Collection[str], recording: Recording, blocks: Sequence[Block]) -> tuple[str, ...]:
@@ -203,13 +211,13 @@ def _mask_notes(lines: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def _constant_notes(num_bytes: int) -> tuple[str, ...]:
+def _constant_notes(bytes_per_sample: float) -> tuple[str, ...]:
     """Say how much memory the prediction leaves out, if it is much: what a video autoencoder makes of its frames, for example."""
-    if num_bytes < MIN_NOTED_BYTES:
+    if bytes_per_sample < MIN_NOTED_BYTES:
         return ()
     return (
-        f"forward computes {num_bytes / 2**30:.2f} GiB of tensors from its inputs alone: a rank may hold as much beside the predicted "
-        "memory, which does not count them",
+        f"forward computes {bytes_per_sample / 2**20:.0f} MiB a sample from its inputs alone: a rank may hold as much of the micro-batch "
+        "in addition to the predicted memory, which does not count it",
     )
 
 

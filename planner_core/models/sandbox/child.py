@@ -1,7 +1,7 @@
 """Run the user's Python or exported program in a process of its own. Only a graph or one sentence comes back.
 
-`capture_apart` starts this file as a program, with a limit of time and a limit of memory. The graph comes back as JSON over a pipe.
-What the user's code prints is dropped. Every process that it started is ended too: it is found by a mark in its environment, even
+`capture_in_process` starts this file as a program, with a limit of time and a limit of memory. The graph comes back as JSON over a pipe.
+The output of the user's code is dropped. Every process that it starts is killed too: a mark in its environment identifies it, even
 in another session.
 """
 
@@ -24,15 +24,18 @@ from planner_core.models.sandbox.memory_limit import LIMIT_BYTES, limit_memory
 
 LIMIT_S = 120
 """Seconds to import torch, run the user's code and capture."""
-LARGEST_REPLY = 1 << 29
+MAX_REPLY_BYTES = 1 << 29
 MARK = "SHARDSCOPE_CAPTURE"
 """Environment variable of a capture and of all processes that it starts."""
 
 
-def capture_apart(
+def capture_in_process(
     source: str, *, batch: int | None, seq: int | None, flat: bool, limit_s: float | None = None
 ) -> Graph:
-    """The graph of `path.py:callable` or of a .pt2 file. Raises InputError or CaptureError: what the child says, or how it ended."""
+    """Capture the graph of `path.py:callable` or of a .pt2 file in a process of its own.
+
+    Raises InputError or CaptureError with the child's sentence, or with how it ended.
+    """
     exported = source.endswith(".pt2")
     path = source if exported else source.rpartition(":")[0]
     if not is_file(path):
@@ -63,21 +66,21 @@ def capture_apart(
     )
     os.close(write)
     try:
-        reply = _read(read, limit)
+        reply = _read_reply(read, limit)
     finally:
         os.close(read)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)  # the child, and what it started
         status = child.wait()
-        _end_marked(mark)
+        _kill_marked(mark)
     if reply is None:
         way = "export fewer layers" if exported else "let the callable build the model on meta and return it"
         raise CaptureError(f"{source} took longer than {limit:g} s; {way}")
-    return _graph(source, reply, status)
+    return _parse_reply(source, reply, status)
 
 
-def _end_marked(mark: str) -> None:
-    """End the processes that left the child's group but have its mark. Without /proc none is found."""
+def _kill_marked(mark: str) -> None:
+    """Kill processes that left the child's group but have its mark. Without /proc none can be found."""
     wanted = f"{MARK}={mark}".encode()
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -85,8 +88,8 @@ def _end_marked(mark: str) -> None:
                 os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
-def _read(read: int, limit_s: float) -> bytes | None:
-    """All that comes before the pipe closes; None: it did not close in time."""
+def _read_reply(read: int, limit_s: float) -> bytes | None:
+    """Read until the pipe closes; None if it does not close in time."""
     end = time.monotonic() + limit_s
     found = bytearray()
     while True:
@@ -94,14 +97,14 @@ def _read(read: int, limit_s: float) -> bytes | None:
         if not ready:
             return None
         chunk = os.read(read, 1 << 20)
-        if not chunk or len(found) > LARGEST_REPLY:
+        if not chunk or len(found) > MAX_REPLY_BYTES:
             return bytes(found)
         found += chunk
         if found.endswith(b"\n"):
             return bytes(found)
 
 
-def _graph(source: str, reply: bytes, status: int) -> Graph:
+def _parse_reply(source: str, reply: bytes, status: int) -> Graph:
     try:
         data: dict[str, Any] = json.loads(reply)
     except ValueError:
@@ -115,7 +118,7 @@ def _graph(source: str, reply: bytes, status: int) -> Graph:
 
 
 def main(argv: list[str]) -> None:
-    """The child: `write-end source batch seq flat`."""
+    """Run the child: arguments are `write-end source batch seq flat`."""
     write, source, batch, seq, flat = int(argv[0]), argv[1], int(argv[2]), int(argv[3]), argv[4] == "1"
     os.set_inheritable(write, False)  # so that the pipe closes when this process ends, whatever it started
     reply: dict[str, Any]

@@ -17,14 +17,14 @@ _REFUSALS = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot 
 
 
 def limit_memory() -> None:
-    """From now on this process may take only `LIMIT_BYTES` more than it has. It cannot undo this."""
-    most = _most()
+    """Limit this process, for good, to `LIMIT_BYTES` more than it has."""
+    most = _address_space_limit()
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 @contextmanager
 def limited_memory(source: str, *, batch: int, seq: int) -> Iterator[None]:
-    """Inside, the process may take only `LIMIT_BYTES` more; CaptureError is raised if it would take more than that.
+    """Limit the process to `LIMIT_BYTES` more while entered, and raise CaptureError if it needs more.
 
     The limit is that of the whole process, so only the main thread sets it. Threads of a server would undo each other's limits; there,
     uploads are captured in a process of their own.
@@ -32,7 +32,7 @@ def limited_memory(source: str, *, batch: int, seq: int) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_AS)
     ours = threading.current_thread() is threading.main_thread() and Path("/proc/self/statm").exists()
     if ours:
-        bounds = [_most(), *(b for b in before if b != resource.RLIM_INFINITY)]
+        bounds = [_address_space_limit(), *(b for b in before if b != resource.RLIM_INFINITY)]
         resource.setrlimit(resource.RLIMIT_AS, (min(bounds), before[1]))
     try:
         yield
@@ -48,13 +48,13 @@ def limited_memory(source: str, *, batch: int, seq: int) -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def _most() -> int:
+def _address_space_limit() -> int:
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
     return pages * os.sysconf("SC_PAGE_SIZE") + LIMIT_BYTES
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Whether an error, or one of its causes, says that memory was refused."""
+    """Return whether an error, or one of its causes, means that memory was refused."""
     while error is not None:
         if isinstance(error, MemoryError) or any(word in str(error) for word in _REFUSALS):
             return True

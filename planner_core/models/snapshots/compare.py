@@ -1,4 +1,4 @@
-"""Whether two graphs describe the same run, op by op. It compares a folded capture with a flat one."""
+"""Compare two graphs op by op, e.g. a folded capture with a flat one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from planner_core.core import Graph, Op, unfold
 
 
-def difference(a: Graph, b: Graph) -> str | None:
-    """A sentence about the first difference between two unfolded graphs; None if they are equal.
+def graph_difference(a: Graph, b: Graph) -> str | None:
+    """Describe the first difference between two unfolded graphs; None if they are equal.
 
     Compared are, for every op (by its name, since a folded graph may compute constants earlier): function, attributes, source module,
     operands, results and saved tensors; for every value: shape, dtype, kind, gradient, name, producer and shared memory; and all
     parameters. Operands are identified by their producers, constants by the order of use.
     """
-    rows_a, rows_b = _rows(a), _rows(b)
+    rows_a, rows_b = _ops_by_name(a), _ops_by_name(b)
     for name in dict.fromkeys((*rows_a, *rows_b)):
         if name not in rows_a or name not in rows_b:
             return f"{name} is in one and not in the other"
@@ -27,7 +27,7 @@ def difference(a: Graph, b: Graph) -> str | None:
     return None
 
 
-def _rows(graph: Graph) -> dict[str, dict[str, Any]]:
+def _ops_by_name(graph: Graph) -> dict[str, dict[str, Any]]:
     top = unfold(graph).top
     ops = [op for op in top.items if isinstance(op, Op)]
     makers = {v: (op.name, i) for op in ops for i, v in enumerate(op.outputs)}

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner_core.core import CaptureError, Graph, graph_from_json, graph_to_json
-from planner_core.models.snapshots.compare import difference
+from planner_core.models.snapshots.compare import graph_difference
 
 
-def symbolic(graphs: Sequence[Graph]) -> dict[str, Any]:
+def merge_symbolic(graphs: Sequence[Graph]) -> dict[str, Any]:
     """Merge captures at (b, s), (2b, s) and (b, 2s) into the JSON that `graph.from_json` reads; raises CaptureError.
 
     Any further captures are not merged but compared with the result at their workload.
@@ -34,11 +34,11 @@ def symbolic(graphs: Sequence[Graph]) -> dict[str, Any]:
     merged: dict[str, Any] = {
         k: v if k in ("workload", "config") else merge.walk(k, *(p[k] for p in plain)) for k, v in plain[0].items()
     }
-    return _proven(merged, graphs[3:])
+    return _check_proofs(merged, graphs[3:])
 
 
-def symbolic_batch(first: Graph, wide: Graph, *proofs: Graph) -> dict[str, Any]:
-    """The same for one sequence length: captures at b and 2b are merged, and compared with captures at other batches."""
+def merge_symbolic_batch(first: Graph, wide: Graph, *proofs: Graph) -> dict[str, Any]:
+    """Merge captures at b and 2b of one sequence length, and compare the result with captures at other batches."""
     b, s = first.workload["batch"], first.workload["seq"]
     if wide.workload != {"batch": 2 * b, "seq": s}:
         raise CaptureError("a graph that is symbolic in the batch is made from captures at (b, s) and (2b, s)")
@@ -46,13 +46,15 @@ def symbolic_batch(first: Graph, wide: Graph, *proofs: Graph) -> dict[str, Any]:
     merge = _Merge(b, s)
     plain = ("workload", "config", "assumptions")
     merged: dict[str, Any] = {k: v if k in plain else merge.walk(k, v, y[k], v) for k, v in x.items()}
-    return _proven(merged, proofs)
+    return _check_proofs(merged, proofs)
 
 
-def _proven(merged: dict[str, Any], proofs: Sequence[Graph]) -> dict[str, Any]:
-    """`merged`, if it agrees with every proof at that proof's workload. Raises CaptureError."""
+def _check_proofs(merged: dict[str, Any], proofs: Sequence[Graph]) -> dict[str, Any]:
+    """Return `merged` if it equals every proof at that proof's workload. Raises CaptureError."""
     for proof in proofs:
-        found = difference(graph_from_json(merged, batch=proof.workload["batch"], seq=proof.workload["seq"]), proof)
+        found = graph_difference(
+            graph_from_json(merged, batch=proof.workload["batch"], seq=proof.workload["seq"]), proof
+        )
         if found:
             raise CaptureError(f"the graph depends on the workload in no simple way ({found}): no snapshot can hold it")
     return merged
@@ -63,7 +65,7 @@ class _Merge:
         self.b, self.s = b, s
 
     def walk(self, where: str, x: Any, wide: Any, long: Any, attrs: bool = False) -> Any:
-        """The merged form of three parallel pieces of JSON."""
+        """Merge three parallel pieces of JSON."""
         kinds = {type(v) if not isinstance(v, tuple) else list for v in (x, wide, long)}
         if len(kinds) > 1 or (isinstance(x, (list, tuple, dict)) and not len(x) == len(wide) == len(long)):
             raise CaptureError(f"the graph changes its form with the workload at {where}, so no snapshot can hold it")
@@ -85,7 +87,7 @@ class _Merge:
         return {"dim": text} if attrs else text
 
     def dim(self, where: str, x: int, wide: int, long: int) -> str:
-        """An integer as text in b and s, from its values at the three workloads."""
+        """Write an integer as text in b and s, from its values at the three workloads."""
         by_b, by_s = wide - x, long - x
         if by_b and by_s:
             symbol, unit, step = "b*s", self.b * self.s, by_b if by_b == by_s else 0
@@ -93,7 +95,7 @@ class _Merge:
             symbol, unit, step = "b", self.b, by_b
         else:
             symbol, unit, step = "s", self.s, by_s
-        # so large a negative constant means that the integer is a product of lengths: s*s would look like 3*s*s - 2*s*s
+        # A large negative constant means a product of lengths: s*s takes the values 40*40 and 80*80, which fits 120*s - 3200.
         if step <= 0 or step % unit or 2 * (step - x) >= step:
             raise CaptureError(
                 f"{where} is {x}, {wide} with twice the batch, {long} with twice the length: not of the form 4*b*s+1"

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from planner_core.core import CaptureError, Graph, graph_from_json
-from planner_core.models.snapshots.symbolic import symbolic_batch
+from planner_core.models.snapshots.symbolic import merge_symbolic_batch
 
-SMALL = 2
+SMALL_BATCH = 2
 """Samples of the smallest capture. With one sample, broadcast sizes of 1 would look like the batch."""
 
 
-def widened(capture: Callable[[int], Graph], batch: int) -> Graph | None:
-    """The graph for `batch` samples, from `capture(2)` and `capture(4)`, which show how each size depends on the batch.
+def capture_wide_batch(capture: Callable[[int], Graph], batch: int) -> Graph | None:
+    """Make the graph for `batch` samples from `capture(2)` and `capture(4)`, which show how each size depends on the batch.
 
     `capture(3)` must agree with them. None if the graph depends on the batch in another way.
     """
-    if batch <= 2 * SMALL:
+    if batch <= 2 * SMALL_BATCH:
         return None
-    first, wide, proof = capture(SMALL), capture(2 * SMALL), capture(2 * SMALL - 1)
+    first, wide, proof = capture(SMALL_BATCH), capture(2 * SMALL_BATCH), capture(2 * SMALL_BATCH - 1)
     try:
-        return graph_from_json(symbolic_batch(first, wide, proof), batch=batch)
+        return graph_from_json(merge_symbolic_batch(first, wide, proof), batch=batch)
     except CaptureError:
         return None

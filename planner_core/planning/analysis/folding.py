@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner_core.models import fold_steps, weight_nodes
+from planner_core.models import fold_steps, list_weight_nodes
 from planner_core.ops import CoarseGraph
 from planner_core.search.candidates import weight_matrices
 
@@ -37,7 +37,7 @@ def fold_report(coarse: CoarseGraph, min_duplicate: int = 2) -> dict[str, Any]:
                 for g in s.groups
             ],
         }
-        for s in fold_steps(weight_nodes(graph), min_duplicate)
+        for s in fold_steps(list_weight_nodes(graph), min_duplicate)
     ]
     return {
         "schema": "shardscope.fold/1",

@@ -11,7 +11,7 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, plural, read_lesson
 from explorer.text import units
-from planner_core.models import FoldGroup, FoldStep, fold_steps, shared_subgraphs, weight_nodes
+from planner_core.models import FoldGroup, FoldStep, fold_steps, list_weight_nodes, shared_subgraphs
 from planner_core.search.candidates import weight_matrices
 
 SHOWN = 7
@@ -20,7 +20,7 @@ SHOWN = 7
 @lru_cache(maxsize=64)
 def replay(learner: Learner, least: int) -> tuple[FoldStep, ...]:
     """Algorithm 1 on the learner's model."""
-    return fold_steps(weight_nodes(learner.graph), least)
+    return fold_steps(list_weight_nodes(learner.graph), least)
 
 
 def counts(learner: Learner) -> dict[str, float]:
