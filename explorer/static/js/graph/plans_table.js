@@ -72,7 +72,7 @@ function line(row, chosen, choose) {
   box.append(
     head,
     cell("one step", bar(row), row.step, row.band),
-    cell("communication per GPU", part("span", "none"), row.sent, row.shows),
+    cell("sent per GPU", part("span", "none"), row.sent, row.shows),
     cell("memory per GPU", memory(row), row.memory, row.range),
   );
   box.addEventListener("click", () => choose(row.id));
