@@ -49,6 +49,7 @@ PLAN_OPTIONS = (
     "offload",
     "lora",
     "nf4",
+    "vocab_multiple",
     "prove",
     "memory_gb",
     "method",

@@ -177,8 +177,14 @@ class Graph:
 
     @property
     def num_params(self) -> int:
-        """Number of elements of all parameters; shared parameters once."""
-        return sum(math.prod(m.shape) for m in self.parameters().values())
+        """Number of parameters; shared ones once. A weight in 4 bits counts as the numbers that are packed in it, not as its bytes."""
+        in_4_bits = (self.config.get("lora") or {}).get("weights") == "nf4"
+        total = 0
+        for meta in self.parameters().values():
+            # A frozen weight in 4 bits is a column [n, 1] of the computing dtype, two numbers a byte (`models.adapters.nf4`).
+            packed = in_4_bits and meta.shape[1:] == (1,)
+            total += math.prod(meta.shape) * (2 * ITEM_BYTES[meta.dtype] if packed else 1)
+        return total
 
     @property
     def main_dtype(self) -> str | None:

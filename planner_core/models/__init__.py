@@ -24,6 +24,7 @@ from planner_core.models.loading import (
     load_model,
     load_plan_graph,
     open_model,
+    pad_vocabulary,
     with_adapters,
     with_config,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "load_plan_graph",
     "load_snapshot",
     "open_model",
+    "pad_vocabulary",
     "shared_subgraphs",
     "with_adapters",
     "with_config",

@@ -229,6 +229,35 @@ def with_config(graph: Graph, **fields: Any) -> Graph:
     return replace(captured, name=graph.name, source=graph.source)
 
 
+def pad_vocabulary(graph: Graph, multiple: int, *, by_tool: bool = False) -> Graph:
+    """Return the graph of the model with its vocabulary padded to a multiple, as tools pad theirs; unchanged if it divides already.
+
+    `by_tool`: the tool that runs the model pads it and cuts the rows off in checkpoints. A plan's own program does not.
+
+    Raises InputError if the model does not come from a config with a vocabulary.
+    """
+    words = graph.config.get(VOCABULARY)
+    if multiple == 1 or (isinstance(words, int) and words % multiple == 0):
+        return graph
+    if not isinstance(words, int):
+        raise InputError(
+            f"{named('vocab_multiple', multiple)} pads the vocab_size of a config, and {graph.name} has none; pad it in the model, or "
+            f"leave {named('vocab_multiple')} out"
+        )
+    padded = -(-words // multiple) * multiple
+    checkpoint = (
+        f"a checkpoint keeps {words}"
+        if by_tool
+        else f"a checkpoint has {padded} rows, the model's own are the first {words}"
+    )
+    note = (
+        f"the vocabulary of {words} words is padded to {padded}, a multiple of {multiple}, so that tensor-parallel ranks hold "
+        f"equal parts; {checkpoint}"
+    )
+    captured = with_config(graph, **{VOCABULARY: padded})
+    return replace(captured, assumptions=(*graph.assumptions, note))
+
+
 def with_adapters(graph: Graph, rank: int | None, nf4: bool) -> Graph:
     """Return the graph with LoRA adapters of a rank, and with frozen weights in 4 bits if `nf4`; unchanged if `rank` is None.
 

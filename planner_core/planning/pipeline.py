@@ -48,7 +48,7 @@ from planner_core.planning.fitting.shortage import (
 )
 from planner_core.planning.fitting.simpler import prefer_simpler, without_simpler
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
-from planner_core.planning.methods import FREE, METHODS, DataAxis, Method, parse_layout, tool_spaces
+from planner_core.planning.methods import FREE, METHODS, DataAxis, Method, note_schedule, parse_layout, tool_spaces
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, candidate_meshes, prepare_planner, replace_request
 from planner_core.search import (
@@ -230,8 +230,8 @@ def note_uneven_vocabulary(layout: str | None, graph: Graph) -> tuple[str, ...]:
     if not isinstance(words, int) or words % tp == 0:
         return ()
     note = (
-        f"the vocabulary of {words} words does not divide over tp={tp}, so no plan here splits it; tools pad it, which price "
-        f"{named('layout', layout)} does, to {-(-words // tp) * tp}"
+        f"the vocabulary of {words} words does not divide over tp={tp}, so no plan here splits it; tools pad it to "
+        f"{-(-words // tp) * tp}, as price {named('layout', layout)} does, and as {named('vocab_multiple', tp)} does here"
     )
     return (Sentence(note),)
 
@@ -293,7 +293,10 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
         *planner.graph.assumptions,
         *note_missing_baselines(planner, draft.usual),
     )
-    notes = (*notes, *note_uneven_vocabulary(draft.planner.request.layout, draft.planner.graph))
+    layout = planner.request.layout
+    notes = (*notes, *note_uneven_vocabulary(layout, planner.graph))
+    if layout is not None:
+        notes = (*notes, *note_schedule(parse_layout(layout), planner.request.stack))
     return replace(draft, notes=notes), f"{len(notes)} notes"
 
 

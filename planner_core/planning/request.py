@@ -26,7 +26,8 @@ class Request(Software):
     can be told, e.g. "megatron". `expert_imbalance`, `chunks` and `offload`: those of `Workload`; what runs the step is that of
     `Software`. `prove`: close the gap between the plan and its
     bound, however long that takes; False: as far as a moment's work does. `lora`: the rank of adapters beside the linear layers of a
-    model from a config, all else frozen; `nf4`: the frozen weights of these layers are in 4 bits.
+    model from a config, all else frozen; `nf4`: the frozen weights of these layers are in 4 bits. `vocab_multiple`: the
+    vocabulary of a config is padded to a multiple of this.
     """
 
     model: str
@@ -53,6 +54,7 @@ class Request(Software):
     prove: bool = False
     lora: int | None = None
     nf4: bool = False
+    vocab_multiple: int = 1
 
     def workload(self) -> Workload:
         """The workload, as far as it is known without the model's graph: what is not asked for counts 1."""

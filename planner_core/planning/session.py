@@ -38,7 +38,7 @@ from planner_core.cost import (
     with_parts,
 )
 from planner_core.cost.communication import volume_link
-from planner_core.models import DTYPES, BatchGraphs, with_adapters
+from planner_core.models import DTYPES, BatchGraphs, pad_vocabulary, with_adapters
 from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, graph_strategies
 from planner_core.planning.fitting.model_identity import model_identity
 from planner_core.planning.methods.layout import Layout, Space, check_layout, parse_layout
@@ -362,7 +362,7 @@ def prepare_planner(
         with clock("capture"):
             size = request.batch and asked.graph_batch
             graph = graphs.open(request.model, batch=size, seq=request.seq, dtype=request.dtype, layers=request.layers)
-            graph = with_adapters(graph, request.lora, request.nf4)
+            graph = pad_vocabulary(with_adapters(graph, request.lora, request.nf4), request.vocab_multiple)
     dtype = _model_dtype(graph, given) or request.dtype
     assert dtype is not None
     request = replace(request, dtype=dtype)

@@ -168,3 +168,12 @@ def test_what_runs_now_stands_among_the_baselines(capsys: pytest.CaptureFixture[
         assert p["run"]["days"] * p["tokens_per_s_per_gpu"] == pytest.approx(1e9 / 16 / 86_400)
     status, _, err = run(capsys, "plan", "llama-3-8b", "--layers", 2, "--batch", 17, "--layout", "dp=16")
     assert status == 2 and "17 samples cannot be dealt to 16 ranks" in err
+
+
+def test_a_missing_band_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """K11: experts that are dealt out have no published runs of a known machine."""
+    arguments = "price mixtral-8x7b --cluster 2x8-h100 --layout dp=8,ep=8,tp=2,sp,zero=1 --seq 2048 --layers 2 --alone"
+    assert main(arguments.split()) == 0
+    assert (
+        "from ... to is not known: no published run of which all is known deals out experts" in capsys.readouterr().out
+    )

@@ -13,7 +13,8 @@ from torch import nn
 
 import planner_core as shardscope
 from planner_core.core import InputError, load_cluster
-from planner_core.planning.methods import parse_layout
+from planner_core.planning import Request, prepare_planner
+from planner_core.planning.methods import note_schedule, parse_layout
 from planner_core.planning.pipeline import note_uneven_vocabulary
 from planner_core.planning.pricing import Pricer, Statement, price_statement
 
@@ -54,7 +55,8 @@ X = torch.zeros(8, HIDDEN, dtype=torch.bfloat16)
 def test_a_plan_says_that_it_splits_no_vocabulary_that_does_not_divide() -> None:
     graph = shardscope.load_model("llama-3-8b", layers=1)
     uneven = replace(graph, config={**graph.config, "vocab_size": 50257})
-    assert 'price layout="tp=2,sp" does, to 50258' in note_uneven_vocabulary("tp=2,sp", uneven)[0]
+    note = note_uneven_vocabulary("tp=2,sp", uneven)[0]
+    assert 'pad it to 50258, as price layout="tp=2,sp" does, and as vocab_multiple=2 does here' in note
     assert (
         note_uneven_vocabulary("fsdp=8", uneven)
         == note_uneven_vocabulary(None, uneven)
@@ -153,6 +155,16 @@ LLAMA: dict[str, Any] = {
 }
 
 
+def test_a_plan_is_of_the_padded_vocabulary_that_is_asked_for() -> None:
+    """`plan --pad-vocab`: the head is split, and the note says which rows are the model's own."""
+    request = Request("gpt2-xl", cluster="1x8-h100", layers=1, batch=8, seq=64)
+    padded = prepare_planner(replace(request, vocab_multiple=8)).graph
+    assert padded.config["vocab_size"] == 50264 and any("the first 50257" in note for note in padded.assumptions)
+    assert prepare_planner(request).graph.config["vocab_size"] == 50257
+    with pytest.raises(InputError, match="vocab_size"):
+        prepare_planner(Request("resnet50-100k", cluster="1x8-h100", batch=8, vocab_multiple=8))
+
+
 @pytest.mark.parametrize(("words", "multiple", "padded"), [(5001, 1, 5002), (5002, 1, 5002), (5001, 256, 5120)])
 def test_a_vocabulary_that_does_not_divide_is_padded_and_told(words: int, multiple: int, padded: int) -> None:
     """It has the bytes and seconds of the padded one; one word less does not change the split of the whole head."""
@@ -211,3 +223,25 @@ def test_adapters_that_a_model_cannot_have_are_refused() -> None:
         shardscope.price({**config, "lora": {"rank": 0}}, **told)
     with pytest.raises(InputError, match="puts adapters into a model from a config"):
         shardscope.price(net(), inputs=(X,), cluster="1x8-h100", layout="fsdp=8", lora=4, advise=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "stack", "noted"),
+    [
+        ("pp=2,dp=4,schedule=zb", None, "apply and the exported script run gpipe, 1f1b, interleaved only"),
+        ("pp=2,vp=2,dp=4,schedule=zbv", "megatron", "megatron runs 1f1b, interleaved only"),
+        ("pp=2,vp=2,dp=4,schedule=zbv", "torchtitan", ""),
+        ("pp=2,dp=4,schedule=gpipe", None, ""),
+        ("dp=8", None, ""),
+    ],
+)
+def test_a_schedule_that_the_stack_does_not_run_is_priced_with_a_note(text: str, stack: str | None, noted: str) -> None:
+    notes = note_schedule(parse_layout(text), stack)
+    assert bool(notes) == bool(noted) and all(noted in note for note in notes)
+
+
+def test_the_price_of_zero_bubble_says_that_it_does_not_run() -> None:
+    pricer = Pricer("gpt2-xl", load_cluster("1x8-h100"))
+    run = Statement(parse_layout("pp=2,dp=4,schedule=zb"), accumulate=4, seq=128, layers=4)
+    priced = price_statement(pricer, run, advise=False)
+    assert any("schedule=zb is priced, but" in note for note in priced.notes)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from planner_core.core import InputError, VerificationFailed, load_cluster
-from planner_core.models import with_adapters
+from planner_core.models import load_model, with_adapters
 from planner_core.models.adapters.nf4 import LEVELS, FourBitLinear
 from planner_core.planning import Request, plan_model
 from planner_core.planning.methods import parse_layout
@@ -107,6 +107,11 @@ def test_a_plan_is_made_and_told_to_be_a_price_alone(tmp_path: Path) -> None:
     assert any("this is a price; peft with bitsandbytes runs it" in note for note in found.graph.assumptions)
     with pytest.raises((InputError, VerificationFailed), match="in 4 bits, which is priced and not run here"):
         verify(next(p for p in found.plans if p.name == "data parallel"))
+
+
+def test_weights_in_4_bits_are_counted_as_the_numbers_that_they_hold() -> None:
+    graph = load_model("llama-3-8b", batch=1, seq=64, dtype="bfloat16", layers=1)
+    assert with_adapters(graph, 8, True).num_params == with_adapters(graph, 8, False).num_params > graph.num_params
 
 
 def test_weights_in_4_bits_without_adapters_are_refused() -> None:

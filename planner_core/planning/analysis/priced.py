@@ -100,6 +100,7 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
         *priced.notes,
         "",
         format_table(rows, frozenset(range(1, 8))),
+        *([f"from ... to is not known: {priced.speed.band.why}"] if priced.speed.band.why else []),
         "",
         f"a step is {parts}; limited by {priced.limited_by}",
         *([priced.fills] if priced.fills else []),

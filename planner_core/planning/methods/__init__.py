@@ -16,6 +16,7 @@ from planner_core.planning.methods.layout import (
     Layout,
     Space,
     check_layout,
+    note_schedule,
     parse_layout,
     weights_at_stage,
 )
@@ -100,6 +101,7 @@ __all__ = [
     "may_split_tokens",
     "may_state",
     "merge_equal_layers",
+    "note_schedule",
     "operator_faults",
     "parallel_degrees",
     "parse_layout",

@@ -25,6 +25,7 @@ from typing import Any
 from planner_core.core import (
     ONE_EACH,
     SCHEDULES,
+    USUAL_STACK,
     V_SHAPED,
     VIRTUAL_OF_V,
     Cluster,
@@ -32,8 +33,10 @@ from planner_core.core import (
     Graph,
     InputError,
     Pipeline,
+    Sentence,
     Shard,
     Value,
+    named,
     nearest,
     short,
 )
@@ -331,3 +334,25 @@ def check_layout(layout: Layout, cluster: Cluster) -> None:
             f"layout {layout} makes a mesh of {len(layout.degrees)} axes ({roles}), and at most {MOST_AXES} can be priced; say all ranks "
             "of dp as fsdp, or leave one of ep, cp and tp out"
         )
+
+
+SCHEDULES_OF_STACKS = {
+    USUAL_STACK: ("gpipe", "1f1b", "interleaved"),
+    "megatron": ("1f1b", "interleaved"),
+    "nanotron": ("gpipe", "1f1b"),
+}
+"""The schedules of stages that a stack runs; a stack that is not here runs all of them. A plan's own program leaves out those that take
+the gradients of weights apart from those of inputs."""
+
+
+def note_schedule(layout: Layout, stack: str | None) -> tuple[str, ...]:
+    """A sentence about stages that are priced, but that the stated stack does not run."""
+    runs = SCHEDULES_OF_STACKS.get(stack or USUAL_STACK, SCHEDULES)
+    if layout.pp == 1 or not layout.schedule or layout.schedule in runs:
+        return ()
+    runner = f"{stack} runs" if stack and stack != USUAL_STACK else "apply and the exported script run"
+    note = (
+        f"schedule={layout.schedule} is priced, but {runner} {', '.join(runs)} only; state schedule={runs[-1]}, or "
+        f"{named('stack', 'torchtitan')} for a run by torchtitan"
+    )
+    return (Sentence(note),)

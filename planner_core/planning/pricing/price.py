@@ -14,7 +14,7 @@ from typing import Any
 
 from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Plan, Software, named
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
-from planner_core.models import VOCABULARY, has_own_inputs, load_model, with_adapters, with_config
+from planner_core.models import VOCABULARY, has_own_inputs, load_model, pad_vocabulary, with_adapters
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout, check_layout
 from planner_core.planning.pricing.speed import Speed, count_model_flops, measure_speed
@@ -121,16 +121,10 @@ class Pricer:
         words, multiple = graph.config.get(VOCABULARY), math.lcm(stated.vocab_multiple, stated.layout.tp)
         if self.has_inputs or not isinstance(words, int) or words % multiple == 0:
             return graph
-        padded = -(-words // multiple) * multiple
-        key = (*_graph_key(request), stated.lora, stated.nf4, padded)
+        key = (*_graph_key(request), stated.lora, stated.nf4, multiple)
         if key not in self.graphs:
-            self.say(f"graph of {self.model} with {padded} words")
-            note = (
-                f"the vocabulary of {words} words is padded to {padded}, a multiple of {multiple}, so that tensor-parallel ranks hold "
-                f"equal parts; a checkpoint keeps {words}"
-            )
-            padded_graph = with_config(graph, **{VOCABULARY: padded})
-            self.graphs[key] = replace(padded_graph, assumptions=(*graph.assumptions, note))
+            self.say(f"graph of {self.model} with another vocabulary")
+            self.graphs[key] = pad_vocabulary(graph, multiple, by_tool=True)
         return self.graphs[key]
 
     def _graph_of_inputs(self, layers: int | None) -> Graph:

@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import Cluster, NoPlanFits, Plan, PlannerError, Sentence, Workload, named, slow_dtype_notes
 from planner_core.planning.fitting.shortage import describe_memory
-from planner_core.planning.methods import CP_TYPES, Layout, operator_faults, undecided_fault, unsearchable_faults
+from planner_core.planning.methods import (
+    CP_TYPES,
+    Layout,
+    note_schedule,
+    operator_faults,
+    undecided_fault,
+    unsearchable_faults,
+)
 from planner_core.planning.pricing.price import Pricer, check_statement, limiting_resource, split_step
 from planner_core.planning.pricing.software import describe_software
 from planner_core.planning.pricing.speed import Speed
@@ -74,6 +81,7 @@ def price_statement(
         *load.assumptions,
         *planner.graph.assumptions,
         *_stack_note(stated, load),
+        *note_schedule(stated.layout, load.stack),
         *shortage,
     )
     fills = "" if plan.fits else describe_memory(plan, planner.graph, planner.budget)
