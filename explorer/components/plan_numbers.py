@@ -80,8 +80,9 @@ def _show_step(plan: Plan, result: Result) -> None:
         return
     c = plan.cost
     outside = f" + {units.seconds(c.outside_time_s)} without work for the GPU" if c.outside_time_s else ""
+    host = f" (for {units.seconds(c.host_wait_s)} of it the GPU waits for the host)" if c.host_wait_s else ""
     st.markdown(
-        f"Compute {units.seconds(c.compute_time_s)} + exposed communication {units.seconds(c.exposed_comm_time_s)} + optimizer "
+        f"Compute {units.seconds(c.compute_time_s)}{host} + exposed communication {units.seconds(c.exposed_comm_time_s)} + optimizer "
         f"{units.seconds(c.optimizer_time_s)}{outside} = step {units.seconds(c.step_time_s)}. All communication takes "
         f"{units.seconds(c.comm_time_s)}; weight gathers and gradient sums run beside the compute of a neighbouring block, "
         "as far as it lasts; what an operation waits for is not hidden. "

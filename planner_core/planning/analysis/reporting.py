@@ -129,6 +129,7 @@ def plan_summary(plan: Plan, speed: Speed | None = None, reserved: ReservedMemor
         "exposed_comm_time_s": c.exposed_comm_time_s,
         "optimizer_time_s": c.optimizer_time_s,
         "outside_time_s": c.outside_time_s,
+        "host_wait_s": c.host_wait_s,
         "micro_batch": micro_batch(plan),
         "accumulate": int(plan.workload["accumulate"]),
         "zero": zero_stage(plan),
