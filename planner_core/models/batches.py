@@ -1,4 +1,4 @@
-"""The graphs of one model for several numbers of samples, of which few are captured.
+"""Graphs of one model for several numbers of samples, derived from a few captures.
 
 A step of 16 samples may run in 1, 2, 4, 8 or 16 micro-batches, and each number has a graph of its own. Captures of b and 2b samples show
 how every size depends on the samples (`snapshots.symbolic`), and a third capture must agree with them. The others follow from these.
@@ -16,7 +16,7 @@ from planner_core.models.zoo import ZOO
 
 
 class BatchGraphs:
-    """Opens models as `open_model` does, and remembers the last one's graphs."""
+    """Open models as `open_model` does, and remember the graphs of the last one."""
 
     def __init__(self) -> None:
         self._forget()
@@ -28,7 +28,7 @@ class BatchGraphs:
         self._irregular = False
 
     def open(self, model: str, *, batch: int | None, seq: int | None, dtype: str, layers: int | None) -> Graph:
-        """The graph of a model at a workload; None: the usual."""
+        """Return the graph of a model at a workload; None stands for a default size."""
         if model in ZOO or has_own_inputs(model):  # a snapshot has every batch, and code brings its own
             return open_model(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
         if not self._same(model, seq, dtype, layers):
@@ -43,13 +43,13 @@ class BatchGraphs:
         return graph
 
     def _same(self, model: str, seq: int | None, dtype: str, layers: int | None) -> bool:
-        """Whether the graphs that are here are of this model and workload. Where no length is asked for it is the model's own."""
+        """Return whether the remembered graphs are of this model and workload. Without `seq` it is the model's own."""
         if not self._asked:
             return False
         return self._asked == (model, seq or self._asked[1], dtype, layers)
 
     def _derived(self, batch: int) -> Graph | None:
-        """The graph for `batch` samples, if three captures show how it depends on them."""
+        """Derive the graph for `batch` samples if three captures show how it depends on them; otherwise None."""
         if self._symbolic is None and not self._irregular:
             pair = next(((b, 2 * b) for b in self._captured if 2 * b in self._captured), None)
             proofs = [g for b, g in self._captured.items() if pair and b not in pair]

@@ -1,8 +1,8 @@
 """Fold by names: TAP's Algorithm 1 on module-path components, step by step, so that it can be replayed.
 
     for depth = max ... 1:
-        nodeTree[depth] = longest common prefixes of the node names        -> _prefixes
-        opCount         = how many blocks are similar                      -> _groups
+        nodeTree[depth] = longest common prefixes of the node names        -> _content_by_prefix
+        opCount         = how many blocks are similar                      -> _group_similar
         if opCount >= minDuplicate: keep them as one shared subgraph, else stop
 
 Nodes are the operations with weights. Prefixes are compared component by component (`layer_1` is not a prefix of `layer_10`).

@@ -32,7 +32,7 @@ SNAPSHOTS = ASSETS / "models"
 
 @dataclass(frozen=True, slots=True)
 class ZooModel:
-    """One model of the zoo. `depth` are the config fields that have its number of layers."""
+    """One model of the zoo. `depth`: the config fields that hold its number of layers."""
 
     name: str
     description: str
@@ -203,7 +203,7 @@ ZOO: dict[str, ZooModel] = {
 
 
 def with_depth(model: ZooModel, layers: int | None) -> dict[str, Any]:
-    """The config with another number of layers. Raises InputError if the model does not have such a number."""
+    """Return the config with another number of layers. Raises InputError if the model has no such number."""
     if layers is None:
         return dict(model.config)
     if not model.depth:
@@ -228,7 +228,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def config_file(source: str) -> Path:
-    """The file of a config that `source` names: itself, or the config.json of a folder. Raises InputError if nothing has this name."""
+    """Return the config file that `source` names: itself, or the config.json of a folder. Raises InputError if neither exists."""
     path = Path(source)
     file = path / "config.json" if is_folder(path) else path
     if path_exists(file):
@@ -245,7 +245,7 @@ def config_file(source: str) -> Path:
 
 
 def load_snapshot(name: str, *, batch: int | None = None, seq: int | None = None, layers: int | None = None) -> Graph:
-    """The graph of a zoo model at a workload (default: the zoo's own) and depth; raises InputError."""
+    """Load the graph of a zoo model at a workload (by default the zoo's own) and depth. Raises InputError."""
     if name not in ZOO:
         raise InputError(f"{name!r} is not a model of the zoo; choose one of {', '.join(ZOO)}")
     model = ZOO[name]
@@ -254,7 +254,7 @@ def load_snapshot(name: str, *, batch: int | None = None, seq: int | None = None
 
 
 def set_depth(graph: Graph, layers: int, config: Mapping[str, Any]) -> Graph:
-    """The same model with every chain of repeated calls made `layers` long.
+    """Set the length of every chain of repeated calls to `layers`.
 
     A chain is a run of calls of one block, in which each call takes the result of the call before. Values that all calls share
     (masks, positions, an encoder's result) are passed to the new calls too.
@@ -285,7 +285,7 @@ def _renamed(item: Any, swap: dict[int, int]) -> Any:
 
 
 def _chain(first: Call, run: list[Call], layers: int, values: list[Value]) -> tuple[list[Call], tuple[int, ...]]:
-    """`layers` calls in place of `run`: inputs of call k+1 are outputs of call k where they were so in the snapshot."""
+    """Make `layers` calls in place of `run`: inputs of call k+1 are outputs of call k where they are so in the snapshot."""
     links = (
         {i: run[0].outputs.index(v) for i, v in enumerate(run[1].inputs) if v in run[0].outputs} if len(run) > 1 else {}
     )
@@ -310,7 +310,7 @@ def _fresh(outputs: tuple[int, ...], values: list[Value]) -> tuple[int, ...]:
 
 
 def _compact(top: Block) -> Block:
-    """Drop values that are not used any more, and number the others in order of use."""
+    """Drop unused values, and number the others in order of use."""
     order: dict[int, int] = {}
     for item in top.items:
         for v in (*item.inputs, *item.outputs, *(item.saved if isinstance(item, Op) else ())):

@@ -1,4 +1,4 @@
-"""Times this machine's collectives, matrix products and memory; rank 0 writes what `calibrate --measured` reads.
+"""Time this machine's collectives, matrix products and memory; rank 0 writes what `calibrate --measured` reads.
 
 Stands alone (it needs torch and nothing of this project), so it can be copied to a cluster:
 
@@ -43,7 +43,7 @@ def main(path: str) -> None:
 
 
 def measure(nodes: int = 1) -> dict[str, Any]:
-    """Everything that is timed, on every rank of the default group; products and memory on rank 0."""
+    """Time everything on every rank of the default group; products and memory on rank 0 only."""
     gpu = dist.get_backend() == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
     ranks = dist.get_world_size()
@@ -76,7 +76,7 @@ def _collectives(device: torch.device, ranks: int, sizes: tuple[int, ...]) -> It
 
 
 def _alone(device: torch.device, shapes: tuple[tuple[int, int, int], ...]) -> dict[str, Any]:
-    """Products and a copy on one rank, what the host takes to issue one, and the memory that there is."""
+    """Time products and a copy on one rank, the host's time to issue one, and read the size of the memory."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     clock = GpuClock() if device.type == "cuda" else Clock()
     products = []
@@ -99,17 +99,17 @@ def _alone(device: torch.device, shapes: tuple[tuple[int, int, int], ...]) -> di
 
 
 class Clock:
-    """Times runs of what computes at once: on a CPU a run is over when its call returns."""
+    """Time calls on a CPU, which are finished when they return."""
 
     def kernels(self, run: Callable[[], Any], times: int) -> float:
-        """Seconds of one run on the device, where `times` follow each other without a gap."""
+        """Return seconds of one run on the device, of `times` runs without a gap."""
         start = time.perf_counter()
         for _ in range(times):
             run()
         return (time.perf_counter() - start) / times
 
     def issued(self, run: Callable[[], Any], times: int) -> float:
-        """Seconds that the host takes for one call, without a wait for its kernel."""
+        """Return seconds of the host for one call, without a wait for its kernel."""
         run()
         start = time.perf_counter()
         for _ in range(times):
@@ -118,10 +118,10 @@ class Clock:
 
 
 class GpuClock(Clock):
-    """Times kernels by events around the replay of a graph: the host launches the graph once, so no launch is in the time of a kernel."""
+    """Time kernels by events around the replay of a CUDA graph: the host launches it once, so kernel times contain no launches."""
 
     def kernels(self, run: Callable[[], Any], times: int) -> float:
-        """Seconds of one run on the device, where `times` follow each other without a gap."""
+        """Return seconds of one run on the device, of `times` runs without a gap."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -140,7 +140,7 @@ class GpuClock(Clock):
         return float(start.elapsed_time(end)) / 1e3 / times
 
     def issued(self, run: Callable[[], Any], times: int) -> float:
-        """Seconds that the host takes for one call, without a wait for its kernel."""
+        """Return seconds of the host for one call, without a wait for its kernel."""
         torch.cuda.synchronize()
         seconds = super().issued(run, times)
         torch.cuda.synchronize()
@@ -148,7 +148,7 @@ class GpuClock(Clock):
 
 
 def kernel_seconds(run: Callable[[], Any], clock: Clock) -> float:
-    """Seconds of one run on the device: the median of several replays, each of as many runs as LEAST_S holds."""
+    """Return seconds of one run on the device: the median of several replays, each of as many runs as fit into LEAST_S."""
     once = clock.kernels(run, 2)
     times = max(3, min(MOST_RUNS, int(LEAST_S / max(once, 1e-9))))
     return sorted(clock.kernels(run, times) for _ in range(REPLAYS))[REPLAYS // 2]
@@ -161,8 +161,10 @@ def _memory(device: torch.device) -> int:
 
 
 def _seconds(run: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of one collective, from the call until all is done, as a step that waits for it sees it: the median of several. All ranks
-    run equally often."""
+    """Return seconds of one collective from its call to its end, as a step that waits for it sees it: the median of several calls.
+
+    All ranks call it equally often.
+    """
     run()
     once = _timed(run, device)
     times = max(3, min(MOST_RUNS, int(LEAST_S / max(once, 1e-9))))

@@ -1,4 +1,4 @@
-"""What transformers writes so that a graph cannot hold it, and what takes its place: one file a model, and three for many.
+"""Replacements of code of transformers that a graph cannot hold: one file for each model, and three for several models.
 
 experts, scans    layers of experts and state-space scans as single torch functions
 masks             attention masks without `torch.vmap`
@@ -15,15 +15,15 @@ from planner_core.models.adapters.scans import register_scans
 
 __all__ = ["LOOPS", "METHODS", "register"]
 METHODS = {key: ours for model in (dbrx, jetmoe, longcat, nllb, step, switch) for key, ours in model.METHODS.items()}
-"""Class and method of transformers, and the function that replaces it: loops over what a router chose, which a graph cannot hold."""
+"""(Class, method) of transformers, and the function that replaces it: loops over experts that a router chose."""
 
 
 LOOPS = griffin.WRAPPED
-"""Class and method of transformers with a loop over tokens for which it has no kernel, and what wraps it."""
+"""(Class, method) of transformers with a loop over tokens for which it has no kernel, and the wrapper."""
 
 
 def register() -> None:
-    """Put our functions in place of theirs, in every model file of transformers that has been imported."""
+    """Replace these methods in every model file of transformers that has been imported."""
     register_experts()
     register_scans()
     register_masks()

@@ -11,7 +11,7 @@ from planner_core.models.adapters.scans import Maybe, Plain, linear_scan
 
 
 def recurrence(plain: Plain) -> Plain:
-    """`linear_scan` if no state is carried over, else the method itself. A training step begins without a state."""
+    """Return `linear_scan` for calls without a state, as in training; other calls go to the method itself."""
 
     @functools.wraps(plain)
     def call(

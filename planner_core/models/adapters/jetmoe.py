@@ -10,14 +10,14 @@ from planner_core.models.adapters.experts import apply_gate, expert_linear, moe_
 
 
 def jetmoe_router(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The experts of each token [t, k], their weights [t, k], and the logits."""
+    """Return the experts of each token [t, k], their weights [t, k], and the logits."""
     logits = self.layer(hidden_states).float()
     best, index = logits.topk(self.top_k, dim=1)
     return index, torch.softmax(best, dim=1).type_as(hidden_states), logits
 
 
 def jetmoe_experts(self: Any, layer_input: torch.Tensor) -> torch.Tensor:
-    """JetMoE's feed-forward experts: [b, s, h] -> [b, s, h]."""
+    """Run the feed-forward experts: [b, s, h] -> [b, s, h]."""
     hidden = layer_input.reshape(-1, layer_input.shape[-1])
     index, weights, _ = self.router(hidden)
     out = moe_experts(
@@ -36,7 +36,7 @@ def jetmoe_experts(self: Any, layer_input: torch.Tensor) -> torch.Tensor:
 def jetmoe_queries(
     self: Any, layer_input: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """JetMoE's attention experts, in: every token's query by each of its k experts, [b, s, k, heads x width]."""
+    """Compute every token's query by each of its k attention experts, [b, s, k, heads x width]."""
     b, s, width = layer_input.shape
     hidden = layer_input.reshape(-1, width)
     index, weights, logits = self.router(hidden)
@@ -46,7 +46,7 @@ def jetmoe_queries(
 
 
 def jetmoe_outputs(self: Any, layer_input: torch.Tensor, routing: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """JetMoE's attention experts, out: [b, s, k, heads x width] -> [b, s, h], weighted and summed over the k experts."""
+    """Project attention outputs by experts: [b, s, k, heads x width] -> [b, s, h], weighted and summed over k."""
     b, s, k, width = layer_input.shape
     index, weights = routing
     out = expert_linear(layer_input.reshape(-1, width), index.reshape(-1), self.output_linear.weight)

@@ -1,4 +1,4 @@
-"""LongCat-Flash: experts that hand back what they are given."""
+"""LongCat-Flash: some experts are the identity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner_core.models.adapters.experts import apply_gate, moe_experts
 def longcat_experts(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """LongCat-Flash: experts from number `num_routed_experts` on hand back what they are given."""
+    """Run the experts. Those from number `num_routed_experts` on are the identity."""
     share = (top_k_weights * (top_k_index >= self.num_routed_experts)).sum(-1, keepdim=True)
     passed: torch.Tensor = hidden_states * share.to(hidden_states.dtype)
     if self.gate_up_proj is None:

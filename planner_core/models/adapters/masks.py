@@ -1,4 +1,4 @@
-"""Masks of transformers, which it makes by `torch.vmap` where a pattern is combined of several: by broadcasting, as all others."""
+"""Masks of transformers that combine several patterns: by broadcasting, where transformers uses `torch.vmap`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def register_masks() -> None:
-    """Let `transformers.masking_utils` broadcast indices, as it does for patterns of its own."""
+    """Let `transformers.masking_utils` broadcast indices, as it does for single patterns."""
     module = sys.modules.get("transformers.masking_utils")
     if module is None or not hasattr(module, "_vmap_expansion_sdpa"):
         return

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 GROUP, COARSE = 64, 256
-"""Numbers that share a scale, and scales that share one."""
+"""Numbers that share a scale, and scales that share a coarse scale."""
 LEVELS = (
     -1.0,
     -0.6961928,
@@ -41,7 +41,7 @@ LEVELS = (
 
 
 class LinearNF4(torch.autograd.Function):
-    """`x @ w.T` for a frozen `w` that is kept in 4 bits. Backward makes `w` again."""
+    """Compute `x @ w.T` for a frozen `w` in 4 bits. Backward dequantizes `w` a second time."""
 
     @staticmethod
     def forward(
@@ -53,7 +53,7 @@ class LinearNF4(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradient of x alone."""
+        """Return the gradient of x; the weight is frozen."""
         weight, scales, coarse = ctx.saved_tensors
         shape = (gradient.shape[-1], 2 * weight.numel() * weight.element_size() // gradient.shape[-1])
         return gradient @ numbers(weight, scales, coarse, shape, gradient.dtype), None, None, None, None
@@ -62,7 +62,7 @@ class LinearNF4(torch.autograd.Function):
 def numbers(
     weight: torch.Tensor, scales: torch.Tensor, coarse: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """The weight in the dtype that computes."""
+    """Dequantize a weight to the dtype that computes."""
     packed = weight.view(torch.uint8).flatten()
     levels = torch.tensor(LEVELS, dtype=dtype, device=weight.device)
     made = levels[torch.stack([packed >> 4, packed & 15], -1).long()].flatten()
@@ -71,7 +71,7 @@ def numbers(
 
 
 class FourBitLinear(nn.Module):
-    """A frozen linear layer in 4 bits, in place of one with weights that compute."""
+    """A frozen linear layer in 4 bits."""
 
     scales: torch.Tensor
     coarse: torch.Tensor
@@ -89,6 +89,6 @@ class FourBitLinear(nn.Module):
         self.bias = like.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer's result."""
+        """Apply the layer."""
         made: torch.Tensor = LinearNF4.apply(x, self.weight, self.scales, self.coarse, self.out_features)
         return made if self.bias is None else made + self.bias

@@ -1,4 +1,4 @@
-"""State-space scans and linear attention as one torch function each. Imports torch and nothing of ours.
+"""State-space scans and linear attention as one torch function each. Imports torch and nothing else of the planner.
 
 On a GPU transformers calls fused kernels for these. Without the packages of these kernels it falls back to loops over the sequence.
 `register_scans` replaces each such fallback by one function, so that capture and a running model see one call. On real tensors
@@ -19,7 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 Plain = Callable[..., Any]
 Maybe = torch.Tensor | None
 CHUNK = 64
-"""Tokens between two states that a chunked kernel keeps."""
+"""Tokens between two states that a chunked kernel saves."""
 
 
 def selective_scan(
@@ -134,7 +134,7 @@ def _scan(
 
 
 class _Fused(torch.autograd.Function):
-    """Has the shape of the result, and keeps for backward what the kernel keeps: its operands, and states or decays between chunks."""
+    """The shape of the result, and what the kernel saves for backward: its operands, and states or decays between chunks."""
 
     _shardscope = True
 
@@ -142,13 +142,13 @@ class _Fused(torch.autograd.Function):
     def forward(
         ctx: Any, dtype: torch.dtype, out: tuple[int, ...], kept: tuple[int, ...], *operands: torch.Tensor
     ) -> torch.Tensor:
-        """Kept states are float32."""
+        """Save states in float32."""
         ctx.save_for_backward(*operands, operands[0].new_empty(kept, dtype=torch.float32))
         return operands[0].new_empty(out, dtype=dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        """Gradients have the shapes of what they belong to."""
+        """Return gradients of the operands' shapes."""
         return (None, None, None, *(torch.empty_like(t) for t in ctx.saved_tensors[:-1]))
 
 
@@ -160,13 +160,13 @@ FALLBACKS: dict[str, Plain] = {
     "rwkv_linear_attention": wkv,
     "wrap_chunkwise_arbitrary_sequence_length": mlstm,
 }
-"""Names of transformers' fallbacks, and what takes their place."""
+"""Names of fallbacks in transformers, and their replacements."""
 _STATES = ("state", "initial_state", "initial_states", "c_initial")
 _RETURNED = ("return_last_state", "return_final_states", "output_final_state", "return_state")
 
 
 def register_scans() -> None:
-    """Put our functions in place of the fallbacks in every model file of transformers that has been imported."""
+    """Replace the fallbacks in every model file of transformers that has been imported."""
     for name, module in list(sys.modules.items()):
         if name.startswith("transformers.models.") and ".modeling_" in name:
             for fallback, fused in FALLBACKS.items():
@@ -176,7 +176,7 @@ def register_scans() -> None:
 
 
 def _instead(plain: Plain, fused: Plain) -> Plain:
-    """`fused` if no state is carried over, else the fallback."""
+    """Return a function that calls `fused` without a state, as in training, and otherwise the fallback."""
     names = inspect.signature(fused).parameters
     known = set(inspect.signature(plain).parameters)
 

@@ -12,7 +12,7 @@ from planner_core.models.adapters.experts import moe_experts
 def step_experts(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Step-3.7: gate and up in one, clamped."""
+    """Run the experts: gate and up are one product, clamped."""
     return moe_experts(
         hidden_states,
         top_k_index,
