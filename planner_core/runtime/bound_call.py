@@ -46,7 +46,7 @@ class BoundCall:
             prepared.global_batch,
             prepared.input_sources,
         )
-        self.prepared, self.engine, self.mesh = prepared, engine, mesh
+        self.engine, self.mesh = engine, mesh
         self.gather_axes = data_axes if prepared.input_sources else None
         self.bound = BoundProgram(self.program, engine, script)
         self._arguments()
@@ -165,17 +165,11 @@ class BoundCall:
         )
         with generators:  # all ranks draw alike
             outputs = self.bound.run([leaves[i] for i in self.inputs])
-        prepared = (
-            dict(
-                enumerate(
-                    x if deliver is None else deliver(x) for deliver, x in zip(self.deliveries, outputs, strict=True)
-                )
-            )
-            | unchanged
-        )
+        pairs = enumerate(zip(self.deliveries, outputs, strict=True))
+        values = {number: x if deliver is None else deliver(x) for number, (deliver, x) in pairs} | unchanged
         results = list(self.leaves)
         for position, number in self.result_leaves:
-            results[position] = prepared[number]
+            results[position] = values[number]
         return pytree.tree_unflatten(results, self.spec)
 
 

@@ -242,6 +242,7 @@ class BoundProgram:
         if self.buffers:
             units.buffers = {name: engine.buffer(name) for name in self.buffers}
         if self.has_tables:
+            # Tables are computed again when a buffer that they read was moved or written, as by load_state_dict.
             key = tuple((b.data_ptr(), b._version) for b in (units.buffers[n] for n in self.table_buffers))
             if self.tables[0] != key:
                 with torch.no_grad():

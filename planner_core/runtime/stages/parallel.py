@@ -112,7 +112,7 @@ class StagedParallel(Parallel):
         self, model: nn.Module, plan: Plan, whole_mesh: DeviceMesh, *, init: Init | None = None, seed: int = 0
     ) -> None:
         assert plan.pipeline is not None
-        self.cut, self.whole_mesh = plan.pipeline, whole_mesh
+        self.cut = plan.pipeline
         self.group: dist.ProcessGroup = whole_mesh.get_group(PIPELINE_AXIS)
         self.rank = whole_mesh.get_local_rank(PIPELINE_AXIS)
         self.own_stages = self.cut.stages_of(self.rank)
@@ -156,6 +156,7 @@ class StagedParallel(Parallel):
             ranks = sorted({self.cut.rank_of(stage) for stage in self.cut.stages_that_read(weight.names)})
             if len(ranks) > 1 and weight.trained:
                 all_stages = dist.get_process_group_ranks(self.group)
+                # local synchronization: the other ranks do not have the weight, so they do not come here
                 group = dist.new_group([all_stages[r] for r in ranks], use_local_synchronization=True)
                 tied.append((weight, group, ranks[0] == self.rank))
         return tied

@@ -47,6 +47,7 @@ class HostStates(torch.optim.Optimizer):
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__([dict(group) for group in inner.param_groups], inner.defaults)
         self.inner = inner
+        # between steps `inner` holds nothing: a state that it kept would stay on the GPU
         self.inner.param_groups, self.inner.state = [], self.inner.state.__class__(dict)
 
     @torch.no_grad()

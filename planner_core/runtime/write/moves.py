@@ -25,6 +25,8 @@ def split_weight_steps(
     has the weight's own shape. Axes of one rank have no steps.
     """
     axes = sorted({step.axis for step in (*forward_steps, *backward_steps)})
+    # Outside, a gradient must be in the shards of the tensor there. If none of its steps leads to those of the gathered weight, the weight
+    # is gathered inside, and its gradient may still come out in the weight's own shards.
     for gather in (count_to_last_collective(forward_steps), 0):
         placements = edge.src.forward
         for step in forward_steps[:gather]:

@@ -189,6 +189,7 @@ class PlannedForward:
         its tensors that hold samples. Raises MixesSamples.
         """
         global_batch = all_samples is not None
+        # Fewer axes are tried, the innermost dropped first, until samples divide and every operator cuts them along all of these.
         while axes := tuple(a for a in axes if self.axes[a].size > 1):
             parts = math.prod(self.axes[a].size for a in axes)
             if global_batch and any(

@@ -23,25 +23,22 @@ from planner_core.runtime.write.specs import BlockLine, Program, UnitBuffer, Uni
 def write_program(
     layout: PlannedTape,
     title: str,
-    recompute: Mapping[str, str] | None = None,
+    recompute: Mapping[str, str],
     *,
     kept: Collection[str] = (),
-    name: str = "model",
 ) -> Program:
     """Write the program of a recording under a plan.
 
     `recompute`: how each block is recomputed, by label. `kept`: the call sites whose results are then kept. Raises
     CannotRewrite and PlanMismatch.
     """
-    return _ProgramWriter(layout, title, dict(recompute or {}), kept, name).write()
+    return _ProgramWriter(layout, title, recompute, kept).write()
 
 
 class _ProgramWriter:
-    def __init__(
-        self, layout: PlannedTape, title: str, recompute: dict[str, str], kept: Collection[str], name: str
-    ) -> None:
-        self.layout, self.tape, self.title, self.recompute, self.name = layout, layout.tape, title, recompute, name
-        self.kept = kept
+    def __init__(self, layout: PlannedTape, title: str, recompute: Mapping[str, str], kept: Collection[str]) -> None:
+        self.layout, self.tape, self.title = layout, layout.tape, title
+        self.recompute, self.kept = recompute, kept
         self.moves = MoveTable(layout.axis_names, layout.sizes)
         self.objects: dict[str, Any] = {}
         self.results = self.tape.results()

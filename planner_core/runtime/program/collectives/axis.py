@@ -87,6 +87,7 @@ class Axis:
         """Sum the tensors of all ranks, or take their maximum. `owned`: the result may overwrite `x`."""
         if torch.compiler.is_compiling():
             return _finish_functional(torch.ops._c10d_functional.all_reduce(x.contiguous(), reduction, self.group_name))
+        # dist.all_reduce writes in place: a tensor that autograd or the model may read again is copied first
         out = x if owned else x.detach().clone(memory_format=torch.contiguous_format)
         op = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
         return self._issue("all_reduce", packed, dist.all_reduce, out, out, op)

@@ -48,7 +48,7 @@ class PendingCollective:
         with dist._coalescing_manager(group, async_ops=True) if others else contextlib.nullcontext() as merged:  # type: ignore[attr-defined]
             for p in (self, *others):
                 work = p.call(*p.args, group=group, async_op=True)
-                p.work = merged or work
+                p.work = merged or work  # a coalesced launch has one work for all of its collectives
         self.axis.packed = 1
 
     def wait(self) -> None:

@@ -140,6 +140,7 @@ class Weight:
             self.published_gradient = self.gradient
             assert self.published_gradient is not None
             self.published_version = self.published_gradient._version
+        # torch runs these hooks where autograd accumulates a gradient, and autograd has never seen this parameter
         for hook in (getattr(self.parameter, "_post_accumulate_grad_hooks", None) or {}).values():
             hook(self.parameter)
 
