@@ -42,6 +42,7 @@ from planner_core.planning.fitting.micro_batch_size import choose_for_micro_batc
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import (
     UnevenBatch,
+    describe_memory,
     find_uneven_batch,
     note_repeated_work,
     note_uncounted_memory,
@@ -157,6 +158,9 @@ def choose_step(request: Request, graph: GraphSource, say: Progress, like: Plann
     else:
         planner, chosen, *price = choose_for_tool(request, graph, say)
         told = tuple(price)
+    if not chosen.fits:
+        # What fills the memory is found by a walk through every layer: for the plan that is shown, not for each that was tried.
+        chosen = replace(chosen, notes=(*chosen.notes, describe_memory(chosen, planner.graph, planner.budget)))
     return Draft(request, graph, planner, chosen, say, told)
 
 

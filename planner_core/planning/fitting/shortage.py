@@ -216,11 +216,7 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem) ->
             f"no plan fits: {short}; use more GPUs, a smaller {named('batch')}{again} or {named('memory_gb', math.ceil(peak / 1e9))}",
             peak,
         )
-    return replace(
-        plan,
-        fits=False,
-        notes=(Sentence(f"does not fit: {short}"), describe_memory(plan, planner.graph, planner.budget)),
-    )
+    return replace(plan, fits=False, notes=(Sentence(f"does not fit: {short}"),))
 
 
 def note_uncounted_memory(plan: Plan, graph: Graph) -> tuple[str, ...]:
