@@ -31,60 +31,59 @@ def apply_edit(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict
     and a limit of memory where the GPU has more. Changes of the cluster before do not stay with a cluster taken by name.
     """
     after = {**current, **new}
-    told: list[str] = []
+    notes: list[str] = []
     if after["model"] != current["model"]:
         after.update({k: v for k, v in MODEL_SETTINGS.items() if k not in new})
-        _carry_batch_and_tokens(current, after, told)
+        _carry_batch_and_tokens(current, after, notes)
     if after["cluster"] != current["cluster"]:
         after.update({k: None for k in settings.CLUSTER_KEYS if k not in new})
     if any(after[k] != current[k] for k in ("cluster", "nodes", "gpus", "gpu")):
-        _drop_unfit_mesh_and_limit(after, told)
-        _report_scaled_batch(current, after, told)
-    return after, tuple(told)
+        _drop_unfit_mesh_and_limit(after, notes)
+        _report_scaled_batch(current, after, notes)
+    return after, tuple(notes)
 
 
-def _carry_batch_and_tokens(current: Mapping[str, Any], after: dict[str, Any], told: list[str]) -> None:
+def _carry_batch_and_tokens(current: Mapping[str, Any], after: dict[str, Any], notes: list[str]) -> None:
     """Set batch and tokens of the new model so that a step has as many tokens where it can."""
-    (batch, seq), most = settings.batch_and_tokens(current), settings.max_tokens(after["model"])
-    given = current["batch"] is not None or current["seq"] is not None
-    now = settings.batch_and_tokens(after)
-    if not given:
-        if now != (batch, seq):
-            told.append(
-                f"{settings.model_title(after['model'])} starts at its own {_describe_batch(*now)}; it was {_describe_batch(batch, seq)}."
-            )
+    (batch, seq), limit = settings.batch_and_tokens(current), settings.max_tokens(after["model"])
+    is_set = current["batch"] is not None or current["seq"] is not None
+    own_work = settings.batch_and_tokens(after)
+    if not is_set:
+        if own_work != (batch, seq):
+            name, before = settings.model_title(after["model"]), _describe_batch(batch, seq)
+            notes.append(f"{name} starts at its own {_describe_batch(*own_work)}; it was {before}.")
         return
-    if (seq == 1) != (now[1] == 1):  # pictures have no tokens
+    if (seq == 1) != (own_work[1] == 1):  # pictures have no tokens
         after.update(batch=None, seq=None)
         own = _describe_batch(*settings.batch_and_tokens(after))
-        told.append(f"{settings.model_title(after['model'])} starts at its own {own}: samples are not alike.")
+        notes.append(f"{settings.model_title(after['model'])} starts at its own {own}: samples are not alike.")
         return
     after.update(batch=batch, seq=seq)
-    if most is not None and seq > most:
-        after.update(batch=min(settings.MAX_SAMPLES, max(1, batch * seq // most)), seq=most)
+    if limit is not None and seq > limit:
+        after.update(batch=min(settings.MAX_SAMPLES, max(1, batch * seq // limit)), seq=limit)
         name, new_size = settings.model_title(after["model"]), _describe_batch(*settings.batch_and_tokens(after))
-        told.append(f"{name} has {units.whole(most)} positions: {new_size}, it was {_describe_batch(batch, seq)}.")
+        notes.append(f"{name} has {units.whole(limit)} positions: {new_size}, it was {_describe_batch(batch, seq)}.")
 
 
-def _drop_unfit_mesh_and_limit(after: dict[str, Any], told: list[str]) -> None:
+def _drop_unfit_mesh_and_limit(after: dict[str, Any], notes: list[str]) -> None:
     """Drop the mesh and the limit of memory where the cluster has no room for them."""
     try:
         cluster = load_cluster(settings.cluster_spec(after))
     except InputError:
         return
     if after["mesh"] and settings.count_mesh_gpus(after["mesh"]) != cluster.num_gpus:
-        told.append(f"The mesh {after['mesh']} is left open: there are {cluster.num_gpus} GPUs now.")
+        notes.append(f"The mesh {after['mesh']} is left open: there are {cluster.num_gpus} GPUs now.")
         after["mesh"] = None
     if after["memory"] and after["memory"] * 1e9 > cluster.gpu.memory_bytes:
-        told.append(f"The limit of memory is left out: a GPU has {units.memory(cluster.gpu.memory_bytes)} now.")
+        notes.append(f"The limit of memory is left out: a GPU has {units.memory(cluster.gpu.memory_bytes)} now.")
         after["memory"] = None
 
 
-def _report_scaled_batch(current: Mapping[str, Any], after: Mapping[str, Any], told: list[str]) -> None:
+def _report_scaled_batch(current: Mapping[str, Any], after: Mapping[str, Any], notes: list[str]) -> None:
     """Say that a batch that nobody set grew with the cluster."""
     (before, _), (now, _) = settings.batch_and_tokens(current), settings.batch_and_tokens(after)
     if after["model"] == current["model"] and after["batch"] is None and now != before:
-        told.append(f"The batch goes with the GPUs: {units.whole(now)} samples, it was {units.whole(before)}.")
+        notes.append(f"The batch goes with the GPUs: {units.whole(now)} samples, it was {units.whole(before)}.")
 
 
 def _describe_batch(batch: int, seq: int) -> str:

@@ -45,18 +45,18 @@ def parse_edits(texts: tuple[str, ...]) -> Edits:
 
 def build_edited_plan(result: Result, plans: Mapping[str, Plan], texts: tuple[str, ...]) -> Plan:
     """Build the plan with these edits; raises PlannerError with one sentence where it cannot be."""
-    asked = parse_edits(texts)
-    if asked.base not in plans:
+    edits = parse_edits(texts)
+    if edits.base not in plans:
         raise InputError(
-            f"the plan {asked.base!r} that was edited is not here any more; plans here: {', '.join(plans)}"
+            f"the plan {edits.base!r} that was edited is not here any more; plans here: {', '.join(plans)}"
         )
-    base = plans[asked.base]
+    base = plans[edits.base]
     weights = {edit.weight_key(e.weight): e.weight for e in edit.editable_weights(result.graph, base)}
-    missing = [k for k in asked.changes if k not in weights]
+    missing = [k for k in edits.changes if k not in weights]
     if missing:
         raise InputError(f"there is no weight {missing[0]!r} in this model")
-    changes = {weights[k]: p for k, p in asked.changes.items()}
-    return edit.plan_with_pins(prepare_planner(result.request, result.graph), base, changes, keep=asked.rest == "keep")
+    changes = {weights[k]: p for k, p in edits.changes.items()}
+    return edit.plan_with_pins(prepare_planner(result.request, result.graph), base, changes, keep=edits.rest == "keep")
 
 
 def placement_options(one: Editable) -> list[str]:

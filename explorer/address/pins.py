@@ -58,23 +58,23 @@ def format_pin(plan_id: str, values: Mapping[str, Any]) -> str:
 def parse_pin(text: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return (plan id, settings) of a pin, for the model of `values`; raises Unreadable."""
     plan_id, _, rest = text.partition(SEPARATOR)
-    found = {key: s.default for key, s in SETTINGS.items()} | {"model": values["model"]}
+    values_of_pin = {key: s.default for key, s in SETTINGS.items()} | {"model": values["model"]}
     for part in filter(None, rest.split(";")):
         key, _, value = part.partition(":")
         if key == "edit":
             value = value.replace("~", ",")
         elif key not in REQUEST_KEYS or key == "model":
             raise Unreadable(f"names “{key[:20]}”, which is not a setting")
-        found[key] = SETTINGS[key].parse(value)
-    return plan_id, found
+        values_of_pin[key] = SETTINGS[key].parse(value)
+    return plan_id, values_of_pin
 
 
 def describe_changes(values: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     """Describe the settings that differ from `current`; empty if none does."""
-    told = [_describe_value(k, values[k]) for k in REQUEST_KEYS if values[k] != current[k]]
+    phrases = [_describe_value(k, values[k]) for k in REQUEST_KEYS if values[k] != current[k]]
     if values["edit"] and values["edit"] != current["edit"]:
-        told.append("edits " + "; ".join(e.rpartition("/")[2].replace(":", " ") for e in values["edit"][1:]))
-    return ", ".join(told)
+        phrases.append("edits " + "; ".join(e.rpartition("/")[2].replace(":", " ") for e in values["edit"][1:]))
+    return ", ".join(phrases)
 
 
 def _describe_value(key: str, value: Any) -> str:

@@ -59,15 +59,17 @@ class StatedSetup:
 
 def parse_setup(words: Sequence[str]) -> StatedSetup:
     """Invert `StatedSetup.write`. Raises InputError."""
-    own = dict(w.split("=", 1) for w in words if w.startswith(("accumulate=", "recompute=")))
-    layout = parse_layout(",".join(w for w in words if w.partition("=")[0] not in own))
-    times, again = own.get("accumulate"), own.get("recompute", NO_RECOMPUTATION)
-    if times is not None and not (times.isdecimal() and 1 <= int(times) <= MAX_MICRO_BATCHES):
-        raise InputError(f"accumulate is {short(times)}, but must be a whole number from 1; give e.g. accumulate=4")
-    if again not in RECOMPUTE or again == "auto":
+    options = dict(w.split("=", 1) for w in words if w.startswith(("accumulate=", "recompute=")))
+    layout = parse_layout(",".join(w for w in words if w.partition("=")[0] not in options))
+    micro_batches, recompute = options.get("accumulate"), options.get("recompute", NO_RECOMPUTATION)
+    if micro_batches is not None and not (micro_batches.isdecimal() and 1 <= int(micro_batches) <= MAX_MICRO_BATCHES):
+        raise InputError(
+            f"accumulate is {short(micro_batches)}, but must be a whole number from 1; give e.g. accumulate=4"
+        )
+    if recompute not in RECOMPUTE or recompute == "auto":
         kinds = ", ".join(r for r in RECOMPUTE if r != "auto")
-        raise InputError(f"recompute is {short(again)}, but must be one of {kinds}")
-    return StatedSetup(layout, None if times is None else int(times), again)
+        raise InputError(f"recompute is {short(recompute)}, but must be one of {kinds}")
+    return StatedSetup(layout, None if micro_batches is None else int(micro_batches), recompute)
 
 
 DEGREE_PATTERN = re.compile(
@@ -86,19 +88,21 @@ def parse_line(text: str, batch: int) -> StatedSetup:
 
     Raises InputError for the first part that is not understood.
     """
-    found: dict[str, Any] = {}
+    stated: dict[str, Any] = {}
     for part in filter(None, (p.strip() for p in SEPARATORS.split(text.lower()))):
-        found |= _parse_part(part)
-    again, times, each = (found.pop(k, None) for k in ("recompute", "accumulate", "mbs"))
-    layout = Layout(**found)
-    if each is not None:
+        stated |= _parse_part(part)
+    recompute, micro_batches, micro_batch_size = (stated.pop(k, None) for k in ("recompute", "accumulate", "mbs"))
+    layout = Layout(**stated)
+    if micro_batch_size is not None:
         ranks = layout.dp * layout.fsdp
-        times = batch // (each * ranks) if each and batch % (each * ranks) == 0 else 0
-        if not times:
+        micro_batches = (
+            batch // (micro_batch_size * ranks) if micro_batch_size and batch % (micro_batch_size * ranks) == 0 else 0
+        )
+        if not micro_batches:
             raise InputError(
-                f"mbs {each} on {ranks} ranks does not divide a batch of {batch}; give a divisor of {batch // ranks}"
+                f"mbs {micro_batch_size} on {ranks} ranks does not divide a batch of {batch}; give a divisor of {batch // ranks}"
             )
-    return parse_setup(StatedSetup(layout, times, again or NO_RECOMPUTATION).write())
+    return parse_setup(StatedSetup(layout, micro_batches, recompute or NO_RECOMPUTATION).write())
 
 
 def _parse_part(part: str) -> dict[str, Any]:
@@ -128,17 +132,21 @@ def parse_file(name: str, content: bytes, num_gpus: int) -> tuple[StatedSetup, M
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / Path(name).name
         file.write_bytes(content)
-        found = read_setup(file, num_gpus)
-    options = dict(found.options)
-    statement = Statement(found.layout, options.pop("micro_batch", 1), options.pop("accumulate", 1))
-    stated = StatedSetup(found.layout, statement.accumulate, options.pop("recompute", NO_RECOMPUTATION))
+        setup = read_setup(file, num_gpus)
+    options = dict(setup.options)
+    statement = Statement(setup.layout, options.pop("micro_batch", 1), options.pop("accumulate", 1))
+    stated = StatedSetup(setup.layout, statement.accumulate, options.pop("recompute", NO_RECOMPUTATION))
     work: dict[str, Any] = {"batch": statement.batch}
     work |= {key: options.pop(key) for key in WORKLOAD_SETTINGS if key in options}
-    return stated, work, _describe_unpriced(found, options)
+    return stated, work, _describe_unpriced(setup, options)
 
 
-def _describe_unpriced(found: Setup, rest: Mapping[str, Any]) -> tuple[str, ...]:
+def _describe_unpriced(setup: Setup, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Name the options of the file that the page leaves out."""
-    off = [f"{key} {value}" for key, value in rest.items() if value]
-    more = (f"the page does not price {', '.join(off)}; `python -m planner_core price --config` does",) if off else ()
-    return (*found.describe({}), *more)
+    unpriced = [f"{key} {value}" for key, value in options.items() if value]
+    more = (
+        (f"the page does not price {', '.join(unpriced)}; `python -m planner_core price --config` does",)
+        if unpriced
+        else ()
+    )
+    return (*setup.describe({}), *more)

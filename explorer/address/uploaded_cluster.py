@@ -48,9 +48,9 @@ def store_cluster(content: bytes, here: Cluster | None = None) -> str:
 
 def _with_gpu(here: Cluster, gpu: dict[str, Any]) -> dict[str, Any]:
     """Return the cluster's data with another GPU, whose sources are kept."""
-    there = Cluster.from_json({"gpu": gpu, "levels": here.to_json()["levels"]}, where="the file").gpu
-    data = with_constants(here, there).to_json()
-    about = f"{here.num_gpus} {there.name}"
+    new_gpu = Cluster.from_json({"gpu": gpu, "levels": here.to_json()["levels"]}, where="the file").gpu
+    data = with_constants(here, new_gpu).to_json()
+    about = f"{here.num_gpus} {new_gpu.name}"
     return {**data, "gpu": {**data["gpu"], "sources": gpu.get("sources", {})}, "description": about[:200]}
 
 

@@ -57,8 +57,8 @@ def remedy_ladders(values: Mapping[str, Any], cluster: Cluster, need: float | No
 
 
 def _lift_memory_limit(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
-    own = load_cluster(settings.cluster_spec(values)).gpu.memory_bytes
-    if values["memory"] is not None and values["memory"] * 1e9 < own * USABLE_MEMORY:
+    capacity = load_cluster(settings.cluster_spec(values)).gpu.memory_bytes
+    if values["memory"] is not None and values["memory"] * 1e9 < capacity * USABLE_MEMORY:
         yield Remedy("Let a plan fill the GPU’s memory", {"memory": None})
 
 
@@ -143,5 +143,5 @@ def _recomputation_and_nodes(values: Mapping[str, Any], cluster: Cluster, times:
     """Yield recomputation and more GPUs together, for what neither does alone."""
     if values["recompute"] == "none":
         words, changes = _recomputation_change()
-        for way in _more_nodes(values, cluster, 2, need):
-            yield Remedy(f"{words}, and {way.words}", {**changes, **way.changes})
+        for remedy in _more_nodes(values, cluster, 2, need):
+            yield Remedy(f"{words}, and {remedy.words}", {**changes, **remedy.changes})

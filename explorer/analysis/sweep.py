@@ -126,8 +126,8 @@ def _format(value: float) -> str:
 def current_value(name: str, result: Result) -> str:
     """Return the name of the current value."""
     if name in ("cluster", "model"):
-        asked = getattr(result.request, name)
-        return str(settings.MODELS.get(asked, asked))
+        requested = getattr(result.request, name)
+        return str(settings.MODELS.get(requested, requested))
     return _format(_current_number(name, result))
 
 

@@ -76,11 +76,11 @@ def _draw_limits(figure: go.Figure, capacities: Sequence[int], theme: Theme) -> 
     """Draw a dashed line at the memory that plans may take across all bars; where bars are for other GPUs, across each of them."""
     line = {"color": theme.text, "width": 1.5, "dash": "dash"}
     if len(set(capacities)) == 1:
-        told = {
+        label = {
             "text": f"{LIMIT_WORDS} {units.memory(capacities[0])}",
             "xanchor": "right",
         }  # a narrow window cuts off what stands right of it
-        figure.add_vline(x=capacities[0] / GIB, line=line, annotation=told, annotation_position="top")
+        figure.add_vline(x=capacities[0] / GIB, line=line, annotation=label, annotation_position="top")
         return
     for k, size in enumerate(capacities):
         figure.add_shape(type="line", x0=size / GIB, x1=size / GIB, y0=k - 0.46, y1=k + 0.46, line=line)
@@ -141,8 +141,8 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
 
 
 def _sent_bytes_and_calls(plan: Plan, phase: str, kind: str, axis: str) -> tuple[int, int]:
-    found = [t for t in plan.cost.traffic if (t.phase, t.kind, plan.mesh.axis_names[t.axis]) == (phase, kind, axis)]
-    return sum(t.wire_bytes for t in found), sum(t.count for t in found)
+    traffic = [t for t in plan.cost.traffic if (t.phase, t.kind, plan.mesh.axis_names[t.axis]) == (phase, kind, axis)]
+    return sum(t.wire_bytes for t in traffic), sum(t.count for t in traffic)
 
 
 def _plan_label(plan: Plan) -> str:

@@ -21,18 +21,20 @@ def place_names(
 
     `width` and `height` are those of the plot, `drawn` the rectangles that are taken already.
     """
-    taken: list[Rect] = [(x - 8, y - 8, x + 8, y + 8) for x, y in points]
-    taken += drawn
+    occupied: list[Rect] = [(x - 8, y - 8, x + 8, y + 8) for x, y in points]
+    occupied += drawn
     offsets: list[tuple[float, float]] = [(NAME_OFFSET, 0.0)] * len(points)
     for i in sorted(range(len(points)), key=lambda i: points[i]):
         x, y = points[i]
-        long = text_width(names[i], 12.5)
-        options = [(dx, float(dy)) for dy in STEPS for dx in (NAME_OFFSET, -NAME_OFFSET - long)]
-        free = [o for o in options if 0 <= x + o[0] <= width - long and HEIGHT / 2 <= y + o[1] <= height - HEIGHT / 2]
-        others = taken[:i] + taken[i + 1 :]
-        best = min(free or options, key=lambda o: _overlap(_box(x, y, o, long), others) * 100 + abs(o[1]) + (o[0] < 0))
+        length = text_width(names[i], 12.5)
+        options = [(dx, float(dy)) for dy in STEPS for dx in (NAME_OFFSET, -NAME_OFFSET - length)]
+        free = [o for o in options if 0 <= x + o[0] <= width - length and HEIGHT / 2 <= y + o[1] <= height - HEIGHT / 2]
+        others = occupied[:i] + occupied[i + 1 :]
+        best = min(
+            free or options, key=lambda o: _overlap(_box(x, y, o, length), others) * 100 + abs(o[1]) + (o[0] < 0)
+        )
         offsets[i] = best
-        taken.append(_box(x, y, best, long))
+        occupied.append(_box(x, y, best, length))
     return offsets
 
 

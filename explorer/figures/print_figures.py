@@ -33,18 +33,18 @@ def memory_svg(plans: Mapping[str, Plan], limits: Mapping[str, int]) -> str:
     capacities = [limits[n] for n in plans]
     most = max(*capacities, *(_total_bytes(p) for p in plans.values())) * 1.02
     y, parts = 16.0, []
-    for p, there in zip(plans.values(), capacities, strict=True):
-        parts.append(_limit_mark(NAME_W + there / most * SPAN, y - 2, NAME_H + BAR_H - 6))
+    for p, capacity in zip(plans.values(), capacities, strict=True):
+        parts.append(_limit_mark(NAME_W + capacity / most * SPAN, y - 2, NAME_H + BAR_H - 6))
         if len(set(capacities)) > 1:
-            parts.append(_text(NAME_W + SPAN, y + 11, f"{LIMIT_WORDS} {units.memory(there)}", anchor="end"))
+            parts.append(_text(NAME_W + SPAN, y + 11, f"{LIMIT_WORDS} {units.memory(capacity)}", anchor="end"))
         parts.append(_text(0, y + 11, plan_title(p), bold=True))
         x = NAME_W
         y += NAME_H
         for kind in MEMORY_KINDS:
             size = p.cost.memory_bytes.get(kind, 0)
             wide = size / most * SPAN
-            told = f"{MEMORY_NAMES[kind]} {units.memory(size)}"
-            parts.append(_rect(x, y, wide, BAR_H - 8, MEMORY_COLOURS[kind], told))
+            label = f"{MEMORY_NAMES[kind]} {units.memory(size)}"
+            parts.append(_rect(x, y, wide, BAR_H - 8, MEMORY_COLOURS[kind], label))
             if wide > 34:
                 parts.append(
                     _inside(
@@ -54,12 +54,12 @@ def memory_svg(plans: Mapping[str, Plan], limits: Mapping[str, int]) -> str:
             x += wide
         parts.append(_text(x + 5, y + 13, units.memory(p.cost.memory_bytes["peak"])))
         y += BAR_H
-    told = (
+    label = (
         f"{LIMIT_WORDS} {units.memory(capacities[0])}; in the bars GiB"
         if len(set(capacities)) == 1
         else "in the bars GiB"
     )
-    parts.append(_text(NAME_W + max(capacities) / most * SPAN, 10, told, anchor="end"))
+    parts.append(_text(NAME_W + max(capacities) / most * SPAN, 10, label, anchor="end"))
     y += 6
     for i, kind in enumerate(MEMORY_KINDS):
         parts.append(_rect(i * 104, y, 9, 9, MEMORY_COLOURS[kind]))
@@ -124,9 +124,9 @@ def _work(work: _MergedWork, drawn: Mapping[str, Any], widest: float, y: float) 
     kind, seconds = drawn["kinds"][work.kind], work.end_s - work.start_s
     x, wide = NAME_W + work.start_s / widest * SPAN, seconds / widest * SPAN
     more = f" and {work.number - 1} more" if work.number > 1 else ""
-    told = f"{drawn['words'][work.text]}{more}: {kind['told']} {units.seconds(seconds)}"
+    label = f"{drawn['words'][work.text]}{more}: {kind['told']} {units.seconds(seconds)}"
     fill = "url(#hatch)" if kind.get("hatch") else kind["colour"] or LIGHT.grid
-    return _rect(x, y, wide, LANE_H - 2.5, fill, told)
+    return _rect(x, y, wide, LANE_H - 2.5, fill, label)
 
 
 def _legend(kinds: Sequence[Mapping[str, Any]], y: float) -> tuple[list[str], float]:
@@ -162,8 +162,8 @@ def _inside(x: float, y: float, words: str, ink: str) -> str:
     )
 
 
-def _rect(x: float, y: float, width: float, height: float, fill: str, told: str = "") -> str:
-    inside = f"<title>{html.escape(told)}</title>" if told else ""
+def _rect(x: float, y: float, width: float, height: float, fill: str, label: str = "") -> str:
+    inside = f"<title>{html.escape(label)}</title>" if label else ""
     edge = f' stroke="{LIGHT.surface}" stroke-width="0.4"' if width > 2 else ""
     return f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(width, 0):.2f}" height="{height:.1f}" fill="{fill}"{edge}>{inside}</rect>'
 

@@ -109,7 +109,7 @@ def describe_versions() -> str:
 
 def collect_notes(plans: Iterable[Plan], result: Result) -> list[str]:
     """Return what was assumed of the model and of the cost, and what each plan says of itself."""
-    own = [
+    plan_notes = [
         f"{words.plan_title(p)}: {note}." if not note.endswith(".") else f"{words.plan_title(p)}: {note}"
         for p in plans
         for note in p.notes
@@ -118,7 +118,7 @@ def collect_notes(plans: Iterable[Plan], result: Result) -> list[str]:
     level = [f"{x.name} reaches {units.significant(x.bytes_per_s / 1e9)} GB/s per unit." for x in result.cluster.levels]
     return list(
         dict.fromkeys(
-            [*own, *result.notes, *result.graph.assumptions, *missing, *level, *COST_MODEL, describe_accuracy()]
+            [*plan_notes, *result.notes, *result.graph.assumptions, *missing, *level, *COST_MODEL, describe_accuracy()]
         )
     )
 
@@ -229,16 +229,16 @@ def _traffic(plan: Plan) -> str:
 
 
 def _links(plan: Plan) -> str:
-    out: dict[int, tuple[float, float]] = {}
+    by_level: dict[int, tuple[float, float]] = {}
     for x in topology.link_loads(plan):
-        size, time = out.get(x.level, (0.0, 0.0))
-        out[x.level] = size + x.num_bytes, time + x.time_s
+        size, time = by_level.get(x.level, (0.0, 0.0))
+        by_level[x.level] = size + x.num_bytes, time + x.time_s
     levels = topology.cluster_of(plan).levels
-    told = [
+    sentences = [
         f"{levels[i].name}: {units.traffic(s)} out of one unit, {units.seconds(t)} on the wire"
-        for i, (s, t) in sorted(out.items())
+        for i, (s, t) in sorted(by_level.items())
     ]
-    return "; ".join(told) + "." if told else "Nothing is sent."
+    return "; ".join(sentences) + "." if sentences else "Nothing is sent."
 
 
 def _placements(plans: Mapping[str, Plan], graphs: Mapping[str, Graph]) -> str:

@@ -62,12 +62,12 @@ def plans_scatter(
     """
     figure = go.Figure()
     ends = {n: _point(p, axis) for n, p in plans.items()}
-    own = {n: p for n, p in plans.items() if p.method == STATED_METHOD}
-    front = sorted((n for n in plans if n not in baselines and n not in own), key=lambda n: ends[n])
+    stated = {n: p for n, p in plans.items() if p.method == STATED_METHOD}
+    front = sorted((n for n in plans if n not in baselines and n not in stated), key=lambda n: ends[n])
     _draw_plans(figure, {n: plans[n] for n in front}, ends, "best and trade-offs", "circle", COMPUTE, theme)
     others = {n: plans[n] for n in baselines if n in plans}
     _draw_plans(figure, others, ends, "baselines", "diamond", COMMUNICATION, theme)
-    _draw_plans(figure, own, ends, "what you run now", "square", STATED_COLOUR, theme)
+    _draw_plans(figure, stated, ends, "what you run now", "square", STATED_COLOUR, theme)
     tied = [n for n in choosing.find_ties(plans) if n in plans]
     _draw_rings(
         figure,
@@ -157,8 +157,8 @@ def _draw_names(
     ):
         points = [(x / size[0] * pixels, (1 - y / size[1]) * PLOT_HEIGHT) for x, y in ends]
         line = (1 - limit / size[1]) * PLOT_HEIGHT
-        taken = [(0.0, line - 2, pixels, line + 2), (0.0, line - 20, LIMIT_WIDTH, line)]
-        places = name_placement.place_names(points, shown, pixels, PLOT_HEIGHT, taken)
+        occupied = [(0.0, line - 2, pixels, line + 2), (0.0, line - 20, LIMIT_WIDTH, line)]
+        places = name_placement.place_names(points, shown, pixels, PLOT_HEIGHT, occupied)
         for end, name, place in zip(ends, shown, places, strict=True):
             _draw_name(figure, end, name, place, mark, theme)
 
@@ -202,7 +202,7 @@ def _escape(text: str) -> str:
 
 
 def candidates_scatter(
-    found: Candidates,
+    block: Candidates,
     picked: int | None,
     capacity_bytes: int,
     theme: Theme,
@@ -217,12 +217,12 @@ def candidates_scatter(
     `keep` selects the candidates that are drawn, `region` is the marked region, `same` the candidate that the chosen plan
     equals. `by` names a weight: colours and symbols show how each candidate places it.
     """
-    keep = np.isfinite(found.comm_s) & np.isfinite(found.memory_bytes) if keep is None else keep
-    x, y = found.model_comm_s * 1e3, found.model_memory_bytes / GIB
-    front = np.flatnonzero(found.on_front & keep)
+    keep = np.isfinite(block.comm_s) & np.isfinite(block.memory_bytes) if keep is None else keep
+    x, y = block.model_comm_s * 1e3, block.model_memory_bytes / GIB
+    front = np.flatnonzero(block.on_front & keep)
     front = front[np.argsort(x[front])]
     figure = go.Figure()
-    _draw_candidates(figure, found, keep, by, theme)
+    _draw_candidates(figure, block, keep, by, theme)
     figure.add_scattergl(
         x=x[front].astype(np.float32),
         y=y[front].astype(np.float32),
@@ -257,10 +257,10 @@ def candidates_scatter(
     return apply_style(figure, theme, 430)
 
 
-def _draw_candidates(figure: go.Figure, found: Candidates, keep: BoolArray, by: str, theme: Theme) -> None:
+def _draw_candidates(figure: go.Figure, block: Candidates, keep: BoolArray, by: str, theme: Theme) -> None:
     """Draw a mark for each cost of the candidates in `keep`; in one look, or by how they place the weight `by`."""
-    weight = found.weights.index(by) if by in found.weights else None
-    drawn = choosing.group_by_cost(found, keep, weight or 0)
+    weight = block.weights.index(by) if by in block.weights else None
+    drawn = choosing.group_by_cost(block, keep, weight or 0)
     if weight is None:
         everything = np.arange(len(drawn.first))
         _draw_marks(figure, drawn, everything, f"{units.whole(keep.sum())} candidates", ("circle", theme.faint))
@@ -405,18 +405,18 @@ def _draw_runs(
 ) -> None:
     gpus = sorted({r.gpu for r in (*load_published_runs(), *load_own_runs())})
     for family, colour in FAMILY_COLOURS.items():
-        mine = [i for i, r in enumerate(runs) if r.kind.startswith(family)]
+        indices = [i for i, r in enumerate(runs) if r.kind.startswith(family)]
         figure.add_scatter(
-            x=[xs[i] for i in mine],
-            y=[ys[i] for i in mine],
+            x=[xs[i] for i in indices],
+            y=[ys[i] for i in indices],
             mode="markers",
             name=family,
             showlegend=False,
-            customdata=[runs[i].id for i in mine],
+            customdata=[runs[i].id for i in indices],
             hovertemplate="%{hovertext}<extra></extra>",
-            hovertext=[_run_hover(runs[i], left_out) for i in mine],
+            hovertext=[_run_hover(runs[i], left_out) for i in indices],
             marker={
-                "symbol": [SYMBOLS[gpus.index(runs[i].gpu) % len(SYMBOLS)] for i in mine],
+                "symbol": [SYMBOLS[gpus.index(runs[i].gpu) % len(SYMBOLS)] for i in indices],
                 "size": 9,
                 "color": colour,
                 "opacity": 0.85,
@@ -429,9 +429,9 @@ def _draw_runs(
 def _draw_legend(figure: go.Figure, runs: Sequence[PublishedRun], gpus: Sequence[str], theme: Theme) -> None:
     """Draw the legend: what colours and symbols mean."""
     families = [f for f in FAMILY_COLOURS if any(r.kind.startswith(f) for r in runs)]
-    there = {r.gpu for r in runs}
+    shown_gpus = {r.gpu for r in runs}
     keys = [(f, "circle", FAMILY_COLOURS[f]) for f in families]
-    keys += [(g, SYMBOLS[i % len(SYMBOLS)], theme.muted) for i, g in enumerate(gpus) if g in there]
+    keys += [(g, SYMBOLS[i % len(SYMBOLS)], theme.muted) for i, g in enumerate(gpus) if g in shown_gpus]
     for name, symbol, colour in keys:
         marker = {"symbol": symbol, "size": 9, "color": colour}
         figure.add_scatter(x=[None], y=[None], mode="markers", name=name, marker=marker)

@@ -53,7 +53,7 @@ def link_loads(plan: Plan) -> list[LinkLoad]:
     """Return every load that is not zero."""
     cluster = cluster_of(plan)
     links = links_of(plan, cluster)
-    found: dict[tuple[int, int, str], Floats] = {}
+    sent_bytes: dict[tuple[int, int, str], Floats] = {}
     for t in plan.cost.traffic:
         if not t.wire_bytes:
             continue
@@ -61,10 +61,10 @@ def link_loads(plan: Plan) -> list[LinkLoad]:
         for level in range(len(cluster.levels)):
             out = bytes_leaving_units(src, dst, num_bytes, cluster.unit_gpus(level), cluster.num_gpus)
             key = level, t.axis, t.phase
-            found[key] = found.get(key, np.zeros_like(out)) + out
+            sent_bytes[key] = sent_bytes.get(key, np.zeros_like(out)) + out
     return [
         LinkLoad(level, plan.mesh.axis_names[axis], phase, most, most / cluster.levels[level].bytes_per_s)
-        for (level, axis, phase), out in found.items()
+        for (level, axis, phase), out in sent_bytes.items()
         if (most := float(out.max())) > 0
     ]
 
@@ -152,8 +152,8 @@ def _line(x1: float, y1: float, x2: float, y2: float, load: float, scale: _Scale
 def _node(k: int, x: float, y: float, cluster: Cluster, matrix: Floats, scale: _Scale, theme: Theme) -> str:
     per_node = cluster.levels[0].size
     gpus, first = min(per_node, MAX_GPUS), k * per_node
-    own = slice(first, first + per_node)
-    busiest = float(matrix[own].sum(axis=1).max())
+    members = slice(first, first + per_node)
+    busiest = float(matrix[members].sum(axis=1).max())
     bar, row = y + 44, y + 88
     name = html.escape(cluster.levels[0].name)
     parts = [
@@ -168,12 +168,12 @@ def _node(k: int, x: float, y: float, cluster: Cluster, matrix: Floats, scale: _
     middles = [x + 12 + g * step + size / 2 for g in range(gpus)]
     for g, middle in enumerate(middles):
         rank = first + g
-        all_sent, inside = float(matrix[rank].sum()), float(matrix[rank, own].sum())
-        told = f"GPU {rank} sends {units.traffic(inside)} inside its node, {units.traffic(all_sent - inside)} to other nodes"
+        all_sent, inside = float(matrix[rank].sum()), float(matrix[rank, members].sum())
+        label = f"GPU {rank} sends {units.traffic(inside)} inside its node, {units.traffic(all_sent - inside)} to other nodes"
         parts.append(_line(middle, bar, middle, row, all_sent, scale, theme))
         parts.append(
             f'<rect x="{middle - size / 2:.1f}" y="{row}" width="{size:.1f}" height="{size:.1f}" rx="4" '
-            f'fill="{device_colour(g)}"><title>{told}</title></rect>'
+            f'fill="{device_colour(g)}"><title>{label}</title></rect>'
         )
         parts.append(_text(middle, row + size + 13, str(rank), theme, 11, "middle"))
     parts.append(_arcs(first, middles, row + size + 18, matrix, scale))
@@ -189,15 +189,15 @@ def _arcs(first: int, middles: Sequence[float], y: float, matrix: Floats, scale:
     parts, far = [], max(1, len(middles) - 1)
     for i in range(len(middles)):
         for j in range(i + 1, len(middles)):
-            there, back = float(matrix[first + i, first + j]), float(matrix[first + j, first + i])
-            if there + back == 0:
+            forth, back = float(matrix[first + i, first + j]), float(matrix[first + j, first + i])
+            if forth + back == 0:
                 continue
             depth = 6 + 2 * ARC_DEPTH * (j - i) / far
-            told = f"GPU {first + i} to {first + j}: {units.traffic(there)}; back: {units.traffic(back)}"
+            label = f"GPU {first + i} to {first + j}: {units.traffic(forth)}; back: {units.traffic(back)}"
             parts.append(
                 f'<path d="M{middles[i]:.1f} {y:.1f}Q{(middles[i] + middles[j]) / 2:.1f} {y + depth:.1f} {middles[j]:.1f} {y:.1f}" '
-                f'fill="none" stroke="{COMMUNICATION}" stroke-width="{_width(there + back, scale.pair, 4.5):.1f}">'
-                f"<title>{told}</title></path>"
+                f'fill="none" stroke="{COMMUNICATION}" stroke-width="{_width(forth + back, scale.pair, 4.5):.1f}">'
+                f"<title>{label}</title></path>"
             )
     return "".join(parts)
 

@@ -19,8 +19,10 @@ def weight_picture(p: ParamPlan, mesh: DeviceMesh, shape: Sequence[int]) -> str:
     """Draw the weight as it is stored, and gathered where it is used, if that differs."""
     used = [r if axis not in p.gathered else None for axis, r in enumerate(p.working)]
     rest = draw.titled(_matrix(list(p.stored), mesh, shape), "stored")
-    apart = [str(r) for r in p.stored] != [str(r) if r is not None else "R" for r in used]
-    picture = draw.row(rest, draw.titled(_matrix(used, mesh, shape), "while used"), gap=26, align=1) if apart else rest
+    differs = [str(r) for r in p.stored] != [str(r) if r is not None else "R" for r in used]
+    picture = (
+        draw.row(rest, draw.titled(_matrix(used, mesh, shape), "while used"), gap=26, align=1) if differs else rest
+    )
     text = draw.svg(picture, "The weight in the colours of the GPUs that hold its parts")
     return text.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
 
@@ -52,7 +54,7 @@ def _matrix(placed: Sequence[Placement | None], mesh: DeviceMesh, shape: Sequenc
 
 def _owners(cuts: Sequence[tuple[int, int]]) -> list[int]:
     """Return the first GPU of each part of a dim that several axes split in turn; at most `MOST` parts."""
-    found = [0]
+    ranks = [0]
     for n, stride in cuts:
-        found = [rank + k * stride for rank in found for k in range(n)]
-    return found[:MOST]
+        ranks = [rank + k * stride for rank in ranks for k in range(n)]
+    return ranks[:MOST]

@@ -123,11 +123,11 @@ def _order_rows(rows: list[list[str]], links: Sequence[tuple[str, str]]) -> list
     up, down = _neighbours(links)
     rows = [list(r) for r in rows]
     for sweep in range(SWEEPS):
-        near, sequence = (up, rows[1:]) if sweep % 2 == 0 else (down, rows[-2::-1])
+        neighbours, sequence = (up, rows[1:]) if sweep % 2 == 0 else (down, rows[-2::-1])
         place = {n: i / max(1, len(r) - 1) if len(r) > 1 else 0.5 for r in rows for i, n in enumerate(r)}
         for row in sequence:
             if len(row) > 1:
-                row.sort(key=lambda n: _mean([place[m] for m in near.get(n, ())], place[n]))
+                row.sort(key=lambda n: _mean([place[m] for m in neighbours.get(n, ())], place[n]))
             place.update({n: i / (len(row) - 1) if len(row) > 1 else 0.5 for i, n in enumerate(row)})
     return rows
 
@@ -150,9 +150,9 @@ def _place_columns(
             x[n] = at + w / 2
             at += w + NODE_GAP
     for sweep in range(6):
-        near = up if sweep % 2 == 0 else down
+        neighbours = up if sweep % 2 == 0 else down
         for row in rows if sweep % 2 == 0 else rows[::-1]:
-            wish = [_mean([x[m] for m in near.get(n, ())], x[n]) for n in row]
+            wish = [_mean([x[m] for m in neighbours.get(n, ())], x[n]) for n in row]
             for n, at in zip(row, _separate(wish, [widths.get(n, DUMMY_WIDTH) for n in row]), strict=True):
                 x[n] = at
     return x
@@ -225,8 +225,8 @@ class _SideLanes:
         return self.turn
 
     def _outermost(self, name: str, side: int) -> bool:
-        mine = self.centres[name][0] * side
-        return all(c[0] * side <= mine for other, c in self.centres.items() if self.rank[other] == self.rank[name])
+        reach = self.centres[name][0] * side
+        return all(c[0] * side <= reach for other, c in self.centres.items() if self.rank[other] == self.rank[name])
 
     def _leave(self, name: str, side: int, lane: float, above: bool = False) -> list[Point]:
         (cx, cy), (w, h) = self.centres[name], self.size[name]

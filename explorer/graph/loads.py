@@ -27,48 +27,50 @@ SHADES = (0.0, 0.25, 0.5, 0.75, 1.0)
 def node_loads(plan: Plan, drawing: Scene, graph: Graph) -> NodeLoads:
     """Compute the load of every node of a drawing."""
     model = cost_model_of(plan)
-    made = block_memories(plan.blocks, graph, model)
+    memories = block_memories(plan.blocks, graph, model)
     label_of = {prefix: label for label, bp in plan.blocks.items() for prefix in bp.prefixes if label}
-    found: NodeLoads = {}
+    loads: NodeLoads = {}
     for scope, content in drawing.scopes.items():
-        one = most_common_variant(plan, scope)
-        if one is None:
+        variant = most_common_variant(plan, scope)
+        if variant is None:
             continue
-        label, bp = one
+        label, bp = variant
         block = block_of(graph, label)
-        kept, weights = _saved_bytes_by_op(made[label]), param_bytes(block, bp, model)
+        saved, weights = _saved_bytes_by_op(memories[label]), param_bytes(block, bp, model)
         for placed in content.nodes:
             if placed.node.kind not in ("port", "block"):
-                found[placed.node.id] = _node_load(placed.node, block, bp, (weights, kept), model)
-    whole = {label: _block_load(block_of(graph, label), plan.blocks[label], model) for label in set(label_of.values())}
+                loads[placed.node.id] = _node_load(placed.node, block, bp, (weights, saved), model)
+    block_loads = {
+        label: _block_load(block_of(graph, label), plan.blocks[label], model) for label in set(label_of.values())
+    }
     number = {item.prefix: k for k, item in enumerate(graph.top.items) if isinstance(item, Call)}
     for k, run in enumerate(drawing.runs):
         calls = [
-            (whole[label_of[c.prefix]], made[""].kept_bytes(number[c.prefix]))
+            (block_loads[label_of[c.prefix]], memories[""].kept_bytes(number[c.prefix]))
             for c in run.calls
             if c.prefix in label_of
         ]
-        found[f"run:{k}"] = sum(w + kept for (w, _), kept in calls), sum(work for (_, work), _ in calls)
-    return found
+        loads[f"run:{k}"] = sum(w + saved for (w, _), saved in calls), sum(work for (_, work), _ in calls)
+    return loads
 
 
 def _saved_bytes_by_op(block_memory: BlockMemory) -> Mapping[str, int]:
     """Return by op the bytes that it is the first to keep; where forward runs again, those of results that the plan keeps."""
-    items, held = block_memory.storages.block.items, block_memory.kept_results()
+    items, results = block_memory.storages.block.items, block_memory.kept_results()
     plain = block_memory.storages.plan.recompute == "none"
     return {
-        op.name: block_memory.kept_bytes(k) if plain else block_memory.size_of(held[k])
+        op.name: block_memory.kept_bytes(k) if plain else block_memory.size_of(results[k])
         for k, op in enumerate(items)
         if isinstance(op, Op)
     }
 
 
 def _node_load(
-    node: Node, block: Block, bp: BlockPlan, held: tuple[Mapping[str, int], Mapping[str, int]], model: CostModel
+    node: Node, block: Block, bp: BlockPlan, block_bytes: tuple[Mapping[str, int], Mapping[str, int]], model: CostModel
 ) -> tuple[float, float]:
-    """Return the load of one node; `held` is (bytes by weight of the block, saved bytes by op)."""
-    weights, kept = held
-    num_bytes = sum(weights.get(name, 0) for name, _ in node.weights) + sum(kept.get(op.name, 0) for op in node.ops)
+    """Return the load of one node; `block_bytes` is (bytes by weight of the block, saved bytes by op)."""
+    weights, saved = block_bytes
+    num_bytes = sum(weights.get(name, 0) for name, _ in node.weights) + sum(saved.get(op.name, 0) for op in node.ops)
     return num_bytes, sum(_op_flops(block, bp, op, model) for op in node.ops)
 
 
@@ -80,17 +82,17 @@ def _op_flops(block: Block, bp: BlockPlan, op: Op, model: CostModel) -> float:
     return op_work(op, block.values).flops / split_parts(block, op, bp.sites[op.name], model)
 
 
-def to_json(found: NodeLoads) -> dict[str, Any]:
+def to_json(loads: NodeLoads) -> dict[str, Any]:
     """Return what the component draws: per overlay each node's words and shade, and the scale of the shades."""
     kinds: tuple[tuple[str, int, Callable[[float], str]], ...] = (
         ("memory", 0, units.memory),
         ("flops", 1, units.flops),
     )
-    told: dict[str, Any] = {}
+    overlays: dict[str, Any] = {}
     for name, k, words in kinds:
-        most = max((v[k] for node, v in found.items() if not node.startswith("run:")), default=0.0) or 1.0
+        most = max((v[k] for node, v in loads.items() if not node.startswith("run:")), default=0.0) or 1.0
         nodes = {
-            node: [words(v[k]) if v[k] else "", round(min(1.0, math.sqrt(v[k] / most)), 3)] for node, v in found.items()
+            node: [words(v[k]) if v[k] else "", round(min(1.0, math.sqrt(v[k] / most)), 3)] for node, v in loads.items()
         }
-        told[name] = {"nodes": nodes, "scale": [[s, words(most * s * s) if s else "0"] for s in SHADES]}
-    return told
+        overlays[name] = {"nodes": nodes, "scale": [[s, words(most * s * s) if s else "0"] for s in SHADES]}
+    return overlays

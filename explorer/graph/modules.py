@@ -37,9 +37,9 @@ def _join_groups(coarse: CoarseBlock) -> CoarseBlock:
         if len(makers) == 1 and _is_group(coarse, *makers):
             home[key] = makers.pop()
     for key in reversed([k for k in loose if home[k] == k]):
-        found = {_find_head(home, r) for r in readers[key]} - {key}
-        if len(found) == 1 and _is_group(coarse, *found):
-            home[key] = found.pop()
+        readers_of_it = {_find_head(home, r) for r in readers[key]} - {key}
+        if len(readers_of_it) == 1 and _is_group(coarse, *readers_of_it):
+            home[key] = readers_of_it.pop()
     return _order_nodes(coarse, {key: _find_head(home, key) for key in home}, reads) or coarse
 
 
@@ -67,19 +67,21 @@ def _module_heads(coarse: CoarseBlock) -> dict[int, int]:
 def _neighbours(coarse: CoarseBlock) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
     """Return (nodes whose results a node reads, nodes that read its results); -1 stands for the block's inputs and outputs."""
     block = coarse.block
-    made = {o: key for key, node in enumerate(coarse.nodes) for item in _node_items(block, node) for o in item.outputs}
+    maker_of = {
+        o: key for key, node in enumerate(coarse.nodes) for item in _node_items(block, node) for o in item.outputs
+    }
     reads: dict[int, set[int]] = {key: set() for key in range(len(coarse.nodes))}
     readers: dict[int, set[int]] = {key: set() for key in range(len(coarse.nodes))}
     for key, node in enumerate(coarse.nodes):
         for i in (i for item in _node_items(block, node) for i in item.inputs):
-            maker = made.get(i, -1)
+            maker = maker_of.get(i, -1)
             if maker != key and block.values[i].kind == "activation":
                 reads[key].add(maker)
                 if maker >= 0:
                     readers[maker].add(key)
     for i in block.outputs:
-        if i in made:
-            readers[made[i]].add(-1)
+        if i in maker_of:
+            readers[maker_of[i]].add(-1)
     return reads, readers
 
 
@@ -111,8 +113,8 @@ def _merge_groups(coarse: CoarseBlock, keys: list[int]) -> Group | int:
 
 def _lead_weight_bytes(block: Block, op: Op) -> int:
     """Return the bytes of an op's weights; attention and the loss lead in any case."""
-    held = sum(block.values[i].meta.num_bytes for i in op.inputs if block.values[i].kind == "parameter")
-    return held + (1 << 60) * (operator(op.fn).kind in STANDALONE_KINDS)
+    weight_bytes = sum(block.values[i].meta.num_bytes for i in op.inputs if block.values[i].kind == "parameter")
+    return weight_bytes + (1 << 60) * (operator(op.fn).kind in STANDALONE_KINDS)
 
 
 def _is_loose(block: Block, group: Group) -> bool:

@@ -26,19 +26,19 @@ def variants(plan: Plan, scope: str) -> dict[str, BlockPlan]:
 def node_messages(plan: Plan, drawing: Scene, graph: Graph) -> dict[str, list[dict[str, Any]]]:
     """Return what one copy of each node sends: phase, kind, axis, bytes, times, and where it is drawn."""
     model = cost_model_of(plan)
-    found: dict[str, list[dict[str, Any]]] = {}
+    messages_of: dict[str, list[dict[str, Any]]] = {}
     for scope, content in drawing.scopes.items():
-        which = most_common_variant(plan, scope)
-        if which is None:
+        variant = most_common_variant(plan, scope)
+        if variant is None:
             continue
-        label, block = which
+        label, block = variant
         one = BlockPlan(block.prefixes[:1], block.params, block.sites)
         home = _node_of_site(tuple(p.node for p in content.nodes))
         for m in messages({label: one}, graph, model):
             node = home.get(m.site)
             if node:
-                found.setdefault(node, []).append(_message_json(m, plan))
-    return found
+                messages_of.setdefault(node, []).append(_message_json(m, plan))
+    return messages_of
 
 
 def _node_of_site(nodes: tuple[Node, ...]) -> Mapping[str, str]:
@@ -72,13 +72,15 @@ def _message_json(m: Message, plan: Plan) -> dict[str, Any]:
 def nodes_without_rule(drawing: Scene, unknown: tuple[str, ...]) -> dict[str, str]:
     """Return the nodes with an op that no rule splits, and a sentence about each (see `pipeline.Result.unknown_ops`)."""
     missing = set(unknown)
-    found = {}
+    sentences = {}
     for scope, content in drawing.scopes.items():
         for n in (p.node for p in content.nodes):
             fns = dict.fromkeys(op.fn for op in n.ops if (f"{scope}:{op.name}" if scope else op.name) in missing)
             if fns:
-                found[n.id] = f"no rule for {', '.join(fns)}: runs whole on every GPU, which may cost more than needed"
-    return found
+                sentences[n.id] = (
+                    f"no rule for {', '.join(fns)}: runs whole on every GPU, which may cost more than needed"
+                )
+    return sentences
 
 
 def overlay_legends(plan: Plan) -> dict[str, str]:

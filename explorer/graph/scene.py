@@ -97,10 +97,10 @@ class Scene:
 
     def node(self, node_id: str) -> Node | None:
         """Return the node of this id, in whatever scope."""
-        found = (
+        matches = (
             p.node for s in self.scopes.values() for p in s.nodes if p.node.id == node_id and p.node.kind != "port"
         )
-        return next(found, None)
+        return next(matches, None)
 
 
 def build_scene(coarse: CoarseGraph, *, brief: bool = False) -> Scene:
@@ -123,8 +123,8 @@ def block_title(name: str, calls: Any) -> str:
 
 def _scope(name: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str, str], brief: bool) -> ScopeDrawing:
     block = coarse.block
-    nodes, made = _build_nodes(name, coarse, runs, titles)
-    edges = _build_edges(block, coarse, runs, nodes, made, name)
+    nodes, maker_of = _build_nodes(name, coarse, runs, titles)
+    edges = _build_edges(block, coarse, runs, nodes, maker_of, name)
     nodes = [_shorten(n) for n in nodes] if brief else nodes
     boxes = [
         Box(n.id, *(_brief_size(n) if brief else (_width(n), _height(n))), _first_op_index(n, block)) for n in nodes
@@ -171,27 +171,27 @@ def _build_nodes(
     """Return the nodes in execution order, and which node makes each value."""
     block = coarse.block
     nodes: list[Node] = []
-    made: dict[int, str] = {}
+    maker_of: dict[int, str] = {}
     if scope and any(block.values[i].kind == "activation" for i in block.inputs):
         nodes.append(Node(f"{scope}:{IN}", IN, "", "port"))
-        made.update(dict.fromkeys(block.inputs, nodes[-1].id))
+        maker_of.update(dict.fromkeys(block.inputs, nodes[-1].id))
     run_of = {id(call): k for k, run in enumerate(runs) for call in run.calls}
     for item in coarse.nodes:
         if isinstance(item, Group):
             node = _group_node(scope, block, item)
             nodes.append(node)
-            made.update({o: node.id for op in node.ops for o in op.outputs})
+            maker_of.update({o: node.id for op in node.ops for o in op.outputs})
             continue
         call = block.items[item]
         assert isinstance(call, Call)
         k = run_of[id(call)]
         run = runs[k]
-        made.update(dict.fromkeys(call.outputs, f"run:{k}"))
+        maker_of.update(dict.fromkeys(call.outputs, f"run:{k}"))
         if call is run.calls[-1]:  # the run stands where its last copy ends
             nodes.append(_run_node(k, run, block, titles))
     if scope:
         nodes.append(Node(f"{scope}:{OUT}", OUT, "", "port"))
-    return _distinguish_names(nodes), made
+    return _distinguish_names(nodes), maker_of
 
 
 def _distinguish_names(nodes: list[Node]) -> list[Node]:
@@ -292,18 +292,18 @@ def _node_kind(lead: Op, has_weight: bool, num_matrices: int, num_inputs: int) -
 
 def _saved_bytes(block: Block, ops: tuple[Op, ...]) -> int:
     """Return the bytes that autograd keeps for these ops, each storage once, without parameters."""
-    kept: dict[int, int] = {}
+    storages: dict[int, int] = {}
     for op in ops:
         for i in op.saved:
             value = block.values[i]
             if value.kind == "activation":
-                kept[value.storage if value.storage >= 0 else i] = value.meta.num_bytes
+                storages[value.storage if value.storage >= 0 else i] = value.meta.num_bytes
     extra = sum(math.prod(m.shape) * ITEM_BYTES[m.dtype] for op in ops for m in op.saved_extra)
-    return sum(kept.values()) + extra
+    return sum(storages.values()) + extra
 
 
 def _build_edges(
-    block: Block, coarse: CoarseBlock, runs: list[Run], nodes: list[Node], made: Mapping[int, str], scope: str
+    block: Block, coarse: CoarseBlock, runs: list[Run], nodes: list[Node], maker_of: Mapping[int, str], scope: str
 ) -> list[tuple[str, str]]:
     """Return the pairs of nodes between which an activation goes, each once."""
     pairs: dict[tuple[str, str], None] = {}
@@ -313,7 +313,7 @@ def _build_edges(
         readers.append((f"{scope}:{OUT}", list(block.outputs)))
     for reader, values in readers:
         for i in values:
-            src = made.get(i)
+            src = maker_of.get(i)
             if src and src != reader and block.values[i].kind == "activation":
                 pairs[src, reader] = None
     place = {n.id: i for i, n in enumerate(nodes)}

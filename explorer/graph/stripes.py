@@ -41,10 +41,10 @@ class WeightSplit:
     @property
     def words(self) -> str:
         """`FSDP 16`, `rows / 8`, `FSDP 2 · columns / 8`."""
-        told = [f"FSDP {self.gathered}"] if self.gathered > 1 else []
-        told += [f"ZeRO {self.stored}"] if self.stored > 1 else []
-        told += [f"{DIMS[d] if d < len(DIMS) else f'dim {d}'} / {n}" for d, n in self.split.items()]
-        return " · ".join(told) or WHOLE
+        parts = [f"FSDP {self.gathered}"] if self.gathered > 1 else []
+        parts += [f"ZeRO {self.stored}"] if self.stored > 1 else []
+        parts += [f"{DIMS[d] if d < len(DIMS) else f'dim {d}'} / {n}" for d, n in self.split.items()]
+        return " · ".join(parts) or WHOLE
 
 
 def split_of(p: ParamPlan, mesh: DeviceMesh) -> WeightSplit:
@@ -66,31 +66,31 @@ def split_of(p: ParamPlan, mesh: DeviceMesh) -> WeightSplit:
 
 def largest_weight(node: Node, block: BlockPlan) -> tuple[str, ParamPlan] | None:
     """Return the largest weight of a node, and its plan."""
-    held = [w for w in node.weights if w[0] in block.params]
-    name = max(held, key=lambda w: (len(w[1].shape), w[1].num_bytes), default=None)
+    planned = [w for w in node.weights if w[0] in block.params]
+    name = max(planned, key=lambda w: (len(w[1].shape), w[1].num_bytes), default=None)
     return (name[0], block.params[name[0]]) if name else None
 
 
 def node_stripes(plan: Plan, drawing: Scene) -> dict[str, dict[str, Any]]:
     """Return the stripe that the component draws for each node; of a run of blocks, that of most of its weights."""
-    found: dict[str, dict[str, Any]] = {}
+    stripes: dict[str, dict[str, Any]] = {}
     common: dict[str, WeightSplit] = {}
     for scope, content in drawing.scopes.items():
-        one = most_common_variant(plan, scope)
-        if one is None:
+        variant = most_common_variant(plan, scope)
+        if variant is None:
             continue
-        lies: list[WeightSplit] = []
+        splits: list[WeightSplit] = []
         for node in (p.node for p in content.nodes):
-            held = largest_weight(node, one[1])
-            if held and node.kind == "weight":
-                lies.append(lie := split_of(held[1], plan.mesh))
-                found[node.id] = _stripe_json(lie)
-        if lies:
-            common[scope] = max(lies, key=lies.count)
+            weight = largest_weight(node, variant[1])
+            if weight and node.kind == "weight":
+                splits.append(split := split_of(weight[1], plan.mesh))
+                stripes[node.id] = _stripe_json(split)
+        if splits:
+            common[scope] = max(splits, key=splits.count)
     for k, run in enumerate(drawing.runs):
         if run.block in common:
-            found[f"run:{k}"] = _stripe_json(common[run.block])
-    return found
+            stripes[f"run:{k}"] = _stripe_json(common[run.block])
+    return stripes
 
 
 def node_stages(plan: Plan, drawing: Scene) -> dict[str, list[list[int]]]:
@@ -102,17 +102,17 @@ def node_stages(plan: Plan, drawing: Scene) -> dict[str, list[list[int]]]:
     if cut is None:
         return {}
     stages = [stage for stage, copies in enumerate(cut.copies) for _ in range(copies)]
-    found: dict[str, list[list[int]]] = {}
+    stages_of: dict[str, list[list[int]]] = {}
     ends = []  # where a run stands, and the stage of its last copy
     for k, run in enumerate(drawing.runs):
-        mine, stages = stages[: len(run.calls)], stages[len(run.calls) :]
-        found[f"run:{k}"] = [[stage, mine.count(stage)] for stage in dict.fromkeys(mine)]
-        ends.append((next(p.y for p in drawing.scopes[""].nodes if p.node.id == f"run:{k}"), mine[-1]))
+        run_stages, stages = stages[: len(run.calls)], stages[len(run.calls) :]
+        stages_of[f"run:{k}"] = [[stage, run_stages.count(stage)] for stage in dict.fromkeys(run_stages)]
+        ends.append((next(p.y for p in drawing.scopes[""].nodes if p.node.id == f"run:{k}"), run_stages[-1]))
     for placed in drawing.scopes[""].nodes:
         if placed.node.kind not in ("port", "block"):
             above = [stage for y, stage in ends if y < placed.y]
-            found[placed.node.id] = [[above[-1] if above else 0, 1]]
-    return found
+            stages_of[placed.node.id] = [[above[-1] if above else 0, 1]]
+    return stages_of
 
 
 def _stripe_json(lie: WeightSplit) -> dict[str, Any]:

@@ -28,15 +28,15 @@ class Function:
 
 def functions_of(lines: Sequence[Line]) -> tuple[Function, ...]:
     """Return the functions that hold operators."""
-    found: list[Function] = []
-    own: list[CodeLine] = []
+    functions: list[Function] = []
+    body: list[CodeLine] = []
     label = ""
     for text, block, ops in [*lines, ("def ", "", [])]:
         if text.startswith("def "):
-            found += _function(own, label)
-            own, label = [], block
-        own.append(CodeLine(text, tuple(ops)))
-    return tuple(found)
+            functions += _function(body, label)
+            body, label = [], block
+        body.append(CodeLine(text, tuple(ops)))
+    return tuple(functions)
 
 
 def _function(lines: list[CodeLine], label: str) -> list[Function]:

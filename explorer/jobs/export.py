@@ -47,11 +47,11 @@ def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> Expor
         result = Path(folder) / f"train{suffix}"
         options = ["--to", target, "-o", str(result), "--json", *(["--nearest"] * near)]
         try:
-            told = run_module(plan, folder, "the export", "planner_core", "export", options=options)
+            answer = run_module(plan, folder, "the export", "planner_core", "export", options=options)
         except PlannerError as error:
             return ExportedFile("", (), str(error))
-        said = tuple(line for line in told["said"] if folder not in line)
-        return ExportedFile(result.read_text(encoding="utf-8"), said, nearest=told["nearest"])
+        remarks = tuple(line for line in answer["said"] if folder not in line)
+        return ExportedFile(result.read_text(encoding="utf-8"), remarks, nearest=answer["nearest"])
 
 
 def run_module(plan: Plan, folder: str, what: str, *module: str, options: Sequence[str] = ()) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def run_module(plan: Plan, folder: str, what: str, *module: str, options: Sequen
         raise PlannerError(f"{what} took longer than {TIME_LIMIT_S} s") from None
     if done.returncode:
         raise PlannerError(last_line(done.stderr))
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def _command(plan: Plan, folder: str, *module: str, options: Sequence[str] = ()) -> list[str]:
@@ -106,7 +106,7 @@ def _watched(command: list[str], tick: Callable[[float], None] | None) -> dict[s
             process.kill()
             process.wait(10)
     try:
-        found: dict[str, Any] = json.loads(out)
+        outcome: dict[str, Any] = json.loads(out)
     except ValueError:
         raise PlannerError(last_line(err)) from None
-    return found
+    return outcome

@@ -60,7 +60,7 @@ class ResultCache(Generic[K, V]):
                     return self._kept[key]
                 other = self._making.get(key)
                 if other is None:
-                    mine = self._making[key] = threading.Event()
+                    event = self._making[key] = threading.Event()
                     break
             while not other.wait(POLL_S):
                 waiting()
@@ -72,4 +72,4 @@ class ResultCache(Generic[K, V]):
         finally:
             with self._lock:
                 del self._making[key]
-            mine.set()
+            event.set()

@@ -101,11 +101,11 @@ def describe_config(name: str) -> str:
     parts = [data, *(v for k, v in data.items() if isinstance(v, Mapping) and k.endswith("_config"))]
     sizes = []
     for word, names in FIELDS:
-        found = next(
+        number = next(
             (p[n] for p in parts for n in names if isinstance(p.get(n), int) and not isinstance(p[n], bool)), None
         )
-        if found is not None:
-            sizes.append(f"{found:,} {word}")
+        if number is not None:
+            sizes.append(f"{number:,} {word}")
     return f"{who}: {', '.join(sizes)}" if sizes else who
 
 
@@ -150,13 +150,13 @@ def load_graph(request: Request, say: Callable[[str], None] | None = None) -> Gr
     start = time.monotonic()
     _capture(source, options, target, say or (lambda text: None))
     graph = graph_from_json(json.loads(target.read_text(encoding="utf-8")))
-    found = {
+    facts = {
         "seconds": time.monotonic() - start,
         "params": graph.num_params,
         "ops": graph.num_ops,
         "blocks": graph.num_repeats,
     }
-    (folder / "told.json").write_text(json.dumps(found), encoding="utf-8")
+    (folder / "told.json").write_text(json.dumps(facts), encoding="utf-8")
     return graph
 
 
@@ -178,8 +178,8 @@ def _capture(source: Path, options: dict[str, Any], target: Path, say: Callable[
         )
         try:
             while child.poll() is None:
-                taken = time.monotonic() - start
-                if taken > TIME_LIMIT_S:
+                elapsed_s = time.monotonic() - start
+                if elapsed_s > TIME_LIMIT_S:
                     raise InputError(f"reading the model took longer than {TIME_LIMIT_S} s; try it on the command line")
                 say(f"reading the model (at most {TIME_LIMIT_S} s)")
                 time.sleep(POLL_S)

@@ -107,11 +107,11 @@ def show_rail(lesson: Lesson) -> None:
     everywhere = settings.to_query(state.values())
     links = []
     for x in LESSONS:
-        there = state_of(x)
-        query = urlencode({**everywhere, **address.write(x, there.values, there.step)})
-        mark = "here" if x is lesson else "done" if there.solved else "new"
+        known = state_of(x)
+        query = urlencode({**everywhere, **address.write(x, known.values, known.step)})
+        mark = "here" if x is lesson else "done" if known.solved else "new"
         name = {"number": x.number, "key": x.key, "title": x.title}
-        links.append({**name, "query": query, "state": mark, "done": there.solved})
+        links.append({**name, "query": query, "state": mark, "done": known.solved})
     with st.container(horizontal=True, vertical_alignment="center", key="rail"):
         lesson_links(
             links,

@@ -76,7 +76,7 @@ def left_out() -> str:
 def told(runs: Sequence[PublishedRun], out: str) -> str:
     """Say how far predictions are off; this project's own steps of one rank apart, since they say nothing of a network."""
     ours = {r.id for r in load_own_runs()}
-    published, own = ([r for r in runs if (r.id in ours) is mine] for mine in (False, True))
+    published, own_steps = ([r for r in runs if (r.id in ours) is is_own] for is_own in (False, True))
     sentences = []
     if published:
         errors = np.abs([r.error(out) for r in published])
@@ -86,11 +86,12 @@ def told(runs: Sequence[PublishedRun], out: str) -> str:
             f"**{units.percent(float(np.median(errors)))}** of what was measured, nine in ten within "
             f"**{units.percent(float(np.quantile(errors, 0.9)))}**."
         )
-    if own:
-        errors = np.abs([r.error(out) for r in own])
+    if own_steps:
+        errors = np.abs([r.error(out) for r in own_steps])
         sentences.append(
-            f"**{len(own)} step{'s' * (len(own) > 1)} of one rank** that this project measured on a GPU, without a network: half within "
-            f"**{units.percent(float(np.median(errors)))}**, the furthest {units.percent(float(errors.max()))} off."
+            f"**{len(own_steps)} step{'s' * (len(own_steps) > 1)} of one rank** that this project measured on a GPU, "
+            f"without a network: half within **{units.percent(float(np.median(errors)))}**, "
+            f"the furthest {units.percent(float(errors.max()))} off."
         )
     return " ".join(sentences)
 
@@ -126,17 +127,19 @@ def _pick(key: str) -> None:
 
 def picked(runs: Sequence[PublishedRun], out: str) -> None:
     """Draw the run that was clicked, with its source."""
-    one = next((r for r in runs if r.id == st.session_state.get("run_picked")), None)
-    if one is None:
+    run = next((r for r in runs if r.id == st.session_state.get("run_picked")), None)
+    if run is None:
         st.caption(
             "Between the dotted lines, and in the grey band, a prediction is at most 10 % off. A click on a point tells its source."
         )
         return
-    said = f" The source’s own tables contradict each other here: {one.contradicted}." if one.contradicted else ""
+    contradiction = (
+        f" The source’s own tables contradict each other here: {run.contradicted}." if run.contradicted else ""
+    )
     st.markdown(
-        f"**{frame.escape(one.model)} on {one.gpus} × {frame.escape(one.gpu)}**, {frame.escape(one.layout)}; {frame.escape(one.workload)}: "
-        f"measured {units.seconds(one.measured_s)}, predicted {units.seconds(one.seconds[out])} ({units.change(one.error(out))}). "
-        f"Source: {frame.escape(one.source)}, {frame.escape(one.reference)}.{frame.escape(said)}"
+        f"**{frame.escape(run.model)} on {run.gpus} × {frame.escape(run.gpu)}**, {frame.escape(run.layout)}; {frame.escape(run.workload)}: "
+        f"measured {units.seconds(run.measured_s)}, predicted {units.seconds(run.seconds[out])} ({units.change(run.error(out))}). "
+        f"Source: {frame.escape(run.source)}, {frame.escape(run.reference)}.{frame.escape(contradiction)}"
     )
 
 

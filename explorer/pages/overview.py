@@ -79,26 +79,28 @@ def _describe_gap(plan: Plan) -> str:
 
 def folded(result: Result) -> str:
     """Say what folding found."""
-    kept = len(result.graph.top.ops) + sum(len(b.ops) for b in result.graph.blocks.values())
+    folded_ops = len(result.graph.top.ops) + sum(len(b.ops) for b in result.graph.blocks.values())
     runs, _ = find_runs(result.graph.top)
     blocks = " and ".join(f"{len(r.calls)} × {r.block}" for r in runs if len(r.calls) > 1)
-    ops = f"{units.whole(result.graph.num_ops)} operations folded to {units.whole(kept)}"
-    told = f"{units.count(result.graph.num_params)} parameters; {ops}"
-    return frame.escape(f"{told}: {blocks}." if blocks else f"{told}: nothing repeats.")
+    ops = f"{units.whole(result.graph.num_ops)} operations folded to {units.whole(folded_ops)}"
+    sizes = f"{units.count(result.graph.num_params)} parameters; {ops}"
+    return frame.escape(f"{sizes}: {blocks}." if blocks else f"{sizes}: nothing repeats.")
 
 
 def waste(result: Result) -> None:
     """Draw a banner where GPUs do the same work since the batch does not share out, with the batches that would."""
-    batch, n, alone = result.workload.batch, result.cluster.num_gpus, replicated_gpus(result.best)
-    if alone < 2 or batch % n == 0:
+    batch, n, group = result.workload.batch, result.cluster.num_gpus, replicated_gpus(result.best)
+    if group < 2 or batch % n == 0:
         return
-    near = sorted({m for m in (batch // n * n, -(-batch // n) * n) if m and m != batch}, key=lambda m: abs(m - batch))
+    batches = sorted(
+        {m for m in (batch // n * n, -(-batch // n) * n) if m and m != batch}, key=lambda m: abs(m - batch)
+    )
     with st.container(horizontal=True, vertical_alignment="center", key="waste"):
         st.markdown(
-            f":material/warning: **Groups of {alone} GPUs do the same work**: {units.whole(batch)} samples do not share out over {n}.",
+            f":material/warning: **Groups of {group} GPUs do the same work**: {units.whole(batch)} samples do not share out over {n}.",
             width="content",
         )
-        for m in near:
+        for m in batches:
             tokens = f" ({units.count(m * result.workload.seq)} tokens)" if result.workload.seq > 1 else ""
             st.button(f"Batch {units.whole(m)}{tokens}", key=f"batch_{m}", on_click=state.change, kwargs={"batch": m})
 

@@ -30,9 +30,9 @@ def _regret(result: Result) -> None:
     """Draw the step of each plan that fits under slower links, latency, or less that is hidden."""
     plans = {p.name: p for p in result.plans}
     rows = []
-    for found in plan_regrets(result):
-        cells = [units.seconds(t) + _lost(x) for t, x in zip(found.step_time_s, found.lost, strict=True)]
-        rows.append([html.escape(recipe.layout_name(plans[found.name])), *cells])
+    for row_of in plan_regrets(result):
+        cells = [units.seconds(t) + _lost(x) for t, x in zip(row_of.step_time_s, row_of.lost, strict=True)]
+        rows.append([html.escape(recipe.layout_name(plans[row_of.name])), *cells])
     frame.show_table(["plan", *(s.title for s in SCENARIOS)], rows, "steps if the machine is worse than assumed")
 
 

@@ -322,8 +322,8 @@ def progress_with_stop(place: Any, stop: Callable[[], None], key: str = "stop_pl
     def report(text: str) -> None:
         nonlocal last
         now = time.perf_counter()
-        taken = now - start
-        if taken < PATIENCE_S or now - last < REPORT_INTERVAL_S:
+        elapsed_s = now - start
+        if elapsed_s < PATIENCE_S or now - last < REPORT_INTERVAL_S:
             return
         last = now
         if not line:
@@ -331,7 +331,7 @@ def progress_with_stop(place: Any, stop: Callable[[], None], key: str = "stop_pl
             box.button("Stop", on_click=stop, key=key)  # before the words, whose length would move it
             line.append(box.empty())
         text = text.replace(" world", " GPUs as one axis")
-        line[0].markdown(f":material/hourglass_top: Planning: {text}, {taken:.0f} s", width="content")
+        line[0].markdown(f":material/hourglass_top: Planning: {text}, {elapsed_s:.0f} s", width="content")
 
     return report
 

@@ -42,8 +42,8 @@ def script(name: str) -> str:
 
 def _file(kind: str, name: str) -> Path:
     """Return the only file of this kind and name, in whatever folder it is."""
-    (found,) = (STATIC / kind).rglob(f"{name}.{kind}")
-    return found
+    (path,) = (STATIC / kind).rglob(f"{name}.{kind}")
+    return path
 
 
 def _joined(name: str, done: set[str]) -> list[str]:

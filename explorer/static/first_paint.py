@@ -37,14 +37,14 @@ def markup(scripts: Path) -> bytes:
 
 def needed(scripts: Path) -> list[str]:
     """Return the files that draw these elements, with all that they import; an element that this Streamlit lacks is left out."""
-    found: list[str] = []
+    files: list[str] = []
     waiting = [path.name for name in NEEDED for path in sorted(scripts.glob(f"{name}.*.js"))]
     while waiting:
         name = waiting.pop(0)
-        if name not in found and (scripts / name).is_file():
-            found.append(name)
+        if name not in files and (scripts / name).is_file():
+            files.append(name)
             waiting += IMPORTED.findall((scripts / name).read_text(encoding="utf-8"))
-    return found
+    return files
 
 
 class FirstPaint:

@@ -57,17 +57,17 @@ _WORD = re.compile(r"\b(?:" + "|".join(map(re.escape, sorted(IN_TEXT, key=len, r
 
 def mark_terms(markup: str) -> str:
     """Let each word of the glossary show its meaning on hover and on focus, at its first place in the markup."""
-    told: set[str] = set()
+    marked: set[str] = set()
 
     def one(match: re.Match[str]) -> str:
         word = match[0]
-        if word in told:
+        if word in marked:
             return word
-        told.add(word)
+        marked.add(word)
         return f'<span class="term" tabindex="0" title="{html.escape(GLOSSARY[word])}">{word}</span>'
 
-    found, end = [], 0
+    pieces, end = [], 0
     for tag in _WHOLE.finditer(markup):
-        found += [_WORD.sub(one, markup[end : tag.start()]), tag[0]]
+        pieces += [_WORD.sub(one, markup[end : tag.start()]), tag[0]]
         end = tag.end()
-    return "".join(found) + _WORD.sub(one, markup[end:])
+    return "".join(pieces) + _WORD.sub(one, markup[end:])

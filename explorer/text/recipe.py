@@ -36,15 +36,17 @@ def layout_name(plan: Plan) -> str:
 
     Exceptions are named where there is room, else the name ends in "mixed".
     """
-    whole = [part.partition(" with ") for part in _axes(plan)]
-    parts = [_degree_name(head) + " SP" * tail.startswith("sequence parallelism") for head, _, tail in whole]
-    apart = [tail for _, _, tail in whole if tail and tail != "sequence parallelism"]
-    apart = [t.removeprefix("sequence parallelism").removeprefix(" with ").removeprefix(", ") for t in apart]
+    parts_with_exceptions = [part.partition(" with ") for part in _axes(plan)]
+    parts = [
+        _degree_name(head) + " SP" * tail.startswith("sequence parallelism") for head, _, tail in parts_with_exceptions
+    ]
+    exceptions = [tail for _, _, tail in parts_with_exceptions if tail and tail != "sequence parallelism"]
+    exceptions = [t.removeprefix("sequence parallelism").removeprefix(" with ").removeprefix(", ") for t in exceptions]
     name = " × ".join(parts)
-    told = f"{name}, {', '.join(filter(None, apart))}"
-    if not any(apart):
+    full_name = f"{name}, {', '.join(filter(None, exceptions))}"
+    if not any(exceptions):
         return name
-    return told if len(told) <= MAX_NAME_LENGTH else f"{name}, mixed"
+    return full_name if len(full_name) <= MAX_NAME_LENGTH else f"{name}, mixed"
 
 
 DEGREES = (
@@ -121,46 +123,52 @@ def _axes(plan: Plan) -> list[str]:
         )
         for kind in (DATA, SHARD, TENSOR)
     }
-    found = []
+    descriptions = []
     if sizes[DATA] > 1:
         stage = zero_stage(plan)
-        found.append(f"{f'ZeRO-{stage}' if stage in (1, 2) else 'data parallel'} over {sizes[DATA]}")
+        descriptions.append(f"{f'ZeRO-{stage}' if stage in (1, 2) else 'data parallel'} over {sizes[DATA]}")
     if sizes[SHARD] > 1:
-        found.append(f"FSDP over {sizes[SHARD]}")
+        descriptions.append(f"FSDP over {sizes[SHARD]}")
     if sizes[TENSOR] > 1:
         split = any(sequence_split(plan, axis) for axis, role in enumerate(roles) if role == TENSOR)
-        found.append(f"tensor parallel {sizes[TENSOR]}{' with sequence parallelism' * split}")
+        descriptions.append(f"tensor parallel {sizes[TENSOR]}{' with sequence parallelism' * split}")
     if context:
         ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in context)
         gathered = all(roles[axis] == SHARD for axis in context)
-        found.append(f"context parallel {ranks}{' (weights sharded over the same GPUs)' * gathered}")
+        descriptions.append(f"context parallel {ranks}{' (weights sharded over the same GPUs)' * gathered}")
     if expert:
         ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in expert)
-        found.append(f"expert parallel over {ranks} of the same GPUs")
+        descriptions.append(f"expert parallel over {ranks} of the same GPUs")
     repeated = math.prod(plan.mesh.axis_sizes[axis] for axis in idle)
     if repeated > 1:
-        found.append(f"the same work on {repeated} GPUs")
-    found = found or ([] if plan.pipeline else ["one GPU"])
-    apart = {
-        axis: _exceptions(plan, axis, role, sizes[role], told=("experts",) if axis in expert else ())
+        descriptions.append(f"the same work on {repeated} GPUs")
+    descriptions = descriptions or ([] if plan.pipeline else ["one GPU"])
+    exceptions = {
+        axis: _exceptions(plan, axis, role, sizes[role], left_out=("experts",) if axis in expert else ())
         for axis, role in enumerate(roles)
         if axis not in idle
     }
-    told = _merge_exceptions({axis: CONTEXT if axis in context else roles[axis] for axis in apart}, apart)
-    found = [*found[:-1], f"{found[-1]} with {', '.join(told)}"] if told and found else found
-    return [f"pipeline parallel {plan.pipeline.ranks}", *found] if plan.pipeline else found
+    merged = _merge_exceptions({axis: CONTEXT if axis in context else roles[axis] for axis in exceptions}, exceptions)
+    descriptions = (
+        [*descriptions[:-1], f"{descriptions[-1]} with {', '.join(merged)}"]
+        if merged and descriptions
+        else descriptions
+    )
+    return [f"pipeline parallel {plan.pipeline.ranks}", *descriptions] if plan.pipeline else descriptions
 
 
 AXIS_NAMES = {DATA: "data", SHARD: "FSDP", TENSOR: "tensor", CONTEXT: "context"}
 """The name of an axis of each kind."""
 
 
-def _merge_exceptions(kinds: Mapping[int, str], apart: Mapping[int, list[str]]) -> list[str]:
+def _merge_exceptions(kinds: Mapping[int, str], exceptions: Mapping[int, list[str]]) -> list[str]:
     """Merge exceptions that all axes share; where axes differ, name the axis of each."""
-    said = {axis: texts for axis, texts in apart.items() if texts}
-    if len({tuple(texts) for texts in said.values()}) <= 1 or len({kinds[axis] for axis in said}) < len(said):
-        return list(dict.fromkeys(text for texts in said.values() for text in texts))
-    return [f"{text} on the {AXIS_NAMES[kinds[axis]]} axis" for axis, texts in said.items() for text in texts]
+    nonempty = {axis: texts for axis, texts in exceptions.items() if texts}
+    if len({tuple(texts) for texts in nonempty.values()}) <= 1 or len({kinds[axis] for axis in nonempty}) < len(
+        nonempty
+    ):
+        return list(dict.fromkeys(text for texts in nonempty.values() for text in texts))
+    return [f"{text} on the {AXIS_NAMES[kinds[axis]]} axis" for axis, texts in nonempty.items() for text in texts]
 
 
 USUAL_PLACEMENT = {DATA: "whole", SHARD: "gathered", TENSOR: "split"}
@@ -168,17 +176,23 @@ USUAL_PLACEMENT = {DATA: "whole", SHARD: "gathered", TENSOR: "split"}
 EXCEPTION_PHRASES = {"split": "{} split{}", "gathered": "{} gathered at use{}", "whole": "{} whole{}"}
 
 
-def _exceptions(plan: Plan, axis: int, role: str, size: int, told: tuple[str, ...]) -> list[str]:
-    """Name the weights that are placed otherwise than most on one of the axes that make up `size` ranks, without `told`."""
+def _exceptions(plan: Plan, axis: int, role: str, size: int, left_out: tuple[str, ...]) -> list[str]:
+    """Name the weights that are placed otherwise than most on one of the axes that make up `size` ranks, without `left_out`."""
     n = plan.mesh.axis_sizes[axis]
     over = f" over {n}" if n != size else ""
-    ways = {
-        way: words.name_weights(plan, axis, way, brief=True)
-        for way in EXCEPTION_PHRASES
-        if n > 1 and way != USUAL_PLACEMENT[role]
+    by_placement = {
+        placement: words.name_weights(plan, axis, placement, brief=True)
+        for placement in EXCEPTION_PHRASES
+        if n > 1 and placement != USUAL_PLACEMENT[role]
     }
-    ways = {way: [name for name in names if name not in told] for way, names in ways.items()}
-    return [EXCEPTION_PHRASES[way].format(words.join_words(found), over) for way, found in ways.items() if found]
+    by_placement = {
+        placement: [name for name in names if name not in left_out] for placement, names in by_placement.items()
+    }
+    return [
+        EXCEPTION_PHRASES[placement].format(words.join_words(names_of), over)
+        for placement, names_of in by_placement.items()
+        if names_of
+    ]
 
 
 def sequence_split(plan: Plan, axis: int) -> bool:

@@ -82,15 +82,15 @@ def capitalize(text: str) -> str:
 
 
 def _axis_words(plan: Plan, axis: int, size: int) -> str:
-    split, gathered, whole = (name_weights(plan, axis, way) for way in PLACEMENT_KINDS)
+    split, gathered, replicated = (name_weights(plan, axis, kind) for kind in PLACEMENT_KINDS)
     words = [f"batch split {size} ways"] if batch_share(plan, axis) > 0.5 else []
     if split:
-        words.append(f"{join_words(split) if gathered or whole else 'all weights'} split {size} ways")
+        words.append(f"{join_words(split) if gathered or replicated else 'all weights'} split {size} ways")
     if gathered:
-        them = join_words(gathered) if split or whole else "weights"
+        them = join_words(gathered) if split or replicated else "weights"
         words.append(f"{them} sharded {size} ways and gathered at use")
-    if whole and (split or gathered):
-        words.append(f"{join_words(whole)} whole")
+    if replicated and (split or gathered):
+        words.append(f"{join_words(replicated)} whole")
     if not words:
         words.append(f"everything repeated {size} times")
     return ", ".join(words)
@@ -99,50 +99,50 @@ def _axis_words(plan: Plan, axis: int, size: int) -> str:
 PLACEMENT_KINDS = ("split", "gathered", "whole")
 
 
-def name_weights(plan: Plan, axis: int, way: str, *, brief: bool = False) -> list[str]:
+def name_weights(plan: Plan, axis: int, kind: str, *, brief: bool = False) -> list[str]:
     """Name what is placed one way on one axis: families of weights, or "most of" one, or weights.
 
     `brief`: weights of which only some copies are placed so are told as some of their family.
     """
-    found = []
-    for name, ways in _families(plan, axis).items():
-        if way not in ways:
+    names = []
+    for name, kinds in _families(plan, axis).items():
+        if kind not in kinds:
             continue
-        most = max(ways, key=lambda w: ways[w].total())
-        if len(ways) == 1:
-            found.append(name)
-        elif way == most:
-            found.append(f"most of {name}")
-        elif brief and any(count < _copies(leaf, ways) for leaf, count in ways[way].items()):
-            found.append(f"some of {name}")
+        most = max(kinds, key=lambda w: kinds[w].total())
+        if len(kinds) == 1:
+            names.append(name)
+        elif kind == most:
+            names.append(f"most of {name}")
+        elif brief and any(count < _copies(leaf, kinds) for leaf, count in kinds[kind].items()):
+            names.append(f"some of {name}")
         else:
-            found += [_weight_with_copies(leaf, count, ways) for leaf, count in ways[way].items()]
-    return found
+            names += [_weight_with_copies(leaf, count, kinds) for leaf, count in kinds[kind].items()]
+    return names
 
 
-def _copies(leaf: str, ways: Mapping[str, Counter[str]]) -> int:
-    return sum(w[leaf] for w in ways.values())
+def _copies(leaf: str, kinds: Mapping[str, Counter[str]]) -> int:
+    return sum(w[leaf] for w in kinds.values())
 
 
-def _weight_with_copies(leaf: str, count: int, ways: Mapping[str, Counter[str]]) -> str:
+def _weight_with_copies(leaf: str, count: int, kinds: Mapping[str, Counter[str]]) -> str:
     """Name a weight; where its copies are placed in several ways, with how many copies."""
-    total = _copies(leaf, ways)
+    total = _copies(leaf, kinds)
     return leaf if count == total else f"{leaf} of {count} of {total} copies"
 
 
 def _families(plan: Plan, axis: int) -> dict[str, dict[str, Counter[str]]]:
     """Return family -> placement on one axis -> matrix by its own name -> copies that are placed so; families by name."""
-    found: dict[str, dict[str, Counter[str]]] = {}
+    families: dict[str, dict[str, Counter[str]]] = {}
     for block in plan.blocks.values():
         for name, p in block.params.items():
             if is_vector(name):
                 continue
-            way = "gathered" if axis in p.gathered else "split" if isinstance(p.stored[axis], Shard) else "whole"
-            if way == "split" and not isinstance(p.working[axis], Shard):
-                way = "whole"  # ZeRO-1 and 2: the optimizer's part alone is split
+            kind = "gathered" if axis in p.gathered else "split" if isinstance(p.stored[axis], Shard) else "whole"
+            if kind == "split" and not isinstance(p.working[axis], Shard):
+                kind = "whole"  # ZeRO-1 and 2: the optimizer's part alone is split
             leaf = name.removesuffix(".weight").rpartition(".")[2]
-            found.setdefault(family(name), {}).setdefault(way, Counter())[leaf] += len(block.prefixes)
-    return dict(sorted(found.items()))
+            families.setdefault(family(name), {}).setdefault(kind, Counter())[leaf] += len(block.prefixes)
+    return dict(sorted(families.items()))
 
 
 def is_vector(name: str) -> bool:
@@ -201,9 +201,9 @@ def compare_steps(a: Plan, b: Plan) -> str:
 def compare_sizes(a: Plan, b: Plan) -> str:
     """Say what `a` sends and needs against `b`."""
     sent = _difference([sent_per_gpu(p) for p in (a, b)], "sends", units.traffic)
-    held = _difference([p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)
+    memory = _difference([p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)
     silent = not any(p.cost.traffic for p in (a, b))
-    return f"{held} memory" if silent else f"{sent} per GPU and {held} memory"
+    return f"{memory} memory" if silent else f"{sent} per GPU and {memory} memory"
 
 
 def describe_restrictions(method: str, steps: Sequence[tuple[str, Plan | None]]) -> str:
@@ -220,11 +220,11 @@ def describe_restrictions(method: str, steps: Sequence[tuple[str, Plan | None]])
         (b.cost.step_time_s - a.cost.step_time_s, says) for (_, a), (says, b) in pairwise(known) if a.fits and b.fits
     ]
     cost, says = max(added, default=(0.0, ""))
-    whole = last.cost.step_time_s - first.step_time_s
+    total = last.cost.step_time_s - first.step_time_s
     unsure = time_doubt(known[0][1], last) * first.step_time_s
-    if unsure < cost <= whole:
-        text += f" {'Most' if 2 * cost > whole else 'The largest part'} of it because it {says} ({units.seconds(cost)} a step)."
-    elif whole <= unsure:
+    if unsure < cost <= total:
+        text += f" {'Most' if 2 * cost > total else 'The largest part'} of it because it {says} ({units.seconds(cost)} a step)."
+    elif total <= unsure:
         text += " In step time that is a tie: the estimate cannot tell them apart."
     if any(seconds < -unsure for seconds, _ in added):
         text += " Rows are the best in communication, so a step may be shorter than in the row above."
@@ -245,15 +245,15 @@ def _ratio(value: float, before: float, what: str) -> str:
 
 
 def _difference(sizes: Sequence[int], verb: str, unit: Callable[[float], str]) -> str:
-    mine, other = sizes
-    if abs(mine - other) <= 0.005 * max(mine, other, 1):
+    first, other = sizes
+    if abs(first - other) <= 0.005 * max(first, other, 1):
         return f"{verb} as much"
-    return f"{verb} {unit(abs(mine - other))} {'less' if mine < other else 'more'}"
+    return f"{verb} {unit(abs(first - other))} {'less' if first < other else 'more'}"
 
 
 def placements_by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
     """Return (block, weight, prefix of the copy) -> its placements on the axes that split or gather it."""
-    found = {}
+    placements = {}
     for label, block in plan.blocks.items():
         for weight, p in block.params.items():
             marks = [
@@ -264,8 +264,8 @@ def placements_by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
                 if n > 1 and str(letter) != "R"
             ]
             for prefix in block.prefixes:
-                found[label.partition("#")[0], weight, prefix] = " · ".join(marks) or WHOLE
-    return found
+                placements[label.partition("#")[0], weight, prefix] = " · ".join(marks) or WHOLE
+    return placements
 
 
 def describe_precision(shown: str, dtype: str, precision: str) -> str:

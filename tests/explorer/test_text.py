@@ -222,7 +222,7 @@ def test_the_page_offers_what_the_exporters_can_write() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     ).stdout.split()
     assert {*known, "json"} == set(TARGETS) and torch == "False"
-    assert all(t.title and t.words.endswith(".") and t.suffix.startswith(".") for t in TARGETS.values())
+    assert all(t.title and t.description.endswith(".") and t.suffix.startswith(".") for t in TARGETS.values())
 
 
 def test_an_export_that_fails_says_why(result: Result) -> None:

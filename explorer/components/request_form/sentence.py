@@ -209,11 +209,11 @@ def _model_upload() -> None:
 
 
 def _cluster_fields(v: dict[str, Any], cluster: Cluster) -> None:
-    mine = [v["cluster"]] if uploaded_cluster.is_uploaded(v["cluster"]) else []
+    uploaded = [v["cluster"]] if uploaded_cluster.is_uploaded(v["cluster"]) else []
     choose_at_once(
         "Start from",
         "cluster",
-        [*_by_size(), *mine],
+        [*_by_size(), *uploaded],
         lambda n: f"{cluster_name(n)} ({'yours' if uploaded_cluster.is_uploaded(n) else n})",
     )
     gpus, levels = cluster.levels[0].size, cluster.levels
@@ -312,9 +312,13 @@ def _cluster_upload(cluster: Cluster) -> None:
             st.error(state.page_wording(error))
         else:
             if state.value("cluster") != name:
-                taken = {"cluster": name, **dict.fromkeys(settings.CLUSTER_KEYS)}
+                changes = {"cluster": name, **dict.fromkeys(settings.CLUSTER_KEYS)}
                 st.button(
-                    "Plan on this cluster", on_click=state.change, kwargs=taken, type="primary", key="plan_own_cluster"
+                    "Plan on this cluster",
+                    on_click=state.change,
+                    kwargs=changes,
+                    type="primary",
+                    key="plan_own_cluster",
                 )
     st.download_button(
         "This cluster as a file",

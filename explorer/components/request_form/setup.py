@@ -83,5 +83,5 @@ def _take_file(name: str, content: bytes, v: dict[str, Any], cluster: Cluster) -
     if v["model"].startswith("own-"):
         work = {k: value for k, value in work.items() if k != "seq"}
     state.change(setup=stated.write(), **work)
-    told = ", ".join(f"{k} {value}" for k, value in work.items())
-    st.session_state["setup_notes"] = (f"Read from {name}: {told}.", *notes)
+    description = ", ".join(f"{k} {value}" for k, value in work.items())
+    st.session_state["setup_notes"] = (f"Read from {name}: {description}.", *notes)
