@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,15 +17,17 @@ import numpy as np
 from planner_core.core import ASSETS
 
 TABLE = ASSETS / "reserved.json"
+MEASURED = Path("docs/HARDWARE.md")
+"""The page of the measured peaks."""
 SCALES = np.arange(1.0, 1.36, 0.01)
 ADDS = np.arange(0.0, 2.6, 0.1) * 2**30
 FAR, CLOSE = 0.3, 0.10
-HEAD = """\
+HEAD = f"""\
 ## What the allocator reserves
 
 A tool that asks PyTorch's allocator or the driver shows more than tensors: blocks that were freed and are kept, and pieces between
 those in use. `reserved = scale x peak + bytes` is fitted to these runs, one pair of numbers for weights that are gathered and freed
-(FSDP), one for weights that stay whole, and one for plans as they run, over the peaks that were measured of one rank ([HARDWARE.md](HARDWARE.md);
+(FSDP), one for weights that stay whole, and one for plans as they run, over the peaks that were measured of one rank ([{MEASURED.name}]({MEASURED.name});
 `assets/reserved.json`). *Left out*: each part in turn, a source or a model, is predicted from
 a fit to the others. Runs that their own table contradicts are not fitted, and are counted.
 
