@@ -28,6 +28,10 @@ def read(name: str, gpus: int, folder: Path) -> Setup:
     [
         ("bloom.sh", 384, "dp=8,tp=4,pp=12,zero=1", 2048, 2048, "full"),
         ("gpt3.sh", 128, "tp=8,pp=16", 1536, 2048, "none"),
+        ("sc21_7b.sh", 128, "dp=32,tp=4", 512, 2048, "full"),
+        ("sc21_18b.sh", 256, "dp=32,tp=8", 1024, 2048, "full"),
+        ("sc21_39b.sh", 512, "dp=32,tp=8,pp=2", 1536, 2048, "full"),
+        ("sc21_76b.sh", 1024, "dp=32,tp=8,pp=4,vp=3", 1792, 2048, "full"),
         ("titan:llama3_8b", 8, "fsdp=8", 16, 8192, "selective"),
         ("titan:llama3_70b", 256, "fsdp=32,tp=8,sp", 512, 8192, "full"),
         ("titan:llama3_405b", 512, "fsdp=64,tp=8,sp", 128, 8192, "full"),

@@ -252,9 +252,12 @@ def _read_recompute(fields: Fields) -> str:
     """The recomputation as an option.
 
     Megatron-LM's `selective` runs core attention again, of which a flash kernel keeps almost nothing, so it is priced as none.
-    `--checkpoint-activations` is the older option for whole layers."""
+    `--checkpoint-activations` is the older option for whole layers, and so is a method without a granularity, which came later."""
     granularity = fields.read_word("--recompute-granularity", "none", ("none", "full", "selective"))
     old_option = fields.read_flag("--checkpoint-activations") | fields.read_flag("--deepspeed-activation-checkpointing")
+    if not fields.has_value("--recompute-granularity"):
+        methods = [fields.read_word(name, "none") for name in ("--recompute-method", "--activations-checkpoint-method")]
+        old_option |= any(method != "none" for method in methods)
     return "full" if granularity == "full" or old_option else "none"
 
 
