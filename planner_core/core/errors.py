@@ -146,13 +146,16 @@ class ShardingError(PlannerError):
 
 
 class NoPlanFits(PlannerError):
-    """No plan fits the memory. `needed_bytes` is the least memory per GPU that any plan needs; it is infinite if no plan can run."""
+    """No plan fits the memory. `needed_bytes` is the least memory per GPU that any plan needs; it is infinite if no plan can run.
+
+    `bound`: a search among plans below some value may miss one. No plan that fits has an objective below this bound.
+    """
 
     exit_status = 3
 
-    def __init__(self, message: str, needed_bytes: float = float("inf")) -> None:
+    def __init__(self, message: str, needed_bytes: float = float("inf"), bound: float = float("inf")) -> None:
         super().__init__(message)
-        self.needed_bytes = needed_bytes
+        self.needed_bytes, self.bound = needed_bytes, bound
 
 
 class VerificationFailed(PlannerError):

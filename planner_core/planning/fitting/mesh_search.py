@@ -102,14 +102,14 @@ def choose_mesh(
         bound = min(bound, *(_bound_of_unrestricted(planner, p, objective) for p in narrowed), answer.bound)
         answer = replace(answer, bound=bound)  # a gap that another mesh leaves open stays open
         plan = planner.plan(problem, answer, "best", planner.request.method, objective)
-        if prove and problem.unrestricted is None and (planner.effort is THOROUGH or answer.gap > WIDE):
-            hopeful = [p.problem.model.mesh for p in ranked if p.bound < best[0]]
-            plan = _no_worse_than_one_policy(planner, plan, answer, list(dict.fromkeys(hopeful)), method, say)
+        if prove and problem.unrestricted is None:
+            plan = _missed_plan(planner, planner.value(plan), bound, ranked, method, say) or plan
         plan = note_meshes_left_out(plan, wide)
         return replace(plan, notes=(*plan.notes, *_note_chunk_gain(planner, plan))) if method.chunks else plan
     if prove and method.zero and least is not None and needs_buffers(least[0], planner.budget):
-        return _best_without_gathers(planner, options, say, method, below, least)
-    return refuse_or_least_memory(planner, below, least, wide)
+        return _best_without_gathers(planner, options, say, method, below, least, bound)
+    missed = _missed_plan(planner, below, bound, ranked, method, say) if prove else None
+    return missed or refuse_or_least_memory(planner, below, least, wide, bound)
 
 
 def _bound_of_unrestricted(planner: Planner, problem: Problem, objective: str) -> float:
@@ -128,6 +128,7 @@ def _best_without_gathers(
     method: Method,
     below: float,
     least: tuple[Answer, Problem],
+    bound: float,
 ) -> Plan:
     """The best plan that gathers no weights at their use, and so needs no buffers for them. If none fits: that of least memory, of
     all plans. Raises NoPlanFits as `choose_mesh` does."""
@@ -139,35 +140,37 @@ def _best_without_gathers(
         error = raised
     if plan is not None and plan.fits:
         told = "best found: only plans that gather no weights at their use were looked at"
-        return replace(plan, optimal=False, notes=(told, *plan.notes))
+        return replace(plan, optimal=False, bound=min(bound, planner.value(plan)), notes=(told, *plan.notes))
     try:
-        other = refuse_or_least_memory(planner, below, least, None)
+        other = refuse_or_least_memory(planner, below, least, None, bound)
     except NoPlanFits as raised:
         raise min(error or raised, raised, key=lambda e: e.needed_bytes) from None
     return other if plan is None else min(plan, other, key=lambda p: p.cost.memory_bytes["peak"])
 
 
-def _no_worse_than_one_policy(
-    planner: Planner, plan: Plan, answer: Answer, options: Sequence[DeviceMesh], method: Method, say: Progress
-) -> Plan:
-    """The best of `plan`, which `answer` found among all ways of recomputation, and of the plans with one way for all blocks.
+def _missed_plan(
+    planner: Planner, below: float, bound: float, ranked: Sequence[RoughSearch], method: Method, say: Progress
+) -> Plan | None:
+    """Find the best plan whose value is less than `below` among those that recompute all blocks by one policy; None if there is none.
 
-    A choice that is left open never makes the optimum worse. But a search within a budget that ends with a gap may miss a plan that the
-    search of a smaller space finds.
+    Free choice of the policy for each block never makes the optimum worse. But a search within a budget that ends with a gap may miss a
+    plan that the search of a smaller space finds. `bound` holds for plans of every choice.
     """
-    if planner.workload.recompute != "auto" or not plan.fits or plan.optimal:
-        return plan
+    if planner.workload.recompute != "auto" or below == math.inf or below <= bound * (1 + TIE):
+        return None
+    if planner.effort is not THOROUGH and below <= bound * (1 + WIDE):
+        return None
+    options = list(dict.fromkeys(p.problem.model.mesh for p in ranked if p.bound < below))
+    best: Plan | None = None
     for policy in (p for p in RECOMPUTE if p != "auto"):
         try:
-            other = choose_mesh(
-                with_recompute(planner, policy), options, say, method, below=planner.value(plan), prove=False
-            )
+            other = choose_mesh(with_recompute(planner, policy), options, say, method, below=below, prove=False)
         except PlannerError:
             continue
-        if other.fits and planner.value(other) < planner.value(plan):
-            gap = describe_gap(planner.value(other), answer.bound)
-            plan = replace(other, optimal=False, bound=answer.bound, notes=(gap,))
-    return plan
+        if other.fits and planner.value(other) < below:
+            below = planner.value(other)
+            best = replace(other, optimal=False, bound=bound, notes=(describe_gap(below, bound),))
+    return best
 
 
 def _ranked_problems(

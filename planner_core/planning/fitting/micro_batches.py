@@ -250,7 +250,7 @@ def _better_of_number(
     try:
         plan = search(count.planner, count.options, say, below=below, prove=False)
     except NoPlanFits as error:
-        bounds[count.micro_batches] = below
+        bounds[count.micro_batches] = min(below, error.bound)
         return best, error.needed_bytes
     bounds[count.micro_batches] = min(below, plan.bound or 0.0) if plan.fits else below
     if plan.fits and (best is None or _is_better((count.planner, plan), best)):
@@ -352,7 +352,7 @@ def _search_exactly(
         try:
             plan = search(count.planner, count.options, say, below=below)
         except NoPlanFits as error:
-            bounds[number] = max(bounds.get(number, 0.0), below if below < np.inf else 0.0)
+            bounds[number] = max(bounds.get(number, 0.0), min(below, error.bound) if below < np.inf else 0.0)
             refused = min(refused or error, error, key=lambda e: e.needed_bytes)
             continue
         if plan.fits:

@@ -188,11 +188,11 @@ def note_meshes_left_out(plan: Plan, wide: TooWide | None) -> Plan:
 
 
 def refuse_or_least_memory(
-    planner: Planner, below: float, least: tuple[Answer, Problem] | None, wide: TooWide | None
+    planner: Planner, below: float, least: tuple[Answer, Problem] | None, wide: TooWide | None, bound: float
 ) -> Plan:
     """What `choose` gives or raises if no plan fits. `least`: what was found of least memory."""
     if below < float("inf"):
-        raise NoPlanFits(f"no plan that fits is better than {below:.4g}")
+        raise NoPlanFits(f"no plan that fits is better than {below:.4g}", bound=min(below, bound))
     if least is None and wide is not None:
         raise wide
     if least is None:
