@@ -317,15 +317,22 @@ STAGES: Mapping[str, Stage] = {
 
 
 def plan_model(
-    request: Request, graph: GraphSource = None, progress: Progress | None = None, like: Planner | None = None
+    request: Request,
+    graph: GraphSource = None,
+    progress: Progress | None = None,
+    like: Planner | None = None,
+    show_first: Callable[[Plan], None] | None = None,
 ) -> Result:
-    """Run every stage of planning. `like`: an earlier planner of the same model, whose graphs serve again.
+    """Run every stage of planning. `like`: an earlier planner of the same model, whose graphs serve again. `show_first` gets the best plan
+    on meshes of two axes, with its bound, before the stages that take most of the time.
 
     Raises PlannerError (see `core.errors`) for all that a user can get wrong, and NoPlanFits if no plan fits the memory budget
     that the user gave.
     """
     start = time.perf_counter()
     draft = choose_step(request, graph, progress or (lambda text: None), like)
+    if show_first is not None:
+        show_first(draft.chosen)
     for name, stage in STAGES.items():
         draft, reason = stage(draft)
         draft = replace(draft, reasons={**draft.reasons, name: reason})

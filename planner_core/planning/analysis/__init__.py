@@ -17,6 +17,7 @@ from planner_core.planning.analysis.fold_graph import to_dot, to_graphml, to_net
 from planner_core.planning.analysis.folding import fold_report, fold_text
 from planner_core.planning.analysis.priced import price_report, price_text
 from planner_core.planning.analysis.reporting import (
+    first_plan_text,
     format_table,
     front_report,
     front_text,
@@ -57,6 +58,7 @@ __all__ = [
     "chrome_trace",
     "count_spaces",
     "doubt_between",
+    "first_plan_text",
     "fold_report",
     "fold_text",
     "format_table",

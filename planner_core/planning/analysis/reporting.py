@@ -24,6 +24,7 @@ from planner_core.planning.pricing import (
     predict_reserved,
 )
 from planner_core.planning.session import usable_bytes
+from planner_core.search import describe_gap
 from planner_core.search.candidates import weight_matrices
 
 SCHEMA = "shardscope.report/1"
@@ -211,6 +212,18 @@ def format_table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> 
 def format_seconds(value: float) -> str:
     """`345 ms`, `1.2 s`: three significant figures."""
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def first_plan_text(plan: Plan) -> str:
+    """One line on the plan that is known before usual layouts, trade-offs and stages are searched: its step, memory and bound."""
+    value, bound = plan.cost.seconds(plan.objective), plan.bound
+    if not plan.fits:
+        return f"no plan fits so far: the smallest takes {format_peak_gib(plan)} GiB a GPU"
+    proof = "proven optimal" if plan.optimal else describe_gap(value, bound) if bound else "without a bound"
+    return (
+        f"first plan: {describe_arrangement(plan)}, {format_seconds(plan.cost.step_time_s)} a step, {format_peak_gib(plan)} GiB a GPU, "
+        f"{proof}; usual layouts, trade-offs and stages follow"
+    )
 
 
 def reserved_text(reserved: ReservedMemory) -> str:

@@ -41,7 +41,7 @@ from planner_core.cost import (
 from planner_core.cost.memory import weight_bytes
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.methods import EXACT
-from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.pipeline import Result, plan_model, prove
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, prepare_planner, with_recompute
 from planner_core.planning.stages.cuts import find_best_cut, find_even_cut, price_cut
@@ -109,9 +109,13 @@ def find_staged_plan(
     return replace(staged, plan=replace(staged.plan, notes=(note, *staged.plan.notes)))
 
 
-def plan_with_stages(request: Request, say: Progress) -> Result:
-    """Plan as `plan_model` does, and append the best plan with stages if it is quicker."""
-    result = plan_model(request, progress=say)
+def plan_with_stages(request: Request, say: Progress, show_first: Callable[[Plan], None] | None = None) -> Result:
+    """Plan as `plan_model` does, and append the best plan with stages if it is quicker.
+
+    A request with `prove` is planned without a proof first, so that `show_first` need not wait for it.
+    """
+    result = plan_model(replace(request, prove=False), progress=say, show_first=show_first)
+    result = prove(result, say) if request.prove else result
     staged = find_staged_plan(request, result.best, say, like=result.planner)
     return replace(result, plans=(*result.plans, staged.plan)) if staged else result
 

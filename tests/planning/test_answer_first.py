@@ -1,0 +1,97 @@
+"""The first plan is there before usual layouts and stages are searched, and a proof goes on after the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner_core.cli.main import main
+from planner_core.core import Plan
+from planner_core.planning import Request, pipeline, plan_model, prove
+from planner_core.planning.stages import search
+from tests.support.plans import planned
+
+SMALL = Request("llama-3-8b", cluster="1x8-h100", layers=2, mesh="8")
+TIGHT = Request(
+    "llama-3-8b",
+    cluster="1x8-h100",
+    layers=2,
+    mesh="4x2",
+    batch=16,
+    seq=2048,
+    accumulate=2,
+    recompute="auto",
+    precision="pure",
+    memory_gb=5.0,
+)
+"""Its plan stays some per cent above its bound."""
+
+
+def test_the_first_plan_is_shown_before_any_further_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[object] = []
+
+    def stage(draft: pipeline.Draft) -> tuple[pipeline.Draft, str]:
+        events.append("stage")
+        return replace(draft, leading=(draft.chosen,)), ""
+
+    monkeypatch.setattr(pipeline, "STAGES", {"stage": stage})
+    result = plan_model(SMALL, show_first=events.append)
+    assert events == [result.best, "stage"] and result.best.bound is not None
+
+
+def test_the_command_line_prints_it_first(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "llama-3-8b", "--cluster", "1x8-h100", "--layers", "2", "--mesh", "8"]
+    assert main(command) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("first plan: ") and "proven optimal" in first and second.startswith("llama-3-8b: ")
+    assert main([*command, "--json"]) == 0
+    assert capsys.readouterr().out.startswith("{")
+
+
+def test_a_proven_result_is_returned_as_it_is() -> None:
+    result = planned(SMALL)
+    assert result.fastest.optimal and prove(result) is result
+
+
+def test_a_proof_is_not_worse_and_reports_its_progress() -> None:
+    result, said = planned(TIGHT), list[str]()
+    assert not result.fastest.optimal
+    proven = prove(result, said.append)
+    before, after = result.fastest, proven.fastest
+    assert before.bound is not None and after.bound is not None and said
+    assert after.cost.gpu_time_s <= before.cost.gpu_time_s * (1 + 1e-6) and after.bound >= before.bound * (1 - 1e-6)
+
+
+def test_a_proof_that_ends_at_a_worse_plan_gives_its_bound_to_the_better_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = planned(TIGHT)
+    known = result.fastest
+    assert known.bound is not None
+    higher = (known.bound + known.cost.gpu_time_s) / 2
+    slow = replace(known, cost=replace(known.cost, step_time_s=2 * known.cost.step_time_s), bound=higher)
+    monkeypatch.setattr(pipeline, "plan_model", lambda *_: replace(result, plans=(slow,)))
+    proven = prove(result)
+    assert proven.fastest.cost == known.cost and proven.fastest.bound == higher
+    assert len(proven.plans) == len(result.plans)
+
+
+def test_a_request_for_a_proof_gets_its_answer_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    result = planned(SMALL)
+
+    def plan(request: Request, **_: object) -> pipeline.Result:
+        events.append(f"plan, prove={request.prove}")
+        return result
+
+    def prove_later(known: pipeline.Result, say: object) -> pipeline.Result:
+        events.append("prove")
+        return known
+
+    def no_stages(*_: object, **__: object) -> Plan | None:
+        return None
+
+    monkeypatch.setattr(search, "plan_model", plan)
+    monkeypatch.setattr(search, "prove", prove_later)
+    monkeypatch.setattr(search, "find_staged_plan", no_stages)
+    search.plan_with_stages(replace(SMALL, prove=True), lambda text: None)
+    assert events == ["plan, prove=False", "prove"]
