@@ -156,7 +156,9 @@ def test_a_mesh_that_was_searched_in_part_leaves_the_proof_open(monkeypatch: pyt
 
     monkeypatch.setattr(Planner, "problem", in_part)
     monkeypatch.setattr(
-        mesh_search, "with_relaxed_bound", lambda problem, answer, *rest: replace(answer, bound=best.cost.step_time_s / 2)
+        mesh_search,
+        "with_relaxed_bound",
+        lambda problem, answer, *rest: replace(answer, bound=best.cost.step_time_s / 2),
     )
     again = choose_mesh(planner, options)
     assert not again.optimal and again.cost.step_time_s == best.cost.step_time_s
