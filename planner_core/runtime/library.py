@@ -50,8 +50,8 @@ def apply(
         The same module. It is called as before, with this rank's own part of the micro-batch. Ranks along `plan.data_axes` hold
         different samples, in order of the ranks; all other ranks hold the same samples. With `global_batch=True` every rank gives
         the global micro-batch. The module returns what the model returns. A scalar loss is that of the global micro-batch. A tensor
-        of samples has this rank's own samples, or with `global_batch=True` and no loss beside it all of them. If the model returns
-        a loss, nothing is sent for what it returns beside: a tensor of which this rank does not have its own samples whole (logits
+        of samples has this rank's own samples; with `global_batch=True`, and without a loss, it has all of them. If the model returns
+        a loss, nothing is sent for its other results: a tensor of which this rank does not have its own samples whole (logits
         that are split by vocabulary) is a DTensor of all samples, which takes no gradient; `.full_tensor()` makes it whole, on all
         ranks. `loss.backward()` and any optimizer over `module.parameters()` work as on one process. Gradients of backward passes add
         up; `with module.no_sync():` for all but the last is faster. A buffer may have this rank's channels; `state_dict()` has all.

@@ -222,7 +222,7 @@ class FunctionWriter:
             self.layout, call, row, texts, self.moves.axis, self._leaf, self._next_seed, self._product(call)
         )
         text = operators.write_operator(local)
-        if len(call.outputs) == 1 and isinstance(call.shape, (tuple, list)):  # beside results that are not tensors
+        if len(call.outputs) == 1 and isinstance(call.shape, (tuple, list)):  # the call also returns what is no tensor
             text += f"[{[isinstance(x, Ref) for x in call.shape].index(True)}]"
         return text
 
