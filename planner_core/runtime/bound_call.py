@@ -161,7 +161,7 @@ class BoundCall:
             leaves[position] = local_samples(leaves[position], dim, self.program.data_axes, self.engine.axes)
         engine = self.engine
         generators = (
-            seed_generators(engine.seed_of(""), engine.device) if self.program.draws else contextlib.nullcontext()
+            seed_generators(engine.unit_seed(""), engine.device) if self.program.draws else contextlib.nullcontext()
         )
         with generators:  # all ranks draw alike
             outputs = self.bound.run([leaves[i] for i in self.inputs])

@@ -92,8 +92,8 @@ class Engine:
         axes = {a.name.upper(): a for a in self.axes}
         return {**{n: getattr(names, n) for n in names.__all__}, "DEVICE": self.device, **axes}
 
-    def seed_of(self, unit: str) -> int:
-        """The seed of a unit in this forward pass."""
+    def unit_seed(self, unit: str) -> int:
+        """Return the seed of a unit in this forward pass."""
         return unit_seed(self.seed, self.forwards, unit)
 
     @contextlib.contextmanager
@@ -216,7 +216,7 @@ class BoundProgram:
             function = self.compiled.setdefault(spec.function, torch.compile(function, **self.engine.compile))
         arguments = [u.argument for u in (*spec.uses, *spec.buffers)]
         weights = _weights_class(tuple(arguments)) if arguments else None
-        call = UnitCall(unit, function, weights, spec.recompute, self.engine.seed_of if spec.seeded else None)
+        call = UnitCall(unit, function, weights, spec.recompute, self.engine.unit_seed if spec.seeded else None)
         call.buffers = [(b.buffer, b.cuts) for b in spec.buffers]
         call.buffer = self.engine.local_buffer
         return call
