@@ -351,8 +351,7 @@ def write_page(rows: dict[tuple[str, ...], dict[str, Any]]) -> str:
         "# Benchmarks",
         "",
         "Written by `python -m bench.search`. Each section says on which day, at which commit and on which machine it was measured. Times are "
-        "processor time of one process, imports excluded, where a section does not say otherwise. A section that says so was measured in "
-        "wall time, on an idle machine and an earlier state of the code.",
+        "processor time of one process, imports excluded, where a section does not say otherwise.",
         "",
     ]
     for row in (rows[name,] for name in SECTIONS if (name,) in rows):
