@@ -22,7 +22,7 @@ CALLS = {
 def test_a_call_returns_its_operand(name: str) -> None:
     with WithoutDropout() as chance:
         assert torch.equal(CALLS[name](), x)
-    assert chance.seen
+    assert chance.dropped
     assert not torch.equal(CALLS[name](), x), "outside it drops"
 
 
@@ -35,13 +35,13 @@ def test_attention_drops_no_weights(by_name: bool) -> None:
 
     with WithoutDropout() as chance:
         found = attend(0.5)
-    assert chance.seen and torch.equal(found, attend(0.0))
+    assert chance.dropped and torch.equal(found, attend(0.0))
 
 
 def test_what_drops_nothing_is_not_told() -> None:
     with WithoutDropout() as chance:
         F.dropout(x, 0.5, training=False), F.dropout(x, 0.0), F.scaled_dot_product_attention(x, x, x)
-    assert not chance.seen
+    assert not chance.dropped
 
 
 def test_attention_of_torch_drops_nothing_in_one_process() -> None:
@@ -54,7 +54,7 @@ def test_attention_of_torch_drops_nothing_in_one_process() -> None:
         attend.dropout = 0.0
         torch.testing.assert_close(kept, attend(x, x, x, need_weights=need_weights)[0])
         attend.dropout = 0.5
-        assert dropping.seen
+        assert dropping.dropped
     with WithoutDropout() as dropping:
         attend.eval()(x, x, x)
-    assert not dropping.seen
+    assert not dropping.dropped
