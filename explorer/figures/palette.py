@@ -59,78 +59,27 @@ def device_colour(rank: int) -> str:
 
 _DARK, _LIGHT = "#000000", "#ffffff"
 _HELD, _UPDATE, _AGAIN = "#E69F00", "#8C8C8C", "#56B4E9"
+
+
+def _look(kind: str, words: str, told: str, colour: str = "", ink: str = "", **more: bool) -> dict[str, Any]:
+    return {"kind": kind, "words": words, "told": told, "colour": colour, "ink": ink, "pale": False, **more}
+
+
 WORK: tuple[dict[str, Any], ...] = (
-    {"kind": "part", "words": "", "told": "lasts", "colour": "", "ink": "", "pale": False},
-    {"kind": "compute", "words": "compute", "told": "computes", "colour": COMPUTE, "ink": _LIGHT, "pale": False},
-    {
-        "kind": "recomputation",
-        "words": "recomputation",
-        "told": "computes again",
-        "colour": _AGAIN,
-        "ink": _DARK,
-        "pale": False,
-    },
-    {
-        "kind": "waits",
-        "words": "exposed: waits",
-        "told": "exposed, the GPU waits",
-        "colour": COMMUNICATION,
-        "ink": _DARK,
-        "pale": False,
-    },
-    {
-        "kind": "held up by weight traffic",
-        "words": "exposed: held up by weights",
-        "told": "exposed, the GPU is held up",
-        "colour": _HELD,
-        "ink": _DARK,
-        "pale": False,
-    },
-    {
-        "kind": "host",
-        "words": "waits for the host",
-        "told": "the GPU waits for the host",
-        "colour": "#F0E442",
-        "ink": _DARK,
-        "pale": False,
-    },
-    {"kind": "optimizer", "words": "optimizer", "told": "updates", "colour": _UPDATE, "ink": _DARK, "pale": False},
-    {"kind": "sends", "words": "hidden traffic", "told": "sends", "colour": _HELD, "ink": "", "pale": True},
-    {
-        "kind": "sends now",
-        "words": "",
-        "told": "sends, an operator waits",
-        "colour": COMMUNICATION,
-        "ink": _DARK,
-        "pale": False,
-    },
-    {"kind": "forward", "words": "forward", "told": "forward", "colour": COMPUTE, "ink": _LIGHT, "pale": False},
-    {"kind": "backward", "words": "backward", "told": "backward", "colour": "#009E73", "ink": _DARK, "pale": False},
-    {
-        "kind": "input",
-        "words": "gradients of operands",
-        "told": "gradients of operands",
-        "colour": "#009E73",
-        "ink": _DARK,
-        "pale": False,
-    },
-    {
-        "kind": "weight",
-        "words": "gradients of weights",
-        "told": "gradients of weights",
-        "colour": "#CC79A7",
-        "ink": _DARK,
-        "pale": False,
-    },
-    {
-        "kind": "bubble",
-        "words": "bubble",
-        "told": "waits for other stages",
-        "colour": "",
-        "ink": "",
-        "pale": False,
-        "hatch": True,
-    },
+    _look("part", "", "lasts"),
+    _look("compute", "compute", "computes", COMPUTE, _LIGHT),
+    _look("recomputation", "recomputation", "computes again", _AGAIN, _DARK),
+    _look("waits", "exposed: waits", "exposed, the GPU waits", COMMUNICATION, _DARK),
+    _look("held up by weight traffic", "exposed: held up by weights", "exposed, the GPU is held up", _HELD, _DARK),
+    _look("host", "waits for the host", "the GPU waits for the host", "#F0E442", _DARK),
+    _look("optimizer", "optimizer", "updates", _UPDATE, _DARK),
+    _look("sends", "hidden traffic", "sends", _HELD, pale=True),
+    _look("sends now", "", "sends, an operator waits", COMMUNICATION, _DARK),
+    _look("forward", "forward", "forward", COMPUTE, _LIGHT),
+    _look("backward", "backward", "backward", "#009E73", _DARK),
+    _look("input", "gradients of operands", "gradients of operands", "#009E73", _DARK),
+    _look("weight", "gradients of weights", "gradients of weights", "#CC79A7", _DARK),
+    _look("bubble", "bubble", "waits for other stages", hatch=True),
 )
 """How the streams of a step are drawn, by kind of work: words of the legend and of a card, colour, ink on it. Without a colour it is
 drawn in the page's ink."""
