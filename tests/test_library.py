@@ -179,7 +179,7 @@ class Locked(nn.Module):
         ("gpt2-xl", {"memory_gb": True}, "memory_gb is True, but must be a number or None"),
         ("gpt2-xl", {"cluster": "2x8-h10"}, "did you mean"),
         ("gpt2-xl", {"cluster": {"gpu": "h100-sxm"}}, "cluster: levels is missing; give a list of 1 to 8 links"),
-        ("gpt2-xl", {"zero": 7}, "zero 7"),
+        ("gpt2-xl", {"zero": 7}, "zero=7"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(model: Any, options: dict[str, Any], says: str) -> None:

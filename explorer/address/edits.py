@@ -51,6 +51,7 @@ def build_edited_plan(result: Result, plans: Mapping[str, Plan], texts: tuple[st
             f"the plan {edits.base!r} that was edited is not here any more; plans here: {', '.join(plans)}"
         )
     base = plans[edits.base]
+    result = result.of_plan(base)
     weights = {edit.weight_key(e.weight): e.weight for e in edit.editable_weights(result.graph, base)}
     missing = [k for k in edits.changes if k not in weights]
     if missing:

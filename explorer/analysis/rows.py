@@ -42,7 +42,7 @@ def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
 
 
 def _speed_columns(plan: Plan, result: Result) -> dict[str, object]:
-    s = measure_speed(plan, count_model_flops(result.graph), result.cluster)
+    s = measure_speed(plan, count_model_flops(result.of_plan(plan).graph), result.cluster)
     return {
         "step_time_low_s": s.low_s,
         "step_time_high_s": s.high_s,

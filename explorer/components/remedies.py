@@ -99,7 +99,7 @@ def _show_remedy(k: int, ladder: list[Remedy], fitting: tuple[Remedy, Result] | 
 def _describe_result(result: Result) -> str:
     """Say what the best plan of a remedy takes: memory, time, and what all tokens take."""
     plan = result.best
-    speed = measure_speed(plan, count_model_flops(result.graph), result.cluster)
+    speed = measure_speed(plan, count_model_flops(result.of_plan(plan).graph), result.cluster)
     parts = [
         f"{units.memory(plan.cost.memory_bytes['peak'])} of {units.memory(memory_limit_bytes(result))}",
         f"{units.seconds(speed.step_time_s)} a step",

@@ -391,11 +391,15 @@ def chosen_plan(plans: Mapping[str, Plan], result: Result) -> tuple[str, Plan]:
 
 
 def result_of(plan_id: str, result: Result) -> Result:
-    """Return the result that a plan of `with_pinned` belongs to: a pin of other settings has another graph and cluster."""
-    if pins.SEPARATOR not in plan_id:
-        return result
-    _, pinned = pins.parse_pin(plan_id, values())
-    return with_edit(plan_request(settings.build_request(pinned)), pinned["edit"])
+    """Return the result that a plan of `with_pinned` belongs to, with the graph of the plan's own number of micro-batches.
+
+    A pin of other settings has another graph and cluster.
+    """
+    if pins.SEPARATOR in plan_id:
+        plan_id, pinned = pins.parse_pin(plan_id, values())
+        result = with_edit(plan_request(settings.build_request(pinned)), pinned["edit"])
+    plan = plan_ids(result.plans).get(plan_id)
+    return result if plan is None else result.of_plan(plan)
 
 
 def with_pinned(plans: Mapping[str, Plan]) -> dict[str, Plan]:

@@ -292,7 +292,7 @@ def _run_plan(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     if args.trace:
-        _write_trace(chosen, result.graph, args.trace)
+        _write_trace(chosen, result.of_plan(chosen).graph, args.trace)
     for note in result.notes:
         print(note, file=sys.stderr)
     return _print_result(args, data, words)

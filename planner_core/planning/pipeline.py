@@ -83,6 +83,25 @@ class Result:
     """By stage of planning: why it chose as it did."""
     uneven_batch: UnevenBatch | None = None
     """The nearest numbers of samples that all GPUs can share evenly, if the request's is not one."""
+    planners: Mapping[int, Planner] = field(default_factory=dict)
+    """By the samples of a global micro-batch: the planner of each plan with another number of micro-batches than the chosen one."""
+
+    def of_plan(self, plan: Plan) -> Result:
+        """The same result with the request, the graph and the groups of a plan's own number of micro-batches.
+
+        A usual layout stands at the number at which it is best. With one sample of a micro-batch the graph has other rows than with two,
+        so that neither its price nor its simulation can be read from the chosen plan's graph."""
+        planner = self.planners.get(samples_at_once(plan))
+        if planner is None:
+            return self
+        return replace(
+            self,
+            request=planner.request,
+            graph=planner.graph,
+            coarse=planner.coarse,
+            workload=planner.workload,
+            planner=planner,
+        )
 
     @property
     def best(self) -> Plan:
@@ -126,6 +145,8 @@ class Draft:
     trade_offs: tuple[Plan, ...] = ()
     notes: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
+    planners: Mapping[int, Planner] = field(default_factory=dict)
+    """By the samples of a global micro-batch: the planner of each usual layout with another number of micro-batches."""
 
     def micro_batches(self, *, larger: bool) -> Iterator[Planner]:
         """The planners of larger (or smaller) numbers of micro-batches than that of the chosen plan, if the request leaves the number
@@ -138,6 +159,11 @@ class Draft:
     def others(self) -> list[Plan]:
         """The usual layouts, as far as they compute as many samples at once as the request says."""
         return keep_micro_batch_size(self.request, self.usual)
+
+
+def samples_at_once(plan: Plan) -> int:
+    """Samples of one global micro-batch of a plan, which is the batch of its graph."""
+    return int(plan.workload["batch"]) // int(plan.workload["accumulate"])
 
 
 Stage = Callable[[Draft], tuple[Draft, str]]
@@ -177,11 +203,19 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
     draft.say("baselines")
     planner, request = draft.planner, draft.planner.request
     every = candidate_meshes(replace(request, tool=None), planner.cluster)
-    usual = (
-        *planner.stated(),
-        *plan_baselines(planner, every, draft.request.recompute, draft.micro_batches(larger=True)),
-    )
-    return replace(draft, usual=usual), f"{len(usual)} usual layouts have a plan"
+    planners: dict[int, Planner] = {}
+
+    def remembered(numbers: Iterator[Planner]) -> Iterator[Planner]:
+        for other in numbers:
+            planners[other.workload.graph_batch] = other
+            yield other
+
+    larger, smaller = (remembered(draft.micro_batches(larger=more)) for more in (True, False))
+    usual = (*planner.stated(), *plan_baselines(planner, every, draft.request.recompute, larger, smaller))
+    used = {samples_at_once(plan) for plan in usual}
+    # without what was built for the search, which takes most of a planner's memory
+    kept = {size: other.changed() for size, other in planners.items() if size in used}
+    return replace(draft, usual=usual, planners=kept), f"{len(usual)} usual layouts have a plan"
 
 
 def note_whole_batch(plan: Plan, graph: Graph) -> tuple[str, ...]:
@@ -243,7 +277,13 @@ def note_uneven_vocabulary(layout: str | None, graph: Graph) -> tuple[str, ...]:
 def take_better_baseline(draft: Draft) -> tuple[Draft, str]:
     """Choose a usual layout that is better than what an unproven search found."""
     plan = draft.chosen if draft.told else better_of_baselines(draft.chosen, draft.others)
-    return replace(draft, chosen=plan), "none is better" if plan is draft.chosen else "the search had missed it"
+    if plan is draft.chosen:
+        return draft, "none is better"
+    # the request of a result has the number of micro-batches of its chosen plan
+    planner = draft.planners.get(samples_at_once(plan), draft.planner)
+    planners = {**draft.planners, draft.planner.workload.graph_batch: draft.planner.changed()}
+    planners.pop(planner.workload.graph_batch)
+    return replace(draft, chosen=plan, planner=planner, planners=planners), "the search had missed it"
 
 
 def lead_with_simpler(draft: Draft) -> tuple[Draft, str]:
@@ -352,6 +392,7 @@ def plan_model(
         notes=draft.notes,
         reasons=draft.reasons,
         uneven_batch=find_uneven_batch(planner),
+        planners=draft.planners,
     )
 
 

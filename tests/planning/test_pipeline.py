@@ -10,11 +10,12 @@ import pytest
 from planner_core.core import DeviceMesh
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Plan, placements_by_pattern
+from planner_core.cost import cost_model_of, price_with_host
 from planner_core.models.zoo import ZOO
 from planner_core.planning import choose_mesh
 from planner_core.planning import request as request_module
 from planner_core.planning.fitting import mesh_search
-from planner_core.planning.pipeline import compare_methods, plan_model
+from planner_core.planning.pipeline import compare_methods, plan_model, samples_at_once
 from planner_core.planning.request import Clock, Request
 from planner_core.planning.session import STATED, Planner, candidate_meshes, prepare_planner
 from planner_core.search import search_within_budget
@@ -179,3 +180,48 @@ def test_the_search_of_a_plan_is_told_wherever_it_runs() -> None:
     """Also where the plan is found before any proof, as where the fastest of any memory fits."""
     told = plan_model(Request("gpt2-xl", cluster="1x8-h100", layers=2, recompute="auto", accumulate=None)).timings_s
     assert told["search"] > 1e-3
+
+
+SHARED = Request(
+    "llama-3-8b",
+    "1x8-h100",
+    batch=16,
+    seq=2048,
+    layers=2,
+    precision="pure",
+    memory_gb=5.0,
+    recompute="auto",
+    accumulate=None,
+)
+"""Four micro-batches of four samples are best, which eight data-parallel ranks cannot share."""
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        SHARED,
+        pytest.param(
+            Request("mixtral-8x7b", "1x8-h100", batch=64, layers=2, accumulate=None, recompute="auto", memory_gb=14),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_usual_layout_is_read_on_the_graph_of_its_own_micro_batches(request_: Request) -> None:
+    result = planned(request_)
+    other = [p for p in result.plans if p.workload["accumulate"] != result.best.workload["accumulate"]]
+    assert other
+    for plan in result.plans:
+        own = result.of_plan(plan)
+        assert own.graph.workload["batch"] == own.workload.graph_batch == samples_at_once(plan)
+        assert own.request.accumulate == plan.workload["accumulate"]
+        again = price_with_host(plan.blocks, own.graph, cost_model_of(plan), own.coarse)
+        assert again.step_time_s == pytest.approx(plan.cost.step_time_s, rel=1e-9)
+        assert again.memory_bytes == plan.cost.memory_bytes
+
+
+def test_a_layout_that_needs_more_samples_stands_at_fewer_micro_batches() -> None:
+    """It is not said to have no plan: FSDP on eight ranks takes eight samples at once."""
+    usual = {p.method: p for p in planned(SHARED).plans}
+    assert {usual[name].workload["accumulate"] for name in ("data-parallel", "fsdp")} == {2}
+    assert usual["megatron"].workload["accumulate"] == 4
+    assert not any("no plan of this model follows" in note for note in planned(SHARED).notes)

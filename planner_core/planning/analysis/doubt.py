@@ -153,7 +153,7 @@ def plan_regrets(result: Result, scenarios: Sequence[Scenario] = SCENARIOS) -> l
 
 
 def _step_seconds(plan: Plan, result: Result, scenario: Scenario) -> float:
-    model = scenario.model(plan, result.cluster)
+    model, result = scenario.model(plan, result.cluster), result.of_plan(plan)
     if plan.pipeline:
         ends = ops_at_the_ends(result.coarse)
         return price_pipeline(plan.blocks, result.graph, plan.pipeline, model, ends).step_time_s

@@ -13,7 +13,7 @@ from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choose_among_ties
 from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.simpler import leads_by_simplicity
-from planner_core.planning.pipeline import Result
+from planner_core.planning.pipeline import Result, samples_at_once
 from planner_core.planning.pricing import (
     Budget,
     ReservedMemory,
@@ -36,7 +36,7 @@ SLOWED = "exposed comm above all comm: collectives at one time slow each other a
 
 def simulate_steps(result: Result) -> list[float]:
     """The simulated step of each plan, in seconds."""
-    return [simulated(p, result.graph) for p in result.plans]
+    return [simulated(p, result.of_plan(p).graph) for p in result.plans]
 
 
 def plan_report(result: Result, budget: Budget | None = None, times: Sequence[float] | None = None) -> dict[str, Any]:
@@ -80,9 +80,9 @@ def plan_report(result: Result, budget: Budget | None = None, times: Sequence[fl
 
 
 def _micro_batch_flops(plan: Plan, result: Result) -> int:
-    """FLOPs of one of the plan's micro-batches, which may be of another size than the graph's."""
-    samples = int(plan.workload["batch"]) // int(plan.workload["accumulate"])
-    return count_model_flops(result.graph) * samples // result.graph.workload["batch"]
+    """FLOPs of one of the plan's micro-batches, which with stages may be of another size than its graph's."""
+    graph = result.of_plan(plan).graph
+    return count_model_flops(graph) * samples_at_once(plan) // graph.workload["batch"]
 
 
 def describe_arrangement(plan: Plan) -> str:

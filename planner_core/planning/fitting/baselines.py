@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from planner_core.core import DeviceMesh, Plan, Sentence, Term
-from planner_core.planning.methods import BASELINES, Method
+from planner_core.planning.methods import BASELINES, AxisRules, Method
 from planner_core.planning.session import Planner, with_recompute
 from planner_core.search import (
     Answer,
@@ -32,8 +32,8 @@ def plan_baselines(
 ) -> list[Plan]:
     """The best plan of each baseline over the meshes. A baseline that suits no mesh is left out. If its fastest plan does not fit
     with the recomputation of `planner`, it is planned with `recompute`; if it does not fit so either, at the next of the `larger` numbers
-    of micro-batches. With `smaller` numbers it is planned as long as it fits and gets faster, or where it has no plan with more. So it
-    fits if the layout fits at all within MORE_NUMBERS of these."""
+    of micro-batches. With `smaller` numbers it is planned as long as the same plan fits there and gets faster, or where it has no plan with
+    more. So it fits if the layout fits at all within MORE_NUMBERS of these."""
     options = list(options)
     after, before = (_SharedIterator(islice(numbers, MORE_NUMBERS)) for numbers in (larger, smaller))
     return [
@@ -57,14 +57,32 @@ def _plan_at_best_micro_batches(
     if best is not None and not best.fits and _more_micro_batches_may_fit(saving, options, b):
         more = (_plan_baseline(p, _with_recomputation(p, recompute), options, b) for p in larger)
         best = next((p for p in more if p is not None and p.fits), best)
+    if best is None and not _lacks_samples(planner, options, b):
+        return None  # its ranks do not divide the model's sizes, which are the same at every number
     for fewer in smaller:
+        if best is not None and not _fits_with_half_as_many(best, planner.budget):
+            break
         plan = _plan_baseline(fewer, _with_recomputation(fewer, recompute), options, b)
-        if plan is None:
-            continue
-        if best is not None and (not plan.fits or (best.fits and plan.cost.step_time_s >= best.cost.step_time_s)):
-            break  # fewer micro-batches hold more
-        best = plan
+        if plan is not None and best is not None and plan.cost.step_time_s >= best.cost.step_time_s:
+            break
+        best = plan or best
     return best
+
+
+def _fits_with_half_as_many(plan: Plan, budget: float) -> bool:
+    """Whether the same plan fits with half as many micro-batches, which keep twice the activations.
+
+    Only then is a smaller number looked at, since its networks take as long to build as those of the chosen number. What would have to
+    recompute more there gains little by it.
+    """
+    memory = plan.cost.memory_bytes
+    return memory["peak"] + memory["activations"] <= budget
+
+
+def _lacks_samples(planner: Planner, options: list[DeviceMesh], b: Method) -> bool:
+    """Whether a micro-batch of the planner has a number of samples that a layout's data ranks cannot share on some mesh."""
+    rules = (b.restrict(planner.graph, mesh) for mesh in options)
+    return any(isinstance(r, AxisRules) and planner.graph.workload["batch"] % r.ranks for r in rules)
 
 
 def _more_micro_batches_may_fit(planner: Planner, options: list[DeviceMesh], b: Method) -> bool:
