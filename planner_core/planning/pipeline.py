@@ -22,18 +22,20 @@ from planner_core.core import (
     Graph,
     NoPlanFits,
     Plan,
-    Sentence,
     Shard,
     Value,
     Workload,
     axis_names,
-    named,
     slow_dtype_notes,
 )
 from planner_core.cost import Component
-from planner_core.models import VOCABULARY
 from planner_core.ops import CoarseGraph
-from planner_core.planning.fitting.baselines import note_missing_baselines, plan_baselines
+from planner_core.planning.fitting.baselines import (
+    better_of_baselines,
+    note_missing_baselines,
+    plan_baselines,
+    samples_at_once,
+)
 from planner_core.planning.fitting.for_tool import choose_for_tool
 from planner_core.planning.fitting.front import dominates, plan_trade_offs
 from planner_core.planning.fitting.mesh_search import choose_mesh
@@ -44,8 +46,10 @@ from planner_core.planning.fitting.shortage import (
     UnevenBatch,
     describe_memory,
     find_uneven_batch,
+    note_host_wait,
     note_repeated_work,
     note_uncounted_memory,
+    note_uneven_vocabulary,
 )
 from planner_core.planning.fitting.simpler import prefer_simpler, without_simpler
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
@@ -161,11 +165,6 @@ class Draft:
         return keep_micro_batch_size(self.request, self.usual)
 
 
-def samples_at_once(plan: Plan) -> int:
-    """Samples of one global micro-batch of a plan, which is the batch of its graph."""
-    return int(plan.workload["batch"]) // int(plan.workload["accumulate"])
-
-
 Stage = Callable[[Draft], tuple[Draft, str]]
 """One step on the way of a request: the draft with what the stage found, and the reason for what it chose."""
 
@@ -246,32 +245,6 @@ def note_whole_batch(plan: Plan, graph: Graph) -> tuple[str, ...]:
 def _has_samples(value: Value, graph: Graph) -> bool:
     """Whether an input has the samples of the planned batch in its first dim. A buffer of the same length is not an input."""
     return value.meta.shape[:1] == (graph.workload["batch"],) and not value.name.startswith("buffer:")
-
-
-def note_host_wait(plan: Plan) -> tuple[str, ...]:
-    """A sentence about the wait for the host in the step of a plan: the search does not minimise it, so the sentence bounds the rest."""
-    waits, bound = plan.cost.host_wait_s, plan.bound
-    if not waits or plan.objective != "time":
-        return ()
-    least = f", and no plan's step is shorter than {1e3 * bound:.4g} ms" if bound else ""
-    note = (
-        f"in {1e3 * waits:.4g} ms of the step the GPU waits for its host, which issues kernels more slowly than they run; the search "
-        f"minimises the GPU's own part, {1e3 * plan.cost.gpu_time_s:.4g} ms{least}; larger micro-batches or {named('compiled')} "
-        "wait less"
-    )
-    return (Sentence(note),)
-
-
-def note_uneven_vocabulary(layout: str | None, graph: Graph) -> tuple[str, ...]:
-    """A sentence about a vocabulary that the tensor-parallel ranks of the stated layout do not share evenly: tools pad it."""
-    words, tp = graph.config.get(VOCABULARY), 1 if layout is None else parse_layout(layout).tp
-    if not isinstance(words, int) or words % tp == 0:
-        return ()
-    note = (
-        f"the vocabulary of {words} words does not divide over tp={tp}, so no plan here splits it; tools pad it to "
-        f"{-(-words // tp) * tp}, as price {named('layout', layout)} does, and as {named('vocab_multiple', tp)} does here"
-    )
-    return (Sentence(note),)
 
 
 def take_better_baseline(draft: Draft) -> tuple[Draft, str]:
@@ -412,42 +385,6 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
     bounds = [p.bound for p in (known, found) if p.bound is not None]  # a search for a proof may end at another plan
     plans = tuple(replace(p, bound=max(bounds)) if p is known and bounds else p for p in result.plans)
     return replace(result, plans=plans)
-
-
-def better_of_baselines(chosen: Plan, others: Iterable[Plan]) -> Plan:
-    """The chosen plan; or a baseline that fits and is better.
-
-    It may be if the search proved nothing and missed it, if the chosen plan does not fit, or if the GPU waits for its host: the search
-    minimises the GPU's part of the step, and a plan with fewer messages and uncut weights takes the host less. Example: GPT-2 XL with
-    2 x 1 024 tokens a GPU on 16 GPUs keeps the GPU busy for 91 ms fully sharded and 117 ms data parallel, and the host for 297 and 211 ms.
-    """
-    timed = chosen.objective == "time"
-
-    def value(plan: Plan) -> float:
-        return plan.cost.step_time_s if timed else plan.cost.comm_time_s
-
-    proven = chosen.fits and chosen.optimal and not (timed and chosen.cost.host_wait_s)
-    if proven or chosen.method != "exact":
-        return chosen
-    better = min((p for p in others if p.fits), key=value, default=chosen)
-    if better is chosen or (chosen.fits and value(better) >= value(chosen)):
-        return chosen
-    if not chosen.fits:
-        why = "which fits, while no plan of the search does"
-    elif chosen.optimal:
-        why = "whose GPU waits less for its host than that of the plan with the least work"
-    else:
-        why = "which is better than what the search found"
-    told = f"laid out as {better.name}, {why}"
-    return replace(
-        better,
-        name=chosen.name,
-        method=chosen.method,
-        objective=chosen.objective,
-        optimal=False,
-        bound=chosen.bound if chosen.fits else None,  # a plan that does not fit is bounded in memory, not in time
-        notes=(told, *chosen.notes),
-    )
 
 
 def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:

@@ -14,8 +14,8 @@ from torch import nn
 import planner_core as shardscope
 from planner_core.core import InputError, load_cluster
 from planner_core.planning import Request, prepare_planner
+from planner_core.planning.fitting.shortage import note_uneven_vocabulary
 from planner_core.planning.methods import note_schedule, parse_layout
-from planner_core.planning.pipeline import note_uneven_vocabulary
 from planner_core.planning.pricing import Pricer, Statement, price_statement
 
 HIDDEN, LAYERS, RANK = 512, 4, 8

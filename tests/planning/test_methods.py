@@ -18,9 +18,8 @@ from planner_core.models.zoo import ZOO
 from planner_core.ops import FLOPS_BOUND_KINDS, operator
 from planner_core.planning import choose_mesh
 from planner_core.planning.analysis import count_spaces, log10_size, unfold_problem
-from planner_core.planning.fitting.baselines import plan_baselines
+from planner_core.planning.fitting.baselines import better_of_baselines, plan_baselines
 from planner_core.planning.methods.registry import METHODS
-from planner_core.planning.pipeline import better_of_baselines
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, candidate_meshes, prepare_planner
 from planner_core.search import make_objective

@@ -11,9 +11,10 @@ from planner_core.core import Plan, Workload, glob_name, placements_by_pattern, 
 from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choose_among_ties
+from planner_core.planning.fitting.baselines import samples_at_once
 from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.simpler import leads_by_simplicity
-from planner_core.planning.pipeline import Result, samples_at_once
+from planner_core.planning.pipeline import Result
 from planner_core.planning.pricing import (
     Budget,
     ReservedMemory,

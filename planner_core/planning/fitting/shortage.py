@@ -26,7 +26,9 @@ from planner_core.core import (
 )
 from planner_core.cost import DATA, IDLE, SHARD, axis_roles, block_of, cost_model_of
 from planner_core.cost.memory import PeakTensor, tensors_at_peak
+from planner_core.models import VOCABULARY
 from planner_core.ops import operator
+from planner_core.planning.methods.layout import parse_layout
 from planner_core.planning.session import Planner
 from planner_core.search import Answer, memory_bytes
 from planner_core.search.algebra import TooWide
@@ -244,3 +246,29 @@ def _uncounted_by_op(plan: Plan, graph: Graph) -> Iterator[tuple[int, Op, Value]
                     found[root(block, value)] = (part * ITEM_BYTES[made.meta.dtype], made)
             if found:
                 yield sum(n for n, _ in found.values()), op, max(found.values(), key=lambda f: f[0])[1]
+
+
+def note_host_wait(plan: Plan) -> tuple[str, ...]:
+    """A sentence about the wait for the host in the step of a plan: the search does not minimise it, so the sentence bounds the rest."""
+    waits, bound = plan.cost.host_wait_s, plan.bound
+    if not waits or plan.objective != "time":
+        return ()
+    least = f", and no plan's step is shorter than {1e3 * bound:.4g} ms" if bound else ""
+    note = (
+        f"in {1e3 * waits:.4g} ms of the step the GPU waits for its host, which issues kernels more slowly than they run; the search "
+        f"minimises the GPU's own part, {1e3 * plan.cost.gpu_time_s:.4g} ms{least}; larger micro-batches or {named('compiled')} "
+        "wait less"
+    )
+    return (Sentence(note),)
+
+
+def note_uneven_vocabulary(layout: str | None, graph: Graph) -> tuple[str, ...]:
+    """A sentence about a vocabulary that the tensor-parallel ranks of the stated layout do not share evenly: tools pad it."""
+    words, tp = graph.config.get(VOCABULARY), 1 if layout is None else parse_layout(layout).tp
+    if not isinstance(words, int) or words % tp == 0:
+        return ()
+    note = (
+        f"the vocabulary of {words} words does not divide over tp={tp}, so no plan here splits it; tools pad it to "
+        f"{-(-words // tp) * tp}, as price {named('layout', layout)} does, and as {named('vocab_multiple', tp)} does here"
+    )
+    return (Sentence(note),)
