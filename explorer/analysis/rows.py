@@ -30,7 +30,7 @@ def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
         "mesh": "x".join(map(str, plan.mesh.axis_sizes)),
         "recipe": recipe.describe_plan(plan),
         "fits": plan.fits,
-        "proven": plan.optimal,
+        "proven": plan.is_step_proven,
         "step_time_s": c.step_time_s,
         "compute_time_s": c.compute_time_s,
         "communication_s": c.comm_time_s,

@@ -38,7 +38,7 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     descriptions = {recommended: f"recommended: {tool} runs it as it is" if tool else "recommended"}
     if plans[recommended].method in BASELINES and not tool:
         descriptions[recommended] = "recommended: stock tools run it as it is"
-    best = "the exact optimum" if plans[fastest].optimal else "the best found"
+    best = "the exact optimum" if plans[fastest].is_step_proven else "the best found"
     if fastest != recommended:
         gain = plans[recommended].cost.step_time_s / plans[fastest].cost.step_time_s - 1
         if gain >= MIN_GAIN or recipe.layout_name(plans[recommended]) != recipe.layout_name(plans[fastest]):

@@ -173,7 +173,7 @@ def _plans(plans: Iterable[Plan]) -> str:
                 units.traffic(sent_per_gpu(p)),
                 units.memory(c.memory_bytes["peak"]),
                 "yes" if p.fits else "no",
-                "yes" if p.optimal else "no",
+                "yes" if p.is_step_proven else "no",
             ]
         )
     return _table(head, rows)

@@ -317,6 +317,12 @@ class Plan:
     to two axes, and of the larger meshes that were searched. None where nothing is known, as of a plan from a file."""
 
     @property
+    def is_step_proven(self) -> bool:
+        """Whether no plan of the request is better. A search for time minimises the work of GPUs: where they wait for their host, a plan
+        with more of it may take a shorter step, so that only the work is proven."""
+        return self.optimal and not (self.objective == "time" and self.cost.host_wait_s)
+
+    @property
     def num_gpus(self) -> int:
         """The GPUs that the plan runs on."""
         return self.mesh.num_devices * (self.pipeline.ranks if self.pipeline else 1)

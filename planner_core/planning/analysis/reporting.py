@@ -220,7 +220,15 @@ def first_plan_text(plan: Plan) -> str:
     value, bound = plan.cost.seconds(plan.objective), plan.bound
     if not plan.fits:
         return f"no plan fits so far: the smallest takes {format_peak_gib(plan)} GiB a GPU"
-    proof = "proven optimal" if plan.optimal else describe_gap(value, bound) if bound else "without a bound"
+    proof = (
+        "proven optimal"
+        if plan.is_step_proven
+        else "the least work of GPUs, which wait for their host"
+        if plan.optimal
+        else describe_gap(value, bound)
+        if bound
+        else "without a bound"
+    )
     return (
         f"first plan: {describe_arrangement(plan)}, {format_seconds(plan.cost.step_time_s)} a step, {format_peak_gib(plan)} GiB a GPU, "
         f"{proof}; usual layouts, trade-offs and stages follow"
@@ -244,6 +252,8 @@ def format_peak_gib(plan: Plan) -> str:
 
 
 def _proven_mark(plan: Plan) -> str:
+    if plan.optimal and not plan.is_step_proven:
+        return "but for waits"
     return "yes" if plan.optimal else "a tie" if leads_by_simplicity(plan) else "no"
 
 

@@ -172,7 +172,7 @@ def better_of_baselines(chosen: Plan, others: Iterable[Plan]) -> Plan:
     def value(plan: Plan) -> float:
         return plan.cost.step_time_s if timed else plan.cost.comm_time_s
 
-    proven = chosen.fits and chosen.optimal and not (timed and chosen.cost.host_wait_s)
+    proven = chosen.fits and chosen.is_step_proven
     if proven or chosen.method != "exact":
         return chosen
     better = min((p for p in others if p.fits), key=value, default=chosen)
