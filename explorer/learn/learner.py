@@ -15,15 +15,15 @@ from planner_core.core import Cluster, Graph
 from planner_core.ops import work_of
 from planner_core.planning import Planner, Request, prepare_planner
 
-STANDARD = "llama-3-8b"
+STANDARD_MODEL = "llama-3-8b"
 """The model that stands in where the learner's own has no transformer layers."""
-ROUTED = "moe_experts"
+EXPERTS_OPERATOR = "moe_experts"
 """The operator that sends tokens to experts."""
-WITH_EXPERTS = "mixtral-8x7b"
+EXPERT_MODEL = "mixtral-8x7b"
 """The model that stands in where the learner's own has no experts."""
 
 
-GATES = {"gate_proj", "gate_up_proj", "wi_1", "w3"}
+GATE_WEIGHTS = {"gate_proj", "gate_up_proj", "wi_1", "w3"}
 """Names of the weight that makes a feed-forward part gated, in the models of Hugging Face."""
 
 
@@ -86,17 +86,17 @@ class Learner:
         """This learner if the model has transformer layers, else one with the standard model, and a sentence about it."""
         if _layer(self.graph) is not None:
             return self, ""
-        return standard(
+        return with_standard_model(
             self
-        ), f"{self.name} has no transformer layers, so this lesson shows {MODELS[STANDARD]} on your cluster."
+        ), f"{self.name} has no transformer layers, so this lesson shows {MODELS[STANDARD_MODEL]} on your cluster."
 
     def routed(self) -> tuple[Learner, str]:
         """This learner if a router sends the model's tokens to experts, else one with a model where it does, and a sentence about it."""
         if _experts(self.graph) is not None:
             return self, ""
-        return instead(
-            self, WITH_EXPERTS
-        ), f"{self.name} has no experts, so {MODELS[WITH_EXPERTS]} on your cluster is shown."
+        return with_model(
+            self, EXPERT_MODEL
+        ), f"{self.name} has no experts, so {MODELS[EXPERT_MODEL]} on your cluster is shown."
 
     def experts(self) -> Experts:
         """The model's experts; call it on what `routed` gives."""
@@ -111,12 +111,12 @@ class Learner:
         return found
 
 
-def standard(learner: Learner) -> Learner:
+def with_standard_model(learner: Learner) -> Learner:
     """The standard model on the learner's cluster."""
-    return instead(learner, STANDARD)
+    return with_model(learner, STANDARD_MODEL)
 
 
-def instead(learner: Learner, model: str) -> Learner:
+def with_model(learner: Learner, model: str) -> Learner:
     """Another model of the zoo on the learner's cluster."""
     return Learner(replace(learner.request, model=model, batch=None, seq=None, layers=None))
 
@@ -148,7 +148,7 @@ def _experts(graph: Graph) -> Experts | None:
     first, flops = None, 0.0
     for name, block in (("", graph.top), *graph.blocks.items()):
         for op in block.ops:
-            if op.fn != ROUTED:
+            if op.fn != EXPERTS_OPERATOR:
                 continue
             hidden, index, _, up = (block.values[v].meta.shape for v in op.inputs[:4])
             first = first or (hidden[-1], up[0], index[-1])
@@ -159,4 +159,4 @@ def _experts(graph: Graph) -> Experts | None:
 def _gated(graph: Graph) -> bool:
     """Whether a block has a weight that gates its feed-forward part."""
     weights = [v for block in graph.blocks.values() for v in block.values if v.kind == "parameter"]
-    return any(GATES & set(weight.name.split(".")) for weight in weights)
+    return any(GATE_WEIGHTS & set(weight.name.split(".")) for weight in weights)

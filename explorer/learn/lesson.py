@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from explorer.learn.blocks.arranged import Arranged
+from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import Learner
 
 Choice: TypeAlias = int | str
@@ -110,7 +110,7 @@ class Lesson:
     prefetch: bool = False
     focus: Callable[[Learner, Values], dict[str, str]] | None = None
     cases: Callable[[Learner, Values], list[tuple[str, dict[str, Choice]]]] | None = None
-    block: Callable[[Learner, Values], Arranged | None] | None = None
+    block: Callable[[Learner, Values], ArrangedBlock | None] | None = None
 
     def defaults(self) -> dict[str, Choice]:
         """The controls as they stand at first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from explorer.learn.learner import WITH_EXPERTS, Learner, instead
+from explorer.learn.learner import EXPERT_MODEL, Learner, with_model
 from explorer.learn.lesson import Values
 from planner_core.core import Block, Op
 from planner_core.ops import Kind, operator
@@ -13,7 +13,7 @@ from planner_core.search.candidates import weight_matrices
 MEGATRON, SEQUENCE, DATA, FSDP = "megatron-lm", "megatron-lm-sequence-parallel", "data-parallel", "fsdp"
 
 
-def at_op(learner: Learner, wanted: Callable[[Op, Block], bool], show: str = "graph") -> dict[str, str]:
+def select_op(learner: Learner, wanted: Callable[[Op, Block], bool], show: str = "graph") -> dict[str, str]:
     """The first operation of a repeated block (else of the whole graph) for which `wanted`, selected in the folded graph."""
     found = {"show": show} if show != "graph" else {}
     coarse = learner.planner.coarse
@@ -55,7 +55,7 @@ def is_experts(op: Op, block: Block) -> bool:
 
 def first_weight(learner: Learner, values: Values) -> dict[str, str]:
     """A weight of the repeated block, with its choices."""
-    return at_op(learner, is_weight)
+    return select_op(learner, is_weight)
 
 
 def placements(learner: Learner, values: Values) -> dict[str, str]:
@@ -65,28 +65,28 @@ def placements(learner: Learner, values: Values) -> dict[str, str]:
 
 def feed_forward(learner: Learner, values: Values) -> dict[str, str]:
     """The MLP under Megatron-LM's plan."""
-    return {"plan": MEGATRON, **at_op(learner, is_feed_forward, "placement")}
+    return {"plan": MEGATRON, **select_op(learner, is_feed_forward, "placement")}
 
 
 def attention(learner: Learner, values: Values) -> dict[str, str]:
     """Attention under Megatron-LM's plan."""
     found, _ = learner.transformer()
-    return {**of_model(learner, found), "plan": MEGATRON, **at_op(found, is_attention, "placement")}
+    return {**model_setting(learner, found), "plan": MEGATRON, **select_op(found, is_attention, "placement")}
 
 
-def same_batch(learner: Learner, values: Values) -> dict[str, str]:
+def lesson_batch(learner: Learner, values: Values) -> dict[str, str]:
     """The lesson's own batch."""
     return {"batch": str(values["batch"])}
 
 
-def same_batch_of_layers(learner: Learner, values: Values) -> dict[str, str]:
+def lesson_batch_of_layers(learner: Learner, values: Values) -> dict[str, str]:
     """The lesson's batch, for a model with transformer layers."""
-    return {**of_model(learner, learner.transformer()[0]), "batch": str(values["batch"])}
+    return {**model_setting(learner, learner.transformer()[0]), "batch": str(values["batch"])}
 
 
 def layers(learner: Learner, values: Values) -> dict[str, str]:
     """A model with transformer layers."""
-    return of_model(learner, learner.transformer()[0])
+    return model_setting(learner, learner.transformer()[0])
 
 
 def sequence(learner: Learner, values: Values) -> dict[str, str]:
@@ -94,20 +94,20 @@ def sequence(learner: Learner, values: Values) -> dict[str, str]:
     return {**layers(learner, values), "compare": f"{MEGATRON},{SEQUENCE}"}
 
 
-def ways(learner: Learner, values: Values) -> dict[str, str]:
+def usual_plans(learner: Learner, values: Values) -> dict[str, str]:
     """The usual plans side by side."""
     return {"compare": f"{DATA},{FSDP},{MEGATRON}"}
 
 
 def experts(learner: Learner, values: Values) -> dict[str, str]:
     """The learner's experts, else those of a model that has some, on the learner's cluster."""
-    here = at_op(learner, is_experts, "placement")
+    here = select_op(learner, is_experts, "placement")
     if "node" in here:
         return here
-    other = instead(learner, WITH_EXPERTS)
-    return {**of_model(learner, other), **at_op(other, is_experts, "placement")}
+    other = with_model(learner, EXPERT_MODEL)
+    return {**model_setting(learner, other), **select_op(other, is_experts, "placement")}
 
 
-def of_model(learner: Learner, shown: Learner) -> dict[str, str]:
+def model_setting(learner: Learner, shown: Learner) -> dict[str, str]:
     """The model of a lesson, where it is not the learner's."""
     return {} if shown.request.model == learner.request.model else {"model": shown.request.model}

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 from jinja2 import Environment, StrictUndefined
 
 from explorer.figures.svg_tensors import Drawing, amount, difference, number, svg
-from explorer.learn.blocks.arranged import Arranged
+from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import (
     Control,
@@ -68,7 +68,7 @@ def read_lesson(
     *,
     focus: Callable[[Learner, Values], dict[str, str]] | None = None,
     cases: Callable[[Learner, Values], list[tuple[str, dict[str, int | str]]]] | None = None,
-    block: Callable[[Learner, Values], Arranged | None] | None = None,
+    block: Callable[[Learner, Values], ArrangedBlock | None] | None = None,
 ) -> Lesson:
     """The lesson of `lessons/content/name.md`, whose values `live` computes for a learner and the settings of the controls."""
     front, parts = _split((CONTENT / f"{name}.md").read_text())

@@ -140,7 +140,7 @@ def test_1_opens_with_a_run_that_bursts_and_can_be_made_to_fit() -> None:
 @pytest.mark.parametrize("cut, devices, seed", list(itertools.product(("columns", "rows"), (2, 4), range(8))))
 @pytest.mark.sample
 def test_2_pieces_make_the_product(cut: str, devices: int, seed: int) -> None:
-    c = l02_cuts.compute(cut, devices, seed)
+    c = l02_cuts.multiply(cut, devices, seed)
     x, w = np.array(c["x"].tolist()), np.array(c["w"].tolist())
     step = 4 // devices
     for r, piece in enumerate(c["pieces"]):
@@ -167,11 +167,13 @@ MOVES = {
 def test_3_redistributions_give_the_tensor_and_cost_what_the_formulas_say(case: int, n: int) -> None:
     src, dst = l03_placements.CASES[case]
     name, share = MOVES[src[0], dst[0]]
-    assert l03_placements.collective(src, dst) == name
+    assert l03_placements.collective_between(src, dst) == name
     assert numbers(3, case=case, devices=n)["sent"] == math.floor(share(n) * 4 * 4 * 4)
-    whole, before = l03_placements.hold(src, n, case + 1)
+    whole, before = l03_placements.place_tensor(src, n, case + 1)
     want = np.array(whole.tolist())
-    after = l03_placements.move(before, l03_placements.parse_placement(src), l03_placements.parse_placement(dst))
+    after = l03_placements.redistribute(
+        before, l03_placements.parse_placement(src), l03_placements.parse_placement(dst)
+    )
     slices = np.split(want, n, axis=int(dst[2])) if dst[0] == "S" else [want] * n
     assert all(np.array_equal(np.array(a.tolist()), s) for a, s in zip(after, slices, strict=True))
     if src == "P":
@@ -181,7 +183,7 @@ def test_3_redistributions_give_the_tensor_and_cost_what_the_formulas_say(case: 
 
 @pytest.mark.parametrize("n", range(2, 9))
 def test_4_the_ring_sums_and_sends_what_the_formula_says(n: int) -> None:
-    states = l04_collectives.ring(n)
+    states = l04_collectives.run_ring(n)
     total = np.array(states[0]["data"].tolist()).sum(0)
     assert len(states) == 2 * (n - 1) + 1
     assert np.array_equal(np.array(states[-1]["data"].tolist()), np.tile(total, (n, 1)))
@@ -204,7 +206,7 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_5_gelu_may_follow_columns_and_not_a_partial_sum(seed: int) -> None:
-    c = l05_mlp.compute("columns", seed)
+    c = l05_mlp.run_mlp("columns", seed)
     x, a, b = (np.array(c[k].tolist()) for k in ("x", "a", "b"))
     z = gelu(x @ a) @ b
     assert np.allclose(np.array(c["got"].tolist()), z, atol=1e-12)
@@ -221,7 +223,7 @@ def test_6_heads_divide_or_not(t: int) -> None:
     even = 32 % t == 0 and 8 % t == 0
     assert (found["heads"], found["kv"], bool(found["even"])) == (32, 8, even)
     assert (0 <= found["error"] < 1e-12) if even else found["error"] == -1
-    assert bool(l06_heads.refusal(8, t)) == bool(8 % t)
+    assert bool(l06_heads.refusal_reason(8, t)) == bool(8 % t)
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -236,28 +238,28 @@ def test_7_same_bytes_less_memory_and_the_loss(n: int) -> None:
     assert found["regathered"] == pytest.approx(numbers(1, batch=BATCH)["1_activations"] / n, rel=0.01)
     assert found["logits"] == (n - 1) * BATCH * SEQ * 128256 * 2 // n
     assert found["small"] == 3 * (2 * (n - 1) * BATCH * SEQ * 4 // n)
-    e = l07_sequence.embedding(n)
+    e = l07_sequence.split_embedding(n)
     table, words = np.array(e["table"].tolist()), e["words"].tolist()
     assert np.array_equal(np.array(e["got"].tolist()), table[words]) and found["embedding_error"] == 0
     for rank, term in enumerate(e["terms"]):
         own = [[w * n // len(table) == rank] for w in words]
         assert np.array_equal(np.array(term.tolist()), np.where(own, table[words], 0))
     assert found["table"] == 128256 * HIDDEN * 2
-    c = l07_sequence.loss(n)
+    c = l07_sequence.split_loss(n)
     logits, target = np.array(c["logits"].tolist()), np.array(c["target"].tolist())
     want = np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(target)), target])
     assert c["got"] == pytest.approx(want) and found["error"] < 1e-12
 
 
-@pytest.mark.parametrize("way, seed", list(itertools.product(l08_backward.WAYS, range(6))))
+@pytest.mark.parametrize("way, seed", list(itertools.product(l08_backward.CUTS, range(6))))
 def test_8_gradients_of_the_pieces(way: str, seed: int) -> None:
-    c = l08_backward.compute(way, seed)
-    whole = l08_backward.compute("data", seed)
+    c = l08_backward.run_backward(way, seed)
+    whole = l08_backward.run_backward("data", seed)
     x = np.concatenate([np.array(t.tolist()) for t in whole["xs"]])
     w = np.array(whole["ws"][0].tolist())
     assert np.array_equal(np.array(c["gw"].tolist()), 2 * x.T @ x @ w)  # of the sum of squares of X W
     assert np.array_equal(np.array(c["gx"].tolist()), 2 * x @ w @ w.T)
-    cut = l08_backward.WAYS[way]
+    cut = l08_backward.CUTS[way]
     for grads, want, placement in (
         (c["grads_w"], 2 * x.T @ x @ w, cut.grad_w),
         (c["grads_x"], 2 * x @ w @ w.T, cut.grad_x),
@@ -292,13 +294,13 @@ def test_10_volume_and_time_inside_and_across(batch: int) -> None:
     assert found["size"] == size
     volume = 4 * LAYERS * (2 * 7 * size // 8) + 4 * PARAMS // 8  # gradients have 4 bytes, as in lesson 1
     assert found["volume"] == found["far_volume"] == pytest.approx(volume, abs=2)
-    near = next(o for o in l10_topology.options(LLAMA, batch) if o.tensor == 8 and o.inside)
+    near = next(o for o in l10_topology.list_layouts(LLAMA, batch) if o.tensor == 8 and o.inside)
     assert near.tensor_s == pytest.approx(4 * LAYERS * inside_s(size, 8))
     assert near.data_s == pytest.approx(across_s(4 * PARAMS / 8, 2))
     assert found["ratio"] == pytest.approx(found["far_s"] / found["near_s"])
     assert (found["ratio"] > 1) == (batch >= 16)  # of a small batch the gradients are the larger part
-    options = l10_topology.options(LLAMA, batch)
-    by_volume, by_time = l10_topology.choices(LLAMA, batch)
+    options = l10_topology.list_layouts(LLAMA, batch)
+    by_volume, by_time = l10_topology.least_volume_and_time(LLAMA, batch)
     can = [o for o in options if o.peak is not None]
     assert all(by_time.seconds <= o.seconds and by_volume.volume <= o.volume for o in can)
     assert by_time in can and by_volume in can
@@ -307,7 +309,7 @@ def test_10_volume_and_time_inside_and_across(batch: int) -> None:
         t: t in (4, 8) for t in (1, 2, 4, 8, 16) if batch >= 16 // t
     }
     assert all(18 * PARAMS / o.tensor < o.peak for o in options if o.peak)
-    fitting = l10_topology.quickest_that_fits(LLAMA, batch)
+    fitting = l10_topology.fastest_that_fits(LLAMA, batch)
     assert fitting and fitting.seconds == found["fitting_s"] == min(o.seconds for o in options if o.tensor in (4, 8))
     assert by_time.tensor in (4, 8) or "does not fit" in LESSONS[9].scene(LLAMA, {"batch": batch}).steps[4].says
 
@@ -328,12 +330,12 @@ def test_10_the_question_is_the_time_of_the_parts_that_cross(batch: int) -> None
 def test_10_where_the_time_of_the_largest_sum_comes_from() -> None:
     """Both levels at once: 2·7/8 of the tensor inside, where the switch adds, and an eighth of it, twice a half, across."""
     cluster = l10_topology.two_nodes(LLAMA.cluster)
-    (_, inside, fast, one), (_, across, slow, other) = l10_topology.levels(cluster)
+    (_, inside, fast, one), (_, across, slow, other) = l10_topology.cost_by_level(cluster)
     assert inside == pytest.approx(2 * 7 / 8 * FITTED["in_switch"]) and fast == pytest.approx(
         NVLINK * (1 - FITTED["few"] / 8)
     )
     assert (across, slow) == (1 / 8, pytest.approx(NETWORK))
-    whole = next(o for o in l10_topology.options(LLAMA, 16) if o.data == 16)
+    whole = next(o for o in l10_topology.list_layouts(LLAMA, 16) if o.data == 16)
     assert one > other and whole.data_s == pytest.approx(4 * PARAMS * one, rel=0.05)
     assert whole.volume == 2 * 15 * 4 * PARAMS // 16  # lesson 16 says the same 60.2 GB
 
@@ -375,8 +377,8 @@ def test_22_the_table_adds_up_to_the_factor(n: int) -> None:
 def test_22_gpts_layer_is_the_papers() -> None:
     gpt2 = Learner(Request("gpt2-xl"))
     layer, tokens = gpt2.layer(), gpt2.planner.workload.batch * gpt2.planner.workload.seq
-    assert l22_two_dims.factor(layer) == 3
-    for mesh in l22_two_dims.meshes(64):
+    assert l22_two_dims.axis_ratio(layer) == 3
+    for mesh in l22_two_dims.list_meshes(64):
         want = ring_time_s(*mesh, 2e11, 4e11, layers=48, tokens=tokens, hidden=1600)
         assert l22_two_dims.ring_s(layer, tokens, mesh, 2e11, 4e11) == pytest.approx(want)
 
@@ -407,7 +409,7 @@ def test_22_chunk_overlap_and_tiles(chunks: int) -> None:
     assert found["end_s"] == pytest.approx((g + a + (chunks - 1) * max(g, a)) / chunks)
     assert found["error"] == 0
     for kind in ("column-first", "row-first"):
-        c = l22_two_dims.tile_product(kind)
+        c = l22_two_dims.multiply_tiles(kind)
         want = np.array(c["x"].tolist()) @ np.array(c["w"].tolist())
         terms = {k: np.array(v.tolist()) for k, v in c["terms"].items()}
         halves = [terms[i, 0] + terms[i, 1] if kind == "column-first" else terms[0, i] + terms[1, i] for i in (0, 1)]
@@ -417,7 +419,7 @@ def test_22_chunk_overlap_and_tiles(chunks: int) -> None:
 @pytest.mark.parametrize("n, k, seed", list(itertools.product((2, 4, 8), (1, 2), range(3))))
 def test_12_tokens_travel_and_come_home(n: int, k: int, seed: int) -> None:
     found = numbers(12, n=n, k=k, seed=seed)
-    c = l12_experts.route(n, k, seed)
+    c = l12_experts.route_tokens(n, k, seed)
     home = [t * n // 16 for t in range(16)]
     wants = c["chosen"].tolist()
     assert found["moved"] == sum(e != home[t] for t in range(16) for e in wants[t])
@@ -433,8 +435,8 @@ def test_13_the_optimum_among_all() -> None:
     lesson = LESSONS[12]
     for letters in (("S(0)", "S(0)", "S(0)", "S(1)", "S(0)", "S(0)", "S(1)"), ("R",) * 7, ("S(1)",) * 7):
         values = {**lesson.defaults(), **dict(zip(l13_choose.WEIGHTS, letters, strict=True))}
-        found = l13_choose.scored(LLAMA, "LlamaDecoderLayer", 4)
-        mine = l13_choose.index(values)
+        found = l13_choose.score_choices(LLAMA, "LlamaDecoderLayer", 4)
+        mine = l13_choose.row_of_choice(values)
         assert tuple(l13_choose.LETTERS[i] for i in found.choice[mine]) == letters
         shown = lesson.scene(LLAMA, values).numbers
         allowed = [i for i in range(3**7) if found.memory_bytes[i] <= shown["mine_bytes"]]
@@ -453,7 +455,7 @@ def test_13_the_optimum_among_all() -> None:
 def test_13_the_messages_of_a_placement() -> None:
     """Megatron-LM's placement sends four all_reduces of the activations; all copies whole only sum their gradients."""
     size = BATCH * SEQ * HIDDEN * 2
-    megatron = l13_choose.sent_by(LLAMA, "LlamaDecoderLayer", 4, ["S(0)"] * 3 + ["S(1)", "S(0)", "S(0)", "S(1)"])
+    megatron = l13_choose.list_messages(LLAMA, "LlamaDecoderLayer", 4, ["S(0)"] * 3 + ["S(1)", "S(0)", "S(0)", "S(1)"])
     assert [(x.phase, x.where, x.moved.split(": ")[1], x.kind) for x in megatron] == [
         ("backward", "input_layernorm", "P to R", "all_reduce"),
         ("forward", "o_proj", "P to R", "all_reduce"),
@@ -462,7 +464,7 @@ def test_13_the_messages_of_a_placement() -> None:
     ]
     assert all(x.num_bytes == size and x.seconds == pytest.approx(inside_s(size, 4)) for x in megatron)
     # down_proj kept whole: the hidden numbers, split by features, are exchanged for samples
-    found = l13_choose.sent_by(
+    found = l13_choose.list_messages(
         LLAMA, "LlamaDecoderLayer", 4, [str(LESSONS[12].defaults()[w]) for w in l13_choose.WEIGHTS]
     )
     hidden = [x for x in found if x.kind == "all_to_all"]
@@ -492,10 +494,10 @@ def test_13_the_messages_of_a_placement() -> None:
 def test_13_messages_cost_what_the_candidate_costs(t: int, seed: int) -> None:
     """Two ways to the same figure: the table of all choices, and the plan with this one placed. The plan also pays for a
     stream that suits the model's ends, up to a few small sums."""
-    found = l13_choose.scored(LLAMA, "LlamaDecoderLayer", t)
+    found = l13_choose.score_choices(LLAMA, "LlamaDecoderLayer", t)
     i = int(np.random.default_rng(100 * t + seed).integers(3**7))
     letters = [l13_choose.LETTERS[c] for c in found.choice[i]]
-    total = sum(x.seconds for x in l13_choose.sent_by(LLAMA, "LlamaDecoderLayer", t, letters))
+    total = sum(x.seconds for x in l13_choose.list_messages(LLAMA, "LlamaDecoderLayer", t, letters))
     assert found.comm_s[i] * (1 - 1e-5) <= total <= found.comm_s[i] * 1.01
 
 
@@ -543,7 +545,7 @@ def test_13_the_question_can_be_worked_out_from_what_it_says(monkeypatch: pytest
     assert units.seconds(one, 4) in question.ask and draw.amount(size) in question.ask
     assert question.options[question.answer] == units.seconds(4 * one)
     steps = lesson.scene(LLAMA, lesson.defaults()).steps
-    own = l13_choose.mine(LLAMA, lesson.defaults())
+    own = l13_choose.arrange_choice(LLAMA, lesson.defaults())
     assert own and own.plan and own.plan.cost and (peak := own.plan.cost.memory_bytes["peak"]) > ROOM
     assert f"{units.memory(peak)} at its fullest moment" in steps[2].says and "smaller parts" in steps[2].says
     # a small sum bears its share of the bucket's time, and the table says so
@@ -722,7 +724,9 @@ def test_file_names_and_cases() -> None:
 
 def test_10_the_cliff_between_neighbours_and_strangers() -> None:
     """Two neighbours on NVLink; two strangers on InfiniBand, where every GPU has an eighth of the node's 400 GB/s."""
-    found = {(t, near): s for t, near, s in l10_topology._cliff(l10_topology.two_nodes(LLAMA.cluster), 2**26)}
+    found = {
+        (t, near): s for t, near, s in l10_topology._all_reduce_by_size(l10_topology.two_nodes(LLAMA.cluster), 2**26)
+    }
     assert found[2, True] == pytest.approx(inside_s(2**26, 2))
     assert found[2, False] == pytest.approx(across_s(2**26, 2))
 

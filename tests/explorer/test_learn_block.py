@@ -8,7 +8,7 @@ import pytest
 from explorer.figures.svg_tensors import svg
 from explorer.learn import recent
 from explorer.learn.blocks import arranged, code
-from explorer.learn.blocks.arranged import WEIGHTS, Arranged
+from explorer.learn.blocks.arranged import WEIGHTS, ArrangedBlock
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.planners import l13_choose
@@ -28,12 +28,12 @@ FULL = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
 """Bytes of a layer's seven weights in bf16."""
 
 
-def at_gates(case: Arranged) -> list[tuple[int, str, str, str]]:
+def at_gates(case: ArrangedBlock) -> list[tuple[int, str, str, str]]:
     return sorted((m.half, m.gate, m.sent.phase, m.sent.kind) for m in case.messages if m.sent.num_bytes >= 2**20)
 
 
 def test_f_stands_before_the_first_products_and_g_behind_the_last() -> None:
-    case = arranged.megatron(LLAMA, 4, False)
+    case = arranged.arrange_megatron(LLAMA, 4, False)
     assert case and case.weights == MEGATRON and not case.gathered
     assert at_gates(case) == [
         (h, gate, phase, "all_reduce") for h in (0, 1) for gate, phase in (("end", "forward"), ("in", "backward"))
@@ -51,7 +51,7 @@ def test_f_stands_before_the_first_products_and_g_behind_the_last() -> None:
 
 
 def test_sequence_parallelism_halves_each_message_and_cuts_what_lies_between() -> None:
-    case = arranged.megatron(LLAMA, 4, True)
+    case = arranged.arrange_megatron(LLAMA, 4, True)
     assert case and case.weights == MEGATRON
     there, back = {"in": "all_gather", "end": "reduce_scatter"}, {"in": "reduce_scatter", "end": "all_gather"}
     assert at_gates(case) == sorted(
@@ -66,23 +66,23 @@ def test_sequence_parallelism_halves_each_message_and_cuts_what_lies_between() -
 
 
 def test_fsdp_goes_around_the_block() -> None:
-    case = l16_zero.around(LLAMA, {"m": 1})
+    case = l16_zero.arrange_block(LLAMA, {"m": 1})
     assert case and (case.devices, case.groups) == (8, 2) and case.gathered == set(WEIGHTS)
-    moved = block.weight_traffic(m for m in case.messages if block.travels(case, m))
+    moved = block.weight_traffic(m for m in case.messages if block.carries_weight(case, m))
     # a GPU's slices of the weights in bf16, twice; their gradients in fp32
     assert moved == {
         ("forward", "all_gather"): FULL // 8,
         ("backward", "all_gather"): FULL // 8,
         ("backward", "reduce_scatter"): 2 * FULL // 8,
     }
-    assert {m.sent.axis for m in case.messages if block.travels(case, m)} == {0}
+    assert {m.sent.axis for m in case.messages if block.carries_weight(case, m)} == {0}
 
 
 def test_no_group_of_neighbours_no_block() -> None:
-    assert arranged.megatron(LLAMA, 3, False) is None  # 32 heads
+    assert arranged.arrange_megatron(LLAMA, 3, False) is None  # 32 heads
     assert arranged.own(LLAMA, 4, ("S(0)",) * 7) is not None
-    bare = arranged.bare(LLAMA, 4, ("R",) * 7)
-    assert not bare.messages and "down_proj" in svg(block.block(bare, block.PLACED), "a block")
+    bare = arranged.arrange_unrunnable(LLAMA, 4, ("R",) * 7)
+    assert not bare.messages and "down_proj" in svg(block.draw_block(bare, block.PLACED), "a block")
 
 
 @pytest.mark.parametrize("lesson, letters", [(5, 2), (6, 4), (7, 0), (16, 0), (13, 0)])
@@ -94,7 +94,7 @@ def test_each_lesson_draws_its_state(lesson: int, letters: int) -> None:
     pictures = [s.picture for s in found.scene(LLAMA, found.defaults()).steps if 'class="messages"' in s.picture]
     assert pictures and len(re.findall(r">[fg]</text>", pictures[0])) == letters
     halves = (1,) if lesson == 5 else (0, 1)
-    told = [m for m in case.messages if m.half in halves and not block.travels(case, m)]
+    told = [m for m in case.messages if m.half in halves and not block.carries_weight(case, m)]
     assert len(re.findall(r"<title>", pictures[0])) == len(told)
     assert all(re.search(rf"<title>{m.sent.kind}, {m.sent.phase}", pictures[0]) for m in told)
 
@@ -102,7 +102,7 @@ def test_each_lesson_draws_its_state(lesson: int, letters: int) -> None:
 def test_the_builder_holds_the_cost_of_every_choice() -> None:
     lesson = LESSONS[12]
     picture = lesson.scene(LLAMA, lesson.defaults()).steps[0].picture
-    found = l13_choose.scored(LLAMA, "LlamaDecoderLayer", 4)
+    found = l13_choose.score_choices(LLAMA, "LlamaDecoderLayer", 4)
     table = re.search(r'data-seconds="([^"]*)"', picture)
     assert table and len(cells := table[1].split(",")) == 3**7
     assert all((cell == "") == (not np.isfinite(s)) for cell, s in zip(cells, found.comm_s, strict=True))

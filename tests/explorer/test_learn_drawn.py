@@ -9,7 +9,7 @@ import pytest
 
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
-from explorer.learn.pictures.sketch import Handle, Sketch, Slip, bars
+from explorer.learn.pictures.sketch import ExpectedMistake, Handle, Sketch, bars
 from explorer.text import units
 from planner_core.planning.request import Request
 
@@ -107,7 +107,14 @@ def test_other_models_have_something_to_draw_that_is_true() -> None:
     picture = html.unescape(scene.steps[5].picture)
     assert f"holds {units.memory(scene.numbers['8_peak'])}, one GPU {units.memory(scene.numbers['1_peak'])}" in picture
     found = bars(
-        Sketch("x", "GiB", 10.0, (Handle("a", 1.0, 2.0),), "why", (Slip((11.0,), "too far"), Slip((9.0,), "far"))),
+        Sketch(
+            "x",
+            "GiB",
+            10.0,
+            (Handle("a", 1.0, 2.0),),
+            "why",
+            (ExpectedMistake((11.0,), "too far"), ExpectedMistake((9.0,), "far")),
+        ),
         ("b", 1.0),
     )
     assert "too far" not in found and "far" in found, "nobody can draw beyond the scale"

@@ -46,7 +46,7 @@ def numbers(number: int, **values: int | str) -> dict[str, float]:
 
 @pytest.mark.parametrize("m", [1, 2, 4, 8])
 def test_18_the_gradients_of_micro_batches_add_up(m: int) -> None:
-    c = l18_micro_batches.gradients(m)
+    c = l18_micro_batches.micro_batch_gradients(m)
     assert len(c["parts"]) == m and c["error"] == 0
     assert np.array_equal(sum(np.array(p.tolist()) for p in c["parts"]), np.array(c["whole"].tolist()))
     assert m == 1 or not np.array_equal(np.array(c["parts"][0].tolist()), np.array(c["whole"].tolist()))
@@ -57,7 +57,7 @@ def test_18_what_comes_again_and_what_comes_once() -> None:
     part, rows = 15 / 16, 128256 * HIDDEN
     want = {"ZeRO-1": (2 + 4, 0), "ZeRO-2": (2, 4), "FSDP (ZeRO-3)": (0, 8)}
     for way, (once, again) in want.items():
-        got = l18_micro_batches.split(LLAMA, way)
+        got = l18_micro_batches.split_sent_bytes(LLAMA, way)
         spared = part * 2 * rows if way == "FSDP (ZeRO-3)" else 0
         assert got[0] == pytest.approx(
             part * once * PARAMS, rel=1e-3, abs=3e6
@@ -91,7 +91,7 @@ def test_18_prices_are_those_of_the_command_price(way: str, layout: str) -> None
 def test_18_the_last_step_names_the_quickest_that_fits() -> None:
     last = LESSONS[17].scene(LLAMA, LESSONS[17].defaults()).steps[-1]
     plans = {
-        (name, m): l18_micro_batches.case(LLAMA, str(way), m).plan
+        (name, m): l18_micro_batches.price_sharding(LLAMA, str(way), m).plan
         for way, name in LESSONS[17].controls[0].names.items()
         for m in (1, 2, 4, 8)
     }
@@ -126,7 +126,7 @@ def published() -> list[tuple[dict[str, str], dict[str, str]]]:
 
 def test_19_flops_of_a_run() -> None:
     """MPT-70b on 512 H100: 80 layers of 8 192, all computed again: 8 FLOP per weight and token, and half of attention's square."""
-    run = next(r for r in l19_measured.runs() if r.run.id == "r0001")
+    run = next(r for r in l19_measured.fitted_runs() if r.run.id == "r0001")
     tokens, d = 8 * 2048, 8192
     weights = 80 * (4 * d * d + 2 * d * 32768) + d * 50368
     assert run.flops == pytest.approx(tokens * (8 * weights + 4 * 2 * 80 * 2048 * d))
@@ -142,13 +142,13 @@ def test_19_residuals_of_one_constant(share: int) -> None:
     assert found["runs"] == len(rows) == 194
     errors = [
         abs(r.flops / (share / 100 * r.peak) / float(row["measured_s"]) - 1)
-        for r, (row, _) in zip(l19_measured.runs(), rows, strict=True)
+        for r, (row, _) in zip(l19_measured.fitted_runs(), rows, strict=True)
     ]
     assert found["median"] == pytest.approx(np.median(errors)) and found["nine"] == pytest.approx(
         np.quantile(errors, 0.9)
     )
     # no other constant has a smaller median error
-    shares = np.array([r.share for r in l19_measured.runs()])
+    shares = np.array([r.share for r in l19_measured.fitted_runs()])
     least = min(np.median(np.abs(shares / c - 1)) for c in np.linspace(0.2, 0.8, 601))
     assert found["best_median"] <= least + 1e-9
     assert found["median"] >= found["best_median"] > 4 * found["planner_median"]
@@ -165,7 +165,7 @@ def test_19_the_order_of_pairs() -> None:
     found, rows = numbers(19), published()
     flops = [
         r.flops / (4 / 3 if row["recompute"] == "full" else 1)
-        for r, (row, _) in zip(l19_measured.runs(), rows, strict=True)
+        for r, (row, _) in zip(l19_measured.fitted_runs(), rows, strict=True)
     ]
     right = count = 0
     for i, (a, _) in enumerate(rows):
@@ -208,7 +208,7 @@ def test_9_the_switch_and_the_planners_table() -> None:
 
 @pytest.mark.parametrize(
     "states, sends",
-    [(l09_algorithms.rounds_of_ring([3, 1, 4, 1]), None), (l09_algorithms.rounds_of_tree([3, 1, 4, 1]), 6)],
+    [(l09_algorithms.run_ring([3, 1, 4, 1]), None), (l09_algorithms.run_tree([3, 1, 4, 1]), 6)],
 )
 def test_9_all_members_hold_the_sum_at_the_end(states: list, sends: int | None) -> None:
     last = states[-1] if sends is None else states[-1][0]
@@ -219,9 +219,9 @@ def test_9_all_members_hold_the_sum_at_the_end(states: list, sends: int | None) 
 
 def test_9_the_films_show_the_data_at_every_stop() -> None:
     ring, tree = (s.picture for s in LESSONS[8].scene(LLAMA, LESSONS[8].defaults()).steps[:2])
-    states = l09_algorithms.rounds_of_ring(l09_algorithms.START)
+    states = l09_algorithms.run_ring(l09_algorithms.FIRST_NUMBERS)
     assert [at(ring, k) for k in range(len(states))] == [sorted(s) for s in states]
-    rounds = l09_algorithms.rounds_of_tree(l09_algorithms.START)
+    rounds = l09_algorithms.run_tree(l09_algorithms.FIRST_NUMBERS)
     assert [at(tree, k) for k in range(len(rounds))] == [sorted(s) for s, _ in rounds]
 
 
@@ -241,7 +241,7 @@ def at(film: str, stop: int) -> list[float]:
 
 @pytest.mark.parametrize("skew, factor, seed", [(0, 0, 0), (2, 125, 0), (3, 100, 4), (3, 200, 1)])
 def test_20_loads_capacity_and_what_is_dropped(skew: int, factor: int, seed: int) -> None:
-    load = l20_uneven.routed(skew, seed)
+    load = l20_uneven.tokens_by_expert(skew, seed)
     found = numbers(20, skew=skew, factor=factor, seed=seed)
     assert sum(load) == found["tokens"] == 256 and found["hottest"] == max(load)
     assert found["ratio"] == max(load) / 32
@@ -259,14 +259,14 @@ def test_20_loads_capacity_and_what_is_dropped(skew: int, factor: int, seed: int
 
 @pytest.mark.parametrize("skew, seed", [(0, 0), (2, 0), (3, 5)])
 def test_20_the_question_is_the_share_of_waiting(skew: int, seed: int) -> None:
-    load = l20_uneven.routed(skew, seed)
+    load = l20_uneven.tokens_by_expert(skew, seed)
     question = LESSONS[19].question(LLAMA, {**LESSONS[19].defaults(), "skew": skew, "seed": seed})
     waits = sum(max(load) - x for x in load) / (8 * max(load))
     assert question.values[question.answer] == pytest.approx(100 * waits)
 
 
 def test_20_an_unfair_router_is_less_even_and_fsdp_costs_what_the_command_says() -> None:
-    fair, unfair = (np.mean([max(l20_uneven.routed(skew, seed)) for seed in range(6)]) for skew in (0, 3))
+    fair, unfair = (np.mean([max(l20_uneven.tokens_by_expert(skew, seed)) for seed in range(6)]) for skew in (0, 3))
     assert fair > 32 and unfair > 2 * fair
     told = price("mixtral-8x7b", layout="fsdp=16", micro_batch=1, seq=2048, advise=False)
     assert told.plan is not None
@@ -278,8 +278,8 @@ def test_20_an_unfair_router_is_less_even_and_fsdp_costs_what_the_command_says()
 def test_20_experts_dealt_out_cost_what_the_command_says(skew: int) -> None:
     """With a fair router, and with the load of the fullest GPU of the lesson's router."""
     found = numbers(20, skew=skew)
-    load = l20_uneven.routed(skew, LESSONS[19].defaults()["seed"])
-    assert l20_uneven.fullest(load, 8) == max(load) / 32 and l20_uneven.fullest(load, 1) == 1
+    load = l20_uneven.tokens_by_expert(skew, LESSONS[19].defaults()["seed"])
+    assert l20_uneven.fullest_over_mean(load, 8) == max(load) / 32 and l20_uneven.fullest_over_mean(load, 1) == 1
     for name, imbalance in (("dealt_s", 1.0), ("uneven_s", max(load) / 32)):
         told = price(
             "mixtral-8x7b", layout="fsdp=16,ep=8", micro_batch=1, seq=2048, expert_imbalance=imbalance, advise=False
@@ -294,7 +294,7 @@ def test_20_experts_dealt_out_cost_what_the_command_says(skew: int) -> None:
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.sample
 def test_21_the_ring_puts_the_softmax_together(n: int) -> None:
-    c = l21_long.ring(n)
+    c = l21_long.run_ring_attention(n)
     assert 0 <= c["error"] < 1e-12
     assert c["weights"][-1] == pytest.approx(c["first"])  # the sum that softmax divides by, over all keys
     assert all(
@@ -314,7 +314,10 @@ def test_21_balance_and_bytes(n: int, tokens: int) -> None:
     found = numbers(21, n=n, tokens=tokens)
     pairs = [sum(q + 1 for q in (2 * r, 2 * r + 1)) for r in range(n)]
     assert (found["most"], found["least"]) == (max(pairs), min(pairs))
-    assert sum(l21_long.causal(n, True)) == sum(pairs) == n * (2 * n + 1) and len(set(l21_long.causal(n, True))) == 1
+    assert (
+        sum(l21_long.causal_pairs(n, True)) == sum(pairs) == n * (2 * n + 1)
+        and len(set(l21_long.causal_pairs(n, True))) == 1
+    )
     assert found["ratio"] == pytest.approx(max(pairs) / (2 * n + 1))
     # 8 key-value heads of 128: keys and values of the other parts pass by; or everything is exchanged
     assert found["ring"] == (n - 1) * tokens // n * 2 * 1024 * 2
@@ -342,7 +345,7 @@ def test_21_the_table_follows_the_controls_and_is_the_planners(n: int, tokens: i
         f"a text for {n} GPUs, keys in a ring": f"fsdp={rest},cp={n}",
         f"a text for {n} GPUs, heads exchanged": f"fsdp={rest},cp={n},cp_type=ulysses",
     }
-    found = l21_long.priced(LLAMA, tokens, n)
+    found = l21_long.price_layouts(LLAMA, tokens, n)
     picture = LESSONS[20].scene(LLAMA, {"n": n, "tokens": tokens}).steps[4].picture
     assert set(found) == set(layouts)
     for way, layout in layouts.items():
@@ -359,8 +362,8 @@ def test_21_ways_that_a_model_cannot_follow_are_left_out() -> None:
     """GPT-2 XL has 25 heads: 8 GPUs cannot share them. Sixteen GPUs have no 32 to share a text."""
     learner = Learner(Request("gpt2-xl"))
     alone = {"FSDP, a text for each GPU"}
-    assert set(l21_long.priced(learner, 1024, 8)) == alone | {"a text for 8 GPUs, keys in a ring"}
-    assert set(l21_long.priced(learner, 1024, 32)) == alone
+    assert set(l21_long.price_layouts(learner, 1024, 8)) == alone | {"a text for 8 GPUs, keys in a ring"}
+    assert set(l21_long.price_layouts(learner, 1024, 32)) == alone
 
 
 def test_21_a_model_with_too_few_positions_is_told() -> None:
@@ -388,16 +391,16 @@ def test_11_without_a_fault_the_pieces_are_the_layer() -> None:
     weights = [torch.randn(s, generator=gen, dtype=torch.float64) for s in ((8, 16), (8, 8), (8, 8), (16, 8))]
     x = torch.randn(6, 8, generator=gen, dtype=torch.float64)
     want = attention(*(np.array(t.tolist()) for t in (x, *weights)))
-    assert np.allclose(np.array(l11_debug.forward(x, weights, "").tolist()), want)
+    assert np.allclose(np.array(l11_debug.run_attention(x, weights, "").tolist()), want)
     for fault in ("kv", "order"):
-        assert not np.allclose(np.array(l11_debug.forward(x, weights, fault).tolist()), want)
+        assert not np.allclose(np.array(l11_debug.run_attention(x, weights, fault).tolist()), want)
 
 
 @pytest.mark.parametrize("fault", ["", *l11_debug.FAULTS])
 def test_11_the_trace_has_every_message_one_after_the_other(fault: str) -> None:
     """Two neighbours sum what they wait for; H100's launches and the fitted latency make the times."""
-    spans = l11_debug.trace(LLAMA.cluster, fault)
-    sizes = [m[2] for m in l11_debug.messages(fault)]
+    spans = l11_debug.trace_step(LLAMA.cluster, fault)
+    sizes = [m[2] for m in l11_debug.list_messages(fault)]
     assert [s.words for s in spans if s.stream == "messages"] == [f"{size} B" for size in sizes]
     assert all(a.end == b.start for a, b in itertools.pairwise(spans)) and spans[0].start == 0
     kernels = [(s.words, round((s.end - s.start) / H100["launch_s"])) for s in spans if s.stream == "compute"]
@@ -407,12 +410,12 @@ def test_11_the_trace_has_every_message_one_after_the_other(fault: str) -> None:
 
 
 def test_11_every_fault_shows_as_the_lesson_says() -> None:
-    well = l11_debug.trained("")
+    well = l11_debug.train("")
     assert well["loss"][-1] < 0.7 * well["loss"][0] and max(well["apart"]) == 0
     weights = 8 * 8 + 2 * 8 * 4 + 8 * 8  # of one of two GPUs: two heads, one key-value head
     assert [m[2] for m in well["messages"]] == [12 * 8 * 8, 12 * 8 * 8, 8 * weights]
     for case, fault in enumerate(l11_debug.FAULTS):
-        run, found = l11_debug.trained(fault), numbers(11, case=case)
+        run, found = l11_debug.train(fault), numbers(11, case=case)
         assert run["loss"][-1] < run["loss"][0], "the loss falls all the same"
         assert (found["first"] == pytest.approx(found["well_first"])) == (fault == "sum")
         assert (found["apart"] > 1e-3) == (fault == "sum") and found["last"] > found["well_last"]
@@ -438,7 +441,7 @@ def film_of(number: int, step: int, **values: int | str) -> str:
 
 @pytest.mark.parametrize("cut, devices", [("columns", 2), ("rows", 4)])
 def test_2_pieces_are_put_together_one_by_one(cut: str, devices: int) -> None:
-    c, film = l02_cuts.compute(cut, devices, 3), film_of(2, 3, cut=cut, devices=devices, seed=3)
+    c, film = l02_cuts.multiply(cut, devices, 3), film_of(2, 3, cut=cut, devices=devices, seed=3)
     assert at(film, 0) == cells(*c["pieces"])
     if cut == "rows":
         for k in range(1, devices + 1):
@@ -450,8 +453,11 @@ def test_2_pieces_are_put_together_one_by_one(cut: str, devices: int) -> None:
 @pytest.mark.parametrize("case", range(len(l03_placements.CASES)))
 def test_3_what_is_sent_moves_to_where_it_is_wanted(case: int, n: int) -> None:
     src, dst = map(l03_placements.parse_placement, l03_placements.CASES[case])
-    whole, before = l03_placements.hold(str(src), n, case + 1)
-    film, after = l03_placements.motion(before, src, dst, whole), l03_placements.move(before, src, dst)
+    whole, before = l03_placements.place_tensor(str(src), n, case + 1)
+    film, after = (
+        l03_placements.redistribution_film(before, src, dst, whole),
+        l03_placements.redistribute(before, src, dst),
+    )
     markup = film.markup("moves")
     assert at(markup, 0) == cells(*before) and at(markup, len(film.said) - 1) == cells(*after)
     # a sum for all goes in slices, and the slices are gathered: twice as much; each device sends as much as the formula says
@@ -460,22 +466,22 @@ def test_3_what_is_sent_moves_to_where_it_is_wanted(case: int, n: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 5])
 def test_4_the_ring_in_motion(n: int) -> None:
-    states, film = l04_collectives.ring(n), film_of(4, 2 * (n - 1) + 1, n=n)
+    states, film = l04_collectives.run_ring(n), film_of(4, 2 * (n - 1) + 1, n=n)
     assert [at(film, k) for k in range(len(states))] == [cells(s["data"]) for s in states]
     assert film.count('class="flight"') == n * 2 * (n - 1)
 
 
 def test_5_7_22_sums_in_motion() -> None:
-    c = l05_mlp.compute("columns", 0)
+    c = l05_mlp.run_mlp("columns", 0)
     for step, terms, total in ((3, c["terms"], c["got"]), (4, c["grads"], c["grad"])):
         film = film_of(5, step)
         assert at(film, 0) == cells(*terms) and at(film, 1) == cells(total, total)
-    tokens = np.array(l07_sequence.terms_of_tokens(4))
+    tokens = np.array(l07_sequence.token_terms(4))
     film = film_of(7, 1)
     want = (tokens, tokens.sum(0), 2 * tokens.sum(0), np.tile(2 * tokens.sum(0), 4))
     assert [at(film, k) for k in range(4)] == [cells(x) for x in want]
     for step, kind in ((0, "column-first"), (1, "row-first")):
-        tiles = l22_two_dims.tile_product(kind)
+        tiles = l22_two_dims.multiply_tiles(kind)
         whole = tiles["x"] @ tiles["w"]
         assert at(film_of(22, step), 1) == cells(whole, whole)  # every column on two GPUs
 

@@ -61,7 +61,7 @@ def test_the_snippet_runs_and_names_what_it_prints(lesson: Lesson, tmp_path: Pat
 
 def test_snippets_print_the_numbers_of_the_pictures(tmp_path: Path) -> None:
     assert f"columns: top left {numbers(2)['y00']:g}," in printed(LESSONS[1], tmp_path)
-    ring = l04_collectives.ring(4)
+    ring = l04_collectives.run_ring(4)
     assert f"sent {len(ring) - 1} chunks and holds {ring[-1]['data'][0].tolist()}" in printed(LESSONS[3], tmp_path)
     six = numbers(6)
     dealt = f"query heads 32 / 4 = {six['per_device']:g} each, key-value heads 8 / 4 = {six['kv'] / 4:g} each"
@@ -90,8 +90,8 @@ def test_snippets_print_the_numbers_of_the_pictures(tmp_path: Path) -> None:
     for name, case in (("kv", 1), ("order", 2)):
         assert f"{name}: first loss {numbers(11, case=case)['first']:.4f}" in text
     assert f"one GPU: first loss {numbers(11)['well_first']:.4f}" in text
-    assert f"apart by {l11_debug.trained('sum')['apart'][1]:.3g} before step 2" in text
-    c = l08_backward.compute("data", 2)
+    assert f"apart by {l11_debug.train('sum')['apart'][1]:.3g} before step 2" in text
+    c = l08_backward.run_backward("data", 2)
     terms = " + ".join(f"{g[0, 0]:g}" for g in c["grads_w"])
     assert f"gradient: {terms} = {c['gw'][0, 0]:g}" in printed(LESSONS[7], tmp_path)
 
@@ -130,7 +130,7 @@ def test_snippets_on_time_and_memory_print_what_the_planner_computes(tmp_path: P
         ("FSDP (ZeRO-3)", "FSDP"),
     ):
         assert told(16, rf"{shown}: keeps \S+ GiB, sends (\S+) GB") == [round(of[f"{name} formula"] / 1e9, 1)]
-    c = l18_micro_batches.gradients(4)
+    c = l18_micro_batches.micro_batch_gradients(4)
     terms = " + ".join(f"{p[0, 0]:g}" for p in c["parts"])
     assert f"top left: {terms} = {c['whole'][0, 0]:g}" in said_[18]
     of = numbers(9)
@@ -145,8 +145,10 @@ def test_snippets_on_time_and_memory_print_what_the_planner_computes(tmp_path: P
         of["dropped"],
         of["empty"],
     ]
-    assert f"sums of the first tokens {[round(x, 3) for x in l21_long.ring(4)['weights'][-1]]}" in said_[21]
-    assert f"pairs of blocks {l21_long.causal(4, False)}, zigzag {l21_long.causal(4, True)}" in said_[21]
+    assert (
+        f"sums of the first tokens {[round(x, 3) for x in l21_long.run_ring_attention(4)['weights'][-1]]}" in said_[21]
+    )
+    assert f"pairs of blocks {l21_long.causal_pairs(4, False)}, zigzag {l21_long.causal_pairs(4, True)}" in said_[21]
 
 
 WHOLE = {

@@ -70,13 +70,13 @@ def test_slower_links_turn_the_choice() -> None:
 
 @pytest.mark.parametrize("order", ["gpipe", "1f1b", "interleaved", "zb"])
 def test_the_film_shows_the_simulated_work(order: str) -> None:
-    time = lesson.by_hand(order, 8)
-    film = lesson.film(time, 8)
+    time = lesson.simulate_by_hand(order, 8)
+    film = lesson.pipeline_film(time, 8)
     assert len(film.cells) == len(time.spans)
     assert all(cell.bodies[-1] is not None for cell in film.cells), "all work is done at the last stop"
     assert not any(cell.bodies[0] for cell in film.cells)
     for cell, span in zip(film.cells, time.spans, strict=True):
-        assert cell.x == pytest.approx(lesson.LEFT + span.start_s / time.step_s * (WIDTH - lesson.LEFT))
+        assert cell.x == pytest.approx(lesson.NAMES_WIDTH + span.start_s / time.step_s * (WIDTH - lesson.NAMES_WIDTH))
         assert cell.y == span.rank * lesson.ROW
     idle = re.search(r"; (.+?) % of all time", film.said[-1])
     assert idle and float(idle[1]) == pytest.approx(100 * time.bubble_s / time.step_s, rel=0.05)
@@ -85,7 +85,7 @@ def test_the_film_shows_the_simulated_work(order: str) -> None:
 
 
 def test_what_is_handed_on_flies_to_the_next_rank() -> None:
-    film = lesson.film(lesson.by_hand("gpipe", 1), 1, flights=True)
+    film = lesson.pipeline_film(lesson.simulate_by_hand("gpipe", 1), 1, flights=True)
     assert len(film.flights) == 6, "three forward and three back"
     assert all(abs(f.end[1] - f.start[1]) == lesson.ROW for f in film.flights)
 
@@ -101,11 +101,11 @@ def test_the_listing_prints_the_step_by_hand() -> None:
 
 def test_gpus_that_ranks_cannot_share_and_short_models_are_replaced() -> None:
     three = Learner(Request("gpt2-xl", cluster="1x8-h100:gpus=2"))
-    found, note = lesson.subject(three, 4)
+    found, note = lesson.stageable_learner(three, 4)
     assert found.cluster.num_gpus == 16
     assert "two nodes" in note
     short = Learner(Request("gpt2-xl", layers=2))
-    found, note = lesson.subject(short, 4)
+    found, note = lesson.stageable_learner(short, 4)
     assert found.name == "Llama-3-8B"
     assert "too few layers" in note
 

@@ -32,7 +32,7 @@ def numbers(number: int, **values: int | str) -> dict[str, float]:
 
 def test_2_the_top_left_of_both_pieces() -> None:
     for cut in ("columns", "rows"):
-        c, found = l02_cuts.compute(cut, 2, 3), numbers(2, cut=cut, devices=2, seed=3)
+        c, found = l02_cuts.multiply(cut, 2, 3), numbers(2, cut=cut, devices=2, seed=3)
         x, w = np.array(c["x"].tolist()), np.array(c["w"].tolist())
         pieces = [x @ w[:, :2], x @ w[:, 2:]] if cut == "columns" else [x[:, :2] @ w[:2], x[:, 2:] @ w[2:]]
         assert [found["piece0_00"], found["piece1_00"]] == [p[0, 0] for p in pieces]
@@ -40,9 +40,9 @@ def test_2_the_top_left_of_both_pieces() -> None:
 
 def test_3_and_8_sums_and_corners() -> None:
     for case, (src, _) in enumerate(l03_placements.CASES):
-        whole, _ = l03_placements.hold(src, 2, case + 1)
+        whole, _ = l03_placements.place_tensor(src, 2, case + 1)
         assert numbers(3, case=case, devices=2)["total"] == sum(map(sum, whole.tolist()))
-    c = l08_backward.compute("data", 1)
+    c = l08_backward.run_backward("data", 1)
     x, w = np.concatenate([np.array(t.tolist()) for t in c["xs"]]), np.array(c["ws"][0].tolist())
     found = numbers(8, seed=1)
     assert (found["gw00"], found["gx00"]) == ((2 * x.T @ x @ w)[0, 0], (2 * x @ w @ w.T)[0, 0])
@@ -55,13 +55,13 @@ def test_23_a_layer_has_seven_matrices() -> None:
 def test_10_the_choices_by_volume_and_by_time() -> None:
     """Megatron-LM's sums over 8 × 2, inside and across: two samples for each of 8 groups, and half of the gradients on each GPU."""
     found, size = numbers(10, batch=16), 16 // 8 * SEQ * HIDDEN * 2
-    near = next(o for o in l10_topology.options(LLAMA, 16) if (o.data, o.tensor, o.inside) == (8, 2, True))
-    far = next(o for o in l10_topology.options(LLAMA, 16) if (o.data, o.tensor, o.inside) == (8, 2, False))
+    near = next(o for o in l10_topology.list_layouts(LLAMA, 16) if (o.data, o.tensor, o.inside) == (8, 2, True))
+    far = next(o for o in l10_topology.list_layouts(LLAMA, 16) if (o.data, o.tensor, o.inside) == (8, 2, False))
     assert near.tensor_s == pytest.approx(4 * LAYERS * inside_s(size, 2))
     assert far.tensor_s == pytest.approx(4 * LAYERS * across_s(size, 2))
     assert far.data_s == pytest.approx(inside_s(4 * PARAMS / 2, 8))  # the groups of the gradients lie in a node then
     assert found["by_time_s"] == near.seconds and found["by_volume_s"] == far.seconds
-    least = min(o.volume for o in l10_topology.options(LLAMA, 16) if o.peak)
+    least = min(o.volume for o in l10_topology.list_layouts(LLAMA, 16) if o.peak)
     assert least == far.volume == 4 * LAYERS * size + 2 * 7 * (4 * PARAMS // 2) // 8
     # all 16 sum 268 MB: inside and across at once, piece by piece
     one, rate = found["size"], NVLINK * (1 - FITTED["few"] / 8)
@@ -80,13 +80,13 @@ def test_22_every_mesh_on_the_clusters_own_links() -> None:
 
 
 def test_13_the_best_choice_is_counted_like_any_other() -> None:
-    found, shown = l13_choose.scored(LLAMA, "LlamaDecoderLayer", 4), numbers(13)
+    found, shown = l13_choose.score_choices(LLAMA, "LlamaDecoderLayer", 4), numbers(13)
     best = [
         i for i in range(3**7) if found.comm_s[i] == shown["best_s"] and found.memory_bytes[i] == shown["best_bytes"]
     ]
     assert len(best) >= 1 and shown["best_bytes"] <= shown["mine_bytes"]
     counts = {
-        len(l13_choose.sent_by(LLAMA, "LlamaDecoderLayer", 4, [l13_choose.LETTERS[c] for c in found.choice[i]]))
+        len(l13_choose.list_messages(LLAMA, "LlamaDecoderLayer", 4, [l13_choose.LETTERS[c] for c in found.choice[i]]))
         for i in best
     }
     assert shown["best_messages"] in counts and shown["scored"] == np.isfinite(found.comm_s).sum()
@@ -94,7 +94,7 @@ def test_13_the_best_choice_is_counted_like_any_other() -> None:
 
 def test_15_parts_of_a_step_by_hand() -> None:
     """FSDP: 32 layers wait for nothing, and each loses 0.196 of the traffic beside it; the last layer's sums end the step."""
-    found, case = numbers(15), l15_step.chosen(LLAMA, "fsdp", 2048)[0]
+    found, case = numbers(15), l15_step.plan_layout(LLAMA, "fsdp", 2048)[0]
     beside = LAYERS * (found["forward_traffic_s"] + found["backward_traffic_s"])
     assert 0.196 * beside == pytest.approx(found["contention_s"], rel=0.1)  # the embedding and the head are the rest
     assert found["not hidden_s"] == 0 == found["backward_waits_s"] and case.model.contention == 0.196
@@ -102,7 +102,7 @@ def test_15_parts_of_a_step_by_hand() -> None:
 
 def test_19_the_best_constant_and_pairs_alike() -> None:
     found = numbers(19)
-    shares = np.array([r.share for r in l19_measured.runs()])
+    shares = np.array([r.share for r in l19_measured.fitted_runs()])
     errors = np.abs(shares / found["best"] - 1)
     assert found["best_nine"] == pytest.approx(np.quantile(errors, 0.9)) and found["best_median"] == pytest.approx(
         np.median(errors)
@@ -110,8 +110,8 @@ def test_19_the_best_constant_and_pairs_alike() -> None:
     with (ASSETS / "measurements/published/predicted.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     right = count = 0
-    for i, (a, x) in enumerate(zip(l19_measured.runs(), rows, strict=True)):
-        for b, y in list(zip(l19_measured.runs(), rows, strict=True))[:i]:
+    for i, (a, x) in enumerate(zip(l19_measured.fitted_runs(), rows, strict=True)):
+        for b, y in list(zip(l19_measured.fitted_runs(), rows, strict=True))[:i]:
             same = (a.run.source, a.run.model, a.run.gpu, a.run.gpus) == (
                 b.run.source,
                 b.run.model,
@@ -129,7 +129,7 @@ def test_19_the_best_constant_and_pairs_alike() -> None:
 
 
 def test_9_and_24_rates_and_solves() -> None:
-    thought = l24_think.thought(LLAMA, 8)
+    thought = l24_think.search_model(LLAMA, 8)
     found = numbers(24, t=8)
     assert numbers(9)["rate"] == NETWORK
     assert (

@@ -34,7 +34,7 @@ def test_14_to_18_name_a_way_alike_and_state_their_tokens() -> None:
     ways = set(LESSONS[13].scene(LLAMA, LESSONS[13].defaults()).numbers)
     assert {"ZeRO-1_s", "HSDP_s", "FSDP_s"} <= ways and "data parallel_s" not in ways
     assert LESSONS[14].controls[0].name("data") == "ZeRO-1" and "dp=16,zero=1" in str(
-        l15_step.chosen(LLAMA, "data", 2048)[0].layout
+        l15_step.plan_layout(LLAMA, "data", 2048)[0].layout
     )
     assert f"{units.whole(4096)} tokens per GPU" in says(15, 1, tokens=4096)
     assert all("Model and cluster are yours" in " ".join(LESSONS[n - 1].text) for n in range(14, 19))
@@ -43,7 +43,7 @@ def test_14_to_18_name_a_way_alike_and_state_their_tokens() -> None:
 
 @pytest.mark.parametrize("m", [1, 4])
 def test_16_the_moments_and_the_bytes_that_are_told_are_the_plans(m: int) -> None:
-    found = l16_zero.cases(LLAMA, m)
+    found = l16_zero.price_stages(LLAMA, m)
     told = says(16, 4, m=m)
     if m == 1:
         late, early = told.split(" fullest before", 1)[0].split("activations are gone.")
@@ -73,10 +73,10 @@ def test_18_the_layers_are_told_apart_from_the_step() -> None:
 
 
 def test_9_the_listing_has_the_cluster_of_the_lesson() -> None:
-    ring, tree = l09_algorithms.hops_s(l09_algorithms.between(LLAMA.cluster, 64))
+    ring, tree = l09_algorithms.hop_seconds(l09_algorithms.node_link(LLAMA.cluster, 64))
     constants = re.search(r"hop, tree_hop, rate = (\S+), (\S+), (\S+) ", LESSONS[8].code)
     assert constants and [float(x) for x in constants.groups()[:2]] == pytest.approx([ring, tree], rel=0.01)
-    link = l09_algorithms.between(LLAMA.cluster, 64)
+    link = l09_algorithms.node_link(LLAMA.cluster, 64)
     assert float(constants[3]) == link.stages[0].bytes_per_s
     others = re.search(r"start, curve = (\S+), (\S+) ", LESSONS[8].code)
     assert others and [float(x) for x in others.groups()] == pytest.approx(
@@ -109,7 +109,7 @@ def test_9_what_a_switch_saves_is_told_on_paper_measured_and_in_all() -> None:
 
 @pytest.mark.parametrize("skew, seed", [(0, 0), (3, 2)])
 def test_20_tokens_at_home_are_not_sent(skew: int, seed: int) -> None:
-    experts = l20_uneven.chosen(skew, seed)
+    experts = l20_uneven.choose_experts(skew, seed)
     arrive = [sum(e == gpu and token // 32 != gpu for token, e in enumerate(experts)) for gpu in range(8)]
     scene = LESSONS[19].scene(LLAMA, {**LESSONS[19].defaults(), "skew": skew, "seed": seed})
     assert scene.numbers["most_arrive"] == 2 * 4096 * max(arrive)
@@ -126,7 +126,7 @@ def test_the_quickest_are_told_with_those_that_tie(number: int, step: int) -> No
 def test_16_the_quickest_stage_is_told_with_those_that_the_doubt_does_not_tell_apart() -> None:
     """ZeRO-1 sends what ZeRO-2 sends, but adds up whole gradients: whether that tells them apart is the doubt's to say."""
     told = re.search(r"Quickest [^:]*: \*\*(.*?)\*\*", says(16, 5))
-    cases = {name: c.plan for name, c in l16_zero.cases(LLAMA, 1).items() if c.plan.fits}
+    cases = {name: c.plan for name, c in l16_zero.price_stages(LLAMA, 1).items() if c.plan.fits}
     took = {name: plan.cost.step_time_s for name, plan in cases.items()}
     first = min(cases, key=lambda name: took[name])
     near = {
@@ -144,13 +144,13 @@ def test_19_pairs_with_contradictions_are_counted_on_both_sides() -> None:
     )
     assert told
     wrong, odd, fine, right = map(int, told.groups())
-    assert wrong + right == len(l19_measured.pairs(True)) and odd <= wrong and fine <= right
-    both = [a.run.contradicted or b.run.contradicted for a, b in l19_measured.pairs(True)]
+    assert wrong + right == len(l19_measured.comparable_pairs(True)) and odd <= wrong and fine <= right
+    both = [a.run.contradicted or b.run.contradicted for a, b in l19_measured.comparable_pairs(True)]
     assert odd + fine == sum(map(bool, both))
 
 
 def test_21_ways_compare_by_tokens_per_second() -> None:
-    cases = l21_long.priced(LLAMA, 131072, 4)
+    cases = l21_long.price_layouts(LLAMA, 131072, 4)
     last = LESSONS[20].scene(LLAMA, LESSONS[20].defaults()).steps[4]
     for peak, seconds, _, texts in cases.values():
         assert units.memory(peak) in last.picture and units.whole(round(texts * 131072 / seconds)) in last.picture
@@ -161,7 +161,7 @@ def test_21_ways_compare_by_tokens_per_second() -> None:
 
 def test_21_ends_with_the_planners_own_choice() -> None:
     """The quickest plan that the library finds for the same texts; no stated way is quicker."""
-    own = l21_long.own(LLAMA, 131072, 4)
+    own = l21_long.choose_own_plan(LLAMA, 131072, 4)
     found = plan("llama-3-8b", cluster="2x8-h100", batch=4, seq=131072, recompute="full", accumulate=1)
     assert own is not None and own.fits
     assert own.cost.step_time_s == min(p.cost.step_time_s for p in found.plans if p.fits)
@@ -169,7 +169,7 @@ def test_21_ends_with_the_planners_own_choice() -> None:
     assert f"**{recipe.describe_layout(own)}**" in last.says and "context parallel" in recipe.describe_layout(own)
     assert last.picture.count("own choice<") == 1
     assert own.cost.step_time_s <= min(
-        seconds for _, seconds, fits, texts in l21_long.priced(LLAMA, 131072, 4).values() if fits and texts == 4
+        seconds for _, seconds, fits, texts in l21_long.price_layouts(LLAMA, 131072, 4).values() if fits and texts == 4
     )
 
 

@@ -28,7 +28,7 @@ def shown(**values: int) -> dict[str, float]:
 
 
 def test_ways_of_one_copy_are_the_product_of_what_each_part_may_be() -> None:
-    problem = placing.neighbours(LLAMA, 4).problem(DeviceMesh(("gpus",), (4,)))
+    problem = placing.on_neighbours(LLAMA, 4).problem(DeviceMesh(("gpus",), (4,)))
     sizes = problem.first_variant("LlamaDecoderLayer").sizes.values()
     found = shown(t=4)
     assert found["ways"] == pytest.approx(math.log10(math.prod(sizes)))
@@ -36,9 +36,9 @@ def test_ways_of_one_copy_are_the_product_of_what_each_part_may_be() -> None:
 
 
 def test_products_of_tables_are_the_least_over_all_ways_between() -> None:
-    run = l24_think.thought(LLAMA, 4).run
+    run = l24_think.search_model(LLAMA, 4).run
     one, states = run.copy_seconds, range(len(run.states))
-    for n, table in l24_think.squares(run)[:3]:  # 1, 2, 4 copies: every way looked at
+    for n, table in l24_think.table_powers(run)[:3]:  # 1, 2, 4 copies: every way looked at
         for i, j in itertools.product(states, states):
             ways = [(i, *middle, j) for middle in itertools.product(states, repeat=n - 1)]
             least = min(sum(one[a, b] for a, b in itertools.pairwise(way)) for way in ways)
@@ -62,22 +62,22 @@ def test_what_is_printed_adds_up_as_it_is_printed(t: int) -> None:
     assert f"**{least / 1000:.3f} ms**" in steps[1].says
     assert len(sums) == len(table) and all(a + b == together for a, b, together in sums)
     assert f"**{min(s[2] for s in sums) / 1000:.3f} ms**" in steps[2].says
-    one = np.array(l24_think.thought(LLAMA, t).run.copy_seconds * 1e6).round()
+    one = np.array(l24_think.search_model(LLAMA, t).run.copy_seconds * 1e6).round()
     all_ = one
     for row in doubled:
         assert row[-1] == (copies := 2 ** doubled.index(row)) * least and row[-2] == all_.min()
         all_ = np.min(all_[:, :, None] + all_[None], axis=1)
-    found, exact = shown(t=t)["all_ms"], 1e3 * l24_think.thought(LLAMA, t).run.run_seconds.min()
+    found, exact = shown(t=t)["all_ms"], 1e3 * l24_think.search_model(LLAMA, t).run.run_seconds.min()
     assert round(1e3 * found) == doubled[-1][-2] and abs(found - exact) <= copies * 0.5e-3
 
 
 @pytest.mark.parametrize("copies", [2, 3, 6, 32, 48])
 def test_copies_that_are_no_power_of_two_are_put_together(copies: int) -> None:
-    run = replace(l24_think.thought(LLAMA, 4).run, copies=copies)
+    run = replace(l24_think.search_model(LLAMA, 4).run, copies=copies)
     slow = run.copy_seconds
     for _ in range(copies - 1):
         slow = l24_think.then(slow, run.copy_seconds)
-    n, made = l24_think.squares(run)[-1]
+    n, made = l24_think.table_powers(run)[-1]
     assert n == copies
     np.testing.assert_allclose(made, slow, rtol=1e-9)
 
@@ -91,12 +91,12 @@ def figures(table: str) -> list[list[int]]:
 @pytest.mark.parametrize("copies, products", [(2, 1), (3, 2), (32, 5), (48, 6), (80, 7), (126, 11)])
 def test_products_needed_by_squaring(copies: int, products: int) -> None:
     binary = f"{copies:b}"
-    assert l24_think.products(copies) == products == len(binary) - 1 + binary.count("1") - 1
+    assert l24_think.num_products(copies) == products == len(binary) - 1 + binary.count("1") - 1
 
 
 @pytest.mark.parametrize("room", LESSONS[23].controls[1].options)
 def test_the_price_gives_the_highest_bound_and_the_rest_is_counted(room: int) -> None:
-    found = l13_choose.scored(LLAMA, "LlamaDecoderLayer", 4)
+    found = l13_choose.score_choices(LLAMA, "LlamaDecoderLayer", 4)
     ms, gib = found.comm_s * 1e3, found.memory_bytes / units.GIB
     quick = gib[ms == ms.min()].min()
     allowed = gib.min() + room / 100 * (quick - gib.min())
@@ -112,7 +112,7 @@ def test_the_price_gives_the_highest_bound_and_the_rest_is_counted(room: int) ->
 
 
 def test_the_proof_is_the_planners() -> None:
-    found, thought = shown(t=8), l24_think.thought(LLAMA, 8)
+    found, thought = shown(t=8), l24_think.search_model(LLAMA, 8)
     assert found["proven"] == 1 and thought.answer.assignment is not None
     assert found["bound_s"] == pytest.approx(thought.answer.assignment.step_time_s, rel=1e-6)
     # the weighted mean of a layer's two sides is never more than its time

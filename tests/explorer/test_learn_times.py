@@ -72,15 +72,15 @@ def test_14_prices_are_those_of_the_command_price(name: str, layout: str, micro_
 
 def test_14_the_map_has_its_regimes() -> None:
     """Few tokens and slow links: tensor parallelism in the node. Many: only what is gathered from all GPUs still fits."""
-    cases = {tokens: l14_pays.priced(LLAMA, tokens) for tokens in l14_pays.TOKENS}
-    slow, fast = (l14_pays.scaled(LLAMA.cluster, speed) for speed in (1, 16))
-    assert l14_pays.winner(cases[512], slow) == "tensor parallel 8"
+    cases = {tokens: l14_pays.price_layouts(LLAMA, tokens) for tokens in l14_pays.TOKENS}
+    slow, fast = (l14_pays.scale_outer_links(LLAMA.cluster, speed) for speed in (1, 16))
+    assert l14_pays.best_layout(cases[512], slow) == "tensor parallel 8"
     assert [name for name, case in cases[8192].items() if case.plan.fits] == ["FSDP"]
-    assert l14_pays.winner(cases[8192], fast) == l14_pays.winner(cases[8192], slow) == "FSDP"
+    assert l14_pays.best_layout(cases[8192], fast) == l14_pays.best_layout(cases[8192], slow) == "FSDP"
     for found in cases.values():
         for cluster in (slow, fast):
             took = {name: sum(case.seconds(cluster)) for name, case in found.items() if case.plan.fits}
-            assert l14_pays.cell(found, cluster).split(" ≈ ")[0] == min(took, key=lambda name: took[name])
+            assert l14_pays.fastest_with_ties(found, cluster).split(" ≈ ")[0] == min(took, key=lambda name: took[name])
 
 
 def test_14_the_question_asks_for_the_crossing() -> None:
@@ -144,8 +144,8 @@ def test_15_a_bucket_pays_one_latency() -> None:
 
 def test_15_layers_one_after_the_other_take_what_the_formula_says() -> None:
     """Layer by layer on two streams: the next gather starts with this layer's compute, a layer when its weights are there."""
-    case, _ = l15_step.chosen(LLAMA, "fsdp", 512)
-    for p in l15_step.phases(case):
+    case, _ = l15_step.plan_layout(LLAMA, "fsdp", 512)
+    for p in l15_step.layer_phases(case):
         now = gathered = 0.0
         for _ in range(100):
             start = max(now, gathered)
@@ -270,7 +270,7 @@ def test_16_memory_and_time_are_those_of_the_command_price(name: str) -> None:
 
 def test_16_every_stage_deals_out_one_kind_more() -> None:
     """18 bytes per parameter: 2 to compute with, 4 of the optimizer's own weights, 8 of averages, 4 of gradients."""
-    told = [sum(l16_zero.kept(stage, 16).values()) for stage in range(4)]
+    told = [sum(l16_zero.kept_per_parameter(stage, 16).values()) for stage in range(4)]
     assert told == pytest.approx([18, 2 + 12 / 16 + 4, 2 + 16 / 16, 16 / 16])
     # what is kept all the time is in the planner's own peak, where a micro-batch came before
     found = numbers(16, m=4)
@@ -315,11 +315,11 @@ def test_17_what_is_kept_goes_with_the_tokens_and_recomputation_keeps_inputs() -
 
 def test_17_the_question_asks_for_the_highest_point() -> None:
     for values in ({"recompute": "none", "m": 1}, {"recompute": "full", "m": 8}):
-        case = l17_memory_walk.case(LLAMA, values["recompute"], values["m"])
-        found, turn, step = l17_memory_walk.moments(case)
+        case = l17_memory_walk.price_fsdp(LLAMA, values["recompute"], values["m"])
+        found, turn, step = l17_memory_walk.memory_moments(case)
         at = max(range(len(found)), key=lambda i: found[i].total)
         question = LESSONS[16].question(LLAMA, values)
-        assert question.answer == l17_memory_walk.when(case)
+        assert question.answer == l17_memory_walk.phase_of_peak(case)
         right = question.options[question.answer]
         assert (at < turn) == (right in ("On the way forward",)) or abs(at - turn) <= turn // 20
         assert (at >= step) == (right == "In the optimizer's step")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.sync_api import expect
 
-from explorer.learn.pictures.sketch import Curve, Handle, Sketch, Slip, bars, curves, spans
+from explorer.learn.pictures.sketch import Curve, ExpectedMistake, Handle, Sketch, bars, curves, spans
 from explorer.static import script, style
 
 pytestmark = pytest.mark.lessons
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.lessons
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-HALVES = Slip((40.0, 20.0), "You halved it each time.")
+HALVES = ExpectedMistake((40.0, 20.0), "You halved it each time.")
 BARS = bars(
     Sketch(
         "bars",

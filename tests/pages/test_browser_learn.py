@@ -182,7 +182,7 @@ def test_a_picture_moves_by_play_scrub_and_arrow_keys(chromium: Browser, tmp_pat
     (target := tmp_path / "film.html").write_text(
         export.lesson_page(lesson, LLAMA, lesson.defaults()), encoding="utf-8"
     )
-    states = l09_algorithms.rounds_of_ring(l09_algorithms.START)
+    states = l09_algorithms.run_ring(l09_algorithms.FIRST_NUMBERS)
     for motion in ("no-preference", "reduce"):
         context = chromium.new_context(offline=True, reduced_motion=motion)
         visit = Visit(context.new_page())
@@ -197,7 +197,7 @@ def test_a_picture_moves_by_play_scrub_and_arrow_keys(chromium: Browser, tmp_pat
             expect(flights).to_have_count(0)
             page.keyboard.press("ArrowRight")
         page.keyboard.press("End")
-        assert set(cells.all_text_contents()) == {str(sum(l09_algorithms.START))}
+        assert set(cells.all_text_contents()) == {str(sum(l09_algorithms.FIRST_NUMBERS))}
         expect(page.locator("#step")).to_have_text(re.compile("^1 of "))  # the arrows moved the picture, not the lesson
         place.evaluate("e => { e.value = '2.7'; e.dispatchEvent(new Event('input')); }")
         expect(flights).to_have_count(1 if motion == "no-preference" else 0)

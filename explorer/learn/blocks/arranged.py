@@ -12,7 +12,7 @@ from functools import lru_cache
 from explorer.address.settings import MODELS
 from explorer.learn.blocks import placing
 from explorer.learn.blocks.placing import BlockMessage
-from explorer.learn.learner import STANDARD, Learner, standard
+from explorer.learn.learner import STANDARD_MODEL, Learner, with_standard_model
 from planner_core.core import Block, BlockPlan, DeviceMesh, Plan
 from planner_core.ops import Kind, operator
 from planner_core.planning import Planner
@@ -39,7 +39,7 @@ class PlacedMessage:
 
 
 @dataclass(frozen=True)
-class Arranged:
+class ArrangedBlock:
     """One copy of a block under `plan`, on `devices` neighbours (the last mesh axis) and in `groups` of them (the axes before).
 
     `weights[name]` is the placement over the neighbours in which a weight is kept, and `gathered` holds those that are whole while they
@@ -61,89 +61,97 @@ class Arranged:
         return sum(m.sent.seconds for m in self.messages)
 
 
-def suited(learner: Learner) -> tuple[Learner, str, str]:
+def with_llama_block(learner: Learner) -> tuple[Learner, str, str]:
     """A learner whose model has a block with the seven weights, the block's name, and a sentence if it is another model."""
     for name, block in learner.graph.blocks.items():
-        if tuple(short(block.values[w].name) for w in weight_matrices(block)) == WEIGHTS:
+        if tuple(short_name(block.values[w].name) for w in weight_matrices(block)) == WEIGHTS:
             return learner, name, ""
-    found, name, _ = suited(standard(learner))
-    return found, name, f"{learner.name} has no block with these seven weights, so this lesson uses {MODELS[STANDARD]}."
+    found, name, _ = with_llama_block(with_standard_model(learner))
+    return (
+        found,
+        name,
+        f"{learner.name} has no block with these seven weights, so this lesson uses {MODELS[STANDARD_MODEL]}.",
+    )
 
 
-def short(weight: str) -> str:
+def short_name(weight: str) -> str:
     """`q_proj` of `self_attn.q_proj.weight`."""
     return weight.removesuffix(".weight").rpartition(".")[2]
 
 
 @lru_cache(maxsize=64)
-def megatron(learner: Learner, devices: int, sequence: bool) -> Arranged | None:
+def arrange_megatron(learner: Learner, devices: int, sequence: bool) -> ArrangedBlock | None:
     """Megatron-LM's plan on `devices` neighbours; None where its heads or tokens do not divide."""
-    learner, name, _ = suited(learner)
-    planner, mesh = placing.neighbours(learner, devices), DeviceMesh(("tensor",), (devices,))
+    learner, name, _ = with_llama_block(learner)
+    planner, mesh = placing.on_neighbours(learner, devices), DeviceMesh(("tensor",), (devices,))
     method = BASELINES["megatron-sp" if sequence else "megatron"]
     restrict = method.restrict(planner.graph, mesh)
     problem = planner.problem(mesh, restrict, zero=0) if restrict else None
-    return _searched(planner, problem, name, method.shown_plan, "time") if problem else None
+    return _search_and_arrange(planner, problem, name, method.shown_plan, "time") if problem else None
 
 
 @lru_cache(maxsize=64)
-def best(learner: Learner, devices: int) -> Arranged:
+def arrange_best(learner: Learner, devices: int) -> ArrangedBlock:
     """The exact plan on `devices` neighbours, the one of least time."""
-    learner, name, _ = suited(learner)
-    planner = placing.neighbours(learner, devices)
-    found = _searched(planner, planner.problem(DeviceMesh(("tensor",), (devices,))), name, "Exact plan", "time")
+    learner, name, _ = with_llama_block(learner)
+    planner = placing.on_neighbours(learner, devices)
+    found = _search_and_arrange(
+        planner, planner.problem(DeviceMesh(("tensor",), (devices,))), name, "Exact plan", "time"
+    )
     assert found, "a plan that replicates everything can always run"
     return found
 
 
 @lru_cache(maxsize=256)
-def own(learner: Learner, devices: int, letters: tuple[str, ...]) -> Arranged | None:
+def own(learner: Learner, devices: int, letters: tuple[str, ...]) -> ArrangedBlock | None:
     """The seven weights placed by `letters`, the rest chosen to communicate least; None where that cannot run."""
-    learner, name, _ = suited(learner)
+    learner, name, _ = with_llama_block(learner)
     block = learner.graph.blocks[name]
     full = [block.values[w].name for w in weight_matrices(block)]
-    planner = placing.neighbours(learner, devices)
+    planner = placing.on_neighbours(learner, devices)
     placed = placing.PlacedBlock(name, block, dict(zip(full, letters, strict=True)))
     problem = planner.problem(DeviceMesh(("tensor",), (devices,)), placed, zero=0, uniform=True)
-    return _searched(planner, problem, name, "Placed by hand", "communication")
+    return _search_and_arrange(planner, problem, name, "Placed by hand", "communication")
 
 
-def bare(learner: Learner, devices: int, letters: tuple[str, ...]) -> Arranged:
+def arrange_unrunnable(learner: Learner, devices: int, letters: tuple[str, ...]) -> ArrangedBlock:
     """The seven weights so placed, where that cannot run: nothing is known of the tensors between."""
-    _, name, _ = suited(learner)
-    return Arranged(name, devices, 1, dict(zip(WEIGHTS, letters, strict=True)), frozenset(), {}, (), None)
+    _, name, _ = with_llama_block(learner)
+    return ArrangedBlock(name, devices, 1, dict(zip(WEIGHTS, letters, strict=True)), frozenset(), {}, (), None)
 
 
-def of_plan(learner: Learner, plan: Plan, planner: Planner) -> Arranged:
+def arrange_plan(learner: Learner, plan: Plan, planner: Planner) -> ArrangedBlock:
     """The block under any plan of the learner's model; its neighbours are those of the axis of tensor parallelism, the last one."""
-    _, name, _ = suited(learner)
-    return _arranged(plan, planner, name)
+    _, name, _ = with_llama_block(learner)
+    return _arrange(plan, planner, name)
 
 
-def _searched(planner: Planner, problem: Problem, block: str, title: str, objective: str) -> Arranged | None:
+def _search_and_arrange(
+    planner: Planner, problem: Problem, block: str, title: str, objective: str
+) -> ArrangedBlock | None:
     answer = search_within_budget(problem, objective=objective)
     if answer.assignment is None:
         return None
-    return _arranged(planner.plan(problem, answer, title, "learn", objective), planner, block)
+    return _arrange(planner.plan(problem, answer, title, "learn", objective), planner, block)
 
 
-def _arranged(plan: Plan, planner: Planner, name: str) -> Arranged:
+def _arrange(plan: Plan, planner: Planner, name: str) -> ArrangedBlock:
     block, bp = planner.graph.blocks[name], plan.blocks[name]
     last = len(plan.mesh.axis_sizes) - 1
     split = plan.mesh.axis_names[last] == "tensor"
-    stored = {short(n): str(p.stored[last]) if split else "R" for n, p in bp.params.items()}
-    gathered = frozenset(short(n) for n, p in bp.params.items() if p.gathered)
+    stored = {short_name(n): str(p.stored[last]) if split else "R" for n, p in bp.params.items()}
+    gathered = frozenset(short_name(n) for n, p in bp.params.items() if p.gathered)
     devices = plan.mesh.axis_sizes[last] if split else 1
-    found = placing.of_plan(plan, planner, name)
-    anchors = _anchors(block)
-    return Arranged(
+    found = placing.list_messages(plan, planner, name)
+    anchors = _find_halves(block)
+    return ArrangedBlock(
         name,
         devices,
         plan.mesh.num_devices // devices,
         {w: stored[w] for w in WEIGHTS},
         gathered & set(WEIGHTS),
-        _wires(block, bp, anchors, last),
-        tuple(_place(m, block, anchors) for m in found),
+        _wire_placements(block, bp, anchors, last),
+        tuple(_place_message(m, block, anchors) for m in found),
         plan,
     )
 
@@ -159,9 +167,9 @@ class _Half:
     add: int
 
 
-def _anchors(block: Block) -> tuple[_Half, _Half]:
+def _find_halves(block: Block) -> tuple[_Half, _Half]:
     by_weight = {
-        short(block.values[v].name): i for i, op in enumerate(block.ops) for v in op.inputs if _is_weight(block, v)
+        short_name(block.values[v].name): i for i, op in enumerate(block.ops) for v in op.inputs if _is_weight(block, v)
     }
     q, k, v, o, gate, up, down = (by_weight[w] for w in WEIGHTS)
     attention = next(i for i, op in enumerate(block.ops) if operator(op.fn).kind is Kind.ATTENTION)
@@ -173,7 +181,7 @@ def _is_weight(block: Block, value: int) -> bool:
     return block.values[value].kind == "parameter"
 
 
-def _wires(block: Block, bp: BlockPlan, halves: tuple[_Half, _Half], axis: int) -> dict[tuple[int, str], str]:
+def _wire_placements(block: Block, bp: BlockPlan, halves: tuple[_Half, _Half], axis: int) -> dict[tuple[int, str], str]:
     """The placement of what runs from operator to operator, along one mesh axis."""
 
     def site(i: int) -> tuple[str, str, str]:
@@ -192,20 +200,20 @@ def _wires(block: Block, bp: BlockPlan, halves: tuple[_Half, _Half], axis: int) 
     return found
 
 
-def _place(sent: BlockMessage, block: Block, halves: tuple[_Half, _Half]) -> PlacedMessage:
+def _place_message(sent: BlockMessage, block: Block, halves: tuple[_Half, _Half]) -> PlacedMessage:
     """The gate of an activation's message, or the weight of a weight's."""
     index = {op.name: i for i, op in enumerate(block.ops)}
     if sent.weight:
-        name = short(sent.weight)
+        name = short_name(sent.weight)
         below = int(name in HALVES[1] or "post" in name)
         return PlacedMessage(below, name if name in WEIGHTS else "norm", sent)
     i, result = index[sent.site], "result" in sent.what
     h = int(i > halves[0].add)
     half = halves[h]
-    return PlacedMessage(h, _gate(i, result, half), sent)
+    return PlacedMessage(h, _find_gate(i, result, half), sent)
 
 
-def _gate(i: int, result: bool, half: _Half) -> str:
+def _find_gate(i: int, result: bool, half: _Half) -> str:
     if i < half.first[0]:
         return "in" if i == half.first[0] - 1 and result else "norm"
     if i in half.first and not result:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from explorer.jobs.code import Line, functions_of
-from explorer.learn.blocks.arranged import Arranged
+from explorer.learn.blocks.arranged import ArrangedBlock
 from planner_core.core import InputError
 
 COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"}
@@ -25,7 +25,7 @@ class BlockCode:
     reason: str = ""
 
 
-def generate_block_code(case: Arranged | None) -> BlockCode:
+def generate_block_code(case: ArrangedBlock | None) -> BlockCode:
     """The code of a block under its plan. It takes seconds: the model is built, without its weights, and recorded."""
     if case is None or case.plan is None:
         return BlockCode(reason="This choice cannot run, so there is no code of it.")

@@ -13,7 +13,7 @@ from planner_core.cost import CostModel, Message, MessageSource, cost_model, mes
 from planner_core.planning import Planner
 from planner_core.search.network import Network, Restriction, allow_only
 
-SHORT = {"scaled_dot_product_attention": "attention", "mul": "multiply"}
+OPERATOR_NAMES = {"scaled_dot_product_attention": "attention", "mul": "multiply"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +58,26 @@ class PlacedBlock(Restriction):
                 net.factors.append(allow_only(name, ok))
 
 
-def neighbours(learner: Learner, devices: int) -> Planner:
+def on_neighbours(learner: Learner, devices: int) -> Planner:
     """The learner's planner on `devices` GPUs of one node."""
     planner = learner.planner
     level = replace(planner.cluster.levels[0], size=devices)
     return planner.changed(cluster=replace(planner.cluster, levels=(level,)))
 
 
-def of_plan(plan: Plan, planner: Planner, name: str) -> tuple[BlockMessage, ...]:
+def list_messages(plan: Plan, planner: Planner, name: str) -> tuple[BlockMessage, ...]:
     """Every collective of one copy of a block under a plan, in one micro-batch and once a step."""
     model = replace(
         cost_model(planner.cluster, plan.mesh, planner.workload), workload=replace(planner.workload, accumulate=1)
     )
-    return _sent(model, planner.graph, plan.blocks[name], name)
+    return _list_messages(model, planner.graph, plan.blocks[name], name)
 
 
-NAMES = {MessageSource.RESULT: "result", MessageSource.OPERAND: "input", MessageSource.WEIGHT: "weight"}
+MOVED_NAMES = {MessageSource.RESULT: "result", MessageSource.OPERAND: "input", MessageSource.WEIGHT: "weight"}
 """What a message moves, as a lesson calls it."""
 
 
-def _sent(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -> tuple[BlockMessage, ...]:
+def _list_messages(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -> tuple[BlockMessage, ...]:
     block = graph.blocks[name]
     ops = {op.name for op in block.ops}
     one = replace(plan, prefixes=plan.prefixes[:1])
@@ -85,42 +85,44 @@ def _sent(model: CostModel, graph: Graph, plan: BlockPlan, name: str) -> tuple[B
     for m in messages({name: one}, graph, model):
         seconds = message_time(m, model)
         moved = (
-            _moved(m, plan.sites[m.site].inputs, plan.sites[m.site].outputs) if m.site in ops else f"{m.what}: P to R"
+            _describe_move(m, plan.sites[m.site].inputs, plan.sites[m.site].outputs)
+            if m.site in ops
+            else f"{m.what}: P to R"
         )
         size = m.count * m.num_bytes
         rows.append(
-            BlockMessage(m.phase, _where(m.site), moved, m.kind, size, seconds, m.site, m.what, m.weight, m.axis)
+            BlockMessage(m.phase, _place_name(m.site), moved, m.kind, size, seconds, m.site, m.what, m.weight, m.axis)
         )
     return tuple(rows)
 
 
-def _moved(m: Message, inputs: tuple[Edge, ...], outputs: tuple[Edge, ...]) -> str:
+def _describe_move(m: Message, inputs: tuple[Edge, ...], outputs: tuple[Edge, ...]) -> str:
     """What a message puts right, with the placements it goes between."""
     if m.source is MessageSource.INSIDE:
         return m.what
     edge = (outputs if m.source is MessageSource.RESULT else inputs)[m.position]
-    name = NAMES[m.source]
+    name = MOVED_NAMES[m.source]
     steps = edge.backward if m.gradient else edge.forward
     step = next(s for s in steps if s.collective == m.kind)
     return f"{'gradient of ' * m.gradient}{name}: {step.src} to {step.dst}"
 
 
-def _where(site: str) -> str:
+def _place_name(site: str) -> str:
     """A short name for a place in a block: its module where it has a weight of its own, else the operation."""
     scope, slash, fn = site.removesuffix(".weight").rpartition("/")
     fn = fn.partition(".")[0] if slash else fn
     module = (scope or fn).rpartition(".")[2]
-    return module if fn == "linear" or not slash or "norm" in module else SHORT.get(fn, fn)
+    return module if fn == "linear" or not slash or "norm" in module else OPERATOR_NAMES.get(fn, fn)
 
 
-def compare(
+def compare_messages(
     mine: tuple[BlockMessage, ...], best: tuple[BlockMessage, ...]
 ) -> tuple[list[BlockMessage], list[BlockMessage]]:
     """What only the first sends and what only the second, the slowest first."""
-    return _only(mine, best), _only(best, mine)
+    return _only_in_first(mine, best), _only_in_first(best, mine)
 
 
-def _only(these: tuple[BlockMessage, ...], those: tuple[BlockMessage, ...]) -> list[BlockMessage]:
+def _only_in_first(these: tuple[BlockMessage, ...], those: tuple[BlockMessage, ...]) -> list[BlockMessage]:
     left = Counter(x.key for x in those)
     found = []
     for x in these:

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from explorer.figures.palette import COMPUTE, DEVICES, MEMORY_COLOURS
-from explorer.learn.pictures.sketch import LOW_Y, Curve, Handle, Sketch, Slip, bars, curves, place, spans
+from explorer.learn.pictures.sketch import (
+    LOW_Y,
+    Curve,
+    ExpectedMistake,
+    Handle,
+    Sketch,
+    bars,
+    curve_scales,
+    curves,
+    spans,
+)
 from explorer.text import units
 
 
-def memory_by_gpus(
+def sketch_memory_by_gpus(
     peaks: Mapping[int, float], room: tuple[float, str], shared: str, whole: float, activations: float
 ) -> str:
     """Lesson 1: the fullest moment of each of n GPUs, from that of one (`peaks` by n, bytes). `shared` says where the largest number comes from,
@@ -25,18 +35,18 @@ def memory_by_gpus(
         f"about {shared}." if even else f"{units.memory(peaks[last])}, one GPU {units.memory(one)}."
     )
     slips = [
-        Slip(
+        ExpectedMistake(
             tuple(one / gib for _ in more),
             "So it would be if each GPU kept the whole model and the whole batch. Here each keeps a part of every weight.",
         ),
     ]
     if whole > 0.01 * one:
         slips += [
-            Slip(
+            ExpectedMistake(
                 tuple(one / n / gib for n in more),
                 f"You divided everything by the number of GPUs. But {units.memory(whole)} of the activations stay whole on every GPU.",
             ),
-            Slip(
+            ExpectedMistake(
                 tuple(((one - activations) / n + activations) / gib for n in more),
                 f"You left all activations whole. Only {units.memory(whole)} of them are; the others are divided.",
             ),
@@ -52,9 +62,7 @@ def memory_by_gpus(
     return bars(sketch, ("one GPU", one / gib), (room[0] / gib, room[1]))
 
 
-def waits_by_tokens(
-    tokens: Sequence[int], gather: float, compute: Mapping[int, float], sums: Mapping[int, float]
-) -> str:
+def sketch_waits(tokens: Sequence[int], gather: float, compute: Mapping[int, float], sums: Mapping[int, float]) -> str:
     """Lesson 14: what a layer waits for forward, under FSDP and under tensor parallelism, by tokens per GPU (seconds)."""
     first, last = tokens[0], tokens[-1]
     fsdp = [1e3 * max(0.0, gather - compute[t]) for t in tokens]
@@ -72,22 +80,22 @@ def waits_by_tokens(
     rest: tuple[None, ...] = (None,) * len(tensor)
     whole, none = 1e3 * gather, (None,) * len(tokens)
     slips = [
-        Slip(
+        ExpectedMistake(
             (*(whole for _ in tokens), *rest),
             "Your gather is always waited for. It runs beside compute, and only what is longer than compute shows.",
         ),
-        Slip(
+        ExpectedMistake(
             (*(whole * t / last for t in tokens), *rest),
             "Your gather grows with the tokens. It carries weights, which are the same for any number of tokens.",
         ),
     ]
     if tensor:
         slips += [
-            Slip(
+            ExpectedMistake(
                 (*none, *(tensor[0] for _ in tensor)),
                 "Your sums are the same for all tokens. They carry activations, so their bytes grow with the tokens.",
             ),
-            Slip(
+            ExpectedMistake(
                 (*none, *reversed(tensor)),
                 "Your sums shrink as tokens grow, as if compute hid them. The layer waits for them: its next product needs the sum.",
             ),
@@ -101,7 +109,7 @@ def waits_by_tokens(
     return curves(sketch, lines, ticks, "ms that a layer waits for, by tokens per GPU")
 
 
-def streams(busy: float, traffic: float) -> str:
+def sketch_streams(busy: float, traffic: float) -> str:
     """Lesson 15: when the gathers and the compute of two more layers begin, under FSDP (seconds). Nothing to draw where nothing is gathered."""
     if traffic <= 0:
         return ""
@@ -126,18 +134,18 @@ def streams(busy: float, traffic: float) -> str:
         handle("compute", 3, 0.74, 2 * each),
     )
     slips = [
-        Slip(
+        ExpectedMistake(
             (b, b + g, 2 * b + g, 2 * b + 2 * g),
             "You let one thing happen at a time. The gather has a stream of its own, and runs beside the compute of the layer before.",
         ),
-        Slip(
+        ExpectedMistake(
             (0, each, g, max(2 * each, 2 * g)),
             "You gather all layers at once. That would hide too, but a GPU would hold more and more whole layers: FSDP gathers one layer ahead.",
         ),
     ]
     if b > g:
         slips.append(
-            Slip(
+            ExpectedMistake(
                 (0, g, g, 2 * g),
                 "Your layers begin as soon as their weights are there. But layer 2 needs what layer 1 gives: compute is one stream, one layer at a time.",
             )
@@ -149,7 +157,7 @@ def streams(busy: float, traffic: float) -> str:
     return spans(sketch, tracks)
 
 
-def kept_by_stage(
+def sketch_zero_stages(
     whole: float, kinds: tuple[int, int, int, int], truth: Mapping[str, float], n: int, inner: int
 ) -> str:
     """Lesson 16: bytes per parameter that a GPU keeps by stage. `kinds` are those of the copy to compute with, the fp32 weights, the averages and
@@ -158,22 +166,22 @@ def kept_by_stage(
     part = whole / n
     late = (copy + stored + averages / n + gradient, copy + stored + (averages + gradient) / n)
     slips = [
-        Slip(
+        ExpectedMistake(
             (part, part, part, None),
             f"You dealt out everything at once. Each stage deals out one kind more: only the last divides all by {n}.",
         ),
-        Slip(
+        ExpectedMistake(
             (*late, None, None),
             "You left the fp32 weights whole. They are the optimizer's: they are dealt out with its averages, from ZeRO-1 on.",
         ),
-        Slip(
+        ExpectedMistake(
             (None, None, truth["FSDP (ZeRO-3)"] + copy, None),
             "You kept the copy that computes. It is there for one layer at a time, and not counted here.",
         ),
     ]
     if inner < n:
         slips.append(
-            Slip(
+            ExpectedMistake(
                 (None, None, None, truth["FSDP (ZeRO-3)"]),
                 f"HSDP deals to the {inner} GPUs of a group only, not to all {n}.",
             )
@@ -189,7 +197,9 @@ def kept_by_stage(
     return bars(sketch, ("data parallel", whole))
 
 
-def way_back(forward: Sequence[float], backward: Sequence[float], stays: float, whole: float, n: int) -> str:
+def sketch_backward_memory(
+    forward: Sequence[float], backward: Sequence[float], stays: float, whole: float, n: int
+) -> str:
     """Lesson 17: memory without buffers on the way back (bytes at each moment). `stays` stands all the time, `whole` are gradients that were not dealt to n
     GPUs."""
     gib = units.GIB
@@ -201,15 +211,15 @@ def way_back(forward: Sequence[float], backward: Sequence[float], stays: float, 
         for f, v in zip(shares, at, strict=True)
     )
     slips = [
-        Slip(
+        ExpectedMistake(
             tuple(top / gib for _ in shares),
             "You kept all activations to the end. Backward frees a layer's as soon as it has used them.",
         ),
-        Slip(
+        ExpectedMistake(
             tuple((top + (whole - (top - stays)) * f) / gib for f in shares),
             f"You let whole gradients take the place of activations. FSDP deals each layer's out at once: a GPU keeps 1/{n}.",
         ),
-        Slip(
+        ExpectedMistake(
             (0.75 * top / gib, 0.5 * top / gib, 0.25 * top / gib, 0.0),
             f"You went down to nothing. Weights and optimizer states stand all the time, {units.memory(stays)}.",
         ),
@@ -219,7 +229,7 @@ def way_back(forward: Sequence[float], backward: Sequence[float], stays: float, 
         f"Backward frees what it used, layer by layer, and leaves gradients: {units.memory(grads)} at its end"
         f"{f', 1/{n} of all' if abs(grads * n / whole - 1) < 0.02 else ''}. With the {units.memory(stays)} that always stand it ends at {units.memory(backward[-1])}."
     )
-    px, py = place(most)
+    px, py = curve_scales(most)
     outline = [(px(0.5 * i / max(1, len(forward) - 1)), py(v / gib)) for i, v in enumerate(forward)]
     area = (
         f"M{px(0):.1f} {LOW_Y:.1f}L" + "L".join(f"{x:.1f} {y:.1f}" for x, y in outline) + f"L{px(0.5):.1f} {LOW_Y:.1f}Z"

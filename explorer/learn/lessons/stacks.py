@@ -15,7 +15,7 @@ from planner_core.search.network import Problem
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class StepSettings:
     """What a step keeps, where that is not as the learner's settings say: the fields of `Workload` of these names."""
 
     optimizer: str
@@ -27,33 +27,35 @@ class Keeping:
         return replace(workload, optimizer=self.optimizer, precision=self.precision, recompute=self.recompute)
 
 
-def megatron(
-    learner: Learner, devices: int, sequence: bool = False, keeping: Keeping | None = None
+def megatron_memory(
+    learner: Learner, devices: int, sequence: bool = False, keeping: StepSettings | None = None
 ) -> dict[str, int] | None:
     """Bytes by kind at the fullest moment under Megatron-LM (with sequence parallelism), None where the model's heads or
     tokens do not divide by `devices`."""
-    found = _priced(learner, devices, "megatron-sp" if sequence else "megatron", keeping)
+    found = _plan_cost(learner, devices, "megatron-sp" if sequence else "megatron", keeping)
     return dict(found.memory_bytes) if found else None
 
 
-def smallest(learner: Learner, devices: int, keeping: Keeping | None = None) -> dict[str, int]:
+def smallest_memory(learner: Learner, devices: int, keeping: StepSettings | None = None) -> dict[str, int]:
     """The same for the plan that needs the least memory, whatever it splits."""
-    found = _priced(learner, devices, "", keeping)
+    found = _plan_cost(learner, devices, "", keeping)
     assert found, "a plan that replicates everything can always run"
     return dict(found.memory_bytes)
 
 
 def gathered(learner: Learner, devices: int) -> int:
     """Bytes of other devices' tokens that one GPU gathers forward under sequence parallelism, for the inputs of its products."""
-    found = _priced(learner, devices, "megatron-sp", None)
-    assert found is not None, "call it where `megatron` finds a plan"
+    found = _plan_cost(learner, devices, "megatron-sp", None)
+    assert found is not None, "call it where `megatron_memory` finds a plan"
     return sum(t.wire_bytes for t in found.traffic if (t.phase, t.kind) == ("forward", "all_gather"))
 
 
-def before_gradients(learner: Learner, devices: int, usual: bool, keeping: Keeping | None = None) -> tuple[int, int]:
+def peak_before_gradients(
+    learner: Learner, devices: int, usual: bool, keeping: StepSettings | None = None
+) -> tuple[int, int]:
     """Bytes at the fullest moment before the first gradient, and the activations among them: under Megatron-LM where `usual`, else for
     the smallest plan."""
-    found = _made(learner, devices, "megatron" if usual else "", keeping)
+    found = _plan_blocks(learner, devices, "megatron" if usual else "", keeping)
     assert found, "call it for a plan that there is"
     problem, blocks = found
     step = walk(blocks, learner.graph, problem.model)
@@ -62,14 +64,14 @@ def before_gradients(learner: Learner, devices: int, usual: bool, keeping: Keepi
 
 
 @lru_cache(maxsize=512)
-def _priced(learner: Learner, devices: int, method: str, keeping: Keeping | None) -> Cost | None:
-    found = _made(learner, devices, method, keeping)
+def _plan_cost(learner: Learner, devices: int, method: str, keeping: StepSettings | None) -> Cost | None:
+    found = _plan_blocks(learner, devices, method, keeping)
     return price(found[1], learner.graph, found[0].model) if found else None
 
 
 @lru_cache(maxsize=64)
-def _made(
-    learner: Learner, devices: int, method: str, keeping: Keeping | None
+def _plan_blocks(
+    learner: Learner, devices: int, method: str, keeping: StepSettings | None
 ) -> tuple[Problem, dict[str, BlockPlan]] | None:
     """The plan of a method, or without one that of least memory, with the problem that it solves."""
     problem = _problem(learner, devices, method, keeping)
@@ -79,7 +81,7 @@ def _made(
     return (problem, make_block_plans(problem, found)) if found else None
 
 
-def _problem(learner: Learner, devices: int, method: str, keeping: Keeping | None) -> Problem | None:
+def _problem(learner: Learner, devices: int, method: str, keeping: StepSettings | None) -> Problem | None:
     level = replace(learner.cluster.levels[0], size=devices)
     workload = keeping.of(learner.planner.workload) if keeping else learner.planner.workload
     planner = learner.planner.changed(cluster=replace(learner.cluster, levels=(level,)), workload=workload)

@@ -6,8 +6,8 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from explorer.figures.svg_tensors import PAPER, Drawing, column, dots, row, text
-from explorer.learn.pictures.charts import WIDTH, wrap
+from explorer.figures.svg_tensors import PAPER, Drawing, column, row, text
+from explorer.learn.pictures.charts import AXIS_COLOUR, WIDTH, label, swatch, wrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,10 @@ def area(
     mark: tuple[int, str] | None = None,
     upto: int | None = None,
 ) -> Drawing:
-    """Bands stacked in order; `parts` are (first moment, name) along the axis, `mark` a moment with its words. Of moments from
-    `upto` on only the room is drawn."""
+    """Bands stacked in order; `parts` are (first moment, name) along the axis, `mark` a moment with its words.
+
+    The moments from `upto` on keep their room and are not drawn.
+    """
     width, height, left, low, top = WIDTH, 280.0, 62.0, 28.0, 34.0
     count = len(bands[0].heights)
     last = count if upto is None else upto
@@ -52,16 +54,18 @@ def area(
             f'<path d="{path}" fill="{band.colour}"{faint} stroke="{PAPER}" stroke-width="0.6"><title>{html.escape(band.name)}</title></path>'
         )
         below = above
-    drawn += [_words(0, 16, "memory of one GPU"), *_limit(limit, py(limit[0]), left, width, shown)]
+    drawn += [label(0, 16, "memory of one GPU", size=12.5, halo=3), *_limit(limit, py(limit[0]), left, width, shown)]
     for start, name in parts:
         drawn.append(f'<path d="M{px(start):.1f} {height - low:.1f}v6" stroke="currentColor"/>')
-        drawn.append(_words(px(start) + 2, height - low + 18, name))
-    drawn.append(f'<path d="M{left} {height - low:.1f}H{width - 8:.1f}" stroke="#8a97a3"/>')
+        drawn.append(label(px(start) + 2, height - low + 18, name, size=12.5, halo=3))
+    drawn.append(f'<path d="M{left} {height - low:.1f}H{width - 8:.1f}" stroke="{AXIS_COLOUR}"/>')
     if mark is not None:
         x, y, end = px(mark[0]), py(totals[mark[0]]), px(mark[0]) > width * 0.6
         drawn.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="currentColor" stroke-width="2"/>')
-        drawn.append(_words(x + (-10 if end else 10), y - 8, mark[1], "end" if end else "start"))
-    keys = [row(_swatch(b), text(b.name, 13, muted=True), gap=6) for b in bands if max(b.heights[:last]) > 0]
+        drawn.append(label(x + (-10 if end else 10), y - 8, mark[1], "end" if end else "start", size=12.5, halo=3))
+    keys = [
+        row(swatch(b.colour, b.dotted), text(b.name, 13, muted=True), gap=6) for b in bands if max(b.heights[:last]) > 0
+    ]
     return column(Drawing(width, height, "".join(drawn)), wrap(keys, WIDTH), gap=8)
 
 
@@ -69,21 +73,9 @@ def _limit(limit: tuple[float, str], y: float, left: float, width: float, shown:
     line = (
         f'<path d="M{left} {y:.1f}H{width - 8:.1f}" stroke="currentColor" stroke-width="1.5" stroke-dasharray="5 4"/>'
     )
-    return [line, _words(left + 4, y - 6, limit[1]), _words(left - 6, y + 4, shown(limit[0]).split("\u202f")[0], "end")]
-
-
-def _words(x: float, y: float, words: str, anchor: str = "start") -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="12.5" text-anchor="{anchor}" fill="currentColor" stroke="{PAPER}" '
-        f'stroke-width="3" paint-order="stroke">{html.escape(words)}</text>'
-    )
-
-
-def _swatch(band: Stratum) -> Drawing:
-    faint = ' fill-opacity="0.3"' if band.dotted else ""
-    return Drawing(
-        16,
-        14,
-        f'<rect width="16" height="14" fill="{band.colour}"{faint}/>'
-        + (dots(16, 14, band.colour, 5) if band.dotted else ""),
-    )
+    value = shown(limit[0]).split("\u202f")[0]
+    return [
+        line,
+        label(left + 4, y - 6, limit[1], size=12.5, halo=3),
+        label(left - 6, y + 4, value, "end", size=12.5, halo=3),
+    ]

@@ -26,15 +26,21 @@ from explorer.figures.svg_tensors import (
     text,
     tile,
 )
-from explorer.learn.blocks.arranged import HALVES, Arranged, PlacedMessage
+from explorer.learn.blocks.arranged import HALVES, ArrangedBlock, PlacedMessage
 
-SHORT = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS", "all_to_all": "AA", "send_recv": "SR"}
+COLLECTIVE_MARKS = {
+    "all_reduce": "AR",
+    "all_gather": "AG",
+    "reduce_scatter": "RS",
+    "all_to_all": "AA",
+    "send_recv": "SR",
+}
 CUTS = {"R": "whole", "S(0)": "columns", "S(1)": "rows"}
 """What a placement of a weight is called in the lessons."""
 MATRIX_W, MATRIX_H, PITCH = 88.0, 38.0, 62.0
 RIBBON_W, RIBBON_H = 24.0, 54.0
 MARK_W, MARK_H = 36.0, 18.0
-X = {
+LEFT_EDGES = {
     "start": 0.0,
     "norm": 34.0,
     "gate in": 118.0,
@@ -52,14 +58,14 @@ X = {
     "sum": 698.0,
 }
 """The left edges of what stands in a half, and the middles of gates and of the addition."""
-WIDTH = X["sum"] + RIBBON_W
+WIDTH = LEFT_EDGES["sum"] + RIBBON_W
 NORM_W, BETWEEN_W = 62.0, 76.0
 BETWEEN = (("attention",), ("SiLU and", "multiply"))
 TITLES = ("Attention", "Feed-forward")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class BlockStyle:
     """What a picture shows beside the state: letters at gates, which halves, and whether the weights can be placed by hand."""
 
     letters: Mapping[str, str]
@@ -67,23 +73,23 @@ class Look:
     slots: bool = False
 
 
-PLAIN = Look({})
-F_AND_G = Look({"in": "f", "end": "g"})
-F_AND_G_BELOW = Look({"in": "f", "end": "g"}, (1,))
-PLACED = Look({}, slots=True)
+PLAIN = BlockStyle({})
+F_AND_G = BlockStyle({"in": "f", "end": "g"})
+F_AND_G_BELOW = BlockStyle({"in": "f", "end": "g"}, (1,))
+PLACED = BlockStyle({}, slots=True)
 
 
-def block(case: Arranged, look: Look = PLAIN) -> Drawing:
+def draw_block(case: ArrangedBlock, look: BlockStyle = PLAIN) -> Drawing:
     """The picture of a state."""
     halves = [_half(case, h, look) for h in look.halves]
     body = column(*halves, gap=10)
-    band = _band(case)
+    band = _weights_band(case)
     if band:
         body = _framed(column(band, body, gap=8))
-    return column(body, _key(case, look), gap=12)
+    return column(body, _draw_key(case, look), gap=12)
 
 
-def _half(case: Arranged, h: int, look: Look) -> Drawing:
+def _half(case: ArrangedBlock, h: int, look: BlockStyle) -> Drawing:
     """Attention or the feed-forward part."""
     firsts, last = HALVES[h][:-1], HALVES[h][-1]
     top = 40.0
@@ -93,37 +99,39 @@ def _half(case: Arranged, h: int, look: Look) -> Drawing:
     ribbons = "".join(_ribbon(case, h, place, mid) for place in ("start", "in", "middle", "end", "sum"))
     parts += [
         f'<g class="between">{ribbons}</g>',
-        _node(X["norm"], mid, NORM_W, ("norm",)),
-        _node(X["between"], mid, BETWEEN_W, BETWEEN[h]),
+        _node(LEFT_EDGES["norm"], mid, NORM_W, ("norm",)),
+        _node(LEFT_EDGES["between"], mid, BETWEEN_W, BETWEEN[h]),
         _plus(mid),
     ]
     if case.wires.get((h, "last")) != case.wires.get((h, "middle")):
         parts.append(_ribbon(case, h, "last", mid))
-    marks = "".join(_marks(case, h, mid))
+    marks = "".join(_draw_marks(case, h, mid))
     for i, name in enumerate(firsts):
-        parts.append(at(X["first"], top + i * PITCH, _matrix(case, name, look.slots)))
-    parts.append(at(X["final"], mid - MATRIX_H / 2 - 16, _matrix(case, last, look.slots)))
+        parts.append(at(LEFT_EDGES["first"], top + i * PITCH, _matrix(case, name, look.slots)))
+    parts.append(at(LEFT_EDGES["final"], mid - MATRIX_H / 2 - 16, _matrix(case, last, look.slots)))
     parts.append(f'<g class="messages">{marks}</g>')
-    parts += [_letter(X[f"gate {gate}"], mid, letter) for gate, letter in look.letters.items()]
+    parts += [_gate_letter(LEFT_EDGES[f"gate {gate}"], mid, letter) for gate, letter in look.letters.items()]
     return Drawing(WIDTH, height, "".join(parts))
 
 
 def _fan(firsts: int, top: float) -> str:
     """The wire's way to the first products, and back together."""
     ys = [top + 16 + MATRIX_H / 2 + i * PITCH for i in range(firsts)]
-    path = "".join(f"M{X['first'] - 7:.0f} {y:.1f}h{MATRIX_W + 14:.0f}" for y in ys)
-    path += "".join(f"M{x:.0f} {ys[0]:.1f}V{ys[-1]:.1f}" for x in (X["first"] - 7, X["first"] + MATRIX_W + 7))
+    path = "".join(f"M{LEFT_EDGES['first'] - 7:.0f} {y:.1f}h{MATRIX_W + 14:.0f}" for y in ys)
+    path += "".join(
+        f"M{x:.0f} {ys[0]:.1f}V{ys[-1]:.1f}" for x in (LEFT_EDGES["first"] - 7, LEFT_EDGES["first"] + MATRIX_W + 7)
+    )
     return f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity="0.55" stroke-width="1.5"/>'
 
 
 def _wire(mid: float) -> str:
-    before, behind = X["first"] - 7, X["first"] + MATRIX_W + 7
+    before, behind = LEFT_EDGES["first"] - 7, LEFT_EDGES["first"] + MATRIX_W + 7
     return f'<path d="M0 {mid:.1f}H{before:.0f}M{behind:.0f} {mid:.1f}H{WIDTH:.0f}" stroke="currentColor" stroke-opacity="0.55" stroke-width="1.5"/>'
 
 
 def _skip(mid: float) -> str:
     """The residual stream, past the half."""
-    start, end = X["start"] + RIBBON_W / 2, X["add"]
+    start, end = LEFT_EDGES["start"] + RIBBON_W / 2, LEFT_EDGES["add"]
     return (
         f'<path d="M{start:.0f} {mid - RIBBON_H / 2:.1f}V26H{end:.0f}V{mid - 10:.1f}" fill="none" stroke="currentColor" '
         'stroke-opacity="0.4" stroke-width="1.5"/>'
@@ -131,7 +139,7 @@ def _skip(mid: float) -> str:
 
 
 def _plus(mid: float) -> str:
-    x = X["add"]
+    x = LEFT_EDGES["add"]
     return (
         f'<circle cx="{x:.0f}" cy="{mid:.1f}" r="10" fill="{PAPER}" stroke="currentColor"/>'
         f'<path d="M{x - 5:.0f} {mid:.1f}h10M{x:.0f} {mid - 5:.1f}v10" stroke="currentColor" stroke-width="1.5"/>'
@@ -148,20 +156,20 @@ def _node(x: float, mid: float, wide: float, words: Sequence[str]) -> str:
     return at(x, mid - high / 2, Drawing(wide, high, frame + lines))
 
 
-MOST_SLICES = 8
+MAX_SLICES = 8
 """Slices that a tensor is drawn in; more cannot be told apart."""
 
 
-def _ribbon(case: Arranged, h: int, place: str, mid: float) -> str:
+def _ribbon(case: ArrangedBlock, h: int, place: str, mid: float) -> str:
     """The tensor that runs here: [tokens, features], whole, in slices, or as terms."""
     letter = case.wires.get((h, place))
     if letter is None:
         return ""
-    parts = case.devices if case.devices > 1 else min(case.groups, MOST_SLICES)
+    parts = case.devices if case.devices > 1 else min(case.groups, MAX_SLICES)
     body = sliced(RIBBON_W, RIBBON_H, letter, parts, across=letter == "S(2)")
     paper = f'<rect width="{RIBBON_W:.0f}" height="{RIBBON_H:.0f}" fill="{PAPER}"/>'
     word = f'<text x="{RIBBON_W / 2:.0f}" y="{RIBBON_H + 13:.0f}" text-anchor="middle" font-size="12" fill="currentColor">{letter}</text>'
-    return at(X[place], mid - RIBBON_H / 2, Drawing(RIBBON_W, RIBBON_H, paper + body.body + word))
+    return at(LEFT_EDGES[place], mid - RIBBON_H / 2, Drawing(RIBBON_W, RIBBON_H, paper + body.body + word))
 
 
 def sliced(width: float, height: float, letter: str, parts: int, across: bool) -> Drawing:
@@ -175,7 +183,7 @@ def sliced(width: float, height: float, letter: str, parts: int, across: bool) -
     return column(*(tile(width, height / parts, ("S", r)) for r in range(parts)), gap=0)
 
 
-def _matrix(case: Arranged, name: str, slot: bool) -> Drawing:
+def _matrix(case: ArrangedBlock, name: str, slot: bool) -> Drawing:
     """A weight with its name and placement; one that can be placed by hand has all its looks, and shows one."""
     mine = case.weights[name]
     if not slot:
@@ -197,7 +205,7 @@ def _matrix(case: Arranged, name: str, slot: bool) -> Drawing:
 _HIDDEN = ' style="display:none"'
 
 
-def _weight(case: Arranged, name: str, letter: str) -> Drawing:
+def _weight(case: ArrangedBlock, name: str, letter: str) -> Drawing:
     whole = name in case.gathered
     paper = f'<rect y="-1" width="{MATRIX_W:.0f}" height="{MATRIX_H + 17:.0f}" fill="{PAPER}"/>'
     head = f'{paper}<text y="11" font-size="12" font-weight="600" fill="currentColor">{name}</text>'
@@ -211,7 +219,7 @@ def _weight(case: Arranged, name: str, letter: str) -> Drawing:
     return Drawing(MATRIX_W, PITCH, head + at(0, 16, Drawing(MATRIX_W, MATRIX_H, body)))
 
 
-def mark(kind: str, backward: bool, told: str = "") -> Drawing:
+def draw_mark(kind: str, backward: bool, told: str = "") -> Drawing:
     """The sign of a collective: two letters on a plate that points the way its pass goes."""
     colour = KIND_COLOURS[kind]
     shape = "M0 9L8 0H36V18H8Z" if backward else "M0 0H28L36 9L28 18H0Z"
@@ -220,44 +228,48 @@ def mark(kind: str, backward: bool, told: str = "") -> Drawing:
         MARK_W,
         MARK_H,
         f'<g>{title}<path d="{shape}" fill="{colour}" stroke="{PAPER}"/><text x="{20 if backward else 16}" y="13.5" font-size="12" '
-        f'font-weight="600" text-anchor="middle" fill="{on_colour(colour)}">{SHORT[kind]}</text></g>',
+        f'font-weight="600" text-anchor="middle" fill="{on_colour(colour)}">{COLLECTIVE_MARKS[kind]}</text></g>',
     )
 
 
-def _marks(case: Arranged, h: int, mid: float) -> list[str]:
+def _draw_marks(case: ArrangedBlock, h: int, mid: float) -> list[str]:
     """Every message of a half that does not travel with gathered weights."""
     found = []
     above: dict[tuple[str, bool], int] = {}
-    for m in (m for m in case.messages if m.half == h and not travels(case, m)):
+    for m in (m for m in case.messages if m.half == h and not carries_weight(case, m)):
         back = m.sent.phase == "backward"
         place = (m.gate, back)
         k = above[place] = above.get(place, -1) + 1
-        x, y = _corner(m, h, mid, back, k)
+        x, y = _mark_corner(m, h, mid, back, k)
         told = f"{m.sent.kind}, {m.sent.phase}: {m.sent.where}, {m.sent.moved}, {amount(m.sent.num_bytes)}"
-        found.append(at(x, y, mark(m.sent.kind, back, told)))
+        found.append(at(x, y, draw_mark(m.sent.kind, back, told)))
     return found
 
 
-def _corner(m: PlacedMessage, h: int, mid: float, back: bool, k: int) -> tuple[float, float]:
+def _mark_corner(m: PlacedMessage, h: int, mid: float, back: bool, k: int) -> tuple[float, float]:
     if m.gate in HALVES[h]:  # on the weight, at its lower edge
         i = HALVES[h].index(m.gate)
         last = i == len(HALVES[h]) - 1
         top = mid - MATRIX_H / 2 - 16 if last else 40.0 + i * PITCH
-        return X["final" if last else "first"] + MATRIX_W - MARK_W + 6, top + 16 + MATRIX_H - 12 - k * (MARK_H + 2)
+        return LEFT_EDGES["final" if last else "first"] + MATRIX_W - MARK_W + 6, top + 16 + MATRIX_H - 12 - k * (
+            MARK_H + 2
+        )
     off = (6 if m.gate != "norm" else 18) + k * (MARK_H + 2)
     clear = 12.0 if m.gate in ("in", "end") else 0.0
-    x = {"norm": X["norm"] + NORM_W / 2, "middle": X["between"] + BETWEEN_W / 2}.get(m.gate) or X[f"gate {m.gate}"]
+    x = {"norm": LEFT_EDGES["norm"] + NORM_W / 2, "middle": LEFT_EDGES["between"] + BETWEEN_W / 2}.get(
+        m.gate
+    ) or LEFT_EDGES[f"gate {m.gate}"]
     if m.gate == "middle":
         off += 24
     return x - MARK_W / 2, mid + off + clear if back else mid - off - clear - MARK_H
 
 
-def travels(case: Arranged, m: PlacedMessage) -> bool:
+def carries_weight(case: ArrangedBlock, m: PlacedMessage) -> bool:
     """Whether a message brings a gathered weight, or takes its gradient away: these are told together, in the band."""
     return m.gate in case.gathered
 
 
-def _letter(x: float, mid: float, letter: str) -> str:
+def _gate_letter(x: float, mid: float, letter: str) -> str:
     return (
         f'<circle cx="{x:.0f}" cy="{mid:.1f}" r="12" fill="{PAPER}" stroke="currentColor" stroke-width="1.5"/>'
         f'<text x="{x:.0f}" y="{mid + 5:.1f}" text-anchor="middle" font-size="16" font-style="italic" font-family="serif" '
@@ -274,15 +286,15 @@ def weight_traffic(messages: Iterable[PlacedMessage]) -> dict[tuple[str, str], i
     return found
 
 
-def _band(case: Arranged) -> Drawing | None:
+def _weights_band(case: ArrangedBlock) -> Drawing | None:
     """What brings the gathered weights: one message for all of a block, forward and backward, and one for their gradients."""
-    moved = weight_traffic(m for m in case.messages if travels(case, m))
+    moved = weight_traffic(m for m in case.messages if carries_weight(case, m))
     if not moved:
         return None
     among = f"{case.groups} groups" if case.groups > 1 else f"the {case.devices} GPUs"
     parts = [text(f"Weights, kept in parts by {among}:", 13, 600)]
     for (phase, kind), size in sorted(moved.items(), key=lambda x: (x[0][0] != "forward", x[0][1])):
-        parts.append(row(mark(kind, phase == "backward"), text(amount(size), 13), gap=5))
+        parts.append(row(draw_mark(kind, phase == "backward"), text(amount(size), 13), gap=5))
     return row(*parts, gap=14)
 
 
@@ -295,23 +307,27 @@ def _framed(box: Drawing) -> Drawing:
     return Drawing(wide, high, frame + at(10, 10, box))
 
 
-def _key(case: Arranged, look: Look) -> Drawing:
+def _draw_key(case: ArrangedBlock, look: BlockStyle) -> Drawing:
     """What the signs mean, and how much each kind of message carries."""
-    shown = [m for m in case.messages if m.half in look.halves and not travels(case, m)]
+    shown = [m for m in case.messages if m.half in look.halves and not carries_weight(case, m)]
     kinds = [k for k in KIND_COLOURS if any(m.sent.kind == k for m in shown)]
     words = []
     for kind in kinds:
         these = [m.sent for m in shown if m.sent.kind == kind]
         words.append(
-            row(mark(kind, False), text(f"{kind}: {len(these)}, {amount(sum(s.num_bytes for s in these))}", 13), gap=5)
+            row(
+                draw_mark(kind, False),
+                text(f"{kind}: {len(these)}, {amount(sum(s.num_bytes for s in these))}", 13),
+                gap=5,
+            )
         )
-    letters = _seen(case, look)
+    letters = _wire_letters(case, look)
     letters |= {w for name, w in case.weights.items() if any(name in HALVES[h] for h in look.halves)}
     looks = [k for k in "RSP" if any(x.startswith(k) for x in letters)] if case.devices > 1 else []
     dims = [
         f"{k} {word}"
         for k, word in (("S(0)", "samples"), ("S(1)", "tokens"), ("S(2)", "features"))
-        if k in _seen(case, look)
+        if k in _wire_letters(case, look)
     ]
     told = f"Tensors on the wire: {', '.join(dims)}. " if dims else ""
     per = 3
@@ -320,5 +336,5 @@ def _key(case: Arranged, look: Look) -> Drawing:
     return column(*rows, *([legend(*looks)] if looks else []), foot, gap=8)
 
 
-def _seen(case: Arranged, look: Look) -> set[str]:
+def _wire_letters(case: ArrangedBlock, look: BlockStyle) -> set[str]:
     return {letter for (h, _), letter in case.wires.items() if h in look.halves}

@@ -13,10 +13,10 @@ from explorer.learn.pictures.film import Cell, Film, Flight
 CELL_HIGH = 30.0
 EDGE, HEAD = 10.0, 32.0
 """Of a device's frame: its margin, and the height of its name."""
-NOBODY = len(DEVICES) - 1
+PLAIN_FRAME = len(DEVICES) - 1
 """The colour of a frame that is not a GPU's."""
 Chunk = tuple[Style, str]
-Held = Sequence[Chunk | None]
+DeviceChunks = Sequence[Chunk | None]
 """What the places of one device hold, row by row."""
 Move = tuple[int, int, int, int]
 """From a device and its place to a device and its place."""
@@ -26,12 +26,12 @@ Move = tuple[int, int, int, int]
 class BoardState:
     """`held[r]` is what device r holds, `words` says what one sees, `moves` is what goes on its way to the next stop."""
 
-    held: Sequence[Held]
+    held: Sequence[DeviceChunks]
     words: str
     moves: Sequence[Move] = ()
 
 
-def board(
+def board_film(
     stops: Sequence[BoardState],
     wide: int,
     *,
@@ -44,7 +44,7 @@ def board(
     the left, `note` below all."""
     count, places = len(stops[0].held), len(stops[0].held[0])
     aside = max((b.width + 14 for b in beside), default=0.0)
-    ranks = [r if not names or names[r].startswith("GPU") else NOBODY for r in range(count)]
+    ranks = [r if not names or names[r].startswith("GPU") else PLAIN_FRAME for r in range(count)]
     inner = Drawing(aside + wide * cell, max([places // wide * CELL_HIGH, *(b.height for b in beside)]))
     frames = [device(ranks[r], inner, names[r] if names else "") for r in range(count)]
     corners = _corners(frames)
@@ -85,6 +85,6 @@ def _corners(frames: Sequence[Drawing]) -> list[tuple[float, float]]:
     return [(i % per * width, i // per * height) for i in range(len(frames))]
 
 
-def numbers_of(matrix: Sequence[Sequence[float]], style: Style) -> list[Chunk]:
+def matrix_chunks(matrix: Sequence[Sequence[float]], style: Style) -> list[Chunk]:
     """The cells of a matrix, row by row."""
     return [(style, number(float(v))) for line in matrix for v in line]

@@ -13,24 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.figures.svg_tensors import svg
-from explorer.learn.blocks.arranged import Arranged
+from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.pictures import block
 from explorer.text import units
 
-HOW = "Drag a cut onto a matrix, or click both in turn. With keys: Tab to a matrix, then the arrow keys."
+INSTRUCTIONS = "Drag a cut onto a matrix, or click both in turn. With keys: Tab to a matrix, then the arrow keys."
 
 
-def builder(case: Arranged, told: str, seconds: NDArray[np.float64], memory: NDArray[np.float64]) -> str:
+def draw_builder(case: ArrangedBlock, told: str, seconds: NDArray[np.float64], memory: NDArray[np.float64]) -> str:
     """The picture with its cuts. `told` is what the choice shown costs; `seconds` and `memory` [choices] are those of all choices,
     the first weight's the slowest to change; a choice that cannot run is infinite."""
-    cuts = "".join(_cut(letter, case.devices) for letter in block.CUTS)
-    drawn = svg(block.block(case, block.PLACED), "The block with its seven weights, each of which can be cut")
+    cuts = "".join(_cut_button(letter, case.devices) for letter in block.CUTS)
+    drawn = svg(block.draw_block(case, block.PLACED), "The block with its seven weights, each of which can be cut")
     drawn = drawn.replace('role="img"', 'role="group"', 1)  # an image may hold nothing that takes the focus
     tables = f'data-seconds="{_numbers(seconds * 1e6)}" data-memory="{_numbers(memory / units.GIB * 1e3)}"'
     keys = " ".join(case.weights)
     return (
         f'<div class="builder" data-keys="{keys}" data-letters="{" ".join(block.CUTS)}" {tables}>'
-        f'<p class="tray" role="group" aria-label="Cuts">{cuts}</p><p class="how">{HOW}</p>'
+        f'<p class="tray" role="group" aria-label="Cuts">{cuts}</p><p class="how">{INSTRUCTIONS}</p>'
         f'<p class="count" aria-live="polite">{html.escape(told)}</p>{drawn}</div>'
     )
 
@@ -40,7 +40,7 @@ def _numbers(values: NDArray[np.float64]) -> str:
     return ",".join(f"{v:.0f}" if np.isfinite(v) else "" for v in values)
 
 
-def _cut(letter: str, devices: int) -> str:
+def _cut_button(letter: str, devices: int) -> str:
     box = block.sliced(38, 24, letter, devices, across=letter == "S(0)")
     drawn = f'<svg viewBox="-1 -1 40 26" width="40" height="26" aria-hidden="true">{box.body}</svg>'
     return f'<button type="button" class="cut" data-cut="{letter}" aria-pressed="false">{drawn}<span>{block.CUTS[letter]}, {letter}</span></button>'

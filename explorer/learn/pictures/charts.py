@@ -1,15 +1,37 @@
-"""Bars, lines and timelines of the lessons, as SVG in the same language as `draw`."""
+"""Bars, lines and timelines of the lessons, as SVG in the language of `explorer.figures.svg_tensors`."""
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
 from explorer.figures.svg_tensors import PAPER, Drawing, at, column, dots, on_colour, row, text, tile
 
 WIDTH = 640.0
+AXIS_COLOUR = "#8a97a3"
+
+
+def label(
+    x: float, y: float, words: str, anchor: str = "start", *, size: float = 13, halo: int = 0, bold: bool = False
+) -> str:
+    """Words at a point of a chart; a `halo` of paper, in pixels, keeps them legible on lines and areas."""
+    weight = ' font-weight="600"' if bold else ""
+    edge = f' stroke="{PAPER}" stroke-width="{halo}" paint-order="stroke"' if halo else ""
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}"{weight} text-anchor="{anchor}" fill="currentColor"{edge}>'
+        f"{html.escape(words)}</text>"
+    )
+
+
+def swatch(colour: str, dotted: bool) -> Drawing:
+    """The colour of a piece or a band, for the key of a chart."""
+    faint = ' fill-opacity="0.25"' if dotted else ""
+    return Drawing(
+        16, 14, f'<rect width="16" height="14" fill="{colour}"{faint}/>' + (dots(16, 14, colour, 5) if dotted else "")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +46,7 @@ class BarPiece:
 
 @dataclass(frozen=True, slots=True)
 class StackedBar:
-    """One stacked bar; `mark` is a short remark behind its total, `strong` makes its name stand out."""
+    """One stacked bar; `mark` is a short remark after its total, `strong` makes its name stand out."""
 
     name: str
     parts: tuple[BarPiece, ...]
@@ -65,54 +87,69 @@ def bars(
         parts.append(
             f'<path d="M{x:.1f} 18V{height:.1f}" stroke="currentColor" stroke-width="1.5" stroke-dasharray="5 4"/>'
         )
-        end = x > width * 0.6
-        anchor = "end" if end else "start"
-        parts.append(
-            f'<text x="{x + (-4 if end else 4):.1f}" y="13" font-size="13" text-anchor="{anchor}" '
-            f'fill="currentColor">{html.escape(limit[1])}</text>'
-        )
+        parts.append(label(x - 4, 13, limit[1], "end") if x > width * 0.6 else label(x + 4, 13, limit[1]))
     return column(Drawing(width, height, "".join(parts)), key([p for bar in items for p in bar.parts]), gap=8)
 
 
 def piece(p: BarPiece, width: float, shown: Callable[[float], str]) -> Drawing:
     """A piece of a bar, `width` wide."""
     tip = f"<title>{html.escape(p.name)}: {html.escape(shown(p.value))}</title>"
-    rect = f'<rect width="{max(width - 1, 0.5):.1f}" height="26" fill="{p.colour}"{_faint(p)}/>'
-    lines = dots(width, 26, p.colour) if p.dotted else ""
-    return Drawing(width, 26, f"<g>{tip}{rect}{lines}</g>")
-
-
-def _faint(p: BarPiece) -> str:
-    return ' fill-opacity="0.25"' if p.dotted else ""
+    faint = ' fill-opacity="0.25"' if p.dotted else ""
+    rect = f'<rect width="{max(width - 1, 0.5):.1f}" height="26" fill="{p.colour}"{faint}/>'
+    return Drawing(width, 26, f"<g>{tip}{rect}{dots(width, 26, p.colour) if p.dotted else ''}</g>")
 
 
 def key(parts: Iterable[BarPiece]) -> Drawing:
     """What the colours of pieces mean; nothing where all have one name."""
-    found: dict[str, BarPiece] = {}
+    by_name: dict[str, BarPiece] = {}
     for p in parts:
-        found.setdefault(p.name, p)
-    if len(found) < 2:
+        by_name.setdefault(p.name, p)
+    if len(by_name) < 2:
         return Drawing(0, 0)
-    marks = []
-    for p in found.values():
-        swatch = Drawing(
-            16,
-            14,
-            f'<rect width="16" height="14" fill="{p.colour}"{_faint(p)}/>'
-            + (dots(16, 14, p.colour, 5) if p.dotted else ""),
-        )
-        marks.append(row(swatch, text(p.name, 13, muted=True), gap=6))
-    return wrap(marks, WIDTH)
+    return wrap([row(swatch(p.colour, p.dotted), text(p.name, 13, muted=True), gap=6) for p in by_name.values()], WIDTH)
+
+
+def cost_bar(
+    name: str, compute_s: float, exposed_s: float, optimizer_s: float, mark: str = "", strong: bool = False
+) -> StackedBar:
+    """A step's seconds by what they are spent on."""
+    pieces = (
+        BarPiece("compute", compute_s, COMPUTE),
+        BarPiece("communication that shows", exposed_s, COMMUNICATION, True),
+        BarPiece("optimizer", optimizer_s, DEVICES[2]),
+    )
+    return StackedBar(name, pieces, mark, strong)
+
+
+def memory_pieces(num_bytes: Mapping[str, float]) -> tuple[BarPiece, ...]:
+    """Pieces of one GPU's memory, by the kinds of `MEMORY_KINDS`; other keys, and kinds that take nothing, are left out."""
+    return tuple(
+        BarPiece(MEMORY_NAMES[k], float(num_bytes[k]), MEMORY_COLOURS[k], dotted=k in ("grads", "activations"))
+        for k in MEMORY_KINDS
+        if num_bytes.get(k)
+    )
 
 
 def wrap(boxes: Sequence[Drawing], width: float, gap: float = 16) -> Drawing:
     """Boxes in rows no wider than `width`."""
-    found: list[list[Drawing]] = [[]]
+    rows: list[list[Drawing]] = [[]]
     for b in boxes:
-        if found[-1] and sum(o.width + gap for o in found[-1]) + b.width > width:
-            found.append([])
-        found[-1].append(b)
-    return column(*(row(*r, gap=gap, align=0) for r in found), gap=6)
+        if rows[-1] and sum(o.width + gap for o in rows[-1]) + b.width > width:
+            rows.append([])
+        rows[-1].append(b)
+    return column(*(row(*r, gap=gap, align=0) for r in rows), gap=6)
+
+
+def grid(boxes: Sequence[Drawing], per_row: int, gap: float = 10) -> Drawing:
+    """Boxes in rows of `per_row`, their tops aligned."""
+    return column(*(row(*boxes[i : i + per_row], gap=gap, align=0) for i in range(0, len(boxes), per_row)), gap=gap)
+
+
+def even_grid(boxes: Sequence[Drawing], width: float = 660) -> Drawing:
+    """Boxes in rows of nearly equal length, no wider than `width`."""
+    most = max(1, int(width // (max(b.width for b in boxes) + 10)))
+    num_rows = -(-len(boxes) // most)
+    return grid(boxes, -(-len(boxes) // num_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +182,10 @@ def plot(
         dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
         parts.append(f'<path d="{path}" fill="none" stroke="{line.colour}" stroke-width="2.5"{dash}/>')
     for k, (at_x, words) in enumerate(marks):
-        x, end, y = px(at_x), px(at_x) > width * 0.6, 31 + 16 * k  # below the name of the axis
-        anchor = "end" if end else "start"
+        x, y = px(at_x), 31 + 16 * k  # below the name of the axis
         parts.append(f'<path d="M{x:.1f} {y + 4}V{height - low:.1f}" stroke="currentColor" stroke-dasharray="5 4"/>')
-        parts.append(
-            f'<text x="{x + (-5 if end else 5):.1f}" y="{y}" font-size="13" text-anchor="{anchor}" fill="currentColor" '
-            f'stroke="{PAPER}" stroke-width="4" paint-order="stroke">{html.escape(words)}</text>'
-        )
-    parts.append(
-        f'<text x="{(left + width) / 2:.0f}" y="{height - 4:.0f}" font-size="13" text-anchor="middle" '
-        f'fill="currentColor">{html.escape(x_name)}</text>'
-    )
-    parts.append(f'<text x="0" y="13" font-size="13" fill="currentColor">{html.escape(y_name)}</text>')
+        parts.append(label(x - 5, y, words, "end", halo=4) if x > width * 0.6 else label(x + 5, y, words, halo=4))
+    parts += _axis_names(x_name, y_name, left, width, height)
     keys = [row(_stroke(line), text(line.name, 13, muted=True), gap=6) for line in items]
     return column(Drawing(width, height, "".join(parts)), wrap(keys, WIDTH), gap=8)
 
@@ -183,68 +212,61 @@ def _axes(
     left, right, bottom = edges
     parts = []
     for v in ticks(*y_range):
-        parts.append(f'<path d="M{left:.0f} {py(v):.1f}H{right:.0f}" stroke="#8a97a3" stroke-opacity="0.3"/>')
-        parts.append(
-            f'<text x="{left - 6:.0f}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" '
-            f'fill="currentColor">{html.escape(y_shown(v))}</text>'
-        )
+        parts.append(f'<path d="M{left:.0f} {py(v):.1f}H{right:.0f}" stroke="{AXIS_COLOUR}" stroke-opacity="0.3"/>')
+        parts.append(label(left - 6, py(v) + 4, y_shown(v), "end", size=12))
     for v in ticks(*x_range):
-        parts.append(f'<path d="M{px(v):.1f} {bottom:.0f}v5" stroke="#8a97a3"/>')
-        parts.append(
-            f'<text x="{px(v):.1f}" y="{bottom + 18:.0f}" font-size="12" text-anchor="middle" '
-            f'fill="currentColor">{html.escape(x_shown(v))}</text>'
-        )
+        parts.append(f'<path d="M{px(v):.1f} {bottom:.0f}v5" stroke="{AXIS_COLOUR}"/>')
+        parts.append(label(px(v), bottom + 18, x_shown(v), "middle", size=12))
     return "".join(parts)
+
+
+def _axis_names(x_name: str, y_name: str, left: float, width: float, height: float) -> list[str]:
+    return [label((left + width) / 2, height - 4, x_name, "middle"), label(0, 13, y_name)]
 
 
 def ticks(low: float, high: float) -> list[float]:
     """Powers of ten inside a range, and twice and five times each where they alone would be fewer than three."""
-    whole = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
-    found: list[float] = []
+    powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+    values: list[float] = []
     for steps in ((1,), (1, 2, 5)):
-        found = [s * 10.0**k for k in whole for s in steps if low * (1 - 1e-9) <= s * 10.0**k <= high * (1 + 1e-9)]
-        if len(found) > 2:
+        values = [s * 10.0**k for k in powers for s in steps if low * (1 - 1e-9) <= s * 10.0**k <= high * (1 + 1e-9)]
+        if len(values) > 2:
             break
-    return found
+    return values
 
 
 def timeline(
     tracks: Sequence[tuple[str, Sequence[tuple[float, float, str, str]]]], shown: Callable[[float], str], end: float
 ) -> Drawing:
-    """Rows of (start, end, words, colour) spans on one time scale from 0 to `end`. Words stand in their span, else beside it where there
-    is room."""
+    """Rows of (start, end, words, colour) spans on one time scale from 0 to `end`.
+
+    Words stand in their span, or next to it where only that has room.
+    """
     left, width = 150.0, WIDTH - 150.0
     parts = []
     for i, (name, spans) in enumerate(tracks):
         y = i * 44.0
         parts.append(at(0, y + 6, text(name, 14, 600)))
-        taken = left  # up to where the row is filled, with words beside spans
+        filled = left  # the row is filled up to here, words next to spans included
         for k, (start, stop, words, colour) in enumerate(spans):
             x, w, room = left + start / end * width, (stop - start) / end * width, 8.0 * len(words) + 6
             behind = left + spans[k + 1][0] / end * width if k + 1 < len(spans) else left + width
             parts.append(at(x, y, _span(w, words if w > room else "", colour)))
             on_right = behind - room > x + w
             if w <= room and words:
-                parts += _beside(words, x, x + w, y, taken + room < x, on_right)
-            taken = x + w + (room if w <= room and on_right else 0)
+                parts += _label_next_to(words, x, x + w, y, filled + room < x, on_right)
+            filled = x + w + (room if w <= room and on_right else 0)
     height = len(tracks) * 44.0 + 20
-    parts.append(f'<path d="M{left} {height - 18:.0f}H{left + width:.0f}" stroke="#8a97a3"/>')
-    parts.append(f'<text x="{left}" y="{height:.0f}" font-size="12.5" fill="currentColor">0</text>')
-    parts.append(
-        f'<text x="{left + width:.0f}" y="{height:.0f}" font-size="12.5" text-anchor="end" '
-        f'fill="currentColor">{html.escape(shown(end))}</text>'
-    )
+    parts.append(f'<path d="M{left} {height - 18:.0f}H{left + width:.0f}" stroke="{AXIS_COLOUR}"/>')
+    parts += [label(left, height, "0", size=12.5), label(left + width, height, shown(end), "end", size=12.5)]
     return Drawing(WIDTH, height, "".join(parts))
 
 
-def _beside(words: str, start: float, stop: float, y: float, left: bool, right: bool) -> list[str]:
-    """Words behind a span that is too short for them, else before it, else none."""
-    if not (left or right):
-        return []
-    x, anchor = (stop + 4, "start") if right else (start - 4, "end")
-    return [
-        f'<text x="{x:.1f}" y="{y + 20:.1f}" font-size="12.5" text-anchor="{anchor}" fill="currentColor">{html.escape(words)}</text>'
-    ]
+def _label_next_to(words: str, start: float, stop: float, y: float, left: bool, right: bool) -> list[str]:
+    """Words after a span that is too short for them, or before it; none where neither side has room."""
+    if right:
+        return [label(stop + 4, y + 20, words, size=12.5)]
+    return [label(start - 4, y + 20, words, "end", size=12.5)] if left else []
 
 
 def _span(width: float, words: str, colour: str) -> Drawing:
@@ -266,7 +288,7 @@ def nodes(groups: Sequence[int], per_node: int, words: str = "node") -> Drawing:
         here = groups[n * per_node : (n + 1) * per_node]
         squares = row(*(tile(side, side, ("S", g), str(g)) for g in here), gap=3)
         w, h = squares.width + 16, side + 34
-        frame = f'<rect width="{w:.0f}" height="{h:.0f}" rx="5" fill="none" stroke="#8a97a3"/>'
+        frame = f'<rect width="{w:.0f}" height="{h:.0f}" rx="5" fill="none" stroke="{AXIS_COLOUR}"/>'
         boxes.append(Drawing(w, h, frame + at(8, 4, text(f"{words} {n}", 12.5, muted=True)) + at(8, 24, squares)))
     return wrap(boxes, WIDTH, gap=10)
 
@@ -294,11 +316,7 @@ def scatter(clouds: Sequence[Dots], x_name: str, y_name: str, shown: Callable[[f
         parts.append(f'<path d="{line}" stroke="currentColor" fill="none" stroke-dasharray="{dash}"/>')
     for cloud in clouds:
         parts.append("".join(_dot(cloud, px(x), py(y)) for x, y in cloud.points))
-    parts.append(
-        f'<text x="{(left + width) / 2:.0f}" y="{height - 4:.0f}" font-size="13" text-anchor="middle" '
-        f'fill="currentColor">{html.escape(x_name)}</text>'
-    )
-    parts.append(f'<text x="0" y="13" font-size="13" fill="currentColor">{html.escape(y_name)}</text>')
+    parts += _axis_names(x_name, y_name, left, width, height)
     keys = [
         row(Drawing(14, 14, _dot(c, 7, 7)), text(f"{c.name} ({len(c.points)})", 13, muted=True), gap=6) for c in clouds
     ]
@@ -325,7 +343,7 @@ def columns(
     width, height, left, low = WIDTH, 240.0, 8.0, 40.0
     step = (width - left) / len(items)
     most = max((v for _, v in items), default=0) or 1
-    parts = [f'<text x="0" y="13" font-size="13" fill="currentColor">{html.escape(y_name)}</text>']
+    parts = [label(0, 13, y_name)]
     for i, (name, value) in enumerate(items):
         tall = value / most * (height - low - 42)
         x, y = left + i * step, height - low - tall
@@ -335,17 +353,12 @@ def columns(
         )
         middle = x + step / 2
         if value:
-            parts.append(
-                f'<text x="{middle:.1f}" y="{y - 5:.1f}" font-size="12.5" text-anchor="middle" fill="currentColor">{value:g}</text>'
-            )
-        parts.append(
-            f'<text x="{middle:.1f}" y="{height - low + 18:.1f}" font-size="12" text-anchor="middle" fill="currentColor">{html.escape(name)}</text>'
-        )
+            parts.append(label(middle, y - 5, f"{value:g}", "middle", size=12.5))
+        parts.append(label(middle, height - low + 18, name, "middle", size=12))
     if level:
         y = height - low - level[0] / most * (height - low - 42)
         parts.append(
             f'<path d="M{left:.0f} {y:.1f}H{width:.0f}" stroke="currentColor" stroke-width="1.5" stroke-dasharray="5 4"/>'
-            f'<text x="{width:.0f}" y="{y - 6:.1f}" font-size="13" text-anchor="end" fill="currentColor" stroke="{PAPER}" '
-            f'stroke-width="4" paint-order="stroke">{html.escape(level[1])}</text>'
         )
+        parts.append(label(width, y - 6, level[1], "end", halo=4))
     return Drawing(width, height, "".join(parts))

@@ -13,7 +13,7 @@ from explorer.text import units
 from planner_core.search.candidates import Candidates
 
 
-def cloud(found: Candidates, mine: int, best: int) -> Drawing:
+def draw_candidates(found: Candidates, mine: int, best: int) -> Drawing:
     """The candidates by communication and memory, with the front, and the rows `mine` and `best` marked."""
     x, y = found.comm_s * 1e3, found.memory_bytes / units.GIB
     ok = np.isfinite(x) & np.isfinite(y)

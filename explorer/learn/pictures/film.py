@@ -8,7 +8,6 @@ reduced motion steps from stop to stop and sees no flight.
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from explorer.figures.svg_tensors import PAPER, Drawing, at, svg
@@ -92,10 +91,3 @@ def _said(stop: int, words: str) -> str:
 
 def _hidden(hidden: bool) -> str:
     return ' style="display:none"' if hidden else ""
-
-
-def spread(
-    count: int, step: float, per_row: int, row_step: float, x: float = 0.0, y: float = 0.0
-) -> Sequence[tuple[float, float]]:
-    """Places of `count` things in rows of `per_row`."""
-    return [(x + i % per_row * step, y + i // per_row * row_step) for i in range(count)]

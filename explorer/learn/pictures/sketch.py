@@ -1,7 +1,7 @@
 """A prediction that the learner draws before the truth is shown: bars, spans of time, or points of curves, dragged or moved with keys.
 
 Python draws the frame, where every handle stands at first, and the truth, which stays hidden. `static/js/lessons/pictures/sketch.js` moves the
-handles and compares. Whoever draws a mistake that is expected (`Slip`) is told what is wrong with it.
+handles and compares. Whoever draws a mistake that is expected (`ExpectedMistake`) is told what is wrong with it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from dataclasses import dataclass
 
 from explorer.figures.palette import COMPUTE, DEVICES
 from explorer.figures.svg_tensors import GREY, PAPER, Drawing, at, on_colour, svg, text
+from explorer.learn.pictures.charts import label
 from explorer.text import units
 
-WIDE = 440.0
-ROW, HIGH, LOW = 62.0, 26.0, 14.0
+WIDTH = 440.0
+ROW_HEIGHT, HIGH, LOW = 62.0, 26.0, 14.0
 """Of a row of bars or spans: its height, that of what is drawn, and that of the truth below it."""
-HOW = "Drag the handles. With keys: Tab to a handle, then the arrow keys or Page Up and Page Down. Then compare."
+INSTRUCTIONS = (
+    "Drag the handles. With keys: Tab to a handle, then the arrow keys or Page Up and Page Down. Then compare."
+)
 LEFT, TOP_Y, LOW_Y = 40.0, 42.0, 230.0
 """Of a curve's frame."""
 LINES = ((DEVICES[0], "7 4"), (DEVICES[2], "2 3"))
@@ -40,7 +43,7 @@ class Handle:
 
 
 @dataclass(frozen=True, slots=True)
-class Slip:
+class ExpectedMistake:
     """What one draws who makes a mistake that is expected, handle by handle (None: whatever it is), and what is said to it."""
 
     values: tuple[float | None, ...]
@@ -66,7 +69,7 @@ class Sketch:
     most: float
     handles: tuple[Handle, ...]
     why: str
-    slips: tuple[Slip, ...] = ()
+    slips: tuple[ExpectedMistake, ...] = ()
 
     def said(self, value: float) -> str:
         """A value with its unit."""
@@ -75,57 +78,57 @@ class Sketch:
 
 def bars(sketch: Sketch, known: tuple[str, float], limit: tuple[float, str] | None = None) -> str:
     """Horizontal bars whose ends are dragged, below one that is `known`; `limit` is a dashed line with its name."""
-    left, right, top = _left([known[0], *(h.name for h in sketch.handles)]), WIDE - 84, 24.0 if limit else 4.0
+    left, right, top = _rows_left([known[0], *(h.name for h in sketch.handles)]), WIDTH - 84, 24.0 if limit else 4.0
     scale = (right - left) / sketch.most
     still, truth, moving = [at(0, top + 4, text(known[0], 14))], [], []
     still.append(
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{known[1] * scale:.1f}" height="{HIGH:.0f}" fill="{GREY}"/>'
     )
-    still.append(_word(left + known[1] * scale + 6, top + 18, sketch.said(known[1])))
+    still.append(_label(left + known[1] * scale + 6, top + 18, sketch.said(known[1])))
     top += 40
     for i, h in enumerate(sketch.handles):
-        y = top + i * ROW
+        y = top + i * ROW_HEIGHT
         still.append(at(0, y + 4, text(h.name, 14)))
         still.append(f'<path d="M{left:.1f} {y:.1f}v{HIGH + LOW + 4:.0f}" stroke="#8a97a3"/>')
         truth.append(
             f'<rect x="{left:.1f}" y="{y + HIGH + 2:.1f}" width="{max(1.0, h.truth * scale):.1f}" height="{LOW:.0f}" fill="none" stroke="currentColor" '
-            f'stroke-width="2"/>{_word(left + h.truth * scale + 6, y + HIGH + LOW, f"is {sketch.said(h.truth)}")}'
+            f'stroke-width="2"/>{_label(left + h.truth * scale + 6, y + HIGH + LOW, f"is {sketch.said(h.truth)}")}'
         )
         x = left + h.start * scale
         fill = f'<rect class="fill" x="{left - x:.1f}" width="{x - left:.1f}" height="{HIGH:.0f}" fill="{h.colour}"/>'
         moving.append(_handle(sketch, i, x, y, fill + _grip(), (10, 18)))
-    height = top + len(sketch.handles) * ROW
+    height = top + len(sketch.handles) * ROW_HEIGHT
     if limit:
         x = left + limit[0] * scale
         still.append(
             f'<path d="M{x:.1f} 18V{height - 12:.1f}" stroke="currentColor" stroke-width="1.5" stroke-dasharray="5 4"/>'
         )
-        still.append(_word(x, 13, limit[1], "middle"))
+        still.append(_label(x, 13, limit[1], "middle"))
     return _markup(sketch, "bar", (left, right), (still, truth, moving), height)
 
 
 def spans(sketch: Sketch, tracks: Sequence[tuple[str, Sequence[tuple[float, float, str, str]]]]) -> str:
     """Spans of time on `tracks`, each (name, what stands there from the start as (start, end, words, colour)); a handle's row is its track."""
-    left, right, top = _left(name for name, _ in tracks), WIDE - 8, 4.0
+    left, right, top = _rows_left(name for name, _ in tracks), WIDTH - 8, 4.0
     scale = (right - left) / sketch.most
     still, truth, moving = [], [], []
     for i, (name, fixed) in enumerate(tracks):
-        y = top + i * ROW
+        y = top + i * ROW_HEIGHT
         still.append(at(0, y + 4, text(name, 14)))
         still.append(f'<path d="M{left:.1f} {y + HIGH + LOW + 6:.1f}H{right:.1f}" stroke="#8a97a3"/>')
         still += [_span(left + a * scale, y, (b - a) * scale, words, colour) for a, b, words, colour in fixed]
     for i, h in enumerate(sketch.handles):
-        y, wide = top + h.at * ROW, h.long * scale
+        y, wide = top + h.at * ROW_HEIGHT, h.long * scale
         x = left + h.truth * scale
         truth.append(
             f'<rect x="{x + 1:.1f}" y="{y + HIGH + 2:.1f}" width="{wide - 2:.1f}" height="{LOW:.0f}" fill="none" stroke="currentColor" stroke-width="2"/>'
-            f'<text x="{x + wide / 2:.1f}" y="{y + HIGH + LOW - 1:.1f}" font-size="11" text-anchor="middle" fill="currentColor">{html.escape(_short(h.name))}</text>'
+            f'<text x="{x + wide / 2:.1f}" y="{y + HIGH + LOW - 1:.1f}" font-size="11" text-anchor="middle" fill="currentColor">{html.escape(_short_name(h.name))}</text>'
         )
         body = f'<g class="held">{_span(0, 0, wide, h.name, h.colour)}</g>'
         moving.append(_handle(sketch, i, left + h.start * scale, y, body, wide=wide))
-    height = top + len(tracks) * ROW
-    still.append(_word(left, height + 12, "0"))
-    still.append(_word(right, height + 12, sketch.said(sketch.most), "end"))
+    height = top + len(tracks) * ROW_HEIGHT
+    still.append(_label(left, height + 12, "0"))
+    still.append(_label(right, height + 12, sketch.said(sketch.most), "end"))
     return _markup(sketch, "span", (left, right), (still, truth, moving), height + 16)
 
 
@@ -133,12 +136,15 @@ def curves(
     sketch: Sketch, lines: Sequence[Curve], ticks: Sequence[tuple[float, str]], y_name: str, still: str = ""
 ) -> str:
     """Curves through points that are dragged up and down; `ticks` are (place from 0 to 1, words) along the axis. `still` is drawn behind, in the
-    coordinates of `place`."""
-    px, py = place(sketch.most)
-    frame, truth, moving = [still, _word(0, 14, y_name)], [], []
+    coordinates of `curve_scales`."""
+    px, py = curve_scales(sketch.most)
+    frame, truth, moving = [still, _label(0, 14, y_name)], [], []
     frame.append(f'<path d="M{px(0):.1f} {TOP_Y}V{LOW_Y}H{px(1):.1f}" fill="none" stroke="#8a97a3"/>')
-    frame += [_word(px(x), LOW_Y + 18, words, "end" if x > 0.97 else "middle" if x else "start") for x, words in ticks]
-    frame += [_word(LEFT - 6, LOW_Y + 4, "0", "end"), _word(LEFT - 6, TOP_Y + 8, units.significant(sketch.most), "end")]
+    frame += [_label(px(x), LOW_Y + 18, words, "end" if x > 0.97 else "middle" if x else "start") for x, words in ticks]
+    frame += [
+        _label(LEFT - 6, LOW_Y + 4, "0", "end"),
+        _label(LEFT - 6, TOP_Y + 8, units.significant(sketch.most), "end"),
+    ]
     for k, line in enumerate(lines):
         own, look = [h for h in sketch.handles if h.line == k], _stroke(k)
         first = [(px(line.begin[0]), py(line.begin[1]))] if line.begin else []
@@ -150,7 +156,7 @@ def curves(
             f'<path d="{_path([(px(x), py(v)) for x, v in true])}" fill="none" stroke="{LINES[k][0]}" stroke-width="4"/>'
         )
         x = LEFT + 150 * k
-        frame += [f'<path d="M{x:.0f} {LOW_Y + 38:.0f}h28" {look}/>', _word(x + 34, LOW_Y + 42, f"your {line.name}")]
+        frame += [f'<path d="M{x:.0f} {LOW_Y + 38:.0f}h28" {look}/>', _label(x + 34, LOW_Y + 42, f"your {line.name}")]
     for i, h in enumerate(sketch.handles):
         edge = f'fill="{LINES[h.line][0]}" stroke="{PAPER}" stroke-width="2"'
         mark = f'<rect x="-8" y="-8" width="16" height="16" {edge}/>' if h.line else f'<circle r="9" {edge}/>'
@@ -166,36 +172,33 @@ def _stroke(line: int) -> str:
     return f'stroke="{LINES[line][0]}" stroke-width="2" stroke-dasharray="{LINES[line][1]}"'
 
 
-def place(most: float) -> tuple[Callable[[float], float], Callable[[float], float]]:
+def curve_scales(most: float) -> tuple[Callable[[float], float], Callable[[float], float]]:
     """The coordinates of a curve's frame: of a place from 0 to 1 along its axis, and of a value."""
-    return lambda x: LEFT + x * (WIDE - 20 - LEFT), lambda v: LOW_Y - v / most * (LOW_Y - TOP_Y)
+    return lambda x: LEFT + x * (WIDTH - 20 - LEFT), lambda v: LOW_Y - v / most * (LOW_Y - TOP_Y)
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
-def _left(names: Iterable[str]) -> float:
+def _rows_left(names: Iterable[str]) -> float:
     """Where rows begin, behind their names."""
     return 14 + 7.6 * max(map(len, names))
 
 
-def _word(x: float, y: float, words: str, anchor: str = "start") -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="13" text-anchor="{anchor}" fill="currentColor" stroke="{PAPER}" stroke-width="3" '
-        f'paint-order="stroke">{html.escape(words)}</text>'
-    )
+def _label(x: float, y: float, words: str, anchor: str = "start") -> str:
+    return label(x, y, words, anchor, halo=3)
 
 
 def _span(x: float, y: float, wide: float, words: str, colour: str) -> str:
     body = f'<rect width="{max(2.0, wide - 1.5):.1f}" height="{HIGH:.0f}" rx="2" fill="{colour}"/>'
-    room, short = 7.0 * len(words) + 4, _short(words)
+    room, short = 7.0 * len(words) + 4, _short_name(words)
     shown = words if room < wide else short
     told = f'<text x="{wide / 2:.1f}" y="18" font-size="12.5" text-anchor="middle" fill="{on_colour(colour)}">{html.escape(shown)}</text>'
     return f'<g transform="translate({x:.1f} {y:.1f})">{body}{told}</g>'
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     """`layer 2` of `gather of layer 2`."""
     return name.rpartition(" of ")[2]
 
@@ -218,7 +221,7 @@ def _handle(
     h = sketch.handles[i]
     grab = f'<rect class="hit" x="{-22 if not wide else 0}" y="-22" width="{wide or 44:.1f}" height="{44 + HIGH * bool(wide):.0f}" fill="transparent"/>'
     if value_at:
-        grab += _word(*value_at, words or sketch.said(h.start), "middle" if value_at[0] == 0 else "start").replace(
+        grab += _label(*value_at, words or sketch.said(h.start), "middle" if value_at[0] == 0 else "start").replace(
             "<text", '<text class="value"', 1
         )
     return (
@@ -232,7 +235,7 @@ def _markup(
 ) -> str:
     still, truth, moving = ("".join(p) for p in parts)
     inside = f'{still}<g class="truth" visibility="hidden">{truth}</g>{moving}'
-    picture = svg(Drawing(WIDE, height, inside), "A prediction to draw").replace('role="img"', 'role="group"', 1)
+    picture = svg(Drawing(WIDTH, height, inside), "A prediction to draw").replace('role="img"', 'role="group"', 1)
     drawable = [s for s in sketch.slips if all(v is None or 0 <= v <= sketch.most for v in s.values)]
     data = {
         "key": sketch.key,
@@ -246,6 +249,6 @@ def _markup(
         "slips": [{"values": list(s.values), "why": s.why} for s in drawable],
     }
     return (
-        f'<div class="sketch" data-sketch="{html.escape(json.dumps(data))}"><p class="how">{HOW}</p>{picture}'
+        f'<div class="sketch" data-sketch="{html.escape(json.dumps(data))}"><p class="how">{INSTRUCTIONS}</p>{picture}'
         '<p class="bar"><button type="button" class="compare">Compare</button></p><div class="said" aria-live="polite"></div></div>'
     )

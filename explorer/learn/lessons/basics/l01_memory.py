@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TypeAlias
 
-from explorer.figures.palette import MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
+from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
-from explorer.learn.lessons.predictions import memory_by_gpus
-from explorer.learn.lessons.stacks import Keeping, before_gradients, megatron, smallest
-from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
+from explorer.learn.lessons.predictions import sketch_memory_by_gpus
+from explorer.learn.lessons.stacks import StepSettings, megatron_memory, peak_before_gradients, smallest_memory
+from explorer.learn.markdown import Live, Picture, plural, read_lesson
+from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, memory_pieces
 from explorer.learn.pictures.vessels import vessels
 from explorer.text import units
 
@@ -23,75 +23,76 @@ BYTES = {4: ("sgd", "pure"), 8: ("adamw", "pure"), 18: ("adamw", "mixed")}
 """Optimizer and precision by the bytes per parameter that they take: weights, gradients, optimizer states."""
 SHARES = {4: (2, 2, 0), 8: (2, 2, 4), 18: (6, 4, 8)}
 """The same bytes by kind. Mixed precision: weights in 16 bits to compute with and in fp32 to keep, gradients and AdamW's two averages in fp32."""
-Row: TypeAlias = tuple[str, tuple[BarPiece, ...], str]
+BarRow: TypeAlias = tuple[str, tuple[BarPiece, ...], str]
 """A bar: its label, its parts, and a word behind it."""
-SIXTEEN = 16
+BYTES_WITH_16_BIT_GRADIENTS = 16
 """Where gradients stay in 16 bits (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)."""
 
 
-def keeping(values: Values) -> Keeping:
+def step_settings(values: Values) -> StepSettings:
     """What the learner chose to keep."""
     optimizer, precision = BYTES[int(values["bytes"])]
-    return Keeping(optimizer, precision, str(values["recompute"]))
+    return StepSettings(optimizer, precision, str(values["recompute"]))
 
 
-def memory(learner: Learner, batch: int, num_gpus: int, keeps: Keeping) -> tuple[dict[str, int], bool]:
+def memory_of_gpu(learner: Learner, batch: int, num_gpus: int, keeps: StepSettings) -> tuple[dict[str, int], bool]:
     """Bytes by kind on one of `num_gpus` GPUs of one node, and whether Megatron-LM splits this model so far. "early" is the fullest
     moment before the first gradient, of which "early_activations" are activations."""
     one = Learner(replace(learner.request, batch=batch, mesh=None, dtype="bfloat16"), learner.load)
-    found = megatron(one, num_gpus, keeping=keeps) if num_gpus > 1 else None
-    early, activations = before_gradients(one, num_gpus, bool(found), keeps)
-    sizes_ = found or smallest(one, num_gpus, keeps)
+    found = megatron_memory(one, num_gpus, keeping=keeps) if num_gpus > 1 else None
+    early, activations = peak_before_gradients(one, num_gpus, bool(found), keeps)
+    sizes_ = found or smallest_memory(one, num_gpus, keeps)
     return {**sizes_, "early": early, "early_activations": activations}, bool(found) or num_gpus == 1
 
 
-def sizes(learner: Learner) -> list[int]:
+def gpu_counts(learner: Learner) -> list[int]:
     """How many GPUs the stacks are for: powers of two within one node."""
     return [n for n in GPUS if n <= learner.cluster.levels[0].size]
 
 
 @lru_cache(maxsize=128)
-def on_each(learner: Learner, batch: int, keeps: Keeping) -> dict[int, tuple[dict[str, int], bool]]:
-    """`memory` by the number of GPUs."""
-    return {n: memory(learner, batch, n, keeps) for n in sizes(learner)}
+def memory_by_gpus(learner: Learner, batch: int, keeps: StepSettings) -> dict[int, tuple[dict[str, int], bool]]:
+    """`memory_of_gpu` by the number of GPUs."""
+    return {n: memory_of_gpu(learner, batch, n, keeps) for n in gpu_counts(learner)}
 
 
 def live(learner: Learner, values: Values) -> Live:
     """The run as it stands; what stays, kind by kind; the fullest moment; then the fullest moment on more GPUs."""
     each, room, params = int(values["bytes"]), learner.cluster.gpu.memory_bytes, learner.graph.num_params
     limit = (float(room), f"{learner.cluster.gpu.name}: {units.memory(room)}")
-    found = on_each(learner, int(values["batch"]), keeping(values))
+    found = memory_by_gpus(learner, int(values["batch"]), step_settings(values))
     n = min(int(values["gpus"]), max(found))
     stacks = {k: sizes_ for k, (sizes_, _) in found.items()}
     numbers: dict[str, float] = {"room": room, "params": params, "kept": each * params, "n": n}
-    numbers |= {"shared_whole": kept_whole(found)}
+    numbers |= {"shared_whole": whole_activation_bytes(found)}
     numbers |= {f"{k}_{kind}": v for k, sizes_ in stacks.items() for kind, v in sizes_.items()}
     numbers["fits_from"] = next((k for k, sizes_ in stacks.items() if sizes_["peak"] <= room), 0)
-    rows: dict[str, list[Row]] = {"weights": [], "gradients": [], **_bars(stacks, n, each, params, room)}
+    rows: dict[str, list[BarRow]] = {"weights": [], "gradients": [], **_bar_rows(stacks, n, each, params, room)}
     stays = {kind: float(share * params) for kind, share in zip(MEMORY_KINDS, SHARES[each], strict=False)}
     for k, name in ((1, "weights"), (2, "gradients")):
-        shown = tuple(_part(stays, kind) for kind in list(stays)[:k] if stays[kind])
-        rows[name] = [("end of a step", shown, _mark(sum(p.value for p in shown), room))]
+        shown = memory_pieces({kind: stays[kind] for kind in MEMORY_KINDS[:k]})
+        rows[name] = [("end of a step", shown, _verdict(sum(p.value for p in shown), room))]
     pictures: dict[str, Picture] = {
         name: bars([StackedBar(*r) for r in some], units.memory, limit) for name, some in rows.items()
     }
-    pictures["run"] = vessels(n, _stack(stacks[n]), limit, units.memory)
+    pictures["run"] = vessels(n, memory_pieces(stacks[n]), limit, units.memory)
     peaks = {k: numbers[f"{k}_peak"] for k in found}
-    shares = {k: _shares(numbers, k) for k in found}
-    sketch = memory_by_gpus(peaks, limit, shares[max(found)], numbers["shared_whole"], numbers["1_early_activations"])
+    shares = {k: _describe_share(numbers, k) for k in found}
+    sketch = sketch_memory_by_gpus(
+        peaks, limit, shares[max(found)], numbers["shared_whole"], numbers["1_early_activations"]
+    )
     weights, gradients, averages = SHARES[each]
     facts = {
-        **{name: numbers[name] for name in ("room", "params", "n", "shared_whole", "fits_from")},
         "model": learner.name,
         "stacks": stacks,
         "parts": [(MEMORY_NAMES[k].lower(), stacks[n][k]) for k in MEMORY_KINDS if stacks[n].get(k)],
         "weights": weights,
         "gradients": gradients,
         "averages": averages,
-        "sixteen": SIXTEEN,
+        "sixteen": BYTES_WITH_16_BIT_GRADIENTS,
         "layer": None if learner.transformer()[1] else learner.layer(),
         "words": learner.graph.config.get("vocab_size"),
-        "told": {name: _told(some, limit) for name, some in rows.items()},
+        "told": {name: _describe_bars(some, limit) for name, some in rows.items()},
         "sketch": bool(sketch),
         "shares": shares,
         "uneven": [k for k, (_, usual) in found.items() if not usual],
@@ -99,18 +100,20 @@ def live(learner: Learner, values: Values) -> Live:
     return Live(facts, pictures | ({"sketch": sketch} if sketch else {}), numbers)
 
 
-def _bars(stacks: dict[int, dict[str, int]], n: int, each: int, params: int, room: float) -> dict[str, list[Row]]:
+def _bar_rows(
+    stacks: dict[int, dict[str, int]], n: int, each: int, params: int, room: float
+) -> dict[str, list[BarRow]]:
     """The rows of the bars: by bytes per parameter, of the end and the fullest moment of a step, and by number of GPUs."""
     one = stacks[1]
-    end = ("end of a step", _kept(each, params, room)[1], "")
-    moments = [end, ("fullest moment", _stack(one), _mark(one["peak"], room))]
+    end = ("end of a step", _optimizer_bar(each, params, room)[1], "")
+    moments = [end, ("fullest moment", memory_pieces(one), _verdict(one["peak"], room))]
     if n > 1:
-        moments.append((f"of {_gpus(n)}, each", _stack(stacks[n]), _mark(stacks[n]["peak"], room)))
-    split = [(_gpus(k), _stack(sizes_), _mark(sizes_["peak"], room)) for k, sizes_ in stacks.items()]
-    return {"optimizer": [_kept(e, params, room) for e in BYTES], "activations": moments, "split": split}
+        moments.append((f"of {plural(n, 'GPU')}, each", memory_pieces(stacks[n]), _verdict(stacks[n]["peak"], room)))
+    split = [(plural(k, "GPU"), memory_pieces(sizes_), _verdict(sizes_["peak"], room)) for k, sizes_ in stacks.items()]
+    return {"optimizer": [_optimizer_bar(e, params, room) for e in BYTES], "activations": moments, "split": split}
 
 
-def kept_whole(found: Mapping[int, tuple[Mapping[str, int], bool]]) -> float:
+def whole_activation_bytes(found: Mapping[int, tuple[Mapping[str, int], bool]]) -> float:
     """Bytes of activations that every GPU keeps whole: `whole + split / n` are those of n GPUs before the first gradient, read off one and
     the most GPUs. 0 where the GPUs do not share as Megatron-LM does."""
     n = max(found)
@@ -118,37 +121,22 @@ def kept_whole(found: Mapping[int, tuple[Mapping[str, int], bool]]) -> float:
     return (n * most - one) / (n - 1) if n > 1 and found[n][1] and one and most else 0.0
 
 
-def _gpus(n: int) -> str:
-    return f"{n} GPU{'s' * (n > 1)}"
-
-
-def _kept(each: int, params: int, room: float) -> Row:
+def _optimizer_bar(each: int, params: int, room: float) -> BarRow:
     sizes_ = {kind: share * params for kind, share in zip(MEMORY_KINDS, SHARES[each], strict=False)}
-    parts = tuple(_part(sizes_, kind) for kind in sizes_ if sizes_[kind])
-    return f"{each} bytes", parts, _mark(each * params, room)
+    return f"{each} bytes", memory_pieces(sizes_), _verdict(each * params, room)
 
 
-def _stack(found: dict[str, int]) -> tuple[BarPiece, ...]:
-    return tuple(_part(found, kind) for kind in MEMORY_KINDS if found[kind])
-
-
-def _part(found: Mapping[str, float], kind: str) -> BarPiece:
-    return BarPiece(
-        MEMORY_NAMES[kind], float(found[kind]), MEMORY_COLOURS[kind], dotted=kind in ("grads", "activations")
-    )
-
-
-def _mark(total: float, room: float) -> str:
+def _verdict(total: float, room: float) -> str:
     return "fits" if total <= room else "does not fit"
 
 
-def _told(rows: list[Row], limit: tuple[float, str]) -> str:
+def _describe_bars(rows: list[BarRow], limit: tuple[float, str]) -> str:
     """The bars in words, for who does not see them."""
     said = "; ".join(f"{label}: {units.memory(sum(p.value for p in parts))}, {mark}" for label, parts, mark in rows)
     return f"Memory of one GPU. {said}. {limit[1]}"
 
 
-def _shares(numbers: Mapping[str, float], n: int) -> str:
+def _describe_share(numbers: Mapping[str, float], n: int) -> str:
     """What each of n GPUs holds at its fullest moment, from what the lesson shows of one: before the first gradient, or with all of them."""
     shared, early, peak = (numbers[name] for name in ("shared_whole", "1_early", "1_peak"))
     if shared + (early - shared) / n < peak / n:
@@ -156,4 +144,4 @@ def _shares(numbers: Mapping[str, float], n: int) -> str:
     return f"{units.memory(shared)} whole and 1/{n} of the other {units.memory(early - shared)}"
 
 
-LESSON = read_lesson("01-memory", live, focus=links.same_batch)
+LESSON = read_lesson("01-memory", live, focus=links.lesson_batch)

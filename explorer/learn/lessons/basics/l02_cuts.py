@@ -22,14 +22,14 @@ from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.board import BoardState, Chunk, Move, board
+from explorer.learn.pictures.board import BoardState, Chunk, Move, board_film
 from explorer.learn.pictures.film import Film
 
 N = 4
 
 
 @lru_cache(maxsize=64)
-def compute(cut: str, devices: int, seed: int) -> dict[str, Any]:
+def multiply(cut: str, devices: int, seed: int) -> dict[str, Any]:
     """The product, whole and in pieces: X, W, Y, what each device holds and makes, the joined result and its error."""
     import torch
 
@@ -48,7 +48,7 @@ def compute(cut: str, devices: int, seed: int) -> dict[str, Any]:
     return {"x": x, "w": w, "y": whole, "held": held, "pieces": pieces, "joined": joined, "error": error}
 
 
-def together(c: dict[str, Any], columns: bool) -> Film:
+def joining_film(c: dict[str, Any], columns: bool) -> Film:
     """One device after the other hands its piece to Y: columns find their place, terms are added to what is there."""
     import torch
 
@@ -60,34 +60,34 @@ def together(c: dict[str, Any], columns: bool) -> Film:
         for r, piece in enumerate(c["pieces"]):
             own = range(r * wide, (r + 1) * wide) if columns else range(N)
             cells = {(i, j): float(piece[i, j - own.start]) for i in range(N) for j in own}
-            held.append([_cell("S" if columns else "P", r, cells.get((i, j))) for i in range(N) for j in range(N)])
+            held.append([_chunk("S" if columns else "P", r, cells.get((i, j))) for i in range(N) for j in range(N)])
         whole = k == n
         arrived = range(k * wide) if columns else range(N if k else 0)
         held.append(
             [
-                _in_y(columns, whole, i, j, wide, float(made[i, j])) if j in arrived else None
+                _result_chunk(columns, whole, i, j, wide, float(made[i, j])) if j in arrived else None
                 for i in range(N)
                 for j in range(N)
             ]
         )
         moves: list[Move] = [(k, at_, n, at_) for at_ in range(N * N) if k < n and held[k][at_] is not None]
-        stops.append(BoardState(held, _told(k, n, columns), moves))
+        stops.append(BoardState(held, _describe_stop(k, n, columns), moves))
         if k < n:
             part = c["pieces"][k]
             made = made.index_add(1, torch.arange(k * wide, (k + 1) * wide), part) if columns else made + part
     note = "solid: a slice; grey: whole" if columns else "hatched: not summed yet; grey: whole"
-    return board(stops, N, cell=38, names=[*(f"GPU {r}" for r in range(n)), "Y"], note=note)
+    return board_film(stops, N, cell=38, names=[*(f"GPU {r}" for r in range(n)), "Y"], note=note)
 
 
-def _cell(look: str, rank: int, value: float | None) -> Chunk | None:
+def _chunk(look: str, rank: int, value: float | None) -> Chunk | None:
     return None if value is None else ((look, rank), number(value))
 
 
-def _in_y(columns: bool, whole: bool, i: int, j: int, wide: int, value: float) -> Chunk:
+def _result_chunk(columns: bool, whole: bool, i: int, j: int, wide: int, value: float) -> Chunk:
     return (("R", None) if whole else ("S", j // wide) if columns else ("P", len(DEVICES) - 1), number(value))
 
 
-def _told(k: int, n: int, columns: bool) -> str:
+def _describe_stop(k: int, n: int, columns: bool) -> str:
     if k == 0:
         return "Each device has its piece of Y; nothing is put together yet."
     done = f"The pieces of {k} of {n} devices {'stand side by side' if columns else 'are added up'}."
@@ -97,7 +97,7 @@ def _told(k: int, n: int, columns: bool) -> str:
 def live(learner: Learner, values: Values) -> Live:
     """The product on one GPU; the cut; each device's product; how the pieces make the whole."""
     cut, devices = str(values["cut"]), int(values["devices"])
-    c = compute(cut, devices, int(values["seed"]))
+    c = multiply(cut, devices, int(values["seed"]))
     columns = cut == "columns"
     whole = row(
         matrix(c["x"], replicated, "X"),
@@ -111,15 +111,15 @@ def live(learner: Learner, values: Values) -> Live:
     pictures: dict[str, Picture] = {
         "whole": whole,
         "cut": column(row(x_cut, sign("·"), w_cut), legend("R", "S") if columns else legend("S"), gap=20),
-        "products": column(*(device(r, _product(c, r, columns)) for r in range(devices)), gap=12),
-        "together": together(c, columns),
+        "products": column(*(device(r, _draw_product(c, r, columns)) for r in range(devices)), gap=12),
+        "together": joining_film(c, columns),
     }
     tops = [float(p[0, 0]) for p in c["pieces"]]
     numbers = {"error": c["error"], "y00": float(c["y"][0, 0]), **{f"piece{r}_00": v for r, v in enumerate(tops)}}
     return Live({"error": c["error"], "tops": tops, "total": sum(tops)}, pictures, numbers)
 
 
-def _product(c: dict[str, Any], r: int, columns: bool) -> Any:
+def _draw_product(c: dict[str, Any], r: int, columns: bool) -> Any:
     x, w = c["held"][r]
     left = matrix(x, replicated if columns else owned(r), "X", "R" if columns else "S(1)", cell=32)
     right = matrix(w, owned(r), "W", "S(1)" if columns else "S(0)", cell=32)

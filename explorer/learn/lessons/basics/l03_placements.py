@@ -15,15 +15,15 @@ from explorer.figures.svg_tensors import (
     number,
     owned,
     replicated,
-    row,
     table,
 )
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.board import BoardState, Chunk, board
+from explorer.learn.pictures.board import BoardState, Chunk, board_film
 from explorer.learn.pictures.board import Move as Sending
+from explorer.learn.pictures.charts import grid
 from explorer.learn.pictures.film import Film
 from planner_core.core import P, Placement, R, Shard, parse_placement
 from planner_core.core import Step as Move
@@ -44,7 +44,7 @@ CASES = (
 
 
 @lru_cache(maxsize=64)
-def hold(placement: str, devices: int, seed: int) -> tuple[Any, list[Any]]:
+def place_tensor(placement: str, devices: int, seed: int) -> tuple[Any, list[Any]]:
     """A 4×4 tensor and what each device holds of it under a placement; a Partial's terms are drawn and sum to it."""
     import torch
 
@@ -59,13 +59,13 @@ def hold(placement: str, devices: int, seed: int) -> tuple[Any, list[Any]]:
     return whole, [*terms, whole - sum(terms)]
 
 
-def move(pieces: list[Any], src: Placement, dst: Placement) -> list[Any]:
+def redistribute(pieces: list[Any], src: Placement, dst: Placement) -> list[Any]:
     """The redistribution done on the devices' tensors with torch: join by `src`, then place by `dst`."""
-    n, whole = len(pieces), _whole(pieces, src)
+    n, whole = len(pieces), _join(pieces, src)
     return list(whole.chunk(n, dim=dst.dim)) if isinstance(dst, Shard) else [whole.clone() for _ in range(n)]
 
 
-def _whole(pieces: list[Any], src: Placement) -> Any:
+def _join(pieces: list[Any], src: Placement) -> Any:
     import torch
 
     if isinstance(src, Shard):
@@ -73,14 +73,14 @@ def _whole(pieces: list[Any], src: Placement) -> Any:
     return torch.stack(pieces).sum(0) if src == P else pieces[0]
 
 
-def collective(src: str, dst: str) -> str:
+def collective_between(src: str, dst: str) -> str:
     """The planner's name for the message between two placements; empty where none is sent."""
     return Move(0, parse_placement(src), parse_placement(dst)).collective or ""
 
 
 def sent(src: str, dst: str, devices: int, num_bytes: int = SIZE * SIZE * ITEM) -> int:
     """Bytes that each device sends."""
-    kind = collective(src, dst)
+    kind = collective_between(src, dst)
     return wire_bytes(kind, num_bytes, devices) if kind else 0
 
 
@@ -88,29 +88,27 @@ def live(learner: Learner, values: Values) -> Live:
     """The three states, then a drawn case before and after, then all moves."""
     n, case = int(values["devices"]), int(values["case"]) % len(CASES)
     src, dst = CASES[case]
-    whole, before = hold(src, n, case + 1)
-    states = {letter[0]: hold(letter, n, case + 1)[1] for letter in ("R", "S(0)", "P")}
+    whole, before = place_tensor(src, n, case + 1)
+    states = {letter[0]: place_tensor(letter, n, case + 1)[1] for letter in ("R", "S(0)", "P")}
     pictures: dict[str, Picture] = {
-        letter: column(_devices(pieces, "S(0)" if letter == "S" else letter), legend(letter), gap=14)
+        letter: column(_draw_devices(pieces, "S(0)" if letter == "S" else letter), legend(letter), gap=14)
         for letter, pieces in states.items()
     }
-    pictures["before"] = _devices(before, src)
-    pictures["motion"] = motion(before, parse_placement(src), parse_placement(dst), whole)
-    pictures["moves"] = _moves(n, (src, dst))
-    count, size = sent(src, dst, n), SIZE * SIZE * ITEM
+    pictures["before"] = _draw_devices(before, src)
+    pictures["motion"] = redistribution_film(before, parse_placement(src), parse_placement(dst), whole)
+    pictures["moves"] = _moves_table(n, (src, dst))
+    numbers = {"sent": sent(src, dst, n), "size": SIZE * SIZE * ITEM, "total": float(whole.sum())}
     facts = {
         "src": src,
         "dst": dst,
         "item": ITEM,
         "holds": {letter: pieces[0].numel() for letter, pieces in states.items()},
-        "collective": collective(src, dst),
-        "sent": count,
-        "size": size,
+        "collective": collective_between(src, dst),
     }
-    return Live(facts, pictures, {"sent": count, "bytes": size, "total": float(whole.sum())})
+    return Live(facts, pictures, numbers)
 
 
-def motion(before: list[Any], src: Placement, dst: Placement, whole: Any) -> Film:
+def redistribution_film(before: list[Any], src: Placement, dst: Placement, whole: Any) -> Film:
     """The cells of a redistribution on their way. A sum that all want is taken in slices first, and the slices are gathered."""
     n = len(before)
     path = [src, Shard(0), dst] if (src, dst) == (P, R) else [src, dst]
@@ -123,7 +121,7 @@ def motion(before: list[Any], src: Placement, dst: Placement, whole: Any) -> Fil
     for k, here in enumerate(path):
         held = [_cells(r, n, here, before[r] if here == P else whole) for r in range(n)]
         to = path[k + 1] if k + 1 < len(path) else None
-        moves = [m for r in range(n) for m in _moves_from(r, n, here, to)] if to else []
+        moves = [m for r in range(n) for m in _sends_of(r, n, here, to)] if to else []
         under_way = (
             f" {len(moves) * ITEM // n} bytes leave each device."
             if moves
@@ -132,10 +130,10 @@ def motion(before: list[Any], src: Placement, dst: Placement, whole: Any) -> Fil
             else ""
         )
         stops.append(BoardState(held, said[str(here)[0]] + under_way, moves))
-    return board(stops, SIZE, cell=36, note="hatched: P, not summed yet; grey: R; solid: S" if src == P else "")
+    return board_film(stops, SIZE, cell=36, note="hatched: P, not summed yet; grey: R; solid: S" if src == P else "")
 
 
-def _owner(n: int, p: Placement, i: int, j: int) -> int | None:
+def _owning_device(n: int, p: Placement, i: int, j: int) -> int | None:
     """The device that holds a cell alone, None where all hold it."""
     return (i, j)[p.dim] * n // SIZE if isinstance(p, Shard) else None
 
@@ -144,35 +142,35 @@ def _cells(rank: int, n: int, p: Placement, values: Any) -> list[Chunk | None]:
     look: Style = ("R", None) if p == R else ("P" if p == P else "S", rank)
     return [
         (look, number(float(values[i, j]) if values.shape == (SIZE, SIZE) else 0))
-        if _owner(n, p, i, j) in (None, rank)
+        if _owning_device(n, p, i, j) in (None, rank)
         else None
         for i in range(SIZE)
         for j in range(SIZE)
     ]
 
 
-def _moves_from(rank: int, n: int, src: Placement, dst: Placement) -> list[Sending]:
+def _sends_of(rank: int, n: int, src: Placement, dst: Placement) -> list[Sending]:
     """What one device sends: what it holds, or a term of it, to each device that wants it and has it not."""
     found: list[Sending] = []
     for i in range(SIZE):
         for j in range(SIZE):
-            if src == R or _owner(n, src, i, j) not in (None, rank):
+            if src == R or _owning_device(n, src, i, j) not in (None, rank):
                 continue
-            to = _owner(n, dst, i, j)
+            to = _owning_device(n, dst, i, j)
             wanted = range(n) if to is None else (to,)
             found += [(rank, SIZE * i + j, other, SIZE * i + j) for other in wanted if other != rank]
     return found
 
 
-def _devices(pieces: list[Any], letter: str) -> Drawing:
+def _draw_devices(pieces: list[Any], letter: str) -> Drawing:
     p = parse_placement(letter)
     styles = [replicated if p == R else owned(r, "P" if p == P else "S") for r in range(len(pieces))]
     word = f"{letter}, not summed yet" if p == P else letter
     frames = [device(r, matrix(t, styles[r], "", word, cell=34)) for r, t in enumerate(pieces)]
-    return column(*(row(*frames[i : i + 4], gap=10, align=0) for i in range(0, len(frames), 4)), gap=10)
+    return grid(frames, 4)
 
 
-def _moves(n: int, here: tuple[str, str]) -> str:
+def _moves_table(n: int, here: tuple[str, str]) -> str:
     formula = {
         "all_reduce": "2(n−1)/n · B",
         "reduce_scatter": "(n−1)/n · B",
@@ -182,7 +180,7 @@ def _moves(n: int, here: tuple[str, str]) -> str:
     }
     rows = []
     for src, dst in CASES:
-        kind = collective(src, dst)
+        kind = collective_between(src, dst)
         rows.append((src, dst, kind or "none, a local slice", formula[kind], f"{sent(src, dst, n)}"))
     return table(("from", "to", "collective", "each device sends", f"bytes, n = {n}"), rows, CASES.index(here))
 

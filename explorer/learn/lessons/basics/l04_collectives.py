@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from explorer.figures.palette import DEVICES
+from explorer.figures.palette import DEVICES, KIND_COLOURS
 from explorer.figures.svg_tensors import Drawing, Style, amount, column, device, row, text, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.board import BoardState, Chunk, board
-from explorer.learn.pictures.charts import Line, plot
+from explorer.learn.pictures.board import BoardState, Chunk, board_film
+from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, plot
 from explorer.learn.pictures.film import Film
 from explorer.text import units
 from planner_core.core import DeviceMesh
@@ -20,7 +21,7 @@ from planner_core.cost.communication import AxisLink, algorithms, axis_links, co
 
 
 @lru_cache(maxsize=32)
-def ring(n: int) -> list[dict[str, Any]]:
+def run_ring(n: int) -> list[dict[str, Any]]:
     """States of a ring all-reduce of n chunks on n devices: values, how many terms each holds, who sent what. The sum of
     chunk r is finished on device r."""
     import torch
@@ -42,14 +43,14 @@ def ring(n: int) -> list[dict[str, Any]]:
     return states
 
 
-def link_of(learner: Learner, n: int) -> AxisLink:
+def neighbour_link(learner: Learner, n: int) -> AxisLink:
     """n neighbouring GPUs of the learner's cluster."""
     cluster = learner.cluster
     level = replace(cluster.levels[0], size=n)
     return axis_links(replace(cluster, levels=(level,)), DeviceMesh(("tensor",), (n,)))[0]
 
 
-def crossover(link: AxisLink) -> float:
+def crossover_bytes(link: AxisLink) -> float:
     """Bytes at which sending takes as long as the fixed part of the ring."""
     a = algorithms("all_reduce", link)[0]
     return a.fixed_s / a.s_per_byte
@@ -58,28 +59,24 @@ def crossover(link: AxisLink) -> float:
 def live(learner: Learner, values: Values) -> Live:
     """Every step of the ring, then the halves, then time against size."""
     n, size = int(values["n"]), int(values["bytes"])
-    states, link = ring(n), link_of(learner, n)
+    states, link = run_ring(n), neighbour_link(learner, n)
     wire, half = wire_bytes("all_reduce", size, n), wire_bytes("reduce_scatter", size, n)
     seconds, name = collective_time("all_reduce", size, link)
-    cross = crossover(link)
-    pictures: dict[str, Picture] = {f"state_{k}": _grid(state, n) for k, state in enumerate(states)}
-    pictures |= {"motion": _motion(states, n), "bill": _bill(n, size), "curve": _curve(link, size, cross)}
-    unit, unit_bytes = next((u for u in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if wire >= u[1]), ("B", 1.0))
-    facts = {
-        "wire": wire,
-        "wire_half": half,
-        "time": seconds,
-        "algorithm": name,
-        "crossover": cross,
-        "unit": unit,
-        "unit_bytes": unit_bytes,
+    cross = crossover_bytes(link)
+    pictures: dict[str, Picture] = {f"state_{k}": _draw_state(state, n) for k, state in enumerate(states)}
+    pictures |= {
+        "motion": _ring_film(states, n),
+        "bill": _bytes_chart(n, size),
+        "curve": _time_chart(link, size, cross),
     }
+    unit, unit_bytes = next((u for u in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if wire >= u[1]), ("B", 1.0))
+    facts = {"wire_half": half, "time": seconds, "algorithm": name, "unit": unit, "unit_bytes": unit_bytes}
     numbers = {"wire": wire, "half": half, "seconds": seconds, "crossover": cross, "moved": 2 * (n - 1) * size / n}
     numbers["error"] = float((states[-1]["data"] - states[0]["data"].sum(0)).abs().max())
     return Live(facts, pictures, numbers)
 
 
-def _motion(states: list[dict[str, Any]], n: int) -> Film:
+def _ring_film(states: list[dict[str, Any]], n: int) -> Film:
     """The whole ring as a film."""
     stops = []
     for k, state in enumerate(states):
@@ -89,7 +86,7 @@ def _motion(states: list[dict[str, Any]], n: int) -> Film:
         said = f"{state['phase']}: {k} chunk{'s' * (k > 1)} sent by each GPU." if k else "Before the first step."
         stops.append(BoardState(held, said, moves))
     note = "hatched: not summed yet; solid: all terms; grey: the same on every GPU"
-    return board(stops, n, cell=44 if n < 7 else 34, note=note)
+    return board_film(stops, n, cell=44 if n < 7 else 34, note=note)
 
 
 def _chunk(state: dict[str, Any], n: int, r: int, c: int) -> Chunk:
@@ -99,7 +96,7 @@ def _chunk(state: dict[str, Any], n: int, r: int, c: int) -> Chunk:
     return look, f"{float(state['data'][r, c]):.0f}"
 
 
-def _grid(state: dict[str, Any], n: int) -> Drawing:
+def _draw_state(state: dict[str, Any], n: int) -> Drawing:
     frames, wide = [], 44 if n < 7 else 32
     for r in range(n):
         cells = []
@@ -124,10 +121,7 @@ def _grid(state: dict[str, Any], n: int) -> Drawing:
     return column(grid, key, gap=12)
 
 
-def _bill(n: int, size: int) -> Drawing:
-    from explorer.figures.palette import KIND_COLOURS
-    from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
-
+def _bytes_chart(n: int, size: int) -> Drawing:
     half = float(wire_bytes("reduce_scatter", size, n))
     parts = (
         BarPiece("reduce_scatter", half, KIND_COLOURS["reduce_scatter"]),
@@ -142,20 +136,15 @@ def _bill(n: int, size: int) -> Drawing:
     )
 
 
-def _curve(link: AxisLink, size: int, cross: float) -> Drawing:
+def _time_chart(link: AxisLink, size: int, cross: float) -> Drawing:
     xs = [2.0**k for k in range(12, 31)]
-    found = []
-    for k, a in enumerate(algorithms("all_reduce", link)):
-        found.append(
-            Line(
-                a.name,
-                tuple((x, a.seconds(x)) for x in xs),
-                (DEVICES[0], DEVICES[5], DEVICES[2])[k % 3],
-                ("", "7 4", "2 3")[k % 3],
-            )
-        )
+    looks = itertools.cycle(((DEVICES[0], ""), (DEVICES[5], "7 4"), (DEVICES[2], "2 3")))
+    curves = [
+        Line(a.name, tuple((x, a.seconds(x)) for x in xs), *look)
+        for a, look in zip(algorithms("all_reduce", link), looks, strict=False)
+    ]
     return plot(
-        found,
+        curves,
         "size of the tensor",
         "time of one all_reduce",
         amount,

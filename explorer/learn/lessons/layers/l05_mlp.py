@@ -19,18 +19,18 @@ from explorer.figures.svg_tensors import (
 )
 from explorer.learn import links
 from explorer.learn.blocks import arranged
-from explorer.learn.blocks.arranged import Arranged
+from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.block import F_AND_G_BELOW
-from explorer.learn.pictures.block import block as drawn
-from explorer.learn.pictures.board import BoardState, board, numbers_of
+from explorer.learn.pictures.block import draw_block as drawn
+from explorer.learn.pictures.board import BoardState, board_film, matrix_chunks
 from explorer.learn.pictures.film import Film
 
 
 @lru_cache(maxsize=64)
-def compute(first: str, seed: int) -> dict[str, Any]:
+def run_mlp(first: str, seed: int) -> dict[str, Any]:
     """The MLP Z = GeLU(X A) B, whole and on two devices, with the gradient of X by autograd both ways."""
     import torch
     from torch.nn.functional import gelu
@@ -80,27 +80,27 @@ def compute(first: str, seed: int) -> dict[str, Any]:
 def live(learner: Learner, values: Values) -> Live:
     """The MLP on one GPU, the first product cut, GeLU, the sum, and the backward pass."""
     columns = values["first"] == "columns"
-    c = compute(str(values["first"]), int(values["seed"]))
+    c = run_mlp(str(values["first"]), int(values["seed"]))
     look, letter = ("S", "S(1)") if columns else ("P", "P, not summed yet")
     products = [device(r, matrix(t, owned(r, look), "X·A", letter)) for r, t in enumerate(c["inner"])]
     pictures: dict[str, Picture] = {
-        "whole": _whole(c),
+        "whole": _draw_mlp(c),
         "product": column(row(*products), legend(look)),
-        "gelu": _after_gelu(c, columns),
+        "gelu": _draw_gelu(c, columns),
     }
-    block = arranged.megatron(learner, 2, False) if columns else None
+    block = arranged.arrange_megatron(learner, 2, False) if columns else None
     if columns:
-        pictures["sum"] = exchanged(c["terms"], c["got"], "Z")
-        pictures["backward"] = exchanged(c["grads"], c["grad"], "the gradient of X")
+        pictures["sum"] = all_reduce_film(c["terms"], c["got"], "Z")
+        pictures["backward"] = all_reduce_film(c["grads"], c["grad"], "the gradient of X")
     else:
-        pictures |= _after_rows(c)
+        pictures |= _draw_rows_first(c)
     if block:
         pictures["block"] = drawn(block, F_AND_G_BELOW)
     numbers = {k: c[k] for k in ("error", "mended", "grad_error")}
-    return Live({**numbers, "in_a_block": arranged.suited(learner)[0].name if block else ""}, pictures, numbers)
+    return Live({"in_a_block": arranged.with_llama_block(learner)[0].name if block else ""}, pictures, numbers)
 
 
-def _after_gelu(c: dict[str, Any], columns: bool) -> Drawing:
+def _draw_gelu(c: dict[str, Any], columns: bool) -> Drawing:
     """What each device has before and after GeLU."""
     look, before, after = ("S", "", "S(1)") if columns else ("P", "P, not summed yet", "no placement")
     frames = []
@@ -111,7 +111,7 @@ def _after_gelu(c: dict[str, Any], columns: bool) -> Drawing:
     return column(*frames, gap=8)
 
 
-def _whole(c: dict[str, Any]) -> Drawing:
+def _draw_mlp(c: dict[str, Any]) -> Drawing:
     grey = replicated
     first = row(
         matrix(c["x"], grey, "X"), sign("·"), matrix(c["a"], grey, "A"), sign("="), matrix(c["hidden"], grey, "X·A")
@@ -128,25 +128,25 @@ def _whole(c: dict[str, Any]) -> Drawing:
     return column(first, second, gap=16)
 
 
-def exchanged(terms: list[Any], total: Any, name: str) -> Film:
+def all_reduce_film(terms: list[Any], total: Any, name: str) -> Film:
     """An all_reduce of two devices: each sends its term to the other, and both add."""
     places, wide = range(terms[0].numel()), terms[0].shape[1]
-    before = [numbers_of(t, ("P", r)) for r, t in enumerate(terms)]
+    before = [matrix_chunks(t, ("P", r)) for r, t in enumerate(terms)]
     moves = [(r, i, 1 - r, i) for r in range(2) for i in places]
-    after = [numbers_of(total, ("R", None))] * 2
+    after = [matrix_chunks(total, ("R", None))] * 2
     stops = [
         BoardState(before, f"Each GPU has a term of {name}: hatched, P, not summed yet.", moves),
         BoardState(after, f"Each has added what it received: {name}, whole on both, grey, R."),
     ]
-    return board(stops, wide, cell=64)
+    return board_film(stops, wide, cell=64)
 
 
-def shown(learner: Learner, values: Values) -> Arranged | None:
+def arrange_block(learner: Learner, values: Values) -> ArrangedBlock | None:
     """The block that Megatron-LM cuts for two devices."""
-    return arranged.megatron(learner, 2, False)
+    return arranged.arrange_megatron(learner, 2, False)
 
 
-def _after_rows(c: dict[str, Any]) -> dict[str, Picture]:
+def _draw_rows_first(c: dict[str, Any]) -> dict[str, Picture]:
     """The sum of GeLUs beside GeLU of the sum, and the sum taken first."""
     act = matrix(c["act_whole"], replicated, "GeLU(X·A)", "", 54)
     summed = matrix(c["acted"][0] + c["acted"][1], owned(5, ""), "GeLU(X₀·A₀) + GeLU(X₁·A₁)", "", 54)
@@ -155,4 +155,4 @@ def _after_rows(c: dict[str, Any]) -> dict[str, Picture]:
     return {"wrong": row(summed, sign("≠"), act), "cure": row(first, arrow(46, "GeLU"), then)}
 
 
-LESSON = read_lesson("05-mlp", live, focus=links.feed_forward, block=shown)
+LESSON = read_lesson("05-mlp", live, focus=links.feed_forward, block=arrange_block)

@@ -8,18 +8,18 @@ from typing import Any
 from explorer.figures.svg_tensors import Drawing, column, device, row, table, text, tile
 from explorer.learn import links
 from explorer.learn.blocks import arranged, placing
-from explorer.learn.blocks.arranged import Arranged
+from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.block import F_AND_G
-from explorer.learn.pictures.block import block as drawn
+from explorer.learn.pictures.block import draw_block as drawn
 from explorer.learn.pictures.charts import wrap
 from planner_core.core import Shard, ShardingError, local_shape
 
 
 @lru_cache(maxsize=32)
-def attention(heads: int, kv_heads: int, devices: int) -> float:
+def attention_error(heads: int, kv_heads: int, devices: int) -> float:
     """Largest difference between attention whole and with its heads dealt out; needs both numbers of heads to divide."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -33,7 +33,7 @@ def attention(heads: int, kv_heads: int, devices: int) -> float:
     return float((torch.cat(parts, 1) - whole).abs().max())
 
 
-def refusal(heads: int, devices: int) -> str:
+def refusal_reason(heads: int, devices: int) -> str:
     """Why the planner cannot split a dim of `heads` over `devices`; empty if it can."""
     try:
         local_shape((1, heads, 5, 4), (Shard(1),), (devices,))
@@ -47,14 +47,14 @@ def live(learner: Learner, values: Values) -> Live:
     learner, note = learner.transformer()
     layer, t = learner.layer(), int(values["t"])
     heads, kv = layer.heads, layer.kv_heads
-    queries, keys = not refusal(heads, t), not refusal(kv, t)
-    error = attention(heads, kv, t) if queries and keys else -1.0
-    block, told = _whole_block(learner, t)
+    queries, keys = not refusal_reason(heads, t), not refusal_reason(kv, t)
+    error = attention_error(heads, kv, t) if queries and keys else -1.0
+    block, told = _draw_block(learner, t)
     pictures: dict[str, Picture] = {
-        "all": _all(heads, kv),
-        "queries": _dealt((heads,), t),
-        "keys": _dealt((heads, kv), t),
-        "degrees": _table(heads, kv, t),
+        "all": _draw_heads(heads, kv),
+        "queries": _draw_dealt_heads((heads,), t),
+        "keys": _draw_dealt_heads((heads, kv), t),
+        "degrees": _degrees_table(heads, kv, t),
         **block,
     }
     facts = {
@@ -70,19 +70,19 @@ def live(learner: Learner, values: Values) -> Live:
     return Live(facts, pictures, numbers)
 
 
-def shown(learner: Learner, values: Values) -> Arranged | None:
+def arrange_block(learner: Learner, values: Values) -> ArrangedBlock | None:
     """The block that Megatron-LM cuts, on as many devices as its heads divide by."""
-    return arranged.megatron(learner, int(values["t"]), False)
+    return arranged.arrange_megatron(learner, int(values["t"]), False)
 
 
-def _whole_block(learner: Learner, t: int) -> tuple[dict[str, Picture], dict[str, Any]]:
+def _draw_block(learner: Learner, t: int) -> tuple[dict[str, Picture], dict[str, Any]]:
     """Lessons 5 and 6 together: both halves of a block, with f and g, and what its sums carry. Nothing where heads do not divide."""
-    case = arranged.megatron(learner, t, False)
+    case = arranged.arrange_megatron(learner, t, False)
     if case is None:
         return {}, {}
     sums = [m for m in case.messages if m.sent.kind == "all_reduce"]
-    learner, _, _ = arranged.suited(learner)
-    load = placing.neighbours(learner, t).workload
+    learner, _, _ = arranged.with_llama_block(learner)
+    load = placing.on_neighbours(learner, t).workload
     told = {
         "model": learner.name,
         "sums": len(sums),
@@ -93,7 +93,7 @@ def _whole_block(learner: Learner, t: int) -> tuple[dict[str, Picture], dict[str
     return {"block": drawn(case, F_AND_G)}, {**told, "bytes": sums[0].sent.num_bytes if sums else 0}
 
 
-def _all(heads: int, kv: int) -> Drawing:
+def _draw_heads(heads: int, kv: int) -> Drawing:
     side = min(30.0, 600 / heads)
     top = row(*(tile(side - 2, 30, ("R", None), str(i) if side > 16 else "", 12) for i in range(heads)), gap=2)
     wide = top.width / kv
@@ -103,7 +103,7 @@ def _all(heads: int, kv: int) -> Drawing:
     )
 
 
-def _dealt(kinds: tuple[int, ...], t: int) -> Drawing:
+def _draw_dealt_heads(kinds: tuple[int, ...], t: int) -> Drawing:
     """Query heads, and key-value heads if given, on each of t devices; the first devices take what is left over."""
     frames = []
     for r in range(t):
@@ -118,17 +118,22 @@ def _dealt(kinds: tuple[int, ...], t: int) -> Drawing:
     return wrap(frames, 660, gap=10)
 
 
-def _table(heads: int, kv: int, t: int) -> str:
+def _degrees_table(heads: int, kv: int, t: int) -> str:
     degrees = [1, *map(int, LESSON.controls[0].options)]
     rows = [
-        (str(d), _share(heads, d), _share(kv, d), "works" if heads % d == 0 and kv % d == 0 else "does not divide")
+        (
+            str(d),
+            _heads_per_device(heads, d),
+            _heads_per_device(kv, d),
+            "works" if heads % d == 0 and kv % d == 0 else "does not divide",
+        )
         for d in degrees
     ]
     return table(("devices", "query heads each", "key-value heads each", ""), rows, degrees.index(t))
 
 
-def _share(heads: int, devices: int) -> str:
+def _heads_per_device(heads: int, devices: int) -> str:
     return str(heads // devices) if heads % devices == 0 else f"{heads / devices:.2f}"
 
 
-LESSON = read_lesson("06-heads", live, focus=links.attention, block=shown)
+LESSON = read_lesson("06-heads", live, focus=links.attention, block=arrange_block)

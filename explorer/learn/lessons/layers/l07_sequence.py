@@ -24,15 +24,15 @@ from explorer.figures.svg_tensors import (
 )
 from explorer.learn import links
 from explorer.learn.blocks import arranged
-from explorer.learn.blocks.arranged import Arranged
-from explorer.learn.learner import STANDARD, Learner, standard
+from explorer.learn.blocks.arranged import ArrangedBlock
+from explorer.learn.learner import STANDARD_MODEL, Learner, with_standard_model
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.stacks import gathered as gathered_bytes
-from explorer.learn.lessons.stacks import megatron
+from explorer.learn.lessons.stacks import megatron_memory
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.block import block as drawn
-from explorer.learn.pictures.board import BoardState, board
-from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
+from explorer.learn.pictures.block import draw_block as drawn
+from explorer.learn.pictures.board import BoardState, board_film
+from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, grid
 from explorer.learn.pictures.film import Film
 from explorer.text import units
 from planner_core.cost.communication import wire_bytes
@@ -40,24 +40,24 @@ from planner_core.cost.communication import wire_bytes
 TOKENS, VOCAB, REGION = 4, 8, 8
 
 
-def suited(learner: Learner, devices: int) -> tuple[Learner, str]:
+def divisible_learner(learner: Learner, devices: int) -> tuple[Learner, str]:
     """A learner whose model can be split both ways over `devices`, and a sentence if it is another model."""
     found, note = learner.transformer()
-    if megatron(found, devices) and megatron(found, devices, sequence=True):
+    if megatron_memory(found, devices) and megatron_memory(found, devices, sequence=True):
         return found, note
-    why = f"Heads or tokens of {found.name} do not divide by {devices}, so this lesson shows {MODELS[STANDARD]}."
-    return standard(learner), why
+    why = f"Heads or tokens of {found.name} do not divide by {devices}, so this lesson shows {MODELS[STANDARD_MODEL]}."
+    return with_standard_model(learner), why
 
 
-def kept(learner: Learner, devices: int, sequence: bool) -> int:
+def activation_bytes(learner: Learner, devices: int, sequence: bool) -> int:
     """Bytes of activations that one of `devices` GPUs keeps, under Megatron-LM with or without sequence parallelism."""
-    found = megatron(learner, devices, sequence)
-    assert found is not None, "call it on what `suited` gives"
+    found = megatron_memory(learner, devices, sequence)
+    assert found is not None, "call it on what `divisible_learner` gives"
     return found["activations"]
 
 
 @lru_cache(maxsize=16)
-def loss(devices: int) -> dict[str, Any]:
+def split_loss(devices: int) -> dict[str, Any]:
     """Cross-entropy with the classes split over devices, by a maximum and two sums per token, against torch's on the whole."""
     import torch
     from torch.nn.functional import cross_entropy
@@ -86,7 +86,7 @@ def loss(devices: int) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=16)
-def embedding(devices: int) -> dict[str, Any]:
+def split_embedding(devices: int) -> dict[str, Any]:
     """Looking up words in a table of which each device has some rows: zeros for the words of others, and the sum."""
     import torch
     from torch.nn.functional import embedding as look_up
@@ -106,13 +106,17 @@ def embedding(devices: int) -> dict[str, Any]:
 def live(learner: Learner, values: Values) -> Live:
     """The whole region, the split one, bytes, memory, the embedding, and the loss."""
     n = int(values["n"])
-    learner, note = suited(learner, n)
+    learner, note = divisible_learner(learner, n)
     layer, load = learner.layer(), learner.planner.workload
     num_bytes = load.batch * load.seq * layer.hidden * 2
     reduce, scatter, gather = (wire_bytes(k, num_bytes, n) for k in ("all_reduce", "reduce_scatter", "all_gather"))
-    plain, split, gathered = kept(learner, n, False), kept(learner, n, True), gathered_bytes(learner, n)
-    words, c, e = _vocab(learner), loss(n), embedding(n)
-    block = arranged.megatron(learner, n, True)
+    plain, split, gathered = (
+        activation_bytes(learner, n, False),
+        activation_bytes(learner, n, True),
+        gathered_bytes(learner, n),
+    )
+    words, c, e = _vocabulary_size(learner), split_loss(n), split_embedding(n)
+    block = arranged.arrange_megatron(learner, n, True)
     numbers = {
         "all_reduce": reduce,
         "reduce_scatter": scatter,
@@ -128,7 +132,7 @@ def live(learner: Learner, values: Values) -> Live:
         "embedding_error": e["error"],
         "table": words * layer.hidden * 2,
     }
-    facts = numbers | {
+    facts = {
         "batch": load.batch,
         "seq": load.seq,
         "hidden": layer.hidden,
@@ -140,8 +144,6 @@ def live(learner: Learner, values: Values) -> Live:
         "room": learner.cluster.gpu.memory_bytes,
         "words": words,
         "stands_in": note,
-    }
-    facts |= {
         "tokens": TOKENS,
         "shown_words": VOCAB,
         "split_loss": c["got"],
@@ -153,28 +155,28 @@ def live(learner: Learner, values: Values) -> Live:
 
 def _pictures(n: int, numbers: dict[str, float], gathered: int) -> dict[str, Picture]:
     return {
-        "region": _region(n),
-        "motion": in_motion(n),
-        "bytes": _bytes(*(int(numbers[kind]) for kind in ("all_reduce", "reduce_scatter", "all_gather"))),
-        "memory": _memory(int(numbers["plain"]), int(numbers["split"]), gathered),
-        "lookup": _lookup(embedding(n), n),
-        "vocabulary": _vocabulary(loss(n), n),
+        "region": _draw_region(n),
+        "motion": tokens_film(n),
+        "bytes": _bytes_chart(*(int(numbers[kind]) for kind in ("all_reduce", "reduce_scatter", "all_gather"))),
+        "memory": _memory_chart(int(numbers["plain"]), int(numbers["split"]), gathered),
+        "lookup": _draw_lookup(split_embedding(n), n),
+        "vocabulary": _draw_loss(split_loss(n), n),
     }
 
 
-def shown(learner: Learner, values: Values) -> Arranged | None:
+def arrange_block(learner: Learner, values: Values) -> ArrangedBlock | None:
     """The block with its tokens split between the products."""
-    return arranged.megatron(suited(learner, int(values["n"]))[0], int(values["n"]), True)
+    return arranged.arrange_megatron(divisible_learner(learner, int(values["n"]))[0], int(values["n"]), True)
 
 
-def terms_of_tokens(n: int) -> list[list[int]]:
+def token_terms(n: int) -> list[list[int]]:
     """A small whole number per device and token: the terms that a cut product leaves."""
     return [[(3 * r + 5 * t) % 7 - 3 for t in range(REGION)] for r in range(n)]
 
 
-def in_motion(n: int) -> Film:
+def tokens_film(n: int) -> Film:
     """What becomes of 8 tokens between two products: reduce_scatter, each its own, all_gather."""
-    terms = terms_of_tokens(n)
+    terms = token_terms(n)
     sums = [sum(t) for t in zip(*terms, strict=True)]
     own = [t * n // REGION for t in range(REGION)]
 
@@ -201,27 +203,26 @@ def in_motion(n: int) -> Film:
         ),
         BoardState(whole, "all_gather: the next product has all tokens again."),
     ]
-    return board(stops, REGION, cell=36, note="one place for each of 8 tokens")
+    return board_film(stops, REGION, cell=36, note="one place for each of 8 tokens")
 
 
-def _vocab(learner: Learner) -> int:
+def _vocabulary_size(learner: Learner) -> int:
     found = learner.graph.config.get("vocab_size") or learner.graph.config.get("num_labels") or 1000
     return int(found)
 
 
-def _region(n: int) -> Drawing:
+def _draw_region(n: int) -> Drawing:
     frames = []
     for r in range(n):
         tiles = row(*(tile(24, 40, ("R", None), str(i), 12) for i in range(REGION)), gap=2)
         frames.append(device(r, column(text("tokens", 12.5, muted=True), tiles, gap=3)))
     per = max(1, int(640 // (frames[0].width + 10)))
-    grid = column(*(row(*frames[i : i + per], gap=10) for i in range(0, n, per)), gap=10)
     flow = [sign("product", 15), arrow(60, "all_reduce"), sign("norm, dropout", 15)]
     flow += [arrow(60), sign("product", 15)]
-    return column(row(*flow, gap=8), grid, gap=14)
+    return column(row(*flow, gap=8), grid(frames, per), gap=14)
 
 
-def _bytes(reduce: int, scatter: int, gather: int) -> Drawing:
+def _bytes_chart(reduce: int, scatter: int, gather: int) -> Drawing:
     one = StackedBar("tensor parallel", (BarPiece("all_reduce", reduce, KIND_COLOURS["all_reduce"]),))
     two = StackedBar(
         "+ sequence",
@@ -233,7 +234,7 @@ def _bytes(reduce: int, scatter: int, gather: int) -> Drawing:
     return bars([one, two], amount)
 
 
-def _memory(plain: int, split: int, again: int) -> Drawing:
+def _memory_chart(plain: int, split: int, again: int) -> Drawing:
     rows = (("tensor parallel", plain), ("+ sequence", split), ("+ gathered again", split - again))
     colour = MEMORY_COLOURS["activations"]
     return bars(
@@ -242,7 +243,7 @@ def _memory(plain: int, split: int, again: int) -> Drawing:
     )
 
 
-def _lookup(e: dict[str, Any], n: int) -> Drawing:
+def _draw_lookup(e: dict[str, Any], n: int) -> Drawing:
     words = column(text("word", 13, 600), *(tile(48, 30, ("", None), str(int(t)), 13) for t in e["words"]), gap=0)
     width = VOCAB // n
     owns = [f"owns {r * width}" + (f" to {(r + 1) * width - 1}" if width > 1 else "") for r in range(n)]
@@ -253,7 +254,7 @@ def _lookup(e: dict[str, Any], n: int) -> Drawing:
     return column(*lines, row(arrow(44, "all_reduce"), got, gap=10), legend("P", "R"), gap=12)
 
 
-def _vocabulary(c: dict[str, Any], n: int) -> Drawing:
+def _draw_loss(c: dict[str, Any], n: int) -> Drawing:
     parts = [matrix(p, owned(r), f"GPU {r}", "S(1)", 36) for r, p in enumerate(c["parts"])]
     right = column(
         text("right word", 13, 600),
@@ -269,4 +270,4 @@ def _vocabulary(c: dict[str, Any], n: int) -> Drawing:
     )
 
 
-LESSON = read_lesson("07-sequence", live, focus=links.sequence, block=shown)
+LESSON = read_lesson("07-sequence", live, focus=links.sequence, block=arrange_block)

@@ -38,7 +38,7 @@ class Cut:
     fix: str
 
 
-WAYS = {
+CUTS = {
     "data": Cut("S(0)", "R", "S(0)", "S(0)", "P", "all_reduce of the weight's gradient"),
     "column": Cut("R", "S(1)", "S(1)", "P", "S(1)", "all_reduce of the input's gradient"),
     "row": Cut("S(1)", "S(0)", "P", "S(1)", "S(0)", "nothing backward; the result was summed forward"),
@@ -47,7 +47,7 @@ WAYS = {
 
 
 @lru_cache(maxsize=64)
-def compute(way: str, seed: int) -> dict[str, Any]:
+def run_backward(way: str, seed: int) -> dict[str, Any]:
     """Forward and backward of sum((X W)²) whole and on two devices: gradients as each device makes them."""
     import torch
 
@@ -57,15 +57,15 @@ def compute(way: str, seed: int) -> dict[str, Any]:
     w.requires_grad_()
     y = x @ w
     gx, gw = torch.autograd.grad(y.square().sum(), (x, w))
-    cut = WAYS[way]
-    xs, ws = _pieces(x.detach(), cut.x), _pieces(w.detach(), cut.w)
+    cut = CUTS[way]
+    xs, ws = split_tensor(x.detach(), cut.x), split_tensor(w.detach(), cut.w)
     leaves = [(a.clone().requires_grad_(), b.clone().requires_grad_()) for a, b in zip(xs, ws, strict=True)]
     ys = [a @ b for a, b in leaves]
     # where Y was summed (g) every device has the whole result, and its gradient
     seeds = [2 * (ys[0] + ys[1]).detach()] * N if cut.y == "P" else [2 * t.detach() for t in ys]
     found = [torch.autograd.grad(t, ab, s) for t, ab, s in zip(ys, leaves, seeds, strict=True)]
     grads_x, grads_w = [f[0] for f in found], [f[1] for f in found]
-    joined = ((_join(grads_x, cut.grad_x), gx), (_join(grads_w, cut.grad_w), gw))
+    joined = ((join_pieces(grads_x, cut.grad_x), gx), (join_pieces(grads_w, cut.grad_w), gw))
     error = max(float((got - want).abs().max()) for got, want in joined)
     return {
         "xs": xs,
@@ -79,12 +79,12 @@ def compute(way: str, seed: int) -> dict[str, Any]:
     }
 
 
-def _pieces(tensor: Any, placement: str) -> list[Any]:
+def split_tensor(tensor: Any, placement: str) -> list[Any]:
     """What each device holds of a tensor that is sharded or replicated."""
     return list(tensor.chunk(N, int(placement[2]))) if placement[0] == "S" else [tensor.clone() for _ in range(N)]
 
 
-def _join(pieces: list[Any], placement: str) -> Any:
+def join_pieces(pieces: list[Any], placement: str) -> Any:
     """The whole tensor: slices side by side, or terms summed."""
     import torch
 
@@ -94,18 +94,18 @@ def _join(pieces: list[Any], placement: str) -> Any:
 def live(learner: Learner, values: Values) -> Live:
     """Forward placements, gradients on each device, the sum, and all ways as one algebra."""
     way, names = str(values["way"]), LESSON.controls[0].names
-    cut, c = WAYS[way], compute(way, int(values["seed"]))
+    cut, c = CUTS[way], run_backward(way, int(values["seed"]))
     forward = [(("X", c["xs"][r], cut.x), ("W", c["ws"][r], cut.w), ("Y", c["ys"][r], cut.y)) for r in range(N)]
     gradients = [
         (("gradient of X", c["grads_x"][r], cut.grad_x), ("gradient of W", c["grads_w"][r], cut.grad_w))
         for r in range(N)
     ]
-    rows = [(names[key], w.x, w.w, w.y, w.grad_x, w.grad_w, w.fix) for key, w in WAYS.items()]
+    rows = [(names[key], w.x, w.w, w.y, w.grad_x, w.grad_w, w.fix) for key, w in CUTS.items()]
     pictures: dict[str, Picture] = {
-        "forward": column(*(_held(r, what) for r, what in enumerate(forward)), gap=10),
-        "backward": column(*(_held(r, what) for r, what in enumerate(gradients)), gap=10),
-        "sum": _sum(way, c),
-        "ways": table(("way", "X", "W", "Y", "grad of X", "grad of W", "to put right"), rows, list(WAYS).index(way)),
+        "forward": column(*(_draw_device(r, what) for r, what in enumerate(forward)), gap=10),
+        "backward": column(*(_draw_device(r, what) for r, what in enumerate(gradients)), gap=10),
+        "sum": _draw_sum(way, c),
+        "ways": table(("way", "X", "W", "Y", "grad of X", "grad of W", "to put right"), rows, list(CUTS).index(way)),
     }
     numbers = {"error": c["error"], "gw00": float(c["gw"][0, 0]), "gx00": float(c["gx"][0, 0])}
     return Live({"cut": cut, "name": names[way], "error": c["error"]}, pictures, numbers)
@@ -115,17 +115,19 @@ def _style(r: int, placement: str) -> Any:
     return replicated if placement == "R" else owned(r, placement[0])
 
 
-def _held(r: int, what: tuple[tuple[str, Any, str], ...]) -> Drawing:
+def _draw_device(r: int, what: tuple[tuple[str, Any, str], ...]) -> Drawing:
     boxes = [matrix(t, _style(r, p), name, "P, not summed yet" if p == "P" else p, cell=40) for name, t, p in what]
     return device(r, row(*boxes, gap=18, align=0))
 
 
-def _sum(way: str, c: dict[str, Any]) -> Drawing:
-    cut = WAYS[way]
+def _draw_sum(way: str, c: dict[str, Any]) -> Drawing:
+    cut = CUTS[way]
     if way == "row":
         return column(
             *(
-                _held(r, (("gradient of X", c["grads_x"][r], "S(1)"), ("gradient of W", c["grads_w"][r], "S(0)")))
+                _draw_device(
+                    r, (("gradient of X", c["grads_x"][r], "S(1)"), ("gradient of W", c["grads_w"][r], "S(0)"))
+                )
                 for r in range(N)
             ),
             gap=10,
@@ -133,9 +135,11 @@ def _sum(way: str, c: dict[str, Any]) -> Drawing:
     terms, whole, name = (
         (c["grads_w"], c["gw"], "gradient of W") if cut.grad_w == "P" else (c["grads_x"], c["gx"], "gradient of X")
     )
-    before = row(*(_held(r, ((name, terms[r], "P"),)) for r in range(N)), gap=10)
+    before = row(*(_draw_device(r, ((name, terms[r], "P"),)) for r in range(N)), gap=10)
     slices = list(whole.chunk(N, 0)) if way == "fsdp" else [whole, whole]
-    after = row(*(_held(r, ((name, slices[r], "S(0)" if way == "fsdp" else "R"),)) for r in range(N)), gap=10, align=0)
+    after = row(
+        *(_draw_device(r, ((name, slices[r], "S(0)" if way == "fsdp" else "R"),)) for r in range(N)), gap=10, align=0
+    )
     return column(
         before,
         arrow(120, "reduce_scatter" if way == "fsdp" else "all_reduce"),
@@ -145,4 +149,4 @@ def _sum(way: str, c: dict[str, Any]) -> Drawing:
     )
 
 
-LESSON = read_lesson("08-backward", live, focus=links.ways)
+LESSON = read_lesson("08-backward", live, focus=links.usual_plans)

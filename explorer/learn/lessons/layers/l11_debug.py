@@ -29,7 +29,7 @@ KERNELS = {"forward": 11, "backward": 22, "update": 8}
 twice as many in backward; two for each of four weights."""
 
 
-def forward(x: Any, weights: list[Any], fault: str) -> Any:
+def run_attention(x: Any, weights: list[Any], fault: str) -> Any:
     """Attention over samples, heads dealt to two GPUs of a tensor group; the terms of the output are summed."""
     import torch
 
@@ -48,7 +48,7 @@ def forward(x: Any, weights: list[Any], fault: str) -> Any:
 
 
 @lru_cache(maxsize=8)
-def trained(fault: str) -> dict[str, Any]:
+def train(fault: str) -> dict[str, Any]:
     """A run from a checkpoint near its goal, on two data groups: losses on all samples, how far the groups' weights lie apart after each
     step, and the bytes of its messages."""
     import torch
@@ -58,11 +58,11 @@ def trained(fault: str) -> dict[str, Any]:
     goal = [torch.randn(s, generator=gen, dtype=torch.float64) / s[0] ** 0.5 for s in sizes]
     x = torch.randn(SAMPLES, WIDTH, generator=gen, dtype=torch.float64)
     start = [w + 0.1 * torch.randn(w.shape, generator=gen, dtype=torch.float64) for w in goal]
-    wanted = [forward(part, goal, "") for part in x.chunk(2)]
+    wanted = [run_attention(part, goal, "") for part in x.chunk(2)]
     groups = [[w.clone().requires_grad_() for w in start] for _ in range(2)]
 
     def loss(rank: int, own: list[Any]) -> Any:
-        return (forward(x.chunk(2)[rank], own, fault) - wanted[rank]).square().mean()
+        return (run_attention(x.chunk(2)[rank], own, fault) - wanted[rank]).square().mean()
 
     losses, apart = [], []
     for _ in range(TURNS):
@@ -75,10 +75,10 @@ def trained(fault: str) -> dict[str, Any]:
             for rank, own in enumerate(groups):
                 for w, g in zip(own, grads[rank] if fault == "sum" else means, strict=True):
                     w -= RATE * g
-    return {"loss": losses, "apart": apart, "messages": messages(fault)}
+    return {"loss": losses, "apart": apart, "messages": list_messages(fault)}
 
 
-def messages(fault: str) -> list[tuple[str, str, int]]:
+def list_messages(fault: str) -> list[tuple[str, str, int]]:
     """What one GPU's trace of a step shows: phase, message, bytes."""
     tokens = SAMPLES // 2 * WIDTH * FLOAT_BYTES
     weights = WIDTH * (HEADS * HEAD // 2) + 2 * WIDTH * HEAD + HEADS * HEAD // 2 * WIDTH
@@ -88,15 +88,13 @@ def messages(fault: str) -> list[tuple[str, str, int]]:
         ("forward", "all_reduce of the output's terms, tensor group", tokens),
         ("backward", "all_reduce of the input's gradient, tensor group", tokens),
     ]
-    return (
-        found
-        if fault == "sum"
-        else [*found, ("backward", "all_reduce of gradients, data groups", weights * FLOAT_BYTES)]
-    )
+    if fault != "sum":
+        found.append(("backward", "all_reduce of gradients, data groups", weights * FLOAT_BYTES))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     """A piece of one GPU's trace: on its stream of compute or of messages, from `start` to `end` seconds."""
 
     stream: str
@@ -105,16 +103,16 @@ class Span:
     words: str
 
 
-def trace(cluster: Cluster, fault: str) -> list[Span]:
+def trace_step(cluster: Cluster, fault: str) -> list[TraceSpan]:
     """One step of the second GPU of a tensor group, on four GPUs of a node like the learner's: every kernel of so small a layer takes
     its launch, and what follows a message waits for it."""
     four = replace(cluster, levels=(replace(cluster.levels[0], size=4),))
     data, tensor = axis_links(four, DeviceMesh(("data", "tensor"), (2, 2)))
-    found, now, sends = [], 0.0, messages(fault)
+    found, now, sends = [], 0.0, list_messages(fault)
 
     def add(stream: str, seconds: float, words: str) -> None:
         nonlocal now
-        found.append(Span(stream, now, now + seconds, words))
+        found.append(TraceSpan(stream, now, now + seconds, words))
         now += seconds
 
     for phase, kernels in KERNELS.items():
@@ -131,46 +129,46 @@ def trace(cluster: Cluster, fault: str) -> list[Span]:
 def live(learner: Learner, values: Values) -> Live:
     """Losses, weights, messages, a trace; then the fault, and how each shows."""
     fault = FAULTS[int(values["case"])]
-    sick, well = trained(fault), trained("")
+    sick, well = train(fault), train("")
     numbers = {
         "first": sick["loss"][0],
         "last": sick["loss"][-1],
         "well_first": well["loss"][0],
         "well_last": well["loss"][-1],
         "apart": sick["apart"][-1],
-        "bytes": _bytes(sick),
-        "well_bytes": _bytes(well),
+        "bytes": _sent_bytes(sick),
+        "well_bytes": _sent_bytes(well),
         "messages": len(sick["messages"]),
     }
-    facts = numbers | {
+    facts = {
         "fault": fault,
         "names": NAMES,
         "heads": HEADS,
         "kv": KV,
         "well_messages": len(well["messages"]),
         "gpu": learner.cluster.gpu.name,
-        "time": trace(learner.cluster, fault)[-1].end,
-        "planned_time": trace(learner.cluster, "")[-1].end,
+        "time": trace_step(learner.cluster, fault)[-1].end,
+        "planned_time": trace_step(learner.cluster, "")[-1].end,
     }
     apart = [(units.whole(i + 1), f"{sick['apart'][i]:.3g}") for i in (0, 1, 9, 29, TURNS - 1)]
     pictures: dict[str, Picture] = {
-        "losses": _losses(sick, well),
+        "losses": _losses_chart(sick, well),
         "weights": table(("before step", "largest difference between the data groups"), apart),
         "messages": table(
             ("phase", "message", "bytes"), [(phase, what, f"{b} B") for phase, what, b in sick["messages"]]
         ),
-        "trace": _trace(learner.cluster, fault),
-        "fault": _compared(sick, well),
-        "signs": _signs(),
+        "trace": _trace_chart(learner.cluster, fault),
+        "fault": _comparison_table(sick, well),
+        "signs": _symptoms_table(),
     }
     return Live(facts, pictures, numbers)
 
 
-def _bytes(run: dict[str, Any]) -> int:
+def _sent_bytes(run: dict[str, Any]) -> int:
     return sum(m[2] for m in run["messages"])
 
 
-def _losses(sick: dict[str, Any], well: dict[str, Any]) -> Drawing:
+def _losses_chart(sick: dict[str, Any], well: dict[str, Any]) -> Drawing:
     lines = [
         Line("four GPUs", tuple((float(i + 1), v) for i, v in enumerate(sick["loss"])), COMMUNICATION),
         Line("one GPU", tuple((float(i + 1), v) for i, v in enumerate(well["loss"])), COMPUTE, "7 4"),
@@ -178,12 +176,12 @@ def _losses(sick: dict[str, Any], well: dict[str, Any]) -> Drawing:
     return plot(lines, "step", "loss on all samples", units.whole, "{:.3g}".format)
 
 
-def _trace(cluster: Cluster, fault: str) -> Drawing:
+def _trace_chart(cluster: Cluster, fault: str) -> Drawing:
     """The step in time, beside the plan's."""
     colours = {"forward": COMPUTE, "backward": DEVICES[4], "update": DEVICES[2]}
     tracks, end = [], 0.0
     for name, which in (("plan", ""), ("this run", fault)):
-        spans = trace(cluster, which)
+        spans = trace_step(cluster, which)
         end = max(end, spans[-1].end)
         for stream in ("compute", "messages"):
             here = [(s.start, s.end, s.words, colours.get(s.words, COMMUNICATION)) for s in spans if s.stream == stream]
@@ -191,24 +189,30 @@ def _trace(cluster: Cluster, fault: str) -> Drawing:
     return timeline(tracks, units.seconds, end)
 
 
-def _compared(sick: dict[str, Any], well: dict[str, Any]) -> str:
+def _comparison_table(sick: dict[str, Any], well: dict[str, Any]) -> str:
     rows = [
         ("first loss", f"{sick['loss'][0]:.4f}", f"{well['loss'][0]:.4f}"),
         ("last loss", f"{sick['loss'][-1]:.4f}", f"{well['loss'][-1]:.4f}"),
         ("groups apart at the end", f"{sick['apart'][-1]:.3g}", f"{well['apart'][-1]:.3g}"),
-        ("bytes of a step", f"{_bytes(sick)}", f"{_bytes(well)}"),
+        ("bytes of a step", f"{_sent_bytes(sick)}", f"{_sent_bytes(well)}"),
     ]
     return table(("", "this run", "as it should be"), rows)
 
 
-def _signs() -> str:
+def _symptoms_table() -> str:
     """How each fault shows: in the first loss, in copies of weights, in messages."""
-    well, rows = trained(""), []
+    well, rows = train(""), []
     for fault in FAULTS:
-        run = trained(fault)
+        run = train(fault)
         starts = "right" if _close(run["loss"][0], well["loss"][0]) else "wrong"
         fewer = len(run["messages"]) < len(well["messages"])
-        sent = "as planned" if _bytes(run) == _bytes(well) else "one message missing" if fewer else "too few bytes"
+        sent = (
+            "as planned"
+            if _sent_bytes(run) == _sent_bytes(well)
+            else "one message missing"
+            if fewer
+            else "too few bytes"
+        )
         rows.append((NAMES[fault], starts, "they part" if run["apart"][-1] > 0 else "equal", sent))
     return table(("fault", "first loss", "copies of weights", "messages"), rows)
 

@@ -12,7 +12,7 @@ from explorer.figures.svg_tensors import Drawing, amount, column, table, text
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
-from explorer.learn.lessons.stacks import megatron, smallest
+from explorer.learn.lessons.stacks import megatron_memory, smallest_memory
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, nodes
 from explorer.text import units
@@ -22,8 +22,8 @@ from planner_core.planning.analysis import MOST_DOUBT
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
-    """One way to use the GPUs: `tensor` of them share each layer, `data` groups share the batch. `peak` are the bytes of a GPU's
+class GpuLayout:
+    """One way to use the GPUs: `tensor` of them share each layer, `data` groups share the batch. `peak_bytes` are the bytes of a GPU's
     fullest moment, None where the model's heads do not divide by `tensor`."""
 
     data: int
@@ -53,32 +53,32 @@ def two_nodes(cluster: Cluster) -> Cluster:
     return replace(cluster, levels=(cluster.levels[0], load_cluster("2x8-h100").levels[1]))
 
 
-def grad_bytes(learner: Learner) -> int:
+def gradient_bytes(learner: Learner) -> int:
     """Bytes of all gradients: in mixed precision 4 each, as in lesson 1."""
     return learner.graph.num_params * learner.planner.workload.kept_item(2)
 
 
-def peak(learner: Learner, samples: int, tensor: int) -> int | None:
+def peak_bytes(learner: Learner, samples: int, tensor: int) -> int | None:
     """Bytes at the fullest moment of one of `tensor` GPUs that take `samples` one after the other and sum their gradients; None where the
     heads do not divide."""
     request = replace(learner.request, batch=samples, accumulate=samples, mesh=None, recompute="none", dtype="bfloat16")
     one = Learner(request, learner.load)
-    found = megatron(one, tensor) if tensor > 1 else smallest(one, 1)
+    found = megatron_memory(one, tensor) if tensor > 1 else smallest_memory(one, 1)
     return found["peak"] if found else None
 
 
 @lru_cache(maxsize=64)
-def options(learner: Learner, batch: int) -> tuple[Option, ...]:
+def list_layouts(learner: Learner, batch: int) -> tuple[GpuLayout, ...]:
     """Every data × tensor mesh of two nodes, with Megatron-LM's four all_reduces a layer and one of all gradients."""
     cluster, layer = two_nodes(learner.cluster), learner.layer()
     n, seq = cluster.num_gpus, learner.planner.workload.seq
-    weights = grad_bytes(learner)
+    weights = gradient_bytes(learner)
     found = []
     for tensor in [t for t in range(1, n + 1) if n % t == 0]:
         data = n // tensor
         if batch % data:
             continue  # a sample is not cut in two
-        needs = peak(learner, batch // data, tensor)
+        needs = peak_bytes(learner, batch // data, tensor)
         for inside in (True, False) if 1 < tensor < n else (True,):
             sizes, names = ((data, tensor), ("data", "tensor")) if inside else ((tensor, data), ("tensor", "data"))
             links = dict(zip(names, axis_links(cluster, DeviceMesh(names, sizes)), strict=True))
@@ -90,31 +90,33 @@ def options(learner: Learner, batch: int) -> tuple[Option, ...]:
             grads = weights // tensor
             volume = 4 * layer.layers * per_layer + wire_bytes("all_reduce", grads, data)
             g_time = collective_time("all_reduce", grads, links["data"])[0]
-            found.append(Option(data, tensor, inside, volume, 4 * layer.layers * t_time, g_time, needs))
+            found.append(GpuLayout(data, tensor, inside, volume, 4 * layer.layers * t_time, g_time, needs))
     return tuple(found)
 
 
-def choices(learner: Learner, batch: int) -> tuple[Option, Option]:
+def least_volume_and_time(learner: Learner, batch: int) -> tuple[GpuLayout, GpuLayout]:
     """The option with the least volume (of equal ones the slower, since volume cannot tell), and with the least time."""
-    found = options(learner, batch)
+    found = list_layouts(learner, batch)
     found = tuple(o for o in found if o.peak is not None) or found  # where heads divide
     return min(found, key=lambda o: (o.volume, -o.seconds)), min(found, key=lambda o: o.seconds)
 
 
-def quickest_that_fits(learner: Learner, batch: int) -> Option | None:
+def fastest_that_fits(learner: Learner, batch: int) -> GpuLayout | None:
     """The option with the least time of those that a GPU has room for."""
     room = learner.cluster.gpu.memory_bytes
-    return min((o for o in options(learner, batch) if o.peak and o.peak <= room), key=lambda o: o.seconds, default=None)
+    return min(
+        (o for o in list_layouts(learner, batch) if o.peak and o.peak <= room), key=lambda o: o.seconds, default=None
+    )
 
 
-def tied(first: Option, others: Sequence[Option]) -> list[Option]:
+def with_ties(first: GpuLayout, others: Sequence[GpuLayout]) -> list[GpuLayout]:
     """`first` and those of `others` that no prediction tells from it, by the planner's rule for whole steps, which have the same compute
     on top."""
     close = [o for o in others if o != first and first.seconds <= o.seconds <= (1 + MOST_DOUBT) * first.seconds]
     return [first, *sorted(close, key=lambda o: o.seconds)]
 
 
-def levels(cluster: Cluster) -> list[tuple[str, float, float, float]]:
+def cost_by_level(cluster: Cluster) -> list[tuple[str, float, float, float]]:
     """For a sum over all GPUs: each level's name, the share of the tensor that a GPU sends there, the level's bytes per second, and the
     seconds of a byte of tensor."""
     link: AxisLink = axis_links(cluster, DeviceMesh(("data",), (cluster.num_gpus,)))[0]
@@ -133,12 +135,12 @@ def live(learner: Learner, values: Values) -> Live:
     learner, note = learner.transformer()
     batch, cluster = int(values["batch"]), two_nodes(learner.cluster)
     per, n = cluster.levels[0].size, cluster.num_gpus
-    found, room = options(learner, batch), cluster.gpu.memory_bytes
-    near, far = _both(found, per)
-    by_volume, by_time = choices(learner, batch)
-    fitting, grads = quickest_that_fits(learner, batch), grad_bytes(learner)
+    found, room = list_layouts(learner, batch), cluster.gpu.memory_bytes
+    near, far = _inside_and_across(found, per)
+    by_volume, by_time = least_volume_and_time(learner, batch)
+    fitting, grads = fastest_that_fits(learner, batch), gradient_bytes(learner)
     size = int(batch / near.data * learner.planner.workload.seq * learner.layer().hidden * 2)
-    cliff, largest = _cliff(cluster, size), _largest_sum(cluster, grads)
+    cliff, largest = _all_reduce_by_size(cluster, size), _largest_sum_table(cluster, grads)
     numbers = {
         "near_s": near.seconds,
         "far_s": far.seconds,
@@ -160,31 +162,31 @@ def live(learner: Learner, values: Values) -> Live:
         "far": far,
         "a_tie": 1 / (1 + MOST_DOUBT) <= far.seconds / near.seconds <= 1 + MOST_DOUBT,
         "by_volume": by_volume,
-        "quickest": tied(by_time, can),
-        "fitting": tied(fitting, [o for o in can if o.peak and o.peak <= room]) if fitting else [],
+        "quickest": with_ties(by_time, can),
+        "fitting": with_ties(fitting, [o for o in can if o.peak and o.peak <= room]) if fitting else [],
         "doubt": MOST_DOUBT,
         "links": largest[0],
         "stands_in": note,
         "one_node": len(given.cluster.levels) == 1,
     }
     pictures: dict[str, Picture] = {
-        "two": _two(near, far),
-        "cliff": _cliff_bars(cliff, per),
-        "choices": _table(found, by_volume, by_time, fitting, room),
+        "two": _two_layouts_chart(near, far),
+        "cliff": _cliff_chart(cliff, per),
+        "choices": _layouts_table(found, by_volume, by_time, fitting, room),
         "links": largest[1],
     }
-    facts |= numbers | _cliff_facts(cliff, per) | _network(cluster) | _crossing(learner, near, batch, grads)
-    return Live(facts, pictures | _groups(n, per), numbers)
+    facts |= _cliff_facts(cliff, per) | _link_facts(cluster) | _crossing_bytes(learner, near, batch, grads)
+    return Live(facts, pictures | _draw_groups(n, per), numbers)
 
 
-def _network(cluster: Cluster) -> dict[str, Any]:
+def _link_facts(cluster: Cluster) -> dict[str, Any]:
     """Names and GB/s of the links inside a node and between nodes."""
     inner, outer = cluster.levels[:2]
     rates = {"inner_rate": inner.bytes_per_s / 1e9, "outer_rate": outer.bytes_per_s / 1e9}
     return {"per": inner.size, "gpus": cluster.num_gpus, "inner": inner.name, "outer": outer.name, **rates}
 
 
-def _crossing(learner: Learner, near: Option, batch: int, grads: int) -> dict[str, Any]:
+def _crossing_bytes(learner: Learner, near: GpuLayout, batch: int, grads: int) -> dict[str, Any]:
     """What a GPU sends to the other node when the groups lie across: bytes of whole tensors and of its part, and all that it sends."""
     cluster, layer = two_nodes(learner.cluster), learner.layer()
     per, sums = cluster.levels[0].size, 4 * layer.layers
@@ -194,14 +196,14 @@ def _crossing(learner: Learner, near: Option, batch: int, grads: int) -> dict[st
     return {"here": here, "sums": sums, "rate": rate, "whole": whole, "part": whole / here, "sent": sent}
 
 
-def _groups(n: int, per: int) -> dict[str, Picture]:
+def _draw_groups(n: int, per: int) -> dict[str, Picture]:
     """Tensor groups as large as a node, inside the nodes and across them."""
     said = text("a number is a tensor group", 13, muted=True)
     dealt = {"inside": [r // per for r in range(n)], "across": [r % (n // per) for r in range(n)]}
     return {name: column(nodes(groups, per), said, gap=8) for name, groups in dealt.items()}
 
 
-def _cliff(cluster: Cluster, size: int) -> list[tuple[int, bool, float]]:
+def _all_reduce_by_size(cluster: Cluster, size: int) -> list[tuple[int, bool, float]]:
     """(GPUs, whether they are neighbours, seconds) of one all_reduce, all groups of that size at work."""
     n = cluster.num_gpus
     found = []
@@ -214,7 +216,7 @@ def _cliff(cluster: Cluster, size: int) -> list[tuple[int, bool, float]]:
     return found
 
 
-def _cliff_bars(cliff: list[tuple[int, bool, float]], per: int) -> Drawing:
+def _cliff_chart(cliff: list[tuple[int, bool, float]], per: int) -> Drawing:
     items = []
     for t, near, seconds in cliff:
         out = "" if near and t <= per else "leaves the node"
@@ -231,7 +233,7 @@ def _cliff_facts(cliff: list[tuple[int, bool, float]], per: int) -> dict[str, An
     return {"pair": {"near": near, "far": far}, "full_node_is_quicker": quicker}
 
 
-def _two(near: Option, far: Option) -> Drawing:
+def _two_layouts_chart(near: GpuLayout, far: GpuLayout) -> Drawing:
     made = []
     for name, o in (("groups inside", near), ("groups across", far)):
         grads = BarPiece("gradients of the data groups", o.data_s, COMPUTE, True)
@@ -239,9 +241,9 @@ def _two(near: Option, far: Option) -> Drawing:
     return bars(made, units.seconds)
 
 
-def _largest_sum(cluster: Cluster, grads: int) -> tuple[dict[str, Any] | None, str]:
+def _largest_sum_table(cluster: Cluster, grads: int) -> tuple[dict[str, Any] | None, str]:
     """Where the time of the largest sum comes from, in facts and as a table; nothing where all GPUs are on one level."""
-    found = levels(cluster)
+    found = cost_by_level(cluster)
     if len(found) < 2:
         return None, ""
     slowest = max(range(len(found)), key=lambda i: found[i][3])
@@ -255,7 +257,9 @@ def _largest_sum(cluster: Cluster, grads: int) -> tuple[dict[str, Any] | None, s
     return facts, table(("over", "of the tensor", "per GPU", "at", "takes"), rows, slowest)
 
 
-def _table(found: tuple[Option, ...], by_volume: Option, by_time: Option, fitting: Option | None, room: float) -> str:
+def _layouts_table(
+    found: tuple[GpuLayout, ...], by_volume: GpuLayout, by_time: GpuLayout, fitting: GpuLayout | None, room: float
+) -> str:
     rows = []
     for o in found:
         named = (("least volume", by_volume), ("least time", by_time), ("quickest that fits", fitting))
@@ -277,10 +281,10 @@ def _table(found: tuple[Option, ...], by_volume: Option, by_time: Option, fittin
     return table(head, rows, found.index(fitting or by_time))
 
 
-def _both(found: tuple[Option, ...], per: int) -> tuple[Option, Option]:
+def _inside_and_across(found: tuple[GpuLayout, ...], per: int) -> tuple[GpuLayout, GpuLayout]:
     """Tensor groups as large as a node: inside the nodes, and across them."""
     near, far = (o for o in found if o.tensor == per)
     return near, far
 
 
-LESSON = read_lesson("10-topology", live, focus=links.same_batch_of_layers)
+LESSON = read_lesson("10-topology", live, focus=links.lesson_batch_of_layers)

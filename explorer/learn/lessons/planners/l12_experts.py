@@ -6,13 +6,13 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import KIND_COLOURS
-from explorer.figures.svg_tensors import Drawing, amount, column, device, row, table, text, tile
+from explorer.figures.svg_tensors import Drawing, amount, column, device, table, text, tile
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.board import BoardState, Chunk, Move, board
-from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
+from explorer.learn.pictures.board import BoardState, Chunk, Move, board_film
+from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, even_grid, grid
 from explorer.learn.pictures.film import Film
 from planner_core.cost.communication import wire_bytes
 
@@ -20,7 +20,7 @@ TOKENS, HIDDEN, WIDE = 16, 3, 4
 
 
 @lru_cache(maxsize=64)
-def route(devices: int, k: int, seed: int) -> dict[str, Any]:
+def route_tokens(devices: int, k: int, seed: int) -> dict[str, Any]:
     """Tokens through k experts each, one expert per device: where they go, and the result against no devices at all."""
     import torch
 
@@ -48,13 +48,13 @@ def route(devices: int, k: int, seed: int) -> dict[str, Any]:
     }
 
 
-def bill(devices: int, k: int, tokens: int, hidden: int) -> tuple[int, int]:
+def sent_bytes(devices: int, k: int, tokens: int, hidden: int) -> tuple[int, int]:
     """Bytes each device sends forward per layer: two all_to_alls of k copies of the tokens; one all_reduce of the tokens."""
     there_and_back = 2 * wire_bytes("all_to_all", k * tokens * hidden * 2, devices)
     return there_and_back, wire_bytes("all_reduce", tokens * hidden * 2, devices)
 
 
-def travelling(learner: Learner) -> tuple[int, int]:
+def tokens_and_width(learner: Learner) -> tuple[int, int]:
     """The tokens of a step, and their width in the model with experts."""
     load = learner.planner.workload
     return load.batch * load.seq, learner.routed()[0].experts().hidden
@@ -63,19 +63,19 @@ def travelling(learner: Learner) -> tuple[int, int]:
 def live(learner: Learner, values: Values) -> Live:
     """Tokens at home, the table of messages, tokens at their experts, back, and the bill for the sizes of a model with experts."""
     n, k = int(values["n"]), int(values["k"])
-    c = route(n, k, int(values["seed"]))
+    c = route_tokens(n, k, int(values["seed"]))
     found, note = learner.routed()
-    tokens, hidden = travelling(learner)
-    expert, tensor = bill(n, k, tokens, hidden)
+    tokens, hidden = tokens_and_width(learner)
+    expert, tensor = sent_bytes(n, k, tokens, hidden)
     rows = [(f"from GPU {i}", *(str(int(v)) for v in r)) for i, r in enumerate(c["sent"])]
     rows.append(("arrive", *(str(int(v)) for v in c["load"])))
     home = text("a token has the colour of its home", 13, muted=True)
     pictures: dict[str, Picture] = {
-        "home": column(_home(c, n), home, gap=10),
+        "home": column(_draw_homes(c, n), home, gap=10),
         "messages": table(("", *(f"to GPU {d}" for d in range(n))), rows),
-        "travel": travel(c, n),
-        "back": _home(c, n, back=True),
-        "bill": _bill(expert, tensor),
+        "travel": travel_film(c, n),
+        "back": _draw_homes(c, n, back=True),
+        "bill": _bytes_chart(expert, tensor),
     }
     numbers = {
         "error": c["error"],
@@ -85,12 +85,11 @@ def live(learner: Learner, values: Values) -> Live:
         "tensor": tensor,
         "tokens": tokens,
     }
-    return Live(
-        {**numbers, "shown": TOKENS, "hidden": hidden, "model": found.name, "stands_in": note}, pictures, numbers
-    )
+    facts = {"shown": TOKENS, "hidden": hidden, "model": found.name, "stands_in": note}
+    return Live(facts, pictures, numbers)
 
 
-def _home(c: dict[str, Any], n: int, back: bool = False) -> Drawing:
+def _draw_homes(c: dict[str, Any], n: int, back: bool = False) -> Drawing:
     frames = []
     for d in range(n):
         tiles = []
@@ -98,11 +97,11 @@ def _home(c: dict[str, Any], n: int, back: bool = False) -> Drawing:
             if int(c["home"][t]) == d:
                 wants = ",".join(str(int(e)) for e in c["chosen"][t])
                 tiles.append(tile(64, 28, ("S", d), f"{t} ✓" if back else f"{t} → {wants}", 13))
-        frames.append(device(d, _grid(tiles, 2)))
-    return _rows(frames)
+        frames.append(device(d, grid(tiles, 2, gap=3)))
+    return even_grid(frames)
 
 
-def travel(c: dict[str, Any], n: int) -> Film:
+def travel_film(c: dict[str, Any], n: int) -> Film:
     """Tokens at home, at their experts, and home again; each device has rows for its own tokens and, below, for those that arrive."""
     home, chosen = c["home"].tolist(), c["chosen"].tolist()
     each, most = TOKENS // n, int(c["load"].max())
@@ -130,24 +129,10 @@ def travel(c: dict[str, Any], n: int) -> Film:
         BoardState(back, "The second all_to_all: results are home again."),
     ]
     names = [f"GPU {d}: expert {d}" for d in range(n)]
-    return board(stops, WIDE, cell=42, names=names, note="a token has the colour of its home")
+    return board_film(stops, WIDE, cell=42, names=names, note="a token has the colour of its home")
 
 
-def _grid(tiles: list[Drawing], per: int) -> Drawing:
-    return (
-        column(*(row(*tiles[i : i + per], gap=3) for i in range(0, len(tiles), per)), gap=3)
-        if tiles
-        else text("none", 13, muted=True)
-    )
-
-
-def _rows(frames: list[Drawing]) -> Drawing:
-    most = max(1, int(660 // (max(f.width for f in frames) + 10)))
-    per = -(-len(frames) // -(-len(frames) // most))  # rows of equal length
-    return column(*(row(*frames[i : i + per], gap=10, align=0) for i in range(0, len(frames), per)), gap=10)
-
-
-def _bill(expert: int, tensor: int) -> Drawing:
+def _bytes_chart(expert: int, tensor: int) -> Drawing:
     there = BarPiece("tokens to experts", expert / 2, KIND_COLOURS["all_to_all"])
     back = BarPiece("results back", expert / 2, KIND_COLOURS["all_to_all"], True)
     return bars(

@@ -11,14 +11,14 @@ import numpy as np
 
 from explorer.figures.svg_tensors import amount, table
 from explorer.learn.blocks import arranged, placing
-from explorer.learn.blocks.arranged import WEIGHTS, Arranged, suited
-from explorer.learn.learner import STANDARD, Learner
+from explorer.learn.blocks.arranged import WEIGHTS, ArrangedBlock, with_llama_block
+from explorer.learn.learner import STANDARD_MODEL, Learner
 from explorer.learn.lesson import Choice, Values
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.block import CUTS
-from explorer.learn.pictures.block import block as drawn
-from explorer.learn.pictures.builder import builder, placed
-from explorer.learn.pictures.cloud import cloud
+from explorer.learn.pictures.block import draw_block as drawn
+from explorer.learn.pictures.builder import draw_builder, placed
+from explorer.learn.pictures.cloud import draw_candidates
 from explorer.text import units
 from planner_core.core import DeviceMesh
 from planner_core.cost import CostModel, cost_model
@@ -29,9 +29,9 @@ LETTERS = ("R", "S(0)", "S(1)")
 
 
 @lru_cache(maxsize=16)
-def scored(learner: Learner, block: str, devices: int) -> Candidates:
+def score_choices(learner: Learner, block: str, devices: int) -> Candidates:
     """All 3^7 choices on `devices` neighbouring GPUs, scored by the planner."""
-    planner, mesh = placing.neighbours(learner, devices), DeviceMesh(("tensor",), (devices,))
+    planner, mesh = placing.on_neighbours(learner, devices), DeviceMesh(("tensor",), (devices,))
     model: CostModel = cost_model(planner.cluster, mesh, replace(planner.workload, zero=0))
     found = score_candidates(
         planner.coarse.blocks[block], planner.strategies[block], model, planner.graph.num_repeats[block]
@@ -40,7 +40,7 @@ def scored(learner: Learner, block: str, devices: int) -> Candidates:
     return found
 
 
-def index(values: Values) -> int:
+def row_of_choice(values: Values) -> int:
     """The row of the learner's choice among the candidates."""
     return placed([str(values[w]) for w in WEIGHTS])
 
@@ -52,26 +52,26 @@ def best_within(found: Candidates, mine: int) -> int:
     return int(np.lexsort((found.memory_bytes, comm))[0])
 
 
-def sent_by(learner: Learner, block: str, devices: int, letters: list[str]) -> tuple[placing.BlockMessage, ...]:
+def list_messages(learner: Learner, block: str, devices: int, letters: list[str]) -> tuple[placing.BlockMessage, ...]:
     """Every collective of one layer with its seven weights placed so; none where that cannot run."""
     case = arranged.own(learner, devices, tuple(letters))
     return tuple(m.sent for m in case.messages) if case else ()
 
 
-def mine(learner: Learner, values: Values) -> Arranged | None:
+def arrange_choice(learner: Learner, values: Values) -> ArrangedBlock | None:
     """The block as the learner placed it; None if that cannot run."""
     return arranged.own(learner, int(values["t"]), tuple(str(values[w]) for w in WEIGHTS))
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _Choice:
     """The learner's choice among all: its row and the optimum's, and both as they run."""
 
     found: Candidates
     row: int
     best_row: int
-    own: Arranged | None
-    best: Arranged
+    own: ArrangedBlock | None
+    best: ArrangedBlock
 
     @property
     def yours(self) -> tuple[placing.BlockMessage, ...]:
@@ -82,35 +82,35 @@ class _Chosen:
         return tuple(m.sent for m in self.best.messages)
 
 
-def _chosen(learner: Learner, block: str, values: Values) -> _Chosen:
-    devices, row = int(values["t"]), index(values)
-    found = scored(learner, block, devices)
+def _choose(learner: Learner, block: str, values: Values) -> _Choice:
+    devices, row = int(values["t"]), row_of_choice(values)
+    found = score_choices(learner, block, devices)
     best_row = best_within(found, row)
-    best = arranged.own(learner, devices, _letters(found, best_row))
+    best = arranged.own(learner, devices, _letters_of_row(found, best_row))
     assert best, "a choice with a time can run"
-    own = mine(learner, values) if np.isfinite(found.comm_s[row]) else None
-    return _Chosen(found, row, best_row, own, best)
+    own = arrange_choice(learner, values) if np.isfinite(found.comm_s[row]) else None
+    return _Choice(found, row, best_row, own, best)
 
 
-def _letters(found: Candidates, row: int) -> tuple[str, ...]:
+def _letters_of_row(found: Candidates, row: int) -> tuple[str, ...]:
     return tuple(LETTERS[int(c)] for c in found.choice[row])
 
 
 def live(learner: Learner, values: Values) -> Live:
     """The block to build, the messages it causes, all candidates, the optimum as a block, why it is better, and the exact plan."""
-    learner, block, note = suited(learner)
+    learner, block, note = with_llama_block(learner)
     devices, load = int(values["t"]), learner.planner.workload
-    c, usual = _chosen(learner, block, values), arranged.megatron(learner, devices, False)
+    c, usual = _choose(learner, block, values), arranged.arrange_megatron(learner, devices, False)
     comm, memory = c.found.comm_s, c.found.memory_bytes
-    exact = arranged.best(learner, devices)
-    yours, least = _yours(c), _least(c, values)
-    only_yours, only_least = placing.compare(c.yours, c.least)
+    exact = arranged.arrange_best(learner, devices)
+    yours, least = _choice_facts(c), _optimum_facts(c, values)
+    only_yours, only_least = placing.compare_messages(c.yours, c.least)
     numbers = {
         "mine_s": float(comm[c.row]),
         "mine_bytes": float(memory[c.row]),
         "best_s": float(comm[c.best_row]),
         "best_bytes": float(memory[c.best_row]),
-        "better": int(_better(comm, memory, c.row).sum()),
+        "better": int(_dominates(comm, memory, c.row).sum()),
         "space": c.found.space,
         "scored": c.found.scored,
         "mine_sent_s": yours["seconds"],
@@ -126,24 +126,24 @@ def live(learner: Learner, values: Values) -> Live:
         "least": least,
         "only_yours": only_yours,
         "only_least": only_least,
-        "exact": _exact(exact, learner.planner.graph.num_repeats[exact.block]),
+        "exact": _exact_plan_facts(exact, learner.planner.graph.num_repeats[exact.block]),
         "usual": usual.seconds if usual else None,
-        "one_sum": _one_sum(learner, devices),
+        "one_sum": _all_reduce_s(learner, devices),
         "stream_bytes": _stream_bytes(learner),
         "stands_in": note,
     }
     pictures: dict[str, Picture] = {
-        "builder": _build(learner, values, c, yours["seconds"]),
-        "messages": _messages(c.yours),
-        "cloud": cloud(c.found, c.row, c.best_row),
+        "builder": _draw_builder(learner, values, c, yours["seconds"]),
+        "messages": _messages_table(c.yours),
+        "cloud": draw_candidates(c.found, c.row, c.best_row),
         "optimum": drawn(c.best),
-        "difference": _difference(c.yours, c.least),
+        "difference": _difference_table(c.yours, c.least),
         "exact": drawn(exact),
     }
     return Live(facts, pictures, {k: v for k, v in numbers.items() if np.isfinite(v)})
 
 
-def _yours(c: _Chosen) -> dict[str, Any]:
+def _choice_facts(c: _Choice) -> dict[str, Any]:
     """The learner's choice: what it sends and keeps, and what the whole model needs under it."""
     return {
         "runs": c.own is not None,
@@ -152,11 +152,11 @@ def _yours(c: _Chosen) -> dict[str, Any]:
         "seconds": sum(x.seconds for x in c.yours),
         "scored_s": float(c.found.comm_s[c.row]),
         "kept": float(c.found.memory_bytes[c.row]),
-        "peak": _peak(c.own) if c.own else 0,
+        "peak": _peak_bytes(c.own) if c.own else 0,
     }
 
 
-def _least(c: _Chosen, values: Values) -> dict[str, Any]:
+def _optimum_facts(c: _Choice, values: Values) -> dict[str, Any]:
     """The optimum: what it sends, and where it differs from the learner's choice."""
     return {
         "seconds": sum(x.seconds for x in c.least),
@@ -167,49 +167,55 @@ def _least(c: _Chosen, values: Values) -> dict[str, Any]:
     }
 
 
-def _exact(best: Arranged, layers: int) -> dict[str, Any]:
+def _exact_plan_facts(best: ArrangedBlock, layers: int) -> dict[str, Any]:
     """What the planner takes if weights may also be gathered at each use, and time is what counts."""
     assert best.plan and best.plan.cost, "the exact plan is priced"
     gathered, step_s = len(best.gathered), best.plan.cost.step_time_s
-    return {"gathered": gathered, "layers": layers, "step_s": step_s, "seconds": best.seconds, "peak": _peak(best)}
+    return {
+        "gathered": gathered,
+        "layers": layers,
+        "step_s": step_s,
+        "seconds": best.seconds,
+        "peak": _peak_bytes(best),
+    }
 
 
-def _better(comm: Any, memory: Any, row: int) -> Any:
+def _dominates(comm: Any, memory: Any, row: int) -> Any:
     """Which choices send no longer and keep no more, and one of both less."""
     no_worse = (comm <= comm[row]) & (memory <= memory[row])
     return no_worse & ((comm < comm[row]) | (memory < memory[row]))
 
 
-def _build(learner: Learner, values: Values, c: _Chosen, mine_s: float) -> str:
+def _draw_builder(learner: Learner, values: Values, c: _Choice, mine_s: float) -> str:
     devices = int(values["t"])
-    case = c.own or arranged.bare(learner, devices, tuple(str(values[w]) for w in WEIGHTS))
+    case = c.own or arranged.arrange_unrunnable(learner, devices, tuple(str(values[w]) for w in WEIGHTS))
     told = (
         f"{len(c.yours)} collectives in a layer take {units.seconds(mine_s)}, and {units.memory(float(c.found.memory_bytes[c.row]))} "
         "are kept per layer and GPU."
         if c.own
         else "This cannot run: a cut would not be even."
     )
-    return builder(case, told, c.found.comm_s, c.found.memory_bytes)
+    return draw_builder(case, told, c.found.comm_s, c.found.memory_bytes)
 
 
-def _peak(case: Arranged) -> int:
+def _peak_bytes(case: ArrangedBlock) -> int:
     assert case.plan and case.plan.cost, "a case that runs is priced"
     return case.plan.cost.memory_bytes["peak"]
 
 
-def _took(x: placing.BlockMessage) -> str:
+def _time_words(x: placing.BlockMessage) -> str:
     return units.seconds(x.seconds) + (" of its bucket" if x.weight else "")
 
 
-def _messages(sent: tuple[placing.BlockMessage, ...]) -> str:
-    rows = [(x.phase, x.where, x.moved, x.kind, amount(x.num_bytes), _took(x)) for x in sent]
+def _messages_table(sent: tuple[placing.BlockMessage, ...]) -> str:
+    rows = [(x.phase, x.where, x.moved, x.kind, amount(x.num_bytes), _time_words(x)) for x in sent]
     return table(("phase", "at", "what is put right", "collective", "bytes", "time"), rows)
 
 
-def _difference(yours: tuple[placing.BlockMessage, ...], least: tuple[placing.BlockMessage, ...]) -> str:
+def _difference_table(yours: tuple[placing.BlockMessage, ...], least: tuple[placing.BlockMessage, ...]) -> str:
     rows = []
-    for name, these in zip(("yours", "optimum"), placing.compare(yours, least), strict=True):
-        rows += [(name, x.phase, x.where, x.moved, x.kind, _took(x)) for x in these]
+    for name, these in zip(("yours", "optimum"), placing.compare_messages(yours, least), strict=True):
+        rows += [(name, x.phase, x.where, x.moved, x.kind, _time_words(x)) for x in these]
     return table(("only in", "phase", "at", "what is put right", "collective", "time"), rows)
 
 
@@ -219,24 +225,24 @@ def _stream_bytes(learner: Learner) -> int:
     return load.batch * load.seq * learner.layer().hidden * 2
 
 
-def _one_sum(learner: Learner, devices: int) -> float:
+def _all_reduce_s(learner: Learner, devices: int) -> float:
     """Seconds of one all_reduce of a layer's activations."""
     load = learner.planner.workload
-    model = cost_model(placing.neighbours(learner, devices).cluster, DeviceMesh(("tensor",), (devices,)), load)
+    model = cost_model(placing.on_neighbours(learner, devices).cluster, DeviceMesh(("tensor",), (devices,)), load)
     return collective_time("all_reduce", _stream_bytes(learner), model.links[0])[0]
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
     """The block whose candidates are meant."""
-    found, block, _ = suited(learner)
-    return {**({} if found is learner else {"model": STANDARD}), "block": block}
+    found, block, _ = with_llama_block(learner)
+    return {**({} if found is learner else {"model": STANDARD_MODEL}), "block": block}
 
 
 def cases(learner: Learner, values: Values) -> list[tuple[str, dict[str, Choice]]]:
     """For a file: the learner's own choice and three that are worth knowing."""
-    found, block, _ = suited(learner)
-    best = scored(found, block, int(values["t"])).choice[
-        best_within(scored(found, block, int(values["t"])), index(values))
+    found, block, _ = with_llama_block(learner)
+    best = score_choices(found, block, int(values["t"])).choice[
+        best_within(score_choices(found, block, int(values["t"])), row_of_choice(values))
     ]
     letters = {
         "your own placement": [str(values[w]) for w in WEIGHTS],
@@ -247,4 +253,4 @@ def cases(learner: Learner, values: Values) -> list[tuple[str, dict[str, Choice]
     return [(name, {**values, **dict(zip(WEIGHTS, chosen, strict=True))}) for name, chosen in letters.items()]
 
 
-LESSON = read_lesson("13-choose", live, focus=focus, cases=cases, block=mine)
+LESSON = read_lesson("13-choose", live, focus=focus, cases=cases, block=arrange_choice)

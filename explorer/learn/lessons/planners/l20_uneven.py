@@ -11,7 +11,7 @@ from explorer.figures.svg_tensors import amount, table
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
-from explorer.learn.lessons.times.stated import halved, names, stated, texts
+from explorer.learn.lessons.times.stated import price_layout, usual_layouts, with_16_bit_products, with_samples
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, columns
 from explorer.text import units
@@ -21,7 +21,7 @@ EXPERTS, TOKENS, GPU_TOKENS = 8, 256, 2048
 
 
 @lru_cache(maxsize=64)
-def chosen(skew: int, seed: int) -> tuple[int, ...]:
+def choose_experts(skew: int, seed: int) -> tuple[int, ...]:
     """The expert of each of `TOKENS` tokens, when the router likes some experts more."""
     import torch
 
@@ -31,19 +31,19 @@ def chosen(skew: int, seed: int) -> tuple[int, ...]:
     return tuple(int(x) for x in scores.argmax(1))
 
 
-def routed(skew: int, seed: int) -> tuple[int, ...]:
+def tokens_by_expert(skew: int, seed: int) -> tuple[int, ...]:
     """How many tokens go to each expert."""
-    experts = chosen(skew, seed)
+    experts = choose_experts(skew, seed)
     return tuple(experts.count(i) for i in range(EXPERTS))
 
 
-def at_home(skew: int, seed: int) -> tuple[int, ...]:
+def tokens_at_home(skew: int, seed: int) -> tuple[int, ...]:
     """How many of each expert's tokens live on its GPU already; an eighth of all tokens lives on each, in order."""
-    experts, each = chosen(skew, seed), TOKENS // EXPERTS
+    experts, each = choose_experts(skew, seed), TOKENS // EXPERTS
     return tuple(experts[i * each : (i + 1) * each].count(i) for i in range(EXPERTS))
 
 
-def limited(load: tuple[int, ...], factor: int) -> tuple[int, int, int]:
+def apply_capacity(load: tuple[int, ...], factor: int) -> tuple[int, int, int]:
     """Places of each expert at a capacity factor in hundredths, tokens dropped, places left empty. Without a limit (0) experts
     compute just their tokens, so nothing is empty."""
     if factor == 0:
@@ -53,52 +53,52 @@ def limited(load: tuple[int, ...], factor: int) -> tuple[int, int, int]:
     return capacity, dropped, EXPERTS * capacity - (TOKENS - dropped)
 
 
-def experts_s(learner: Learner) -> float:
+def expert_compute_s(learner: Learner) -> float:
     """Seconds of all layers' experts forward on one GPU with `GPU_TOKENS` tokens, if all are equally busy."""
     return learner.experts().flops * GPU_TOKENS / learner.cluster.gpu.flops_per_s(learner.planner.workload.dtype)
 
 
 @lru_cache(maxsize=16)
-def planned(learner: Learner) -> float:
+def fsdp_step_s(learner: Learner) -> float:
     """Seconds of a step of the learner's model under FSDP on the learner's cluster, as the planner prices it."""
-    found, samples, _ = texts(learner, GPU_TOKENS)
-    made = stated(found, names(found.cluster)["FSDP (ZeRO-3)"], samples)
+    found, samples, _ = with_samples(learner, GPU_TOKENS)
+    made = price_layout(found, usual_layouts(found.cluster)["FSDP (ZeRO-3)"], samples)
     assert made, "FSDP splits samples only"
     return made.plan.cost.step_time_s
 
 
-def dealt_to(learner: Learner) -> int:
+def expert_parallel_size(learner: Learner) -> int:
     """The number of GPUs that share the model's experts, each with as many; 1 where they cannot be dealt out evenly. At most as many as
     experts are drawn, whose loads the prices take."""
     return math.gcd(learner.cluster.num_gpus, learner.experts().count, EXPERTS)
 
 
-def fullest(load: tuple[int, ...], devices: int) -> float:
+def fullest_over_mean(load: tuple[int, ...], devices: int) -> float:
     """The load of the fullest of `devices` GPUs over the mean, if the experts are dealt out to them in order."""
     each = EXPERTS // devices
     return max(sum(load[i * each : (i + 1) * each]) for i in range(devices)) * devices / sum(load)
 
 
 @lru_cache(maxsize=64)
-def dealt(learner: Learner, imbalance: float) -> float:
+def expert_parallel_step_s(learner: Learner, imbalance: float) -> float:
     """The same with experts dealt out, where the fullest GPU has `imbalance` times the mean of the tokens; 0 where they cannot be dealt out."""
-    fair, samples, _ = texts(learner, GPU_TOKENS)
-    devices, n = dealt_to(learner), fair.cluster.num_gpus
+    fair, samples, _ = with_samples(learner, GPU_TOKENS)
+    devices, n = expert_parallel_size(learner), fair.cluster.num_gpus
     found = Learner(replace(fair.request, expert_imbalance=imbalance), fair.load)
-    made = stated(found, Layout(fsdp=n, ep=devices), samples) if devices > 1 else None
+    made = price_layout(found, Layout(fsdp=n, ep=devices), samples) if devices > 1 else None
     return made.plan.cost.step_time_s if made else 0.0
 
 
 def live(learner: Learner, values: Values) -> Live:
     """Loads, the hottest, capacity, messages, and what the planner prices."""
     learner, stands_in = learner.routed()
-    learner, numbers_note = halved(learner)
-    load, home = (f(int(values["skew"]), int(values["seed"])) for f in (routed, at_home))
+    learner, numbers_note = with_16_bit_products(learner)
+    load, home = (f(int(values["skew"]), int(values["seed"])) for f in (tokens_by_expert, tokens_at_home))
     factor, hidden = int(values["factor"]), learner.experts().hidden
     hottest, mean = max(load), TOKENS / EXPERTS
-    capacity, dropped, empty = limited(load, factor)
-    balanced, uneven = experts_s(learner), fullest(load, dealt_to(learner))
-    prices = planned(learner), dealt(learner, 1.0), dealt(learner, uneven)
+    capacity, dropped, empty = apply_capacity(load, factor)
+    balanced, uneven = expert_compute_s(learner), fullest_over_mean(load, expert_parallel_size(learner))
+    prices = fsdp_step_s(learner), expert_parallel_step_s(learner, 1.0), expert_parallel_step_s(learner, uneven)
     came = [x - y for x, y in zip(load, home, strict=True)]
     numbers = {
         "hottest": hottest,
@@ -114,7 +114,7 @@ def live(learner: Learner, values: Values) -> Live:
         "uneven_s": prices[2],
         "tokens": sum(load),
     }
-    facts = numbers | {
+    facts = {
         "fair": mean,
         "experts": EXPERTS,
         "gpu_tokens": GPU_TOKENS,
@@ -166,14 +166,14 @@ def _tables(
     """What each capacity factor drops and leaves empty, and a step's price."""
     factors, rows = LESSON.controls[1], []
     for f in map(int, factors.options):
-        capacity, dropped, empty = limited(load, f)
+        capacity, dropped, empty = apply_capacity(load, f)
         lost, slow = f"{dropped} ({units.percent(dropped / TOKENS)})", units.significant(capacity * EXPERTS / TOKENS)
         rows.append((factors.name(f), str(capacity), lost, str(empty), slow))
     head = ("capacity factor", "places each", "tokens dropped", "empty places", "times the even time")
     fsdp, fair, unfair = map(units.seconds, prices)
     steps = [("FSDP: each GPU gathers all experts", fsdp)]
     if prices[1]:
-        devices = dealt_to(learner)
+        devices = expert_parallel_size(learner)
         steps += [
             (f"experts dealt out to {devices} GPUs (ep={devices}), a fair router", fair),
             (f"the same, the fullest GPU with {uneven:.2f} times the mean", unfair),

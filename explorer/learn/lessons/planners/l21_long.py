@@ -11,7 +11,7 @@ from explorer.figures.svg_tensors import Drawing, amount, at, device, table, tex
 from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Values
-from explorer.learn.lessons.times.stated import best_plan, halved, names, of_batch
+from explorer.learn.lessons.times.stated import choose_plan, price_batch, usual_layouts, with_16_bit_products
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 from explorer.learn.pictures.film import Cell, Film, Flight
@@ -24,7 +24,7 @@ ITEM_BYTES, TOKENS_EACH = 2, 4
 
 
 @lru_cache(maxsize=8)
-def ring(n: int) -> dict[str, Any]:
+def run_ring_attention(n: int) -> dict[str, Any]:
     """Attention over n devices with `TOKENS_EACH` tokens each: whose keys each has seen after every turn, its running weights (the sums
     that softmax divides by), and the error at the end."""
     import torch
@@ -60,7 +60,7 @@ def ring(n: int) -> dict[str, Any]:
     }
 
 
-def causal(n: int, zigzag: bool) -> list[int]:
+def causal_pairs(n: int, zigzag: bool) -> list[int]:
     """Pairs of 2n blocks (query, key not behind it) that each of n devices computes: neighbours get neighbouring blocks, or one from
     the front and one from the back."""
     blocks = [(r, 2 * n - 1 - r) if zigzag else (2 * r, 2 * r + 1) for r in range(n)]
@@ -78,7 +78,7 @@ def sent(layer: Layer, tokens: int, n: int) -> dict[str, float]:
     }
 
 
-def work_s(learner: Learner, layer: Layer, tokens: int, n: int) -> float:
+def attention_s(learner: Learner, layer: Layer, tokens: int, n: int) -> float:
     """Seconds of a layer's causal attention forward on one of n GPUs, at the GPU's rate of products."""
     return (
         2
@@ -94,11 +94,11 @@ def work_s(learner: Learner, layer: Layer, tokens: int, n: int) -> float:
 def live(learner: Learner, values: Values) -> Live:
     """The ring in motion, the bytes, balance, heads, and what the planner prices."""
     n, tokens = int(values["n"]), int(values["tokens"])
-    learner, numbers_note = halved(learner)
+    learner, numbers_note = with_16_bit_products(learner)
     learner, note = learner.transformer()
-    layer, c = learner.layer(), ring(n)
+    layer, c = learner.layer(), run_ring_attention(n)
     found = sent(layer, tokens, n)
-    uneven, even = causal(n, False), causal(n, True)
+    uneven, even = causal_pairs(n, False), causal_pairs(n, True)
     numbers = {
         "error": c["error"],
         **{f"{k}": float(v) for k, v in found.items()},
@@ -106,10 +106,10 @@ def live(learner: Learner, values: Values) -> Live:
         "least": min(uneven),
         "even": even[0],
         "ratio": max(uneven) / even[0],
-        "attention_s": work_s(learner, layer, tokens, n),
+        "attention_s": attention_s(learner, layer, tokens, n),
     }
     prices, table_of_prices = _prices(learner, tokens, n)
-    facts = numbers | {
+    facts = {
         "in_order": uneven,
         "model": learner.name,
         "length": LESSON.controls[1].name(tokens),
@@ -120,7 +120,11 @@ def live(learner: Learner, values: Values) -> Live:
         **prices,
     }
     pairs = [("in_order", uneven, "GPU {0}"), ("zigzag", even, "GPU {0}: {0} and {1}")]
-    pictures: dict[str, Picture] = {"ring": _ring(c, n), "bytes": _bytes(found, layer, n), "prices": table_of_prices}
+    pictures: dict[str, Picture] = {
+        "ring": _ring_film(c, n),
+        "bytes": _bytes_chart(found, layer, n),
+        "prices": table_of_prices,
+    }
     for name, counts, label in pairs:
         rows = [
             StackedBar(label.format(r, 2 * n - 1 - r), (BarPiece("pairs of blocks", float(x), COMPUTE),))
@@ -136,7 +140,7 @@ def _corner(r: int) -> tuple[float, float]:
     return 150.0 * (3 - column if row else column), 184.0 * row
 
 
-def _ring(c: dict[str, Any], n: int) -> Film:
+def _ring_film(c: dict[str, Any], n: int) -> Film:
     stops, cells, flights = n + 1, [], []
     frames = [at(*_corner(r), device(r, Drawing(104, 118))) for r in range(n)]
     for r in range(n):
@@ -172,7 +176,7 @@ def _ring(c: dict[str, Any], n: int) -> Film:
     )
 
 
-def _bytes(found: dict[str, float], layer: Layer, n: int) -> Drawing:
+def _bytes_chart(found: dict[str, float], layer: Layer, n: int) -> Drawing:
     exchanged = BarPiece("queries, keys, values, results", float(found["heads exchanged"]), DEVICES[2], True)
     rows = [
         StackedBar("ring", (BarPiece("keys and values", float(found["ring"]), COMMUNICATION),)),
@@ -181,7 +185,7 @@ def _bytes(found: dict[str, float], layer: Layer, n: int) -> Drawing:
     return bars(rows, amount)
 
 
-def reads(learner: Learner, tokens: int) -> bool:
+def accepts_length(learner: Learner, tokens: int) -> bool:
     """Whether the model has positions for so long a text."""
     try:
         return bool(Learner(replace(learner.request, seq=tokens)).graph)
@@ -190,15 +194,19 @@ def reads(learner: Learner, tokens: int) -> bool:
 
 
 @lru_cache(maxsize=32)
-def priced(learner: Learner, tokens: int, n: int) -> dict[str, tuple[int, float, bool, int]]:
+def price_layouts(learner: Learner, tokens: int, n: int) -> dict[str, tuple[int, float, bool, int]]:
     """Memory, step time, whether it fits, and how many texts a step has, of one text of `tokens` for each GPU, and for each `n` GPUs, as
     the planner prices them on all GPUs."""
     found = Learner(replace(learner.request, seq=tokens))
     gpus = found.cluster.num_gpus
-    made = {"FSDP, a text for each GPU": of_batch(found, names(found.cluster)["FSDP (ZeRO-3)"], gpus, recompute="full")}
+    made = {
+        "FSDP, a text for each GPU": price_batch(
+            found, usual_layouts(found.cluster)["FSDP (ZeRO-3)"], gpus, recompute="full"
+        )
+    }
     if n < gpus and gpus % n == 0:
         made |= {
-            f"a text for {n} GPUs, {how}": of_batch(found, layout, gpus // n, recompute="full")
+            f"a text for {n} GPUs, {how}": price_batch(found, layout, gpus // n, recompute="full")
             for how, layout in {
                 "tensor and sequence parallel": Layout(fsdp=gpus // n, tp=n, sp=True),
                 "keys in a ring": Layout(fsdp=gpus // n, cp=n),
@@ -212,11 +220,11 @@ def priced(learner: Learner, tokens: int, n: int) -> dict[str, tuple[int, float,
     }
 
 
-def own(learner: Learner, tokens: int, n: int) -> Plan | None:
+def choose_own_plan(learner: Learner, tokens: int, n: int) -> Plan | None:
     """What the planner chooses itself for as many texts as the shared ways have in a step, if there are such ways."""
     found = Learner(replace(learner.request, seq=tokens))
     gpus = found.cluster.num_gpus
-    return best_plan(found, gpus // n, recompute="full") if n < gpus and gpus % n == 0 else None
+    return choose_plan(found, gpus // n, recompute="full") if n < gpus and gpus % n == 0 else None
 
 
 def _prices(learner: Learner, tokens: int, n: int) -> tuple[dict[str, Any], str]:
@@ -224,15 +232,17 @@ def _prices(learner: Learner, tokens: int, n: int) -> tuple[dict[str, Any], str]
     facts: dict[str, Any] = dict.fromkeys(("one_length", "too_long", "ring_merges", "own", "fits"))
     if learner.load is not None or "vocab_size" not in learner.graph.config:
         return facts | {"one_length": True}, ""
-    if not reads(learner, tokens):
+    if not accepts_length(learner, tokens):
         return facts | {"too_long": True}, ""
-    ways = priced(learner, tokens, n)
-    rows = [_row(name, *way, tokens) for name, way in ways.items()]
-    free = own(learner, tokens, n)
+    ways = price_layouts(learner, tokens, n)
+    rows = [_price_row(name, *way, tokens) for name, way in ways.items()]
+    free = choose_own_plan(learner, tokens, n)
     if free:
         cost, texts = free.cost, int(free.workload["batch"])
         rows.append(
-            _row("the planner's own choice", cost.memory_bytes["peak"], cost.step_time_s, free.fits, texts, tokens)
+            _price_row(
+                "the planner's own choice", cost.memory_bytes["peak"], cost.step_time_s, free.fits, texts, tokens
+            )
         )
         facts["own"] = {"fits": free.fits, "layout": recipe.describe_layout(free)}
     took = {name.rpartition(", ")[2]: way[1] for name, way in ways.items()}
@@ -242,7 +252,7 @@ def _prices(learner: Learner, tokens: int, n: int) -> tuple[dict[str, Any], str]
     return facts, table(("way", "fullest moment", "texts in a step", "step", "tokens per second", ""), rows)
 
 
-def _row(name: str, peak: int, seconds: float, fits: bool, texts: int, tokens: int) -> tuple[str, ...]:
+def _price_row(name: str, peak: int, seconds: float, fits: bool, texts: int, tokens: int) -> tuple[str, ...]:
     per_second = units.whole(texts * tokens / seconds)
     return name, units.memory(peak), str(texts), units.seconds(seconds), per_second, "fits" if fits else "does not fit"
 

@@ -12,7 +12,7 @@ from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.board import BoardState, board, numbers_of
+from explorer.learn.pictures.board import BoardState, board_film, matrix_chunks
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
 from explorer.learn.pictures.film import Film
 from explorer.text import units
@@ -31,7 +31,7 @@ ITEM_BYTES = 2
 
 
 @lru_cache(maxsize=8)
-def tile_product(kind: str) -> dict[str, Any]:
+def multiply_tiles(kind: str) -> dict[str, Any]:
     """X W on a 2×2 mesh: each device's tile of W, its term, and the error of the sums against the whole."""
     import torch
 
@@ -50,12 +50,12 @@ def tile_product(kind: str) -> dict[str, Any]:
     return {"x": x, "w": w, "tiles": tiles, "terms": terms, "error": float((whole - x @ w).abs().max())}
 
 
-def meshes(n: int) -> list[tuple[int, int]]:
+def list_meshes(n: int) -> list[tuple[int, int]]:
     """All d1 × d2 = n with powers of two."""
     return [(d1, n // d1) for d1 in (*COUNTS[::-1], 2, 1) if n % d1 == 0 and d1 <= n]
 
 
-def weights(layer: Layer) -> tuple[LayerMatrix, ...]:
+def layer_matrices(layer: Layer) -> tuple[LayerMatrix, ...]:
     """The four weights of a layer in features; q, k and v are one, and so are a gate and the weight beside it."""
     heads = layer.heads * layer.head_dim
     return (
@@ -66,36 +66,36 @@ def weights(layer: Layer) -> tuple[LayerMatrix, ...]:
     )
 
 
-def features(layer: Layer) -> tuple[int, int]:
+def summed_features(layer: Layer) -> tuple[int, int]:
     """Features per token that a layer sums over axis 1 and over axis 2, forward and backward, on a 1 × 1 mesh."""
-    found = reductions(1, 1, weights(layer))
+    found = reductions(1, 1, layer_matrices(layer))
     first, second = (int(sum(r.share for r in found if r.axis == axis)) for axis in (1, 2))
     return first, second
 
 
-def factor(layer: Layer) -> float:
+def axis_ratio(layer: Layer) -> float:
     """How many times as much goes over axis 2 as over axis 1; 3 for GPT's layer, as in ATP's paper."""
-    first, second = features(layer)
+    first, second = summed_features(layer)
     return second / first
 
 
-def bracket(layer: Layer, mesh: tuple[int, int], b1: float, b2: float) -> float:
+def ring_cost(layer: Layer, mesh: tuple[int, int], b1: float, b2: float) -> float:
     """(d1-1)/B1 + factor·(d2-1)/B2: the part of the ring time that the mesh decides."""
-    return (mesh[0] - 1) / b1 + factor(layer) * (mesh[1] - 1) / b2
+    return (mesh[0] - 1) / b1 + axis_ratio(layer) * (mesh[1] - 1) / b2
 
 
 def ring_s(layer: Layer, tokens: int, mesh: tuple[int, int], b1: float, b2: float) -> float:
     """Seconds per step of a model's all_reduces in rings over two even networks of `b1` and `b2` bytes per second."""
-    per_layer = 2 * tokens * ITEM_BYTES * features(layer)[0] / (mesh[0] * mesh[1])
-    return layer.layers * per_layer * bracket(layer, mesh, b1, b2)
+    per_layer = 2 * tokens * ITEM_BYTES * summed_features(layer)[0] / (mesh[0] * mesh[1])
+    return layer.layers * per_layer * ring_cost(layer, mesh, b1, b2)
 
 
-def best(layer: Layer, n: int, b1: float, b2: float) -> tuple[int, int]:
+def best_mesh(layer: Layer, n: int, b1: float, b2: float) -> tuple[int, int]:
     """The mesh with the least ring time; on a tie the one with the larger d1."""
-    return min(meshes(n), key=lambda mesh: bracket(layer, mesh, b1, b2))
+    return min(list_meshes(n), key=lambda mesh: ring_cost(layer, mesh, b1, b2))
 
 
-def part_of(cluster: Cluster, n: int) -> Cluster | None:
+def subcluster(cluster: Cluster, n: int) -> Cluster | None:
     """`n` neighbouring GPUs of the cluster, or of one with more of its nodes; None where they do not divide evenly."""
     levels, left = [], n
     for i, level in enumerate(cluster.levels):
@@ -108,10 +108,10 @@ def part_of(cluster: Cluster, n: int) -> Cluster | None:
     return replace(cluster, levels=kept) if left == 1 else None
 
 
-def wires_s(layer: Layer, tokens: int, mesh: tuple[int, int], cluster: Cluster) -> float:
+def links_s(layer: Layer, tokens: int, mesh: tuple[int, int], cluster: Cluster) -> float:
     """Seconds per step of the same all_reduces on the cluster's links, as the planner times them."""
     links = axis_links(cluster, DeviceMesh(("first", "second"), mesh))
-    sent = [r for r in reductions(*mesh, weights(layer)) if mesh[r.axis - 1] > 1]
+    sent = [r for r in reductions(*mesh, layer_matrices(layer)) if mesh[r.axis - 1] > 1]
     return layer.layers * sum(
         collective_time("all_reduce", int(r.share * tokens * ITEM_BYTES), links[r.axis - 1])[0] for r in sent
     )
@@ -123,19 +123,19 @@ def live(learner: Learner, values: Values) -> Live:
     n, ratio, chunks = int(values["n"]), int(values["ratio"]), int(values["chunks"])
     layer, load = learner.layer(), learner.planner.workload
     tokens, base = load.batch * load.seq, learner.cluster.levels[0].bytes_per_s
-    quickest = best(layer, n, base, base * ratio)
-    times = {m: ring_s(layer, tokens, m, base, base * ratio) for m in meshes(n)}
-    inside = part_of(learner.cluster, n)
-    wires = {m: wires_s(layer, tokens, m, inside) for m in meshes(n)} if inside else {}
-    compute, comm, spans = _chunks(learner, quickest, chunks, base * ratio)
-    column, row = tile_product("column-first"), tile_product("row-first")
+    quickest = best_mesh(layer, n, base, base * ratio)
+    times = {m: ring_s(layer, tokens, m, base, base * ratio) for m in list_meshes(n)}
+    inside = subcluster(learner.cluster, n)
+    wires = {m: links_s(layer, tokens, m, inside) for m in list_meshes(n)} if inside else {}
+    compute, comm, spans = _chunk_times(learner, quickest, chunks, base * ratio)
+    column, row = multiply_tiles("column-first"), multiply_tiles("row-first")
     numbers = {
         "d1": quickest[0],
         "d2": quickest[1],
         "best_s": times[quickest],
         "megatron_s": times[n, 1],
         "end_s": spans[-1].end_s,
-        "factor": factor(layer),
+        "factor": axis_ratio(layer),
         "compute_s": compute,
         "comm_s": comm,
         "error": max(column["error"], row["error"]),
@@ -144,24 +144,24 @@ def live(learner: Learner, values: Values) -> Live:
     pictures: dict[str, Picture] = {
         "column_first": summed(column, "column-first"),
         "row_first": summed(row, "row-first"),
-        "four": _four(layer, *quickest),
-        "meshes": _meshes(times, wires, ratio, learner),
-        "growth": _growth(layer, ratio),
+        "four": _reductions_table(layer, *quickest),
+        "meshes": _meshes_table(times, wires, ratio, learner),
+        "growth": _growth_chart(layer, ratio),
         "timeline": _timeline(spans, spans[-1].end_s),
     }
     errors = {"column_error": column["error"], "row_error": row["error"]}
-    facts = {**numbers, **errors, **_shape(layer), **_on_links(wires, n), **_offered(layer, n, ratio)}
+    facts = {**errors, **_shape_facts(layer), **_links_facts(wires, n), **_offered_meshes(layer, n, ratio)}
     level = {"level": learner.cluster.levels[0].name, "rate": base / 1e9}
     return Live({**facts, **level, "model": learner.name, "stands_in": note}, pictures, numbers)
 
 
-def _shape(layer: Layer) -> dict[str, Any]:
+def _shape_facts(layer: Layer) -> dict[str, Any]:
     """Where the factor of the question's formula comes from: sizes, and the widths that a token sends over each axis."""
-    first, second = (x / layer.hidden for x in features(layer))
+    first, second = (x / layer.hidden for x in summed_features(layer))
     return {"hidden": layer.hidden, "inner": layer.inner, "gated": layer.gated, "first": first, "second": second}
 
 
-def _on_links(wires: dict[tuple[int, int], float], n: int) -> dict[str, Any]:
+def _links_facts(wires: dict[tuple[int, int], float], n: int) -> dict[str, Any]:
     """The quickest mesh on the learner's own links, which are not even; None where the GPUs do not divide evenly."""
     if not wires:
         return {"real": None}
@@ -169,27 +169,27 @@ def _on_links(wires: dict[tuple[int, int], float], n: int) -> dict[str, Any]:
     return {"real": real, "real_s": wires[real], "real_megatron_s": wires[n, 1]}
 
 
-def _offered(layer: Layer, n: int, ratio: int) -> dict[str, Any]:
+def _offered_meshes(layer: Layer, n: int, ratio: int) -> dict[str, Any]:
     """The meshes that the question offers, with what the formula gives: the best, Megatron-LM's and the nearest others."""
-    quickest, cost = best(layer, n, 1, ratio), {m: bracket(layer, m, 1, ratio) for m in meshes(n)}
+    quickest, cost = best_mesh(layer, n, 1, ratio), {m: ring_cost(layer, m, 1, ratio) for m in list_meshes(n)}
     others = sorted((m for m in cost if m != quickest), key=lambda m: (m != (n, 1), m != (1, n), cost[m]))[:3]
     others.insert(n % 3 % (len(others) + 1), quickest)
     return {"offered": [(m, cost[m]) for m in others], "least": cost[quickest]}
 
 
-def _meshes(
+def _meshes_table(
     times: dict[tuple[int, int], float], wires: dict[tuple[int, int], float], ratio: int, learner: Learner
 ) -> str:
     layer, load = learner.layer(), learner.planner.workload
     rows = []
     for mesh, t in times.items():
-        sent = [r for r in reductions(*mesh, weights(layer)) if mesh[r.axis - 1] > 1]
+        sent = [r for r in reductions(*mesh, layer_matrices(layer)) if mesh[r.axis - 1] > 1]
         size = load.batch * load.seq * ITEM_BYTES
         wire = sum(wire_bytes("all_reduce", int(r.share * size), mesh[r.axis - 1]) for r in sent)
         real = (units.seconds(wires[mesh]),) if wires else ()
-        value = f"{bracket(layer, mesh, 1, ratio):g}"
+        value = f"{ring_cost(layer, mesh, 1, ratio):g}"
         rows.append((f"{mesh[0]} × {mesh[1]}", value, units.seconds(t), *real, amount(layer.layers * wire)))
-    formula = f"(d1−1)/B1 + {factor(layer):g}(d2−1)/B2"
+    formula = f"(d1−1)/B1 + {axis_ratio(layer):g}(d2−1)/B2"
     head = ("d1 × d2", formula, "on even networks", *(("on your links",) if wires else ()), "sent per GPU")
     return table(head, rows, min(range(len(times)), key=lambda i: list(times.values())[i]))
 
@@ -199,9 +199,9 @@ def summed(c: dict[str, Any], kind: str) -> Film:
     places = [(a, b) for a in range(2) for b in range(2)]
     other = {(a, b): (a, 1 - b) if kind == "column-first" else (1 - a, b) for a, b in places}
     wide = int(c["terms"][0, 0].shape[1])
-    before = [numbers_of(c["terms"][p], ("P", r)) for r, p in enumerate(places)]
+    before = [matrix_chunks(c["terms"][p], ("P", r)) for r, p in enumerate(places)]
     after = [
-        numbers_of(c["terms"][p] + c["terms"][other[p]], ("S", r - r % 2 if kind == "column-first" else r % 2))
+        matrix_chunks(c["terms"][p] + c["terms"][other[p]], ("S", r - r % 2 if kind == "column-first" else r % 2))
         for r, p in enumerate(places)
     ]
     moves = [(r, i, places.index(other[p]), i) for r, p in enumerate(places) for i in range(len(before[0]))]
@@ -217,7 +217,7 @@ def summed(c: dict[str, Any], kind: str) -> Film:
         ),
     ]
     tiles = [matrix(c["tiles"][p], owned(r), "tile of W", "", 40) for r, p in enumerate(places)]
-    return board(
+    return board_film(
         stops,
         wide,
         cell=46,
@@ -226,9 +226,9 @@ def summed(c: dict[str, Any], kind: str) -> Film:
     )
 
 
-def _four(layer: Layer, d1: int, d2: int) -> str:
+def _reductions_table(layer: Layer, d1: int, d2: int) -> str:
     rows: list[tuple[str, ...]] = []
-    for r in reductions(d1, d2, weights(layer)):
+    for r in reductions(d1, d2, layer_matrices(layer)):
         share = r.share / layer.hidden
         wire = wire_bytes("all_reduce", int(share * 10**6), {1: d1, 2: d2}[r.axis]) / 1e6
         rows.append(
@@ -236,7 +236,7 @@ def _four(layer: Layer, d1: int, d2: int) -> str:
         )
     both = []
     for axis, (over, parts) in enumerate(((d1, d2), (d2, d1)), 1):
-        shares = [r.share / layer.hidden for r in reductions(d1, d2, weights(layer)) if r.axis == axis]
+        shares = [r.share / layer.hidden for r in reductions(d1, d2, layer_matrices(layer)) if r.axis == axis]
         total = float(sum(shares))
         sent = sum(wire_bytes("all_reduce", int(share * 10**6), over) for share in shares) / 1e6
         both.append((str(axis), f"{total:g}", f"{sent:.3f}", f"{total:g} · {parts} = {total * parts:g}"))
@@ -244,18 +244,18 @@ def _four(layer: Layer, d1: int, d2: int) -> str:
     return table(("phase", "weight", "axis", "tensor of a GPU", "sent per GPU", "of all parts"), rows)
 
 
-def _growth(layer: Layer, ratio: int) -> Drawing:
+def _growth_chart(layer: Layer, ratio: int) -> Drawing:
     items = []
     for n in COUNTS:
-        a, b = best(layer, n, 1, ratio)
-        gain = bracket(layer, (a, b), 1, ratio) / bracket(layer, (n, 1), 1, ratio)
+        a, b = best_mesh(layer, n, 1, ratio)
+        gain = ring_cost(layer, (a, b), 1, ratio) / ring_cost(layer, (n, 1), 1, ratio)
         items.append(
             StackedBar(f"{n} GPUs", (BarPiece("best mesh", gain, COMMUNICATION),), f"of Megatron-LM's time, {a} × {b}")
         )
     return bars(items, units.percent)
 
 
-def _chunks(learner: Learner, mesh: tuple[int, int], chunks: int, b2: float) -> tuple[float, float, Any]:
+def _chunk_times(learner: Learner, mesh: tuple[int, int], chunks: int, b2: float) -> tuple[float, float, Any]:
     """Seconds of a layer's feed-forward products, of their all_reduces forward, and ATP's timeline of both."""
     layer, load = learner.layer(), learner.planner.workload
     d1, d2 = mesh

@@ -14,16 +14,16 @@ from explorer.text import units
 from planner_core.models import FoldGroup, FoldStep, fold_steps, list_weight_nodes, shared_subgraphs
 from planner_core.search.candidates import weight_matrices
 
-SHOWN = 7
+MAX_SHOWN_GROUPS = 7
 
 
 @lru_cache(maxsize=64)
-def replay(learner: Learner, least: int) -> tuple[FoldStep, ...]:
+def fold_model(learner: Learner, least: int) -> tuple[FoldStep, ...]:
     """Algorithm 1 on the learner's model."""
     return fold_steps(list_weight_nodes(learner.graph), least)
 
 
-def counts(learner: Learner) -> dict[str, float]:
+def count_plans(learner: Learner) -> dict[str, float]:
     """Matrices in all and in the unique blocks, and the logarithms of the numbers of plans."""
     graph = learner.graph
     repeats = graph.num_repeats
@@ -42,7 +42,7 @@ def counts(learner: Learner) -> dict[str, float]:
 
 def live(learner: Learner, values: Values) -> Live:
     """Algorithm 1 depth by depth, what it keeps, and the number of plans."""
-    found, c, graph = replay(learner, int(values["least"])), counts(learner), learner.graph
+    found, c, graph = fold_model(learner, int(values["least"])), count_plans(learner), learner.graph
     shared = shared_subgraphs(found)
     blocks = [
         {"copies": graph.num_repeats[name], "matrices": len(weight_matrices(b))} for name, b in graph.blocks.items()
@@ -55,7 +55,7 @@ def live(learner: Learner, values: Values) -> Live:
         for name, b in zip(graph.blocks, blocks, strict=True)
     ]
     plans.append(("outside blocks", "1", str(int(c["top"])), units.whole(3 ** int(c["top"]))))
-    pictures: dict[str, Picture] = {f"depth_{s.depth}": _groups(s.groups) for s in found}
+    pictures: dict[str, Picture] = {f"depth_{s.depth}": _draw_groups(s.groups) for s in found}
     pictures["result"] = table(("names", "copies", "weights in each, norms too", "why"), kept)
     pictures["plans"] = table(("block", "copies", "matrices", "plans = 3^matrices"), plans)
     together = int(c["top"] + c["unique"])
@@ -75,15 +75,15 @@ def live(learner: Learner, values: Values) -> Live:
     return Live(facts, pictures, numbers)
 
 
-def _groups(groups: tuple[FoldGroup, ...]) -> Drawing:
+def _draw_groups(groups: tuple[FoldGroup, ...]) -> Drawing:
     order = sorted(range(len(groups)), key=lambda i: (not groups[i].kept, -groups[i].count * groups[i].similar))
-    rows = [_group(groups[i]) for i in order[:SHOWN]]
-    if len(groups) > SHOWN:
-        rows.append(text(f"and {len(groups) - SHOWN} more names", 13, muted=True))
+    rows = [_draw_group(groups[i]) for i in order[:MAX_SHOWN_GROUPS]]
+    if len(groups) > MAX_SHOWN_GROUPS:
+        rows.append(text(f"and {len(groups) - MAX_SHOWN_GROUPS} more names", 13, muted=True))
     return column(*rows, gap=10)
 
 
-def _group(group: FoldGroup) -> Drawing:
+def _draw_group(group: FoldGroup) -> Drawing:
     colour = COMPUTE if group.kept else "#8a97a3"
     side = max(3.0, min(16.0, 440 / group.count - 2))
     shown = min(group.count, 192)

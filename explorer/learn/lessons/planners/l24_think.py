@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from explorer.figures.palette import COMMUNICATION, COMPUTE
 from explorer.figures.svg_tensors import PAPER, Drawing, column, table, text
 from explorer.learn.blocks import placing
-from explorer.learn.blocks.arranged import suited
-from explorer.learn.learner import Learner, standard
+from explorer.learn.blocks.arranged import with_llama_block
+from explorer.learn.learner import Learner, with_standard_model
 from explorer.learn.lesson import Values
-from explorer.learn.lessons.planners.l13_choose import scored
-from explorer.learn.lessons.planners.prices import Priced, priced
+from explorer.learn.lessons.planners.l13_choose import score_choices
+from explorer.learn.lessons.planners.prices import MemoryPrice, price_memory
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import WIDTH
 from explorer.text import units
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Thought:
+class ModelSearch:
     """What the search of the learner's model on some neighbours rests on: the table of a copy, and the answer."""
 
     run: RunTable
@@ -37,32 +37,32 @@ class Thought:
     budget: float
 
 
-def of_model(learner: Learner) -> tuple[Learner, str]:
+def foldable_learner(learner: Learner) -> tuple[Learner, str]:
     """A learner whose model has equal copies one after the other, and a sentence if it is another model."""
     found, note = learner.transformer()
-    if _run(found, 2) is not None:
+    if _run_table(found, 2) is not None:
         return found, note
-    return standard(
+    return with_standard_model(
         learner
     ), f"The layers of {found.name} pass on more than one tensor, so this lesson shows Llama-3-8B on your cluster."
 
 
 @lru_cache(maxsize=32)
-def _run(learner: Learner, devices: int) -> RunTable | None:
-    return max(run_tables(asked(learner, devices)[0]), key=lambda r: r.copies, default=None)
+def _run_table(learner: Learner, devices: int) -> RunTable | None:
+    return max(run_tables(make_problem(learner, devices)[0]), key=lambda r: r.copies, default=None)
 
 
 @lru_cache(maxsize=32)
-def thought(learner: Learner, devices: int) -> Thought:
-    """The table and the answer; call it on what `of_model` gives."""
-    run, (problem, budget) = _run(learner, devices), asked(learner, devices)
+def search_model(learner: Learner, devices: int) -> ModelSearch:
+    """The table and the answer; call it on what `foldable_learner` gives."""
+    run, (problem, budget) = _run_table(learner, devices), make_problem(learner, devices)
     assert run is not None
-    return Thought(run, search_within_budget(problem, budget=budget), budget)
+    return ModelSearch(run, search_within_budget(problem, budget=budget), budget)
 
 
-def asked(learner: Learner, devices: int) -> tuple[Problem, float]:
+def make_problem(learner: Learner, devices: int) -> tuple[Problem, float]:
     """What is searched, the learner's model on some neighbours, and the memory allowed on each."""
-    planner = placing.neighbours(learner, devices)
+    planner = placing.on_neighbours(learner, devices)
     return planner.problem(DeviceMesh(("gpus",), (devices,))), planner.budget
 
 
@@ -72,12 +72,12 @@ def then(a: Floats, b: Floats) -> Floats:
     return found
 
 
-def products(copies: int) -> int:
+def num_products(copies: int) -> int:
     """Products of tables for so many copies: squarings, and one for each further binary digit."""
     return copies.bit_length() - 1 + copies.bit_count() - 1
 
 
-def squares(run: RunTable) -> list[tuple[int, Floats]]:
+def table_powers(run: RunTable) -> list[tuple[int, Floats]]:
     """(copies, their table) at 1, 2, 4, ... copies, and at all of them."""
     found = [(1, run.copy_seconds)]
     while 2 * found[-1][0] <= run.copies:
@@ -88,36 +88,36 @@ def squares(run: RunTable) -> list[tuple[int, Floats]]:
     return found
 
 
-def choices(learner: Learner, devices: int, share: int) -> tuple[Floats, Floats, float]:
+def block_choices(learner: Learner, devices: int, share: int) -> tuple[Floats, Floats, float]:
     """Communication in ms and memory in GiB of all choices of lesson 13, and the memory allowed: so many percent of the way from
     the least to what the quickest choice needs."""
-    learner, block, _ = suited(learner)
-    found = scored(learner, block, devices)
+    learner, block, _ = with_llama_block(learner)
+    found = score_choices(learner, block, devices)
     can = np.isfinite(found.comm_s)
     ms, gib = found.comm_s[can] * 1e3, found.memory_bytes[can] / units.GIB
     quickest = float(gib[ms == ms.min()].min())
     return ms, gib, float(gib.min() + share / 100 * (quickest - gib.min()))
 
 
-def rounded(run: RunTable) -> RunTable:
+def round_to_microseconds(run: RunTable) -> RunTable:
     """The same with the table of a copy in whole microseconds and that of all copies made from it: what is shown adds up as shown."""
     run = replace(run, copy_seconds=run.copy_seconds.round(6))
-    return replace(run, run_seconds=squares(run)[-1][1])
+    return replace(run, run_seconds=table_powers(run)[-1][1])
 
 
 def live(learner: Learner, values: Values) -> Live:
     """Ways, a table, two copies, all copies, the price of memory, the proof."""
-    learner, note = of_model(learner)
+    learner, note = foldable_learner(learner)
     devices = int(values["t"])
-    t = thought(learner, devices)
-    ms, gib, room = choices(learner, devices, int(values["room"]))
-    p = priced(ms, gib, room)
-    run = rounded(t.run)
+    t = search_model(learner, devices)
+    ms, gib, room = block_choices(learner, devices, int(values["room"]))
+    p = price_memory(ms, gib, room)
+    run = round_to_microseconds(t.run)
     numbers = {
         "ways": run.log10_states,
         "all_ways": run.log10_states * run.copies,
         "copies": run.copies,
-        "products": products(run.copies),
+        "products": num_products(run.copies),
         "one_ms": float(run.copy_seconds.min()) * 1e3,
         "all_ms": float(run.run_seconds.min()) * 1e3,
         "price": p.price,
@@ -129,35 +129,39 @@ def live(learner: Learner, values: Values) -> Live:
         "solves": t.answer.solves,
         "proven": float(t.answer.optimal),
     }
-    tables = {"one": _as_table(run), "two": _two_copies(run), "all": _all_copies(run, t.run)}
-    facts = numbers | {
+    tables = {"one": _copy_table(run), "two": _two_copies_table(run), "all": _all_copies_table(run, t.run)}
+    facts = {
         "model": learner.name,
-        "ways_of_one": _ten(run.log10_states),
-        "ways_of_all": _ten(run.log10_states * run.copies),
+        "ways_of_one": _power_of_ten(run.log10_states),
+        "ways_of_all": _power_of_ten(run.log10_states * run.copies),
         "squarings": run.copies.bit_length() - 1,
         "choices": len(ms),
         "stands_in": note,
         **{name: told for name, (told, _) in tables.items()},
     }
-    pictures: dict[str, Picture] = {"ways": _ways(run), "cloud": _cloud(p, ms, gib), "proof": _proof(t)}
+    pictures: dict[str, Picture] = {
+        "ways": _states_table(run),
+        "cloud": _price_chart(p, ms, gib),
+        "proof": _proof_table(t),
+    }
     return Live(facts, pictures | {name: drawn for name, (_, drawn) in tables.items()}, numbers)
 
 
-def _ten(exponent: float) -> str:
+def _power_of_ten(exponent: float) -> str:
     return f"10^{exponent:,.0f}".replace(",", "\u202f")
 
 
-def _ways(run: RunTable) -> str:
+def _states_table(run: RunTable) -> str:
     one, every = run.log10_states, run.log10_states * run.copies
     rows = [
-        ("one copy of the block", "1", _ten(one)),
-        (f"{run.copies} copies, each its own way", str(run.copies), _ten(every)),
-        (f"{run.copies} copies, all the same way", str(run.copies), _ten(one)),
+        ("one copy of the block", "1", _power_of_ten(one)),
+        (f"{run.copies} copies, each its own way", str(run.copies), _power_of_ten(every)),
+        (f"{run.copies} copies, all the same way", str(run.copies), _power_of_ten(one)),
     ]
     return table(("of", "copies", "joint ways"), rows)
 
 
-def _shown(run: RunTable) -> list[int]:
+def _entry_states(run: RunTable) -> list[int]:
     """The states that a copy can begin in."""
     return [i for i in range(len(run.states)) if np.isfinite(run.copy_seconds[i]).any()]
 
@@ -166,9 +170,9 @@ def _milliseconds(value: float) -> str:
     return f"{value * 1e3:,.3f}".replace(",", "\u202f") if math.isfinite(value) else "cannot"
 
 
-def _as_table(run: RunTable) -> tuple[dict[str, Any], str]:
+def _copy_table(run: RunTable) -> tuple[dict[str, Any], str]:
     """The table of one copy, and its least entry."""
-    shown = _shown(run)
+    shown = _entry_states(run)
     rows = [(f"from {run.states[i]}", *map(_milliseconds, run.copy_seconds[i])) for i in shown]
     i, j = np.unravel_index(int(run.copy_seconds.argmin()), run.copy_seconds.shape)
     facts = {
@@ -182,15 +186,15 @@ def _as_table(run: RunTable) -> tuple[dict[str, Any], str]:
     return facts, table(("", *(f"to {s}" for s in run.states)), rows, shown.index(int(i)))
 
 
-def _ends(run: RunTable) -> tuple[int, int]:
+def _best_ends(run: RunTable) -> tuple[int, int]:
     """From where to where two copies are spelled out: the best way of all of them."""
     i, j = np.unravel_index(int(run.run_seconds.argmin()), run.run_seconds.shape)
     return int(i), int(j)
 
 
-def _two_copies(run: RunTable) -> tuple[dict[str, Any], str]:
+def _two_copies_table(run: RunTable) -> tuple[dict[str, Any], str]:
     """Two copies by the state between them, and the least."""
-    i, j = _ends(run)
+    i, j = _best_ends(run)
     sums = run.copy_seconds[i] + run.copy_seconds[:, j]
     middle = [k for k in range(len(run.states)) if np.isfinite(sums[k])]
     rows = [
@@ -207,12 +211,12 @@ def _two_copies(run: RunTable) -> tuple[dict[str, Any], str]:
     return facts, table(("between", "first copy, ms", "second copy, ms", "together, ms"), rows, middle.index(best))
 
 
-def _all_copies(run: RunTable, exact: RunTable) -> tuple[dict[str, Any], str]:
+def _all_copies_table(run: RunTable, exact: RunTable) -> tuple[dict[str, Any], str]:
     """The least by the number of copies, from the rounded table and from the planner's."""
-    i, j = _ends(run)
+    i, j = _best_ends(run)
     rows = [
-        (str(n), str(products(n)), _milliseconds(float(t[i, j])), _milliseconds(n * float(run.copy_seconds.min())))
-        for n, t in squares(run)
+        (str(n), str(num_products(n)), _milliseconds(float(t[i, j])), _milliseconds(n * float(run.copy_seconds.min())))
+        for n, t in table_powers(run)
     ]
     head = ("copies", "products", f"from {run.states[i]} to {run.states[j]}, ms", "if each took the least, ms")
     facts = {
@@ -222,7 +226,7 @@ def _all_copies(run: RunTable, exact: RunTable) -> tuple[dict[str, Any], str]:
     return facts, table(head, rows, len(rows) - 1)
 
 
-def _cloud(p: Priced, ms: Floats, gib: Floats) -> Drawing:
+def _price_chart(p: MemoryPrice, ms: Floats, gib: Floats) -> Drawing:
     left, top, width, height = 60.0, 24.0, WIDTH - 80, 260.0
     most_x, low, most_y = (
         float(gib.max()) * 1.03,
@@ -272,7 +276,7 @@ def _cloud(p: Priced, ms: Floats, gib: Floats) -> Drawing:
 
 
 def _marks(
-    p: Priced, best: tuple[float, float], bound: tuple[float, float], right: float, top: float, bottom: float
+    p: MemoryPrice, best: tuple[float, float], bound: tuple[float, float], right: float, top: float, bottom: float
 ) -> list[str]:
     """Rings around the best choice and the bound, each with a line to its words, which stand apart however near the two are."""
     x = bound[0]
@@ -292,7 +296,7 @@ def _marks(
     return [*parts, _word(min(x - 4, right - 170), top - 7, f"memory allowed: {units.significant(p.room_gib)} GiB")]
 
 
-def _clip(p: Priced, x: float, y: float, most: float) -> tuple[float, float]:
+def _clip(p: MemoryPrice, x: float, y: float, most: float) -> tuple[float, float]:
     """The end of the line, moved along it into the picture."""
     inside = min(max(y, 0.0), most)
     return x + (y - inside) / p.price, inside
@@ -305,7 +309,7 @@ def _word(x: float, y: float, word: str) -> str:
     )
 
 
-def _proof(t: Thought) -> str:
+def _proof_table(t: ModelSearch) -> str:
     a = t.answer
     fits = a.assignment is not None
     proven = "yes, the bound reaches the value" if a.optimal else "no" if fits else "there is nothing to prove"

@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Priced:
+class MemoryPrice:
     """The choices of one block with memory at a price, in ms per GiB: the best price's bound, the best choice that fits (its time and
     memory), and how many choices lie below the line through both."""
 
@@ -24,14 +24,14 @@ class Priced:
     room_gib: float
 
 
-def priced(ms: Floats, gib: Floats, room: float) -> Priced:
+def price_memory(ms: Floats, gib: Floats, room: float) -> MemoryPrice:
     """The price at which the bound `min(ms + price * gib) - price * room` is highest. It is the slope of the lower hull at `room`."""
     order = np.lexsort((ms, gib))
     hull: list[int] = []
     for i in map(int, order):
         if hull and ms[i] >= ms[hull[-1]]:
             continue  # sends no less and keeps more
-        while len(hull) > 1 and _turns(ms, gib, hull[-2], hull[-1], i):
+        while len(hull) > 1 and _is_above_hull(ms, gib, hull[-2], hull[-1], i):
             hull.pop()
         hull.append(i)
     slopes = [(ms[a] - ms[b]) / (gib[b] - gib[a]) for a, b in itertools.pairwise(hull)]
@@ -41,9 +41,9 @@ def priced(ms: Floats, gib: Floats, room: float) -> Priced:
     at = int(np.where(gib <= room, ms, np.inf).argmin())
     best = float(ms[at])
     below = int(((ms + price * gib) < best + price * room - 1e-9).sum())
-    return Priced(price, bounds[k], best, float(gib[at]), below, room)
+    return MemoryPrice(price, bounds[k], best, float(gib[at]), below, room)
 
 
-def _turns(ms: Floats, gib: Floats, a: int, b: int, c: int) -> bool:
+def _is_above_hull(ms: Floats, gib: Floats, a: int, b: int, c: int) -> bool:
     """Whether b lies above the line from a to c."""
     return bool((ms[b] - ms[a]) * (gib[c] - gib[a]) >= (ms[c] - ms[a]) * (gib[b] - gib[a]))

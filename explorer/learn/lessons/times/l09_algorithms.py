@@ -20,12 +20,12 @@ from planner_core.cost.communication import AxisLink, axis_links, collective_tim
 
 LARGE = 2**23
 """Bytes from which on the transfer of a collective counts more than its hops."""
-SHOWN = 8
+NUM_MEMBERS = 8
 """Members of the pictures."""
 SMALL = 2**14
 
 
-def between(cluster: Cluster, n: int) -> AxisLink:
+def node_link(cluster: Cluster, n: int) -> AxisLink:
     """One GPU of each of `n` nodes (of `n` GPUs, if the cluster is one node), all groups at once."""
     inner, outer = cluster.levels[0], cluster.levels[-1]
     if len(cluster.levels) == 1:
@@ -34,13 +34,13 @@ def between(cluster: Cluster, n: int) -> AxisLink:
     return axis_links(wide, DeviceMesh(("nodes", "inside"), (n, inner.size)))[0]
 
 
-def hops_s(link: AxisLink) -> tuple[float, float]:
+def hop_seconds(link: AxisLink) -> tuple[float, float]:
     """Seconds of one hop of a ring and of one of a tree between the members."""
     stage = link.stages[0]
     return link.summing * stage.latency_s, stage.tree_latency_s or stage.latency_s
 
 
-def origin(cluster: Cluster) -> dict[str, Any]:
+def describe_origin(cluster: Cluster) -> dict[str, Any]:
     """Where the seconds of a hop come from, as the cluster's links and the GPU's data file have it."""
     gpu, outer = cluster.gpu, cluster.levels[-1]
     fitted = gpu.collectives
@@ -58,24 +58,24 @@ def origin(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def ways(link: AxisLink, size: float) -> dict[str, float]:
+def all_reduce_times(link: AxisLink, size: float) -> dict[str, float]:
     """Seconds of an all_reduce by ring, by a tree that passes whole tensors, and by a tree that passes pieces."""
-    n, (ring, tree), rate = link.size, hops_s(link), link.stages[0].bytes_per_s
+    n, (ring, tree), rate = link.size, hop_seconds(link), link.stages[0].bytes_per_s
     start, rounds = link.summing * link.launch_s, math.log2(link.size)
     moved = 2 * (n - 1) / n * size / rate
     return {
-        "ring": took(start + 2 * (n - 1) * ring, moved, link.curve),
-        "tree, whole tensors": took(start + 2 * rounds * tree, 2 * rounds * size / rate, link.curve),
-        "tree, in pieces": took(start + 2 * rounds * tree, moved, link.curve),
+        "ring": collective_s(start + 2 * (n - 1) * ring, moved, link.curve),
+        "tree, whole tensors": collective_s(start + 2 * rounds * tree, 2 * rounds * size / rate, link.curve),
+        "tree, in pieces": collective_s(start + 2 * rounds * tree, moved, link.curve),
     }
 
 
-def took(fixed_s: float, moved_s: float, curve: float) -> float:
+def collective_s(fixed_s: float, moved_s: float, curve: float) -> float:
     """Latency, transfer, and the protocols between them, as the planner's collectives have it."""
     return fixed_s + moved_s + curve * math.sqrt(fixed_s * moved_s)
 
 
-def rounds_of_ring(numbers: list[int]) -> list[list[int]]:
+def run_ring(numbers: list[int]) -> list[list[int]]:
     """What each member of a ring holds after every hop, when one number goes round and is added up, then handed on."""
     now, found = list(numbers), [list(numbers)]
     n = len(now)
@@ -86,7 +86,7 @@ def rounds_of_ring(numbers: list[int]) -> list[list[int]]:
     return found
 
 
-def rounds_of_tree(numbers: list[int]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+def run_tree(numbers: list[int]) -> list[tuple[list[int], list[tuple[int, int]]]]:
     """The same in a tree: after every round what each holds, and who sent to whom in it."""
     now, n = list(numbers), len(numbers)
     found: list[tuple[list[int], list[tuple[int, int]]]] = [(list(now), [])]
@@ -107,9 +107,9 @@ def rounds_of_tree(numbers: list[int]) -> list[tuple[list[int], list[tuple[int, 
 def live(learner: Learner, values: Values) -> Live:
     """A ring and a tree with real numbers, hops, bytes, the switch, and what the planner prices."""
     n, size, cluster = int(values["n"]), int(values["bytes"]), learner.cluster
-    link = between(cluster, n)
-    found = ways(link, size)
-    ring, tree = hops_s(link)
+    link = node_link(cluster, n)
+    found = all_reduce_times(link, size)
+    ring, tree = hop_seconds(link)
     numbers = {
         **{f"{name}_s": s for name, s in found.items()},
         "planner_s": collective_time("all_reduce", size, link)[0],
@@ -119,40 +119,40 @@ def live(learner: Learner, values: Values) -> Live:
         "tree_hops": 2 * math.log2(n),
         "rate": link.stages[0].bytes_per_s,
     }
-    switch, cases = _switch(cluster, size), _cases(cluster, n)
-    facts = numbers | {
-        "shown": SHOWN,
+    switch, cases = _switch_facts(cluster, size), _priced_groups(cluster, n)
+    facts = {
+        "shown": NUM_MEMBERS,
         "small": SMALL,
         "large": LARGE,
-        "origin": origin(cluster),
+        "origin": describe_origin(cluster),
         "took": found,
         "quickest": min(found, key=lambda name: found[name]),
         "per": cluster.levels[0].size,
         "gpu": cluster.gpu.name,
         "switch": switch,
-        "widest": _widest(cases, size),
+        "widest": _widest_group_facts(cases, size),
         "one_node": len(cluster.levels) == 1,
     }
     pictures: dict[str, Picture] = {
-        "ring": _ring(),
-        "tree": _tree(),
-        "hops": _hops(cluster, n),
-        "bytes": _bytes(link, size),
-        "switch": _switch_bars(switch),
-        "prices": _prices(cases, size),
+        "ring": _ring_film(),
+        "tree": _tree_film(),
+        "hops": _hops_chart(cluster, n),
+        "bytes": _bytes_chart(link, size),
+        "switch": _switch_chart(switch),
+        "prices": _prices_table(cases, size),
     }
     return Live(facts, pictures, numbers)
 
 
-START = [3, 1, 4, 1, 5, 9, 2, 6]
+FIRST_NUMBERS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-def _circle(i: int) -> tuple[float, float]:
-    turn = 2 * math.pi * i / SHOWN - math.pi / 2
+def _place_on_circle(i: int) -> tuple[float, float]:
+    turn = 2 * math.pi * i / NUM_MEMBERS - math.pi / 2
     return 300 + 200 * math.cos(turn), 130 + 110 * math.sin(turn)
 
 
-def _member(rank: int, value: int, done: bool, got: bool) -> Drawing:
+def _draw_member(rank: int, value: int, done: bool, got: bool) -> Drawing:
     box = tile(54, 30, ("R", None) if done else ("S", rank), str(value))
     edge = (
         '<rect x="-3" y="-3" width="60" height="36" fill="none" stroke="currentColor" stroke-width="2"/>' if got else ""
@@ -160,41 +160,47 @@ def _member(rank: int, value: int, done: bool, got: bool) -> Drawing:
     return Drawing(54, 30, box.body + edge)
 
 
-def _ring() -> Film:
-    states = rounds_of_ring(START)
-    total, hops = sum(START), len(states) - 1
+def _ring_film() -> Film:
+    states = run_ring(FIRST_NUMBERS)
+    total, hops = sum(FIRST_NUMBERS), len(states) - 1
     cells, flights = [], []
-    for i in range(SHOWN):
+    for i in range(NUM_MEMBERS):
         bodies = tuple(
-            _member(i, s[i], s[i] == total and k >= SHOWN - 1, k > 0 and k % SHOWN == i) for k, s in enumerate(states)
+            _draw_member(i, s[i], s[i] == total and k >= NUM_MEMBERS - 1, k > 0 and k % NUM_MEMBERS == i)
+            for k, s in enumerate(states)
         )
-        cells.append(Cell(*_circle(i), bodies))
+        cells.append(Cell(*_place_on_circle(i), bodies))
     for k in range(hops):
-        source = k % SHOWN
+        source = k % NUM_MEMBERS
         flights.append(
-            Flight(k, _circle(source), _circle((k + 1) % SHOWN), tile(54, 30, ("S", source), str(states[k][source])))
+            Flight(
+                k,
+                _place_on_circle(source),
+                _place_on_circle((k + 1) % NUM_MEMBERS),
+                tile(54, 30, ("S", source), str(states[k][source])),
+            )
         )
     said = [
-        f"Hop {k}: {_ring_says(k, s, total)}" if k else "Eight members, a number each. All want the sum."
+        f"Hop {k}: {_describe_hop(k, s, total)}" if k else "Eight members, a number each. All want the sum."
         for k, s in enumerate(states)
     ]
     return Film(600, 290, tuple(said), Drawing(0, 0), tuple(cells), tuple(flights))
 
 
-def _ring_says(k: int, state: list[int], total: int) -> str:
-    at_ = k % SHOWN
+def _describe_hop(k: int, state: list[int], total: int) -> str:
+    at_ = k % NUM_MEMBERS
     return f"member {at_} holds {state[at_]}" + (", the sum." if state[at_] == total else ".")
 
 
-def _tree() -> Film:
-    states = rounds_of_tree(START)
-    total = sum(START)
-    rows = [0, *(3 - min(3, (i & -i).bit_length() - 1) for i in range(1, SHOWN))]
-    places = [(6.0 + 76 * i, 6.0 + 56 * rows[i]) for i in range(SHOWN)]
+def _tree_film() -> Film:
+    states = run_tree(FIRST_NUMBERS)
+    total = sum(FIRST_NUMBERS)
+    rows = [0, *(3 - min(3, (i & -i).bit_length() - 1) for i in range(1, NUM_MEMBERS))]
+    places = [(6.0 + 76 * i, 6.0 + 56 * rows[i]) for i in range(NUM_MEMBERS)]
     cells, flights = [], []
-    for i in range(SHOWN):
+    for i in range(NUM_MEMBERS):
         bodies = tuple(
-            _member(i, s[i], s[i] == total and k >= 3, any(to == i for _, to in sent))
+            _draw_member(i, s[i], s[i] == total and k >= 3, any(to == i for _, to in sent))
             for k, (s, sent) in enumerate(states)
         )
         cells.append(Cell(*places[i], bodies))
@@ -217,35 +223,35 @@ def _edge(a: tuple[float, float], b: tuple[float, float]) -> str:
     return f'<path d="M{a[0] + 27:.0f} {a[1] + 15:.0f}L{b[0] + 27:.0f} {b[1] + 15:.0f}" stroke="#8a97a3" stroke-opacity="0.5" stroke-width="1.5"/>'
 
 
-def _hops(cluster: Cluster, n: int) -> Drawing:
+def _hops_chart(cluster: Cluster, n: int) -> Drawing:
     counts = [int(k) for k in LESSON.controls[0].options]
-    found = {k: ways(between(cluster, k), SMALL) for k in counts}
+    found = {k: all_reduce_times(node_link(cluster, k), SMALL) for k in counts}
     looks = {"ring": (COMPUTE, ""), "tree, in pieces": (COMMUNICATION, "7 4")}
     lines = [Line(name, tuple((float(k), found[k][name]) for k in counts), *look) for name, look in looks.items()]
     return plot(lines, "members", "time of one all_reduce", units.whole, units.seconds, [(float(n), f"yours: {n}")])
 
 
-def _bytes(link: AxisLink, size: int) -> Drawing:
+def _bytes_chart(link: AxisLink, size: int) -> Drawing:
     xs = [2.0**k for k in range(12, 31)]
     looks = {
         "ring": (COMPUTE, ""),
         "tree, whole tensors": (DEVICES[2], "2 3"),
         "tree, in pieces": (COMMUNICATION, "7 4"),
     }
-    lines = [Line(name, tuple((x, ways(link, x)[name]) for x in xs), *look) for name, look in looks.items()]
+    lines = [Line(name, tuple((x, all_reduce_times(link, x)[name]) for x in xs), *look) for name, look in looks.items()]
     yours = [(float(size), f"yours: {amount(size)}")]
     return plot(lines, "size of the tensor", "time of one all_reduce", amount, units.seconds, yours)
 
 
-def _inside(cluster: Cluster) -> AxisLink:
+def _node_link(cluster: Cluster) -> AxisLink:
     """All GPUs of one node."""
     per = cluster.levels[0].size
     return axis_links(replace(cluster, levels=(cluster.levels[0],)), DeviceMesh(("inside",), (per,)))[0]
 
 
-def _switch(cluster: Cluster, size: int) -> dict[str, float]:
+def _switch_facts(cluster: Cluster, size: int) -> dict[str, float]:
     """The share of the ring's transfer that a switch leaves in a node, and seconds with and without it."""
-    link = _inside(cluster)
+    link = _node_link(cluster)
     took = {
         name: collective_time("all_reduce", size, x)[0]
         for name, x in (("with", link), ("without", replace(link, in_switch=1.0)))
@@ -253,26 +259,26 @@ def _switch(cluster: Cluster, size: int) -> dict[str, float]:
     return {"share": link.in_switch, **took}
 
 
-def _switch_bars(switch: dict[str, float]) -> Drawing:
+def _switch_chart(switch: dict[str, float]) -> Drawing:
     rows = [StackedBar("ring of GPUs", (BarPiece("all_reduce", switch["without"], COMPUTE),))]
     if switch["share"] < 1:
         rows.append(StackedBar("switch adds", (BarPiece("all_reduce", switch["with"], COMMUNICATION),)))
     return bars(rows, units.seconds)
 
 
-def _cases(cluster: Cluster, n: int) -> list[tuple[str, AxisLink, str]]:
+def _priced_groups(cluster: Cluster, n: int) -> list[tuple[str, AxisLink, str]]:
     """The groups that the planner prices: their names, links, and how an all_reduce runs on them."""
-    per, inside = cluster.levels[0].size, _inside(cluster)
+    per, inside = cluster.levels[0].size, _node_link(cluster)
     cases = [(f"{per} GPUs of a node", inside, "switch" if inside.in_switch < 1 else "ring")]
     if len(cluster.levels) > 1:
-        cases.append((f"one GPU of each of {n} nodes", between(cluster, n), "tree, in pieces"))
+        cases.append((f"one GPU of each of {n} nodes", node_link(cluster, n), "tree, in pieces"))
         wide = replace(cluster, levels=(cluster.levels[0], replace(cluster.levels[-1], size=n)))
         everyone = axis_links(wide, DeviceMesh(("all",), (n * per,)))[0]
         cases.append((f"all {units.whole(n * per)} GPUs of {n} nodes", everyone, "inside, then a tree between"))
     return cases
 
 
-def _prices(cases: list[tuple[str, AxisLink, str]], size: int) -> str:
+def _prices_table(cases: list[tuple[str, AxisLink, str]], size: int) -> str:
     rows = []
     for name, link, how in cases:
         times = [units.seconds(collective_time(kind, size, link)[0]) for kind in ("all_reduce", "all_gather")]
@@ -280,7 +286,7 @@ def _prices(cases: list[tuple[str, AxisLink, str]], size: int) -> str:
     return table(("group", "all_reduce by", "takes", "all_gather by", "takes"), rows)
 
 
-def _widest(cases: list[tuple[str, AxisLink, str]], size: int) -> dict[str, Any] | None:
+def _widest_group_facts(cases: list[tuple[str, AxisLink, str]], size: int) -> dict[str, Any] | None:
     """The last group of several nodes: its sum, its gather, and the sum of one GPU of each node."""
     if len(cases) == 1:
         return None

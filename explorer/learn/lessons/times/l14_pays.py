@@ -9,10 +9,17 @@ from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing, table
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Values
-from explorer.learn.lessons.predictions import waits_by_tokens
-from explorer.learn.lessons.times.stated import Stated, at_tokens, names, node, stated, texts
+from explorer.learn.lessons.predictions import sketch_waits
+from explorer.learn.lessons.times.stated import (
+    PricedLayout,
+    gpus_per_node,
+    price_layout,
+    token_settings,
+    usual_layouts,
+    with_samples,
+)
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, plot
+from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, cost_bar, plot
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, Gpu
 from planner_core.cost.communication import axis_links, collective_time
@@ -22,13 +29,13 @@ from planner_core.planning.methods import Layout
 TOKENS = (512, 1024, 2048, 4096, 8192)
 SPEEDS = (1, 2, 4, 8, 16)
 """Eighths of the links' own speed, as the control has them."""
-SHOWN = (TOKENS[0], TOKENS[2], TOKENS[-1])
+SKETCH_TOKENS = (TOKENS[0], TOKENS[2], TOKENS[-1])
 """Tokens at which the learner draws what a layer waits for."""
 ITEM_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Wires:
+class LayerTimes:
     """One layer, forward, on one GPU: seconds per token of compute, of one gather of its weights, per token of its two sums."""
 
     weights: int
@@ -49,19 +56,19 @@ def layer_weights(layer: Layer) -> int:
     return layer.hidden * (2 * heads + 2 * keys + (2 + layer.gated) * layer.inner)
 
 
-def scaled(cluster: Cluster, eighths: int) -> Cluster:
+def scale_outer_links(cluster: Cluster, eighths: int) -> Cluster:
     """The cluster with its outermost links at so many eighths of their speed."""
     return cluster.with_bandwidth(eighths / 8, len(cluster.levels) - 1)
 
 
-def wires(learner: Learner, tokens: int, speed: int) -> Wires:
+def layer_times(learner: Learner, tokens: int, speed: int) -> LayerTimes:
     """What a layer computes and sends: gathered over all GPUs (FSDP), or summed inside a node (tensor parallelism)."""
-    layer, cluster = learner.layer(), scaled(learner.cluster, speed)
-    weights, n, t = layer_weights(layer), cluster.num_gpus, node(cluster)
+    layer, cluster = learner.layer(), scale_outer_links(learner.cluster, speed)
+    weights, n, t = layer_weights(layer), cluster.num_gpus, gpus_per_node(cluster)
     compute = 2 * weights / cluster.gpu.flops_per_s(learner.planner.workload.dtype)
     everyone = axis_links(cluster, DeviceMesh(("shard",), (n,)))[0]
     gather = collective_time("all_gather", ITEM_BYTES * weights, everyone)[0]
-    return Wires(weights, compute, gather, sums_s(layer, cluster, t, tokens) / tokens, t)
+    return LayerTimes(weights, compute, gather, sums_s(layer, cluster, t, tokens) / tokens, t)
 
 
 def sums_s(layer: Layer, cluster: Cluster, degree: int, tokens: int) -> float:
@@ -73,9 +80,9 @@ def sums_s(layer: Layer, cluster: Cluster, degree: int, tokens: int) -> float:
     return 2 * collective_time("all_reduce", num_bytes, axis_links(cluster, mesh)[1])[0]
 
 
-def contenders(cluster: Cluster) -> dict[str, Layout]:
+def list_layouts(cluster: Cluster) -> dict[str, Layout]:
     """Four ways to use all GPUs, by name."""
-    usual, t = names(cluster), node(cluster)
+    usual, t = usual_layouts(cluster), gpus_per_node(cluster)
     rest = cluster.num_gpus // t
     tensor = Layout(fsdp=rest, tp=t, sp=True) if rest > 1 else Layout(tp=t, sp=True)
     hybrid = {"HSDP": usual["HSDP"]} if rest > 1 else {}
@@ -88,28 +95,28 @@ def contenders(cluster: Cluster) -> dict[str, Layout]:
 
 
 @lru_cache(maxsize=64)
-def priced(learner: Learner, tokens: int) -> dict[str, Stated]:
+def price_layouts(learner: Learner, tokens: int) -> dict[str, PricedLayout]:
     """The planner's plan of each contender that the model can follow, with so many tokens per GPU."""
-    learner, samples, _ = texts(learner, tokens)
-    found = {name: stated(learner, layout, samples) for name, layout in contenders(learner.cluster).items()}
+    learner, samples, _ = with_samples(learner, tokens)
+    found = {name: price_layout(learner, layout, samples) for name, layout in list_layouts(learner.cluster).items()}
     return {name: case for name, case in found.items() if case}
 
 
-def winner(cases: dict[str, Stated], cluster: Cluster) -> str:
+def best_layout(cases: dict[str, PricedLayout], cluster: Cluster) -> str:
     """The quickest contender that fits, else the one that needs the least memory."""
-    quickest = ranking(cases, cluster)
+    quickest = rank_layouts(cases, cluster)
     return quickest[0] if quickest else min(cases, key=lambda name: cases[name].plan.cost.memory_bytes["peak"])
 
 
-def ranking(cases: dict[str, Stated], cluster: Cluster) -> list[str]:
+def rank_layouts(cases: dict[str, PricedLayout], cluster: Cluster) -> list[str]:
     """The contenders that fit, the quickest first."""
     took = {name: sum(case.seconds(cluster)) for name, case in cases.items() if case.plan.fits}
     return sorted(took, key=lambda name: took[name])
 
 
-def cell(cases: dict[str, Stated], cluster: Cluster) -> str:
+def fastest_with_ties(cases: dict[str, PricedLayout], cluster: Cluster) -> str:
     """The quickest that fits, and every other that ties with it."""
-    order = ranking(cases, cluster)
+    order = rank_layouts(cases, cluster)
     if not order:
         return "none fits"
     first = cases[order[0]]
@@ -122,10 +129,14 @@ def cell(cases: dict[str, Stated], cluster: Cluster) -> str:
 def live(learner: Learner, values: Values) -> Live:
     """The roofline, a gather against compute, the crossing, sums by degree, the planner's prices, and the map."""
     tokens, speed = int(values["tokens"]), int(values["speed"])
-    learner, _, note = texts(learner, max(TOKENS))
-    layer, cluster, gpu = learner.layer(), scaled(learner.cluster, speed), learner.cluster.gpu
-    w, cases, dtype = wires(learner, tokens, speed), priced(learner, tokens), learner.planner.workload.dtype
-    best = winner(cases, cluster)
+    learner, _, note = with_samples(learner, max(TOKENS))
+    layer, cluster, gpu = learner.layer(), scale_outer_links(learner.cluster, speed), learner.cluster.gpu
+    w, cases, dtype = (
+        layer_times(learner, tokens, speed),
+        price_layouts(learner, tokens),
+        learner.planner.workload.dtype,
+    )
+    best = best_layout(cases, cluster)
     numbers = {
         "tokens": tokens,
         "gather_s": w.gather_s,
@@ -133,52 +144,52 @@ def live(learner: Learner, values: Values) -> Live:
         "sums_s": w.sums_s * tokens,
         "crossing": w.crossing,
         "weights": w.weights,
-        "ridge": ridge(gpu, dtype),
+        "ridge": ridge_point(gpu, dtype),
         "intensity": intensity(layer, tokens, 1),
         **{f"{name}_s": sum(case.seconds(cluster)) for name, case in cases.items()},
     }
-    rows = _map(learner)
-    few = wires(learner, SHOWN[0], speed)
-    facts = numbers | {
+    rows = _map_rows(learner)
+    few = layer_times(learner, SKETCH_TOKENS[0], speed)
+    facts = {
         "hidden": layer.hidden,
         "inner": layer.inner,
         "gpu": gpu.name,
         "gpus": learner.cluster.num_gpus,
-        "sheet": _sheet(gpu, dtype),
+        "sheet": _data_sheet_ridge(gpu, dtype),
         "of_one_token": intensity(layer, 1, 1),
         "weight_bytes": ITEM_BYTES * w.weights,
         "thousand_s": 1000 * w.compute_s,
         "degree": w.degree,
-        "shown_tokens": SHOWN,
-        "few_compute_s": SHOWN[0] * few.compute_s,
-        "few_sums_s": SHOWN[0] * few.sums_s,
+        "shown_tokens": SKETCH_TOKENS,
+        "few_compute_s": SKETCH_TOKENS[0] * few.compute_s,
+        "few_sums_s": SKETCH_TOKENS[0] * few.sums_s,
         "any_fits": any(case.plan.fits for case in cases.values()),
         "best": best,
-        "quickest": cell(cases, cluster),
+        "quickest": fastest_with_ties(cases, cluster),
         "has_hsdp": "HSDP" in cases,
         "outer": learner.cluster.levels[-1].name,
-        "senders": [n for n in contenders(learner.cluster) if "tensor" not in n and n in " ".join(rows[-1][1:])],
+        "senders": [n for n in list_layouts(learner.cluster) if "tensor" not in n and n in " ".join(rows[-1][1:])],
         "stands_in": note,
     }
     pictures = _pictures(learner, w, layer, cluster, tokens) | {
-        "waits": _waits(learner, speed),
-        "prices": _prices(cases, cluster, best),
+        "waits": _sketch(learner, speed),
+        "prices": _prices_chart(cases, cluster, best),
         "map": _map_table(learner, rows),
     }
     return Live(facts, pictures, numbers)
 
 
-def _pictures(learner: Learner, w: Wires, layer: Layer, cluster: Cluster, tokens: int) -> dict[str, Picture]:
+def _pictures(learner: Learner, w: LayerTimes, layer: Layer, cluster: Cluster, tokens: int) -> dict[str, Picture]:
     """The pictures of one layer: its first product, its gather, the crossing, and its sums by degree."""
     return {
-        "roofline": _roofline(layer, cluster.gpu, learner.planner.workload.dtype, tokens),
-        "gather": _gather(w, tokens),
-        "crossing": _crossing(w, tokens),
-        "degrees": _degrees(layer, cluster, w, tokens),
+        "roofline": _roofline_chart(layer, cluster.gpu, learner.planner.workload.dtype, tokens),
+        "gather": _gather_chart(w, tokens),
+        "crossing": _crossing_chart(w, tokens),
+        "degrees": _degrees_table(layer, cluster, w, tokens),
     }
 
 
-def ridge(gpu: Gpu, dtype: str) -> float:
+def ridge_point(gpu: Gpu, dtype: str) -> float:
     """FLOPs per byte from which on a GPU is limited by its arithmetic in `dtype`."""
     return gpu.flops_per_s(dtype) / gpu.bytes_per_s
 
@@ -189,14 +200,14 @@ def intensity(layer: Layer, tokens: int, degree: int) -> float:
     return 2 * m * k * n / (ITEM_BYTES * (m * k + k * n + m * n))
 
 
-def _sheet(gpu: Gpu, dtype: str) -> float:
+def _data_sheet_ridge(gpu: Gpu, dtype: str) -> float:
     """The ridge by the data sheet."""
     peaks = dict(gpu.peak_flops)
     return peaks.get(dtype, min(peaks.values())) / gpu.memory_bytes_per_s
 
 
-def _roofline(layer: Layer, gpu: Gpu, dtype: str, tokens: int) -> Drawing:
-    peak, memory, top = gpu.flops_per_s(dtype), gpu.bytes_per_s, ridge(gpu, dtype)
+def _roofline_chart(layer: Layer, gpu: Gpu, dtype: str, tokens: int) -> Drawing:
+    peak, memory, top = gpu.flops_per_s(dtype), gpu.bytes_per_s, ridge_point(gpu, dtype)
     at, one = intensity(layer, tokens, 1), intensity(layer, 1, 1)
     line = Line("what the GPU can reach", tuple((x, min(peak, x * memory)) for x in (0.5, 1, top, 1e4)), COMPUTE)
     marks = [
@@ -208,7 +219,7 @@ def _roofline(layer: Layer, gpu: Gpu, dtype: str, tokens: int) -> Drawing:
     return plot([line], below, beside, "{:g}".format, units.count, marks)
 
 
-def _gather(w: Wires, tokens: int) -> Drawing:
+def _gather_chart(w: LayerTimes, tokens: int) -> Drawing:
     rows = [
         StackedBar("compute", (BarPiece("compute of the layer, forward", w.compute_s * tokens, COMPUTE),)),
         StackedBar("gather", (BarPiece("all_gather of the layer's weights", w.gather_s, COMMUNICATION, True),)),
@@ -216,15 +227,15 @@ def _gather(w: Wires, tokens: int) -> Drawing:
     return bars(rows, units.seconds)
 
 
-def _waits(learner: Learner, speed: int) -> str:
+def _sketch(learner: Learner, speed: int) -> str:
     """A prediction to draw: what a layer waits for at few and at many tokens."""
-    found = {t: wires(learner, t, speed) for t in SHOWN}
-    w = found[SHOWN[0]]
-    compute, sums = {t: t * w.compute_s for t in SHOWN}, {t: t * found[t].sums_s for t in SHOWN}
-    return waits_by_tokens(SHOWN, w.gather_s, compute, sums)
+    found = {t: layer_times(learner, t, speed) for t in SKETCH_TOKENS}
+    w = found[SKETCH_TOKENS[0]]
+    compute, sums = {t: t * w.compute_s for t in SKETCH_TOKENS}, {t: t * found[t].sums_s for t in SKETCH_TOKENS}
+    return sketch_waits(SKETCH_TOKENS, w.gather_s, compute, sums)
 
 
-def _crossing(w: Wires, tokens: int) -> Drawing:
+def _crossing_chart(w: LayerTimes, tokens: int) -> Drawing:
     xs = [2.0**k for k in range(6, 18)]
     found = [
         Line("compute", tuple((x, x * w.compute_s) for x in xs), COMPUTE),
@@ -239,35 +250,35 @@ def _crossing(w: Wires, tokens: int) -> Drawing:
     return plot(found, "tokens per GPU", "time of one layer, forward", units.whole, units.seconds, marks)
 
 
-def _degrees(layer: Layer, cluster: Cluster, w: Wires, tokens: int) -> str:
+def _degrees_table(layer: Layer, cluster: Cluster, w: LayerTimes, tokens: int) -> str:
     degrees = [t for t in (2, 4, 8, 16, 32) if cluster.num_gpus % t == 0 and layer.heads % t == 0]
     rows = []
     for t in degrees:
         sums, compute = sums_s(layer, cluster, t, tokens), w.compute_s * tokens
-        where = "inside a node" if t <= node(cluster) else "leaves the node"
+        where = "inside a node" if t <= gpus_per_node(cluster) else "leaves the node"
         rows.append((str(t), units.seconds(compute), units.seconds(sums), units.percent(sums / compute), where))
     return table(("degree", "compute", "two sums", "sums / compute", ""), rows)
 
 
-def _prices(cases: dict[str, Stated], cluster: Cluster, best: str) -> Drawing:
+def _prices_chart(cases: dict[str, PricedLayout], cluster: Cluster, best: str) -> Drawing:
     items = []
     for name, case in cases.items():
-        compute, shown, optimizer = case.seconds(cluster)
-        parts = (
-            BarPiece("compute", compute, COMPUTE),
-            BarPiece("communication that shows", shown, COMMUNICATION, True),
-            BarPiece("optimizer", optimizer, DEVICES[2]),
-        )
-        items.append(StackedBar(name, parts, "" if case.plan.fits else "does not fit", name == best))
+        mark = "" if case.plan.fits else "does not fit"
+        items.append(cost_bar(name, *case.seconds(cluster), mark, name == best))
     return bars(items, units.seconds)
 
 
-def _map(learner: Learner) -> list[tuple[str, ...]]:
+def _map_rows(learner: Learner) -> list[tuple[str, ...]]:
     """A row for each number of tokens: the quickest that fits at each speed, and what ties with it."""
     rows = []
     for count in TOKENS:
-        cases = priced(learner, count)
-        rows.append((units.whole(count), *(cell(cases, scaled(learner.cluster, speed)) for speed in SPEEDS)))
+        cases = price_layouts(learner, count)
+        rows.append(
+            (
+                units.whole(count),
+                *(fastest_with_ties(cases, scale_outer_links(learner.cluster, speed)) for speed in SPEEDS),
+            )
+        )
     return rows
 
 
@@ -279,7 +290,7 @@ def _map_table(learner: Learner, rows: list[tuple[str, ...]]) -> str:
 def focus(learner: Learner, values: Values) -> dict[str, str]:
     """The planner with the lesson's tokens and speed of links."""
     speed, outer = int(values["speed"]), learner.cluster.levels[-1]
-    found = at_tokens(learner, int(values["tokens"]))
+    found = token_settings(learner, int(values["tokens"]))
     place = dict(enumerate(("intra", "inter"))).get(len(learner.cluster.levels) - 1)
     if place and speed != 8:
         found[place] = f"{speed / 8 * outer.unit_bytes_per_s / 1e9:g}"

@@ -13,8 +13,16 @@ from explorer.figures.svg_tensors import Drawing, amount, table
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
-from explorer.learn.lessons.predictions import streams
-from explorer.learn.lessons.times.stated import Stated, at_tokens, names, node, stated, texts, totals
+from explorer.learn.lessons.predictions import sketch_streams
+from explorer.learn.lessons.times.stated import (
+    PricedLayout,
+    gpus_per_node,
+    price_layout,
+    token_settings,
+    unit_components,
+    usual_layouts,
+    with_samples,
+)
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
 from explorer.text import units
@@ -62,30 +70,30 @@ class Phase:
         return max(self.busy, self.traffic)
 
 
-def chosen(learner: Learner, way: str, tokens: int) -> tuple[Stated, str]:
+def plan_layout(learner: Learner, way: str, tokens: int) -> tuple[PricedLayout, str]:
     """The plan of a way to use all GPUs, and a sentence where the model cannot follow it."""
-    learner, samples, note = texts(learner, tokens)
-    n, t, usual = learner.cluster.num_gpus, node(learner.cluster), names(learner.cluster)
+    learner, samples, note = with_samples(learner, tokens)
+    n, t, usual = learner.cluster.num_gpus, gpus_per_node(learner.cluster), usual_layouts(learner.cluster)
     tensor = Layout(fsdp=n // t, tp=t, sp=True)
     layout = {"data": usual["ZeRO-1"], "fsdp": usual["FSDP (ZeRO-3)"], "hsdp": usual["HSDP"], "tensor": tensor}[way]
-    found = stated(learner, layout, samples)
+    found = price_layout(learner, layout, samples)
     if found is None:
-        instead = stated(learner, usual["FSDP (ZeRO-3)"], samples)
+        instead = price_layout(learner, usual["FSDP (ZeRO-3)"], samples)
         assert instead, "FSDP splits samples only"
         return instead, note or f"{learner.name} cannot be split so over {t} GPUs; this is FSDP."
     return found, note
 
 
-def layer_of(case: Stated) -> PricedUnit:
+def main_layer(case: PricedLayout) -> PricedUnit:
     """The block that most of the step is spent in."""
     inner = [u for u in case.units if u.label]
     return max(inner or case.units, key=lambda u: u.copies * (u.forward_s + u.backward_s))
 
 
-def phases(case: Stated) -> tuple[Phase, Phase]:
+def layer_phases(case: PricedLayout) -> tuple[Phase, Phase]:
     """Forward and backward of one copy of that block, in a micro-batch that bears what comes once a step."""
-    unit, c, k = layer_of(case), Component, case.model.contention
-    found = totals(case, unit)
+    unit, c, k = main_layer(case), Component, case.model.contention
+    found = unit_components(case, unit)
     return (
         Phase(unit.forward_s, found[c.FORWARD] - unit.forward_s, found[c.FORWARD_TRAFFIC] + found[c.FORWARD_ONCE], k),
         Phase(
@@ -94,7 +102,7 @@ def phases(case: Stated) -> tuple[Phase, Phase]:
     )
 
 
-def shown(case: Stated) -> dict[str, float]:
+def shown(case: PricedLayout) -> dict[str, float]:
     """Seconds of a step by what it is spent on; they add up to the step."""
     cost, planner = case.plan.cost, case.planner
     found = dict.fromkeys(REASONS, 0.0)
@@ -104,9 +112,9 @@ def shown(case: Stated) -> dict[str, float]:
 
 
 @lru_cache(maxsize=64)
-def bucket(case: Stated) -> tuple[int, float, float]:
+def gather_times(case: PricedLayout) -> tuple[int, float, float]:
     """The layer's weights: how many there are, seconds to gather them one by one, and in one bucket, over all GPUs."""
-    block: Block = case.planner.graph.blocks[layer_of(case).label.partition("#")[0]]
+    block: Block = case.planner.graph.blocks[main_layer(case).label.partition("#")[0]]
     sizes = [
         ITEM_BYTES[v.meta.dtype] * math.prod(v.meta.shape)
         for v in block.values
@@ -121,32 +129,32 @@ def bucket(case: Stated) -> tuple[int, float, float]:
 def live(learner: Learner, values: Values) -> Live:
     """Forward, backward, contention, buckets, the whole step, and the band of its price."""
     way, tokens = str(values["way"]), int(values["tokens"])
-    case, note = chosen(learner, way, tokens)
-    forward, backward = phases(case)
-    fsdp, _ = phases(chosen(learner, "fsdp", tokens)[0])
+    case, note = plan_layout(learner, way, tokens)
+    forward, backward = layer_phases(case)
+    fsdp, _ = layer_phases(plan_layout(learner, "fsdp", tokens)[0])
     busy, cost, parts, together = (
         fsdp.compute + fsdp.contention * fsdp.traffic,
         case.plan.cost,
         shown(case),
-        bucket(case),
+        gather_times(case),
     )
-    one_by_one = sum(optimizer_bytes(item(case), case.planner.workload, "foreach").values())
+    one_by_one = sum(optimizer_bytes(item_bytes(case), case.planner.workload, "foreach").values())
     numbers = {
-        **_of_phases(forward, backward),
+        **_phase_numbers(forward, backward),
         "step_s": cost.step_time_s,
-        "layers": layer_of(case).copies,
+        "layers": main_layer(case).copies,
         **{f"{why}_s": s for why, s in parts.items()},
         "apart_s": together[1],
         "bucket_s": together[2],
-        "updated": updated(case),
-        "bytes_each": sum(moved_bytes(case).values()),
+        "updated": num_updated(case),
+        "bytes_each": sum(update_bytes(case).values()),
         "bytes_one_by_one": one_by_one,
     }
     gpu = case.planner.cluster.gpu
-    facts = numbers | {
+    facts = {
         "model": named(case),
         "gpus": case.planner.cluster.num_gpus,
-        "tokens_of_gpu": _tokens(case),
+        "tokens_of_gpu": _tokens_per_gpu(case),
         "forward": forward,
         "backward": backward,
         "fsdp": {"traffic": fsdp.traffic, "busy_ms": 1e3 * busy, "traffic_ms": 1e3 * fsdp.traffic},
@@ -156,28 +164,28 @@ def live(learner: Learner, values: Values) -> Live:
         "exposed_s": sum(parts[why] for why in REASONS),
         "rate": {"kernels": gpu.bytes_per_s / 1e12, "sheet": gpu.memory_bytes_per_s / 1e12},
         "most_doubt": MOST_DOUBT,
-        "pair": _pair(learner, tokens),
+        "pair": _closest_pair(learner, tokens),
         "stands_in": note,
     }
-    pictures = _of_layer(forward, backward) | {
-        "streams": streams(busy, fsdp.traffic),
-        "buckets": _buckets(*together),
-        "whole": _whole(parts),
-        "optimizer": _optimizer(case),
-        "ties": _ties(learner, case, tokens),
+    pictures = _layer_pictures(forward, backward) | {
+        "streams": sketch_streams(busy, fsdp.traffic),
+        "buckets": _buckets_chart(*together),
+        "whole": _step_chart(parts),
+        "optimizer": _optimizer_table(case),
+        "ties": _ties_table(learner, case, tokens),
     }
     return Live(facts, pictures, numbers)
 
 
-def _of_layer(forward: Phase, backward: Phase) -> dict[str, Picture]:
+def _layer_pictures(forward: Phase, backward: Phase) -> dict[str, Picture]:
     return {
-        "forward": _stream(forward, back=False),
-        "backward": _stream(backward, back=True),
-        "longest": _longest(forward, backward),
+        "forward": _stream_chart(forward, back=False),
+        "backward": _stream_chart(backward, back=True),
+        "longest": _longer_side_chart(forward, backward),
     }
 
 
-def _of_phases(forward: Phase, backward: Phase) -> dict[str, float]:
+def _phase_numbers(forward: Phase, backward: Phase) -> dict[str, float]:
     return {
         "forward_compute_s": forward.compute,
         "forward_waits_s": forward.waits,
@@ -186,37 +194,37 @@ def _of_phases(forward: Phase, backward: Phase) -> dict[str, float]:
         "backward_s": backward.seconds,
         "backward_traffic_s": backward.traffic,
         "backward_waits_s": backward.waits,
-        "decides_s": decides(forward),
+        "decides_s": deciding_traffic_s(forward),
     }
 
 
-def item(case: Stated) -> int:
+def item_bytes(case: PricedLayout) -> int:
     """Bytes of a number in the dtype that computes."""
     return ITEM_BYTES[case.planner.workload.dtype]
 
 
-def moved_bytes(case: Stated) -> dict[str, int]:
+def update_bytes(case: PricedLayout) -> dict[str, int]:
     """Bytes that the update of one parameter moves, by what they are."""
-    return optimizer_bytes(item(case), case.planner.workload, case.model.software.optimizer_kernels)
+    return optimizer_bytes(item_bytes(case), case.planner.workload, case.model.software.optimizer_kernels)
 
 
-def updated(case: Stated) -> float:
+def num_updated(case: PricedLayout) -> float:
     """Parameters that one GPU's optimizer updates."""
-    return case.plan.cost.optimizer_time_s * case.planner.cluster.gpu.bytes_per_s / sum(moved_bytes(case).values())
+    return case.plan.cost.optimizer_time_s * case.planner.cluster.gpu.bytes_per_s / sum(update_bytes(case).values())
 
 
-def named(case: Stated) -> str:
+def named(case: PricedLayout) -> str:
     """The model as people call it."""
     return MODELS.get(case.planner.graph.name, case.planner.graph.name)
 
 
-def _tokens(case: Stated) -> int:
+def _tokens_per_gpu(case: PricedLayout) -> int:
     """Tokens of one GPU in a micro-batch."""
     load = case.planner.workload
     return load.batch * load.seq // load.accumulate // case.planner.cluster.num_gpus
 
 
-def _stream(phase: Phase, *, back: bool) -> Drawing:
+def _stream_chart(phase: Phase, *, back: bool) -> Drawing:
     """Three layers in a row on two streams."""
     order = (4, 3, 2) if back else (1, 2, 3)  # so that each has a neighbour whose weights come beside it
     computing, waiting, moving = [], [], []
@@ -232,7 +240,7 @@ def _stream(phase: Phase, *, back: bool) -> Drawing:
     return timeline([track for track in tracks if track[1]], units.seconds, 3 * phase.seconds)
 
 
-def _longest(forward: Phase, backward: Phase) -> Drawing:
+def _longer_side_chart(forward: Phase, backward: Phase) -> Drawing:
     items = []
     for name, p in (("forward", forward), ("backward", backward)):
         parts = (
@@ -251,7 +259,7 @@ def _longest(forward: Phase, backward: Phase) -> Drawing:
     return bars(items, units.seconds)
 
 
-def _buckets(count: int, apart: float, together: float) -> Drawing:
+def _buckets_chart(count: int, apart: float, together: float) -> Drawing:
     saved = f"saves {units.percent(1 - together / apart)}" if apart else ""
     rows = [
         StackedBar(f"{count} gathers", (BarPiece("each weight alone", apart, COMMUNICATION),)),
@@ -260,16 +268,16 @@ def _buckets(count: int, apart: float, together: float) -> Drawing:
     return bars(rows, units.seconds)
 
 
-def _whole(parts: dict[str, float]) -> Drawing:
+def _step_chart(parts: dict[str, float]) -> Drawing:
     shown_parts = [("compute", "compute", COMPUTE), *((why, *REASONS[why]) for why in REASONS if parts[why] > 0)]
     shown_parts.append(("optimizer", "optimizer", DEVICES[2]))
     items = [StackedBar(name, (BarPiece(name, parts[why], colour),)) for why, name, colour in shown_parts]
     return bars(items, units.seconds)
 
 
-def _optimizer(case: Stated) -> str:
+def _optimizer_table(case: PricedLayout) -> str:
     """What the optimizer's time is made of: bytes, and the memory's rate."""
-    each, gpu, count = moved_bytes(case), case.planner.cluster.gpu, updated(case)
+    each, gpu, count = update_bytes(case), case.planner.cluster.gpu, num_updated(case)
     moved, rate = sum(each.values()), units.significant(gpu.bytes_per_s / 1e12)
     reached = f"at {rate} TB/s, which kernels reach of {units.significant(gpu.memory_bytes_per_s / 1e12)}"
     rows = [
@@ -281,10 +289,10 @@ def _optimizer(case: Stated) -> str:
     return table(("", ""), rows, len(rows) - 1)
 
 
-def _ties(learner: Learner, case: Stated, tokens: int) -> str:
+def _ties_table(learner: Learner, case: PricedLayout, tokens: int) -> str:
     rows, mine, ways = [], 0, LESSON.controls[0]
     for i, way in enumerate(map(str, ways.options)):
-        other, _ = chosen(learner, way, tokens)
+        other, _ = plan_layout(learner, way, tokens)
         band, seconds = time_band(other.plan, other.planner.cluster), other.plan.cost.step_time_s
         mine = i if other is case else mine
         ends = (units.seconds(seconds * end) for end in (band.low, band.high) if end is not None)
@@ -294,10 +302,10 @@ def _ties(learner: Learner, case: Stated, tokens: int) -> str:
     return table(("", "predicted", "nine in ten lie between", "known from", ""), rows, mine)
 
 
-def _pair(learner: Learner, tokens: int) -> dict[str, Any] | None:
+def _closest_pair(learner: Learner, tokens: int) -> dict[str, Any] | None:
     """The two quickest ways that fit, as an example of the rule."""
     ways = LESSON.controls[0]
-    cases = {way: chosen(learner, str(way), tokens)[0] for way in ways.options}
+    cases = {way: plan_layout(learner, str(way), tokens)[0] for way in ways.options}
     names_ = {id(case): ways.name(way) for way, case in cases.items()}
     fitting = sorted((c for c in cases.values() if c.plan.fits), key=lambda case: case.plan.cost.step_time_s)
     if len(fitting) < 2:
@@ -311,14 +319,14 @@ def _pair(learner: Learner, tokens: int) -> dict[str, Any] | None:
     }
 
 
-def decides(p: Phase) -> float:
+def deciding_traffic_s(p: Phase) -> float:
     """Seconds of traffic beside a layer from which on the traffic is the longer side."""
     return (p.compute + p.waits) / (1 - p.contention)
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
     """The usual plans side by side at the lesson's tokens."""
-    return {**links.ways(learner, values), **at_tokens(learner, int(values["tokens"]))}
+    return {**links.usual_plans(learner, values), **token_settings(learner, int(values["tokens"]))}
 
 
 LESSON = read_lesson("15-step", live, focus=focus)

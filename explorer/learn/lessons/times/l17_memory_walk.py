@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES, MEMORY_COLOURS, MEMORY_NAMES
+from explorer.figures.palette import MEMORY_COLOURS, MEMORY_NAMES
 from explorer.figures.svg_tensors import Drawing, amount, table
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
-from explorer.learn.lessons.predictions import way_back
-from explorer.learn.lessons.times.stated import Stated, at_tokens, names, stated, texts
+from explorer.learn.lessons.predictions import sketch_backward_memory
+from explorer.learn.lessons.times.stated import PricedLayout, price_layout, token_settings, usual_layouts, with_samples
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.area import Stratum, area
-from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
+from explorer.learn.pictures.charts import StackedBar, bars, cost_bar, memory_pieces
 from explorer.text import units
 from planner_core.cost.memory import Moment, walk
 
@@ -22,43 +22,43 @@ TOKENS = 8192
 MICRO_BATCHES = (1, 2, 4, 8)
 GRADIENT = 4
 """Bytes of a parameter's gradient (fp32)."""
-NOTABLE = 0.01
+MENTIONED_SHARE = 0.01
 """A share of what forward keeps that is told."""
 
 
-def case(learner: Learner, recompute: str, micro_batches: int) -> Stated:
+def price_fsdp(learner: Learner, recompute: str, micro_batches: int) -> PricedLayout:
     """FSDP over all GPUs with `TOKENS` per GPU and step."""
-    found, samples, _ = texts(learner, TOKENS // micro_batches)
-    made = stated(found, names(found.cluster)["FSDP (ZeRO-3)"], samples, micro_batches, recompute)
+    found, samples, _ = with_samples(learner, TOKENS // micro_batches)
+    made = price_layout(found, usual_layouts(found.cluster)["FSDP (ZeRO-3)"], samples, micro_batches, recompute)
     assert made, "FSDP splits samples only"
     return made
 
 
 @lru_cache(maxsize=64)
-def moments(made: Stated) -> tuple[tuple[Moment, ...], int, int]:
+def memory_moments(made: PricedLayout) -> tuple[tuple[Moment, ...], int, int]:
     """Every moment of the last micro-batch and of the optimizer, where backward begins, and where the optimizer's step is."""
     found = walk(made.plan.blocks, made.planner.graph, made.model)
     turn = len(found.forward)
     return (*found.forward, *found.backward, found.step), turn, turn + len(found.backward)
 
 
-def standing(made: Stated) -> int:
+def standing_bytes(made: PricedLayout) -> int:
     """Bytes that are there all the time: weights and optimizer states."""
     memory = made.plan.cost.memory_bytes
     return memory["params"] + memory["optimizer"]
 
 
-def fullest(made: Stated) -> tuple[int, int]:
+def fullest_moment(made: PricedLayout) -> tuple[int, int]:
     """The moment with the most memory, and its bytes."""
-    found, _, _ = moments(made)
+    found, _, _ = memory_moments(made)
     at = max(range(len(found)), key=lambda i: found[i].total)
-    return at, standing(made) + found[at].total
+    return at, standing_bytes(made) + found[at].total
 
 
-def when(made: Stated) -> int:
+def phase_of_peak(made: PricedLayout) -> int:
     """When memory is fullest: 0 on the way forward, 1 where it turns, 2 on the way back, 3 in the optimizer's step."""
-    _, turn, step = moments(made)
-    at, _ = fullest(made)
+    _, turn, step = memory_moments(made)
+    at, _ = fullest_moment(made)
     if at >= step:
         return 3
     near = max(2, turn // 20)
@@ -68,29 +68,29 @@ def when(made: Stated) -> int:
 def live(learner: Learner, values: Values) -> Live:
     """Forward, the whole curve, its fullest moment, recomputation, and micro-batches."""
     recompute, m = str(values["recompute"]), int(values["m"])
-    _, _, note = texts(learner, TOKENS)
-    made = case(learner, recompute, m)
-    found, turn, step = moments(made)
-    at, peak = fullest(made)
-    cost, base = made.plan.cost, standing(made)
+    _, _, note = with_samples(learner, TOKENS)
+    made = price_fsdp(learner, recompute, m)
+    found, turn, step = memory_moments(made)
+    at, peak = fullest_moment(made)
+    cost, base = made.plan.cost, standing_bytes(made)
     numbers = {
         "peak": peak,
         "walk": cost.memory_bytes["peak"],
         "kept": max(x.kept for x in found),
         "standing": base,
         "step_s": cost.step_time_s,
-        "when": when(made),
+        "when": phase_of_peak(made),
         "turn": turn,
         "at": at,
         "optimizer": step,
     }
     loss = found[turn - 1].kept - found[turn - 2].kept
-    plain, again = case(learner, "none", m), case(learner, "full", m)
+    plain, again = price_fsdp(learner, "none", m), price_fsdp(learner, "full", m)
     before, after = plain.plan.cost, again.plan.cost
-    facts = numbers | {
+    facts = {
         "gpus": made.planner.cluster.num_gpus,
         "tokens": TOKENS,
-        "loss": loss if loss > NOTABLE * found[turn - 1].kept else 0,
+        "loss": loss if loss > MENTIONED_SHARE * found[turn - 1].kept else 0,
         "turning": base + found[turn - 1].kept + found[turn - 1].grads,
         "gradients": GRADIENT * made.planner.graph.num_params,
         "end_of_forward": base + found[turn - 1].total,
@@ -103,28 +103,30 @@ def live(learner: Learner, values: Values) -> Live:
         "stands_in": note,
     }
     pictures: dict[str, Picture] = {
-        "forward": _curve(made, turn),
-        "sketch": _way_back(made),
-        "both": _curve(made, None),
-        "stack": _stack(made),
-        "recomputed": _recomputed(plain, again),
-        "cut": _cut(learner, recompute),
+        "forward": _memory_chart(made, turn),
+        "sketch": _sketch(made),
+        "both": _memory_chart(made, None),
+        "stack": _peak_chart(made),
+        "recomputed": _recomputation_chart(plain, again),
+        "cut": _micro_batches_table(learner, recompute),
     }
     return Live(facts, pictures, numbers)
 
 
-def _way_back(made: Stated) -> str:
+def _sketch(made: PricedLayout) -> str:
     """A prediction to draw: what is kept on the way back."""
-    found, turn, step = moments(made)
-    base, params = standing(made), made.planner.graph.num_params
+    found, turn, step = memory_moments(made)
+    base, params = standing_bytes(made), made.planner.graph.num_params
     without = [float(base + x.kept + x.grads) for x in found]
-    return way_back(without[:turn], without[turn:step], base, GRADIENT * params, made.planner.cluster.num_gpus)
+    return sketch_backward_memory(
+        without[:turn], without[turn:step], base, GRADIENT * params, made.planner.cluster.num_gpus
+    )
 
 
-def _curve(made: Stated, upto: int | None) -> Drawing:
-    found, turn, step = moments(made)
+def _memory_chart(made: PricedLayout, upto: int | None) -> Drawing:
+    found, turn, step = memory_moments(made)
     room = made.planner.cluster.gpu.memory_bytes
-    at, peak = fullest(made)
+    at, peak = fullest_moment(made)
     memory = made.plan.cost.memory_bytes
     kinds = (
         ("params", [memory["params"]] * len(found)),
@@ -142,9 +144,9 @@ def _curve(made: Stated, upto: int | None) -> Drawing:
     return area(bands, units.memory, limit, ((0, "forward"), (turn, "backward"), (step, "")), mark, upto)
 
 
-def _stack(made: Stated) -> Drawing:
-    found, _, _ = moments(made)
-    at, _ = fullest(made)
+def _peak_chart(made: PricedLayout) -> Drawing:
+    found, _, _ = memory_moments(made)
+    at, _ = fullest_moment(made)
     memory, moment = made.plan.cost.memory_bytes, found[at]
     sizes = {
         "params": memory["params"],
@@ -153,35 +155,24 @@ def _stack(made: Stated) -> Drawing:
         "activations": moment.kept,
         "buffers": moment.flying + moment.ahead,
     }
-    items = [
-        StackedBar(
-            MEMORY_NAMES[k],
-            (BarPiece(MEMORY_NAMES[k], float(size), MEMORY_COLOURS[k], dotted=k in ("grads", "activations")),),
-        )
-        for k, size in sizes.items()
-    ]
-    return bars(items, units.memory)
+    return bars([StackedBar(MEMORY_NAMES[k], memory_pieces({k: size})) for k, size in sizes.items()], units.memory)
 
 
-def _recomputed(plain: Stated, again: Stated) -> Drawing:
+def _recomputation_chart(plain: PricedLayout, again: PricedLayout) -> Drawing:
     items = []
     for name, made in (("keep all", plain), ("recompute all", again)):
         c = made.plan.cost
-        parts = (
-            BarPiece("compute", c.compute_time_s, COMPUTE),
-            BarPiece("communication that shows", c.exposed_comm_time_s, COMMUNICATION, True),
-            BarPiece("optimizer", c.optimizer_time_s, DEVICES[2]),
-        )
-        items.append(StackedBar(name, parts, units.memory(c.memory_bytes["peak"])))
+        peak = units.memory(c.memory_bytes["peak"])
+        items.append(cost_bar(name, c.compute_time_s, c.exposed_comm_time_s, c.optimizer_time_s, peak))
     return bars(items, units.seconds)
 
 
-def _cut(learner: Learner, recompute: str) -> str:
+def _micro_batches_table(learner: Learner, recompute: str) -> str:
     rows = []
     for m in MICRO_BATCHES:
-        made = case(learner, recompute, m)
+        made = price_fsdp(learner, recompute, m)
         c = made.plan.cost
-        found, _, _ = moments(made)
+        found, _, _ = memory_moments(made)
         sent = sum(t.wire_bytes for t in c.traffic)
         fits = "fits" if made.plan.fits else "does not fit"
         rows.append(
@@ -201,7 +192,7 @@ def _cut(learner: Learner, recompute: str) -> str:
 def focus(learner: Learner, values: Values) -> dict[str, str]:
     """The usual plans side by side at the lesson's tokens, micro-batches and recomputation."""
     m = int(values["m"])
-    return {**links.ways(learner, values), **at_tokens(learner, TOKENS // m, m, str(values["recompute"]))}
+    return {**links.usual_plans(learner, values), **token_settings(learner, TOKENS // m, m, str(values["recompute"]))}
 
 
 LESSON = read_lesson("17-memory-walk", live, focus=focus)

@@ -9,21 +9,28 @@ from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing, amount, column, matrix, replicated, row, sign, table
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
-from explorer.learn.lessons.times.l14_pays import cell
+from explorer.learn.lessons.times.l14_pays import fastest_with_ties
 from explorer.learn.lessons.times.l17_memory_walk import MICRO_BATCHES, TOKENS
-from explorer.learn.lessons.times.stated import Stated, at_tokens, names, stated, texts, totals
+from explorer.learn.lessons.times.stated import (
+    PricedLayout,
+    price_layout,
+    token_settings,
+    unit_components,
+    usual_layouts,
+    with_samples,
+)
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
 from explorer.text import units
 from planner_core.cost import Component
 
 SAMPLES = 8
-SHOWN = 4
+MAX_SHOWN = 4
 """Micro-batches that the step in time shows, at most."""
 
 
 @lru_cache(maxsize=8)
-def gradients(micro_batches: int) -> dict[str, Any]:
+def micro_batch_gradients(micro_batches: int) -> dict[str, Any]:
     """The gradient of a mean over eight samples, from all at once and summed over micro-batches."""
     import torch
 
@@ -39,45 +46,45 @@ def gradients(micro_batches: int) -> dict[str, Any]:
     return {"parts": parts, "whole": whole, "error": float((sum(parts) - whole).abs().max())}
 
 
-def case(learner: Learner, way: str, micro_batches: int) -> Stated:
+def price_sharding(learner: Learner, way: str, micro_batches: int) -> PricedLayout:
     """A way to shard over all GPUs, with `TOKENS` per GPU and step."""
-    found, samples, _ = texts(learner, TOKENS // micro_batches)
-    made = stated(found, names(found.cluster)[way], samples, micro_batches)
+    found, samples, _ = with_samples(learner, TOKENS // micro_batches)
+    made = price_layout(found, usual_layouts(found.cluster)[way], samples, micro_batches)
     assert made, "these split samples only"
     return made
 
 
-def spent(made: Stated) -> dict[str, float]:
+def layer_seconds(made: PricedLayout) -> dict[str, float]:
     """Seconds of all repeated layers in one micro-batch: compute, forward and backward, and the weight traffic beside each, split into what
     comes in every micro-batch and what comes once a step."""
     names_ = ("forward", "backward", "forward_again", "backward_again", "forward_once", "backward_once")
     found, c = dict.fromkeys(names_, 0.0), Component
     places = (c.FORWARD, c.BACKWARD, c.FORWARD_TRAFFIC, c.BACKWARD_TRAFFIC, c.FORWARD_ONCE, c.BACKWARD_ONCE)
     for unit in (u for u in made.units if u.label):
-        sizes = totals(made, unit)
+        sizes = unit_components(made, unit)
         for name, at in zip(names_, places, strict=True):
             found[name] += unit.copies * sizes[at]
     return found
 
 
-def sent(made: Stated) -> int:
+def sent(made: PricedLayout) -> int:
     """Bytes that one GPU sends in a step."""
     return sum(t.wire_bytes for t in made.plan.cost.traffic)
 
 
-def split(learner: Learner, way: str) -> tuple[float, float]:
+def split_sent_bytes(learner: Learner, way: str) -> tuple[float, float]:
     """Bytes that one GPU sends once a step, and again in each micro-batch, from the planner's plans with one and with two."""
-    one, two = sent(case(learner, way, 1)), sent(case(learner, way, 2))
+    one, two = sent(price_sharding(learner, way, 1)), sent(price_sharding(learner, way, 2))
     return float(2 * one - two), float(two - one)
 
 
 def live(learner: Learner, values: Values) -> Live:
     """The same gradient, a step in time, what repeats, what it costs in bytes, and what it buys."""
     way, m = str(values["way"]), int(values["m"])
-    found, _, note = texts(learner, TOKENS)
-    made, c = case(learner, way, m), gradients(m)
-    once, again = split(learner, way)
-    fsdp, time, cost = split(learner, "FSDP (ZeRO-3)"), spent(made), made.plan.cost
+    found, _, note = with_samples(learner, TOKENS)
+    made, c = price_sharding(learner, way, m), micro_batch_gradients(m)
+    once, again = split_sent_bytes(learner, way)
+    fsdp, time, cost = split_sent_bytes(learner, "FSDP (ZeRO-3)"), layer_seconds(made), made.plan.cost
     numbers = {
         "error": c["error"],
         "sent": sent(made),
@@ -89,31 +96,31 @@ def live(learner: Learner, values: Values) -> Live:
         "gpus": found.cluster.num_gpus,
         **{f"{k}_s": v for k, v in time.items()},
     }
-    layers_s, picture = _in_time(made, time, way, m)
-    quickest, choice = _chosen(learner)
-    facts = numbers | {
-        "name": _ways()[way],
+    layers_s, picture = _time_chart(made, time, way, m)
+    quickest, choice = _fastest(learner)
+    facts = {
+        "name": _way_names()[way],
         "samples": SAMPLES,
-        "shown": min(m, SHOWN),
+        "shown": min(m, MAX_SHOWN),
         "layers_s": layers_s,
         "fsdp": {"once": fsdp[0], "again": fsdp[1]},
-        "zero1": sum(split(learner, "ZeRO-1")),
+        "zero1": sum(split_sent_bytes(learner, "ZeRO-1")),
         "tokens": TOKENS,
         "any_fits": bool(quickest),
         "quickest": quickest,
         "stands_in": note,
     }
     pictures: dict[str, Picture] = {
-        "same": _same(c),
+        "same": _draw_gradients(c),
         "time": picture,
-        "repeats": _repeats(learner, m),
-        "buys": _buys(learner, way, m),
+        "repeats": _repeats_chart(learner, m),
+        "buys": _choices_table(learner, way, m),
         "choice": choice,
     }
     return Live(facts, pictures, numbers)
 
 
-def _ways() -> dict[str, str]:
+def _way_names() -> dict[str, str]:
     """The ways to shard, and their names."""
     control = LESSON.controls[0]
     return {str(way): control.name(way) for way in control.options}
@@ -123,17 +130,17 @@ def _plural(m: int) -> str:
     return f"{m} micro-batch{'es' * (m > 1)}"
 
 
-def _same(c: dict[str, Any]) -> Drawing:
+def _draw_gradients(c: dict[str, Any]) -> Drawing:
     shown = [matrix(p, replicated, f"micro-batch {i + 1}", cell=52) for i, p in enumerate(c["parts"])]
     parts = [x for i, p in enumerate(shown) for x in ((sign("+"), p) if i else (p,))]
     rows = [row(*parts[i : i + 6], gap=8) for i in range(0, len(parts), 6)]
     return column(*rows, row(sign("="), matrix(c["whole"], replicated, "the whole batch", cell=52), gap=8), gap=10)
 
 
-def _in_time(made: Stated, time: dict[str, float], way: str, m: int) -> tuple[float, Drawing]:
+def _time_chart(made: PricedLayout, time: dict[str, float], way: str, m: int) -> tuple[float, Drawing]:
     """Seconds of the layers in the micro-batches that are shown, and these on their streams."""
     computing, weights, sums = [], [], []
-    shown = min(m, SHOWN)
+    shown = min(m, MAX_SHOWN)
     k, now = made.model.contention, 0.0
     for i in range(shown):
         last = i == shown - 1
@@ -153,10 +160,10 @@ def _in_time(made: Stated, time: dict[str, float], way: str, m: int) -> tuple[fl
     return now, timeline([track for track in tracks if track[1]], units.seconds, now)
 
 
-def _repeats(learner: Learner, m: int) -> Drawing:
+def _repeats_chart(learner: Learner, m: int) -> Drawing:
     items = []
-    for way, name in _ways().items():
-        once, again = split(learner, way)
+    for way, name in _way_names().items():
+        once, again = split_sent_bytes(learner, way)
         parts = (
             BarPiece("once a step", once, DEVICES[4]),
             BarPiece("again in each micro-batch", m * again, COMMUNICATION, True),
@@ -165,10 +172,10 @@ def _repeats(learner: Learner, m: int) -> Drawing:
     return bars(items, amount)
 
 
-def _buys(learner: Learner, way: str, m: int) -> str:
+def _choices_table(learner: Learner, way: str, m: int) -> str:
     rows = []
     for k in MICRO_BATCHES:
-        made = case(learner, way, k)
+        made = price_sharding(learner, way, k)
         c = made.plan.cost
         rows.append(
             (
@@ -185,10 +192,10 @@ def _buys(learner: Learner, way: str, m: int) -> str:
     return table(head, rows, MICRO_BATCHES.index(m))
 
 
-def _chosen(learner: Learner) -> tuple[str, str]:
+def _fastest(learner: Learner) -> tuple[str, str]:
     """The quickest that fits with what ties with it (empty where none fits), and all step times."""
-    ways = _ways()
-    found = {(way, k): case(learner, way, k) for way in ways for k in MICRO_BATCHES}
+    ways = _way_names()
+    found = {(way, k): price_sharding(learner, way, k) for way in ways for k in MICRO_BATCHES}
     fits = {at: made.plan.cost.step_time_s for at, made in found.items() if made.plan.fits}
     rows = []
     for way, name in ways.items():
@@ -197,7 +204,9 @@ def _chosen(learner: Learner) -> tuple[str, str]:
     head = ("", *(_plural(k) for k in MICRO_BATCHES))
     if not fits:
         return "", table(head, rows)
-    quickest = cell({f"{ways[w]} with {_plural(k)}": made for (w, k), made in found.items()}, learner.cluster)
+    quickest = fastest_with_ties(
+        {f"{ways[w]} with {_plural(k)}": made for (w, k), made in found.items()}, learner.cluster
+    )
     way, _ = min(fits, key=lambda at: fits[at])
     return quickest, table(head, rows, list(ways).index(way))
 
@@ -205,7 +214,7 @@ def _chosen(learner: Learner) -> tuple[str, str]:
 def focus(learner: Learner, values: Values) -> dict[str, str]:
     """The planner with the lesson's tokens and micro-batches."""
     m = int(values["m"])
-    return at_tokens(learner, TOKENS // m, m)
+    return token_settings(learner, TOKENS // m, m)
 
 
 LESSON = read_lesson("18-micro-batches", live, focus=focus)

@@ -21,7 +21,7 @@ from planner_core.core import ASSETS
 from planner_core.planning.pricing import PREDICTIONS_FILE, PublishedRun, load_published_runs
 
 GROUP_OUT = "group out"
-TIE = 0.05
+MIN_DIFFERENCE = 0.05
 """Two runs whose times are nearer than this are not asked to be put in order."""
 
 
@@ -57,7 +57,7 @@ def step_flops(row: dict[str, str], micro_batch: int, accumulate: int, recompute
 
 
 @lru_cache(maxsize=1)
-def runs() -> tuple[FittedRun, ...]:
+def fitted_runs() -> tuple[FittedRun, ...]:
     """The published runs with their FLOPs; shapes come from the file that their sources fill."""
     with (PREDICTIONS_FILE.parent / "runs.csv").open(encoding="utf-8", newline="") as file:
         shapes = {row["id"]: row for row in csv.DictReader(file)}
@@ -67,12 +67,12 @@ def runs() -> tuple[FittedRun, ...]:
     for run in load_published_runs():
         row = rows[run.id]
         flops = step_flops(shapes[run.id], int(row["micro_batch"]), int(row["accumulate"]), row["recompute"])
-        found.append(FittedRun(run, flops, peak(run.gpu)))
+        found.append(FittedRun(run, flops, peak_flops(run.gpu)))
     return tuple(found)
 
 
 @lru_cache(maxsize=16)
-def peak(gpu: str) -> float:
+def peak_flops(gpu: str) -> float:
     """FLOP/s in bf16 of a GPU's data sheet."""
     import json
 
@@ -84,40 +84,44 @@ def peak(gpu: str) -> float:
 @lru_cache(maxsize=1)
 def best_share() -> float:
     """The constant with the least median error, to a thousandth."""
-    shares = np.array([r.share for r in runs()])
+    shares = np.array([r.share for r in fitted_runs()])
     candidates = np.arange(0.2, 0.8, 0.001)
     return float(min(candidates, key=lambda c: np.median(np.abs(shares / c - 1))))
 
 
-def spread(errors: Sequence[float]) -> tuple[float, float]:
+def error_quantiles(errors: Sequence[float]) -> tuple[float, float]:
     """Median of the errors' sizes, and what nine in ten stay below."""
     sizes = np.abs(errors)
     return float(np.median(sizes)), float(np.quantile(sizes, 0.9))
 
 
-def pairs(alike: bool) -> list[tuple[FittedRun, FittedRun]]:
-    """Runs of one source, model and GPU (where `alike`, also of as many GPUs and tokens a sample) whose speeds differ by more than `TIE`."""
+def comparable_pairs(alike: bool) -> list[tuple[FittedRun, FittedRun]]:
+    """Runs of one source, model and GPU (where `alike`, also of as many GPUs and tokens a sample) whose speeds differ by more than `MIN_DIFFERENCE`."""
     groups: dict[tuple[str, ...], list[FittedRun]] = {}
-    for r in runs():
+    for r in fitted_runs():
         x = r.run
         more = (str(x.gpus), x.workload.split(", ")[1]) if alike else ()
         groups.setdefault((x.source, x.model, x.gpu, *more), []).append(r)
     found = [(a, b) for group in groups.values() for i, a in enumerate(group) for b in group[i + 1 :]]
-    return [(a, b) for a, b in found if abs(math.log(pace(a, a.run.measured_s) / pace(b, b.run.measured_s))) > TIE]
+    return [
+        (a, b)
+        for a, b in found
+        if abs(math.log(seconds_per_flop(a, a.run.measured_s) / seconds_per_flop(b, b.run.measured_s))) > MIN_DIFFERENCE
+    ]
 
 
-def pace(r: FittedRun, seconds: float) -> float:
+def seconds_per_flop(r: FittedRun, seconds: float) -> float:
     """Seconds per FLOP that the model needs, so that runs of different batches compare; recomputation is not what it needs."""
     again = 4 / 3 if "full recomputation" in r.run.workload else 1.0
     return seconds / (r.flops / again)
 
 
-def in_order(predict: Callable[[FittedRun], float], alike: bool) -> float:
-    """Share of `pairs` whose order a prediction tells; where it sees no difference, half."""
+def order_accuracy(predict: Callable[[FittedRun], float], alike: bool) -> float:
+    """Share of `comparable_pairs` whose order a prediction tells; where it sees no difference, half."""
     told = []
-    for a, b in pairs(alike):
-        x, y = pace(a, predict(a)), pace(b, predict(b))
-        told.append(0.5 if near_equal(x, y) else float((x < y) == _first(a, b)))
+    for a, b in comparable_pairs(alike):
+        x, y = seconds_per_flop(a, predict(a)), seconds_per_flop(b, predict(b))
+        told.append(0.5 if near_equal(x, y) else float((x < y) == _is_faster(a, b)))
     return float(np.mean(told))
 
 
@@ -126,11 +130,11 @@ def near_equal(x: float, y: float) -> bool:
     return abs(x / y - 1) < 1e-9
 
 
-def _first(a: FittedRun, b: FittedRun) -> bool:
-    return pace(a, a.run.measured_s) < pace(b, b.run.measured_s)
+def _is_faster(a: FittedRun, b: FittedRun) -> bool:
+    return seconds_per_flop(a, a.run.measured_s) < seconds_per_flop(b, b.run.measured_s)
 
 
-def by_planner(r: FittedRun) -> float:
+def planner_prediction(r: FittedRun) -> float:
     """Seconds that the planner predicts with constants that have not seen the run's group."""
     return r.run.seconds[GROUP_OUT]
 
@@ -138,48 +142,50 @@ def by_planner(r: FittedRun) -> float:
 def live(learner: Learner, values: Values) -> Live:
     """The measured runs, the learner's constant, its residuals, the best constant, the planner's, and what a model is for."""
     share, best = int(values["share"]) / 100, best_share()
-    one, best_errors = ([r.one_constant(c) for r in runs()] for c in (share, best))
-    planner = [r.run.error(GROUP_OUT) for r in runs()]
+    one, best_errors = ([r.one_constant(c) for r in fitted_runs()] for c in (share, best))
+    planner = [r.run.error(GROUP_OUT) for r in fitted_runs()]
 
     def by_one(r: FittedRun) -> float:
         return r.flops / r.peak / best
 
-    order = {alike: (in_order(by_one, alike), in_order(by_planner, alike)) for alike in (False, True)}
+    order = {
+        alike: (order_accuracy(by_one, alike), order_accuracy(planner_prediction, alike)) for alike in (False, True)
+    }
     numbers = {
         "runs": len(one),
-        "median": spread(one)[0],
-        "nine": spread(one)[1],
+        "median": error_quantiles(one)[0],
+        "nine": error_quantiles(one)[1],
         "best": best,
-        "best_median": spread(best_errors)[0],
-        "best_nine": spread(best_errors)[1],
-        "planner_median": spread(planner)[0],
-        "planner_nine": spread(planner)[1],
+        "best_median": error_quantiles(best_errors)[0],
+        "best_nine": error_quantiles(best_errors)[1],
+        "planner_median": error_quantiles(planner)[0],
+        "planner_nine": error_quantiles(planner)[1],
         "one_order": order[False][0],
         "planner_order": order[False][1],
-        "pairs": len(pairs(False)),
+        "pairs": len(comparable_pairs(False)),
         "one_alike": order[True][0],
         "planner_alike": order[True][1],
-        "pairs_alike": len(pairs(True)),
+        "pairs_alike": len(comparable_pairs(True)),
     }
     predictions: dict[str, tuple[Callable[[FittedRun], float], str]] = {
         "fit": (lambda r: r.flops / r.peak / share, "predicted with one constant"),
         "best": (by_one, "predicted with the best constant"),
-        "planner": (by_planner, "predicted by the planner"),
+        "planner": (planner_prediction, "predicted by the planner"),
     }
     pictures: dict[str, Picture] = {
-        name: scatter(_clouds(predict), "measured", words, units.seconds)
+        name: scatter(_run_clouds(predict), "measured", words, units.seconds)
         for name, (predict, words) in predictions.items()
     }
-    pictures |= {"residuals": _histogram(one), "causes": _causes(best), "purpose": _purpose(order)}
-    low, high = (float(np.quantile([r.share for r in runs()], q)) for q in (0.05, 0.95))
-    facts = {**numbers, "least_share": low, "most_share": high, "tie": TIE, "run": _example(), **_wrong()}
+    pictures |= {"residuals": _histogram(one), "causes": _causes_table(best), "purpose": _order_table(order)}
+    low, high = (float(np.quantile([r.share for r in fitted_runs()], q)) for q in (0.05, 0.95))
+    facts = {"least_share": low, "most_share": high, "tie": MIN_DIFFERENCE, "run": _example_facts(), **_wrong_pairs()}
     return Live(facts, pictures, numbers)
 
 
-def _clouds(predict: Callable[[FittedRun], float]) -> list[Dots]:
+def _run_clouds(predict: Callable[[FittedRun], float]) -> list[Dots]:
     looks = {"one node": (COMPUTE, "o"), "2 to 8 nodes": (DEVICES[1], "square"), "more nodes": (COMMUNICATION, "cross")}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in looks}
-    for r in runs():
+    for r in fitted_runs():
         name = "one node" if r.run.nodes == 1 else "2 to 8 nodes" if r.run.nodes <= 8 else "more nodes"
         found[name].append((r.run.measured_s, predict(r)))
     return [Dots(name, tuple(found[name]), *looks[name]) for name in looks if found[name]]
@@ -192,42 +198,49 @@ def _histogram(errors: Sequence[float]) -> Drawing:
     return columns(list(zip(names, map(float, counts), strict=True)), "runs by residual, per cent", COMPUTE, 4)
 
 
-def _causes(best: float) -> str:
+def _causes_table(best: float) -> str:
     rows = []
     for name, of in (
         ("GPU", lambda r: r.run.gpu),
         ("layout", lambda r: r.run.kind),
-        ("nodes", lambda r: _nodes(r.run.nodes)),
+        ("nodes", lambda r: _nodes_name(r.run.nodes)),
     ):
-        for value in sorted({of(r) for r in runs()}):
-            mine = [r for r in runs() if of(r) == value]
+        for value in sorted({of(r) for r in fitted_runs()}):
+            mine = [r for r in fitted_runs() if of(r) == value]
             middle = float(np.median([r.one_constant(best) for r in mine]))
-            off = spread([r.run.error(GROUP_OUT) for r in mine])[0]
+            off = error_quantiles([r.run.error(GROUP_OUT) for r in mine])[0]
             rows.append((name, value, str(len(mine)), units.change(middle, 0), units.percent(off)))
     head = ("", "", "runs", "one constant, middle", "planner, half within")
     return table(head, rows)
 
 
-def _nodes(n: int) -> str:
+def _nodes_name(n: int) -> str:
     return "1" if n == 1 else "2 to 8" if n <= 8 else "more than 8"
 
 
-def _purpose(order: dict[bool, tuple[float, float]]) -> str:
+def _order_table(order: dict[bool, tuple[float, float]]) -> str:
     names = {False: "one source, model and GPU", True: "also as many GPUs and tokens a sample"}
-    rows = [(name, str(len(pairs(alike))), *(units.percent(x) for x in order[alike])) for alike, name in names.items()]
+    rows = [
+        (name, str(len(comparable_pairs(alike))), *(units.percent(x) for x in order[alike]))
+        for alike, name in names.items()
+    ]
     return table(("pairs of", "pairs", "one constant: right", "planner: right"), rows)
 
 
-def _wrong() -> dict[str, int]:
+def _wrong_pairs() -> dict[str, int]:
     """Of the hard pairs, how many the planner gets wrong, and in how many of either a run does not agree with its own source."""
-    wrong = [(a, b) for a, b in pairs(True) if (pace(a, by_planner(a)) < pace(b, by_planner(b))) != _first(a, b)]
+    wrong = [
+        (a, b)
+        for a, b in comparable_pairs(True)
+        if (seconds_per_flop(a, planner_prediction(a)) < seconds_per_flop(b, planner_prediction(b))) != _is_faster(a, b)
+    ]
     odd = sum(bool(a.run.contradicted or b.run.contradicted) for a, b in wrong)
-    fine = sum(bool(a.run.contradicted or b.run.contradicted) for a, b in pairs(True) if (a, b) not in wrong)
+    fine = sum(bool(a.run.contradicted or b.run.contradicted) for a, b in comparable_pairs(True) if (a, b) not in wrong)
     return {"wrong": len(wrong), "odd_of_wrong": odd, "odd_of_right": fine}
 
 
-def _example() -> dict[str, float | str]:
-    r = example()
+def _example_facts() -> dict[str, float | str]:
+    r = example_run()
     told: dict[str, float | str] = {
         "model": r.run.model,
         "gpus": r.run.gpus,
@@ -237,9 +250,9 @@ def _example() -> dict[str, float | str]:
     return {**told, "flops": r.flops, "peak": r.peak, "share": r.share}
 
 
-def example() -> FittedRun:
+def example_run() -> FittedRun:
     """The run of the question: the first on one node whose source agrees with itself."""
-    return next(r for r in runs() if r.run.nodes == 1 and not r.run.contradicted)
+    return next(r for r in fitted_runs() if r.run.nodes == 1 and not r.run.contradicted)
 
 
 LESSON = read_lesson("19-measured", live)

@@ -10,9 +10,9 @@ from functools import lru_cache
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing, at, number, table, text
 from explorer.learn import links
-from explorer.learn.learner import Learner, standard
+from explorer.learn.learner import Learner, with_standard_model
 from explorer.learn.lesson import Values
-from explorer.learn.lessons.times.stated import LONGEST, texts
+from explorer.learn.lessons.times.stated import MAX_SAMPLE_TOKENS, with_samples
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import WIDTH, BarPiece, StackedBar, bars, timeline
 from explorer.learn.pictures.film import Cell, Film, Flight
@@ -40,15 +40,15 @@ RANKS = 4
 FORWARD, BACKWARD, WEIGHTS = 1.0, 2.0, 1.0
 """Turns of a whole rank's pass by hand: forward, backward, and the part of backward that makes gradients of weights."""
 MOST_STOPS = 24
-ENOUGH = "2x8-h100"
+FALLBACK_CLUSTER = "2x8-h100"
 """The cluster that stands in where ranks cannot share the learner's GPUs."""
 STAGES = "stages"
-COLOURS = {Pass.FORWARD: COMPUTE, Pass.BACKWARD: DEVICES[2], Pass.INPUT: DEVICES[2], Pass.WEIGHT: DEVICES[3]}
-LEFT, ROW = 64.0, 40.0
+PASS_COLOURS = {Pass.FORWARD: COMPUTE, Pass.BACKWARD: DEVICES[2], Pass.INPUT: DEVICES[2], Pass.WEIGHT: DEVICES[3]}
+NAMES_WIDTH, ROW = 64.0, 40.0
 """Pixels of the names of ranks, and of a rank's row."""
 
 
-def cut_by_hand(order: str) -> tuple[Pipeline, tuple[StageCost, ...]]:
+def hand_pipeline(order: str) -> tuple[Pipeline, tuple[StageCost, ...]]:
     """Four equal ranks; in `interleaved` of two stages each, which take half as long."""
     each = 2 if order == "interleaved" else 1
     one = StageCost(FORWARD / each, BACKWARD / each, WEIGHTS / each if order == "zb" else 0.0, 0, 0, 0, 0, 0, 0)
@@ -56,18 +56,18 @@ def cut_by_hand(order: str) -> tuple[Pipeline, tuple[StageCost, ...]]:
 
 
 @lru_cache(maxsize=64)
-def by_hand(order: str, micro_batches: int) -> PipelineTime:
+def simulate_by_hand(order: str, micro_batches: int) -> PipelineTime:
     """The simulated step of four equal ranks."""
-    pipeline, costs = cut_by_hand(order)
+    pipeline, costs = hand_pipeline(order)
     return simulated_pipeline(pipeline, costs, micro_batches)
 
 
-def held(pipeline: Pipeline, micro_batches: int) -> list[int]:
+def passes_in_flight(pipeline: Pipeline, micro_batches: int) -> list[int]:
     """By rank: the most micro-batches of its stages that are on their way at once."""
     return [sum(in_flight(order).values()) for order in rank_orders(pipeline, micro_batches)]
 
 
-def share(ranks: int, micro_batches: int, each: int = 1) -> float:
+def bubble_share(ranks: int, micro_batches: int, each: int = 1) -> float:
     """The bubble's share of a step in which all passes take equally long."""
     return (ranks - 1) / (each * micro_batches + ranks - 1)
 
@@ -75,20 +75,20 @@ def share(ranks: int, micro_batches: int, each: int = 1) -> float:
 # --- the learner's model -----------------------------------------------------------------------------
 
 
-def subject(learner: Learner, ranks: int) -> tuple[Learner, str]:
+def stageable_learner(learner: Learner, ranks: int) -> tuple[Learner, str]:
     """The learner with a model of enough layers on enough GPUs, and a sentence where another stands in."""
-    learner, _, note = texts(learner, LONGEST)
+    learner, _, note = with_samples(learner, MAX_SAMPLE_TOKENS)
     if learner.cluster.num_gpus % ranks:
-        learner = Learner(replace(learner.request, cluster=ENOUGH), learner.load)
+        learner = Learner(replace(learner.request, cluster=FALLBACK_CLUSTER), learner.load)
         note = f"{note} {ranks} ranks cannot share your GPUs evenly, so two nodes of eight H100 are shown.".strip()
     if sum(learner.graph.num_repeats.values()) < 2 * ranks:
-        learner = standard(learner)
+        learner = with_standard_model(learner)
         note = f"{note} {learner.name} is shown: your model has too few layers.".strip()
     return learner, note
 
 
 @lru_cache(maxsize=64)
-def planned(learner: Learner, layout: Layout, micro_batches: int, batch: int) -> tuple[Plan, Planner] | None:
+def plan_layout(learner: Learner, layout: Layout, micro_batches: int, batch: int) -> tuple[Plan, Planner] | None:
     """The plan of a layout with `batch` samples a step; None where the model cannot follow it."""
     asked = replace(
         learner.request,
@@ -105,30 +105,30 @@ def planned(learner: Learner, layout: Layout, micro_batches: int, batch: int) ->
     return (plan, planner) if plan else None
 
 
-def staged(learner: Learner, order: str, micro_batches: int, ranks: int) -> tuple[Plan, Planner]:
+def plan_stages(learner: Learner, order: str, micro_batches: int, ranks: int) -> tuple[Plan, Planner]:
     """The learner's model in stages, with a sample a micro-batch and data-parallel rank."""
     data = learner.cluster.num_gpus // ranks
     layout = Layout(dp=data, pp=ranks, vp=2 if order == "interleaved" else 1, schedule=order, zero=1 if data > 1 else 0)
-    found = planned(learner, layout, micro_batches, data * micro_batches)
+    found = plan_layout(learner, layout, micro_batches, data * micro_batches)
     assert found, "stages split layers only"
     return found
 
 
-def sharded(learner: Learner, micro_batches: int, batch: int) -> tuple[Plan, Planner]:
+def plan_fsdp(learner: Learner, micro_batches: int, batch: int) -> tuple[Plan, Planner]:
     """FSDP over all GPUs for the same samples."""
-    found = planned(learner, Layout(fsdp=learner.cluster.num_gpus), micro_batches, batch)
+    found = plan_layout(learner, Layout(fsdp=learner.cluster.num_gpus), micro_batches, batch)
     assert found, "FSDP splits samples only"
     return found
 
 
-def with_links(cluster: Cluster, bytes_per_s: float) -> Cluster:
+def with_link_speed(cluster: Cluster, bytes_per_s: float) -> Cluster:
     """The cluster whose outermost links give each GPU so much."""
     level = cluster.levels[-1]
     each = level.unit_bytes_per_s / (cluster.num_gpus // level.size)
     return cluster.with_bandwidth(bytes_per_s / each, len(cluster.levels) - 1)
 
 
-def seconds(made: tuple[Plan, Planner], cluster: Cluster) -> float:
+def step_seconds_on(made: tuple[Plan, Planner], cluster: Cluster) -> float:
     """A plan's step on another cluster of as many GPUs."""
     plan, planner = made
     model = cost_model_of(plan, cluster)
@@ -144,13 +144,13 @@ def seconds(made: tuple[Plan, Planner], cluster: Cluster) -> float:
 def live(learner: Learner, values: Values) -> Live:
     """Bubbles by hand, the formula, the learner's model simulated, what a rank holds, and when stages pay."""
     order, m, ranks = str(values["order"]), int(values["m"]), int(values["stages"])
-    hand, alone = by_hand(order, m), by_hand("gpipe", 1)
-    found, note = subject(learner, ranks)
-    plan, _ = made = staged(found, order, m, ranks)
+    hand, alone = simulate_by_hand(order, m), simulate_by_hand("gpipe", 1)
+    found, note = stageable_learner(learner, ranks)
+    plan, _ = made = plan_stages(found, order, m, ranks)
     cut, cost = plan.pipeline, plan.cost.pipeline
     assert cut and cost
-    rates = with_links(found.cluster, float(values["speed"]) * 1e9)
-    took, ways = _ways(made, found, m, ranks, rates)
+    rates = with_link_speed(found.cluster, float(values["speed"]) * 1e9)
+    took, ways = _layout_times(made, found, m, ranks, rates)
     best = min((name for name in took if name != STAGES), key=lambda name: (not ways[name][0].fits, took[name]))
     near = doubt_between(plan, ways[best][0], rates)
     ahead = took[best] / took[STAGES] - 1
@@ -162,15 +162,15 @@ def live(learner: Learner, values: Values) -> Live:
         "hand_work": m * (FORWARD + BACKWARD),
         "step_s": plan.cost.step_time_s,
         "bubble": cost.bubble_s / plan.cost.step_time_s,
-        "formula": share(ranks, m, cut.virtual),
+        "formula": bubble_share(ranks, m, cut.virtual),
         "handed": max(s.send_bytes for s in cost.stages),
         "peak": plan.cost.memory_bytes["peak"],
         "stages_s": took[STAGES],
         "fsdp_s": took[best],
-        "held": held(cut_by_hand(order)[0], m)[0] / (2 if order == "interleaved" else 1),
+        "held": passes_in_flight(hand_pipeline(order)[0], m)[0] / (2 if order == "interleaved" else 1),
         "batch": int(plan.workload["batch"]),
     }
-    facts = numbers | {
+    facts = {
         "held": number(numbers["held"]),
         "layers": sum(cut.copies),
         "copies": cut.copies,
@@ -179,11 +179,11 @@ def live(learner: Learner, values: Values) -> Live:
         "stands_in": note,
     }
     pictures: dict[str, Picture] = {
-        "alone": film(alone, 1, flights=True),
-        "hand": film(hand, m),
-        "shares": _shares(ranks, m),
-        "simulated": _simulated(plan),
-        "memory": _memory(plan, found.cluster),
+        "alone": pipeline_film(alone, 1, flights=True),
+        "hand": pipeline_film(hand, m),
+        "shares": _shares_table(ranks, m),
+        "simulated": _simulated_chart(plan),
+        "memory": _memory_chart(plan, found.cluster),
         "pays": bars(
             [
                 StackedBar(
@@ -199,60 +199,60 @@ def live(learner: Learner, values: Values) -> Live:
     return Live(facts, pictures, numbers)
 
 
-def _ways(
+def _layout_times(
     made: tuple[Plan, Planner], found: Learner, m: int, ranks: int, rates: Cluster
 ) -> tuple[dict[str, float], dict[str, tuple[Plan, Planner]]]:
     """Seconds of a step with stages and with FSDP, in one micro-batch and in as many as give a GPU one sample at a time."""
     batch = int(made[0].workload["batch"])
     parts = sorted({1, max(1, m // ranks)})
-    ways = {STAGES: made} | {f"FSDP, {k} micro-batch{'es' * (k > 1)}": sharded(found, k, batch) for k in parts}
-    return {name: seconds(way, rates) for name, way in ways.items()}, ways
+    ways = {STAGES: made} | {f"FSDP, {k} micro-batch{'es' * (k > 1)}": plan_fsdp(found, k, batch) for k in parts}
+    return {name: step_seconds_on(way, rates) for name, way in ways.items()}, ways
 
 
-def film(time: PipelineTime, micro_batches: int, *, flights: bool = False) -> Film:
+def pipeline_film(time: PipelineTime, micro_batches: int, *, flights: bool = False) -> Film:
     """The work of every rank as it begins, stop by stop; where each rank stands, in words. `flights`: what a stage hands on moves."""
     ranks = 1 + max(s.rank for s in time.spans)
-    wide = (WIDTH - LEFT) / time.step_s
+    wide = (WIDTH - NAMES_WIDTH) / time.step_s
     every = max(1.0, math.ceil(time.step_s / MOST_STOPS))
     stops = [every * k for k in range(math.ceil(time.step_s / every) + 1)]
     cells, moves = [], []
     for span in time.spans:
-        body = _piece(span, wide, micro_batches)
+        body = _draw_pass(span, wide, micro_batches)
         first = next(k for k, stop in enumerate(stops) if stop >= span.end_s - 1e-9)
-        place = (LEFT + span.start_s * wide, span.rank * ROW)
+        place = (NAMES_WIDTH + span.start_s * wide, span.rank * ROW)
         cells.append(Cell(*place, tuple(body if k >= first else None for k in range(len(stops)))))
         to = span.rank + (1 if span.work.what is Pass.FORWARD else -1)
         if flights and 0 <= to < ranks and first < len(stops) - 1:
-            there = (LEFT + span.end_s * wide, to * ROW)
-            moves.append(Flight(first, place, there, _piece(span, wide, micro_batches)))
+            there = (NAMES_WIDTH + span.end_s * wide, to * ROW)
+            moves.append(Flight(first, place, there, _draw_pass(span, wide, micro_batches)))
     names = "".join(at(0, r * ROW + 6, text(f"rank {r}", 13.5, 600)) for r in range(ranks))
     lines = "".join(
-        f'<path d="M{LEFT} {r * ROW + 30:.0f}H{WIDTH:.0f}" stroke="#8a97a3" stroke-opacity="0.4"/>'
+        f'<path d="M{NAMES_WIDTH} {r * ROW + 30:.0f}H{WIDTH:.0f}" stroke="#8a97a3" stroke-opacity="0.4"/>'
         for r in range(ranks)
     )
     # what is to come, so that gaps are seen at once
     ghost = "".join(at(c.x, c.y, done) for c in cells if (done := c.bodies[-1]))
     still = Drawing(0, 0, f'{names}{lines}<g opacity="0.16">{ghost}</g>')
-    return Film(WIDTH, ranks * ROW, tuple(_said(time, stop) for stop in stops), still, tuple(cells), tuple(moves))
+    return Film(
+        WIDTH, ranks * ROW, tuple(_describe_stop(time, stop) for stop in stops), still, tuple(cells), tuple(moves)
+    )
 
 
-def _piece(span: Span, wide: float, micro_batches: int) -> Drawing:
+def _draw_pass(span: Span, wide: float, micro_batches: int) -> Drawing:
     """One pass: its colour and the number of its micro-batch, the second stage of a rank paler."""
     width, what = (span.end_s - span.start_s) * wide, span.work.what
     late = ' fill-opacity="0.62"' if span.work.stage >= RANKS else ""
-    body = f'<rect width="{max(1.0, width - 1.5):.1f}" height="28" rx="2" fill="{COLOURS[what]}"{late}/>'
+    body = f'<rect width="{max(1.0, width - 1.5):.1f}" height="28" rx="2" fill="{PASS_COLOURS[what]}"{late}/>'
     label = f"{what.value}{span.work.micro_batch + 1}"
     if width > 9 * len(label):
-        body += (
-            f'<text x="{width / 2:.1f}" y="19" font-size="12.5" text-anchor="middle" fill="{INK[what]}">{label}</text>'
-        )
+        body += f'<text x="{width / 2:.1f}" y="19" font-size="12.5" text-anchor="middle" fill="{PASS_INK[what]}">{label}</text>'
     return Drawing(width, 28, body)
 
 
-INK = {Pass.FORWARD: "#ffffff", Pass.BACKWARD: "#000000", Pass.INPUT: "#000000", Pass.WEIGHT: "#000000"}
+PASS_INK = {Pass.FORWARD: "#ffffff", Pass.BACKWARD: "#000000", Pass.INPUT: "#000000", Pass.WEIGHT: "#000000"}
 
 
-def _said(time: PipelineTime, now: float) -> str:
+def _describe_stop(time: PipelineTime, now: float) -> str:
     """Who has worked how long by now, in a sentence."""
     ranks = 1 + max(s.rank for s in time.spans)
     busy = [
@@ -266,15 +266,15 @@ def _said(time: PipelineTime, now: float) -> str:
     return f"Turn {units.significant(min(now, time.step_s))}: {told}; {units.percent(idle)} of all time so far was waiting."
 
 
-def _shares(ranks: int, m: int) -> str:
+def _shares_table(ranks: int, m: int) -> str:
     """The bubble's share by the formula, for one, two and four stages a rank."""
     counts = list(LESSON.controls[1].options)
-    rows = [(str(k), *(units.percent(share(ranks, int(k), each)) for each in (1, 2, 4))) for k in counts]
+    rows = [(str(k), *(units.percent(bubble_share(ranks, int(k), each)) for each in (1, 2, 4))) for k in counts]
     head = ("micro-batches", "GPipe, 1F1B", "interleaved, 2 stages a rank", "interleaved, 4 stages a rank")
     return table(head, rows, counts.index(m))
 
 
-def _simulated(plan: Plan) -> Drawing:
+def _simulated_chart(plan: Plan) -> Drawing:
     cut, cost = plan.pipeline, plan.cost.pipeline
     assert cut and cost
     time = simulated_pipeline(cut, cost.stages, int(plan.workload["accumulate"]))
@@ -282,15 +282,18 @@ def _simulated(plan: Plan) -> Drawing:
     for rank in range(cut.ranks):
         mine = [s for s in time.spans if s.rank == rank]
         spans = [
-            (s.start_s, s.end_s, f"{s.work.what.value}{s.work.micro_batch + 1}", COLOURS[s.work.what]) for s in mine
+            (s.start_s, s.end_s, f"{s.work.what.value}{s.work.micro_batch + 1}", PASS_COLOURS[s.work.what])
+            for s in mine
         ]
         once = max(cost.stages[s].step_s for s in cut.stages_of(rank))
         spans.append((mine[-1].end_s, mine[-1].end_s + once, "update", "#8c8c8c"))
-        tracks.append((f"rank {rank}", _shown(spans, time.step_s)))
+        tracks.append((f"rank {rank}", _drop_long_words(spans, time.step_s)))
     return timeline(tracks, units.seconds, time.step_s)
 
 
-def _shown(spans: Sequence[tuple[float, float, str, str]], step_s: float) -> list[tuple[float, float, str, str]]:
+def _drop_long_words(
+    spans: Sequence[tuple[float, float, str, str]], step_s: float
+) -> list[tuple[float, float, str, str]]:
     """Spans whose words have room keep them; others would stand beside and hide the bubble."""
     return [
         (a, b, words if (b - a) / step_s * (WIDTH - 150) > 8.0 * len(words) + 6 else "", colour)
@@ -298,10 +301,10 @@ def _shown(spans: Sequence[tuple[float, float, str, str]], step_s: float) -> lis
     ]
 
 
-def _memory(plan: Plan, cluster: Cluster) -> Drawing:
+def _memory_chart(plan: Plan, cluster: Cluster) -> Drawing:
     cut, cost = plan.pipeline, plan.cost.pipeline
     assert cut and cost
-    most = held(cut, int(plan.workload["accumulate"]))
+    most = passes_in_flight(cut, int(plan.workload["accumulate"]))
     items = [
         StackedBar(
             f"rank {r}: {sum(cut.copies[s] for s in cut.stages_of(r))} layers, {most[r]} passes in flight",
@@ -317,11 +320,11 @@ def _memory(plan: Plan, cluster: Cluster) -> Drawing:
 def focus(learner: Learner, values: Values) -> dict[str, str]:
     """The same stages as the setup that is run now, beside the planner's choice."""
     order, m, ranks = str(values["order"]), int(values["m"]), int(values["stages"])
-    found, _ = subject(learner, ranks)
-    plan, _ = staged(found, order, m, ranks)
+    found, _ = stageable_learner(learner, ranks)
+    plan, _ = plan_stages(found, order, m, ranks)
     told = [str(plan.name), f"accumulate={m}"]
     sizes = {"batch": str(plan.workload["batch"]), "seq": str(plan.workload["seq"])}
-    return {**links.of_model(learner, found), **sizes, "setup": ",".join(told), "plan": "our-current-setup"}
+    return {**links.model_setting(learner, found), **sizes, "setup": ",".join(told), "plan": "our-current-setup"}
 
 
 LESSON = read_lesson("25-pipeline", live, focus=focus)

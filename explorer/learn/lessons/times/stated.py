@@ -8,21 +8,21 @@ from functools import lru_cache
 
 from explorer.address.settings import DTYPES
 from explorer.learn import links
-from explorer.learn.learner import Learner, standard
+from explorer.learn.learner import Learner, with_standard_model
 from planner_core.core import ITEM_BYTES, Cluster, NoPlanFits, Plan, slow_dtype_notes
 from planner_core.cost import CostModel, PricedUnit, cost_model, priced_units, step_seconds, unit_totals
 from planner_core.planning import METHODS, Planner, candidate_meshes, choose_mesh
 from planner_core.planning.methods import Layout
 from planner_core.search import search_within_budget
 
-WORKING = 2
+WORKING_BYTES = 2
 """Bytes of a number that products take in these lessons."""
-LONGEST = 4096
+MAX_SAMPLE_TOKENS = 4096
 """Tokens of a sample in the lessons where the tokens per GPU are chosen, at most."""
 
 
 @dataclass(frozen=True)
-class Stated:
+class PricedLayout:
     """A layout with the plan that the planner makes of it, and the planner that made it."""
 
     layout: Layout
@@ -37,7 +37,7 @@ class Stated:
     @property
     def units(self) -> list[PricedUnit]:
         """The plan's blocks as the step's time sees them."""
-        return _units(self)
+        return _priced_units(self)
 
     def seconds(self, cluster: Cluster) -> tuple[float, float, float]:
         """(compute, communication that shows, optimizer) of a step, were the cluster's links those of `cluster`."""
@@ -51,22 +51,22 @@ class Stated:
 
 
 @lru_cache(maxsize=512)
-def _units(stated: Stated) -> list[PricedUnit]:
+def _priced_units(stated: PricedLayout) -> list[PricedUnit]:
     return priced_units(stated.plan.blocks, stated.planner.graph, stated.model, stated.planner.coarse)
 
 
-def stated(
+def price_layout(
     learner: Learner, layout: Layout, samples: int, accumulate: int = 1, recompute: str = "none"
-) -> Stated | None:
+) -> PricedLayout | None:
     """The plan of `layout` with `samples` per GPU in each of `accumulate` micro-batches, in mixed precision; None where the
     model's operators cannot follow it. A layout that splits samples over fewer GPUs gives each of them more."""
-    return of_batch(learner, layout, samples * learner.cluster.num_gpus, accumulate, recompute)
+    return price_batch(learner, layout, samples * learner.cluster.num_gpus, accumulate, recompute)
 
 
 @lru_cache(maxsize=512)
-def of_batch(
+def price_batch(
     learner: Learner, layout: Layout, batch: int, accumulate: int = 1, recompute: str = "none"
-) -> Stated | None:
+) -> PricedLayout | None:
     """The same with `batch` samples over all GPUs in each micro-batch."""
     planner = _planner(learner, batch, accumulate, recompute)
     problem = planner.of_space(layout.space())
@@ -75,11 +75,11 @@ def of_batch(
     answer = search_within_budget(problem, objective="time")  # whether it fits is told, not asked for
     if answer.assignment is None:
         return None
-    return Stated(layout, planner.plan(problem, answer, str(layout), "layout", "time"), planner)
+    return PricedLayout(layout, planner.plan(problem, answer, str(layout), "layout", "time"), planner)
 
 
 @lru_cache(maxsize=64)
-def best_plan(learner: Learner, batch: int, accumulate: int = 1, recompute: str = "none") -> Plan | None:
+def choose_plan(learner: Learner, batch: int, accumulate: int = 1, recompute: str = "none") -> Plan | None:
     """The plan of `batch` samples that the planner chooses itself, from every plan on every mesh. Where none fits, the one that needs the
     least memory; None where the learner has set a limit on memory that no plan keeps."""
     planner = _planner(learner, batch, accumulate, recompute)
@@ -99,42 +99,42 @@ def _planner(learner: Learner, batch: int, accumulate: int, recompute: str) -> P
     return found.changed(workload=load)
 
 
-def halved(learner: Learner) -> tuple[Learner, str]:
+def with_16_bit_products(learner: Learner) -> tuple[Learner, str]:
     """The learner with products in 16 bits, of which these lessons tell, and a sentence where that is not as the learner has it, or where
     the GPU is slow in them."""
     load, gpu, note = learner.planner.workload, learner.cluster.gpu, ""
-    if ITEM_BYTES[load.dtype] > WORKING:
+    if ITEM_BYTES[load.dtype] > WORKING_BYTES:
         learner = Learner(replace(learner.request, dtype=gpu.training_dtype), learner.load)
         note = f"Products are in {DTYPES[gpu.training_dtype]} here, not in {DTYPES[load.dtype]}."
     slow = slow_dtype_notes(gpu, learner.planner.workload.dtype)
     return learner, " ".join([note, *(f"{sentence}." for sentence in slow)]).strip()
 
 
-def texts(learner: Learner, tokens: int) -> tuple[Learner, int, str]:
+def with_samples(learner: Learner, tokens: int) -> tuple[Learner, int, str]:
     """The learner with samples short enough for `tokens` per GPU, how many samples that is, and a sentence where another
     model stands in, one with transformer layers that reads texts of any length, or where numbers are others than the learner's."""
-    learner, numbers = halved(learner)
+    learner, numbers = with_16_bit_products(learner)
     found, note = learner.transformer()
     if "vocab_size" not in found.graph.config:
         found, note = (
-            standard(learner),
+            with_standard_model(learner),
             f"This lesson shows Llama-3-8B on your cluster: the samples of {learner.name} have one length.",
         )
     note = f"{note} {numbers}".strip()
-    longest = min(found.planner.workload.seq, LONGEST)
+    longest = min(found.planner.workload.seq, MAX_SAMPLE_TOKENS)
     seq = min(tokens, 1 << (longest.bit_length() - 1))
     if found.load is not None:  # captured at one length
         return found, max(1, tokens // found.planner.workload.seq), note
     return Learner(replace(found.request, seq=seq)), tokens // seq, note
 
 
-def at_tokens(learner: Learner, tokens: int, micro_batches: int = 1, recompute: str = "none") -> dict[str, str]:
+def token_settings(learner: Learner, tokens: int, micro_batches: int = 1, recompute: str = "none") -> dict[str, str]:
     """The address's settings for a step as these lessons price it: so many tokens per GPU in each micro-batch."""
-    shown, samples, _ = texts(learner, tokens)
+    shown, samples, _ = with_samples(learner, tokens)
     load = shown.planner.workload
     batch = samples * shown.cluster.num_gpus * micro_batches
     return {
-        **links.of_model(learner, shown),
+        **links.model_setting(learner, shown),
         "batch": str(batch),
         "seq": str(load.seq),
         "accumulate": str(micro_batches),
@@ -144,14 +144,14 @@ def at_tokens(learner: Learner, tokens: int, micro_batches: int = 1, recompute: 
     }
 
 
-def node(cluster: Cluster) -> int:
+def gpus_per_node(cluster: Cluster) -> int:
     """GPUs of a node."""
     return cluster.levels[0].size
 
 
-def names(cluster: Cluster) -> dict[str, Layout]:
+def usual_layouts(cluster: Cluster) -> dict[str, Layout]:
     """The usual layouts of a cluster's GPUs by the names that people give them."""
-    n, inside = cluster.num_gpus, node(cluster)
+    n, inside = cluster.num_gpus, gpus_per_node(cluster)
     inner = inside if inside < n else max(1, n // 2)
     return {
         "data parallel": Layout(dp=n),
@@ -162,6 +162,6 @@ def names(cluster: Cluster) -> dict[str, Layout]:
     }
 
 
-def totals(case: Stated, unit: PricedUnit) -> list[float]:
+def unit_components(case: PricedLayout, unit: PricedUnit) -> list[float]:
     """The components of one copy of a unit, by `planner_core.cost.Component`."""
     return [float(x) for x in unit_totals(unit, case.model)]
