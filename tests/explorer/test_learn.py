@@ -550,12 +550,12 @@ def test_13_the_question_can_be_worked_out_from_what_it_says(monkeypatch: pytest
     assert f"{units.memory(peak)} at its fullest moment" in steps[2].says and "smaller parts" in steps[2].says
     # a small sum bears its share of the bucket's time, and the table says so
     assert "of its bucket" in steps[1].picture and "no latency of its own" in steps[1].says
-    exact = l13_choose.arranged.best(LLAMA, 4)
+    exact = l13_choose.arranged.arrange_best(LLAMA, 4)
     assert exact.plan and exact.plan.cost
     for told in (exact.seconds, exact.plan.cost.step_time_s, exact.plan.cost.step_time_s / LAYERS):
         assert units.seconds(told) in steps[5].says
     assert units.memory(exact.plan.cost.memory_bytes["peak"]) in steps[5].says and "as FSDP does" in steps[5].says
-    monkeypatch.setattr(l13_choose.arranged, "megatron", lambda *_: None)  # as with heads that do not divide
+    monkeypatch.setattr(l13_choose.arranged, "arrange_megatron", lambda *_: None)  # as with heads that do not divide
     cannot = lesson.question(LLAMA, lesson.defaults())
     assert cannot.options[cannot.answer] == "It cannot run here" and units.seconds(4 * one) in cannot.options
 

@@ -138,13 +138,13 @@ def test_the_blocks_function_is_cut_out_with_the_exchanges_that_it_calls() -> No
     found = code.extract_block(rows, "LlamaDecoderLayer")
     assert found.source.startswith("same_back_all_reduce") and "all_reduce_back_same" not in found.source
     assert "slice_back_pad = " in found.source and "def start" not in found.source
-    assert found.talks == ("h = same_back_all_reduce(w.norm * x)",)
+    assert found.sending_lines == ("h = same_back_all_reduce(w.norm * x)",)
 
 
 @pytest.mark.slow  # builds and records the model
 def test_the_generated_block_has_f_and_g() -> None:
     found = recent.block_code(6, LLAMA, LESSONS[5].defaults())
-    assert not found.why and len(found.talks) == 4
+    assert not found.reason and len(found.sending_lines) == 4
     f, g = ("same_back_all_reduce", "all_reduce_back_same")
-    assert [f in line for line in found.talks] == [True, False, True, False]
-    assert [g in line for line in found.talks] == [False, True, False, True]
+    assert [f in line for line in found.sending_lines] == [True, False, True, False]
+    assert [g in line for line in found.sending_lines] == [False, True, False, True]

@@ -586,7 +586,7 @@ def test_every_expected_number_gets_its_own_answer(lesson) -> None:  # type: ign
 
 @pytest.mark.parametrize("keys", [(), ("placements",), ("memory", "mlp", "folding"), FORMER])
 def test_progress_travels_as_text(keys: tuple[str, ...]) -> None:
-    assert progress.read(progress.write(keys)) == (set(keys), [])
+    assert progress.read(",".join(sorted(keys))) == (set(keys), [])
     assert progress.from_cookie(".".join(keys)) == set(keys)
 
 
@@ -605,7 +605,8 @@ def test_what_was_kept_by_number_names_the_same_lesson() -> None:
         assert (lesson.title, step, problems) == (title, 1, [])
         assert progress.from_cookie(f"{number}") == progress.read(f"{number}-{number}")[0] == {lesson.key}
         assert address.read(address.write(lesson, lesson.defaults(), 0))[0] is lesson
-    assert sorted(FORMER) == sorted(x.key for x in LESSONS)
+    new = {"pipeline"}  # it had no number then
+    assert set(FORMER) == {x.key for x in LESSONS} - new
 
 
 @pytest.mark.parametrize("bad", ["x", "99", "0", "²", "3-", "-3", "1e3", "5-4", "3-99", "9999999999", ",,"])
