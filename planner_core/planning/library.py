@@ -55,7 +55,8 @@ def plan(
         "chunked:N", "whole") and `gradients` ("bfloat16", "float32": the dtype in which they are kept and summed); None: as
         the stack does. `prove` (False): wait until the gap between the plan and its bound is closed.
         `lora` (the rank of adapters beside the linear layers of a model from a config; all else is frozen) and `nf4` (those frozen
-        weights are in 4 bits, which is a price alone: peft with bitsandbytes runs it).
+        weights are in 4 bits, which is a price alone: peft with bitsandbytes runs it). `vocab_multiple` (1): the vocabulary is
+        padded to a multiple of the tensor-parallel ranks times this.
 
     Returns:
         The result: `best` is the chosen plan. `plans` holds it, then the corners of the Pareto front, then the baselines. `graph`

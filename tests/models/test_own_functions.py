@@ -153,7 +153,7 @@ OPENED = [
 def test_a_known_checkpoint_function_is_recorded_op_by_op(name: str, run: Any, fns: list[str]) -> None:
     graph = capture_module(Model(run), {"x": torch.zeros(6, 8)}, flat=True)
     assert [op.fn for op in graph.top.ops] == fns
-    assert "is run as a plain call: --recompute says what is computed again" in graph.assumptions[0]
+    assert "is run as a plain call: recompute says what is computed again" in graph.assumptions[0]
 
 
 GIVEN = "gives a function to run to the autograd function"

@@ -156,7 +156,7 @@ CASES = [
     (
         large_masks,
         "a table of 9,000,000 elements that it made from constants is too large",
-        "a smaller --batch or --seq",
+        "give a smaller batch or seq",
     ),
     (vmapped, "a transform of torch.func", "write the batch of the transform as a dim"),
     (hidden, "made from parameters out of sight", "compute it in forward"),
@@ -170,7 +170,7 @@ CASES = [
     (old_view, "reads a tensor of which a part, or a view, was written in place before", "make a new one"),
     (decides, "decides by the values of computed tensors", "without data-dependent control flow"),
     (differentiates, "differentiates inside forward", "write the derivative out"),
-    (casts, "opens an autocast region (float16)", "--dtype"),
+    (casts, "opens an autocast region (float16)", "the type of the whole step with dtype"),
     (hooks, "puts a hook on the gradient of a computed tensor", "torch.autograd.Function"),
     (freezes, "changes in forward which weights are trained", "functional_call"),
     (freezes_one, "changes in forward which weights are trained", "before it is planned"),

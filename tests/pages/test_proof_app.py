@@ -17,7 +17,7 @@ from tests.support.app_test import AppTest
 from tests.support.plans import planned
 
 SCRIPT = Path(__file__).resolve().parents[2] / "explorer/pages/overview.py"
-REQUEST = {"model": "gpt2-xl", "cluster": "1x8-h100", "layers": "2", "batch": "24", "seq": "512"}
+REQUEST = {"model": "llama-3-8b", "cluster": "1x8-h100", "layers": "2", "batch": "64", "seq": "4096"}
 
 
 def unproven(plan: Plan) -> Plan:
@@ -34,7 +34,7 @@ def forget() -> Iterator[None]:
 
 @pytest.fixture
 def proven() -> Result:
-    found = planned(Request("gpt2-xl", cluster="1x8-h100", layers=2, batch=24, seq=512))
+    found = planned(Request("llama-3-8b", cluster="1x8-h100", layers=2, batch=64, seq=4096))
     assert found.fastest.optimal
     return found
 

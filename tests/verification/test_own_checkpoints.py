@@ -158,7 +158,7 @@ def test_repeated_modules_stay_blocks_and_the_plan_says_what_is_recomputed(layer
     assert graph.num_repeats == {layer.__name__: 3}
     assert [item.prefix for item in graph.top.items if isinstance(item, Call)] == ["layers.0", "layers.1", "layers.2"]
     assert set(graph.parameters()) == {n for n, _ in Stack(layer, outside).named_parameters()}
-    assert graph.assumptions[0].endswith("is run as a plain call: --recompute says what is computed again")
+    assert graph.assumptions[0].endswith("is run as a plain call: recompute says what is computed again")
     assert not any(block.recomputed for block in graph.blocks.values())
 
 
