@@ -29,6 +29,7 @@ from planner_core.core import (
     InputError,
     Plan,
     PlannerError,
+    check_writable,
     load_plan,
     naming_extras,
     save_plan,
@@ -269,6 +270,8 @@ def _run_plan(args: argparse.Namespace) -> int:
     if args.pick and not args.output and not args.trace:
         raise InputError(f"--pick {args.pick!r} chooses the plan that -o writes; say where with -o FILE")
     request, budget = _make_request(args), read_budget(args)
+    for file in filter(None, (args.output, args.trace)):
+        check_writable(Path(file))
     result = plan_with_stages(request, _show_progress, None if args.json else _show_first_plan)
     result = name_flags_in_result(result)
     chosen = _pick_plan(result.plans, args.pick) if args.pick else result.best

@@ -29,7 +29,7 @@ from planner_core.core.errors import (
     naming_extras,
     require,
 )
-from planner_core.core.files import ASSETS, is_file, is_folder, path_exists, write_file
+from planner_core.core.files import ASSETS, check_writable, is_file, is_folder, path_exists, write_file
 from planner_core.core.forms import listed, nearest, short
 from planner_core.core.graph import (
     ITEM_BYTES,
@@ -206,6 +206,7 @@ __all__ = [
     "axis_names",
     "check",
     "check_options",
+    "check_writable",
     "cluster_names",
     "data_axes_of",
     "differentiable_inputs",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import tempfile
 from pathlib import Path
 
 from planner_core.core.errors import InputError
@@ -52,6 +54,21 @@ def write_file(path: Path, text: str) -> None:
                 device.write(text)
         else:
             _write_then_rename(path.resolve() if path.is_symlink() else path, text)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def check_writable(path: Path) -> None:
+    """Raise InputError if `write_file` could not write there: before a long work rather than after it."""
+    if is_folder(path):
+        raise InputError(f"cannot write {path}: it is a folder; name a file in it")
+    if path_exists(path) and not is_file(path):
+        return  # a device or a pipe: opening it may wait for a reader
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            path.lstat()  # raises if the name is too long for the file system
+        with tempfile.TemporaryFile(dir=path.resolve().parent):
+            pass
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 
