@@ -217,34 +217,36 @@ def pipeline_film(time: PipelineTime, micro_batches: int, *, flights: bool = Fal
     stops = [every * k for k in range(math.ceil(time.step_s / every) + 1)]
     cells, moves = [], []
     for span in time.spans:
-        body = _draw_pass(span, wide, micro_batches)
+        body = _draw_pass(span, wide)
         first = next(k for k, stop in enumerate(stops) if stop >= span.end_s - 1e-9)
         place = (NAMES_WIDTH + span.start_s * wide, span.rank * ROW)
         cells.append(Cell(*place, tuple(body if k >= first else None for k in range(len(stops)))))
         to = span.rank + (1 if span.work.what is Pass.FORWARD else -1)
         if flights and 0 <= to < ranks and first < len(stops) - 1:
             there = (NAMES_WIDTH + span.end_s * wide, to * ROW)
-            moves.append(Flight(first, place, there, _draw_pass(span, wide, micro_batches)))
+            moves.append(Flight(first, place, there, _draw_pass(span, wide)))
     names = "".join(at(0, r * ROW + 6, text(f"rank {r}", 13.5, 600)) for r in range(ranks))
     lines = "".join(
         f'<path d="M{NAMES_WIDTH} {r * ROW + 30:.0f}H{WIDTH:.0f}" stroke="#8a97a3" stroke-opacity="0.4"/>'
         for r in range(ranks)
     )
     # what is to come, so that gaps are seen at once
-    ghost = "".join(at(c.x, c.y, done) for c in cells if (done := c.bodies[-1]))
+    ghost = "".join(
+        at(c.x, c.y, _draw_pass(s, wide, named=False)) for c, s in zip(cells, time.spans, strict=True)
+    )
     still = Drawing(0, 0, f'{names}{lines}<g opacity="0.16">{ghost}</g>')
     return Film(
         WIDTH, ranks * ROW, tuple(_describe_stop(time, stop) for stop in stops), still, tuple(cells), tuple(moves)
     )
 
 
-def _draw_pass(span: Span, wide: float, micro_batches: int) -> Drawing:
-    """One pass: its colour and the number of its micro-batch, the second stage of a rank paler."""
+def _draw_pass(span: Span, wide: float, *, named: bool = True) -> Drawing:
+    """One pass: its colour and, `named`, the number of its micro-batch, the second stage of a rank paler."""
     width, what = (span.end_s - span.start_s) * wide, span.work.what
     late = ' fill-opacity="0.62"' if span.work.stage >= RANKS else ""
     body = f'<rect width="{max(1.0, width - 1.5):.1f}" height="28" rx="2" fill="{PASS_COLOURS[what]}"{late}/>'
     label = f"{what.value}{span.work.micro_batch + 1}"
-    if width > 9 * len(label):
+    if named and width > 9 * len(label):
         body += f'<text x="{width / 2:.1f}" y="19" font-size="12.5" text-anchor="middle" fill="{PASS_INK[what]}">{label}</text>'
     return Drawing(width, 28, body)
 
