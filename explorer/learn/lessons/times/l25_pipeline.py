@@ -231,9 +231,7 @@ def pipeline_film(time: PipelineTime, micro_batches: int, *, flights: bool = Fal
         for r in range(ranks)
     )
     # what is to come, so that gaps are seen at once
-    ghost = "".join(
-        at(c.x, c.y, _draw_pass(s, wide, named=False)) for c, s in zip(cells, time.spans, strict=True)
-    )
+    ghost = "".join(at(c.x, c.y, _draw_pass(s, wide, named=False)) for c, s in zip(cells, time.spans, strict=True))
     still = Drawing(0, 0, f'{names}{lines}<g opacity="0.16">{ghost}</g>')
     return Film(
         WIDTH, ranks * ROW, tuple(_describe_stop(time, stop) for stop in stops), still, tuple(cells), tuple(moves)
