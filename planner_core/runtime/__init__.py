@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         all_to_all_wire_bytes,
         collective_table,
     )
+    from planner_core.runtime.program.engine import BoundProgram
     from planner_core.runtime.program.operators.dropout import seed_generators, unit_seed
     from planner_core.runtime.record import CannotRewrite
     from planner_core.runtime.record.batch import map_marked_leaves, map_sample_leaves
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from planner_core.runtime.training.optimizers import make_optimizer
 
 __all__ = [
+    "BoundProgram",
     "CannotRewrite",
     "CountCollectives",
     "HostStates",
@@ -68,6 +70,7 @@ _HOME = {
     "load": "planner_core.runtime.training.checkpoints",
     "save": "planner_core.runtime.training.checkpoints",
     "Trace": "planner_core.runtime.program.collectives",
+    "BoundProgram": "planner_core.runtime.program.engine",
     "seed_generators": "planner_core.runtime.program.operators.dropout",
     "unit_seed": "planner_core.runtime.program.operators.dropout",
     "Parallel": "planner_core.runtime.parallel",

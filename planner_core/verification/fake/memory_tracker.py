@@ -46,6 +46,8 @@ class MemoryTracker(TorchDispatchMode):
         self.released_bytes = self.peak_of_kept_results = 0
         """Bytes of results that the loop has released, and the highest sum if it had kept them until backward ended."""
         self.peak_of_constants = self._live_constants = 0
+        self.makes_constants = False
+        """Whether the program is making its constants. What its operators compute from inputs, such as a cast, is predicted, and counts."""
         self._known: dict[int, tuple[int, str, object]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -62,11 +64,23 @@ class MemoryTracker(TorchDispatchMode):
             self._forget(args[0])
         operands = [t for t in given if isinstance(t, torch.Tensor)]
         old = {t.untyped_storage()._cdata for t in operands}
-        kind = CONSTANTS if self._are_constants(operands) else self.kind
+        kind = CONSTANTS if self.makes_constants and self._are_constants(operands) else self.kind
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor) and tensor.is_meta and tensor.untyped_storage()._cdata not in old:
                 self.add(tensor, kind)
         return out
+
+    def in_constants(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that makes a program's constants, such that what it makes is of the kind CONSTANTS."""
+
+        def make(*args: Any, **kwargs: Any) -> Any:
+            self.makes_constants = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.makes_constants = False
+
+        return make
 
     def _are_constants(self, operands: Iterable[torch.Tensor]) -> bool:
         """Return whether all operands on meta are inputs of the step or constants."""
@@ -98,7 +112,7 @@ class MemoryTracker(TorchDispatchMode):
                 self.add(tensor, kind)
 
     def add_inputs(self, tensors: Iterable[Any]) -> None:
-        """Note the inputs of a step. They do not count; what is computed from them alone is of the kind CONSTANTS."""
+        """Note the inputs of a step. They do not count, and neither do the constants that are computed from them alone."""
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 self._watch(tensor.untyped_storage(), 0, CONSTANTS)
