@@ -47,7 +47,7 @@ class MemoryTracker(TorchDispatchMode):
         """Bytes of results that the loop has released, and the highest sum if it had kept them until backward ended."""
         self.peak_of_constants = self._live_constants = 0
         self.makes_constants = False
-        """Whether the program is making its constants. What its operators compute from inputs, such as a cast, is predicted, and counts."""
+        """Whether the program is making its constants. The batch that ranks gather of their inputs is predicted, and counts."""
         self._known: dict[int, tuple[int, str, object]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
