@@ -192,11 +192,6 @@ def _plan_faults(plan: Plan) -> Iterator[str]:
         yield from _block_faults(label, block, axes)
 
 
-def _with_lists(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The same fields, tuples as lists."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
-
-
 def _pipeline_json(cut: Pipeline) -> dict[str, Any]:
     parts = {"parts": [list(part) for part in cut.parts]} if cut.parts else {}
     return {"ranks": cut.ranks, "schedule": cut.schedule, "copies": list(cut.copies), **parts}

@@ -7,7 +7,7 @@ each mesh, the search, the memory simulation, the baselines. `compare_methods` d
     fitting/    what memory decides: micro-batches, recomputation, and the reason if nothing fits
     methods/    one entry for each method and baseline
     pricing/    the price of a layout that a team states
-    analysis/   questions about plans: reports, sensitivity, scaling, ablation
+    analysis/   questions about plans: reports, ties and regret, ablation
     stages/     the best plan with pipeline stages
     edit, small/   another plan made from a given one
 """

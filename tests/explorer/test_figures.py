@@ -17,11 +17,9 @@ from explorer.figures import print_figures, topology
 from explorer.figures.palette import DARK, LIGHT, WORK, Theme
 from explorer.figures.style import LIMIT_WORDS
 from explorer.text import units, words
-from planner_core.core.mesh import DeviceMesh
 from planner_core.core.plan import PHASES, Plan
 from planner_core.planning.analysis import step_work
 from planner_core.planning.analysis.ablation import DESCRIPTIONS, ablation_steps
-from planner_core.planning.analysis.scaling import ScalingOption, Size
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from planner_core.planning.session import prepare_planner
@@ -147,11 +145,6 @@ def test_what_a_method_costs_is_told_with_its_reason() -> None:
     assert "because it" in text
     only = words.describe_restrictions("TAP", [(DESCRIPTIONS["exact"], None)])
     assert "No plan fits" in only
-
-
-def size(num_gpus: int, *degrees: tuple[int, float]) -> Size:
-    options = tuple(ScalingOption(DeviceMesh(("world",), (num_gpus,)), d, t, 0.0, 0, True) for d, t in degrees)
-    return Size(num_gpus, 16, options, options)
 
 
 # --- plans that were pinned on another cluster, at another batch ---------------------------------------------

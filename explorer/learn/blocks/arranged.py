@@ -24,14 +24,14 @@ from planner_core.search.network import Problem
 WEIGHTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 HALVES = (WEIGHTS[:4], WEIGHTS[4:])
 """Of attention and of the feed-forward part: the first products, which read the same input, and the last."""
-GATES = ("norm", "in", "middle", "out", "end", "sum")
-"""Where an activation's message stands in a half: in the norm, before the first products, behind them, before the last, behind it,
-behind the addition."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedMessage:
-    """One collective with its place: a gate of a half, or a weight."""
+    """One collective with its place: a gate of a half, or a weight.
+
+    Gates are "norm", "in" (before the first products), "middle" (after them), "out" (before the last), "end" (after it) and "sum".
+    """
 
     half: int
     gate: str

@@ -1,6 +1,5 @@
-"""Answers to questions about plans: reports, sensitivity, scaling, ablation."""
+"""Answers to questions about plans: reports, ties and regret, ablation."""
 
-from planner_core.planning.analysis import sensitivity
 from planner_core.planning.analysis.ablation import DESCRIPTIONS, AblationStep, ablation_steps
 from planner_core.planning.analysis.doubt import (
     MOST_DOUBT,
@@ -28,32 +27,22 @@ from planner_core.planning.analysis.reporting import (
     text,
     unknown_ops,
 )
-from planner_core.planning.analysis.scaling import COUNTS, Size, best_plans_at, resize_cluster
-from planner_core.planning.analysis.sensitivity import SAME, UNKNOWN, Crossover, MapAxis, RegionCell
 from planner_core.planning.analysis.space_size import count_spaces, log10_size
 from planner_core.planning.analysis.step_trace import STREAMS, TraceWork, chrome_trace, step_work, trace_of
 from planner_core.planning.analysis.unfolded_network import network_json, unfold_problem
 
 __all__ = [
-    "COUNTS",
     "DESCRIPTIONS",
     "MOST_DOUBT",
-    "SAME",
     "SCENARIOS",
     "STREAMS",
-    "UNKNOWN",
     "AblationStep",
     "Choice",
-    "Crossover",
-    "MapAxis",
-    "RegionCell",
     "Regret",
     "Scenario",
-    "Size",
     "Tie",
     "TraceWork",
     "ablation_steps",
-    "best_plans_at",
     "choose_among_ties",
     "chrome_trace",
     "count_spaces",
@@ -72,8 +61,6 @@ __all__ = [
     "price_text",
     "regret_report",
     "regret_text",
-    "resize_cluster",
-    "sensitivity",
     "simulate_steps",
     "step_work",
     "text",
