@@ -5,17 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from planner_core.models.sources.config_fields import DEPTH_FIELDS
+
 KEPT_LAYERS = 4
 DEPTHS = (
-    "num_hidden_layers",
-    "n_layer",
-    "n_layers",
-    "num_layers",
-    "num_decoder_layers",
-    "encoder_layers",
-    "decoder_layers",
-    "num_encoder_layers",
-    "layers",
+    *DEPTH_FIELDS,
     "depth",
     "num_blocks",
     "speech_encoder_layers",

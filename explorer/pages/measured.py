@@ -32,26 +32,10 @@ def filtered(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
             values = sorted({of(r) for r in runs}, key=lambda v: (0, v) if isinstance(v, int) else (1, v))
             named = {frame.slug(v): str(v) for v in values}
             frame.warn_missing(label.lower(), state.value(key), list(named), "It is left out")
-            now = [v for v in state.value(key) if v in named]
-            widget = state.widget_key(f"w_{key}", now)
-            st.multiselect(
-                label,
-                list(named),
-                default=now,
-                format_func=named.__getitem__,
-                key=widget,
-                placeholder="all",
-                width=260,
-                on_change=_take,
-                args=(key, widget),
-            )
+            frame.choose_several(label, key, named, placeholder="all", width=260)
             chosen = {v for v in state.value(key) if v in named}
             passing = [r for r in passing if not chosen or frame.slug(of(r)) in chosen]
     return passing
-
-
-def _take(key: str, widget: str) -> None:
-    state.change(**{key: tuple(st.session_state[widget])})
 
 
 def left_out() -> str:

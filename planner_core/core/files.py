@@ -45,9 +45,8 @@ def write_file(path: Path, text: str) -> None:
     If `path` is a link, the file that it names is written, and the link stays. A device or a pipe is written to, not replaced. A
     file keeps its mode.
     """
+    _refuse_folder(path)
     try:
-        if is_folder(path):
-            raise InputError(f"cannot write {path}: it is a folder; name a file in it")
         # `-o /dev/stdout` may name a regular file, if the shell redirects there. To rename onto it would replace the device's entry.
         if path_exists(path) and (not is_file(path) or path.is_relative_to("/dev") or path.is_relative_to("/proc")):
             with path.open("w", encoding="utf-8") as device:
@@ -60,8 +59,7 @@ def write_file(path: Path, text: str) -> None:
 
 def check_writable(path: Path) -> None:
     """Raise InputError if `write_file` could not write there: before a long work rather than after it."""
-    if is_folder(path):
-        raise InputError(f"cannot write {path}: it is a folder; name a file in it")
+    _refuse_folder(path)
     if path_exists(path) and not is_file(path):
         return  # a device or a pipe: opening it may wait for a reader
     try:
@@ -71,6 +69,11 @@ def check_writable(path: Path) -> None:
             pass
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _refuse_folder(path: Path) -> None:
+    if is_folder(path):
+        raise InputError(f"cannot write {path}: it is a folder; name a file in it")
 
 
 def _write_then_rename(path: Path, text: str) -> None:

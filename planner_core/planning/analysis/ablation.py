@@ -56,7 +56,7 @@ def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: N
     ]
     for at, step in reversed(list(enumerate(found[:-1]))):
         # What is proven is the GPU's part of the step. A smaller space may hold a plan that waits less for its host.
-        if step.plan is not None and step.plan.optimal and not (at == 0 and step.plan.cost.host_wait_s):
+        if step.plan is not None and step.plan.is_step_proven:
             continue
         found[at] = min(found[at:], key=lambda s: _rank_among_step(s.plan, by_time=at == 0)).called(step)
     return found

@@ -217,22 +217,22 @@ def format_seconds(value: float) -> str:
 
 def first_plan_text(plan: Plan) -> str:
     """One line on the plan that is known before usual layouts, trade-offs and stages are searched: its step, memory and bound."""
-    value, bound = plan.cost.seconds(plan.objective), plan.bound
     if not plan.fits:
         return f"no plan fits so far: the smallest takes {format_peak_gib(plan)} GiB a GPU"
-    proof = (
-        "proven optimal"
-        if plan.is_step_proven
-        else "the least work of GPUs, which wait for their host"
-        if plan.optimal
-        else describe_gap(value, bound)
-        if bound
-        else "without a bound"
-    )
     return (
         f"first plan: {describe_arrangement(plan)}, {format_seconds(plan.cost.step_time_s)} a step, {format_peak_gib(plan)} GiB a GPU, "
-        f"{proof}; usual layouts, trade-offs and stages follow"
+        f"{_describe_proof(plan)}; usual layouts, trade-offs and stages follow"
     )
+
+
+def _describe_proof(plan: Plan) -> str:
+    if plan.is_step_proven:
+        return "proven optimal"
+    if plan.optimal:
+        return "the least work of GPUs, which wait for their host"
+    if not plan.bound:
+        return "without a bound"
+    return describe_gap(plan.cost.seconds(plan.objective), plan.bound)
 
 
 def reserved_text(reserved: ReservedMemory) -> str:
