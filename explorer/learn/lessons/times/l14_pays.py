@@ -168,6 +168,7 @@ def live(learner: Learner, values: Values) -> Live:
         "quickest": fastest_with_ties(cases, cluster),
         "has_hsdp": "HSDP" in cases,
         "outer": learner.cluster.levels[-1].name,
+        "tensor_leads": "tensor" in rows[0][1],  # with the fewest tokens and the slowest links
         "senders": [n for n in list_layouts(learner.cluster) if "tensor" not in n and n in " ".join(rows[-1][1:])],
         "stands_in": note,
     }
