@@ -28,6 +28,7 @@ import plotly
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench.support.app import tasks  # noqa: E402
 from bench.support.app.graph_component import DRAW, DRAWN, SEEN, TOGGLE, grid, mounted, source  # noqa: E402
 from bench.support.app.running_explorer import Place, explorer, frames, settle  # noqa: E402
 from bench.support.app.watches import answered, first_picture  # noqa: E402
@@ -275,6 +276,19 @@ def first(place: Place) -> Iterator[Figure]:
         )
 
 
+# --- what people wait for ----------------------------------------------------------------------------------
+
+
+def waits(of: Callable[[Place], Iterator[tasks.Timed]]) -> Measure:
+    """Return a task (`bench.support.app.tasks`) as a measure."""
+
+    def measured(place: Place) -> Iterator[Figure]:
+        for what, taken, goal in of(place):
+            yield spread(what, taken, goal)
+
+    return measured
+
+
 # --- what jumps --------------------------------------------------------------------------------------------
 
 SHIFTS = """
@@ -334,7 +348,11 @@ def soaked(found: dict[str, Any]) -> Iterator[Figure]:
     yield spread(f"{what}; memory {kept}{trimmed}", found["ms"], "2 000")
 
 
-MEASURES: dict[str, Measure] = {m.__name__: m for m in (first, scatters, lasso, replan, whatif, graphs, shift, soak)}
+TASKS = (tasks.clicks, tasks.exports, tasks.methods, tasks.edits)
+MEASURES: dict[str, Measure] = {
+    **{m.__name__: m for m in (first, scatters, lasso, replan, whatif, graphs, shift, soak)},
+    **{task.__name__: waits(task) for task in TASKS},
+}
 
 
 # --- running -------------------------------------------------------------------------------------------------
@@ -344,10 +362,10 @@ def measure(names: list[str]) -> list[Figure]:
     from playwright.sync_api import sync_playwright
 
     found = []
-    with explorer() as (url, _), sync_playwright() as playwright:
+    with explorer() as (url, process), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         for name in names:
-            for one in MEASURES[name](Place(browser, url)):
+            for one in MEASURES[name](Place(browser, url, process)):
                 day = datetime.datetime.now(datetime.UTC).date().isoformat()
                 row = {
                     "measure": name,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from explorer.text.recipe import layout_line
 from planner_core.core import RECOMPUTE, SCHEDULES, InputError, short
 from planner_core.planning.methods import CP_TYPES, Layout, parse_layout
 from planner_core.planning.pricing import Setup, Statement, read_setup
@@ -29,47 +30,64 @@ WORKLOAD_SETTINGS = ("seq", "dtype", "optimizer", "precision")
 
 @dataclass(frozen=True, slots=True)
 class StatedSetup:
-    """A layout, the micro-batches of a step (None: as many as the recommended plan has), and what is recomputed."""
+    """A layout, the micro-batches of a step or the samples of one, and what is recomputed.
+
+    With neither `accumulate` nor `micro_batch` a step has as many micro-batches as that of the recommended plan.
+    """
 
     layout: Layout
     accumulate: int | None = None
     recompute: str = NO_RECOMPUTATION
+    micro_batch: int | None = None
 
     def write(self) -> tuple[str, ...]:
         """Return the texts of the address."""
         more = [f"accumulate={self.accumulate}"] if self.accumulate else []
+        # the samples, not the number that follows from them: another batch of a step keeps its micro-batches' size
+        more += [f"mbs={self.micro_batch}"] if self.micro_batch else []
         more += [f"recompute={self.recompute}"] if self.recompute != NO_RECOMPUTATION else []
         return (*str(self.layout).split(","), *more)
 
-    def line(self, batch: int) -> str:
-        """Write it as people do, for a step of `batch` samples: `FSDP 8 × TP 8, mbs 1, selective`."""
-        x = self.layout
-        data = f"ZeRO-{x.zero}" if x.zero in (1, 2) else "DP"
-        degrees = [("PP", x.pp), (data, x.dp), ("FSDP", x.fsdp), ("CP", x.cp), ("TP", x.tp)]
-        parts = [" × ".join(f"{word} {n}" for word, n in degrees if n > 1) or "DP 1"]
-        parts += [f"EP {x.ep}"] if x.ep > 1 else []
-        parts += ["SP"] if x.sp else []
-        parts += [x.cp_type] if x.cp > 1 and x.cp_type != "ring" else []
-        parts += [x.order + (f" {x.vp}" if x.vp > 1 else "")] if x.schedule or x.vp > 1 else []
-        if self.accumulate:
-            each = batch / (x.dp * x.fsdp * self.accumulate)
-            parts += [f"mbs {each:g}" if each == int(each) else f"{self.accumulate} micro-batches"]
+    def line(self) -> str:
+        """Write it as people do: `FSDP 8 × TP 8, mbs 1, selective`."""
+        parts = [layout_line(self.layout)]
+        parts += [f"mbs {self.micro_batch}"] if self.micro_batch else []
+        parts += [f"{self.accumulate} micro-batch{'es' * (self.accumulate > 1)}"] if self.accumulate else []
         return ", ".join([*parts, *([self.recompute] if self.recompute != NO_RECOMPUTATION else [])])
+
+    def count_micro_batches(self, batch: int) -> int | None:
+        """Return the micro-batches of a step of `batch` samples, None where it is left open. Raises InputError where there are none."""
+        if self.micro_batch is None:
+            return self.accumulate
+        each = self.micro_batch * self.layout.data
+        if batch % each:
+            ranks = f"{self.layout.data} ranks take {each} at once" if self.layout.data > 1 else f"{each} at once"
+            raise InputError(
+                f"mbs {self.micro_batch} does not divide a batch of {batch} samples: {ranks}; give another mbs, or a multiple of {each}"
+            )
+        return batch // each
 
 
 def parse_setup(words: Sequence[str]) -> StatedSetup:
     """Invert `StatedSetup.write`. Raises InputError."""
-    options = dict(w.split("=", 1) for w in words if w.startswith(("accumulate=", "recompute=")))
+    options = dict(w.split("=", 1) for w in words if w.startswith(("accumulate=", "recompute=", "mbs=")))
     layout = parse_layout(",".join(w for w in words if w.partition("=")[0] not in options))
-    micro_batches, recompute = options.get("accumulate"), options.get("recompute", NO_RECOMPUTATION)
-    if micro_batches is not None and not (micro_batches.isdecimal() and 1 <= int(micro_batches) <= MAX_MICRO_BATCHES):
-        raise InputError(
-            f"accumulate is {short(micro_batches)}, but must be a whole number from 1; give e.g. accumulate=4"
-        )
+    recompute = options.get("recompute", NO_RECOMPUTATION)
+    accumulate, micro_batch = (_parse_count(word, options.get(word)) for word in ("accumulate", "mbs"))
+    if accumulate and micro_batch:
+        raise InputError(f"mbs {micro_batch} and {accumulate} micro-batches are stated at once; leave one out")
     if recompute not in RECOMPUTE or recompute == "auto":
         kinds = ", ".join(r for r in RECOMPUTE if r != "auto")
         raise InputError(f"recompute is {short(recompute)}, but must be one of {kinds}")
-    return StatedSetup(layout, None if micro_batches is None else int(micro_batches), recompute)
+    return StatedSetup(layout, accumulate, recompute, micro_batch)
+
+
+def _parse_count(word: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isdecimal() and 1 <= int(text) <= MAX_MICRO_BATCHES):
+        raise InputError(f"{word} is {short(text)}, but must be a whole number from 1; give e.g. {word}=4")
+    return int(text)
 
 
 DEGREE_PATTERN = re.compile(
@@ -83,26 +101,13 @@ SEPARATORS = re.compile(r",|×|\s+[x*]\s+|\s*\+\s*")
 NO_RECOMPUTATION_WORDS = ("no recomputation", "none", "no recompute")
 
 
-def parse_line(text: str, batch: int) -> StatedSetup:
-    """Read a line such as `FSDP 8 x TP 8, mbs 1, selective`, for a step of `batch` samples.
-
-    Raises InputError for the first part that is not understood.
-    """
+def parse_line(text: str) -> StatedSetup:
+    """Read a line such as `FSDP 8 x TP 8, mbs 1, selective`. Raises InputError for the first part that is not understood."""
     stated: dict[str, Any] = {}
     for part in filter(None, (p.strip() for p in SEPARATORS.split(text.lower()))):
         stated |= _parse_part(part)
-    recompute, micro_batches, micro_batch_size = (stated.pop(k, None) for k in ("recompute", "accumulate", "mbs"))
-    layout = Layout(**stated)
-    if micro_batch_size is not None:
-        ranks = layout.dp * layout.fsdp
-        micro_batches = (
-            batch // (micro_batch_size * ranks) if micro_batch_size and batch % (micro_batch_size * ranks) == 0 else 0
-        )
-        if not micro_batches:
-            raise InputError(
-                f"mbs {micro_batch_size} on {ranks} ranks does not divide a batch of {batch}; give a divisor of {batch // ranks}"
-            )
-    return parse_setup(StatedSetup(layout, micro_batches, recompute or NO_RECOMPUTATION).write())
+    more = [f"{word}={stated.pop(word)}" for word in ("accumulate", "mbs", "recompute") if word in stated]
+    return parse_setup((*str(Layout(**stated)).split(","), *more))
 
 
 def _parse_part(part: str) -> dict[str, Any]:
@@ -135,7 +140,8 @@ def parse_file(name: str, content: bytes, num_gpus: int) -> tuple[StatedSetup, M
         setup = read_setup(file, num_gpus)
     options = dict(setup.options)
     statement = Statement(setup.layout, options.pop("micro_batch", 1), options.pop("accumulate", 1))
-    stated = StatedSetup(setup.layout, statement.accumulate, options.pop("recompute", NO_RECOMPUTATION))
+    recompute = options.pop("recompute", NO_RECOMPUTATION)
+    stated = StatedSetup(setup.layout, None, recompute, micro_batch=statement.micro_batch)
     work: dict[str, Any] = {"batch": statement.batch}
     work |= {key: options.pop(key) for key in WORKLOAD_SETTINGS if key in options}
     return stated, work, _describe_unpriced(setup, options)

@@ -64,7 +64,11 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
         }
     )
     descriptions.update(
-        {n: "other trade-off" for n, p in plans.items() if p.method == "exact" and n not in (*descriptions, fastest)}
+        {
+            n: "other trade-off"
+            for n, p in plans.items()
+            if p.method == "exact" and p.fits and n not in (*descriptions, fastest)
+        }
     )
     listed: dict[str, str] = {}
     for name, what in descriptions.items():

@@ -28,8 +28,6 @@ def page() -> None:
     screen(result, plans)
     if not result.best.fits:
         remedies.show_remedies(result)
-    for note in dict.fromkeys((*result.notes, *result.graph.assumptions)):
-        st.caption(f"Note: {frame.escape(state.page_wording(note))}")
 
 
 @st.fragment
@@ -53,6 +51,8 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
             _searches(result)
         elif result.fastest.fits and not result.fastest.optimal and result.fastest.method == EXACT.name:
             st.caption(frame.escape(f"{_describe_gap(result.fastest)}."))
+        for note in dict.fromkeys((*result.notes, *result.graph.assumptions)):
+            st.caption(frame.escape(state.page_wording(note)))
         node.show_node(result, chosen, plan)
 
 
@@ -81,10 +81,9 @@ def folded(result: Result) -> str:
     """Say what folding found."""
     folded_ops = len(result.graph.top.ops) + sum(len(b.ops) for b in result.graph.blocks.values())
     runs, _ = find_runs(result.graph.top)
-    blocks = " and ".join(f"{len(r.calls)} × {r.block}" for r in runs if len(r.calls) > 1)
+    repeats = "" if any(len(r.calls) > 1 for r in runs) else ": nothing repeats"
     ops = f"{units.whole(result.graph.num_ops)} operations folded to {units.whole(folded_ops)}"
-    sizes = f"{units.count(result.graph.num_params)} parameters; {ops}"
-    return frame.escape(f"{sizes}: {blocks}." if blocks else f"{sizes}: nothing repeats.")
+    return frame.escape(f"{units.count(result.graph.num_params)} parameters; {ops}{repeats}.")
 
 
 def waste(result: Result) -> None:

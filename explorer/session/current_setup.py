@@ -12,6 +12,7 @@ from explorer.jobs.result_cache import ResultCache
 from explorer.session import pipeline_plan, state
 from planner_core.core import Plan, PlannerError
 from planner_core.planning import Request, Result, prepare_planner
+from planner_core.planning.methods import check_layout
 
 MAX_CACHED = 24
 
@@ -35,16 +36,17 @@ def _price(result: Result, text: tuple[str, ...]) -> Result | str:
     batch = None if exported else workload.batch
     # Stages pay with many micro-batches: as many as there are samples, where no number is stated.
     usual = max(1, workload.batch // layout.data) if layout.pp > 1 else workload.accumulate
-    request = replace(
-        result.request,
-        layout=str(layout),
-        recompute=setup.recompute,
-        tool=None,
-        mesh=None,
-        batch=batch,
-        accumulate=setup.accumulate or usual,
-    )
     try:
+        check_layout(layout, result.cluster)
+        request = replace(
+            result.request,
+            layout=str(layout),
+            recompute=setup.recompute,
+            tool=None,
+            mesh=None,
+            batch=batch,
+            accumulate=setup.count_micro_batches(workload.batch) or usual,
+        )
         planner = prepare_planner(request, state.uploaded_graph(request))
         (plan,) = planner.stated()
     except PlannerError as error:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 
-from explorer.text.units import GIB, memory
+from explorer.text.recipe import layout_line
+from explorer.text.units import GIB, memory, seconds
 from planner_core.core import OPTIONS, PlannerError, Sentence, Term
 from planner_core.exporters import TARGETS
-from planner_core.planning.methods import ALL
+from planner_core.planning.methods import ALL, parse_layout
 
 
 def page_wording(sentence: str | Exception) -> str:
-    """Word an error or a note for the page: options by the names of their controls, memory in GiB, tools and methods as it calls them."""
+    """Word an error or a note for the page: options, tools and methods by its names, memory in GiB, three digits."""
     if isinstance(sentence, Exception):
         sentence = sentence.sentence if isinstance(sentence, PlannerError) else str(sentence)
     text = sentence.worded(_page_term) if isinstance(sentence, Sentence) else sentence
@@ -22,6 +23,12 @@ def _page_term(term: Term) -> str:
     """A term in the words of the page."""
     if term.kind == "bytes":
         return memory(float(term.value))
+    if term.kind == "seconds":
+        return seconds(float(term.value))
+    if term.kind == "layout":
+        return layout_line(parse_layout(term.value))
+    if term.kind == "cluster":
+        return "the cluster"
     if term.kind == "tool":
         return TARGETS[term.name].title if term.name in TARGETS else term.text
     if term.kind == "method":

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from explorer.text import units, words
 from planner_core.core import Partial, Plan, Shard
 from planner_core.cost import CONTEXT, DATA, EXPERT, IDLE, SHARD, TENSOR, axis_roles, weight_roles, zero_stage
+from planner_core.planning.methods import Layout
 
 RECOMPUTED = {
     "none": "no recomputation",
@@ -67,6 +68,18 @@ def _degree_name(words_: str) -> str:
         if words_.startswith(long):
             return brief + words_.removeprefix(long).partition(" ")[0]
     return words_
+
+
+def layout_line(layout: Layout) -> str:
+    """Write a stated layout as teams do: `PP 2 × FSDP 8 × TP 8, SP`."""
+    data = f"ZeRO-{layout.zero}" if layout.zero in (1, 2) else "DP"
+    degrees = [("PP", layout.pp), (data, layout.dp), ("FSDP", layout.fsdp), ("CP", layout.cp), ("TP", layout.tp)]
+    parts = [" × ".join(f"{word} {n}" for word, n in degrees if n > 1) or "DP 1"]
+    parts += [f"EP {layout.ep}"] if layout.ep > 1 else []
+    parts += ["SP"] if layout.sp else []
+    parts += [layout.cp_type] if layout.cp > 1 and layout.cp_type != "ring" else []
+    parts += [layout.order + f" {layout.vp}" * (layout.vp > 1)] if layout.schedule or layout.vp > 1 else []
+    return ", ".join(parts)
 
 
 def describe_extra_work(plan: Plan) -> str:

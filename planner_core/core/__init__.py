@@ -124,6 +124,7 @@ from planner_core.core.workload import (
     named,
     option_switch,
     stack_names,
+    time_amount,
 )
 
 __all__ = [
@@ -250,6 +251,7 @@ __all__ = [
     "slow_dtype_notes",
     "stack_names",
     "states_by_pattern",
+    "time_amount",
     "timing",
     "unevenly_split_dims",
     "unfold",

@@ -245,7 +245,7 @@ class Planner:
             reasons = operator_faults(self.graph, layout) or [
                 f"{undecided_fault(self.of_space(layout.space()), layout)}; give other degrees"
             ]
-            raise InputError(f"layout {layout}: {'; '.join(reasons)}")
+            raise InputError(f"{layout.term}: {'; '.join(reasons)}")
         return [plan]
 
     def of_layout(self, layout: Layout, name: str = STATED) -> Plan | None:

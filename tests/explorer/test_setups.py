@@ -40,7 +40,7 @@ long = st.builds(replace, plain, cp=st.integers(2, 64), cp_type=st.sampled_from(
 layouts = plain | long | st.builds(replace, plain | long, ep=degrees)
 setup = st.builds(
     setups.StatedSetup, layouts, st.none() | st.integers(1, 999), st.sampled_from([r for r in RECOMPUTE if r != "auto"])
-)
+) | st.builds(setups.StatedSetup, layouts, micro_batch=st.integers(1, 999))
 
 
 @given(setup)
@@ -62,7 +62,7 @@ def test_what_is_no_setup_is_told(text: str) -> None:
 
 def test_a_tools_file_states_the_layout_and_the_work_of_a_step() -> None:
     stated, work, notes = setups.parse_file("run.toml", TOML, 16)
-    assert stated == setups.StatedSetup(Layout(fsdp=8, tp=2, sp=True), 4, "full")
+    assert stated == setups.StatedSetup(Layout(fsdp=8, tp=2, sp=True), None, "full", 2)
     assert work == {"batch": 64, "seq": 2048, "optimizer": "adamw"}
     assert "compiled" in notes[-1]
     with pytest.raises(InputError, match=r"run\.toml"):
@@ -72,7 +72,7 @@ def test_a_tools_file_states_the_layout_and_the_work_of_a_step() -> None:
 def test_a_setup_that_cannot_be_is_told_in_place() -> None:
     at = open_page("overview", model="gpt2-xl", cluster="1x8-h100", layers="2", setup="dp=4")
     assert not at.exception
-    assert "takes 4 GPUs, but 1x8-h100 has 8" in at.warning[0].value
+    assert "DP 4 takes 4 GPUs, but the cluster has 8; say for example DP 4 × FSDP 2." in at.warning[0].value
 
 
 def test_compare_shows_the_setup_on_its_own_micro_batch() -> None:
@@ -91,7 +91,7 @@ def test_compare_shows_the_setup_on_its_own_micro_batch() -> None:
 @pytest.mark.parametrize(
     ("line", "stated"),
     [
-        ("FSDP 8 x TP 8, mbs 1, selective", setups.StatedSetup(Layout(fsdp=8, tp=8), 32, "selective")),
+        ("FSDP 8 x TP 8, mbs 1, selective", setups.StatedSetup(Layout(fsdp=8, tp=8), None, "selective", 1)),
         ("fsdp=8,tp=8", setups.StatedSetup(Layout(fsdp=8, tp=8))),
         ("HSDP 2x8, full", setups.StatedSetup(Layout(dp=2, fsdp=8), None, "full")),
         ("DDP 64", setups.StatedSetup(Layout(dp=64))),
@@ -100,27 +100,44 @@ def test_compare_shows_the_setup_on_its_own_micro_batch() -> None:
     ],
 )
 def test_a_setup_is_a_line_of_text(line: str, stated: setups.StatedSetup) -> None:
-    assert setups.parse_line(line, 256) == stated
-    assert setups.parse_line(stated.line(256), 256) == stated
+    assert setups.parse_line(line) == stated
+    assert setups.parse_line(stated.line()) == stated
 
 
 @pytest.mark.parametrize(
-    ("line", "said"), [("FSDP eight", "fsdp eight"), ("FSDP 8, mbs 3", "does not divide"), ("SP, DP 8", "sp splits")]
+    ("line", "said"),
+    [
+        ("FSDP eight", "fsdp eight"),
+        ("FSDP 8, mbs 3, 2 micro-batches", "leave one out"),
+        ("FSDP 8, mbs 0", "from 1"),
+        ("SP, DP 8", "sp splits"),
+    ],
 )
 def test_a_line_that_states_no_setup_is_refused(line: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        setups.parse_line(line, 256)
+        setups.parse_line(line)
+
+
+def test_the_size_of_a_micro_batch_stays_where_the_batch_changes() -> None:
+    stated = setups.parse_line("HSDP 2x4, mbs 2")
+    assert [stated.count_micro_batches(batch) for batch in (16, 64)] == [1, 4]
+    with pytest.raises(InputError, match="8 ranks take 16 at once; give another mbs, or a multiple of 16"):
+        stated.count_micro_batches(24)
 
 
 def test_the_field_of_the_page_takes_it_and_checks_the_gpus() -> None:
     at = AppTest.from_string(SENTENCE, default_timeout=60).run()
     field(at, "setup").set_value("FSDP 8 x TP 4")
     plan(at, "setup")
-    assert "8 × 4 is 32 GPUs, but there are 16" in at.warning[0].value and not at.session_state["values"]["setup"]
+    refusal = "FSDP 8 × TP 4 takes 32 GPUs, but the cluster has 16; say for example FSDP 4 × TP 4."
+    assert refusal in at.warning[0].value and not at.session_state["values"]["setup"]
     field(at, "setup").set_value("FSDP 8 x TP 2, mbs 1")
     plan(at, "setup")
-    assert not at.warning and at.session_state["values"]["setup"] == ("fsdp=8", "tp=2", "accumulate=2")
+    assert not at.warning and at.session_state["values"]["setup"] == ("fsdp=8", "tp=2", "mbs=1")
     assert field(at, "setup").value == "FSDP 8 × TP 2, mbs 1"
+    field(at, "batch").set_value("64")
+    plan(at, "batch")
+    assert not at.warning and field(at, "setup").value == "FSDP 8 × TP 2, mbs 1"
 
 
 def test_micro_batches_of_the_setup_share_the_batch_of_the_step() -> None:

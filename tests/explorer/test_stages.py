@@ -100,11 +100,11 @@ def test_a_setup_with_stages_is_read_and_written() -> None:
         ("pp 4, dp 4, zero bubble", "schedule=zb"),
         ("pp 4, dp 4, zbv", "vp=2"),
     ):
-        stated = setups.parse_line(line, 64)
+        stated = setups.parse_line(line)
         assert words_ in stated.write()
-        assert setups.parse_setup(stated.write()) == setups.parse_line(stated.line(64), 64) == stated
+        assert setups.parse_setup(stated.write()) == setups.parse_line(stated.line()) == stated
     with pytest.raises(InputError, match="interleaved"):
-        setups.parse_line("PP 4 x DP 4, interleaved", 64)
+        setups.parse_line("PP 4 x DP 4, interleaved")
 
 
 def test_plans_with_stages_have_a_title() -> None:

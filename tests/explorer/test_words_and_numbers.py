@@ -11,7 +11,7 @@ import pytest
 from explorer.analysis import filters, step_parts
 from explorer.session.state import page_wording, plan_ids
 from explorer.text import recipe, words
-from planner_core.core import InputError, NoPlanFits, Plan, Shard, cluster_names, memory_amount
+from planner_core.core import InputError, NoPlanFits, Plan, Sentence, Shard, cluster_names, memory_amount, time_amount
 from planner_core.models import ZOO
 from planner_core.planning import METHODS, Request, Result, prepare_planner
 from planner_core.planning.analysis import ablation_steps
@@ -143,6 +143,20 @@ def test_memory_is_told_in_one_unit(result: Result) -> None:
     assert page_wording(InputError(f"the least memory that any plan needs is {needed} per GPU; use 50 GB/s")) == (
         "The least memory that any plan needs is 87.3 GiB per GPU; use 50 GB/s."
     )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "in_python", "on_the_page"), [(0.20493, "204.9 ms", "205 ms"), (38.387, "38.39 s", "38.4 s")]
+)
+def test_times_of_a_note_have_three_digits_on_the_page(seconds: float, in_python: str, on_the_page: str) -> None:
+    note = Sentence(f"the GPU waits {time_amount(seconds)}")
+    assert note == f"the GPU waits {in_python}"
+    assert page_wording(note) == f"The GPU waits {on_the_page}."
+
+
+def test_the_notes_of_a_result_have_at_most_three_digits(result: Result) -> None:
+    for note in (*result.notes, *(n for p in result.plans for n in p.notes)):
+        assert not re.search(r"[1-9]\.\d{3}|\d{3}\.\d|e\+\d", page_wording(note)), page_wording(note)
 
 
 @pytest.mark.parametrize(

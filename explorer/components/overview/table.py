@@ -91,7 +91,8 @@ def _table_row(plan: Plan, listed: ListedPlan, parts: Parts, longest: float, res
     elif reserved.short:
         memory_range = f"would reserve all {capacity / units.GIB:.3g}"
     else:
-        memory_range = f"{low:.0f} – {high:.0f} reserved of {capacity / units.GIB:.3g}"
+        reserved_gib = " – ".join(dict.fromkeys((f"{low:.0f}", f"{high:.0f}")))
+        memory_range = f"{reserved_gib} reserved of {capacity / units.GIB:.3g}"
     exposed = units.seconds(parts[step_parts.WAITS] + parts[step_parts.WEIGHTS])
     return {
         "id": listed.name,

@@ -23,7 +23,7 @@ LINE_HELP = (
 def show_setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
     """Draw the chip that says what is run now, and opens the field that sets it."""
     batch, _ = settings.batch_and_tokens(v)
-    now = setups.parse_setup(v["setup"]).line(batch) if v["setup"] else ""
+    now = setups.parse_setup(v["setup"]).line() if v["setup"] else ""
     st.markdown("instead of" if now else "·", width="content")
     with st.popover(now or "what you run now", type="tertiary", key=f"chip_setup~{state.version()}"):
 
@@ -31,8 +31,9 @@ def show_setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
             st.session_state["setup_notes"] = ()
             if not text.strip():
                 return {"setup": ()}
-            stated = setups.parse_line(text, batch)
-            _check(stated, cluster)
+            stated = setups.parse_line(text)
+            check_layout(stated.layout, cluster)
+            stated.count_micro_batches(batch)
             return {"setup": stated.write()}
 
         with Form("setup") as form:
@@ -47,15 +48,6 @@ def show_setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
         _setup_upload(v, cluster)
         for note in st.session_state.get("setup_notes", ()):
             st.caption(plain(note))
-
-
-def _check(stated: setups.StatedSetup, cluster: Cluster) -> None:
-    """Raise InputError unless the layout takes all GPUs of the cluster; the words are those of the page."""
-    if stated.layout.num_gpus != cluster.num_gpus:
-        x = stated.layout
-        degrees = " × ".join(str(n) for n in (x.pp, x.dp, x.fsdp, x.tp, x.cp) if n > 1)
-        raise InputError(f"{degrees or 1} is {stated.layout.num_gpus} GPUs, but there are {cluster.num_gpus}")
-    check_layout(stated.layout, cluster)
 
 
 def _setup_upload(v: dict[str, Any], cluster: Cluster) -> None:
@@ -76,7 +68,7 @@ def _take_file(name: str, content: bytes, v: dict[str, Any], cluster: Cluster) -
     """Set the setup that the file states, and its work of a step; a callback."""
     try:
         stated, work, notes = setups.parse_file(name, content, cluster.num_gpus)
-        _check(stated, cluster)
+        check_layout(stated.layout, cluster)
     except InputError as error:
         st.session_state["setup_problem"] = state.page_wording(error)
         return

@@ -20,6 +20,7 @@ from planner_core.core.workload.options import (
     memory_amount,
     named,
     option_switch,
+    time_amount,
 )
 from planner_core.core.workload.software import (
     PACKED,
@@ -63,4 +64,5 @@ __all__ = [
     "named",
     "option_switch",
     "stack_names",
+    "time_amount",
 ]

@@ -266,6 +266,12 @@ def memory_amount(num_bytes: float, text: str) -> str:
     return Term("bytes", "", num_bytes, text).marked
 
 
+def time_amount(seconds: float) -> str:
+    """A time for a sentence: in Python milliseconds, or seconds from ten on; the page writes it as it writes all times."""
+    text = f"{seconds:.4g} s" if seconds >= 10 else f"{1e3 * seconds:.4g} ms"
+    return Term("seconds", "", seconds, text).marked
+
+
 def check_options(values: object, names: Iterable[str]) -> None:
     """Check the fields of these names by the table. Raises InputError for the first that is impossible."""
     for name in names:

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from planner_core.core import DeviceMesh, InputError, NoPlanFits, Plan, Sentence, Shard, Term, memory_amount, named
+from planner_core.core import (
+    DeviceMesh,
+    InputError,
+    NoPlanFits,
+    Plan,
+    Sentence,
+    Shard,
+    Term,
+    memory_amount,
+    named,
+    time_amount,
+)
 from planner_core.cost import cost_model_of, price_with_host
 from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
@@ -155,6 +166,6 @@ def _describe_tool_price(request: Request, plan: Plan, free: Plan) -> Sentence:
     more = plan.cost.step_time_s / free.cost.step_time_s - 1
     beside = "as fast as" if abs(more) < 0.0005 else f"{100 * more:.1f} % slower than"
     return Sentence(
-        f"for {_tool_name(request)}: {1e3 * plan.cost.step_time_s:.4g} ms a step, {beside} the best of all plans "
-        f"({1e3 * free.cost.step_time_s:.4g} ms, which the {FREE} script runs)"
+        f"for {_tool_name(request)}: {time_amount(plan.cost.step_time_s)} a step, {beside} the best of all plans "
+        f"({time_amount(free.cost.step_time_s)}, which the {FREE} script runs)"
     )

@@ -17,7 +17,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from planner_core.core import CHUNKS, RECOMPUTE, DeviceMesh, NoPlanFits, Plan, PlannerError, Sentence, Workload, named
+from planner_core.core import (
+    CHUNKS,
+    RECOMPUTE,
+    DeviceMesh,
+    NoPlanFits,
+    Plan,
+    PlannerError,
+    Sentence,
+    Workload,
+    named,
+    time_amount,
+)
 from planner_core.cost import cost_model, seconds_in_chunks
 from planner_core.planning.fitting.shortage import needs_buffers, note_meshes_left_out, refuse_or_least_memory
 from planner_core.planning.methods import METHODS, Method
@@ -203,7 +214,7 @@ def _note_chunk_gain(planner: Planner, plan: Plan) -> tuple[str, ...]:
     best, n = min((seconds_in_chunks(plan.blocks, planner.graph, m), m.workload.chunks) for m in models)
     if best >= step:
         return ()
-    told = f"step {1e3 * best:.4g} ms instead of {1e3 * step:.4g} ms"
+    told = f"step {time_amount(best)} instead of {time_amount(step)}"
     return (
         Sentence(f"with its products in {n} chunks ({named('chunks', n)}) sums over GPUs run beside products: {told}"),
     )

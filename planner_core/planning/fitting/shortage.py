@@ -23,6 +23,7 @@ from planner_core.core import (
     memory_amount,
     named,
     root,
+    time_amount,
 )
 from planner_core.cost import DATA, IDLE, SHARD, axis_roles, block_of, cost_model_of
 from planner_core.cost.memory import PeakTensor, tensors_at_peak
@@ -253,10 +254,10 @@ def note_host_wait(plan: Plan) -> tuple[str, ...]:
     waits, bound = plan.cost.host_wait_s, plan.bound
     if not waits or plan.objective != "time":
         return ()
-    least = f", and no plan's step is shorter than {1e3 * bound:.4g} ms" if bound else ""
+    least = f", and no plan's step is shorter than {time_amount(bound)}" if bound else ""
     note = (
-        f"in {1e3 * waits:.4g} ms of the step the GPU waits for its host, which issues kernels more slowly than they run; the search "
-        f"minimises the GPU's own part, {1e3 * plan.cost.gpu_time_s:.4g} ms{least}; larger micro-batches or {named('compiled')} "
+        f"in {time_amount(waits)} of the step the GPU waits for its host, which issues kernels more slowly than they run; the search "
+        f"minimises the GPU's own part, {time_amount(plan.cost.gpu_time_s)}{least}; larger micro-batches or {named('compiled')} "
         "wait less"
     )
     return (Sentence(note),)

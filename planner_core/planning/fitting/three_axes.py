@@ -16,7 +16,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from planner_core.core import Cluster, DeviceMesh, NoPlanFits, Plan, PlannerError, axis_names, divisors
+from planner_core.core import (
+    Cluster,
+    DeviceMesh,
+    NoPlanFits,
+    Plan,
+    PlannerError,
+    Sentence,
+    axis_names,
+    divisors,
+    time_amount,
+)
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import replicated_gpus
@@ -91,10 +101,11 @@ def note_fewer_gpus(planner: Planner, plan: Plan, say: Progress) -> tuple[str, .
                 if timed and found[name].fits:
                     most = min(most, found[name].cost.step_time_s)  # the best part is told of
     name, best = min(found.items(), key=lambda item: (not item[1].fits, item[1].cost.step_time_s), default=("", plan))
-    ends = [1e3 * p.cost.step_time_s for p in (best, plan)]
-    if not best.fits or ends[0] > ends[1] * (1 - GAIN):
+    best_s, step_s = best.cost.step_time_s, plan.cost.step_time_s
+    if not best.fits or best_s > step_s * (1 - GAIN):
         return ()
-    return (f"{name} would take {ends[0]:.4g} ms instead of {ends[1]:.4g} ms: this batch is too small for the others",)
+    change = f"{name} would take {time_amount(best_s)} instead of {time_amount(step_s)}"
+    return (Sentence(f"{change}: this batch is too small for the others"),)
 
 
 def _best_below(

@@ -35,6 +35,7 @@ from planner_core.core import (
     Pipeline,
     Sentence,
     Shard,
+    Term,
     Value,
     named,
     nearest,
@@ -115,6 +116,11 @@ class Layout:
         return ",".join([*words, *([f"zero={self.zero}"] if self.zero else [])])
 
     @property
+    def term(self) -> str:
+        """The layout for a sentence of an error; the page writes it as teams do, `FSDP 8 × TP 8`."""
+        return Term("layout", "", str(self), f"layout {self}").marked
+
+    @property
     def num_gpus(self) -> int:
         """The product of the degrees. Experts are sharded over ranks that also shard the batch, so `ep` is not a factor."""
         return self.dp * self.fsdp * self.tp * self.cp * self.pp
@@ -132,12 +138,12 @@ class Layout:
             return None
         if calls < stages:
             raise InputError(
-                f"layout {self} has {stages} stages, but {graph.name} has {calls} copies of repeated blocks to deal out; "
+                f"{self.term} has {stages} stages, but {graph.name} has {calls} copies of repeated blocks to deal out; "
                 f"give pp={max(1, calls // self.vp)} or fewer"
             )
         if self.copies and sum(self.copies) != calls:
             raise InputError(
-                f"layout {self} deals out {sum(self.copies)} copies of repeated blocks, and {graph.name} has {calls}; give as many"
+                f"{self.term} deals out {sum(self.copies)} copies of repeated blocks, and {graph.name} has {calls}; give as many"
             )
         cut = Pipeline(self.pp, self.order, self.copies or even_copies(calls, stages))
         check_micro_batches(cut, micro_batches)
@@ -156,7 +162,7 @@ class Layout:
         if self.ep > 1 and (fsdp if fsdp > 1 else dp) % self.ep:
             word, n = ("fsdp", fsdp) if fsdp > 1 else ("dp", dp)
             raise InputError(
-                f"layout {self}: the {self.ep} ranks of ep are of the {n} ranks of {word}; give a divisor of {n}"
+                f"{self.term}: the {self.ep} ranks of ep are of the {n} ranks of {word}; give a divisor of {n}"
             )
         dp, fsdp = (dp, fsdp // self.ep) if fsdp > 1 else (dp // self.ep, fsdp)
         sizes = {"data": dp, "shard": fsdp, "expert": self.ep, "context": self.cp, "tensor": self.tp}
@@ -316,22 +322,21 @@ def _in_range(word: str, value: int) -> bool:
 def check_layout(layout: Layout, cluster: Cluster) -> None:
     """Raise InputError for a layout that contradicts itself, or that does not suit the cluster."""
     if told := _contradiction(layout):
-        raise InputError(f"layout {layout}: {told}")
+        raise InputError(f"{layout.term}: {told}")
     if layout.num_gpus != cluster.num_gpus:
         fill = cluster.num_gpus // max(1, layout.num_gpus // layout.fsdp)
         held = replace(layout, fsdp=fill)
         hint = (
-            f"say for example {held}"
+            f"say for example {Term('layout', '', str(held), str(held)).marked}"
             if fill and held.num_gpus == cluster.num_gpus
             else f"its product must be {cluster.num_gpus}"
         )
-        raise InputError(
-            f"layout {layout} takes {layout.num_gpus} GPUs, but {cluster.name} has {cluster.num_gpus}; {hint}"
-        )
+        where = Term("cluster", "", None, cluster.name).marked
+        raise InputError(f"{layout.term} takes {layout.num_gpus} GPUs, but {where} has {cluster.num_gpus}; {hint}")
     if len(layout.degrees) > MOST_AXES:
         roles = ", ".join(role for role, _ in layout.degrees)
         raise InputError(
-            f"layout {layout} makes a mesh of {len(layout.degrees)} axes ({roles}), and at most {MOST_AXES} can be priced; say all ranks "
+            f"{layout.term} makes a mesh of {len(layout.degrees)} axes ({roles}), and at most {MOST_AXES} can be priced; say all ranks "
             "of dp as fsdp, or leave one of ep, cp and tp out"
         )
 

@@ -32,7 +32,9 @@ from planner_core.core import (
     Graph,
     InputError,
     Plan,
+    Sentence,
     load_cluster,
+    time_amount,
 )
 from planner_core.cost import (
     Component,
@@ -105,7 +107,9 @@ def find_staged_plan(
     step_s, note = staged.plan.cost.step_time_s, "it fits"
     if chosen.fits:
         chosen_s = chosen.cost.step_time_s
-        note = f"a step of {1e3 * step_s:.4g} ms, where the best plan of one stage takes {1e3 * chosen_s:.4g} ms"
+        note = Sentence(
+            f"a step of {time_amount(step_s)}, where the best plan of one stage takes {time_amount(chosen_s)}"
+        )
     return replace(staged, plan=replace(staged.plan, notes=(note, *staged.plan.notes)))
 
 
