@@ -133,7 +133,7 @@ def in_child(work: Callable[[Any], None]) -> dict[str, Any]:
 
 def _child(write: int, work: Callable[[Any], None]) -> None:
     """Never returns. Every pass reports as it ends, so that a stopped model says how far it came."""
-    from planner_core.models.sandbox import limit_memory
+    from planner_core.models.sandbox.memory_limit import limit_memory
 
     limit_memory()
     null = os.open(os.devnull, os.O_WRONLY)

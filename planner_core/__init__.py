@@ -13,7 +13,12 @@ torch nor transformers nor numpy is loaded.
 
 from __future__ import annotations
 
+import ast
+import sys
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
@@ -93,53 +98,30 @@ __all__ = [
     "to_networkx",
     "verify",
 ]
-_HOME = {
-    "planner_core.core": (
-        "CaptureError",
-        "Cluster",
-        "Gpu",
-        "Graph",
-        "InputError",
-        "Level",
-        "NoPlanFits",
-        "Plan",
-        "PlannerError",
-        "ShardingError",
-        "VerificationFailed",
-        "load_cluster",
-        "load_gpu",
-        "load_plan",
-        "save_plan",
-    ),
-    "planner_core.models": ("load_model",),
-    "planner_core.planning": (
-        "Folded",
-        "Front",
-        "FrontPoint",
-        "Request",
-        "Result",
-        "compare",
-        "fold",
-        "front",
-        "plan",
-        "price",
-    ),
-    "planner_core.planning.analysis": ("to_dot", "to_graphml", "to_networkx"),
-    "planner_core.runtime": ("HostStates", "PlanMismatch", "apply", "clip_grad_norm_", "load", "save"),
-    "planner_core.verification": ("verify",),
-    "planner_core.exporters": ("export",),
-}
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name when it is used for the first time, and keep it."""
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with import_module("planner_core.core").naming_extras():
-        found = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
-    return found
+def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package that imports a module when a name of it is first used.
+
+    The names are those that the package imports under `if TYPE_CHECKING:`. The block is read as text, so type checkers, readers and the
+    program go by the same lines. A value is not kept in the package: a test that replaces it at its home replaces it here too.
+    """
+
+    @cache
+    def module_of() -> dict[str, str]:
+        tree = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8"))
+        blocks = [node for node in tree.body if isinstance(node, ast.If)]
+        imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+        # a submodule (`from package import module`) is left to the import system, which looks for one after AttributeError
+        return {name.name: str(i.module) for i in imports if i.module != package for name in i.names}
+
+    def load(name: str) -> Any:
+        if name not in module_of():
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        with import_module("planner_core.core").naming_extras():
+            return getattr(import_module(module_of()[name]), name)
+
+    return load, lambda: sorted({*vars(sys.modules[package]), *module_of()})
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(__name__)

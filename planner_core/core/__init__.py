@@ -19,7 +19,6 @@ from planner_core.core.errors import (
     InputError,
     NeedsValues,
     NoPlanFits,
-    NotInstalled,
     NotRunnable,
     PlannerError,
     Sentence,
@@ -95,13 +94,10 @@ from planner_core.core.plan import (
 )
 from planner_core.core.plan_json import PLAN_SCHEMA, load_plan, plan_from_json, plan_to_json, save_plan
 from planner_core.core.workload import (
-    ATTENTION,
     AUTO,
     CHUNKS,
     DEFAULT_PRECISION,
     DTYPES,
-    GRADIENTS,
-    LOSSES,
     OPTIMIZER_KERNELS,
     OPTIMIZERS,
     OPTIONS,
@@ -129,14 +125,11 @@ from planner_core.core.workload import (
 
 __all__ = [
     "ASSETS",
-    "ATTENTION",
     "AUTO",
     "CHUNKS",
     "DEFAULT_PRECISION",
     "DTYPES",
-    "GRADIENTS",
     "ITEM_BYTES",
-    "LOSSES",
     "NO_GRADIENT",
     "ONE_EACH",
     "OPTIMIZERS",
@@ -173,7 +166,6 @@ __all__ = [
     "Level",
     "NeedsValues",
     "NoPlanFits",
-    "NotInstalled",
     "NotRunnable",
     "Op",
     "Option",

@@ -26,7 +26,6 @@ from planner_core.models.loading import (
     open_model,
     pad_vocabulary,
     with_adapters,
-    with_config,
 )
 from planner_core.models.zoo import ZOO, load_snapshot
 
@@ -52,5 +51,4 @@ __all__ = [
     "pad_vocabulary",
     "shared_subgraphs",
     "with_adapters",
-    "with_config",
 ]

@@ -54,20 +54,18 @@ from planner_core.ops.registry import (
     is_free,
     is_heavy,
     known_functions,
-    lookup_table_operand,
     operator,
     rows,
     rule_of,
     splits_saved_tensor,
     work_of,
 )
-from planner_core.ops.rules import OPEN_DIMS, Pair, Row, can_run_together
+from planner_core.ops.rules import Pair, Row, can_run_together
 from planner_core.ops.strategy import BlockStrategies, GroupStrategy, SegmentMap, block_strategies, graph_strategies
 from planner_core.ops.traffic import (
     FUSED,
     NORM_KERNEL,
     OWN_KERNEL,
-    SUM_PASSES,
     MemoryPasses,
     find_norms,
     memory_passes,
@@ -81,10 +79,8 @@ __all__ = [
     "FLOPS_BOUND_KINDS",
     "FUSED",
     "NORM_KERNEL",
-    "OPEN_DIMS",
     "OWN_KERNEL",
     "RING",
-    "SUM_PASSES",
     "WHOLE_LOGITS",
     "Attention",
     "BlockStrategies",
@@ -122,7 +118,6 @@ __all__ = [
     "kept_ops",
     "known_functions",
     "last_saving",
-    "lookup_table_operand",
     "memory_passes",
     "operator",
     "recompute_policies",

@@ -13,8 +13,9 @@ training/   data, optimizers, checkpoints and reports of a training loop
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from planner_core import lazy_exports
 
 if TYPE_CHECKING:
     from planner_core.runtime.initialize import Init, initializer
@@ -61,34 +62,5 @@ __all__ = [
     "seed_generators",
     "unit_seed",
 ]
-_HOME = {
-    "CannotRewrite": "planner_core.runtime.record",
-    "map_marked_leaves": "planner_core.runtime.record.batch",
-    "map_sample_leaves": "planner_core.runtime.record.batch",
-    "clip_grad_norm_": "planner_core.runtime.training.clipping",
-    "HostStates": "planner_core.runtime.training.host_states",
-    "load": "planner_core.runtime.training.checkpoints",
-    "save": "planner_core.runtime.training.checkpoints",
-    "Trace": "planner_core.runtime.program.collectives",
-    "BoundProgram": "planner_core.runtime.program.engine",
-    "seed_generators": "planner_core.runtime.program.operators.dropout",
-    "unit_seed": "planner_core.runtime.program.operators.dropout",
-    "Parallel": "planner_core.runtime.parallel",
-    "apply": "planner_core.runtime.library",
-    "mesh_of": "planner_core.runtime.library",
-    "StagedParallel": "planner_core.runtime.stages",
-    "CountCollectives": "planner_core.runtime.program.collectives.counter",
-    "all_to_all_wire_bytes": "planner_core.runtime.program.collectives.counter",
-    "collective_table": "planner_core.runtime.program.collectives.counter",
-    "initializer": "planner_core.runtime.initialize",
-    "make_optimizer": "planner_core.runtime.training.optimizers",
-    "Init": "planner_core.runtime.initialize",
-    "PlanMismatch": "planner_core.runtime.mismatch",
-}
 
-
-def __getattr__(name: str) -> Any:
-    """Import a module when a name of it is used for the first time, since these modules need torch."""
-    if name not in _HOME:
-        raise AttributeError(f"{__name__} has no {name}")
-    return getattr(import_module(_HOME[name]), name)
+__getattr__, __dir__ = lazy_exports(__name__)  # these modules import torch

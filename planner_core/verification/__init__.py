@@ -7,8 +7,9 @@ weights.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from planner_core import lazy_exports
 
 if TYPE_CHECKING:
     from planner_core.verification.api import format_report, scaled, verify
@@ -31,22 +32,5 @@ __all__ = [
     "verify_fake_all",
     "verify_rules",
 ]
-_HOME = {
-    "measure_machine": "planner_core.verification.machine",
-    "scaled": "planner_core.verification.api",
-    "verify": "planner_core.verification.api",
-    "format_report": "planner_core.verification.api",
-    "materialise": "planner_core.verification.build_models",
-    "verify_fake_all": "planner_core.verification.fake.group",
-    "verify_all": "planner_core.verification.numerics",
-    "run_ranks": "planner_core.verification.processes",
-    "check_rules": "planner_core.verification.static",
-    "verify_rules": "planner_core.verification.static",
-}
 
-
-def __getattr__(name: str) -> Any:
-    """Import a module when a name of it is used for the first time, since these modules need torch."""
-    if name not in _HOME:
-        raise AttributeError(f"{__name__} has no {name}")
-    return getattr(import_module(_HOME[name]), name)
+__getattr__, __dir__ = lazy_exports(__name__)  # these modules import torch

@@ -1,7 +1,6 @@
 """Clusters, their GPUs, and the constants from which the time of a GPU's kernels follows."""
 
 from planner_core.core.cluster.cluster import (
-    CHANGES,
     MAX_GPUS,
     Cluster,
     Level,
@@ -10,20 +9,15 @@ from planner_core.core.cluster.cluster import (
 )
 from planner_core.core.cluster.constants import Timing, timing
 from planner_core.core.cluster.gpu import Gpu, gpu_names, load_gpu
-from planner_core.core.cluster.kernels import AttentionRate, Attentions, Collectives, HostLink, Products
+from planner_core.core.cluster.kernels import Collectives
 from planner_core.core.cluster.numbers import slow_dtype_notes
 
 __all__ = [
-    "CHANGES",
     "MAX_GPUS",
-    "AttentionRate",
-    "Attentions",
     "Cluster",
     "Collectives",
     "Gpu",
-    "HostLink",
     "Level",
-    "Products",
     "Timing",
     "cluster_names",
     "gpu_names",

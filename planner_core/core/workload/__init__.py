@@ -1,12 +1,9 @@
 """What one training step does (`workload`), the software that runs it (`software`), and every option (`options`)."""
 
 from planner_core.core.workload.options import (
-    ATTENTION,
     AUTO,
     CHUNKS,
     DTYPES,
-    GRADIENTS,
-    LOSSES,
     OPTIMIZER_KERNELS,
     OPTIMIZERS,
     OPTIONS,
@@ -35,13 +32,10 @@ from planner_core.core.workload.software import (
 from planner_core.core.workload.workload import DEFAULT_PRECISION, Workload
 
 __all__ = [
-    "ATTENTION",
     "AUTO",
     "CHUNKS",
     "DEFAULT_PRECISION",
     "DTYPES",
-    "GRADIENTS",
-    "LOSSES",
     "OPTIMIZERS",
     "OPTIMIZER_KERNELS",
     "OPTIONS",

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from planner_core import lazy_exports
 
 if TYPE_CHECKING:
     from planner_core.models.hooks.callsites import (
         Frame,
-        Scopes,
         canonical_name,
         is_inplace,
-        note_view,
-        note_write,
-        pop_written_views,
         recorded_results,
         tensors,
     )
@@ -51,7 +48,6 @@ __all__ = [
     "AssumeFinite",
     "Frame",
     "ModuleState",
-    "Scopes",
     "TensorReplacement",
     "WeightDtypes",
     "buffer_bytes",
@@ -65,9 +61,6 @@ __all__ = [
     "list_containers",
     "makes_kv_cache",
     "normalize_call",
-    "note_view",
-    "note_write",
-    "pop_written_views",
     "recorded_results",
     "restored_generators",
     "rewrite_call",
@@ -77,48 +70,5 @@ __all__ = [
     "tensors",
     "without_dropout_masks",
 ]
-_HOME = {
-    "callsites": (
-        "Frame",
-        "Scopes",
-        "canonical_name",
-        "is_inplace",
-        "recorded_results",
-        "pop_written_views",
-        "tensors",
-        "note_view",
-        "note_write",
-    ),
-    "chance": (
-        "DROPOUTS",
-        "RECURRENT",
-        "restored_generators",
-        "draws_random_numbers",
-        "draws_dropout_mask",
-        "generator_states",
-        "seeded_host_generators",
-        "host_state",
-        "set_host_state",
-        "without_dropout_masks",
-    ),
-    "finite": ("AssumeFinite",),
-    "forms": ("rewrite_call", "makes_kv_cache", "normalize_call"),
-    "model_parts": ("buffer_bytes",),
-    "module_state": (
-        "MISSING",
-        "ModuleState",
-        "TensorReplacement",
-        "WeightDtypes",
-        "scratch_tensors",
-        "list_containers",
-        "is_plain",
-    ),
-}
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    """Import a module when a name of it is used for the first time, since these modules need torch."""
-    if name not in _MODULE_OF:
-        raise AttributeError(f"{__name__} has no {name}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+__getattr__, __dir__ = lazy_exports(__name__)  # these modules import torch

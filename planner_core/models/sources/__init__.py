@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from planner_core import lazy_exports
 
 if TYPE_CHECKING:
     from planner_core.models.sources import huggingface
@@ -44,30 +45,5 @@ __all__ = [
     "value_limits",
     "with_defaults",
 ]
-_HOME = {
-    "_MAPPINGS": "planner_core.models.sources.huggingface",
-    "build_from_config": "planner_core.models.sources.huggingface",
-    "initial_buffers": "planner_core.models.sources.first_values",
-    "value_limits": "planner_core.models.sources.labels",
-    "text_config": "planner_core.models.sources.labels",
-    "select_config": "planner_core.models.sources.huggingface",
-    "is_unknown_input": "planner_core.models.sources.arguments",
-    "lacks_samples": "planner_core.models.sources.arguments",
-    "positional_names": "planner_core.models.sources.arguments",
-    "argument_state": "planner_core.models.sources.arguments",
-    "argument_name": "planner_core.models.sources.arguments",
-    "explain_unsupported": "planner_core.models.sources.arguments",
-    "make_training_inputs": "planner_core.models.sources.inputs",
-    "with_defaults": "planner_core.models.sources.config_fields",
-    "copy_module": "planner_core.models.sources.in_memory",
-    "module_source": "planner_core.models.sources.in_memory",
-    "ModelSource": "planner_core.models.sources.resolve",
-    "python_source": "planner_core.models.sources.resolve",
-}
 
-
-def __getattr__(name: str) -> Any:
-    """Import a module when a name of it is used for the first time, since these modules need torch."""
-    if name not in _HOME:
-        raise AttributeError(f"{__name__} has no {name}")
-    return getattr(import_module(_HOME[name]), name)
+__getattr__, __dir__ = lazy_exports(__name__)  # these modules import torch
