@@ -27,6 +27,7 @@ from planner_core.planning import (
     candidate_meshes,
     choose_mesh,
     choose_micro_batches,
+    plan_model,
     prepare_planner,
     usable_bytes,
 )
@@ -49,7 +50,10 @@ def best_plan(request: Request, graph: GraphSource = None, say: Progress = lambd
     """Find the best plan alone; raises PlannerError as `plan_model` does."""
     with _queue(say):
         try:
-            return choose_micro_batches(request, graph, say, effort=EFFORT)[1]
+            plan = choose_micro_batches(request, graph, say, effort=EFFORT)[1]
+            # The search minimises the GPU's own part of a step. Where a GPU waits for its host, a usual layout or a trade-off may have
+            # the shorter step, and only the whole planning compares with those.
+            return plan_model(request, graph, say).fastest if plan.cost.host_wait_s else plan
         finally:
             trim_memory()
 
@@ -57,8 +61,8 @@ def best_plan(request: Request, graph: GraphSource = None, say: Progress = lambd
 def quick_plan(request: Request, before: Plan, graph: GraphSource = None) -> Plan | None:
     """Find a good plan at once for the cluster of `before`: on its mesh, in as many micro-batches as memory should need, unproven.
 
-    None on another cluster, whose best mesh is another too, or if nothing of the kind fits; then only `best_plan` can tell. Raises
-    InputError as `best_plan` does.
+    None on another cluster, whose best mesh is another too, if nothing of the kind fits, or if the GPU would wait for its host; then
+    only `best_plan` can tell. Raises InputError as `best_plan` does.
     """
     closed = _close_open_choices(request, before)
     planner = prepare_planner(closed, graph(closed) if callable(graph) else graph, effort=NO_PROOF)
@@ -73,7 +77,7 @@ def quick_plan(request: Request, before: Plan, graph: GraphSource = None) -> Pla
         plan = choose_mesh(planner, options, prove=False)
     except NoPlanFits:
         return None
-    return plan if plan.fits else None
+    return plan if plan.fits and not plan.cost.host_wait_s else None
 
 
 def _close_open_choices(request: Request, before: Plan) -> Request:

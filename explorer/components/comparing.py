@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import streamlit as st
@@ -26,8 +26,6 @@ PlansById = Mapping[str, Plan]
 
 STEPS, ROW = 63, 41
 """Pixels of the table of steps: its first and last row, and one between."""
-HEAD, SPEED_ROW = 34, 37
-"""Pixels of the table of speeds: its head, and a row."""
 PART_WORDS = {
     step_parts.COMPUTE: "The GPU computes",
     step_parts.RECOMPUTATION: "The GPU computes again, in backward, what it did not keep",
@@ -41,41 +39,58 @@ PART_WORDS = {
 
 
 def explain(shown: PlansById, homes: Mapping[str, Result], against: str) -> None:
-    """Explain the difference between the first plan and `against`, part by part; only where all do the same work in a step."""
-    if len({(p.workload["batch"], p.workload["seq"]) for p in shown.values()}) > 1:
-        return
+    """Draw the steps by their parts, and explain how that of the first plan differs from that of `against`."""
     first = next(iter(shown))
     rounded = step_parts.round_steps({n: step_parts.split_step(p, homes[n].graph) for n, p in shown.items()}, first)
-    if rounded.total(first) != rounded.total(against):
+    same_work = len({(p.workload["batch"], p.workload["seq"]) for p in shown.values()}) == 1
+    if same_work and rounded.total(first) != rounded.total(against):
         causes = step_parts.explain_difference(rounded, first, against)
         st.markdown(frame.escape(f"{words.plan_title(shown[first])} {causes}."))
     # The room is reserved: the markup comes a moment later, and what is below would jump.
     with st.container(key="room_steps", height=STEPS + ROW * len(shown), border=False):
-        st.html(steps_table(rounded, shown, against))
+        st.html(steps_table(rounded, shown, homes, against if same_work else ""))
 
 
-def steps_table(rounded: step_parts.RoundedSteps, plans: PlansById, against: str) -> str:
-    """Return every step as a bar and in numbers; below them how the step of `against` differs from the first one's, part by part."""
-    first = next(iter(plans))
+def steps_table(rounded: step_parts.RoundedSteps, plans: PlansById, homes: Mapping[str, Result], against: str) -> str:
+    """Return every step as a bar and in numbers, with what it trains in it.
+
+    Below them stands how the step of `against` differs from the first one's, part by part, where there is an `against`.
+    """
+    first, budget = next(iter(plans)), state.training_budget()
     parts = [p for p in step_parts.PARTS if any(rounded.parts[n][p] for n in plans)]
     longest = max(map(rounded.total, plans))
     head = "".join(
         f"<th scope='col' title='{PART_WORDS[p]}'><i class='key p{step_parts.PARTS.index(p)}'></i>{p}</th>"
         for p in parts
     )
-    body = [_step_row(rounded, plan, plan_id, parts, longest) for plan_id, plan in plans.items()]
-    title = html.escape(f"{words.plan_title(plans[against])} against {words.plan_title(plans[first])}")
-    gaps = [rounded.parts[against][p] - rounded.parts[first][p] for p in parts]
-    cells = "".join(f"<td>{rounded.text(gap, sign=True)}</td>" for gap in (*gaps, sum(gaps)))
-    body.append(f"<tr class='difference'><th scope='row' colspan='2'>{title}</th>{cells}<td></td></tr>")
+    speeds = ("tokens/s per GPU", "utilisation", *spending.budget_columns(budget))
+    body = [
+        _step_row(rounded, plan, plan_id, parts, longest, homes[plan_id], speeds) for plan_id, plan in plans.items()
+    ]
+    if against:
+        title = html.escape(f"{words.plan_title(plans[against])} against {words.plan_title(plans[first])}")
+        gaps = [rounded.parts[against][p] - rounded.parts[first][p] for p in parts]
+        cells = "".join(f"<td>{rounded.text(gap, sign=True)}</td>" for gap in (*gaps, sum(gaps)))
+        body.append(
+            f"<tr class='difference'><th scope='row' colspan='2'>{title}</th>{cells}{'<td></td>' * (1 + len(speeds))}</tr>"
+        )
+    ends = "".join(f"<th scope='col'>{name}</th>" for name in ("step", "memory", *speeds))
     return (
         "<table class='steps' aria-label='The step of each plan by what its time goes to'><thead><tr><th scope='col'>plan</th>"
-        f"<th scope='col' class='wide'>step</th>{head}<th scope='col'>step</th><th scope='col'>memory</th></tr></thead>"
+        f"<th scope='col' class='wide'>step</th>{head}{ends}</tr></thead>"
         f"<tbody>{''.join(body)}</tbody></table>"
     )
 
 
-def _step_row(rounded: step_parts.RoundedSteps, plan: Plan, plan_id: str, parts: list[str], longest: int) -> str:
+def _step_row(
+    rounded: step_parts.RoundedSteps,
+    plan: Plan,
+    plan_id: str,
+    parts: list[str],
+    longest: int,
+    home: Result,
+    speed_names: Sequence[str],
+) -> str:
     sizes = {p: rounded.parts[plan_id][p] for p in parts}
     bars = "".join(
         f"<i class='p{step_parts.PARTS.index(p)}' style='width:{size / longest:.2%}' title='{p}: {rounded.text(size)}'></i>"
@@ -84,10 +99,20 @@ def _step_row(rounded: step_parts.RoundedSteps, plan: Plan, plan_id: str, parts:
     cells = "".join(f"<td>{rounded.text(size)}</td>" for size in sizes.values())
     memory = units.memory(plan.cost.memory_bytes["peak"]) + ("" if plan.fits else "<small>does not fit</small>")
     layout = html.escape(recipe.describe_layout(plan))
+    speed = measure_speed(plan, count_model_flops(home.graph), home.cluster)
+    band = " – ".join(filter(None, speed.between(units.seconds)))
+    trained = (
+        units.whole(speed.tokens_per_s_per_gpu),
+        units.percent(speed.mfu),
+        *spending.budget_cells(state.training_budget(), speed, home.cluster.num_gpus),
+    )
+    ends = "".join(
+        f"<td class='more' data-label='{name}'>{cell}</td>" for name, cell in zip(speed_names, trained, strict=True)
+    )
     return (
         f"<tr class='{'' if plan.fits else 'unfit'}'><th scope='row'>{html.escape(words.plan_title(plan))}<small>{layout}</small></th>"
         f"<td class='wide'><span class='bar'>{bars}</span></td>{cells}"
-        f"<td><b>{rounded.text(rounded.total(plan_id))}</b></td><td>{memory}</td></tr>"
+        f"<td class='main'><b>{rounded.text(rounded.total(plan_id))}</b><small>{band}</small></td><td class='main'>{memory}</td>{ends}</tr>"
     )
 
 
@@ -99,12 +124,12 @@ def show_memory_and_traffic(shown: PlansById, homes: Mapping[str, Result]) -> No
     with left:
         st.markdown(
             "**Memory per GPU**",
-            help="The mark is the peak: the most that is held at once. Parts need not all meet at the peak.",
+            help="The mark is the peak: the most that is held at once. Parts need not all meet at the peak. “Open the numbers” lists "
+            "every tensor there.",
         )
         limits = {n: step_parts.memory_limit_bytes(homes[n]) for n in shown}
         alt = "Memory per GPU of each plan by kind"
         frame.show_chart(charts.memory_bars(shown, look, limits), "memory", alt)
-        st.caption("“Open the numbers” below lists every tensor at the peak.")
     with right:
         kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
         st.markdown(
@@ -126,28 +151,6 @@ def _highlight() -> None:
     points = st.session_state["collectives"]["selection"]["points"]
     name = frame.point_data(points[0]) if points else None
     state.change(lit=tuple(str(name).split(",")) if name else ())
-
-
-def show_speeds(shown: PlansById, homes: Mapping[str, Result]) -> None:
-    """Draw how fast each plan trains: its step with the band, tokens per second, utilisation, and what all tokens take."""
-    budget = state.training_budget()
-    body = []
-    for plan_id, plan in shown.items():
-        home = homes[plan_id]
-        s = measure_speed(plan, count_model_flops(home.graph), home.cluster)
-        band = " to ".join(filter(None, s.between(units.seconds)))
-        body.append(
-            [
-                html.escape(words.plan_title(plan)),
-                f"{units.seconds(s.step_time_s)} <span class='aside'>{band}</span>",
-                units.whole(s.tokens_per_s_per_gpu),
-                units.percent(s.mfu),
-                *spending.budget_cells(budget, s, home.cluster.num_gpus),
-            ]
-        )
-    with st.container(key="room_speeds", height=HEAD + SPEED_ROW * len(shown), border=False):
-        head = ["plan", "step, with its band", "tokens/s per GPU", "utilisation", *spending.budget_columns(budget)]
-        frame.show_table(head, body, "how fast each plan trains")
 
 
 def show_traffic_matrices(shown: PlansById) -> None:
@@ -183,18 +186,26 @@ def show_traffic_matrices(shown: PlansById) -> None:
 
 
 def show_weights(shown: PlansById, homes: Mapping[str, Result]) -> None:
-    """Draw weight by weight its placement in each plan, and how long the step waits there."""
-    every = differences.compare_weights(shown, {n: homes[n].graph for n in shown})
-    differing = [r for r in every if not r.same]
-    left, right = st.columns([3, 2], vertical_alignment="bottom")
-    left.markdown("**Weights that differ**" if state.value("rows") == "differing" else "**All weights**")
-    with right:
-        # The last row holds what is waited for at operators without a weight.
-        frame.choose_one("Rows", "rows", {"differing": f"differing, {len(differing)}", "all": f"all, {len(every) - 1}"})
-    if state.value("rows") == "differing" and not differing:
-        st.caption("All weights lie the same way; these plans differ in their mesh or in how activations move.")
-    listed = every[:-1] if state.value("rows") == "all" else differing
-    other_s = {n: sum(r.waits_s[n] for r in every if r not in listed) for n in shown}
+    """Draw an expander with the placement of every weight in each plan, and how long the step waits there."""
+    with st.expander(
+        "How every weight lies", key="every_weight", on_change="rerun", expanded=state.value("rows") == "all"
+    ) as box:
+        if box.open:
+            _show_weights(shown, homes)
+
+
+def _show_weights(shown: PlansById, homes: Mapping[str, Result]) -> None:
+    # the last row holds what is waited for at operators without a weight
+    *every, without_weight = differences.compare_weights(shown, {n: homes[n].graph for n in shown})
+    listed = every
+    if len(shown) > 1:
+        differing = [r for r in every if not r.same]
+        frame.choose_one("Weights", "rows", {"differing": f"differing, {len(differing)}", "all": f"all, {len(every)}"})
+        listed = every if state.value("rows") == "all" else differing
+        if not listed:
+            st.caption("All weights lie the same way; these plans differ in their mesh or in how activations move.")
+    unlisted = [r for r in (*every, without_weight) if r not in listed]
+    other_s = {n: sum(r.waits_s[n] for r in unlisted) for n in shown}
     body = [[_weight_name(r), *(_weight_cell(r.placements[n], r.waits_s[n]) for n in shown)] for r in listed]
     body.append(["everything else", *(_wait_cell(other_s[n]) for n in shown)])
     body.append(["<b>sum</b>", *(f"<b>{_wait_cell(p.cost.exposed_comm_time_s)}</b>" for p in shown.values())])

@@ -15,8 +15,9 @@ from explorer.components.request_form import sentence
 from explorer.figures.palette import Theme, theme_of
 from explorer.session import pipeline_plan, state
 from explorer.text.glossary import GLOSSARY, describe_axis, mark_terms
+from explorer.text.recipe import layout_name
 from explorer.text.tables import Row, csv_text, json_text
-from explorer.text.words import WHOLE, full_mesh_words, plan_title
+from explorer.text.words import WHOLE, plan_title
 from explorer.text.words import escape as escape
 from planner_core.core import PHASES, Plan
 from planner_core.planning import Result
@@ -184,8 +185,8 @@ def link_to_measured(of_kind: tuple[str, ...]) -> None:
 
 
 def plan_option(plan: Plan) -> str:
-    """Return a plan as an entry of a list: title, mesh, and whether it fits."""
-    return f"{plan_title(plan)}, {full_mesh_words(plan)}" + ("" if plan.fits else " (does not fit)")
+    """Return a plan as an entry of a list: its title, its layout as the first page names it, and whether it fits."""
+    return f"{plan_title(plan)}: {layout_name(plan)}" + ("" if plan.fits else " (does not fit)")
 
 
 # --- downloads ---------------------------------------------------------------------------------------
@@ -197,7 +198,9 @@ def offer_file(label: str, data: Any, file_name: str, key: str, **options: Any) 
     st.download_button(label, data, file_name=file_name, on_click="ignore", key=key, **options)
 
 
-def offer_data(what: str, file: str, rows: Callable[[], Sequence[Row]], *, of_request: bool = True) -> None:
+def offer_data(
+    what: str, file: str, rows: Callable[[], Sequence[Row]], *, of_request: bool = True, label: str = "Data"
+) -> None:
     """Draw a button that downloads rows as CSV or JSON, made when it is pressed.
 
     `of_request`: the rows belong to the settings of the page, which then stand in the file's name and first columns.
@@ -205,7 +208,7 @@ def offer_data(what: str, file: str, rows: Callable[[], Sequence[Row]], *, of_re
     # Read now: when the button is pressed, the run has ended and there is no session to read.
     first, name = (setting_columns(), file_name(file)) if of_request else ({}, file)
     with st.popover(
-        "Data",
+        label,
         type="tertiary",
         icon=":material/table_view:",
         help=f"Download {what} as CSV or JSON",

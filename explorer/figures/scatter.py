@@ -19,6 +19,7 @@ from explorer.figures.style import GIB, apply_style, draw_limit_line
 from explorer.text import units
 from explorer.text.words import plan_title
 from planner_core.core import Plan
+from planner_core.planning.methods import EXACT, METHODS
 from planner_core.planning.pricing import PublishedRun, load_own_runs, load_published_runs
 from planner_core.planning.pricing.calibration import Fit
 from planner_core.search.candidates import Candidates
@@ -39,6 +40,8 @@ TIMES = {
 PLACEMENT_COLOURS = ("#009E73", "#E69F00", "#CC79A7")
 PLACEMENT_SYMBOLS = ("circle", "square", "diamond", "circle")
 """Of marks that tell how a weight is placed, in the order of `filters.LETTERS`; the last for candidates that differ."""
+METHOD_COLOUR = "#CC79A7"
+"""The colour of the plans of the papers' methods."""
 STATED_COLOUR = "#009E73"
 """The colour of what the visitor runs now."""
 BORDERLESS_FROM = 20_000
@@ -63,8 +66,11 @@ def plans_scatter(
     figure = go.Figure()
     ends = {n: _point(p, axis) for n, p in plans.items()}
     stated = {n: p for n, p in plans.items() if p.method == STATED_METHOD}
-    front = sorted((n for n in plans if n not in baselines and n not in stated), key=lambda n: ends[n])
+    # of other methods no line can be drawn: their plans are no front
+    methods = {n: p for n, p in plans.items() if p.method in METHODS and p.method != EXACT.name}
+    front = sorted((n for n in plans if n not in (*baselines, *stated, *methods)), key=lambda n: ends[n])
     _draw_plans(figure, {n: plans[n] for n in front}, ends, "best and trade-offs", "circle", COMPUTE, theme)
+    _draw_plans(figure, methods, ends, "other methods", "triangle-up", METHOD_COLOUR, theme)
     others = {n: plans[n] for n in baselines if n in plans}
     _draw_plans(figure, others, ends, "baselines", "diamond", COMMUNICATION, theme)
     _draw_plans(figure, stated, ends, "what you run now", "square", STATED_COLOUR, theme)
@@ -252,9 +258,25 @@ def candidates_scatter(
             line={"width": 1.5, "dash": "dot", "color": theme.text},
         )
     draw_limit_line(figure, capacity_bytes, theme)
-    figure.update_xaxes(title="communication per step, ms", rangemode="tozero")
-    figure.update_yaxes(title="memory per GPU, GiB", rangemode="tozero")
+    low, high = _axis_range(y[keep])
+    if high < capacity_bytes / GIB < MAX_LIMIT_RATIO * high:
+        high = 1.08 * capacity_bytes / GIB
+    figure.update_xaxes(title="communication per step, ms", range=_axis_range(x[keep]))
+    figure.update_yaxes(title="memory per GPU, GiB", range=(low, high))
     return apply_style(figure, theme, 430)
+
+
+MAX_LIMIT_RATIO = 2.0
+"""The line of memory is left out where it lies this many times as high as the highest candidate: all that differs would be a blot."""
+
+
+def _axis_range(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the ends of an axis around values: from zero, unless they fill less than half of it then."""
+    low, high = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
+    if not low <= high:
+        return 0.0, 1.0
+    margin = 0.06 * (high - low or high or 1.0)
+    return (low - margin if low > 0.5 * high else 0.0), high + margin
 
 
 def _draw_candidates(figure: go.Figure, block: Candidates, keep: BoolArray, by: str, theme: Theme) -> None:

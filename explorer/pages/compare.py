@@ -6,7 +6,9 @@ import streamlit as st
 
 from explorer.address import pins, settings
 from explorer.analysis import step_parts
+from explorer.analysis.shortlist import nearly_equal
 from explorer.components import comparing, frame, plan_numbers, report, step_in_time
+from explorer.components.plans import methods_panel
 from explorer.session import current_setup, state
 from explorer.text import glossary, words
 from planner_core.core import Plan
@@ -21,7 +23,10 @@ def choose_plans(plans: dict[str, Plan], result: Result) -> dict[str, Plan]:
     frame.warn_missing("plan", [n for n in state.value("compare") if pins.SEPARATOR not in n], list(plans))
     if len(requested) < 2:
         first = requested[0] if requested else state.chosen_plan(plans, result)[0]
-        requested = [first, *(step_parts.rank_rivals(plans, first) or [n for n in plans if n != first])[:1]]
+        others = step_parts.rank_rivals(plans, first) or [n for n in plans if n != first]
+        # a usual layout that the search chose too differs in nothing
+        unlike = [n for n in others if not nearly_equal(plans[n], plans[first])]
+        requested = [first, *(unlike or others)[:1]]
     current = requested[: settings.MAX_COMPARED]
     widget = state.widget_key("w_compare", current)
     with st.container(key="labelled_plans"):
@@ -43,6 +48,7 @@ def page() -> None:
     """Draw the page."""
     result = frame.open_page("compare")
     plans = current_setup.with_extra_plans(state.with_pinned(state.plan_ids(result.plans)), result)
+    plans = {**plans, **methods_panel.known_plans()}
     if len(plans) < 2:
         st.info("Only one plan suits these settings. Try another cluster, mesh or batch.")
         return
@@ -53,7 +59,6 @@ def page() -> None:
     st.markdown(frame.escape(words.compare_steps(current[first], current[against])))
     step_in_time.show_steps(current, homes)
     comparing.explain(current, homes, against)
-    comparing.show_speeds(current, homes)
     comparing.show_memory_and_traffic(current, homes)
     comparing.show_traffic_matrices(current)
     comparing.show_weights(current, homes)

@@ -9,7 +9,7 @@ from explorer.analysis.filters import REFERENCE_METHOD
 from explorer.components import comparing, frame, plan_numbers
 from explorer.components.plans import candidates, choice, edit_panel, methods_panel
 from explorer.session import current_setup, state
-from explorer.text import recipe, units
+from explorer.text import recipe, units, words
 from planner_core.core import Plan
 from planner_core.planning import Result
 
@@ -44,19 +44,19 @@ def _show_plans(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan)
     with left:
         choice.show_plans_chart(result, plans, shown, chosen)
     with right:
-        methods_panel.show_methods(result)
+        methods_panel.show_methods()
         choice.show_plans_table(result, plans, shown, chosen)
         choice.show_filters(plans, shown)
     st.markdown(f"### {frame.escape(recipe.layout_name(plan))}")
-    st.markdown(f"{frame.escape(recipe.describe_plan(plan))}. {units.seconds(plan.cost.step_time_s)} a step.")
+    st.markdown(
+        f"{frame.escape(words.capitalize(recipe.describe_plan(plan)))}. {units.seconds(plan.cost.step_time_s)} a step."
+    )
     for note in plan.notes:
         st.caption(frame.escape(state.page_wording(note)))
     choice.show_pins(plans, chosen)
     homes = {chosen: current_setup.result_of(chosen, result)}
     plan_numbers.show_numbers({chosen: plan}, homes)
-    with st.expander("How every weight lies", key="every_weight", on_change="rerun") as box:
-        if box.open:
-            comparing.show_weights({chosen: plan}, homes)
+    comparing.show_weights({chosen: plan}, homes)
 
 
 page()

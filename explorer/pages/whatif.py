@@ -6,10 +6,12 @@ import html
 
 import streamlit as st
 
+from explorer.analysis.shortlist import nearly_equal
 from explorer.components import frame
 from explorer.components.plans import sweep_panel, whatif_panel
 from explorer.session import current_setup, state
 from explorer.text import recipe, units
+from planner_core.core import Plan
 from planner_core.planning import Result
 from planner_core.planning.analysis import SCENARIOS, plan_regrets
 
@@ -30,7 +32,11 @@ def _regret(result: Result) -> None:
     """Draw the step of each plan that fits under slower links, latency, or less that is hidden."""
     plans = {p.name: p for p in result.plans}
     rows = []
+    shown: list[Plan] = []
     for row_of in plan_regrets(result):
+        if any(nearly_equal(plans[row_of.name], p) for p in shown):
+            continue
+        shown.append(plans[row_of.name])
         cells = [units.seconds(t) + _lost(x) for t, x in zip(row_of.step_time_s, row_of.lost, strict=True)]
         rows.append([html.escape(recipe.layout_name(plans[row_of.name])), *cells])
     frame.show_table(["plan", *(s.title for s in SCENARIOS)], rows, "steps if the machine is worse than assumed")

@@ -58,6 +58,8 @@ def begin_page(page: str) -> None:
         state["asked"] = state.get("asked", 0) + 1
     state["page"] = page
     query = settings.to_query(state["values"])
+    if turned:
+        state["edit_notes"] = ()  # they were read on the page of the edit
     if turned and query:
         state["bare"], state["turns"], state["written"] = True, state.get("turns", 0) + 1, query
     elif not bare or query != written:

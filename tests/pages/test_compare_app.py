@@ -1,4 +1,4 @@
-"""Compare and Topology in Streamlit's own test runner: every control writes the address, and the address sets every control."""
+"""Compare in Streamlit's own test runner: every control writes the address, and the address sets every control."""
 
 from __future__ import annotations
 
@@ -38,7 +38,16 @@ def test_rows_that_differ_and_all_rows() -> None:
     at = open_page("compare", compare="best,megatron-lm", rows="all")
     assert not at.exception
     assert tables(at).count("<tr>") > few
-    assert "All weights" in markdown(at)
+
+
+def test_every_weight_of_a_single_plan_is_listed() -> None:
+    """Alone it differs from none: it must not be said that all weights lie the same way."""
+    at = open_page("plans", layers="2")
+    at.session_state["every_weight"] = True
+    at.run()
+    assert not at.exception
+    assert not any("lie the same way" in c.value for c in at.caption)
+    assert "lm_head.weight" in tables(at)
 
 
 @pytest.mark.parametrize("method", ["tap", *(pytest.param(m, marks=pytest.mark.slow) for m in ("taps", "atp"))])

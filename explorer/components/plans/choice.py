@@ -11,6 +11,7 @@ from explorer.analysis import filters as choosing
 from explorer.analysis import rows as table_rows
 from explorer.analysis import step_parts
 from explorer.components import frame
+from explorer.components.plans import methods_panel
 from explorer.figures import scatter
 from explorer.session import current_setup, state
 from explorer.text import glossary, recipe, units, words
@@ -171,12 +172,12 @@ def _plan_record(plan_id: str, plan: Plan, home: Result, result: Result, unit: s
     return {
         "plan": recipe.layout_name(plan),
         f"step, {unit}": round_figures(plan.cost.step_time_s * scale),
+        "sent, GB": round_figures(sent_per_gpu(plan) / 1e9),
         f"communication, {unit}": round_figures(plan.cost.comm_time_s * scale),
         "memory, GiB": round_figures(plan.cost.memory_bytes["peak"] / units.GIB),
         "what": words.plan_title(plan) + (f", {work}" if work else ""),
         f"of it exposed, {unit}": round_figures(plan.cost.exposed_comm_time_s * scale),
         "fits": "yes" if plan.fits else "no",
-        "sent, GB": round_figures(sent_per_gpu(plan) / 1e9),
         "minimises": objective_of(plan),
         "tokens/s per GPU": round_figures(speed.tokens_per_s_per_gpu),
         "MFU, %": round_figures(100 * speed.mfu),
@@ -204,6 +205,7 @@ def _offer_files(result: Result, listed: Plans, homes: dict[str, Result]) -> Non
     """Offer the rows as data, and a notebook that makes these plans."""
     with st.container(horizontal=True):
         frame.offer_data("the plans", "plans", lambda: table_rows.plan_rows(listed, homes))
+        methods_panel.offer_rows(result)
         frame.offer_file(
             "Notebook",
             lambda: build_notebook(result.request),
@@ -221,9 +223,10 @@ def _column_config(unit: str) -> dict[str, Any]:
     mfu = "Model FLOPs utilisation: the model’s work, without what is computed again, over the GPUs’ peak"
     tie = "As fast as the fastest plan that fits, as far as the prediction can tell (by published runs of their kinds)"
     return {
-        "plan": text(width=230, help=glossary.PLAN_WORDS),
+        "plan": text(width=190, help=glossary.PLAN_WORDS),
         "what": text(width=200),
         "fits": text(width=50),
+        "sent, GB": number(help="Bytes that one GPU sends in a step"),
         f"communication, {unit}": number(help="Time of all collectives of a step, hidden or not"),
         "memory, GiB": number(help="The most that one GPU holds at once"),
         "MFU, %": number(help=mfu),

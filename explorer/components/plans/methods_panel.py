@@ -58,7 +58,7 @@ def plan_next() -> None:
             st.rerun()
 
 
-def show_methods(result: Result) -> None:
+def show_methods() -> None:
     """Draw the button that adds them, then what makes the comparison fair."""
     if not _is_wanted():
         st.button(
@@ -68,8 +68,13 @@ def show_methods(result: Result) -> None:
         )
         return
     st.caption(FAIRNESS_NOTE)
-    requests = _requests()
-    frame.offer_data("the methods", "methods", lambda: _method_rows(result, requests))
+
+
+def offer_rows(result: Result) -> None:
+    """Offer what each method searched and found as data, once they are asked for."""
+    if _is_wanted():
+        requests = _requests()  # read now: the button's rows are made when the run has ended
+        frame.offer_data("the methods", "methods", lambda: _method_rows(result, requests), label="Methods’ searches")
 
 
 def _method_rows(result: Result, requests: dict[str, Request]) -> list[Row]:

@@ -154,7 +154,6 @@ def _show_one(quantity: str, points: Sequence[SweepPoint], current: str) -> None
             st.markdown(f"**{title}**")
             alt = f"{title} of the best plan by {sweep.QUANTITIES[quantity]}"
             frame.show_chart(figure, f"sweep_{quantity}_{k}", alt)
-    st.markdown(frame.escape(sweep.describe_layouts(points)))
 
 
 def _show_two(quantities: Sequence[str], panels: Panels, result: Result) -> None:
@@ -203,5 +202,6 @@ def _table_row(quantities: Sequence[str], panel: str, point: SweepPoint) -> dict
         "step": units.seconds(plan.cost.step_time_s),
         "tokens/s": units.count(point.tokens_per_s),
         "memory": units.memory(plan.cost.memory_bytes["peak"]),
-        "best plan": recipe.describe_plan(plan) + ("" if plan.fits else " (does not fit)"),
+        "best plan": ", ".join(filter(None, (recipe.layout_name(plan), recipe.describe_extra_work(plan))))
+        + ("" if plan.fits else " (does not fit)"),
     }
