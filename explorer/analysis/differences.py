@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from explorer.text import words
-from planner_core.core import Block, Graph, Op, Plan, glob_name, join_name
+from planner_core.core import Block, BlockLabel, Graph, Op, Plan, glob_name, join_name
 from planner_core.cost import block_of, cost_model_of, exposed_parts
 from planner_core.ops import coarsen_block
 
@@ -69,7 +69,7 @@ def waits_by_weight(plan: Plan, graph: Graph) -> dict[WeightKey, float]:
     def add(label: str, weight: str, seconds: float) -> None:
         prefixes = plan.blocks[label].prefixes
         for prefix in prefixes:
-            key = label.partition("#")[0], weight, prefix
+            key = BlockLabel.parse(label).block, weight, prefix
             waits[key] = waits.get(key, 0.0) + seconds / len(prefixes)
 
     for e in exposed_parts(plan.blocks, graph, model):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from explorer.address.parse import MAX_CORNERS
 from explorer.text import words
-from planner_core.core import Plan, Shard
+from planner_core.core import BlockLabel, Plan, Shard
 from planner_core.planning.methods import BASELINES
 from planner_core.search.candidates import Candidates
 
@@ -138,7 +138,7 @@ def placement_choices(block: Candidates, plan: Plan) -> dict[str, int]:
 
     A weight that is gathered at use counts as whole.
     """
-    variants = [b for label, b in plan.blocks.items() if label.partition("#")[0] == block.block]
+    variants = [b for label, b in plan.blocks.items() if BlockLabel.parse(label).block == block.block]
     variant = max(variants, key=lambda b: len(b.prefixes), default=None)
     choices = {}
     for name in block.weights if variant else ():
@@ -161,7 +161,7 @@ def candidate_placed_as(block: Candidates, plan: Plan) -> int | None:
 
     None for a plan that gathers weights: a candidate keeps every weight where it is used.
     """
-    variants = [b for label, b in plan.blocks.items() if label.partition("#")[0] == block.block]
+    variants = [b for label, b in plan.blocks.items() if BlockLabel.parse(label).block == block.block]
     if any(p.gathered for b in variants for name, p in b.params.items() if name in block.weights):
         return None
     choices = placement_choices(block, plan)

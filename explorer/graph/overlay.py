@@ -7,7 +7,7 @@ from typing import Any
 
 from explorer.graph.scene import Node, Scene
 from explorer.text import units, words
-from planner_core.core import BlockPlan, Graph, Plan
+from planner_core.core import BlockLabel, BlockPlan, Graph, Plan
 from planner_core.cost import Message, MessageSource, cost_model_of, messages
 
 
@@ -20,7 +20,7 @@ def most_common_variant(plan: Plan, scope: str) -> tuple[str, BlockPlan] | None:
 
 def variants(plan: Plan, scope: str) -> dict[str, BlockPlan]:
     """Return the different plans of the copies of a block, by label (`Block#0`, `Block#1`)."""
-    return {label: bp for label, bp in plan.blocks.items() if scope and label.partition("#")[0] == scope}
+    return {label: bp for label, bp in plan.blocks.items() if scope and BlockLabel.parse(label).block == scope}
 
 
 def node_messages(plan: Plan, drawing: Scene, graph: Graph) -> dict[str, list[dict[str, Any]]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner_core.core import BlockLabel
+
 Line = tuple[str, str, Sequence[str]]
 """Of a generated program: its text, the label of its block, and its operators."""
 
@@ -45,4 +47,4 @@ def _function(lines: list[CodeLine], label: str) -> list[Function]:
     if not any(line.ops for line in lines):
         return []
     name = lines[0].text.removeprefix("def ").partition("(")[0]
-    return [Function(name, label.partition("#")[0], tuple(lines))]
+    return [Function(name, BlockLabel.parse(label).block, tuple(lines))]

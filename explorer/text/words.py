@@ -9,7 +9,7 @@ from functools import cache
 from itertools import pairwise
 
 from explorer.text import units
-from planner_core.core import Cluster, DeviceMesh, Plan, Shard, gpu_names, load_gpu
+from planner_core.core import BlockLabel, Cluster, DeviceMesh, Plan, Shard, gpu_names, load_gpu
 from planner_core.cost import whole_mesh
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import FASTEST, STAGES_PLAN_NAME, leads_by_simplicity
@@ -264,7 +264,7 @@ def placements_by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
                 if n > 1 and str(letter) != "R"
             ]
             for prefix in block.prefixes:
-                placements[label.partition("#")[0], weight, prefix] = " · ".join(marks) or WHOLE
+                placements[BlockLabel.parse(label).block, weight, prefix] = " · ".join(marks) or WHOLE
     return placements
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner_core.core.cluster import timing
 from planner_core.core.errors import InputError
@@ -133,6 +133,25 @@ class ParamPlan:
     def reduced_axes(self) -> tuple[int, ...]:
         """The mesh axes over which the gradient's terms are reduced once a step."""
         return tuple(a for a, p in enumerate(self.gradient) if p == Partial())
+
+
+class BlockLabel(NamedTuple):
+    """The key of a block in a plan: the block's name in the graph, and the number of the variant that some of its copies run as.
+
+    A plan file holds it as text: `Block`, `Block#1`, `Block#2`; "" is the top block. Text is parsed and written here alone.
+    """
+
+    block: str
+    variant: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> BlockLabel:
+        """Return the label of a text, as `Block#1`. No text fails; one that is not a label does not come back from `str`."""
+        block, _, variant = text.partition("#")
+        return cls(block, int(variant) if variant.isdecimal() else 0)
+
+    def __str__(self) -> str:
+        return f"{self.block}#{self.variant}" if self.variant else self.block
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,9 +409,9 @@ def block_patterns(plan: Plan) -> dict[str, str]:
         labels.setdefault(glob_name(block.prefixes), []).append(label)
     by_label = {}
     for pattern, sharing in labels.items():
-        one_block = len({label.partition("#")[0] for label in sharing}) == 1
+        one_block = len({BlockLabel.parse(label).block for label in sharing}) == 1
         for label in sharing:
-            suffix = label.partition("#")[2] or "0" if one_block else label
+            suffix = BlockLabel.parse(label).variant if one_block else label
             by_label[label] = pattern if len(sharing) == 1 else f"{pattern}[{suffix}]"
     return by_label
 

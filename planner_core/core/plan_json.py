@@ -17,6 +17,7 @@ from planner_core.core.plan import (
     ONE_EACH,
     V_SHAPED,
     VIRTUAL_OF_V,
+    BlockLabel,
     BlockPlan,
     Cost,
     Edge,
@@ -235,6 +236,8 @@ def _stage_faults(plan: Plan) -> Iterator[str]:
 
 
 def _block_faults(label: str, block: BlockPlan, axes: int) -> Iterator[str]:
+    if str(BlockLabel.parse(label)) != label:
+        yield f"{label!r} is not the name of a block, or that of a variant as Block#1"
     for name, param in block.params.items():
         yield from _param_faults(f"{label}.{name}", param, axes)
     if strange := next((name for name in block.kept if name not in block.sites or block.recompute == "none"), None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from planner_core.core import ITEM_BYTES, Block, Graph, InputError, Op, Placements, SitePlan, local_shape
+from planner_core.core import ITEM_BYTES, Block, BlockLabel, Graph, InputError, Op, Placements, SitePlan, local_shape
 from planner_core.cost.model import CostModel
 from planner_core.ops import Row, rows
 
@@ -14,7 +14,7 @@ RECEIVE = "receive"
 
 def block_of(graph: Graph, label: str) -> Block:
     """The block of a label of a plan. Raises InputError if the model does not have it."""
-    name = label.partition("#")[0]
+    name = BlockLabel.parse(label).block
     if not name:
         return graph.top
     if name not in graph.blocks:

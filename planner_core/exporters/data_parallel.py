@@ -6,7 +6,7 @@ import inspect
 import json
 from dataclasses import dataclass
 
-from planner_core.core import ParamPlan, Plan, Shard, glob_name
+from planner_core.core import BlockLabel, ParamPlan, Plan, Shard, glob_name
 from planner_core.exporters.source import fsdp_template as template
 from planner_core.planning.methods import CannotHold, recompute_by_hand
 
@@ -58,7 +58,7 @@ def find_batch_sharding(plan: Plan) -> BatchSharding:
         if label
         for pattern in _unit_patterns(b.prefixes)
     }
-    classes = tuple(dict.fromkeys(label.partition("#")[0] for label in plan.blocks if label))
+    classes = tuple(dict.fromkeys(BlockLabel.parse(label).block for label in plan.blocks if label))
     return BatchSharding(plan.mesh.num_devices // shard, shard, units, classes, tuple(_differences(plan, stored)))
 
 

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from planner_core.core.cluster import timing
 from planner_core.core.errors import InputError, PlannerError
 from planner_core.core.files import ASSETS
-from planner_core.core.plan import block_patterns, params_by_pattern
+from planner_core.core.plan import BlockLabel, block_patterns, params_by_pattern
 from planner_core.core.plan_json import plan_from_json, plan_to_json
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.request import Request
@@ -179,6 +179,11 @@ def change(data: dict[str, Any], *where: Any, to: Any) -> dict[str, Any]:
         (("blocks", "", "params", "lm_head.weight"), ["S(0)", "S(0)", "S(0)", [], {}], "not placed on 2 mesh axes"),
         (("blocks", "", "params", "lm_head.weight"), ["S(0),Q", "S(0),R", "S(0),R", [], {}], "'S(0),Q' does not match"),
         (("blocks", "", "prefixes"), ["model"], "the top block is not for the whole of it"),
+        (
+            ("blocks", "Layer#x"),
+            {"prefixes": ["layers.0"], "recompute": "none", "params": {}, "sites": {}},
+            "'Layer#x' is not the name of a block",
+        ),
         (("model",), {}, "broken plan file: model.name is missing"),
     ],
 )
@@ -186,6 +191,12 @@ def test_what_is_wrong_is_named(where: Path, to: Any, says: str) -> None:
     with pytest.raises(InputError) as told:
         plan_from_json(change(plan_to_json(planned(CASES[1]).best), *where, to=to))
     assert says in str(told.value)
+
+
+def test_the_label_of_a_block_reads_back() -> None:
+    assert BlockLabel.parse("Layer#2") == BlockLabel("Layer", 2)
+    for label in (BlockLabel(""), BlockLabel("Layer"), BlockLabel("Layer", 12)):
+        assert BlockLabel.parse(str(label)) == label
 
 
 def test_rules_find_what_a_schema_cannot() -> None:

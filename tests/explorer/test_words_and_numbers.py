@@ -11,7 +11,17 @@ import pytest
 from explorer.analysis import filters, step_parts
 from explorer.session.state import page_wording, plan_ids
 from explorer.text import recipe, words
-from planner_core.core import InputError, NoPlanFits, Plan, Sentence, Shard, cluster_names, memory_amount, time_amount
+from planner_core.core import (
+    BlockLabel,
+    InputError,
+    NoPlanFits,
+    Plan,
+    Sentence,
+    Shard,
+    cluster_names,
+    memory_amount,
+    time_amount,
+)
 from planner_core.models import ZOO
 from planner_core.planning import METHODS, Request, Result, prepare_planner
 from planner_core.planning.analysis import ablation_steps
@@ -131,7 +141,7 @@ def test_candidates_that_are_called_the_chosen_plans_place_as_it_does(result: Re
     for found in result.candidates:
         for plan in result.plans:
             if filters.candidate_of_plan(found, plan) is not None:
-                blocks = [b for label, b in plan.blocks.items() if label.partition("#")[0] == found.block]
+                blocks = [b for label, b in plan.blocks.items() if BlockLabel.parse(label).block == found.block]
                 assert not any(b.params[w].gathered for b in blocks for w in found.weights if w in b.params)
 
 

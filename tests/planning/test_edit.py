@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import pytest
 
+from planner_core.core import BlockLabel
 from planner_core.core.errors import InputError, NoPlanFits, ShardingError
 from planner_core.core.placement import P, R, Shard, parse_placements
 from planner_core.core.plan import Plan
@@ -31,7 +32,7 @@ def stored(plan: Plan, weight: WeightKey) -> set[str]:
     return {
         ",".join(map(str, b.params[name].stored))
         for label, b in plan.blocks.items()
-        if label.partition("#")[0] == block
+        if BlockLabel.parse(label).block == block
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner_core.core import Graph, Plan
+from planner_core.core import BlockLabel, Graph, Plan
 from planner_core.core.graph import Block
 from planner_core.core.placement import P, Placement, Placements, R, Shard, State
 from planner_core.core.plan import BlockPlan, Edge, ParamPlan, SitePlan, Step
@@ -17,7 +17,7 @@ def at_stage(plan: Plan, graph: Graph, stage: int, axis: int) -> Plan:
     """
     blocks = {}
     for label, block in plan.blocks.items():
-        body = graph.blocks[label.partition("#")[0]] if label else graph.top
+        body = graph.blocks[BlockLabel.parse(label).block] if label else graph.top
         homes = _homes(block, body, plan.mesh.axis_sizes[axis], axis)
         params = {k: _param(p, homes[k], stage, axis) if k in homes else p for k, p in block.params.items()}
         names = {op.name: [body.values[v].name for v in op.inputs] for op in body.ops}

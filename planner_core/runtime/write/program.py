@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from planner_core.core import Edge, Shard, Step
+from planner_core.core import BlockLabel, Edge, Shard, Step
 from planner_core.models.hooks import draws_random_numbers, is_inplace
 from planner_core.runtime.program.engine import read_buffers
 from planner_core.runtime.record import CannotRewrite, TapeCall
@@ -168,7 +168,7 @@ class _ProgramWriter:
 
     def _function_name(self, index: int, instance: UnitInstance) -> str:
         if instance.label:
-            return to_snake_case(instance.label.partition("#")[0])
+            return to_snake_case(BlockLabel.parse(instance.label).block)
         if index == 0:
             return "start"
         return "end" if index == len(self.instances) - 1 else "between"

@@ -26,7 +26,7 @@ from explorer.learn.lessons.times.stated import (
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
 from explorer.text import units
-from planner_core.core import ITEM_BYTES, Block, DeviceMesh
+from planner_core.core import ITEM_BYTES, Block, BlockLabel, DeviceMesh
 from planner_core.cost import (
     CONTENTION,
     ENDS,
@@ -114,7 +114,7 @@ def shown(case: PricedLayout) -> dict[str, float]:
 @lru_cache(maxsize=64)
 def gather_times(case: PricedLayout) -> tuple[int, float, float]:
     """The layer's weights: how many there are, seconds to gather them one by one, and in one bucket, over all GPUs."""
-    block: Block = case.planner.graph.blocks[main_layer(case).label.partition("#")[0]]
+    block: Block = case.planner.graph.blocks[BlockLabel.parse(main_layer(case).label).block]
     sizes = [
         ITEM_BYTES[v.meta.dtype] * math.prod(v.meta.shape)
         for v in block.values
