@@ -18,6 +18,7 @@ import numpy as np
 
 from planner_core.core import (
     Block,
+    BlockLabel,
     DeviceMesh,
     Graph,
     InputError,
@@ -86,7 +87,7 @@ def editable_weights(graph: Graph, plan: Plan) -> list[Editable]:
     found: dict[WeightKey, dict[Placements, None]] = {}
     for label, bp in plan.blocks.items():
         for name, param in bp.params.items():
-            found.setdefault((label.partition("#")[0], name), {})[param.stored] = None
+            found.setdefault((BlockLabel.parse(label).block, name), {})[param.stored] = None
     prefixes = {name: tuple(c.prefix for c in graph.calls() if c.block == name) for name in graph.blocks}
     metas = {
         (b, v.name): v.meta for b in ("", *graph.blocks) for v in _block_of(graph, b).values if v.kind == "parameter"

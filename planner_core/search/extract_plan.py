@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from planner_core.core import (
     ITEM_BYTES,
     Block,
+    BlockLabel,
     BlockPlan,
     Edge,
     Op,
@@ -53,7 +54,7 @@ def make_block_plans(problem: Problem, assignment: Assignment) -> dict[str, Bloc
             match.append(call.prefix)
     for name, variants in copies_by_block.items():
         for k, (copy, prefixes) in enumerate(variants):
-            plans[f"{name}#{k}" if k else name] = _cached_block_plan(
+            plans[str(BlockLabel(name, k))] = _cached_block_plan(
                 problem, name, copy.states, tuple(prefixes), copy.variant
             )
     return plans

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from planner_core.core import Plan, Workload, glob_name, placements_by_pattern, states_by_pattern
+from planner_core.core import BlockLabel, Plan, Workload, glob_name, placements_by_pattern, states_by_pattern
 from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choose_among_ties
@@ -194,7 +194,7 @@ def recomputation(plan: Plan) -> dict[str, str]:
         pattern = glob_name(block.prefixes)
         same = found.get(pattern, block.recompute) == block.recompute
         if label:  # two variants of one block share a pattern: if they differ, name the copies of each
-            found[pattern if same else f"{pattern}[{label.partition('#')[2]}]"] = block.recompute
+            found[pattern if same else f"{pattern}[{BlockLabel.parse(label).variant}]"] = block.recompute
     return found
 
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from planner_core.core import Block, Call, Graph, Op, Plan, refuse_stages
+from planner_core.core import Block, BlockLabel, Call, Graph, Op, Plan, refuse_stages
 from planner_core.cost import (
     BESIDE,
     CostModel,
@@ -184,14 +184,14 @@ class _StepDrawing:
         if first:
             self._alone(self.parts[0], FORWARD, number)
         for part in self.parts:
-            if first and part.label and (block := part.label.partition("#")[0]) not in seen:
+            if first and part.label and (block := BlockLabel.parse(part.label).block) not in seen:
                 seen.add(block)
                 self._end(part, FORWARD, number)
             self._run(part, FORWARD, number, first)
-        ends = {p.label.partition("#")[0]: i for i, p in reversed(list(enumerate(self.parts))) if p.label}
+        ends = {BlockLabel.parse(p.label).block: i for i, p in reversed(list(enumerate(self.parts))) if p.label}
         for i, part in reversed(list(enumerate(self.parts))):
             self._run(part, BACKWARD, number, last)
-            if last and part.label and ends[part.label.partition("#")[0]] == i:
+            if last and part.label and ends[BlockLabel.parse(part.label).block] == i:
                 self._end(part, BACKWARD, number)
         if last:
             self._alone(self.parts[0], BACKWARD, number)
@@ -220,9 +220,9 @@ class _StepDrawing:
 
     def _end(self, part: _Segment, phase: str, number: int) -> None:
         """Add the first unit's gather and the last unit's reduction, which nothing hides."""
-        block, seconds = part.label.partition("#")[0], 0.0
+        block, seconds = BlockLabel.parse(part.label).block, 0.0
         for label, u in self.units.items():
-            if label.partition("#")[0] == block and u.repeats > 1:
+            if BlockLabel.parse(label).block == block and u.repeats > 1:
                 mine = [m for m in u.each if m.category == BESIDE and (m.phase == FORWARD or m.gradient)]
                 sent = sum(message_time(m, self.model) for m in (*mine, *u.once) if m.phase == phase)
                 seconds += u.copies * sent / u.repeats
@@ -401,7 +401,7 @@ def _model_segments(plan: Plan, graph: Graph) -> list[_Segment]:
     labels: dict[tuple[str, str], list[str]] = {}
     for label, bp in plan.blocks.items():
         for prefix in bp.prefixes:
-            labels.setdefault((label.partition("#")[0], prefix), []).append(label)
+            labels.setdefault((BlockLabel.parse(label).block, prefix), []).append(label)
     found: list[_Segment] = []
     for item in graph.top.items:
         if isinstance(item, Call):

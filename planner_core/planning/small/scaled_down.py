@@ -15,6 +15,7 @@ import numpy as np
 from planner_core.core import (
     ITEM_BYTES,
     Block,
+    BlockLabel,
     BlockPlan,
     Call,
     DeviceMesh,
@@ -108,7 +109,7 @@ class _Retargeting:
             _add_block_plan(ways.setdefault(item.block, []), bp)
         found = {"": BlockPlan(("",), self._params("", top), sites)}
         for name, plans in ways.items():
-            found.update({f"{name}#{k}" if k else name: bp for k, bp in enumerate(plans)})
+            found.update({str(BlockLabel(name, k)): bp for k, bp in enumerate(plans)})
         return found
 
     def _call(self, call: Call, outer: Mapping[int, State]) -> tuple[BlockPlan, list[State]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner_core.core import BlockPlan, Graph, Pipeline, Plan
+from planner_core.core import BlockLabel, BlockPlan, Graph, Pipeline, Plan
 from planner_core.cost import (
     cost_model,
     even_copies,
@@ -107,9 +107,9 @@ def combine_blocks(
     blocks = {"": policies[0].blocks[""]}
     num_variants: dict[str, int] = {}
     for (label, number), copies in prefixes.items():
-        name = label.partition("#")[0]
+        name = BlockLabel.parse(label).block
         variant = num_variants.get(name, 0)
         num_variants[name] = variant + 1
         block = replace(policies[number].blocks[label], prefixes=tuple(copies))
-        blocks[f"{name}#{variant}" if variant else name] = block
+        blocks[str(BlockLabel(name, variant))] = block
     return blocks
