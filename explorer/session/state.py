@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -200,6 +201,32 @@ def plan_request(request: Request, progress: Progress | None = None) -> Result:
     result = _plans().get(request, lambda: plan_model(request, uploaded_source(request, progress), progress), waiting)
     _plans().put(result.request, result)
     return result
+
+
+@st.cache_resource(show_spinner=False)
+def _method_plans() -> ResultCache[Request, Result]:
+    return ResultCache(CACHED_RESULTS)
+
+
+def plan_method(request: Request) -> Result:
+    """Return the best plan of a method for the table of methods, without the usual layouts, trade-offs and notes beside it.
+
+    They take half of the time. What another page asks of the same request is planned in full (see `plan_request`).
+    """
+    plan = partial(plan_model, request, uploaded_source(request), stages={})
+    return known_method(request) or _method_plans().get(request, plan)
+
+
+def known_method(request: Request) -> Result | None:
+    """Return what `plan_method` gives, if it was planned before."""
+    return _plans().peek(request) or _method_plans().peek(request)
+
+
+def _result_of_pin(plan_id: str, pinned: Mapping[str, Any]) -> Result:
+    """Return a result that has a pinned plan. The best plan of a method is known from the table of methods."""
+    request = settings.build_request(pinned)
+    known = known_method(request) if not pinned["edit"] else None
+    return known if known and plan_id in plan_ids(known.plans) else with_edit(plan_request(request), pinned["edit"])
 
 
 def replace_result(request: Request, result: Result) -> None:
@@ -399,7 +426,7 @@ def result_of(plan_id: str, result: Result) -> Result:
     """
     if pins.SEPARATOR in plan_id:
         plan_id, pinned = pins.parse_pin(plan_id, values())
-        result = with_edit(plan_request(settings.build_request(pinned)), pinned["edit"])
+        result = _result_of_pin(plan_id, pinned)
     plan = plan_ids(result.plans).get(plan_id)
     return result if plan is None else result.of_plan(plan)
 
@@ -415,7 +442,7 @@ def with_pinned(plans: Mapping[str, Plan]) -> dict[str, Plan]:
             continue
         try:
             plan_id, pinned = pins.parse_pin(pin, values())
-            theirs = plan_ids(with_edit(plan_request(settings.build_request(pinned)), pinned["edit"]).plans)
+            theirs = plan_ids(_result_of_pin(plan_id, pinned).plans)
         except (Unreadable, PlannerError) as error:
             st.warning(f"A pinned plan, “{escape(pin[:40])}”, cannot be shown: {page_wording(error)}")
             continue

@@ -20,9 +20,10 @@ from planner_core.planning import choose_mesh
 from planner_core.planning.analysis import count_spaces, log10_size, unfold_problem
 from planner_core.planning.fitting.baselines import better_of_baselines, plan_baselines
 from planner_core.planning.methods.registry import METHODS
+from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from planner_core.planning.session import Planner, candidate_meshes, prepare_planner
-from planner_core.search import make_objective
+from planner_core.search import make_objective, search_within_budget
 from tests.support.plans import planned, searched
 
 HIDDEN = {
@@ -298,3 +299,30 @@ def test_baselines_of_a_few_models_never_communicate_less(name: str, cluster: st
     rows = list(compare(name, cluster))
     assert {r["baseline"] for r in rows} >= {"data parallel", "FSDP"}
     assert all(r["seconds"][1] <= r["seconds"][0] * (1 + SAME) for r in rows)
+
+
+@pytest.mark.parametrize("name", ("gpt2-xl", "vit-large"))
+def test_meshes_whose_axes_change_places_have_the_same_values_by_volume(name: str) -> None:
+    planner = prepare_planner(Request(name, method="tap", layers=4))
+    values = [
+        search_within_budget(build(), objective="communication").value
+        for mesh in candidate_meshes(planner.request, planner.cluster)
+        if mesh.axis_sizes in ((2, 8), (8, 2))
+        for build in planner.builders(METHODS["tap"], mesh)
+    ]
+    assert len(values) == 2 and values[0] == pytest.approx(values[1], rel=1e-9)
+
+
+def test_a_mesh_that_says_the_same_by_volume_is_searched_once() -> None:
+    planner = prepare_planner(Request("gpt2-xl", method="tap", layers=2))
+    said: list[str] = []
+    choose_mesh(planner, candidate_meshes(planner.request, planner.cluster), said.append)
+    networks = [text for text in said if text.startswith("network of")]
+    assert len(networks) == len(set(networks)) and sum("2" in text and "8" in text for text in networks) == 1
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "exact"])
+def test_no_stage_of_planning_changes_the_plan_of_another_method(method: str) -> None:
+    request = Request("gpt2-xl", method=method, layers=2)
+    alone = plan_model(request, stages={})
+    assert alone.plans == (planned(request).fastest,)

@@ -37,7 +37,7 @@ def known_plans() -> dict[str, Plan]:
     """Return the best plan of every other method that is known by now, by its pin; none until they are asked for."""
     if not _is_wanted():
         return {}
-    results = {name: state.known_result(request) for name, request in _requests().items()}
+    results = {name: state.known_method(request) for name, request in _requests().items()}
     return {pins.format_pin("best", _settings_for(name)): r.fastest for name, r in results.items() if r}
 
 
@@ -49,10 +49,10 @@ def plan_next() -> None:
     for name, request in _requests().items():
         if request in failed:
             st.caption(f"{settings.METHODS[name]}: {frame.escape(failed[request])}")
-        elif not state.known_result(request):
+        elif not state.known_method(request):
             with st.spinner(f"Planning by {settings.METHODS[name]}", show_time=True):
                 try:
-                    state.plan_request(request)
+                    state.plan_method(request)
                 except PlannerError as error:
                     failed[request] = state.page_wording(error)
             st.rerun()
@@ -81,7 +81,7 @@ def _method_rows(result: Result, requests: dict[str, Request]) -> list[Row]:
     results: dict[str, Result | str] = {result.request.method: result}
     for name, request in requests.items():
         try:
-            results[name] = state.plan_request(request)
+            results[name] = state.plan_method(request)
         except PlannerError as error:
             results[name] = state.page_wording(error)
     sizes = {m: n for r in results.values() if isinstance(r, Result) for m, n in count_spaces(r).items()}

@@ -191,7 +191,7 @@ def _ranked_problems(
     tables would be too large, if there is one."""
     found: list[Problem] = []
     wide: TooWide | None = None
-    for mesh in options:
+    for mesh in _without_mirrors(options) if method.by_volume else options:
         say(f"network of {mesh}")
         for build in planner.builders(method, mesh):
             try:
@@ -203,6 +203,14 @@ def _ranked_problems(
         if len(found) == 1:
             return [RoughSearch(found[0], bound=rough_bound(found[0], objective) if below < math.inf else 0.0)], wide
         return rank_by_bound(found, objective, planner.budget, say, below), wide
+
+
+def _without_mirrors(options: Iterable[DeviceMesh]) -> list[DeviceMesh]:
+    """The first mesh of each set of axis sizes.
+
+    Where a byte costs the same on every axis, 2 x 8 and 8 x 2 have the same plans at the same values. Searched twice, a tie spends the points of one request for nothing, and GPT-2 XL stays unproven.
+    """
+    return list({tuple(sorted(mesh.axis_sizes)): mesh for mesh in reversed(list(options))}.values())[::-1]
 
 
 def _note_chunk_gain(planner: Planner, plan: Plan) -> tuple[str, ...]:
