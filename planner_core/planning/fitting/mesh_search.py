@@ -208,7 +208,8 @@ def _ranked_problems(
 def _without_mirrors(options: Iterable[DeviceMesh]) -> list[DeviceMesh]:
     """The first mesh of each set of axis sizes.
 
-    Where a byte costs the same on every axis, 2 x 8 and 8 x 2 have the same plans at the same values. Searched twice, a tie spends the points of one request for nothing, and GPT-2 XL stays unproven.
+    Where a byte costs the same on every axis, 2 x 8 and 8 x 2 have the same plans at the same values. Searched twice, they
+    spend the points of one proof twice: GPT-2 XL stayed unproven.
     """
     return list({tuple(sorted(mesh.axis_sizes)): mesh for mesh in reversed(list(options))}.values())[::-1]
 
