@@ -6,7 +6,7 @@ import math
 
 from explorer.text.recipe import layout_line
 from explorer.text.units import GIB, memory, seconds
-from planner_core.core import OPTIONS, PlannerError, Sentence, Term
+from planner_core.core import OPTIONS, PlannerError, Sentence, Term, option_switch
 from planner_core.exporters import TARGETS
 from planner_core.planning.methods import ALL, parse_layout
 
@@ -33,6 +33,8 @@ def _page_term(term: Term) -> str:
         return TARGETS[term.name].title if term.name in TARGETS else term.text
     if term.kind == "method":
         return ALL[term.name].shown_plan
+    if term.kind == "check":
+        return option_switch(term)
     control = OPTIONS[term.name].control
     if term.name == "memory_gb" and term.value is not None:
         # rounded up: what would do must do

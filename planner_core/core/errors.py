@@ -32,7 +32,7 @@ _TERM = re.compile("\x02([^\x02\x03]*)\x03")
 class Term:
     """A part of a sentence that each user reads in other words: `text` in Python. `kind`: "option" (`name` is that of the option, and
     `value` its value), "bytes" (`value` bytes of memory), "seconds" (`value` of them), "layout" (`value` in the
-    command line's words), "cluster", "tool" or "method" (`name` is that of the tool or method)."""
+    command line's words), "cluster", "tool" or "method" (`name` is that of the tool or method), "check" (of a plan)."""
 
     kind: str
     name: str

@@ -1,8 +1,8 @@
 """Run a plan, and compare what happens with what was predicted.
 
-There are three depths. `--rules` reads plan and graph, and runs nothing. `--fake` runs one step on a fake process group of the
-mesh's size, and compares collectives, bytes and memory. `--ranks N` trains on real processes, and compares loss, gradients and
-weights.
+There are three checks. `verify_rules` reads plan and graph, and runs nothing. `verify(plan)` runs one step on a fake process group of the
+mesh's size, and compares collectives, bytes and memory. `verify(plan, ranks=N)` trains on real processes, and compares loss, gradients
+and weights.
 """
 
 from __future__ import annotations

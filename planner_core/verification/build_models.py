@@ -12,7 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from planner_core.core import InputError
+from planner_core.core import InputError, named_check
 from planner_core.models.capture import returned_loss, standin_loss
 from planner_core.models.hooks import DROPOUTS, canonical_name, draws_dropout_mask, without_dropout_masks
 from planner_core.models.sources import (
@@ -179,7 +179,7 @@ def _callable_inputs(made: ModelSource, meta_signals: bool) -> dict[str, Any]:
 
 def _check_has_values(source: str) -> None:
     if source.endswith(".pt2"):
-        raise InputError("an exported program holds no values to run on; verify its plan with --fake")
+        raise InputError(f"an exported program holds no values to run on; verify its plan with {named_check('fake')}")
 
 
 def call_model(model: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from planner_core.core import InputError
+from planner_core.core import InputError, named_check
 from planner_core.verification.measure import measure
 from planner_core.verification.processes import run_ranks
 
@@ -19,7 +19,7 @@ def measure_machine(ranks: int | None = None) -> dict[str, Any]:
     number = ranks if ranks is not None else gpus or 2
     if not 1 <= number <= (gpus or MAX_RANKS):
         raise InputError(
-            f"--ranks {number} is not a number from 1 to {gpus or MAX_RANKS}; give e.g. --ranks {gpus or 2}"
+            f"{named_check('ranks', number)} is not a number from 1 to {gpus or MAX_RANKS}; give e.g. {named_check('ranks', gpus or 2)}"
         )
     found: dict[str, Any] = run_ranks(_measure_on_rank, number, (gpus > 0,), backend="nccl" if gpus else "gloo")[0]
     return found

@@ -16,12 +16,12 @@ import planner_core as shardscope
 from explorer.session.state import page_wording
 from explorer.text import commands
 from planner_core.cli.main import main
-from planner_core.core import OPTIONS, InputError, Sentence, Term, memory_amount, named, option_switch
+from planner_core.core import OPTIONS, InputError, Sentence, Term, memory_amount, named, named_check, option_switch
 from planner_core.planning import Request
 from planner_core.planning.pricing import Statement
 
 ROOT = Path(__file__).parents[2] / "planner_core"
-RIMS = ("cli", "exporters", "runtime", "verification", "configs")
+RIMS = ("cli", "exporters", "runtime", "configs")
 """Folders whose messages are about other programs' flags, or about those of scripts."""
 
 
@@ -53,6 +53,15 @@ def test_an_option_is_named_as_each_user_knows_it() -> None:
     assert page_wording(error) == "Use more GPUs, recomputation full or memory per GPU of 37.3 GiB; leave mesh out."
 
 
+def test_a_check_of_a_plan_is_named_as_each_user_knows_it() -> None:
+    error = InputError(
+        f"{named_check('ranks', 3)} will not do; use {named_check('ranks', 4)}, {named_check('fake')} or {named_check('rules')}"
+    )
+    assert str(error) == "ranks=3 will not do; use ranks=4, ranks=None or planner_core.verification.verify_rules"
+    assert error.sentence.worded(option_switch) == "--ranks 3 will not do; use --ranks 4, --fake or --rules"
+    assert page_wording(error) == "--ranks 3 will not do; use --ranks 4, --fake or --rules."
+
+
 def test_memory_tools_and_methods_are_named_as_each_user_knows_them() -> None:
     tool, method = Term("tool", "hf", None, "hf").marked, Term("method", "hf-expert", None, "hf-expert").marked
     note = Sentence(f"for {tool}: {memory_amount(80e9, '80 GB')}, as {method}")
@@ -80,7 +89,8 @@ def test_python_is_told_of_keywords_and_the_command_line_of_flags(capsys: pytest
 
 
 def test_no_message_outside_of_the_rims_has_a_flag() -> None:
-    flags = re.compile("(?<![\\w-])(" + "|".join(re.escape(o.switch) for o in OPTIONS.values()) + ")(?![\\w-])")
+    switches = [*(o.switch for o in OPTIONS.values()), "--ranks", "--fake", "--rules"]
+    flags = re.compile("(?<![\\w-])(" + "|".join(map(re.escape, switches)) + ")(?![\\w-])")
     for path in sorted(ROOT.rglob("*.py")):
         if set(path.parts) & set(RIMS) or path.name in ("options.py", "write.py"):
             continue

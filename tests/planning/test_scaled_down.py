@@ -157,7 +157,7 @@ def test_too_few_ranks_for_a_plan_are_refused() -> None:
     pricer = Pricer("bert-large", load_cluster("2x8-h100"))
     plan = pricer.plan(Statement(parse_layout("fsdp=4,cp=2,tp=2"), layers=2, seq=512))
     assert plan is not None
-    with pytest.raises(InputError, match=r"cannot be scaled to 4 ranks .* use --ranks 8"):
+    with pytest.raises(InputError, match=r"cannot be scaled to 4 ranks .* use ranks=8"):
         scaled(plan, 4)
     small = scaled(plan, 8)
     assert not check_rules(small, load_plan_graph(small))

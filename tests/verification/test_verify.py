@@ -448,7 +448,7 @@ def test_a_plan_with_masters_in_float32_is_verified() -> None:
 
 
 def test_ranks_must_suit() -> None:
-    with pytest.raises(InputError, match="--ranks 1 "):
+    with pytest.raises(InputError, match="ranks=1 "):
         verify(plans("llama-3-8b")["best"], ranks=1)
     callable_plan = replace(
         plans("llama-3-8b")["best"], model={"name": "mine", "params": 8 * 10**9, "config": {"callable": "a.py:f"}}

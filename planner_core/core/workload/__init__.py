@@ -16,6 +16,7 @@ from planner_core.core.workload.options import (
     check_options,
     memory_amount,
     named,
+    named_check,
     option_switch,
     time_amount,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "load_stack",
     "memory_amount",
     "named",
+    "named_check",
     "option_switch",
     "stack_names",
     "time_amount",

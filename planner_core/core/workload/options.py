@@ -261,6 +261,20 @@ def named(name: str, *value: Any) -> str:
     return Term("option", name, value[0] if value else None, text).marked
 
 
+CHECKS = {"rules": "planner_core.verification.verify_rules", "fake": "ranks=None"}
+"""In Python: the checks of a plan beside the training of a small model on real ranks (`ranks=4`). In a command each is a flag."""
+
+
+def named_check(check: str, ranks: int | None = None) -> str:
+    """A check of a plan for a sentence: "ranks" (with their number), "fake" or "rules".
+
+    Example: `named_check("ranks", 4)` reads `ranks=4` in Python and `--ranks 4` in a command; `named_check("fake")` reads `ranks=None`
+    and `--fake`.
+    """
+    text = CHECKS.get(check, "ranks" if ranks is None else f"ranks={ranks}")
+    return Term("check", check, ranks, text).marked
+
+
 def memory_amount(num_bytes: float, text: str) -> str:
     """Bytes of memory for a sentence, with the text in GB; the page reads them in GiB."""
     return Term("bytes", "", num_bytes, text).marked
@@ -280,6 +294,8 @@ def check_options(values: object, names: Iterable[str]) -> None:
 
 def option_switch(term: Term) -> str:
     """A term of a sentence in the words of the command line."""
+    if term.kind == "check":
+        return f"--{term.name}" if term.value is None else f"--{term.name} {term.value}"
     if term.kind != "option":
         return term.text
     option = OPTIONS[term.name]

@@ -34,6 +34,7 @@ from planner_core.core import (
     State,
     Step,
     join_name,
+    named_check,
     unevenly_split_dims,
 )
 from planner_core.cost import CostModel, can_run_in_chunks, ops_at_the_ends, price, price_pipeline, with_parts
@@ -207,7 +208,7 @@ class _Retargeting:
             return table.steps(src, dst)
         except ValueError:
             raise InputError(
-                f"{name} cannot be split evenly on a mesh of {self.model.mesh}; use other --ranks"
+                f"{name} cannot be split evenly on a mesh of {self.model.mesh}; use another {named_check('ranks')}"
             ) from None
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner_core.core import Graph, InputError, Plan
+from planner_core.core import Graph, InputError, Plan, named_check
 from planner_core.cost import cost_model_of, keeps_other_tensors, price
 from planner_core.verification.fake.memory_tracker import IN_FLIGHT
 from planner_core.verification.fake.program import run_program_step
@@ -50,7 +50,7 @@ def verify_fake_all(
         if plan.mesh.num_devices > MAX_FAKE_RANKS:
             raise InputError(
                 f"the plan's mesh has {plan.mesh.num_devices:,} devices, but a fake process group is made for at most {MAX_FAKE_RANKS:,}; "
-                "plan for fewer GPUs, or check it with --rules"
+                f"plan for fewer GPUs, or check it with {named_check('rules')}"
             )
     (found,) = run_ranks(_run_fake_steps, 1, (plans,), timeout_s=timeout_s, backend=None)
     graphs = graphs or [None] * len(plans)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner_core.core import Plan
 from planner_core.models.capture import FlashAttention
 from planner_core.models.hooks import RECURRENT
-from planner_core.runtime import BoundProgram, Parallel, Trace, initializer, make_optimizer
+from planner_core.runtime import Parallel, Trace, initializer, make_optimizer
 from planner_core.runtime.program import IN_FLIGHT as SENT
 from planner_core.runtime.program import UnitCall
 from planner_core.runtime.program.collectives import supports_meta
@@ -85,22 +85,16 @@ def run_program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
 @contextlib.contextmanager
 def running_on_meta(memory: MemoryTracker) -> Iterator[None]:
     """Let a step run on tensors without values while entered."""
-    with ValuesOnMeta(), _MixedOnMeta(), _ignoring_host_states(memory), _marking_constants(memory):
+    with ValuesOnMeta(), _MixedOnMeta(), _ignoring_host_states(memory):
         yield
 
 
-@contextlib.contextmanager
-def _marking_constants(memory: MemoryTracker) -> Iterator[None]:
-    """Let the programs that are bound while entered say when they make their constants."""
-    bind = BoundProgram.__init__
-
-    def bind_and_mark(self: BoundProgram, *args: Any) -> None:
-        bind(self, *args)
-        if "constants" in self.names:
-            self.names["constants"] = memory.in_constants(self.names["constants"])
-
-    with mock.patch.object(BoundProgram, "__init__", bind_and_mark):
-        yield
+def _mark_constants(memory: MemoryTracker, parallel: Parallel) -> None:
+    """Let the programs of a model say when they make their constants: generated code calls that function by its global name."""
+    for program in parallel.programs.values():
+        names = program.bound.names
+        if "constants" in names:
+            names["constants"] = memory.in_constants(names["constants"])
 
 
 @contextlib.contextmanager
@@ -110,7 +104,11 @@ def counting_memory(
     trained: list[torch.nn.Parameter],
     states: Mapping[Any, Mapping[str, Any]],
 ) -> Iterator[None]:
-    """Count memory while entered, with what stays between two steps. `states`: those of the optimizer on the GPU."""
+    """Count memory while entered, with what stays between two steps. `states`: those of the optimizer on the GPU.
+
+    A step has run before, which has written the programs.
+    """
+    _mark_constants(memory, parallel)
     _count_standing_memory(memory, parallel, trained, states)
     with flash_kernels(), memory, memory.following_resizes(), _counting_in_flight(memory):
         yield
