@@ -7,7 +7,8 @@
                 held (DeepSpeed's pipeline and those after it keep results in buffers that the next pass overwrites)
     chunked:N   head and loss of one of N parts of the tokens after the other, forward and backward at once (Liger, Unsloth)
 
-A compiled block that has the loss reads the logits in their dtype too, and writes their gradient beside them.
+A run whose blocks are compiled compiles the loss too, unless it states its loss: that reads the logits in their dtype, and writes their
+gradient beside them.
 
 Example: 8 192 tokens x 128 256 words in bfloat16 are 2.1 GB of logits. Eager the loss takes 14.7 GB beside them, fused nothing, whole
 4.2 GB, and in eight parts all together take 0.26 GB.

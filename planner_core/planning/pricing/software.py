@@ -12,7 +12,7 @@ def describe_software(graph: Graph, cluster: Cluster, workload: Workload, budget
     item, memory = ITEM_BYTES[workload.dtype], cluster.gpu.memory_bytes
     gradients = "float32" if workload.gradient_item(item) > item else workload.dtype
     share = f", {budget / memory:.0%} of the GPU's" if budget < memory else ""
-    loss = "loss as the model's code has it" if software.loss == "eager" else f"loss {software.loss}"
+    loss = _describe_loss(workload)
     attention = f"attention {' and '.join(taken)}, " if taken else ""
     way = "compiled" if workload.compiled else "eager"
     lines = [
@@ -25,3 +25,13 @@ def describe_software(graph: Graph, cluster: Cluster, workload: Workload, budget
             f"attention of {where} runs torch's math kernel in float32, which keeps its scores: {why_math(op, block)}"
         )
     return tuple(lines)
+
+
+def _describe_loss(workload: Workload) -> str:
+    """How the loss of logits runs."""
+    loss = workload.resolved().loss
+    if loss != "eager":
+        return f"loss {loss}"
+    if workload.compiled:
+        return "loss compiled" if workload.loss is None else "loss not compiled"
+    return "loss as the model's code has it"
