@@ -116,3 +116,8 @@ def test_a_step_with_stages_has_the_band_of_published_ones(priced: Price) -> Non
     band = time_band(priced("dp=4,tp=2,pp=2"), CLUSTER)
     assert band.kind == "pipeline stages" and band.low is not None and band.high is not None
     assert band.low < 0.9 and band.high > 1.1
+
+
+def test_stages_whose_operators_communicate_over_nodes_have_no_band(priced: Price) -> None:
+    band = time_band(priced("tp=8,pp=2"), load_cluster("2x8-a100:nodes=4,gpus=4"))
+    assert (band.kind, band.low, band.high) == ("not known for this kind of run", None, None)

@@ -179,20 +179,24 @@ def kind(run: Run) -> str:
 
 
 def bands(found: Found, told: Sequence[Told]) -> dict[str, Any]:
-    """assets/bands.json: errors of groups left out, by kind of run; and of the runs `told` the host's floor, and tensor parallelism over
+    """assets/bands.json: errors of sources left out, by kind of run; and of the runs `told` the host's floor, and tensor parallelism over
     nodes."""
     errors = errors_of(found)
     groups: dict[str, list[float]] = {}
     for e in errors:
-        groups.setdefault(kind(e.run), []).append(e.groups)
+        groups.setdefault(kind(e.run), []).append(e.sources)
+    # The runs of sweeps without stages are of other stacks, and no constant is fitted to them: each is left out already.
+    swept = [t for t in stages.told_stages() if t.ran and t.run.stated.layout.pp == 1]
+    for t in swept:
+        groups.setdefault(kind(t.run), []).append(t.error)
     kinds = {name: _band(np.array(groups[name])) for name in sorted(groups)}
     over_nodes = [
         math.log(t.seconds / t.run.measured_s) for t in told if kind(t.run) == OVER_NODES and t.run.gpus <= MOST_GPUS
     ]
     return {
         "schema": "shardscope.bands/1",
-        "source": f"Residuals ln(predicted / measured) of the product's own prices of {len(errors)} published runs of grade A, "
-        "groups of runs (source, model, GPU, layout, recomputation) left out of the fit in five folds (docs/PUBLISHED.md); "
+        "source": f"Residuals ln(predicted / measured) of {len(errors)} published runs of grade A, each predicted by a fit without its "
+        f"source, and of {len(swept)} runs of sweeps without stages, to which nothing is fitted (docs/PUBLISHED.md); "
         f"tensor parallelism over nodes from the errors of {len(over_nodes)} runs of nanotron on up to {MOST_GPUS} GPUs, on a fabric of unknown latency",
         "stack_sigma": STACK_SIGMA,
         "stack_source": "differences between five sources, each left out of the fit in turn",

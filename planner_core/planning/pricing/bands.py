@@ -1,8 +1,8 @@
 """Bound the error of a predicted step by the errors of published runs of the same kind (`assets/bands.json`).
 
 For each kind of run the asset holds two numbers about ln(predicted / measured): the median (`bias`), and the bound that nine in ten
-runs stay within (`p90`). Two further errors are added as independent: runs of one software stack share an error (`stack_sigma`), and
-a GPU without measured runs adds `gpu_sigma`.
+runs stay within (`p90`), where each run is predicted by a fit that has not seen its source. Two further errors are added as independent:
+runs of one software stack share an error (`stack_sigma`), and a GPU without measured runs adds `gpu_sigma`.
 
     width = hypot(p90, 1.645 · stack_sigma, 1.645 · gpu_sigma if the GPU was not measured)
 
@@ -113,14 +113,17 @@ def _kind_of_run(plan: Plan, cluster: Cluster) -> str:
     """The asset's kind of a plan, by the parallelism between its most distant ranks.
 
     Expert and context parallelism communicate between operators as tensor parallelism does, so they count as it. An axis of one rank
-    does not count. All plans with stages are one kind."""
-    if plan.pipeline is not None:
-        return STAGES
+    does not count. All plans with stages are one kind, unless operators of a stage communicate over nodes: no published run with stages
+    does, so its band says nothing of such a plan."""
     axes = [(role, axis) for axis, role in enumerate(axis_roles(plan)) if plan.mesh.axis_sizes[axis] > 1]
     between = [axis for role, axis in axes if role in (TENSOR, CONTEXT, EXPERT)]
+    inside = all(_within_node(plan.mesh, axis, cluster) for axis in between)
+    if not inside:
+        return OVER_NODES
+    if plan.pipeline is not None:
+        return STAGES
     if between:
-        inside = all(_within_node(plan.mesh, axis, cluster) for axis in between)
-        return "tensor parallel in a node" if inside else OVER_NODES
+        return "tensor parallel in a node"
     if SHARD in (role for role, _ in axes):
         if len(cluster.levels) == 1 or cluster.num_gpus <= cluster.levels[0].size:
             return "FSDP, one node"
