@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from planner_core.core import NoPlanFits, divisors, load_cluster
 from planner_core.planning import Request
+from planner_core.planning.fitting.baselines import plan_baselines
+from planner_core.planning.fitting.micro_batch_numbers import other_numbers
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing import Pricer, Statement
+from planner_core.planning.session import candidate_meshes, prepare_planner
 from planner_core.search import TIE
 
 CLUSTERS = ("1x8-h100:gpus=4", "1x8-h100:gpus=6", "1x4-a100-pcie")
@@ -23,8 +26,8 @@ POLICIES = ("none", "keep-matmuls", "selective", "keep-attention", "full")
 
 
 @cache
-def pricer(cluster: str, memory_gb: float) -> Pricer:
-    return Pricer("gpt2-xl", load_cluster(cluster), memory_gb)
+def pricer(model: str, cluster: str, memory_gb: float) -> Pricer:
+    return Pricer(model, load_cluster(cluster), memory_gb)
 
 
 @st.composite
@@ -71,7 +74,7 @@ def test_no_stated_layout_is_better_than_the_bound(asked: tuple[Request, Stateme
     if least is None or not stated.micro_batch:
         return
     assert isinstance(request.cluster, str) and request.memory_gb is not None
-    plan = pricer(request.cluster, request.memory_gb).plan(stated)
+    plan = pricer(request.model, request.cluster, request.memory_gb).plan(stated)
     if plan is not None and plan.fits:
         assert plan.cost.step_time_s >= least * (1 - TIE)
 
@@ -82,11 +85,34 @@ def test_nothing_fits_is_said_only_where_no_stated_layout_fits(asked: tuple[Requ
     """In the memory that a stated layout takes, some plan fits."""
     request, stated = asked
     assert isinstance(request.cluster, str)
-    plan = pricer(request.cluster, AMPLE_GB).plan(stated) if stated.micro_batch else None
+    plan = pricer(request.model, request.cluster, AMPLE_GB).plan(stated) if stated.micro_batch else None
     if plan is not None:
         enough = math.ceil(plan.cost.memory_bytes["peak"] / 1e6) / 1e3
         found = choose_micro_batches(replace(request, memory_gb=enough), None, lambda text: None)[1]
         assert found.fits
+
+
+def test_a_usual_layout_that_fits_nowhere_is_shown_at_its_least_memory() -> None:
+    """No number of micro-batches, degree of tensor parallelism or recomputation of Megatron-LM takes less than its row says."""
+    model, cluster, batch = "llama-3-8b", "1x8-h100:gpus=4", 8
+    request = Request(model, cluster=cluster, batch=batch, seq=512, layers=2, recompute="none", memory_gb=5.0)
+    planner = prepare_planner(replace(request, accumulate=1))
+    larger = other_numbers(planner, None, lambda text: None, larger=True)
+    rows = {p.method: p for p in plan_baselines(planner, candidate_meshes(request, planner.cluster), "auto", larger)}
+    ample = pricer(model, cluster, AMPLE_GB)
+    stated = [
+        Statement(
+            Layout(dp=4 // tp, tp=tp, zero=1), samples, batch * tp // 4 // samples, seq=512, layers=2, recompute=by
+        )
+        for tp in (2, 4)
+        for samples in divisors(batch * tp // 4)
+        for by in POLICIES
+    ]
+    peaks = [plan.cost.memory_bytes["peak"] for one in stated if (plan := ample.plan(one))]
+    row = rows["megatron"]
+    assert len(peaks) == len(stated)
+    assert not row.fits and row.bound is None and not row.optimal
+    assert row.cost.memory_bytes["peak"] <= min(peaks) * 1.01 < max(peaks)
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from planner_core.search import (
     possible_winners,
     rough_bound,
     rough_plan_fits,
-    search_within_budget,
 )
 from planner_core.search.network import Problem
 
@@ -34,7 +33,7 @@ def plan_baselines(
     """The best plan of each baseline over the meshes. A baseline that suits no mesh is left out. If its fastest plan does not fit
     with the recomputation of `planner`, it is planned with `recompute`; if it does not fit so either, at the next of the `larger` numbers
     of micro-batches. With `smaller` numbers it is planned as long as the same plan fits there and gets faster, or where it has no plan with
-    more. So it fits if the layout fits at all within MORE_NUMBERS of these."""
+    more. So it fits if the layout fits at all within MORE_NUMBERS of these. If it fits nowhere, it is shown at its least memory."""
     options = list(options)
     after, before = (_SharedIterator(islice(numbers, MORE_NUMBERS)) for numbers in (larger, smaller))
     return [
@@ -52,22 +51,37 @@ def _plan_at_best_micro_batches(
     larger: Iterable[Planner],
     smaller: Iterable[Planner],
 ) -> Plan | None:
-    """One baseline at its own number of micro-batches."""
+    """One baseline at its number of micro-batches."""
     saving = _with_recomputation(planner, recompute)
-    best = _plan_baseline(planner, saving, options, b)
-    if best is not None and not best.fits and _more_micro_batches_may_fit(saving, options, b):
-        more = (_plan_baseline(p, _with_recomputation(p, recompute), options, b) for p in larger)
-        best = next((p for p in more if p is not None and p.fits), best)
+    best = _plan_that_fits(planner, saving, options, b)
+    if best is None:
+        best = _plan_with_more_micro_batches(saving, options, b, recompute, larger)
     if best is None and not _lacks_samples(planner, options, b):
         return None  # its ranks do not divide the model's sizes, which are the same at every number
     for fewer in smaller:
         if best is not None and not _fits_with_half_as_many(best, planner.budget):
             break
-        plan = _plan_baseline(fewer, _with_recomputation(fewer, recompute), options, b)
+        saving = _with_recomputation(fewer, recompute)
+        plan = _plan_that_fits(fewer, saving, options, b)
         if plan is not None and best is not None and plan.cost.step_time_s >= best.cost.step_time_s:
             break
-        best = plan or best
+        best = plan or best or _plan_of_least_memory([saving], options, b)
     return best
+
+
+def _plan_with_more_micro_batches(
+    saving: Planner, options: list[DeviceMesh], b: Method, recompute: str, larger: Iterable[Planner]
+) -> Plan | None:
+    """The plan at the first `larger` number of micro-batches at which one fits; else the plan of least memory; None if there is none.
+
+    Where weights and states alone do not fit, no number is looked at beside the first: activations, which shrink, decide nothing there.
+    """
+    numbers = [saving]
+    for planner in larger if _more_micro_batches_may_fit(saving, options, b) else ():
+        numbers.append(_with_recomputation(planner, recompute))
+        if (plan := _plan_that_fits(planner, numbers[-1], options, b)) is not None:
+            return plan
+    return _plan_of_least_memory(numbers, options, b)
 
 
 def _fits_with_half_as_many(plan: Plan, budget: float) -> bool:
@@ -108,8 +122,8 @@ def _with_recomputation(planner: Planner, recompute: str) -> Planner:
     return with_recompute(planner, recompute) if recompute != planner.workload.recompute else planner
 
 
-def _plan_baseline(planner: Planner, saving: Planner, options: list[DeviceMesh], b: Method) -> Plan | None:
-    """The best plan of one baseline that fits; else the fastest. It is `saving` that plans it if the fastest plan of `planner` does not
+def _plan_that_fits(planner: Planner, saving: Planner, options: list[DeviceMesh], b: Method) -> Plan | None:
+    """The best plan of one baseline that fits; None if none does. It is `saving` that plans it if the fastest plan of `planner` does not
     fit: what `planner` may choose, `saving` may choose too."""
     problems = _baseline_problems(planner, options, b)
     with planner.clock("baselines"):
@@ -132,8 +146,7 @@ def _baseline_problems(planner: Planner, options: Iterable[DeviceMesh], b: Metho
 
 
 def _best_answer(planner: Planner, problems: list[Problem]) -> tuple[Problem, Answer] | None:
-    """The problem with the best plan that fits, and its answer; else the one with the fastest plan. None if there is no plan.
-    `problems`: the lowest quick bound first."""
+    """The problem with the best plan that fits, and its answer; None if no plan fits. `problems`: the lowest quick bound first."""
     best: tuple[Problem, Answer] | None = None
     least = float("inf")
     for problem in problems:
@@ -146,10 +159,30 @@ def _best_answer(planner: Planner, problems: list[Problem]) -> tuple[Problem, An
         )  # its gap is told; nobody asked to prove it
         if answer.assignment is not None and answer.value < least:
             best, least = (problem, answer), answer.value
-    if best is None:
-        free = [(p, search_within_budget(p, objective="time")) for p in possible_winners(problems, "time")]
-        best = min(free, key=lambda f: f[1].value, default=None)
     return best
+
+
+def _plan_of_least_memory(planners: Iterable[Planner], options: list[DeviceMesh], b: Method) -> Plan | None:
+    """The plan of nearly the least memory of one baseline that does not fit; None if it has no plan.
+
+    Its fastest plan would be no fair comparison. Example: Llama-3-70B on 64 GPUs with 16 384 tokens a GPU takes 877 GiB a GPU as
+    Megatron-LM runs it fastest, on meshes of 32 x 2 and without recomputation, which nobody would start.
+    """
+    least: tuple[Planner, Problem, Answer] | None = None
+    for planner in planners:
+        with planner.clock("baselines"):
+            for problem in sorted(_baseline_problems(planner, options, b), key=lambda p: p.least_bytes):
+                if least is not None and least[2].least_memory <= problem.least_bytes:
+                    break  # the sums of the rest are larger still
+                answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", prove=False)
+                if answer.smallest is not None and (least is None or answer.least_memory < least[2].least_memory):
+                    least = planner, problem, answer
+    if least is None:
+        return None
+    planner, problem, answer = least
+    shown = replace(answer, assignment=answer.smallest, bound=0.0)
+    plan = planner.plan(problem, shown, b.title, b.name, "time")
+    return replace(plan, optimal=False, bound=None, notes=("does not fit: shown as it takes the least memory",))
 
 
 def note_missing_baselines(planner: Planner, found: Iterable[Plan]) -> tuple[str, ...]:
