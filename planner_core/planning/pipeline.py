@@ -266,7 +266,9 @@ def lead_with_simpler(draft: Draft) -> tuple[Draft, str]:
 
 
 def add_trade_offs(draft: Draft) -> tuple[Draft, str]:
-    """Add the corners of the front of time and memory, without proof."""
+    """Add the corners of the front of time and memory, without proof. Where no plan fits, there is nothing to trade."""
+    if not draft.chosen.fits:
+        return draft, "no plan fits"
     draft.say("trade-offs")
     options = candidate_meshes(draft.planner.request, draft.planner.cluster)
     found = tuple(keep_micro_batch_size(draft.planner.request, plan_trade_offs(draft.planner, options, draft.leading)))

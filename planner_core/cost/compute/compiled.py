@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import networkx as nx
-
 from planner_core.core import Block, Op, root
 from planner_core.ops import FUSED, Kind, is_free, operator
 
@@ -63,6 +61,8 @@ def _is_recomputed(op: Op) -> bool:
 
 def _minimum_cut(block: Block, needed: set[int]) -> set[int]:
     """The values to keep. Each value is two vertices, and what it takes to keep it is the capacity between them."""
+    import networkx as nx  # takes 0.1 s, and few requests compile
+
     net: nx.DiGraph = nx.DiGraph()
     made = {v for op in block.ops if _is_recomputed(op) for v in op.outputs if root(block, v) == v}
     made -= {v for op in block.ops if not _is_recomputed(op) for v in _needed_activations(block, op)}

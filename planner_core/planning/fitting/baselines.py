@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from planner_core.core import DeviceMesh, Plan, Sentence, Term
@@ -23,6 +23,20 @@ MORE_NUMBERS = 4
 """Larger, and smaller, numbers of micro-batches at which a layout is looked at beside the chosen plan's number."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """One number of micro-batches: its planner, and the same with the recomputation that the request allows."""
+
+    planner: Planner
+    saving: Planner
+
+    @staticmethod
+    def of(planner: Planner, recompute: str) -> _Number:
+        """The number of micro-batches of a planner. All baselines share it, and with it the networks that it builds."""
+        same = recompute == planner.workload.recompute
+        return _Number(planner, planner if same else with_recompute(planner, recompute))
+
+
 def plan_baselines(
     planner: Planner,
     options: Iterable[DeviceMesh],
@@ -34,54 +48,115 @@ def plan_baselines(
     with the recomputation of `planner`, it is planned with `recompute`; if it does not fit so either, at the next of the `larger` numbers
     of micro-batches. With `smaller` numbers it is planned as long as the same plan fits there and gets faster, or where it has no plan with
     more. So it fits if the layout fits at all within MORE_NUMBERS of these. If it fits nowhere, it is shown at its least memory."""
-    options = list(options)
-    after, before = (_SharedIterator(islice(numbers, MORE_NUMBERS)) for numbers in (larger, smaller))
-    return [
-        plan
-        for b in BASELINES.values()
-        if (plan := _plan_at_best_micro_batches(planner, options, b, recompute, after, before)) is not None
-    ]
+    options, number = list(options), _Number.of(planner, recompute)
+    more, fewer = (
+        _SharedIterator(_Number.of(p, recompute) for p in islice(numbers, MORE_NUMBERS))
+        for numbers in (larger, smaller)
+    )
+    found = (_BaselineSearch(b, options).best_over_numbers(number, more, fewer) for b in BASELINES.values())
+    return [plan for plan in found if plan is not None]
 
 
-def _plan_at_best_micro_batches(
-    planner: Planner,
-    options: list[DeviceMesh],
-    b: Method,
-    recompute: str,
-    larger: Iterable[Planner],
-    smaller: Iterable[Planner],
-) -> Plan | None:
-    """One baseline at its number of micro-batches."""
-    saving = _with_recomputation(planner, recompute)
-    best = _plan_that_fits(planner, saving, options, b)
-    if best is None:
-        best = _plan_with_more_micro_batches(saving, options, b, recompute, larger)
-    if best is None and not _lacks_samples(planner, options, b):
-        return None  # its ranks do not divide the model's sizes, which are the same at every number
-    for fewer in smaller:
-        if best is not None and not _fits_with_half_as_many(best, planner.budget):
-            break
-        saving = _with_recomputation(fewer, recompute)
-        plan = _plan_that_fits(fewer, saving, options, b)
-        if plan is not None and best is not None and plan.cost.step_time_s >= best.cost.step_time_s:
-            break
-        best = plan or best or _plan_of_least_memory([saving], options, b)
-    return best
+class _SharedIterator:
+    """What an iterator gives, for everyone who asks."""
+
+    def __init__(self, source: Iterator[_Number]) -> None:
+        self._source, self._known = source, list[_Number]()
+
+    def __iter__(self) -> Iterator[_Number]:
+        yield from self._known
+        for one in self._source:
+            self._known.append(one)
+            yield one
 
 
-def _plan_with_more_micro_batches(
-    saving: Planner, options: list[DeviceMesh], b: Method, recompute: str, larger: Iterable[Planner]
-) -> Plan | None:
-    """The plan at the first `larger` number of micro-batches at which one fits; else the plan of least memory; None if there is none.
+class _BaselineSearch:
+    """The search for the best plan of one baseline over meshes and numbers of micro-batches."""
 
-    Where weights and states alone do not fit, no number is looked at beside the first: activations, which shrink, decide nothing there.
-    """
-    numbers = [saving]
-    for planner in larger if _more_micro_batches_may_fit(saving, options, b) else ():
-        numbers.append(_with_recomputation(planner, recompute))
-        if (plan := _plan_that_fits(planner, numbers[-1], options, b)) is not None:
-            return plan
-    return _plan_of_least_memory(numbers, options, b)
+    def __init__(self, baseline: Method, options: list[DeviceMesh]) -> None:
+        self.baseline, self.options = baseline, options
+        self._problems: dict[int, list[Problem]] = {}
+        """By the identity of the planner. A problem keeps what a search of it found, so the next question is answered at once."""
+
+    def best_over_numbers(self, number: _Number, larger: Iterable[_Number], smaller: Iterable[_Number]) -> Plan | None:
+        """The best plan that fits, at its number of micro-batches; else the plan of least memory; None if there is no plan."""
+        best = self.plan_that_fits(number) or self.plan_with_more_micro_batches(number, larger)
+        if best is None and not self.lacks_samples(number.planner):
+            return None  # its ranks do not divide the model's sizes, which are the same at every number
+        for fewer in smaller:
+            if best is not None and not _fits_with_half_as_many(best, number.planner.budget):
+                break
+            plan = self.plan_that_fits(fewer)
+            if plan is not None and best is not None and plan.cost.step_time_s >= best.cost.step_time_s:
+                break
+            best = plan or best or self.plan_of_least_memory([fewer])
+        return best
+
+    def plan_with_more_micro_batches(self, number: _Number, larger: Iterable[_Number]) -> Plan | None:
+        """The plan at the first `larger` number of micro-batches at which one fits; else the plan of least memory; None if there is none.
+
+        Where weights and states alone do not fit, no other number is looked at: activations, which shrink, decide nothing there.
+        """
+        numbers = [number]
+        for more in larger if self.states_may_fit(number) else ():
+            numbers.append(more)
+            if (plan := self.plan_that_fits(more)) is not None:
+                return plan
+        return self.plan_of_least_memory(numbers)
+
+    def lacks_samples(self, planner: Planner) -> bool:
+        """Whether a micro-batch has a number of samples that a layout's data ranks cannot share on some mesh."""
+        rules = (self.baseline.restrict(planner.graph, mesh) for mesh in self.options)
+        return any(isinstance(r, AxisRules) and planner.graph.workload["batch"] % r.ranks for r in rules)
+
+    def states_may_fit(self, number: _Number) -> bool:
+        """Whether weights, gradients and states, which no number of micro-batches shrinks, leave room on some mesh."""
+        return any(p.least_bytes_at_ends[1] <= number.planner.budget for p in self.problems(number.saving))
+
+    def plan_that_fits(self, number: _Number) -> Plan | None:
+        """The best plan at one number; None if none fits. Recomputation is allowed if the fastest plan without it does not fit."""
+        planner = number.planner
+        with planner.clock("baselines"):
+            fast = possible_winners(self.problems(planner), "time") if number.saving is not planner else []
+            if not any(rough_plan_fits(p, planner.graph, planner.budget, "time") for p in fast):
+                planner = number.saving
+            # The lowest bound first, so that meshes that cannot win any more are skipped.
+            chosen = _best_answer(planner, sorted(self.problems(planner), key=lambda p: rough_bound(p, "time")))
+            return planner.plan(*chosen, self.baseline.title, self.baseline.name, "time") if chosen else None
+
+    def plan_of_least_memory(self, numbers: Iterable[_Number]) -> Plan | None:
+        """The plan of nearly the least memory, of a baseline that does not fit; None if it has no plan.
+
+        Its fastest plan would be no fair comparison. Example: Llama-3-70B on 64 H100 with 256 x 8 192 tokens takes 877 GiB a GPU as
+        Megatron-LM runs it fastest, on a mesh of 32 x 2 without recomputation, which nobody would start; and at least 76 GiB.
+        """
+        least: tuple[Planner, Problem, Answer] | None = None
+        for planner in (number.saving for number in numbers):
+            with planner.clock("baselines"):
+                for problem in sorted(self.problems(planner), key=lambda p: p.least_bytes):
+                    if least is not None and least[2].least_memory <= problem.least_bytes:
+                        break  # the sums of the rest are larger still
+                    answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", prove=False)
+                    if answer.smallest is not None and (least is None or answer.least_memory < least[2].least_memory):
+                        least = planner, problem, answer
+        if least is None:
+            return None
+        planner, problem, answer = least
+        shown = replace(answer, assignment=answer.smallest, bound=0.0)
+        plan = planner.plan(problem, shown, self.baseline.title, self.baseline.name, "time")
+        return replace(plan, optimal=False, bound=None, notes=("does not fit: shown as it takes the least memory",))
+
+    def problems(self, planner: Planner) -> list[Problem]:
+        """The networks of the baseline at a planner's number of micro-batches and recomputation, one for each mesh that suits it."""
+        if id(planner) not in self._problems:
+            restricts = [(mesh, self.baseline.restrict(planner.graph, mesh)) for mesh in self.options]
+            zero = self.baseline.highest_stage(planner.request.zero)
+            self._problems[id(planner)] = [
+                planner.problem(mesh, restrict, zero=zero, usual=True)
+                for mesh, restrict in restricts
+                if restrict is not None
+            ]
+        return self._problems[id(planner)]
 
 
 def _fits_with_half_as_many(plan: Plan, budget: float) -> bool:
@@ -92,57 +167,6 @@ def _fits_with_half_as_many(plan: Plan, budget: float) -> bool:
     """
     memory = plan.cost.memory_bytes
     return memory["peak"] + memory["activations"] <= budget
-
-
-def _lacks_samples(planner: Planner, options: list[DeviceMesh], b: Method) -> bool:
-    """Whether a micro-batch of the planner has a number of samples that a layout's data ranks cannot share on some mesh."""
-    rules = (b.restrict(planner.graph, mesh) for mesh in options)
-    return any(isinstance(r, AxisRules) and planner.graph.workload["batch"] % r.ranks for r in rules)
-
-
-def _more_micro_batches_may_fit(planner: Planner, options: list[DeviceMesh], b: Method) -> bool:
-    """Whether more micro-batches may make a layout fit: weights, gradients and states, which do not shrink, leave room."""
-    return any(p.least_bytes_at_ends[1] <= planner.budget for p in _baseline_problems(planner, options, b))
-
-
-class _SharedIterator:
-    """What an iterator gives, for everyone who asks."""
-
-    def __init__(self, source: Iterator[Planner]) -> None:
-        self._source, self._known = source, list[Planner]()
-
-    def __iter__(self) -> Iterator[Planner]:
-        yield from self._known
-        for one in self._source:
-            self._known.append(one)
-            yield one
-
-
-def _with_recomputation(planner: Planner, recompute: str) -> Planner:
-    return with_recompute(planner, recompute) if recompute != planner.workload.recompute else planner
-
-
-def _plan_that_fits(planner: Planner, saving: Planner, options: list[DeviceMesh], b: Method) -> Plan | None:
-    """The best plan of one baseline that fits; None if none does. It is `saving` that plans it if the fastest plan of `planner` does not
-    fit: what `planner` may choose, `saving` may choose too."""
-    problems = _baseline_problems(planner, options, b)
-    with planner.clock("baselines"):
-        fast = possible_winners(problems, "time") if saving is not planner else []
-        fits = any(rough_plan_fits(p, planner.graph, planner.budget, "time") for p in fast)
-    if fast and not fits:
-        planner, problems = saving, _baseline_problems(saving, options, b)
-    with planner.clock("baselines"):
-        problems.sort(key=lambda p: rough_bound(p, "time"))  # so that meshes that cannot win any more are skipped
-        chosen = _best_answer(planner, problems)
-        return planner.plan(*chosen, b.title, b.name, "time") if chosen else None
-
-
-def _baseline_problems(planner: Planner, options: Iterable[DeviceMesh], b: Method) -> list[Problem]:
-    restricts = [(mesh, b.restrict(planner.graph, mesh)) for mesh in options]
-    zero = b.highest_stage(planner.request.zero)
-    return [
-        planner.problem(mesh, restrict, zero=zero, usual=True) for mesh, restrict in restricts if restrict is not None
-    ]
 
 
 def _best_answer(planner: Planner, problems: list[Problem]) -> tuple[Problem, Answer] | None:
@@ -160,29 +184,6 @@ def _best_answer(planner: Planner, problems: list[Problem]) -> tuple[Problem, An
         if answer.assignment is not None and answer.value < least:
             best, least = (problem, answer), answer.value
     return best
-
-
-def _plan_of_least_memory(planners: Iterable[Planner], options: list[DeviceMesh], b: Method) -> Plan | None:
-    """The plan of nearly the least memory of one baseline that does not fit; None if it has no plan.
-
-    Its fastest plan would be no fair comparison. Example: Llama-3-70B on 64 GPUs with 16 384 tokens a GPU takes 877 GiB a GPU as
-    Megatron-LM runs it fastest, on meshes of 32 x 2 and without recomputation, which nobody would start.
-    """
-    least: tuple[Planner, Problem, Answer] | None = None
-    for planner in planners:
-        with planner.clock("baselines"):
-            for problem in sorted(_baseline_problems(planner, options, b), key=lambda p: p.least_bytes):
-                if least is not None and least[2].least_memory <= problem.least_bytes:
-                    break  # the sums of the rest are larger still
-                answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", prove=False)
-                if answer.smallest is not None and (least is None or answer.least_memory < least[2].least_memory):
-                    least = planner, problem, answer
-    if least is None:
-        return None
-    planner, problem, answer = least
-    shown = replace(answer, assignment=answer.smallest, bound=0.0)
-    plan = planner.plan(problem, shown, b.title, b.name, "time")
-    return replace(plan, optimal=False, bound=None, notes=("does not fit: shown as it takes the least memory",))
 
 
 def note_missing_baselines(planner: Planner, found: Iterable[Plan]) -> tuple[str, ...]:

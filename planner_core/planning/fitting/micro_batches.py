@@ -30,6 +30,7 @@ from planner_core.core import DeviceMesh, NoPlanFits, Plan, divisors
 from planner_core.cost import Component
 from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
+from planner_core.planning.fitting.shortage import least_state_bytes
 from planner_core.planning.methods import METHODS
 from planner_core.planning.request import MOMENT, THOROUGH, Effort, Progress, Request
 from planner_core.planning.session import Planner, candidate_meshes, with_recompute
@@ -278,6 +279,8 @@ def _no_number_can_fit(count: MicroBatchCandidate, numbers: MicroBatchNumbers) -
 
     Activations shrink as the number grows. From two on, gradients stand beside them, as large with each number.
     """
+    if least_state_bytes(count.planner) > count.planner.budget:
+        return True  # known without a network
     if not numbers.several or _some_plan_may_fit(count):
         return False
     last = numbers.at(numbers.last)

@@ -26,7 +26,7 @@ from planner_core.core import (
     time_amount,
 )
 from planner_core.cost import DATA, IDLE, SHARD, axis_roles, block_of, cost_model_of
-from planner_core.cost.memory import PeakTensor, tensors_at_peak
+from planner_core.cost.memory import PeakTensor, tensors_at_peak, weight_bytes
 from planner_core.models import VOCABULARY
 from planner_core.ops import operator
 from planner_core.planning.methods.layout import parse_layout
@@ -42,6 +42,18 @@ BUFFERS, NEARLY = 0.02, 1.1
 plans without gathered weights are looked at."""
 TOLD, LEAST = 0.02, 2**24
 """Such tensors are told from this share of a plan's peak on, and from so many bytes on."""
+
+
+def least_state_bytes(planner: Planner) -> int:
+    """Weights, gradients and states of a GPU if all GPUs share them evenly: no plan holds less, whatever its mesh and micro-batches."""
+    graph, total = planner.graph, 0
+    repeated = [(graph.blocks[name], times) for name, times in graph.num_repeats.items()]
+    for block, times in ((graph.top, 1), *repeated):
+        for i, v in enumerate(block.values):
+            if v.kind == "parameter" and i not in block.inputs:
+                item = weight_bytes(ITEM_BYTES[v.meta.dtype], v.grad, planner.workload)
+                total += times * math.prod(v.meta.shape) * (item.stored + item.moments + item.gradient)
+    return total // planner.cluster.num_gpus
 
 
 def describe_shortage(least: Plan, graph: Graph, budget: float, at_least: float) -> str:

@@ -29,7 +29,7 @@ from planner_core.core import (
 )
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
-from planner_core.planning.fitting.shortage import replicated_gpus
+from planner_core.planning.fitting.shortage import least_state_bytes, replicated_gpus
 from planner_core.planning.methods import EXACT
 from planner_core.planning.request import Progress
 from planner_core.planning.session import Planner
@@ -65,7 +65,7 @@ def meshes_of_three(planner: Planner, *, short: bool = False) -> list[DeviceMesh
 def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
     """The best plan on a mesh of three axes if it is better than `plan`, which is the best on two; else `plan`."""
     options = meshes_of_three(planner, short=not plan.fits)
-    if not options:
+    if not options or (not plan.fits and least_state_bytes(planner) > planner.budget):
         return plan
     known = plan.cost.gpu_time_s if plan.fits else float("inf")
     try:

@@ -40,8 +40,8 @@ from planner_core.cost import (
     Component,
     ops_at_the_ends,
 )
-from planner_core.cost.memory import weight_bytes
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
+from planner_core.planning.fitting.shortage import least_state_bytes
 from planner_core.planning.methods import EXACT
 from planner_core.planning.pipeline import Result, plan_model, prove
 from planner_core.planning.request import Progress, Request
@@ -154,8 +154,9 @@ class _StageSearch:
         min_compute_s: The least compute that other degrees are taken to have.
         planners: Planners by number of micro-batches; None where the model has no such batch.
         micro_batches: Seconds and activation bytes of a micro-batch of the whole model, by tensor degree and samples.
-        policies: The copy policies by (ranks, tensor degree, samples).
-        model_s: The bound S by the same key.
+        policies: The copy policies by (ranks, tensor degree, samples), and whether ranks have several stages.
+        model_s: The bound S by (ranks, tensor degree, samples).
+        prices: The prices of memory that gave this bound, by the same key.
         best: The best plan so far, with its planner.
         bound: The least bound of the searched degrees.
     """
@@ -173,14 +174,15 @@ class _StageSearch:
         )
         self.planners: dict[int, Planner | None] = {}
         self.micro_batches: dict[tuple[int, int], tuple[float, float]] = {}
-        self.policies: dict[tuple[int, int, int], _LazyPolicies] = {}
+        self.policies: dict[tuple[int, int, int, bool], _LazyPolicies] = {}
         self.model_s: dict[tuple[int, int, int], float] = {}
+        self.prices: dict[tuple[int, int, int], tuple[float, float]] = {}
         self.best: tuple[Plan, Planner] | None = None
         self.bound = math.inf
 
     def run(self) -> StagedPlan | None:
         """Search the degrees that may be quicker, the most promising first."""
-        if self.least_state_bytes > self.first.budget:
+        if least_state_bytes(self.first) > self.first.budget:
             return None
         candidates = [
             d for d in self.degrees if d.equal_stages_s(self.min_compute_s * d.ranks / d.micro_batches) < self.below_s
@@ -210,18 +212,6 @@ class _StageSearch:
         gap = plan.cost.step_time_s / min(self.bound, plan.cost.step_time_s) - 1
         note = f"at most {100 * gap:.2g} % above the best there is with stages of the degrees that were looked at"
         return StagedPlan(replace(plan, notes=(note, *plan.notes)), planner, self.bound)
-
-    @property
-    def least_state_bytes(self) -> float:
-        """Weights, gradients and states of a GPU if all GPUs share them evenly: a lower bound for every degree."""
-        graph, total = self.first.graph, 0
-        repeated = [(graph.blocks[name], times) for name, times in graph.num_repeats.items()]
-        for block, times in ((graph.top, 1), *repeated):
-            for i, v in enumerate(block.values):
-                if v.kind == "parameter" and i not in block.inputs:
-                    item = weight_bytes(ITEM_BYTES[v.meta.dtype], v.grad, self.first.workload)
-                    total += times * math.prod(v.meta.shape) * (item.stored + item.moments + item.gradient)
-        return total / self.first.cluster.num_gpus
 
     @property
     def degrees(self) -> Iterator[PipelineDegrees]:
@@ -291,6 +281,7 @@ class _StageSearch:
                     result = search_within_budget(
                         problem, budget=self.model_budget(d), abandon_above=max_s, prove=False, bound_only=True
                     )
+                    self.prices[key] = result.prices
                     if result.assignment or result.bound > max_s:
                         self.model_s[key] = result.bound
         return self.model_s[key]
@@ -304,11 +295,11 @@ class _StageSearch:
     def try_degrees(self, d: PipelineDegrees, limit: float) -> bool:
         """Search the best cut of some degrees. Returns whether its plan is the best so far."""
         self.say(f"{d.ranks * d.virtual} stages on {d.ranks} x {d.mesh}, {d.micro_batches} micro-batches")
-        planner, key = self.planner(d.micro_batches), (d.ranks, d.tensor, d.samples)
+        planner, key = self.planner(d.micro_batches), (d.ranks, d.tensor, d.samples, d.virtual > 1)
         if planner is None:
             return False
         if key not in self.policies:
-            self.policies[key] = _LazyPolicies(self.find_policies(d))
+            self.policies[key] = _LazyPolicies(self.find_policies(d, limit))
         # No cut beats the quickest policy without a budget. If even that is too slow, the slower policies need no search.
         quickest, find_cut = next(iter(self.policies[key]), None), find_even_cut if d.virtual > 1 else find_best_cut
         if quickest is None or not find_cut(d, RangeCosts([quickest], d.micro_batches, math.inf), limit):
@@ -337,9 +328,13 @@ class _StageSearch:
             budget -= 1.01 * (plan.cost.memory_bytes["peak"] - planner.budget)
         return None
 
-    def find_policies(self, d: PipelineDegrees) -> Iterator[CopyPolicy]:
+    def find_policies(self, d: PipelineDegrees, limit: float) -> Iterator[CopyPolicy]:
         """The copy policies on the mesh of a rank: the best plans in shares of the ranks' memory, then the best plan under each
         recomputation that saves much memory, since the first ranks hold many micro-batches."""
+        # Several stages a rank all run under one policy, so a policy that is too slow for equal stages needs no search to the end. One
+        # stage a rank mixes policies: a slow one may serve the few copies for which memory lacks.
+        max_s = d.micro_batches * limit / d.optimistic_s(1.0) if d.virtual > 1 else math.inf
+        prices = self.prices.get((d.ranks, d.tensor, d.samples), (0.0, 0.0))
         requested = self.first.request.recompute
         others = STRONG_RECOMPUTATIONS if requested == "auto" else ()
         seen: list[Mapping[str, BlockPlan]] = []
@@ -351,8 +346,11 @@ class _StageSearch:
             for share in shares if problem else ():
                 assert problem is not None
                 with self.first.clock("search"):
-                    result = search_within_budget(problem, budget=self.model_budget(d, share), prove=False)
-                if result.assignment is None:
+                    budget = self.model_budget(d, share)
+                    result = search_within_budget(
+                        problem, budget=budget, abandon_above=max_s, prove=False, prices=prices
+                    )
+                if result.assignment is None or result.bound > max_s:
                     break
                 blocks = make_block_plans(problem, result.assignment)
                 if blocks not in seen:
