@@ -27,6 +27,8 @@ MOVED = ("answer", "fold", "topology", "export")
 def view() -> None:
     """One view of a page."""
     st.set_page_config(page_title="Shardscope", page_icon="explorer/static/icon.svg", layout="wide")
+    if scheme := st.context.theme.type:  # dialogs and lists lie outside of the element to which Streamlit gives it
+        st.html(f"<style>:root {{ color-scheme: {scheme}; }}</style>")
     st.logo("explorer/static/wordmark.svg", size="large")
     st.navigation(
         [

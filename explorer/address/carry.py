@@ -60,7 +60,7 @@ def _carry_batch_and_tokens(current: Mapping[str, Any], after: dict[str, Any], n
         return
     after.update(batch=batch, seq=seq)
     if limit is not None and seq > limit:
-        after.update(batch=min(settings.MAX_SAMPLES, max(1, batch * seq // limit)), seq=limit)
+        after.update(batch=min(settings.MOST["batch"], max(1, batch * seq // limit)), seq=limit)
         name, new_size = settings.model_title(after["model"]), _describe_batch(*settings.batch_and_tokens(after))
         notes.append(f"{name} has {units.whole(limit)} positions: {new_size}, it was {_describe_batch(batch, seq)}.")
 

@@ -113,13 +113,6 @@ def mesh_sizes(text: str) -> str:
     return "x".join(parts)
 
 
-def zero_stage(text: str) -> int | str:
-    """Read a stage of ZeRO."""
-    if text not in map(str, STAGE_NAMES):
-        raise Unreadable(f"is not a stage of ZeRO; known are {', '.join(map(str, STAGE_NAMES))}")
-    return text if text == AUTO else int(text)
-
-
 def limited_text(text: str) -> str:
     """Read any text that is not too long."""
     if len(text) > MAX_TEXT:

@@ -37,13 +37,11 @@ PHRASES = {
     "zero": "ZeRO {}",
     "chunks": "products in {} chunks",
 }
-VALUE_NAMES: dict[str, Mapping[str, str]] = {
-    "dtype": settings.DTYPES,
-    "precision": settings.PRECISION_NAMES,
-    "optimizer": settings.OPTIMIZER_NAMES,
-    "recompute": settings.RECOMPUTE_NAMES,
+VALUE_NAMES: Mapping[str, Mapping[Any, str]] = {
+    **{k: settings.VALUE_NAMES[k] for k in ("dtype", "precision", "optimizer", "recompute")},
     "moments": settings.MOMENTS_NAMES,
 }
+"""Values that say by themselves what they are of."""
 
 
 def format_pin(plan_id: str, values: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from explorer.address import parse, uploaded_cluster
 from explorer.address.amounts import Unreadable as Unreadable
@@ -19,6 +20,7 @@ from explorer.address.parse import Setting, Value
 from explorer.text.recipe import RECOMPUTED
 from planner_core.core import (
     DEFAULT_PRECISION,
+    OPTIONS,
     InputError,
     gpu_names,
     load_cluster,
@@ -46,6 +48,15 @@ OPTIMIZER_NAMES = {
     "sgd-momentum": "SGD with momentum",
 }
 RECOMPUTE_NAMES = {"auto": "recomputation as needed", **RECOMPUTED}
+VALUE_NAMES: Mapping[str, Mapping[Any, str]] = {
+    "dtype": DTYPES,
+    "precision": PRECISION_NAMES,
+    "optimizer": OPTIMIZER_NAMES,
+    "recompute": RECOMPUTE_NAMES,
+    "chunks": {n: "at once" if n == 1 else f"in {n} chunks" for n in OPTIONS["chunks"].choices},
+    "zero": STAGE_NAMES,
+}
+"""What the page calls the values of the options that have few."""
 MOMENTS_NAMES = {"gpu": "moments on the GPU", "host": "moments in the host’s memory"}
 METHODS = {m.name: m.shown for m in methods.METHODS.values()}
 OBJECTIVES = {"time": "step time", "communication": "communication"}
@@ -62,7 +73,8 @@ PHASES = ("all", "forward", "backward", "optimizer")
 FITTED_RUNS = {"all": "all runs", "groups": "other groups", "sources": "other sources"}
 """The runs to which the constants that predict a published run were fitted."""
 MAX_COMPARED = 4
-MAX_SAMPLES = 10**6
+MOST = {"nodes": 10_000, "gpus": 1_000, "batch": 10**6, "seq": 10**6, "layers": 1000, "accumulate": 10**6}
+"""The largest whole number that a setting may have; the least is 1."""
 SCATTER_TIMES = ("communication", "exposed", "step")
 """The quantities that the scatter of plans can have on its first axis."""
 SWEEP_QUANTITIES = ("batch", "seq", "nodes", "gpus", "memory", "intra", "inter", "cluster", "model")
@@ -75,22 +87,22 @@ CLUSTER_KEYS = ("nodes", "gpus", "intra", "inter", "gpu")
 SETTINGS: dict[str, Setting] = {
     "model": Setting("llama-3-8b", parse.model_name),
     "cluster": Setting("2x8-h100", parse.cluster_name),
-    "nodes": Setting(None, parse.whole_number(1, 10_000)),
-    "gpus": Setting(None, parse.whole_number(1, 1_000)),
+    "nodes": Setting(None, parse.whole_number(1, MOST["nodes"])),
+    "gpus": Setting(None, parse.whole_number(1, MOST["gpus"])),
     "intra": Setting(None, parse.positive_number),
     "inter": Setting(None, parse.positive_number),
     "gpu": Setting(None, parse.one_of(gpu_names(), "GPU")),
-    "batch": Setting(None, parse.whole_number(1, MAX_SAMPLES)),
-    "seq": Setting(None, parse.whole_number(1, 10**6)),
-    "layers": Setting(None, parse.whole_number(1, 1000)),
+    "batch": Setting(None, parse.whole_number(1, MOST["batch"])),
+    "seq": Setting(None, parse.whole_number(1, MOST["seq"])),
+    "layers": Setting(None, parse.whole_number(1, MOST["layers"])),
     "dtype": Setting("bfloat16", parse.option_value("dtype")),
     "precision": Setting(DEFAULT_PRECISION, parse.option_value("precision")),
     "optimizer": Setting("adamw", parse.option_value("optimizer")),
-    "accumulate": Setting(None, parse.whole_number(1, 10**6)),
+    "accumulate": Setting(None, parse.whole_number(1, MOST["accumulate"])),
     "chunks": Setting(1, parse.option_value("chunks")),
     "moments": Setting("gpu", parse.one_of(MOMENTS_NAMES, "place of the optimizer’s moments")),
     "recompute": Setting("auto", parse.option_value("recompute")),
-    "zero": Setting(3, parse.zero_stage),
+    "zero": Setting(3, parse.option_value("zero")),
     "memory": Setting(None, parse.positive_number),
     "mesh": Setting(None, parse.mesh_sizes),
     "method": Setting("exact", parse.one_of(METHODS, "method")),

@@ -13,7 +13,7 @@ from explorer.components.overview import launch, node, table
 from explorer.session import current_setup, pipeline_plan, proof, state
 from explorer.text import recipe, units
 from planner_core.core import Plan
-from planner_core.planning import Result, replicated_gpus
+from planner_core.planning import Result, note_repeated_work, replicated_gpus
 from planner_core.planning.methods import EXACT
 from planner_core.search.network import find_runs
 
@@ -24,7 +24,7 @@ def page() -> None:
     """Draw the page."""
     result = frame.open_page(state.FIRST, short=remedies.show_remedies_for_refusal)
     plans = current_setup.with_extra_plans(state.plan_ids(result.plans), result)
-    waste(result)
+    show_uneven_batch(result)
     screen(result, plans)
     if not result.best.fits:
         remedies.show_remedies(result)
@@ -51,7 +51,7 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
             _searches(result)
         elif result.fastest.fits and not result.fastest.optimal and result.fastest.method == EXACT.name:
             st.caption(frame.escape(f"{_describe_gap(result.fastest)}."))
-        for note in dict.fromkeys((*result.notes, *result.graph.assumptions)):
+        for note in notes_of(result):
             st.caption(frame.escape(state.page_wording(note)))
         node.show_node(result, chosen, plan)
 
@@ -86,22 +86,26 @@ def folded(result: Result) -> str:
     return frame.escape(f"{units.count(result.graph.num_params)} parameters; {ops}{repeats}.")
 
 
-def waste(result: Result) -> None:
-    """Draw a banner where GPUs do the same work since the batch does not share out, with the batches that would."""
+def show_uneven_batch(result: Result) -> None:
+    """Draw a banner where the GPUs cannot share the batch evenly, with the nearest batches that they can."""
     batch, n, group = result.workload.batch, result.cluster.num_gpus, replicated_gpus(result.best)
-    if group < 2 or batch % n == 0:
+    if batch % n == 0 or (group < 2 and result.uneven_batch is None):
         return
-    batches = sorted(
-        {m for m in (batch // n * n, -(-batch // n) * n) if m and m != batch}, key=lambda m: abs(m - batch)
-    )
+    uneven = f"{units.whole(batch)} samples do not divide over {units.whole(n)} GPUs"
+    found = f"**Groups of {group} GPUs do the same work**: {uneven}." if group > 1 else f"**{uneven}.**"
+    near = sorted({m for m in (batch // n * n, -(-batch // n) * n) if m}, key=lambda m: abs(m - batch))
     with st.container(horizontal=True, vertical_alignment="center", key="waste"):
-        st.markdown(
-            f":material/warning: **Groups of {group} GPUs do the same work**: {units.whole(batch)} samples do not share out over {n}.",
-            width="content",
-        )
-        for m in batches:
+        st.markdown(f":material/warning: {found}", width="content")
+        for m in near:
             tokens = f" ({units.count(m * result.workload.seq)} tokens)" if result.workload.seq > 1 else ""
             st.button(f"Batch {units.whole(m)}{tokens}", key=f"batch_{m}", on_click=state.change, kwargs={"batch": m})
+
+
+def notes_of(result: Result) -> list[str]:
+    """Return what a reader has to know beside the numbers, without what the banner says."""
+    banner = {result.uneven_batch.note} if result.uneven_batch else set()
+    banner |= set(note_repeated_work(result.best))
+    return [note for note in dict.fromkeys((*result.notes, *result.graph.assumptions)) if note not in banner]
 
 
 page()

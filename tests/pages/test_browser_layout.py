@@ -12,13 +12,25 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-def test_the_first_page_is_one_screen(visit: Visit) -> None:
+@pytest.mark.parametrize("model", ["llama-3-8b", "t5-large"])  # the second has notes beside its plans
+def test_the_first_page_is_one_screen(visit: Visit, model: str) -> None:
     visit.page.set_viewport_size({"width": 1440, "height": 900})
-    visit.open("/")
+    visit.open(f"/?model={model}")
     visit.page.locator("g.node").first.wait_for()
     for part in (".graph", ".plans", ".st-key-export_bar"):
         box = visit.page.locator(part).first.bounding_box()
         assert box is not None and box["y"] + box["height"] <= 900, part
+    assert visit.page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight") <= 900
+
+
+def test_lists_and_dialogs_have_the_colours_of_the_page(visit: Visit) -> None:
+    """They lie outside of the element that Streamlit tells the theme: dark words of code lay on a dark ground there."""
+    visit.page.emulate_media(color_scheme="dark")
+    visit.open("/?layers=2")
+    visit.page.locator("[class*='st-key-chip_tool'] button").first.click()
+    body = visit.page.locator("[data-testid=stPopoverBody]")
+    body.wait_for()
+    assert body.evaluate("e => getComputedStyle(e).colorScheme") == "dark"
 
 
 def test_on_a_phone_it_reads_from_top_to_bottom(visit: Visit) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import csv
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
+from explorer.text import recipe, units
+from planner_core.cli.main import main
+from planner_core.core import Plan, load_plan
+from planner_core.cost.communication import sent_per_gpu
 from tests.support.visiting import Visit
 
 Q_PROJ = "LlamaDecoderLayer:self_attn.q_proj/linear"
@@ -21,13 +26,109 @@ def chip(visit: Visit, name: str) -> None:
 
 def press(visit: Visit, form: str) -> None:
     """Take the fields of a form over."""
-    visit.page.locator(f"[class*='st-key-plan_{form}'] button").click()
+    button = visit.page.locator(f"[class*='st-key-plan_{form}']")
+    key = next(k for k in (button.get_attribute("class") or "").split() if k.startswith("st-key-"))
+    button.locator("button").click()
+    visit.page.locator(f"[class~='{key}']").wait_for(state="detached")  # then the fields are those of the new settings
     visit.settle()
 
 
 def rows(visit: Visit) -> list[str]:
     """The names in the first page's table."""
     return visit.page.locator(".plans tbody button").all_inner_texts()
+
+
+def row_of(visit: Visit, what: str) -> list[str]:
+    """The name and the bold figures of the row whose small words contain `what`: step, bytes sent, memory."""
+    row = visit.page.locator(".plans tbody tr", has=visit.page.locator("small", has_text=what)).first
+    return [row.locator("button").inner_text(), *row.locator("strong").all_inner_texts()]
+
+
+def figures(plan: Plan) -> list[str]:
+    """The same of a plan."""
+    peak = units.memory(plan.cost.memory_bytes["peak"])
+    return [recipe.layout_name(plan), units.seconds(plan.cost.step_time_s), units.traffic(sent_per_gpu(plan)), peak]
+
+
+def run_command_in_dialog(visit: Visit, file: Path) -> Plan:
+    """Type the command that the export's dialog gives for the plan, and return what it makes."""
+    visit.settle()  # until then the dialog holds what it held before
+    text = visit.page.locator("[class*='st-key-plan_file'] code").first
+    if not text.is_visible():
+        visit.page.get_by_role("dialog").get_by_text("The plan itself, as a file").click()
+        visit.settle()
+    _, _, module, *words = shlex.split(text.inner_text())
+    assert module == "planner_core" and words[-2] == "-o"
+    assert main([*words[:-1], str(file)]) == 0
+    return load_plan(file)
+
+
+@pytest.mark.sample
+def test_an_engineer_changes_everything_and_finds_every_figure_on_the_command_line(
+    visit: Visit, tmp_path: Path
+) -> None:
+    page = visit.page
+    visit.open("/?layers=2")
+    chip(visit, "batch")
+    page.get_by_role("textbox", name="Batch of a step").fill("2M tokens")
+    press(visit, "batch")
+    chip(visit, "cluster")
+    page.get_by_role("spinbutton", name="Nodes", exact=True).fill("8")
+    press(visit, "cluster")
+    visit.asks(lambda query: "batch=496" in query and "nodes=8" in query)  # of 2M tokens for 16 GPUs
+    page.get_by_role("button", name=re.compile(r"^Batch 512 \(")).click()
+    visit.settle()
+    chip(visit, "model")
+    page.get_by_role("combobox", name="Model").click()
+    page.get_by_role("option", name="Llama-3-70B").click()
+    # the next edit does not wait for a plan of 80 layers
+    page.locator("[class*='st-key-chip_model']", has_text="Llama-3-70B").wait_for()
+    chip(visit, "model")
+    page.get_by_role("spinbutton", name="Layers").last.fill("2")
+    page.locator("[class*='st-key-plan_layers'] button").last.click()
+    visit.settle()
+    stayed = ("model=llama-3-70b", "batch=512", "nodes=8", "layers=2")
+    visit.asks(lambda query: all(x in query for x in stayed))
+    chip(visit, "tool")
+    page.get_by_role("combobox", name="Run with").click()
+    page.get_by_role("option", name="torchtitan").click()
+    visit.settle()
+    chip(visit, "setup")
+    page.get_by_role("textbox", name=re.compile("What you run now")).fill("FSDP 8 x TP 8, mbs 1, selective")
+    press(visit, "setup")
+    chip(visit, "batch")
+    page.get_by_role("textbox", name="Batch of a step").fill("256")
+    press(visit, "batch")
+    expect(page.locator("[class*='st-key-chip_setup']")).to_have_text(re.compile("FSDP 8 × TP 8, mbs 1, selective"))
+    expect(page.locator("[data-testid=stAlert]")).to_have_count(0)
+    expect(page.locator(".plans tbody small", has_text="32 micro-batches")).to_have_count(1)
+
+    recommended, now = row_of(visit, "recommended: torchtitan runs it"), row_of(visit, "what you run now")
+    page.get_by_role("button", name="Export to torchtitan").click()
+    dialog = page.get_by_role("dialog")
+    with page.expect_download() as waiting:
+        dialog.get_by_role("button", name="Download torchtitan.txt").click()
+    assert "--training.global_batch_size 256" in Path(waiting.value.path()).read_text(encoding="utf-8")
+    assert figures(run_command_in_dialog(visit, tmp_path / "recommended.json")) == recommended
+    page.keyboard.press("Escape")
+    visit.settle()
+    page.locator(".plans tbody tr", has_text="what you run now").locator("button").click()
+    visit.settle()
+    visit.asks(lambda query: "plan=our-current-setup" in query)
+    page.locator(".st-key-export button").click()
+    assert figures(run_command_in_dialog(visit, tmp_path / "now.json")) == now
+    page.keyboard.press("Escape")
+    visit.settle()
+
+    visit.turn("Compare")
+    steps = page.locator("table.steps tbody tr", has_text="Our current setup").first
+    expect(steps.locator("td.main").last).to_contain_text(now[3])
+    page.get_by_text("Our current setup takes").or_(page.get_by_text("than our current setup")).first.wait_for()
+    chip(visit, "cluster")
+    page.get_by_role("spinbutton", name="Nodes", exact=True).fill("4")
+    press(visit, "cluster")
+    refusal = "FSDP 8 × TP 8 takes 64 GPUs, but the cluster has 32; say for example FSDP 4 × TP 8."
+    expect(page.locator("[data-testid=stAlert]", has_text=refusal)).to_have_count(1)
 
 
 @pytest.mark.sample

@@ -129,7 +129,7 @@ def test_the_rule_of_an_edit_keeps_every_setting_that_it_can(seed: int) -> None:
             and settings.batch_and_tokens(values)[1] != 1
         ):
             (b, s), (c, t) = settings.batch_and_tokens(values), settings.batch_and_tokens(after)
-            assert c * t <= b * s < (c + 1) * t or (b, s) == (c, t) or c == settings.MAX_SAMPLES
+            assert c * t <= b * s < (c + 1) * t or (b, s) == (c, t) or c == settings.MOST["batch"]
         assert settings.parse_query(settings.to_query(after))[0] == after
         values = after
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
@@ -10,10 +11,11 @@ import streamlit as st
 from explorer.address import settings
 from explorer.analysis import what_if
 from explorer.components import frame
+from explorer.components.request_form.fields import control_label
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
 from explorer.text import recipe, words
-from planner_core.core import OPTIMIZERS, RECOMPUTE, Plan, PlannerError
+from planner_core.core import Plan, PlannerError
 from planner_core.planning import Progress, Request, Result
 
 MAX_CACHED = 200
@@ -25,11 +27,6 @@ LABELS = {
     "gpus": "GPUs in a node",
     "intra": "Inside a node, GB/s per GPU",
     "inter": "Between nodes, GB/s per GPU",
-    "dtype": "Numbers",
-    "precision": "Precision",
-    "optimizer": "Optimizer",
-    "zero": "ZeRO",
-    "recompute": "Recomputation",
 }
 SLIDER_STEPS: dict[str, tuple[float, ...]] = {
     "batch": what_if.POWERS,
@@ -39,13 +36,7 @@ SLIDER_STEPS: dict[str, tuple[float, ...]] = {
     "intra": what_if.GB_PER_S,
     "inter": what_if.GB_PER_S,
 }
-CHOICES: dict[str, dict[Any, str]] = {
-    "dtype": settings.DTYPES,
-    "precision": settings.PRECISION_NAMES,
-    "optimizer": {o: settings.OPTIMIZER_NAMES.get(o, o) for o in OPTIMIZERS},
-    "zero": settings.STAGE_NAMES,
-    "recompute": {r: settings.RECOMPUTE_NAMES.get(r, r) for r in RECOMPUTE},
-}
+CHOICES = ("dtype", "precision", "optimizer", "zero", "recompute")
 EARLY_NOTE = "A good plan on the mesh that was best before; the best one of all meshes is being looked for."
 LAST_ANSWER_KEY = "whatif_last"
 """Where the session keeps its last answer: a plan for the next stop of a slider is near it."""
@@ -118,10 +109,10 @@ def _show_controls(result: Result, changes: dict[str, Any]) -> None:
                 size = changes.get("gpus", current["gpus"]) if key == "inter" else 1
                 start = current.get(key, DEFAULT_INTER)
                 _show_slider(key, steps, start, changes, alone="inter" not in current, size=size)
-    more = st.expander("Numbers, optimizer, ZeRO, recomputation", expanded=bool(CHOICES.keys() & changes))
+    more = st.expander("Numbers, optimizer, ZeRO, recomputation", expanded=bool(changes.keys() & set(CHOICES)))
     with more, st.container(horizontal=True, gap="medium"):
-        for key, names in CHOICES.items():
-            _show_choice(key, names, changes)
+        for key in CHOICES:
+            _show_choice(key, settings.VALUE_NAMES[key], changes)
 
 
 def _quick_plan(request: Request, chosen: Plan) -> Plan | None:
@@ -162,12 +153,12 @@ def _show_slider(
     )
 
 
-def _show_choice(key: str, names: dict[Any, str], changes: dict[str, Any]) -> None:
+def _show_choice(key: str, names: Mapping[Any, str], changes: dict[str, Any]) -> None:
     current = state.value(key)
     value = changes.get(key, current)
     widget = state.widget_key(f"wi_{key}", value)
     st.selectbox(
-        LABELS[key],
+        control_label(key),
         list(names),
         index=list(names).index(value),
         key=widget,

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
 
+from explorer.address import settings
 from explorer.address.amounts import Unreadable
 from explorer.session import state
-from planner_core.core import PlannerError
+from planner_core.core import OPTIONS, PlannerError
 
 Parse = Callable[[Any], dict[str, Any]]
 """Turns a field's new value into changed settings. It may raise `Unreadable`."""
+
+
+def control_label(name: str) -> str:
+    """Return the label of an option's control, by which refusals name it too."""
+    control = OPTIONS[name].control
+    return control[:1].upper() + control[1:]
 
 
 class Form:
@@ -56,12 +63,17 @@ class Form:
         known = list(options) if value in options else [value, *options]
         st.selectbox(label, known, index=known.index(value), format_func=names, key=self._key(field, value), help=help)
 
-    def whole(
-        self, label: str, field: str, value: int | None, most: int, *, empty: str | None = None, help: str | None = None
-    ) -> None:
-        """Draw a field for a whole number from 1."""
+    def option(self, name: str, names: Mapping[Any, str], value: Any) -> None:
+        """Draw a choice of one for an option of the planner: its label and its hover are those of the table of options."""
+        self.pick(control_label(name), name, value, list(names), lambda one: names[one], OPTIONS[name].hover or None)
+
+    def whole(self, field: str, value: int | None, *, label: str = "", empty: str | None = None) -> None:
+        """Draw a field for a whole number from 1 to what the address allows; without a label it is that of the option."""
+        option = OPTIONS.get(field)
+        label = label or control_label(field)
+        help = option.hover or None if option else None
         key = self._key(field, value)
-        st.number_input(label, 1, most, value=value, step=1, key=key, placeholder=empty, help=help)
+        st.number_input(label, 1, settings.MOST[field], value=value, step=1, key=key, placeholder=empty, help=help)
 
     def amount(
         self,

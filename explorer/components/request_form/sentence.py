@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
@@ -19,10 +18,7 @@ from explorer.text import units
 from explorer.text.words import cluster_words
 from explorer.text.words import escape as plain
 from planner_core.core import (
-    CHUNKS,
-    OPTIMIZERS,
-    PRECISIONS,
-    RECOMPUTE,
+    OPTIONS,
     Cluster,
     InputError,
     cluster_names,
@@ -37,16 +33,6 @@ from planner_core.planning import usable_bytes
 HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 LINK_HELP = "One way. A link of 400 Gb/s is 50 GB/s; of what is given, {reach:.0%} is counted as reached"
 BATCH_HELP = "Samples over all GPUs, such as 256, or tokens, such as 2M tokens, which are brought to samples that all GPUs share evenly"
-MICRO_HELP = "A step may run in parts, which takes less memory and more time; empty: as many as are best"
-CHUNKS_HELP = "In chunks, the sum of one part of a product runs beside the next part (ATP)"
-MOMENTS_HELP = "In the host’s memory they take none of the GPU’s, and come over its link in each step"
-PRECISION_HELP = "Mixed keeps weights, moments and gradients in fp32"
-ZERO_HELP = (
-    "How far ZeRO may go: 1 shards the optimizer’s states, 2 also the gradients, 3 also the weights, as FSDP does"
-)
-METHOD_HELP = "TAP, TAPS and ATP: as their papers search, without a choice of micro-batches or a tool"
-MESH_HELP = "GPUs as a grid; neighbours on the last axis are neighbours in a node"
-TOOL_HELP = "Only what this tool can be told is searched, and it is exported to it"
 
 
 def show_sentence(*, brief: bool = False) -> None:
@@ -174,7 +160,7 @@ def _model_fields(v: dict[str, Any]) -> None:
         st.caption(plain(about))
     if known and known.depth:
         with Form("layers") as form:
-            form.whole("Layers", "layers", v["layers"], 1000, empty="as published", help="Copies of the repeated block")
+            form.whole("layers", v["layers"], empty="as published")
     _model_upload()
 
 
@@ -221,7 +207,7 @@ def _cluster_fields(v: dict[str, Any], cluster: Cluster) -> None:
         left, right = st.columns(2)
         with left:
             if len(levels) <= 2:
-                form.whole("Nodes", "nodes", cluster.num_gpus // gpus, 10_000)
+                form.whole("nodes", cluster.num_gpus // gpus, label="Nodes")
             now = next((g for g in gpu_names() if load_gpu(g).name == cluster.gpu.name), None)
             form.pick("GPU", "gpu", now, list(gpu_names()), lambda g: load_gpu(g).name if g else cluster.gpu.name)
             limit = usable_bytes(cluster.gpu.memory_bytes, state.current_request())
@@ -233,7 +219,7 @@ def _cluster_fields(v: dict[str, Any], cluster: Cluster) -> None:
                 lambda g: {"memory": g and g * units.GIB / 1e9},
             )
         with right:
-            form.whole("GPUs in a node", "gpus", gpus, 1_000)
+            form.whole("gpus", gpus, label="GPUs in a node")
             form.amount(
                 "Link inside a node, GB/s per GPU",
                 "intra",
@@ -248,14 +234,8 @@ def _cluster_fields(v: dict[str, Any], cluster: Cluster) -> None:
                     _parse_inter(cluster),
                     help=_link_help(levels[-1].efficiency),
                 )
-        form.pick(
-            "Mesh",
-            "mesh",
-            v["mesh"],
-            [None, *("x".join(map(str, n)) for n in mesh_shapes(cluster.num_gpus))],
-            lambda m: "as is best" if m is None else m.replace("x", " × "),
-            MESH_HELP,
-        )
+        shapes = ("x".join(map(str, n)) for n in mesh_shapes(cluster.num_gpus))
+        form.option("mesh", {None: "as is best", **{m: m.replace("x", " × ") for m in shapes}}, v["mesh"])
         form.complete_with(_keep_links(cluster))
     _cluster_upload(cluster)
 
@@ -343,15 +323,8 @@ def _workload_fields(v: dict[str, Any], cluster: Cluster) -> None:
         if not fixed:
             form.line("Batch of a step", "batch", str(batch), take_batch, help=BATCH_HELP)
         if seq != 1 and not fixed:
-            form.whole("Tokens of a sample", "seq", seq, 10**6)
-        form.whole(
-            "Micro-batches of a step",
-            "accumulate",
-            v["accumulate"],
-            10**6,
-            empty="as many as are best",
-            help=MICRO_HELP,
-        )
+            form.whole("seq", seq, label="Tokens of a sample")
+        form.whole("accumulate", v["accumulate"], empty="as many as are best")
         tokens = "" if v["tokens"] is None else settings.format_tokens(v["tokens"])
         form.line("Tokens of the whole run", "tokens", tokens, _parse_tokens, empty="such as 15T, for days and cost")
         form.amount("Price of a GPU hour", "price", v["price"], empty="in any currency")
@@ -365,23 +338,18 @@ def _parse_tokens(text: str) -> dict[str, Any]:
 
 
 def _tool_fields(v: dict[str, Any]) -> None:
-    choose_at_once("Run with", "tool", list(settings.TOOLS), lambda t: settings.TOOLS[t], TOOL_HELP)
+    choose_at_once("Run with", "tool", list(settings.TOOLS), lambda t: settings.TOOLS[t], OPTIONS["tool"].hover)
     with Form("method") as form:
-        form.pick("Search", "method", v["method"], list(settings.METHODS), lambda m: settings.METHODS[m], METHOD_HELP)
-        form.pick("Least", "objective", v["objective"], list(settings.OBJECTIVES), lambda o: settings.OBJECTIVES[o])
+        form.option("method", settings.METHODS, v["method"])
+        form.option("objective", settings.OBJECTIVES, v["objective"])
 
 
 def _number_fields(v: dict[str, Any]) -> None:
     with Form("numbers") as form:
-
-        def named(label: str, key: str, names: Mapping[Any, str], help: str | None = None) -> None:
-            form.pick(label, key, v[key], list(names), lambda one: names[one], help)
-
-        named("Computes in", "dtype", settings.DTYPES)
-        named("Optimizer", "optimizer", {o: settings.OPTIMIZER_NAMES.get(o, o) for o in OPTIMIZERS})
-        named("Recomputation", "recompute", {r: settings.RECOMPUTE_NAMES.get(r, r) for r in RECOMPUTE})
+        for name in ("dtype", "optimizer", "recompute"):
+            form.option(name, settings.VALUE_NAMES[name], v[name])
         with st.expander("Advanced", key=f"advanced~{state.version()}"):
-            named("Precision", "precision", {p: settings.PRECISION_NAMES[p] for p in PRECISIONS}, PRECISION_HELP)
-            named("Products", "chunks", {n: "at once" if n == 1 else f"in {n} chunks" for n in CHUNKS}, CHUNKS_HELP)
-            named("Optimizer’s moments", "moments", settings.MOMENTS_NAMES, MOMENTS_HELP)
-            named("ZeRO", "zero", settings.STAGE_NAMES, ZERO_HELP)
+            for name in ("precision", "chunks", "zero"):
+                form.option(name, settings.VALUE_NAMES[name], v[name])
+            names, where = settings.MOMENTS_NAMES, OPTIONS["offload"].hover
+            form.pick("Optimizer’s moments", "moments", v["moments"], list(names), lambda m: names[m], where)

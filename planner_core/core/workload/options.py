@@ -54,9 +54,10 @@ class Option:
     """One option: how each user names it, and which values it takes.
 
     `name`: the keyword of the library, and the field of `Request`, `Workload` or `Statement`. `kind`: int, float, str or bool. `words`:
-    what `--help` says. `control`: what the page calls it. `flag`: its flag, where that is not the name with hyphens. `choices`, or `least`
-    and `most`, bound its values; a text that matches `pattern` is allowed too; `allowed` says the bounds in words. `example`: a value
-    that would do. `automatic`: on the command line and on the page "auto" leaves the value to the search; in Python that is None.
+    what `--help` says. `control`: what the page calls it. `hover`: what the page says of it where a pointer rests. `flag`: its flag, where
+    that is not the name with hyphens. `choices`, or `least` and `most`, bound its values; a text that matches `pattern` is allowed too;
+    `allowed` says the bounds in words. `example`: a value that would do. `automatic`: on the command line and on the page "auto" leaves
+    the value to the search; in Python that is None.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Option:
     example: Any = None
     metavar: str | None = None
     automatic: bool = False
+    hover: str = ""
 
     @property
     def switch(self) -> str:
@@ -100,17 +102,25 @@ class Option:
             )
 
 
-def _count(name: str, words: str, control: str, *, flag: str = "", example: int = 16) -> Option:
+def _count(name: str, words: str, control: str, *, flag: str = "", example: int = 16, hover: str = "") -> Option:
     """An option that counts something."""
-    return Option(name, int, words, control, flag, least=1, most=MAX_COUNT, allowed=_COUNT, example=example)
+    return Option(
+        name, int, words, control, flag, least=1, most=MAX_COUNT, allowed=_COUNT, example=example, hover=hover
+    )
 
 
 _ENTRIES = (
     Option("cluster", str, "name (with changes: NAME:nodes=4,gpu=h200-sxm), or a JSON file", "cluster"),
-    Option("mesh", str, "e.g. 8 or 2x8; default: every factorisation of the cluster", "mesh"),
+    Option(
+        "mesh",
+        str,
+        "e.g. 8 or 2x8; default: every factorisation of the cluster",
+        "mesh",
+        hover="GPUs as a grid; neighbours on the last axis are neighbours in a node",
+    ),
     _count("batch", "samples per step, over all GPUs", "batch"),
     _count("seq", "tokens per sample", "sequence length"),
-    Option("layers", int, "override the depth", "layers"),
+    Option("layers", int, "override the depth", "layers", hover="Copies of the repeated block"),
     Option(
         "dtype",
         str,
@@ -126,8 +136,14 @@ _ENTRIES = (
         "ZeRO stage",
         choices=ZERO,
         automatic=True,
+        hover="How far ZeRO may go: 1 shards the optimizer’s states, 2 also the gradients, 3 also the weights, as FSDP does",
     ),
-    _count("accumulate", "micro-batches of a step", "number of micro-batches"),
+    _count(
+        "accumulate",
+        "micro-batches of a step",
+        "number of micro-batches",
+        hover="A step may run in parts, which takes less memory and more time; empty: as many as are best",
+    ),
     _count("micro_batch", "samples of one data-parallel rank at once; default: what is best", "micro-batch", example=2),
     Option("recompute", str, " | ".join(RECOMPUTE), "recomputation", choices=RECOMPUTE),
     Option(
@@ -136,10 +152,25 @@ _ENTRIES = (
         "mixed (weights, moments and gradients in float32; the default) | pure (all in the dtype)",
         "precision",
         choices=PRECISIONS,
+        hover="Mixed keeps weights, moments and gradients in fp32",
     ),
-    Option("method", str, "how the search is restricted, as in a paper", "method"),
+    Option(
+        "method",
+        str,
+        "how the search is restricted, as in a paper",
+        "method",
+        hover="TAP, TAPS and ATP: as their papers search, without a choice of micro-batches or a tool",
+    ),
     Option("objective", str, "time | communication", "goal"),
-    Option("tool", str, "only plans that this tool can be told", "tool", flag="for", metavar="TOOL"),
+    Option(
+        "tool",
+        str,
+        "only plans that this tool can be told",
+        "tool",
+        flag="for",
+        metavar="TOOL",
+        hover="Only what this tool can be told is searched, and it is exported to it",
+    ),
     Option(
         "memory_gb",
         float,
@@ -157,6 +188,7 @@ _ENTRIES = (
         "cut products into so many parts where the sum of one part over GPUs then hides behind the next; default 1",
         "products in chunks",
         choices=CHUNKS,
+        hover="In chunks, the sum of one part of a product runs beside the next part (ATP)",
     ),
     Option(
         "expert_imbalance",
@@ -180,6 +212,7 @@ _ENTRIES = (
         bool,
         "keep the optimizer's moments in the host's memory; they come to the GPU weight by weight in each step",
         "moments in the host’s memory",
+        hover="In the host’s memory they take none of the GPU’s, and come over its link in each step",
     ),
     Option(
         "lora",
