@@ -205,18 +205,23 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
 
 
 def _graph(config: dict[str, Any], model_type: str, cls: str) -> tuple[Any, str]:
-    """The capture, at full depth where the cut broke the config, in float32 where the model's own code needs that."""
-    from planner_core.core import PlannerError
+    """The capture: at full depth where the cut broke the config, in float32 where the model's own code needs that, and with the model's
+    own number of tokens where it has one."""
+    from planner_core.core import PlannerError, Term
     from planner_core.models import capture_graph
 
-    seq, dtype = tokens(config), "bfloat16"
+    seq: int | None = tokens(config)
+    dtype = "bfloat16"
     for _ in range(3):
         try:
             return capture_graph(config, batch=BATCH, seq=seq, dtype=dtype), dtype
         except PlannerError as error:
             last = error
-            if "--dtype float32" in str(error) and dtype != "float32":
+            named = {(term.name, term.value) for term in error.sentence.parts if isinstance(term, Term)}
+            if ("dtype", "float32") in named and dtype != "float32":
                 dtype = "float32"
+            elif ("seq", None) in named and seq is not None:  # "leave seq out"
+                seq = None
             elif "cannot be built" in str(error) or "not valid" in str(error):
                 config = default_config(model_type, cls, whole_depth=True)
             else:

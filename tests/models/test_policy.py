@@ -154,3 +154,35 @@ def test_a_mask_that_picks_more_of_one_sample_is_refused() -> None:
     hidden = torch.tensor([[True, False, True, False], [True, True, True, False]])
     with pytest.raises(CaptureError, match="picks as many elements as the values of its inputs say"):
         capture_module(Patches(), {"x": torch.zeros(2, 4, 8), "hidden": hidden})
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin(x).relu()
+
+
+class Exchanging(nn.Module):
+    """Puts a new part in place of its own at its first call, as BigBird does for short sequences; `keeps` its weights."""
+
+    def __init__(self, keeps: bool) -> None:
+        super().__init__()
+        self.part, self.keeps, self.is_new = Part(), keeps, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_new:
+            other = Part()
+            other.lin = self.part.lin if self.keeps else other.lin
+            self.part, self.is_new = other, True
+        return self.part(x).square().mean()
+
+
+def test_a_part_that_the_first_pass_makes_has_the_old_weights_or_is_refused() -> None:
+    graph = capture_module(Exchanging(True), {"x": torch.zeros(4, 8)}, flat=True)
+    assert [op.name for op in graph.top.ops][:2] == ["part.lin/linear", "part/relu"]
+    assert sorted(v.name for v in graph.top.values if v.kind == "parameter") == ["part.lin.bias", "part.lin.weight"]
+    with pytest.raises(CaptureError, match="needs a gradient and is no parameter of the model"):
+        capture_module(Exchanging(False), {"x": torch.zeros(4, 8)}, flat=True)
