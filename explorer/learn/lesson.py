@@ -24,7 +24,7 @@ class Control:
     """Something to play with.
 
     `kind` is "slider", "choice", "draw" (a button that draws another case at random) or "placed" (changed in the picture itself). `step`
-    is the first step that it changes, which the page says while an earlier step is shown.
+    is the first step that it changes: the page shows it from there on.
     """
 
     key: str
@@ -34,10 +34,6 @@ class Control:
     names: Mapping[Choice, str] = field(default_factory=dict)
     kind: str = "choice"
     step: int = 1
-
-    def title(self, current_step: int) -> str:
-        """Its label while step number `current_step` is shown."""
-        return self.label if current_step >= self.step else f"{self.label} (changes step {self.step})"
 
     def name(self, option: Choice) -> str:
         """An option in words."""

@@ -6,10 +6,11 @@ A file of `lessons/content/` is a TOML front between two lines `+++`, an introdu
 - `# Steps`: a step under each `## title`; `![what it shows](name)` is its picture; what stands after a rule `---` waits for the answer.
 - `# Question`: what is asked, and options as `- [x] the right one`, `- [ ] a wrong one`, each with its reason indented below. Where
   options end in `<!-- number -->` the answer is typed, in the unit that `<!-- unit: GB -->` names.
+- `# Drawn`: why the truth of a prediction that is drawn is as it is, then a list of `- **mistake**: reply`.
 - `# Note`: said under the lesson, where it is not empty.
 - `# PyTorch`: the lines of code, in a fence.
 
-Steps, question and note are Jinja templates: `{{ peak|memory }}` writes a value that the lesson's Python computed.
+Steps, question, predictions and note are Jinja templates: `{{ peak|memory }}` writes a value that the lesson's Python computed.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ from explorer.learn.lesson import (
     number_question,
 )
 from explorer.learn.pictures.film import Film
+from explorer.learn.pictures.sketch import Prediction
 from explorer.text import units
 
 CONTENT = Path(__file__).parent / "lessons" / "content"
-Picture: TypeAlias = Drawing | Film | str
-"""A drawing, a film of drawings, or markup that describes itself (a table, something to draw in)."""
+Drawn: TypeAlias = Drawing | Film | str
+Picture: TypeAlias = Drawn | Prediction
+"""A drawing, a film of drawings, a prediction to draw, or markup that describes itself (a table)."""
 
 HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
 IMAGE = re.compile(r"^!\[(.*)\]\((\S+)\)$", re.MULTILINE)
@@ -72,12 +75,20 @@ def read_lesson(
 ) -> Lesson:
     """The lesson of `lessons/content/name.md`, whose values `live` computes for a learner and the settings of the controls."""
     front, parts = _split((CONTENT / f"{name}.md").read_text())
-    steps, question, note = (_environment().from_string(parts.get(part, "")) for part in ("Steps", "Question", "Note"))
+    steps, question, drawn, note = (
+        _environment().from_string(parts.get(part, "")) for part in ("Steps", "Question", "Drawn", "Note")
+    )
 
     def make_scene(learner: Learner, values: Values) -> Scene:
         now = live(learner, values)
         facts = {**values, **now.numbers, **now.facts}
-        shown, reveal = _steps(steps.render(facts), now.pictures)
+        pictures = {
+            name: _with_words(picture, drawn.render({**facts, **picture.facts}))
+            if isinstance(picture, Prediction)
+            else picture
+            for name, picture in now.pictures.items()
+        }
+        shown, reveal = _steps(steps.render(facts), pictures)
         return Scene(shown, now.numbers, reveal, _one_line(note.render(facts)))
 
     def make_question(learner: Learner, values: Values) -> Question:
@@ -85,7 +96,7 @@ def read_lesson(
         return _question(question.render({**values, **now.numbers, **now.facts}))
 
     controls = tuple(_control(c) for c in front.pop("controls", ()))
-    terms = tuple((m[1], m[2]) for line in parts["Words"].splitlines() if (m := TERM.match(line)))
+    terms = tuple(_terms(parts["Words"]).items())
     front["link"] = tuple(front["link"])
     return Lesson(
         **front,
@@ -126,7 +137,7 @@ def _code(part: str) -> str:
     return part.split("```python\n", 1)[1].rsplit("```", 1)[0]
 
 
-def _steps(text: str, pictures: Mapping[str, Picture]) -> tuple[tuple[Step, ...], int]:
+def _steps(text: str, pictures: Mapping[str, Drawn]) -> tuple[tuple[Step, ...], int]:
     """The steps, and the number of those before the rule."""
     before, _, after = text.partition("\n---\n")
     shown, hidden = (
@@ -136,14 +147,14 @@ def _steps(text: str, pictures: Mapping[str, Picture]) -> tuple[tuple[Step, ...]
     return shown + hidden, len(shown)
 
 
-def _step(text: str, pictures: Mapping[str, Picture]) -> Step:
+def _step(text: str, pictures: Mapping[str, Drawn]) -> Step:
     title, _, body = text.partition("\n")
     image = IMAGE.search(body)
     assert image, f"step {title!r} has no picture"
     return Step(title.strip(), "\n\n".join(_paragraphs(IMAGE.sub("", body))), _draw(pictures[image[2]], image[1]))
 
 
-def _draw(picture: Picture, description: str) -> str:
+def _draw(picture: Drawn, description: str) -> str:
     """Markup of a picture; a screen reader reads its description."""
     if isinstance(picture, Drawing):
         return svg(picture, description)
@@ -167,6 +178,18 @@ def _question(text: str) -> Question:
     if unit:
         return number_question(_one_line(ask), unit[1], right, tuple(options))
     return choice_question(_one_line(ask), right, tuple(options), position)
+
+
+def _terms(text: str) -> dict[str, str]:
+    """What stands behind each term of a list `- **term**: words`, on one line or on several."""
+    items = re.split(r"^(?=- \*\*)", text, flags=re.MULTILINE)
+    return {m[1]: m[2] for item in items if (m := TERM.match(_one_line(item)))}
+
+
+def _with_words(prediction: Prediction, text: str) -> str:
+    """The markup of a prediction with what the lesson says to it."""
+    why, _, _ = text.partition("\n- **")
+    return prediction.markup(_one_line(why), _terms(text))
 
 
 def _paragraphs(text: str) -> tuple[str, ...]:

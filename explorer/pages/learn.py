@@ -133,7 +133,7 @@ def show_control(lesson: Lesson, control: Control) -> None:
     few = len(control.options) < 4
     kind: Any = st.select_slider if control.kind == "slider" else st.segmented_control if few else st.selectbox
     options = list(control.options)
-    kind(control.title(here.step + 1), options=options, format_func=control.name, on_change=change_control, **change)
+    kind(control.label, options=options, format_func=control.name, on_change=change_control, **change)
 
 
 def show_scrubber(lesson: Lesson, scene: Scene) -> None:
@@ -326,7 +326,7 @@ def show_lesson(number: int) -> None:
         for paragraph in lesson.text:
             st.markdown(paragraph)
         for control in lesson.controls:
-            if control.kind != "placed":
+            if control.kind != "placed" and here.step + 1 >= control.step:
                 show_control(lesson, control)
         if here.revealed or here.step >= scene.reveal - 1:
             show_question(lesson, question)

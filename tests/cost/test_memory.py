@@ -97,8 +97,9 @@ def test_redistributions_take_what_was_predicted() -> None:
         assert (expected.result, expected.peak) == (result, peak), way
 
 
-def _plan(model: str, mesh: str, name: str) -> Plan:
-    planner = prepare_planner(Request(model, cluster={"8": "1x8-h100", "2x8": "2x8-h100"}[mesh], mesh=mesh, batch=16))
+def _plan(model: str, mesh: str, name: str, layers: int | None = None) -> Plan:
+    cluster = {"8": "1x8-h100", "2x8": "2x8-h100"}[mesh]
+    planner = prepare_planner(Request(model, cluster=cluster, mesh=mesh, batch=16, layers=layers))
     options = candidate_meshes(planner.request, planner.cluster)
     if name in ("atp", "tap"):
         return choose_mesh(replace_request(planner, method=name), options)
@@ -181,9 +182,9 @@ ONCE_WRONG = [
 
 
 @pytest.mark.parametrize(
-    "rows", [[("gpt2-xl", "8", "atp")], pytest.param(ONCE_WRONG, marks=pytest.mark.slow)], ids=["one", "others"]
+    "rows", [[("gpt2-xl", "8", "atp", 4)], pytest.param(ONCE_WRONG, marks=pytest.mark.slow)], ids=["one", "others"]
 )
-def test_whole_steps_take_what_was_predicted(rows: list[tuple[str, str, str]]) -> None:
+def test_whole_steps_take_what_was_predicted(rows: list[tuple[Any, ...]]) -> None:
     """An operand sliced where it is used (Mixtral, sequence parallel), encoder states that every decoder layer keeps
     (T5), a tensor that two readers keep (ResNet), q, k and v of one projection sent their own ways (GPT-2, ATP), and
     gradients gathered whole (Llama-3-70B): each was once counted wrong by 5 to 27 %."""

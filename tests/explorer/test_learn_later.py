@@ -572,7 +572,6 @@ def test_some_lessons_ask_for_a_number() -> None:
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: f"lesson{x.number}")
-@pytest.mark.sample
 def test_every_expected_number_gets_its_own_answer(lesson) -> None:  # type: ignore[no-untyped-def]
     if not lesson.question(LLAMA, lesson.defaults()).values:
         return  # it offers words

@@ -642,7 +642,7 @@ def test_mutated_configs_are_captured_or_refused_in_one_sentence():
     rng = random.Random(0)
     odd = [-1, 0, None, "x", 1e9, 3.5, [], {}, True, 7, 10**12, "", [1, 2], float("nan")]
     refused = 0
-    for _ in range(200):
+    for _ in range(60):
         model = rng.choice(list(ZOO.values()))
         config = {**model.config, **dict.fromkeys(model.depth, 1)}
         config[rng.choice(list(config))] = rng.choice(odd)
@@ -651,7 +651,7 @@ def test_mutated_configs_are_captured_or_refused_in_one_sentence():
         except PlannerError as error:
             refused += 1
             assert "\n" not in str(error)
-    assert refused > 50
+    assert refused > 15
 
 
 def test_unknown_name_suggests_the_nearest():

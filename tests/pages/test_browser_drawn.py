@@ -17,15 +17,15 @@ pytestmark = pytest.mark.lessons
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-HALVES = ExpectedMistake((40.0, 20.0), "You halved it each time.")
+HALVES = ExpectedMistake("halved", (40.0, 20.0), "You halved it each time.")
 BARS = bars(
     Sketch(
         "bars",
         "GiB",
         100.0,
         (Handle("each of 2", 70.0, 60.0), Handle("each of 4", 70.0, 0.5)),
-        "Some of it stays whole.",
         (HALVES,),
+        "Some of it stays whole.",
     ),
     ("one", 80.0),
     (79.6, "room"),
@@ -36,12 +36,12 @@ SPANS = spans(
         "ms",
         12.0,
         (Handle("gather of layer 2", 6.0, 0.0, 1, 2.0), Handle("compute of layer 2", 9.0, 3.0, 0, 3.0)),
-        "Both at once.",
+        why="Both at once.",
     ),
     [("compute", [(0.0, 3.0, "layer 1", "#0072b2")]), ("beside it", [])],
 )
 CURVES = curves(
-    Sketch("curves", "s", 10.0, (Handle("few", 5.0, 2.0, 0.5), Handle("many", 5.0, 8.0, 1.0)), "It grows."),
+    Sketch("curves", "s", 10.0, (Handle("few", 5.0, 2.0, 0.5), Handle("many", 5.0, 8.0, 1.0)), why="It grows."),
     [Curve("time", (0.0, 1.0))],
     [(0.0, "none"), (1.0, "many")],
     "s",

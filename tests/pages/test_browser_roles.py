@@ -208,7 +208,6 @@ def test_a_student_sees_what_repeats_and_how_a_weight_is_split(visit: Visit) -> 
     visit.asks(lambda query: "model=t5-large" in query and "q_proj" not in query and "plan=" not in query)
 
 
-@pytest.mark.sample
 def test_a_researcher_compares_methods_and_takes_the_rows_along(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     visit.open("/plans?model=gpt2-xl&layers=2&cluster=1x8-h100")

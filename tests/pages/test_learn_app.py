@@ -128,7 +128,7 @@ def test_the_rest_can_be_shown_without_an_answer(lesson: Lesson) -> None:
 @pytest.mark.slow(only=("lesson13", "lesson1"))
 def test_every_control_changes_what_is_shown(lesson: Lesson) -> None:
     for control in (c for c in lesson.controls if c.kind != "placed"):  # those: test_browser_learn.py
-        at = opened(lesson=lesson.key)
+        at = opened(lesson=lesson.key, step=str(control.step))
         key = f"w_{lesson.number}_{control.key}"
         if control.kind == "draw":
             at.button(key=key).click().run()
@@ -145,6 +145,20 @@ def test_every_control_changes_what_is_shown(lesson: Lesson) -> None:
             widget.set_value(other).run()
             assert f"{control.key}:{other}" in param(at, "with")
         assert not at.exception and not at.error
+
+
+def test_a_control_comes_with_the_step_that_it_changes() -> None:
+    """Of lesson 25 nothing moves the first step, and the links between nodes only the last one."""
+    shown = [
+        [
+            c.key
+            for c in LESSONS[24].controls
+            if f"w_25_{c.key}"
+            in {w.key for w in (*at.get("select_slider"), *at.get("button_group"), *at.get("selectbox"))}
+        ]
+        for at in (opened(lesson="pipeline", step=step) for step in ("1", "2", "6"))
+    ]
+    assert shown == [[], ["order", "m"], ["order", "m", "stages", "speed"]]
 
 
 @pytest.mark.sample

@@ -66,9 +66,7 @@ def bound(request: Request) -> float | None:
     return plan.bound if plan.fits else None
 
 
-@settings(max_examples=25)
-@given(requests())
-def test_no_stated_layout_is_better_than_the_bound(asked: tuple[Request, Statement]) -> None:
+def check_bound(asked: tuple[Request, Statement]) -> None:
     request, stated = asked
     least = bound(request)
     if least is None or not stated.micro_batch:
@@ -79,10 +77,12 @@ def test_no_stated_layout_is_better_than_the_bound(asked: tuple[Request, Stateme
         assert plan.cost.step_time_s >= least * (1 - TIE)
 
 
-@settings(max_examples=15)
-@given(requests())
-def test_nothing_fits_is_said_only_where_no_stated_layout_fits(asked: tuple[Request, Statement]) -> None:
-    """In the memory that a stated layout takes, some plan fits."""
+@pytest.mark.parametrize("examples", [6, pytest.param(40, marks=pytest.mark.slow)])
+def test_no_stated_layout_is_better_than_the_bound(examples: int) -> None:
+    settings(max_examples=examples)(given(requests())(check_bound))()
+
+
+def check_refusal(asked: tuple[Request, Statement]) -> None:
     request, stated = asked
     assert isinstance(request.cluster, str)
     plan = pricer(request.model, request.cluster, AMPLE_GB).plan(stated) if stated.micro_batch else None
@@ -90,6 +90,12 @@ def test_nothing_fits_is_said_only_where_no_stated_layout_fits(asked: tuple[Requ
         enough = math.ceil(plan.cost.memory_bytes["peak"] / 1e6) / 1e3
         found = choose_micro_batches(replace(request, memory_gb=enough), None, lambda text: None)[1]
         assert found.fits
+
+
+@pytest.mark.parametrize("examples", [4, pytest.param(25, marks=pytest.mark.slow)])
+def test_nothing_fits_is_said_only_where_no_stated_layout_fits(examples: int) -> None:
+    """In the memory that a stated layout takes, some plan fits."""
+    settings(max_examples=examples)(given(requests())(check_refusal))()
 
 
 def test_a_usual_layout_that_fits_nowhere_is_shown_at_its_least_memory() -> None:

@@ -322,7 +322,8 @@ def test_a_mesh_that_says_the_same_by_volume_is_searched_once() -> None:
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "exact"])
+@pytest.mark.slow(but=("tap",))
 def test_no_stage_of_planning_changes_the_plan_of_another_method(method: str) -> None:
-    request = Request("gpt2-xl", method=method, layers=2)
+    request = Request("gpt2-xl", cluster="1x8-h100", method=method, layers=2)
     alone = plan_model(request, stages={})
     assert alone.plans == (planned(request).fastest,)

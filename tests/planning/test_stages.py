@@ -95,7 +95,7 @@ def test_the_bound_of_any_cut() -> None:
     assert PipelineDegrees(4, 2, 8, 2, 1, 16).lower_bound_s(160.0) == 40.0
 
 
-@pytest.mark.parametrize("model", ["t5-large", "resnet50-100k"])
+@pytest.mark.parametrize("model", [pytest.param("t5-large", marks=pytest.mark.slow), "resnet50-100k"])
 def test_other_models_are_cut(model: str) -> None:
     asked = Request(model, cluster="2x8-h100:inter=3", batch=256, accumulate=1, recompute="auto")
     found = search_stages(prepare_planner(asked))

@@ -83,6 +83,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_torch_is_the_same_after_apply_a_step_save_and_load(tmp_path: Path) -> None:
     """Under a plan that shards fused weights, and one that gathers all: every attribute of torch is the object that it was."""
     _, files = saved_plans(OwnGPT(), own_model.batch(0), tmp_path)

@@ -57,9 +57,9 @@ def _alone(file: str, folder: str, what: str) -> str:
     [
         ("save", "shardscope.save"),
         pytest.param("load", "shardscope.load", marks=pytest.mark.slow),
-        ("state_dict", "state_dict of the model"),
+        pytest.param("state_dict", "state_dict of the model", marks=pytest.mark.slow),
         pytest.param("clip", "clip_grad_norm_", marks=pytest.mark.slow),
-        ("evaluate", "the model for evaluation"),
+        pytest.param("evaluate", "the model for evaluation", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_comes_alone_is_told_who_is_missing(what: str, called: str, tmp_path: Path) -> None:

@@ -141,11 +141,12 @@ def _resumes(file: str, layers: int, folder: str) -> Any:
     return None if loss is None else float(loss), float(norm)
 
 
-def test_a_run_goes_on_under_other_stages_or_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", [{"fsdp=2": 2}, pytest.param({"tp=2,pp=2": 4}, marks=pytest.mark.slow)], ids=str)
+def test_a_run_goes_on_under_other_stages_or_none(others: dict[str, int], tmp_path: Path) -> None:
     folder, layers = str(tmp_path / "saved"), 3
     run_ranks(_saves, 4, (saved(tmp_path, "dp=2,pp=2,zero=1", 4, layers), layers, folder), timeout_s=240)
     loss, norm = alone(layers)[2]
-    for layout, ranks in (("tp=2,pp=2", 4), ("fsdp=2", 2)):
+    for layout, ranks in others.items():
         every = run_ranks(_resumes, ranks, (saved(tmp_path, layout, ranks, layers), layers, folder), timeout_s=240)
         assert [found for _, found in every] == pytest.approx([norm] * ranks, rel=1e-4), (layout, every, loss, norm)
         assert every[-1][0] == pytest.approx(loss, rel=1e-5)

@@ -66,7 +66,7 @@ def _compared(kind: str, files: list[str]) -> list[tuple[list[float], list[float
     return found
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "granitemoe"])
+@pytest.mark.parametrize("kind", ["mixtral", pytest.param("granitemoe", marks=pytest.mark.slow)])
 def test_a_mixture_of_experts_with_a_balancing_loss(kind: str, tmp_path: Path) -> None:
     _, files = saved_plans(_model(kind), _batch(), tmp_path)
     assert len(files) > 2

@@ -1,4 +1,8 @@
-"""The predictions that lessons let one draw before the truth is shown (`pictures/sketch.py`), from the lessons' own figures."""
+"""The predictions that lessons let one draw before the truth is shown (`pictures/sketch.py`), from the lessons' own figures.
+
+What is said to each stands in the lesson's Markdown, under `# Drawn`: first why the truth is as it is, then a reply to every expected mistake by
+its name.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from explorer.learn.pictures.sketch import (
     Curve,
     ExpectedMistake,
     Handle,
+    Prediction,
     Sketch,
     bars,
     curve_scales,
@@ -20,49 +25,38 @@ from explorer.text import units
 
 
 def sketch_memory_by_gpus(
-    peaks: Mapping[int, float], room: tuple[float, str], shared: str, whole: float, activations: float
-) -> str:
-    """Lesson 1: the fullest moment of each of n GPUs, from that of one (`peaks` by n, bytes). `shared` says where the largest number comes from,
-    `whole` are bytes that every GPU keeps whole, `activations` those of one GPU. Empty where there is but one."""
+    peaks: Mapping[int, float], room: tuple[float, str], whole: float, activations: float
+) -> Prediction | None:
+    """Lesson 1: the fullest moment of each of n GPUs, from that of one (`peaks` by n, bytes).
+
+    `whole` are bytes that every GPU keeps whole, `activations` those of one GPU. None where there is but one.
+    """
     one, more = peaks[1], [n for n in peaks if n > 1]
     if not more:
-        return ""
+        return None
     gib, last = units.GIB, more[-1]
-    even = (
-        abs(whole + (one - whole) / last - peaks[last]) < 0.05 * peaks[last]
-    )  # else heads do not divide, and other plans stand in
-    why = f"With {last} GPUs each one holds " + (
-        f"about {shared}." if even else f"{units.memory(peaks[last])}, one GPU {units.memory(one)}."
-    )
-    slips = [
-        ExpectedMistake(
-            tuple(one / gib for _ in more),
-            "So it would be if each GPU kept the whole model and the whole batch. Here each keeps a part of every weight.",
-        ),
-    ]
+    mistakes = [ExpectedMistake("undivided", tuple(one / gib for _ in more))]
     if whole > 0.01 * one:
-        slips += [
-            ExpectedMistake(
-                tuple(one / n / gib for n in more),
-                f"You divided everything by the number of GPUs. But {units.memory(whole)} of the activations stay whole on every GPU.",
-            ),
-            ExpectedMistake(
-                tuple(((one - activations) / n + activations) / gib for n in more),
-                f"You left all activations whole. Only {units.memory(whole)} of them are; the others are divided.",
-            ),
+        mistakes += [
+            ExpectedMistake("all divided", tuple(one / n / gib for n in more)),
+            ExpectedMistake("whole activations", tuple(((one - activations) / n + activations) / gib for n in more)),
         ]
     sketch = Sketch(
         f"gpus {one:.0f}",
         "GiB",
         1.02 * max(*peaks.values(), room[0]) / gib,
         tuple(Handle(f"each of {n} GPUs", 0.8 * one / gib, peaks[n] / gib) for n in more),
-        why,
-        tuple(slips),
+        tuple(mistakes),
     )
-    return bars(sketch, ("one GPU", one / gib), (room[0] / gib, room[1]))
+    # Where heads do not divide, other plans stand in, and what a GPU holds is no share of one GPU's.
+    is_share = abs(whole + (one - whole) / last - peaks[last]) < 0.05 * peaks[last]
+    facts = {"last": last, "is_share": is_share, "one": one, "last_peak": peaks[last], "kept_whole": whole}
+    return Prediction(sketch, lambda s: bars(s, ("one GPU", one / gib), (room[0] / gib, room[1])), facts)
 
 
-def sketch_waits(tokens: Sequence[int], gather: float, compute: Mapping[int, float], sums: Mapping[int, float]) -> str:
+def sketch_waits(
+    tokens: Sequence[int], gather: float, compute: Mapping[int, float], sums: Mapping[int, float]
+) -> Prediction:
     """Lesson 14: what a layer waits for forward, under FSDP and under tensor parallelism, by tokens per GPU (seconds)."""
     first, last = tokens[0], tokens[-1]
     fsdp = [1e3 * max(0.0, gather - compute[t]) for t in tokens]
@@ -79,40 +73,31 @@ def sketch_waits(tokens: Sequence[int], gather: float, compute: Mapping[int, flo
     ]
     rest: tuple[None, ...] = (None,) * len(tensor)
     whole, none = 1e3 * gather, (None,) * len(tokens)
-    slips = [
-        ExpectedMistake(
-            (*(whole for _ in tokens), *rest),
-            "Your gather is always waited for. It runs beside compute, and only what is longer than compute shows.",
-        ),
-        ExpectedMistake(
-            (*(whole * t / last for t in tokens), *rest),
-            "Your gather grows with the tokens. It carries weights, which are the same for any number of tokens.",
-        ),
+    mistakes = [
+        ExpectedMistake("always waited for", (*(whole for _ in tokens), *rest)),
+        ExpectedMistake("gather grows", (*(whole * t / last for t in tokens), *rest)),
     ]
     if tensor:
-        slips += [
-            ExpectedMistake(
-                (*none, *(tensor[0] for _ in tensor)),
-                "Your sums are the same for all tokens. They carry activations, so their bytes grow with the tokens.",
-            ),
-            ExpectedMistake(
-                (*none, *reversed(tensor)),
-                "Your sums shrink as tokens grow, as if compute hid them. The layer waits for them: its next product needs the sum.",
-            ),
+        mistakes += [
+            ExpectedMistake("same sums", (*none, *(tensor[0] for _ in tensor))),
+            ExpectedMistake("sums shrink", (*none, *reversed(tensor))),
         ]
-    why = f"FSDP waits for what its gather of {units.seconds(gather)} is longer than compute ({units.seconds(compute[first])} at {units.whole(first)} tokens): less and less, then nothing."
-    if tensor:
-        why += " The sums of tensor parallelism are waited for, and grow with the tokens. So few tokens speak for tensor parallelism, and many for FSDP."
-    sketch = Sketch(f"waits {gather:.9f}", "ms", most, tuple(handles), why, tuple(slips))
+    sketch = Sketch(f"waits {gather:.9f}", "ms", most, tuple(handles), tuple(mistakes))
     ticks = [(x, units.whole(t)) for x, t in zip(places, tokens, strict=True)]
     lines = [Curve(name) for name in ("FSDP", "tensor parallel")[: 1 + bool(tensor)]]
-    return curves(sketch, lines, ticks, "ms that a layer waits for, by tokens per GPU")
+    facts = {
+        "drawn_gather_s": gather,
+        "drawn_compute_s": compute[first],
+        "drawn_tokens": first,
+        "has_sums": bool(tensor),
+    }
+    return Prediction(sketch, lambda s: curves(s, lines, ticks, "ms that a layer waits for, by tokens per GPU"), facts)
 
 
-def sketch_streams(busy: float, traffic: float) -> str:
-    """Lesson 15: when the gathers and the compute of two more layers begin, under FSDP (seconds). Nothing to draw where nothing is gathered."""
+def sketch_streams(busy: float, traffic: float) -> Prediction | None:
+    """Lesson 15: when the gathers and the compute of two more layers begin, under FSDP (seconds). None where nothing is gathered."""
     if traffic <= 0:
-        return ""
+        return None
     b, g = 1e3 * busy, 1e3 * traffic
     each, most = max(b, g), 3 * (b + g)
     colours = {"compute": COMPUTE, "gather": DEVICES[3]}
@@ -133,73 +118,41 @@ def sketch_streams(busy: float, traffic: float) -> str:
         handle("gather", 3, 0.75, each),
         handle("compute", 3, 0.74, 2 * each),
     )
-    slips = [
-        ExpectedMistake(
-            (b, b + g, 2 * b + g, 2 * b + 2 * g),
-            "You let one thing happen at a time. The gather has a stream of its own, and runs beside the compute of the layer before.",
-        ),
-        ExpectedMistake(
-            (0, each, g, max(2 * each, 2 * g)),
-            "You gather all layers at once. That would hide too, but a GPU would hold more and more whole layers: FSDP gathers one layer ahead.",
-        ),
+    mistakes = [
+        ExpectedMistake("one at a time", (b, b + g, 2 * b + g, 2 * b + 2 * g)),
+        ExpectedMistake("all gathered at once", (0, each, g, max(2 * each, 2 * g))),
     ]
     if b > g:
-        slips.append(
-            ExpectedMistake(
-                (0, g, g, 2 * g),
-                "Your layers begin as soon as their weights are there. But layer 2 needs what layer 1 gives: compute is one stream, one layer at a time.",
-            )
-        )
-    longer = "compute, so the gathers hide" if b >= g else "the gather, so compute waits for it"
-    why = f"While layer 1 computes, layer 2's weights come; while layer 2 computes, layer 3's. A layer begins every {units.significant(each)} ms, the longer of the two: here {longer}."
-    sketch = Sketch(f"streams {b:.6f} {g:.6f}", "ms", most, handles, why, tuple(slips))
+        mistakes.append(ExpectedMistake("layers overlap", (0, g, g, 2 * g)))
+    sketch = Sketch(f"streams {b:.6f} {g:.6f}", "ms", most, handles, tuple(mistakes))
     tracks = [("compute", [(0.0, b, "layer 1", COMPUTE)]), ("beside it", [])]
-    return spans(sketch, tracks)
+    return Prediction(sketch, lambda s: spans(s, tracks), {"every_ms": each, "hides": b >= g})
 
 
 def sketch_zero_stages(
     whole: float, kinds: tuple[int, int, int, int], truth: Mapping[str, float], n: int, inner: int
-) -> str:
+) -> Prediction:
     """Lesson 16: bytes per parameter that a GPU keeps by stage. `kinds` are those of the copy to compute with, the fp32 weights, the averages and
     the gradient; `whole` is their sum."""
     copy, stored, averages, gradient = kinds
     part = whole / n
     late = (copy + stored + averages / n + gradient, copy + stored + (averages + gradient) / n)
-    slips = [
-        ExpectedMistake(
-            (part, part, part, None),
-            f"You dealt out everything at once. Each stage deals out one kind more: only the last divides all by {n}.",
-        ),
-        ExpectedMistake(
-            (*late, None, None),
-            "You left the fp32 weights whole. They are the optimizer's: they are dealt out with its averages, from ZeRO-1 on.",
-        ),
-        ExpectedMistake(
-            (None, None, truth["FSDP (ZeRO-3)"] + copy, None),
-            "You kept the copy that computes. It is there for one layer at a time, and not counted here.",
-        ),
+    mistakes = [
+        ExpectedMistake("all at once", (part, part, part, None)),
+        ExpectedMistake("whole weights", (*late, None, None)),
+        ExpectedMistake("copy kept", (None, None, truth["FSDP (ZeRO-3)"] + copy, None)),
     ]
     if inner < n:
-        slips.append(
-            ExpectedMistake(
-                (None, None, None, truth["FSDP (ZeRO-3)"]),
-                f"HSDP deals to the {inner} GPUs of a group only, not to all {n}.",
-            )
-        )
-    names = list(truth)
-    handles = tuple(Handle(name, 0.55 * whole, truth[name]) for name in names)
-    told = {name: units.significant(truth[name]) for name in names}
-    why = (
-        f"ZeRO-1 deals out the optimizer's {stored + averages}: {copy} + {stored + averages}/{n} + {gradient} = {told['ZeRO-1']}. ZeRO-2 the gradient too: {copy} + {stored + averages + gradient}/{n} = {told['ZeRO-2']}. "
-        f"FSDP keeps no copy: {stored + averages + gradient}/{n} = {told['FSDP (ZeRO-3)']}. HSDP the same by {inner}: {told['HSDP']}."
-    )
-    sketch = Sketch(f"stages {n} {inner}", "bytes", 1.02 * whole, handles, why, tuple(slips))
-    return bars(sketch, ("data parallel", whole))
+        mistakes.append(ExpectedMistake("all GPUs", (None, None, None, truth["FSDP (ZeRO-3)"])))
+    handles = tuple(Handle(name, 0.55 * whole, truth[name]) for name in truth)
+    facts = {"kinds": kinds, "kept": dict(truth), "dealt_to": n, "dealt_inside": inner}
+    sketch = Sketch(f"stages {n} {inner}", "bytes", 1.02 * whole, handles, tuple(mistakes))
+    return Prediction(sketch, lambda s: bars(s, ("data parallel", whole)), facts)
 
 
 def sketch_backward_memory(
     forward: Sequence[float], backward: Sequence[float], stays: float, whole: float, n: int
-) -> str:
+) -> Prediction:
     """Lesson 17: memory without buffers on the way back (bytes at each moment). `stays` stands all the time, `whole` are gradients that were not dealt to n
     GPUs."""
     gib = units.GIB
@@ -210,25 +163,19 @@ def sketch_backward_memory(
         Handle(f"{100 * f:.0f} % of backward", 0.5 * most, v / gib, at=0.5 + f / 2)
         for f, v in zip(shares, at, strict=True)
     )
-    slips = [
-        ExpectedMistake(
-            tuple(top / gib for _ in shares),
-            "You kept all activations to the end. Backward frees a layer's as soon as it has used them.",
-        ),
-        ExpectedMistake(
-            tuple((top + (whole - (top - stays)) * f) / gib for f in shares),
-            f"You let whole gradients take the place of activations. FSDP deals each layer's out at once: a GPU keeps 1/{n}.",
-        ),
-        ExpectedMistake(
-            (0.75 * top / gib, 0.5 * top / gib, 0.25 * top / gib, 0.0),
-            f"You went down to nothing. Weights and optimizer states stand all the time, {units.memory(stays)}.",
-        ),
-    ]
-    grads = backward[-1] - stays
-    why = (
-        f"Backward frees what it used, layer by layer, and leaves gradients: {units.memory(grads)} at its end"
-        f"{f', 1/{n} of all' if abs(grads * n / whole - 1) < 0.02 else ''}. With the {units.memory(stays)} that always stand it ends at {units.memory(backward[-1])}."
+    mistakes = (
+        ExpectedMistake("kept to the end", tuple(top / gib for _ in shares)),
+        ExpectedMistake("whole gradients", tuple((top + (whole - (top - stays)) * f) / gib for f in shares)),
+        ExpectedMistake("down to nothing", (0.75 * top / gib, 0.5 * top / gib, 0.25 * top / gib, 0.0)),
     )
+    gradients = backward[-1] - stays
+    facts = {
+        "left": gradients,
+        "is_part": abs(gradients * n / whole - 1) < 0.02,
+        "dealt_to": n,
+        "stays": stays,
+        "ends_at": backward[-1],
+    }
     px, py = curve_scales(most)
     outline = [(px(0.5 * i / max(1, len(forward) - 1)), py(v / gib)) for i, v in enumerate(forward)]
     area = (
@@ -236,7 +183,7 @@ def sketch_backward_memory(
     )
     still = f'<path d="{area}" fill="{MEMORY_COLOURS["activations"]}" fill-opacity="0.35"/>'
     true = [(0.5 + 0.5 * i / max(1, len(backward) - 1), v / gib) for i, v in enumerate(backward)]
-    sketch = Sketch(f"back {top:.0f} {stays:.0f} {n}", "GiB", most, handles, why, tuple(slips))
+    sketch = Sketch(f"back {top:.0f} {stays:.0f} {n}", "GiB", most, handles, mistakes)
     ticks = [(0.0, "forward"), (0.5, "backward"), (1.0, "its end")]
     way = Curve("way back", (0.5, top / gib), true)
-    return curves(sketch, [way], ticks, "GiB of one GPU, without buffers", still)
+    return Prediction(sketch, lambda s: curves(s, [way], ticks, "GiB of one GPU, without buffers", still), facts)

@@ -1,15 +1,16 @@
 """A prediction that the learner draws before the truth is shown: bars, spans of time, or points of curves, dragged or moved with keys.
 
 Python draws the frame, where every handle stands at first, and the truth, which stays hidden. `static/js/lessons/pictures/sketch.js` moves the
-handles and compares. Whoever draws a mistake that is expected (`ExpectedMistake`) is told what is wrong with it.
+handles and compares. Who draws a mistake that is expected (`ExpectedMistake`) gets a reply to it.
 """
 
 from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from explorer.figures.palette import COMPUTE, DEVICES
 from explorer.figures.svg_tensors import GREY, PAPER, Drawing, at, on_colour, svg, text
@@ -44,10 +45,11 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedMistake:
-    """What one draws who makes a mistake that is expected, handle by handle (None: whatever it is), and what is said to it."""
+    """What one draws who makes a mistake that is expected, handle by handle (None: whatever it is), and the reply."""
 
+    name: str
     values: tuple[float | None, ...]
-    why: str
+    reply: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,26 @@ class Sketch:
     unit: str
     most: float
     handles: tuple[Handle, ...]
-    why: str
-    slips: tuple[ExpectedMistake, ...] = ()
+    mistakes: tuple[ExpectedMistake, ...] = ()
+    why: str = ""
 
     def said(self, value: float) -> str:
         """A value with its unit."""
         return f"{units.significant(value)} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A sketch whose words come from a lesson's prose. `facts` are what the prose needs; `draw` gives the markup."""
+
+    sketch: Sketch
+    draw: Callable[[Sketch], str]
+    facts: Mapping[str, Any]
+
+    def markup(self, why: str, replies: Mapping[str, str]) -> str:
+        """The sketch with an explanation of its truth, and a reply to each expected mistake by its name."""
+        mistakes = tuple(replace(m, reply=replies[m.name]) for m in self.sketch.mistakes)
+        return self.draw(replace(self.sketch, mistakes=mistakes, why=why))
 
 
 def bars(sketch: Sketch, known: tuple[str, float], limit: tuple[float, str] | None = None) -> str:
@@ -236,7 +252,7 @@ def _markup(
     still, truth, moving = ("".join(p) for p in parts)
     inside = f'{still}<g class="truth" visibility="hidden">{truth}</g>{moving}'
     picture = svg(Drawing(WIDTH, height, inside), "A prediction to draw").replace('role="img"', 'role="group"', 1)
-    drawable = [s for s in sketch.slips if all(v is None or 0 <= v <= sketch.most for v in s.values)]
+    drawable = [m for m in sketch.mistakes if all(v is None or 0 <= v <= sketch.most for v in m.values)]
     data = {
         "key": sketch.key,
         "look": look,
@@ -246,7 +262,7 @@ def _markup(
         "to": scale[1],
         "why": sketch.why,
         "handles": [{"name": h.name, "start": h.start, "truth": h.truth, "line": h.line} for h in sketch.handles],
-        "slips": [{"values": list(s.values), "why": s.why} for s in drawable],
+        "slips": [{"values": list(m.values), "why": m.reply} for m in drawable],
     }
     return (
         f'<div class="sketch" data-sketch="{html.escape(json.dumps(data))}"><p class="how">{INSTRUCTIONS}</p>{picture}'

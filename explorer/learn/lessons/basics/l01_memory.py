@@ -78,9 +78,7 @@ def live(learner: Learner, values: Values) -> Live:
     pictures["run"] = vessels(n, memory_pieces(stacks[n]), limit, units.memory)
     peaks = {k: numbers[f"{k}_peak"] for k in found}
     shares = {k: _describe_share(numbers, k) for k in found}
-    sketch = sketch_memory_by_gpus(
-        peaks, limit, shares[max(found)], numbers["shared_whole"], numbers["1_early_activations"]
-    )
+    sketch = sketch_memory_by_gpus(peaks, limit, numbers["shared_whole"], numbers["1_early_activations"])
     weights, gradients, averages = SHARES[each]
     facts = {
         "model": learner.name,

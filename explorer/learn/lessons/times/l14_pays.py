@@ -20,6 +20,7 @@ from explorer.learn.lessons.times.stated import (
 )
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, cost_bar, plot
+from explorer.learn.pictures.sketch import Prediction
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, Gpu
 from planner_core.cost.communication import axis_links, collective_time
@@ -228,7 +229,7 @@ def _gather_chart(w: LayerTimes, tokens: int) -> Drawing:
     return bars(rows, units.seconds)
 
 
-def _sketch(learner: Learner, speed: int) -> str:
+def _sketch(learner: Learner, speed: int) -> Prediction:
     """A prediction to draw: what a layer waits for at few and at many tokens."""
     found = {t: layer_times(learner, t, speed) for t in SKETCH_TOKENS}
     w = found[SKETCH_TOKENS[0]]

@@ -167,8 +167,9 @@ def live(learner: Learner, values: Values) -> Live:
         "pair": _closest_pair(learner, tokens),
         "stands_in": note,
     }
+    streams = sketch_streams(busy, fsdp.traffic)
     pictures = _layer_pictures(forward, backward) | {
-        "streams": sketch_streams(busy, fsdp.traffic),
+        **({"streams": streams} if streams else {}),
         "buckets": _buckets_chart(*together),
         "whole": _step_chart(parts),
         "optimizer": _optimizer_table(case),

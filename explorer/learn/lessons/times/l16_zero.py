@@ -32,6 +32,7 @@ from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.block import carries_weight
 from explorer.learn.pictures.block import draw_block as drawn
 from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, cost_bar, memory_pieces, plot
+from explorer.learn.pictures.sketch import Prediction
 from explorer.text import units
 from planner_core.planning.methods import Layout
 
@@ -149,7 +150,7 @@ def _block_facts(block: ArrangedBlock | None) -> dict[str, int] | None:
     return {"devices": block.devices, "groups": block.groups, "weights": weights}
 
 
-def _sketch(n: int, inner: int) -> str:
+def _sketch(n: int, inner: int) -> Prediction:
     """A prediction to draw: bytes per parameter by stage."""
     each = {
         name: sum(kept_per_parameter(stage, inner if name == "HSDP" else n).values()) for name, stage in STAGES.items()

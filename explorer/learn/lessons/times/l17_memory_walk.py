@@ -14,6 +14,7 @@ from explorer.learn.lessons.times.stated import PricedLayout, price_layout, toke
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.area import Stratum, area
 from explorer.learn.pictures.charts import StackedBar, bars, cost_bar, memory_pieces
+from explorer.learn.pictures.sketch import Prediction
 from explorer.text import units
 from planner_core.cost.memory import Moment, walk
 
@@ -113,7 +114,7 @@ def live(learner: Learner, values: Values) -> Live:
     return Live(facts, pictures, numbers)
 
 
-def _sketch(made: PricedLayout) -> str:
+def _sketch(made: PricedLayout) -> Prediction:
     """A prediction to draw: what is kept on the way back."""
     found, turn, step = memory_moments(made)
     base, params = standing_bytes(made), made.planner.graph.num_params

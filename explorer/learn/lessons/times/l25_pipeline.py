@@ -44,8 +44,10 @@ FALLBACK_CLUSTER = "2x8-h100"
 """The cluster that stands in where ranks cannot share the learner's GPUs."""
 STAGES = "stages"
 PASS_COLOURS = {Pass.FORWARD: COMPUTE, Pass.BACKWARD: DEVICES[2], Pass.INPUT: DEVICES[2], Pass.WEIGHT: DEVICES[3]}
-NAMES_WIDTH, ROW = 64.0, 40.0
+NAMES_WIDTH, ROW = 84.0, 40.0
 """Pixels of the names of ranks, and of a rank's row."""
+NAME_SIZE, LABEL_SIZE = 21, 15
+"""Of letters: a phone shows the whole motion at 0.6 of its size."""
 
 
 def hand_pipeline(order: str) -> tuple[Pipeline, tuple[StageCost, ...]]:
@@ -225,7 +227,7 @@ def pipeline_film(time: PipelineTime, micro_batches: int, *, flights: bool = Fal
         if flights and 0 <= to < ranks and first < len(stops) - 1:
             there = (NAMES_WIDTH + span.end_s * wide, to * ROW)
             moves.append(Flight(first, place, there, _draw_pass(span, wide)))
-    names = "".join(at(0, r * ROW + 6, text(f"rank {r}", 13.5, 600)) for r in range(ranks))
+    names = "".join(at(0, r * ROW + 3, text(f"rank {r}", NAME_SIZE, 600)) for r in range(ranks))
     lines = "".join(
         f'<path d="M{NAMES_WIDTH} {r * ROW + 30:.0f}H{WIDTH:.0f}" stroke="#8a97a3" stroke-opacity="0.4"/>'
         for r in range(ranks)
@@ -244,8 +246,8 @@ def _draw_pass(span: Span, wide: float, *, named: bool = True) -> Drawing:
     late = ' fill-opacity="0.62"' if span.work.stage >= RANKS else ""
     body = f'<rect width="{max(1.0, width - 1.5):.1f}" height="28" rx="2" fill="{PASS_COLOURS[what]}"{late}/>'
     label = f"{what.value}{span.work.micro_batch + 1}"
-    if named and width > 9 * len(label):
-        body += f'<text x="{width / 2:.1f}" y="19" font-size="12.5" text-anchor="middle" fill="{PASS_INK[what]}">{label}</text>'
+    if named and width > 10 * len(label):
+        body += f'<text x="{width / 2:.1f}" y="19.5" font-size="{LABEL_SIZE}" text-anchor="middle" fill="{PASS_INK[what]}">{label}</text>'
     return Drawing(width, 28, body)
 
 
