@@ -22,6 +22,11 @@ OLDEST_COMPILED = (2, 11)
 """In 2.6 and 2.8 torch.compile does not follow the moves of a program ("Unexpected type in sourceless builder"); 2.9, 2.10: untried."""
 
 
+_RELEASE = tuple(int(n) for n in torch.__version__.split(".")[:2])
+BYPASSES_DTENSOR_SUBCLASSES = (2, 10) <= _RELEASE < (2, 12)
+"""Whether torch runs its own rules for a subclass of DTensor and never asks the subclass (pytorch #177716: in 2.10 and 2.11)."""
+
+
 def check_torch(version: str = torch.__version__, *, compiled: bool = False) -> None:
     """Raise PlanMismatch if this torch is too old to run a plan, or to compile one."""
     release = tuple(int(n) for n in version.split(".")[:2])

@@ -23,7 +23,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import optimizer as _optimizers
 from torch.utils import _foreach_utils
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner_core.runtime.mismatch import PlanMismatch
+from planner_core.runtime.program.collectives.torch_names import BYPASSES_DTENSOR_SUBCLASSES
 from planner_core.runtime.program.weights.operations import PlanTensorOp
 from planner_core.runtime.program.weights.orders import (
     FusedOrder,
@@ -57,10 +61,24 @@ class PlanTensor(DTensor):
             return NotImplemented
         return PlanTensorOp(cls, func, args, kwargs or {}).run()
 
+    if BYPASSES_DTENSOR_SUBCLASSES:
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            with _BeforeDTensor():
+                result = super().__torch_function__(func, types, args, kwargs or {})
+            with torch._C.DisableTorchFunctionSubclass():  # attributes of a tensor would come back here
+                ordered = any(isinstance(x, PlanTensor) and x.order for x in pytree.tree_leaves((args, kwargs)))
+                if ordered and any(getattr(x, "grad_fn", None) is not None for x in pytree.tree_leaves(result)):
+                    raise _lost_order_error()
+            return result
+
     def redistribute(self, device_mesh: Any = None, placements: Any = None, **options: Any) -> DTensor:
         """Redistribute as DTensor does, in the model's order unless nothing changes. `full_tensor` calls this."""
         if not self.order:
             return super().redistribute(device_mesh, placements, **options)
+        if BYPASSES_DTENSOR_SUBCLASSES and self.requires_grad and torch.is_grad_enabled():
+            raise _lost_order_error()
         target = tuple(placements or self.placements)
         if target == self.placements:
             return self
@@ -108,6 +126,26 @@ class PlanTensor(DTensor):
             offsets, sizes = (torch.Size(run[k] for run in run_of_dims) for k in (1, 2))
             pieces_with_views.append((ChunkStorageMetadata(offsets, sizes), view))
         return pieces_with_views
+
+
+class _BeforeDTensor(TorchDispatchMode):
+    """Runs operators of plan tensors where torch itself would not ask their class. A mode comes before DTensor's own rules.
+
+    Autograd's threads run no Python of a mode, so what backward computes is a plain DTensor there: right if the tensor has no order.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(x, PlanTensor) for x in pytree.tree_leaves((args, kwargs))):
+            return PlanTensor.__torch_dispatch__(func, (), args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+def _lost_order_error() -> PlanMismatch:
+    """Return the error where autograd would compute with a tensor that has an order: its gradient would have none."""
+    return PlanMismatch(
+        f"torch {torch.__version__} loses the order of rows in the gradient of a weight that joins several (q, k and v) and is sharded; "
+        "compute with this weight under torch.no_grad(), or install torch 2.9, 2.12 or later"
+    )
 
 
 for _known in (_optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types):
