@@ -18,8 +18,10 @@ from planner_core.planning.methods.layout import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.planning.stages import search_stages
+from planner_core.planning.stages.cuts import find_even_cut, price_cut
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.pieces import RangeCosts, policy_from_plan
+from planner_core.planning.stages.search import _StageSearch
 from planner_core.search import make_block_plans, search_within_budget
 
 SLOW = "8x8-h100:inter=12.5"
@@ -83,6 +85,36 @@ def test_a_range_takes_what_its_stage_takes() -> None:
         own, _, _ = costs.best(first, last, 1) or (0.0, 0.0, None)
         mine = 8 * (cost.forward_s + cost.backward_s) + cost.first_s + cost.last_s + cost.step_s
         assert own == pytest.approx(mine, rel=0.02)
+
+
+def test_an_even_cut_is_refused_by_the_closed_form_of_its_price() -> None:
+    """Sums over pieces give the closed form that the price of the cut has, so a cut that is too slow is never priced."""
+    asked = Request("llama-3-8b", cluster="2x8-h100", batch=32, seq=2048, accumulate=8, layers=8, zero=1)
+    planner, d = prepare_planner(asked), PipelineDegrees(2, 2, 4, 2, 1, 8)
+    problem = planner.problem(d.mesh, uniform=True, ranks=2)
+    found = search_within_budget(problem, objective="time")
+    assert found.assignment is not None
+    blocks = make_block_plans(problem, found.assignment)
+    model = cost_model(planner.cluster, d.mesh, planner.workload, 2)
+    policy = policy_from_plan("one", blocks, planner.graph, model, ops_at_the_ends(planner.coarse), 2)
+    costs = RangeCosts([policy], 8, float("inf"))
+    cut = find_even_cut(d, costs, float("inf"))
+    assert cut is not None
+    price = price_cut(d, planner, [policy], *cut).cost.pipeline
+    assert price is not None
+    assert find_even_cut(d, costs, 0.98 * price.bound_s) is None
+    assert find_even_cut(d, costs, 1.02 * price.bound_s) == cut
+
+
+def test_policies_that_are_too_slow_by_themselves_are_not_priced() -> None:
+    """Where even the bound of a policy is above the limit, its pieces are not priced for interleaved stages."""
+    planner = prepare_planner(request("llama-3-8b", "2x8-h100", 16, 2048, layers=8))
+    search, d = _StageSearch(planner, lambda text: None, None, None), PipelineDegrees(2, 2, 4, 2, 1, 4)
+    unlimited = list(search.find_policies(d, float("inf")))
+    assert unlimited
+    least_s = d.micro_batches * min(float(p.micro_batch_s.sum()) for p in unlimited)
+    limit = 0.9 * d.optimistic_s(least_s / d.micro_batches)
+    assert list(search.find_policies(d, limit)) == []
 
 
 def test_the_bound_of_any_cut() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from planner_core.core import BlockLabel, BlockPlan, Graph, Pipeline, Plan
 from planner_core.cost import (
+    bound_s,
     cost_model,
     even_copies,
     in_flight,
@@ -74,14 +75,9 @@ def find_even_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> 
 
     Returns None if none fits, or if even the quickest is not below `limit` seconds."""
     pipeline = Pipeline(degrees.ranks, degrees.schedule, even_copies(len(costs.kinds), degrees.ranks * degrees.virtual))
-    stage_s = [float(costs.sums[0].seconds(*pipeline.call_range(s))[0]) for s in range(len(pipeline.copies))]
-    # Rank r waits for the stages before it with the first micro-batch, or they run after its last one: sum(stage_s[:r]) in addition
-    # to its own work.
-    busy_s = (
-        degrees.micro_batches * sum(stage_s[s] for s in pipeline.stages_of(r)) + sum(stage_s[:r])
-        for r in range(degrees.ranks)
-    )
-    if max(busy_s) >= limit:
+    stages = [costs.stage_cost(*pipeline.call_range(s), 0) for s in range(len(pipeline.copies))]
+    # The closed form holds the bubble of the schedule, so most degrees end here, before their slower policies are searched.
+    if bound_s(pipeline, stages, degrees.micro_batches) >= limit:
         return None
     held = [in_flight(order) for order in rank_orders(pipeline, degrees.micro_batches)]
     for number in range(len(costs.policies)):

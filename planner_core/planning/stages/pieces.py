@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import BlockPlan, Graph, Pipeline
+from planner_core.core import BlockPlan, Graph, Pipeline, StageCost
 from planner_core.cost import CostModel, Ends, boundary_states, pipe_link, stage_costs, stage_memories, stage_plans
 
 Floats = NDArray[np.float64]
@@ -31,7 +31,8 @@ class CopyPolicy:
     Attributes:
         name: The recomputation and the share of memory it was searched with.
         blocks: The plan of the whole model.
-        micro_batch_s: Forward and backward of a micro-batch.
+        forward_s: Forward of a micro-batch.
+        backward_s: Backward of a micro-batch.
         gather_s: Exposed gathers before the first forward of a step.
         reduce_s: Exposed sums of gradients after the last backward of a step.
         step_s: Work once a step, such as the optimizer.
@@ -47,7 +48,8 @@ class CopyPolicy:
 
     name: str
     blocks: Mapping[str, BlockPlan]
-    micro_batch_s: Floats
+    forward_s: Floats
+    backward_s: Floats
     gather_s: Floats
     reduce_s: Floats
     step_s: Floats
@@ -59,6 +61,11 @@ class CopyPolicy:
     stage_s: float
     boundary: tuple[object, ...]
     kinds: tuple[object, ...]
+
+    @property
+    def micro_batch_s(self) -> Floats:
+        """Forward and backward of a micro-batch."""
+        return self.forward_s + self.backward_s
 
 
 def policy_from_plan(
@@ -77,7 +84,8 @@ def policy_from_plan(
     return CopyPolicy(
         name=name,
         blocks=blocks,
-        micro_batch_s=np.array([c.forward_s + c.backward_s for c in costs]),
+        forward_s=np.array([c.forward_s for c in costs]),
+        backward_s=np.array([c.backward_s for c in costs]),
         gather_s=np.array([c.first_s for c in costs]),
         reduce_s=np.array([c.last_s for c in costs]),
         step_s=np.array([c.step_s for c in costs]) - model.software.outside_s,
@@ -136,6 +144,15 @@ class RangeCosts:
                 break  # policies are sorted by time, so none after one that fits alone is quicker
         return best
 
+    def stage_cost(self, first: int, last: int, number: int) -> StageCost:
+        """The seconds of a range as a stage under one policy, without waits for the host."""
+        policy = self.policies[number]
+        forward_s, backward_s, gather_s, reduce_s, step_s = map(float, self.sums[number].seconds(first, last))
+        send_s = float(policy.send_s[last - 1]) / 2
+        return StageCost(
+            forward_s, backward_s, 0.0, gather_s, reduce_s, step_s + policy.stage_s, send_s, send_bytes=0, peak_bytes=0
+        )
+
     def fit_together(self, ranges: Iterable[tuple[int, int, int]], number: int) -> bool:
         """Whether the stages of one rank fit together under one policy. A range is (first piece, end, micro-batches in flight)."""
         sums, total, passing = self.sums[number], 0.0, 0.0
@@ -165,24 +182,25 @@ class RangeCosts:
         """(seconds of the range in a step, seconds from a micro-batch's arrival to the next stage)."""
         policy, middle = self.policies[mix.fast], last - mix.num_slow
         times = self.sums[mix.fast].seconds(first, middle) + self.sums[mix.slow].seconds(middle, last)
-        micro_batch_s, gather_s, reduce_s, step_s = times
+        forward_s, backward_s, gather_s, reduce_s, step_s = times
+        micro_batch_s = forward_s + backward_s
         gather_s = 0.0 if first else gather_s  # later stages gather while they wait for their first micro-batch
         own_s = self.micro_batches * micro_batch_s + gather_s + reduce_s + step_s + policy.stage_s
         return own_s, micro_batch_s + float(policy.send_s[last - 1])
 
 
 class _PrefixSums:
-    """Prefix sums over the pieces of one policy: [4, pieces + 1] seconds and [2, pieces + 1] bytes."""
+    """Prefix sums over the pieces of one policy: [5, pieces + 1] seconds and [2, pieces + 1] bytes."""
 
     def __init__(self, policy: CopyPolicy) -> None:
         self.policy = policy
-        times = [policy.micro_batch_s, policy.gather_s, policy.reduce_s, policy.step_s]
+        times = [policy.forward_s, policy.backward_s, policy.gather_s, policy.reduce_s, policy.step_s]
         memory = [policy.state_bytes, policy.activation_bytes]
-        self.times = np.concatenate([np.zeros((4, 1)), np.cumsum(times, axis=1)], axis=1)
+        self.times = np.concatenate([np.zeros((5, 1)), np.cumsum(times, axis=1)], axis=1)
         self.memory = np.concatenate([np.zeros((2, 1)), np.cumsum(memory, axis=1)], axis=1)
 
     def seconds(self, first: int, last: int) -> Floats:
-        """The four times of a range: of a micro-batch, of gathers, of sums, and once a step."""
+        """The five times of a range: forward and backward of a micro-batch, gathers, sums of gradients, and once a step."""
         times: Floats = self.times[:, last] - self.times[:, first]
         return times
 
