@@ -36,6 +36,11 @@ def read(name: str, gpus: int, folder: Path) -> Setup:
         ("titan:llama3_70b", 256, "fsdp=32,tp=8,sp", 512, 8192, "full"),
         ("titan:llama3_405b", 512, "fsdp=64,tp=8,sp", 128, 8192, "full"),
         ("bridge:gpt_oss_120b_pretrain_64gpu_h100_bf16_config", 64, "dp=16,ep=8,pp=4,zero=1", 1280, 4096, "none"),
+        ("neox_20b.yml", 96, "dp=12,tp=2,pp=4,zero=1", 1536, 2048, "full"),
+        ("tr1_13b.sh", 256, "dp=8,tp=4,pp=8,zero=1", 2048, 1024, "full"),
+        ("foundry_7b.yaml", 8, "fsdp=8", 48, 2048, "none"),
+        ("olmo_7b.yaml", 256, "fsdp=256", 2048, 2048, "none"),
+        ("titan_v3.toml", 64, "fsdp=64", 256, 4096, "selective"),
         ("smollm.yaml", 64, "dp=64", 512, 2048, "none"),
         ("olmo2.yaml", 128, "fsdp=128", 1024, 4096, "none"),
         ("axolotl_nd.yml", 8, "fsdp=2,tp=2,cp=2,cp_type=gather", 2, 8192, "none"),
@@ -53,6 +58,42 @@ def test_a_public_run_is_stated_by_its_own_file(
     assert found.layout == parse_layout(layout)
     assert found.layout.data * options["micro_batch"] * options["accumulate"] == samples
     assert (options["seq"], options["recompute"]) == (seq, recompute)
+
+
+def test_a_misspelt_option_of_a_public_script_is_refused_by_its_name(tmp_path: Path) -> None:
+    """bigscience's tr1-13B script has --ffn_hidden_size, which Megatron-LM does not know either."""
+    text = (FILES / "tr1_13b.sh").read_text()
+    (tmp_path / "run.sh").write_text(text.replace("--ffn-hidden-size", "--ffn_hidden_size"))
+    with pytest.raises(InputError, match='--ffn_hidden_size "20480" may change the layout'):
+        read_setup(tmp_path / "run.sh", 256)
+
+
+def test_a_compiled_loss_does_not_compile_the_model() -> None:
+    assert read_setup(FILES / "titan_v3.toml", 8).options["compiled"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("foundry_7b.yaml", "microbatch_size: 6", "microbatch_size: auto", "auto is found while the run starts"),
+        (
+            "foundry_7b.yaml",
+            "limit_all_gathers: true",
+            "device_mesh: [2, 4]",
+            r"device_mesh \[2, 4\].* FULL_SHARD is not read",
+        ),
+        ("foundry_7b.yaml", "activation_cpu_offload: false", "activation_cpu_offload: true", "in the host's memory"),
+        ("neox_20b.yml", '"stage": 1', '"stage": 3', "zero_optimization.stage 3 is not read"),
+        ("neox_20b.yml", '"save":', '"hidden_size": 6144, "save":', "hidden-size with hyphens and with underscores"),
+        ("neox_20b.yml", '"save":', '"attention_config": [[["sparse"], 44]], "save":', "must be global or flash"),
+    ],
+)
+def test_what_two_readers_cannot_price_is_refused(name: str, old: str, new: str, said: str, tmp_path: Path) -> None:
+    text = (FILES / name).read_text()
+    assert old in text
+    (tmp_path / name).write_text(text.replace(old, new, 1))
+    with pytest.raises(InputError, match=said):
+        read_setup(tmp_path / name, 96)
 
 
 def test_weights_in_the_hosts_memory_are_refused_with_what_would_do() -> None:

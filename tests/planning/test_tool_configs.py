@@ -280,12 +280,13 @@ def test_selective_recomputation_of_each_tool(tmp_path: Path) -> None:
 
 
 def test_what_is_not_read_is_told(tmp_path: Path) -> None:
-    (told,) = read(tmp_path, "ds.json", DEEPSPEED).notes
-    assert told.endswith(
+    found = read(tmp_path, "ds.json", DEEPSPEED)
+    assert found.notes == () and found.unread == ("gradient_clipping", "zero_optimization.overlap_comm")
+    assert found.describe({})[-1].endswith(
         "not read, and not in the price if they change it: gradient_clipping, zero_optimization.overlap_comm"
     )
     found = read(tmp_path, "run.sh", MEGATRON)
-    assert found.notes == ()
+    assert (found.notes, found.unread) == ((), ())
     assert found.describe({})[0].startswith("config run.sh, a file of Megatron-LM; read: --bf16, --global-batch-size, ")
     assert read(tmp_path, "auto.json", {"tp_plan": "auto"}).notes == ()
 

@@ -14,6 +14,7 @@ from planner_core.core import InputError
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Setup, read_setup
 from planner_core.planning.pricing.configs.neutral import RISKY_WORDS, is_neutral, is_risky
+from planner_core.planning.pricing.configs.reading import READERS
 
 SCRIPT = """
 #!/bin/bash
@@ -356,7 +357,7 @@ def test_the_adapters_of_trainers_are_stated(tmp_path: Path) -> None:
 
 def test_a_script_says_what_its_text_does_not(tmp_path: Path) -> None:
     """Arguments of the script's own call, another number of ranks, and options under a condition are told, or refused."""
-    notes = " ".join(read(tmp_path, "run.sh", SCRIPT).notes)
+    notes = " ".join(read(tmp_path, "run.sh", SCRIPT).describe({}))
     assert "passes on the arguments of its own call ($@)" in notes and "--wandb-project" in notes
     assert "starts 4 x 8 ranks" not in notes
     assert "starts 4 x 8 ranks; priced on the 64 GPUs" in " ".join(read(tmp_path, "run.sh", SCRIPT, 64).notes)
@@ -394,6 +395,27 @@ def test_python_is_read_and_not_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="calls itself"):
         read(tmp_path, "own.py:f", "def f():\n    return f()\n")
     assert Path("/tmp/was-run").exists() is False
+
+
+def test_a_call_that_changes_a_config_is_followed_or_noted(tmp_path: Path) -> None:
+    """A function of the file changes what it is given; another's call, and `**` of what is not known, stay in the file's fields."""
+    own = "def f():\n    cfg = pretrain()\n    widen(cfg)\n    patch(cfg)\n    return cfg\n"
+    found = read(
+        tmp_path, "r.py:f", f"{BRIDGE}\n\ndef widen(cfg):\n    cfg.model.tensor_model_parallel_size = 8\n\n\n{own}"
+    )
+    assert found.layout.tp == 8 and found.unread == ("patch(cfg)",)
+    titan = TITAN.replace("tensor_parallel_degree=tensor", "tensor_parallel_degree=tensor, **MORE")
+    with pytest.raises(InputError, match=r"parallelism\.\*\*MORE .*may change the layout"):
+        read(tmp_path, "t.py:big", titan)
+
+
+def test_the_deepspeed_file_of_a_trainer_is_read_to_its_end(tmp_path: Path) -> None:
+    text = '{"zero_optimization": {"stage": 3, "overlap_comm": true, "zero_hpz_partition_size": 8}}'
+    (tmp_path / "z3.json").write_text(text)
+    with pytest.raises(InputError, match=r"deepspeed\.zero_optimization\.zero_hpz_partition_size 8 may change"):
+        read(tmp_path, "b.yml", FACTORY)
+    (tmp_path / "z3.json").write_text(text.replace(', "zero_hpz_partition_size": 8', ""))
+    assert read(tmp_path, "b.yml", FACTORY).unread[0] == "deepspeed.zero_optimization.overlap_comm"
 
 
 @pytest.mark.parametrize(
@@ -440,48 +462,99 @@ def test_what_is_not_read_is_refused_by_the_tools_name(name: str, text: str, sai
 
 BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a.yml": ("axolotl", {"base_model": "x", "sequence_len": 1024}),
-    "b.yml": ("transformers' TrainingArguments", {"per_device_train_batch_size": 1}),
+    "b.yml": (
+        "transformers' TrainingArguments",
+        {"per_device_train_batch_size": 1, "deepspeed": {"bf16": {"enabled": 1}}},
+    ),
     "c.yml": ("accelerate", {"distributed_type": "FSDP"}),
-    "d.json": ("DeepSpeed", {"train_micro_batch_size_per_gpu": 1}),
+    "d.json": ("DeepSpeed", {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}}),
     "e.yml": ("nanotron", {"parallelism": {"dp": 32}, "tokens": {"micro_batch_size": 1}}),
-    "f.yml": ("OLMo", {"device_train_microbatch_size": 1}),
+    "f.yml": ("OLMo", {"device_train_microbatch_size": 1, "fsdp": {"precision": "mixed"}}),
     "g.sh": ("Megatron-LM", {"--micro-batch-size": 1}),
     "h.yml": ("NeMo", {"trainer": {"precision": "bf16"}, "model": {"tensor_model_parallel_size": 1}}),
+    "i.toml": ("torchtitan", {"parallelism": {"tensor_parallel_degree": 2}, "training": {"seq_len": 1024}}),
+    "j.py": ("torchtitan", {"parallelism": {"tensor_parallel_degree": 2}, "training": {"seq_len": 1024}}),
+    "k.py": ("Megatron-Bridge", {"model": {"tensor_model_parallel_size": 2, "bias": False}, "checkpoint": {"x": 1}}),
+    "l.yml": ("LLaMA-Factory", {"stage": "sft", "finetuning_type": "full", "per_device_train_batch_size": 1}),
+    "m.yml": ("GPT-NeoX", {"model-parallel-size": 2, "hidden_size": 64, "zero_optimization": {"stage": 1}}),
+    "n.yml": ("LLM Foundry", {"device_train_microbatch_size": 1, "fsdp_config": {"mixed_precision": "PURE"}}),
+    "o.json": ("transformers tp_plan", {"tp_plan": {"layers.*.q": "colwise"}, "tp_size": 2}),
 }
+IMPORTS = {"j.py": "from torchtitan.trainer import Config", "k.py": "from megatron.bridge import Config"}
 LETTERS = st.text("bdjkwxyz", min_size=1, max_size=6)
+
+
+def leaves(data: dict[str, Any], path: str = "") -> set[str]:
+    """The dotted names of all settings of a file."""
+    names = set()
+    for name, value in data.items():
+        names |= leaves(value, f"{path}{name}.") if isinstance(value, dict) else {f"{path}{name}"}
+    return names
+
+
+def text_of(base: str, data: dict[str, Any]) -> str:
+    """A file of the tool with these settings."""
+    if base.endswith(".sh"):
+        return " ".join(f"{name}={value}" for name, value in data.items())
+    if base.endswith(".py"):
+        return f"{IMPORTS[base]}\n\ndef f():\n    return Config(**{data!r})\n"
+    if base.endswith(".toml"):
+        lines = [
+            f"[{part}]\n" + "\n".join(f"{n} = {json.dumps(v)}" for n, v in rows.items()) for part, rows in data.items()
+        ]
+        return "\n".join(lines)
+    return json.dumps(data)
+
+
+def with_field(base: str, section: int, name: str, value: Any) -> tuple[dict[str, Any], str]:
+    """The settings of a base with one more field in one of its sections, or at its top, and the dotted name of that field."""
+    data = json.loads(json.dumps(BASES[base][1]))
+    # A plan of patterns has no other fields, and what a class of checkpoints is given never changes a price.
+    places = [n for n, rows in data.items() if isinstance(rows, dict) and n not in ("tp_plan", "checkpoint")]
+    places += [] if base in ("i.toml", "h.yml", "k.py") else [""]
+    place = places[section % len(places)]
+    if base.endswith(".sh"):
+        name = f"--{name.replace('_', '-')}"
+    (data[place] if place else data)[name] = value
+    return data, f"{place}.{name}" if place else name
+
+
+def test_every_reader_is_under_the_property() -> None:
+    assert {tool for tool, _ in BASES.values()} == {name for name, _, _ in READERS} | {
+        "torchtitan",
+        "Megatron-LM",
+        "NeMo",
+    }
 
 
 @given(
     base=st.sampled_from(sorted(BASES)),
+    section=st.integers(0, 3),
     before=LETTERS,
-    word=st.sampled_from(RISKY_WORDS),
+    word=st.sampled_from((*RISKY_WORDS, "plain")),
     after=LETTERS,
-    value=st.one_of(
-        st.integers(2, 512), st.booleans(), st.sampled_from(["auto", "none", "full", "cpu", 0, 1, -1, None, ""])
-    ),
+    value=st.one_of(st.integers(2, 512), st.booleans(), st.sampled_from(["auto", "none", "full", "cpu", 0, 1, -1, ""])),
 )
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_an_unread_field_that_may_change_the_layout_refuses(
-    base: str, before: str, word: str, after: str, value: Any, tmp_path: Path
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_field_of_a_file_is_dropped(
+    base: str, section: int, before: str, word: str, after: str, value: Any, tmp_path: Path
 ) -> None:
-    """The invariant: with another value than its neutral one the file is refused by the field's name, with what states it; with a neutral
-    one the file is read as without the field."""
-    tool, data = BASES[base]
-    name = f"{before}_{word}_{after}"
-    if base.endswith(".sh"):
-        lines = [f"{n} {v}" for n, v in data.items()] + [f"--{name.replace('_', '-')}={value}"]
-        text: Any = " ".join(lines)
-    elif tool == "NeMo":
-        text = json.dumps({**data, "model": {**data["model"], name: value}})
-    else:
-        text = json.dumps({**data, name: value})
-    assert is_risky(name)
-    if is_neutral(name, value):
-        assert read(tmp_path, base, text).tool == tool
+    """The invariant: each field of a file is read, reported as unread, or of the tool's list of those without effect. A field that nothing
+    reads, named after what changes a layout, refuses the file by its name unless its value asks for nothing."""
+    data, name = with_field(base, section, f"{before}_{word}_{after}", value)
+    file = f"{base}:f" if base.endswith(".py") else base
+    if is_risky(name) and not is_neutral(name, value):
+        with pytest.raises(InputError) as error:
+            read(tmp_path, file, text_of(base, data))
+        said = str(error.value)
+        assert name.rpartition(".")[2].strip("-").replace("-", "_") in said.replace("-", "_")
+        assert "--" in said.partition("cannot be read; ")[2]
         return
-    with pytest.raises(InputError) as error:
-        read(tmp_path, base, text)
-    assert name in str(error.value).replace("-", "_") and "--" in str(error.value).partition("cannot be read; ")[2]
+    found = read(tmp_path, file, text_of(base, data))
+    groups = (found.read, found.unread, found.without_effect)
+    fields = [field for group in groups for field in group if not field.endswith("()")]
+    assert found.tool == BASES[base][0]
+    assert sorted(field.replace("-", "_") for field in fields) == sorted(n.replace("-", "_") for n in leaves(data))
 
 
 @given(text=st.text("$@{}()[]:-=;\"'#\\ \nABab12|&<>`*+", max_size=120))

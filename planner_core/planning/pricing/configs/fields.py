@@ -47,10 +47,10 @@ class Setup:
     Attributes:
         layout: The degrees of parallelism.
         options: Options of the statement, by name.
-        notes: Sentences about settings that are priced in another way, or were not read.
+        notes: Sentences about settings that are priced in another way.
         where: The file, as messages name it.
         tool: The name of the tool.
-        read: The fields that were read.
+        read, unread, without_effect: The fields of the file, each in one of the three.
         sizes: Sizes of the model, by the names of Hugging Face configs.
     """
 
@@ -60,11 +60,13 @@ class Setup:
     where: str = ""
     tool: str = ""
     read: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    without_effect: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def describe(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """The sentences to show before the price: the fields that were read, a warning if the file's sizes differ from those in
-        `config`, then the notes."""
+        `config`, the notes, and the fields that were not read."""
         head = (f"{self.where}, a file of {self.tool}; read: {listed(self.read)}",) if self.read else ()
         differences = [
             f"{name} {size} ({config[name]} in the model)"
@@ -72,7 +74,8 @@ class Setup:
             if config.get(name) not in (None, size)
         ]
         warning = f"{self.where} is of another model: {', '.join(differences)}; the price is that of the model given"
-        return (*head, *((warning,) if differences else ()), *self.notes)
+        rest = f"{self.where}: not read, and not in the price if they change it: {listed(self.unread)}"
+        return (*head, *((warning,) if differences else ()), *self.notes, *((rest,) if self.unread else ()))
 
 
 # --- the table of a tool ---------------------------------------------------------------------------------------
@@ -254,19 +257,17 @@ class Fields:
         return self.read_int(name, row.default or 1)
 
     def finish(self, table: Table, layout: Layout, options: Mapping[str, Any], notes: tuple[str, ...] = ()) -> Setup:
-        """The run that was read, with a note about unread fields. Raises InputError for an unread field that may change the layout."""
+        """The run that was read. Raises InputError for an unread field that may change the layout."""
         sizes = {size: self.read_int(name, 1) for name, size in table.sizes.items() if self.has_value(name)}
         self.ignore(table.no_effect)
-        unread = self._report_unread()
-        used = tuple(sorted(n for n in self.read if n in self.values))
-        return Setup(layout, options, (*notes, *unread), self.where, self.tool or table.tool, used, sizes)
-
-    def _report_unread(self) -> tuple[str, ...]:
-        rest = sorted(n for n in self.values if n not in self.read and n not in self.without_effect)
-        risky = [(n, self.values[n]) for n in rest if is_risky(n) and not is_neutral(n, self.values[n])]
+        read = tuple(sorted(self.read & self.values.keys()))
+        without_effect = tuple(sorted(self.without_effect - self.read))
+        unread = tuple(sorted(self.values.keys() - self.read - self.without_effect))
+        risky = [(n, self.values[n]) for n in unread if is_risky(n) and not is_neutral(n, self.values[n])]
         if risky:
             raise InputError(refusal_text(self.where, self.tool, risky))
-        return (f"{self.where}: not read, and not in the price if they change it: {listed(rest)}",) if rest else ()
+        tool = self.tool or table.tool
+        return Setup(layout, options, notes, self.where, tool, read, unread, without_effect, sizes)
 
 
 def _leaves(data: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:

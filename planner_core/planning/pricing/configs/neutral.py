@@ -18,7 +18,7 @@ DEGREE_WORDS = ("parallel", "shard", "replicate", "size", "stage")
 NEUTRAL_VALUES = frozenset({"", "auto", "none", "null", "false", "no", "off", "default", "0", "0.0", "[]", "{}", "()"})
 OPTION_BY_WORD = (
     ("offload", "--offload keeps the optimizer's moments in the host's memory"),
-    ("pipeline", "leave pipeline stages out of the file to price the rest"),
+    ("pipeline", "--layout states pipeline stages as pp=N"),
     ("context", "--layout states context parallelism as cp=N"),
     ("seq_parallel", "--layout states it as sp, or as cp=N where whole samples are split"),
     ("sequence_parallel", "--layout states it as sp, or as cp=N where whole samples are split"),

@@ -21,7 +21,6 @@ from planner_core.planning.pricing.configs.shell import arithmetic
 
 CALL = "()"
 MAX_CALLS = 400
-MAX_ARGUMENTS = 8
 
 
 def read_function(text: str, name: str | None, where: str) -> tuple[dict[str, Any], frozenset[str]]:
@@ -111,7 +110,22 @@ class _FunctionReader:
                     self._assign(target, self.value(node.value, scope), scope)
             elif isinstance(node, ast.AugAssign):
                 self._assign(node.target, UnknownValue(ast.unparse(node)), scope)
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                self._follow_call(node.value, scope)
         return None
+
+    def _follow_call(self, node: ast.Call, scope: dict[str, Any]) -> None:
+        """Run a call that is a statement of its own. A function of the file changes the configs that it is given, which are shared; a
+        call of anything else is noted in the configs that it could change."""
+        if ast.unparse(node.func) in self.functions:
+            self._read_call(node, scope)
+            return
+        reached = [*node.args, *(k.value for k in node.keywords)]
+        reached += [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        for name in {path[0] for value in reached if (path := _path(value))}:
+            if isinstance(scope.get(name), dict):
+                text = ast.unparse(node)
+                scope[name][text] = UnknownValue(text)
 
     def _mark_unknown(self, node: ast.stmt, scope: dict[str, Any]) -> None:
         """Mark every variable that is assigned under a condition or in a loop as unknown."""
@@ -163,7 +177,7 @@ class _FunctionReader:
         for key, inner in zip(node.keys, node.values, strict=True):
             value = self.value(inner, scope)
             if key is None:
-                entries |= value if isinstance(value, dict) else {}  # `**other`
+                entries |= _unpacked(inner, value)
             else:
                 entries[str(self.value(key, scope))] = value
         return entries
@@ -182,14 +196,18 @@ class _FunctionReader:
         name = ast.unparse(node.func)
         keywords = {k.arg: self.value(k.value, scope) for k in node.keywords if k.arg is not None}
         for k in (k for k in node.keywords if k.arg is None):
-            inner = self.value(k.value, scope)
-            keywords |= inner if isinstance(inner, dict) else {}
-        positional = [self.value(a, scope) for a in node.args[:MAX_ARGUMENTS]]
+            keywords |= _unpacked(k.value, self.value(k.value, scope))
+        positional = [self.value(a, scope) for a in node.args]
         function = self.functions.get(name)
         if function is None:
             return {CALL: name, **{str(i): v for i, v in enumerate(positional)}, **keywords}
         names = list(_defaults(function.args))
         return self.call(function, {**dict(zip(names, positional, strict=False)), **keywords})
+
+
+def _unpacked(node: ast.expr, value: Any) -> dict[str, Any]:
+    """The entries of `**node`. What cannot be read stays as an unknown entry, so that it is not dropped in silence."""
+    return value if isinstance(value, dict) else {f"**{ast.unparse(node)}": UnknownValue(ast.unparse(node))}
 
 
 def _defaults(args: ast.arguments) -> dict[str, ast.expr | None]:

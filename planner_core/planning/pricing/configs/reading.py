@@ -14,10 +14,11 @@ from planner_core.planning.pricing.configs.python_text import read_function
 from planner_core.planning.pricing.configs.tools import (
     accelerate,
     bridge,
+    composer,
     deepspeed,
     megatron,
     nanotron,
-    olmo,
+    neox,
     torchtitan,
     tp_plan,
     trainers,
@@ -28,7 +29,7 @@ MAX_FOLDERS = 4
 """Folders above a settings file in which a path of the file is looked for: one of them is the root of a checkout."""
 TOOLS = (
     "torchtitan (TOML, Python), Megatron-LM (arguments, launch script), Megatron-Bridge (Python, YAML), NeMo (YAML), DeepSpeed (JSON), "
-    "accelerate, axolotl, LLaMA-Factory, TrainingArguments, nanotron, OLMo (YAML) or transformers (tp_plan as JSON)"
+    "accelerate, axolotl, LLaMA-Factory, TrainingArguments, nanotron, OLMo, GPT-NeoX, LLM Foundry (YAML) or transformers (tp_plan as JSON)"
 )
 UNSUPPORTED = {
     "verl": ("actor_rollout_ref",),
@@ -42,8 +43,11 @@ UNSUPPORTED = {
 Recognises = Callable[[Mapping[str, Any]], bool]
 Reader = Callable[[Fields, int], Setup]
 READERS: tuple[tuple[str, Recognises, Reader], ...] = (
-    # A signature holds names that no other tool has. LLaMA-Factory's files are TrainingArguments too, so they come first.
-    *((m.TABLE.tool, m.recognises, m.read) for m in (tp_plan, deepspeed, accelerate, olmo, nanotron, bridge)),
+    # The first signature that matches counts. GPT-NeoX's files have DeepSpeed's names too, LLM Foundry's have OLMo's, and
+    # LLaMA-Factory's have those of TrainingArguments.
+    *((m.TABLE.tool, m.recognises, m.read) for m in (tp_plan, neox, deepspeed, accelerate, nanotron, bridge)),
+    (composer.FOUNDRY.tool, composer.recognises_foundry, composer.read_foundry),
+    (composer.OLMO.tool, composer.recognises_olmo, composer.read_olmo),
     (trainers.AXOLOTL.table.tool, trainers.recognises_axolotl, trainers.reader_of(trainers.AXOLOTL)),
     (trainers.LLAMA_FACTORY.table.tool, trainers.recognises_factory, trainers.reader_of(trainers.LLAMA_FACTORY)),
     (
@@ -52,7 +56,7 @@ READERS: tuple[tuple[str, Recognises, Reader], ...] = (
         trainers.reader_of(trainers.TRAINING_ARGUMENTS),
     ),
 )
-"""The tools of YAML and JSON: name, signature and reader. The first signature that matches counts."""
+"""The tools of YAML and JSON: name, signature and reader."""
 
 
 def read_setup(path: str | Path, num_gpus: int) -> Setup:

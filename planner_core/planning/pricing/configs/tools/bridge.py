@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from planner_core.core import InputError
+from planner_core.core import InputError, short
 from planner_core.planning.pricing.configs.fields import Fields, Setup, Table
+from planner_core.planning.pricing.configs.neutral import is_risky
 from planner_core.planning.pricing.configs.python_text import CALL
 from planner_core.planning.pricing.configs.tools import megatron
 
@@ -36,6 +37,8 @@ DTYPE_FLAGS = {
     "16-mixed": "--fp16",
     "fp16_mixed": "--fp16",
 }
+WORDS = frozenset({"--name", "mixed_precision", "--precision"})
+"""Names of parts, and words of a precision: those of 16 bits become flags, those of 8 are noted (`_low_precision_note`)."""
 TABLE = Table(
     "Megatron-Bridge",
     no_effect="""
@@ -63,34 +66,54 @@ def read(fields: Fields, num_gpus: int) -> Setup:
         )
     fields.ignore(TABLE.no_effect)
     fields.tool = NEMO if any(n.startswith("trainer.") for n in fields.values) else TABLE.tool
-    options = Fields(fields.where, _megatron_options(fields), tool=fields.tool)
+    values, origins = _megatron_options(fields)
+    options = Fields(fields.where, values, tool=fields.tool)
     options.ignore("--cuda-graph-* --recompute-modules --*.()")
     setup = megatron.read(options, num_gpus, _low_precision_note(fields))
-    return replace(setup, tool=fields.tool)
+    read, unread, without_effect = (
+        tuple(sorted(name for option in options for name in origins.get(option, ())))
+        for options in (setup.read, setup.unread, setup.without_effect)
+    )
+    without_effect = (*without_effect, *sorted(fields.without_effect))
+    return replace(setup, tool=fields.tool, read=read, unread=unread, without_effect=without_effect)
 
 
-def _megatron_options(fields: Fields) -> dict[str, Any]:
-    """The settings as options of Megatron-LM."""
+def _megatron_options(fields: Fields) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """The settings as options of Megatron-LM, and the fields that state each option. A field of another section keeps its name, so that
+    it counts as unread; one that is off has no effect. Raises InputError for two fields that state one degree or size differently."""
     values: dict[str, Any] = {}
+    origins: dict[str, list[str]] = {}
     for name, value in fields.values.items():
         section, _, attribute = name.partition(".")
-        is_attribute = bool(attribute) and not attribute.endswith(CALL)
-        if name in fields.without_effect or section not in SECTIONS or value is None or not is_attribute:
+        if value is None or value is False or attribute.endswith(CALL):
+            fields.without_effect.add(name)
+        if name in fields.without_effect:
             continue
-        option = f"--{RENAMED.get(attribute, attribute).replace('_', '-')}"
-        if value is not False and option not in values:
-            values[option] = value
+        known = attribute and section in SECTIONS
+        option = f"--{RENAMED.get(attribute, attribute).replace('_', '-')}" if known else name
+        origins.setdefault(option, []).append(name)
+        if values.setdefault(option, value) != value and is_risky(option):
+            raise InputError(f"{fields.where}: {name} is {short(value)}, and {short(values[option])} elsewhere in it")
+    _add_stated_elsewhere(fields, values, origins)
+    return values, origins
+
+
+def _add_stated_elsewhere(fields: Fields, values: dict[str, Any], origins: dict[str, list[str]]) -> None:
+    """Add the options that these tools state by fields with other names: tokens, the distributed optimizer and the dtype."""
     seq = fields.values.get("dataset.seq_length", fields.values.get("dataset.sequence_length"))
     if seq is not None:
         values.setdefault("--seq-length", seq)
     if str(fields.values.get("model.optim.name", "")).startswith("distributed"):
         values["--use-distributed-optimizer"] = True
-    values.pop("--name", None)
     for name in ("mixed_precision", "trainer.precision"):
         word = str(fields.values.get(name, "")).lower()
         if word in DTYPE_FLAGS:
             values[DTYPE_FLAGS[word]] = True
-    return {n: v for n, v in values.items() if n not in ("--mixed-precision", "--precision")}
+            origins[DTYPE_FLAGS[word]] = [name]
+    used = {name for option, names in origins.items() if option not in WORDS for name in names}
+    for option in WORDS & values.keys():
+        del values[option]
+        fields.without_effect.update(set(origins.pop(option)) - used)
 
 
 def _low_precision_note(fields: Fields) -> tuple[str, ...]:

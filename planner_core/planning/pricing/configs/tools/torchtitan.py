@@ -15,7 +15,6 @@ from planner_core.planning.pricing.configs.fields import (
     count,
     micro_batches_of_step,
     remaining_ranks,
-    switch,
 )
 
 TABLE = Table(
@@ -24,10 +23,9 @@ TABLE = Table(
         count("micro_batch", "training.local_batch_size", "training.batch_size", default=1),
         count("seq", "training.seq_len"),
         choice("dtype", "training.mixed_precision_param", {name: name for name in ("bfloat16", "float16", "float32")}),
-        switch("compiled", "compile.enable", "training.compile"),
     ),
     no_effect="""
-    () *.() compile.components checkpoint.* metrics.* profiling.* profiler.* job.* dataloader.* hf_assets_path
+    () *.() checkpoint.* metrics.* profiling.* profiler.* job.* dataloader.* hf_assets_path
     lr_scheduler.* optimizer.* parallelism.context_parallel_load_balancer parallelism.pipeline_parallel_*
     parallelism.spmd_backend validator.* validation.* comm.* tokenizer.* activation_checkpoint.early_stop
     activation_checkpoint.per_op_* model.* loss.* model_spec.* training.steps training.max_norm training.dataset*
@@ -66,6 +64,7 @@ def read(fields: Fields, num_gpus: int) -> Setup:
         "accumulate": steps * parts,
         "recompute": _read_recompute(fields),
         "optimizer": _read_optimizer(fields),
+        "compiled": _compiles_model(fields),
         **_read_kernels(fields),
     }
     if fields.read_word("loss.()", "").startswith("chunkedloss"):
@@ -150,6 +149,13 @@ def _read_recompute(fields: Fields) -> str:
         fields.read_word("activation_checkpoint.selective_ac_option", "op", ("op",))
     fields.read.add("activation_checkpoint.selective_ac_option")
     return recompute
+
+
+def _compiles_model(fields: Fields) -> bool:
+    """Whether the model's blocks are compiled, not the loss alone. Files before `compile.components` compiled both."""
+    enabled = fields.read_flag("compile.enable") | fields.read_flag("training.compile")
+    components = fields.read_words("compile.components") or ("model", "loss")
+    return enabled and "model" in components
 
 
 def _read_optimizer(fields: Fields) -> str:

@@ -227,6 +227,8 @@ def _read_adapters(fields: Fields, kind: str, rank: str, targets: str) -> tuple[
     return {"lora": fields.read_int(rank, 8), **({"nf4": True} if nf4 else {})}, notes
 
 
+BATCH_OF_TRAINER = "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps"
+"""Fields of a trainer's DeepSpeed file that state its own batch once more: it refuses to start where they differ."""
 ADAMW_KERNELS = {
     "adamw": "fused",
     "adam": "fused",
@@ -294,12 +296,12 @@ def _read_layout(fields: Fields, num_gpus: int, degrees: FsdpDegrees) -> tuple[L
 def _deepspeed_layout(
     fields: Fields, num_gpus: int, degrees: FsdpDegrees, inline: Mapping[str, Any]
 ) -> tuple[Layout, tuple[str, ...], dict[str, Any]]:
-    """The layout of DeepSpeed's settings, given inline or in a file that the field names."""
+    """The layout of DeepSpeed's settings, given inline or in a file that the field names. They become fields of the run, as
+    `deepspeed.zero_optimization.stage`, so that one that is not read is reported like any other."""
     data = inline
     if not inline:
         assert fields.read_json is not None  # every reader of a file gets one
         data = Fields.from_nested(fields.read_json(str(fields.values["deepspeed"]), "deepspeed"), fields.where).values
-    fields.read.update(["deepspeed", *(f"deepspeed.{name}" for name in inline)])
     where = f"{fields.where}'s {fields.values.get('deepspeed', 'deepspeed')}"
     settings = Fields(where, dict(data), tool=deepspeed.TABLE.tool)
     ranks = remaining_ranks(fields, "tp_size", num_gpus, degrees.tp * degrees.cp)
@@ -307,4 +309,8 @@ def _deepspeed_layout(
         settings, "zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device"
     )
     layout = deepspeed.zero_layout(settings, "zero_optimization.stage", ranks, degrees.tp, degrees.cp)
+    settings.ignore(f"{deepspeed.TABLE.no_effect} {BATCH_OF_TRAINER}")
+    fields.values.update({f"deepspeed.{name}": value for name, value in data.items()})
+    fields.read.update(["deepspeed", *(f"deepspeed.{name}" for name in settings.read)])
+    fields.without_effect.update(f"deepspeed.{name}" for name in settings.without_effect)
     return layout, notes, offload
