@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from dataclasses import dataclass
 
 from planner_core.core import BlockLabel, ParamPlan, Plan, Shard, glob_name
-from planner_core.exporters.source import fsdp_template as template
+from planner_core.exporters.source import template_text
 from planner_core.planning.methods import CannotHold, recompute_by_hand
 
 WrittenText = tuple[str, tuple[str, ...], None]
@@ -151,7 +150,7 @@ def write_fsdp2(plan: Plan) -> WrittenText:
         "}",
         f"DTYPE, REDUCE = torch.{load['dtype']}, torch.{load.get('gradient_dtype', 'float32')}",
     ]
-    return "\n".join(head) + "\n\n\n" + inspect.getsource(template.shard), remarks, None
+    return "\n".join(head) + "\n\n\n" + template_text("fsdp_template", "shard"), remarks, None
 
 
 def write_accelerate(plan: Plan) -> WrittenText:

@@ -97,7 +97,7 @@ def nearest_plan(
         each_column: Whether every column-sharded layer sums the gradient of its input by itself.
         sequence: Whether the residual stream is sharded by tokens.
         stage: The ZeRO stage of the data axes. None: the trainer uses FSDP2 if the plan shards weights there, and DDP otherwise, as
-            `parallelize_module.list_remarks` says.
+            `configs.common.list_remarks` says.
     """
     planner = _planner_of(plan)
     stage = (3 if layout.shards > 1 else 0) if stage is None else stage

@@ -21,8 +21,6 @@ from planner_core.planning.methods import (
     merge_equal_layers,
     star_numbers,
 )
-from planner_core.runtime import initializer
-from planner_core.verification import materialise
 
 HEAD_COUNTS = ("num_attention_heads", "n_head", "num_heads", "num_key_value_heads", "num_kv_heads")
 
@@ -66,13 +64,26 @@ def inspect_model(plan: Plan, layout: TpLayout) -> ModelFacts:
         )
     model, parsed, _ = build_from_config(shrink_config(config), "float32")
     inputs = make_training_inputs(model, parsed, 2, 8, "float32")
-    materialise(model, initializer(model, 0))
     _drop_custom_layers(layout, model)
-    shared, unshared = _find_shared_inputs(model, inputs, layout.groups)
+    # Before weights are made: each name of a tied weight then gets a tensor of its own.
     _drop_conflicting_ties(layout, tied := _find_tied_parameters(model))
+    _fill_with_zeros(model)
+    shared, unshared = _find_shared_inputs(model, inputs, layout.groups)
     text = text_config(parsed)
     heads = {k: int(n) for k in HEAD_COUNTS if isinstance(n := getattr(text, k, None), int)}
     return ModelFacts(shared, tied, heads, dict(getattr(model, "tp_plan", None) or {}), unshared)
+
+
+def _fill_with_zeros(model: nn.Module) -> None:
+    """Give the weights and buffers of a model on meta values, so that code which reads them runs. Which tensor goes where is all that
+    counts here."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.zeros_like(buffer, device="cpu")
+        for name, weight in module._parameters.items():
+            if weight is not None and weight.is_meta:
+                module._parameters[name] = nn.Parameter(torch.zeros_like(weight, device="cpu"), requires_grad=False)
 
 
 def _drop_custom_layers(layout: TpLayout, model: nn.Module) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from planner_core.core import Plan
+from planner_core.exporters.configs.common import list_remarks
 from planner_core.exporters.observe import ModelFacts, SharedInput, inspect_model, styles_by_pattern
 from planner_core.exporters.sequence_parallel import STYLES as SEQUENCE_STYLES
 from planner_core.exporters.sequence_parallel import token_styles, why_not_runnable
-from planner_core.exporters.source import parallelize_template as template
+from planner_core.exporters.source import template_text
 from planner_core.planning.methods import (
     TOKENS_OR_GATHERED,
     Difference,
@@ -99,7 +99,7 @@ def _module_source(plan: Plan, layout: TpLayout, facts: ModelFacts, styles: Mapp
             ]
         )
         + "\n\n\n"
-        + "\n\n".join(map(inspect.getsource, (template.parallelize, template.check)))
+        + "\n\n".join(template_text("parallelize_template", name) for name in ("parallelize", "check"))
     )
 
 
@@ -135,29 +135,6 @@ def _usage_remarks(layout: TpLayout, facts: ModelFacts) -> list[str]:
             f"{describe_modules(facts.unshared)} and its neighbours share no module of their own: one backward all_reduce for each of them"
         )
     return lines
-
-
-def list_remarks(
-    layout: TpLayout, usage: Sequence[str], differences: Sequence[str] = (), stage: int = 0
-) -> tuple[str, ...]:
-    """List the trainer's duties and the differences from the plan.
-
-    Args:
-        layout: The written layout, with its own differences.
-        usage: Remarks about use.
-        differences: Further differences from the plan.
-        stage: The ZeRO stage that the form itself states.
-    """
-    lines = list(usage)
-    if layout.data > 1:
-        trainer = "FSDP2, since the plan shards weights there" if layout.shards > 1 else "DDP"
-        trainer = f"ZeRO-{stage}" if stage else trainer
-        lines.insert(
-            0,
-            f"the data axis is the trainer's: data parallelism ({trainer}) over {layout.data}, tensor parallelism over {layout.size}"
-            + (f", context parallelism over {layout.context}" if layout.context > 1 else ""),
-        )
-    return (*lines, *(f"differs from the plan: {d}" for d in (*layout.differences, *differences)))
 
 
 def _module_head(plan: Plan, layout: TpLayout, remarks: tuple[str, ...]) -> str:

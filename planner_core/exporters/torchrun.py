@@ -6,12 +6,11 @@ The script imports Shardscope and reads the plan from the file next to it.
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Sequence
 
 import planner_core.runtime.program as program
 from planner_core.core import InputError, Plan, params_by_pattern
-from planner_core.exporters.source import stages_template, train_template
+from planner_core.exporters.source import template_text
 from planner_core.models import load_plan_graph
 from planner_core.planning.pricing import count_model_flops
 from planner_core.runtime.stages import check_schedule
@@ -63,9 +62,7 @@ def write_torchrun_script(plan: Plan) -> str:
         ]
     of_stages = ("train_step", "evaluate") if plan.pipeline else ()
     parts += [_section_comment("training")]
-    parts += [
-        inspect.getsource(getattr(stages_template if n in of_stages else train_template, n)) for n in TEMPLATE_FUNCTIONS
-    ]
+    parts += [template_text("stages_template" if n in of_stages else "train_template", n) for n in TEMPLATE_FUNCTIONS]
     parts += [MAIN_GUARD]
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 

@@ -4,10 +4,34 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from planner_core.core import InputError, Pipeline, Plan
 from planner_core.planning.methods import TpLayout
+
+
+def list_remarks(
+    layout: TpLayout, usage: Sequence[str], differences: Sequence[str] = (), stage: int = 0
+) -> tuple[str, ...]:
+    """List the trainer's duties and the differences from the plan.
+
+    Args:
+        layout: The written layout, with its own differences.
+        usage: Remarks about use.
+        differences: Further differences from the plan.
+        stage: The ZeRO stage that the form itself states.
+    """
+    lines = list(usage)
+    if layout.data > 1:
+        trainer = "FSDP2, since the plan shards weights there" if layout.shards > 1 else "DDP"
+        trainer = f"ZeRO-{stage}" if stage else trainer
+        lines.insert(
+            0,
+            f"the data axis is the trainer's: data parallelism ({trainer}) over {layout.data}, tensor parallelism over {layout.size}"
+            + (f", context parallelism over {layout.context}" if layout.context > 1 else ""),
+        )
+    return (*lines, *(f"differs from the plan: {d}" for d in (*layout.differences, *differences)))
 
 
 def column_remarks(layout: TpLayout) -> list[str]:

@@ -8,10 +8,9 @@ from typing import Any
 
 from planner_core.core import Plan
 from planner_core.cost import zero_stage
-from planner_core.exporters.configs.common import column_remarks, dump_json
+from planner_core.exporters.configs.common import column_remarks, dump_json, list_remarks
 from planner_core.exporters.data_parallel import splits_batch_only
 from planner_core.exporters.observe import inspect_model, styles_by_pattern
-from planner_core.exporters.parallelize_module import list_remarks
 from planner_core.planning.methods import (
     CannotHold,
     Difference,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from planner_core.core import Plan
-from planner_core.exporters.configs.common import column_remarks, dump_json
+from planner_core.exporters.configs.common import column_remarks, dump_json, list_remarks
 from planner_core.exporters.observe import inspect_model, styles_by_pattern
-from planner_core.exporters.parallelize_module import list_remarks
 from planner_core.planning.methods import TpLayout, describe_modules, recompute_by_hand, star_numbers, tensor_layout
 
 STYLES = {

@@ -11,9 +11,9 @@ from planner_core.exporters.configs.common import (
     check_single_stack,
     count_recompute_policies,
     dump_json,
+    list_remarks,
     micro_batch_samples,
 )
-from planner_core.exporters.parallelize_module import list_remarks
 from planner_core.planning.methods import PEERS_TYPES, TOKENS_OR_GATHERED, TpLayout, parallel_degrees, split_site
 
 CP_COMM_TYPES = {kind: word for word, kind in PEERS_TYPES.items() if word != "allgather"}

@@ -7,8 +7,12 @@ import math
 from typing import Any
 
 from planner_core.core import Plan
-from planner_core.exporters.configs.common import check_single_stack, count_recompute_policies, micro_batch_samples
-from planner_core.exporters.parallelize_module import list_remarks
+from planner_core.exporters.configs.common import (
+    check_single_stack,
+    count_recompute_policies,
+    list_remarks,
+    micro_batch_samples,
+)
 from planner_core.planning.methods import TOKENS_OR_GATHERED, TpLayout, parallel_degrees
 
 SCHEDULES = {
