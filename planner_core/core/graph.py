@@ -67,7 +67,8 @@ class Value:
     `kind` is "activation" (it depends on a parameter), "parameter" or "constant" (all else: token ids, masks, rotary tables,
     buffers). Constants are Replicate and do not have a gradient. `name` is that of a parameter in `model.named_parameters()`,
     relative to the call's prefix. `storage` is the id of the value whose memory this one shares (it is a view), or its own id.
-    `grad`: whether a gradient flows to it. `parts`: the number of parts in which it is made and freed, one after the other.
+    `grad`: whether a gradient flows to it. `parts`: the number of parts in which it is made and freed, one after the other. `computed`:
+    whether forward computes this constant of inputs that are real numbers, so that it takes memory in each pass.
     """
 
     meta: TensorMeta
@@ -76,6 +77,7 @@ class Value:
     storage: int = -1
     grad: bool = False
     parts: int = 1
+    computed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

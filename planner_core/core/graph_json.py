@@ -66,7 +66,10 @@ def _block_json(block: Block) -> dict[str, Any]:
         "name": block.name,
         "inputs": list(block.inputs),
         "outputs": list(block.outputs),
-        "values": [[list(v.meta.shape), v.meta.dtype, v.kind, v.name, v.storage, v.grad] for v in block.values],
+        "values": [
+            [list(v.meta.shape), v.meta.dtype, v.kind, v.name, v.storage, v.grad, *([True] if v.computed else [])]
+            for v in block.values
+        ],
         "items": [_item_json(i) for i in block.items],
         **({"recomputed": True} if block.recomputed else {}),
     }
@@ -105,8 +108,8 @@ class _Reader:
 
     def read_block(self, data: Mapping[str, Any]) -> Block:
         values = tuple(
-            Value(TensorMeta(self.read_dims(shape), dtype), kind, name, storage, grad)
-            for shape, dtype, kind, name, storage, grad in data["values"]
+            Value(TensorMeta(self.read_dims(shape), dtype), kind, name, storage, grad, computed=bool(computed))
+            for shape, dtype, kind, name, storage, grad, *computed in data["values"]
         )
         items = tuple(self.read_item(i) for i in data["items"])
         recomputed = bool(data.get("recomputed", False))

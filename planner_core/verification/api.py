@@ -260,7 +260,8 @@ def format_report(data: Mapping[str, Any]) -> str:
         )
         if memory["constants"] > MIN_SHOWN_CONSTANTS * memory["measured"]:
             lines.append(
-                f"constants  up to {memory['constants'] / 2**30:.2f} GiB more, computed from the inputs alone, which is not predicted"
+                f"constants  up to {memory['constants'] / 2**30:.2f} GiB computed from the inputs alone before the first operator; what no "
+                "operator takes of them is not predicted"
             )
     if data.get("dropout") == "left out":
         lines.append("dropout    left out in both runs, since one process draws other masks than the ranks together")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import planner_core as shardscope
+from planner_core.core import graph_from_json, graph_to_json
 from planner_core.models import capture_graph, load_model
 from planner_core.verification import format_report
 
@@ -29,9 +32,21 @@ def test_labels_made_of_frames_are_not_taken_for_activations() -> None:
     plan = shardscope.plan(graph, cluster="1x8-h100").best
     report = shardscope.verify(plan)
     memory = report["memory_bytes"]
-    assert report["ok"] and memory["rel_error"] < 0.02
+    assert report["ok"] and memory["rel_error"] < 1e-3
     assert memory["constants"] > 4 * 786_432
     assert "computed from the inputs alone" in format_report(report)
+
+
+def test_a_target_made_of_frames_is_priced_where_the_loss_keeps_it() -> None:
+    """Of each of 16 videos 7 of 8 patches of 1 536 numbers are predicted, and `mse_loss` keeps both sides: 688 128 bytes in float32."""
+    graph = load_model(VIDEO, batch=16, dtype="float32")
+    plain = tuple(replace(v, computed=False) for v in graph.top.values)
+    peaks = [
+        shardscope.plan(g, cluster="1x8-h100:gpus=1").best.cost.memory_bytes["peak"]
+        for g in (graph, replace(graph, top=replace(graph.top, values=plain)))
+    ]
+    assert peaks[0] - peaks[1] == 16 * 7 * 1536 * 4
+    assert graph_from_json(graph_to_json(graph)).top.values == graph.top.values
 
 
 @pytest.mark.parametrize(("side", "noted"), [(32, False), (256, True)])

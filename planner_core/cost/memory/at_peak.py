@@ -366,11 +366,12 @@ def _run_to_moment(moments: Iterable[Moment], index: int) -> Moment:
 
 
 def _maker_name(block_memory: BlockMemory, value: int) -> str:
-    """The text `result of mlp.up_proj/linear`, or the name of what comes from outside of the block."""
+    """The text `result of mlp.up_proj/linear`, or the name of what no operator of the block makes."""
     for item in block_memory.storages.block.items:
         if value in item.outputs:
             return f"result of {item.name if isinstance(item, Op) else item.prefix}"
-    return "input of the block"
+    computed = block_memory.storages.block.values[value].computed
+    return "computed from the inputs before the first operator" if computed else "input of the block"
 
 
 def _result_placements(block_memory: BlockMemory, value: int, name: str) -> Placements | None:

@@ -147,7 +147,9 @@ class BlockMemory:
     def _moments(self, last: int = -1, *, first: bool = False) -> Iterator[Moment]:
         """The moments of `forward_moments`; up to where item `last` has its operands, if given."""
         size, until = self.storages.size, self._last_readers()
-        live: dict[Key, int] = {}
+        # The program computes its constants before its first operator, and its frame holds them until it returns.
+        live: dict[Key, int] = {key: size[key] for key in self.storages.computed.values()}
+        until.update(dict.fromkeys(live, len(self.storages.block.items)))
         kept: set[Key] = set()
         kept_bytes = 0
         for number, item in enumerate(self.storages.block.items):

@@ -3,7 +3,7 @@
 Three kinds of tensors have a storage of their own: an operand that is redistributed before an operator, a result, and a result
 that is redistributed after the operator. A view shares the storage of what it looks at. A key names a storage:
 
-    ("in", value)            the caller gives it
+    ("in", value)            the caller gives it, or forward computed this constant of its inputs
     ("taken", op, operand)   an operand as the operator takes it, if it is another tensor than the one delivered
     ("made", value)          a result as its operator makes it
     ("given", value)         a result as it is delivered, if it is another tensor than the one made
@@ -55,6 +55,7 @@ class BlockStorages:
     taken: dict[tuple[str, int], Key] = field(default_factory=dict)  # by op and operand
     made: dict[int, Key] = field(default_factory=dict)  # by result
     saved: dict[str, tuple[Key, ...]] = field(default_factory=dict)  # by op
+    computed: dict[int, Key] = field(default_factory=dict)  # by constant that forward computes of its inputs
 
     ahead: dict[tuple[str, int], UseMemory] = field(
         default_factory=dict
@@ -62,8 +63,21 @@ class BlockStorages:
 
     def __post_init__(self) -> None:
         self._viewed = viewed_operands(self.block)
+        self._add_computed_constants()
         for ops in ops_between_calls(self.block):
             self.ahead.update(uses_of(self.block, self.plan, ops, self.model))
+
+    def _add_computed_constants(self) -> None:
+        """Add the constants that forward computes of its inputs before its first operator, as the operators of the top block take them."""
+        if self.block.inputs:
+            return
+        for op in self.block.ops:
+            for value, edge in zip(op.inputs, self.plan.sites[op.name].inputs, strict=True):
+                base = root(self.block, value)
+                if not self.block.values[base].computed:
+                    continue
+                key = self.computed[value] = ("in", base)
+                self.size[key] = max(self.size.get(key, 0), self.bytes_of(base, edge.dst.forward))
 
     def add(self, op: Op) -> None:
         """Add the operands and results of one operator, and what it keeps."""
@@ -120,6 +134,8 @@ class BlockStorages:
     def _add_operand(self, op: Op, position: int, value: int, edge: Edge) -> None:
         kind = self.block.values[value].kind
         if kind == "constant":
+            if value in self.computed:
+                self.taken[op.name, position] = self.computed[value]
             return
         if kind == "activation" and value not in self.at:
             base = root(self.block, value)
@@ -173,11 +189,10 @@ class BlockStorages:
     def _saved_operand_key(self, op: Op, position: int) -> Key | None:
         """The storage of an operand that is kept, or None.
 
-        A constant does not count as memory of the step. A gathered weight is not kept: backward gathers it again. If the block is
-        recomputed, the recomputation gathers it, and it stays until backward.
+        A constant counts only if forward computes it of the inputs. A gathered weight is not kept: backward gathers it again. If the block
+        is recomputed, the recomputation gathers it, and it stays until backward.
         """
-        kind = self.block.values[op.inputs[position]].kind
-        if kind == "constant" or (self.plan.recompute == "none" and self.is_gathered_at_op(op, position)):
+        if self.plan.recompute == "none" and self.is_gathered_at_op(op, position):
             return None
         return self.taken.get((op.name, position))
 

@@ -212,12 +212,13 @@ def _mask_notes(lines: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _constant_notes(bytes_per_sample: float) -> tuple[str, ...]:
-    """Say how much memory the prediction leaves out, if it is much: what a video autoencoder makes of its frames, for example."""
+    """Say how much memory forward needs before its first operator, if it is much: a video autoencoder normalizes its frames, for example.
+    The prediction counts what operators take of it, and not what is freed before them."""
     if bytes_per_sample < MIN_NOTED_BYTES:
         return ()
     return (
-        f"forward computes {bytes_per_sample / 2**20:.0f} MiB a sample from its inputs alone: a rank may hold as much of the micro-batch "
-        "in addition to the predicted memory, which does not count it",
+        f"forward computes {bytes_per_sample / 2**20:.0f} MiB a sample from its inputs alone: before the first operator a rank may hold as "
+        "much of the micro-batch, which the predicted memory does not count where no operator takes it",
     )
 
 

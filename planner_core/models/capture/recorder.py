@@ -123,14 +123,17 @@ class Recorder(TorchFunctionMode):
 
     # --- values ---------------------------------------------------------------------------------------
 
-    def _add_value(self, tensor: torch.Tensor, kind: str, name: str = "", birth: int = -1) -> int:
+    def _add_value(
+        self, tensor: torch.Tensor, kind: str, name: str = "", birth: int = -1, *, computed: bool = False
+    ) -> int:
         key = tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
         meta = TensorMeta(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         root = self.first_in_storage.get(key, -1)
         if root < 0 and tensor.layout == torch.strided:
             # A module that converts its weights frees the old ones. Keep the storage, so that its address is not reused.
             self.storages.append(tensor.untyped_storage())
-        vid = self.recording.add(Value(meta, kind, name, root, tensor.requires_grad and kind != "constant"), birth)
+        grad, new = tensor.requires_grad and kind != "constant", root < 0
+        vid = self.recording.add(Value(meta, kind, name, root, grad, computed=computed and new), birth)
         self.first_in_storage.setdefault(key, vid)
         self.ids[id(tensor)] = vid
         self.keep_alive.append(tensor)
@@ -139,7 +142,11 @@ class Recorder(TorchFunctionMode):
     def value_of(self, tensor: torch.Tensor) -> int:
         """Return the value of an operand. A constant gets its number at its first use."""
         vid = self.ids.get(id(tensor))
-        return vid if vid is not None else self._add_value(tensor, "constant", birth=self.birth_of(tensor))
+        if vid is not None:
+            return vid
+        # Masks and positions have values here. What has none depends on inputs that are real numbers, such as frames.
+        computed = tensor.is_meta and self.inputs.include(tensor)
+        return self._add_value(tensor, "constant", birth=self.birth_of(tensor), computed=computed)
 
     def is_buffer(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is a whole buffer of the model, possibly written since, and not a view of one."""

@@ -235,13 +235,13 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem) ->
 
 
 def note_uncounted_memory(plan: Plan, graph: Graph) -> tuple[str, ...]:
-    """A note about the operator that takes most bytes of such tensors, if these are many beside the plan's peak."""
+    """A note about the operator that takes most bytes of constants that are not in the planned memory, if these are many of the peak's."""
     taken, op, largest = max(_uncounted_by_op(plan, graph), key=lambda found: found[0], default=(0, None, None))
     if op is None or largest is None or taken < max(LEAST, TOLD * plan.cost.memory_bytes["peak"]):
         return ()
     shape = " x ".join(f"{n:,}" for n in largest.meta.shape)
     return (
-        f"what the model makes of its inputs alone is not in the planned memory: {taken / 2**30:.2f} GiB per GPU at {op.name} alone "
+        f"a constant that the model computes is not in the planned memory: {taken / 2**30:.2f} GiB per GPU at {op.name} alone "
         f"({largest.meta.dtype}, {shape} on all GPUs together)",
     )
 
@@ -254,7 +254,10 @@ def _uncounted_by_op(plan: Plan, graph: Graph) -> Iterator[tuple[int, Op, Value]
             found: dict[int, tuple[int, Value]] = {}
             for value, edge in zip(op.inputs, way.sites[op.name].inputs, strict=True):
                 made = block.values[value]
-                if made.kind == "constant":
+                counted = (
+                    not label and block.values[root(block, value)].computed
+                )  # as the storages of the top block are
+                if made.kind == "constant" and not counted:
                     part = math.prod(local_shape(made.meta.shape, edge.dst.forward, plan.mesh.axis_sizes))
                     found[root(block, value)] = (part * ITEM_BYTES[made.meta.dtype], made)
             if found:

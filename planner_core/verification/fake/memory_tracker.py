@@ -26,14 +26,15 @@ IN_FLIGHT = "in_flight"
 """The kind of weights that are gathered ahead of their use, and of gradients in buckets."""
 KINDS = ("params", "grads", "optimizer", "activations", "buffers", IN_FLIGHT)
 CONSTANTS = "constants"
-"""The kind of tensors that are computed from inputs alone. A prediction does not count them, nor the inputs."""
+"""The kind of tensors that are computed from inputs alone, before the first operator takes one. A prediction counts those that operators
+take, and not what is freed on the way to them, nor the inputs."""
 
 
 class MemoryTracker(TorchDispatchMode):
     """Live bytes by kind, and these bytes when their sum was highest. New storages have the kind `kind`.
 
-    Tensors that are computed from inputs alone (`CONSTANTS`: a video autoencoder normalizes the patches that it predicts) are no part
-    of that sum. `peak_of_constants` is their own highest sum. Masks and positions have values, on the CPU, so they do not count at all.
+    Tensors on the way to a constant (`CONSTANTS`: a video autoencoder normalizes the patches that it predicts) are no part of that sum.
+    `peak_of_constants` is their own highest sum, with the constants. Masks and positions have values, on the CPU, so they do not count.
     """
 
     def __init__(self, ignored: Callable[[], bool] = lambda: False) -> None:
@@ -79,8 +80,18 @@ class MemoryTracker(TorchDispatchMode):
                 return function(*args, **kwargs)
             finally:
                 self.makes_constants = False
+                self._count_lasting_constants()
 
         return make
+
+    def _count_lasting_constants(self) -> None:
+        """Count the constants that operators take, which a prediction counts too. Those on the way to them are freed by now."""
+        lasting = [key for key, (num_bytes, kind, _) in self._known.items() if kind == CONSTANTS and num_bytes]
+        for key in lasting:
+            num_bytes, _, watch = self._known[key]
+            self._grow(CONSTANTS, -num_bytes)
+            self._known[key] = (num_bytes, self.kind, watch)
+            self._grow(self.kind, num_bytes)
 
     def _are_constants(self, operands: Iterable[torch.Tensor]) -> bool:
         """Return whether all operands on meta are inputs of the step or constants."""
