@@ -173,6 +173,8 @@ def priced_units(
         each = [op_and_weight_seconds(block, op, bp, again, model) for op in block.ops]
         once = tuple(once_per_step_messages(block, bp, model))
         ends_at = weights_at_the_ends(block, mine.before)
+        # Nothing is left to compute when the weights that the first operators read get their gradients, so their messages run alone;
+        # those of all weights do in a stack that sums when backward is over.
         names = {m.weight for m in once} if model.late_sums else {block.values[i].name for i in ends_at}
         found.append(
             PricedUnit(

@@ -119,6 +119,8 @@ def _all_reduce(link: AxisLink) -> Algorithm:
     fixed = link.summing * link.launch_s
     if not link.stages:
         return Algorithm("ring", fixed + link.sum_s, 2 * (link.size - 1) / link.size / link.bytes_per_s, link.curve)
+    # Example: 4 nodes of 8, B bytes. Inside a node each rank sends 2 · 7/8 B. It is left with the sum of B/8, of which 2 · 3/4 · B/8 leave
+    # its node; `stage.bytes_per_s` is the rate of one GPU there, so the node's own rate is not divided once more.
     transfer, inside = 0.0, 1
     for stage in link.stages:
         members = stage.members if stage.inside else link.size // inside  # what leaves a node goes to all other nodes

@@ -107,6 +107,8 @@ def _axis_link(cluster: Cluster, size: int, stride: int) -> AxisLink:
     if size == 1:
         return AxisLink(1)
     ranks = np.arange(cluster.num_gpus, dtype=np.int64).reshape(-1, size, stride)
+    # Example: 2 nodes of 4 GPUs, size 2, stride 4. The groups are [[0, 4], [1, 5], [2, 6], [3, 7]], in the nodes [[0, 1], [0, 1], ...]. All
+    # four rings leave a node at once, so each of them gets a quarter of the node's rate.
     groups = ranks.swapaxes(1, 2).reshape(-1, size)  # [number of groups, size], ascending in each row
     units = [groups // cluster.unit_gpus(i) for i in range(len(cluster.levels) + 1)]
     crossed = [i for i in range(len(cluster.levels)) if np.any(_units_touched(units[i]) > _units_touched(units[i + 1]))]

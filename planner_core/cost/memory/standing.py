@@ -120,6 +120,7 @@ def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Weig
         each = weight_bytes(item, value.grad, model.workload)
         same = param.stored == param.working
         copied = has_working_copy(item, value.grad, model.workload, same, value.name in gathered)
+        # A gradient whose terms are not summed over an axis yet (Partial) is a whole tensor on each rank of the axis.
         local = tuple(p if isinstance(p, Shard) else R for p in param.gradient)
         yield WeightForms(
             number,
