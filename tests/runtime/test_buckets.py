@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from planner_core.runtime.program.buckets import (
 )
 from planner_core.runtime.program.collectives import Axis, AxisMove
 from planner_core.runtime.write.operators import write_reshape
+from planner_core.runtime.write.syntax import make_call, path
 from planner_core.verification.api import scaled
 from planner_core.verification.fake.group import verify_fake
 from planner_core.verification.numerics import verify_all
@@ -156,8 +158,10 @@ def test_what_a_unit_does_not_wait_for_or_keeps(name: str, tmp_path: Path) -> No
 
 
 def test_a_collective_is_written_once_in_a_reshape() -> None:
-    assert write_reshape("w.weight", (6, 1, 3), (6, 3)) == "w.weight.reshape(*w.weight.shape[:1], *w.weight.shape[-1:])"
-    assert write_reshape("gather(w.weight)", (6, 1, 3), (6, 3)) == "gather(w.weight).reshape(-1, 3)"
+    weight = path("w.weight")
+    in_place, gathered = (write_reshape(x, (6, 1, 3), (6, 3)) for x in (weight, make_call("gather", weight)))
+    assert ast.unparse(in_place) == "w.weight.reshape(*w.weight.shape[:1], *w.weight.shape[-1:])"
+    assert ast.unparse(gathered) == "gather(w.weight).reshape(-1, 3)"
 
 
 # --- kernels ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import inspect
 import itertools
 import linecache
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -137,11 +137,11 @@ def _weights_class(names: tuple[str, ...]) -> Callable[..., Any]:
     return collections.namedtuple("Weights", names)
 
 
-def read_buffers(source: str) -> tuple[str, ...]:
-    """Return the names of the buffers that generated code reads."""
-    found = (n for n in ast.walk(ast.parse(textwrap.dedent(source))) if isinstance(n, ast.Subscript))
+def read_buffers(functions: Iterable[ast.AST]) -> tuple[str, ...]:
+    """Return the names of the buffers that functions read."""
+    nodes = (n for function in functions for n in ast.walk(function) if isinstance(n, ast.Subscript))
     # `buffers["name"]` in tables and constants, `units.buffers["name"]` in forward
-    read = (n.slice for n in found if "buffers" in (getattr(n.value, "id", ""), getattr(n.value, "attr", "")))
+    read = (n.slice for n in nodes if "buffers" in (getattr(n.value, "id", ""), getattr(n.value, "attr", "")))
     return tuple(dict.fromkeys(str(key.value) for key in read if isinstance(key, ast.Constant)))
 
 
@@ -194,11 +194,15 @@ class BoundProgram:
                 "script again, or leave its blocks out (--no-blocks)"
             )
         # Constants may be made another way here than where the script was written, so the script says which buffers they need.
-        texts = {n: inspect.getsource(functions[n]) for n in ("tables", "constants", "forward") if n in functions}
+        trees = {
+            n: ast.parse(textwrap.dedent(inspect.getsource(functions[n])))
+            for n in ("tables", "constants", "forward")
+            if n in functions
+        }
         self.has_tables = "tables" in functions
-        self.buffers = read_buffers("\n".join(texts.values()))
-        self.table_buffers = read_buffers(texts.get("tables", ""))
-        self.names |= {n: functions[n] for n in texts}
+        self.buffers = read_buffers(trees.values())
+        self.table_buffers = read_buffers([trees["tables"]] if self.has_tables else [])
+        self.names |= {n: functions[n] for n in trees}
         for name, value in self.names.items():
             existing = script.names.setdefault(name, value)
             if getattr(value, "__code__", None) and value.__code__.co_filename == self.filename:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner_core.runtime.write.expressions import NameScope, to_identifier
 from planner_core.runtime.write.specs import UnitInstance
+from planner_core.runtime.write.syntax import assign, make_call, path, stored
 
 
 class ForwardWriter:
@@ -18,7 +20,7 @@ class ForwardWriter:
     ) -> None:
         self.instances, self.cuts = instances, cuts
         self.names = NameScope(taken)
-        self.texts: dict[int, str] = {}
+        self.value_names: dict[int, str] = {}
         self.groups: dict[str, list[int]] = {}
         self.group_names = NameScope(frozenset({"tables", "buffers"}))
         self.last: dict[int, int] = dict.fromkeys(results, 1 << 60)
@@ -26,27 +28,29 @@ class ForwardWriter:
             for number in instance.text.inputs:
                 self.last[number] = max(self.last.get(number, index), index)
 
-    def write(self) -> list[str]:
-        """Return all lines, in order."""
-        lines, index = [], 0
+    def write(self) -> list[ast.stmt]:
+        """Return all statements, in order."""
+        lines: list[ast.stmt] = []
+        index = 0
         while index < len(self.instances):
             end = self._run(index)
             lines += self._loop(index, end) if end - index > 1 else [self._single(index)]
             index = end
         return lines
 
-    def _arguments(self, instance: UnitInstance) -> str:
-        return ", ".join([*(self.texts[n] for n in instance.text.inputs), *(self.cuts[c] for c in instance.text.cuts)])
+    def _call(self, function: str, instance: UnitInstance) -> ast.expr:
+        cuts = (self.cuts[c] for c in instance.text.cuts)
+        return make_call(function, *map(path, [*(self.value_names[n] for n in instance.text.inputs), *cuts]))
 
-    def _outputs(self, index: int, last_of: int) -> str:
+    def _outputs(self, index: int, last_of: int) -> list[str]:
         """Name the outputs of instance `index`, each of which is used until instance `last_of` or later."""
         names = []
         for number in self.instances[index].text.outputs:
             wish = self._wish(index, number)
             name = self.names.take(wish, index, max(self.last.get(number, index), last_of, index + 1))
-            self.texts[number] = name
+            self.value_names[number] = name
             names.append(name)
-        return ", ".join(names)
+        return names
 
     def _wish(self, index: int, number: int) -> str:
         """Return the name by which the next unit takes the value, or by which this unit returns it."""
@@ -54,18 +58,18 @@ class ForwardWriter:
             if number in instance.text.inputs:
                 return NameScope.base(instance.text.input_names[instance.text.inputs.index(number)])
         text = self.instances[index].text
-        name = text.returned[text.outputs.index(number)]
-        return NameScope.base(name) if name.isidentifier() else "hidden"
+        value = text.returned[text.outputs.index(number)]
+        return NameScope.base(value.id) if isinstance(value, ast.Name) else "hidden"
 
-    def _single(self, index: int) -> str:
+    def _single(self, index: int) -> ast.stmt:
         instance = self.instances[index]
         name = self.group_names.keep(
             instance.function if not instance.prefix else to_identifier(instance.prefix.replace(".", "_"))
         )
         self.groups[name] = [index]
-        arguments = self._arguments(instance)
+        value = self._call(f"units.{name}", instance)
         outputs = self._outputs(index, index)
-        return f"{outputs} = units.{name}({arguments})" if outputs else f"units.{name}({arguments})"
+        return assign(stored(outputs), value) if outputs else ast.Expr(value)
 
     # --- loops ----------------------------------------------------------------------------------------
 
@@ -105,30 +109,31 @@ class ForwardWriter:
             return None
         return tuple(links)
 
-    def _loop(self, index: int, end: int) -> list[str]:
+    def _loop(self, index: int, end: int) -> list[ast.stmt]:
         first, links = self.instances[index].text, self._links(index + 1)
         assert links is not None
         paths = [i.prefix.split(".") for i in self.instances[index:end]]
         common = [words[0] for words in itertools.takewhile(lambda w: len(set(w)) == 1, zip(*paths, strict=False))]
         name = self.group_names.keep(to_identifier(common[-1] if common else "blocks"))
         self.groups[name] = list(range(index, end))
-        lines, carried, previous_texts = [], {}, dict(self.texts)
+        lines: list[ast.stmt] = []
+        carried, previous_names = {}, dict(self.value_names)
         for position, link in enumerate(links):
             number = first.inputs[position]
             if link is not None:
-                old = self.texts[number]
+                old = self.value_names[number]
                 new = old if self.last.get(number, index) <= index else self.names.take(old, index, end)
                 self.names.hold(new, end)
                 if new != old:
-                    lines.append(f"{new} = {old}")
+                    lines.append(assign(new, path(old)))
                 carried[link] = new
-                self.texts[number] = new
-        arguments = self._arguments(self.instances[index])
-        self.texts = previous_texts  # a value that is used after the loop too keeps its own name
-        outputs = ", ".join(carried[i] for i in range(len(first.outputs)))
-        lines += [f"for layer in units.{name}:", f"    {outputs} = layer({arguments})"]
+                self.value_names[number] = new
+        value = self._call("layer", self.instances[index])
+        self.value_names = previous_names  # a value that is used after the loop too keeps its own name
+        outputs = stored([carried[i] for i in range(len(first.outputs))])
+        lines.append(ast.For(stored(["layer"]), path(f"units.{name}"), [assign(outputs, value)], []))
         final = self.instances[end - 1].text
         for i, number in enumerate(final.outputs):
-            self.texts[number] = carried[i]
+            self.value_names[number] = carried[i]
             self.names.hold(carried[i], self.last.get(number, end))
         return lines

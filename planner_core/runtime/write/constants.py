@@ -6,6 +6,7 @@ computed by `constants`, in each pass.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,15 +21,23 @@ from planner_core.runtime.write.expressions import (
     RESERVED,
     NameScope,
     to_identifier,
-    write_arguments,
     write_call,
-    write_literal,
-    write_subscript,
+    write_method,
 )
 from planner_core.runtime.write.functions import local_constant
 from planner_core.runtime.write.moves import MoveTable
 from planner_core.runtime.write.placed_tape import PlannedTape, refuse_mixed_samples
-from planner_core.runtime.write.source import used_names
+from planner_core.runtime.write.syntax import (
+    assign,
+    attribute,
+    function,
+    literal,
+    make_call,
+    path,
+    stored,
+    subscript,
+    used_names,
+)
 
 Cut = tuple[int, Placements]
 
@@ -41,11 +50,11 @@ class ConstantsWriter:
     moves: MoveTable
     name_object: Any
     inputs: dict[int, str]
-    lines: dict[bool, list[str]] = field(default_factory=lambda: {False: [], True: []})
-    names: dict[int, str] = field(default_factory=dict)
+    lines: dict[bool, list[ast.stmt]] = field(default_factory=lambda: {False: [], True: []})
+    names: dict[int, ast.expr] = field(default_factory=dict)
     cuts: dict[Cut, str] = field(default_factory=dict)
     cut_names: dict[str, str] = field(default_factory=dict)
-    """The names of constants that were cut, by the expressions that cut them."""
+    """The names of constants that were cut, by the expressions that cut them (`ast.dump`)."""
     table_names: list[str] = field(default_factory=list)
     used_table_names: list[str] = field(default_factory=list)
     """The names that `tables` returns to `constants` and to the units."""
@@ -54,16 +63,16 @@ class ConstantsWriter:
     draws: bool = False
     """Whether it draws random numbers, which all ranks draw alike."""
     constant_arguments: list[str] = field(default_factory=list)
-    tables: str = ""
-    """The source of `tables`; "" if nothing is left to it."""
+    tables: ast.FunctionDef | None = None
+    """None if nothing is left to it."""
 
-    def write(self, wanted: Sequence[Cut], plain: Sequence[int]) -> list[str]:
+    def write(self, wanted: Sequence[Cut], plain: Sequence[int]) -> list[ast.FunctionDef]:
         """Write both functions. `plain`: constants that the model returns unchanged."""
         self.scope = NameScope(RESERVED | self.moves.taken | set(self.inputs.values()))
-        self.names.update(self.inputs)
+        self.names.update({n: path(name) for n, name in self.inputs.items()})
         self.restore_name = self.scope.keep("before")
-        self.lasting_targets: dict[str, None] = {}  # written buffers and inputs
-        self.restored: dict[str, None] = {}  # those that are written before a guard
+        self.lasting_targets: dict[int, None] = {}  # written buffers and inputs
+        self.restored: dict[int, None] = {}  # those that are written before a guard
         writes = [c for c in self._constant_calls() if self._is_in_place(c)]
         computed = (c for c in self.layout.ops if is_inplace(c.fn))
         self.written_roots = {self._root(c.inputs[0]) for c in (*writes, *computed)}
@@ -77,7 +86,7 @@ class ConstantsWriter:
         refuse_mixed_samples(
             self.layout, [n for n, _ in wanted] + [*plain] + asked + [n for c in writes for n in c.outputs]
         )
-        known: dict[Any, tuple[int, ...]] = {}
+        known: dict[str, tuple[int, ...]] = {}
         for call in self._constant_calls():
             if id(call) in needed:
                 self._write_call(call, known)
@@ -134,45 +143,43 @@ class ConstantsWriter:
     def _is_per_step(self, call: TapeCall) -> bool:
         return call.kind == "guard" or self._is_in_place(call) or any(n in self.per_step for n in call.outputs)
 
-    def _write_call(self, call: TapeCall, known: dict[Any, tuple[int, ...]]) -> None:
+    def _write_call(self, call: TapeCall, known: dict[str, tuple[int, ...]]) -> None:
         if call.answer == "random":
             if self.layout.num_parts > 1 and any(
                 self.layout.samples[n] is not None for n in (*call.inputs, *call.outputs)
             ):
                 raise MixesSamples(f"it draws numbers for its samples at {call.line.rpartition('/')[2]}")
             self.draws = True
-        text = self._write_source(call)
         lines = self.lines[self._is_per_step(call)]
         if call.kind == "guard":
             self.restored |= self.lasting_targets
-            undo = f", {self.restore_name}" if self.lasting_targets else ""
-            lines.append(f"expect({_guard_source(call.fn, text)}, {call.answer!r}{undo})")
+            undo = [path(self.restore_name)] if self.lasting_targets else []
+            answer = literal(call.answer, lambda item: path(repr(item)))
+            lines.append(ast.Expr(make_call("expect", self._write_guard(call), answer, *undo)))
             return
         if self._is_in_place(call) and call.outputs[0] not in self.layout.tape.buffer_versions:
-            if self.layout.tape.tensors[self._root(call.inputs[0])].kind in (BUFFER, INPUT, LITERAL):
-                self.lasting_targets[self._first_name(self._root(call.inputs[0]))] = None
-            lines.append(text)
+            root = self._root(call.inputs[0])
+            if self.layout.tape.tensors[root].kind in (BUFFER, INPUT, LITERAL):
+                self.lasting_targets[root] = None
+            lines.append(self._write_in_place(call))
             self.names[call.outputs[0]] = self._name_of(call.inputs[0])
             return
+        value = self._write_value(call)
+        key = ast.dump(value)
         if (
-            text in known
+            key in known
             and call.answer != "random"
             and not any(self._root(n) in self.written_roots for n in call.outputs)
         ):
-            for number, other in zip(call.outputs, known[text], strict=True):
+            for number, other in zip(call.outputs, known[key], strict=True):
                 self.names[number] = self.names[other]
             return
-        known[text] = call.outputs
-        names_made = []
-        for number in call.outputs:
-            self.names[number] = self.scope.keep(self._wanted_name(call, number))
-            names_made.append(self.names[number])
-            if not self._is_per_step(call):
-                self.table_names.append(self.names[number])
-        is_one_tuple = len(names_made) == 1 and isinstance(
-            call.shape, (tuple, list)
-        )  # a tuple of one, as of `x.chunk(1)`
-        lines.append(f"{', '.join(names_made)}{',' if is_one_tuple else ''} = {text}")
+        known[key] = call.outputs
+        names = [self.scope.keep(self._wanted_name(call, number)) for number in call.outputs]
+        self.names.update(zip(call.outputs, map(path, names), strict=True))
+        self.table_names += [] if self._is_per_step(call) else names
+        # A call may return a tuple of one, as `x.chunk(1)` does.
+        lines.append(assign(stored(names, unpack=isinstance(call.shape, (tuple, list))), value))
 
     def _wanted_name(self, call: TapeCall, number: int) -> str:
         if number in self.layout.tape.buffer_versions:
@@ -182,101 +189,108 @@ class ConstantsWriter:
             return to_identifier(call.names[index] or call.fn)
         return to_identifier(call.fn)
 
-    def _name_of(self, number: int) -> str:
+    def _name_of(self, number: int) -> ast.expr:
         return self.names.get(number) or self._first_name(number)
 
-    def _first_name(self, number: int) -> str:
+    def _first_name(self, number: int) -> ast.expr:
         tensor = self.layout.tape.tensors[number]
         if tensor.kind == INPUT:
-            return self.inputs[number]
+            return path(self.inputs[number])
         if tensor.kind == BUFFER:
-            return f"buffers[{tensor.name!r}]"
+            return subscript(path("buffers"), tensor.name)
         if tensor.kind == LITERAL:
-            return str(self.name_object(tensor.value))
+            return path(self.name_object(tensor.value))
         raise CannotRewrite(f"a constant depends on a {tensor.kind} tensor")
 
-    def _write_source(self, call: TapeCall) -> str:
-        def leaf(item: Any) -> str:
-            if isinstance(item, Ref):
-                return self._name_of(item.number)
-            return "DEVICE" if item is DEVICE else str(self.name_object(item))
+    def _leaf(self, item: Any) -> ast.expr:
+        if isinstance(item, Ref):
+            return self._name_of(item.number)
+        return path("DEVICE" if item is DEVICE else self.name_object(item))
 
-        if call.kind == "guard":
-            return ", ".join(self._name_of(n) for n in refs((call.args, call.kwargs)))
-        if call.kind == "constant" and call.outputs[0] in self.layout.tape.buffer_versions:
-            if call.fn == "setitem":
-                target, index, value = call.args
-                return f"with_item({leaf(target)}, {write_literal(index, leaf)}, {write_literal(value, leaf)})"
-            return write_call(call.func, call.fn, call.args, call.kwargs, leaf)
-        if self._is_in_place(call):
-            if call.fn == "setitem":
-                return (
-                    f"{leaf(call.args[0])}[{write_subscript(call.args[1], leaf)}] = {write_literal(call.args[2], leaf)}"
-                )
-            target, named = leaf(call.args[0]), {k: v for k, v in call.kwargs.items() if k != "inplace"}
-            if hasattr(torch.Tensor, call.fn):
-                return f"{target}.{call.fn}({write_arguments(call.func, call.args[1:], named, leaf)})"
-            return f"{target}.copy_({write_call(call.func, call.fn, call.args, named, leaf)})"
-        return write_call(call.func, call.fn, call.args, call.kwargs, leaf)
+    def _write_guard(self, guard: TapeCall) -> ast.expr:
+        """Write the value of which the model's code has asked."""
+        values = [self._name_of(n) for n in refs((guard.args, guard.kwargs))]
+        if guard.fn in GUARDS:
+            return make_call(GUARDS[guard.fn], *values)
+        return make_call(attribute(values[0], guard.fn))
+
+    def _write_value(self, call: TapeCall) -> ast.expr:
+        """Write the value of a constant. A new version of a buffer is a tensor of its own."""
+        if call.fn == "setitem":
+            return make_call("with_item", *(literal(item, self._leaf) for item in call.args))
+        return write_call(call.func, call.fn, call.args, call.kwargs, self._leaf)
+
+    def _write_in_place(self, call: TapeCall) -> ast.stmt:
+        """Write a call that changes a constant in place."""
+        target = self._leaf(call.args[0])
+        if call.fn == "setitem":
+            item = subscript(target, call.args[1], self._leaf)
+            return assign(ast.Subscript(item.value, item.slice, ast.Store()), literal(call.args[2], self._leaf))
+        named = {k: v for k, v in call.kwargs.items() if k != "inplace"}
+        if hasattr(torch.Tensor, call.fn):
+            return ast.Expr(write_method(target, call.fn, call.func, call.args[1:], named, self._leaf))
+        return ast.Expr(
+            make_call(attribute(target, "copy_"), write_call(call.func, call.fn, call.args, named, self._leaf))
+        )
 
     def _write_cuts(self, wanted: Sequence[Cut]) -> None:
         """Cut every constant once for each set of placements in which a unit needs it."""
         for number, placements in dict.fromkeys(wanted):
             tensor = self.layout.tape.tensors[number]
-            name_of_whole = self._name_of(number)
-            text = local_constant(name_of_whole, self.layout, self.moves, number, placements)
-            if (
-                text == name_of_whole and name_of_whole.isidentifier()
-            ):  # a buffer that was written has no name of its own
-                self.cuts[number, placements] = name_of_whole
+            constant = self._name_of(number)
+            part = local_constant(constant, self.layout, self.moves, number, placements)
+            if part is constant and isinstance(constant, ast.Name):  # a buffer that was written has no name of its own
+                self.cuts[number, placements] = constant.id
                 continue
-            existing = self.cut_names.get(text)
-            name = self.cut_names[text] = existing or self.scope.keep(
-                f"own_{to_identifier(name_of_whole.rpartition('.')[2])}"
-            )
+            key, base = ast.dump(part), constant.id if isinstance(constant, ast.Name) else tensor.name
+            existing = self.cut_names.get(key)
+            name = self.cut_names[key] = existing or self.scope.keep(f"own_{to_identifier(base.rpartition('.')[2])}")
             self.cuts[number, placements] = name
             varies = number in self.per_step or tensor.kind == INPUT
             if existing is None:
-                self.lines[varies].append(f"{name} = {text}")
+                self.lines[varies].append(assign(name, part))
                 if not varies:
                     self.table_names.append(name)
 
-    def _write_functions(self, plain: Sequence[int]) -> list[str]:
-        results = [*self.cuts.values(), *(self._name_of(n) for n in plain)]
-        used = used_names([*self.lines[True], *results])
-        self.used_table_names = [n for n in dict.fromkeys(self.table_names) if n in used]
+    def _write_functions(self, plain: Sequence[int]) -> list[ast.FunctionDef]:
+        results = [*map(path, self.cuts.values()), *(self._name_of(n) for n in plain)]
         fixed, varying = self.lines[False], self.lines[True]
+        used = used_names([*varying, *results])
+        self.used_table_names = [n for n in dict.fromkeys(self.table_names) if n in used]
         if self.restored:
-            varying.insert(0, f"{self.restore_name} = [(t, t.clone()) for t in ({', '.join(self.restored)},)]")
+            varying.insert(0, self._write_restored())
         known = {*self.inputs.values(), *self.used_table_names}
-        self.constant_names = [n for n in dict.fromkeys(results) if n not in known and n.isidentifier()]
-        self.constant_arguments = [
-            "buffers",
-            *self.inputs.values(),
-            *(n for n in self.used_table_names if n in used_names(varying)),
-        ]
+        names = dict.fromkeys(value.id for value in results if isinstance(value, ast.Name))
+        self.constant_names = [n for n in names if n not in known]
+        used = used_names(varying)
+        self.constant_arguments = ["buffers", *self.inputs.values(), *(n for n in self.used_table_names if n in used)]
         functions = []
         if self.used_table_names:
-            self.tables = _function_source("tables(buffers)", fixed, self.used_table_names)
+            self.tables = function("tables", ["buffers"], [*fixed, *_returns(self.used_table_names)])
             functions.append(self.tables)
         if varying:
-            head = f"constants({', '.join(self.constant_arguments)})"
-            functions.append(_function_source(head, varying, self.constant_names))
+            body = [*varying, *_returns(self.constant_names)]
+            functions.append(function("constants", self.constant_arguments, body))
         return functions
 
+    def _write_restored(self) -> ast.stmt:
+        """Write the list of written tensors and their values before: `before = [(t, t.clone()) for t in (x, y)]`."""
+        pair = literal((path("t"), make_call("t.clone")))
+        targets = literal(tuple(self._first_name(root) for root in self.restored))
+        return assign(self.restore_name, ast.ListComp(pair, [ast.comprehension(stored(["t"]), targets, [], 0)]))
 
-def _function_source(head: str, lines: Sequence[str], results: Sequence[str]) -> str:
-    body = [*lines, *([f"return {', '.join(results)}{',' if len(results) == 1 else ''}"] if results else [])]
-    return "\n    ".join([f"def {head}:", *body])
+
+GUARDS = {
+    "__bool__": "bool",
+    "__int__": "int",
+    "__float__": "float",
+    "__index__": "int",
+    "equal": "torch.equal",
+    "allclose": "torch.allclose",
+}
+"""What asks a tensor for a value, as functions; all else are methods."""
 
 
-def _guard_source(name: str, text: str) -> str:
-    spelled = {
-        "__bool__": "bool",
-        "__int__": "int",
-        "__float__": "float",
-        "__index__": "int",
-        "equal": "torch.equal",
-        "allclose": "torch.allclose",
-    }
-    return f"{spelled[name]}({text})" if name in spelled else f"{text}.{name}()"
+def _returns(names: Sequence[str]) -> list[ast.stmt]:
+    """Return the statement that returns names as a tuple, if there are any."""
+    return [ast.Return(literal(tuple(map(path, names))))] if names else []

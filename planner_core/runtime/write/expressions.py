@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-import cmath
+import ast
 import functools
 import inspect
 import keyword
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from planner_core.runtime.record import DEVICE, Ref
+from planner_core.runtime.record import Ref
+from planner_core.runtime.write.syntax import WriteLeaf, attribute, binary, literal, make_call, path, subscript
 
-INFIX = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "matmul": "@",
-    "pow": "**",
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "bitwise_and": "&",
-    "bitwise_or": "|",
-    "remainder": "%",
-    "floor_divide": "//",
+INFIX: dict[str, type[ast.operator | ast.cmpop]] = {
+    "add": ast.Add,
+    "sub": ast.Sub,
+    "mul": ast.Mult,
+    "div": ast.Div,
+    "matmul": ast.MatMult,
+    "pow": ast.Pow,
+    "eq": ast.Eq,
+    "ne": ast.NotEq,
+    "lt": ast.Lt,
+    "le": ast.LtE,
+    "gt": ast.Gt,
+    "ge": ast.GtE,
+    "bitwise_and": ast.BitAnd,
+    "bitwise_or": ast.BitOr,
+    "remainder": ast.Mod,
+    "floor_divide": ast.FloorDiv,
 }
-REFLECTED = {
-    "rsub": "-",
-    "rdiv": "/",
-    "rpow": "**",
-    "radd": "+",
-    "rmul": "*",
-    "rmatmul": "@",
-    "rmod": "%",
-    "rfloordiv": "//",
+REFLECTED: dict[str, type[ast.operator]] = {
+    "rsub": ast.Sub,
+    "rdiv": ast.Div,
+    "rpow": ast.Pow,
+    "radd": ast.Add,
+    "rmul": ast.Mult,
+    "rmatmul": ast.MatMult,
+    "rmod": ast.Mod,
+    "rfloordiv": ast.FloorDiv,
 }
 NAMESPACES: tuple[tuple[str, Any], ...] = (
     ("F", F),
@@ -89,9 +90,6 @@ PROVIDED_NAMES = (
 """Names that generated code uses."""
 RESERVED = frozenset(PROVIDED_NAMES) | frozenset(keyword.kwlist) | {"self", "slice", "float", "complex", "bool"}
 
-WriteLeaf = Callable[[Any], str]
-"""Writes a leaf of a template: a tensor, a device, or an object that cannot be written as a literal."""
-
 
 @functools.cache
 def function_names() -> dict[int, str]:
@@ -110,60 +108,16 @@ def method_names() -> dict[int, str]:
     return {id(getattr(torch.Tensor, n)): n for n in dir(torch.Tensor) if callable(getattr(torch.Tensor, n, None))}
 
 
-def write_literal(item: Any, write: WriteLeaf) -> str:
-    """Write an argument."""
-    if isinstance(item, Ref) or item is DEVICE:
-        return write(item)
-    if isinstance(item, (tuple, list)) and not hasattr(item, "_fields"):
-        inner = ", ".join(write_literal(i, write) for i in item)
-        return f"[{inner}]" if isinstance(item, list) else f"({inner}{',' if len(item) == 1 else ''})"
-    if isinstance(item, dict):
-        return "{" + ", ".join(f"{k!r}: {write_literal(v, write)}" for k, v in item.items()) + "}"
-    if isinstance(item, slice):
-        ends = [write_literal(i, write) for i in (item.start, item.stop, item.step)]
-        return f"slice({', '.join(ends)})"
-    if item is None or item is Ellipsis:
-        return "..." if item is Ellipsis else "None"
-    if isinstance(item, (bool, int, float, complex, str)):
-        return _write_number(item)
-    if isinstance(item, (torch.dtype, torch.memory_format, torch.layout)):
-        return str(item)
-    return write(item)
-
-
-def _write_number(item: bool | int | float | complex | str) -> str:
-    if isinstance(item, (float, complex)) and not cmath.isfinite(item):
-        return f'{"float" if isinstance(item, float) else "complex"}("{item}")'
-    kind = next(k for k in (bool, int, float, complex, str) if isinstance(item, k))
-    return kind.__repr__(item)  # also of a numpy.float64 and of an IntEnum, whose own texts are not literals
-
-
-def write_subscript(index: Any, write: WriteLeaf) -> str:
-    """Write an index, without the brackets of `x[...]`."""
-    items = index if isinstance(index, tuple) else (index,)
-    shown = []
-    for item in items:
-        if isinstance(item, slice):
-            start, stop = ("" if i is None else write_literal(i, write) for i in (item.start, item.stop))
-            step = "" if item.step in (None, 1) else f":{write_literal(item.step, write)}"
-            shown.append(f"{'' if item.start == 0 else start}:{stop}{step}")
-        else:
-            shown.append(write_literal(item, write))
-    return ", ".join(shown) if shown else "()"
-
-
 def write_arguments(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], write: WriteLeaf
-) -> str:
-    """Write the arguments of a call, without those that have their default value."""
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], write: WriteLeaf
+) -> tuple[list[ast.expr], dict[str, ast.expr]]:
+    """Write the arguments of a call, by place and by name, without those that have their default value."""
     defaults = _defaults(func)
     named = {k: v for k, v in kwargs.items() if not (k in defaults and _is_default(defaults[k], v))}
     given = list(args)
-    while given and len(given) > 1 and given[-1] is None and not named:
+    while len(given) > 1 and given[-1] is None and not named:
         given.pop()
-    return ", ".join(
-        [*(write_literal(a, write) for a in given), *(f"{k}={write_literal(v, write)}" for k, v in named.items())]
-    )
+    return [literal(a, write) for a in given], {k: literal(v, write) for k, v in named.items()}
 
 
 def _is_default(default: Any, value: Any) -> bool:
@@ -184,52 +138,59 @@ def _defaults(func: Callable[..., Any]) -> dict[str, Any]:
 
 def write_call(
     func: Callable[..., Any], fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], write: WriteLeaf
-) -> str:
+) -> ast.expr:
     """Write a call as a person would. A call in place is written as one that makes a new tensor."""
     name = getattr(func, "__name__", fn)
     if name == "__get__":
-        return f"{write_literal(args[0], write)}.{fn}"
+        return attribute(literal(args[0], write), fn)
     base = fn.rstrip("_") if fn.endswith("_") and not fn.endswith("__") else fn
     options = {k: v for k, v in kwargs.items() if k != "inplace"} if base != fn else kwargs
     if fn == "getitem":
-        return f"{write_literal(args[0], write)}[{write_subscript(args[1], write)}]"
+        return subscript(literal(args[0], write), args[1], write)
     if len(args) == 2 and not options and base in INFIX:
-        return _write_infix(write_literal(args[0], write), INFIX[base], write_literal(args[1], write))
+        return binary(literal(args[0], write), INFIX[base], literal(args[1], write))
     backwards = name.strip("_")
     if len(args) == 2 and not options and backwards in REFLECTED:
-        return _write_infix(write_literal(args[1], write), REFLECTED[backwards], write_literal(args[0], write))
+        return binary(literal(args[1], write), REFLECTED[backwards], literal(args[0], write))
     if base == "neg":
-        return f"-{write_literal(args[0], write)}"
+        return ast.UnaryOp(ast.USub(), literal(args[0], write))
     if base != fn:
         variant = getattr(torch.Tensor, base, None) or getattr(F, base, None) or getattr(torch, base, None)
         if variant is None:  # it has no form that makes a new tensor
-            return f"{write_literal(args[0], write)}.clone().{fn}({write_arguments(func, args[1:], options, write)})"
+            copy = make_call(attribute(literal(args[0], write), "clone"))
+            return write_method(copy, fn, func, args[1:], options, write)
         func = variant
     return _write_named_call(func, base, args, options, write)
 
 
-def _write_infix(first_operand: str, sign: str, second_operand: str) -> str:
-    """Write two operands with the sign between them. Python reads -2 ** x as -(2 ** x)."""
-    return (
-        f"({first_operand}) {sign} {second_operand}"
-        if sign == "**" and first_operand.startswith("-")
-        else f"{first_operand} {sign} {second_operand}"
-    )
+def write_method(
+    owner: ast.expr,
+    name: str,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    write: WriteLeaf,
+) -> ast.expr:
+    """Write a call of a method of Tensor."""
+    places, named = write_arguments(func, args, kwargs, write)
+    return make_call(attribute(owner, name), *places, **named)
 
 
 def _write_named_call(
     func: Callable[..., Any], fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], write: WriteLeaf
-) -> str:
+) -> ast.expr:
     method = method_names().get(id(func)) or (fn if getattr(torch.Tensor, fn, None) is func else None)
     home = function_names().get(id(func))
     if home is None and method is not None and args and isinstance(args[0], Ref):
-        return f"{write_literal(args[0], write)}.{method}({write_arguments(func, args[1:], kwargs, write)})"
-    return f"{write_callee(func, write)}({write_arguments(func, args, kwargs, write)})"
+        return write_method(literal(args[0], write), method, func, args[1:], kwargs, write)
+    places, named = write_arguments(func, args, kwargs, write)
+    return make_call(write_callee(func, write), *places, **named)
 
 
-def write_callee(func: Callable[..., Any], write: WriteLeaf) -> str:
+def write_callee(func: Callable[..., Any], write: WriteLeaf) -> ast.expr:
     """Write a function by its name in torch, or else as an object of the model's code."""
-    return function_names().get(id(func)) or write(func)
+    name = function_names().get(id(func))
+    return path(name) if name else write(func)
 
 
 def to_identifier(text: str) -> str:

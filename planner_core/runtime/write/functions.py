@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from planner_core.core import Edge, Placements, Shard, Step
+from planner_core.core import Edge, Placements, Step
 from planner_core.runtime.record import DEVICE, TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, PARAMETER, Ref
 from planner_core.runtime.write import operators
 from planner_core.runtime.write.expressions import RESERVED, NameScope, to_identifier
 from planner_core.runtime.write.moves import MoveTable
 from planner_core.runtime.write.placed_tape import PlannedTape
-from planner_core.runtime.write.source import normalize, parenthesize
-from planner_core.runtime.write.specs import BufferUse, FunctionSource, PlacedConstant, WeightUse
+from planner_core.runtime.write.specs import BufferUse, FunctionSource, PlacedConstant, Sites, WeightUse
+from planner_core.runtime.write.syntax import (
+    assign,
+    attribute,
+    literal,
+    make_call,
+    path,
+    statements,
+    stored,
+    subscript,
+    with_block,
+)
 
 OuterSteps = tuple[tuple[Step, ...], tuple[Step, ...]]
 """Steps of a weight that are taken outside of the functions: those that gather it and those of its gradient."""
@@ -46,7 +57,7 @@ class FunctionWriter:
     cuts: list[PlacedConstant] = field(default_factory=list)
     weights: dict[tuple[int, int], WeightUse] = field(default_factory=dict)
     buffers: dict[PlacedConstant, BufferUse] = field(default_factory=dict)
-    texts: dict[int, str] = field(default_factory=dict)
+    texts: dict[int, ast.expr] = field(default_factory=dict)
     seeds: int = 0
 
     def write(self) -> FunctionSource:
@@ -61,32 +72,30 @@ class FunctionWriter:
         )  # the last line that runs again in backward
         self._find_uses()
         self.names = NameScope(RESERVED | self.moves.taken)
-        self.body: list[str] = []
-        self.sites: list[tuple[str, ...]] = []  # of each line of the body
+        self.body: list[ast.stmt] = []
+        self.sites: Sites = {}
         self.sites_of_inlined: list[str] = []  # the call sites of expressions that will be written inside a later one
-        self.inlined: dict[int, str] = {}  # expressions that will be written inside a later one
+        self.inlined: dict[int, ast.expr] = {}  # expressions that will be written inside a later one
         self.operands_of_inlined: list[int] = []  # the values that these use
         self._collect_arguments()
         stopped: list[bool] = []  # of each line of the body: whether the model's code ran it under torch.no_grad
         for now, call in enumerate(self.calls):
             self._write_call(now, call)
             stopped += [call.stops] * (len(self.body) - len(stopped))
-        body, sites = wrap_no_grad(self.body, self.sites, stopped)
         outputs = [n for c in self.calls for n in c.outputs if n in self.wanted]
-        input_names = [self.texts[n] for n in self.inputs]
         first = [*(["w"] if self.weights or self.buffers else []), *(["seed"] if self.seeds else [])]
         return FunctionSource(
-            [*first, *input_names, *self.cut_names],
-            body,
+            [*first, *self.named_inputs, *self.cut_names],
+            wrap_no_grad(self.body, stopped),
             [self.texts[n] for n in outputs],
             self.inputs,
-            input_names,
+            self.named_inputs,
             self.cuts,
             list(self.weights.values()),
             list(self.buffers.values()),
             outputs,
             self.seeds,
-            sites,
+            self.sites,
         )
 
     # --- arguments ------------------------------------------------------------------------------------
@@ -119,8 +128,8 @@ class FunctionWriter:
             if len(self.input_names) == len(self.inputs)
             else [self.wanted_name(n) for n in self.inputs]
         )
-        for number, name in zip(self.inputs, named, strict=True):
-            self.texts[number] = self.names.keep(name)
+        self.named_inputs = [self.names.keep(name) for name in named]
+        self.texts.update(zip(self.inputs, map(path, self.named_inputs), strict=True))
         self.cut_names = [self.names.keep(self.wanted_name(n)) for n, _ in self.cuts]
 
     def _use_key(self, now: int, number: int) -> tuple[int, int]:
@@ -199,15 +208,14 @@ class FunctionWriter:
         expression = self._write_dropout(call) if call.kind == "dropout" else self._write_expression(now, call)
         moved = expression if call.kind == "dropout" else self._move_results(call, expression)
         if len(call.outputs) == 1:
-            self._assign(now, call, moved, plain=moved == expression)
+            self._assign(now, call, moved, plain=moved is expression)
         else:
             self._unpack(now, call, expression)
         if self._is_kept(call):
-            keep_all = "whole=True" if call.fn == "scaled_dot_product_attention" else ""
-            self.body[start:] = [f"with keep({keep_all}):", *(f"    {line}" for line in self.body[start:])]
+            self.body[start:] = [with_block(_keep_results(call), self.body[start:])]
         self.sites_of_inlined.append(call.site)
         if len(self.body) > start:
-            self.sites += [tuple(self.sites_of_inlined)] * (len(self.body) - start)
+            self.sites |= dict.fromkeys(statements(self.body[start:]), tuple(self.sites_of_inlined))
         if call.outputs[0] not in self.inlined:
             self.sites_of_inlined = []
         self._delete_dead(now, call)
@@ -215,21 +223,21 @@ class FunctionWriter:
     def _is_kept(self, call: TapeCall) -> bool:
         return call.kind == "op" and call.site in self.kept
 
-    def _write_expression(self, now: int, call: TapeCall) -> str:
+    def _write_expression(self, now: int, call: TapeCall) -> ast.expr:
         row = self.layout.row(call)
         texts = [self._write_operand(now, n, e) for n, e in zip(call.inputs, row.inputs, strict=True)]
         local = operators.LocalCall(
             self.layout, call, row, texts, self.moves.axis, self._leaf, self._next_seed, self._product(call)
         )
-        text = operators.write_operator(local)
+        expression = operators.write_operator(local)
         if len(call.outputs) == 1 and isinstance(call.shape, (tuple, list)):  # the call also returns what is no tensor
-            text += f"[{[isinstance(x, Ref) for x in call.shape].index(True)}]"
-        return text
+            return subscript(expression, [isinstance(x, Ref) for x in call.shape].index(True))
+        return expression
 
-    def _next_seed(self) -> str:
+    def _next_seed(self) -> ast.expr:
         """Write the seed of a call that draws random numbers."""
         self.seeds += 1
-        return f"seed + {self.seeds}"
+        return ast.BinOp(path("seed"), ast.Add(), literal(self.seeds))
 
     def _product(self, call: TapeCall) -> str:
         """Return the name of the product in chunks that replaces `F.linear`; "" if the call is not chunked."""
@@ -239,22 +247,18 @@ class FunctionWriter:
         grad = self.tape.tensors[call.outputs[0]].grad
         return self.moves.product(edge.forward, edge.backward if grad else (), edge.chunks)
 
-    def _write_dropout(self, call: TapeCall) -> str:
-        x = call.inputs[0]
-        arguments = dict(zip(("input", "p", "training"), call.args, strict=False)) | call.kwargs
-        split = [
-            self.moves.axis(a)
-            for a, p in enumerate(self.layout.delivered_placements[x])
-            if isinstance(p, Shard) and self.layout.sizes[a] > 1
-        ]
-        kind = "" if call.fn == "dropout" else f", kind={call.fn!r}"
-        where = f", split=[{', '.join(split)}]" if split else ""
-        return f"dropout({self._read_value(x)}, {arguments.get('p', 0.5)}, {self._next_seed()}{kind}{where})"
+    def _write_dropout(self, dropout: TapeCall) -> ast.expr:
+        x = dropout.inputs[0]
+        arguments = dict(zip(("input", "p", "training"), dropout.args, strict=False)) | dropout.kwargs
+        split = [path(self.moves.axis(a)) for a in self.layout.axes(self.layout.delivered_placements[x])]
+        options: dict[str, Any] = {} if dropout.fn == "dropout" else {"kind": dropout.fn}
+        options |= {"split": split} if split else {}
+        return make_call("dropout", self._read_value(x), arguments.get("p", 0.5), self._next_seed(), **options)
 
-    def _leaf(self, item: Any) -> str:
-        return "DEVICE" if item is DEVICE else str(self.name_object(item))
+    def _leaf(self, item: Any) -> ast.expr:
+        return path("DEVICE" if item is DEVICE else self.name_object(item))
 
-    def _write_operand(self, now: int, number: int, edge: Edge) -> str:
+    def _write_operand(self, now: int, number: int, edge: Edge) -> ast.expr:
         """Write an operand with the placements that the operator takes."""
         tensor = self.tape.tensors[number]
         if tensor.kind == PARAMETER:
@@ -264,28 +268,27 @@ class FunctionWriter:
                 forward_steps[len(use.gather) :],
                 backward_steps[: len(backward_steps) - len(use.reduce)],
             )
-            return self._move_operand(
-                now, number, f"w.{use.argument}", replace(edge, forward=forward, backward=backward_steps)
-            )
+            inner = replace(edge, forward=forward, backward=backward_steps)
+            return self._move_operand(now, number, path(f"w.{use.argument}"), inner)
         if tensor.kind == BUFFER:
-            return _divide_constant(
-                f"w.{self.buffers[number, edge.dst.forward].argument}", self.layout, self.moves, edge.dst.forward
-            )
+            part = path(f"w.{self.buffers[number, edge.dst.forward].argument}")
+            return _divide_constant(part, self.layout, self.moves, edge.dst.forward)
         if tensor.kind != COMPUTED:
-            return self.cut_names[self.cuts.index((number, edge.dst.forward))]
+            return path(self.cut_names[self.cuts.index((number, edge.dst.forward))])
         return self._move_operand(now, number, self._read_value(number), edge)
 
-    def _move_operand(self, now: int, number: int, text: str, edge: Edge) -> str:
+    def _move_operand(self, now: int, number: int, value: ast.expr, edge: Edge) -> ast.expr:
         """Write an operand after its move. It is detached where the model's own backward sends no gradient, since autograd
         would send zeros."""
         stopped = number not in self.layout.with_gradient and number not in self.calls[now].gives_gradient()
         backward_steps = edge.backward if self.tape.tensors[number].grad and not stopped else ()
-        return self.moves.apply(f"{text}.detach()" if stopped else text, edge.forward, backward_steps, edge.segments)
+        value = make_call(attribute(value, "detach")) if stopped else value
+        return self.moves.apply(value, edge.forward, backward_steps, edge.segments)
 
-    def _read_value(self, number: int) -> str:
+    def _read_value(self, number: int) -> ast.expr:
         return self.inlined.pop(number) if number in self.inlined else self.texts[number]
 
-    def _move_results(self, call: TapeCall, expression: str) -> str:
+    def _move_results(self, call: TapeCall, expression: ast.expr) -> ast.expr:
         if len(call.outputs) != 1:
             return expression
         edge = self.layout.row(call).outputs[0]
@@ -294,21 +297,22 @@ class FunctionWriter:
             return expression
         return self.moves.apply(expression, edge.forward, edge.backward if grad else (), edge.segments)
 
-    def _assign(self, now: int, call: TapeCall, text: str, *, plain: bool) -> None:
+    def _assign(self, now: int, call: TapeCall, value: ast.expr, *, plain: bool) -> None:
         number = call.outputs[0]
-        if plain and self._can_inline(now, call, text):
-            self.inlined[number] = parenthesize(text)
-        elif text.isidentifier():  # the same tensor under another name
-            self.texts[number] = text
-            self.names.hold(text, self._last_use(number, now))
+        if plain and self._can_inline(now, call, value):
+            self.inlined[number] = value
+        elif isinstance(value, ast.Name):  # the same tensor under another name
+            self.texts[number] = value
+            self.names.hold(value.id, self._last_use(number, now))
         else:
-            self.texts[number] = self.names.take(self.wanted_name(number), now, self._last_use(number, now))
-            self.body.append(f"{self.texts[number]} = {normalize(text)}")
+            name = self.names.take(self.wanted_name(number), now, self._last_use(number, now))
+            self.texts[number] = path(name)
+            self.body.append(assign(name, value))
 
-    def _can_inline(self, now: int, call: TapeCall, text: str) -> bool:
+    def _can_inline(self, now: int, call: TapeCall, value: ast.expr) -> bool:
         """Return whether an expression may be written inside the next one: that alone uses it, in the same statement."""
         number = call.outputs[0]
-        if number in self.wanted or self.uses.get(number) != [now + 1] or len(text) > LONGEST_INLINE:
+        if number in self.wanted or self.uses.get(number) != [now + 1] or len(ast.unparse(value)) > LONGEST_INLINE:
             return False
         following = self.calls[now + 1]
         if self._is_kept(call) or self._is_kept(following) or call.stops != following.stops:
@@ -318,73 +322,67 @@ class FunctionWriter:
         edge = self.layout.row(following).inputs[following.inputs.index(number)]
         return following.line == call.line and not edge.forward and not edge.backward
 
-    def _unpack(self, now: int, call: TapeCall, text: str) -> None:
+    def _unpack(self, now: int, call: TapeCall, value: ast.expr) -> None:
         assert isinstance(call.shape, (tuple, list)), call
-        names = []
+        names = {}
         for number in call.outputs:
-            name = self.names.take(self.wanted_name(number), now, max(now + 1, self._last_use(number, now)))
-            self.texts[number] = name
-            names.append(name)
-        results = iter(names)
+            until = max(now + 1, self._last_use(number, now))
+            names[number] = self.names.take(self.wanted_name(number), now, until)
+            self.texts[number] = path(names[number])
+        results = iter(names.values())
         targets = [next(results) if isinstance(x, Ref) else "_" for x in call.shape]
-        self.body.append(f"{', '.join(targets)} = {normalize(text)}")
+        self.body.append(assign(stored(targets), value))
         for number, edge in zip(call.outputs, self.layout.row(call).outputs, strict=True):
-            moved = self.moves.apply(
-                self.texts[number], edge.forward, edge.backward if self.tape.tensors[number].grad else (), edge.segments
-            )
-            if moved != self.texts[number]:
-                self.body.append(f"{self.texts[number]} = {moved}")
+            backward = edge.backward if self.tape.tensors[number].grad else ()
+            moved = self.moves.apply(self.texts[number], edge.forward, backward, edge.segments)
+            if moved is not self.texts[number]:
+                self.body.append(assign(names[number], moved))
 
     def _delete_dead(self, now: int, call: TapeCall) -> None:
         """Write `del` for values after their last use, so that their memory is free at once."""
         self.operands_of_inlined += call.inputs
         if now == len(self.calls) - 1 or any(n in self.inlined for n in call.outputs):
             return
-        results = {self.texts.get(n) for n in call.outputs}
-        dead = [
-            self.texts[n]
-            for n in dict.fromkeys(self.operands_of_inlined)
-            if n in self.made
-            and n in self.texts
-            and self.names.free_after[self.texts[n]] <= now
-            and self.texts[n] not in results
-        ]
-        dead += [self.texts[n] for n in call.outputs if n in self.texts and n not in self.uses and n not in self.wanted]
+        results = {self._name(n) for n in call.outputs}
+        operands = (n for n in self.operands_of_inlined if n in self.made)
+        dead = [name for n in operands if (name := self._name(n)) and self.names.free_after[name] <= now]
+        dead = [name for name in dead if name not in results]
+        dead += [self._name(n) for n in call.outputs if self._name(n) and n not in self.uses and n not in self.wanted]
         self.operands_of_inlined = []
         if dead:
-            self.body.append(f"del {', '.join(dict.fromkeys(dead))}")
-            self.sites.append(())
+            self.body.append(ast.Delete([ast.Name(name, ast.Del()) for name in dict.fromkeys(dead)]))
+
+    def _name(self, number: int) -> str:
+        """Return the name of a value, "" if it has none."""
+        value = self.texts.get(number)
+        return value.id if isinstance(value, ast.Name) else ""
 
 
-LineSites = tuple[str, ...]
-"""The call sites of one line."""
+def _keep_results(kept: TapeCall) -> ast.expr:
+    """Write the context in which the results of a call are kept while the rest is recomputed."""
+    return make_call("keep", **({"whole": True} if kept.fn == "scaled_dot_product_attention" else {}))
 
 
-def wrap_no_grad(
-    body: Sequence[str], sites: Sequence[LineSites], stopped: Sequence[bool]
-) -> tuple[list[str], list[LineSites]]:
-    """The lines, and their call sites, with those that are `stopped` in blocks of torch.no_grad."""
-    lines: list[str] = []
-    line_sites: list[LineSites] = []
-    for stops, numbers in itertools.groupby(range(len(body)), key=stopped.__getitem__):
-        if stops:
-            lines.append("with torch.no_grad():")
-            line_sites.append(())
-        for number in numbers:
-            lines.append(f"    {body[number]}" if stops else body[number])
-            line_sites.append(sites[number])
-    return lines, line_sites
+def wrap_no_grad(body: Sequence[ast.stmt], stopped: Sequence[bool]) -> list[ast.stmt]:
+    """Return the statements, with those that are `stopped` in blocks of torch.no_grad."""
+    lines: list[ast.stmt] = []
+    for stops, group in itertools.groupby(zip(body, stopped, strict=True), key=lambda pair: pair[1]):
+        block = [statement for statement, _ in group]
+        lines += [with_block(make_call("torch.no_grad"), block)] if stops else block
+    return lines
 
 
-def local_constant(name: str, layout: PlannedTape, moves: MoveTable, number: int, placements: Placements) -> str:
-    """A constant cut to this rank's part."""
+def local_constant(
+    constant: ast.expr, layout: PlannedTape, moves: MoveTable, number: int, placements: Placements
+) -> ast.expr:
+    """Write a constant cut to this rank's part."""
     for axis, dim in layout.cuts(number, placements):
-        name = f"{moves.axis(axis)}.slice({name}, {dim})"
-    return _divide_constant(name, layout, moves, placements)
+        constant = make_call(f"{moves.axis(axis)}.slice", constant, dim)
+    return _divide_constant(constant, layout, moves, placements)
 
 
-def _divide_constant(name: str, layout: PlannedTape, moves: MoveTable, placements: Placements) -> str:
-    """A constant as this rank's term of a sum."""
+def _divide_constant(constant: ast.expr, layout: PlannedTape, moves: MoveTable, placements: Placements) -> ast.expr:
+    """Write a constant as this rank's term of a sum."""
     for axis in layout.partial(placements):
-        name = f"{moves.axis(axis)}.divide({name})"
-    return name
+        constant = make_call(f"{moves.axis(axis)}.divide", constant)
+    return constant

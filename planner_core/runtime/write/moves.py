@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from planner_core.core import Edge, Placements, Shard, Step
 from planner_core.runtime.program.collectives import Segments, step_kind
+from planner_core.runtime.write.syntax import assign, make_call, path
 
 SHORT_NAMES = {
     "all_gather": "gather",
@@ -53,14 +56,18 @@ def _sharded_dims(placements: Placements, axes: Sequence[int]) -> tuple[int | No
     return tuple(p.dim if isinstance(p := placements[axis], Shard) else None for axis in axes)
 
 
+StepsKey = tuple[tuple[str, int, tuple[int, ...]], ...]
+"""Steps as code writes them: of each the function, the axis and the dims. Steps that are written alike are one move."""
+
+
 class MoveTable:
     """Names and definitions of moves. `sizes` and `names` are those of the mesh axes."""
 
     def __init__(self, names: Sequence[str], sizes: Sequence[int]) -> None:
         self.names, self.sizes = [n.upper() for n in names], sizes
         self.taken = frozenset(self.names)
-        self.defined: dict[tuple[str, str, str], str] = {}
-        self.products: dict[tuple[str, str, int], str] = {}
+        self.defined: dict[tuple[StepsKey, StepsKey, tuple[Any, ...]], str] = {}
+        self.products: dict[tuple[StepsKey, StepsKey, int], str] = {}
 
     def axis(self, axis: int) -> str:
         """Return the name of a mesh axis in the code."""
@@ -70,21 +77,19 @@ class MoveTable:
         """Return the steps on axes of more than one rank."""
         return tuple(s for s in steps if self.sizes[s.axis] > 1)
 
-    def apply(self, text: str, forward: Sequence[Step], backward: Sequence[Step], segments: Segments) -> str:
-        """Write a tensor after a move."""
+    def apply(self, value: ast.expr, forward: Sequence[Step], backward: Sequence[Step], segments: Segments) -> ast.expr:
+        """Write a tensor after a move; the same node if there is none."""
         forward_steps, backward_steps = self.real(forward), self.real(backward)
-        return (
-            text
-            if not forward_steps and not backward_steps
-            else f"{self.name(forward_steps, backward_steps, segments)}({text})"
-        )
+        if not forward_steps and not backward_steps:
+            return value
+        return make_call(self.name(forward_steps, backward_steps, segments), value)
 
     def name(self, forward: Sequence[Step], backward: Sequence[Step], segments: Segments) -> str:
         """Return the name of a move. The first call defines it."""
         dims = {s.src.dim for s in (*forward, *backward) if isinstance(s.src, Shard)}
         dims |= {s.dst.dim for s in (*forward, *backward) if isinstance(s.dst, Shard)}
         fused = {d: tuple(v) for d, v in segments.items() if d in dims and len(v) > 1}
-        key = (self.steps(forward), self.steps(backward), str(fused) if fused else "")
+        key = (_steps_key(forward), _steps_key(backward), tuple(fused.items()))
         if key not in self.defined:
             base = f"{_describe_steps(forward)}_back_{_describe_steps(backward)}"
             name, count = base, 1
@@ -100,27 +105,35 @@ class MoveTable:
         name = f"product_{_describe_steps(forward_steps)}_in_{chunks}_back_{_describe_steps(backward_steps)}"
         count = sum(one.startswith(name) for one in self.products.values())
         return self.products.setdefault(
-            (self.steps(forward_steps), self.steps(backward_steps), chunks), f"{name}_{count + 1}" if count else name
+            (_steps_key(forward_steps), _steps_key(backward_steps), chunks), f"{name}_{count + 1}" if count else name
         )
 
-    def steps(self, steps: Sequence[Step]) -> str:
-        """Write steps: `[all_gather(TENSOR, 1)]`."""
-        return f"[{', '.join(map(self.step, steps))}]"
-
-    def step(self, step: Step) -> str:
-        """Write one step."""
-        dims = [str(p.dim) for p in (step.src, step.dst) if isinstance(p, Shard)]
-        return f"{CONSTRUCTORS.get(step_kind(step), step_kind(step))}({', '.join([self.axis(step.axis), *dims])})"
-
-    def definitions(self) -> list[str]:
-        """Write one line for each move, and for each kind of product in chunks."""
-        return [
-            f"{name} = move({forward}, backward={backward}{f', segments={fused}' if fused else ''})"
+    def definitions(self) -> list[ast.stmt]:
+        """Write one statement for each move, and for each kind of product in chunks."""
+        moves = [
+            self._definition(name, "move", forward, backward, {"segments": dict(fused)} if fused else {})
             for (forward, backward, fused), name in self.defined.items()
-        ] + [
-            f"{name} = chunked({forward}, backward={backward}, chunks={chunks})"
+        ]
+        return moves + [
+            self._definition(name, "chunked", forward, backward, {"chunks": chunks})
             for (forward, backward, chunks), name in self.products.items()
         ]
+
+    def _definition(
+        self, name: str, function: str, forward: StepsKey, backward: StepsKey, options: Mapping[str, Any]
+    ) -> ast.stmt:
+        """Write `name = function([all_gather(TENSOR, 1)], backward=[...])`."""
+        steps, gradient_steps = (
+            [make_call(constructor, path(self.axis(axis)), *dims) for constructor, axis, dims in key]
+            for key in (forward, backward)
+        )
+        return assign(name, make_call(function, steps, backward=gradient_steps, **options))
+
+
+def _steps_key(steps: Sequence[Step]) -> StepsKey:
+    kinds = (step_kind(s) for s in steps)
+    dims = (tuple(p.dim for p in (s.src, s.dst) if isinstance(p, Shard)) for s in steps)
+    return tuple((CONSTRUCTORS.get(k, k), s.axis, d) for s, k, d in zip(steps, kinds, dims, strict=True))
 
 
 def _describe_steps(steps: Sequence[Step]) -> str:

@@ -7,6 +7,7 @@ the function must know this rank's part.
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +15,13 @@ from typing import Any
 
 import torch
 
-from planner_core.core import Placements, Shard, SitePlan
+from planner_core.core import Placements, SitePlan
 from planner_core.models.hooks import RECURRENT, draws_dropout_mask
 from planner_core.ops import LocalExecution, known_functions, operator
 from planner_core.runtime.record import CannotRewrite, MixesSamples, Ref, TapeCall
-from planner_core.runtime.write.expressions import WriteLeaf, write_arguments, write_call, write_callee, write_literal
+from planner_core.runtime.write.expressions import write_arguments, write_call, write_callee
 from planner_core.runtime.write.placed_tape import PlannedTape
-from planner_core.runtime.write.source import is_path
+from planner_core.runtime.write.syntax import WriteLeaf, attribute, is_path, literal, make_call, path, subscript
 
 RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "view_as", "reshape_as", "ravel")
 EXPANSIONS = ("expand", "expand_as", "broadcast_to")
@@ -38,10 +39,10 @@ class LocalCall:
     layout: PlannedTape
     call: TapeCall
     row: SitePlan
-    texts: list[str]
+    texts: list[ast.expr]
     axis: Callable[[int], str]
     name_object: WriteLeaf
-    next_seed: Callable[[], str] = lambda: "seed"
+    next_seed: Callable[[], ast.expr] = lambda: path("seed")
     """Writes the seed of a call that draws random numbers."""
     function: str = ""
     """The function that replaces the model's own, if any."""
@@ -62,21 +63,36 @@ class LocalCall:
         """Return the axes that shard `dim`."""
         return self.layout.axes(placements, dim)
 
-    def write_axes(self, axes: list[int]) -> str:
+    def write_axes(self, axes: list[int]) -> ast.expr:
         """Write axes as a list."""
-        return f"[{', '.join(map(self.axis, axes))}]"
+        return literal([path(self.axis(a)) for a in axes])
+
+    def write_options(self, **options: Any) -> dict[str, ast.expr]:
+        """Write keyword arguments, without those that are false or empty."""
+        return {name: literal(value, self.name_object) for name, value in options.items() if value}
+
+    def method(self, name: str, *args: Any, **kwargs: Any) -> ast.expr:
+        """Write a call of a method of the first operand."""
+        return make_call(attribute(self.texts[0], name), *args, **kwargs)
 
     def argument(self, name: str, position: int, default: Any = None) -> Any:
         """Return an argument by name or position."""
         args = self.call.args
         return self.call.kwargs.get(name, args[position] if position < len(args) else default)
 
-    def unchanged(self, **changed: Any) -> str:
-        """Write the call as it is, with some keywords replaced."""
+    def arguments_by_name(self, *names: str) -> dict[str, Any]:
+        """Return the arguments by name, each tensor as its operand. `names`: those of the function, in order."""
+        order = iter(self.texts)
+        arguments = dict(zip(names, self.call.args, strict=False)) | self.call.kwargs
+        return {k: next(order) if isinstance(v, Ref) else v for k, v in arguments.items()}
+
+    def unchanged(self) -> ast.expr:
+        """Write the call as it is."""
         args, kwargs = self.with_operand_positions()
         if self.function:
-            return f"{self.function}({write_arguments(self.call.func, args, {**kwargs, **changed}, self.write_leaf)})"
-        return write_call(self.call.func, self.call.fn, args, {**kwargs, **changed}, self.write_leaf)
+            places, named = write_arguments(self.call.func, args, kwargs, self.write_leaf)
+            return make_call(self.function, *places, **named)
+        return write_call(self.call.func, self.call.fn, args, kwargs, self.write_leaf)
 
     def with_operand_positions(self) -> tuple[Any, Any]:
         """The arguments, in which each tensor has its position among the operands."""
@@ -96,7 +112,7 @@ class LocalCall:
 
         return numbered(self.call.args), numbered(self.call.kwargs)
 
-    def write_leaf(self, item: Any) -> str:
+    def write_leaf(self, item: Any) -> ast.expr:
         """Write a leaf of the numbered arguments."""
         return self.texts[item.position] if isinstance(item, _OperandRef) else self.name_object(item)
 
@@ -108,11 +124,11 @@ class _OperandRef(Ref):
     position: int = 0
 
 
-Rule = Callable[[LocalCall], str]
+Rule = Callable[[LocalCall], ast.expr]
 _RULES: dict[str, Rule] = {}
 
 
-def write_operator(local: LocalCall) -> str:
+def write_operator(local: LocalCall) -> ast.expr:
     """Write the call on local tensors."""
     fn = local.call.fn
     if fn not in _RULES and operator(fn).local_execution not in UNCHANGED_KINDS and fn != "to":
@@ -132,14 +148,14 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 @_rule(*RESHAPES)
-def _reshape(local: LocalCall) -> str:
+def _reshape(local: LocalCall) -> ast.expr:
     if any(isinstance(a, torch.dtype) for a in local.call.args):
         return local.unchanged()
     x, given_shape, result_shape = local.texts[0], local.given_shape(), local.result_shape()
     return write_reshape(x, given_shape, result_shape)
 
 
-def write_reshape(x: str, old: tuple[int, ...], new: tuple[int, ...]) -> str:
+def write_reshape(x: ast.expr, old: tuple[int, ...], new: tuple[int, ...]) -> ast.expr:
     """Write a reshape from one local shape to another, if possible without naming the number of samples or tokens.
 
     Example: (8, 16, 64) to (8, 16, 4, 16) changes the last dim only, so it is x.reshape(*x.shape[:2], 4, 16).
@@ -157,69 +173,73 @@ def write_reshape(x: str, old: tuple[int, ...], new: tuple[int, ...]) -> str:
     if not old_dims and not new_dims:
         return x
     if not old_dims and new_dims == (1,):
-        return f"{x}.unsqueeze({head})"
+        return make_call(attribute(x, "unsqueeze"), head)
     if len(new_dims) == 1 and len(old_dims) > 1:
-        return f"{x}.flatten({head}, {head + len(old_dims) - 1})" if tail else f"{x}.flatten({head})"
+        return make_call(attribute(x, "flatten"), head, *([head + len(old_dims) - 1] if tail else []))
+    sizes: list[Any] = list(new_dims)
     if is_path(x):
-        sizes = [
-            *([f"*{x}.shape[:{head}]"] if head else []),
-            *map(str, new_dims),
-            *([f"*{x}.shape[-{tail}:]"] if tail else []),
-        ]
+        shape = attribute(x, "shape")
+        if head:
+            sizes.insert(0, _unpacked(subscript(shape, slice(head))))
+        if tail:
+            sizes.append(_unpacked(subscript(shape, slice(-tail, None))))
     else:  # an expression, which must be evaluated once
-        head, new_dims, sizes = 0, new, list(map(str, new))
+        head, new_dims, sizes = 0, new, list(new)
     if not head and new_dims and 0 not in old:
-        sizes[0] = "-1"  # usually the samples; so the code is right for any number of them
-    return f"{x}.reshape({', '.join(sizes)})"
+        sizes[0] = -1  # usually the samples; so the code is right for any number of them
+    return make_call(attribute(x, "reshape"), *sizes)
+
+
+def _unpacked(value: ast.expr) -> ast.expr:
+    return ast.Starred(value, ast.Load())
 
 
 @_rule("getitem")
-def _getitem(local: LocalCall) -> str:
+def _getitem(local: LocalCall) -> ast.expr:
     index = local.call.args[1]
     whole = all(isinstance(i, slice) and i.step in (None, 1) for i in (index if isinstance(index, tuple) else (index,)))
     return local.texts[0] if whole and local.given_shape() == local.result_shape() else local.unchanged()
 
 
 @_rule(*EXPANSIONS)
-def _expand(local: LocalCall) -> str:
+def _expand(local: LocalCall) -> ast.expr:
     given_shape, result_shape = local.given_shape(), local.result_shape()
     grown = len(result_shape) - len(given_shape)
-    sizes = [str(n) if i < grown or given_shape[i - grown] != n else "-1" for i, n in enumerate(result_shape)]
-    return f"{local.texts[0]}.expand({', '.join(sizes)})"
+    sizes = [n if i < grown or given_shape[i - grown] != n else -1 for i, n in enumerate(result_shape)]
+    return local.method("expand", *sizes)
 
 
 @_rule("repeat", "tile")
-def _repeat(local: LocalCall) -> str:
+def _repeat(local: LocalCall) -> ast.expr:
     """Write the counts of this rank: those of the recording may be of its own samples where the result has all."""
     given_shape, result_shape = local.given_shape(), local.result_shape()
     given_shape = (1,) * (len(result_shape) - len(given_shape)) + tuple(given_shape)
-    return f"{local.texts[0]}.repeat({', '.join(str(m // h) for h, m in zip(given_shape, result_shape, strict=True))})"
+    return local.method("repeat", *(m // h for h, m in zip(given_shape, result_shape, strict=True)))
 
 
 @_rule(*NEW_TENSORS)
-def _new(local: LocalCall) -> str:
-    kwargs = {name: value for name, value in local.call.kwargs.items() if name not in ("size", "fill_value")}
-    parts = [
-        str(tuple(local.result_shape())),
-        *(f"{name}={write_literal(value, local.name_object)}" for name, value in kwargs.items()),
-    ]
+def _new(local: LocalCall) -> ast.expr:
+    options = {
+        k: literal(v, local.name_object) for k, v in local.call.kwargs.items() if k not in ("size", "fill_value")
+    }
+    fill = []
     if local.call.fn == "new_full":
-        fill = local.argument("fill_value", 2)
-        parts.insert(1, local.texts[1] if isinstance(fill, Ref) else write_literal(fill, local.name_object))
-    return f"{local.texts[0]}.{local.call.fn}({', '.join(parts)})"
+        value = local.argument("fill_value", 2)
+        fill = [local.texts[1] if isinstance(value, Ref) else literal(value, local.name_object)]
+    return local.method(local.call.fn, tuple(local.result_shape()), *fill, **options)
 
 
 @_rule(*SPLITS)
-def _split(local: LocalCall) -> str:
+def _split(local: LocalCall) -> ast.expr:
     dim = local.argument("dim", 2, 0)
     sizes = [local.result_shape(i)[dim] for i in range(len(local.call.outputs))]
     if len(set(sizes)) == 1:
-        return f"{local.texts[0]}.chunk({len(sizes)}, {dim})"
-    return f"{local.texts[0]}.split({sizes}, {dim})"
+        return local.method("chunk", len(sizes), dim)
+    return local.method("split", sizes, dim)
 
 
 @_rule("as_strided")
-def _as_strided(local: LocalCall) -> str:
+def _as_strided(local: LocalCall) -> ast.expr:
     """Write the sizes of this rank. The strides are those of the recording, so samples must be in the outermost dim.
 
     The operand must lie in memory as it did there, since a collective may have moved its elements.
@@ -227,44 +247,40 @@ def _as_strided(local: LocalCall) -> str:
     offset, strides = local.argument("storage_offset", 3), local.call.strides
     if local.layout.num_parts > 1 and (strides or local.layout.samples[local.call.inputs[0]] not in (None, 0)):
         raise MixesSamples(f"{local.call.site} has strides that depend on the number of samples")
-    rest = f", {offset}" if offset else ""
-    x = local.texts[0]
-    laid = f"laid_out({x}, {strides})" if strides else f"{x}.contiguous()"
-    return f"{laid}.as_strided({local.result_shape()}, {tuple(local.argument('stride', 2))}{rest})"
+    laid = make_call("laid_out", local.texts[0], strides) if strides else local.method("contiguous")
+    sizes, steps = tuple(local.result_shape()), tuple(local.argument("stride", 2))
+    return make_call(attribute(laid, "as_strided"), sizes, steps, *([offset] if offset else []))
 
 
 @_rule("conv1d", "conv2d", "conv3d")
-def _conv(local: LocalCall) -> str:
+def _conv(local: LocalCall) -> ast.expr:
     groups = local.argument("groups", 6, 1)
     if groups == 1 or not local.axes(local.operand(0), 1):
         return local.unchanged()
-    names = ("input", "weight", "bias", "stride", "padding", "dilation")
-    arguments = dict(zip(names, local.call.args, strict=False)) | local.call.kwargs
+    arguments = local.arguments_by_name("input", "weight", "bias", "stride", "padding", "dilation")
     arguments["groups"] = groups // math.prod(local.layout.sizes[a] for a in local.axes(local.operand(0), 1))
-    order = iter(local.texts)
-    parts = {
-        k: next(order) if isinstance(v, Ref) else write_literal(v, local.name_object) for k, v in arguments.items()
-    }
-    first = ", ".join(parts.pop(n) for n in names[:2])
-    return f"F.{local.call.fn}({first}, {', '.join(f'{k}={v}' for k, v in parts.items())})"
+    x, weight = arguments.pop("input"), arguments.pop("weight")
+    return make_call(
+        f"F.{local.call.fn}", x, weight, **{k: literal(v, local.name_object) for k, v in arguments.items()}
+    )
 
 
 # --- sums and means -----------------------------------------------------------------------------------
 
 
 @_rule(*MEANS)
-def _mean(local: LocalCall) -> str:
+def _mean(local: LocalCall) -> ast.expr:
     """Write a mean. If the averaged dim is sharded over n ranks, this rank's term of the global mean is its local mean divided
     by n."""
     split = local.axes(local.operand(0))
     parts = [a for a in local.layout.partial(local.row.outputs[0].src.forward) if a in split]
     if not parts or local.call.kwargs.get("reduction", "mean") != "mean":
         return local.unchanged()
-    return f"{local.unchanged()} / {math.prod(local.layout.sizes[a] for a in parts)}"
+    return ast.BinOp(local.unchanged(), ast.Div(), literal(math.prod(local.layout.sizes[a] for a in parts)))
 
 
 @_rule("cross_entropy")
-def _cross_entropy(local: LocalCall) -> str:
+def _cross_entropy(local: LocalCall) -> ast.expr:
     split, classes = local.axes(local.operand(0)), local.axes(local.operand(0), 1)
     if not split:
         return local.unchanged()
@@ -272,24 +288,23 @@ def _cross_entropy(local: LocalCall) -> str:
 
 
 @_rule("nll_loss")
-def _nll_loss(local: LocalCall) -> str:
+def _nll_loss(local: LocalCall) -> ast.expr:
     split = local.axes(local.operand(0))
     return _write_loss(local, "nll_loss", samples=split) if split else local.unchanged()
 
 
-def _write_loss(local: LocalCall, name: str, **split: list[int]) -> str:
+def _write_loss(local: LocalCall, name: str, **split: list[int]) -> ast.expr:
     known = (("ignore_index", 4, -100), ("reduction", 6, "mean"), ("label_smoothing", 7, 0.0))
     options = {name: (local.argument(name, at, default), default) for name, at, default in known}
-    parts = [f"{k}={v!r}" for k, (v, default) in options.items() if v != default]
-    parts += [f"{k}={local.write_axes(axes)}" for k, axes in split.items() if axes]
-    return f"{name}({', '.join([*local.texts, *parts])})"
+    changed = {k: v for k, (v, default) in options.items() if v != default}
+    return make_call(name, *local.texts, **changed, **{k: local.write_axes(axes) for k, axes in split.items() if axes})
 
 
 # --- lookups, norms, experts --------------------------------------------------------------------------
 
 
 @_rule("embedding")
-def _embedding(local: LocalCall) -> str:
+def _embedding(local: LocalCall) -> ast.expr:
     rows = local.axes(local.operand(1), 0)
     if local.argument("scale_grad_by_freq", 5, False) and (rows or local.axes(local.operand(0))):
         raise CannotRewrite(
@@ -301,59 +316,54 @@ def _embedding(local: LocalCall) -> str:
     if local.argument("max_norm", 3) is not None:
         raise CannotRewrite(f"{local.call.site}: embedding with max_norm cannot split its vocabulary")
     padding = local.argument("padding_idx", 2)
-    parts = [*local.texts, *([] if padding is None else [f"padding_idx={padding}"]), f"rows={local.write_axes(rows)}"]
-    return f"embedding({', '.join(parts)})"
+    options = {} if padding is None else {"padding_idx": padding}
+    return make_call("embedding", *local.texts, **options, rows=local.write_axes(rows))
 
 
 @_rule("histc")
-def _histc(local: LocalCall) -> str:
+def _histc(local: LocalCall) -> ast.expr:
     known = (("bins", 1, 100), ("min", 2, 0), ("max", 3, 0))
-    return f"histc({local.texts[0]}, {', '.join(repr(local.argument(*argument)) for argument in known)})"
+    return make_call("histc", local.texts[0], *(local.argument(*argument) for argument in known))
 
 
 @_rule("batch_norm")
-def _batch_norm(local: LocalCall) -> str:
+def _batch_norm(local: LocalCall) -> ast.expr:
     samples = local.axes(local.operand(0), 0)
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-    arguments = dict(zip(names, local.call.args, strict=False)) | local.call.kwargs
+    arguments = local.arguments_by_name(*names)
     if not samples or not arguments.get("training", False):
         return local.unchanged()
-    order = iter(local.texts)
-    parts = {
-        k: next(order) if isinstance(v, Ref) else write_literal(v, local.name_object) for k, v in arguments.items()
-    }
-    first = [parts.get(n, "None") for n in names[:5]]
-    options = [f"{n}={parts[n]}" for n in ("momentum", "eps") if n in parts]
-    return f"batch_norm({', '.join([*first, *options])}, samples={local.write_axes(samples)})"
+    options = {n: arguments[n] for n in ("momentum", "eps") if n in arguments}
+    return make_call("batch_norm", *map(arguments.get, names[:5]), **options, samples=local.write_axes(samples))
 
 
 @_rule("moe_experts")
-def _moe_experts(local: LocalCall) -> str:
+def _moe_experts(local: LocalCall) -> ast.expr:
     experts = local.axes(local.operand(3), 0)
     if not experts:
         return local.unchanged()
     args, kwargs = local.with_operand_positions()
     layer = write_callee(local.call.func, local.write_leaf)
-    given = f"{layer}, {write_arguments(local.call.func, args, kwargs, local.write_leaf)}"
+    places, named = write_arguments(local.call.func, args, kwargs, local.write_leaf)
     dispatch = [axis for axis in experts if axis in local.axes(local.operand(0), 0)]
     if dispatch:
-        return f"dispatched_experts({given}, dispatch={local.axis(dispatch[0])})"
-    return f"own_experts({given}, experts={local.write_axes(experts)})"
+        return make_call("dispatched_experts", layer, *places, **named, dispatch=path(local.axis(dispatch[0])))
+    return make_call("own_experts", layer, *places, **named, experts=local.write_axes(experts))
 
 
 @_rule("copy_")
-def _copy(local: LocalCall) -> str:
-    return f"with_item({local.texts[0]}, ..., {local.texts[1]})"
+def _copy(local: LocalCall) -> ast.expr:
+    return make_call("with_item", local.texts[0], ..., local.texts[1])
 
 
 @_rule("setitem")
-def _setitem(local: LocalCall) -> str:
+def _setitem(local: LocalCall) -> ast.expr:
     (target, index, value), _ = local.with_operand_positions()
-    return f"with_item({local.write_leaf(target)}, {write_literal(index, local.write_leaf)}, {write_literal(value, local.write_leaf)})"
+    return make_call("with_item", *(literal(item, local.write_leaf) for item in (target, index, value)))
 
 
 @_rule("scaled_dot_product_attention")
-def _attention(local: LocalCall) -> str:
+def _attention(local: LocalCall) -> ast.expr:
     p = local.argument("dropout_p", 4, 0.0)
     ring = local.axes(local.operand(1), 2)
     if ring:
@@ -361,31 +371,29 @@ def _attention(local: LocalCall) -> str:
     queries = local.axes(local.operand(0), 2) if local.argument("is_causal", 5, False) else []
     if not p and not queries:
         return local.unchanged()
-    parts = [*local.texts, *([f"dropout_p={p}"] if p else [])]
-    options = {"is_causal": local.argument("is_causal", 5, False) and not queries}
-    options |= {name: local.call.kwargs.get(name) for name in ("scale", "enable_gqa")}
-    parts += [f"{name}={write_literal(value, local.name_object)}" for name, value in options.items() if value]
-    parts += [f"queries={local.write_axes(queries)}"] if queries else []
+    scale, grouped = local.call.kwargs.get("scale"), local.call.kwargs.get("enable_gqa")
+    causal = local.argument("is_causal", 5, False) and not queries
+    options = local.write_options(dropout_p=p, is_causal=causal, scale=scale, enable_gqa=grouped)
+    options |= {"queries": local.write_axes(queries)} if queries else {}
     if p:
-        split = [a for a, s in enumerate(local.operand(0)) if isinstance(s, Shard) and local.layout.sizes[a] > 1]
-        parts += [f"seed={local.next_seed()}", f"split={local.write_axes(split)}"]
-    return f"{'attention' if p else 'causal_attention'}({', '.join(parts)})"
+        options |= {"seed": local.next_seed(), "split": local.write_axes(local.axes(local.operand(0)))}
+    return make_call("attention" if p else "causal_attention", *local.texts, **options)
 
 
-def _recurrent(local: LocalCall) -> str:
+def _recurrent(local: LocalCall) -> ast.expr:
     """Write recurrent layers. Those that drop values between layers draw masks of this rank's samples."""
     if not draws_dropout_mask(local.call.fn, local.call.args, local.call.kwargs):
         return local.unchanged()
-    split = [a for a, s in enumerate(local.operand(0)) if isinstance(s, Shard) and local.layout.sizes[a] > 1]
-    return f"masked({local.next_seed()}, {local.write_axes(split)}, DEVICE, lambda: {local.unchanged()})"
+    draw = ast.Lambda(ast.arguments([], [], None, [], [], None, []), local.unchanged())
+    return make_call("masked", local.next_seed(), local.write_axes(local.axes(local.operand(0))), path("DEVICE"), draw)
 
 
 for _name in RECURRENT:
     _rule(_name)(_recurrent)
 
 
-def _write_ring_attention(local: LocalCall, ring: list[int], dropout_p: float) -> str:
-    options = {"is_causal": local.argument("is_causal", 5, False), "dropout_p": dropout_p}
-    options |= {name: local.call.kwargs.get(name) for name in ("scale", "enable_gqa")}
-    parts = [f"{name}={write_literal(value, local.name_object)}" for name, value in options.items() if value]
-    return f"ring_attention({', '.join([*local.texts[:3], *parts])}, ring={local.write_axes(ring)})"
+def _write_ring_attention(local: LocalCall, ring: list[int], dropout_p: float) -> ast.expr:
+    scale, grouped = local.call.kwargs.get("scale"), local.call.kwargs.get("enable_gqa")
+    causal = local.argument("is_causal", 5, False)
+    options = local.write_options(is_causal=causal, dropout_p=dropout_p, scale=scale, enable_gqa=grouped)
+    return make_call("ring_attention", *local.texts[:3], **options, ring=local.write_axes(ring))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import ast
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from planner_core.core import BlockLabel, Edge, Shard, Step
@@ -16,8 +17,18 @@ from planner_core.runtime.write.expressions import RESERVED, NameScope, to_ident
 from planner_core.runtime.write.functions import INSIDE, FunctionWriter, OuterSteps
 from planner_core.runtime.write.moves import MoveTable, split_weight_steps
 from planner_core.runtime.write.placed_tape import BlockCopy, PlannedTape
-from planner_core.runtime.write.source import wrap_lines
 from planner_core.runtime.write.specs import BlockLine, Program, UnitBuffer, UnitInstance, UnitSpec, UnitUse
+from planner_core.runtime.write.syntax import (
+    assign,
+    function,
+    literal,
+    make_call,
+    path,
+    print_function,
+    stored,
+    subscript,
+    wrap_lines,
+)
 
 
 def write_program(
@@ -60,20 +71,21 @@ class _ProgramWriter:
         cuts = [cut for i in self.instances for cut in i.text.cuts]
         constant_functions = constants.write(cuts, plain)
         forward = self._write_forward(constants)
-        functions = {i.function: i.lines() for i in self.instances}
-        head = [f'"""{self.title}"""', "", *self.moves.definitions()]
+        functions = {i.function: i for i in self.instances}
+        definitions = [ast.unparse(ast.fix_missing_locations(line)) for line in self.moves.definitions()]
         parts = [
-            _block_lines("\n".join(head)),
-            *map(_block_lines, constant_functions),
-            *functions.values(),
-            _block_lines(forward),
+            _lines_outside_blocks([f'"""{self.title}"""', "", *definitions]),
+            *(_lines_outside_blocks(print_function(f)) for f in constant_functions),
+            *(i.lines() for i in functions.values()),
+            _lines_outside_blocks(print_function(forward)),
         ]
         all_lines = [line for part in parts for line in (*part, BlockLine(""), BlockLine(""))][:-1]
         lines = tuple(line._replace(text=text) for line in all_lines for text in wrap_lines(line.text).split("\n"))
         program = self._make_program("\n".join(line.text for line in lines), bool(constants.used_table_names))
         program.lines = lines
         program.draws = constants.draws or any(draws_random_numbers(c.fn) for i in self.instances for c in i.calls)
-        program.buffers, program.table_buffers = read_buffers(program.source), read_buffers(constants.tables)
+        program.buffers = read_buffers([*constant_functions, forward])
+        program.table_buffers = read_buffers([constants.tables] if constants.tables else [])
         return program
 
     def _find_buffer_writes(self) -> dict[int, int]:
@@ -138,7 +150,7 @@ class _ProgramWriter:
                 for number in call.inputs:
                     used_by.setdefault(number, set()).add(index)
         lasting = {*self.results, *self.buffer_writes.values()}
-        texts: dict[tuple[str, ...], str] = {}
+        function_names: dict[str, str] = {}  # by the syntax tree
         input_names: dict[str, list[str]] = {}  # label -> names of its inputs in the last copy
         scope = NameScope(RESERVED | self.moves.taken)
         for index in reversed(range(len(self.instances))):
@@ -159,12 +171,12 @@ class _ProgramWriter:
             )
             instance.written = writer.write()
             if instance.label:
-                input_names.setdefault(instance.label, [writer.texts[n] for n in instance.written.inputs])
+                input_names.setdefault(instance.label, instance.written.input_names)
         for index, instance in enumerate(self.instances):
-            text = tuple(instance.text.lines(""))
-            if text not in texts:
-                texts[text] = scope.keep(self._function_name(index, instance))
-            instance.function = texts[text]
+            tree = ast.dump(instance.text.tree(""))
+            if tree not in function_names:
+                function_names[tree] = scope.keep(self._function_name(index, instance))
+            instance.function = function_names[tree]
 
     def _function_name(self, index: int, instance: UnitInstance) -> str:
         if instance.label:
@@ -199,39 +211,36 @@ class _ProgramWriter:
         }
         return named_inputs | {n: scope.keep("received") for n in self.tape.received}
 
-    def _write_forward(self, constants: ConstantsWriter) -> str:
-        lines = []
+    def _write_forward(self, constants: ConstantsWriter) -> ast.FunctionDef:
+        body: list[ast.stmt] = []
         if constants.used_table_names:
-            lines.append(
-                f"{', '.join(constants.used_table_names)}{',' if len(constants.used_table_names) == 1 else ''} = units.tables"
-            )
+            body.append(assign(stored(constants.used_table_names, unpack=True), path("units.tables")))
         if constants.lines[True]:
-            version = (
-                f"{', '.join(constants.constant_names)}{',' if len(constants.constant_names) == 1 else ''} = "
-                if constants.constant_names
-                else ""
-            )
-            takes = ["units.buffers", *constants.constant_arguments[1:]]
-            lines.append(f"{version}constants({', '.join(takes)})")
+            value = make_call("constants", path("units.buffers"), *map(path, constants.constant_arguments[1:]))
+            names = constants.constant_names
+            body.append(assign(stored(names, unpack=True), value) if names else ast.Expr(value))
         fixed = {*self.inputs.values(), *constants.used_table_names, *constants.constant_names}
         last = [*self.results, *self.buffer_writes.values()]
         calls = ForwardWriter(self.instances, constants.cuts, last, frozenset(fixed) | RESERVED | self.moves.taken)
-        calls.texts.update({n: self.inputs[n] for n in self.tape.received})
-        lines += calls.write()
+        calls.value_names.update({n: self.inputs[n] for n in self.tape.received})
+        body += calls.write()
         self.groups = calls.groups
 
-        def text(number: int) -> str:
+        def value_of(number: int) -> ast.expr:
+            buffer = subscript(path("units.buffers"), self.tape.tensors[self.tape.tensors[number].root].name)
             if self.tape.tensors[number].kind == BUFFER:
-                return f"units.buffers[{self.tape.tensors[number].name!r}]"
-            text_of_value = calls.texts.get(number) or constants.names.get(number) or self.inputs[number]
-            return (
-                text_of_value if text_of_value.isidentifier() else f"units.{text_of_value}"
-            )  # a buffer that constants have written
+                return buffer
+            if number in calls.value_names:
+                return path(calls.value_names[number])
+            value = constants.names.get(number) or path(self.inputs[number])
+            return value if isinstance(value, ast.Name) else buffer  # a buffer that constants have written
 
-        lines += [f"write({text(buffer)}, {text(value)})" for buffer, value in self.buffer_writes.items()]
-        names = [text(n) for n in self.results]
-        lines.append(f"return {', '.join(names)}{',' if len(names) == 1 else ''}")
-        return "\n    ".join([f"def forward({', '.join(['units', *self.inputs.values()])}):", *lines])
+        body += [
+            ast.Expr(make_call("write", value_of(buffer), value_of(value)))
+            for buffer, value in self.buffer_writes.items()
+        ]
+        body.append(ast.Return(literal(tuple(value_of(n) for n in self.results))))
+        return function("forward", ["units", *self.inputs.values()], body)
 
     def _make_program(self, source: str, has_tables: bool) -> Program:
         units = [self._unit_spec(i) for i in self.instances]
@@ -331,8 +340,8 @@ def _move_before_block(units: list[UnitInstance], call: TapeCall) -> None:
     units[-2].calls.append(call)
 
 
-def _block_lines(text: str) -> list[BlockLine]:
-    return [BlockLine(line) for line in text.split("\n")]
+def _lines_outside_blocks(texts: Sequence[str]) -> list[BlockLine]:
+    return [BlockLine(text) for text in texts]
 
 
 def _outer_steps_by_site(uses: Mapping[str, set[OuterSteps]]) -> dict[str, OuterSteps]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from planner_core.core import Placements, Step
 from planner_core.runtime.record import TapeCall
+from planner_core.runtime.write.syntax import function, literal, print_function, statements
 
 PlacedConstant = tuple[int, Placements]
 """A constant, and the placements in which a unit needs it."""
+
+
+Sites = dict[ast.stmt, tuple[str, ...]]
+"""The call sites of the operators in a statement."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +47,11 @@ class BufferUse:
 
 @dataclass
 class FunctionSource:
-    """A function, with its arguments and results by their numbers on the tape. `body` has one line for each statement, without indent."""
+    """A function, with its arguments and results by their numbers on the tape."""
 
     parameters: list[str]
-    body: list[str]
-    returned: list[str]
+    body: list[ast.stmt]
+    returned: list[ast.expr]
     inputs: list[int]
     input_names: list[str]
     """The names of the inputs among the parameters."""
@@ -55,13 +61,12 @@ class FunctionSource:
     outputs: list[int]
     seeds: int
     """Number of calls that draw random numbers."""
-    sites: list[tuple[str, ...]]
-    """For each line of the body the call sites of the operators on it."""
+    sites: Sites
 
-    def lines(self, name: str) -> list[str]:
-        """Return the lines of the function under a name."""
-        head = f"def {name}({', '.join(self.parameters)}):"
-        return [head, *(f"    {line}" for line in self.body), f"    return {', '.join(self.returned)}".rstrip()]
+    def tree(self, name: str) -> ast.FunctionDef:
+        """Return the function under a name."""
+        results = self.returned[0] if len(self.returned) == 1 else literal(tuple(self.returned))
+        return function(name, self.parameters, [*self.body, ast.Return(results if self.returned else None)])
 
 
 class BlockLine(NamedTuple):
@@ -85,9 +90,10 @@ class UnitInstance:
 
     def lines(self) -> list[BlockLine]:
         """Return the lines of its function, with the operators on each."""
-        names = [[site[len(self.prefix) :].removeprefix(".") for site in sites] for sites in [(), *self.text.sites, ()]]
-        lines = self.text.lines(self.function)
-        return [BlockLine(text, self.label, tuple(ops)) for text, ops in zip(lines, names, strict=True)]
+        tree = self.text.tree(self.function)
+        sites = [(), *(self.text.sites.get(s, ()) for s in statements(tree.body))]
+        ops = [tuple(site[len(self.prefix) :].removeprefix(".") for site in line) for line in sites]
+        return [BlockLine(t, self.label, o) for t, o in zip(print_function(tree), ops, strict=True)]
 
     @property
     def text(self) -> FunctionSource:
