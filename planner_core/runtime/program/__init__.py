@@ -3,39 +3,10 @@
 Exported scripts import from here the functions that their blocks call. Nothing but torch is imported.
 """
 
+from planner_core.runtime.program import names
 from planner_core.runtime.program.gradients import GradientBucket, ReductionQueue
-from planner_core.runtime.program.names import (
-    Axis,
-    EditableFunctions,
-    F,
-    all_gather,
-    all_reduce,
-    all_to_all,
-    attention,
-    batch_norm,
-    causal_attention,
-    chunked,
-    cross_entropy,
-    dispatched_experts,
-    divide,
-    dropout,
-    embedding,
-    expect,
-    histc,
-    keep,
-    laid_out,
-    masked,
-    move,
-    nll_loss,
-    own_experts,
-    pad,
-    plan_digest,
-    reduce_scatter,
-    ring_attention,
-    shard,
-    torch,
-    with_item,
-)
+from planner_core.runtime.program.names import *  # noqa: F403  # the list of them is there
+from planner_core.runtime.program.names import EditableFunctions, plan_digest
 from planner_core.runtime.program.units import UnitCall
 from planner_core.runtime.program.weights import WeightBucket
 
@@ -48,37 +19,5 @@ IN_FLIGHT = (
 )
 """The methods that gather weights ahead of their use and reduce gradients. What they allocate counts as in flight."""
 
-__all__ = [
-    "IN_FLIGHT",
-    "Axis",
-    "EditableFunctions",
-    "F",
-    "UnitCall",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "attention",
-    "batch_norm",
-    "causal_attention",
-    "chunked",
-    "cross_entropy",
-    "dispatched_experts",
-    "divide",
-    "dropout",
-    "embedding",
-    "expect",
-    "histc",
-    "keep",
-    "laid_out",
-    "masked",
-    "move",
-    "nll_loss",
-    "own_experts",
-    "pad",
-    "plan_digest",
-    "reduce_scatter",
-    "ring_attention",
-    "shard",
-    "torch",
-    "with_item",
-]
+__all__ = ["IN_FLIGHT", "EditableFunctions", "UnitCall", "plan_digest"]
+__all__ += names.__all__
