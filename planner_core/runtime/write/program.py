@@ -257,7 +257,6 @@ class _ProgramWriter:
             (self.layout.delivered_placements.get(n, self.layout.replicated), self.layout.samples[n])
             for n in self.results
         ]
-        samples = {name: self.layout.samples[n] for n, name in self.inputs.items()}
         return Program(
             source,
             units,
@@ -265,7 +264,6 @@ class _ProgramWriter:
             self.objects,
             list(self.inputs.values()),
             self.layout.data_axes,
-            samples,
             self.results,
             self.tape.result,
             delivered,

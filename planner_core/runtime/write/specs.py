@@ -151,7 +151,6 @@ class Program:
     foreign: dict[str, Any]
     inputs: list[str]
     data_axes: tuple[int, ...]
-    sample_inputs: dict[str, int | None]
     outputs: list[int]
     result: Any
     delivered: list[tuple[Placements, int | None]]
