@@ -8,9 +8,14 @@ from enum import IntEnum
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import planner_core as shardscope
+from planner_core.runtime.program import Axis, names
 from planner_core.runtime.program.engine import read_buffers
-from planner_core.runtime.write.expressions import NameScope
+from planner_core.runtime.write.expressions import NameScope, to_identifier
+from planner_core.runtime.write.planned import PlannedForward
 from planner_core.runtime.write.syntax import (
     assign,
     binary,
@@ -86,3 +91,37 @@ def test_each_line_of_a_function_is_a_statement() -> None:
 def test_paths_and_numbered_names() -> None:
     assert is_path(path("w.weight")) and is_path(path("x")) and not is_path(make_call("x.view", 1))
     assert [NameScope.base(n) for n in ("mask_2", "mask", "layer_1_weight")] == ["mask", "mask", "layer_1_weight"]
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, layer: torch.Tensor) -> torch.Tensor:
+        layer = layer + self.down(torch.relu(self.up(layer)))
+        return layer  # noqa: RET504  # the name is what is tested
+
+
+class CallsItsValuesLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Layer() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layer = torch.tanh(x)
+        for block in self.blocks:
+            layer = block(layer)
+        return layer.square().mean()
+
+
+def test_a_value_has_no_name_that_generated_code_uses_itself() -> None:
+    """The loop over the blocks was `layer = layer(layer)`, and a value called `laid_out` hid the function."""
+    x = torch.randn(8, 256)
+    plan = shardscope.plan(CallsItsValuesLayer(), inputs=(x,), cluster="1x8-h100:gpus=2").best
+    forward = PlannedForward(CallsItsValuesLayer(), plan, [Axis(plan.mesh.axis_names[0], None, 2)])
+    program = forward.prepare((x,), {}, global_batch=True, gather=lambda part: part).program
+    (loop,) = (n for n in ast.walk(ast.parse(program.source)) if isinstance(n, ast.For))
+    (statement,) = loop.body
+    assert isinstance(statement, ast.Assign) and ast.unparse(loop.target) not in map(ast.unparse, statement.targets)
+    assert not [name for name in names.__all__ if to_identifier(name) in names.__all__]

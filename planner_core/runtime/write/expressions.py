@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from planner_core.runtime.program.names import __all__ as PROVIDED_NAMES
 from planner_core.runtime.record import Ref
 from planner_core.runtime.write.syntax import WriteLeaf, attribute, binary, literal, make_call, path, subscript
 
@@ -51,44 +52,10 @@ NAMESPACES: tuple[tuple[str, Any], ...] = (
     ("torch.fft", torch.fft),
     ("torch.special", torch.special),
 )
-PROVIDED_NAMES = (
-    "torch",
-    "F",
-    "w",
-    "seed",
-    "units",
-    "result",
-    "DEVICE",
-    "buffers",
-    "dropout",
-    "attention",
-    "embedding",
-    "cross_entropy",
-    "nll_loss",
-    "batch_norm",
-    "own_experts",
-    "dispatched_experts",
-    "with_item",
-    "expect",
-    "keep",
-    "move",
-    "all_gather",
-    "all_reduce",
-    "reduce_scatter",
-    "all_to_all",
-    "shard",
-    "pad",
-    "divide",
-    "tables",
-    "constants",
-    "forward",
-    "causal_attention",
-    "masked",
-    "histc",
-    "write",
-)
-"""Names that generated code uses."""
-RESERVED = frozenset(PROVIDED_NAMES) | frozenset(keyword.kwlist) | {"self", "slice", "float", "complex", "bool"}
+LOCAL_NAMES = ("w", "seed", "units", "result", "buffers", "tables", "constants", "forward", "layer")
+"""Names that generated code gives to what is no tensor of the model."""
+RESERVED = frozenset(PROVIDED_NAMES) | frozenset(keyword.kwlist) | frozenset(LOCAL_NAMES)
+RESERVED |= {"DEVICE", "self", "slice", "float", "complex", "bool"}
 
 
 @functools.cache

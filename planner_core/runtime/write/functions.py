@@ -15,7 +15,7 @@ from planner_core.runtime.write import operators
 from planner_core.runtime.write.expressions import RESERVED, NameScope, to_identifier
 from planner_core.runtime.write.moves import MoveTable
 from planner_core.runtime.write.placed_tape import PlannedTape
-from planner_core.runtime.write.specs import BufferUse, FunctionSource, PlacedConstant, Sites, WeightUse
+from planner_core.runtime.write.specs import FunctionSource, PlacedConstant, Sites, UnitBuffer, UnitUse
 from planner_core.runtime.write.syntax import (
     assign,
     attribute,
@@ -55,8 +55,8 @@ class FunctionWriter:
     """The names of the inputs in the other copies."""
     inputs: list[int] = field(default_factory=list)
     cuts: list[PlacedConstant] = field(default_factory=list)
-    weights: dict[tuple[int, int], WeightUse] = field(default_factory=dict)
-    buffers: dict[PlacedConstant, BufferUse] = field(default_factory=dict)
+    weights: dict[tuple[int, int], UnitUse] = field(default_factory=dict)
+    buffers: dict[PlacedConstant, UnitBuffer] = field(default_factory=dict)
     texts: dict[int, ast.expr] = field(default_factory=dict)
     seeds: int = 0
 
@@ -148,8 +148,9 @@ class FunctionWriter:
             ) or first <= self.last_recomputed
             saved = not self.recomputed and any(self._autograd_keeps_view(call, number) for call in users)
             trained = self.tape.tensors[number].grad and any(number in call.gives_gradient() for call in live_calls)
-            argument = self._name_argument(self.layout.parameters[number])
-            self.weights[key] = WeightUse(argument, number, gather, reduce, regather and not saved, saved, trained)
+            name = self.layout.parameters[number]
+            argument = self._name_argument(name)
+            self.weights[key] = UnitUse(argument, name, gather, reduce, regather and not saved, saved, trained)
 
     def _autograd_keeps_view(self, call: TapeCall, number: int) -> bool:
         """Return whether autograd keeps a view that `call` makes of a gathered parameter."""
@@ -166,7 +167,8 @@ class FunctionWriter:
         if self.tape.tensors[number].kind != BUFFER:
             self.cuts += [cut] * (cut not in self.cuts)
         elif cut not in self.buffers:
-            self.buffers[cut] = BufferUse(self._name_argument(self.tape.tensors[number].name), *cut)
+            name, cuts = self.tape.tensors[number].name, self.layout.cuts(*cut)
+            self.buffers[cut] = UnitBuffer(self._name_argument(name), name, edge.dst.forward, tuple(cuts))
 
     def _name_argument(self, name: str) -> str:
         """Return the name of a weight or buffer in the function."""

@@ -17,7 +17,7 @@ from planner_core.runtime.write.expressions import RESERVED, NameScope, to_ident
 from planner_core.runtime.write.functions import INSIDE, FunctionWriter, OuterSteps
 from planner_core.runtime.write.moves import MoveTable, split_weight_steps
 from planner_core.runtime.write.placed_tape import BlockCopy, PlannedTape
-from planner_core.runtime.write.specs import BlockLine, Program, UnitBuffer, UnitInstance, UnitSpec, UnitUse
+from planner_core.runtime.write.specs import BlockLine, Program, UnitInstance, UnitSpec
 from planner_core.runtime.write.syntax import (
     assign,
     function,
@@ -244,14 +244,13 @@ class _ProgramWriter:
 
     def _make_program(self, source: str, has_tables: bool) -> Program:
         units = [self._unit_spec(i) for i in self.instances]
-        updated = {
-            n for i in self.instances for c in i.calls if c.fn in ("batch_norm", "instance_norm") for n in c.inputs
-        }
+        norms = [c for i in self.instances for c in i.calls if c.fn in ("batch_norm", "instance_norm")]
+        updated = {self.tape.tensors[n].name for c in norms for n in c.inputs}
         split = {
-            self.tape.tensors[b.number].name: b.placements
+            b.buffer: b.placements
             for i in self.instances
             for b in i.text.buffers
-            if b.number in updated and any(isinstance(p, Shard) for p in b.placements)
+            if b.buffer in updated and any(isinstance(p, Shard) for p in b.placements)
         }
         delivered = [
             (self.layout.delivered_placements.get(n, self.layout.replicated), self.layout.samples[n])
@@ -274,25 +273,9 @@ class _ProgramWriter:
     def _unit_spec(self, instance: UnitInstance) -> UnitSpec:
         text = instance.text
         recompute = self.recompute.get(instance.label, "none")
-        weights = [
-            UnitUse(
-                w.argument,
-                self.layout.parameters[w.number],
-                w.gather,
-                w.reduce,
-                w.regather,
-                w.saved_by_autograd,
-                w.trained,
-            )
-            for w in text.weights
-        ]
-        buffers = [
-            UnitBuffer(b.argument, self.tape.tensors[b.number].name, tuple(self.layout.cuts(b.number, b.placements)))
-            for b in text.buffers
-        ]
         returns = any(n in self.layout.with_planned_gradient for call in instance.calls for n in call.outputs)
         name, function = instance.name, instance.function
-        return UnitSpec(name, function, tuple(weights), tuple(buffers), recompute, text.seeds > 0, returns)
+        return UnitSpec(name, function, tuple(text.uses), tuple(text.buffers), recompute, text.seeds > 0, returns)
 
 
 def split_into_units(layout: PlannedTape) -> list[UnitInstance]:

@@ -19,30 +19,33 @@ Sites = dict[ast.stmt, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class WeightUse:
-    """How a function uses a parameter: its argument, and the steps that are taken outside of the function.
+class UnitUse:
+    """How a unit uses a parameter, by its full name, and the steps that are taken outside of its function.
 
-    A gathered parameter has one such use for each operator; any other has one for all. `regather`: it is gathered again for
-    backward. `saved_by_autograd`: autograd keeps it, or a view of it, from forward. `trained`: the planned loss sends it a
-    gradient through this use.
+    A gathered parameter has one such use for each operator; any other has one for all.
     """
 
     argument: str
-    number: int
+    parameter: str
     gather: tuple[Step, ...]
     reduce: tuple[Step, ...]
     regather: bool
+    """Whether the parameter is gathered again for backward."""
     saved_by_autograd: bool
+    """Whether autograd keeps the gathered parameter, or a view of it, for backward."""
     trained: bool
+    """Whether the planned loss sends a gradient to it through this use."""
 
 
 @dataclass(frozen=True)
-class BufferUse:
-    """A buffer that a function reads or writes (running statistics), as a view of this rank's part."""
+class UnitBuffer:
+    """A buffer that a unit reads or writes (running statistics), as a view of this rank's part: its argument, its name, and the
+    cuts (axis, dim) that the placements ask for."""
 
     argument: str
-    number: int
+    buffer: str
     placements: Placements
+    cuts: tuple[tuple[int, int], ...]
 
 
 @dataclass
@@ -56,8 +59,8 @@ class FunctionSource:
     input_names: list[str]
     """The names of the inputs among the parameters."""
     cuts: list[PlacedConstant]
-    weights: list[WeightUse]
-    buffers: list[BufferUse]
+    uses: list[UnitUse]
+    buffers: list[UnitBuffer]
     outputs: list[int]
     seeds: int
     """Number of calls that draw random numbers."""
@@ -100,31 +103,6 @@ class UnitInstance:
         """The source of its function."""
         assert self.written is not None
         return self.written
-
-
-@dataclass(frozen=True)
-class UnitUse:
-    """How a unit uses a parameter, by its full name."""
-
-    argument: str
-    parameter: str
-    gather: tuple[Step, ...]
-    reduce: tuple[Step, ...]
-    regather: bool
-    """Whether the parameter is gathered again for backward."""
-    saved_by_autograd: bool
-    """Whether autograd keeps the gathered parameter, or a view of it, for backward."""
-    trained: bool
-    """Whether the planned loss sends a gradient to it."""
-
-
-@dataclass(frozen=True)
-class UnitBuffer:
-    """How a unit uses a buffer: its argument, and the cuts (axis, dim) to this rank's part."""
-
-    argument: str
-    buffer: str
-    cuts: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
