@@ -47,10 +47,6 @@ settings.register_profile("shared", deadline=None, derandomize=bool(os.environ.g
 settings.load_profile("shared")
 
 
-os.environ["SHARDSCOPE_PREFETCH"] = (
-    "0"  # the work ahead of a learner, all lessons of each model, went on behind the tests that followed
-)
-
 gc.set_threshold(10_000, 20, 20)  # tests make and keep many values, few of them in cycles
 
 

@@ -84,7 +84,6 @@ class Lesson:
     able: what one can do after it ("choose the number of micro-batches").
     terms: the words defined here, and only here, with their meanings.
     link: the page of the explorer that shows the same, and what is there; `focus` gives the settings of that page's address.
-    prefetch: whether the settings of its sliders are computed ahead.
     cases: the settings that an exported file holds, where the options of the first controls would not do.
     block: the block that the picture shows, whose code the page can generate; None where it cannot run.
     """
@@ -103,7 +102,6 @@ class Lesson:
     code: str
     link: tuple[str, str]
     uses_model: bool = False
-    prefetch: bool = False
     focus: Callable[[Learner, Values], dict[str, str]] | None = None
     cases: Callable[[Learner, Values], list[tuple[str, dict[str, Choice]]]] | None = None
     block: Callable[[Learner, Values], ArrangedBlock | None] | None = None

@@ -1,27 +1,19 @@
-"""Works while the learner reads: imports torch, and computes what will probably be shown next."""
+"""What is done while the learner reads: torch is imported, and the next lesson's first picture is computed."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import explorer_settings, scene_and_question
 from planner_core.core import PlannerError
-from planner_core.planning import Request
 
-START_DELAY_S, PAUSE_S = 1.0, 0.05
-"""Before the work begins, and between its parts: the page comes first."""
-QUIET_S, MAX_WAIT_S = 1.5, 8.0
-"""A part begins when nobody has used a lesson for `QUIET_S`; in a class, where somebody always does, after `MAX_WAIT_S` at most."""
-ONE_AT_A_TIME = threading.Lock()
-PREFETCH_VARIABLE = "SHARDSCOPE_PREFETCH"
-"""Environment variable that turns the work ahead off if it is 0: it takes some 20 s of processor time for each model and workload."""
+START_DELAY_S = 1.0
+"""Before the work begins: the page that is read comes first, and both share one interpreter."""
 
 
 @lru_cache(maxsize=1)
@@ -39,50 +31,20 @@ def _import() -> None:
     torch.autograd.grad((x @ x).sum(), x)  # the first backward pass sets autograd up
 
 
-class _LastUse:
-    """When a lesson of this process was last used, in seconds of the monotonic clock."""
-
-    at_s = 0.0
-
-
-def prefetch(number: int, learner: Learner, plan: Callable[[Request], object]) -> threading.Thread:
-    """While lesson `number` is read, compute the other settings of its sliders, the first pictures of the lessons to come, and the
-    plans that links name. Each part is computed once. Call it whenever a lesson is used: the work waits for quiet."""
-    _LastUse.at_s = time.monotonic()
-    return _start_prefetch(number, learner, plan)
-
-
 @lru_cache(maxsize=64)
-def _start_prefetch(number: int, learner: Learner, plan: Callable[[Request], object]) -> threading.Thread:
-    thread = threading.Thread(target=_work_ahead, args=(number, learner, plan), name=f"lesson {number}", daemon=True)
+def prefetch_next(number: int, learner: Learner) -> threading.Thread:
+    """Compute what lesson `number + 1` shows first, once for each learner.
+
+    Only this one: all lessons took 20 s of processor time for each model and workload, which every other visitor waited for.
+    """
+    thread = threading.Thread(target=_compute_next, args=(number, learner), name=f"lesson {number + 1}", daemon=True)
     thread.start()
     return thread
 
 
-def _work_ahead(number: int, learner: Learner, plan: Callable[[Request], object]) -> None:
-    if os.environ.get(PREFETCH_VARIABLE) == "0":
-        return
+def _compute_next(number: int, learner: Learner) -> None:
     time.sleep(START_DELAY_S)
-    lesson = LESSONS[number - 1]
-    sliders = [c for c in lesson.controls if c.kind == "slider"] if lesson.prefetch else []
-    tasks: list[Callable[[], object]] = [
-        partial(scene_and_question, number, learner, {**lesson.defaults(), c.key: o})
-        for c in sliders
-        for o in c.options
-    ]
-    for other in (*LESSONS[number:], *LESSONS[: number - 1]):
-        arguments = (other.number, learner, other.defaults())
-        tasks += [partial(scene_and_question, *arguments), partial(explorer_settings, *arguments)]
-    tasks.append(partial(plan, learner.request))
-    for task in tasks:
-        _wait_for_quiet()
-        with suppress(PlannerError), ONE_AT_A_TIME:  # the page reports it when it is asked for
-            task()
-        time.sleep(PAUSE_S)
-
-
-def _wait_for_quiet() -> None:
-    """Wait while lessons are used."""
-    end = time.monotonic() + MAX_WAIT_S
-    while time.monotonic() < min(end, _LastUse.at_s + QUIET_S):
-        time.sleep(PAUSE_S)
+    for lesson in LESSONS[number : number + 1]:
+        with suppress(PlannerError):  # the page reports it when the lesson is opened
+            scene_and_question(lesson.number, learner, lesson.defaults())
+            explorer_settings(lesson.number, learner, lesson.defaults())

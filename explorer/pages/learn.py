@@ -18,7 +18,7 @@ from explorer.learn.lessons import LESSONS
 from explorer.learn.recent import block_code, explorer_settings, scene_and_question
 from explorer.learn.visit import address, answers, course
 from explorer.learn.visit.lesson_state import LessonState, current_learner, open_lesson, state_of, write_address
-from explorer.learn.warm import import_torch, prefetch
+from explorer.learn.warm import import_torch, prefetch_next
 from explorer.session import state
 from planner_core.core import PlannerError
 
@@ -310,7 +310,7 @@ def show_lesson(number: int) -> None:
             f"This lesson has {len(scene.steps)} steps, there is no step {here.requested_step + 1}; showing the last."
         )
     here.requested_step, here.step = 0, min(here.step, len(scene.steps) - 1)
-    prefetch(number, learner, state.plan_request)
+    prefetch_next(number, learner)
     write_address(lesson)
     with st.container(key="lesson_wide"):
         # a grid in css/learn.css: the third lies below the first, on a phone last

@@ -788,41 +788,14 @@ def test_7_says_when_no_gpu_holds_what_is_kept() -> None:
     assert small.numbers["regathered"] < ROOM and "lesson 8" not in small.steps[3].says
 
 
-def test_what_comes_next_is_computed_while_a_lesson_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    for pause in ("START_DELAY_S", "PAUSE_S", "QUIET_S"):
-        monkeypatch.setattr(warm, pause, 0.0)
-    some = LESSONS[:5]
-    monkeypatch.setattr(warm, "LESSONS", some)
-    monkeypatch.delenv(warm.PREFETCH_VARIABLE)
-    learner, planned = Learner(Request("gpt2-xl", batch=24)), []
-    thread = warm.prefetch(1, learner, planned.append)
-    thread.join()
-    assert planned == [learner.request]
+def test_the_next_lesson_is_computed_while_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "START_DELAY_S", 0.0)
+    learner = Learner(Request("gpt2-xl", batch=24))
+    warm.prefetch_next(1, learner).join()
     misses = recent._scene_and_question.cache_info().misses
-    for lesson in some[1:]:
-        recent.scene_and_question(lesson.number, learner, lesson.defaults())
-    for batch in next(c.options for c in LESSONS[0].controls if c.key == "batch"):
-        recent.scene_and_question(1, learner, {**LESSONS[0].defaults(), "batch": batch})
+    recent.scene_and_question(2, learner, LESSONS[1].defaults())
     assert recent._scene_and_question.cache_info().misses == misses
-
-
-def test_what_is_done_ahead_lets_the_reader_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits until a lesson has not been used for a while, and not for ever where one is always used."""
-    now = [100.0]
-    monkeypatch.setattr(warm.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(warm.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    warm._LastUse.at_s = now[0]
-    warm._wait_for_quiet()
-    assert now[0] == pytest.approx(100 + warm.QUIET_S, abs=2 * warm.PAUSE_S)
-    monkeypatch.setattr(
-        warm.time,
-        "sleep",
-        lambda seconds: [now.__setitem__(0, now[0] + seconds), setattr(warm._LastUse, "at_s", now[0])],
-    )
-    begun = warm._LastUse.at_s = now[0]
-    warm._wait_for_quiet()
-    assert now[0] == pytest.approx(begun + warm.MAX_WAIT_S, abs=2 * warm.PAUSE_S)
-    warm._LastUse.at_s = 0.0
+    warm.prefetch_next(len(LESSONS), learner).join()  # no lesson follows
 
 
 @pytest.mark.sample
