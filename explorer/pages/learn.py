@@ -32,7 +32,7 @@ def go(number: int) -> None:
 
 
 def go_to_next_lesson(number: int) -> None:
-    """Callback: the next lesson, which the whole page shows."""
+    """Callback: the next lesson, or the contents behind the last one, which the whole page shows."""
     go(number)
     st.session_state["learn_rerun_page"] = True
 
@@ -153,9 +153,9 @@ def show_scrubber(lesson: Lesson, scene: Scene) -> None:
             format=f"%d of {num_steps}",
             label_visibility="collapsed",
         )
-        if here.step == num_steps - 1 and lesson.number < len(LESSONS):
-            arguments = (lesson.number + 1,)
-            st.button("Next lesson", key="w_onward", on_click=go_to_next_lesson, args=arguments, type="primary")
+        if here.step == num_steps - 1:
+            label, number = ("Next lesson", lesson.number + 1) if lesson.number < len(LESSONS) else ("All lessons", 0)
+            st.button(label, key="w_onward", on_click=go_to_next_lesson, args=(number,), type="primary")
             return
         st.button(
             "Next",

@@ -181,6 +181,15 @@ def test_a_number_is_typed_and_its_mistake_answered() -> None:
     assert done(at, LESSONS[3]) and not at.button(key="w_next").disabled
 
 
+def test_behind_the_last_step_of_the_last_lesson_are_all_lessons_and_their_words() -> None:
+    last = LESSONS[-1]
+    at = opened(lesson=last.key, step=str(len(last.scene(LLAMA, last.defaults()).steps)))
+    assert at.button(key="w_onward").label == "All lessons"
+    at.button(key="w_onward").click().run()
+    assert at.button(key="w_begin") and not at.exception
+    assert any(e.label == f"{sum(len(x.terms) for x in LESSONS)} words of the course" for e in at.expander)
+
+
 def test_progress_comes_by_a_link_and_can_be_forgotten() -> None:
     at = opened(lesson="2", done="1,4-5,3-99,abc")
     assert "“3-99” in the link names no lesson" in words(at) and "“abc”" in words(at)
@@ -245,7 +254,7 @@ def test_a_bad_address_is_told_in_place() -> None:
 def test_lessons_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes after a lesson is prepared while it is read."""
     ahead: list[int] = []
-    monkeypatch.setattr(warm, "prefetch", lambda number, learner, plan: ahead.append(number))
+    monkeypatch.setattr(warm, "prefetch_next", lambda number, learner: ahead.append(number))
     at = opened(
         lesson="1", step=str(len(LESSONS[0].scene(Learner(Request("llama-3-8b")), LESSONS[0].defaults()).steps))
     )

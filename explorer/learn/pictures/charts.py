@@ -343,7 +343,7 @@ def columns(
     width, height, left, low = WIDTH, 240.0, 8.0, 40.0
     step = (width - left) / len(items)
     most = max((v for _, v in items), default=0) or 1
-    parts = [label(0, 13, y_name)]
+    parts, values = [label(0, 13, y_name)], []
     for i, (name, value) in enumerate(items):
         tall = value / most * (height - low - 42)
         x, y = left + i * step, height - low - tall
@@ -353,7 +353,7 @@ def columns(
         )
         middle = x + step / 2
         if value:
-            parts.append(label(middle, y - 5, f"{value:g}", "middle", size=12.5))
+            values.append(label(middle, y - 5, f"{value:g}", "middle", size=12.5, halo=4))
         parts.append(label(middle, height - low + 18, name, "middle", size=12))
     if level:
         y = height - low - level[0] / most * (height - low - 42)
@@ -361,4 +361,4 @@ def columns(
             f'<path d="M{left:.0f} {y:.1f}H{width:.0f}" stroke="currentColor" stroke-width="1.5" stroke-dasharray="5 4"/>'
         )
         parts.append(label(width, y - 6, level[1], "end", halo=4))
-    return Drawing(width, height, "".join(parts))
+    return Drawing(width, height, "".join([*parts, *values]))  # a value close to the level stays legible

@@ -40,6 +40,7 @@ def show_contents(go: Callable[[int], None]) -> None:
             for n in numbers:
                 _show_entry(LESSONS[n - 1], done=LESSONS[n - 1] in solved)
     _show_abilities(solved, next_lesson)
+    _show_glossary()
     # The file is made after this script has ended, when there is no session to read: the learner is taken now.
     learner = current_learner()
     st.download_button(
@@ -60,6 +61,13 @@ def _show_entry(lesson: Lesson, *, done: bool) -> None:
         st.page_link(PAGE, label=f"{lesson.number}. {lesson.title}", icon=icon, query_params=query, width=330)
         st.caption(lesson.idea, width="stretch")
         st.caption(f"{lesson.minutes} min", width="content")
+
+
+def _show_glossary() -> None:
+    """Every word that a lesson defines, with the lesson's number."""
+    words = sorted((term, meaning, x.number) for x in LESSONS for term, meaning in x.terms)
+    with st.expander(f"{len(words)} words of the course", key="glossary"):
+        st.markdown("  \n".join(f"**{term}**: {meaning} ({number})" for term, meaning, number in words))
 
 
 def _show_abilities(solved: list[Lesson], next_lesson: Lesson) -> None:
