@@ -32,7 +32,10 @@ _SVG = st.components.v2.component(
     js=script("svg"),
 )
 _PLANS = st.components.v2.component(
-    "shardscope_plans", html="<div class='plans'></div>", css=style("plans_table"), js=script("plans_table")
+    "shardscope_plans",
+    html="<div class='plans'></div>",
+    css=style("parts") + style("plans_table"),
+    js=script("plans_table"),
 )
 
 

@@ -60,8 +60,7 @@ def steps_table(rounded: step_parts.RoundedSteps, plans: PlansById, homes: Mappi
     parts = [p for p in step_parts.PARTS if any(rounded.parts[n][p] for n in plans)]
     longest = max(map(rounded.total, plans))
     head = "".join(
-        f"<th scope='col' title='{PART_WORDS[p]}'><i class='key p{step_parts.PARTS.index(p)}'></i>{p}</th>"
-        for p in parts
+        f"<th scope='col' title='{PART_WORDS[p]}'><i class='key {frame.part_class(p)}'></i>{p}</th>" for p in parts
     )
     speeds = ("tokens/s per GPU", "utilisation", *spending.budget_columns(budget))
     body = [
@@ -93,7 +92,7 @@ def _step_row(
 ) -> str:
     sizes = {p: rounded.parts[plan_id][p] for p in parts}
     bars = "".join(
-        f"<i class='p{step_parts.PARTS.index(p)}' style='width:{size / longest:.2%}' title='{p}: {rounded.text(size)}'></i>"
+        f"<i class='{frame.part_class(p)}' style='width:{size / longest:.2%}' title='{p}: {rounded.text(size)}'></i>"
         for p, size in sizes.items()
     )
     cells = "".join(f"<td>{rounded.text(size)}</td>" for size in sizes.values())

@@ -109,6 +109,11 @@ def chip(letter: str, axis: str = "") -> str:
     return f'<span class="chip {html.escape(kind)}" title="{html.escape(definition)}">{label}</span>'
 
 
+def part_class(part: str) -> str:
+    """Return the class that colours a part of a step (css/parts.css)."""
+    return f"p-{part.replace(' ', '-')}"
+
+
 def placement_chips(cell: str) -> str:
     """Return the markup of a weight's placements (see `words.placements_by_weight`)."""
     if cell == WHOLE:
@@ -186,7 +191,9 @@ def link_to_measured(of_kind: tuple[str, ...]) -> None:
 
 def plan_option(plan: Plan) -> str:
     """Return a plan as an entry of a list: its title, its layout as the first page names it, and whether it fits."""
-    return f"{plan_title(plan)}: {layout_name(plan)}" + ("" if plan.fits else " (does not fit)")
+    title, layout = plan_title(plan), layout_name(plan)
+    name = layout if layout.startswith(title) else f"{title}: {layout}"
+    return name + ("" if plan.fits else " (does not fit)")
 
 
 # --- downloads ---------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
                 },
             )
     figure.update_layout(barmode="stack")
-    figure.update_xaxes(title="sent per GPU, GB", rangemode="tozero")
+    figure.update_xaxes(title="GB", rangemode="tozero", nticks=4, tickangle=0)  # panels of a phone are narrow
     figure.update_yaxes(autorange="reversed", col=1)
     return apply_style(figure, theme, 200 + 46 * len(names))
 
@@ -146,8 +146,8 @@ def _sent_bytes_and_calls(plan: Plan, phase: str, kind: str, axis: str) -> tuple
 
 
 def _plan_label(plan: Plan) -> str:
-    """Return a plan's label of a bar; what its settings have of their own is on a second line."""
-    return _escape(plan_title(plan)).replace(" (", "<br>(", 1)
+    """Return a plan's label of a bar; long names, and what its settings have of their own, take two."""
+    return _escape(plan_title(plan)).replace(" (", "<br>(", 1).replace(" + ", " +<br>", 1)
 
 
 def _escape(text: str) -> str:

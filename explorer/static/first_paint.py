@@ -14,7 +14,7 @@ from typing import Any
 
 from explorer.static import style
 
-STYLES = ("app", "overview", "learn")
+STYLES = ("app", "parts", "overview", "learn")
 NEEDED = ("Html", "BidiComponent", "Selectbox", "Checkbox", "PageLink", "Button", "ButtonGroup", "Slider")
 """The elements that pages are made of and whose scripts Streamlit loads late."""
 IMPORTED = re.compile(r'(?:from|import)\s*"\./([\w.~-]+\.js)"')

@@ -72,7 +72,7 @@ def show_table(result: Result, plans: Mapping[str, Plan], listed: Sequence[Liste
     legend = [p for p in step_parts.PARTS if any(of_plan[p] for of_plan in parts.values())]
     st.html(
         "<p class='bar-keys'>"
-        + "".join(f"<span><i class='p-{p.replace(' ', '-')}'></i>{PART_NAMES[p]}</span>" for p in legend)
+        + "".join(f"<span><i class='{frame.part_class(p)}'></i>{PART_NAMES[p]}</span>" for p in legend)
         + "</p>"
     )
     if chosen in parts:
