@@ -183,13 +183,19 @@ def bands(found: Found, told: Sequence[Told]) -> dict[str, Any]:
     nodes."""
     errors = errors_of(found)
     groups: dict[str, list[float]] = {}
+    of_one_stack: dict[str, list[float]] = {}
     for e in errors:
         groups.setdefault(kind(e.run), []).append(e.sources)
+        of_one_stack.setdefault(kind(e.run), []).append(e.groups)
     # The runs of sweeps without stages are of other stacks, and no constant is fitted to them: each is left out already.
     swept = [t for t in stages.told_stages() if t.ran and t.run.stated.layout.pp == 1]
     for t in swept:
         groups.setdefault(kind(t.run), []).append(t.error)
-    kinds = {name: _band(np.array(groups[name])) for name in sorted(groups)}
+    # Two plans that are compared share the error of their stack: `sigma` is of runs whose source the fit has seen.
+    kinds = {
+        name: {**_band(np.array(groups[name])), "sigma": _sigma(np.array(of_one_stack[name]))}
+        for name in sorted(groups)
+    }
     over_nodes = [
         math.log(t.seconds / t.run.measured_s) for t in told if kind(t.run) == OVER_NODES and t.run.gpus <= MOST_GPUS
     ]
@@ -217,11 +223,14 @@ def bands(found: Found, told: Sequence[Told]) -> dict[str, Any]:
 
 
 def _band(errors: Any) -> dict[str, Any]:
-    middle = float(np.median(errors))
-    sigma = 1.4826 * float(np.median(np.abs(errors - middle)))
     return {
         "n": len(errors),
-        "bias": round(middle, 3),
-        "sigma": round(sigma, 3),
+        "bias": round(float(np.median(errors)), 3),
+        "sigma": _sigma(errors),
         "p90": round(float(np.quantile(np.abs(errors), 0.9)), 3),
     }
+
+
+def _sigma(errors: Any) -> float:
+    """A standard deviation that outliers do not move."""
+    return round(1.4826 * float(np.median(np.abs(errors - np.median(errors)))), 3)
