@@ -6,10 +6,9 @@ of Python and numpy; a changed state of their generators shows them (`host_state
 
 from __future__ import annotations
 
-import contextlib
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 DROPOUTS = frozenset(
@@ -66,9 +65,6 @@ RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Recurrent functions. They apply dropout between their layers."""
 ATTENTION = "scaled_dot_product_attention"
 
-NUMPY_SEED_LIMIT = 1 << 32
-"""numpy accepts seeds below this."""
-
 
 def draws_random_numbers(fn: str) -> bool:
     """Return whether a function (by canonical name) draws random numbers other than a mask of dropout."""
@@ -124,44 +120,3 @@ def set_host_state(state: tuple[Any, ...]) -> None:
         numpy = sys.modules["numpy"]
         name, keys, *rest = of_numpy
         numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
-
-
-@contextlib.contextmanager
-def _restored_host_state() -> Iterator[None]:
-    """Restore both generators on exit."""
-    before = host_state()
-    try:
-        yield
-    finally:
-        set_host_state(before)
-
-
-@contextlib.contextmanager
-def seeded_host_generators(seed: int) -> Iterator[None]:
-    """Seed both generators, and restore their states on exit."""
-    with _restored_host_state():
-        random.seed(seed)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(seed % NUMPY_SEED_LIMIT)
-        yield
-
-
-@contextlib.contextmanager
-def restored_generators(states: tuple[Any, ...]) -> Iterator[None]:
-    """Start all generators from the states that `generator_states` returned, and restore them on exit."""
-    import torch
-
-    cpu, gpu, host = states
-    with torch.random.fork_rng([] if gpu is None else [torch.cuda.current_device()]), _restored_host_state():
-        torch.set_rng_state(cpu)
-        if gpu is not None:
-            torch.cuda.set_rng_state(gpu)
-        set_host_state(host)
-        yield
-
-
-def generator_states() -> tuple[Any, ...]:
-    """Return the states of torch's generators (of the CPU, and of this GPU if torch sees one), of Python's and of numpy's."""
-    import torch
-
-    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None, host_state()

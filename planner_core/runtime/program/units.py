@@ -284,9 +284,7 @@ class UnitCall:
             args = (self.weights(*unit.leaves(), *(self.buffer(*b) for b in self.buffers)), *args)
         grad_enabled = torch.is_grad_enabled()
         if grad_enabled and self.recompute != "none":
-            out = checkpoint(
-                self.function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=checkpoint_contexts
-            )
+            out = checkpoint(self.function, *args, use_reentrant=False, context_fn=checkpoint_contexts)
         else:
             out = self.function(*args)
         unit.free()

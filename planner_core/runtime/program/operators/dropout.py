@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from planner_core.models.hooks import seeded_host_generators
 from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.collectives.ranks import shard_index
 from planner_core.runtime.program.operators.attention import causal_attention
@@ -31,17 +30,13 @@ def unit_seed(seed: int, forwards: int, unit: str = "") -> int:
 
 
 @contextlib.contextmanager
-def seed_torch(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, torch's generators start from `seed`. On exit they are as before."""
+def seed_generators(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, torch's generators start from `seed`. On exit they are as before.
+
+    A model draws by torch alone (docs/SUPPORT.md), so the generators of Python and numpy stay as they are.
+    """
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        yield
-
-
-@contextlib.contextmanager
-def seed_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, the generators of torch, Python and numpy start from `seed`. On exit they are as before."""
-    with seed_torch(seed, device), seeded_host_generators(seed):
         yield
 
 
@@ -101,7 +96,7 @@ def attention(
     options["dropout_p"] = dropout_p
     with contextlib.ExitStack() as stack:
         if not query.is_meta:
-            stack.enter_context(seed_torch(shard_seed(seed, split), query.device))
+            stack.enter_context(seed_generators(shard_seed(seed, split), query.device))
         if queries:
             return causal_attention(query, key, value, queries=queries, **options)
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
@@ -109,5 +104,5 @@ def attention(
 
 def masked(seed: int, split: Sequence[Axis], device: torch.device, function: Callable[[], Any]) -> Any:
     """Call a function that draws masks from the default generator, for a tensor that the axes `split` shard."""
-    with seed_torch(shard_seed(seed, split), device):
+    with seed_generators(shard_seed(seed, split), device):
         return function()

@@ -18,8 +18,6 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner_core.models.hooks import generator_states, restored_generators
-
 aten = torch.ops.aten
 PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.convolution)
 """Kernels whose result autograd does not save for their own backward."""
@@ -43,28 +41,21 @@ _state = _ThreadState()
 def checkpoint_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
     """Return the two contexts for `context_fn` of torch's checkpoint: of the first run of a block, and of its recomputation."""
     store: deque[Any] = deque()
-    return _BlockRun(store, is_rerun=False), _BlockRun(store, is_rerun=True, drawn=generator_states())
+    return _BlockRun(store, is_rerun=False), _BlockRun(store, is_rerun=True)
 
 
 class _BlockRun(contextlib.AbstractContextManager[None]):
-    """One run of a block, which puts its kept results into `store` or takes them from it. It may be entered several times.
+    """One run of a block, which puts its kept results into `store` or takes them from it. It may be entered several times."""
 
-    `drawn`: the states of the generators in the first run, so that the second draws the same numbers.
-    """
-
-    def __init__(self, store: deque[Any], *, is_rerun: bool, drawn: tuple[Any, ...] | None = None) -> None:
-        self.store, self.is_rerun, self.drawn = store, is_rerun, drawn
+    def __init__(self, store: deque[Any], *, is_rerun: bool) -> None:
+        self.store, self.is_rerun = store, is_rerun
 
     def __enter__(self) -> None:
-        self.draws = contextlib.ExitStack()
-        if self.drawn is not None:
-            self.draws.enter_context(restored_generators(self.drawn))
         self.before = _state.store, _state.is_rerun
         _state.store, _state.is_rerun = self.store, self.is_rerun
 
     def __exit__(self, *raised: object) -> None:
         _state.store, _state.is_rerun = self.before
-        self.draws.close()
 
 
 @contextlib.contextmanager
