@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from planner_core.core import named
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program import names
 from planner_core.runtime.program.collectives import Axis, Trace
@@ -215,7 +216,7 @@ class BoundProgram:
             if spec.recompute not in ("none", "full"):
                 raise PlanMismatch(
                     f"{spec.name} keeps some results and computes the rest again, which a compiled function cannot; call apply "
-                    "without compile, or plan with --recompute none or full"
+                    f"without compile, or plan with {named('recompute', 'none')} or {named('recompute', 'full')}"
                 )
             function = self.compiled.setdefault(spec.function, torch.compile(function, **self.engine.compile))
         arguments = [u.argument for u in (*spec.uses, *spec.buffers)]

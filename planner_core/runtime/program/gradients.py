@@ -88,7 +88,11 @@ class GradientBucket:
             gradient = apply_moves(gradient, self.local_moves[index], self.weights[index].segments)
         if not self.micro:
             self._accumulate(index, gradient)
-        elif self.packs_by_rank:  # rank by rank, as the reduce_scatter sends it
+        elif self.packs_by_rank:
+            # Each gradient is packed when it arrives, rank by rank as the reduce_scatter sends it, and its memory is free at once. FSDP2
+            # waits for all of a block and packs them by one kernel (torch.ops.fsdp.chunk_cat), so they all live beside the packed ones.
+            # Example: the 9 weights of a Llama-3-8B layer have 218 million elements. Here one gradient lives at a time, of at most 0.12 GB
+            # in bfloat16; there all of them do, 0.44 GB, for 1 launch instead of 9.
             self._allocate()
             copy_to_slots(self.micro[0][index], self.slots[index], gradient)
         else:
