@@ -68,7 +68,7 @@ class ForwardWriter:
         )
         self.groups[name] = [index]
         value = self._call(f"units.{name}", instance)
-        # The arguments are read before the results are named: a result may take the name of an argument that is used here for the last time.
+        # Arguments are read before results are named, since a result may take the name of an argument that is used for the last time.
         outputs = self._outputs(index, index)
         return assign(stored(outputs), value) if outputs else ast.Expr(value)
 

@@ -153,8 +153,8 @@ class _ProgramWriter:
         function_names: dict[str, str] = {}  # by the syntax tree
         input_names: dict[str, list[str]] = {}  # label -> names of its inputs in the last copy
         scope = NameScope(RESERVED | self.moves.taken)
-        # All copies of a block take the names of inputs of one of them, since with other names they would be other functions. It is the last
-        # one, whose inputs a copy of the block has made and named; those of the first come from the embedding.
+        # All copies of a block take the names of inputs of one of them: with other names they would be other functions. It is the last one,
+        # whose inputs a copy of the block has made and named; those of the first come from the embedding.
         for index in reversed(range(len(self.instances))):
             instance = self.instances[index]
             version = {n for c in instance.calls for n in c.outputs}
