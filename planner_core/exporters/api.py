@@ -77,7 +77,8 @@ def _find_target_for(plan: Plan, name: str) -> Target:
     """The form of this name, if it can hold the plan's stages. Raises InputError."""
     form = find_target(name)
     if name not in TARGETS_WITH_STAGES:
-        refuse_stages(plan, f"--to {name}", f"give --to {' or '.join(TARGETS_WITH_STAGES)}")
+        way = f"give --to {' or '.join(TARGETS_WITH_STAGES)}"
+        refuse_stages(plan, f"--to {name}", f"{form.why_no_stages}; {way}" if form.why_no_stages else way)
     return form
 
 

@@ -387,3 +387,12 @@ def test_a_change_that_cannot_be_is_one_sentence(text: str, said: str) -> None:
 def test_a_change_to_too_many_gpus_is_refused() -> None:
     with pytest.raises(InputError, match="at most"):
         load_cluster("2x8-h100:nodes=20000")
+
+
+@pytest.mark.parametrize(
+    ("name", "way"), [("6+8-h100", "2x6-h100 uses 12 of the 14"), ("1+8+8-h100", "2x8-h100 uses 16 of the 17")]
+)
+def test_nodes_of_several_sizes_are_refused_with_what_works(name: str, way: str) -> None:
+    with pytest.raises(InputError, match="a mesh needs equal nodes; " + way):
+        load_cluster(name)
+    assert load_cluster(way.partition(" ")[0]).num_gpus == int(way.split()[2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import Any
 
@@ -15,7 +14,7 @@ from planner_core.exporters.api import export_text
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.pricing.configs.tools import megatron
-from tests.exporters.test_targets import FIELDS
+from tests.exporters.test_targets import FIELDS, megatron_flags
 
 MORE_FIELDS = {
     "context-parallel-size": "context_parallel_size",
@@ -89,9 +88,9 @@ def of_layout(name: str, text: str) -> Plan:
 def test_megatron_is_told_of_context_and_experts(name: str, text: str, flags: dict[str, Any], held: bool) -> None:
     """Its flags state the layout again, as its reader reads them. Where it holds the plan, its price is the plan's."""
     made = export_text(of_layout(name, text), "megatron")
-    found = json.loads(made.text)
-    assert {k: found["flags"].get(k) for k in flags} == flags
-    fields, notes = megatron.read_arguments(" ".join(found["argv"]), "exported")
+    found = megatron_flags(made.text)
+    assert {k: found.get(k) for k in flags} == flags
+    fields, notes = megatron.read_arguments(made.text, "exported")
     again = megatron.read(fields, 16, notes)
     if held:
         assert again.layout == parse_layout(text) and not any("priced" in note for note in again.notes)
@@ -161,7 +160,7 @@ def test_torchtitans_own_config_takes_context_and_experts(name: str, text: str, 
 @pytest.mark.parametrize(("name", "text", "flags"), [case[:3] for case in STATED])
 def test_megatron_core_takes_the_flags(name: str, text: str, flags: dict[str, Any]) -> None:
     core = pytest.importorskip("megatron.core.transformer")
-    found = json.loads(export_text(of_layout(name, text), "megatron").text)["flags"]
+    found = megatron_flags(export_text(of_layout(name, text), "megatron").text)
     fields = {MORE_FIELDS[flag]: value for flag, value in found.items() if flag in MORE_FIELDS}
     config = core.TransformerConfig(**fields, params_dtype=torch.bfloat16, add_bias_linear=False)
     assert all(getattr(config, MORE_FIELDS[flag]) == value for flag, value in flags.items())

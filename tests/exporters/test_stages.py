@@ -14,6 +14,7 @@ from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.pricing.configs.tools import megatron
 from planner_core.planning.pricing.configs.tools.megatron_stages import layers_of
+from tests.exporters.test_targets import megatron_flags
 
 
 @cache
@@ -29,12 +30,19 @@ def of_layout(text: str, layers: int = 8) -> Plan:
     "text", ["dp=4,tp=2,pp=2,zero=1", "dp=4,tp=2,sp,pp=2,vp=2,zero=1", "dp=2,tp=2,pp=4,zero=1,copies=1-3-2-2"]
 )
 def test_megatron_is_told_of_stages(text: str) -> None:
-    found = json.loads(export_text(of_layout(text), "megatron").text)
+    made = export_text(of_layout(text), "megatron")
     stated = parse_layout(text)
-    assert found["flags"]["pipeline-model-parallel-size"] == stated.pp
-    fields, notes = megatron.read_arguments(" ".join(found["argv"]), "exported")
+    assert megatron_flags(made.text)["pipeline-model-parallel-size"] == stated.pp
+    fields, notes = megatron.read_arguments(made.text, "exported")
     again = megatron.read(fields, 16, notes)
     assert again.layout == stated and again.options["accumulate"] == 8
+
+
+def test_deepspeed_says_why_its_file_holds_no_stages() -> None:
+    with pytest.raises(
+        InputError, match=r"lists its layers \(PipelineModule\), which no configuration says; give --to .*megatron"
+    ):
+        export_text(of_layout("dp=4,tp=2,pp=2,zero=1"), "deepspeed")
 
 
 @pytest.mark.parametrize("copies", [(4, 4), (1, 3, 2, 2), (3, 2, 2, 1)])

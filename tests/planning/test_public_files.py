@@ -41,6 +41,7 @@ def read(name: str, gpus: int, folder: Path) -> Setup:
         ("foundry_7b.yaml", 8, "fsdp=8", 48, 2048, "none"),
         ("olmo_7b.yaml", 256, "fsdp=256", 2048, 2048, "none"),
         ("titan_v3.toml", 64, "fsdp=64", 256, 4096, "selective"),
+        ("accelerate_fsdp2.yaml", 2, "fsdp=2", 2, None, "none"),
         ("smollm.yaml", 64, "dp=64", 512, 2048, "none"),
         ("olmo2.yaml", 128, "fsdp=128", 1024, 4096, "none"),
         ("axolotl_nd.yml", 8, "fsdp=2,tp=2,cp=2,cp_type=gather", 2, 8192, "none"),
@@ -51,13 +52,13 @@ def read(name: str, gpus: int, folder: Path) -> Setup:
     ],
 )
 def test_a_public_run_is_stated_by_its_own_file(
-    name: str, gpus: int, layout: str, samples: int, seq: int, recompute: str, tmp_path: Path
+    name: str, gpus: int, layout: str, samples: int, seq: int | None, recompute: str, tmp_path: Path
 ) -> None:
     found = read(name, gpus, tmp_path)
     options = found.options
     assert found.layout == parse_layout(layout)
-    assert found.layout.data * options["micro_batch"] * options["accumulate"] == samples
-    assert (options["seq"], options["recompute"]) == (seq, recompute)
+    assert found.layout.data * options.get("micro_batch", 1) * options["accumulate"] == samples
+    assert (options.get("seq"), options["recompute"]) == (seq, recompute)
 
 
 def test_a_misspelt_option_of_a_public_script_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -191,8 +191,23 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
     path = Path(text)
     if path.suffix == ".json" or "/" in text or is_file(path):
         return Cluster.from_json(_read_json(path), where=f"cluster file {path.name}", name=path.stem)
+    _refuse_uneven_nodes(name)
     raise InputError(
         f"no cluster is called {short(text)}; {nearest(text, cluster_names()).rstrip('?')}, or give a JSON file"
+    )
+
+
+def _refuse_uneven_nodes(name: str) -> None:
+    """Raise InputError for nodes of several sizes, as in 6+8-h100, with the equal nodes that use most of their GPUs: 2x6-h100."""
+    parts = re.fullmatch(r"(\d{1,6}(?:\+\d{1,6})+)-(.+)", name)
+    if parts is None:
+        return
+    nodes = [int(size) for size in parts[1].split("+")]
+    # k GPUs of every node that has so many: 2 x 6 of 6+8, but 2 x 8 of 1+8+8
+    used, count, size = max((sum(n >= k for n in nodes) * k, sum(n >= k for n in nodes), k) for k in nodes)
+    raise InputError(
+        f"{short(name)} has nodes of {' and '.join(map(str, nodes))} GPUs, and a mesh needs equal nodes; {count}x{size}-{parts[2]} uses "
+        f"{used} of the {sum(nodes)}"
     )
 
 

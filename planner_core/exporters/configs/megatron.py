@@ -10,7 +10,6 @@ from planner_core.cost import zero_stage
 from planner_core.exporters.configs.common import (
     check_single_stack,
     count_recompute_policies,
-    dump_json,
     list_remarks,
     micro_batch_samples,
 )
@@ -31,7 +30,7 @@ GPT2_NAMES = {
 
 
 def write_megatron(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
-    """Write the degrees and the architecture. Megatron-LM has no plan by weight."""
+    """Write the degrees and the architecture, an argument a line. Megatron-LM has no plan by weight."""
     layout = parallel_degrees(plan)
     config = _with_llama_names(plan.model.get("config") or {})
     if "hidden_size" not in config or "num_attention_heads" not in config:
@@ -40,56 +39,55 @@ def write_megatron(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         )
     recompute, differences = _recompute_flags(plan)
     layout.differences = [d for d in layout.differences if d.kind not in TOKENS_OR_GATHERED]
+    # Before the degrees: beside experts Megatron-LM wants sequence parallelism, which this adds to the layout.
     differences += [*_expert_remarks(layout), *_padding_remarks(config.get("vocab_size"), layout.size)]
     flags: dict[str, Any] = {
-        "tensor-model-parallel-size": layout.size,
+        **_degree_flags(layout),
         **_stage_flags(plan),
-        **({"sequence-parallel": True} if layout.sequence else {}),
-        **(
-            {"context-parallel-size": layout.context, "cp-comm-type": CP_COMM_TYPES[layout.cp_type]}
-            if layout.context > 1
-            else {}
-        ),
-        **(
-            {"expert-model-parallel-size": layout.expert, "moe-token-dispatcher-type": "alltoall"}
-            if layout.expert > 1
-            else {}
-        ),
         **_size_flags(plan, config),
         "global-batch-size": plan.workload["batch"],
         "micro-batch-size": micro_batch_samples(plan, layout),
-        **({"bf16": True} if plan.workload["dtype"] == "bfloat16" else {}),
+        "bf16": plan.workload["dtype"] == "bfloat16",
         **_architecture_flags(plan, config),
         **recompute,
-        **({"overlap-grad-reduce": True} if layout.data * layout.context > 1 else {}),
-        **(
-            {"use-distributed-optimizer": True, "overlap-param-gather": True}
-            if layout.data * layout.context > 1 and zero_stage(plan)
-            else {}
-        ),
+        **_data_parallel_flags(plan, layout),
     }
-    argv = [part for k, v in flags.items() for part in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
-    return (
-        dump_json({"flags": flags, "argv": argv}),
-        list_remarks(
-            layout,
-            [
-                "Degrees and the architecture: Megatron-LM splits every layer its own way, not weight by weight as the plan says. They are "
-                "checked against megatron-core's TransformerConfig and GPTModel; Megatron-LM itself was not run.",
-                "Yours to name: --tokenizer-type and --tokenizer-model, --data-path, --train-iters, --lr",
-                *(
-                    [
-                        "its distributed optimizer is ZeRO-1 over the data axis"
-                        + (f", the plan's weights are of stage {zero_stage(plan)}" if zero_stage(plan) > 1 else "")
-                    ]
-                    if "use-distributed-optimizer" in flags
-                    else []
-                ),
-            ],
-            differences,
-        ),
-        layout,
-    )
+    # A file of arguments has no comments: the launch line puts its whole text behind pretrain_gpt.py.
+    lines = [
+        f"--{name}" if value is True else f"--{name} {value}" for name, value in flags.items() if value is not False
+    ]
+    return "\n".join([*lines, ""]), list_remarks(layout, _usage_remarks(plan, flags), differences), layout
+
+
+def _degree_flags(layout: TpLayout) -> dict[str, Any]:
+    flags: dict[str, Any] = {
+        "tensor-model-parallel-size": layout.size,
+        "sequence-parallel": bool(layout.sequence),
+    }
+    if layout.context > 1:
+        flags |= {"context-parallel-size": layout.context, "cp-comm-type": CP_COMM_TYPES[layout.cp_type]}
+    if layout.expert > 1:
+        flags |= {"expert-model-parallel-size": layout.expert, "moe-token-dispatcher-type": "alltoall"}
+    return flags
+
+
+def _data_parallel_flags(plan: Plan, layout: TpLayout) -> dict[str, Any]:
+    """Context ranks hold the same weights, so they count as data-parallel ranks here."""
+    several = layout.data * layout.context > 1
+    sharded = several and zero_stage(plan) > 0
+    return {"overlap-grad-reduce": several, "use-distributed-optimizer": sharded, "overlap-param-gather": sharded}
+
+
+def _usage_remarks(plan: Plan, flags: Mapping[str, Any]) -> list[str]:
+    remarks = [
+        "torchrun ... pretrain_gpt.py $(cat FILE); yours to add: --tokenizer-type and --tokenizer-model, --data-path, --train-iters, --lr",
+        "Degrees and the architecture: Megatron-LM splits every layer its own way, not weight by weight as the plan says. They are "
+        "checked against megatron-core's TransformerConfig and GPTModel; Megatron-LM itself was not run.",
+    ]
+    if flags["use-distributed-optimizer"]:
+        stage = f", the plan's weights are of stage {zero_stage(plan)}" if zero_stage(plan) > 1 else ""
+        remarks.append(f"its distributed optimizer is ZeRO-1 over the data axis{stage}")
+    return remarks
 
 
 def _stage_flags(plan: Plan) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner_core.core import ITEM_BYTES, Cluster, Graph, Workload
+from planner_core.core import ITEM_BYTES, Cluster, Graph, Workload, named
 from planner_core.cost import MATH, attentions_by_kernel, why_math
 
 
@@ -24,7 +24,23 @@ def describe_software(graph: Graph, cluster: Cluster, workload: Workload, budget
         lines.append(
             f"attention of {where} runs torch's math kernel in float32, which keeps its scores: {why_math(op, block)}"
         )
-    return tuple(lines)
+    return (*lines, *(_describe_own_attention(graph) if not taken else ()))
+
+
+def _describe_own_attention(graph: Graph) -> tuple[str, ...]:
+    """A sentence about attention that the model's code computes by products and a softmax, as GPT-OSS with its sinks: such operators keep
+    the scores, and no kernel of attention takes their place."""
+    seq = graph.workload["seq"]
+    for name, block in graph.blocks.items():
+        for op in block.ops:
+            scores = block.values[op.outputs[0]].meta if op.fn == "softmax" else None
+            if scores is not None and len(scores.shape) == 4 and min(scores.shape[-2:]) >= seq:
+                size = " x ".join(f"{n:,}" for n in scores.shape)
+                return (
+                    f"attention of {name} is made of products and a softmax in the model's own code, which keep scores of {size} in each "
+                    f"layer; {named('attention')} changes nothing, and a program with a kernel for it takes less time and memory",
+                )
+    return ()
 
 
 def _describe_loss(workload: Workload) -> str:
