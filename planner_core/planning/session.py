@@ -411,6 +411,14 @@ def with_recompute(planner: Planner, recompute: str) -> Planner:
     return replace(changed, runs=planner.runs, kernels=planner.kernels)
 
 
+def with_zero(planner: Planner, zero: int) -> Planner:
+    """The same planner with another ZeRO stage that weights may have. It shares `runs` and `kernels`, which do not depend on it."""
+    changed = planner.changed(
+        request=replace(planner.request, zero=zero), workload=replace(planner.workload, zero=zero)
+    )
+    return replace(changed, runs=planner.runs, kernels=planner.kernels)
+
+
 def replace_request(planner: Planner, **changes: Any) -> Planner:
     """The same planner for another request of the same model, cluster and workload."""
     return replace(planner, request=replace(planner.request, **changes))

@@ -44,6 +44,9 @@ def test_stages_win_on_slow_links(slow: tuple[Plan, float]) -> None:
     plan, bound = slow
     assert plan.fits and plan.pipeline is not None and plan.cost.pipeline is not None
     assert bound <= plan.cost.step_time_s
+    whole = search_stages(prepare_planner(request("llama-3-70b", SLOW, 512, 4096, zero=1)))
+    assert whole is not None and plan.workload["zero"] > 1 == whole.plan.workload["zero"]
+    assert plan.cost.step_time_s < 0.95 * whole.plan.cost.step_time_s  # gradients of 70 B weights fill the memory
     one = plan_model(replace(request("llama-3-70b", SLOW, 512, 4096), accumulate=None)).best
     assert plan.cost.step_time_s < 0.8 * one.cost.step_time_s
     staged = find_staged_plan(replace(request("llama-3-70b", SLOW, 512, 4096), accumulate=None), one)
@@ -115,6 +118,20 @@ def test_policies_that_are_too_slow_by_themselves_are_not_priced() -> None:
     least_s = d.micro_batches * min(float(p.micro_batch_s.sum()) for p in unlimited)
     limit = 0.9 * d.optimistic_s(least_s / d.micro_batches)
     assert list(search.find_policies(d, limit)) == []
+
+
+def test_higher_stages_of_zero_are_searched_where_memory_lacks() -> None:
+    """70 B weights and float32 gradients: 53 GB on each of 8 ranks, and on each of 2 ranks 212 GB, or 75 GB under ZeRO-2 over 32 GPUs."""
+    search = _StageSearch(prepare_planner(request("llama-3-70b", SLOW, 512, 4096)), lambda text: None, None, None)
+    search.micro_batches[1, 1] = 1.0, 1e9
+    degrees = [PipelineDegrees(8, 1, 8, 1, 1, 64), PipelineDegrees(2, 1, 32, 1, 1, 16)]
+    assert [(d.ranks, d.zero) for _, d in search.estimate_degrees(degrees)] == [(8, 1), (2, 2)]
+    search.micro_batches[1, 1] = 1.0, 50e9
+    assert [(d.ranks, d.zero) for _, d in search.estimate_degrees(degrees)] == [(8, 1), (8, 2), (2, 2), (2, 3)]
+    below = _StageSearch(
+        prepare_planner(request("llama-3-70b", SLOW, 512, 4096, zero=1)), lambda text: None, None, None
+    )
+    assert below.zero_stages == (1,)
 
 
 def test_the_bound_of_any_cut() -> None:

@@ -34,9 +34,10 @@ def of_layout(model: str, text: str, layers: int = 4) -> Plan:
     [
         ("llama-3-8b", "dp=1,tp=2,pp=2", 4),
         ("gpt2-xl", "dp=2,pp=2,zero=1", 3),
+        ("gpt2-xl", "dp=2,pp=2,zero=2", 3),
         ("llama-3-8b", "fsdp=2,pp=2,vp=2,schedule=interleaved", 5),
     ],
-    ids=["tensor", "tied, ZeRO-1", "interleaved, sharded"],
+    ids=["tensor", "tied, ZeRO-1", "tied, ZeRO-2", "interleaved, sharded"],
 )
 def test_stages_run_as_predicted(model: str, layout: str, layers: int) -> None:
     plan = of_layout(model, layout, layers)
@@ -62,13 +63,20 @@ def test_a_convolutional_network_runs_in_stages_on_small_images() -> None:
 
 @pytest.mark.parametrize(
     ("model", "layout", "layers"),
-    [("gpt2-xl", "dp=2,pp=2,zero=0", 3), ("llama-3-8b", "tp=2,pp=2,schedule=gpipe", 4)],
-    ids=["uneven", "gpipe"],
+    [
+        ("gpt2-xl", "dp=2,pp=2,zero=0", 3),
+        ("llama-3-8b", "tp=2,pp=2,schedule=gpipe", 4),
+        ("llama-3-8b", "dp=2,pp=2,zero=2", 3),
+        ("llama-3-8b", "fsdp=2,pp=2,vp=2,schedule=interleaved,copies=2-1-1-2", 6),
+    ],
+    ids=["uneven", "gpipe", "ZeRO-2", "ZeRO-3, interleaved, uneven"],
 )
 def test_every_rank_at_full_size(model: str, layout: str, layers: int) -> None:
-    found = verify(of_layout(model, layout, layers), timeout_s=240)
+    plan = of_layout(model, layout, layers)
+    found = verify(plan, timeout_s=240)
+    assert plan.pipeline is not None
     assert found["ok"], [(row["rank"], row["order"], row["messages"], row["memory_bytes"]) for row in found["stages"]]
-    assert [row["messages"]["measured"]["sent"] for row in found["stages"]] == [4, 4]
+    assert [row["messages"]["measured"]["sent"] for row in found["stages"]] == [4 * (2 * plan.pipeline.virtual - 1)] * 2
 
 
 def _count_recordings(data: dict[str, Any]) -> tuple[int, int]:

@@ -18,7 +18,7 @@ MAX_RANKS = 64
 class PipelineDegrees:
     """Ranks of the pipeline, stages of each rank, the data and tensor degrees of a rank's mesh, and the micro-batches of a step.
 
-    `samples`: the samples of a micro-batch on one data-parallel rank."""
+    `samples`: the samples of a micro-batch on one data-parallel rank. `zero`: the ZeRO stage that weights may have."""
 
     ranks: int
     virtual: int
@@ -26,6 +26,12 @@ class PipelineDegrees:
     tensor: int
     samples: int
     micro_batches: int
+    zero: int = 1
+
+    @property
+    def whole_model(self) -> tuple[int, int, int, int]:
+        """What a search of the whole model on the mesh of a rank depends on: (ranks, tensor degree, samples, ZeRO stage)."""
+        return self.ranks, self.tensor, self.samples, self.zero
 
     @property
     def schedule(self) -> str:

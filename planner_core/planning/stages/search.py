@@ -38,14 +38,16 @@ from planner_core.core import (
 )
 from planner_core.cost import (
     Component,
+    cost_model,
     ops_at_the_ends,
 )
+from planner_core.cost.communication import collective_time
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import least_state_bytes
 from planner_core.planning.methods import EXACT
 from planner_core.planning.pipeline import Result, plan_model, prove
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.session import Planner, prepare_planner, with_recompute
+from planner_core.planning.session import Planner, prepare_planner, with_recompute, with_zero
 from planner_core.planning.stages.cuts import find_best_cut, find_even_cut, price_cut
 from planner_core.planning.stages.degrees import PipelineDegrees, list_degrees
 from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts, policy_from_plan
@@ -53,8 +55,9 @@ from planner_core.search import make_block_plans, search_roughly, search_within_
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
 
-ZERO_STAGE = 1
-"""The ZeRO stage of plans with stages. Higher stages gather or scatter in every micro-batch, and stages need many micro-batches."""
+ZERO_STAGES = (1, 2, 3)
+"""The ZeRO stages of plans with stages. Stage 2 scatters gradients and stage 3 gathers weights in every micro-batch, and stages need
+many micro-batches. So a higher one is searched only where the one before leaves too little memory for activations."""
 MAX_SEARCHED, MAX_FAILURES = 10, 5
 """The search ends after so many degrees, or after so many in a row of which no cut was quicker."""
 MEMORY_SHARES, POLICY_MEMORY_SHARE = (1.0, 0.35), 0.6
@@ -91,9 +94,7 @@ def find_staged_plan(
     """The best plan with stages for the same samples a step; None unless it is quicker than the `chosen` plan of one stage.
 
     `like`: the planner of that plan, whose graphs are reused."""
-    staged_request = replace(
-        request, batch=chosen.workload["batch"], seq=chosen.workload["seq"], accumulate=1, zero=ZERO_STAGE
-    )
+    staged_request = replace(request, batch=chosen.workload["batch"], seq=chosen.workload["seq"], accumulate=1)
     if not may_use_stages(request, load_cluster(request.cluster)):
         return None
     load_graph = source if callable(source) else None
@@ -152,10 +153,11 @@ class _StageSearch:
         first: The planner of the request.
         below_s: The step of the known plan of one stage.
         min_compute_s: The least compute that other degrees are taken to have.
-        planners: Planners by number of micro-batches; None where the model has no such batch.
+        zero_stages: The ZeRO stages that the request allows, the lowest first.
+        planners: Planners by number of micro-batches and ZeRO stage; None where the model has no such batch.
         micro_batches: Seconds and activation bytes of a micro-batch of the whole model, by tensor degree and samples.
-        policies: The copy policies by (ranks, tensor degree, samples), and whether ranks have several stages.
-        model_s: The bound S by (ranks, tensor degree, samples).
+        policies: The copy policies by `whole_model`, and whether ranks have several stages.
+        model_s: The bound S by `PipelineDegrees.whole_model`.
         prices: The prices of memory that gave this bound, by the same key.
         best: The best plan so far, with its planner.
         bound: The least bound of the searched degrees.
@@ -172,11 +174,12 @@ class _StageSearch:
             * (COMPUTE_SHARE_WITHOUT_RECOMPUTE if recomputes else 1.0)
             * (known.cost.compute_time_s - known.cost.host_wait_s if known else 0.0)
         )
-        self.planners: dict[int, Planner | None] = {}
+        self.zero_stages = tuple(z for z in ZERO_STAGES if z <= planner.workload.zero) or (planner.workload.zero,)
+        self.planners: dict[tuple[int, int], Planner | None] = {}
         self.micro_batches: dict[tuple[int, int], tuple[float, float]] = {}
-        self.policies: dict[tuple[int, int, int, bool], _LazyPolicies] = {}
-        self.model_s: dict[tuple[int, int, int], float] = {}
-        self.prices: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self.policies: dict[tuple[tuple[int, int, int, int], bool], _LazyPolicies] = {}
+        self.model_s: dict[tuple[int, int, int, int], float] = {}
+        self.prices: dict[tuple[int, int, int, int], tuple[float, float]] = {}
         self.best: tuple[Plan, Planner] | None = None
         self.bound = math.inf
 
@@ -192,8 +195,7 @@ class _StageSearch:
             if (d.tensor, d.samples) not in self.micro_batches and (quickest := self.unconstrained(d)) is not None:
                 self.micro_batches[d.tensor, d.samples] = quickest
         failures = 0
-        feasible = [(estimate_s, d) for d in candidates if (estimate_s := self.estimate_s(d)) < math.inf]
-        for estimate_s, d in sorted(feasible, key=lambda pair: pair[0]):
+        for estimate_s, d in sorted(self.estimate_degrees(candidates), key=lambda pair: pair[0]):
             limit = min(self.below_s, self.best[0].cost.step_time_s if self.best else math.inf)
             if len(self.model_s) == MAX_SEARCHED or estimate_s > MAX_SLOWDOWN * limit:
                 break
@@ -219,35 +221,51 @@ class _StageSearch:
         first = self.first
         return list_degrees(first.cluster, first.workload.batch, sum(first.graph.num_repeats.values()))
 
-    def estimate_s(self, d: PipelineDegrees) -> float:
-        """A rough step, which only orders the degrees: equal stages, and recomputation in proportion to the missing memory."""
-        micro_batch = self.micro_batches.get((d.tensor, d.samples))
-        if micro_batch is None:
-            return math.inf
-        seconds, activations = micro_batch
-        load = self.first.workload
-        weights = self.first.graph.num_params * (ITEM_BYTES[load.dtype] + load.kept_item(ITEM_BYTES[load.dtype]))
-        free = self.first.budget - weights / (d.ranks * d.tensor)
-        need = activations * d.in_flight / d.ranks
-        if free < MIN_ACTIVATION_SHARE * need:
-            return math.inf
-        return d.equal_stages_s(seconds) * (1 + RECOMPUTE_OVERHEAD * max(0.0, 1 - free / need))
+    def estimate_degrees(self, candidates: list[PipelineDegrees]) -> Iterator[tuple[float, PipelineDegrees]]:
+        """A rough step of each candidate, at each ZeRO stage that it may need. It only orders them: equal stages, recomputation in
+        proportion to the missing memory, and the weights' traffic of every micro-batch hidden behind compute."""
+        for d in candidates:
+            if (d.tensor, d.samples) not in self.micro_batches:
+                continue
+            seconds, activations = self.micro_batches[d.tensor, d.samples]
+            need = activations * d.in_flight / d.ranks
+            for zero in self.zero_stages:
+                traffic_s, held_bytes = self.weight_traffic_s(replace(d, zero=zero))
+                free = self.first.budget - held_bytes
+                if free >= MIN_ACTIVATION_SHARE * need:
+                    recompute = RECOMPUTE_OVERHEAD * max(0.0, 1 - free / need) if need else 0.0
+                    yield d.equal_stages_s(max(seconds * (1 + recompute), traffic_s)), replace(d, zero=zero)
+                if free >= need or d.data == 1:
+                    break  # a higher stage has nothing to gain
 
-    def planner(self, micro_batches: int) -> Planner | None:
-        """The planner of a number of micro-batches; None if the model has no such batch."""
-        if micro_batches not in self.planners:
-            first = self.first
-            request = replace(first.request, batch=first.workload.batch, accumulate=micro_batches, zero=ZERO_STAGE)
-            try:
-                graph = self.load_graph(request) if self.load_graph else None
-                self.planners[micro_batches] = prepare_planner(request, graph, like=first)
-            except InputError:
-                self.planners[micro_batches] = None
-        return self.planners[micro_batches]
+    def weight_traffic_s(self, d: PipelineDegrees) -> tuple[float, float]:
+        """Seconds of a micro-batch's traffic of all weights over the data axis, and bytes of working copies and gradients on one GPU."""
+        load, share = self.first.workload, self.first.graph.num_params / (d.ranks * d.tensor)
+        working = share * ITEM_BYTES[load.dtype]
+        gradients = share * load.gradient_item(ITEM_BYTES[load.dtype])
+        link = cost_model(self.first.cluster, d.mesh, load, d.ranks).links[0]
+        scatter_s = d.ranks * collective_time("reduce_scatter", int(gradients), link)[0] if d.zero > 1 else 0.0
+        gathers_s = 2 * d.ranks * collective_time("all_gather", int(working), link)[0] if d.zero > 2 else 0.0
+        held_bytes = working / (d.data if d.zero > 2 else 1) + gradients / (d.data if d.zero > 1 else 1)
+        return scatter_s + gathers_s, held_bytes
+
+    def planner(self, d: PipelineDegrees) -> Planner | None:
+        """The planner of a number of micro-batches and a ZeRO stage; None if the model has no such batch."""
+        if (key := (d.micro_batches, d.zero)) not in self.planners:
+            other = next((p for (number, _), p in self.planners.items() if number == d.micro_batches), self.first)
+            if other is self.first:
+                request = replace(self.first.request, batch=self.first.workload.batch, accumulate=d.micro_batches)
+                try:
+                    graph = self.load_graph(request) if self.load_graph else None
+                    other = prepare_planner(request, graph, like=self.first)
+                except InputError:
+                    other = None
+            self.planners[key] = other and with_zero(other, d.zero)
+        return self.planners[key]
 
     def problem(self, d: PipelineDegrees, recompute: str, *, uniform: bool) -> Problem | None:
         """The network of the whole model on the mesh of a rank; None if it has no plan, or its cost is not a sum over its parts."""
-        planner = self.planner(d.micro_batches)
+        planner = self.planner(d)
         if planner is None:
             return None
         try:
@@ -270,9 +288,9 @@ class _StageSearch:
         """The bound S: least seconds of the whole model on the mesh of a rank, for all micro-batches, in the memory of all ranks.
 
         The search stops early once S proves that no cut is below the `limit`; the result is then a smaller bound."""
-        key = d.ranks, d.tensor, d.samples
+        key = d.whole_model
         if key not in self.model_s:
-            self.say(f"the whole model on {d.ranks} x {d.mesh}")
+            self.say(f"the whole model on {d.ranks} x {d.mesh}, ZeRO {d.zero}")
             problem = self.problem(d, self.first.request.recompute, uniform=False)
             with self.first.clock("search"):
                 max_s = limit / d.lower_bound_s(1.0)  # the bound is linear in S
@@ -295,7 +313,7 @@ class _StageSearch:
     def try_degrees(self, d: PipelineDegrees, limit: float) -> bool:
         """Search the best cut of some degrees. Returns whether its plan is the best so far."""
         self.say(f"{d.ranks * d.virtual} stages on {d.ranks} x {d.mesh}, {d.micro_batches} micro-batches")
-        planner, key = self.planner(d.micro_batches), (d.ranks, d.tensor, d.samples, d.virtual > 1)
+        planner, key = self.planner(d), (d.whole_model, d.virtual > 1)
         if planner is None:
             return False
         if key not in self.policies:
@@ -334,7 +352,7 @@ class _StageSearch:
         # Several stages a rank all run under one policy, so a policy that is too slow for equal stages needs no search to the end. One
         # stage a rank mixes policies: a slow one may serve the few copies for which memory lacks.
         max_s = d.micro_batches * limit / d.optimistic_s(1.0) if d.virtual > 1 else math.inf
-        prices = self.prices.get((d.ranks, d.tensor, d.samples), (0.0, 0.0))
+        prices = self.prices.get(d.whole_model, (0.0, 0.0))
         requested = self.first.request.recompute
         others = STRONG_RECOMPUTATIONS if requested == "auto" else ()
         seen: list[Mapping[str, BlockPlan]] = []
