@@ -17,7 +17,7 @@ from planner_core.ops.operators import (
     operand_bytes,
     unknown_operator,
 )
-from planner_core.ops.rules import OPEN_DIMS, Row, Rule, Shapes, expand_rule, operand_position, without_splits
+from planner_core.ops.rules import Row, Rule, Shapes, expand_rule, operand_position
 from planner_core.ops.work import Sizes, Work, work_of_parts
 
 
@@ -54,9 +54,8 @@ def is_heavy(op: Op) -> bool:
 
 
 def rule_of(op: Op, values: Sequence[Value]) -> Rule:
-    """The op's rule for its global shapes. Its `known` is False if the catalogue has no rule."""
-    found = operator(op.fn).rule(op, _shapes(op.inputs, values), _shapes(op.outputs, values))
-    return without_splits(found, op.attrs[OPEN_DIMS]) if OPEN_DIMS in op.attrs else found
+    """The op's rule for its global shapes. Its `is_known` is False if the catalogue has no rule."""
+    return operator(op.fn).rule(op, _shapes(op.inputs, values), _shapes(op.outputs, values))
 
 
 _CACHED_ROWS: OrderedDict[tuple[int, int], tuple[Op, tuple[Value, ...], tuple[Row, ...]]] = OrderedDict()

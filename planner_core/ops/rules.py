@@ -128,7 +128,7 @@ class Row:
 
 
 def can_run_together(chosen: Sequence[Row], sizes: Sequence[int]) -> bool:
-    """Whether an operator can run these rows at once, one for each axis of these sizes (see `Split.alone` and `Split.within`)."""
+    """Whether an operator can run these rows at once, one for each axis of these sizes (see `Split.excludes` and `Split.within`)."""
     # Example: tokens are dealt to experts over one axis (`dispatch`). A second axis must not deal the same experts again.
     for i, row in enumerate(chosen):
         if any(other.name in row.excludes for k, other in enumerate(chosen) if i != k):
@@ -143,21 +143,6 @@ def can_run_together(chosen: Sequence[Row], sizes: Sequence[int]) -> bool:
 def unknown(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """The rule of an op that the catalogue lacks: it runs Replicate, and `is_known` is False."""
     return Rule((), is_known=False)
-
-
-OPEN_DIMS = "open_dims"
-"""The attribute of an op with dims whose size depends on the values of a batch: pairs of an operand, or a result after all operands,
-and a dim of it."""
-
-
-def without_splits(rule: Rule, open_dims: object) -> Rule:
-    """The rule without the splits of these dims."""
-    return replace(rule, splits=tuple(s for s in rule.splits if not _splits_open_dim(s, open_dims)))
-
-
-def _splits_open_dim(s: Split, open_dims: object) -> bool:
-    ends = (*s.inputs, *s.outputs)
-    return isinstance(open_dims, tuple) and any(ends[i] == d for i, d in open_dims)
 
 
 def expand_rule(rule: Rule, op: Op, values: Sequence[Value], summed_later: bool) -> tuple[Row, ...]:
@@ -182,7 +167,9 @@ def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) ->
     def operand(i: int, dim: DimOf) -> Pair:
         if dim is not None:
             return Shard(dim), Shard(dim) if kinds[i].grad else R
-        if i in s.bias:
+        if (
+            i in s.bias
+        ):  # n devices add their terms: a whole bias on each would be added n times, so one holds it and others zeros
             return P, R
         return R, P if kinds[i].grad else R
 

@@ -157,6 +157,7 @@ WorkFn: TypeAlias = Callable[[Op, Sizes], tuple[Part, ...]]
 
 def product_part(gemm: Gemm, left: Collection[int], right: Collection[int]) -> Part:
     """A matrix product. `left` and `right` are the operands from which its two factors come."""
+    # c [m, n] = a [m, k] @ b [k, n]. Backward: da [m, k] = dc [m, n] @ b.T sums over n; db [k, n] = a.T @ dc [m, n] sums over m.
     m, n, k = gemm.m, gemm.n, gemm.k
     of_left, of_right = replace(gemm, n=k, k=n), replace(gemm, m=k, n=n, k=m)
     return Part(gemm, ((frozenset(left), of_left), (frozenset(right), of_right)))
@@ -164,6 +165,7 @@ def product_part(gemm: Gemm, left: Collection[int], right: Collection[int]) -> P
 
 def grouped_product_part(gemm: GroupedGemm, left: Collection[int], right: Collection[int]) -> Part:
     """A product of rows with the matrices of their groups."""
+    # The gradient of the rows is a product with the matrices transposed; that of each matrix sums over the rows of its group.
     of_left, of_right = replace(gemm, n=gemm.k, k=gemm.n), replace(gemm, sums_rows=True)
     return Part(gemm, ((frozenset(left), of_left), (frozenset(right), of_right)))
 

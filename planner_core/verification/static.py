@@ -81,6 +81,7 @@ def _check_operators(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, 
             taken = tuple((e.dst.forward[axis], e.dst.gradient[axis]) for e in site.inputs)
             made = tuple((e.src.forward[axis], e.src.gradient[axis]) for e in site.outputs)
             same = [row for row in known if (row.inputs, row.outputs) == (taken, made)]
+            # On an axis of one device all rows compute the same, so none excludes another.
             chosen += same[:1] if size > 1 else []
             uneven = [[d for d in row.divides if d % size] for row in same]
             if not same:
@@ -177,6 +178,7 @@ def _check_steps(name: str, steps: Iterable[Step], src: Placements, dst: Placeme
         if here[step.axis] != step.src:
             yield f"{name} step {step} starts from {format_placements(here)}"
             return
+        # Axes that split one dim nest, the first outermost. A gather of the outer one would join pieces that do not lie together.
         inner = here[step.axis + 1 :]
         if any(isinstance(p, Shard) and p in inner for p in (step.src, step.dst)):
             yield f"{name} step {step} moves the outer of two axes that split one dim"

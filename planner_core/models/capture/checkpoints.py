@@ -17,13 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from planner_core.models.capture.recording import CHECKPOINT, Record, Recording, Replay, Scope
+from planner_core.models.capture.recording import CHECKPOINT, MAX_SMALL_MODULES, Record, Recording, Replay, Scope
 from planner_core.models.hooks.callsites import Frame
 
 NO_PATH = "~"
 """The path of a part. No parameter name begins with it, so all weights of a part are inputs from its caller."""
-MAX_SMALL_MODULES = 7
-"""Equal modules with one weight are blocks only if more than this many exist, as in `graph_builder`."""
 
 
 @contextmanager

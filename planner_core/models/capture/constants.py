@@ -91,6 +91,7 @@ def stay_on_meta(tree: Any) -> Any:
 
 
 def _size_hint(operands: list[torch.Tensor]) -> int:
+    # The worst that broadcasting makes of two operands: positions [s, 1] and [1, s] give a mask [s, s].
     sizes = sorted((t.numel() for t in operands), reverse=True)
     return (sizes[0] * sizes[1] if len(sizes) > 1 else sizes[0]) if sizes else 0
 

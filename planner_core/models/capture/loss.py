@@ -70,11 +70,7 @@ def _is_scalar(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.dim() == 0 and x.is_floating_point()
 
 
-def standin_loss(
-    out: Any,
-    tracked: Callable[[torch.Tensor], bool] = lambda t: True,
-    trained: Callable[[torch.Tensor], bool] = lambda t: t.requires_grad,
-) -> torch.Tensor:
+def standin_loss(out: Any, tracked: Callable[[torch.Tensor], bool] = lambda t: True) -> torch.Tensor:
     """Return a loss for a model that does not return one: the mean of the output to the fourth power in float32.
 
     Of several outputs it is the sum of these means, so the gradients of a later loss on any of them are planned.
@@ -82,7 +78,7 @@ def standin_loss(
     errors alone, and a fault in their backward would go unseen.
     """
     outputs = [t for t in {id(t): t for t in _output_tensors(out)}.values() if tracked(t) and t.is_floating_point()]
-    terms = [t.float().pow(4).mean() for t in [t for t in outputs if trained(t)] or outputs[:1]]
+    terms = [t.float().pow(4).mean() for t in [t for t in outputs if t.requires_grad] or outputs[:1]]
     if not terms:
         raise CaptureError(f"the model returns {type(out).__name__}, in which no computed tensor was found to train on")
     return functools.reduce(torch.add, terms)

@@ -6,8 +6,8 @@ capture_module(module, {"x": tensor}, name="mine")         # any nn.Module whose
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from planner_core.core import (
     Block,
     CaptureError,
     Graph,
-    Op,
     Sentence,
     TensorMeta,
     check,
@@ -28,7 +27,7 @@ from planner_core.core import (
 )
 from planner_core.models.capture.build.gradients import keep_reached_gradients
 from planner_core.models.capture.build.graph_builder import GraphBuilder
-from planner_core.models.capture.checks.policy import run_checked
+from planner_core.models.capture.checks.policy import ForwardPass, run_checked
 from planner_core.models.capture.checks.refusals import check_buffers, check_module
 from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, named_loss, standin_loss
 from planner_core.models.capture.recorder import Recorder
@@ -94,33 +93,6 @@ def capture_module(
     return replace(graph, assumptions=assumptions, buffer_bytes=buffer_bytes(module))
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """One forward pass. `notes` are assumptions of the graph; the other fields are those of `policy.Pass`."""
-
-    top: Block
-    blocks: Mapping[str, Block]
-    loss: str
-    notes: tuple[str, ...]
-    drew_outside: bool
-    transcript: tuple[Any, ...]
-    is_computed: Callable[[torch.Tensor], bool]
-    constant_bytes: int
-
-    @property
-    def operations(self) -> list[Any]:
-        """The functions, operands and tensors of each block, without attributes: literals may differ between passes."""
-        blocks = {"": self.top, **self.blocks}
-        return [
-            (
-                name,
-                [(i.fn if isinstance(i, Op) else i.block, i.inputs, i.outputs) for i in b.items],
-                [v.meta for v in b.values],
-            )
-            for name, b in blocks.items()
-        ]
-
-
 def _record_forward(
     module: nn.Module,
     inputs: Mapping[str, Any],
@@ -129,7 +101,7 @@ def _record_forward(
     replay: bool,
     originals: Mapping[int, str],
     leftovers: Mapping[int, str],
-) -> _Pass:
+) -> ForwardPass:
     recorder = Recorder(module, replay=replay and not flat, originals=originals, leftovers=leftovers)
     loss = OWN_LOSS
 
@@ -160,7 +132,9 @@ def _record_forward(
         return id(tensor) in recorder.tracked or recorder.inputs.include(tensor)
 
     transcript = tuple(recorder.transcript)
-    return _Pass(top, blocks, loss, notes, recorder.drew_outside, transcript, is_computed, recorder.constant_bytes)
+    return ForwardPass(
+        top, blocks, loss, notes, recorder.drew_outside, transcript, is_computed, recorder.constant_bytes
+    )
 
 
 def _checkpoint_notes(wrappers: Collection[str], recording: Recording, blocks: Sequence[Block]) -> tuple[str, ...]:

@@ -176,6 +176,8 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        # The order matters. A question about finiteness is answered before anything is recorded of it. Other forms of a call come back
+        # here, so what follows sees them alone. A view that was written is put back (`setitem`) before the read of its whole is checked.
         if (answer := self.assume_finite.answer_call(func, args, kwargs)) is not NotImplemented:
             return answer
         args, kwargs = self.assume_finite.resolve_arguments(args, kwargs)
@@ -297,6 +299,7 @@ class Recorder(TorchFunctionMode):
         if fn in TAKES_SIZES and len(operands) > 1:
             args, kwargs = with_sizes(args, kwargs)
             operands = sites.tensors((args, kwargs))
+        # No mask: a plan takes dropout for the identity, and a run draws masks itself.
         if fn in chances.DROPOUTS and "p" in kwargs:
             kwargs = {**kwargs, "p": 0.0}
         written = sites.is_inplace(fn)

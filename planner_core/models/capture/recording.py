@@ -16,6 +16,8 @@ Renumber = Callable[[int], int]
 BUFFER = "buffer:"  # name prefix of a constant that is a buffer of the model
 CHECKPOINT = "checkpoint"
 """The kind of a scope that is not a module call: what a checkpoint in the model's code runs, and recomputes in backward."""
+MAX_SMALL_MODULES = 7
+"""Equal modules with one matrix are blocks only if more than this many exist."""
 
 
 @contextmanager
@@ -125,6 +127,7 @@ class Recording:
                 shape = tuple(1 if step == 0 else n for n, step in zip(tensor.shape, tensor.stride(), strict=True))
                 extra.append(TensorMeta(shape, str(tensor.dtype).removeprefix("torch.")))
                 continue
+            # Views share a storage. The one that the call read or made is meant, if it is there in the shape that was saved.
             same = [v for v in near if self.values[v].storage == self.values[root].storage]
             exact = [v for v in same if self.values[v].meta.shape == tuple(tensor.shape)]
             vid = (exact or same or [root])[0]
@@ -165,6 +168,7 @@ class Recording:
             return ids[vid]
 
         copy = self._copy_scope(template, call, value)
+        # A replayed result was made without what lies inside. One that is a view of a tensor made inside gets its base only here.
         for record in self.flatten(template):
             for vid in record.outputs:
                 storage = self.values[vid].storage

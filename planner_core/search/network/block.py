@@ -287,7 +287,7 @@ class _Builder:
         return even & go_together
 
     def _rows_go_together(self, s: GroupStrategy, index: Ints) -> Bools:
-        """[joint row]: whether the rows go together on their axes (`Split.alone`, `Split.within`). For one joint row this is
+        """[joint row]: whether the rows go together on their axes (`Split.excludes`, `Split.within`). For one joint row this is
         `ops.together`."""
         together, several = np.ones(len(index), dtype=bool), np.array(self.model.sizes) > 1
         for k in range(len(s.ops)):

@@ -37,8 +37,7 @@ class _ReachedBlock:
 class _GradientReach:
     def __init__(self, source: Graph) -> None:
         self.source = source
-        self.checkpoint_parts: dict[tuple[str, Ports], _ReachedBlock] = {}
-        self.names: dict[tuple[str, Ports], str] = {}
+        self.reached: dict[tuple[str, Ports], _ReachedBlock] = {}
 
     def graph(self) -> Graph:
         source = self.source
@@ -70,9 +69,9 @@ class _GradientReach:
         return replace(source, top=replace(top.block, values=tuple(values), items=tuple(items)), blocks=kept)
 
     def _reach_block(self, name: str, wanted: Ports) -> _ReachedBlock:
-        if (name, wanted) not in self.checkpoint_parts:
-            self.checkpoint_parts[name, wanted] = self._reach_back(self.source.blocks[name], wanted)
-        return self.checkpoint_parts[name, wanted]
+        if (name, wanted) not in self.reached:
+            self.reached[name, wanted] = self._reach_back(self.source.blocks[name], wanted)
+        return self.reached[name, wanted]
 
     def _form_name(self, name: str, block: Block, taken: dict[str, Block]) -> str:
         """Name a form of a block: the block's name for the first form, with a number for others. Equal forms share a name."""

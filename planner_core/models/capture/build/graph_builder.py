@@ -23,6 +23,7 @@ from planner_core.models.capture.build.literals import list_per_call, without_fl
 from planner_core.models.capture.recording import (
     BUFFER,
     CHECKPOINT,
+    MAX_SMALL_MODULES,
     Record,
     Recording,
     Replay,
@@ -56,6 +57,8 @@ class GraphBuilder:
             self.bodies[id(part)] = self._canonical_body(part)
             self.recomputed[id(part)] = self.bodies[id(part)].key
         wanted |= set(self.recomputed.values())
+        # Only the outermost of nested copies become blocks. Of an attention in each of 12 layers and one in a head, that of the head alone
+        # is outermost. It occurs once, so it is no block, and the next round looks at what lies inside it.
         while True:
             tally = self._count_keys(self._topmost(wanted))
             alone = {key for key, count in tally.items() if not self._is_worth_a_block(key, count)}
@@ -70,6 +73,7 @@ class GraphBuilder:
 
         Siblings of such calls are included, since their extra work may be hoisted (`_hoist_extra_work`).
         """
+        # To write a body out walks over all its calls. Class and number of matrices are equal in equal calls, and cost nothing.
         nodes = [n for n in walk_scopes(self.recording.root) if n.path and n.kind != CHECKPOINT]
         matrices = self._count_matrices()
         nodes = [n for n in nodes if matrices.get(n.path, 0)]
@@ -100,7 +104,7 @@ class GraphBuilder:
         if key in self.recomputed.values():
             return True
         matrices = len({ref[1] for row in key for ref in row[4] if ref[0] == "p" and len(ref[2].shape) > 1})
-        return (matrices > 1 and count > 1) or (matrices == 1 and len(key.rows) > 1 and count > 7)
+        return (matrices > 1 and count > 1) or (matrices == 1 and len(key.rows) > 1 and count > MAX_SMALL_MODULES)
 
     def _topmost(self, keys: Iterable[Any]) -> list[ScopeNode]:
         """Return the outermost nodes whose body has one of `keys`."""

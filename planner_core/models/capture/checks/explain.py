@@ -76,6 +76,7 @@ def explain_error(
     stack = traceback.extract_tb(error.__traceback__)
     where = format_line(stack)
     text = " ".join(str(error).split()) or type(error).__name__
+    # From the precise to the vague: a kernel that meta lacks also fails with "meta" in its text, and is no question about values.
     kernel = re.search(r"aten::(\w+)\S*: attempted to run this operator with Meta tensors", text)
     if kernel and kernel[1] not in _VALUE_DEPENDENT:
         what = f"{model} calls aten::{kernel[1]}{where}"

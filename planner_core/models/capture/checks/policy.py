@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from planner_core.core import CaptureError
+from planner_core.core import Block, CaptureError, Op
 from planner_core.models.capture.checks.refusals import model_line
 from planner_core.models.hooks.module_state import ModuleState, WeightDtypes, scratch_tensors
 
@@ -21,34 +22,48 @@ EXTRA_PASSES = 8
 """Extra passes of a model of transformers that draws from Python: LayerDrop does so even at rate 0, and then all passes are equal."""
 
 
-class Pass(Protocol):
-    """What is compared of one forward pass with others."""
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """One recorded forward pass.
 
-    @property
-    def transcript(self) -> tuple[Any, ...]:
-        """Every call of torch with its arguments, tensors by shape."""
+    top, blocks     its graph, and `loss`, the name of its loss
+    notes           assumptions of the graph
+    drew_outside    whether it drew random numbers of Python or numpy
+    transcript      every call of torch with its arguments, tensors by shape
+    is_computed     whether a tensor depends on weights or inputs
+    constant_bytes  of tensors without values that were computed from the inputs alone
+    """
+
+    top: Block
+    blocks: Mapping[str, Block]
+    loss: str
+    notes: tuple[str, ...]
+    drew_outside: bool
+    transcript: tuple[Any, ...]
+    is_computed: Callable[[torch.Tensor], bool]
+    constant_bytes: int
 
     @property
     def operations(self) -> list[Any]:
-        """The functions, operands and tensors of each block."""
+        """The functions, operands and tensors of each block, without attributes: literals may differ between passes."""
+        blocks = {"": self.top, **self.blocks}
+        return [
+            (
+                name,
+                [(i.fn if isinstance(i, Op) else i.block, i.inputs, i.outputs) for i in b.items],
+                [v.meta for v in b.values],
+            )
+            for name, b in blocks.items()
+        ]
 
-    @property
-    def is_computed(self) -> Callable[[torch.Tensor], bool]:
-        """A predicate: whether a tensor of the pass depends on weights or inputs."""
 
-    @property
-    def drew_outside(self) -> bool:
-        """Whether the pass drew random numbers of Python or numpy."""
-
-
-Checked = TypeVar("Checked", bound=Pass)
 Leftovers = Mapping[int, str]
 """Computed tensors that an earlier pass left in the model: by storage, the name of the attribute."""
 
 
 def run_checked(
-    model: nn.Module, once: Callable[[Leftovers], Checked], *, library: bool = False
-) -> tuple[Checked, str]:
+    model: nn.Module, once: Callable[[Leftovers], ForwardPass], *, library: bool = False
+) -> tuple[ForwardPass, str]:
     """Run passes until one is known to leave no state and to equal the next one.
 
     A table that the first pass fills and later ones read (rotary angles) is not state: then the second pass counts. Nor is
@@ -63,7 +78,7 @@ def run_checked(
     """
     types = WeightDtypes(model)
 
-    def run(left: Leftovers) -> Checked:
+    def run(left: Leftovers) -> ForwardPass:
         types.restore()
         return once(left)
 
@@ -86,6 +101,7 @@ def run_checked(
             f"{type(model).__name__} draws random numbers of Python or numpy, of which each rank would draw its own; draw them by torch "
             "(torch.rand)"
         )
+    # Code of transformers is the same for all its users, so it is run once more only if its first pass left something behind.
     others = EXTRA_PASSES if counted.drew_outside else int(not library or bool(set_by_first or kept))
     for _ in range(others):
         if run(kept).transcript != counted.transcript:
@@ -97,8 +113,8 @@ def run_checked(
 
 
 def _run_watched(
-    model: nn.Module, run: Callable[[Leftovers], Checked], left: Leftovers
-) -> tuple[Checked, str, Leftovers, dict[str, str]]:
+    model: nn.Module, run: Callable[[Leftovers], ForwardPass], left: Leftovers
+) -> tuple[ForwardPass, str, Leftovers, dict[str, str]]:
     """Run a pass. Returns it, the name of a value that it has set, its leftovers, and the lines that set attributes, by name."""
     state, names = ModuleState(model), {id(m): n for n, m in model.named_modules()}
     with _note_assignments(names) as where:

@@ -143,6 +143,7 @@ class WriteUndo:
     def save(self, target: torch.Tensor) -> None:
         """Save the values of `target` before its first write."""
         at = storage_id(target)
+        # nothing to restore: memory of this pass, tensors without values, and those without a plain storage (their id stands for it)
         if at not in self._made_here and not target.is_meta and at != id(target):
             key = at, target.storage_offset(), target.shape, target.stride()
             if key not in self._saved:

@@ -133,6 +133,7 @@ class Replayer:
     @contextmanager
     def watch_attributes(self) -> Iterator[None]:
         """Note reads and writes of module attributes while entered."""
+        # `__getattr__` would miss what lies in a module's `__dict__`: layer_idx, window sizes, flags, all that makes layers differ.
         plain_get, replayer = object.__getattribute__, self
         plain_set = nn.Module.__setattr__
 
@@ -239,6 +240,7 @@ class Replayer:
             self._pass_to_caller(watch)
         if key is not None and not watch.opaque:
             with torch._C.DisableTorchFunction():
+                # a call that changed a variable of a file or closure cannot stand for another
                 if key[-1] == self._outside_tokens(number, frame, leaves):
                     self._add_template(key, watch, frame, leaves, out)
         return out
