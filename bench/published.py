@@ -53,14 +53,14 @@ def main() -> None:
         ROWS.write_text("".join(json.dumps(known[name]) + "\n" for name in sorted(known)))
     every = {run.id: run for run in runs()}
     found = [(every[name], row) for name, row in sorted(known.items()) if name in every]
-    told = published_pairs.told(args.redo)
-    TABLE.write_text(document(found, told))
+    paired = published_pairs.price_runs(args.redo)
+    TABLE.write_text(document(found, paired))
     with PREDICTIONS_FILE.open("w", encoding="utf-8", newline="") as file:
         rows = predictions(found)
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    (ASSETS / "bands.json").write_text(json.dumps(bands(found, told), indent=2) + "\n")
+    (ASSETS / "bands.json").write_text(json.dumps(bands(found, paired), indent=2) + "\n")
     if not args.table:
         published_memory.main(args.redo)
 

@@ -11,7 +11,7 @@ import pytest
 from bench.published import ROWS
 from bench.support.published.memory import measured, predicted, stated_runs
 from bench.support.published.runs import Run, priced, runs
-from bench.support.published.stages import told_stages
+from bench.support.published.stages import priced_stage_runs
 from bench.support.published.table import errors_of, kind
 from planner_core.planning.pricing import time_band
 from planner_core.planning.pricing.bands import BANDS_FILE, STAGES, Z_NINE_IN_TEN
@@ -87,6 +87,6 @@ def test_a_band_holds_nine_in_ten_runs_of_sources_that_it_has_not_seen() -> None
         width = math.hypot(table["kinds"][name]["p90"], Z_NINE_IN_TEN * table["stack_sigma"])
         assert sum(error <= width for error in left_out) >= 0.9 * len(left_out), name
     # Plans with stages: nothing is fitted to any of the five sources, each of which counts alike.
-    staged = [run for run in told_stages() if run.ran and run.run.stated.layout.pp > 1]
+    staged = [run for run in priced_stage_runs() if run.ran and run.run.stated.layout.pp > 1]
     assert len({run.source for run in staged}) >= 5
     assert table["kinds"][STAGES]["n"] == 25 * len({run.source for run in staged})

@@ -181,6 +181,7 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
             "seq": 8192,
             "recompute": "full",
             "compiled": True,
+            "loss": "eager",
             "optimizer": "adamw",
         },
     ),

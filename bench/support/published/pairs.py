@@ -40,11 +40,11 @@ of tensor parallelism ran on 256 too, {slower} were measured slower than there, 
 With one sample its tensor parallelism over 16 ranks takes 8.0 to 8.6 ms a layer, and over 32 ranks 15.2 to 18.2 ms, from 1 B to 80 B
 parameters: so it is not the bytes. Predicted are 2 to 5 ms. The band of such plans says so: from as predicted to six times as long.
 """
-Chosen = Callable[["Told", "Told"], bool]
+Chosen = Callable[["PricedRun", "PricedRun"], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PricedRun:
     """A run, its predicted seconds, the calls of operators of a step, and the seconds that these take at the host's floor."""
 
     run: Run
@@ -58,7 +58,7 @@ class Told:
         return self.host_s > self.seconds
 
 
-def told(redo: bool = False) -> list[Told]:
+def price_runs(redo: bool = False) -> list[PricedRun]:
     """All runs with their predictions; what is not kept is priced."""
     kept: dict[str, tuple[float, int]] = {}
     if ROWS.exists() and not redo:
@@ -69,7 +69,7 @@ def told(redo: bool = False) -> list[Told]:
     ROWS.write_text("".join(json.dumps([name, *kept[name]]) + "\n" for name in sorted(kept)))
     call_s = floor([(every[name], calls) for name, (_, calls) in kept.items() if calls])
     return [
-        Told(every[name], seconds, calls, 0.0 if every[name].stated.compiled else calls * call_s)
+        PricedRun(every[name], seconds, calls, 0.0 if every[name].stated.compiled else calls * call_s)
         for name, (seconds, calls) in kept.items()
         if calls
     ]
@@ -89,9 +89,9 @@ def floor(runs: Sequence[tuple[Run, int]]) -> float:
     return min(run.measured_s / calls for run, calls in runs if not run.stated.compiled)
 
 
-def pairs(found: Sequence[Told]) -> Iterator[tuple[Told, Told]]:
+def pairs(found: Sequence[PricedRun]) -> Iterator[tuple[PricedRun, PricedRun]]:
     """The pairs, the run that was measured to be faster first."""
-    groups: dict[object, list[Told]] = {}
+    groups: dict[object, list[PricedRun]] = {}
     for one in found:
         r, s = one.run, one.run.stated
         samples = s.micro_batch * s.accumulate * s.layout.data
@@ -103,17 +103,17 @@ def pairs(found: Sequence[Told]) -> Iterator[tuple[Told, Told]]:
                 yield a, b
 
 
-def section(found: Sequence[Told]) -> str:
+def section(found: Sequence[PricedRun]) -> str:
     """The section of docs/PUBLISHED.md."""
     every = list(pairs(found))
 
-    def inside(a: Told, b: Told) -> bool:
+    def inside(a: PricedRun, b: PricedRun) -> bool:
         return max(a.run.stated.layout.tp, b.run.stated.layout.tp) <= NODE
 
     def gpus(least: int, most: int) -> Chosen:
         return lambda a, b: inside(a, b) and least <= a.run.gpus <= most
 
-    def zero(a: Told, b: Told) -> bool:
+    def zero(a: PricedRun, b: PricedRun) -> bool:
         return a.run.stated.layout.zero == 1 or b.run.stated.layout.zero == 1
 
     few, many = gpus(1, 64), gpus(128, 256)
@@ -141,7 +141,7 @@ def section(found: Sequence[Told]) -> str:
     return "\n".join([*lines, "", WHY.format(runs=runs, slower=slower)])
 
 
-def on_twice_the_gpus(found: Sequence[Told], gpus: int) -> tuple[int, int]:
+def on_twice_the_gpus(found: Sequence[PricedRun], gpus: int) -> tuple[int, int]:
     """How many of nanotron's runs on twice as many GPUs have a run of the same model and degree of tensor parallelism on `gpus`, and how
     many of them were measured slower than the fastest of those. All have one global batch."""
     fastest: dict[tuple[str, int], float] = {}

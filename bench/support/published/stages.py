@@ -49,7 +49,7 @@ its mask and softmax ran in 2023 is not published. Zero Bubble's runs with 45 GB
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StagedRun:
     """A run, its predicted seconds and bytes, and whether it is predicted to fit."""
 
     run: Run
@@ -137,10 +137,10 @@ def software(row: Row) -> dict[str, Any]:
     return {"stack": "megatron", "attention": kernel, "gradients": gradients}
 
 
-def told_stages() -> list[Told]:
+def priced_stage_runs() -> list[StagedRun]:
     """All runs that are priced already. A layout that is not legal for the model is left out."""
     kept = _kept()
-    return [Told(run, *kept[run.id]) for run in stage_runs() if kept.get(run.id)]
+    return [StagedRun(run, *kept[run.id]) for run in stage_runs() if kept.get(run.id)]
 
 
 def _kept() -> dict[str, Any]:
@@ -153,10 +153,10 @@ def main() -> None:
     with ROWS.open("a", encoding="utf-8") as file:
         for run in stage_runs():
             if run.id not in kept:
-                file.write(json.dumps([run.id, _priced(run)]) + "\n")
+                file.write(json.dumps([run.id, _price(run)]) + "\n")
 
 
-def _priced(run: Run) -> list[Any] | None:
+def _price(run: Run) -> list[Any] | None:
     """Predicted seconds, bytes, and whether it fits, in the memory of the run's GPU; None for a layout that is not legal."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
@@ -171,18 +171,18 @@ def _priced(run: Run) -> list[Any] | None:
 # --- the section ---------------------------------------------------------------------------------------
 
 
-def section(found: Sequence[Told]) -> str:
+def section(found: Sequence[StagedRun]) -> str:
     """The section of docs/PUBLISHED.md."""
     lines = [
         HEAD,
         "| source | ran | time: median | nine in ten | bias | fits: right of | |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
-    groups: dict[str, list[Told]] = defaultdict(list)
+    groups: dict[str, list[StagedRun]] = defaultdict(list)
     for t in found:
         groups[t.source].append(t)
     lines += [_line(name, groups[name]) for name in sorted(groups)]
-    keys: tuple[tuple[str, Callable[[Told], object]], ...] = (
+    keys: tuple[tuple[str, Callable[[StagedRun], object]], ...] = (
         ("tensor ranks", lambda t: t.run.stated.layout.tp),
         ("stages", lambda t: t.run.stated.layout.pp),
         ("micro-batch", lambda t: t.run.stated.micro_batch),
@@ -196,7 +196,7 @@ def section(found: Sequence[Told]) -> str:
             "| | ran | median | nine in ten | bias | right of | |",
             "|---|--:|--:|--:|--:|--:|--:|",
         ]
-        parts: dict[Any, list[Told]] = defaultdict(list)
+        parts: dict[Any, list[StagedRun]] = defaultdict(list)
         for t in groups["Aleph Alpha"]:
             parts[key(t)].append(t)
         lines += [_line(str(name), parts[name]) for name in sorted(parts)]
@@ -219,7 +219,7 @@ def section(found: Sequence[Told]) -> str:
     return "\n".join(lines)
 
 
-def _line(name: str, found: Sequence[Told]) -> str:
+def _line(name: str, found: Sequence[StagedRun]) -> str:
     errors = np.expm1([t.error for t in found if t.ran])
     right = sum(t.fits == t.ran for t in found)
     sizes = np.abs(errors)
@@ -229,9 +229,9 @@ def _line(name: str, found: Sequence[Told]) -> str:
     return f"| {name} | {len(errors)} | {shown} | {right / len(found):.0%} | {len(found)} |"
 
 
-def regrets(found: Sequence[Told]) -> list[float]:
+def regrets(found: Sequence[StagedRun]) -> list[float]:
     """By sweep: what the layout of least predicted seconds costs over the one of least measured seconds."""
-    sweeps: dict[object, list[Told]] = defaultdict(list)
+    sweeps: dict[object, list[StagedRun]] = defaultdict(list)
     for t in found:
         if t.ran:
             sweeps[t.run.gpus, t.run.stated.seq, t.run.row["attention"]].append(t)
@@ -242,12 +242,12 @@ def regrets(found: Sequence[Told]) -> list[float]:
     ]
 
 
-def _layout_key(of: Told) -> object:
+def _layout_key(of: StagedRun) -> object:
     """All that a run states but its kernels."""
     return of.run.gpus, of.run.stated.but(stack=None, attention=None)
 
 
-def spread_over_kernels(found: Sequence[Told]) -> list[float]:
+def spread_over_kernels(found: Sequence[StagedRun]) -> list[float]:
     """By run: the error of the best number for all measured runs of its layout, the middle of the fastest and the slowest."""
     groups: dict[object, list[float]] = defaultdict(list)
     for t in found:
@@ -256,9 +256,9 @@ def spread_over_kernels(found: Sequence[Told]) -> list[float]:
     return [math.sqrt(min(group) * max(group)) / s - 1 for group in groups.values() for s in group]
 
 
-def schedule_ratios(found: Sequence[Told]) -> list[float]:
+def schedule_ratios(found: Sequence[StagedRun]) -> list[float]:
     """Errors of the ratios between an order and 1F1B with the same model, GPUs and micro-batches."""
-    groups: dict[object, dict[str, list[Told]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[object, dict[str, list[StagedRun]]] = defaultdict(lambda: defaultdict(list))
     for t in found:
         stated, row = t.run.stated, t.run.row
         if stated.layout.order == "zb" and _number(row["mem_gb"]) > 1.2 * least_memory(found, t):
@@ -273,7 +273,7 @@ def schedule_ratios(found: Sequence[Told]) -> list[float]:
     ]
 
 
-def least_memory(found: Sequence[Told], of: Told) -> float:
+def least_memory(found: Sequence[StagedRun], of: StagedRun) -> float:
     """The least memory that a run of the same model, GPUs and micro-batch was measured to take."""
     same = [
         _number(t.run.row["mem_gb"])
@@ -283,8 +283,8 @@ def least_memory(found: Sequence[Told], of: Told) -> float:
     return min((m for m in same if m), default=math.inf)
 
 
-def errors_alike(found: Sequence[Told]) -> Any:
-    """The errors of runs with stages, so many of each source that all count alike."""
+def errors_of_sources_alike(found: Sequence[StagedRun]) -> Any:
+    """The errors of runs with stages: as many quantiles of each source, so that all count alike."""
     by: dict[str, list[float]] = defaultdict(list)
     for t in found:
         if t.ran and t.run.stated.layout.pp > 1:

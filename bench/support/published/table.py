@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.support.published import stages
 from bench.support.published.fit import PRIORS, fold_of, left_out, odd, source_of
-from bench.support.published.pairs import Told, floor, section
+from bench.support.published.pairs import PricedRun, floor, section
 from bench.support.published.runs import Run
 
 Found = Sequence[tuple[Run, dict[str, Any]]]
@@ -77,8 +77,8 @@ def _weights(every: Sequence[Run]) -> Any:
 # --- the document ------------------------------------------------------------------------------------
 
 
-def document(found: Found, told: Sequence[Told]) -> str:
-    """docs/PUBLISHED.md. `told` are the runs of its pairs."""
+def document(found: Found, paired: Sequence[PricedRun]) -> str:
+    """docs/PUBLISHED.md. `paired` are the runs of its pairs."""
     errors = errors_of(found)
     refused: dict[str, list[str]] = {}
     for run, row in found:
@@ -88,8 +88,8 @@ def document(found: Found, told: Sequence[Told]) -> str:
     for why, ids in refused.items():
         parts.append(f"{len(ids)} are not: {why} ({', '.join(ids)}).")
     parts.append("\n".join(_tables(errors)))
-    parts.append(section(told))
-    parts.append(stages.section(stages.told_stages()))
+    parts.append(section(paired))
+    parts.append(stages.section(stages.priced_stage_runs()))
     parts.append("\n".join(_worst(errors)))
     return "\n\n".join(parts) + "\n"
 
@@ -178,8 +178,8 @@ def kind(run: Run) -> str:
     return f"data parallel or ZeRO-1, {'to 64 ranks' if layout.dp <= MANY else 'more ranks'}"
 
 
-def bands(found: Found, told: Sequence[Told]) -> dict[str, Any]:
-    """assets/bands.json: errors of sources left out, by kind of run; and of the runs `told` the host's floor, and tensor parallelism over
+def bands(found: Found, paired: Sequence[PricedRun]) -> dict[str, Any]:
+    """assets/bands.json: errors of sources left out, by kind of run; and of the runs `paired` the host's floor, and tensor parallelism over
     nodes."""
     errors = errors_of(found)
     groups: dict[str, list[float]] = {}
@@ -188,7 +188,7 @@ def bands(found: Found, told: Sequence[Told]) -> dict[str, Any]:
         groups.setdefault(kind(e.run), []).append(e.sources)
         of_one_stack.setdefault(kind(e.run), []).append(e.groups)
     # The runs of sweeps without stages are of other stacks, and no constant is fitted to them: each is left out already.
-    swept = [t for t in stages.told_stages() if t.ran and t.run.stated.layout.pp == 1]
+    swept = [t for t in stages.priced_stage_runs() if t.ran and t.run.stated.layout.pp == 1]
     for t in swept:
         groups.setdefault(kind(t.run), []).append(t.error)
     # Two plans that are compared share the error of their stack: `sigma` is of runs whose source the fit has seen.
@@ -197,7 +197,7 @@ def bands(found: Found, told: Sequence[Told]) -> dict[str, Any]:
         for name in sorted(groups)
     }
     over_nodes = [
-        math.log(t.seconds / t.run.measured_s) for t in told if kind(t.run) == OVER_NODES and t.run.gpus <= MOST_GPUS
+        math.log(t.seconds / t.run.measured_s) for t in paired if kind(t.run) == OVER_NODES and t.run.gpus <= MOST_GPUS
     ]
     return {
         "schema": "shardscope.bands/1",
@@ -210,14 +210,14 @@ def bands(found: Found, told: Sequence[Told]) -> dict[str, Any]:
         "gpu_source": "judgement: a GPU that no training run of the fit used",
         "measured_gpus": ["A100-SXM", "A800", "H100-SXM"],
         "host": {
-            "call_s": float(f"{floor([(t.run, t.calls) for t in told]):.3g}"),
-            "source": f"the least that {sum(not t.run.stated.compiled for t in told)} eager published runs took for each call of an operator, "
+            "call_s": float(f"{floor([(t.run, t.calls) for t in paired]):.3g}"),
+            "source": f"the least that {sum(not t.run.stated.compiled for t in paired)} eager published runs took for each call of an operator, "
             "forward and backward together: nanotron on H100, tensor parallelism with one sample (docs/PUBLISHED.md)",
         },
         "kinds": {
             **kinds,
             OVER_NODES: _band(np.array(over_nodes)),
-            stages.KIND: _band(stages.errors_alike(stages.told_stages())),
+            stages.KIND: _band(stages.errors_of_sources_alike(stages.priced_stage_runs())),
         },
     }
 

@@ -67,6 +67,8 @@ def read(fields: Fields, num_gpus: int) -> Setup:
         "compiled": _compiles_model(fields),
         **_read_kernels(fields),
     }
+    if options["compiled"] and "loss" not in _compiled_components(fields):
+        options["loss"] = "eager"
     if fields.read_word("loss.()", "").startswith("chunkedloss"):
         options["loss"] = f"chunked:{fields.read_int('loss.num_chunks', 8)}"
     notes = (*_expert_note(fields, layout), *_low_precision_note(fields), *_async_tp_note(fields))
@@ -152,10 +154,14 @@ def _read_recompute(fields: Fields) -> str:
 
 
 def _compiles_model(fields: Fields) -> bool:
-    """Whether the model's blocks are compiled, not the loss alone. Files before `compile.components` compiled both."""
+    """Whether the model's blocks are compiled, not the loss alone."""
     enabled = fields.read_flag("compile.enable") | fields.read_flag("training.compile")
-    components = fields.read_words("compile.components") or ("model", "loss")
-    return enabled and "model" in components
+    return enabled and "model" in _compiled_components(fields)
+
+
+def _compiled_components(fields: Fields) -> tuple[str, ...]:
+    """What is compiled, if anything is. Files before `compile.components` compiled both."""
+    return fields.read_words("compile.components") or ("model", "loss")
 
 
 def _read_optimizer(fields: Fields) -> str:
