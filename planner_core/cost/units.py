@@ -58,7 +58,8 @@ class Buckets:
 
     The weights of a unit are gathered in one message, and their gradients are reduced in one message, so they pay one latency. Each
     weight bears its share of the message's time, as if all weights of the unit moved in the same way. If they do, the shares add
-    up to one message. A weight that is an input of the block has a bucket of its own.
+    up to one message. A weight that is an input of the block has a bucket of its own. Example: `q_proj` of Llama-3-8B has 16.8 of its
+    layer's 218 million parameters. It bears 7.7 % of the time, latency included, of the message that carries all of them.
 
     Small gradients of all units travel in one message when backward is over. Those of the top block bear its latency.
     """

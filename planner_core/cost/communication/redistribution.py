@@ -76,7 +76,7 @@ def placement_code(placement: Placement) -> int:
 
 
 def encode(placements: Placements, rank: int) -> int:
-    """Code of placements on all axes, base 2 + rank."""
+    """Code of placements on all axes, base 2 + rank. Example: (P, S(0)) of a matrix is 1 · 4 + 2 = 6."""
     return functools.reduce(lambda code, p: code * (2 + rank) + placement_code(p), placements, 0)
 
 
@@ -137,6 +137,7 @@ def all_redistributions(
     cost = np.full((n, n), np.inf)
     first = np.full((n, n), -1, dtype=np.int32)
     np.fill_diagonal(cost, np.where(even, 0.0, np.inf))
+    # [axis, code]: bytes of the tensor that is whole on the step's axis and local on the others, which is what its collective carries
     parts = np.where(single.sharded, np.array(sizes), 1)
     num_bytes = math.prod(shape) * item_bytes // np.stack([np.delete(parts, a, 1).prod(axis=1) for a in range(axes)])
     silent = []
@@ -231,6 +232,8 @@ def _single_moves(rank: int, axes: int, dims: tuple[int, ...]) -> _SingleMoves:
 
 
 def _innermost(here: Placements, to: Placement, axis: int) -> bool:
+    # Example: 8 rows in (S(0), S(0)) on 2 x 4. GPU (0, 2) has row 2 and GPU (1, 2) row 6. A gather on axis 0 would join these two, which do
+    # not lie together; one on axis 1 joins rows 0 to 3.
     inner = here[axis + 1 :]
     return not any(isinstance(p, Shard) and p in inner for p in (here[axis], to))
 

@@ -89,6 +89,8 @@ def op_time(op: Op, kernels: tuple[Array, Array], moved: tuple[Array, Array], mo
 def _time(op: Op, kernels: Array, moved: Array, model: CostModel) -> Array:
     gpu = model.cluster.gpu
     memory = moved / gpu.bytes_per_s
+    # A product's time has the bytes of its operands and result already. What it moves here are sums of gradients, in kernels of their own
+    # behind it, so they add. A convolution or a scan reads while it computes, so the longer of the two counts.
     device = kernels + memory if operator(op.fn).kind in OWN_KERNEL else np.maximum(kernels, memory)
     return np.where(device > 0, np.maximum(device, gpu.launch_s), 0.0) * model.slowdown
 
