@@ -40,6 +40,13 @@ def test_rows_that_differ_and_all_rows() -> None:
     assert tables(at).count("<tr>") > few
 
 
+def test_candidates_of_which_none_fits_are_no_picture() -> None:
+    """A chart of points that all lie above the line of memory would hide that none of them can be run."""
+    at = open_page("plans", tab="block", layers="2", memory="6")
+    assert not at.exception and not at.get("plotly_chart")
+    assert any(m.value.startswith("No candidate fits: ") for m in at.info)
+
+
 def test_every_weight_of_a_single_plan_is_listed() -> None:
     """Alone it differs from none: it must not be said that all weights lie the same way."""
     at = open_page("plans", layers="2")

@@ -39,6 +39,13 @@ def show_candidates(result: Result, plan: Plan, reference: Plan | None) -> None:
     )
     by = _show_head(result, block, names)
     limit = step_parts.memory_limit_bytes(result)
+    least = float(block.model_memory_bytes.min(initial=math.inf))
+    if least > limit:
+        st.info(
+            f"No candidate fits: each keeps every weight where it is used, and the least takes {units.memory(least)} where a plan may take "
+            f"{units.memory(limit)}."
+        )
+        return
     keep = current_filter().select_candidates(block, limit, reference)
     index = current_candidate(block)
     if index is None and state.value("candidate") is not None:

@@ -156,7 +156,7 @@ def show_plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) ->
     frame.choose_record(
         f"plans_table_{chosen}_{'-'.join(ids)}",
         "The plans as a table",
-        [_plan_record(n, p, homes[n], result, unit, n in choosing.find_ties(plans)) for n, p in listed.items()],
+        [_plan_record(p, homes[n], result, unit) for n, p in listed.items()],
         lambda row: state.change(plan=ids[row]),
         row_height=34,
         selection_default={"selection": {"rows": [ids.index(chosen)] if chosen in ids else []}},
@@ -165,7 +165,7 @@ def show_plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) ->
     _offer_files(result, listed, homes)
 
 
-def _plan_record(plan_id: str, plan: Plan, home: Result, result: Result, unit: str, ties: bool) -> dict[str, object]:
+def _plan_record(plan: Plan, home: Result, result: Result, unit: str) -> dict[str, object]:
     speed = measure_speed(plan, count_model_flops(home.graph), result.cluster)
     scale = 1.0 if unit == "s" else 1e3
     work = recipe.describe_extra_work(plan)
@@ -182,7 +182,6 @@ def _plan_record(plan_id: str, plan: Plan, home: Result, result: Result, unit: s
         "tokens/s per GPU": round_figures(speed.tokens_per_s_per_gpu),
         "MFU, %": round_figures(100 * speed.mfu),
         **_budget_columns(speed, result),
-        "tie": "ties" if ties else "",
     }
 
 
@@ -221,7 +220,6 @@ def _offer_files(result: Result, listed: Plans, homes: dict[str, Result]) -> Non
 def _column_config(unit: str) -> dict[str, Any]:
     text, number = st.column_config.TextColumn, st.column_config.NumberColumn
     mfu = "Model FLOPs utilisation: the model’s work, without what is computed again, over the GPUs’ peak"
-    tie = "As fast as the fastest plan that fits, as far as the prediction can tell (by published runs of their kinds)"
     return {
         "plan": text(width=190, help=glossary.PLAN_WORDS),
         "what": text(width=200),
@@ -230,7 +228,6 @@ def _column_config(unit: str) -> dict[str, Any]:
         f"communication, {unit}": number(help="Time of all collectives of a step, hidden or not"),
         "memory, GiB": number(help="The most that one GPU holds at once"),
         "MFU, %": number(help=mfu),
-        "tie": text(width=50, help=tie),
         f"of it exposed, {unit}": number(help=glossary.GLOSSARY["exposed"]),
         "minimises": text(help="TAP counts bytes, TAPS and ATP communication; the exact search the step"),
     }
