@@ -394,6 +394,8 @@ def table(rows: list[Figure]) -> str:
 
 
 SHIFT_NOTE = "How much jumps while a page comes, by Chromium's own score (cumulative layout shift, without unit; 0.1 is called good):"
+BY_HAND = "## What stays on the pages"
+"""From this heading on the page is written by hand."""
 MAIN_NOTE = (
     "Written by `python -m bench.pages` from `bench/support/results/pages.jsonl`. Headless Chromium without a GPU (WebGL drawn by the "
     "processor) on two shared cores; “load” is the machine's load average meanwhile."
@@ -406,10 +408,11 @@ def main() -> None:
         raise SystemExit(f"{unknown[0]!r} is not one of {', '.join(MEASURES)}")
     rows = measure(names)
     old = [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()] if RESULTS.exists() else []
-    kept = [r for r in old if r["measure"] not in names] + rows
-    kept.sort(key=lambda r: list(MEASURES).index(r["measure"]) if r["measure"] in MEASURES else len(MEASURES))
+    kept = [r for r in old if r["measure"] in MEASURES and r["measure"] not in names] + rows
+    kept.sort(key=lambda r: list(MEASURES).index(r["measure"]))
     RESULTS.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept), encoding="utf-8")
-    TABLE.write_text(table(kept), encoding="utf-8")
+    _, head, by_hand = TABLE.read_text(encoding="utf-8").partition(BY_HAND)
+    TABLE.write_text(f"{table(kept)}\n{head}{by_hand}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
 
     A plan that is nearly equal to a listed one is left out, unless the visitor asked for it.
     """
+    # The order of `descriptions` is that of the rows, and decides which of two nearly equal plans is listed: the first.
     names = {p.name: n for n, p in plans.items()}
     recommended, fastest = names[choice.recommended], names[choice.fastest]
     descriptions = {recommended: f"recommended: {tool} runs it as it is" if tool else "recommended"}

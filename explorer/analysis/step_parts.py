@@ -70,6 +70,7 @@ def split_step(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> d
     recomputed_s = _recomputation_s(plan, graph)
     exposed = exposed_parts(plan.blocks, graph, cost_model_of(plan), coarse)
     waits = sum(e.seconds for e in exposed if e.why == WAITED)
+    # the model's compute time holds what is computed again and the wait for the host, which stand as parts of their own here
     return {
         COMPUTE: plan.cost.compute_time_s - plan.cost.host_wait_s - recomputed_s,
         RECOMPUTATION: recomputed_s,

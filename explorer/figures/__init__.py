@@ -1,1 +1,1 @@
-"""Charts, drawings and the printable report, as plain functions. No Streamlit."""
+"""Charts and drawings, as plain functions. No Streamlit."""

@@ -85,7 +85,7 @@ def plans_scatter(
     _draw_rings(figure, [ends[chosen]] if chosen in plans else [], "chosen", (25, 2.0), theme.text)
     _draw_rings(figure, [ends[n] for n in marked if n in plans], "marked", (31, 1.5), theme.text, "square-open")
     reach = [_point(p, axis) for p in (all_plans or plans).values()]
-    wide = max((x for x, _ in reach), default=1.0) * 1.28 or 1.0
+    wide = max((x for x, _ in reach), default=1.0) * 1.28 or 1.0  # room for the name of the rightmost plan
     high = max(capacity_bytes / GIB, *(y for _, y in reach), 0) * 1.12
     draw_limit_line(figure, capacity_bytes, theme)
     _draw_names(figure, plans, list(ends.values()), capacity_bytes / GIB, (wide, high), theme)

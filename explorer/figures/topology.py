@@ -15,24 +15,13 @@ import numpy as np
 from explorer.figures.palette import COMMUNICATION, Theme, device_colour
 from explorer.text import units
 from planner_core.core import PHASES, Cluster, Plan
-from planner_core.cost.communication import Floats, bytes_between_gpus, bytes_leaving_units, links_of, route
+from planner_core.cost.communication import Floats, bytes_between_gpus
 
 MAX_GPUS = 16
 MAX_RANKS = 64
 """More ranks are shown by node in a matrix."""
 NODE_W, NODE_H, GPU, GAP, PER_ROW, NODE_GAP, ROW_H = 300, 196, 28, 7, 4, 24, 226
 ARC_DEPTH = 40.0
-
-
-@dataclass(frozen=True, slots=True)
-class LinkLoad:
-    """What the busiest unit of a level sends out in a step, by mesh axis and phase: bytes, and the time its link takes for them."""
-
-    level: int
-    axis: str
-    phase: str
-    num_bytes: float
-    time_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +36,6 @@ class TrafficGrid:
 def cluster_of(plan: Plan) -> Cluster:
     """Return the cluster that a plan was made for; a pinned plan's may be another than the page's."""
     return Cluster.from_json(plan.cluster)
-
-
-def link_loads(plan: Plan) -> list[LinkLoad]:
-    """Return every load that is not zero."""
-    cluster = cluster_of(plan)
-    links = links_of(plan, cluster)
-    sent_bytes: dict[tuple[int, int, str], Floats] = {}
-    for t in plan.cost.traffic:
-        if not t.wire_bytes:
-            continue
-        src, dst, num_bytes = route(t, plan.mesh, links[t.axis])
-        for level in range(len(cluster.levels)):
-            out = bytes_leaving_units(src, dst, num_bytes, cluster.unit_gpus(level), cluster.num_gpus)
-            key = level, t.axis, t.phase
-            sent_bytes[key] = sent_bytes.get(key, np.zeros_like(out)) + out
-    return [
-        LinkLoad(level, plan.mesh.axis_names[axis], phase, most, most / cluster.levels[level].bytes_per_s)
-        for (level, axis, phase), out in sent_bytes.items()
-        if (most := float(out.max())) > 0
-    ]
 
 
 def traffic_grid(plan: Plan, phases: Sequence[str] = PHASES) -> TrafficGrid:

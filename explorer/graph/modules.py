@@ -32,6 +32,8 @@ def _join_groups(coarse: CoarseBlock) -> CoarseBlock:
     loose = [
         k for k, g in enumerate(coarse.nodes) if isinstance(g, Group) and members[home[k]] == 1 and _is_loose(block, g)
     ]
+    # Makers first: the rotation of q belongs to q_proj and not to attention, which reads it. Only then readers, for what has several
+    # makers, as the product of gate and up, which belongs to down_proj.
     for key in loose:  # in order: what works on a result joins it, and so on
         makers = {_find_head(home, m) for m in reads[key]}
         if len(makers) == 1 and _is_group(coarse, *makers):

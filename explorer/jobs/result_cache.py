@@ -53,6 +53,7 @@ class ResultCache(Generic[K, V]):
 
         While another thread makes it, `waiting` is called now and then, and may raise.
         """
+        # The lock is never held while a result is made: a search takes seconds, and others read their own results meanwhile.
         while True:
             with self._lock:
                 if key in self._kept:
@@ -72,4 +73,4 @@ class ResultCache(Generic[K, V]):
         finally:
             with self._lock:
                 del self._making[key]
-            event.set()
+            event.set()  # also after an error: whoever waited finds nothing and makes it itself

@@ -7,7 +7,7 @@ import streamlit as st
 from explorer.address import pins, settings
 from explorer.analysis import step_parts
 from explorer.analysis.shortlist import nearly_equal
-from explorer.components import comparing, frame, plan_numbers, report, step_in_time
+from explorer.components import comparing, frame, plan_numbers, step_in_time
 from explorer.components.plans import methods_panel
 from explorer.session import current_setup, state
 from explorer.text import glossary, words
@@ -64,7 +64,6 @@ def page() -> None:
     comparing.show_weights(current, homes)
     plan_numbers.show_numbers(current, homes)
     comparing.show_restrictions(result)
-    report.offer_report(current, homes)
     bands = [time_band(p, homes[n].cluster) for n, p in current.items()]
     frame.link_to_measured(tuple(dict.fromkeys(frame.slug(b.kind) for b in bands if not b.why)))
 

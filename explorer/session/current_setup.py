@@ -33,6 +33,7 @@ def _price(result: Result, text: tuple[str, ...]) -> Result | str:
     layout, workload = setup.layout, result.workload
     # Left open, a model's own batch would be that of each micro-batch; stated, it is that of the step.
     exported = result.request.model.startswith(settings.EXPORTED_PREFIX)
+    # the tool and the mesh bound the search; what is run now need not be what they allow
     batch = None if exported else workload.batch
     # Stages pay with many micro-batches: as many as there are samples, where no number is stated.
     usual = max(1, workload.batch // layout.data) if layout.pp > 1 else workload.accumulate

@@ -152,6 +152,7 @@ def _axes(plan: Plan) -> list[str]:
     if expert:
         ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in expert)
         descriptions.append(f"expert parallel over {ranks} of the same GPUs")
+    # said even though no tool has a word for it: otherwise 2 × TP 8 of 16 GPUs would read as a plan of 8
     repeated = math.prod(plan.mesh.axis_sizes[axis] for axis in idle)
     if repeated > 1:
         descriptions.append(f"the same work on {repeated} GPUs")

@@ -268,16 +268,6 @@ def placements_by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:
     return placements
 
 
-def describe_precision(shown: str, dtype: str, precision: str) -> str:
-    """Say what a step computes in and what it keeps: `bf16 mixed precision (fp32 master weights)`.
-
-    `shown` is the dtype as the page writes it.
-    """
-    if dtype == "float32":
-        return shown
-    return f"{shown} mixed precision (fp32 master weights)" if precision == "mixed" else f"pure {shown}"
-
-
 def cluster_words(cluster: Cluster) -> str:
     """Describe a cluster: nodes, GPUs per node and the GPU; of a known GPU the first part of its name."""
     per_node = cluster.levels[0].size

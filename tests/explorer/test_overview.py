@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from explorer.address import settings
 from explorer.address.amounts import parse_batch
 from explorer.address.settings import Unreadable
+from explorer.analysis import step_parts
 from explorer.analysis.differences import compare_weights
-from explorer.analysis.shortlist import MAX_LISTED, shortlist
+from explorer.analysis.shortlist import MAX_LISTED, ListedPlan, shortlist
+from explorer.components.overview.table import explain_choice
 from explorer.figures.weight_picture import weight_picture
 from explorer.graph.modules import group_by_module
 from explorer.graph.scene import build_scene
@@ -93,6 +96,18 @@ def test_the_few_plans_begin_with_what_is_recommended_and_differ(result: Result)
     assert len({recipe.layout_name(plans[one.name]) for one in listed}) == len(listed)
     assert any("Megatron-LM at its best" in one.what for one in listed)
     assert all(("does not fit" in one.what) != plans[one.name].fits for one in listed)
+
+
+def test_a_plan_is_not_measured_against_its_own_name(result: Result) -> None:
+    """Plans of one layout that do not do the same in a step are told apart by what they do."""
+    plan = result.best
+    slower = replace(plan, workload={**plan.workload, "accumulate": 2})
+    listed = [ListedPlan("a", "recommended"), ListedPlan("b", "other trade-off")]
+    nothing = dict.fromkeys(step_parts.PARTS, 0.0)
+    parts = {"a": nothing | {step_parts.COMPUTE: 1.0}, "b": nothing | {step_parts.COMPUTE: 1.5}}
+    told = explain_choice({"a": plan, "b": slower}, listed, "a", parts)
+    name = recipe.layout_name(plan)
+    assert told.startswith(f"{name} takes 33 % less than this layout in 2 micro-batches, no recomputation: it computes")
 
 
 def test_a_name_is_one_short_line(result: Result) -> None:

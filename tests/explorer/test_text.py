@@ -64,20 +64,6 @@ def test_three_figures_are_within_half_a_percent(value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "precision", "wanted"),
-    [
-        ("bfloat16", "mixed", "bf16 mixed precision (fp32 master weights)"),
-        ("bfloat16", "pure", "pure bf16"),
-        ("float16", "mixed", "fp16 mixed precision (fp32 master weights)"),
-        ("float32", "mixed", "fp32"),
-        ("float32", "pure", "fp32"),
-    ],
-)
-def test_what_a_step_computes_in_and_keeps_is_told(dtype: str, precision: str, wanted: str) -> None:
-    assert words.describe_precision(settings.DTYPES[dtype], dtype, precision) == wanted
-
-
-@pytest.mark.parametrize(
     ("address", "precision"), [({}, "mixed"), ({"precision": "mixed"}, "mixed"), ({"precision": "pure"}, "pure")]
 )
 def test_a_link_keeps_the_precision_that_it_states(address: dict[str, str], precision: str) -> None:

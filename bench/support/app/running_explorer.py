@@ -40,7 +40,7 @@ class Place:
         """A page of the explorer, settled."""
         context = self.browser.new_context(viewport={"width": width, "height": 1000})
         page = context.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(240_000)
         page.goto(self.url + path)
         settle(page)
         yield page

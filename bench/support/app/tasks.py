@@ -76,7 +76,7 @@ def exports(place: Place) -> Iterator[Timed]:
     """From the button until the file can be downloaded, of plans that nobody exported before."""
     for tool in ("torchtitan", "fsdp2", "megatron", ""):
         clock = Clock(place)
-        for batch in (64, 96):
+        for batch in (16, 32):
             with place.page(f"/?tool={tool}&batch={batch}") as page:
                 page.locator(".plans tbody button").first.wait_for()
                 page.wait_for_timeout(2000)  # nothing else works by now

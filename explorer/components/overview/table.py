@@ -129,7 +129,7 @@ def explain_choice(
     other = _opponent(plans, listed, chosen)
     if other is None:
         return f"{name} is the only plan here that fits."
-    against = "what you run now" if other == setups.PLAN_ID else recipe.layout_name(plans[other])
+    against = _name_opponent(plan, plans[other], other)
     rounded = step_parts.round_steps({n: parts[n] for n in (chosen, other)}, chosen)
     causes = step_parts.explain_difference(rounded, chosen, other)
     if not causes:
@@ -139,6 +139,14 @@ def explain_choice(
     time = f"{share} {'less' if gap > 0 else 'more'} than" if gap else "as long as"
     tie = " The prediction cannot tell the two apart." if words.is_tie(plan, plans[other]) else ""
     return f"{name} takes {time} {against}: it {causes}.{tie}"
+
+
+def _name_opponent(plan: Plan, other: Plan, other_id: str) -> str:
+    """Name the plan that another one is measured against; one of the same layout by what its step does."""
+    if other_id == setups.PLAN_ID:
+        return "what you run now"
+    name = recipe.layout_name(other)
+    return name if name != recipe.layout_name(plan) else f"this layout in {recipe.describe_work(other)}"
 
 
 def _opponent(plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str) -> str | None:

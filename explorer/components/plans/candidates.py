@@ -39,12 +39,7 @@ def show_candidates(result: Result, plan: Plan, reference: Plan | None) -> None:
     )
     by = _show_head(result, block, names)
     limit = step_parts.memory_limit_bytes(result)
-    least = float(block.model_memory_bytes.min(initial=math.inf))
-    if least > limit:
-        st.info(
-            f"No candidate fits: each keeps every weight where it is used, and the least takes {units.memory(least)} where a plan may take "
-            f"{units.memory(limit)}."
-        )
+    if not _may_fit(block, limit):
         return
     keep = current_filter().select_candidates(block, limit, reference)
     index = current_candidate(block)
@@ -86,6 +81,17 @@ def show_candidates(result: Result, plan: Plan, reference: Plan | None) -> None:
     )
     describe_candidate(block, index, index is None or bool(keep[index]))
     show_candidate_table(block, keep, index, limit)
+
+
+def _may_fit(block: Candidates, limit: int) -> bool:
+    """Tell whether a candidate fits; say so where none does: of points that all lie above the line of memory none could be run."""
+    least = float(block.model_memory_bytes.min(initial=math.inf))
+    if least > limit:
+        st.info(
+            f"No candidate fits: each keeps every weight where it is used, and the least takes {units.memory(least)} where a plan may take "
+            f"{units.memory(limit)}."
+        )
+    return least <= limit
 
 
 def _show_head(result: Result, block: Candidates, names: list[str]) -> str:

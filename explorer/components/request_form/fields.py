@@ -113,6 +113,8 @@ class Form:
         changes: dict[str, Any] = {}
         try:
             for key, shown, parse in self._fields:
+                # A field that was not touched is no edit, even if its value stands for another one by now: the batch that nobody
+                # set grows with the cluster, and must not be set to what it was.
                 if (value := st.session_state[key]) != shown:
                     changes.update(parse(value))
         except (Unreadable, PlannerError) as error:
