@@ -24,15 +24,17 @@ from planner_core.models.loading import (
     load_model,
     load_plan_graph,
     open_model,
+    package_versions,
     pad_vocabulary,
     with_adapters,
 )
-from planner_core.models.zoo import ZOO, load_snapshot
+from planner_core.models.zoo import SNAPSHOT_TRANSFORMERS, ZOO, load_snapshot
 
 __all__ = [
     "DEFAULT_BATCH",
     "DEFAULT_SEQ",
     "DTYPES",
+    "SNAPSHOT_TRANSFORMERS",
     "VOCABULARY",
     "ZOO",
     "BatchGraphs",
@@ -48,6 +50,7 @@ __all__ = [
     "load_plan_graph",
     "load_snapshot",
     "open_model",
+    "package_versions",
     "pad_vocabulary",
     "shared_subgraphs",
     "with_adapters",

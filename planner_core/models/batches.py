@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner_core.core import Graph, graph_from_json
-from planner_core.models.loading import has_own_inputs, merge_samples, open_model
-from planner_core.models.zoo import ZOO
+from planner_core.models.loading import has_own_inputs, has_snapshot, merge_samples, open_model
 
 
 class BatchGraphs:
@@ -29,7 +28,7 @@ class BatchGraphs:
 
     def open(self, model: str, *, batch: int | None, seq: int | None, dtype: str, layers: int | None) -> Graph:
         """Return the graph of a model at a workload; None stands for a default size."""
-        if model in ZOO or has_own_inputs(model):  # a snapshot has every batch, and code brings its own
+        if has_snapshot(model, dtype) or has_own_inputs(model):  # a snapshot has every batch, and code brings its own
             return open_model(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
         if not self._same(model, seq, dtype, layers):
             self._forget()

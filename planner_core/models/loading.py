@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +23,7 @@ from planner_core.core import (
     named,
     require,
 )
-from planner_core.models.zoo import ZOO, config_file, load_snapshot
+from planner_core.models.zoo import SNAPSHOT_TRANSFORMERS, ZOO, config_file, load_snapshot
 
 if TYPE_CHECKING:
     from planner_core.models.sources.resolve import ModelSource
@@ -176,12 +179,31 @@ def _capture(source: ModelSource, size: Mapping[str, int], **options: Any) -> Gr
     )
 
 
+def has_snapshot(model: str, dtype: str) -> bool:
+    """Return whether a model is opened from a snapshot of the zoo: of this dtype, and not if another transformers is installed, whose
+    model a run would have."""
+    if model not in ZOO or dtype not in SNAPSHOT_DTYPES:
+        return False
+    installed = package_versions()
+    return installed.get("transformers", SNAPSHOT_TRANSFORMERS) == SNAPSHOT_TRANSFORMERS or "torch" not in installed
+
+
+@functools.cache
+def package_versions() -> dict[str, str]:
+    """Return the installed versions of torch and transformers, read without importing them."""
+    found = {}
+    for name in ("torch", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
 def open_model(
     model: str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None, layers: int | None = None
 ) -> Graph:
-    """Return the graph of a MODEL argument: a snapshot of the zoo if it has one, otherwise a capture, which imports torch."""
+    """Return the graph of a MODEL argument: a snapshot of the zoo if one serves, otherwise a capture, which imports torch."""
     dtype = dtype or SNAPSHOT_DTYPES[0]
-    if model in ZOO and dtype in SNAPSHOT_DTYPES:
+    if has_snapshot(model, dtype):
         from planner_core.models.sources.positions import check_positions
 
         graph = check_positions(load_snapshot(model, batch=batch, seq=seq, layers=layers))

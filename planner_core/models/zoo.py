@@ -28,6 +28,9 @@ from planner_core.core import (
 )
 
 SNAPSHOTS = ASSETS / "models"
+SNAPSHOT_TRANSFORMERS = "5.23.0"
+"""The transformers whose models the snapshots are. Other releases may call other operators: since 5.23 attention ends with one more
+reshape, so that a plan of the snapshot does not run with 5.17."""
 
 
 @dataclass(frozen=True, slots=True)

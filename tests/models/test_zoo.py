@@ -1,15 +1,17 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from planner_core.core.errors import InputError
 from planner_core.core.graph import check
+from planner_core.models import loading
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.compare import graph_difference
 from planner_core.models.snapshots.write import make_snapshot
-from planner_core.models.zoo import SNAPSHOTS, ZOO, load_snapshot
+from planner_core.models.zoo import SNAPSHOT_TRANSFORMERS, SNAPSHOTS, ZOO, load_snapshot
 
 PARAMS = {
     "gpt2-xl": 1_557_611_200,
@@ -86,3 +88,30 @@ def test_snapshots_open_without_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_snapshots_are_of_the_transformers_that_is_pinned():
+    pins = (Path(__file__).resolve().parents[2] / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    assert f"transformers=={SNAPSHOT_TRANSFORMERS}" in pins
+
+
+@pytest.mark.parametrize(
+    ("installed", "captured"),
+    [
+        ({}, False),
+        ({"torch": "2.11.0", "transformers": SNAPSHOT_TRANSFORMERS}, False),
+        ({"torch": "2.11.0", "transformers": "5.17.0"}, True),
+        ({"transformers": "5.17.0"}, False),
+    ],
+)
+def test_a_run_with_another_transformers_is_planned_on_its_own_model(monkeypatch, installed, captured):
+    calls = []
+
+    def capture(model, **options):
+        calls.append(model)
+        return load_snapshot(model)
+
+    monkeypatch.setattr(loading, "package_versions", lambda: installed)
+    monkeypatch.setattr(loading, "capture_graph", capture)
+    loading.open_model("gpt2-xl", dtype="bfloat16")
+    assert bool(calls) is captured

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib.metadata
 from typing import Any
 
 from planner_core.core import Graph
+from planner_core.models import SNAPSHOT_TRANSFORMERS, package_versions
 
 
 def model_identity(graph: Graph) -> dict[str, Any]:
-    """The fields by which a plan identifies its model."""
+    """The fields by which a plan identifies its model. `versions`: of the packages that name its operators; a zoo model that was planned
+    without torch is that of its snapshot."""
+    versions = package_versions()
+    if graph.source.startswith("zoo:") and "torch" not in versions:
+        versions = {**versions, "transformers": SNAPSHOT_TRANSFORMERS}
     return {
         "name": graph.name,
         "source": graph.source,
@@ -19,16 +21,5 @@ def model_identity(graph: Graph) -> dict[str, Any]:
         "loss": graph.loss,
         "config": dict(graph.config),
         "layers": graph.num_repeats,
-        "versions": _package_versions(),
+        "versions": versions,
     }
-
-
-@functools.cache
-def _package_versions() -> dict[str, str]:
-    """The installed versions of torch and transformers, read without importing them. A plan's operators have the names that these
-    versions give."""
-    found = {}
-    for name in ("torch", "transformers"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
