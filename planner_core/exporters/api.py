@@ -47,6 +47,7 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
         remarks = (*remarks, *_unsupported_features(plan, target))
     if target.price is None or layout is None:
         return ExportedPlan(text, remarks, companion=companion)
+    # A plan that was scaled down for a few processes fills no cluster, so its links have no bandwidth to price.
     priced = target.price(plan, layout) if fills_cluster(plan) else None
     if priced is None:
         return ExportedPlan(text, (*remarks, "what this form does could not be priced on the plan's mesh"))

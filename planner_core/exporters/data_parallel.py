@@ -42,6 +42,7 @@ def find_batch_sharding(plan: Plan) -> BatchSharding:
             raise CannotHold(
                 f'the plan "{plan.name}" {what} over mesh axis {plan.mesh.axis_names[axis]}, and this form knows data parallelism only'
             )
+    # FSDP2 takes a mesh of (replicas, shards), in this order: axes that shard weights must be the innermost ones.
     stored = [a for a in active if any(_is_sharded(p, a) for _, _, p in params)]
     if stored != active[len(active) - len(stored) :]:
         raise CannotHold(

@@ -111,6 +111,7 @@ def _find_shared_inputs(
     for name in {n for n in modules if star_numbers(n) in {*parents, *map(star_numbers, parents.values())}}:
         record = lambda _, args, kwargs, name=name: calls.setdefault(name, (args, kwargs)) and None  # noqa: E731
         hooks.append(modules[name].register_forward_pre_hook(record, with_kwargs=True))
+    # Zeros for ids, since a smaller vocabulary holds 0 for sure; the tensors are compared by identity, never by value.
     with torch.no_grad():
         model(**{k: _zeros_for(v) for k, v in inputs.items()})
     for hook in hooks:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ import torch
 
 from planner_core.core.cluster import load_cluster
 from planner_core.core.plan import Plan
+from planner_core.core.plan_json import plan_to_json
 from planner_core.exporters.api import export_text
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
@@ -82,6 +87,17 @@ def of_layout(name: str, text: str) -> Plan:
     plan = Pricer(name, load_cluster("2x8-h100")).plan(Statement(parse_layout(text), seq=8192, layers=2))
     assert plan is not None
     return plan
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan", "fsdp2"])
+def test_a_form_without_a_model_needs_no_torch(target: str, tmp_path: Path) -> None:
+    """The page writes a form in a process of its own, where importing torch takes longer than the rest."""
+    plan = of_layout("llama-3-8b", "fsdp=16" if target == "fsdp2" else "dp=2,tp=8,sp,zero=1")
+    (tmp_path / "plan.json").write_text(json.dumps(plan_to_json(plan)))
+    main = ["export", str(tmp_path / "plan.json"), "--to", target, "-o", str(tmp_path / "form"), "--json"]
+    code = f"import sys; from planner_core.cli.main import main; assert main({main!r}) == 0; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("name", "text", "flags", "held"), [case[:4] for case in STATED])

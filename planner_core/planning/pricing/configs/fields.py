@@ -249,6 +249,7 @@ class Fields:
         if row.kind is bool:
             flags = [self.read_flag(name) for name in row.fields]  # a list, so that every field counts as read
             return row.values[any(flags)]
+        # Without a default the option is left out, so that the command line's own value or the model's stands.
         name = self.first_set(*row.fields)
         if row.default is None and not self.has_value(name):
             return None

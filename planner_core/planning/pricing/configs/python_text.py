@@ -91,6 +91,7 @@ class _FunctionReader:
 
     def call(self, function: ast.FunctionDef, given: Mapping[str, Any]) -> Any:
         """The value that a function returns for these arguments; None if it returns nothing."""
+        # Two functions that call each other twice double the work at each level; a count bounds it where recursion depth does not.
         self.calls += 1
         if self.calls > MAX_CALLS:
             raise InputError(f"{function.name} calls too many functions to be read as data; give --layout")

@@ -99,7 +99,7 @@ def options_of(text: str, where: str, flags: Collection[str] = ()) -> Options:
         depth = max(0, depth + (first in OPENING) - (first in CLOSING))
     words = _launch_words(script, where) or _all_words(script, where)
     conditional = {n for value in script.ambiguous for n in _option_names(script.variables.get(value, ""))}
-    values = dict(_pair_options(words, flags))
+    values = dict(_pair_options(words, flags))  # of an option that is given twice the last counts, as for argparse
     values |= {n: UnknownValue("given under a condition") for n in conditional if n not in values}
     notes = (
         (f"{where} passes on the arguments of its own call ($@), which the file does not have",)
@@ -111,6 +111,7 @@ def options_of(text: str, where: str, flags: Collection[str] = ()) -> Options:
 
 def _statements(text: str) -> Iterator[str]:
     """The statements of a script: without comments and here-documents; continued lines, arrays and quoted text are joined."""
+    # Here-documents go first: a DeepSpeed file written by the script holds quotes and # that are not the shell's.
     plain = HEREDOC.sub("", text.replace("\r\n", "\n"))
     plain = re.sub(r"(?m)(^|\s)#.*$", r"\1", plain)
     plain = re.sub(r"\\[ \t]*\n", " ", plain)
@@ -151,6 +152,7 @@ def _assign(script: Script, match: re.Match[str], *, under_condition: bool) -> N
     name, appends, value = match[1], match[2], match[3].strip()
     value = value[1:-1] if value[:1] in ("(", '"', "'") and value[-1:] in (")", '"', "'") else value
     if appends:
+        # `ARGS+=(--x 1)` under a condition: whether --x is given is not known, so what it adds is kept apart under the name `ARGS+`.
         if under_condition:
             script.ambiguous.add(f"{name}+")
             script.variables[f"{name}+"] = f"{script.variables.get(f'{name}+', '')} {value}"

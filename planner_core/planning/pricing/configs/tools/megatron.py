@@ -109,6 +109,7 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
     fields.require_off("--cpu-offload", "CPU offload", "--optimizer-cpu-offload can be priced")
     tp, cp = fields.read_int("--tensor-model-parallel-size", 1), fields.read_int("--context-parallel-size", 1)
     pp, vp, copies = read_stages(fields)
+    # Expert ranks are not among the divisors: experts are dealt to ranks that are data parallel for all other weights.
     degree_fields = "--tensor-model-parallel-size" + (" with --context-parallel-size" if cp > 1 else "")
     degree_fields += " with --pipeline-model-parallel-size" if pp > 1 else ""
     ranks = remaining_ranks(fields, degree_fields, num_gpus, tp * cp * pp)
@@ -166,7 +167,7 @@ def _read_data_parallelism(fields: Fields, ranks: int, cp: int) -> dict[str, Any
     # DeepSpeed's bf16 optimizer shards the states at every stage, stage 0 included.
     bf16_optimizer = fields.read_flag("--deepspeed") and fields.read_flag("--bf16")
     zero = max(stage, 1 if fields.read_flag("--use-distributed-optimizer") or bf16_optimizer else 0)
-    if zero > 2:
+    if zero > 2:  # stage 3 of DeepSpeed is what a layout calls fsdp
         sharded, zero = True, 0
     if not sharded:
         fields.read.add("--data-parallel-sharding-strategy")

@@ -46,6 +46,7 @@ def read_stages(fields: Fields) -> tuple[int, int, tuple[int, ...]]:
     ends = [fields.read_int(name, 0) if fields.has_value(name) else 0 for name in (FIRST, LAST)]
     if not any(ends):
         return pp, vp, ()
+    # The first and last stage are taken out of both counts: 40 layers on 4 stages with 9 and 9 leave 22 for 2.
     inner = pp * vp - sum(n > 0 for n in ends)
     each = _divide(fields, FIRST if ends[0] else LAST, layers - sum(ends), max(1, inner), LAYOUT)
     return pp, vp, (*[ends[0]] * (ends[0] > 0), *[each] * inner, *[ends[1]] * (ends[1] > 0))
@@ -62,6 +63,7 @@ def _divide(fields: Fields, name: str, layers: int, parts: int, advice: str) -> 
 def layers_of(text: str, where: str) -> tuple[int, ...]:
     """The layers of each stage of a layout. `x*3` is x three times, `(x)*3` too; stages end with `|`; commas say nothing."""
     plain = text.replace(",", "").replace(" ", "")
+    # Innermost groups first: (t|(tt)*2)*3 becomes (t|tttt)*3. Each round removes a pair of brackets or a star, so it ends.
     while found := re.search(r"\(([^()]*)\)\*(\d{1,4})|\(([^()]*)\)|([a-z|])\*(\d{1,4})", plain):
         group, times, alone, letter, repeats = found.groups()
         new = alone if alone is not None else (group or letter or "") * int(times or repeats or 1)

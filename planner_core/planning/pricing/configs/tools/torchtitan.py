@@ -102,6 +102,7 @@ def _read_layout(fields: Fields, num_gpus: int) -> Layout:
         **_read_schedule(fields, pp),
     )
     reshard = fields.read_word("parallelism.fsdp_reshard_after_forward", "default", ("default", "always", "never"))
+    # Weights that stay whole after forward, with gradients and states in shards, are what a layout calls ZeRO-2.
     if reshard == "never" and fsdp > 1:
         if dp > 1 or cp > 1:
             raise InputError(
