@@ -93,5 +93,5 @@ def recompute_policies(block: Block, asked: str) -> dict[str, tuple[str, ...]]:
         return {asked: kept_ops(block, asked)}
     # Example: a block of one product keeps the same with "keep-matmuls" and "selective". One of them is enough for the search.
     found = {p: kept_ops(block, p) for p in RECOMPUTE if p != asked}
-    again = {kept: p for p, kept in found.items() if p != "none"}
-    return {p: kept for p, kept in found.items() if p == "none" or again[kept] == p}
+    last_with = {kept: p for p, kept in found.items() if p != "none"}
+    return {p: kept for p, kept in found.items() if p == "none" or last_with[kept] == p}

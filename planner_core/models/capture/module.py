@@ -149,8 +149,8 @@ def _checkpoint_notes(wrappers: Collection[str], recording: Recording, blocks: S
     )
     if every > sum(map(count_checkpoints, parts)):
         where = " around repeated modules" * bool(parts)
-        again = f"{named('recompute')} says what is computed again"
-        notes.append(f"the model's own {names}{where} is run as a plain call: {again}")
+        what_decides = f"{named('recompute')} says what is computed again"
+        notes.append(f"the model's own {names}{where} is run as a plain call: {what_decides}")
     norms = any(op.fn == "batch_norm" for block in blocks for op in block.ops)
     twice = "; running statistics in it count a step once, where torch counts it twice" * norms
     return (Sentence("; ".join(notes) + twice),)
@@ -180,7 +180,7 @@ def _mask_notes(lines: Mapping[str, str]) -> tuple[str, ...]:
     for line, number in lines.items():
         first.setdefault(number, line)
     return tuple(
-        f"a mask picks {number}{line}: a mask that picks another number is refused, or recorded anew, when it runs"
+        f"a mask picks {number}{line}: a mask that picks another number is refused, or recorded once more, when it runs"
         for number, line in first.items()
     )
 

@@ -242,8 +242,8 @@ class Recorder(TorchFunctionMode):
             if id(tensor) not in self.ids and self.birth_of(tensor) < 0 and not draws_first_values:
                 refusals.check_origin(scope, tensor, self.originals, self.leftovers)
             self.writes.check(scope, fn or "", args, tensor, self.computed_at.get(id(tensor), self.birth_of(tensor)))
-        held = [t for t in operands if self.ids.get(id(t)) in self.buffers]
-        self.statistics.check(scope, fn or "", args, held)
+        buffers = [t for t in operands if self.ids.get(id(t)) in self.buffers]
+        self.statistics.check(scope, fn or "", args, buffers)
         self._check_chance(func, fn, args, operands)
         if tracked:
             refusals.check_call(scope, func, fn, operands)

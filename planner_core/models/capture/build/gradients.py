@@ -112,8 +112,8 @@ def _with_outside_gradients(block: Block, grads: Sequence[bool]) -> Block:
 
     A tensor has one state, inside the block and outside.
     """
-    held = {v for v, grad in zip(block.inputs, grads, strict=True) if grad}
-    return replace(block, values=tuple(replace(v, grad=v.grad or i in held) for i, v in enumerate(block.values)))
+    reached = {v for v, grad in zip(block.inputs, grads, strict=True) if grad}
+    return replace(block, values=tuple(replace(v, grad=v.grad or i in reached) for i, v in enumerate(block.values)))
 
 
 def _select_literals(block: Block, calls: list[int]) -> Block:

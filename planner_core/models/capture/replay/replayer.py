@@ -126,7 +126,7 @@ class Replayer:
         if len(set(found)) == len(found):
             return ()
         first: dict[int, int] = {}
-        return tuple(first.setdefault(held, len(first)) for held in found)
+        return tuple(first.setdefault(part, len(first)) for part in found)
 
     # --- reads and writes ---------------------------------------------------------------------------
 
@@ -189,11 +189,11 @@ class Replayer:
     def _is_buffer(self, tensor: torch.Tensor) -> bool:
         return self.recorder.recording.values[self.recorder.ids[id(tensor)]].name.startswith(BUFFER)
 
-    def _names(self, held: Any) -> tuple[str, ...]:
+    def _names(self, part: Any) -> tuple[str, ...]:
         """Return the names in the model of a module, weight or buffer; empty for any other object."""
-        if isinstance(held, nn.Module):
-            return tuple(self.recorder.scopes.names.get(id(held), ()))
-        return tuple(self._names_by_value().get(self.recorder.ids.get(id(held), -1), ()))
+        if isinstance(part, nn.Module):
+            return tuple(self.recorder.scopes.names.get(id(part), ()))
+        return tuple(self._names_by_value().get(self.recorder.ids.get(id(part), -1), ()))
 
     def _names_by_value(self) -> dict[int, list[str]]:
         if not self.names:
@@ -216,8 +216,8 @@ class Replayer:
         number = self.structures.get(id(module), -1)
         key: Any = None
         leaves: list[Any] = []
-        again = self.watches and (self.counts.get(number, 0) > 1 or "@" in frame.scope)
-        if self.has_weighted_parts.get(number) and again and not _has_hooks(module):
+        may_repeat = self.watches and (self.counts.get(number, 0) > 1 or "@" in frame.scope)
+        if self.has_weighted_parts.get(number) and may_repeat and not _has_hooks(module):
             with torch._C.DisableTorchFunction():
                 leaves, spec = pytree.tree_flatten((args, kwargs))
                 around = self._outside_tokens(number, frame, leaves)
@@ -397,10 +397,10 @@ def _has_hooks(module: nn.Module) -> bool:
     """Return whether a call of the module runs hooks now. Some are registered only while the model runs."""
     todo = [module]
     for part in todo:  # grows meanwhile
-        held = part.__dict__
-        if held["_forward_hooks"] or held["_forward_pre_hooks"] or held["_backward_hooks"]:
+        attributes = part.__dict__
+        if attributes["_forward_hooks"] or attributes["_forward_pre_hooks"] or attributes["_backward_hooks"]:
             return True
-        todo += [m for m in held["_modules"].values() if m is not None]
+        todo += [m for m in attributes["_modules"].values() if m is not None]
     return False
 
 

@@ -31,7 +31,7 @@ class ModelPart(NamedTuple):
     """A module or tensor: its kind, its id, and all its names in the model."""
 
     what: str
-    held: int
+    object_id: int
     names: tuple[str, ...]
     signature: Any
 
@@ -41,9 +41,9 @@ class ModelPart(NamedTuple):
             if not base or name == base or name.startswith(base + "."):
                 return (self.what, "own", name[len(base) :], self.signature)
         above = self.what == "module" and any(not n or base.startswith(n + ".") for n in self.names)
-        if above or self.held in given:  # it contains `base`, or another call gets another tensor in its place
+        if above or self.object_id in given:  # it contains `base`, or another call gets another tensor in its place
             return Incomparable()
-        return (self.what, self.held, self.signature)
+        return (self.what, self.object_id, self.signature)
 
 
 class Incomparable:
@@ -116,8 +116,8 @@ class Tokens:
         elif isinstance(value, types.FunctionType):
             cells = tuple(c.cell_contents if has_value(c) else None for c in value.__closure__ or ())
             within = cells, value.__defaults__, value.__kwdefaults__
-            held = tuple(self.token(v, depth + 1) for v in within)
-            return ("function", self._stable_id(value.__code__), *held, *self.outside_token(value, depth))
+            bound = tuple(self.token(v, depth + 1) for v in within)
+            return ("function", self._stable_id(value.__code__), *bound, *self.outside_token(value, depth))
         else:
             return ("object", self._stable_id(value))
         return (type(value).__name__, *(self.token(v, depth + 1) for v in within))
@@ -141,9 +141,9 @@ class Tokens:
         attributes = getattr(value, "__dict__", None)
         if depth > 2 or not isinstance(attributes, dict) or len(attributes) > 299:
             return ("object", self._stable_id(value))
-        held, known = self.objects.get(id(value), ([], None))
+        before, known = self.objects.get(id(value), ([], None))
         now = nested_items([*attributes.values()])[1:]
-        if known is None or len(held) != len(now) or not all(map(operator.is_, held, now)):
+        if known is None or len(before) != len(now) or not all(map(operator.is_, before, now)):
             self._stable_id(value)
             content = tuple((k, self.token(attributes[k], depth + 1)) for k in sorted(attributes))
             if _contains(content, Incomparable):
