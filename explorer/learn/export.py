@@ -96,7 +96,7 @@ def _case(lesson: Lesson, learner: Learner, name: str, values: Values) -> dict[s
     scene, question = lesson.scene(learner, values), lesson.question(learner, values)
     return {
         "name": name,
-        "with": address.write(lesson, values, 0).get("with", ""),
+        "with": address.write_lesson_address(lesson, values, 0).get("with", ""),
         "reveal": scene.reveal,
         "note": scene.note,
         "steps": [{"title": s.title, "says": inline_html(s.says), "picture": s.picture} for s in scene.steps],

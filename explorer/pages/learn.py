@@ -78,7 +78,7 @@ def answer_by_option(lesson: Lesson, question: Question, widget: str) -> None:
 def answer_by_number(lesson: Lesson, question: Question, widget: str) -> None:
     """Callback: a number was typed."""
     text = st.session_state[widget].strip()
-    option, reply = answers.judge(question, text) if text else (None, "")
+    option, reply = answers.judge_answer(question, text) if text else (None, "")
     take_answer(lesson, question, option, "" if option is not None else reply)
 
 
@@ -108,7 +108,7 @@ def show_rail(lesson: Lesson) -> None:
     links = []
     for x in LESSONS:
         known = state_of(x)
-        query = urlencode({**everywhere, **address.write(x, known.values, known.step)})
+        query = urlencode({**everywhere, **address.write_lesson_address(x, known.values, known.step)})
         mark = "here" if x is lesson else "done" if known.solved else "new"
         name = {"number": x.number, "key": x.key, "title": x.title}
         links.append({**name, "query": query, "state": mark, "done": known.solved})

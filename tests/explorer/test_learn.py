@@ -692,15 +692,15 @@ def test_looks_differ_without_colour() -> None:
 @every
 def test_the_address_comes_back(lesson: Lesson) -> None:
     for values in settings_of(lesson):
-        text = address.write(lesson, values, 2)
-        assert address.read(text) == (lesson, values, 2, [])
+        text = address.write_lesson_address(lesson, values, 2)
+        assert address.read_address(text) == (lesson, values, 2, [])
 
 
 @pytest.mark.parametrize(
     "bad", [{"lesson": "99"}, {"lesson": "²"}, {"lesson": "2", "with": "cut:sideways"}, {"lesson": "2", "with": "x"}]
 )
 def test_a_bad_address_is_told(bad: dict[str, str]) -> None:
-    lesson, values, step, problems = address.read(bad)
+    lesson, values, step, problems = address.read_address(bad)
     assert len(problems) == 1 and values == lesson.defaults() and step == 0
 
 

@@ -80,7 +80,7 @@ def test_fsdp_goes_around_the_block() -> None:
 
 def test_no_group_of_neighbours_no_block() -> None:
     assert arranged.arrange_megatron(LLAMA, 3, False) is None  # 32 heads
-    assert arranged.own(LLAMA, 4, ("S(0)",) * 7) is not None
+    assert arranged.arrange_by_hand(LLAMA, 4, ("S(0)",) * 7) is not None
     bare = arranged.arrange_unrunnable(LLAMA, 4, ("R",) * 7)
     assert not bare.messages and "down_proj" in svg(block.draw_block(bare, block.PLACED), "a block")
 
@@ -106,7 +106,7 @@ def test_the_builder_holds_the_cost_of_every_choice() -> None:
     table = re.search(r'data-seconds="([^"]*)"', picture)
     assert table and len(cells := table[1].split(",")) == 3**7
     assert all((cell == "") == (not np.isfinite(s)) for cell, s in zip(cells, found.comm_s, strict=True))
-    row = builder.placed([str(lesson.defaults()[w]) for w in WEIGHTS])
+    row = builder.choice_row([str(lesson.defaults()[w]) for w in WEIGHTS])
     assert int(cells[row]) == round(found.comm_s[row] * 1e6)
     assert picture.count('role="spinbutton"') == 7 and picture.count('class="cut"') == 3
 

@@ -545,11 +545,11 @@ def test_a_unit_is_turned_into_the_one_asked_for(written: str, unit: str, value:
 
 def test_14_and_16_answer_what_students_type() -> None:
     fourteen, sixteen = (LESSONS[n - 1].question(LLAMA, LESSONS[n - 1].defaults()) for n in (14, 16))
-    assert answers.judge(fourteen, "1,900")[0] == answers.judge(fourteen, "1 923")[0] == fourteen.answer
-    assert "thousands" in answers.judge(fourteen, "1.92")[1]
-    assert answers.judge(sixteen, "8/3")[0] == sixteen.answer
-    assert "in the picture" in answers.judge(sixteen, "4/3")[1]
-    half = answers.judge(sixteen, "3")
+    assert answers.judge_answer(fourteen, "1,900")[0] == answers.judge_answer(fourteen, "1 923")[0] == fourteen.answer
+    assert "thousands" in answers.judge_answer(fourteen, "1.92")[1]
+    assert answers.judge_answer(sixteen, "8/3")[0] == sixteen.answer
+    assert "in the picture" in answers.judge_answer(sixteen, "4/3")[1]
+    half = answers.judge_answer(sixteen, "3")
     assert half[0] not in (None, sixteen.answer) and "gradients in 2 bytes" in half[1]
 
 
@@ -560,11 +560,14 @@ def test_a_typed_answer_is_answered_by_its_mistake() -> None:
     )
     asked = number_question("How much?", "MB", right, tuple(wrong))
     assert sorted(asked.values) == [50, 100, 200] and asked.options[asked.answer] == "100 MB"
-    assert answers.judge(asked, "99") == (asked.answer, "so")
-    assert answers.judge(asked, "49.5")[1] == "half" and answers.judge(asked, "200")[1] == "twice"
-    assert answers.judge(asked, "120")[1].startswith("Close, a little too large")
-    assert answers.judge(asked, "20")[1].startswith("Too small.")
-    assert "another order" in answers.judge(asked, "100000")[1] and "not a number of MB" in answers.judge(asked, "x")[1]
+    assert answers.judge_answer(asked, "99") == (asked.answer, "so")
+    assert answers.judge_answer(asked, "49.5")[1] == "half" and answers.judge_answer(asked, "200")[1] == "twice"
+    assert answers.judge_answer(asked, "120")[1].startswith("Close, a little too large")
+    assert answers.judge_answer(asked, "20")[1].startswith("Too small.")
+    assert (
+        "another order" in answers.judge_answer(asked, "100000")[1]
+        and "not a number of MB" in answers.judge_answer(asked, "x")[1]
+    )
 
 
 def test_some_lessons_ask_for_a_number() -> None:
@@ -580,12 +583,12 @@ def test_every_expected_number_gets_its_own_answer(lesson) -> None:  # type: ign
             question = lesson.question(LLAMA, {**lesson.defaults(), control.key: option})
             assert len(question.values) == len(question.options)
             for i, value in enumerate(question.values):
-                assert answers.judge(question, f"{value:.6f}") == (i, question.why[i])
+                assert answers.judge_answer(question, f"{value:.6f}") == (i, question.why[i])
 
 
 @pytest.mark.parametrize("keys", [(), ("placements",), ("memory", "mlp", "folding"), FORMER])
 def test_progress_travels_as_text(keys: tuple[str, ...]) -> None:
-    assert progress.read(",".join(sorted(keys))) == (set(keys), [])
+    assert progress.read_progress(",".join(sorted(keys))) == (set(keys), [])
     assert progress.from_cookie(".".join(keys)) == set(keys)
 
 
@@ -600,17 +603,17 @@ def test_what_was_kept_by_number_names_the_same_lesson() -> None:
         24: "How planners think",
     }
     for number, title in titles.items():
-        lesson, _, step, problems = address.read({"lesson": str(number), "step": "2"})
+        lesson, _, step, problems = address.read_address({"lesson": str(number), "step": "2"})
         assert (lesson.title, step, problems) == (title, 1, [])
-        assert progress.from_cookie(f"{number}") == progress.read(f"{number}-{number}")[0] == {lesson.key}
-        assert address.read(address.write(lesson, lesson.defaults(), 0))[0] is lesson
+        assert progress.from_cookie(f"{number}") == progress.read_progress(f"{number}-{number}")[0] == {lesson.key}
+        assert address.read_address(address.write_lesson_address(lesson, lesson.defaults(), 0))[0] is lesson
     new = {"pipeline"}  # it had no number then
     assert set(FORMER) == {x.key for x in LESSONS} - new
 
 
 @pytest.mark.parametrize("bad", ["x", "99", "0", "²", "3-", "-3", "1e3", "5-4", "3-99", "9999999999", ",,"])
 def test_progress_that_is_none_is_left_out(bad: str) -> None:
-    assert progress.read(f"2,{bad}") == ({"cuts"}, [part for part in bad.split(",") if part])
+    assert progress.read_progress(f"2,{bad}") == ({"cuts"}, [part for part in bad.split(",") if part])
     assert all(x.able and 5 <= x.minutes <= 20 for x in LESSONS)
 
 

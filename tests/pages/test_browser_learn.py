@@ -215,7 +215,7 @@ def test_the_download_is_the_lesson_as_it_stands(
 ) -> None:
     """Lesson 4 is about tensors, lesson 5 about the learner's model and settings."""
     lesson = LESSONS[number - 1]
-    visit.page.goto(f"{app}/learn?lesson={number}&model=gpt2-xl")
+    visit.page.goto(f"{app}/learn?lesson={number}&model=gpt2-xl&step={movable(lesson).step}")
     visit.settle()
     change(visit, lesson)
     visit.page.wait_for_url(lambda url: f"with={movable(lesson).key}:" in unquote(url))

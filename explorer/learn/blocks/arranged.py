@@ -103,7 +103,7 @@ def arrange_best(learner: Learner, devices: int) -> ArrangedBlock:
 
 
 @lru_cache(maxsize=256)
-def own(learner: Learner, devices: int, letters: tuple[str, ...]) -> ArrangedBlock | None:
+def arrange_by_hand(learner: Learner, devices: int, letters: tuple[str, ...]) -> ArrangedBlock | None:
     """The seven weights placed by `letters`, the rest chosen to communicate least; None where that cannot run."""
     learner, name, _ = with_llama_block(learner)
     block = learner.graph.blocks[name]

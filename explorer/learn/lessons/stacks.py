@@ -43,7 +43,7 @@ def smallest_memory(learner: Learner, devices: int, keeping: StepSettings | None
     return dict(found.memory_bytes)
 
 
-def gathered(learner: Learner, devices: int) -> int:
+def gathered_bytes(learner: Learner, devices: int) -> int:
     """Bytes of other devices' tokens that one GPU gathers forward under sequence parallelism, for the inputs of its products."""
     found = _plan_cost(learner, devices, "megatron-sp", None)
     assert found is not None, "call it where `megatron_memory` finds a plan"

@@ -20,7 +20,7 @@ class Stratum:
     dotted: bool = False
 
 
-def area(
+def draw_area(
     bands: Sequence[Stratum],
     shown: Callable[[float], str],
     limit: tuple[float, str],

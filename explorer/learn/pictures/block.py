@@ -166,13 +166,13 @@ def _ribbon(case: ArrangedBlock, h: int, place: str, mid: float) -> str:
     if letter is None:
         return ""
     parts = case.devices if case.devices > 1 else min(case.groups, MAX_SLICES)
-    body = sliced(RIBBON_W, RIBBON_H, letter, parts, across=letter == "S(2)")
+    body = draw_slices(RIBBON_W, RIBBON_H, letter, parts, across=letter == "S(2)")
     paper = f'<rect width="{RIBBON_W:.0f}" height="{RIBBON_H:.0f}" fill="{PAPER}"/>'
     word = f'<text x="{RIBBON_W / 2:.0f}" y="{RIBBON_H + 13:.0f}" text-anchor="middle" font-size="12" fill="currentColor">{letter}</text>'
     return at(LEFT_EDGES[place], mid - RIBBON_H / 2, Drawing(RIBBON_W, RIBBON_H, paper + body.body + word))
 
 
-def sliced(width: float, height: float, letter: str, parts: int, across: bool) -> Drawing:
+def draw_slices(width: float, height: float, letter: str, parts: int, across: bool) -> Drawing:
     """A tensor under a placement; `across` puts its slices side by side."""
     if letter == "R" or parts == 1:
         return tile(width, height, ("R", None))
@@ -210,7 +210,7 @@ def _weight(case: ArrangedBlock, name: str, letter: str) -> Drawing:
     paper = f'<rect y="-1" width="{MATRIX_W:.0f}" height="{MATRIX_H + 17:.0f}" fill="{PAPER}"/>'
     head = f'{paper}<text y="11" font-size="12" font-weight="600" fill="currentColor">{name}</text>'
     head += f'<text x="{MATRIX_W:.0f}" y="11" font-size="12" text-anchor="end" fill="currentColor" opacity="0.8">{letter}</text>'
-    body = sliced(MATRIX_W, MATRIX_H, letter, case.devices, across=letter == "S(0)").body
+    body = draw_slices(MATRIX_W, MATRIX_H, letter, case.devices, across=letter == "S(0)").body
     if whole:
         body += (
             f'<text x="{MATRIX_W / 2:.0f}" y="{MATRIX_H / 2 + 4:.0f}" font-size="12" text-anchor="middle" fill="currentColor" '

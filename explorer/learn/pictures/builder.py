@@ -41,12 +41,12 @@ def _numbers(values: NDArray[np.float64]) -> str:
 
 
 def _cut_button(letter: str, devices: int) -> str:
-    box = block.sliced(38, 24, letter, devices, across=letter == "S(0)")
+    box = block.draw_slices(38, 24, letter, devices, across=letter == "S(0)")
     drawn = f'<svg viewBox="-1 -1 40 26" width="40" height="26" aria-hidden="true">{box.body}</svg>'
     return f'<button type="button" class="cut" data-cut="{letter}" aria-pressed="false">{drawn}<span>{block.CUTS[letter]}, {letter}</span></button>'
 
 
-def placed(letters: Sequence[str]) -> int:
+def choice_row(letters: Sequence[str]) -> int:
     """The row of a choice among all."""
     order, found = list(block.CUTS), 0
     for letter in letters:

@@ -11,7 +11,7 @@ from explorer.learn.pictures.charts import WIDTH, BarPiece, key, label, piece
 VESSEL_HEIGHT, LEFT = 30.0, 58.0
 
 
-def vessels(
+def draw_vessels(
     num_gpus: int, parts: tuple[BarPiece, ...], limit: tuple[float, str], shown: Callable[[float], str]
 ) -> Drawing:
     """A frame for each GPU, as wide as its memory `limit[0]`, with what it must hold; the excess lies outside, outlined."""

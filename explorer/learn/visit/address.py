@@ -10,7 +10,7 @@ from explorer.learn.lessons import LESSONS, by_key, key_of
 KEYS = ("lesson", "step", "with", "done")
 
 
-def write(lesson: Lesson, values: Mapping[str, Choice], step: int) -> dict[str, str]:
+def write_lesson_address(lesson: Lesson, values: Mapping[str, Choice], step: int) -> dict[str, str]:
     """`lesson=collectives&step=3&with=n:6,bytes:1024`."""
     params = {"lesson": lesson.key}
     if step > 0:
@@ -19,7 +19,7 @@ def write(lesson: Lesson, values: Mapping[str, Choice], step: int) -> dict[str, 
     return {**params, "with": ",".join(changed)} if changed else params
 
 
-def read(params: Mapping[str, str]) -> tuple[Lesson, dict[str, Choice], int, list[str]]:
+def read_address(params: Mapping[str, str]) -> tuple[Lesson, dict[str, Choice], int, list[str]]:
     """Lesson, controls and step of an address, and a sentence for each part that cannot be read."""
     problems: list[str] = []
     key = key_of(params.get("lesson", LESSONS[0].key))

@@ -23,7 +23,7 @@ GROUPS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?", re.ASCII)
 GROUPS_BY_POINT = re.compile(r"\d{1,3}(?:\.\d{3})+,\d+", re.ASCII)
 
 
-def judge(question: Question, text: str) -> tuple[int | None, str]:
+def judge_answer(question: Question, text: str) -> tuple[int | None, str]:
     """The option that was typed, and why it is right or wrong; None and a hint where no option expects it."""
     readings = read_numbers(text, question.unit)
     if not readings:

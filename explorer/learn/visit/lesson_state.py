@@ -47,10 +47,10 @@ def open_lesson() -> Lesson | None:
         session["learn"] = {}
         mark_solved(progress.from_cookie(st.context.cookies.get(progress.COOKIE, "")))
     params = {k: v for k, v in st.query_params.to_dict().items() if k in address.KEYS}
-    elsewhere, unknown = progress.read(params.get("done", ""))
+    elsewhere, unknown = progress.read_progress(params.get("done", ""))
     mark_solved(elsewhere)
     if params and params != session.get("learn_written"):
-        lesson, values, step, problems = address.read(params)
+        lesson, values, step, problems = address.read_address(params)
         session["learn_problems"] = problems + [
             f"“{part[:20]}” in the link names no lesson; left out." for part in unknown
         ]
@@ -93,7 +93,7 @@ def forget_progress() -> None:
 def write_address(lesson: Lesson) -> None:
     """Make the address follow the learner."""
     here = state_of(lesson)
-    wanted = address.write(lesson, here.values, here.step)
+    wanted = address.write_lesson_address(lesson, here.values, here.step)
     now = st.query_params.to_dict()
     # a page just turned to has a bare address, so the settings are written too
     new = {**{k: v for k, v in now.items() if k not in address.KEYS}, **settings.to_query(state.values()), **wanted}

@@ -14,7 +14,7 @@ COOKIE = "shardscope_done"
 second run, which takes widgets whose values have not arrived yet for moved ones."""
 
 
-def read(text: str) -> tuple[set[str], list[str]]:
+def read_progress(text: str) -> tuple[set[str], list[str]]:
     """The keys of the lessons that such a text names, and the parts of it that name no lesson.
 
     Numbers that lessons once had are understood, and ranges of them: `1,4-6`. A range with an unknown end, `3-99`, names no lesson.
@@ -35,4 +35,4 @@ def read(text: str) -> tuple[set[str], list[str]]:
 
 def from_cookie(text: str) -> set[str]:
     """The lessons of the browser's `memory.collectives`."""
-    return read(text.replace(".", ","))[0]
+    return read_progress(text.replace(".", ","))[0]

@@ -15,7 +15,7 @@ from explorer.learn.lessons.predictions import sketch_memory_by_gpus
 from explorer.learn.lessons.stacks import StepSettings, megatron_memory, peak_before_gradients, smallest_memory
 from explorer.learn.markdown import Live, Picture, plural, read_lesson
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, memory_pieces
-from explorer.learn.pictures.vessels import vessels
+from explorer.learn.pictures.vessels import draw_vessels
 from explorer.text import units
 
 GPUS = (1, 2, 4, 8)
@@ -75,7 +75,7 @@ def live(learner: Learner, values: Values) -> Live:
     pictures: dict[str, Picture] = {
         name: bars([StackedBar(*r) for r in some], units.memory, limit) for name, some in rows.items()
     }
-    pictures["run"] = vessels(n, memory_pieces(stacks[n]), limit, units.memory)
+    pictures["run"] = draw_vessels(n, memory_pieces(stacks[n]), limit, units.memory)
     peaks = {k: numbers[f"{k}_peak"] for k in found}
     shares = {k: _describe_share(numbers, k) for k in found}
     sketch = sketch_memory_by_gpus(peaks, limit, numbers["shared_whole"], numbers["1_early_activations"])

@@ -23,8 +23,7 @@ from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.block import F_AND_G_BELOW
-from explorer.learn.pictures.block import draw_block as drawn
+from explorer.learn.pictures.block import F_AND_G_BELOW, draw_block
 from explorer.learn.pictures.board import BoardState, board_film, matrix_chunks
 from explorer.learn.pictures.film import Film
 
@@ -95,7 +94,7 @@ def live(learner: Learner, values: Values) -> Live:
     else:
         pictures |= _draw_rows_first(c)
     if block:
-        pictures["block"] = drawn(block, F_AND_G_BELOW)
+        pictures["block"] = draw_block(block, F_AND_G_BELOW)
     numbers = {k: c[k] for k in ("error", "mended", "grad_error")}
     return Live({"in_a_block": arranged.with_llama_block(learner)[0].name if block else ""}, pictures, numbers)
 

@@ -12,8 +12,7 @@ from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.block import F_AND_G
-from explorer.learn.pictures.block import draw_block as drawn
+from explorer.learn.pictures.block import F_AND_G, draw_block
 from explorer.learn.pictures.charts import wrap
 from planner_core.core import Shard, ShardingError, local_shape
 
@@ -90,7 +89,7 @@ def _draw_block(learner: Learner, t: int) -> tuple[dict[str, Picture], dict[str,
         "seq": load.seq,
         "hidden": learner.layer().hidden,
     }
-    return {"block": drawn(case, F_AND_G)}, {**told, "bytes": sums[0].sent.num_bytes if sums else 0}
+    return {"block": draw_block(case, F_AND_G)}, {**told, "bytes": sums[0].sent.num_bytes if sums else 0}
 
 
 def _draw_heads(heads: int, kv: int) -> Drawing:

@@ -27,10 +27,9 @@ from explorer.learn.blocks import arranged
 from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import STANDARD_MODEL, Learner, with_standard_model
 from explorer.learn.lesson import Values
-from explorer.learn.lessons.stacks import gathered as gathered_bytes
-from explorer.learn.lessons.stacks import megatron_memory
+from explorer.learn.lessons.stacks import gathered_bytes, megatron_memory
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.block import draw_block as drawn
+from explorer.learn.pictures.block import draw_block
 from explorer.learn.pictures.board import BoardState, board_film
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, grid
 from explorer.learn.pictures.film import Film
@@ -150,7 +149,7 @@ def live(learner: Learner, values: Values) -> Live:
         "loss_error": c["error"],
         "has_block": block is not None,
     }
-    return Live(facts, _pictures(n, numbers, gathered) | ({"block": drawn(block)} if block else {}), numbers)
+    return Live(facts, _pictures(n, numbers, gathered) | ({"block": draw_block(block)} if block else {}), numbers)
 
 
 def _pictures(n: int, numbers: dict[str, float], gathered: int) -> dict[str, Picture]:

@@ -15,9 +15,8 @@ from explorer.learn.blocks.arranged import WEIGHTS, ArrangedBlock, with_llama_bl
 from explorer.learn.learner import STANDARD_MODEL, Learner
 from explorer.learn.lesson import Choice, Values
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.block import CUTS
-from explorer.learn.pictures.block import draw_block as drawn
-from explorer.learn.pictures.builder import draw_builder, placed
+from explorer.learn.pictures.block import CUTS, draw_block
+from explorer.learn.pictures.builder import choice_row, draw_builder
 from explorer.learn.pictures.cloud import draw_candidates
 from explorer.text import units
 from planner_core.core import DeviceMesh
@@ -42,7 +41,7 @@ def score_choices(learner: Learner, block: str, devices: int) -> Candidates:
 
 def row_of_choice(values: Values) -> int:
     """The row of the learner's choice among the candidates."""
-    return placed([str(values[w]) for w in WEIGHTS])
+    return choice_row([str(values[w]) for w in WEIGHTS])
 
 
 def best_within(found: Candidates, mine: int) -> int:
@@ -54,13 +53,13 @@ def best_within(found: Candidates, mine: int) -> int:
 
 def list_messages(learner: Learner, block: str, devices: int, letters: list[str]) -> tuple[placing.BlockMessage, ...]:
     """Every collective of one layer with its seven weights placed so; none where that cannot run."""
-    case = arranged.own(learner, devices, tuple(letters))
+    case = arranged.arrange_by_hand(learner, devices, tuple(letters))
     return tuple(m.sent for m in case.messages) if case else ()
 
 
 def arrange_choice(learner: Learner, values: Values) -> ArrangedBlock | None:
     """The block as the learner placed it; None if that cannot run."""
-    return arranged.own(learner, int(values["t"]), tuple(str(values[w]) for w in WEIGHTS))
+    return arranged.arrange_by_hand(learner, int(values["t"]), tuple(str(values[w]) for w in WEIGHTS))
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def _choose(learner: Learner, block: str, values: Values) -> _Choice:
     devices, row = int(values["t"]), row_of_choice(values)
     found = score_choices(learner, block, devices)
     best_row = best_within(found, row)
-    best = arranged.own(learner, devices, _letters_of_row(found, best_row))
+    best = arranged.arrange_by_hand(learner, devices, _letters_of_row(found, best_row))
     assert best, "a choice with a time can run"
     own = arrange_choice(learner, values) if np.isfinite(found.comm_s[row]) else None
     return _Choice(found, row, best_row, own, best)
@@ -136,9 +135,9 @@ def live(learner: Learner, values: Values) -> Live:
         "builder": _draw_builder(learner, values, c, yours["seconds"]),
         "messages": _messages_table(c.yours),
         "cloud": draw_candidates(c.found, c.row, c.best_row),
-        "optimum": drawn(c.best),
+        "optimum": draw_block(c.best),
         "difference": _difference_table(c.yours, c.least),
-        "exact": drawn(exact),
+        "exact": draw_block(exact),
     }
     return Live(facts, pictures, {k: v for k, v in numbers.items() if np.isfinite(v)})
 

@@ -95,7 +95,7 @@ def best_mesh(layer: Layer, n: int, b1: float, b2: float) -> tuple[int, int]:
     return min(list_meshes(n), key=lambda mesh: ring_cost(layer, mesh, b1, b2))
 
 
-def subcluster(cluster: Cluster, n: int) -> Cluster | None:
+def take_neighbours(cluster: Cluster, n: int) -> Cluster | None:
     """`n` neighbouring GPUs of the cluster, or of one with more of its nodes; None where they do not divide evenly."""
     levels, left = [], n
     for i, level in enumerate(cluster.levels):
@@ -125,7 +125,7 @@ def live(learner: Learner, values: Values) -> Live:
     tokens, base = load.batch * load.seq, learner.cluster.levels[0].bytes_per_s
     quickest = best_mesh(layer, n, base, base * ratio)
     times = {m: ring_s(layer, tokens, m, base, base * ratio) for m in list_meshes(n)}
-    inside = subcluster(learner.cluster, n)
+    inside = take_neighbours(learner.cluster, n)
     wires = {m: links_s(layer, tokens, m, inside) for m in list_meshes(n)} if inside else {}
     compute, comm, spans = _chunk_times(learner, quickest, chunks, base * ratio)
     column, row = multiply_tiles("column-first"), multiply_tiles("row-first")
@@ -142,8 +142,8 @@ def live(learner: Learner, values: Values) -> Live:
         **{f"{a}x{b}_wires_s": t for (a, b), t in wires.items()},
     }
     pictures: dict[str, Picture] = {
-        "column_first": summed(column, "column-first"),
-        "row_first": summed(row, "row-first"),
+        "column_first": summing_film(column, "column-first"),
+        "row_first": summing_film(row, "row-first"),
         "four": _reductions_table(layer, *quickest),
         "meshes": _meshes_table(times, wires, ratio, learner),
         "growth": _growth_chart(layer, ratio),
@@ -194,7 +194,7 @@ def _meshes_table(
     return table(head, rows, min(range(len(times)), key=lambda i: list(times.values())[i]))
 
 
-def summed(c: dict[str, Any], kind: str) -> Film:
+def summing_film(c: dict[str, Any], kind: str) -> Film:
     """The one all_reduce of a weight on a 2×2 mesh: over axis 2 GPUs 0 and 1, 2 and 3 exchange terms, over axis 1 0 and 2, 1 and 3."""
     places = [(a, b) for a in range(2) for b in range(2)]
     other = {(a, b): (a, 1 - b) if kind == "column-first" else (1 - a, b) for a, b in places}

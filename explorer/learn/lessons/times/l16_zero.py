@@ -29,8 +29,7 @@ from explorer.learn.lessons.times.stated import (
     with_samples,
 )
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.block import carries_weight
-from explorer.learn.pictures.block import draw_block as drawn
+from explorer.learn.pictures.block import carries_weight, draw_block
 from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, cost_bar, memory_pieces, plot
 from explorer.learn.pictures.sketch import Prediction
 from explorer.text import units
@@ -132,7 +131,7 @@ def live(learner: Learner, values: Values) -> Live:
         "memory": _memory_chart(found, learner),
         "price": _time_chart(found),
     }
-    return Live(facts, pictures | ({"block": drawn(block)} if block else {}), numbers)
+    return Live(facts, pictures | ({"block": draw_block(block)} if block else {}), numbers)
 
 
 def _fsdp_over_zero1(n: int, inner: int, micro_batches: int) -> float:

@@ -12,7 +12,7 @@ from explorer.learn.lesson import Values
 from explorer.learn.lessons.predictions import sketch_backward_memory
 from explorer.learn.lessons.times.stated import PricedLayout, price_layout, token_settings, usual_layouts, with_samples
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.area import Stratum, area
+from explorer.learn.pictures.area import Stratum, draw_area
 from explorer.learn.pictures.charts import StackedBar, bars, cost_bar, memory_pieces
 from explorer.learn.pictures.sketch import Prediction
 from explorer.text import units
@@ -142,7 +142,7 @@ def _memory_chart(made: PricedLayout, upto: int | None) -> Drawing:
     ]
     limit = (float(room), f"{made.planner.cluster.gpu.name}: {units.memory(room)}")
     mark = (at, f"fullest: {units.memory(peak)}") if upto is None else None
-    return area(bands, units.memory, limit, ((0, "forward"), (turn, "backward"), (step, "")), mark, upto)
+    return draw_area(bands, units.memory, limit, ((0, "forward"), (turn, "backward"), (step, "")), mark, upto)
 
 
 def _peak_chart(made: PricedLayout) -> Drawing:
