@@ -22,7 +22,7 @@ TORCH_TESTS := $(addprefix tests/,verification/test_verify.py verification/test_
   runtime/test_own_loop.py runtime/test_training.py runtime/test_checkpoints.py runtime/test_buckets.py runtime/test_rewriting.py \
   runtime/test_fused_parts.py runtime/test_own_state.py \
   exporters/test_torchrun.py models/test_capture.py test_packaging.py)
-TEST_TOOLS := $(shell sed -n '/^\(pytest\|pytest-timeout\|expecttest\|hypothesis\|pytoulbar2\|highspy\|scipy\|ruff\)==/p' requirements-dev.txt)
+TEST_TOOLS := $(shell sed -n '/^\(pytest\|pytest-timeout\|expecttest\|hypothesis\|ruff\)==/p' requirements-dev.txt)
 OLDEST := $(shell sed -n 's/^torch==//p' requirements-oldest.txt)
 
 export HF_HUB_OFFLINE := 1

@@ -25,7 +25,7 @@ class ForwardWriter:
         self.group_names = NameScope(frozenset({"tables", "buffers"}))
         self.last: dict[int, int] = dict.fromkeys(results, 1 << 60)
         for index, instance in enumerate(instances):
-            for number in instance.text.inputs:
+            for number in instance.source.inputs:
                 self.last[number] = max(self.last.get(number, index), index)
 
     def write(self) -> list[ast.stmt]:
@@ -39,13 +39,13 @@ class ForwardWriter:
         return lines
 
     def _call(self, function: str, instance: UnitInstance) -> ast.expr:
-        cuts = (self.cuts[c] for c in instance.text.cuts)
-        return make_call(function, *map(path, [*(self.value_names[n] for n in instance.text.inputs), *cuts]))
+        cuts = (self.cuts[c] for c in instance.source.cuts)
+        return make_call(function, *map(path, [*(self.value_names[n] for n in instance.source.inputs), *cuts]))
 
     def _outputs(self, index: int, last_of: int) -> list[str]:
         """Name the outputs of instance `index`, each of which is used until instance `last_of` or later."""
         names = []
-        for number in self.instances[index].text.outputs:
+        for number in self.instances[index].source.outputs:
             wish = self._wish(index, number)
             name = self.names.take(wish, index, max(self.last.get(number, index), last_of, index + 1))
             self.value_names[number] = name
@@ -55,10 +55,10 @@ class ForwardWriter:
     def _wish(self, index: int, number: int) -> str:
         """Return the name by which the next unit takes the value, or by which this unit returns it."""
         for instance in self.instances[index + 1 :]:
-            if number in instance.text.inputs:
-                return NameScope.base(instance.text.input_names[instance.text.inputs.index(number)])
-        text = self.instances[index].text
-        value = text.returned[text.outputs.index(number)]
+            if number in instance.source.inputs:
+                return NameScope.base(instance.source.input_names[instance.source.inputs.index(number)])
+        source = self.instances[index].source
+        value = source.returned[source.outputs.index(number)]
         return NameScope.base(value.id) if isinstance(value, ast.Name) else "hidden"
 
     def _single(self, index: int) -> ast.stmt:
@@ -94,24 +94,24 @@ class ForwardWriter:
 
         Returns None if the two instances cannot be in one loop.
         """
-        previous_texts, new_unit = self.instances[index - 1].text, self.instances[index].text
-        if [self.cuts[c] for c in previous_texts.cuts] != [self.cuts[c] for c in new_unit.cuts]:
+        previous, new_unit = self.instances[index - 1].source, self.instances[index].source
+        if [self.cuts[c] for c in previous.cuts] != [self.cuts[c] for c in new_unit.cuts]:
             return None
         links: list[int | None] = []
-        for old, new in zip(previous_texts.inputs, new_unit.inputs, strict=True):
+        for old, new in zip(previous.inputs, new_unit.inputs, strict=True):
             if new == old:
                 links.append(None)
-            elif new in previous_texts.outputs:
-                links.append(previous_texts.outputs.index(new))
+            elif new in previous.outputs:
+                links.append(previous.outputs.index(new))
             else:
                 return None
-        carried = {previous_texts.outputs[i] for i in links if i is not None}
-        if any(self.last.get(n, -1) > index for n in previous_texts.outputs) or set(previous_texts.outputs) != carried:
+        carried = {previous.outputs[i] for i in links if i is not None}
+        if any(self.last.get(n, -1) > index for n in previous.outputs) or set(previous.outputs) != carried:
             return None
         return tuple(links)
 
     def _loop(self, index: int, end: int) -> list[ast.stmt]:
-        first, links = self.instances[index].text, self._links(index + 1)
+        first, links = self.instances[index].source, self._links(index + 1)
         assert links is not None
         paths = [i.prefix.split(".") for i in self.instances[index:end]]
         common = [words[0] for words in itertools.takewhile(lambda w: len(set(w)) == 1, zip(*paths, strict=False))]
@@ -133,7 +133,7 @@ class ForwardWriter:
         self.value_names = previous_names  # a value that is used after the loop too keeps its own name
         outputs = stored([carried[i] for i in range(len(first.outputs))])
         lines.append(ast.For(stored(["layer"]), path(f"units.{name}"), [assign(outputs, value)], []))
-        final = self.instances[end - 1].text
+        final = self.instances[end - 1].source
         for i, number in enumerate(final.outputs):
             self.value_names[number] = carried[i]
             self.names.hold(carried[i], self.last.get(number, end))

@@ -18,7 +18,7 @@ from planner_core.models.hooks import is_inplace
 from planner_core.runtime.record import DEVICE, CannotRewrite, MixesSamples, Ref, TapeCall
 from planner_core.runtime.record.tape import BUFFER, INPUT, LITERAL, refs
 from planner_core.runtime.write.expressions import (
-    RESERVED,
+    RESERVED_IN_FORWARD,
     NameScope,
     to_identifier,
     write_call,
@@ -68,7 +68,7 @@ class ConstantsWriter:
 
     def write(self, wanted: Sequence[Cut], plain: Sequence[int]) -> list[ast.FunctionDef]:
         """Write both functions. `plain`: constants that the model returns unchanged."""
-        self.scope = NameScope(RESERVED | self.moves.taken | set(self.inputs.values()))
+        self.scope = NameScope(RESERVED_IN_FORWARD | self.moves.taken | set(self.inputs.values()))
         self.names.update({n: path(name) for n, name in self.inputs.items()})
         self.restore_name = self.scope.keep("before")
         self.lasting_targets: dict[int, None] = {}  # written buffers and inputs

@@ -52,10 +52,12 @@ NAMESPACES: tuple[tuple[str, Any], ...] = (
     ("torch.fft", torch.fft),
     ("torch.special", torch.special),
 )
-LOCAL_NAMES = ("w", "seed", "units", "result", "buffers", "tables", "constants", "forward", "layer")
+LOCAL_NAMES = ("w", "seed", "units", "result", "buffers", "tables", "constants", "forward")
 """Names that generated code gives to what is no tensor of the model."""
 RESERVED = frozenset(PROVIDED_NAMES) | frozenset(keyword.kwlist) | frozenset(LOCAL_NAMES)
 RESERVED |= {"DEVICE", "self", "slice", "float", "complex", "bool"}
+RESERVED_IN_FORWARD = RESERVED | {"layer"}
+"""`forward` loops over the copies of a block: `for layer in units.blocks`."""
 
 
 @functools.cache
@@ -81,10 +83,10 @@ def write_arguments(
     """Write the arguments of a call, by place and by name, without those that have their default value."""
     defaults = _defaults(func)
     named = {k: v for k, v in kwargs.items() if not (k in defaults and _is_default(defaults[k], v))}
-    given = list(args)
-    while len(given) > 1 and given[-1] is None and not named:
-        given.pop()
-    return [literal(a, write) for a in given], {k: literal(v, write) for k, v in named.items()}
+    positional = list(args)
+    while len(positional) > 1 and positional[-1] is None and not named:
+        positional.pop()
+    return [literal(a, write) for a in positional], {k: literal(v, write) for k, v in named.items()}
 
 
 def _is_default(default: Any, value: Any) -> bool:

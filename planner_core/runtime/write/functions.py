@@ -57,13 +57,13 @@ class FunctionWriter:
     cuts: list[PlacedConstant] = field(default_factory=list)
     weights: dict[tuple[int, int], UnitUse] = field(default_factory=dict)
     buffers: dict[PlacedConstant, UnitBuffer] = field(default_factory=dict)
-    texts: dict[int, ast.expr] = field(default_factory=dict)
+    values: dict[int, ast.expr] = field(default_factory=dict)
     seeds: int = 0
 
     def write(self) -> FunctionSource:
         """Write the function."""
         self.tape = self.layout.tape
-        self.made = {n for c in self.calls for n in c.outputs}
+        self.results = {n for c in self.calls for n in c.outputs}
         self.saved = {n for c in self.calls for n in c.saved}
         self.makers = {n: c for c in self.tape.calls for n in c.outputs}
         saving = (now for now, call in enumerate(self.calls) if call.saved)
@@ -87,7 +87,7 @@ class FunctionWriter:
         return FunctionSource(
             [*first, *self.named_inputs, *self.cut_names],
             wrap_no_grad(self.body, stopped),
-            [self.texts[n] for n in outputs],
+            [self.values[n] for n in outputs],
             self.inputs,
             self.named_inputs,
             self.cuts,
@@ -121,7 +121,7 @@ class FunctionWriter:
                     self._add_weight(now, number)
                 elif kind != COMPUTED and edge is not None:
                     self._add_constant(number, edge)
-                elif number not in self.made and number not in self.inputs:
+                elif number not in self.results and number not in self.inputs:
                     self.inputs.append(number)
         named = (
             self.input_names
@@ -129,7 +129,7 @@ class FunctionWriter:
             else [self.wanted_name(n) for n in self.inputs]
         )
         self.named_inputs = [self.names.keep(name) for name in named]
-        self.texts.update(zip(self.inputs, map(path, self.named_inputs), strict=True))
+        self.values.update(zip(self.inputs, map(path, self.named_inputs), strict=True))
         self.cut_names = [self.names.keep(self.wanted_name(n)) for n, _ in self.cuts]
 
     def _use_key(self, now: int, number: int) -> tuple[int, int]:
@@ -157,7 +157,7 @@ class FunctionWriter:
         if not self.tape.views(call, number):
             return False
         root = self.tape.tensors[number].root
-        views = {n for n in self.made if self.tape.tensors[n].root == root}
+        views = {n for n in self.results if self.tape.tensors[n].root == root}
         # `mass @ mass.T` keeps both factors, which are one memory, so the view is not named there.
         kept = any(number in c.saved and not views.isdisjoint(c.inputs) for c in self.calls)
         return kept or not views.isdisjoint(self.saved)
@@ -227,9 +227,9 @@ class FunctionWriter:
 
     def _write_expression(self, now: int, call: TapeCall) -> ast.expr:
         row = self.layout.row(call)
-        texts = [self._write_operand(now, n, e) for n, e in zip(call.inputs, row.inputs, strict=True)]
+        operands = [self._write_operand(now, n, e) for n, e in zip(call.inputs, row.inputs, strict=True)]
         local = operators.LocalCall(
-            self.layout, call, row, texts, self.moves.axis, self._leaf, self._next_seed, self._product(call)
+            self.layout, call, row, operands, self.moves.axis, self._leaf, self._next_seed, self._product(call)
         )
         expression = operators.write_operator(local)
         if len(call.outputs) == 1 and isinstance(call.shape, (tuple, list)):  # the call also returns what is no tensor
@@ -288,7 +288,7 @@ class FunctionWriter:
         return self.moves.apply(value, edge.forward, backward_steps, edge.segments)
 
     def _read_value(self, number: int) -> ast.expr:
-        return self.inlined.pop(number) if number in self.inlined else self.texts[number]
+        return self.inlined.pop(number) if number in self.inlined else self.values[number]
 
     def _move_results(self, call: TapeCall, expression: ast.expr) -> ast.expr:
         if len(call.outputs) != 1:
@@ -304,11 +304,11 @@ class FunctionWriter:
         if plain and self._can_inline(now, call, value):
             self.inlined[number] = value
         elif isinstance(value, ast.Name):  # the same tensor under another name
-            self.texts[number] = value
+            self.values[number] = value
             self.names.hold(value.id, self._last_use(number, now))
         else:
             name = self.names.take(self.wanted_name(number), now, self._last_use(number, now))
-            self.texts[number] = path(name)
+            self.values[number] = path(name)
             self.body.append(assign(name, value))
 
     def _can_inline(self, now: int, call: TapeCall, value: ast.expr) -> bool:
@@ -330,14 +330,14 @@ class FunctionWriter:
         for number in call.outputs:
             until = max(now + 1, self._last_use(number, now))
             names[number] = self.names.take(self.wanted_name(number), now, until)
-            self.texts[number] = path(names[number])
+            self.values[number] = path(names[number])
         results = iter(names.values())
         targets = [next(results) if isinstance(x, Ref) else "_" for x in call.shape]
         self.body.append(assign(stored(targets), value))
         for number, edge in zip(call.outputs, self.layout.row(call).outputs, strict=True):
             backward = edge.backward if self.tape.tensors[number].grad else ()
-            moved = self.moves.apply(self.texts[number], edge.forward, backward, edge.segments)
-            if moved is not self.texts[number]:
+            moved = self.moves.apply(self.values[number], edge.forward, backward, edge.segments)
+            if moved is not self.values[number]:
                 self.body.append(assign(names[number], moved))
 
     def _delete_dead(self, now: int, call: TapeCall) -> None:
@@ -346,7 +346,7 @@ class FunctionWriter:
         if now == len(self.calls) - 1 or any(n in self.inlined for n in call.outputs):
             return
         results = {self._name(n) for n in call.outputs}
-        operands = (n for n in self.operands_of_inlined if n in self.made)
+        operands = (n for n in self.operands_of_inlined if n in self.results)
         dead = [name for n in operands if (name := self._name(n)) and self.names.free_after[name] <= now]
         dead = [name for name in dead if name not in results]
         dead += [self._name(n) for n in call.outputs if self._name(n) and n not in self.uses and n not in self.wanted]
@@ -356,7 +356,7 @@ class FunctionWriter:
 
     def _name(self, number: int) -> str:
         """Return the name of a value, "" if it has none."""
-        value = self.texts.get(number)
+        value = self.values.get(number)
         return value.id if isinstance(value, ast.Name) else ""
 
 

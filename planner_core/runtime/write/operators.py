@@ -33,13 +33,13 @@ UNCHANGED_KINDS = (LocalExecution.AS_IT_IS, LocalExecution.MEMORY)
 
 @dataclass
 class LocalCall:
-    """One call to write. `texts` are its tensor operands on this rank, as code. `axis` gives the name of a mesh axis in the
+    """One call to write. `values` are its tensor operands on this rank, as code. `axis` gives the name of a mesh axis in the
     code."""
 
     layout: PlannedTape
     call: TapeCall
     row: SitePlan
-    texts: list[ast.expr]
+    values: list[ast.expr]
     axis: Callable[[int], str]
     name_object: WriteLeaf
     next_seed: Callable[[], ast.expr] = lambda: path("seed")
@@ -73,7 +73,7 @@ class LocalCall:
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> ast.expr:
         """Write a call of a method of the first operand."""
-        return make_call(attribute(self.texts[0], name), *args, **kwargs)
+        return make_call(attribute(self.values[0], name), *args, **kwargs)
 
     def argument(self, name: str, position: int, default: Any = None) -> Any:
         """Return an argument by name or position."""
@@ -82,7 +82,7 @@ class LocalCall:
 
     def arguments_by_name(self, *names: str) -> dict[str, Any]:
         """Return the arguments by name, each tensor as its operand. `names`: those of the function, in order."""
-        order = iter(self.texts)
+        order = iter(self.values)
         arguments = dict(zip(names, self.call.args, strict=False)) | self.call.kwargs
         return {k: next(order) if isinstance(v, Ref) else v for k, v in arguments.items()}
 
@@ -96,7 +96,7 @@ class LocalCall:
 
     def with_operand_positions(self) -> tuple[Any, Any]:
         """The arguments, in which each tensor has its position among the operands."""
-        count = iter(range(len(self.texts)))
+        count = iter(range(len(self.values)))
 
         def numbered(tree: Any) -> Any:
             if isinstance(tree, Ref):
@@ -114,7 +114,7 @@ class LocalCall:
 
     def write_leaf(self, item: Any) -> ast.expr:
         """Write a leaf of the numbered arguments."""
-        return self.texts[item.position] if isinstance(item, _OperandRef) else self.name_object(item)
+        return self.values[item.position] if isinstance(item, _OperandRef) else self.name_object(item)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 def _reshape(local: LocalCall) -> ast.expr:
     if any(isinstance(a, torch.dtype) for a in local.call.args):
         return local.unchanged()
-    x, given_shape, result_shape = local.texts[0], local.given_shape(), local.result_shape()
+    x, given_shape, result_shape = local.values[0], local.given_shape(), local.result_shape()
     return write_reshape(x, given_shape, result_shape)
 
 
@@ -198,7 +198,7 @@ def _unpacked(value: ast.expr) -> ast.expr:
 def _getitem(local: LocalCall) -> ast.expr:
     index = local.call.args[1]
     whole = all(isinstance(i, slice) and i.step in (None, 1) for i in (index if isinstance(index, tuple) else (index,)))
-    return local.texts[0] if whole and local.given_shape() == local.result_shape() else local.unchanged()
+    return local.values[0] if whole and local.given_shape() == local.result_shape() else local.unchanged()
 
 
 @_rule(*EXPANSIONS)
@@ -225,7 +225,7 @@ def _new(local: LocalCall) -> ast.expr:
     fill = []
     if local.call.fn == "new_full":
         value = local.argument("fill_value", 2)
-        fill = [local.texts[1] if isinstance(value, Ref) else literal(value, local.name_object)]
+        fill = [local.values[1] if isinstance(value, Ref) else literal(value, local.name_object)]
     return local.method(local.call.fn, tuple(local.result_shape()), *fill, **options)
 
 
@@ -247,7 +247,7 @@ def _as_strided(local: LocalCall) -> ast.expr:
     offset, strides = local.argument("storage_offset", 3), local.call.strides
     if local.layout.num_parts > 1 and (strides or local.layout.samples[local.call.inputs[0]] not in (None, 0)):
         raise MixesSamples(f"{local.call.site} has strides that depend on the number of samples")
-    laid = make_call("laid_out", local.texts[0], strides) if strides else local.method("contiguous")
+    laid = make_call("laid_out", local.values[0], strides) if strides else local.method("contiguous")
     sizes, steps = tuple(local.result_shape()), tuple(local.argument("stride", 2))
     return make_call(attribute(laid, "as_strided"), sizes, steps, *([offset] if offset else []))
 
@@ -297,7 +297,7 @@ def _write_loss(local: LocalCall, name: str, **split: list[int]) -> ast.expr:
     known = (("ignore_index", 4, -100), ("reduction", 6, "mean"), ("label_smoothing", 7, 0.0))
     options = {name: (local.argument(name, at, default), default) for name, at, default in known}
     changed = {k: v for k, (v, default) in options.items() if v != default}
-    return make_call(name, *local.texts, **changed, **{k: local.write_axes(axes) for k, axes in split.items() if axes})
+    return make_call(name, *local.values, **changed, **{k: local.write_axes(axes) for k, axes in split.items() if axes})
 
 
 # --- lookups, norms, experts --------------------------------------------------------------------------
@@ -317,13 +317,13 @@ def _embedding(local: LocalCall) -> ast.expr:
         raise CannotRewrite(f"{local.call.site}: embedding with max_norm cannot split its vocabulary")
     padding = local.argument("padding_idx", 2)
     options = {} if padding is None else {"padding_idx": padding}
-    return make_call("embedding", *local.texts, **options, rows=local.write_axes(rows))
+    return make_call("embedding", *local.values, **options, rows=local.write_axes(rows))
 
 
 @_rule("histc")
 def _histc(local: LocalCall) -> ast.expr:
     known = (("bins", 1, 100), ("min", 2, 0), ("max", 3, 0))
-    return make_call("histc", local.texts[0], *(local.argument(*argument) for argument in known))
+    return make_call("histc", local.values[0], *(local.argument(*argument) for argument in known))
 
 
 @_rule("batch_norm")
@@ -353,7 +353,7 @@ def _moe_experts(local: LocalCall) -> ast.expr:
 
 @_rule("copy_")
 def _copy(local: LocalCall) -> ast.expr:
-    return make_call("with_item", local.texts[0], ..., local.texts[1])
+    return make_call("with_item", local.values[0], ..., local.values[1])
 
 
 @_rule("setitem")
@@ -377,7 +377,7 @@ def _attention(local: LocalCall) -> ast.expr:
     options |= {"queries": local.write_axes(queries)} if queries else {}
     if p:
         options |= {"seed": local.next_seed(), "split": local.write_axes(local.axes(local.operand(0)))}
-    return make_call("attention" if p else "causal_attention", *local.texts, **options)
+    return make_call("attention" if p else "causal_attention", *local.values, **options)
 
 
 def _recurrent(local: LocalCall) -> ast.expr:
@@ -396,4 +396,4 @@ def _write_ring_attention(local: LocalCall, ring: list[int], dropout_p: float) -
     scale, grouped = local.call.kwargs.get("scale"), local.call.kwargs.get("enable_gqa")
     causal = local.argument("is_causal", 5, False)
     options = local.write_options(is_causal=causal, dropout_p=dropout_p, scale=scale, enable_gqa=grouped)
-    return make_call("ring_attention", *local.texts[:3], **options, ring=local.write_axes(ring))
+    return make_call("ring_attention", *local.values[:3], **options, ring=local.write_axes(ring))

@@ -13,7 +13,13 @@ from planner_core.runtime.record import CannotRewrite, TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, INPUT, PARAMETER
 from planner_core.runtime.write.calls import ForwardWriter
 from planner_core.runtime.write.constants import ConstantsWriter
-from planner_core.runtime.write.expressions import RESERVED, NameScope, to_identifier, to_snake_case
+from planner_core.runtime.write.expressions import (
+    RESERVED,
+    RESERVED_IN_FORWARD,
+    NameScope,
+    to_identifier,
+    to_snake_case,
+)
 from planner_core.runtime.write.functions import INSIDE, FunctionWriter, OuterSteps
 from planner_core.runtime.write.moves import MoveTable, split_weight_steps
 from planner_core.runtime.write.placed_tape import BlockCopy, PlannedTape
@@ -68,7 +74,7 @@ class _ProgramWriter:
             for n in (*self.results, *self.buffer_writes, *self.buffer_writes.values())
             if self.tape.tensors[n].kind != COMPUTED
         ]
-        cuts = [cut for i in self.instances for cut in i.text.cuts]
+        cuts = [cut for i in self.instances for cut in i.source.cuts]
         constant_functions = constants.write(cuts, plain)
         forward = self._write_forward(constants)
         functions = {i.function: i for i in self.instances}
@@ -175,7 +181,7 @@ class _ProgramWriter:
             if instance.label:
                 input_names.setdefault(instance.label, instance.written.input_names)
         for index, instance in enumerate(self.instances):
-            tree = ast.dump(instance.text.tree(""))
+            tree = ast.dump(instance.source.tree(""))
             if tree not in function_names:
                 function_names[tree] = scope.keep(self._function_name(index, instance))
             instance.function = function_names[tree]
@@ -207,7 +213,7 @@ class _ProgramWriter:
             instance.name = instance.prefix or scope.keep(instance.function)
 
     def _name_inputs(self) -> dict[int, str]:
-        scope = NameScope(RESERVED | self.moves.taken)
+        scope = NameScope(RESERVED_IN_FORWARD | self.moves.taken)
         named_inputs = {
             n: scope.keep(to_identifier(t.name)) for n, t in enumerate(self.tape.tensors) if t.kind == INPUT
         }
@@ -223,7 +229,9 @@ class _ProgramWriter:
             body.append(assign(stored(names, unpack=True), value) if names else ast.Expr(value))
         fixed = {*self.inputs.values(), *constants.used_table_names, *constants.constant_names}
         last = [*self.results, *self.buffer_writes.values()]
-        calls = ForwardWriter(self.instances, constants.cuts, last, frozenset(fixed) | RESERVED | self.moves.taken)
+        calls = ForwardWriter(
+            self.instances, constants.cuts, last, frozenset(fixed) | RESERVED_IN_FORWARD | self.moves.taken
+        )
         calls.value_names.update({n: self.inputs[n] for n in self.tape.received})
         body += calls.write()
         self.groups = calls.groups
@@ -251,7 +259,7 @@ class _ProgramWriter:
         split = {
             b.buffer: b.placements
             for i in self.instances
-            for b in i.text.buffers
+            for b in i.source.buffers
             if b.buffer in updated and any(isinstance(p, Shard) for p in b.placements)
         }
         delivered = [
@@ -273,11 +281,11 @@ class _ProgramWriter:
         )
 
     def _unit_spec(self, instance: UnitInstance) -> UnitSpec:
-        text = instance.text
+        source = instance.source
         recompute = self.recompute.get(instance.label, "none")
         returns = any(n in self.layout.with_planned_gradient for call in instance.calls for n in call.outputs)
         name, function = instance.name, instance.function
-        return UnitSpec(name, function, tuple(text.uses), tuple(text.buffers), recompute, text.seeds > 0, returns)
+        return UnitSpec(name, function, tuple(source.uses), tuple(source.buffers), recompute, source.seeds > 0, returns)
 
 
 def split_into_units(layout: PlannedTape) -> list[UnitInstance]:

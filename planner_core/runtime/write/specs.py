@@ -93,13 +93,13 @@ class UnitInstance:
 
     def lines(self) -> list[BlockLine]:
         """Return the lines of its function, with the operators on each."""
-        tree = self.text.tree(self.function)
-        sites = [(), *(self.text.sites.get(s, ()) for s in statements(tree.body))]
+        tree = self.source.tree(self.function)
+        sites = [(), *(self.source.sites.get(s, ()) for s in statements(tree.body))]
         ops = [tuple(site[len(self.prefix) :].removeprefix(".") for site in line) for line in sites]
         return [BlockLine(t, self.label, o) for t, o in zip(print_function(tree), ops, strict=True)]
 
     @property
-    def text(self) -> FunctionSource:
+    def source(self) -> FunctionSource:
         """The source of its function."""
         assert self.written is not None
         return self.written
