@@ -52,7 +52,7 @@ def write_torchrun_script(plan: Plan) -> str:
         check_schedule(plan.pipeline)
     blocks = Blocks() if user_code or plan.pipeline else blocks_of(plan)
     flops = 0 if user_code else count_model_flops(load_plan_graph(plan)) * int(plan.workload["accumulate"])
-    parts = [f"{_docstring(plan, blocks)}\n\n{_imports(blocks)}\n\n{_constants(plan, blocks, flops)}"]
+    parts = [f"{_docstring(plan)}\n\n{_imports(blocks)}\n\n{_constants(plan, blocks, flops)}"]
     if blocks.source:
         parts += [
             _section_comment(
@@ -71,7 +71,7 @@ def _section_comment(title: str) -> str:
     return f"# --- {title} ".ljust(WIDTH, "-")
 
 
-def _docstring(plan: Plan, blocks: Blocks) -> str:
+def _docstring(plan: Plan) -> str:
     n = plan.num_gpus
     gathered = _gathered_weights(plan)
     rows = [
@@ -102,7 +102,7 @@ def _docstring(plan: Plan, blocks: Blocks) -> str:
         "",
         *traffic,
         "",
-        *_script_remarks(plan, blocks),
+        *_script_remarks(plan),
         '"""',
     ]
     return "\n".join(lines)
@@ -133,7 +133,7 @@ def _gathered_weights(plan: Plan) -> dict[str, str]:
     return words
 
 
-def _script_remarks(plan: Plan, blocks: Blocks) -> list[str]:
+def _script_remarks(plan: Plan) -> list[str]:
     """Remarks for the reader of the script."""
     user_code = plan.model["config"].get("callable")
     lines = (
@@ -152,11 +152,6 @@ def _script_remarks(plan: Plan, blocks: Blocks) -> list[str]:
         lines.append(
             "The model returns no loss: put yours into loss_of; the plan is for the mean of its output to the fourth power."
         )
-    if blocks.why:
-        lines += [
-            "It runs its own code operator by operator, slower, since it cannot become generated code:",
-            blocks.why,
-        ]
     return lines
 
 

@@ -17,11 +17,12 @@ from torch import nn
 
 import planner_core as shardscope
 from planner_core.core import InputError, Plan
-from planner_core.runtime import training
+from planner_core.runtime import CannotRewrite, training
 from planner_core.runtime.training.checkpoint_folder import Checkpoints, complete_checkpoints
 from planner_core.runtime.training.data import Noise, TokenFile, batch_position
 from planner_core.runtime.training.start import ALLOCATOR, from_safetensors, grow_segments
 from planner_core.runtime.write import wrap_lines
+from planner_core.runtime.write.planned import PlannedForward
 
 CPU = torch.device("cpu")
 CONFIG = {
@@ -239,8 +240,17 @@ def test_safetensors_give_buffers_too(tmp_path: Path) -> None:
 def test_blocks_are_written_without_ranks_also_for_one_sample_of_a_rank(which: str) -> None:
     """transformers expands positions where there are several samples and not where there is one: the program is the same."""
     made = training.blocks_of(planned(CONFIG, "8")[which])
-    assert not made.why and "def llama_decoder_layer(" in made.source
+    assert "def llama_decoder_layer(" in made.source
     ast.parse(made.source)
+
+
+def test_a_plan_that_no_run_can_follow_gets_no_script(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise CannotRewrite("the order of its samples changes")
+
+    monkeypatch.setattr(PlannedForward, "prepare", refuse)
+    with pytest.raises(InputError, match="no run can follow this plan: the order of its samples changes"):
+        training.blocks_of(plan)
 
 
 def test_each_line_of_the_blocks_names_its_operators(plan: Plan) -> None:

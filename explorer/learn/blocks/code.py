@@ -35,7 +35,7 @@ def generate_block_code(case: ArrangedBlock | None) -> BlockCode:
         program = blocks_of(case.plan)
     except InputError as error:
         return BlockCode(reason=str(error))
-    return extract_block(program.lines, case.block) if program.source else BlockCode(reason=program.why)
+    return extract_block(program.lines, case.block)
 
 
 def extract_block(lines: Sequence[Line], block: str) -> BlockCode:

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from planner_core.core import Plan
+from planner_core.core import InputError, Plan
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program import Axis, plan_digest
-from planner_core.runtime.record import CannotRewrite
 from planner_core.runtime.training.start import Start, model_of, positional
 from planner_core.runtime.write.planned import PlannedForward
 from planner_core.runtime.write.specs import BlockLine
@@ -24,14 +23,13 @@ class Blocks:
     """The generated functions of a plan as text.
 
     `source` is the text, `plan` a digest of the plan, `inputs` are the shapes that the functions take by name, and `foreign`
-    the names of objects of the model's own code. If the program cannot be written, `why` is the reason.
+    the names of objects of the model's own code.
     """
 
     source: str = ""
     plan: str = ""
     inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     foreign: tuple[str, ...] = ()
-    why: str = ""
     lines: tuple[BlockLine, ...] = ()
     """The lines of `source`, with the operators on each."""
 
@@ -39,7 +37,7 @@ class Blocks:
 def blocks_of(plan: Plan) -> Blocks:
     """Write the program that `apply` will generate for a rank's own part of a micro-batch.
 
-    Raises InputError if the model cannot be built here.
+    Raises InputError if the model cannot be built here, or if `apply` would refuse the plan.
     """
     start = model_of(plan)
     axes = [Axis(n, None, size) for n, size in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True)]
@@ -50,8 +48,8 @@ def blocks_of(plan: Plan) -> Blocks:
     args, kwargs = positional(_first_rank_part(example_batch(start), parts))
     try:
         prepared = forward.prepare(args, kwargs, global_batch=False, gather=lambda x: _repeat_part(x, parts))
-    except (CannotRewrite, PlanMismatch) as error:
-        return Blocks(why=str(error))
+    except PlanMismatch as error:
+        raise InputError(f"no run can follow this plan: {error}") from None
     program = prepared.program
     written = [number for number, line in enumerate(program.lines) if line.text][1:]  # without the title
     lines = program.lines[written[0] : written[-1] + 1]
