@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner_core.core import ITEM_BYTES, Cluster, Graph, Workload, named
+from planner_core.core import ITEM_BYTES, Cluster, Graph, Workload
 from planner_core.cost import MATH, attentions_by_kernel, why_math
 
 
@@ -35,10 +35,10 @@ def _describe_own_attention(graph: Graph) -> tuple[str, ...]:
         for op in block.ops:
             scores = block.values[op.outputs[0]].meta if op.fn == "softmax" else None
             if scores is not None and len(scores.shape) == 4 and min(scores.shape[-2:]) >= seq:
-                size = " x ".join(f"{n:,}" for n in scores.shape)
+                size = " x ".join(f"{n:,}" for n in scores.shape[1:])
                 return (
-                    f"attention of {name} is made of products and a softmax in the model's own code, which keep scores of {size} in each "
-                    f"layer; {named('attention')} changes nothing, and a program with a kernel for it takes less time and memory",
+                    f"attention of {name} is made of products and a softmax in the model's own code, which keep scores of {size} for each "
+                    "sample and layer; no stated kernel takes their place, and a program that has one takes less time and memory",
                 )
     return ()
 
