@@ -18,7 +18,7 @@ from planner_core.planning.methods.layout import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.planning.stages import search_stages
-from planner_core.planning.stages.cuts import find_even_cut, price_cut
+from planner_core.planning.stages.cuts import find_even_cut, outline_cut, price_cut
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.pieces import RangeCosts, policy_from_plan
 from planner_core.planning.stages.search import _StageSearch
@@ -103,8 +103,10 @@ def test_an_even_cut_is_refused_by_the_closed_form_of_its_price() -> None:
     costs = RangeCosts([policy], 8, float("inf"))
     cut = find_even_cut(d, costs, float("inf"))
     assert cut is not None
-    price = price_cut(d, planner, [policy], *cut).cost.pipeline
+    plan = price_cut(d, planner, [policy], cut)
+    price = plan.cost.pipeline
     assert price is not None
+    assert outline_cut(d, planner, [policy], cut) == (price.bound_s, plan.cost.memory_bytes["peak"])
     assert find_even_cut(d, costs, 0.98 * price.bound_s) is None
     assert find_even_cut(d, costs, 1.02 * price.bound_s) == cut
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from planner_core.core import BlockLabel, BlockPlan, Graph, Pipeline, Plan
 from planner_core.cost import (
+    CostModel,
     bound_s,
     cost_model,
     even_copies,
@@ -13,7 +14,9 @@ from planner_core.cost import (
     named_mesh,
     ops_at_the_ends,
     price_pipeline,
+    price_stages,
     rank_orders,
+    stage_plans,
     with_parts,
 )
 from planner_core.planning.fitting.model_identity import model_identity
@@ -29,17 +32,26 @@ Cut = tuple[tuple[int, ...], tuple[PolicyMix, ...]]
 """The copies of each stage, and the policies that it mixes."""
 
 
-def price_cut(
-    degrees: PipelineDegrees,
-    planner: Planner,
-    policies: list[CopyPolicy],
-    copies: tuple[int, ...],
-    mixes: tuple[PolicyMix, ...],
-) -> Plan:
+def outline_cut(degrees: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], cut: Cut) -> tuple[float, int]:
+    """The closed form of a cut's step, and the bytes of its fullest rank: what is known of its price before the step is simulated."""
+    pipeline, blocks, model = _apply_cut(degrees, planner, policies, cut)
+    stages = stage_plans(blocks, planner.graph, pipeline)
+    costs, memory_bytes = price_stages(stages, pipeline, model, ops_at_the_ends(planner.coarse))
+    return bound_s(pipeline, costs, degrees.micro_batches), memory_bytes["peak"]
+
+
+def _apply_cut(
+    degrees: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], cut: Cut
+) -> tuple[Pipeline, dict[str, BlockPlan], CostModel]:
+    pipeline = Pipeline(degrees.ranks, degrees.schedule, cut[0])
+    blocks = combine_blocks(planner.graph, policies, pipeline, cut[1])
+    return pipeline, blocks, cost_model(planner.cluster, degrees.mesh, planner.workload, degrees.ranks)
+
+
+def price_cut(degrees: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], cut: Cut) -> Plan:
     """The plan of a cut, with the price of its simulated step and the walk of its memory."""
-    pipeline = with_parts(Pipeline(degrees.ranks, degrees.schedule, copies), graph := planner.graph)
-    blocks = combine_blocks(graph, policies, pipeline, mixes)
-    model = cost_model(planner.cluster, degrees.mesh, planner.workload, degrees.ranks)
+    pipeline, blocks, model = _apply_cut(degrees, planner, policies, cut)
+    pipeline, graph = with_parts(pipeline, planner.graph), planner.graph
     cost = price_pipeline(blocks, graph, pipeline, model, ops_at_the_ends(planner.coarse))
     return Plan(
         name=STAGES_PLAN_NAME,

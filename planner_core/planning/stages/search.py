@@ -22,6 +22,7 @@ is searched again with the budget lowered by the excess.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -48,7 +49,7 @@ from planner_core.planning.methods import EXACT
 from planner_core.planning.pipeline import Result, plan_model, prove
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.session import Planner, prepare_planner, with_recompute, with_zero
-from planner_core.planning.stages.cuts import find_best_cut, find_even_cut, price_cut
+from planner_core.planning.stages.cuts import find_best_cut, find_even_cut, outline_cut, price_cut
 from planner_core.planning.stages.degrees import PipelineDegrees, list_degrees
 from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts, policy_from_plan
 from planner_core.search import make_block_plans, search_roughly, search_within_budget
@@ -59,7 +60,8 @@ ZERO_STAGES = (1, 2, 3)
 """The ZeRO stages of plans with stages. Stage 2 scatters gradients and stage 3 gathers weights in every micro-batch, and stages need
 many micro-batches. So a higher one is searched only where the one before leaves too little memory for activations."""
 MAX_SEARCHED, MAX_FAILURES = 10, 5
-"""The search ends after so many degrees, or after so many in a row of which no cut was quicker."""
+"""The search ends after this many searches of the whole model. It ends for a ZeRO stage after this many degrees in a row of which no cut
+was quicker."""
 MEMORY_SHARES, POLICY_MEMORY_SHARE = (1.0, 0.35), 0.6
 """The shares of the ranks' memory in which a copy policy is searched: with recomputation chosen for each block, and with one
 recomputation for all."""
@@ -194,20 +196,22 @@ class _StageSearch:
             self.say("degrees of pipeline stages")
             if (d.tensor, d.samples) not in self.micro_batches and (quickest := self.unconstrained(d)) is not None:
                 self.micro_batches[d.tensor, d.samples] = quickest
-        failures = 0
+        failures = Counter[int]()
         for estimate_s, d in sorted(self.estimate_degrees(candidates), key=lambda pair: pair[0]):
             limit = min(self.below_s, self.best[0].cost.step_time_s if self.best else math.inf)
             if len(self.model_s) == MAX_SEARCHED or estimate_s > MAX_SLOWDOWN * limit:
                 break
+            # The estimates of ZeRO-2 and 3 miss traffic that compute does not hide, so failures there must not end the search of ZeRO-1.
             # These seconds may come from another data-parallel degree, hence the margin.
-            if d.optimistic_s(self.micro_batches[d.tensor, d.samples][0]) >= MAX_SLOWDOWN * limit:
+            if (
+                failures[d.zero] == MAX_FAILURES
+                or d.optimistic_s(self.micro_batches[d.tensor, d.samples][0]) >= MAX_SLOWDOWN * limit
+            ):
                 continue
             model_s = self.search_model_s(d, limit)
             self.bound = min(self.bound, d.lower_bound_s(model_s))
             if d.optimistic_s(model_s / d.micro_batches) < limit:
-                failures = 0 if self.try_degrees(d, limit) else failures + 1
-            if failures == MAX_FAILURES:
-                break
+                failures[d.zero] = 0 if self.try_degrees(d, limit) else failures[d.zero] + 1
         if self.best is None:
             return None
         plan, planner = self.best
@@ -337,13 +341,17 @@ class _StageSearch:
         budget, find_cut = planner.budget, find_even_cut if d.virtual > 1 else find_best_cut
         for _ in range(MAX_REPAIRS):
             cut = find_cut(d, RangeCosts(policies, d.micro_batches, budget), limit)
-            plan = price_cut(d, planner, policies, *cut) if cut else None
-            if plan is None or plan.cost.step_time_s >= limit:
+            if cut is None:
                 return None
-            if plan.fits:
-                return plan
-            # The cut sums pieces; the walk of the priced plan counts what pieces cannot, so the excess moves the budget.
-            budget -= 1.01 * (plan.cost.memory_bytes["peak"] - planner.budget)
+            # A step of thousands of passes takes seconds to simulate, so only that of a cut that may win is.
+            step_s, peak_bytes = outline_cut(d, planner, policies, cut)
+            if step_s >= limit:
+                return None
+            if peak_bytes <= planner.budget:
+                plan = price_cut(d, planner, policies, cut)
+                return plan if plan.cost.step_time_s < limit else None
+            # The cut sums pieces; the walk of its memory counts what pieces cannot, so the excess moves the budget.
+            budget -= 1.01 * (peak_bytes - planner.budget)
         return None
 
     def find_policies(self, d: PipelineDegrees, limit: float) -> Iterator[CopyPolicy]:

@@ -11,7 +11,7 @@ price    the cost of a plan with stages
 from planner_core.cost.schedule.pipeline.memory import StageMemory, stage_memories
 from planner_core.cost.schedule.pipeline.orders import Order, Pass, Work, check_micro_batches, in_flight, rank_orders
 from planner_core.cost.schedule.pipeline.passes import RankWork, ranks_work
-from planner_core.cost.schedule.pipeline.price import price_pipeline, stage_costs
+from planner_core.cost.schedule.pipeline.price import price_pipeline, price_stages, stage_costs
 from planner_core.cost.schedule.pipeline.stages import (
     StagePlan,
     boundary_states,
@@ -39,6 +39,7 @@ __all__ = [
     "even_copies",
     "in_flight",
     "price_pipeline",
+    "price_stages",
     "rank_orders",
     "ranks_work",
     "simulated_pipeline",

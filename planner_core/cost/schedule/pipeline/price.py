@@ -60,16 +60,12 @@ def price_pipeline(
     Raises:
         InputError: The schedule cannot run this number of micro-batches, or plan and graph do not belong together.
     """
-    stages, link = stage_plans(blocks, graph, pipeline), pipe_link(model.cluster, model.mesh, pipeline.ranks)
-    whole, peaks = fullest_rank(pipeline, stage_memories(stages, model), model)
-    tied = _tied_seconds(stages, pipeline, model, link)
-    plain = stage_costs(stages, model, ends, link, split=pipeline.schedule in SPLIT)
-    costs = tuple(
-        replace(cost, step_s=cost.step_s + tied[k], peak_bytes=peaks[pipeline.rank_of(k)])
-        for k, cost in enumerate(plain)
-    )
+    stages = stage_plans(blocks, graph, pipeline)
+    costs, whole = price_stages(stages, pipeline, model, ends)
     time, m = simulated_pipeline(pipeline, costs, model.workload.accumulate), model.workload.accumulate
-    waits = max(0.0, time.step_s - simulated_pipeline(pipeline, tuple(map(_without_host, costs)), m).step_s)
+    waits = 0.0
+    if not all(map(_is_ahead_of_gpu, costs)):
+        waits = max(0.0, time.step_s - simulated_pipeline(pipeline, tuple(map(_without_host, costs)), m).step_s)
     found = PipelineCost(costs, time.bubble_s, bound_s(pipeline, costs, m))
     busiest = max(range(pipeline.ranks), key=lambda r: _busy_seconds(pipeline, costs, r, m))
     mine = pipeline.stages_of(busiest)
@@ -89,6 +85,27 @@ def price_pipeline(
         memory_bytes=whole,
         pipeline=found,
     )
+
+
+def price_stages(
+    stages: Sequence[StagePlan], pipeline: Pipeline, model: CostModel, ends: Ends
+) -> tuple[tuple[StageCost, ...], dict[str, int]]:
+    """The seconds of each stage, and the memory of the fullest rank by kind: all of a price but the simulated step."""
+    link = pipe_link(model.cluster, model.mesh, pipeline.ranks)
+    whole, peaks = fullest_rank(pipeline, stage_memories(stages, model), model)
+    tied = _tied_seconds(stages, pipeline, model, link)
+    plain = stage_costs(stages, model, ends, link, split=pipeline.schedule in SPLIT)
+    costs = (
+        replace(cost, step_s=cost.step_s + tied[k], peak_bytes=peaks[pipeline.rank_of(k)])
+        for k, cost in enumerate(plain)
+    )
+    return tuple(costs), whole
+
+
+def _is_ahead_of_gpu(cost: StageCost) -> bool:
+    """Whether the host issues every pass in less time than it runs. Then it is never waited for: if it is done with one pass before the GPU
+    is, so it is with the next. The hosts of one rank's stages share the step's end, hence the sum there."""
+    return cost.host_forward_s <= cost.forward_s and cost.host_backward_s <= cost.backward_s and not cost.host_step_s
 
 
 def _without_host(cost: StageCost) -> StageCost:
