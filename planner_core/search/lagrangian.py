@@ -237,12 +237,12 @@ def search_within_budget(
         abandon_above: Give up as soon as the bound is above this value, in seconds.
         stop: Is called between solutions. If it returns True, the search stops with its incumbent.
         prove: If False, the gap that prices leave stays open.
-        known: Further assignments that may be incumbents.
-        work: The points that may be formed to close the gap; what is formed is taken from it.
-        good_enough: If the incumbent is at most this share above the bound, only a gap that closes at once is closed.
+        incumbents: Further assignments that may be incumbents.
+        budget_of_points: The points that may be formed to close the gap; what is formed is taken from it.
+        max_open_gap: If the incumbent is at most this share above the bound, only a gap that closes at once is closed.
         prices: Prices of memory that bounded a similar problem well. If they bound this one above `abandon_above`, that is all.
         bound_only: The caller needs a bound only: its gap stays open, and no better incumbents are searched.
-        top: If given, the top block is priced as a plain sum at these shares, so that the answer is a lower bound.
+        top_shares: If given, the top block is priced as a plain sum at these shares, so that the answer is a lower bound.
 
     Returns:
         The answer. Its `assignment` is None if nothing fits.
