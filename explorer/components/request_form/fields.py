@@ -65,7 +65,9 @@ class Form:
 
     def option(self, name: str, names: Mapping[Any, str], value: Any) -> None:
         """Draw a choice of one for an option of the planner: its label and its hover are those of the table of options."""
-        self.pick(control_label(name), name, value, list(names), lambda one: names[one], OPTIONS[name].hover or None)
+        # a link may hold a value that is none of them, such as a mesh of other GPUs: the planner refuses it, and it is shown as it is
+        shown = {value: str(value), **names}
+        self.pick(control_label(name), name, value, list(names), lambda one: shown[one], OPTIONS[name].hover or None)
 
     def whole(self, field: str, value: int | None, *, label: str = "", empty: str | None = None) -> None:
         """Draw a field for a whole number from 1 to what the address allows; without a label it is that of the option."""
