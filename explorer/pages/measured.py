@@ -209,7 +209,7 @@ def page() -> None:
     table(runs, out)
     st.caption(
         "Only runs whose shape, batch, layout and GPU their source states in full are here, and none with pipeline parallelism. "
-        "The range beside a step time is made of the errors of runs of its kind whose group the fit did not see."
+        "The range beside a step time is made of the errors of runs of its kind, each predicted by a fit that did not see its source."
     )
 
 
