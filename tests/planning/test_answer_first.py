@@ -9,6 +9,7 @@ import pytest
 from planner_core.cli.main import main
 from planner_core.core import Plan
 from planner_core.planning import Request, pipeline, plan_model, prove
+from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.stages import search
 from tests.support.plans import planned
 
@@ -28,15 +29,14 @@ TIGHT = Request(
 """Its plan stays some per cent above its bound."""
 
 
-def test_the_first_plan_is_shown_before_any_further_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_plan_is_shown_before_any_further_stage() -> None:
     events: list[object] = []
 
     def stage(draft: pipeline.Draft) -> tuple[pipeline.Draft, str]:
         events.append("stage")
         return replace(draft, leading=(draft.chosen,)), ""
 
-    monkeypatch.setattr(pipeline, "STAGES", {"stage": stage})
-    result = plan_model(SMALL, show_first=events.append)
+    result = plan_model(SMALL, show_first=events.append, stages={"stage": stage})
     assert events == [result.best, "stage"] and result.best.bound is not None
 
 
@@ -52,6 +52,15 @@ def test_the_command_line_prints_it_first(capsys: pytest.CaptureFixture[str]) ->
 def test_a_proven_result_is_returned_as_it_is() -> None:
     result = planned(SMALL)
     assert result.fastest.optimal and prove(result) is result
+
+
+def test_a_step_is_not_called_optimal_whose_gpus_wait_for_their_host() -> None:
+    plan = planned(SMALL).best
+    waits = replace(
+        plan, cost=replace(plan.cost, step_time_s=2 * plan.cost.step_time_s, host_wait_s=plan.cost.step_time_s)
+    )
+    assert plan_summary(plan)["optimal"] and not plan.cost.host_wait_s
+    assert not plan_summary(waits)["optimal"] and plan_summary(waits)["bound_s"] == plan.bound
 
 
 def test_a_proof_is_not_worse_and_reports_its_progress() -> None:

@@ -142,7 +142,7 @@ def plan_summary(plan: Plan, speed: Speed | None = None, reserved: ReservedMemor
         "placements": placements_by_pattern(plan),
         "states": states_by_pattern(plan),
         "objective": plan.objective,
-        "optimal": plan.optimal,
+        "optimal": plan.is_step_proven,
         "bound_s": plan.bound,
         "notes": list(plan.notes),
     }

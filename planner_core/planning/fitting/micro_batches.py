@@ -215,16 +215,18 @@ class _MicroBatchSearch:
         value, end = planner.value(plan), self._end
         every = [n for n in divisors(self.numbers.last) if not (end and n % end == 0 and n not in self.bounds)]
         bound = min(plan.bound, value, *(self._bound_of(n) for n in every)) if every else plan.bound
-        if bound >= min(plan.bound, value) * (1 - TIE / 10):
-            return planner, plan
-        before = describe_gap(value, plan.bound)
-        notes = tuple(note for note in plan.notes if note != before)
-        return planner, replace(
-            plan,
-            optimal=value <= bound * (1 + TIE),
-            bound=bound,
-            notes=notes if value <= bound * (1 + TIE) else (describe_gap(value, bound), *notes),
-        )
+        return planner, with_lower_bound(planner, plan, bound)
+
+
+def with_lower_bound(planner: Planner, plan: Plan, bound: float) -> Plan:
+    """A plan that fits with the lower `bound` of a larger space, which may take its proof away; unchanged if its own is no higher."""
+    value = planner.value(plan)
+    if plan.bound is None or bound >= min(plan.bound, value) * (1 - TIE / 10):
+        return plan
+    proven = value <= bound * (1 + TIE)
+    before = describe_gap(value, plan.bound)
+    notes = tuple(note for note in plan.notes if note != before)
+    return replace(plan, optimal=proven, bound=bound, notes=notes if proven else (describe_gap(value, bound), *notes))
 
 
 def _mesh_bound(planner: Planner, mesh: DeviceMesh) -> float:
@@ -277,14 +279,18 @@ def _best_without_recomputation(
 def _no_number_can_fit(count: MicroBatchCandidate, numbers: MicroBatchNumbers) -> bool:
     """Whether no number of micro-batches can have a plan that fits. Then the first number or the last has the plan of least memory.
 
-    Activations shrink as the number grows. From two on, gradients stand beside them, as large with each number.
+    Activations shrink as the number grows, while every GPU has a sample. From two on, gradients stand beside them, as large with each
+    number. So the number that gives each GPU one sample is asked too. Example: 24 samples on 6 GPUs, by DeepSpeed's ZeRO. One micro-batch
+    needs 0.87 GB a GPU, 24 of one sample cannot be dealt out to 6 ranks, and four micro-batches need 0.74 GB.
     """
     if least_state_bytes(count.planner) > count.planner.budget:
         return True  # known without a network
     if not numbers.several or _some_plan_may_fit(count):
         return False
-    last = numbers.at(numbers.last)
-    return last is not None and not _some_plan_may_fit(MicroBatchCandidate.of(last, count.options))
+    one_sample_each = numbers.last // math.gcd(numbers.last, count.planner.cluster.num_gpus)
+    others = [numbers.at(number) for number in dict.fromkeys((one_sample_each, numbers.last))]
+    known = [MicroBatchCandidate.of(planner, count.options) for planner in others if planner is not None]
+    return bool(known) and not any(_some_plan_may_fit(one) for one in known)
 
 
 def _some_plan_may_fit(count: MicroBatchCandidate) -> bool:
