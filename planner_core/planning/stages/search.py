@@ -169,6 +169,7 @@ class _StageSearch:
         self, planner: Planner, say: Progress, load_graph: Callable[[Request], Graph] | None, known: Plan | None
     ) -> None:
         self.first, self.say, self.load_graph = planner, say, load_graph
+        self.num_params = planner.graph.num_params
         self.below_s = known.cost.step_time_s if known else math.inf
         recomputes = known is not None and known.workload["recompute"] != "none"
         self.min_compute_s = (
@@ -244,7 +245,7 @@ class _StageSearch:
 
     def weight_traffic_s(self, d: PipelineDegrees) -> tuple[float, float]:
         """Seconds of a micro-batch's traffic of all weights over the data axis, and bytes of working copies and gradients on one GPU."""
-        load, share = self.first.workload, self.first.graph.num_params / (d.ranks * d.tensor)
+        load, share = self.first.workload, self.num_params / (d.ranks * d.tensor)
         working = share * ITEM_BYTES[load.dtype]
         gradients = share * load.gradient_item(ITEM_BYTES[load.dtype])
         link = cost_model(self.first.cluster, d.mesh, load, d.ranks).links[0]

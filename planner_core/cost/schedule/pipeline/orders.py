@@ -14,6 +14,7 @@ Example: `1f1b`, 2 ranks, 3 micro-batches. Rank 0: F0 F1 B0 F2 B1 B2. Rank 1: F0
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,8 +48,16 @@ Order = tuple[Work, ...]
 def rank_orders(pipeline: Pipeline, micro_batches: int) -> tuple[Order, ...]:
     """Return each rank's work in order. Raises InputError if the schedule cannot run this number of micro-batches."""
     check_micro_batches(pipeline, micro_batches)
+    return _orders_of_stages(pipeline.ranks, pipeline.schedule, len(pipeline.copies), micro_batches)
+
+
+@functools.lru_cache(
+    maxsize=4
+)  # a search asks for the orders of many cuts into as many stages, and long steps have 10^5 passes
+def _orders_of_stages(ranks: int, schedule: str, stages: int, micro_batches: int) -> tuple[Order, ...]:
+    pipeline = Pipeline(ranks, schedule, (1,) * stages)
     one = {"gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved": _interleaved, "zb": _zero_bubble, "zbv": _v_shaped}
-    return tuple(tuple(one[pipeline.schedule](pipeline, rank, micro_batches)) for rank in range(pipeline.ranks))
+    return tuple(tuple(one[schedule](pipeline, rank, micro_batches)) for rank in range(ranks))
 
 
 def check_micro_batches(pipeline: Pipeline, micro_batches: int) -> None:
