@@ -25,6 +25,7 @@ from planner_core.core.errors import (
     ShardingError,
     Term,
     VerificationFailed,
+    is_installed,
     naming_extras,
     require,
 )
@@ -214,6 +215,7 @@ __all__ = [
     "graph_to_json",
     "is_file",
     "is_folder",
+    "is_installed",
     "join_name",
     "largest_local_shape",
     "listed",

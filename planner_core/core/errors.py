@@ -110,8 +110,13 @@ class NotInstalled(InputError, ImportError):
 def require(*packages: str) -> None:
     """Raise NotInstalled for the first package that is not installed. None of them is imported."""
     for package in packages:
-        if find_spec(package) is None:
+        if not is_installed(package):
             raise NotInstalled(package)
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported. It is not imported."""
+    return find_spec(package) is not None
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.metadata
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from planner_core.core import (
     Plan,
     TensorMeta,
     graph_from_json,
+    is_installed,
     named,
     require,
 )
@@ -191,11 +191,7 @@ def has_snapshot(model: str, dtype: str) -> bool:
 @functools.cache
 def package_versions() -> dict[str, str]:
     """Return the installed versions of torch and transformers, read without importing them."""
-    found = {}
-    for name in ("torch", "transformers"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    return {name: importlib.metadata.version(name) for name in ("torch", "transformers") if is_installed(name)}
 
 
 def open_model(
