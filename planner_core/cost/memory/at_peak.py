@@ -66,6 +66,7 @@ class _PeakTensors:
     def rows(self) -> Iterable[PeakTensor]:
         """The rows that were found; equal tensors are one row."""
         for h, copies in self.found.items():
+            # A form of a weight that takes no memory has 0 bytes (`WeightForms`): it is no row.
             if h.num_bytes:
                 yield replace(h, copies=copies)
 
@@ -117,6 +118,7 @@ class _PeakTensors:
     def add_moment_of_peak(self) -> None:
         """Add what else is held at the highest moment."""
         peak, top = self.walk.peak, self.made[""]
+        # Moments compare by value. `peak` is the first of the highest in this order, so an equal one of forward is the same moment.
         updates = peak not in (*self.walk.forward, *self.walk.backward)
         if not updates:
             self.add(
@@ -127,6 +129,8 @@ class _PeakTensors:
                 None,
                 self.walk.state.inputs,
             )
+        # With several micro-batches the gradients of those before stand all the time. With one they come in backward
+        # (`add_weight_gradients`). The optimizer sees what is left of each after it was reduced.
         for label, w in self.weights() if updates or self.sums else ():
             self.add_weight("grads", "gradient of ", label, w.value, w.reduced if updates else w.gradient)
         if peak in self.walk.forward:
@@ -157,6 +161,7 @@ class _PeakTensors:
         else:
             self.add_kept_results(label, done)
         self.add_weights_ahead(label, number, index % MOMENTS, moment.ahead)
+        # The simulation stopped at this moment, so `flying` is what a later item still reads and autograd does not keep.
         for key, size in block_memory.flying.items():
             self.add_storage("buffers", label, key, size)
         item = block_memory.storages.block.items[number]
@@ -172,6 +177,8 @@ class _PeakTensors:
         back = BackwardMemory(block_memory, dict(given))
         moment = _run_to_moment(back.moments(), index)
         call = block_memory.storages.block.items[back.at] if back.at >= 0 else None
+        # Items before the one at work have not run backward, so they still keep. Its own stand until they are released; what a call at
+        # work keeps is listed inside of it (`add_inside_call`).
         self.add_kept(label, range(back.at + (not back.released)), skip=("call", back.at) if back.inside else None)
         self.add_weight_gradients(label, back)
         self.add_overlap(back)
@@ -230,6 +237,7 @@ class _PeakTensors:
         for name, size in back.weights.items():
             self.add_weight_gradient(label, name, size)
         for k, item in enumerate(self.made[label].storages.block.items):
+            # Calls behind the item at work have left their gradients. The one at work has not yet while it runs, or before its unit begins.
             if isinstance(item, Call) and k >= back.at + (back.inside or not back.begun):
                 inner = self.label_of[item.prefix]
                 for name, size in self._gradients_after(inner).items():
@@ -285,6 +293,7 @@ class _PeakTensors:
         block_memory = self.made[label]
         for number in numbers:
             for key in block_memory.kept_at[number]:
+                # A storage counts at the first item that keeps it, which frees it last. What crosses the border is the caller's.
                 if block_memory.first[key] != number or key in block_memory.border or key == skip:
                     continue
                 item = block_memory.storages.block.items[number]

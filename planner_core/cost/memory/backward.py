@@ -74,6 +74,7 @@ class BackwardMemory:
     def moments(self) -> Iterator[Moment]:
         """Moments from the last item to the first."""
         items = self.block_memory.storages.block.items
+        # Forward is over, so all that any item keeps is there. Each item's backward takes its own part away.
         self.kept = sum(map(self.block_memory.kept_bytes, range(len(items))))
         for number in reversed(range(len(items))):
             item, self.at, self.released = items[number], number, False
@@ -87,10 +88,12 @@ class BackwardMemory:
             self._release_kept()
         self.at, self.last_of_unit = -1, self.last_packed
         yield from self._finish_unit()
+        # Small gradients of all units share messages, which leave only now: until here each stands as it was made.
         if self.late:
             self._advance_messages()
             self.sent += self.late.values()
             yield self._moment()
+        # No unit is left to hide what is on its way. A message over two mesh axes takes two turns.
         while self.sent:
             self._advance_messages()
             yield self._moment()
@@ -114,6 +117,7 @@ class BackwardMemory:
                 return
             yield from self._finish_unit()
         here, back = self.block_memory.units[at[number]], self.block_memory.previous_units(number)
+        # Two moments in turn: the message is unpacked, so its weights stand twice; then it is freed, and the next units' are sent for.
         self.gathered, self.coming = here.unpacking_bytes(again=True), arriving_bytes(back, 1, again=True)
         yield self._moment()
         self.gathered, self.coming = here.gathered_bytes(again=True), peak_issuing_bytes(back, again=True)
@@ -123,9 +127,11 @@ class BackwardMemory:
     def _finish_unit(self) -> Iterator[Moment]:
         """The unit is done: its gradients leave, when those before them have moved on, and its weights are freed. Autograd holds
         the last gradient that was packed until then."""
+        # From here on the packed bytes are part of the message (`ReductionMemory.beside`), so they must not count here too.
         self.filling = 0
         block = self.block_memory.storages.block
         for reduction in self.leaving:
+            # A weight that the caller gives has its gradient in the caller (`_run_call`); here it would count twice.
             for value in reduction.weights - set(block.inputs):
                 self._set_weight_gradient(
                     block.values[value].name, self.block_memory.gradient_bytes[value][reduction.ends]
@@ -157,6 +163,7 @@ class BackwardMemory:
 
     def _run_call(self, number: int, call: Call) -> Iterator[Moment]:
         found = self.block_memory.calls[call.prefix]
+        # They are taken out before `here` is summed, since the copy's own walk counts them (`arriving_gradients`).
         arrived = [self.by_value.pop(v, None) for v in call.outputs]
         # The caller counts as kept what the copy keeps inside. While the copy runs backward, its own moments count that instead.
         inside = Moment(self.block_memory.storages.size["call", number])
@@ -193,6 +200,7 @@ class BackwardMemory:
         wanted = [k for k, v in enumerate(op.inputs) if values[v].grad]
         self.at_work = {k: self._operand_gradient(op, k) for k in wanted}
         yield self._moment(whole + s.backward_workspace_bytes(op))
+        # Both are freed before the gradients are packed and sent, so that neither stands beside the buffers of a collective.
         for value in op.outputs:
             self.by_value.pop(value, None)
         self._release_kept()
@@ -225,6 +233,7 @@ class BackwardMemory:
             return 0, 0
         for position, (value, edge) in enumerate(zip(op.inputs, s.plan.sites[op.name].inputs, strict=True)):
             if value in op.saved and s.is_gathered_at_op(op, position):
+                # One after the other: while one weight is gathered, those before it stand whole.
                 peak = max(peak, whole + s.transit(value, edge.src.forward, edge.forward, edge).peak)
                 whole += s.bytes_of_key(("taken", op.name, position))
         return whole, peak

@@ -77,6 +77,7 @@ def _backward(top: BlockMemory, gaps: Sequence[Gap], given: Mapping[int, Gradien
     """The moments of backward, with what the copies left out keep until they run, and with their gradients after that. `given`: the
     gradients that arrive, if it does not begin with the loss."""
     more = [(_kept_bytes(top, gap), _gradient_bytes(top, gap)) for gap in gaps]
+    # A stage that is not the last begins with the gradients that the next stage sends.
     run = BackwardMemory(top, dict(given)) if given else backward_of(top)
     for gap in gaps:
         for reduction in _gap_call(top, gap).unit.reductions:
@@ -143,6 +144,7 @@ def _stretch_end(items: Sequence[Op | Call], first: int, labels: Mapping[str, st
     """The number of the item after a stretch of equal copies that begins with item `first`."""
     last = first + 1
     while last < len(items) and _is_equal_successor(items[last - 1], items[last], labels, readers):
+        # The first copy reads what no copy makes (the embedding), so operands are compared from the second copy on.
         if last - first > 1 and not _reads_same_operands(items[last - 2], items[last - 1], items[last]):
             break
         last += 1
@@ -155,6 +157,7 @@ def _is_equal_successor(
     """Whether two items are copies with the same plan, and the second alone reads what the first makes."""
     if not isinstance(one, Call) or not isinstance(other, Call) or labels[one.prefix] != labels[other.prefix]:
         return False
+    # If another item read a result of the middle, it would live across the gap, and memory would not rise evenly from copy to copy.
     return all(readers[v] == (v in other.inputs) for v in one.outputs)
 
 
@@ -165,4 +168,5 @@ def _reads_same_operands(before: Op | Call, one: Op | Call, other: Op | Call) ->
         made = {v: k for k, v in enumerate(previous.outputs)}
         return [("result", made[v]) if v in made else ("value", v) for v in copy.inputs]
 
+    # A mask that all copies share is the same value in each; the residual stream is the same result of the copy before.
     return source(one, before) == source(other, one)

@@ -101,6 +101,7 @@ class BlockMemory:
         for number, keys in enumerate(self.kept_at):
             for key in keys:
                 self.first.setdefault(key, number)
+        # Inputs and results of a called block are its caller's, which counts each once for all blocks that read it.
         self.border: set[Key] = {("in", v) for v in self.storages.block.inputs}
         if self.storages.block.inputs:
             self.border.update(k for v in self.results if (k := self.storages.at.get(v)) is not None)
@@ -109,6 +110,7 @@ class BlockMemory:
         """Give the results of a call their storages. Returns the storages that the call keeps, inside and among its operands."""
         s, found = self.storages, self.calls[call.prefix]
         for value, size in zip(call.outputs, found.results, strict=True):
+            # A negative size stands for an operand that the block hands through: no new storage.
             s.at[value] = s.at.get(call.inputs[-1 - size]) if size < 0 else ("made", value)
             if size >= 0:
                 s.size["made", value] = size
@@ -166,6 +168,7 @@ class BlockMemory:
             stays = list(self.stays_after(number, first=first))
             kept.update(stays)
             kept_bytes += self.size_of(stays)
+            # An `in` storage is the caller's, or a computed constant with which `live` began.
             made = (self.storages.at[v] for v in item.outputs)
             live.update((k, size[k]) for k in made if k is not None and k[0] != "in")
             # What no later item reads is freed here, unless autograd keeps it.
@@ -182,6 +185,7 @@ class BlockMemory:
         """Bytes of weights before an item: at the begin of a unit they arrive, and those of the next units are sent for."""
         if number and self.unit_at[number] == self.unit_at[number - 1]:
             return self.ahead_bytes(number)
+        # The two moments at which a unit begins, as in backward: its messages are unpacked; then they are freed, and the next are sent for.
         here, onward = self.units[self.unit_at[number]], self.next_units(number)
         return max(
             here.unpacking_bytes() + arriving_bytes(onward, 1), here.gathered_bytes() + peak_issuing_bytes(onward)
@@ -214,6 +218,7 @@ class BlockMemory:
 
     @cached_property
     def _kept_results(self) -> list[list[Key]]:
+        # Of two operators that keep one storage the first one counts it. The border is the caller's.
         s, seen = self.storages, set(self.border)
         found = []
         for item in s.block.items:
@@ -231,6 +236,7 @@ class BlockMemory:
         held, block = self.kept_results(), self.storages.block
         left, last = sum(map(self.size_of, held)), last_saving(block)
         computes = last >= 0 and rerun_ops(block, self.storages.plan.kept)[block.ops[last].name].computes
+        # If the last operator saves its operands alone, its kernels need not run: the moments end where it has them.
         for number, moment in enumerate(self._moments(-1 if computes else last)):
             # The results that the plan kept wait for the recomputation to reach their operator. From then on they are among what is kept
             # again.
@@ -281,6 +287,7 @@ class BlockMemory:
         }
         if not losses:
             return ()
+        # The last product before the loss makes the logits.
         return next((op.outputs for op in reversed(ops) if is_heavy(op) and op.name not in losses), ())
 
 

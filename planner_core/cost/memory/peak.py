@@ -76,14 +76,17 @@ def walk_from_moments(
     """The walk with these moments of one micro-batch. `of` may leave some of them out."""
     if model.workload.accumulate > 1:  # the gradients of the micro-batches before are there
         forward = (moment + Moment(0, state.grads, 0) for moment in forward)
+        # Backward adds to gradients that stand already, so they take the place of those that its walk counts, and are not added to them.
         backward = (replace(moment, grads=state.grads) for moment in backward)
     if state.inputs:
+        # A run gathers these inputs before forward and holds them as it holds activations, until backward is over.
         forward, backward = ((moment + Moment(state.inputs) for moment in moments) for moments in (forward, backward))
     return Walk(
         state,
         made,
         of(forward),
         of(backward),
+        # When the optimizer runs nothing is kept for backward, and every gradient is this GPU's part.
         Moment(0, state.reduced, num_update_tensors(model.workload) * state.largest_param),
     )
 
@@ -139,13 +142,17 @@ def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
     """One copy of a repeated block, as its caller sees it."""
     s = block_memory.storages
     block = s.block
+    # Reversed, so that of a value that is given at two positions the first one stays.
     position: dict[Key | None, int] = {("in", v): k for k, v in reversed(list(enumerate(block.inputs)))}
+    # A result that no operator makes is an operand that the block hands through.
     at = {v: s.at.get(v, ("in", v)) for v in block.outputs}
     results = tuple(-1 - position[k] if k in position else s.bytes_of_key(k) for k in (at[v] for v in block.outputs))
     given = arriving_gradients(block_memory)
+    # A copy: the walk takes gradients out of it, and `given` is summed again for the recomputation.
     back = BackwardMemory(block_memory, dict(given))
     forward, backward = highest_moment(block_memory.forward_moments()), highest_moment(back.moments())
     kept = sum(map(block_memory.kept_bytes, range(len(block.items))))
+    # Operands that an item inside keeps are the caller's storages: `kept` leaves them out, and the caller counts each once.
     keeps = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in block_memory.first)
     kept_results = tuple(k for k, v in enumerate(block.outputs) if at[v] in block_memory.first and results[k] >= 0)
     if s.plan.recompute != "none":  # it keeps its operands and what the plan keeps, and runs again
@@ -158,6 +165,7 @@ def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
             (),
             highest_moment([again, backward]),
         )
+        # To run again it needs every operand, also those that no operator inside keeps.
         keeps = tuple(k for k, v in enumerate(block.inputs) if block.values[v].kind == "activation")
     gradients = {position["in", v]: g.num_bytes for v, g in back.by_value.items() if ("in", v) in position}
     reduced = tuple(position["in", v] for r in unit.reductions for v in r.weights if ("in", v) in position)

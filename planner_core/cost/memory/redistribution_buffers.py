@@ -38,6 +38,7 @@ def redistribution_memory(
     for step in steps:
         before = largest_local_shape(shape, tuple(here), sizes)
         here[step.axis] = step.dst
+        # Such a step moves nothing, but the tensor has another placement from here on.
         if sizes[step.axis] == 1:
             continue
         old = math.prod(before) * item_bytes
@@ -64,6 +65,7 @@ def _step_memory(
         # parts each rank's are joined, and then those of all ranks, before anything is received.
         return new, max(2 * old, old + new) if fused else new + old * (dst.dim > 0)
     if isinstance(src, Shard) and not isinstance(dst, Partial):
+        # all_gather of 8 MB over 4: it writes 8 MB rank by rank, and of another dim than the outermost 8 MB more in order.
         return new, new * (2 if not _outermost(before, src.dim) or _has_segments(segments, src.dim) else 1)
     return new, new
 

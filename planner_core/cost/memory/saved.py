@@ -35,6 +35,7 @@ def viewed_operands(block: Block) -> dict[int, int]:
 
 def kept_inputs(block: Block) -> set[int]:
     """The input activations of a block whose storage its operators keep."""
+    # Both the value and its root count: a view that is kept keeps the memory that it looks at.
     kept = {root(block, v) for op in block.ops for v in op.saved} | {v for op in block.ops for v in op.saved}
     return {v for v in block.inputs if block.values[v].kind == "activation" and (v in kept or root(block, v) in kept)}
 
@@ -64,6 +65,7 @@ def kept_results(graph: Graph) -> Mapping[str, set[int]]:
             votes[item.block].update(
                 i for i, o in zip(graph.blocks[item.block].outputs, item.outputs, strict=True) if o in kept
             )
+    # All copies share one network, so the majority decides. Example: 31 of 32 results go to a copy that keeps them: 2 * 31 > 32.
     return {name: {v for v, n in votes[name].items() if 2 * n > calls[name]} for name in graph.blocks}
 
 
@@ -89,6 +91,7 @@ def rerun_ops(block: Block, kept: Collection[str] = ()) -> Mapping[str, Rerun]:
     for i, op in enumerate(block.ops[: last + 1]):
         made = op.name not in kept
         own = bool(op.saved_extra) or any(v in op.outputs for v in op.saved)
+        # No recomputed operator reads the results of the last one, so they are not delivered: collectives behind it are not repeated.
         found[op.name] = Rerun(made and (i < last or own), made, made and i < last)
     return found
 

@@ -72,6 +72,7 @@ def standing_memory(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostMo
             grads += w.gradient.num_bytes * len(bp.prefixes)
             reduced += w.reduced.num_bytes * len(bp.prefixes)
             moments += w.moments.num_bytes * len(bp.prefixes)
+            # The optimizer holds its own tensors for one weight at a time, so the largest one decides (`num_update_tensors`).
             if block.values[w.value].grad:
                 largest_param = max(largest_param, w.stored.num_bytes)
     return StandingMemory(params, grads, reduced, moments, largest_param, gathered_inputs(blocks, graph, model))
@@ -89,9 +90,11 @@ def gathered_inputs(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostMo
         for v, edge in zip(op.inputs, sites[op.name].inputs, strict=True)
         if v in given
     ]
+    # Every reader takes the samples that its rank brings: nothing is gathered, and the mesh need not be looked at.
     if all(p == Shard(0) for _, placed in read for p in placed):
         return 0
     made = [s.outputs[0].src.forward for b in blocks.values() for s in b.sites.values() if s.outputs]
+    # Ranks bring their own samples over the axes on which the plan shards samples. Over the others every rank has them all.
     axes = data_axes_of([[p.dim if isinstance(p, Shard) else None for p in one] for one in made], model.sizes)
     whole = {v for v, placed in read if any(model.sizes[a] > 1 and placed[a] != Shard(0) for a in axes)}
     return sum(math.prod(top.values[v].meta.shape) * ITEM_BYTES[top.values[v].meta.dtype] for v in whole)
@@ -122,6 +125,7 @@ def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Weig
         copied = has_working_copy(item, value.grad, model.workload, same, value.name in gathered)
         # A gradient whose terms are not summed over an axis yet (Partial) is a whole tensor on each rank of the axis.
         local = tuple(p if isinstance(p, Shard) else R for p in param.gradient)
+        # In the order of the fields. What is left of a gradient lies as the stored weight does, since the optimizer updates that.
         yield WeightForms(
             number,
             *(

@@ -141,6 +141,7 @@ class BlockStorages:
             base = root(self.block, value)
             self.size.setdefault(("in", base), self.bytes_of(value, edge.src.forward))
             self.at[value] = ("in", base)
+        # A redistributed operand is a tensor of its own, and backward needs that one; else the operator reads what was delivered.
         moved = self.bring_operand(op, position).result
         if moved:
             self.taken[op.name, position] = ("taken", op.name, position)

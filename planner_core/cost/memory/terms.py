@@ -43,4 +43,6 @@ def weight_bytes(item: int, trained: bool, workload: Workload) -> WeightBytes:
 
 def has_working_copy(item: int, trained: bool, workload: Workload, same_placement: bool, gathered: bool) -> bool:
     """Whether a kept working copy takes memory beside the stored parameter. `gathered`: the weight is gathered at each use."""
+    # In one placement and one dtype the stored parameter is the working copy. In another dtype a weight that is gathered at use is cast
+    # for the use and freed. All others are held beside it: bfloat16 beside a float32 master, or whole beside a part (ZeRO-1 and 2).
     return trained and not (same_placement and (gathered or workload.kept_item(item) == item))

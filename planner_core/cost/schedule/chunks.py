@@ -40,6 +40,7 @@ def _site_in_chunks(block: Block, op: Op, site: SitePlan, model: CostModel) -> S
     if not can_run_in_chunks(block, op, edge, model.sizes, chunks):
         return site
     cut = replace(site, outputs=(replace(edge, chunks=chunks),))
+    # Small products take longer than one, and each part pays a latency. So a cut must win by its whole price, not by what it hides.
     seconds = [site_time(block, op, s, model)[0] + sum(_waited_seconds(block, op, s, model)) for s in (site, cut)]
     return cut if seconds[1] < seconds[0] else site
 
@@ -53,6 +54,7 @@ def can_run_in_chunks(block: Block, op: Op, edge: Edge, sizes: tuple[int, ...], 
         return False
     (step,), shape = edge.forward, block.values[op.outputs[0]].meta.shape
     features = local_shape(shape, edge.src.forward, sizes)[-1]
+    # Along the features themselves the parts would be cut twice: by chunks, and by the ranks that each get a share.
     summed = step.src == P and step.dst != Shard(len(shape) - 1) and sizes[step.axis] > 1
     return summed and features % chunks == 0
 

@@ -133,6 +133,7 @@ class Rank(ABC):
 
     def one_backward(self, units: Sequence[ScheduledUnit], first: bool, last: bool) -> None:
         """Backward of a micro-batch; `first` and `last`: of a step."""
+        # With several micro-batches the terms are packed again, so no sum is in place.
         stay = [u.stays for u in units] if first and last else None
         self.backward(
             units, [u.last if last else u.each for u in units], _join_small_buckets(units) if last else (), stay
@@ -142,7 +143,10 @@ class Rank(ABC):
         """Issue the gathers of the next units: all of the first, all but one of the second, and so on."""
         for left, buckets in enumerate(coming):
             for bucket in buckets:
+                # Over two axes: the second unit ahead has issued its first collective, the next unit both. A working copy that a gather
+                # reads (`earlier`) is ahead by as many units more.
                 while bucket.issued < len(bucket.chain) - max(0, left - bucket.earlier):
+                    # Each collective reads what the one before wrote.
                     if bucket.issued:
                         self.record_collective("wait", bucket.chain[bucket.issued - 1])
                     self.wait_for(bucket.reads)
@@ -151,6 +155,7 @@ class Rank(ABC):
 
     def receive_weights(self, coming: Sequence[Sequence[PendingGather]]) -> None:
         """Wait for the weights of the first of the next units, and issue the gathers of those after it."""
+        # Before the wait every later unit stays one collective behind. After it each moves one on, which then runs beside this unit.
         self.issue_gathers(coming)
         self.wait_for(coming[0])
         self.issue_gathers(coming[1:])
@@ -180,6 +185,7 @@ class Rank(ABC):
     ) -> None:
         """Run all units through which a gradient goes, in reverse order. The gradients of each are reduced while the next unit runs, and
         some `at_the_end`. Those that `stay` on their way are waited for when backward is over."""
+        # A head whose result the loss does not read runs no backward. With it in the order, the unit before it would gather too late.
         order = [at for at in reversed(range(len(units))) if units[at].returns]
         coming = [[PendingGather(chain) for chain in units[at].again] for at in order]
         reach = _reach(coming)
@@ -188,12 +194,14 @@ class Rank(ABC):
             self.receive_weights(coming[begin : begin + reach])
             self.begin_unit("return", unit.name)
             self.run_unit(unit, "backward")
+            # A unit without gradients of its own lets the reductions on their way wait, as a run does.
             if unit.sends:
                 self.advance_reductions(reductions[at], stay[at] if stay else ())
         if at_the_end:
             self.advance_reductions(at_the_end)
         while self.flows:
             self.advance_reductions()
+        # Sums in place free no memory when they end. So what is left of a large one runs beside all units before, and is waited for here.
         for stage in self.staying:
             self.record_collective("wait", stage)
         self.staying = []
@@ -224,6 +232,7 @@ def _unit_gathers(unit: ScheduledUnit, *, copied: bool) -> list[PendingGather]:
     ]
     for gather in gathers:
         for copy in gather.reads:
+            # The copy must be whole before the gather that reads it begins, so it is ahead by that gather's collectives more.
             copy.earlier = max(copy.earlier, len(gather.chain))
     return [*copies, *gathers]
 

@@ -78,6 +78,7 @@ def _parts_of_unit(unit: PricedUnit, model: CostModel) -> Iterator[Exposed]:
         mine = [t for t in traffic if t.phase == phase]
         seconds, why = seconds_beyond_compute(totals, phase, model)
         yield from _divide_by_traffic(unit, mine, why, seconds, m)
+    # STEP also has the optimizer, what is outside, and the messages alone, which are rows above. The rest is what nothing hides.
     yield from _divide_by_traffic(
         unit, traffic, ENDS, float(totals[Component.STEP]) - unit.optimizer_s - unit.outside_s - alone, m
     )
@@ -88,6 +89,8 @@ def seconds_beyond_compute(totals: Floats, phase: str, model: CostModel) -> tupl
     m, k = model.workload.accumulate, model.contention
     first = Component.FORWARD if phase == "forward" else Component.BACKWARD
     compute, each, once = (float(totals[first + i]) for i in range(3))
+    # The traffic of once a step runs beside one micro-batch. Example: 4 of them, compute 10, traffic 4 each and 8 once, k = 0.1:
+    # steady = max(10.4, 4), edge = max(11.2, 12), so 3 * 10.4 + 12 - 4 * 10 = 3.2 are exposed.
     steady, edge = max(compute + k * each, each), max(compute + k * (each + once), each + once)
     seconds = (m - 1) * steady + edge - m * compute
     return seconds, CONTENTION if compute + k * (each + once) >= each + once else NOT_HIDDEN
@@ -97,6 +100,7 @@ def _divide_by_traffic(
     unit: PricedUnit, traffic: list[WeightTraffic], why: str, seconds: float, micro_batches: int
 ) -> Iterator[Exposed]:
     """Divide `seconds` among the weights in proportion to their traffic."""
+    # A maximum has no exact share for each weight. In proportion to their traffic the parts still add up to the step.
     total = sum(micro_batches * t.each_s + t.once_s for t in traffic)
     if seconds <= 0 or total <= 0:
         return

@@ -94,6 +94,8 @@ def seconds_waited_for_host(work: Sequence[tuple[float, float]]) -> float:
     """Seconds that the GPU waits for the host, of phases in order: (seconds of the GPU, seconds in which the host issues them)."""
     issued = ended = 0.0
     for gpu, host in work:
+        # Example: (1 s, 3 s), then (2 s, 1 s). The first phase ends at max(0 + 1, 3) = 3 s, the second at max(3 + 2, 3 + 1) = 5 s.
+        # The GPU works for 3 s of these 5, so it waits for 2 s.
         ended = max(max(ended, issued) + gpu, issued + host)
         issued += host
     return max(0.0, ended - sum(gpu for gpu, _ in work))
@@ -107,6 +109,7 @@ def _count_calls(block: Block, plan: BlockPlan, model: CostModel) -> tuple[int, 
         _backward_calls(block, op) + (_forward_calls(block, op) if op.name in again else 0) for op in block.ops
     )
     if model.workload.compiled:
+        # Kernels of a compiled block need no dispatch, so their number does not count. What runs again costs a second forward.
         forward, backward = COMPILED // 2, COMPILED // 2 + (COMPILED // 2 if again else 0)
     # A stage's top block has the values of the whole model, but the plan of its own weights alone.
     weights = [
@@ -133,6 +136,7 @@ def _join_weight_messages(messages: Iterable[Message]) -> Iterator[Message]:
     """One of the messages that travel together: those of weights, in the same direction on the same axis."""
     seen: set[object] = set()
     for m in messages:
+        # Weights of a block are packed into one message, an activation is sent by itself.
         key = (m.phase, m.kind, m.axis, m.gradient)
         if not m.weight:
             yield from repeat(m, m.count)

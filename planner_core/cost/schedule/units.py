@@ -90,6 +90,7 @@ class _UnitBuilder:
             (self.once if m.site == m.weight else self.sites)[m.label, m.site].append(self._of_one_copy(m))
 
     def _of_one_copy(self, m: Message) -> Message:
+        # Messages are counted for all copies and micro-batches; an event is of one copy in one pass.
         copies = len(self.plan.blocks[m.label].prefixes) * (1 if m.site == m.weight else self.workload.accumulate)
         return replace(m, count=m.count // copies)
 
@@ -111,11 +112,13 @@ class _UnitBuilder:
             for op in ops:
                 self._add_op(unit, block, op, prefix, outer, stays)
             found.append(unit)
+        # The first unit that uses a weight is its home: it needs the working copy first, and runs backward last, when all terms are there.
         homes: dict[Identity, ScheduledUnit] = {}
         for unit in found:
             for use in unit.uses:
                 homes.setdefault(use.weight, unit)
         used = Counter(weight for unit in found for weight in {u.weight for u in unit.uses})
+        # A weight that several units gather has a gradient in several terms, which are packed again before they are reduced.
         parted = {u.weight for unit in found for u in unit.uses if u.gather and used[u.weight] > 1}
         for unit in found:
             self._fill_buckets(unit, homes, parted)
@@ -127,6 +130,7 @@ class _UnitBuilder:
         unit.ops.append(op)
         unit.returns |= any(block.values[v].grad for v in op.outputs)
         sent = self.sites[self.labels[prefix], op.name]
+        # A weight that is gathered at its operator is waited for there, as any operand that is redistributed.
         if inside := {block.values[v].name for v in op.inputs if stays.is_gathered_at(block, op, v)}:
             sent = [replace(m, category=WAIT) if m.weight in inside and m.site != m.weight else m for m in sent]
         for m in sent:
@@ -157,6 +161,7 @@ class _UnitBuilder:
             """The steps of its working copy, which is fresh where an earlier unit used it."""
             return self._chain_once(use, "forward") if homes[use.weight] is unit else ()
 
+        # Reversed, so that the first use of a weight stays. A run sums the terms of all uses first, so only that use has the reduction.
         first = {u.weight: u for u in reversed(unit.uses)}
 
         def ends(use: ScheduledUse) -> bool:
@@ -166,6 +171,7 @@ class _UnitBuilder:
         def final(use: ScheduledUse) -> Chain:
             return (*use.reduce, *(self._chain_once(use, "backward") if ends(use) else ()))
 
+        # A weight that several operators read is one working copy, so it counts once.
         kept = _groups({u.weight: u for u in unit.uses}.values(), copied)
         gathered = _groups(unit.uses, _gather, lambda u: bool(u.again))
         unit.copies, unit.gathers = _bucketed(kept, copied), _bucketed(gathered, _gather)
@@ -174,6 +180,7 @@ class _UnitBuilder:
         unit.again = _bucketed(_groups(unit.uses, _again), _again)
         trained = [u for u in unit.uses if u.trained]
         unit.sends = any(u.gather or u.reduce or homes[u.weight] is unit for u in trained)
+        # Terms that wait for another unit's are a bucket of their own, in every micro-batch as in the last.
         held = [u for u in trained if not ends(u) and self._chain_once(u, "backward")]
         ordered = [*held, *(u for u in trained if u not in held)]
         # What is reduced in each micro-batch does not travel with what is reduced once a step.
@@ -182,6 +189,8 @@ class _UnitBuilder:
         small = [g for g in groups if not g[0].reduce and g[0] not in held and _bytes(g, final) <= SMALL_BYTES]
         large = [g for g in groups if g not in small]
         unit.last = _bucketed(large, final)
+        # Only an all_reduce sums in place, so that nothing becomes free when it ends. Terms of several micro-batches or gathers are packed
+        # again, and their copy is freed.
         unit.stays = [
             [s.kind for s in final(g[0])] == ["all_reduce"] and not any(u.reduce or u.weight in parted for u in g)
             for g in large
@@ -214,6 +223,7 @@ class _StayingWeights:
         weight = block.values[value]
         if weight.kind != "parameter" or root(block, value) not in self.roots:
             return False
+        # A trained weight stays only where the operator returns a view of it; a frozen one wherever backward needs it.
         return not weight.grad or any(root(block, o) == root(block, value) for o in op.outputs)
 
 

@@ -98,6 +98,7 @@ class _BaselineSearch:
         Where weights and states alone do not fit, no other number is looked at: activations, which shrink, decide nothing there.
         """
         numbers = [number]
+        # More micro-batches shrink activations alone.
         for more in larger if self.states_may_fit(number) else ():
             numbers.append(more)
             if (plan := self.plan_that_fits(more)) is not None:
@@ -118,6 +119,7 @@ class _BaselineSearch:
         planner = number.planner
         with planner.clock("baselines"):
             fast = possible_winners(self.problems(planner), "time") if number.saving is not planner else []
+            # Recomputation only adds work, so it is allowed only where no fastest plan without it fits.
             if not any(rough_plan_fits(p, planner.graph, planner.budget, "time") for p in fast):
                 planner = number.saving
             # The lowest bound first, so that meshes that cannot win any more are skipped.
@@ -142,6 +144,7 @@ class _BaselineSearch:
         if least is None:
             return None
         planner, problem, answer = least
+        # Its bound is of the fastest plan, not of this one, so it says nothing here.
         shown = replace(answer, assignment=answer.smallest, bound=0.0)
         plan = planner.plan(problem, shown, self.baseline.title, self.baseline.name, "time")
         return replace(plan, optimal=False, bound=None, notes=("does not fit: shown as it takes the least memory",))
@@ -174,6 +177,7 @@ def _best_answer(planner: Planner, problems: list[Problem]) -> tuple[Problem, An
     best: tuple[Problem, Answer] | None = None
     least = float("inf")
     for problem in problems:
+        # Sorted by this bound, so all that follow are no better.
         if rough_bound(problem, "time") >= least:
             break
         if exceeds_budget_by_far(problem, planner.budget):

@@ -61,6 +61,7 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     search_meshes: MeshSearch = choose_mesh if form is None else partial(_search_layer_pairs, form)
     found: list[tuple[Planner, Plan]] = []
     refused: NoPlanFits | None = None
+    # With `auto` the copies of a block could differ, which no setting of a tool says. So each switch is a search of its own.
     for recompute in SWITCHES if request.recompute == "auto" else (request.recompute,):
         try:
             found.append(choose_micro_batches(replace(request, recompute=recompute), graph, say, search=search_meshes))
@@ -99,6 +100,7 @@ def _search_layer_pairs(
             plan = planner.plan(problem, answer, "best", EXACT.name, "time")
             layout = splittable_layers(plan, planner.graph, form)
             ways = (False, True) if may_split_tokens(form, planner.graph) else (False,)
+            # Which layers form pairs does not depend on the ZeRO stage, so the pairs are found once and priced under each.
             for stage in (0, 3) if layout.data > 1 else (0,):
                 told = partial(follow_tp_layout, planner, plan, layout, form.each_column, alone=True)
                 found += filter(None, (told(stage=stage, sequence=sequence) for sequence in ways))

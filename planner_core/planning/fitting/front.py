@@ -38,16 +38,18 @@ def unseen_corners(planner: Planner, options: Iterable[DeviceMesh], shown: Seque
             with contextlib.suppress(TooWide), planner.clock("front"):
                 problem, usual = build(), number == 0 or bool(planner.spaces)
                 known = [p[:2] for p in points]
+                # Corners above the hull of other meshes' are of no use, so where all lie there only the fastest is worked out.
                 ends = find_corners_below(problem, known, FRONT_STEP) if usual else [search_roughly(problem, "time")]
                 points += [(a.seconds, memory_bytes(a), problem, a) for a in ends if a is not None]
     points.sort(key=lambda p: p[:2])
-    kept: list[tuple[float, float, Problem, Assignment]] = []
+    front: list[tuple[float, float, Problem, Assignment]] = []
+    # Sorted by time: a point stays only if it takes clearly less memory than all faster ones.
     for point in points:
-        if not kept or point[1] < kept[-1][1] * (1 - FRONT_STEP):
-            kept.append(point)
-    if len(kept) > MAX_FRONT:  # spread evenly along the front, with both ends
-        kept = [kept[round(i * (len(kept) - 1) / (MAX_FRONT - 1))] for i in range(MAX_FRONT)]
-    found = [planner.plan(p, Answer(a, t, t, m), "", "exact", "time") for t, m, p, a in kept]
+        if not front or point[1] < front[-1][1] * (1 - FRONT_STEP):
+            front.append(point)
+    if len(front) > MAX_FRONT:  # spread evenly along the front, with both ends
+        front = [front[round(i * (len(front) - 1) / (MAX_FRONT - 1))] for i in range(MAX_FRONT)]
+    found = [planner.plan(p, Answer(a, t, t, m), "", "exact", "time") for t, m, p, a in front]
     return [p for p in found if not any((p.blocks, p.mesh) == (other.blocks, other.mesh) for other in shown)]
 
 
@@ -84,8 +86,8 @@ def exact_front(
             points += [
                 FrontPoint(mesh, float(c), float(m)) for c, m in zip(found.cost_s, found.memory_bytes, strict=True)
             ]
-    kept: list[FrontPoint] = []
+    front: list[FrontPoint] = []
     for p in sorted(points, key=lambda p: (p.cost_s, p.memory_bytes)):
-        if not kept or p.memory_bytes < kept[-1].memory_bytes:
-            kept.append(p)
-    return kept, exact
+        if not front or p.memory_bytes < front[-1].memory_bytes:
+            front.append(p)
+    return front, exact

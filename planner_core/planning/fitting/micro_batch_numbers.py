@@ -22,6 +22,7 @@ class MicroBatchNumbers:
         self._request, self._graph, self._say, self.effort = request, graph, say, effort
         self.several = request.accumulate is None and not isinstance(graph, Graph)
         self.first = self._planner(replace(request, accumulate=1) if self.several else request, like)
+        # 0 stands for no number that follows, so `at(after(n))` is None at the end.
         self._made: dict[int, Planner | None] = {self.first.workload.accumulate: self.first, 0: None}
 
     def _planner(self, request: Request, like: Planner | None = None) -> Planner:
@@ -51,6 +52,7 @@ class MicroBatchNumbers:
 
 def _next_multiple(number: int, batch: int) -> int:
     """The least product of a number of micro-batches and a prime that divides the samples of a step; 0 if there is none."""
+    # The least divisor above 1 is a prime. Example: 240 samples give 1, 2, 4, 8, 16, 48, 240.
     left = batch // number
     return number * next((p for p in range(2, left + 1) if left % p == 0), 0)
 

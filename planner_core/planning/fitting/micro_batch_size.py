@@ -56,6 +56,7 @@ class SamplesOver(Restriction):
         batch, seq = self.graph.workload["batch"], self.graph.workload["seq"]
         for name, states in net.tensors.items():
             value = where.values[int(name[1:])]
+            # Samples lie in the first dim, alone or joined with the tokens.
             if name in counted and value.kind != "parameter" and value.meta.shape[:1] in ((batch,), (batch * seq,)):
                 over = np.array([pair[0] == Shard(0) for pair in states.axis_states])[states.index]  # [state, axis]
                 wanted = np.isin(np.arange(over.shape[1]), self.axes)
@@ -75,6 +76,7 @@ def choose_for_micro_batch_size(request: Request, graph: GraphSource, say: Progr
     refused: NoPlanFits | None = None
     for ranks, planner in _planners_by_data_ranks(request, graph, say):
         for method, options in _restrict_samples(planner, ranks):
+            # A plan that fits bounds the searches that follow. Steps of all these numbers have the same samples, so their times compare.
             known = best[0].value(best[1]) if best and best[1].fits else math.inf
             try:
                 plan = choose_mesh(planner, options, say, method=method, below=known)
@@ -133,6 +135,7 @@ def _restrict_samples(planner: Planner, ranks: int) -> Iterator[tuple[Method, li
     places: dict[tuple[int, ...], list[DeviceMesh]] = {}
     for mesh in candidate_meshes(planner.request, planner.cluster):
         axes = [a for a, n in enumerate(mesh.axis_sizes) if n > 1]
+        # The axes that hold the samples are a choice of their own: on 4 x 4 either axis gives 4 ranks, both give 16.
         for count in range(len(axes) + 1):
             for chosen in combinations(axes, count):
                 if math.prod(mesh.axis_sizes[a] for a in chosen) == ranks:

@@ -150,6 +150,7 @@ class _MicroBatchSearch:
 
     def _in_steps(self, count: MicroBatchCandidate) -> None:
         """Look at numbers of which each divides the next, the least first, until no mesh may be better with more of them."""
+        # Where no number fits, only the first or the last can have the plan of least memory: those between are passed over.
         vain, options = self.best is None and _no_number_can_fit(count, self.numbers), count.options
         while count.micro_batches != self._end:
             if count.micro_batches not in self.least:
@@ -166,6 +167,7 @@ class _MicroBatchSearch:
         """Search one number without proof. Returns the meshes on which a multiple of it may be better than what is known."""
         number, known = count.micro_batches, self.known
         count = count.below(known * (1 - TIE))
+        # Meshes that were left out have no plan below `known`, so `known` bounds them.
         self.least[number] = min([known, *(_mesh_bound(count.plain, mesh) for mesh in count.options)])
         if not count.options:
             return ()
@@ -186,6 +188,7 @@ class _MicroBatchSearch:
     def _between(self, room: float, options: Sequence[DeviceMesh], most: int) -> None:
         """Look at up to `most` numbers of all that divide the samples, those first that leave about as much room as it takes. A number is
         left out where the fastest plan of a divisor of it is no better than what is known."""
+        # By ratio: with room for 8, the numbers 4 and 16 are equally near.
         for number in sorted(divisors(self.numbers.last), key=lambda n: abs(math.log(n / max(room, 1.0)))):
             planner = self.numbers.at(number) if most and self._may_be_better(number) else None
             if planner is not None:
@@ -206,6 +209,7 @@ class _MicroBatchSearch:
         """A value that no plan of a number is below: its own bound, or that of the divisors which were looked at."""
         if number in self.bounds:
             return self.bounds[number]
+        # The bound of every divisor holds, so the highest one does. Example: 12 is bounded by 1, 2, 3, 4 and 6, where they were looked at.
         return max((least for n, least in self.least.items() if number % n == 0), default=0.0)
 
     def _over_all(self, planner: Planner, plan: Plan) -> tuple[Planner, Plan]:
@@ -213,6 +217,7 @@ class _MicroBatchSearch:
         if not (self.numbers.several and plan.fits and planner.objective() == "time") or plan.bound is None:
             return planner, plan
         value, end = planner.value(plan), self._end
+        # Multiples of `end` need no bound of their own: none is better than the plan of any memory that fits at `end`.
         every = [n for n in divisors(self.numbers.last) if not (end and n % end == 0 and n not in self.bounds)]
         bound = min(plan.bound, value, *(self._bound_of(n) for n in every)) if every else plan.bound
         return planner, with_lower_bound(planner, plan, bound)
@@ -255,6 +260,7 @@ def _better_of_number(
     except NoPlanFits as error:
         bounds[count.micro_batches] = min(below, error.bound)
         return best, error.needed_bytes
+    # A plan that does not fit is returned only where none that fits is below `below`.
     bounds[count.micro_batches] = min(below, plan.bound or 0.0) if plan.fits else below
     if plan.fits and (best is None or _is_better((count.planner, plan), best)):
         best = count.planner, plan
@@ -311,6 +317,7 @@ def _micro_batches_that_fit(count: MicroBatchCandidate) -> float:
             if (fast := search_roughly(problem, planner.objective())) is not None:
                 after_forward, after_backward = fast.totals[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]]
                 left = planner.budget - after_backward
+                # What backward frees are activations. Example: 140 GB after forward and 40 after backward, in 60 GB: 100 / (60 - 40) = 5.
                 least = min(least, (after_forward - after_backward) / left if left > 0 else np.inf)
     return count.micro_batches * float(least)
 
@@ -332,6 +339,7 @@ def _unlimited_best_if_fits(
         fast = possible_winners(problems, objective)
         if not any(rough_plan_fits(p, planner.graph, planner.budget, objective) for p in fast):
             return None
+        # A plan that fits and is as fast as any of any memory ends the search: more micro-batches and recomputation only add work.
         least = least_value_bound(fast, objective) * (1 + TIE)
     with contextlib.suppress(NoPlanFits):
         plan = search(planner, count.options, say, below=min(below, least), prove=False)
@@ -352,9 +360,11 @@ def _search_exactly(
     of a further number. What is proven of a number raises its `bounds`. Raises NoPlanFits."""
     refused: NoPlanFits | None = None
     known = best[0].value(best[1]) * (1 + TIE) if best else np.inf
+    # The number of the best plan first: its exact value makes the searches of the others short.
     for count in sorted(seen, key=lambda c: best is None or c.planner is not best[0]):
         below = min(known, found[0].value(found[1])) if found and found[1].fits else known
         number = count.micro_batches
+        # A number is closed if its bound reaches what is known, or if proofs may take no more work.
         closed = bounds.get(number, 0.0) >= below * (1 - TIE) or (number in bounds and count.planner.work.left <= 0)
         if best is not None and closed and (found is not None or count.planner is not best[0]):
             continue
@@ -368,6 +378,7 @@ def _search_exactly(
             bounds[number] = max(bounds.get(number, 0.0), plan.bound or 0.0)
         if found is None or _is_better((count.planner, plan), found):
             found = count.planner, plan
+    # An exact search below the best value may end without a plan: then the best one stands.
     if best is not None and (found is None or not found[1].fits):
         return best
     if found is None:

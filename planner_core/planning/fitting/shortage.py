@@ -50,6 +50,7 @@ def least_state_bytes(planner: Planner) -> int:
     repeated = [(graph.blocks[name], times) for name, times in graph.num_repeats.items()]
     for block, times in ((graph.top, 1), *repeated):
         for i, v in enumerate(block.values):
+            # A weight among a block's inputs is the caller's, where it counts once for all copies that share it.
             if v.kind == "parameter" and i not in block.inputs:
                 item = weight_bytes(ITEM_BYTES[v.meta.dtype], v.grad, planner.workload)
                 total += times * math.prod(v.meta.shape) * (item.stored + item.moments + item.gradient)
@@ -66,6 +67,7 @@ def describe_shortage(least: Plan, graph: Graph, budget: float, at_least: float)
     if not idle:
         return "; ".join((needs, *note_repeated_work(least)))
     gpus, sizes = least.mesh.num_devices, " x ".join(f"{least.mesh.axis_sizes[a]:,}" for a in idle)
+    # Sizes of models divide by powers of two: of 96 GPUs 64 would share the weights.
     even = 2 ** int(math.log2(gpus))
     better = f"; {even:,} GPUs would" if even != gpus else ""
     return (
@@ -206,6 +208,7 @@ def refuse_or_least_memory(
     planner: Planner, below: float, least: tuple[Answer, Problem] | None, wide: TooWide | None, bound: float
 ) -> Plan:
     """What `choose` gives or raises if no plan fits. `least`: what was found of least memory."""
+    # A search below a known value does not look for the least memory, so it has none to tell.
     if below < float("inf"):
         raise NoPlanFits(f"no plan that fits is better than {below:.4g}", bound=min(below, bound))
     if least is None and wide is not None:

@@ -42,6 +42,7 @@ def prefer_simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say:
     free = bound == (None, None, None, None) and request.method == EXACT.name
     if not (free and fastest.fits and fastest.objective == "time" and len(fastest.mesh.axis_sizes) > 1):
         return [fastest]
+    # By the GPU's part, which is what the search minimises: with the wait for the host the two could not be compared with its bound.
     most = fastest.cost.gpu_time_s * (1 + SLOWER)
     line = DeviceMesh(axis_names(1), (planner.cluster.num_gpus,))
     try:
@@ -50,6 +51,7 @@ def prefer_simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say:
         return [fastest]
     if not plan.fits or plan.cost.gpu_time_s > most or any(_fits_and_is_faster(p, plan) for p in others):
         return [fastest]
+    # Within 2 % the form cannot tell, so the simulation decides: it follows the order in which a run issues its messages.
     longer = simulated(fastest, planner.graph) / simulated(plan, planner.graph) - 1
     if longer < 0:
         return [fastest]

@@ -57,6 +57,7 @@ def meshes_of_three(planner: Planner, *, short: bool = False) -> list[DeviceMesh
     found = []
     for inner in (node, node // 2, *((node // 4,) if short else ())):
         if inner > 1 and n % inner == 0:
+            # Example: 512 GPUs, inner 8, rest 64: 4 x 16 and 8 x 8. In 2 x 32 the second is 16 times as long, and 16 x 4 has it shorter.
             rest = n // inner
             found += [(a, rest // a, inner) for a in divisors(rest)[1:-1] if a <= rest // a <= UNEVEN * a]
     return [DeviceMesh(axis_names(3), sizes) for sizes in found]
@@ -65,6 +66,7 @@ def meshes_of_three(planner: Planner, *, short: bool = False) -> list[DeviceMesh
 def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
     """The best plan on a mesh of three axes if it is better than `plan`, which is the best on two; else `plan`."""
     options = meshes_of_three(planner, short=not plan.fits)
+    # No mesh shares weights and states better than evenly, so none is built if that is too much.
     if not options or (not plan.fits and least_state_bytes(planner) > planner.budget):
         return plan
     known = plan.cost.gpu_time_s if plan.fits else float("inf")
@@ -75,6 +77,7 @@ def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
     better = (not found.fits, found.cost.step_time_s) < (not plan.fits, plan.cost.step_time_s)
     if not better:
         return plan
+    # The space is that of both searches, so the lower of the two bounds holds.
     bound = None if plan.bound is None or found.bound is None else min(plan.bound, found.bound)
     return replace(found, optimal=found.optimal and plan.optimal, bound=bound)
 

@@ -87,14 +87,15 @@ def find_even_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> 
 
     Returns None if none fits, or if even the quickest is not below `limit` seconds."""
     pipeline = Pipeline(degrees.ranks, degrees.schedule, even_copies(len(costs.kinds), degrees.ranks * degrees.virtual))
+    # Number 0 is the quickest policy: if that is too slow even where memory is plenty, so is every other one.
     stages = [costs.stage_cost(*pipeline.call_range(s), 0) for s in range(len(pipeline.copies))]
     # The closed form holds the bubble of the schedule, so most degrees end here, before their slower policies are searched.
     if bound_s(pipeline, stages, degrees.micro_batches) >= limit:
         return None
-    held = [in_flight(order) for order in rank_orders(pipeline, degrees.micro_batches)]
+    most_in_flight = [in_flight(order) for order in rank_orders(pipeline, degrees.micro_batches)]
     for number in range(len(costs.policies)):
         if all(
-            costs.fit_together([(*pipeline.call_range(s), held[r][s]) for s in pipeline.stages_of(r)], number)
+            costs.fit_together([(*pipeline.call_range(s), most_in_flight[r][s]) for s in pipeline.stages_of(r)], number)
             for r in range(degrees.ranks)
         ):
             return pipeline.copies, (PolicyMix(number, number),) * len(pipeline.copies)
@@ -107,11 +108,14 @@ def combine_blocks(
     """The plan's blocks: each copy under the policy that its stage gives it. Copies of one block under one policy are one variant."""
     policy_of_call: list[int] = []
     for count, mix in zip(pipeline.copies, mixes, strict=True):
+        # As in `RangeCosts`: the last pieces of a stage use the slow policy.
         policy_of_call += [mix.fast] * (count - mix.num_slow) + [mix.slow] * mix.num_slow
     labels = {p: label for label, block in policies[0].blocks.items() for p in block.prefixes}
+    # Copies of one plan are one variant however they lie, so the walks and prices of alike copies are shared.
     prefixes: dict[tuple[str, int], list[str]] = {}
     for call, number in zip(graph.calls(), policy_of_call, strict=True):
         prefixes.setdefault((labels[call.prefix], number), []).append(call.prefix)
+    # The top block has one plan for all stages: that of the quickest policy, which is the first.
     blocks = {"": policies[0].blocks[""]}
     num_variants: dict[str, int] = {}
     for (label, number), copies in prefixes.items():

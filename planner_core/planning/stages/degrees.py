@@ -66,17 +66,21 @@ class PipelineDegrees:
     def in_flight(self) -> float:
         """Micro-batches in flight on the first rank at most, counted over all stages of the rank."""
         # 1F1B: rank 0 runs one forward for each rank before its first backward. Interleaved: Megatron-LM's warm-up, in stages.
+        # Example with 4 ranks: 4 in 1F1B; of 2 stages a rank (4 + 7) / 2 = 5.5.
         warm_up = self.ranks if self.virtual == 1 else (self.virtual - 1) * self.ranks + 2 * self.ranks - 1
         return min(warm_up / self.virtual, self.micro_batches)
 
     def equal_stages_s(self, micro_batch_s: float) -> float:
         """Seconds of a step with equal stages. `micro_batch_s`: seconds of the whole model for one micro-batch."""
+        # Example: 4 s, 4 ranks, 8 micro-batches: 1 s * (8 + 3) = 11 s; of 2 stages a rank the bubble is half: 1 s * (8 + 1.5) = 9.5 s.
         return micro_batch_s / self.ranks * (self.micro_batches + (self.ranks - 1) / self.virtual)
 
 
 def list_degrees(cluster: Cluster, batch: int, copies: int) -> Iterator[PipelineDegrees]:
     """All degrees that suit a cluster, a batch of samples a step, and a model of this many copies of blocks."""
+    # One rank is a plan without stages, which the other search finds.
     for ranks in divisors(cluster.num_gpus)[1:]:
+        # Tensor ranks stay inside a node, where links are fastest.
         for tensor in divisors(cluster.levels[0].size):
             group = cluster.num_gpus // ranks
             if ranks > min(MAX_RANKS, copies) or group % tensor:
@@ -97,5 +101,6 @@ def _degrees_on_mesh(
             check_micro_batches(Pipeline(ranks, degrees.schedule, (1,) * (ranks * virtual)), micro_batches)
         except InputError:
             continue
+        # A stage has at least one copy of a repeated block.
         if copies >= ranks * virtual:
             yield degrees

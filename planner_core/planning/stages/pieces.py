@@ -73,6 +73,7 @@ def policy_from_plan(
 ) -> CopyPolicy:
     """Price the pieces of a plan of the whole model, on the mesh of one of the `ranks` of a pipeline."""
     calls = sum(graph.num_repeats.values())
+    # Each piece is priced as a stage by itself, so that sums over pieces are the price of any stage, but for what stages add.
     pieces = stage_plans(blocks, graph, Pipeline(calls, "1f1b", (1,) * calls))
     costs = stage_costs(pieces, model, ends, pipe_link(model.cluster, model.mesh, ranks))
     memories = stage_memories(pieces, model)
@@ -88,11 +89,14 @@ def policy_from_plan(
         backward_s=np.array([c.backward_s for c in costs]),
         gather_s=np.array([c.first_s for c in costs]),
         reduce_s=np.array([c.last_s for c in costs]),
+        # The seconds outside of the GPU's work are once a stage, not once a piece: `stage_s` adds them.
         step_s=np.array([c.step_s for c in costs]) - model.software.outside_s,
+        # The results go on, and their gradient comes back the same way.
         send_s=2 * np.array([c.send_s for c in costs]),
         state_bytes=states + grads,
         activation_bytes=activations,
         sent_bytes=np.array([m.sent for m in memories], dtype=float),
+        # States and activations are sums over pieces. What is left of a piece's peak is not: a range has the highest of its pieces.
         passing_bytes=np.maximum(0.0, peak - grads - activations),
         stage_s=model.software.outside_s,
         boundary=boundary,
@@ -128,6 +132,7 @@ class RangeCosts:
         # If no kind changes from the second piece to the last but one, they are all of one kind, and its name replaces the position.
         uniform = self.changes[max(second, last - 2)] == self.changes[second]
         inner = (self.kinds[second],) if uniform else (first, last)
+        # `first == 0`: the first range alone waits for its gathers (`_seconds`).
         key = last - first, first == 0, self.kinds[first], inner, self.kinds[last - 1], in_flight
         if key not in self.results:
             self.results[key] = self._find_best(first, last, in_flight)
@@ -148,6 +153,7 @@ class RangeCosts:
         """The seconds of a range as a stage under one policy, without waits for the host."""
         policy = self.policies[number]
         forward_s, backward_s, gather_s, reduce_s, step_s = map(float, self.sums[number].seconds(first, last))
+        # `send_s` of a policy is there and back.
         send_s = float(policy.send_s[last - 1]) / 2
         return StageCost(
             forward_s, backward_s, 0.0, gather_s, reduce_s, step_s + policy.stage_s, send_s, send_bytes=0, peak_bytes=0
@@ -159,6 +165,7 @@ class RangeCosts:
         for first, last, in_flight in ranges:
             sent = float(self.policies[number].sent_bytes[last - 1])
             total += sums.resident_bytes(first, last, in_flight) + in_flight * sent
+            # A rank runs one pass at a time, so the highest passing moment of its stages counts once, and their residents all.
             passing = max(passing, sums.passing_bytes(first, last))
         return total + passing <= self.budget
 
@@ -176,6 +183,7 @@ class RangeCosts:
         fast, slow, middle = self.sums[mix.fast], self.sums[mix.slow], last - mix.num_slow
         resident = fast.resident_bytes(first, middle, in_flight) + slow.resident_bytes(middle, last, in_flight)
         passing = max(fast.passing_bytes(first, middle), slow.passing_bytes(middle, last))
+        # Both policies send the same bytes, since only those with equal boundaries are mixed.
         return resident + passing + in_flight * float(self.policies[mix.fast].sent_bytes[last - 1])
 
     def _seconds(self, first: int, last: int, mix: PolicyMix) -> tuple[float, float]:
@@ -196,6 +204,7 @@ class _PrefixSums:
         self.policy = policy
         times = [policy.forward_s, policy.backward_s, policy.gather_s, policy.reduce_s, policy.step_s]
         memory = [policy.state_bytes, policy.activation_bytes]
+        # The leading 0 makes `prefix[last] - prefix[first]` hold for first = 0 too.
         self.times = np.concatenate([np.zeros((5, 1)), np.cumsum(times, axis=1)], axis=1)
         self.memory = np.concatenate([np.zeros((2, 1)), np.cumsum(memory, axis=1)], axis=1)
 

@@ -188,6 +188,7 @@ class _StageSearch:
 
     def run(self) -> StagedPlan | None:
         """Search the degrees that may be quicker, the most promising first."""
+        # Stages share weights and states no better than all GPUs evenly do.
         if least_state_bytes(self.first) > self.first.budget:
             return None
         candidates = [
@@ -195,10 +196,12 @@ class _StageSearch:
         ]
         for d in sorted(candidates, key=lambda d: -d.ranks):  # the most ranks first: there memory binds least
             self.say("degrees of pipeline stages")
+            # Degrees with these two alike have the same work per GPU, so one search without a budget serves all of them.
             if (d.tensor, d.samples) not in self.micro_batches and (quickest := self.unconstrained(d)) is not None:
                 self.micro_batches[d.tensor, d.samples] = quickest
         failures = Counter[int]()
         for estimate_s, d in sorted(self.estimate_degrees(candidates), key=lambda pair: pair[0]):
+            # What is not below the plan of one stage is of no use, so that plan bounds the search from the begin.
             limit = min(self.below_s, self.best[0].cost.step_time_s if self.best else math.inf)
             if len(self.model_s) == MAX_SEARCHED or estimate_s > MAX_SLOWDOWN * limit:
                 break
@@ -210,6 +213,7 @@ class _StageSearch:
             ):
                 continue
             model_s = self.search_model_s(d, limit)
+            # Taken before any cut is tried: a cut that the search misses is still not below it.
             self.bound = min(self.bound, d.lower_bound_s(model_s))
             if d.optimistic_s(model_s / d.micro_batches) < limit:
                 failures[d.zero] = 0 if self.try_degrees(d, limit) else failures[d.zero] + 1
@@ -233,6 +237,8 @@ class _StageSearch:
             if (d.tensor, d.samples) not in self.micro_batches:
                 continue
             seconds, activations = self.micro_batches[d.tensor, d.samples]
+            # A rank keeps 1 / ranks of a micro-batch's activations, `in_flight` times. Example: in 1F1B with 4 ranks the first one keeps
+            # 4 quarters, as much as the whole model keeps of one micro-batch.
             need = activations * d.in_flight / d.ranks
             for zero in self.zero_stages:
                 traffic_s, held_bytes = self.weight_traffic_s(replace(d, zero=zero))
@@ -249,6 +255,8 @@ class _StageSearch:
         working = share * ITEM_BYTES[load.dtype]
         gradients = share * load.gradient_item(ITEM_BYTES[load.dtype])
         link = cost_model(self.first.cluster, d.mesh, load, d.ranks).links[0]
+        # The bytes are one rank's share of the model, and these are seconds of the whole model: `ranks` times. ZeRO-3 gathers weights
+        # for forward and again for backward, hence 2.
         scatter_s = d.ranks * collective_time("reduce_scatter", int(gradients), link)[0] if d.zero > 1 else 0.0
         gathers_s = 2 * d.ranks * collective_time("all_gather", int(working), link)[0] if d.zero > 2 else 0.0
         held_bytes = working / (d.data if d.zero > 2 else 1) + gradients / (d.data if d.zero > 1 else 1)
@@ -257,6 +265,7 @@ class _StageSearch:
     def planner(self, d: PipelineDegrees) -> Planner | None:
         """The planner of a number of micro-batches and a ZeRO stage; None if the model has no such batch."""
         if (key := (d.micro_batches, d.zero)) not in self.planners:
+            # The graph depends on the size of a micro-batch alone, so planners of other ZeRO stages share it.
             other = next((p for (number, _), p in self.planners.items() if number == d.micro_batches), self.first)
             if other is self.first:
                 request = replace(self.first.request, batch=self.first.workload.batch, accumulate=d.micro_batches)
@@ -277,6 +286,7 @@ class _StageSearch:
             problem = with_recompute(planner, recompute).problem(d.mesh, uniform=uniform, ranks=d.ranks)
         except TooWide:
             return None
+        # A restricted problem bounds only its own smaller space, and every bound here must hold for the whole one.
         return None if problem.is_infeasible or problem.unrestricted is not None else problem
 
     def unconstrained(self, d: PipelineDegrees) -> tuple[float, float] | None:
@@ -305,6 +315,7 @@ class _StageSearch:
                         problem, budget=self.model_budget(d), abandon_above=max_s, prove=False, bound_only=True
                     )
                     self.prices[key] = result.prices
+                    # No plan and a low bound: the whole model does not fit into all ranks' memory, so S stays infinite: no cut fits either.
                     if result.assignment or result.bound > max_s:
                         self.model_s[key] = result.bound
         return self.model_s[key]
@@ -377,9 +388,11 @@ class _StageSearch:
                     result = search_within_budget(
                         problem, budget=budget, abandon_above=max_s, prove=False, prices=prices
                     )
+                # The shares fall, so the plans of those that follow are slower still, or do not fit either.
                 if result.assignment is None or result.bound > max_s:
                     break
                 blocks = make_block_plans(problem, result.assignment)
+                # Where memory is plenty, several shares and recomputations have the same best plan.
                 if blocks not in seen:
                     seen.append(blocks)
                     ends, name = ops_at_the_ends(self.first.coarse), f"{recompute} {share:g}"

@@ -56,6 +56,8 @@ class GatherMemory:
 
     def in_flight_bytes(self, left: int) -> int:
         """Bytes in flight."""
+        # Over two axes (`reach` 2): with 2 left nothing is on its way, with 1 left the first collective, with 0 left the second,
+        # which reads what the first one wrote.
         issued = self.reach - left
         return self.flying[issued - 1] if 0 < issued <= len(self.flying) else 0
 
@@ -88,6 +90,8 @@ class UnitMemory:
     def unpacking_bytes(self, *, again: bool = False) -> int:
         """The most bytes while its weights are unpacked, one message after the other."""
         all_of = self.messages(again)
+        # Message k is unpacked while those before it are weights and those behind it still wait. Example: weights of 100 and 60 MB in
+        # messages of 110 and 65 MB: max(100 + 110 + 65, 160 + 65) = 275 MB.
         here = [
             sum(g.whole for g in all_of[: k + 1]) + sum(g.in_flight_bytes(0) for g in all_of[k:])
             for k in range(len(all_of))
@@ -101,9 +105,6 @@ class UnitMemory:
     def reduction_of(self, value: int) -> ReductionMemory | None:
         """The message that has the gradient of a weight."""
         return next((r for r in self.reductions if value in r.weights), None)
-
-
-# --- units of a block ---------------------------------------------------------------------------------------
 
 
 # --- the messages of a unit ---------------------------------------------------------------------------------
@@ -151,6 +152,7 @@ def units_of_top(
     used = [{v for item in span for v in item.inputs if top.values[v].kind == "parameter"} for span in spans]
     units = []
     for number, span in enumerate(spans):
+        # Backward runs the other way: the first unit that uses a weight is the last to make its gradient, so that one finishes it.
         before = frozenset().union(*used[:number])
         others = before.union(*used[number + 1 :])
         first = span[0]
@@ -163,6 +165,7 @@ def units_of_top(
 
 
 def _gathers(block: Block, uses: Mapping[tuple[str, int], UseMemory], model: CostModel) -> Iterator[GatherMemory]:
+    # A message carries one dtype, and all its weights take the same steps at the same times, forward or again for backward.
     groups: dict[object, list[UseMemory]] = {}
     for use in uses.values():
         if use.gather:
@@ -174,6 +177,7 @@ def _gathers(block: Block, uses: Mapping[tuple[str, int], UseMemory], model: Cos
             [(block, u.value, _placements_before(u.gathered_placements, u.gather), u.gather) for u in group], model
         )
         first = block.values[group[0].value]
+        # A weight that is kept in another dtype is cast before it is sent, so even a single one has a packed copy.
         cast = first.grad and model.workload.kept_item(item := ITEM_BYTES[first.meta.dtype]) != item
         freed = [
             (block, u.value, u.gathered_placements, ()) for u in group if not u.lasting
@@ -205,6 +209,7 @@ def _copies(
         item = ITEM_BYTES[block.values[group[0][0]].meta.dtype]
         cast = chain[0] if model.workload.kept_item(item) != item else 0
         read = [u.gather for u in uses.values() if u.value in {v for v, _ in group}]
+        # A gather at use reads the working copy, so the copy must arrive before that gather's first collective: as many units earlier.
         earlier = max(sum(bool(s.collective) for s in steps) for steps in read)
         yield GatherMemory(0, *_in_flight_bytes(chain, group[0][1], len(group) > 1, cast), again=False, earlier=earlier)
 

@@ -83,6 +83,7 @@ def _reduction(
         return ReductionMemory(
             weights, flat, tuple(flat + base + n - stands for n in (*held, *then)), ends=bool(final) and not sums
         )
+    # Few bytes wait for one message of all units when backward is over: a norm needs no message of its own, but stands until then.
     if final and micro[0] <= SMALL_BYTES:
         own = 0 if sums or shared >= weights else micro[0]
         anew = _sent_bytes(last, final, packed=False)
@@ -121,6 +122,7 @@ def _sent_bytes(chain: Sequence[int], steps: Steps, packed: bool, before: int = 
     found = []
     for number, step in enumerate(steps):
         size, after = chain[number], chain[number + 1]
+        # What is packed already is sent as it lies; else it is copied first. A reduce_scatter writes another tensor, an all_reduce none.
         ready = packed and number == 0
         new = (after if step.collective == "reduce_scatter" else 0) + (0 if ready else size)
         found.append(before + new)

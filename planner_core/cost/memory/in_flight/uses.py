@@ -43,6 +43,7 @@ def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) ->
         for position, (value, edge) in enumerate(zip(op.inputs, bp.sites[op.name].inputs, strict=True)):
             v = block.values[value]
             if v.kind == "parameter":
+                # Backward needs the weight whole if the operator saved it, or if the block runs again.
                 again = bool(v.grad) and (value in op.saved or bp.recompute != "none")
                 found[op.name, position] = _use_outside_op(value, edge, again, model.sizes)
     passed_on, viewed = kept_weights(block, ops)
@@ -69,6 +70,7 @@ def _use_outside_op(value: int, edge: Edge, again: bool, sizes: tuple[int, ...])
     from where it has the weight's placements."""
     ahead, back = (tuple(s for s in steps if sizes[s.axis] > 1) for steps in (edge.forward, edge.backward))
     last = max((i + 1 for i, s in enumerate(ahead) if s.collective), default=0)
+    # If the gradient never lies as the gathered weight does, nothing is gathered ahead: packing needs the two to agree.
     for gather in (last, 0):
         here = placed_after(edge.src.forward, ahead[:gather])
         for number in range(len(back) + 1):

@@ -42,6 +42,7 @@ def stage_memories(stages: Sequence[StagePlan], model: CostModel) -> tuple[Stage
     found = []
     for number, stage in enumerate(stages):
         following = boundary_states(stages[number + 1]) if number + 1 < len(stages) else {}
+        # Example: 64 stages of two copies each are three to walk, the first, an inner one and the last.
         if stage.key not in known:
             known[stage.key] = _stage_memory(stage, following, model)
         found.append(known[stage.key])
@@ -84,11 +85,13 @@ def _highest_moments(
     mine: Sequence[int], memories: Sequence[StageMemory], order: Order, grads: int
 ) -> Sequence[Moment]:
     """Return the highest moment of each different situation of a rank: its pass, the stage, and the micro-batches in flight."""
-    held: Counter[int] = Counter()
+    in_flight: Counter[int] = Counter()
     seen: dict[tuple[object, ...], Moment] = {}
     for work in order:
         stage, forward = work.stage, work.what is Pass.FORWARD
-        others = tuple(held[s] - (s == stage and not forward) for s in mine)
+        # A backward's own micro-batch is in the moments of its pass already; a forward's is not in flight before it has run.
+        others = tuple(in_flight[s] - (s == stage and not forward) for s in mine)
+        # A step has thousands of passes, but few situations: the same pass with as many in flight has the same moment.
         if work.what is not Pass.WEIGHT and (at := (stage, forward, others)) not in seen:
             now = memories[stage].forward if forward else memories[stage].backward
             kept = sum(n * memories[s].kept for s, n in zip(mine, others, strict=True))
@@ -96,9 +99,9 @@ def _highest_moments(
             elsewhere = grads - memories[stage].state.grads
             seen[at] = now + Moment(kept, elsewhere)
         if forward:
-            held[stage] += 1
+            in_flight[stage] += 1
         elif work.what is not Pass.INPUT:
-            held[stage] -= 1
+            in_flight[stage] -= 1
     return tuple(seen.values())
 
 

@@ -83,6 +83,7 @@ def in_flight(order: Order) -> Counter[int]:
         if work.what is Pass.FORWARD:
             now[work.stage] += 1
             most[work.stage] = max(most[work.stage], now[work.stage])
+        # The first part of a split backward frees nothing: what the gradients of weights need is taken to be all that was kept.
         elif work.what is not Pass.INPUT:
             now[work.stage] -= 1
     return most
@@ -94,6 +95,7 @@ def _gpipe(pipeline: Pipeline, rank: int, m: int) -> list[Work]:
 
 def _one_f_one_b(pipeline: Pipeline, rank: int, m: int) -> list[Work]:
     """A rank runs a forward for each rank behind it before its first backward comes back."""
+    # 4 ranks: rank 0 runs F0 F1 F2, then F3 B0, and so holds 4 micro-batches. Rank 3 runs F0 B0 at once and holds 1.
     ahead = min(m, pipeline.ranks - 1 - rank)
     found = [Work(rank, Pass.FORWARD, k) for k in range(ahead)]
     for k in range(m - ahead):
@@ -114,10 +116,14 @@ def _in_rounds(pipeline: Pipeline, rank: int, m: int, hops: int, weights_after: 
     """Rounds of micro-batches: a round goes through all stages of a rank before the next round begins. `hops`: how many more forwards a
     rank runs ahead for each rank behind it. `weights_after`: after how many backwards those of weights begin; None: they are not apart."""
     ranks, stages = pipeline.ranks, pipeline.virtual
+    # Rounds are of about as many micro-batches as there are ranks: 10 on 4 ranks are 10 // 4 = 2 rounds of 5.
     each = m // max(1, m // ranks)
     total = m * stages
+    # A first gradient comes back when a round is through all stages: all but the last of this rank's, then `hops` passes for each rank
+    # behind. So rank 0 runs furthest ahead, and the last rank the least.
     ahead = min(total, (stages - 1) * each + hops * (ranks - 1 - rank))
     back = Pass.BACKWARD if weights_after is None else Pass.INPUT
+    # 2 ranks of 2 stages in rounds of 2: rank 0 runs micro-batches 0 and 1 in stage 0, then both in stage 2, then 2 and 3 in stage 0.
     forward = _numbered(Pass.FORWARD, lambda k: (k // each) % stages * ranks + rank)
     backward = _numbered(back, lambda k: (stages - 1 - (k // each) % stages) * ranks + rank)
     weight = _numbered(Pass.WEIGHT, lambda k: (stages - 1 - (k // each) % stages) * ranks + rank)
@@ -128,6 +134,7 @@ def _in_rounds(pipeline: Pipeline, rank: int, m: int, hops: int, weights_after: 
         found.append(backward(k))
         if weights_after is not None and k >= weights_after:
             found.append(weight(k - weights_after))
+    # The gradients of weights that were put off fill the end, where a rank would wait.
     late = min(weights_after or 0, total)
     return found + [weight(k) for k in range(total - late, total)]
 
@@ -163,6 +170,7 @@ class _V:
 
     def run(self, stage: int, *passes: Pass) -> None:
         for what in passes:
+            # Micro-batches that are not there are numbered too: so the order of the others is that of a full V.
             number = self.made[stage, what]
             self.made[stage, what] += 1
             if number < self.real:

@@ -69,6 +69,7 @@ def ranks_work(plan: Plan, graph: Graph) -> list[RankWork]:
         traffic = sum_traffic(
             (m for s in mine for m in messages(stages[s].blocks, stages[s].computed_graph, model)), model
         )
+        # Where all stages that share a weight are on one rank, nothing is sent.
         shared = [size for users, size in tied if set(users) & set(mine) and len({cut.rank_of(s) for s in users}) > 1]
         copies = tuple(call.prefix for s in mine for call in stages[s].computed_graph.calls())
         found.append(RankWork(passes, replace(plan.cost, traffic=traffic).collectives(), tuple(shared), copies))
@@ -87,6 +88,7 @@ def _scheduled_pass_of(
     there = 0 <= to < len(cut.copies) and cut.rank_of(to) != cut.rank_of(work.stage)
     if not there:
         return ScheduledPass(work, tuple(events), None, ())
+    # A boundary has the number of the stage before it, in both directions.
     ahead, back = sent[min(work.stage, to)]
     return ScheduledPass(work, tuple(events), cut.rank_of(to), tuple(ahead if forward else back))
 

@@ -64,9 +64,12 @@ def price_pipeline(
     costs, whole = price_stages(stages, pipeline, model, ends)
     time, m = simulated_pipeline(pipeline, costs, model.workload.accumulate), model.workload.accumulate
     waits = 0.0
+    # The waits of ranks overlap with bubbles, so only a second simulation without a host tells what they add. It takes long for many
+    # passes, so it is left out where no host can be late.
     if not all(map(_is_ahead_of_gpu, costs)):
         waits = max(0.0, time.step_s - simulated_pipeline(pipeline, tuple(map(_without_host, costs)), m).step_s)
     found = PipelineCost(costs, time.bubble_s, bound_s(pipeline, costs, m))
+    # The parts of a step are told of one rank. The one with most work has the least bubble.
     busiest = max(range(pipeline.ranks), key=lambda r: _busy_seconds(pipeline, costs, r, m))
     mine = pipeline.stages_of(busiest)
     traffic = sum_traffic((x for s in mine for x in messages(stages[s].blocks, stages[s].computed_graph, model)), model)
@@ -145,6 +148,7 @@ def _stage_cost(
         first_s=first,
         last_s=last,
         step_s=sum(n * float(t[Component.STEP]) for n, t in totals),
+        # A `send_recv` of B bytes moves B / n per rank (cost.communication.collectives), so B is n times what one GPU sends.
         send_s=collective_time("send_recv", link.size * num_bytes, link)[0] + gather_s,
         send_bytes=num_bytes,
         peak_bytes=0,
@@ -177,6 +181,7 @@ def _sent_to_next_stage(stages: Sequence[StagePlan], number: int, model: CostMod
         parts = 1
         for axis, placement in enumerate(state.forward if model.software.boundary == PARTS else ()):
             if placement == R and model.sizes[axis] > 1:
+                # Each tensor rank sends its part of what lies whole on all of them; the receivers gather it over their own links.
                 parts *= model.sizes[axis]
                 seconds += collective_time("all_gather", whole, model.links[axis])[0]
         total += whole // parts
@@ -190,6 +195,7 @@ def _tied_seconds(
     found = dict.fromkeys(range(len(stages)), 0.0)
     for users, num_bytes in tied_bytes(stages, model):
         ranks = {pipeline.rank_of(s) for s in users}
+        # Both stages are on one rank, as embedding and head are in a V: nothing is sent.
         if len(ranks) == 1:
             continue
         seconds = collective_time("all_reduce", num_bytes, replace(link, size=len(ranks), stages=()))[0]
@@ -217,6 +223,7 @@ def _weight_gradient_seconds(block: Block, op: Op, site: SitePlan, model: CostMo
     weights = {v for v in op.inputs if block.values[v].kind == "parameter" and block.values[v].grad}
     if not weights:
         return 0.0
+    # With frozen weights the operator makes the gradients of its operands alone, so the difference is what its weights' take.
     frozen = [replace(v, grad=False) if i in weights else v for i, v in enumerate(block.values)]
     rows = rows_at(block, op, site)
     return kernel_seconds(op, block.values, rows, model)[1] - kernel_seconds(op, frozen, rows, model)[1]

@@ -55,6 +55,7 @@ def stage_plans(blocks: Mapping[str, BlockPlan], graph: Graph, pipeline: Pipelin
     states = _DeliveredStates(blocks, graph)
     items = graph.top.items
     cuts = cut_items(graph, pipeline)
+    # Boundary k is what stage k takes and what stage k - 1 gives, so the two always agree.
     crossing = [_crossing_values(graph.top, at) for at in cuts]
     found = []
     for stage in range(len(pipeline.copies)):
@@ -115,6 +116,7 @@ def boundary_states(stage: StagePlan) -> dict[int, State]:
 def _crossing_values(top: Block, at: int) -> tuple[int, ...]:
     """The activations that are made before item `at` and used by it or behind it."""
     made = {v for item in top.items[:at] for v in item.outputs if top.values[v].kind == "activation"}
+    # Used anywhere behind, not by the next stage alone: a tensor for a later stage is handed on by those between.
     used = [v for item in top.items[at:] for v in item.inputs]
     return tuple(dict.fromkeys(v for v in used if v in made))
 
@@ -124,6 +126,7 @@ def _stage_top(top: Block, own: Sequence[Op | Call], takes: Sequence[int], gives
     for v in takes:
         values[v] = replace(values[v], storage=v)  # what arrives is a tensor of its own
     received = tuple(Op(f"{RECEIVE}.{v}", RECEIVE, (), (v,), {}) for v in takes)
+    # The last stage hands nothing on: it returns the loss.
     outputs = gives or top.outputs
     return replace(top, values=tuple(values), items=(*received, *own), outputs=outputs)
 

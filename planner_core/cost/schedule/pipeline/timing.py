@@ -64,6 +64,7 @@ def simulated_pipeline(pipeline: Pipeline, stages: Sequence[StageCost], micro_ba
     run.run()
     ends = [run.end_of(rank) for rank in range(pipeline.ranks)]
     step, busy = max(ends), sum(span.end_s - span.start_s for span in run.spans)
+    # What is done once a step is work too, so the bubble is what remains of the step on average over the ranks.
     once = tuple(end - free for end, free in zip(ends, run.free, strict=True))
     return PipelineTime(tuple(run.spans), step, step - (busy + sum(once)) / pipeline.ranks, once)
 
@@ -89,6 +90,7 @@ class _PipelineRun:
         while todo:
             before = len(self.spans)
             todo = [(r, o, at) for r, o, begin in todo if (at := self._run_rank(r, o, begin)) < len(o)]
+            # No rank came further in a whole turn, so each waits for another one: no order of `orders` may do so.
             if todo and len(self.spans) == before:
                 raise AssertionError(f"{self.pipeline.schedule} waits for itself at {[o[at] for _, o, at in todo]}")
 
@@ -97,15 +99,20 @@ class _PipelineRun:
         while at < len(order):
             work = order[at]
             forward = work.what is Pass.FORWARD
+            # The gradients of weights need only what this rank made before, in the first part of the same backward.
             ready = 0.0 if work.what is Pass.WEIGHT else self.there.get((work.stage, forward, work.micro_batch))
             if ready is None:
                 break
             start, cost = max(self.free[rank], ready), self.stages[work.stage]
+            # The gathers of a rank's stages come one after the other from the step's begin on. A later stage waits for its
+            # first micro-batch meanwhile, so they often cost it nothing.
             if forward and work.micro_batch == 0:
                 self.gathered[rank] += cost.first_s
                 start = max(start, self.gathered[rank])
             end = self._end_of_pass(rank, start, self._pass_seconds(work), self._host_seconds(work))
             self.free[rank] = end
+            # Sums leave behind the pass and do not delay what it sends. When each stage waited for them, they added up over all stages:
+            # 28 s of the 103 s of a published model of 1 T parameters with 64 stages.
             if work.what in LAST_OF_GRADIENTS and work.micro_batch == self.micro_batches - 1:
                 self.summed[rank] = max(self.summed[rank], end) + cost.last_s
             self.spans.append(Span(rank, work, start, end))
@@ -155,7 +162,9 @@ class _PipelineRun:
         if to > self.last:
             self.there[self.last, False, work.micro_batch] = end
         elif to >= 0:
+            # In a V the two stages at its turn are on one rank, where nothing is sent.
             near = self.pipeline.rank_of(to) == self.pipeline.rank_of(work.stage)
+            # A stage's `send_s` is to the next one. A gradient takes the same boundary back, so it takes that of the stage before.
             sent = 0.0 if near else self.stages[min(work.stage, to)].send_s
             self.there[to, step > 0, work.micro_batch] = end + sent
 
@@ -172,6 +181,7 @@ def bound_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int)
         sends = sum(stages[s].send_s for s in range(first))
         start = max(stages[first].first_s, sends + sum(stages[s].forward_s for s in range(first)))
         back = sends + sum(stages[s].backward_s for s in range(first))
+        # The sums of at least one stage follow the last backward. Which stage comes last is the order's, so the bound takes the least.
         own = min(stages[s].last_s for s in mine) + once[rank]
         end = own if apart or not first else max(own, back + stages[0].last_s + once[0])
         if pipeline.schedule == "1f1b":
@@ -182,6 +192,7 @@ def bound_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int)
 
 def _round_trips(behind: Sequence[StageCost], micro_batches: int) -> float:
     """Seconds of all micro-batches on the first of the ranks `behind`, if each but the first few waits for another one to come back."""
+    # The example of the head, rank 0: divmod(3 - 1, 2) = 1, 0, so 2 trips of 2 * (1 + 2) = 6 s. These 12 s are its simulated step.
     turns, late = divmod(micro_batches - 1, len(behind))
     trip = sum(s.forward_s + s.backward_s for s in behind) + 2 * sum(s.send_s for s in behind[:-1])
     return late * behind[0].forward_s + (turns + 1) * trip
