@@ -78,7 +78,8 @@ def _parts_of_unit(unit: PricedUnit, model: CostModel) -> Iterator[Exposed]:
         mine = [t for t in traffic if t.phase == phase]
         seconds, why = seconds_beyond_compute(totals, phase, model)
         yield from _divide_by_traffic(unit, mine, why, seconds, m)
-    # STEP also has the optimizer, what is outside, and the messages alone, which are rows above. The rest is what nothing hides.
+    # STEP also has the optimizer and what is outside, which send nothing, and the messages alone, which have rows above.
+    # The rest is what nothing hides.
     yield from _divide_by_traffic(
         unit, traffic, ENDS, float(totals[Component.STEP]) - unit.optimizer_s - unit.outside_s - alone, m
     )

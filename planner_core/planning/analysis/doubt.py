@@ -80,6 +80,7 @@ def choose_among_ties(result: Result) -> Choice:
         doubt = doubt_between(best, plan, result.cluster)
         slower = plan.cost.step_time_s / best.cost.step_time_s - 1
         timed = best.objective == plan.objective == "time"
+        # Another row may hold the same plan under another name.
         other = plan.name != best.name and (plan.mesh, plan.blocks) != (best.mesh, best.blocks)
         if plan.fits and timed and 0 <= slower <= doubt and other:
             found.append(Tie(plan.name, plan.method, slower, doubt))
@@ -97,6 +98,7 @@ def choose_among_ties(result: Result) -> Choice:
 def doubt_between(one: Plan, other: Plan, cluster: Cluster) -> float:
     """The share by which the predicted steps of two plans may differ and still be a tie."""
     both = math.hypot(time_sigma(one, cluster), time_sigma(other, cluster))
+    # expm1 turns the difference of logarithms into a share: 6.7 % of ln are 6.9 %.
     return min(math.expm1(Z_NINE_IN_TEN * both), MOST_DOUBT)
 
 
@@ -145,6 +147,7 @@ def plan_regrets(result: Result, scenarios: Sequence[Scenario] = SCENARIOS) -> l
     """The regret of each plan that fits, in the order of the plans."""
     plans = [p for p in result.plans if p.fits]
     times = [[_step_seconds(p, result, s) for s in scenarios] for p in plans]
+    # Regret is against the plan that is best in that scenario, which another machine may make another plan.
     least = [min(column) for column in zip(*times, strict=True)]
     return [
         Regret(p.name, tuple(row), tuple(t / best - 1 for t, best in zip(row, least, strict=True)))

@@ -188,6 +188,7 @@ def _all_wires(folded: Folded, unfolded: bool) -> Iterator[_Wire]:
         assert isinstance(call, Call)
         inner = folded.coarse.blocks[call.block]
         scope = call.prefix if unfolded else call.block
+        # A block has numbers of its own, so the makers of its inputs are carried over the call, and those of its results back.
         inside = {own: made[v] for own, v in zip(inner.block.inputs, call.inputs, strict=True) if v in made}
         for group in inner.groups:
             yield from _wires_into(inner.block, group, scope, inside)

@@ -20,6 +20,7 @@ def count_spaces(result: Result) -> Mapping[str, float]:
     for plan in result.plans:
         if plan.method in ALL and plan.method not in found:
             sizes = [log10_size(build()) for build in planner.builders(ALL[plan.method], plan.mesh)]
+            # log10 of a sum of powers. The largest is taken out, since 10 ** 400 is no float.
             found[plan.method] = max(sizes) + math.log10(sum(10 ** (size - max(sizes)) for size in sizes))
     return found
 
@@ -37,6 +38,7 @@ def log10_size(problem: Problem) -> float:
     sizes = dict(problem.top.sizes)
     for run in problem.runs:
         unit, variants = problem.first_variant(run.block), len(problem.blocks[run.block])
+        # If all copies are equal, one choice decides for all of them.
         for call in run.calls[:1] if problem.uniform else run.calls:
             names = outer_names(problem, call, unit.net)
             sizes |= {names.get(v, f"{call.prefix}:{v}"): n for v, n in unit.sizes.items()}

@@ -162,6 +162,7 @@ class _StepDrawing:
     def work(self) -> list[TraceWork]:
         count = self.model.workload.accumulate
         each = sum(len(pieces) for part in self.parts for pieces in part.passes.values())
+        # The first micro-batch also gathers and the last also reduces once a step, so only those between are alike.
         put_together = count > 2 and count * each > MOST_WORK
         for number in range(1, count + 1):
             if put_together and 2 < number < count:
@@ -188,6 +189,7 @@ class _StepDrawing:
                 seen.add(block)
                 self._end(part, FORWARD, number)
             self._run(part, FORWARD, number, first)
+        # Reversed, so that the first copy of a block stays: backward reaches it last, when nothing is left to hide its reduction.
         ends = {BlockLabel.parse(p.label).block: i for i, p in reversed(list(enumerate(self.parts))) if p.label}
         for i, part in reversed(list(enumerate(self.parts))):
             self._run(part, BACKWARD, number, last)
@@ -206,6 +208,7 @@ class _StepDrawing:
                 )
             self._note(piece.kind, piece.name, phase, part, number, piece.seconds, piece.note)
         traffic = self._traffic(part, phase, edge)
+        # The top block is one unit in the price, but several parts here: each takes its share of what traffic adds to the unit.
         held = self._held(self.units[part.label], phase, edge) * self._share(part, phase, edge, traffic)
         if held > 0:
             note = "weights of the units beside are on their way"
@@ -268,6 +271,7 @@ class _StepDrawing:
         sums: dict[str, float] = defaultdict(float)
         for w in second:
             sums[w.kind] += w.seconds
+        # The clock goes back to where the second micro-batch began, since the sums that follow hold it too.
         self.now = self.free = second[0].start_s
         del self.done[begin:]
         told = f"micro-batches 2 to {count - 1}"
@@ -307,6 +311,7 @@ class _StepDrawing:
         for op in reversed(part.ops):
             seconds = op_and_weight_seconds(block, op, bp, again, self.model)[1]
             left = [m for m in waits[op.name] if op.name not in again or m.gradient]
+            # The price counts the second forward in backward. It is drawn as a pass of its own before, so it is taken out here.
             seconds -= _recompute_seconds(block, op, bp, again, self.model) if op.name in again else 0.0
             yield from self._around(op, WORKS, seconds, left, AFTER_BACKWARD)
 
@@ -390,6 +395,7 @@ def _clip_to_step(done: list[TraceWork], end_s: float) -> list[TraceWork]:
     found = []
     for w in reversed(done):
         if w.stream == WEIGHTS:
+            # From the last message on: each must end before the one behind it begins, since one stream sends them in turn.
             w = replace(w, start_s=min(w.start_s, end_s - w.seconds))
             end_s = w.start_s
         found.append(w)

@@ -34,6 +34,7 @@ def network_json(planner: Planner) -> dict[str, Any]:
     the search chooses the ZeRO stage, it is the network of the best stage."""
     mesh, kind = candidate_meshes(planner.request, planner.cluster)[0], planner.request.objective
     budget = planner.budget if planner.request.memory_gb is not None else float("inf")
+    # Each ZeRO stage is a network of its own. The one that holds the answer is written.
     problems = [planner.problem(mesh, zero=zero) for zero in planner.stages_of(EXACT)]
     found = [(search_within_budget(problem, objective=kind, budget=budget), problem) for problem in problems]
     answer, problem = min(found, key=lambda f: f[0].value)
@@ -50,6 +51,7 @@ def relaxed_objective(
     problem: Problem, kind: str, found: Assignment | None, prices: tuple[float, float] = (0.0, 0.0)
 ) -> Objective:
     """The objective as a plain sum: at the shares that suit an assignment best, and at `prices` of memory."""
+    # At fixed shares the maxima are sums, which any solver of sums can minimise; at the best shares their least sum is the bound.
     free = make_objective(problem, kind)
     shares = best_shares(free, [found.totals], Shares()) if found else Shares()
     return replace(free.with_prices(*prices), fixed_shares=shares)
@@ -130,6 +132,7 @@ class _Writer:
         table = np.where(allowed, np.tensordot(self.weights, cost, axes=1), INFINITE)
         if len(names) == 1:
             (name,) = names
+            # Two impossible entries would add up to more than INFINITE: so every one of them has the same cost.
             self.unary[name] = [min(a + float(b), INFINITE) for a, b in zip(self.unary[name], table, strict=True)]
         else:
             self.pairwise.append({"vars": list(names), "cost": table.tolist()})

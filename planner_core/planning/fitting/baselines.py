@@ -144,7 +144,7 @@ class _BaselineSearch:
         if least is None:
             return None
         planner, problem, answer = least
-        # Its bound is of the fastest plan, not of this one, so it says nothing here.
+        # A plan that does not fit is bounded in memory, not in time.
         shown = replace(answer, assignment=answer.smallest, bound=0.0)
         plan = planner.plan(problem, shown, self.baseline.title, self.baseline.name, "time")
         return replace(plan, optimal=False, bound=None, notes=("does not fit: shown as it takes the least memory",))

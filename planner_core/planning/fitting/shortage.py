@@ -67,7 +67,7 @@ def describe_shortage(least: Plan, graph: Graph, budget: float, at_least: float)
     if not idle:
         return "; ".join((needs, *note_repeated_work(least)))
     gpus, sizes = least.mesh.num_devices, " x ".join(f"{least.mesh.axis_sizes[a]:,}" for a in idle)
-    # Sizes of models divide by powers of two: of 96 GPUs 64 would share the weights.
+    # Most sizes of models divide by powers of two: of 96 GPUs 64 would share the weights.
     even = 2 ** int(math.log2(gpus))
     better = f"; {even:,} GPUs would" if even != gpus else ""
     return (

@@ -42,7 +42,7 @@ def prefer_simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say:
     free = bound == (None, None, None, None) and request.method == EXACT.name
     if not (free and fastest.fits and fastest.objective == "time" and len(fastest.mesh.axis_sizes) > 1):
         return [fastest]
-    # By the GPU's part, which is what the search minimises: with the wait for the host the two could not be compared with its bound.
+    # By the GPU's part of the step, which the search minimises and bounds.
     most = fastest.cost.gpu_time_s * (1 + SLOWER)
     line = DeviceMesh(axis_names(1), (planner.cluster.num_gpus,))
     try:

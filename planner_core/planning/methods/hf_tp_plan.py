@@ -47,6 +47,7 @@ def vendor_plan(config: Mapping[str, Any]) -> Mapping[str, str] | None:
         _load_vendor_plans().get(str(part.get("model_type"))) for part in (*halves, config) if isinstance(part, Mapping)
     ]
     text, own = next(filter(None, plans[:-1]), {}), plans[-1] or {}
+    # The composite's own patterns come last, so they win over those of its text model.
     return {**text, **own} or None
 
 
@@ -73,6 +74,7 @@ def split_dim(name: str, ndim: int, plan: Mapping[str, str]) -> int | None:
     for pattern, style in plan.items():
         for path in (name, module):
             if style in FROM_LAST and re.search(rf"(^|\.){_pattern_regex(pattern)}$", path):
+                # A colwise layer's bias has its output features. A rowwise layer's is added to the sum, so it is whole.
                 if last == "bias" and ndim == 1:
                     return 0 if FROM_LAST[style] == 2 else None
                 return max(ndim - FROM_LAST[style], 0)
@@ -138,6 +140,7 @@ def _column_results(graph: Graph, plan: Mapping[str, str]) -> frozenset[int]:
                     for w in weights
                 )
             else:
+                # With one operand of another origin the result may be the residual stream again.
                 inside = bool(made) and all(id(v) in found for v in made)
             if inside:
                 found.update(id(block.values[v]) for v in op.outputs)

@@ -164,7 +164,9 @@ class Layout:
             raise InputError(
                 f"{self.term}: the {self.ep} ranks of ep are of the {n} ranks of {word}; give a divisor of {n}"
             )
+        # Experts are dealt to some of the ranks that shard the batch, so these become an axis of their own: fsdp=8,ep=2 is 4 x 2.
         dp, fsdp = (dp, fsdp // self.ep) if fsdp > 1 else (dp // self.ep, fsdp)
+        # The outermost first: the ranks of the last axis are neighbours, where links are fastest.
         sizes = {"data": dp, "shard": fsdp, "expert": self.ep, "context": self.cp, "tensor": self.tp}
         return tuple((role, n) for role, n in sizes.items() if n > 1) or (("data", 1),)
 
@@ -324,6 +326,7 @@ def check_layout(layout: Layout, cluster: Cluster) -> None:
     if told := _contradiction(layout):
         raise InputError(f"{layout.term}: {told}")
     if layout.num_gpus != cluster.num_gpus:
+        # The other degrees stay as stated, and fsdp takes what is left, if that divides.
         fill = cluster.num_gpus // max(1, layout.num_gpus // layout.fsdp)
         held = replace(layout, fsdp=fill)
         hint = (

@@ -78,6 +78,7 @@ def _all_faults(graph: Graph, layout: Layout) -> Iterator[str]:
         yield from _uneven_heads(block, op, by_heads)
         if layout.cp > 1:
             yield from _context_faults(block, op, layout)
+    # Context ranks split the tokens, and with sp the tensor ranks split each part again.
     parts = layout.cp * (layout.tp if layout.sp else 1)
     if graph.workload["seq"] % parts:
         words = " x ".join(
@@ -93,6 +94,7 @@ def _uneven_heads(block: Block, op: Op, by_heads: dict[str, int]) -> Iterator[st
     """Attention with fewer heads than ranks that take a part of them."""
     ranks, words = 1, list[str]()
     for word, n in by_heads.items():
+        # In ulysses context ranks take heads too, of those that a tensor rank has: 32 heads over tp=8 and cp=8 are too few.
         ranks, words = ranks * n, [*words, *([f"{word}={n}"] if n > 1 else [])]
     shapes = [block.values[v].meta.shape for v in op.inputs[:2]]
     for shape, what in zip(shapes, ("attention heads", "key and value heads"), strict=True):

@@ -85,6 +85,7 @@ def splittable_layers(plan: Plan, graph: Graph, form: PairForm) -> TpLayout:
     experts = [name for name, op in names if op.fn == "moe_experts"]
     if not form.sums:
         drop_summed(layout)
+    # Styles shard stock modules alone. A pair with another layer in it is given up as a whole.
     kept = [g for g in layout.groups if {*g.columns, g.row} <= stock]
     paired = {name for g in kept for name in (*g.columns, g.row)}
     alone = {n: "gathered" for n, s in layout.styles.items() if n in stock and n not in paired and s not in PAIRED}
@@ -156,6 +157,7 @@ def form_rules(
 def _pair_test(graph: Graph, layout: TpLayout, alone: bool) -> PairTest:
     dims: dict[int, int | None] = {}
     choice: dict[int, set[int]] = {}
+    # Names are of the first call; all copies of a block have the same layers, so they stand for all.
     first = {c.block: c.prefix for c in reversed(list(graph.calls()))}
     for block in (graph.top, *graph.blocks.values()):
         for index, value in enumerate(block.values):

@@ -72,9 +72,11 @@ class AxisRules(Restriction):
         """Add a factor that forbids the states that fail a test."""
         where = self.graph.blocks[block] if block else self.graph.top
         if self.graph.workload["batch"] % self.ranks:
+            # One variable without a state makes the whole network infeasible, since no plan deals samples out unevenly.
             net.factors += [allow_only(name, np.zeros(size, dtype=bool)) for name, size in list(net.sizes.items())[:1]]
             return
         samples = self._samples_of(where, net)
+        # Only what a product reads is a weight to shard; tables of positions and the like follow no rule of a tensor axis.
         read_by = {v: operator(op.fn).kind for op in where.ops if operator(op.fn).kind in PRODUCTS for v in op.inputs}
         for name, states in net.tensors.items():
             index = int(name[1:])
@@ -110,6 +112,7 @@ class AxisRules(Restriction):
 
     def _row_passes(self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], axis: int) -> bool:
         test, kinds, samples = self.activations[axis], self._kinds(axis), self._samples_of(where, net)
+        # What products make may be sharded in any way on a tensor axis. Only what lies between them follows the residual stream.
         free = test is not is_batch_split and any(operator(op.fn).kind in PRODUCTS for op in ops)
         for op, row in zip(ops, rows, strict=True):
             ends = [where.values[v] for v in (*op.inputs, *op.outputs)]

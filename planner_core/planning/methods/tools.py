@@ -47,6 +47,7 @@ def tool_spaces(
 
 def _fsdp_spaces(num_gpus: int) -> Iterator[Layout]:
     """FSDP2 and HSDP: every rank has its own samples."""
+    # As many replicas as GPUs would be plain data parallelism, which is not FSDP.
     for replicas in divisors(num_gpus)[: -1 if num_gpus > 1 else 1]:
         yield Layout(dp=replicas, fsdp=num_gpus // replicas)
 

@@ -338,6 +338,7 @@ class _BlockReader:
         else:
             delivered = made.dst.forward[a]
             self.sequence |= isinstance(delivered, Shard)
+            # An input that arrives in parts as the columns left it closes the pair; one that was moved between is cut for this layer alone.
             if self._open and given.src.forward[a] == given.dst.forward[a]:
                 self._close(scope)
             else:
@@ -346,6 +347,7 @@ class _BlockReader:
     def _close(self, row: str) -> None:
         columns, between = tuple(self._open), self._between
         self._open, self._between = [], []
+        # One operator between the pair that needs whole tensors breaks it: then all its layers are whole.
         why = next((w for scope, fn, site in between if (w := self._breaks(scope, fn, site))), "")
         if why:
             for name in columns:
@@ -394,6 +396,7 @@ def _weights_without_style(plan: Plan, layout: TpLayout) -> list[Difference]:
                 whole.setdefault("kept in parts and gathered at use in the plan (ZeRO-3)", []).append(full)
             elif layout.axis in param.once_gathered_axes:
                 whole.setdefault("its optimizer states in parts in the plan (ZeRO-1, ZeRO-2)", []).append(full)
+            # What another sentence tells already is not told twice.
             elif module not in layout.styles and star_numbers(module) not in said:
                 whole.setdefault("split in the plan", []).append(full)
     return [Difference.of(names, f"{what}, whole here") for what, names in whole.items()]

@@ -75,13 +75,16 @@ def time_band(plan: Plan, cluster: Cluster) -> Band:
     table = _load_bands()
     kind = _kind_of_run(plan, cluster)
     row, why = table["kinds"][kind], _missing_evidence(plan, kind)
+    # Files name variants of a GPU after it, so the beginning of the name decides.
     measured = any(cluster.gpu.name.startswith(name) for name in table["measured_gpus"])
     sigma = math.hypot(table["stack_sigma"], 0.0 if measured else table["gpu_sigma"])
     if why:
         return Band(UNKNOWN_BAND, 0, None, None, measured, why=why)
     low = math.exp(-math.hypot(row["p90"], Z_NINE_IN_TEN * sigma))
     high, step = math.exp(math.hypot(row["p90"], Z_NINE_IN_TEN * sigma)), plan.cost.step_time_s
+    # The floor was measured of eager runs alone, whose host launches each kernel.
     host_s = 0.0 if plan.workload.get("compiled") else num_operator_calls(plan) * table["host"]["call_s"]
+    # The floor only extends the band upwards: its lower end stays that of the published runs.
     if host_s <= high * step:
         return Band(kind, row["n"], low, high, measured)
     return Band(kind, row["n"], low, host_s / step, measured, host_s)

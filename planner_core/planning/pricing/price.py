@@ -118,6 +118,7 @@ class Pricer:
 
     def _pad_vocabulary(self, graph: Graph, stated: Statement, request: Request) -> Graph:
         """The graph with its vocabulary padded to a multiple, as tools pad theirs, so that it divides over tensor-parallel ranks."""
+        # The least common multiple of what the tool pads to and of the tensor ranks: 128 with tp=6 makes it a multiple of 384.
         words, multiple = graph.config.get(VOCABULARY), math.lcm(stated.vocab_multiple, stated.layout.tp)
         if self.has_inputs or not isinstance(words, int) or words % multiple == 0:
             return graph
@@ -147,6 +148,7 @@ class Pricer:
         """The best plan for the same samples a step over every mesh of at most two axes, or `known` if that is better.
 
         The search chooses the number of micro-batches, recomputation and the ZeRO stage; weights go in buckets."""
+        # How a stack hands out updated weights is of the stated run. The best plan is not charged for it.
         bucketed = self.planner(stated.but(rank_by_rank=False))
         request = replace(
             bucketed.request,
@@ -226,6 +228,7 @@ def split_pipeline_step(plan: Plan) -> dict[str, float]:
     waits = max(0.0, cost.exposed_comm_time_s - bubble)
     compute_s = cost.compute_time_s - cost.host_wait_s
     parts = {COMPUTE: compute_s, EXPOSED_COMM: waits, OPTIMIZER: cost.optimizer_time_s, **_idle_parts(plan)}
+    # What is left, so that the parts add up to the step: the bubble is a mean over ranks, and the rest is of the busiest one.
     return {**parts, BUBBLE: cost.step_time_s - sum(parts.values())}
 
 
@@ -236,5 +239,6 @@ def _idle_parts(plan: Plan) -> dict[str, float]:
 
 def limiting_resource(plan: Plan, planner: Planner) -> str:
     """The resource that a step waits for most, or memory if the plan does not fit."""
+    # Seconds outside of the GPU's work are a line of their own and no plan changes them, so they never name what limits a run.
     parts = {what: s for what, s in split_step(plan, planner).items() if what != OUTSIDE}
     return max(parts, key=lambda what: parts[what]) if plan.fits else MEMORY

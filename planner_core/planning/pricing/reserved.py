@@ -63,5 +63,6 @@ def predict_reserved(plan: Plan, cluster: Cluster) -> ReservedMemory:
     kind, capacity = _kind_of_plan(plan), cluster.gpu.memory_bytes
     row = _load_kinds()[kind]
     likely = row["scale"] * plan.cost.memory_bytes["peak"] + row["add_bytes"]
+    # The allocator cannot reserve more than there is: it frees cached blocks first. `short` tells what was cut off.
     peak, low, high = (min(capacity, round(likely * factor)) for factor in (1.0, row["low"], row["high"]))
     return ReservedMemory(kind, int(row["n"]), peak, low, high, short=likely > capacity)

@@ -122,6 +122,7 @@ def _find_best(
     def workload(run: Statement) -> Statement:
         return run.but(layout=Layout(), micro_batch=1, accumulate=run.batch, recompute="")
 
+    # Suggestions are sorted by speed. One that computes something else (another loss or dtype) would not be the same run.
     fitting = next((s for s in suggestions if s.plan.fits and workload(s.stated) == workload(stated)), None)
     if fitting is None:
         return best, shortage
@@ -148,6 +149,7 @@ def explain_illegal(pricer: Pricer, stated: Statement) -> tuple[str, ...]:
 
     If sizes alone give no reason, the sentence names the deciding operator and the nearest legal run."""
     planner = pricer.planner(stated)
+    # Sizes first: they say the value and what would do, where the network knows only that no state is left.
     if reasons := operator_faults(planner.graph, stated.layout):
         return tuple(reasons)
     why = undecided_fault(planner.of_space(stated.layout.space()), stated.layout)

@@ -55,6 +55,7 @@ def find_suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Sugg
         if changed is None or not changed.fits:
             continue
         speed = pricer.speed(changed, other).tokens_per_s_per_gpu
+        # If the stated run does not fit, its speed is of a run that nobody can start: then any that fits helps.
         if not plan.fits or speed > stated_speed * (1 + MIN_GAIN):
             helpful.append(Suggestion(Sentence(change), other, changed, speed))
     return sorted(helpful, key=lambda s: -s.tokens_per_s_per_gpu)[:MAX_SUGGESTIONS]
@@ -91,6 +92,7 @@ def _context_changes(stated: Statement, node: int) -> Iterator[tuple[str, Statem
     while ranks % cp == 0 and cp * layout.tp <= node:
         other = replace(layout, cp=cp, **{wide: ranks // cp})
         other = replace(other, zero=3) if wide == "fsdp" and other.data == 1 else other
+        # Context ranks take the place of data-parallel ones, so `cp` times as many micro-batches keep the samples of a step.
         yield f"cp={cp} ({other})", stated.but(layout=other, accumulate=cp * stated.accumulate)
         cp *= 2
 
@@ -151,6 +153,7 @@ def _tensor_changes(stated: Statement) -> Iterator[tuple[str, Statement]]:
         yield "sequence parallelism", stated.but(layout=replace(layout, sp=True))
     wide = "fsdp" if layout.fsdp > 1 else "dp"
     if getattr(layout, wide) % 2 == 0:
+        # Half as many data-parallel ranks with micro-batches twice as large have the same samples a step.
         other = replace(layout, tp=2 * layout.tp, sp=True, **{wide: getattr(layout, wide) // 2})
         yield f"tp={other.tp} ({other})", stated.but(layout=other, micro_batch=2 * stated.micro_batch)
     if layout.tp % 2 == 0 and stated.micro_batch % 2 == 0:

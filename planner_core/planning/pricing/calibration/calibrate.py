@@ -58,6 +58,7 @@ def fit_collectives(cluster: Cluster, rows: Sequence[Collective], source: str) -
         if all(r.nodes == r.ranks for r in rows)
         else (*NODE_CONSTANTS, *NETWORK_CONSTANTS)
     )
+    # Constants that no timing depends on are not fitted: one node says nothing about the network, one GPU a node nothing about the node.
     start = {name: value for name, value in asdict(known).items() if name in names and value > 0}
     groups = sorted({(r.ranks, r.nodes) for r in rows})
     if any(nodes > 1 for _, nodes in groups) and len(cluster.levels) < 2:
@@ -117,6 +118,7 @@ def fit_products(gpu: Gpu, rows: Sequence[Product], source: str, hot: float = HO
 
     measured = np.array([r.seconds for r in rows])
     found = fit_constants(start, UPPER_BOUNDS, predict, measured)
+    # Alone a product is quicker than in a run, which draws power all the time. What is stored is for runs.
     in_a_run = {**found, "flops_efficiency": found["flops_efficiency"] / hot}
     return _make_calibration(_with_products(gpu, in_a_run), "products", source, start, found, predict, measured)
 
@@ -169,12 +171,14 @@ def fit_step(
             "check layout, micro-batch, recompute and GB/s of the links"
         )
     for _ in range(MAX_BISECTIONS):
+        # The factor is bounded and judged by ratio, so the middle is the geometric one.
         middle = (low * high) ** 0.5
         low, high = (middle, high) if speed(middle).tokens_per_s_per_gpu < wanted else (low, middle)
         if high / low < 1 + TOLERANCE:
             break
     factor = (low * high) ** 0.5
     gpu = replace(cluster.gpu, flops_efficiency=cluster.gpu.flops_efficiency * factor)
+    # Both speeds are of the same tokens a step, so seconds are to each other as the speeds are inversely.
     measured_s = now.step_time_s * now.tokens_per_s_per_gpu / wanted
     seconds = (np.array([s]) for s in (measured_s, now.step_time_s, speed(factor).step_time_s))
     shares = {"flops_efficiency": (cluster.gpu.flops_efficiency, gpu.flops_efficiency)}
@@ -183,6 +187,7 @@ def fit_step(
 
 def fit_machine(machine: Machine, source: str) -> tuple[Cluster, list[Calibration]]:
     """The cluster of one node that was measured, and the fits, without any constants known before."""
+    # Nothing is known of the machine, so its fastest product stands for the peak, and the fit says what share others reach.
     rate = max(2 * r.m * r.n * r.k / r.seconds for r in machine.products)
     dtype, gpu_name = machine.products[0].dtype, machine.device
     gpu = Gpu(
@@ -197,6 +202,7 @@ def fit_machine(machine: Machine, source: str) -> tuple[Cluster, list[Calibratio
     )
     found = [fit_products(gpu, machine.products, source, hot=1.0)]
     wire = {"all_reduce": 2.0}  # of the tensor; all_gather and reduce_scatter send it once
+    # And the fastest collective for the link: an all_reduce of B over n ranks sends 2 (n - 1) / n B, an all_gather half of that.
     link = max(
         (wire.get(r.kind, 1.0) * r.num_bytes * (1 - 1 / r.ranks) / r.seconds for r in machine.collectives), default=rate
     )

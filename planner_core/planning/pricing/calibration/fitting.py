@@ -52,10 +52,12 @@ def fit_constants(
 
     def residuals(point: Floats) -> Floats:
         predicted = predict(dict(zip(names, np.exp(point).tolist(), strict=True)))
+        # The sum of the head times SLACK squared, which has its minimum at the same place.
         return np.concatenate([np.log(predicted / measured), SLACK * (point - first) / WIDTH])
 
     point, now = first, residuals(first)
     for _ in range(MAX_STEPS):
+        # Slopes by differences, since `predict` may be any function of the constants.
         moved = [np.minimum(point + DELTA * unit, ceiling + DELTA) for unit in np.eye(len(names))]
         slopes = np.stack([(residuals(there) - now) / DELTA for there in moved], axis=1)
         step = np.asarray(np.linalg.lstsq(slopes, -now, rcond=None)[0], dtype=np.float64)

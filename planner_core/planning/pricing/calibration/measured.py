@@ -121,6 +121,7 @@ def read_machine(path: str | Path) -> Machine:
 def read_nccl_tests(path: str | Path) -> list[Collective]:
     """Read the output of one or more programs of nccl-tests, one after the other. Raises InputError."""
     where, text = _read_text(path)
+    # Each program prints its parameters (nThread ...) first, so there one test ends and the next begins.
     starts = [m.start() for m in re.finditer(r"(?m)^#\s*nThread", text)] or [0]
     found: list[Collective] = []
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
