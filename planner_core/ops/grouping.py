@@ -88,7 +88,7 @@ def coarsen_block(block: Block) -> CoarseBlock:
 def _partial_values(block: Block) -> set[int]:
     """The values that some row makes Partial, or passes on from a value that may be Partial."""
     inside = {o for i in block.items if isinstance(i, Op) for o in i.outputs}
-    found = {i for i, v in enumerate(block.values) if v.kind == "activation" and i not in inside}
+    partial_values = {i for i, v in enumerate(block.values) if v.kind == "activation" and i not in inside}
     for op in block.ops:
         if _is_widening_cast(block, op):
             continue  # a Partial is summed before it is cast to a wider dtype
@@ -99,9 +99,9 @@ def _partial_values(block: Block) -> set[int]:
                 if p == P and block.values[i].kind == "activation"
             ]
             partial_out = any(p == P for p, _ in row.outputs)
-            if partial_out and (row.name != "P" or any(i in found for i in partial_in)):
-                found.update(op.outputs)
-    return found
+            if partial_out and (row.name != "P" or any(i in partial_values for i in partial_in)):
+                partial_values.update(op.outputs)
+    return partial_values
 
 
 def _group_to_join(block: Block, op: Op, home: Mapping[int, int], may_be_partial: set[int]) -> int | None:

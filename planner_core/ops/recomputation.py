@@ -40,7 +40,7 @@ def kept_ops(block: Block, policy: str) -> tuple[str, ...]:
         return ()
     pick, last, given = KEEP_TESTS[policy], last_saving(block), _values_written_in_place(block) | set(block.outputs)
     # `number` counts the products with a weight from 0: "selective" keeps 0, 2, 4, ... as torchtitan's policy does.
-    found, number = [], -1
+    names, number = [], -1
     for k, op in enumerate(block.ops):
         attends = operator(op.fn).kind is Kind.ATTENTION
         number += _multiplies_a_weight(block, op)
@@ -52,8 +52,8 @@ def kept_ops(block: Block, policy: str) -> tuple[str, ...]:
             and block.values[op.outputs[0]].grad
             and op.outputs[0] not in given
         ):
-            found.append(op.name)
-    return tuple(found)
+            names.append(op.name)
+    return tuple(names)
 
 
 def last_saving(block: Block) -> int:

@@ -56,6 +56,7 @@ class Internal:
         sent = [ends[i] for i in self.sends]
         if self.phase != "forward" and not any(v.grad for v in sent):
             return ()
+        # At least: sums of gradients of 2 bytes may travel in 4 (`least_item`), whatever the operands have.
         item = max(self.least_item, ITEM_BYTES[sent[0].meta.dtype])
         return (replace(self, num_bytes=self.num_bytes * item, sends=()),)
 
@@ -154,13 +155,13 @@ def expand_rule(rule: Rule, op: Op, values: Sequence[Value], summed_later: bool)
     # Without a gradient of its results, a Replicate weight's gradient is no sum, and must not be priced as an all_reduce.
     if not any(values[o].grad for o in op.outputs):  # no gradient comes from here, so none needs to be summed
         kinds = [replace(k, grad=False) if k.kind == "parameter" else k for k in kinds]
-    found = [Row("R", tuple((R, R) for _ in kinds), tuple((R, R) for _ in op.outputs))]
-    found += [_split_row(op, s, kinds, values) for s in rule.splits]
+    expanded = [Row("R", tuple((R, R) for _ in kinds), tuple((R, R) for _ in op.outputs))]
+    expanded += [_split_row(op, s, kinds, values) for s in rule.splits]
     if rule.linear and any(kinds[i].kind == "activation" for i in rule.linear):
-        found.append(_partial_row(op, rule.linear, kinds))
+        expanded.append(_partial_row(op, rule.linear, kinds))
     if summed_later and rule.is_known and rule.splits and all(values[o].grad for o in op.outputs):
-        found.append(_late_sum_row(op, kinds))
-    return tuple(found)
+        expanded.append(_late_sum_row(op, kinds))
+    return tuple(expanded)
 
 
 def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) -> Row:
@@ -175,6 +176,7 @@ def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) ->
 
     def result(i: int, dim: DimOf) -> Pair:
         if dim is None or dim == WHOLE:
+            # The gradient of a sum goes to each of its terms whole, so that of a Partial result is Replicate.
             return (P if dim is None else R), R
         return Shard(dim), Shard(dim) if values[op.outputs[i]].grad else R
 
@@ -198,6 +200,7 @@ def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) ->
 
 def _partial_row(op: Op, linear: tuple[int, ...], kinds: list[Value]) -> Row:
     # the product rule: a factor beside a Partial operand gets a Partial gradient
+    # Example: y = a * b with a = a1 + a2 on two ranks. The gradient of a is dy * b on both; that of b is dy * a1 + dy * a2, two terms.
     inputs = tuple((P, R) if i in linear else (R, P if k.grad else R) for i, k in enumerate(kinds))
     return Row("P", inputs, tuple((P, R) for _ in op.outputs))
 
@@ -221,8 +224,9 @@ def split(name: str, ins: Sequence[DimOf], outs: Sequence[DimOf], *divides: int,
 
 def operand_dim(shape: tuple[int, ...], rank: int, dim: int) -> DimOf:
     """The dim of an operand that is dim `dim` of the broadcast result, or None if the operand is repeated along it."""
-    own = dim - (rank - len(shape))
-    return own if own >= 0 and shape[own] > 1 else None
+    # Broadcasting aligns the last dims. Example: dim 2 of a result [2, 3, 4] is dim 0 of an operand [4], and no dim of [1].
+    dim_of_operand = dim - (rank - len(shape))
+    return dim_of_operand if dim_of_operand >= 0 and shape[dim_of_operand] > 1 else None
 
 
 def broadcast_splits(ins: Shapes, out: tuple[int, ...], num_dims: int | None = None, prefix: str = "d") -> list[Split]:

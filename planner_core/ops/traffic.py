@@ -56,6 +56,7 @@ def memory_passes(block: Block, fused: float) -> Mapping[str, MemoryPasses]:
     """The passes of each op of a block, by name. `fused` is the share of the chains that is fused: 0 eager, 1 compiled."""
     key = (id(block), fused)
     if key not in _CACHED_PASSES:
+        # The block is stored with the result: as long as it lives, no other block can get its id.
         _CACHED_PASSES[key] = (block, _count_passes(block, fused))
         if len(_CACHED_PASSES) > MAX_CACHED_BLOCKS:
             _CACHED_PASSES.popitem(last=False)
@@ -155,27 +156,28 @@ class _EagerPasses:
     def _sum_passes(self, value: int) -> float:
         """This reader's share of the passes that sum the gradients of an operand."""
         v, n = self.block.values[value], self.readers.get(value, 1)
+        # Example: 3 readers give 3 gradients, which 2 additions of 3 passes sum: 6 passes, so 2 for each reader.
         return SUM_PASSES * (n - 1) / n if v.grad and v.kind == "activation" else 0.0
 
     def _backward_passes(self, op: Op) -> list[float]:
         """Passes over operands and results of the op's own backward."""
         block, one, number = self.block, operator(op.fn), len(op.inputs)
-        found = [0.0] * (number + len(op.outputs))
+        passes = [0.0] * (number + len(op.outputs))
         if not _has_backward(block, op):
-            return found
+            return passes
         result = _num_elements(block, op.outputs[0])
         for i, v in enumerate(op.inputs):
             whole = _num_elements(block, v) >= result or one.kind in (Kind.NORM, Kind.ALONG)
             if not block.values[v].grad or (one.passes_gradient_through and whole):
                 continue
             if i == 0 or one.kind is not Kind.NORM:  # a norm's kernel makes its weight's gradient in the same pass
-                found[number] += 1.0 if whole else 1.0 + SUM_PASSES - 1
-                found[i] += 1.0
+                passes[number] += 1.0 if whole else 1.0 + SUM_PASSES - 1
+                passes[i] += 1.0
         ends = (*op.inputs, *op.outputs)
         for v in op.saved:
             if v in ends:
-                found[ends.index(v)] += 1.0
-        return found
+                passes[ends.index(v)] += 1.0
+        return passes
 
 
 @dataclass
@@ -193,6 +195,7 @@ class _FusedPasses:
     def __post_init__(self) -> None:
         made: dict[int, int] = {}
         for item in self.block.items:
+            # Example: norm, product, silu, product have the depths 0, 0, 1, 1. The result of a product is one deeper than its operands.
             at = max((made.get(v, 0) for v in item.inputs), default=0)
             fuses = isinstance(item, Op) and self._fuses(item)
             if isinstance(item, Op):

@@ -111,6 +111,7 @@ class Attention:
             inside = min(max(y, 0), self.kv_len)
             return inside**2 / 2 + self.kv_len * max(y - self.kv_len, 0)
 
+        # Example: a causal 8 x 8 has the shift 0: below(8) = 64 / 2 = 32 and below(0) = 0. Its last 2 queries: 32 - 36 / 2 = 14.
         return below(self.q_len + shift) - below(shift)
 
     @property

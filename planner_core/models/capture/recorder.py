@@ -294,6 +294,7 @@ class Recorder(TorchFunctionMode):
         self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]
     ) -> Any:
         refusals.check_lookup(self.scopes.frame.scope, fn, args, kwargs)
+        # Numbered before the call: one in place binds its target to a new value (`_rebind`), and the record must read the old one.
         inputs, self.packed_tensors = tuple(self.value_of(t) for t in operands), []
         self.read_constants.update(storage_id(t) for t in operands if id(t) not in self.tracked)
         if fn in TAKES_SIZES and len(operands) > 1:
@@ -312,6 +313,7 @@ class Recorder(TorchFunctionMode):
         if fn == "to" or "device" in moved_kw:
             moved, moved_kw = stay_on_meta(moved), stay_on_meta(moved_kw)
         out = self._run_on_meta(fn, func, moved, moved_kw)
+        # Taken here, since what the recorder itself calls below (`view_as`) may make autograd pack more.
         packed, self.packed_tensors = [*self.packed_tensors, *saved_by_kernel(fn, moved)], []
         if fn == "contiguous" and out is moved[0]:
             out = out.view_as(out)  # it returned its operand: make a tensor that can be a value of its own
@@ -327,11 +329,13 @@ class Recorder(TorchFunctionMode):
         outputs = tuple(self.add_activation(t) for t in results)
         if written:
             self._rebind(args[0], outputs[0])
+        # After the results have their numbers: softmax and many others save what they return.
         saved, extra = self.recording.match_saved(packed, self.first_in_storage, (*inputs, *outputs))
         frame = self.scopes.frame
         record = Record(self.scopes.site(fn), fn, inputs, outputs, attrs, type(frame.module).__name__, saved, extra)
         self.scope_stack[-1].items.append(record)
         sites.note_view(fn, args, out)
+        # A constant with values was written through its form on meta. The model's code goes on with its own tensor.
         return args[0] if written and not args[0].is_meta else out
 
     def _run_on_meta(self, fn: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -363,6 +367,7 @@ class Recorder(TorchFunctionMode):
         moved, moved_kw = to_meta(args, self.writes.meta_form), to_meta(kwargs, self.writes.meta_form)
         for old, new in zip(operands, sites.tensors((moved, moved_kw)), strict=True):
             if new is not old:
+                # The form on meta has a storage of its own. If autograd saves it, the saved tensor must still be matched with the constant.
                 self.first_in_storage[new.untyped_storage()._cdata] = self.recording.values[self.ids[id(old)]].storage
                 self.keep_alive.append(new)
         return moved, moved_kw
@@ -457,6 +462,7 @@ class Recorder(TorchFunctionMode):
             )
             raise explained from error
         finally:
+            # After a failed pass too: the next one, or the caller, must find inputs and buffers as they were.
             self.undo.restore()
 
     def _run_after(self, after: Callable[[Any], Any], out: Any) -> Any:

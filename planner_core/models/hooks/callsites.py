@@ -1,4 +1,4 @@
-"""Names of call sites: a capture and a running model give the same name to the same call. Imports torch, and of ours `opened_wrappers`.
+"""Names of call sites: a capture and a running model give the same name to the same call. Imports torch and other hooks.
 
 The capture and the runtime use it in the same way. In a `TorchFunctionMode`:
 
@@ -7,15 +7,15 @@ The capture and the runtime use it in the same way. In a `TorchFunctionMode`:
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if (out := as_others(call, func, args, kwargs, counts)) is not NotImplemented:
+        if (out := rewrite_call(call, func, args, kwargs, is_constant, is_stored)) is not NotImplemented:
             return out                           # recorded as other calls
-        func, args, kwargs = plain_form(func, args, kwargs)
-        fn = canonical(func, kwargs)
+        func, args, kwargs = normalize_call(func, args, kwargs)
+        fn = canonical_name(func, kwargs)
         operands = tensors((args, kwargs))       # in call order, constants included, duplicates kept
         if fn is None or not any(tracked(t) for t in operands):
             return func(*args, **kwargs)         # a constant, or not a tensor function
         out = func(*args, **kwargs)              # (the runtime runs it on local tensors here)
-        results = outputs(fn, args, out)         # [] : not recorded
+        results = recorded_results(fn, args, out)  # [] : not recorded
         if results:
             site = scopes.site(fn)               # exactly once for each recorded call, after the call
 
@@ -189,22 +189,22 @@ def is_inplace(fn: str) -> bool:
 
 def tensors(tree: Any) -> list[torch.Tensor]:
     """Collect all tensors in nested tuples, lists, dicts and slices, in order, with duplicates."""
-    found: list[torch.Tensor] = []
-    _collect(tree, found)
-    return found
+    collected: list[torch.Tensor] = []
+    _collect(tree, collected)
+    return collected
 
 
-def _collect(tree: Any, found: list[torch.Tensor]) -> None:
+def _collect(tree: Any, collected: list[torch.Tensor]) -> None:
     if isinstance(tree, torch.Tensor):
-        found.append(tree)
+        collected.append(tree)
     elif isinstance(tree, (tuple, list)):
         for item in tree:
-            _collect(item, found)
+            _collect(item, collected)
     elif isinstance(tree, dict):
         for item in tree.values():
-            _collect(item, found)
+            _collect(item, collected)
     elif isinstance(tree, slice):
-        _collect((tree.start, tree.stop, tree.step), found)
+        _collect((tree.start, tree.stop, tree.step), collected)
 
 
 def recorded_results(fn: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
@@ -228,6 +228,7 @@ _WRITTEN_VIEWS = "_shardscope_written"
 def note_view(fn: str, args: tuple[Any, ...], out: Any) -> None:
     """Remember that a result of `x[...]` is a view of x, so that a later write into it changes x."""
     if fn == "getitem" and isinstance(out, torch.Tensor) and not _copies_elements(args[1]):
+        # On the tensor itself, so that the note ends with the view, and no table has to outlive either of them.
         out.__dict__[_VIEW_OF] = args[0], args[1]
 
 
@@ -235,6 +236,7 @@ def note_write(target: torch.Tensor) -> None:
     """Remember a write in place: if `target` is a view of a tensor, the recorded value of that tensor is out of date."""
     whole, index = target.__dict__.get(_VIEW_OF, (None, None))
     if whole is not None:
+        # A list in order: if two views of one tensor overlap, the later write must win.
         whole.__dict__.setdefault(_WRITTEN_VIEWS, []).append((index, target))
 
 
@@ -245,12 +247,12 @@ def pop_written_views(
 
     Before the call, `whole[index] = view` makes the recorded value current. Python does the same by itself after `x[0] += 1`.
     """
-    found = []
+    written_views = []
     for whole in {id(t): t for t in operands}.values():
         for index, part in whole.__dict__.pop(_WRITTEN_VIEWS, ()):
             if not (fn == "setitem" and whole is args[0] and part is args[2]):
-                found.append((whole, index, part))
-    return found
+                written_views.append((whole, index, part))
+    return written_views
 
 
 def _copies_elements(index: Any) -> bool:
@@ -329,6 +331,7 @@ class Scopes:
         self._stack.clear()
 
     def _patch(self, owner: Any, name: str, value: Any) -> None:
+        # Of the class itself, without its bases: what it only inherits is deleted on exit, and not set to the inherited value.
         self._patched.append((owner, name, owner.__dict__.get(name)))
         setattr(owner, name, value)
 
@@ -390,6 +393,7 @@ class Scopes:
         aliases = self.names.get(id(module))
         if aliases is None:  # not a module of the model: its ops belong to the caller
             return plain(module, *args, **kwargs)
+        # Names are made at the call and not from the module tree: one module may be called twice, or by another than its parent.
         frame = self._enter(module, aliases)
         self._stack.append(frame)
         try:

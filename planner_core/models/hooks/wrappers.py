@@ -52,10 +52,12 @@ def unwrap_torch(
     """
     with ExitStack() as stack:
         for owner, name, value in _replacements(on_wrapper, checkpoint_context):
+            # Before the change, so that what is there comes back even if a later replacement fails.
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         checked = Distribution._validate_args
         stack.callback(Distribution.set_default_validate_args, checked)
+        # A check would ask tensors on meta for values that they do not have.
         Distribution.set_default_validate_args(False)
         if "torch._dynamo" in sys.modules:  # otherwise nothing can have been compiled, and the import takes seconds
             stack.enter_context(torch.compiler.set_stance("force_eager"))

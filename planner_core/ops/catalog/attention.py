@@ -43,18 +43,19 @@ def _attention(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
     if len(q) != 4:
         return Rule((split("batch", at(0, 0, 0), [0], q[0]),) if len(q) > 2 else ())
-    found = [split("batch", at(0, 0, 0), [0], q[0])] if q[0] > 1 else []
+    splits = [split("batch", at(0, 0, 0), [0], q[0])] if q[0] > 1 else []
     if q[1] > 1 and k[1] > 1:
-        found.append(split("heads", at(1, 1, 1), [1], q[1], k[1]))
+        splits.append(split("heads", at(1, 1, 1), [1], q[1], k[1]))
     if not op.attrs.get("is_causal") and q[2] > 1:
-        found.append(split("queries", at(2, None, None), [2], q[2]))
+        splits.append(split("queries", at(2, None, None), [2], q[2]))
+    # With other numbers of queries and keys the mask is aligned otherwise, and an odd number has no two equal blocks.
     if op.attrs.get("is_causal") and q[2] == k[2] and q[2] % 2 == 0 and op.attrs.get("window_size") is None:
-        found.append(_context(q, outs[0], len(ins)))
+        splits.append(_context(q, outs[0], len(ins)))
     if len(ins) == 3 and q[2] > 1 and k[2] > 1 and op.attrs.get("window_size") is None:
         causal = bool(op.attrs.get("is_causal"))
         if not causal or (q[2] == k[2] and q[2] % 2 == 0):
-            found.append(_ring(ins, outs[0], causal))
-    return Rule(tuple(found))
+            splits.append(_ring(ins, outs[0], causal))
+    return Rule(tuple(splits))
 
 
 def _context(q: tuple[int, ...], out: tuple[int, ...], num_inputs: int) -> Split:
@@ -71,6 +72,7 @@ def _ring(ins: Shapes, out: tuple[int, ...], causal: bool) -> Split:
     """
     q, k, v = ins
     sizes = (math.prod(k) + math.prod(v), ("batch", "heads", RING))
+    # count + each_rank * n = n - 1 sends, and the last one below brings the gradients home once, whatever n is.
     blocks = Internal("forward", "send_recv", *sizes, count=-1, sends=(1,), each_rank=1, share=1.0)
     again = replace(blocks, phase="backward", sends=(0, 1, 2), share=1 / 3)
     follow = replace(again, sends=(1, 2), least_item=SUMS, share=2 / 3)
@@ -132,6 +134,7 @@ def _attention_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     kernels = [whole]
     if whole.causal and sizes.whole[0][-2] != whole.q_len:
         block, keys = whole.q_len // 2, whole.kv_len
+        # Example: 8 queries on 2 GPUs. GPU 0 has 4: two that see 2 keys, and two from place 6 on that see all 8.
         kernels = [replace(whole, q_len=block, kv_len=block), replace(whole, q_len=block, first=keys - block)]
     return tuple(fused_part(kernel, replace(kernel, backward=True), (0, 1, 2)) for kernel in kernels)
 

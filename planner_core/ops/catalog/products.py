@@ -19,10 +19,11 @@ def _linear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     x, w = ins[0], ins[1]
     has_bias = len(ins) > 2
     none: list[DimOf] = [None] * has_bias
-    found = [split(f"d{d}", [d, None, *none], [d], x[d]) for d in range(len(x) - 1) if x[d] > 1]
-    found.append(split("out", [None, 0, *([0] * has_bias)], [len(x) - 1], w[0]))
-    found.append(split("in", [len(x) - 1, 1, *none], [None], w[1], bias=(2,) if has_bias else ()))
-    return Rule(tuple(found))
+    splits = [split(f"d{d}", [d, None, *none], [d], x[d]) for d in range(len(x) - 1) if x[d] > 1]
+    splits.append(split("out", [None, 0, *([0] * has_bias)], [len(x) - 1], w[0]))
+    # Each rank has a term of the sum over i. The bias is no such term, so all ranks together add it once.
+    splits.append(split("in", [len(x) - 1, 1, *none], [None], w[1], bias=(2,) if has_bias else ()))
+    return Rule(tuple(splits))
 
 
 def _linear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
@@ -47,8 +48,8 @@ def _linear_nf4_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 
 def _unpacked_weight_bytes(local: LocalBytes) -> int:
     """Bytes of the weight in the dtype that computes, which are there while the kernels run."""
-    held = 2 * local.item_bytes[1]  # numbers in an element of the packed weight
-    return math.prod(local.shapes[1]) * held * local.item_bytes[0]
+    numbers_per_element = 2 * local.item_bytes[1]  # of 4 bits, so two in a byte
+    return math.prod(local.shapes[1]) * numbers_per_element * local.item_bytes[0]
 
 
 def _addmm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -73,12 +74,12 @@ def _bilinear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     has_bias = len(ins) > 3
     last = len(x) - 1
     none: list[DimOf] = [None] * has_bias
-    found = [split(f"d{d}", [d, d, None, *none], [d], x[d]) for d in range(last) if x[d] > 1]
+    splits = [split(f"d{d}", [d, d, None, *none], [d], x[d]) for d in range(last) if x[d] > 1]
     bias = (3,) if has_bias else ()
-    found.append(split("out", [None, None, 0, *([0] * has_bias)], [last], w[0]))
-    found.append(split("in1", [last, None, 1, *none], [None], w[1], bias=bias))
-    found.append(split("in2", [None, last, 2, *none], [None], w[2], bias=bias))
-    return Rule(tuple(found))
+    splits.append(split("out", [None, None, 0, *([0] * has_bias)], [last], w[0]))
+    splits.append(split("in1", [last, None, 1, *none], [None], w[1], bias=bias))
+    splits.append(split("in2", [None, last, 2, *none], [None], w[2], bias=bias))
+    return Rule(tuple(splits))
 
 
 def _bilinear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
@@ -97,13 +98,13 @@ def _matmul(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     if len(a) < 2 or len(b) < 2:
         return Rule((), linear=(0,))
     out, rank = outs[0], len(outs[0])
-    found = broadcast_splits([a, b], out, rank - 2, "b")
+    splits = broadcast_splits([a, b], out, rank - 2, "b")
     if a[-2] > 1:
-        found.append(split("rows", [len(a) - 2, None], [rank - 2], a[-2]))
+        splits.append(split("rows", [len(a) - 2, None], [rank - 2], a[-2]))
     if b[-1] > 1:
-        found.append(split("out", [None, len(b) - 1], [rank - 1], b[-1]))
-    found.append(split("in", [len(a) - 1, len(b) - 2], [None], a[-1]))
-    return Rule(tuple(found), linear=(0,))
+        splits.append(split("out", [None, len(b) - 1], [rank - 1], b[-1]))
+    splits.append(split("in", [len(a) - 1, len(b) - 2], [None], a[-1]))
+    return Rule(tuple(splits), linear=(0,))
 
 
 def _matmul_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
@@ -135,6 +136,7 @@ def _repeated_factor_bytes(local: LocalBytes) -> int:
         return 0  # one matrix for the whole batch is not repeated
     lead = [shape[:-2] for shape in local.shapes]
     copies, both = 0, _broadcast(*lead)
+    # Reversed: the gradient of one factor is a product with the other one, so it decides whether that copy is kept.
     for own, num_bytes, kept in zip(lead, local.ins, reversed(local.grads), strict=True):
         if math.prod(own) not in (1, both) and not kept:
             copies += num_bytes // math.prod(own) * both
@@ -276,6 +278,7 @@ def _dispatch_split(ins: Shapes) -> Split:
         (0,),
         (tokens, ins[3][0]),
         internal=(gathered, *sent),
+        # Experts are dealt to ranks once: a second axis would divide them again, and the all_to_all knows one owner of each.
         excludes=(DISPATCH, "experts"),
         routed=True,
     )
@@ -284,6 +287,7 @@ def _dispatch_split(ins: Shapes) -> Split:
 def _moe_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     """Two grouped products. Routing is taken to be balanced: a GPU with 1/n of the experts gets 1/n of the rows."""
     index, up, down = sizes.ins[1], sizes.ins[3], sizes.ins[4]
+    # Example: 4 GPUs deal 16 tokens with 2 choices to 8 experts. One has 4 tokens and 2 experts: 4 * 2 * 2 * 4 // 8 = 8 rows.
     rows = math.prod(index) * up[0] * sizes.parts.get(DISPATCH, 1) // sizes.whole[3][0]
     turned = bool(op.attrs.get("transposed"))
     (k, n), (inner, out) = (up[1:], down[1:]) if turned else (up[:0:-1], down[:0:-1])

@@ -44,6 +44,7 @@ def _chunk_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     groups = ins[names.index("B")][2]
     batch = dict.fromkeys(("hidden_states", "dt", "B", "C"), 0)
     by_head = {"hidden_states": 2, "dt": 2, "A": 0, "D": 0, "dt_bias": 0, **({"B": 2, "C": 2} if groups > 1 else {})}
+    # Example: 8 heads in 2 groups may be split in 2 and not in 4, since two ranks would then need the B and C of one group.
     extents = (heads, groups) if groups > 1 else (heads,)
     return Rule((_split_at(op, "batch", batch, len(ins), 0, b), _split_at(op, "heads", by_head, len(ins), 2, *extents)))
 
@@ -51,10 +52,10 @@ def _chunk_scan(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 def _delta_rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Every operand is [b, s, h, ...]. Samples may be sharded, and heads if queries and values have equally many."""
     names = _names(op, len(ins))
-    found = [split("batch", [0] * len(ins), [0], outs[0][0])]
+    splits = [split("batch", [0] * len(ins), [0], outs[0][0])]
     if names and len({shape[2] for shape in ins}) == 1:
-        found.append(split("heads", [2] * len(ins), [2], outs[0][2]))
-    return Rule(tuple(found))
+        splits.append(split("heads", [2] * len(ins), [2], outs[0][2]))
+    return Rule(tuple(splits))
 
 
 def _wkv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -149,6 +150,8 @@ def _chunked(op: Op, sizes: Sizes, states: int, with_state: int) -> tuple[Part, 
     """
     chunk, width = int_attr(op, "chunk_size", CHUNK), sizes.outs[0][3]
     rows = math.prod(sizes.outs[0][:3])
+    # Example for one token of one head, chunk 64, 128 states, width 64, two products with the state:
+    # 2 * (64 * 192 + 2 * 128 * 64) = 2 * (12288 + 16384) = 57344 FLOPs.
     return _scan(2 * rows * (chunk * (states + width) + with_state * states * width), sizes)
 
 

@@ -41,6 +41,7 @@ def view_groups(src: tuple[int, ...], dst: tuple[int, ...]) -> list[tuple[list[i
         i, j = i + len(a), j + len(b)
         while x != y:
             if x < y and i < len(src):
+                # Example: [2, 6, 4] to [12, 4]. 2 is less than 12, so the run takes the 6 too: 2 * 6 = 12 closes it.
                 a, x, i = [*a, i], x * src[i], i + 1
             elif j < len(dst):
                 b, y, j = [*b, j], y * dst[j], j + 1
@@ -56,19 +57,20 @@ def _view(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     The next dim may be sharded where the mesh axes before shard the outermost one into single elements: then nothing moves.
     Example: two samples of 8 tokens, [2, 8] to [16]. On a mesh of 2 x 4 each GPU has two tokens of one sample, [1, 2] to [2].
     """
-    found = []
+    splits = []
     rest: list[DimOf] = [None] * (len(ins) - 1)
     for a, b in view_groups(ins[0], outs[0]):
         merged, cut = ([d for d in dims if shape[d] > 1] for dims, shape in ((a, ins[0]), (b, outs[0])))
         if not merged or not cut:
             continue
         (i, *inner), (j, *under) = merged, cut
-        found.append(split(f"d{i}", [i, *rest], [j], ins[0][i], outs[0][j]))
+        # Both extents have to divide. Example: [2, 6] to [12] in 4 parts: 12 / 4 is 3, but 2 samples cannot be cut in 4.
+        splits.append(split(f"d{i}", [i, *rest], [j], ins[0][i], outs[0][j]))
         if inner and not under:
-            found.append(_within(f"d{inner[0]}", (inner[0], *rest), j, ins[0][inner[0]], (f"d{i}", ins[0][i])))
+            splits.append(_within(f"d{inner[0]}", (inner[0], *rest), j, ins[0][inner[0]], (f"d{i}", ins[0][i])))
         elif under and not inner:
-            found.append(_within(f"d{i}.{under[0]}", (i, *rest), under[0], outs[0][under[0]], (f"d{i}", outs[0][j])))
-    return Rule(tuple(found), linear=(0,))
+            splits.append(_within(f"d{i}.{under[0]}", (i, *rest), under[0], outs[0][under[0]], (f"d{i}", outs[0][j])))
+    return Rule(tuple(splits), linear=(0,))
 
 
 def _within(name: str, ins: tuple[DimOf, ...], out: int, extent: int, outer: tuple[str, int]) -> Split:
@@ -105,31 +107,32 @@ def _split(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     if len(ins) != 1:  # places of the cuts that a tensor holds
         return Rule(())
     cut = changed_dim(op, ins[0], outs[0])
-    found = [split(f"d{d}", [d], [d] * len(outs), n) for d, n in enumerate(ins[0]) if d != cut and n > 1]
+    splits = [split(f"d{d}", [d], [d] * len(outs), n) for d, n in enumerate(ins[0]) if d != cut and n > 1]
     sizes = tuple(o[cut] for o in outs)
     # fused projections: the dim is sharded part by part, so that every device holds a piece of every part
-    found.append(Split(f"d{cut}", (cut,), (cut,) * len(outs), sizes, segments={0: sizes}))
-    return Rule(tuple(found), linear=(0,))
+    splits.append(Split(f"d{cut}", (cut,), (cut,) * len(outs), sizes, segments={0: sizes}))
+    return Rule(tuple(splits), linear=(0,))
 
 
 def _cat(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     rank, stacked = len(outs[0]), len(outs[0]) > max(len(s) for s in ins)
     full = next((s for s in ins if len(s) == rank), ins[0])  # torch lets an empty vector join anything
     cut = dim_attr(op, rank) if stacked else changed_dim(op, full, outs[0])
-    found = []
+    splits = []
     for d in range(rank):
         if d == cut or outs[0][d] == 1:
             continue
-        own = d - (stacked and d > cut)
-        dims = [own if stacked or len(s) == rank else None for s in ins]
-        found.append(split(f"d{d}", dims, [d], outs[0][d]))
-    return Rule(tuple(found), linear=tuple(range(len(ins))))
+        # `stack` makes a new dim at `cut`, so behind it the operands' dims are one place earlier.
+        dim_of_operand = d - (stacked and d > cut)
+        dims = [dim_of_operand if stacked or len(s) == rank else None for s in ins]
+        splits.append(split(f"d{d}", dims, [d], outs[0][d]))
+    return Rule(tuple(splits), linear=tuple(range(len(ins))))
 
 
 def _unbind(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     cut = dim_attr(op, len(ins[0]))
-    found = [split(f"d{d}", [d], [d - (d > cut)] * len(outs), n) for d, n in enumerate(ins[0]) if d != cut and n > 1]
-    return Rule(tuple(found), linear=(0,))
+    splits = [split(f"d{d}", [d], [d - (d > cut)] * len(outs), n) for d, n in enumerate(ins[0]) if d != cut and n > 1]
+    return Rule(tuple(splits), linear=(0,))
 
 
 def _getitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -248,6 +251,7 @@ def _as_strided(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     row = math.prod(x[1:])
     if laid != contiguous_strides(x) or sizes != out or len(strides) != len(out) or op.attrs.get("storage_offset"):
         return unknown(op, ins, outs)
+    # The farthest element that the chunks of a sample read lies before the next sample begins.
     apart = sum((n - 1) * s for n, s in zip(sizes[1:], strides[1:], strict=True)) < row
     if strides[0] != row or not apart or not x[0] == out[0] > 1:
         return unknown(op, ins, outs)

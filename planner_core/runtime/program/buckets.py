@@ -70,6 +70,7 @@ class BucketMember:
     def piece_shape(self) -> tuple[int, ...]:
         """Shape of one rank's piece in the flat tensor of an all_gather or reduce_scatter."""
         shape, n = list(self.shape), self.move.axis.size
+        # A message has pieces of one length. Example: 5 rows over 2 ranks are 3 + 2, so each piece has 3 rows, and rank 1 pads its 2.
         if self.uneven_length is not None:
             shape[self.dim] = longest_part(self.uneven_length, n)
         elif self.move.kind == "reduce_scatter":
@@ -95,6 +96,7 @@ class BucketMember:
                 if full_length is None
                 else shard_length(full_length, move.axis.size, move.axis.rank)
             )
+        # An all_to_all of [4, 6] on 2 ranks from dim 0 to dim 1: dim 0 grows to 8, and dim 1 shrinks to 3.
         elif move.kind in ("all_to_all", "pad") and full_length is None:
             shape[self.dim] *= move.axis.size
             if move.kind == "all_to_all":
@@ -165,6 +167,7 @@ def start_move(
         results = [m.move.apply(t, m.segments) for m, t in zip(members, tensors, strict=True)]
         return lambda: copy_into(results, out)
     if move.kind == "all_reduce":
+        # `pack` copies nothing of a single tensor. That one is the caller's, and all_reduce writes in place, so it is not `owned`.
         packed = pack(tensors) if flat is None else flat
         finish = move.axis.start_all_reduce(packed, owned=flat is not None or len(tensors) > 1, packed=len(members))
         return lambda: unpack(finish(), [m.shape for m in members])
@@ -197,12 +200,15 @@ def move_through(
 
     The list `tensors` is emptied, so that memory is freed as soon as no collective needs it.
     """
+    # `flat` is packed as the first stage sends it; the stages after it pack for themselves.
     for members in stages[:-1]:
         tensors, flat = (yield from _one_stage(members, tensors, flat)), None
     finish = start_move(stages[-1], tensors, flat=flat, out=out)
     tensors.clear()
+    # A yield means that a message is in flight (`advance_steps`). A move without one is finished at once.
     if communicates(stages[-1][0].move):
         yield
+    # Only now: while the collective is in flight its own flat result exists, and `out` would lie unused beside it.
     before_write()
     finish()
 
@@ -262,6 +268,7 @@ def pack_rank_rows(members: Sequence[BucketMember], tensors: Sequence[torch.Tens
     sharded."""
     num_ranks = members[0].move.axis.size
     pairs = zip(members, tensors, strict=True)
+    # Example: 2 ranks, a [4, 2] to be cut along dim 0 and b [2, 3] along dim 0: rows of 4 + 3 numbers, so the tensor is [2, 7].
     return torch.cat(
         [
             torch.stack(split_by_rank(t, require_dim(m.move.dst), num_ranks, m.segments)).view(num_ranks, -1)
@@ -336,8 +343,11 @@ def _matching_views(
     dim, n, fused = member.dim, member.move.axis.size, member.segments
     if member.uneven_length is not None:
         for part, slot in zip(split_unevenly(whole, dim, n), slots, strict=True):
+            # A slot is as long as the longest part. What lies behind a shorter part is padding, and no view covers it.
             yield part, slot.narrow(dim, 0, part.size(dim))
         return
+    # The slots have the ranks as an extra first dim, so what is dim 0 of the whole tensor is dim 1 of them.
     rank_parts = split_segments(slots, dim + 1, {dim + 1: fused[dim]} if dim in fused else NO_SEGMENTS)
     for part, slot in zip(split_segments(whole, dim, fused), rank_parts, strict=True):
+        # Example: a whole [6, 4] cut along dim 0 over 2 ranks is viewed as [2, 3, 4], rank first, as the slots lie.
         yield part.unflatten(dim, (n, -1)).movedim(dim, 0), slot

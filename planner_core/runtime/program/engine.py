@@ -181,6 +181,7 @@ class BoundProgram:
     def _take_over(self, script: names.EditableFunctions) -> None:
         """Replace the generated functions by those of a script, whose globals are the script's. Raise PlanMismatch if they do
         not fit."""
+        # A function that the script imports has other globals, and is no function of the program.
         functions = {n: f for n, f in script.names.items() if inspect.isfunction(f) and f.__globals__ is script.names}
         missing = next((u for u in self.program.units if u.function not in functions), None)
         if missing is not None:
@@ -205,6 +206,7 @@ class BoundProgram:
         self.table_buffers = read_buffers([trees["tables"]] if self.has_tables else [])
         self.names |= {n: functions[n] for n in trees}
         for name, value in self.names.items():
+            # The script's functions look names up in the script's globals: what it lacks comes from here, and what it has stays.
             existing = script.names.setdefault(name, value)
             if getattr(value, "__code__", None) and value.__code__.co_filename == self.filename:
                 self.names[name] = existing
@@ -228,6 +230,8 @@ class BoundProgram:
 
     def _chain(self) -> None:
         units = [call.unit for call in self.calls]
+        # Example: a refresh of 1 collective, and a gather of 2 that reads it: reach is 1 + (1 + 2) = 4. The refresh leaves 3 units ahead,
+        # the first collective of the gather 2 units ahead, and its last one 1 unit ahead.
         reach = 1 + max(
             (bucket.num_collectives + bucket.reader_collectives for unit in units for bucket in unit.buckets), default=0
         )
@@ -255,5 +259,6 @@ class BoundProgram:
             units.tables = self.tables[1]
         out: tuple[torch.Tensor, ...] = self.names["forward"](units, *inputs)
         if torch.is_grad_enabled():
+            # Evaluation does not count: the number is part of the seeds of masks, which a pass without gradients must not change.
             engine.forwards += 1
         return out

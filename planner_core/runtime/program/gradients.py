@@ -59,6 +59,7 @@ class GradientBucket:
         landed = _reduced_shapes(self.micro, self.shapes)
         self.final = bucket_stages(weights, landed, [() if deferred else w.final for w in weights])
         self.packs_by_rank = _begins_with_reduce_scatter(self.micro)
+        # Not if it is small: small buckets of several units are packed together at the end, so packing here would be a second copy.
         self.final_by_rank = not self.micro and not self.is_small and _begins_with_reduce_scatter(self.final)
         """Whether gradients are packed rank by rank as they arrive, as the reduce_scatter of `final` sends them. Then they need
         no other copy."""
@@ -114,10 +115,12 @@ class GradientBucket:
         """Add the gradient to those of earlier micro-batches, or write it into a new flat tensor."""
         weight = self.weights[index]
         if self.final_by_rank and weight.accumulated is not None and weight.packed_as is None:  # of another unit
+            # Another bucket, such as a deferred one, has left its sum unpacked. It joins this gradient before both are packed.
             gradient, weight.accumulated = weight.accumulated.add_(gradient), None
         if weight.packed_as is not None:
             assert weight.accumulated is not None
             copy_to_slots(weight.packed_as, weight.accumulated, gradient, accumulate=True)
+        # Added in place: `accumulated` may be a slot of the flat tensor, and must remain it for the collective to need no copy.
         elif weight.accumulated is not None:
             weight.accumulated.add_(gradient)
         elif not self.final:
@@ -139,6 +142,7 @@ class GradientBucket:
         if self.micro:
             yield from self._reduce_micro(arrived)
         if self.deferred or (self.final and not sync):
+            # Inside `no_sync()` the packed sums wait in the slots for the last micro-batch. Other sums live on in `weight.accumulated`.
             self.reset(keep=self.final_by_rank)
             return
         yield from self.reduce_final(arrived)
@@ -176,6 +180,7 @@ class GradientBucket:
         self._allocate()
         for place, weight, member in zip(self.slots, self.weights, self.packing_members, strict=True):
             if weight.accumulated is None:
+                # The message has a place for every weight of the bucket, so those without a gradient are sent too, as zeros.
                 place.zero_()
             elif weight.packed_as is None:
                 copy_to_slots(member, place, weight.accumulated)
@@ -202,6 +207,7 @@ class GradientBucket:
         for i, weight, tensor in zip(
             members, weights, _copy_if_mixed(tensors, [w.accumulated is None for w in weights]), strict=True
         ):
+            # A weight that took part with zeros keeps no gradient, as in one process: an optimizer skips it, and does not decay it.
             if i in self.arrived:
                 weight.accumulated = tensor if weight.accumulated is None else weight.accumulated.add_(tensor)
 
@@ -247,6 +253,7 @@ def _reduce_and_publish(
 ) -> CollectiveSteps:
     tensors = yield from _run_stages(stages, tensors, flat)  # type: ignore[assignment]
     for weight, tensor in zip(weights, _copy_if_mixed(tensors, [w.gradient is None for w in weights]), strict=True):
+        # Not those that were sent as zeros to fill the message: they stay without a gradient.
         if weight.accumulated is not None:
             weight.accumulated = weight.packed_as = None
             weight.publish(tensor)
@@ -306,6 +313,7 @@ class ReductionQueue:
 
     def drain(self) -> None:
         """Take moves until no bucket is in flight."""
+        # First those that free memory when they end. Nothing waits for the others before this.
         while self.in_flight:
             self.advance()
         while self.in_place:
@@ -325,11 +333,11 @@ class PendingGradient(torch.Tensor):
     def of(weight: Weight) -> PendingGradient:
         """Make the one of a weight."""
         like = weight.parameter
-        made: PendingGradient = torch.Tensor._make_wrapper_subclass(
+        stand_in: PendingGradient = torch.Tensor._make_wrapper_subclass(
             PendingGradient, like.shape, dtype=like.dtype, device=like.device
         )
-        made.weight = weight
-        return made
+        stand_in.weight = weight
+        return stand_in
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -341,6 +349,7 @@ class PendingGradient(torch.Tensor):
         if func is torch.ops.aten.zero_.default and this is not None:
             discard_pending([this.weight.parameter])
             return this
+        # `zero_grad(set_to_none=False)` sets whole lists of gradients to zero by this one operator.
         if func is torch.ops.aten._foreach_zero_.default:
             for x in args[0]:
                 x.zero_()

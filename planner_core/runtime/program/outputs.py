@@ -35,11 +35,13 @@ def make_delivery(
     forward: list[AxisMove] = []
     backward: list[AxisMove] = []
     num_shares = 1
+    # The last axis first. Example: 4 rows over axes of 2 and 2. The inner axis joins 0 1 and 2 3, and the outer one joins these.
     for reference in reversed(range(len(axes))):
         axis, placement, gradient_placement = axes[reference], placements[reference], gradient[reference]
         if axis.size == 1:
             continue
         if isinstance(placement, Shard) and placement.dim == samples and reference in data_axes and not global_batch:
+            # A loop takes the mean over its own samples. Of two means 3 and 5 the mean of all is (3 + 5) / 2, so each counts half.
             num_shares *= axis.size
             continue
         if isinstance(placement, Shard):
@@ -47,6 +49,7 @@ def make_delivery(
         elif isinstance(placement, Partial):
             forward.append(AxisMove(axis, "all_reduce"))
         if isinstance(gradient_placement, Shard):
+            # In front, since gradients are cut in the opposite order: the outer axis first, as `shard_tensor` does.
             backward.insert(0, AxisMove(axis, "slice", None, gradient_placement.dim))
         elif isinstance(gradient_placement, Partial):
             backward.append(AxisMove(axis, "divide"))

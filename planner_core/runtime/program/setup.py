@@ -35,6 +35,7 @@ class Precision:
 def plan_precision(plan: Plan) -> Precision:
     """Return the dtypes of a plan's workload. Stored parameters are float32 masters unless the optimizer keeps none."""
     load = plan.workload
+    # Example: mixed precision in bfloat16 stores and accumulates float32, and computes in bfloat16.
     working: torch.dtype = getattr(torch, load["dtype"])
     masters = str(load["optimizer"]).endswith("-fp32") or load.get("precision") == "mixed"
     stored = torch.float32 if masters and working.itemsize < 4 else working
@@ -125,6 +126,7 @@ def shard_model(
     for name, param in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(param), []).append(name)
     replicate: Placements = (Replicate(),) * len(axes)
+    # For a parameter that the plan does not name: every rank has it whole.
     replicated = ParamPlan(replicate, replicate, replicate)
     plans = {key: next((stored[n] for n in aliases if n in stored), replicated) for key, aliases in names.items()}
     any_sharded = any(
@@ -148,6 +150,7 @@ def shard_model(
                     tuple(names[id(parameter)]), sharded, plan, axes, dtypes(parameter)
                 )
             module._parameters[name] = weights[id(parameter)].parameter
+    # Modules also hold parameters in lists, dicts and objects, from which a forward would compute with the old ones.
     TensorReplacement(model, replaced)
     return {w.names[0]: w for w in weights.values()}
 
@@ -165,7 +168,9 @@ def _make_parameter(
     with torch.no_grad():
         full = parameter.detach() if init is None else init(name, parameter)
         full = full if full.is_meta else full.to(mesh.device_type)
+        # Cut, then cast: no rank makes a copy of the whole tensor in another dtype.
         local = shard_tensor(full, plan.stored, axes, plan.segments).to(dtype).contiguous()
+        # Neither cut nor cast nor moved: the model keeps its own parameter, and an optimizer that was made of it stays right.
         if not any_sharded and local.data_ptr() == parameter.data_ptr() and not parameter.is_meta:
             return parameter
         if local.untyped_storage().nbytes() != local.nbytes or local.data_ptr() == parameter.data_ptr():

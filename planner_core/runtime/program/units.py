@@ -83,22 +83,27 @@ class BackwardPass:
         """Start the backward pass, at the first hook that runs in it. Autograd calls `end` when it has finished."""
         if not self.running:
             self.running = True
+            # Before the first gradient arrives: the stand-ins leave `.grad`, so that sums are added to what was there before `no_sync()`.
             unmark_pending(self.pending_weights)
             self.pending_weights = []
+            # Not at the last gradient: some units may get none at all, and their prefetched weights must be freed as well.
             torch.autograd.Variable._execution_engine.queue_callback(self.end)
 
     def end(self) -> None:
         """Reduce the remaining gradients, and wait for all collectives."""
         self.running = False
         for unit in self.units:
+            # Some weights of the unit got no gradient, so `arrived` never came to `expected`, and `_take` has not issued the rest.
             if unit.arrived:
                 unit.issue_reductions()
+            # Before `wait`: for a unit that is done it looks at no bucket, and here it must see all of them.
             unit.is_done = False
             unit.wait(for_backward=True)  # a unit whose output the loss does not use was prefetched in vain
             unit.free()
         if self.small_buckets:
             self.queue.push(join_small_buckets(self.small_buckets))
             self.small_buckets = []
+        # Before `held_back` is made: a deferred bucket in flight still adds to `accumulated`.
         self.queue.drain()
         if self.sync:  # the unit that should finish a shared weight's gradient may not have run backward
             held_back = dict.fromkeys(w for u in self.units for w in u.deferred_weights if w.accumulated is not None)
@@ -129,8 +134,8 @@ class RuntimeUnit:
             for group in groups.values()
         ]
         self.regathers = [gather for (regather, *_), gather in zip(groups, self.gathers, strict=True) if regather]
-        kept = dict.fromkeys(u.weight for u in uses if u.weight.refresh or not u.has_copy)
-        self.refreshes: list[RefreshBucket] = group_refreshes(list(kept))
+        with_working_copy = dict.fromkeys(u.weight for u in uses if u.weight.refresh or not u.has_copy)
+        self.refreshes: list[RefreshBucket] = group_refreshes(list(with_working_copy))
         for gather in self.gathers:
             gather.depend_on(self.refreshes)
         self.buckets: list[RefreshBucket | GatherBucket] = [*self.refreshes, *self.gathers]
@@ -163,14 +168,15 @@ class RuntimeUnit:
             if use.trained and use.weight.parameter.requires_grad and "accept_gradient" not in vars(source):
                 if use.weight.first_unit is None:
                     use.weight.first_unit = self
+                # Without `final` nothing is left to defer: the moves of the use itself bring its gradient to the parameter.
                 deferred = bool(use.weight.final) and (use.weight in seen or use.weight.first_unit is not self)
                 seen.add(use.weight)
                 key = (deferred, message_key(use.reduce), message_key(use.weight.final), use.weight.gradient_dtype)
                 groups.setdefault(key, []).append((use, source))
+                # A mark until the bucket exists: two uses of one unit may share a source, and its gradient arrives once.
                 source.accept_gradient = lambda gradient: None  # type: ignore[method-assign]
-        for (deferred, *_), members in sorted(
-            groups.items(), key=lambda item: not item[0][0]
-        ):  # what is held comes first
+        # Deferred buckets first: if the unit uses a weight twice, the bucket that finishes its gradient must see the sum of both uses.
+        for (deferred, *_), members in sorted(groups.items(), key=lambda item: not item[0][0]):
             shapes = [tuple(source.leaf.shape) for _, source in members]
             reduction = GradientBucket(
                 [u.weight for u, _ in members], shapes, [u.reduce for u, _ in members], deferred=deferred
@@ -200,6 +206,7 @@ class RuntimeUnit:
         self.arrived = 0
         sync = self.backward.sync
         at_end = [r for r in self.reductions if r.arrived and r.is_small and sync]
+        # Inside `no_sync()` a small bucket goes the ordinary way: `reduce` leaves its sum in `accumulated` and sends nothing.
         self.backward.small_buckets += at_end
         immediate = [r for r in self.reductions if r.arrived and r not in at_end]
         self.backward.queue.push([r.reduce(sync) for r in immediate], [sync and r.reduces_in_place for r in immediate])
@@ -248,6 +255,7 @@ def prefetch(units: Sequence[RuntimeUnit], for_backward: bool = False) -> None:
         # Example with two collectives each: units[1] issues its first here and its second below, when units[0] has all of its own.
         for held_back, unit in enumerate(units):
             unit.issue(held_back, for_backward)
+        # Its last collective was issued while the unit before it ran. Only the first unit of a pass waits for all of its own.
         units[0].make_ready(for_backward)
         for held_back, unit in enumerate(units[1:]):
             unit.issue(held_back, for_backward)
@@ -278,6 +286,7 @@ class UnitCall:
         unit = self.unit
         prefetch(self.forward_units)
         unit.backward.note("run", unit.name)
+        # The seed is an argument, so a recomputation in backward, when the counter of forward passes has moved on, draws the same masks.
         if self.seed is not None:
             args = (self.seed(unit.name), *args)
         if self.weights is not None:

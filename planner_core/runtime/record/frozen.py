@@ -32,6 +32,7 @@ class FrozenModel:
             id(p): nn.Parameter(torch.empty(p.shape, dtype=dtype_of(p), device="meta"), requires_grad=p.requires_grad)
             for p in model.parameters()
         }
+        # Buffers keep their values: constants are made of them, and a model's code may ask what they are.
         tensors |= {id(b): b if b.is_meta else b.detach().cpu().clone() for b in model.buffers()}
         self.twin = copy_module(model, tensors)
         self.types = WeightDtypes(self.twin)
@@ -101,6 +102,7 @@ class FrozenModel:
 
     def _describe_changed_parts(self) -> str:
         for module, children in zip(self.modules, self.children, strict=True):
+            # By identity: a part that was replaced by an equal one has other parameters.
             if len(module._modules) != len(children) or not all(map(is_, module._modules.values(), children)):
                 return f"{self.names[id(module)] or 'the model'} has other parts than when the plan was applied"
         for table, name, param in self.parameters:
@@ -109,6 +111,7 @@ class FrozenModel:
         return ""
 
     def _describe_changed_code(self) -> str:
+        # Not the model itself: `apply` has replaced its forward, and torch runs its hooks around the new one.
         for module, forward, hooks in zip(self.modules[1:], self.forwards[1:], self.hooks[1:], strict=True):
             if module.__dict__.get("forward") is not forward:
                 return f"the forward of {self.names[id(module)]} was replaced after the plan was applied"
@@ -124,6 +127,7 @@ class FrozenModel:
                 if isinstance(container, dict)
                 else dict(enumerate(container)).get(key, MISSING)
             )
+            # The types as well: 1, 1.0 and True are equal, but a model's code may take another path for each.
             if now is not value and (type(now) is not type(value) or now != value):
                 return f"{name}.{key}".strip(".") + " was set after the plan was applied"
         return ""
@@ -146,6 +150,7 @@ def _plain_values(container: Any) -> list[tuple[Any, Any]]:
         if isinstance(container, dict)
         else enumerate(container if isinstance(container, list) else ())
     )
+    # `training` may change: a program is chosen by it (`training_modes`).
     return [(key, value) for key, value in items if is_plain(value) and key != "training"]
 
 

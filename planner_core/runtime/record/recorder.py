@@ -112,6 +112,7 @@ class TapeRecorder(Recorder):
     def record(self, args: Any, kwargs: dict[str, Any]) -> Tape:
         """Record one forward pass."""
         forward = self.model.forward
+        # Before `run`, which would number the inputs without their names and paths.
         self.tape.arguments = self._inputs(_positional_names(forward), args, kwargs)
         plain, self.model = self.model, _ModelWithoutHooks(self.model, self)  # type: ignore[assignment]
         try:
@@ -242,6 +243,7 @@ class TapeRecorder(Recorder):
         """Note a question of the model's code about a constant, and its answer."""
         operands = tensors((args, kwargs))
         inputs = [self.number(t) for t in operands if id(t) not in self.tracked]
+        # A constant that is made of nothing that varies gives the same answer in every pass, so no code has to ask again.
         if any(i in self.varying for i in inputs):
             self.tape.calls.append(self._call_of("guard", func.__name__, func, args, kwargs, operands, answer=out))
 
@@ -251,10 +253,12 @@ class TapeRecorder(Recorder):
             raise CannotRewrite(
                 f"forward writes in place into an input that shares its memory with another one at {_running_line()}; give it a copy"
             )
+        # Before it runs: a call in place gives its operand a new number, and the tape must name the old one as what it reads.
         call = self._call_of("constant", fn, func, args, kwargs, operands, answer="random" if chance else None)
         out = super()._run_constant(fn, func, args, kwargs, operands)
         if is_inplace(fn) and operands:
             self.ids[id(operands[0])] = number = self.recording.add(self.recording.values[call.inputs[0]])
+            # A new number for each version, so that operators which were recorded before the write go on reading the old one.
             if self.is_buffer(operands[0]):
                 self.tape.buffer_versions.add(number)
             self.varying.add(number)
@@ -304,6 +308,7 @@ class TapeRecorder(Recorder):
 
     def _dropout(self, fn: str, func: Any, args: Any, kwargs: dict[str, Any], operands: list[torch.Tensor]) -> Any:
         call = self._call_of("dropout", fn.rstrip("_"), func, args, kwargs, operands)
+        # Without the count that `site()` keeps: the capture takes dropout for the identity, so no row of the plan has its name.
         call.site = f"{self.scopes.frame.scope}/{fn}"
         out = func(*args, **kwargs)
         call.outputs = (self.add_activation(out),)

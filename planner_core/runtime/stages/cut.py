@@ -53,6 +53,7 @@ def cut_layout(layout: PlannedTape, cut: Pipeline) -> list[StageLayout]:
     _refuse_unstageable(layout)
     prefixes: list[str] = []
     stage_of: dict[int, int] = {}  # of each operator's call, by id
+    # Units come in running order, so the number of labels so far says which call of a block a unit belongs to.
     for unit in split_into_units(layout):
         if unit.label:
             prefixes.append(unit.prefix)
@@ -68,6 +69,7 @@ def _find_stage(cut: Pipeline, calls: int, *, is_call: bool) -> int:
 
     What follows a call belongs to the call's stage.
     """
+    # Example: copies (2, 2, 0). The last stage begins at call 4, so it gets what follows the last call, such as the norm and the loss.
     after_last = not is_call and calls == sum(cut.copies)
     last_call = calls if after_last else calls - 1
     return max((s for s in range(len(cut.copies)) if cut.call_range(s)[0] <= last_call), default=0)
@@ -117,9 +119,11 @@ def _stage(layout: PlannedTape, number: int, stage_of: dict[int, int], stages: i
     calls_of_stage = [c for c in tape.calls if stage_of.get(id(c), number) == number]
     takes = _crossing_tensors(layout, number, stage_of)
     last = number + 1 == stages
+    # By the same rule as the next stage's `takes`, so both ends of a message agree without asking one another.
     gives = () if last else _crossing_tensors(layout, number + 1, stage_of)
     result = Ref(layout.loss) if last and layout.loss is not None else tuple(map(Ref, gives))
     tape_of_stage = replace(tape, calls=calls_of_stage, result=result, received=takes)
+    # A shallow copy: stages share placements and tensors, and differ in their calls alone.
     layout_of_stage = copy.copy(layout)
     layout_of_stage.tape = tape_of_stage
     return StageLayout(number, layout_of_stage, takes, gives, _model_inputs(tape_of_stage))
@@ -133,6 +137,7 @@ def _crossing_tensors(layout: PlannedTape, number: int, stage_of: dict[int, int]
         if call.kind != "constant" and stage_of.get(id(call), number) < number:
             made_before.update(call.outputs)
     for call in layout.tape.calls:
+        # In or after it: a tensor for a later stage passes through this one, since torch sends between neighbours alone.
         if stage_of.get(id(call), -1) >= number:
             crossing.update(dict.fromkeys(n for n in call.inputs if n in made_before))
     return tuple(crossing)

@@ -63,6 +63,7 @@ class StageModule(nn.Module):
         number, self.forwards = self.forwards, self.forwards + 1
         out = self.run(number, received)
         if not self.last:
+            # Backward of a stage begins at its outputs, so the hook there runs before any gradient of a weight arrives.
             return _StageOutputs.apply(self._begin, *(x.contiguous() for x in out))  # type: ignore[no-any-return]
         loss = (
             (out[0] / self.num).reshape(1).clone()
@@ -100,6 +101,7 @@ class Stage(PipelineStage):
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Allocate the buffers of what is received."""
         self._free_first_buffers()
+        # Before torch posts the receive, which writes into this memory.
         _resize_buffers(self.args_recv_info[fwd_chunk_id], allocate=True)
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
@@ -139,6 +141,7 @@ def _resize_buffers(infos: Sequence[Any], *, allocate: bool) -> None:
     for info in infos:
         buffer = getattr(info, "buffer", None)
         if isinstance(buffer, torch.Tensor):
+            # The buffers stay the same objects, since torch's stage has stored them. Only their memory comes and goes.
             size = buffer.numel() * buffer.element_size() if allocate else 0
             buffer.untyped_storage().resize_(size)
 
@@ -171,6 +174,7 @@ class ScheduleRun:
             options["scale_grads"] = False  # the losses are scaled
         stages = self.stages if cut.virtual > 1 or cut.schedule == "interleaved" else self.stages[0]
         self.schedule = schedule_class(stages, micro_batches, **options)
+        # torch gives `loss_fn` a target for each micro-batch. The last stage's output is the loss already (`_pass_loss`).
         self.target = torch.zeros(micro_batches) if self.modules[-1].last else None
 
     def run(self) -> torch.Tensor | None:

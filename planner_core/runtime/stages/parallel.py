@@ -178,6 +178,7 @@ class StagedParallel(Parallel):
         if math.isinf(norm_type):
             dist.all_reduce(norm, dist.ReduceOp.MAX, group=self.group)
             return norm
+        # Example: two stages with the norms 3 and 4 have 5 together, the root of 9 + 16.
         power = norm**norm_type
         dist.all_reduce(power, group=self.group)
         return power ** (1.0 / norm_type)
@@ -236,6 +237,7 @@ class StagedParallel(Parallel):
         spec = pytree.tree_structure((args, kwargs))
         key = self._key(batches[0], spec, global_batch)
         if key not in self.step_programs:
+            # Micro-batches have equal shapes, so the first one stands for all when the programs are written.
             first_args, first_kwargs = pytree.tree_unflatten(batches[0], spec)
             backward = torch.is_grad_enabled()  # which leaving inference mode turns on
             with torch.inference_mode(False), torch.set_grad_enabled(backward):
@@ -270,6 +272,7 @@ class StagedParallel(Parallel):
                     "step, or all samples with global_batch=True"
                 )
         cast = [self._cast(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        # An input without samples, such as a table or a scale, is the same for every micro-batch.
         parts = [x.chunk(num) if has else [x] * num for x, has in zip(cast, has_samples, strict=True)]
         return [[part[number] for part in parts] for number in range(num)]
 
@@ -335,6 +338,7 @@ class StagedParallel(Parallel):
 
         def begin(number: int) -> None:
             self.on_pass(False, stage, number)
+            # By the number and not by counting calls: a rank with several stages runs their micro-batches in turn.
             self.engine.backward.sync = number + 1 == self.micro_batches
 
         return begin

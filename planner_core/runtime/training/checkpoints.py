@@ -70,6 +70,7 @@ def save(
         saver.save(state, checkpoint_id=folder)
         return None
     if not _SAVE_GROUP:
+        # `async_save` asks for a group with a backend for the CPU, where the copied values are.
         _SAVE_GROUP.append(dist.new_group(backend="gloo"))
     state = pytree.tree_map_only(
         DTensor, in_model_order, state
@@ -108,6 +109,7 @@ def load(
     if not (Path(folder) / ".metadata").is_file():
         raise InputError(f"{folder} holds no checkpoint: it has no file .metadata")
     saved = set(FileSystemReader(folder).read_metadata().state_dict_metadata)
+    # Asked before anything is read, so that a wrong folder leaves the model as it was.
     missing = sorted(n for n in parallel.engine.weights if f"model.{n}" not in saved)
     if missing:
         raise InputError(f"the checkpoint in {folder} has no {missing[0]}, which the module has: it is another model's")
@@ -168,6 +170,7 @@ def _create_optimizer_states(optimizer: torch.optim.Optimizer) -> None:
         return
     gradients, rates = [], [g["lr"] for g in optimizer.param_groups]
     for group in optimizer.param_groups:
+        # With a rate of 0 neither the gradient nor a weight decay, which optimizers multiply by it, moves a parameter.
         group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
         for param in group["params"]:
             gradients.append((param, param.grad))

@@ -64,6 +64,7 @@ def clip_grad_norm_(
         total = pipeline.norm_of_all(total, float(norm_type))
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(f"the norm of all gradients is {float(total)}, so they cannot be clipped")
+    # As torch's own function: no branch on the norm, so the host does not wait for the GPU.
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_([_local(g) for g in grads], scale)
     return total
@@ -83,13 +84,15 @@ def _wait_for_all(params: Iterable[torch.Tensor]) -> None:
 
 def _find_parallel(params: Iterable[torch.Tensor]) -> Parallel | None:
     """Return the model under a plan that owns the parameters."""
-    found = (weight.model() for weight in map(find_weight, params) if weight is not None and weight.model is not None)
-    return next(filter(None, found), None)
+    models = (weight.model() for weight in map(find_weight, params) if weight is not None and weight.model is not None)
+    return next(filter(None, models), None)
 
 
 @torch.no_grad()
 def total_norm(grads: Iterable[torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
     """Return the norm of all tensors together. Every element counts once, however the tensors are sharded."""
+    # Example on an axis of 2: shards have the squares 1 and 3, and a replicated gradient has 5 on both ranks. The norm is
+    # sqrt((1 + 3) + 5) = 3. To sum everything over ranks would count the 5 twice, so gradients are grouped by what shards them.
     groups: dict[ShardingAxes, list[torch.Tensor]] = {}
     mesh = None
     for grad in grads:
@@ -103,6 +106,7 @@ def total_norm(grads: Iterable[torch.Tensor], norm_type: float = 2.0) -> torch.T
     values = {split: _sum_of_powers(tensors, norm_type) for split, tensors in groups.items()}
     for axis in sorted({a for split in values for a in split}):
         assert mesh is not None
+        # Sorted, so that all ranks stack the same groups in one order, whichever parameter came first.
         keys = [split for split in sorted(values) if axis in split]
         stacked = torch.stack([values[split] for split in keys])
         reduction = dist.ReduceOp.MAX if math.isinf(norm_type) else dist.ReduceOp.SUM

@@ -185,8 +185,10 @@ class Reader:
         epoch, at = divmod(number, size)
         if not self.shuffle:
             return at
+        # Made at each call from the seed and the pass alone: stride and offset are the same for all places of a pass, also after a restart.
         random = np.random.default_rng((self.seed, epoch))
         stride = int(random.integers(1, size)) if size > 1 else 1
+        # Example: 9 samples with stride 4 are read as 0 4 8 3 7 2 6 1 5. A stride of 3 would read 0 3 6 again and again.
         while np.gcd(stride, size) > 1:
             stride += 1
         return (at * stride + int(random.integers(size))) % size
@@ -203,6 +205,7 @@ def position_along(sizes: Sequence[int], data_axes: Sequence[int], rank: int) ->
     place, places = 0, 1
     at = np.unravel_index(rank % int(np.prod(sizes)), sizes)
     for axis in data_axes:
+        # Example: on a mesh of 2 x 4 with both axes for data, rank 5 is at (1, 1), so it has part 1 * 4 + 1 = 5 of 8.
         place, places = place * sizes[axis] + int(at[axis]), places * sizes[axis]
     return place, places
 

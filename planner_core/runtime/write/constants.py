@@ -153,6 +153,7 @@ class ConstantsWriter:
         lines = self.lines[self._is_per_step(call)]
         if call.kind == "guard":
             self.restored |= self.lasting_targets
+            # If the guard fails, another program runs the pass from its beginning and writes these tensors again.
             undo = [path(self.restore_name)] if self.lasting_targets else []
             answer = literal(call.answer, lambda item: path(repr(item)))
             lines.append(ast.Expr(make_call("expect", self._write_guard(call), answer, *undo)))
@@ -162,11 +163,13 @@ class ConstantsWriter:
             if self.layout.tape.tensors[root].kind in (BUFFER, INPUT, LITERAL):
                 self.lasting_targets[root] = None
             lines.append(self._write_in_place(call))
+            # The new version is the same object in memory, so the code goes on under the old name.
             self.names[call.outputs[0]] = self._name_of(call.inputs[0])
             return
         value = self._write_value(call)
         key = ast.dump(value)
         if (
+            # Equal code makes an equal constant, so it is computed once. Not if it draws numbers, or if its memory is written later.
             key in known
             and call.answer != "random"
             and not any(self._root(n) in self.written_roots for n in call.outputs)

@@ -62,6 +62,7 @@ class PlannedTape:
                 self.parameters[number] = tensor.name
         self.merged_inner = self._find_merged_inner()
         self._deliver()
+        # After `_deliver`, which has dropped the axes along which some operator takes a constant otherwise than by samples.
         self.data_axes = self._outermost_data_axes()
         self.loss = find_loss(self.tape)
         """The loss, or the result from which a loss outside is computed."""
@@ -193,6 +194,7 @@ class PlannedTape:
         shape = list(self.tape.tensors[number].shape)
         dim = self.samples[number]
         if dim is not None:
+            # Example: 2 samples were recorded and 4 ranks share the samples: 8 in all, and a Shard over these ranks gives 2 again.
             shape[dim] *= self.num_parts
         for size, placement in zip(self.sizes, placements, strict=True):
             if isinstance(placement, Shard):

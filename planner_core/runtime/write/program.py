@@ -103,6 +103,7 @@ class _ProgramWriter:
             if self.tape.tensors[self.tape.tensors[target].root].kind != BUFFER:
                 continue
             if call.kind == "op" or version in self.tape.buffer_versions:
+                # Taken out first, so that the order of the dict is that of the last writes and not of the first ones.
                 last_values.pop(target, None)
                 last_values[target], version_of[version] = version, target
         return last_values
@@ -181,6 +182,7 @@ class _ProgramWriter:
             if instance.label:
                 input_names.setdefault(instance.label, instance.written.input_names)
         for index, instance in enumerate(self.instances):
+            # Copies whose syntax trees are equal run as one function, whatever they are called in the plan.
             tree = ast.dump(instance.source.tree(""))
             if tree not in function_names:
                 function_names[tree] = scope.keep(self._function_name(index, instance))
@@ -306,6 +308,7 @@ def split_into_units(layout: PlannedTape) -> list[UnitInstance]:
                 between, current = UnitInstance("", "", []), UnitInstance(*copy, [])
                 units.append(current)
             current.calls.append(call)
+            # A copy is over with its last call. Until then a call that belongs to no block is moved to before the copy.
             if last_call[copy] == index:
                 current = None
         elif current is not None:  # it is moved out of the block that runs, to before it

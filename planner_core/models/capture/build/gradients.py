@@ -65,8 +65,8 @@ class _GradientReach:
                 seen[item.block] += 1
                 item = replace(item, block=name)
             items.append(item)
-        kept = {name: _select_literals(block, numbers[name]) for name, block in blocks.items()}
-        return replace(source, top=replace(top.block, values=tuple(values), items=tuple(items)), blocks=kept)
+        new_blocks = {name: _select_literals(block, numbers[name]) for name, block in blocks.items()}
+        return replace(source, top=replace(top.block, values=tuple(values), items=tuple(items)), blocks=new_blocks)
 
     def _reach_block(self, name: str, wanted: Ports) -> _ReachedBlock:
         if (name, wanted) not in self.reached:
@@ -80,6 +80,7 @@ class _GradientReach:
         while free in taken and taken[free] != replace(block, name=free):
             number += 1
             free = f"{name}{number}"
+            # Other blocks of the model may have such a name already, such as Block2, and are written later.
             while free in self.source.blocks:
                 number += 1
                 free = f"{name}{number}"
@@ -90,6 +91,7 @@ class _GradientReach:
         live = {block.outputs[k] for k in results if block.values[block.outputs[k]].grad}
         wanted: dict[int, Ports] = {}
         dead: set[int] = set()  # positions of ops that run forward only
+        # From the end: when an item is reached, all readers of its results have been seen, so `live` is complete for them.
         for position in reversed(range(len(block.items))):
             item = block.items[position]
             hands_on = frozenset(k for k, v in enumerate(item.outputs) if v in live)

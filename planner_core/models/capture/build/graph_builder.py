@@ -50,6 +50,7 @@ class GraphBuilder:
 
     def _choose_blocks(self) -> None:
         self._collect_candidates()
+        # Before calls are counted: T5's layer 0 equals the other layers only without the position bias that it computes for all.
         self._hoist_extra_work()
         everywhere = self._count_keys([b.node for b in self.bodies.values()])
         wanted = {key for key, count in everywhere.items() if self._is_worth_a_block(key, count)}
@@ -91,14 +92,14 @@ class GraphBuilder:
 
     def _count_matrices(self) -> dict[str, int]:
         """Return the number of parameters with at least two dims by module path."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for name, vid in self.recording.params.items():
             if len(self.recording.values[vid].meta.shape) > 1:
                 parts = name.split(".")[:-1]
                 for depth in range(1, len(parts) + 1):
                     path = ".".join(parts[:depth])
-                    found[path] = found.get(path, 0) + 1
-        return found
+                    counts[path] = counts.get(path, 0) + 1
+        return counts
 
     def _is_worth_a_block(self, key: Any, count: int) -> bool:
         if key in self.recomputed.values():
@@ -145,9 +146,11 @@ class GraphBuilder:
                     return ("p", name, value.meta, value.grad)
             if vid in body.order:
                 return ("v", body.order[vid])
+            # Numbers count from the body's first use, so equal copies have equal keys, whatever their values are called in the recording.
             body.order[vid] = len(body.order)
             inside = vid in made or self._is_local(vid, scope, made)
             first = stores.setdefault(self.recording.storage_root(vid), body.order[vid])
+            # Which values share memory is part of the key: a copy that makes a view is not equal to one that makes a tensor.
             storage = first if inside and first != body.order[vid] else None
             name = value.name[len(BUFFER) + len(scope.path) :] if value.name.startswith(BUFFER) and inside else ""
             return ("n", value.kind, value.meta, value.grad, inside, storage, name)
@@ -221,6 +224,7 @@ class GraphBuilder:
         hoisted = []
         for record in body.records:
             fixed = all(self.recording.values[v].kind != "activation" or v in free for v in record.inputs)
+            # Only what no activation enters gives the same numbers wherever it runs, so only that may leave the copy.
             if fixed and record.site[cut:] not in names:
                 hoisted.append(record)
                 free.update(record.outputs)
@@ -283,8 +287,8 @@ class GraphBuilder:
         return None
 
     def _counterpart_or_new(self, body: CanonicalBody, vid: int) -> int:
-        found = self.counterpart(body, vid)
-        return self.recording.add(self.recording.values[vid]) if found is None else found
+        known = self.counterpart(body, vid)
+        return self.recording.add(self.recording.values[vid]) if known is None else known
 
     def _count_users(self, items: list[Record | CanonicalBody]) -> dict[int, int]:
         """Count the top items that use each value."""
@@ -306,6 +310,8 @@ class GraphBuilder:
         scope = lead.node.template if isinstance(lead.node, Replay) else lead.node
         made = {v for r in lead.records for v in r.outputs}
         orders = [list(c.order) for c in copies]
+        # All copies share one block, so a value is a port if anything outside uses it in any copy. The call itself is one of its users,
+        # so a second user is outside.
         ports, results = [], []
         for i, vid in enumerate(lead.order):
             value = self.recording.values[vid]
@@ -331,17 +337,17 @@ class GraphBuilder:
         """Return parameters of the block's module that no call uses."""
         if any("@" in c.node.scope for c in copies):
             return []
-        found = []
+        unused = []
         for name, vid in self.recording.params.items():
             value = self.recording.values[vid]
             if name.startswith(path + ".") and value.name == name and not users.get(vid):
-                found.append(replace(value, name=name[len(path) + 1 :], storage=-1))
-        return found
+                unused.append(replace(value, name=name[len(path) + 1 :], storage=-1))
+        return unused
 
     def _block_values(self, order: dict[int, int], scope: Scope) -> list[Value]:
         """Write the values of a block. A storage is named by the first value of the block in it."""
         stores: dict[int, int] = {}
-        found = []
+        block_values = []
         for vid, at in order.items():
             value = self.recording.values[vid]
             name = value.name
@@ -349,8 +355,10 @@ class GraphBuilder:
                 name = self._local_name(vid, scope.path) or name if scope.path else name
             elif scope.path or name.startswith(BUFFER):
                 name = ""
-            found.append(replace(value, name=name, storage=stores.setdefault(self.recording.storage_root(vid), at)))
-        return found
+            block_values.append(
+                replace(value, name=name, storage=stores.setdefault(self.recording.storage_root(vid), at))
+            )
+        return block_values
 
     def _write_op(self, r: Record, order: dict[int, int], scope: str) -> Op:
         name = r.site[len(scope) :]

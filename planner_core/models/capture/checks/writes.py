@@ -38,8 +38,8 @@ class InplaceWrites:
 
     def meta_form(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the form on meta of a constant that was written; None if it was not."""
-        found = self.meta_forms.get(id(tensor))
-        return found[1] if found else None
+        entry = self.meta_forms.get(id(tensor))
+        return entry[1] if entry else None
 
     def add_meta_form(self, tensor: torch.Tensor) -> torch.Tensor:
         """Make a form on meta that stands for the constant in autograd."""

@@ -117,16 +117,16 @@ class Replayer:
 
     def _shared_parts(self, module: nn.Module) -> tuple[int, ...]:
         """Return which parts and tensors of a module are the same object, by their first position; empty if all differ."""
-        found: list[int] = []
+        part_ids: list[int] = []
         for part in module._modules.values():
             if part is not None:
-                found += [id(part), *self.within[id(part)]]
-        found += [id(t) for table in (module._parameters, module._buffers) for t in table.values() if t is not None]
-        self.within[id(module)] = found
-        if len(set(found)) == len(found):
+                part_ids += [id(part), *self.within[id(part)]]
+        part_ids += [id(t) for table in (module._parameters, module._buffers) for t in table.values() if t is not None]
+        self.within[id(module)] = part_ids
+        if len(set(part_ids)) == len(part_ids):
             return ()
         first: dict[int, int] = {}
-        return tuple(first.setdefault(part, len(first)) for part in found)
+        return tuple(first.setdefault(part, len(first)) for part in part_ids)
 
     # --- reads and writes ---------------------------------------------------------------------------
 
@@ -170,6 +170,7 @@ class Replayer:
             where = ""
         elif not base or path.startswith(base + "."):
             where = path[len(base) + 1 :] if base else path
+        # The first value counts: what the call itself writes later is seen by `put`, and makes it opaque.
         if (where, name) not in watch.reads:
             watch.reads[where, name] = self.token(value)
 
@@ -216,11 +217,14 @@ class Replayer:
         number = self.structures.get(id(module), -1)
         key: Any = None
         leaves: list[Any] = []
+        # Without a watch this is the call of the model itself, which runs once. A name with `@` is a further call of one module.
         may_repeat = self.watches and (self.counts.get(number, 0) > 1 or "@" in frame.scope)
         if self.has_weighted_parts.get(number) and may_repeat and not _has_hooks(module):
+            # What is asked of tensors in here is not the model's own work, and must not be recorded.
             with torch._C.DisableTorchFunction():
                 leaves, spec = pytree.tree_flatten((args, kwargs))
                 around = self._outside_tokens(number, frame, leaves)
+                # The structure of the arguments shows keys by their text alone, and layers as keys look alike in it.
                 keys = [
                     k for d in nested_items((args, kwargs)) if isinstance(d, dict) for k in d if not isinstance(k, str)
                 ]
@@ -232,6 +236,7 @@ class Replayer:
                         return self._replay(template, frame, leaves, reads)
         watch = TracedCall(Scope("", frame.path, ""), module, len(self.recorder.recording.values))
         self.watches.append(watch)
+        # Only a write into what is older than this reaches beyond the call (`note_write`).
         watch.scope.start = self.recorder.clock
         try:
             out = self.recorder.trace_module(frame, call, args, kwargs)
@@ -264,11 +269,11 @@ class Replayer:
         given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
         seen: dict[int, int] = {}
         stores: dict[int, int] = {}
-        found = []
+        argument_tokens = []
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 store = leaf.untyped_storage()._cdata
-                found.append(
+                argument_tokens.append(
                     (
                         "t",
                         seen.setdefault(id(leaf), len(seen)),
@@ -281,8 +286,8 @@ class Replayer:
                     )
                 )
             else:
-                found.append(relative_token(self.token(leaf), base, given))
-        return tuple(found)
+                argument_tokens.append(relative_token(self.token(leaf), base, given))
+        return tuple(argument_tokens)
 
     def _outside_tokens(self, number: int, frame: sites.Frame, leaves: list[Any]) -> Any:
         """Return tokens of the variables that the code of a call may read outside of modules."""
@@ -337,6 +342,7 @@ class Replayer:
         root = self.recorder.recording.values[self.recorder.ids[id(leaf)]].storage
         store = leaf.untyped_storage()._cdata
         alone = sum(isinstance(m, torch.Tensor) and m.untyped_storage()._cdata == store for m in made) == 1
+        # A view of a tensor from before the call would share memory of which a replay knows nothing.
         return root >= watch.vids and alone
 
     def _is_closed(self, scope: Scope, watch: TracedCall, ports: set[int]) -> bool:
@@ -379,8 +385,10 @@ class Replayer:
                 made.append(fresh)
         recorder.clock += 1
         cut = len(template.scope.scope)
+        # As if the call had been traced: a later call of one of these modules has to get the next number.
         recorder.scopes.used_names.update(frame.scope + inner.scope[cut:] for inner in walk_scopes(template.scope))
         recorder.scope_stack[-1].items.append(Replay(frame.scope, frame.path, template.scope, ids, recorder.clock))
+        # The caller may become a template itself, and then depends on what this call would have read.
         self._pass_to_caller(TracedCall(Scope("", frame.path, ""), frame.module, 0, reads))  # type: ignore[arg-type]
         return pytree.tree_unflatten(made, template.spec)
 

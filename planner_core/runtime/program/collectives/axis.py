@@ -134,11 +134,13 @@ class Axis:
     def _issue(self, kind: str, packed: int, collective: Callable[..., Any], sized: torch.Tensor, *args: Any) -> Finish:
         """Issue a collective of `packed` weights, or add it to a launch. The trace counts the bytes of `sized`; `args` begin
         with the result."""
+        # A recomputed block: `keep` gave back the result of the first run for the `new_empty` of this call, so nothing is sent.
         if is_replaying():
             out: torch.Tensor = args[0]
             return lambda: out
         trace, pending = self.trace, PendingCollective(self, kind, packed, collective, args)
         pending.start()
+        # As `CountCollectives` counts: the tensor that is whole along the axis. An all_to_all's operand is one rank's share of it.
         num_bytes = sized.nbytes * (self.size if kind in ("all_to_all", "send_recv") else 1)
         if trace is not None:
             trace.add("issue", kind, self.name, num_bytes, packed)
@@ -162,6 +164,7 @@ class Axis:
         """Return the whole tensor, of which each rank has a part along `dim`."""
         full = uneven_length(segments, dim)
         gathered = self.start_all_gather(x if full is None else pad_dim(x, dim, longest_part(full, self.size)))()
+        # Every rank sends a piece of the longest length, so the padding is at the end of the joined tensor and is cut off.
         if full is not None:
             return join_shards(gathered.chunk(self.size), dim).narrow(dim, 0, full)
         if math.prod(x.shape[:dim]) == 1 and len(segments.get(dim, ())) < 2:  # the ranks' parts lie in order
@@ -177,6 +180,7 @@ class Axis:
             return local.narrow(dim, 0, shard_length(full, self.size, self.rank)).contiguous()
         if dim == 0 and len(segments.get(0, ())) < 2:
             return self.start_reduce_scatter(x)()
+        # torch scatters along dim 0 alone, so the ranks' pieces of another dim are put one after the other first.
         return self.start_reduce_scatter(torch.cat(split_by_rank(x, dim, self.size, segments)))()
 
     def all_to_all(self, x: torch.Tensor, src: int, dst: int, segments: Segments = NO_SEGMENTS) -> torch.Tensor:

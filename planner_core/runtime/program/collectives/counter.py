@@ -110,6 +110,7 @@ def collective_table(rows: Mapping[tuple[str, str, int], Sequence[int]]) -> dict
 
 def all_to_all_wire_bytes(num_bytes: int, n: int) -> int:
     """Return the bytes that one of n ranks sends in an all_to_all of `num_bytes`, if every rank sends equally many."""
+    # Example: 2 ranks and 8 bytes in all: each rank has 4, keeps 2 and sends 2.
     return (n - 1) * num_bytes // (n * n)
 
 
@@ -122,6 +123,7 @@ def _process_group(args: Any) -> dist.ProcessGroup:
                 return dist.ProcessGroup.unbox(arg)
             except RuntimeError:
                 continue
+    # The last text: functional collectives such as all_reduce have the kind of reduction before the name of the group.
     name = [a for a in args if isinstance(a, str)][-1]
     return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
 

@@ -26,6 +26,7 @@ def split_segments(x: torch.Tensor, dim: int, segments: Segments) -> Sequence[to
     sizes = segments.get(dim, (1,))
     if len(sizes) < 2:
         return (x,)
+    # The sizes are those of the whole dim, and `x` may be a part of it. Example: (4, 2) of a part with 3 rows is 2 and 1.
     segments_of_dim: Sequence[torch.Tensor] = x.split([size * x.size(dim) // sum(sizes) for size in sizes], dim)
     return segments_of_dim
 
@@ -44,6 +45,7 @@ def longest_part(full: int, size: int) -> int:
 def shard_length(full: int, size: int, rank: int) -> int:
     """Return the length of the part of `rank`."""
     part = longest_part(full, size)
+    # Example: length 5 over 4 ranks is 2, 2, 1 and 0, since the longest part is 2 and three ranks have all rows.
     return max(0, min(part, full - rank * part))
 
 
@@ -99,6 +101,7 @@ def join_shards(pieces: Sequence[torch.Tensor], dim: int, segments: Segments = N
     if len(segments.get(dim, ())) < 2:
         return torch.cat(list(pieces), dim)
     by_segment = [split_segments(piece, dim, segments) for piece in pieces]
+    # Example: rank 0 has 0 1 | 4 and rank 1 has 2 3 | 5. All ranks' first segments come first: 0 1 2 3 | 4 5.
     return torch.cat([share[part] for part in range(len(by_segment[0])) for share in by_segment], dim)
 
 

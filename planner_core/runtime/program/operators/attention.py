@@ -35,6 +35,7 @@ def causal_attention(
     """
     kernel = kernel or F.scaled_dot_product_attention
     n, i, block = num_shards(queries), shard_index(queries), query.shape[-2] // 2
+    # The last query of block b sees the keys of blocks 0 to b. For blocks 2i and 2n-1-2i these are 2i+1 and 2n-2i blocks of keys.
     ends = (block * (2 * i + 1), block * (2 * n - 2 * i))
     blocks = _SendToMirror.apply(query, -2, queries)
     keys, values = _KeyPrefixes.apply(key, ends), _KeyPrefixes.apply(value, ends)
@@ -55,6 +56,7 @@ def _attend_last_queries(
     Where the flash kernel cannot run, the mask is a tensor.
     """
     rows, columns = query.shape[-2], key.shape[-2]
+    # With as many queries as keys the first and the last key are aligned at once, so torch's own mask is right.
     if query.is_meta or rows == columns:
         return kernel(query, key, value, is_causal=True, **options)
     dropout_p, scale = options.get("dropout_p", 0.0), options.get("scale")
@@ -72,7 +74,9 @@ def exchange_with_mirror(retained: torch.Tensor, sent: torch.Tensor, axes: Axes)
     new tensor."""
     for axis in axes:
         mirror = axis.size - 1 - axis.rank
+        # Of an odd number of ranks the middle one is its own mirror, and exchanges both pieces with itself.
         counts = [int(r == axis.rank) + int(r == mirror) for r in range(axis.size)]
+        # An all_to_all takes its pieces in the order of the ranks to which they go.
         order = (retained, sent) if axis.rank <= mirror else (sent, retained)
         with in_transit():
             pieces = torch.stack(order)

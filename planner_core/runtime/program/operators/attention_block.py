@@ -54,6 +54,7 @@ def attend_block(
         )
         return out, sums
     scores = _scores(query, key, causal, scale)
+    # In `accumulation_dtype`, since parts of many blocks are merged by it.
     sums = scores.logsumexp(-1)
     return ((scores - sums[..., None]).exp() @ value.to(scores.dtype)).to(query.dtype), sums
 
@@ -118,6 +119,8 @@ def _explicit_backward(
 ) -> ThreeTensors:
     weights = (_scores(query, key, causal, scale) - sums[..., None]).exp()
     q, k, v, out, d = (t.to(weights.dtype) for t in (query, key, value, out, gradient))
+    # Softmax's gradient subtracts the sum of weights * gradient over all keys, and that sum is d * out. So with `out` and `sums` of all
+    # blocks, each block's backward needs no other block.
     score_gradient = weights * (d @ v.mT - (d * out).sum(-1, keepdim=True)) * _scale(query, scale)
     return (score_gradient @ k).to(query.dtype), (score_gradient.mT @ q).to(key.dtype), (weights.mT @ d).to(value.dtype)
 

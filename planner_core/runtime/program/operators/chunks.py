@@ -35,6 +35,7 @@ def chunked(forward: Sequence[AxisMove], backward: Sequence[AxisMove], chunks: i
             biases = [None] * chunks if bias is None else bias.chunk(chunks)
             pending: list[Finish] = []
             for weight_chunk, bias_chunk in zip(weight.chunk(chunks), biases, strict=True):
+                # Nothing waits inside the loop: the sum of one chunk is under way while the next product runs.
                 pending.append(_start_sum(move, F.linear(x, weight_chunk, bias_chunk)))
             return torch.cat([finish() for finish in pending], -1)
 
@@ -58,6 +59,7 @@ class _Operands(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
+        # One element with strides of 0: autograd wants a tensor of this shape between the two functions, and nobody reads its values.
         return x.new_empty(()).expand(*x.shape[:-1], weight.shape[0])
 
     @staticmethod

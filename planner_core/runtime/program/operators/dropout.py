@@ -42,6 +42,7 @@ def seed_generators(seed: int, device: torch.device) -> Iterator[None]:
 
 def shard_seed(seed: int, axes: Sequence[Axis]) -> int:
     """Return the seed of this rank's part of a tensor that `axes` shard."""
+    # 1 + index: part 0 of a sharded tensor must not draw the mask of a tensor that is whole.
     return seed + 0x9E3779B97F4A7C15 * (1 + shard_index(axes)) % (1 << 62) if axes else seed
 
 
@@ -67,6 +68,7 @@ def make_mask(like: torch.Tensor, p: float, seed: int, dims: int = 0) -> torch.T
     drawn = torch.empty(shape, dtype=like.dtype, device=like.device)
     if like.is_meta:
         return drawn
+    # A generator of its own: the default one stays where the model's other draws expect it.
     generator = torch.Generator(like.device).manual_seed(seed)
     return drawn.bernoulli_(1 - p, generator=generator).div_(1 - p) if p < 1 else drawn.zero_()
 

@@ -47,6 +47,7 @@ def dispatched_experts(
     assert experts[0] is not None
     num_local, k = len(experts[0]), index.shape[1]
     order, sent, received, ids = _route_tokens(index, num_local, dispatch)
+    # `index` is flattened row by row, so with k = 2 the copies 0 1 are of token 0 and 2 3 of token 1.
     token = order // k
 
     def compute(copies: torch.Tensor) -> torch.Tensor:
@@ -74,10 +75,13 @@ def _route_tokens(
         rows = index.numel()
         counts = [rows // n + (r < rows % n) for r in range(n)]
         return every[0].argsort(), counts, counts, index.new_empty(rows)
+    # Example: 2 ranks with 2 experts each; rank 0 chose 0 3 1, rank 1 chose 2 2 0. Sorted: 0 1 3 and 0 2 2, owners 0 0 1 and 0 1 1.
+    # The table is [[2, 1], [1, 2]]: rank 0 keeps 2 copies, sends 1 to rank 1, and receives 1 from it.
     chosen, order = every.sort(dim=1, stable=True)
     owner = (chosen // num_local).clamp(0, n - 1)
     table: list[list[int]] = torch.stack([row.bincount(minlength=n) for row in owner]).tolist()  # the host waits here
     received = [row[rank] for row in table]
+    # Every rank has sorted the choices of all, so the experts of the copies that it receives need no message of their own.
     return order[rank], table[rank], received, chosen[owner == rank]
 
 
@@ -129,6 +133,7 @@ class _CombineResults(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         results, weights, token = ctx.saved_tensors
+        # A sum hands its gradient to every term, so each copy gets that of its token.
         each = gradient.index_select(0, token)
         shares = (each * results).sum(1).to(weights.dtype)
         return (each * weights[:, None]).to(results.dtype), shares, None, None

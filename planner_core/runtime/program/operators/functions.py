@@ -82,6 +82,7 @@ def _divide_by_targets(
     count = each.sum(
         dtype=torch.float32 if weight is None else accumulation_dtype(weight.dtype)
     )  # 4 bytes, or those of a weight
+    # Sums and counts, not means: ranks with 1 and 3 valid targets and sums 2 and 12 have (2 + 12) / 4 = 3.5, and a mean of means gives 3.
     return (total / _sum_over(count, samples)).to(total.dtype)
 
 
@@ -110,6 +111,7 @@ class _ClassParallelLoss(torch.autograd.Function):
         picked = shifted.gather(1, index).squeeze(1).where(is_local, 0)  # not a product: a masked class is -inf
         weights = shifted.exp_()
         norm = _sum_over(weights.sum(1), axes)
+        # The maximum needs no correction: it is subtracted in `norm` and in `picked`, so it cancels in the loss.
         picked = _sum_over(picked, axes)
         ctx.save_for_backward(weights.div_(norm.unsqueeze(1)), index, is_local, valid)
         ctx.dtype = logits.dtype
@@ -119,6 +121,7 @@ class _ClassParallelLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         weights, index, is_local, valid = ctx.saved_tensors
         share = weights * valid.unsqueeze(1)
+        # The gradient is softmax minus 1 at the target. Only the rank that has the target's class subtracts; elsewhere `is_local` adds 0.
         share.scatter_add_(1, index, -is_local.unsqueeze(1).to(share.dtype))
         return share.mul_(gradient).to(ctx.dtype), None, None, None, None
 
@@ -134,10 +137,12 @@ def embedding(
     rows: Axes = (),
 ) -> torch.Tensor:
     """Look up ids in this rank's rows of the table, which the axes `rows` shard. Ids in other ranks' rows give zeros."""
+    # Zeros for the ids of other ranks make the result a term of a sum (Partial), which the plan redistributes as it likes.
     first_class = shard_index(rows) * len(weight)
     index = ids - first_class
     is_remote = (index < 0) | (index >= len(weight))
     if padding_idx is not None:
+        # Example: -1 of 8 rows over 2 ranks is row 7 of the table: row 3 on rank 1, and no row of rank 0.
         padding_idx = padding_idx % (len(weight) * num_shards(rows)) - first_class
         padding_idx = padding_idx if 0 <= padding_idx < len(weight) else None
     rows_of_ids = F.embedding(index.masked_fill(is_remote, 0), weight, padding_idx)
@@ -159,6 +164,7 @@ def batch_norm(
     out, mean, var, count = _SyncBatchNorm.apply(x, weight, bias, eps, samples)
     if running_mean is not None and running_var is not None:
         running_mean.data.lerp_(mean.to(running_mean.dtype), momentum)
+        # torch normalises by the biased variance and remembers the unbiased one.
         running_var.data.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
     normed: torch.Tensor = out
     return normed
@@ -177,6 +183,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         view_shape = [1, -1] + [1] * (x.dim() - 2)
         count = num_shards(axes) * x.numel() // x.shape[1]
         sums = _sum_over(
+            # Both sums travel in one message.
             torch.cat(
                 [x.sum(dims, dtype=accumulation_dtype(x.dtype)), (x.to(accumulation_dtype(x.dtype)) ** 2).sum(dims)]
             ),
@@ -197,6 +204,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         x, weight, mean, scale = ctx.saved_tensors
         dims, view_shape = ctx.shape
         normed = (x - mean.view(view_shape)) * scale.view(view_shape)
+        # These are this rank's terms: the plan sums the gradients of weight and bias. Only dx needs the means over all samples at once.
         by_bias, by_weight = gradient.to(mean.dtype).sum(dims), (gradient * normed).to(mean.dtype).sum(dims)
         shift, slope = (_sum_over(torch.cat([by_bias, by_weight]), ctx.axes) / ctx.count).chunk(2)
         factor = scale if weight is None else scale * weight

@@ -75,6 +75,7 @@ class _RingAttention(torch.autograd.Function):
             query, key, value = (_to_ends(t, axis, -2) for t in (query, key, value))
         with in_transit():
             merged, sums = _ring_forward(query, key, value, axis, causal, scale)
+        # Copies outside of `in_transit`: of what is made inside, a recomputed block keeps the shapes alone, and backward reads these.
         result, sums = merged.to(query.dtype, copy=True), sums.clone()
         out = _from_ends(result.transpose(1, 2), axis, -3).transpose(1, 2) if causal else result
         ctx.save_for_backward(query, key, value, result, sums)
@@ -106,6 +107,7 @@ def _ring_forward(
         rows, keys = _visible_halves(axis, step, causal)
         k, v = (_half(t, keys) for t in _unpack_block(block, key, value))
         part, part_sums = attend_block(_half(query, rows), k, v, causal and not step, scale)
+        # The first block gives the result its first values, so nothing has to be set to zero or to minus infinity before.
         if step:
             _merge(_half(merged, rows), _half(sums[..., None], rows), part, part_sums[..., None])
         else:
@@ -118,6 +120,7 @@ def _ring_forward(
 def _merge(merged: torch.Tensor, sums: torch.Tensor, part: torch.Tensor, part_sums: torch.Tensor) -> None:
     """Add one block's part to a result, in place. Both are weighted by their sums of exponentials."""
     total = torch.logaddexp(sums, part_sums)
+    # The weights exp(sums - total) and exp(part_sums - total) add up to 1, so one lerp does it. Sums of 3 and 1 give 3/4 and 1/4.
     merged.lerp_(part.to(merged.dtype), (part_sums - total).exp())
     sums.copy_(total)
 
@@ -138,6 +141,7 @@ def _ring_backward(
     block_gradient = torch.zeros_like(block, dtype=accumulation_dtype(query.dtype))
     for step in range(axis.size):
         received = axis.start_send_recv(block) if step < axis.size - 1 else None
+        # At step s the sum that comes has the terms of the s ranks that had this block before. At step 0 there are none to send.
         received_gradient = axis.start_send_recv(block_gradient) if step and summed else None
         rows, keys = _visible_halves(axis, step, causal)
         k, v = (_half(t, keys) for t in _unpack_block(block, key, value))
@@ -175,6 +179,8 @@ def _visible_halves(axis: RankAxis, step: int, causal: bool) -> tuple[int | None
     if not causal or step == 0:
         return None, None
     sender = (axis.rank - step) % axis.size
+    # Example with 2 ranks: rank 0 has blocks 0 and 3 of the sequence, rank 1 has 1 and 2. On rank 0 block 3 sees all of 1 and 2;
+    # on rank 1 blocks 1 and 2 see block 0. Either way half of the 2 x 2 pairs of blocks are computed.
     return (None, LOW) if _low_block(sender, axis.size) < _low_block(axis.rank, axis.size) else (HIGH, None)
 
 
@@ -193,6 +199,7 @@ def _to_ends(x: torch.Tensor, axis: RankAxis, dim: int) -> torch.Tensor:
     with in_transit():
         first, second = x.chunk(2, dim)
         first_half, received = exchange_with_mirror(first, second, [axis])
+    # Low block first. Example with 2 ranks: rank 0 keeps 0 and gets 3; rank 1 has 2 and 3, keeps 2 and gets 1, so its order is 1 2.
     return torch.cat((first_half, received) if 2 * axis.rank < axis.size else (received, first_half), dim)
 
 

@@ -75,6 +75,7 @@ def keep(whole: bool = False) -> Iterator[None]:
         raise RuntimeError(
             "a recomputed block keeps its results for one backward pass; call backward once, without retain_graph"
         )
+    # Collectives read this flag (`Axis._issue`): the first run notes no call of c10d, so the second may make none.
     _state.is_replaying = True
     try:
         with _Replay(store.popleft()):
@@ -122,8 +123,10 @@ class _Record(TorchDispatchMode):
             return out
         if not self.whole:
             if func.overloadpacket in PRODUCTS:
+                # What came before the product only prepared its operands: it runs again, so that no memory is kept for it.
                 self.calls, self.multiplied = deque([RERUN] * len(self.calls)), True
             elif self.multiplied:
+                # A redistribution after the product: only the last result will be read, so those before it keep their shapes alone.
                 self.calls = deque(_without_values(call) for call in self.calls)
             else:
                 self.calls.append(RERUN)
@@ -143,6 +146,7 @@ class _Replay(TorchDispatchMode):
         self.calls = calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Calls are matched by their order: both runs make the same ones, except `detach`, which torch's checkpoint adds in one of them.
         result = RERUN if func is DETACH else self.calls.popleft()
         if result is RERUN:
             return func(*args, **(kwargs or {}))

@@ -41,6 +41,7 @@ class WeightBucket(ABC):
 
     def issue(self, held_back: int = 0) -> None:
         """Issue the collectives but the last `held_back`. What was issued before is not issued again."""
+        # What reads this bucket comes after it. With a reader of 2 collectives it leaves as if 2 fewer were held back, so 2 units earlier.
         while self.issued < self.num_collectives - max(0, held_back - self.reader_collectives):
             self.collectives = self.collectives or self.begin()
             if self.collectives is None:
@@ -88,6 +89,7 @@ class GatherBucket(WeightBucket):
         for copy, view in zip(self.copies, unpack(self.flat, shapes), strict=True):
             trained = copy.weight.parameter.requires_grad
             if self.saved_by_autograd and trained:
+                # Autograd keeps a leaf to the end of backward, with its memory. So an empty anchor takes the gradient.
                 copy.leaf, copy.anchor = view.data, torch.empty(0, device=view.device, requires_grad=True)
                 continue
             copy.leaf = view.data.requires_grad_(trained)
@@ -134,11 +136,13 @@ class GatherBucket(WeightBucket):
 
     def _allocate_memory(self) -> None:
         """Allocate the memory of the gathered weights."""
+        # Only the memory comes and goes. The leaves stay the same objects, unless autograd saves them (`free`).
         self.flat.untyped_storage().resize_(self.num_bytes)
 
     def free(self) -> None:
         """Free the memory, or leave it to autograd."""
         if self.saved_by_autograd and self.is_gathered:
+            # New leaves with a storage of their own: the old storage lives exactly as long as autograd's saved tensors need it.
             self._make_leaves()
         self.flat.untyped_storage().resize_(0)
         self.is_gathered = False
@@ -160,6 +164,7 @@ def tensors_to_send(
         piece if m.uneven_length is None else piece.narrow(m.dim, 0, t.size(m.dim))
         for piece, t, m in zip(pieces, tensors, members, strict=True)
     ]
+    # One kernel casts and packs. What lies behind a shorter part is sent as it is in memory, since no receiver reads it.
     torch._foreach_copy_(packed, tensors)
     return packed, flat
 
@@ -180,10 +185,12 @@ class RefreshBucket(WeightBucket):
     def _refresh_steps(weights: Sequence[Weight]) -> CollectiveSteps:
         tensors = [w.local.detach() for w in weights]
         for weight in weights:
+            # Now, when the values are read: whatever an optimizer writes from here on makes the copy stale again.
             weight.mark_fresh()
         if not any(w.refresh for w in weights):
             torch._foreach_copy_([w.working for w in weights], tensors)
             return
+        # Cast before it is sent: a float32 master of bfloat16 weights takes half the bytes on the wire.
         tensors = [t.to(w.dtype) for t, w in zip(tensors, weights, strict=True)]
         stages = bucket_stages(weights, [tuple(t.shape) for t in tensors], [w.refresh for w in weights])
         yield from move_through(stages, tensors, [w.working for w in weights])

@@ -118,6 +118,7 @@ class PlanTensorOp:
         out = self.func(*pytree.tree_map(self._unwrapped, self.args), **pytree.tree_map(self._unwrapped, self.kwargs))
         for x in self.written_operands:
             _count_write(x)
+        # In place: the caller's own tensor is returned, with its order, and not a new one on the same memory.
         if self.written_operands and isinstance(out, DTensor):
             return self.written_operands[0]
         if isinstance(out, (list, tuple)):
@@ -151,6 +152,7 @@ class PlanTensorOp:
         target = self.args[0]
         drawn = self.func(torch.empty(target.shape, dtype=target.dtype), *self.args[1:], **self.kwargs)
         for dim, rows in model_rows(target):
+            # The numbers come in the model's order, and are brought to the plan's before this rank's piece is cut.
             drawn = drawn.index_select(dim, rows)
         shape, begin = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
         local = drawn[tuple(slice(first, first + n) for first, n in zip(begin, shape, strict=True))].contiguous()
@@ -182,6 +184,7 @@ class PlanTensorOp:
     def _sum_norms(self) -> None:
         """Redistribute terms of norms before they are reduced (`w.norm(dim=0).sum()`). torch's rule of sums would add norms of
         parts."""
+        # Example: two ranks have the norms 3 and 4 of their parts of a row. The norm is 5, where a plain sum of terms gives 7.
         if self.name in _REDUCTIONS and "norm" not in self.name:
             for _, x in self.operands:
                 if any(isinstance(p, _NormPartial) for p in x.placements):
@@ -218,6 +221,7 @@ class PlanTensorOp:
     def _permute_order(self, x: DTensor) -> None:
         """Move the order to the dims of the view's result. A probe whose sizes all differ shows where each dim goes."""
         probe = self.func(torch.empty([*range(2, 2 + x.dim())], device="meta"), *self.args[1:], **self.kwargs).shape
+        # Example: the transpose of a probe [2, 3] is [3, 2], so dim 0, whose size is 2, is dim 1 of the result.
         self.view_order = tuple((probe.index(d + 2), parts) for d, parts in order_of(x))
 
     def _align_operand(self, x: DTensor, form: DTensor) -> None:
@@ -231,6 +235,7 @@ class PlanTensorOp:
             return
         if not any(x is y for y in self.written_operands):
             self.substitutes[id(x)] = permute_rows(in_model_order(x), dims, x.placements)
+        # A written operand cannot be replaced by a copy in another order: the write would be lost.
         elif order or x.placements != form.placements or x.shape != form.shape:
             raise out_of_order_error(self.name)
         else:  # a state that torch has cut by its placements has this order from now on

@@ -28,6 +28,7 @@ def order_of(x: torch.Tensor) -> FusedOrder:
 def _row_permutation(size: int, parts: tuple[int, ...], ranks: tuple[int, ...]) -> torch.Tensor:
     """Return the model's row at each place of the plan's order. Example: 4 rows in parts (1, 1) on 2 ranks: 0 2 1 3."""
     shares = []
+    # The outermost axis is cut first, as in `shard_tensor`, so its position varies slowest.
     for place in itertools.product(*map(range, ranks)):
         rows = torch.arange(size)
         for count, rank in zip(ranks, place, strict=True):
@@ -67,6 +68,7 @@ def permute_rows(x: DTensor, dims: Sequence[tuple[int, torch.Tensor]], placement
     """Return a plain DTensor with these placements whose rows of some dims are permuted. Ranks gather it along these dims."""
     gathered = [d for d, _ in dims]
     whole = [Replicate() if isinstance(p, Shard) and p.dim in gathered else p for p in x.placements]
+    # Rows move between ranks, so a permuted dim has to be whole for a moment. Dims without a permutation stay sharded.
     gathered_tensor = as_plain_dtensor(x).redistribute(placements=whole)
     local = gathered_tensor._local_tensor
     for dim, index in dims:
@@ -80,6 +82,7 @@ def in_model_order(x: DTensor, placements: Sequence[Any] | None = None) -> DTens
     """Return the tensor as a plain DTensor in the model's order. All ranks must call it if the tensor has an order."""
     if not order_of(x):
         return as_plain_dtensor(x)
+    # `argsort` inverts a permutation. Example: 6 rows in 3 parts on 2 ranks lie as 0 2 4 1 3 5, and its argsort is 0 3 1 4 2 5.
     return permute_rows(x, [(dim, rows.argsort()) for dim, rows in model_rows(x)], placements or x.placements)
 
 

@@ -57,7 +57,7 @@ class Weight:
     accumulated: torch.Tensor | None = None
     """The sum of the gradients of micro-batches, not yet summed over ranks."""
     packed_as: BucketMember | None = (
-        None  # how `terms` lie if they are packed rank by rank, as a reduce_scatter sends them
+        None  # how `accumulated` lies if it is packed rank by rank, as a reduce_scatter sends them
     )
     pending_gradient: Any = None
     """Stands in `parameter.grad` while `accumulated` waits for the last micro-batch (`gradients.PendingGradient`)."""
