@@ -144,8 +144,9 @@ class Recorder(TorchFunctionMode):
         vid = self.ids.get(id(tensor))
         if vid is not None:
             return vid
-        # Masks and positions have values here. What has none depends on inputs that are real numbers, such as frames.
-        computed = tensor.is_meta and self.inputs.include(tensor)
+        # Masks, positions and labels may have values here, or not where a child process captures: they never count. Real numbers that
+        # have no values depend on real inputs, such as frames.
+        computed = tensor.is_meta and tensor.is_floating_point() and self.inputs.include(tensor)
         return self._add_value(tensor, "constant", birth=self.birth_of(tensor), computed=computed)
 
     def is_buffer(self, tensor: torch.Tensor) -> bool:

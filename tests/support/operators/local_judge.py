@@ -6,6 +6,7 @@ sends itself. Joined by their placements the pieces must be the whole op, forwar
 
 from __future__ import annotations
 
+import ast
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from planner_core.runtime.record import Ref, Tape, TapeCall, TapeTensor
 from planner_core.runtime.record.tape import COMPUTED, INPUT
 from planner_core.runtime.write import operators
 from planner_core.runtime.write.placed_tape import PlannedTape
+from planner_core.runtime.write.syntax import path
 from tests.support.operators.judge import Case, Rank, cut, differs, gradients, put, results
 
 SECONDS = 20.0
@@ -156,13 +158,13 @@ def _written(
     )
     objects: dict[str, Any] = {n: getattr(names, n) for n in names.__all__} | {"DEVICE": torch.device("cpu"), "seed": 0}
 
-    def foreign(item: Any) -> str:
+    def foreign(item: Any) -> ast.expr:
         name = f"_object{len(objects)}"
         objects[name] = item
-        return name
+        return path(name)
 
-    local = operators.LocalCall(layout, call, row, [f"x{i}" for i in range(count)], "AXIS{}".format, foreign)
-    text = operators.write_operator(local).replace("{site}", "1")
+    local = operators.LocalCall(layout, call, row, [path(f"x{i}") for i in range(count)], "AXIS{}".format, foreign)
+    text = ast.unparse(operators.write_operator(local))
     return text.replace(".new_empty(", ".new_zeros("), objects  # what a new tensor holds is any
 
 
