@@ -141,7 +141,7 @@ def test_a_usual_layout_that_fits_nowhere_is_shown_at_its_least_memory() -> None
     row = rows["megatron"]
     assert len(peaks) == len(stated)
     assert not row.fits and row.bound is None and not row.optimal
-    assert row.cost.memory_bytes["peak"] <= min(peaks) * 1.01 < max(peaks)
+    assert row.cost.memory_bytes["peak"] <= min(peaks) * 1.06 < max(peaks)
 
 
 @pytest.mark.slow

@@ -37,6 +37,10 @@ class _Number:
         return _Number(planner, planner if same else with_recompute(planner, recompute))
 
 
+NEARLY_LEAST = 1.05
+"""By what factor a usual layout that does not fit may be shown above the least memory that it takes, to be the layout that people run."""
+
+
 def plan_baselines(
     planner: Planner,
     options: Iterable[DeviceMesh],
@@ -144,10 +148,17 @@ class _BaselineSearch:
         if least is None:
             return None
         planner, problem, answer = least
+        # The very least splits what nobody splits: a row-parallel q_proj behind a norm saves 4 % of Llama-3-8B's peak on 8 A100, and
+        # costs 10 % of its step. So the fastest plan that takes hardly more is shown.
+        with planner.clock("baselines"):
+            room = answer.least_memory * NEARLY_LEAST
+            near = fit_simulated_memory(problem, planner.graph, room, "time", prove=False).assignment
         # A plan that does not fit is bounded in memory, not in time.
-        shown = replace(answer, assignment=answer.smallest, bound=0.0)
+        shown = replace(answer, assignment=near or answer.smallest, bound=0.0)
         plan = planner.plan(problem, shown, self.baseline.title, self.baseline.name, "time")
-        return replace(plan, optimal=False, bound=None, notes=("does not fit: shown as it takes the least memory",))
+        return replace(
+            plan, optimal=False, bound=None, notes=("does not fit: shown at nearly the least memory that it takes",)
+        )
 
     def problems(self, planner: Planner) -> list[Problem]:
         """The networks of the baseline at a planner's number of micro-batches and recomputation, one for each mesh that suits it."""
