@@ -77,6 +77,7 @@ def draws_dropout_mask(fn: str | None, args: Sequence[Any], kwargs: Mapping[str,
         return bool(kwargs.get("dropout_p") or (len(args) > 4 and args[4]))
     if fn in RECURRENT:
         at = _num_layers_position(args)
+        # torch drops out between layers alone, so one layer draws nothing, whatever its rate.
         num_layers, p, training = args[at : at + 3]
         return bool(p and training and num_layers > 1)
     given = dict(zip(("input", "p", "training"), args, strict=False)) | dict(kwargs)
@@ -106,6 +107,7 @@ def _num_layers_position(args: Sequence[Any]) -> int:
 
 def host_state() -> tuple[Any, ...]:
     """Return the states of Python's and numpy's generators. None stands for numpy's if numpy is not imported."""
+    # A model cannot have drawn from numpy if nobody has imported it.
     if (numpy := sys.modules.get("numpy")) is None:
         return random.getstate(), None
     name, keys, *rest = numpy.random.get_state()

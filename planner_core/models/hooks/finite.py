@@ -89,6 +89,7 @@ class AssumeFinite:
         if check is None:
             return tensor
         if check.result is None:
+            # First the operand, which may be deferred itself: `isfinite(x).all()` used as a mask makes two calls.
             operand, self.is_calling = self._resolve(check.operand), True
             try:
                 check.result = self.make_call(check.func, operand)
@@ -97,6 +98,7 @@ class AssumeFinite:
         return check.result
 
     def _defer(self, value: bool, shape: tuple[int, ...], func: Any, operand: torch.Tensor) -> torch.Tensor:
+        # One element for any shape: the check of a tensor of a billion numbers must not allocate an answer of that size.
         constant = torch.full((), value).expand(shape)
         self.deferred[id(constant)] = DeferredCheck(constant, value, func, operand)
         return constant

@@ -25,6 +25,7 @@ class InputValues:
     def include(self, tensor: Any) -> bool:
         """Return whether the values of a tensor depend on the inputs alone."""
         known = self._tensors.get(id(tensor))
+        # The weak reference shows whether the id still belongs to the tensor that was added: a freed id is used again.
         return known is not None and known() is tensor
 
     def find_masks(self, fn: str, args: tuple[Any, ...]) -> list[torch.Tensor]:

@@ -41,6 +41,7 @@ def list_containers(model: nn.Module) -> Iterator[tuple[str, Container]]:
     """Yield every container of state, each once, with its name: a module's `__dict__`, and its lists, dicts, sets and objects."""
     seen: set[int] = set()
     for name, module in model.named_modules():
+        # Also where it is large: `MAX_ITEMS` is for containers of data, and a module's attributes are its state.
         yield name, module.__dict__
         for key, value in list(module.__dict__.items()):
             container = value if isinstance(value, _CONTAINERS) else getattr(value, "__dict__", None)
@@ -111,6 +112,7 @@ def scratch_tensors(value: Any) -> list[torch.Tensor]:
 
 def _has_changed(before: Any, now: Any) -> bool:
     if isinstance(before, tuple) and isinstance(now, tuple) and before and isinstance(before[0], torch.Tensor):
+        # The version counts writes in place, so a tensor that was filled again with equal values has changed too.
         return before[0] is not now[0] or before[1] != now[1]
     return not _are_equal(before, now)
 
@@ -171,6 +173,7 @@ class TensorReplacement:
             items = [*map(self._replaced, value)]
             same = all(a is b for a, b in zip(items, value, strict=True))
             return value if same else type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        # A tuple cannot be written, so it was built again above. What can be written is visited once, and its items are replaced in it.
         if id(value) not in self.seen:
             self.seen.add(id(value))
             self._queue_items(value)

@@ -81,6 +81,7 @@ class FunctionWriter:
         stopped: list[bool] = []  # of each line of the body: whether the model's code ran it under torch.no_grad
         for now, call in enumerate(self.calls):
             self._write_call(now, call)
+            # A call may write no line (it is inlined) or several (its `del`), so the flags are filled up to the lines that are there.
             stopped += [call.stops] * (len(self.body) - len(stopped))
         outputs = [n for c in self.calls for n in c.outputs if n in self.wanted]
         first = [*(["w"] if self.weights or self.buffers else []), *(["seed"] if self.seeds else [])]
@@ -134,6 +135,7 @@ class FunctionWriter:
 
     def _use_key(self, now: int, number: int) -> tuple[int, int]:
         """Return the key of the use of a parameter by the call on line `now`."""
+        # Each call that reads a gathered weight has a gather of its own, and so an argument of its own. Other weights have one in all.
         return number, now if self.outer_steps[number, self.calls[now].site][0] else -1
 
     def _add_weight(self, now: int, number: int) -> None:
@@ -218,6 +220,7 @@ class FunctionWriter:
         self.sites_of_inlined.append(call.site)
         if len(self.body) > start:
             self.sites |= dict.fromkeys(statements(self.body[start:]), tuple(self.sites_of_inlined))
+        # An inlined expression runs in a later line, so its call site belongs to that line.
         if call.outputs[0] not in self.inlined:
             self.sites_of_inlined = []
         self._delete_dead(now, call)
@@ -322,12 +325,14 @@ class FunctionWriter:
         if following.inputs.count(number) != 1 or following.kind != "op" or following.fn in operators.RESHAPES:
             return False
         edge = self.layout.row(following).inputs[following.inputs.index(number)]
+        # The model's own statement is the limit: code reads as the model's, and a tensor that is moved between the two keeps its name.
         return following.line == call.line and not edge.forward and not edge.backward
 
     def _unpack(self, now: int, call: TapeCall, value: ast.expr) -> None:
         assert isinstance(call.shape, (tuple, list)), call
         names = {}
         for number in call.outputs:
+            # At least to the next line: results of one call need distinct names, even those that nobody reads.
             until = max(now + 1, self._last_use(number, now))
             names[number] = self.names.take(self.wanted_name(number), now, until)
             self.values[number] = path(names[number])

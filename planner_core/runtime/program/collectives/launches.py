@@ -53,6 +53,7 @@ class PendingCollective:
 
     def wait(self) -> None:
         """Wait until it has finished."""
+        # It is in a launch that has not left yet, and nothing after this wait would issue it.
         if self.work is None:
             _issue_pending()
         self.work.wait()
@@ -67,6 +68,7 @@ def coalesced_launch() -> Iterator[None]:
 
     NCCL runs this as one group call ("Aggregated Operations" of its guide), which pays the latency once.
     """
+    # Nested launches join the outermost one, which alone issues.
     outer = getattr(_THREAD, "pending", None)
     _THREAD.pending = [] if outer is None else outer
     try:

@@ -32,6 +32,7 @@ WEIGHT_OF_PARAMETER = WeakIdKeyDictionary()
 
 def find_weight(parameter: torch.Tensor) -> Weight | None:
     """Return the weight of a parameter under a plan; None for any other tensor."""
+    # The table holds references only, so a model that nobody uses any more can go, though the table lives as long as the process.
     return WEIGHT_OF_PARAMETER.get(parameter, lambda: None)()  # type: ignore[no-any-return]
 
 
@@ -139,6 +140,7 @@ class Weight:
         if self.materialized is not None and not self.is_alias:
             self.published_gradient = self.gradient
             assert self.published_gradient is not None
+            # An optimizer that writes the parameter past its version counter still uses up this gradient, and `is_stale` sees that.
             self.published_version = self.published_gradient._version
         # torch runs these hooks where autograd accumulates a gradient, and autograd has never seen this parameter
         for hook in (getattr(self.parameter, "_post_accumulate_grad_hooks", None) or {}).values():
@@ -169,6 +171,7 @@ class Weight:
     def follow_parameter(self) -> None:
         """Follow the parameter to new memory (`param.data = ...`), if the working copy is the parameter itself."""
         if self.is_alias and self.working.data_ptr() != self.local.data_ptr():
+            # The leaf as well: it is a view of the old memory.
             self.materialized, self._leaf = self.local.detach(), None
 
 
@@ -184,6 +187,7 @@ def redirect_gradient(leaf: torch.Tensor, sink: GradientSink) -> None:
     reference = weakref.ref(sink)  # autograd would keep it, and with it the model
 
     def hand_over(leaf: torch.Tensor) -> None:
+        # Taken away at once: the next micro-batch must find no gradient here to which autograd would add.
         gradient, leaf.grad = leaf.grad, None
         if gradient is not None and (sink := reference()):
             sink.accept_gradient(gradient)
@@ -263,5 +267,6 @@ def bucket_stages(
         stages.append(
             [BucketMember(shape, w.segments, move) for shape, w, move in zip(shapes, weights, steps, strict=True)]
         )
+        # Each stage begins with the shapes in which the one before has left the tensors.
         shapes = [m.result_shape for m in stages[-1]]
     return stages
