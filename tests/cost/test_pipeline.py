@@ -44,6 +44,16 @@ def stage(forward: float, backward: float, weight: float = 0.0, **more: float) -
     return StageCost(forward, backward, weight, **{**usual, **more}, send_bytes=0, peak_bytes=0)
 
 
+def test_a_rank_updates_the_weights_of_all_its_stages() -> None:
+    """Rank 0 has stages of 3 and 1 s of updates, rank 1 of 1 and 1 s: the step ends 4 s after its last backward."""
+    pipeline = cut("interleaved", 2, 2)
+    still = tuple(stage(1.0, 2.0) for _ in range(4))
+    updated = tuple(replace(s, step_s=seconds) for s, seconds in zip(still, (3.0, 1.0, 1.0, 1.0), strict=True))
+    more = simulated_pipeline(pipeline, updated, 4).step_s - simulated_pipeline(pipeline, still, 4).step_s
+    assert more == pytest.approx(4.0)
+    assert bound_s(pipeline, updated, 4) - bound_s(pipeline, still, 4) == pytest.approx(4.0)
+
+
 @pytest.mark.parametrize(("schedule", "ranks", "virtual"), CASES)
 def test_the_order_is_that_of_torch(schedule: str, ranks: int, virtual: int) -> None:
     visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")

@@ -75,7 +75,7 @@ def price_pipeline(
     traffic = sum_traffic((x for s in mine for x in messages(stages[s].blocks, stages[s].computed_graph, model)), model)
     units = [priced_units(stages[s].blocks, stages[s].computed_graph, model, ends=ends) for s in mine]
     compute = m * sum(u.copies * (u.forward_s + u.backward_s) for own in units for u in own)
-    optimizer = max(sum(u.copies * u.optimizer_s for u in own) for own in units)
+    optimizer = sum(u.copies * u.optimizer_s for own in units for u in own)
     return Cost(
         step_time_s=time.step_s,
         compute_time_s=compute + waits,

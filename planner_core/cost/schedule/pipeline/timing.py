@@ -124,7 +124,7 @@ class _PipelineRun:
         """Return when a rank has done what is done once a step. Its own stages do that one after the other on one host."""
         mine = [self.stages[s] for s in self.pipeline.stages_of(rank)]
         begin = max(self.free[rank], self.summed[rank])
-        return self._end_of_pass(rank, begin, max(c.step_s for c in mine), sum(c.host_step_s for c in mine))
+        return self._end_of_pass(rank, begin, sum(c.step_s for c in mine), sum(c.host_step_s for c in mine))
 
     def _end_of_pass(self, rank: int, start: float, gpu_s: float, host_s: float) -> float:
         """Return the end of `gpu_s` seconds of work that the rank's host issues in `host_s`, and let the host issue it.
@@ -172,7 +172,7 @@ class _PipelineRun:
 def bound_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> float:
     """Seconds that no order of the schedule's work is below (see the head of the file)."""
     apart, m = pipeline.schedule in SPLIT, micro_batches
-    once = [max(stages[s].step_s for s in pipeline.stages_of(r)) for r in range(pipeline.ranks)]
+    once = [sum(stages[s].step_s for s in pipeline.stages_of(r)) for r in range(pipeline.ranks)]
     most = 0.0
     for rank in range(pipeline.ranks):
         mine = pipeline.stages_of(rank)
