@@ -303,6 +303,3 @@ def check(graph: Graph) -> None:
                 callee = graph.blocks[item.block]
                 assert len(callee.inputs) == len(item.inputs) and len(callee.outputs) == len(item.outputs)
         assert set(block.outputs) <= made
-
-
-# --- JSON -----------------------------------------------------------------------------------------

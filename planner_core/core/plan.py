@@ -438,6 +438,3 @@ def states_by_pattern(plan: Plan) -> dict[str, list[str]]:
     """Return the placements of the optimizer's part of each parameter, by name pattern, if they differ from `placements_by_pattern`."""
     params = params_by_pattern(plan)
     return {name: [str(p) for p in param.stored] for name, param in params.items() if param.stored != param.working}
-
-
-# --- JSON -----------------------------------------------------------------------------------------

@@ -199,7 +199,7 @@ class Planner:
         prove: bool = True,
         prices: tuple[float, float] = (0.0, 0.0),
     ) -> Answer:
-        """The best assignment whose simulated peak is within the budget (see `search.fit`). `rough`: the answer of a search without
+        """The best assignment whose simulated peak is within the budget (`fit_simulated_memory`). `rough`: the answer of a search without
         proof. `stop`, `prove` and `prices` are those of `search_within_budget`."""
         prove = prove and self.work.left > 0
         with self.clock("search"):

@@ -41,7 +41,7 @@ MAX_SETTLED_IN_VAIN = 2
 """Times that entries are settled at shares whose bound stays below a known one."""
 
 TIGHTEN_ROUND, BATCH_ROUNDS = 2, (10, 40, 160)
-"""After round TIGHTEN the bounds of shared states are raised. After the rounds TOGETHER all shared states that may be in the best
+"""After round TIGHTEN_ROUND the bounds of shared states are raised. After the rounds BATCH_ROUNDS all shared states that may be in the best
 assignment are computed at once, which costs as much as a few rounds."""
 
 

@@ -52,8 +52,8 @@ class Moment:
 class CallMemory:
     """What one copy of a block does to the memory of its caller.
 
-    `kept`: bytes inside that it keeps for backward. `stays_after`: the operands that it keeps, by position. `results`: for each result
-    its bytes, or -1 - position of the operand whose storage it is. `kept_results`: the results that it keeps. `forward_moments` and
+    `kept`: bytes inside that it keeps for backward. `keeps`: the operands that it keeps, by position. `results`: for each result
+    its bytes, or -1 - position of the operand whose storage it is. `kept_results`: the results that it keeps. `forward` and
     `backward`: the highest moments. `gradients`: bytes of each operand's gradient. `grads`: bytes of its weights' gradients. `reduced`:
     the operands that are weights whose gradients the copy itself reduces.
     `unit`: its weights that come ahead and its gradients that leave. `last_packed`: bytes of the last gradient that leaves.

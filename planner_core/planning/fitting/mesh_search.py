@@ -246,7 +246,7 @@ def _round_for_order(value: float) -> float:
 @dataclass(frozen=True, slots=True)
 class RoughSearch:
     """A problem, and the answer of a search of it without proof; None if that was abandoned or not begun. No plan whose sum of memory
-    is at most ABOVE times the budget has a value below `bound`. `prices` of memory gave it."""
+    is at most FIRST_BUDGET_FACTOR times the budget has a value below `bound`. `prices` of memory gave it."""
 
     problem: Problem
     rough: Answer | None = None

@@ -44,7 +44,7 @@ FEW_SHARED = 24
 MAX_SHARED = 200
 """Shared states of one run that are compared to close a gap."""
 MAX_LONGEST_PARTS_LOG2 = 6
-"""A run is put together of fewer than 2^STEPS parts of the greatest length."""
+"""A run is put together of fewer than 2 to this power parts of the greatest length."""
 NUMBERS_PER_CHUNK = 4_000_000
 """Numbers that one step of a (min, +) product holds at once (32 MB)."""
 
@@ -296,7 +296,7 @@ class _DifferingCopies:
 
     def enumerate_points(self) -> FormingPoints:
         """Return the points of the whole run. Their `row` is the flat index of (shared state, entry, exit)."""
-        # long parts may stand in several places, which weakens `least_outside`: so there are up to 2^STEPS parts; a sample takes few
+        # long parts may stand in several places, which weakens `least_outside`: so they may be many; a sample takes few
         top = max(0, len(self.powers) - (1 if self.goal.sample_size else MAX_LONGEST_PARTS_LOG2))
         parts = [self.block.points.for_entries(self.links.ravel())]
         for j in range(top):

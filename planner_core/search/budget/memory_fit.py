@@ -203,7 +203,7 @@ def _match_budget(
     smallest = find_least_memory(problem, objective)
     if smallest is not None and memory_bytes(smallest) > budget:
         # No sum is within the budget. A peak may be, but rarely is: the few assignments of nearly the least memory decide it, and save
-        # searches among sums of up to ABOVE times the budget.
+        # searches among sums of up to FIRST_BUDGET_FACTOR times the budget.
         match.simulate(smallest)
         infeasible = match.best_of_small_sums(
             Answer(None, float("inf"), fastest.bound, memory_bytes(smallest)), memory_bytes(smallest)

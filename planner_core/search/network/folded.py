@@ -96,7 +96,7 @@ class CompiledNetwork:
 class Problem:
     """The folded network of a model on one mesh.
 
-    `top` is the network of the top block. `blocks` holds each repeated block, in all its variants (`ops.recompute_ways`).
+    `top` is the network of the top block. `blocks` holds each repeated block, in all its variants (`ops.recompute_policies`).
     `scopes` are the top variables that each run touches, by the run's number. `uniform`: all copies of a run pass the residual
     stream on in one state, and so all copies are equal.
     """

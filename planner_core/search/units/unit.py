@@ -68,7 +68,7 @@ class VariantSolver:
         self.solved: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], Elimination] = {}
 
     def eliminate_except(self, keep: tuple[str, ...], fixed: Mapping[str, int]) -> Elimination:
-        """Eliminate all variables except `kept`, with the variables in `fixed` fixed (states numbered as in `alive`)."""
+        """Eliminate all variables except `keep`, with the variables in `fixed` fixed (states numbered as in `alive`)."""
         key = (keep, tuple(fixed.items()))
         if key not in self.solved:
             tables = self.reduced.remaining_tables
@@ -79,7 +79,7 @@ class VariantSolver:
         return self.solved[key]
 
     def elimination_order(self, keep: tuple[str, ...], fixed: Mapping[str, int]) -> list[str]:
-        """Return an order in which the whole block can be eliminated, except `kept` and the variables in `fixed`."""
+        """Return an order in which the whole block can be eliminated, except `keep` and the variables in `fixed`."""
         c = self.compiled
         return self._order(keep, fixed, c.sequence, [f.vars for f in c.factors])
 
