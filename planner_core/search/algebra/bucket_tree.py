@@ -93,10 +93,12 @@ class BucketTree:
         `root`: the margins of the root, if more than this network lies outside; by default the root's own table.
         """
         self.margins = [np.zeros(0)] * len(self.buckets) + [self.root if root is None else root]
+        # A message goes to a later bucket or to the root. So in reverse order the parent's margins are there before they are read.
         for i in reversed(range(len(self.buckets))):
             b = self.buckets[i]
             # The parent's margin counts this bucket's message once; without it, it is what all the rest costs at least. In the example:
             # the root's margins (1, 5) less the message (1, 0) are (0, 5), so row a = 1 of b's bucket is (2, 0) + 5 = (7, 5).
+            # An infinite message is not taken off: infinity less infinity is not a number.
             outside = self.margin_through(b.parent, b.others) - np.where(np.isfinite(b.message), b.message, 0.0)
             self.margins[i] = b.sums + outside[..., None]
 
@@ -166,6 +168,7 @@ class BucketTree:
         for child, names, points in self.children[i]:
             entry = np.zeros(self.margins[i].size, dtype=np.int64)
             for v in names:
+                # The flat index of the child's entry, first variable first: states (2, 1) of sizes (3, 4) are 2 * 4 + 1 = 9.
                 entry[rows] = entry[rows] * self.sizes[v] + states_of[v]
             if caps is not None and bounds is not None:
                 caps.room[rows] += bounds.messages[child][entry[rows]]
@@ -218,7 +221,7 @@ class WeightedBounds:
         keep: tuple[str, ...] = (),
         rest: Floats | None = None,
     ) -> None:
-        """`tables`: those of all sums, with WHICH as their last variable. `rest` [keep...]: the least cost of all outside of the network.
+        """`tables`: of all sums, with SUM_NUMBER as last variable. `rest` [keep...]: the least cost of all outside of the network.
         Raises TablesTooLarge."""
         self.prices = prices
         # One elimination instead of one for each sum: the sums differ in numbers only.
@@ -251,6 +254,7 @@ def group_points(forming: FormingPoints, group: Ints, entries: int, pruning: Pru
     `forming` in the same order.
     """
     undominated = pruning.undominated(FormingPoints(group, forming.cost, forming.excess, [np.arange(len(group))]))
+    # `combine_points` takes the points that fit as one range, so those of an entry must lie by rising excess.
     undominated = undominated.select(np.lexsort((undominated.excess, undominated.row)))
     ends = np.searchsorted(undominated.row, np.arange(entries + 1))
     return Points(ends[:-1], ends[1:], undominated.cost, undominated.excess), forming.select(undominated.parts[0])

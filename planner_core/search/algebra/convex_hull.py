@@ -43,6 +43,8 @@ def find_hull_corners(
     corners, gaps = [fastest, smallest], deque([(fastest, smallest)])
     while gaps and len(corners) < max_corners:
         a, b = gaps.popleft()
+        # At this price a and b cost the same. A corner between them lies below their line, so its weighted sum is less; if none is, the gap
+        # is closed. Example: a = (0 s, 4 GB) and b = (4 s, 0 GB) cost 4 at 1 s per GB; (1, 1) costs 2 and is a corner.
         price = slope(point_of(a), point_of(b))
         corner = below(a, b) if price else None
         if corner is not None and weighted_sum(point_of(corner), price) < weighted_sum(point_of(a), price) * (1 - tie):
@@ -67,6 +69,7 @@ def lower_hull(points: Iterable[Point]) -> list[Point]:
     """Return the corners of the lower left hull of some points, by rising cost."""
     corners: list[Point] = []
     for point in _falling_in_memory(sorted(points), lambda p: p):
+        # On a convex hull each byte saved costs more than the one before. A corner where the price does not rise is above the line.
         while len(corners) > 1 and slope(corners[-2], corners[-1]) >= slope(corners[-1], point):
             corners.pop()
         corners.append(point)

@@ -52,10 +52,13 @@ class Elimination:
     def assignment(self, kept_states: Mapping[str, int]) -> dict[str, int]:
         """Return the best state of every variable, given the states of those that were kept."""
         states = dict(kept_states)
+        # Backwards: the tables of a variable name only kept variables and those eliminated after it, so all their states are known.
+        # With w eliminated at [x, w, y], x and y are known when w is looked up. Sums are formed again here, so no argmin table is stored.
         for name, tables in reversed([*(self.previous.steps if self.previous else ()), *self.steps]):
             total = ZERO
             for names, array in tables:
                 total = total + array[tuple([slice(None) if v == name else states[v] for v in names])]
+            # A variable in no table costs nothing in any state, so the first state will do.
             states[name] = int(total.argmin()) if tables else 0
         return states
 
@@ -72,6 +75,7 @@ def eliminate(
         first = min((v for v in table[0] if v in rank), key=lambda v: rank[v], default=None)
         (remaining if first is None else pool.setdefault(first, [])).append(table)
 
+    # A table waits at its first variable in the order. So each table is added exactly once, and a message always goes to a later variable.
     for table in tables:
         put(table)
     steps: Steps = []
@@ -101,6 +105,7 @@ def lower_bound(sizes: Mapping[str, int], tables: Iterable[Table], sequence: Seq
     rank = {v: i for i, v in enumerate(sequence)}
     total = 0.0
     pending = list(tables)
+    # The empty name is a last round: it adds up the messages of the last variable.
     for v in (*sequence, ""):
         for names, array in pending:
             if names:
@@ -120,6 +125,7 @@ def _mini_buckets(
 ) -> list[tuple[list[Table], tuple[str, ...]]]:
     """Return the tables in parts whose sums fit, the large tables first; each part with its variables other than `v`."""
     parts: list[tuple[list[Table], set[str]]] = []
+    # Fewer parts give a higher bound, since the variable takes one state in each part: so a table joins the first part that has room.
     for table in sorted(tables, key=lambda t: -t[1].size):
         for part, scope in parts:
             if num_entries(scope | {*table[0]}, sizes) <= largest:

@@ -57,8 +57,10 @@ def choose_elimination_order(
     if (kept_entries := num_entries(keep, sizes)) > largest:
         raise TooWide(kept_entries)
     network = tuple(sizes.items()), tuple(dict.fromkeys(tuple(scope) for scope in scopes)), tuple(keep)
+    # The cheap rule is enough for most networks. Other orders are tried only where the tables take longer than the tries.
     best = _smallest_table_order(*network)
     if best.total > LARGE or best.largest > largest:
+        # An order that fits wins over one that does not, whatever its total: the work grows with the total, but the largest must fit.
         best = min(best, *_alternative_orders(*network), key=lambda o: (o.largest > largest, o.total))
     if best.largest > largest:
         raise TooWide(best.largest)
@@ -125,6 +127,7 @@ def _eliminate_chains(
         next_pending: set[str] = set()
         for v in sorted(pending):
             others = neighbours[v]
+            # A neighbour that went in this round put v into the next one. In the chain a-b-c-d, a goes, b must wait, and c may go.
             if v in next_pending or not _is_chain_link(v, neighbours, sizes):
                 continue
             table = num_entries((v, *others), sizes)
@@ -166,6 +169,7 @@ def _greedy(
     sequence, total, largest = [], 0.0, 0.0
     while cost:
         c, v = heappop(queue)
+        # A cost that changed was pushed again. So an old entry, or one of a variable that is gone, differs from `cost` and is passed over.
         if cost.get(v) != c:
             continue
         del cost[v]
@@ -214,6 +218,8 @@ def _weighted_fill(sizes: Mapping[str, int]) -> Rule:
             unconnected = others - neighbours[a]  # and `a` itself
             if len(unconnected) > 1:
                 twice_fill += bits[a] * (sum(map(bits.__getitem__, unconnected)) - bits[a])
+        # Each missing pair is counted from both ends, and bits are in thousandths: 2 * 1000 * 1000 gives bits squared.
+        # The small term only decides between variables of equal fill.
         return twice_fill / 2e6 + 1e-9 * _table_size(v, neighbours, sizes)
 
     return rule
@@ -221,5 +227,6 @@ def _weighted_fill(sizes: Mapping[str, int]) -> Rule:
 
 def _with_noise(rule: Rule, seed: int) -> Rule:
     """Return the rule, with a cost of each variable that is raised by chance."""
+    # Chance follows from the seed and the name alone, so every run and every machine finds the same order.
     chance = cache(lambda v: random.Random(f"{seed} {v}").random())
     return lambda v, neighbours, sizes: rule(v, neighbours, sizes) * (1 + VARIED[seed % 2] * chance(v))

@@ -53,6 +53,7 @@ def _dense_least(tables: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
     best = np.full((shape[0], *shape[2:]), np.inf)
     buffer = np.empty_like(best)  # the sums of one state of v, which stay in the cache
     for state in range(shape[1]):
+        # Tables come small first, so only the last addition has the full size.
         *small, large = (t[:, state] for t in tables)
         np.add(_sum(small), large, out=buffer)
         np.minimum(best, buffer, out=best)
@@ -72,6 +73,7 @@ def _sparsest_table(tables: Sequence[Floats], shape: tuple[int, ...]) -> tuple[i
     best: tuple[int, NDArray[np.bool_]] | None = None
     least = MAX_SPARSE_SHARE
     for table in tables:
+        # Pairs are [t, v], so only a table over v and one other variable can give them.
         wide = [d for d in range(2, len(shape)) if table.shape[d] > 1]
         if len(wide) == 1:
             possible = np.isfinite(table[0]).reshape(shape[1], -1)
@@ -90,6 +92,7 @@ def _sparse_least(tables: Sequence[Floats], shape: tuple[int, ...], dim: int, po
         return _sum([t[:, v[part], others[part] if t.shape[2] > 1 else 0] for t in reordered])
 
     rest = (*shape[2:dim], *shape[dim + 1 :])
+    # `reduceat` returns the element at the start for an empty range, not infinity. So every state of t must have a pair.
     if math.prod(rest) < MIN_ENTRIES_BY_PAIR and (np.diff(starts) > 0).all():
         least = np.minimum.reduceat(pair_sums(slice(None)), starts[:-1], axis=1)
     else:

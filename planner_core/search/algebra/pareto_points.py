@@ -182,6 +182,7 @@ def combine_points(
     """
     first, end = child.first[child_entry], child.last[child_entry]
     # A child's points lie by rising excess, so those that fit are a range from its first one on.
+    # What a point already exceeds is not left to the child: with room 2 and an excess of 1.5, the child may add 0.5.
     counts = _bisect(child.excess, first, end, room - left.excess) - first
     parts = []
     for some in _chunks(counts):
@@ -221,7 +222,7 @@ def _bisect(values: Floats, first: Ints, last: Ints, limits: Floats) -> Ints:
             return low
         middle = (low + high) // 2
         fits = open_ & (values[np.minimum(middle, len(values) - 1)] <= limits)
-        # Invariant: values before `low` are at most `max_points`, values from `high` on are above it.
+        # Invariant: values before `low` are at most the limit, values from `high` on are above it.
         low = np.where(fits, middle + 1, low)
         high = np.where(open_ & ~fits, middle, high)
 
@@ -235,6 +236,7 @@ def undominated_points(group: Ints, cost: Floats, steps: Floats, budget: PointBu
     if not len(group):
         return np.zeros(0, dtype=np.int64)
     keys = np.round(cost / steps).astype(np.int64)
+    # From 0 on, so that group and sum fit into one sort key, and bands of groups do not overlap.
     keys -= keys.min(axis=0)
     # With two sums, sorted by the first, the front is a staircase: one pass. With more sums, pairs must be compared.
     if keys.shape[1] == 2:
@@ -250,6 +252,7 @@ def undominated_points(group: Ints, cost: Floats, steps: Floats, budget: PointBu
         if size > NUM_NEIGHBOURS:
             if budget is not None:
                 budget.spend(size * size // COMPARISONS_PER_POINT)
+            # The first sum need not be compared: points are sorted by it, so a later point is never smaller in it.
             keep[end - size : end] = _skyline(k[end - size : end, 1:])
     return order[keep]
 
@@ -270,6 +273,7 @@ def sample_points(forming: FormingPoints, count: int, sampled_sum: int = 1) -> I
     position = (forming.cost[:, sampled_sum] - low) / np.where(span > 0, span, 1.0) * count
     order = np.argsort(forming.excess, kind="stable")
     samples = []
+    # The second round looks at the first part only, where it is `count` times finer: that is where the least of the sum lies.
     for scale in (1, count):
         order = order[position[order] * scale < count + 1]
         part = group * (count + 1) + np.floor(position * scale)
@@ -286,9 +290,10 @@ def _sort_by_group(group: Ints, first: Ints) -> Ints:
 
 
 def _drop_if_neighbour_dominates(order: Ints, g: Ints, k: Ints) -> tuple[Ints, Ints, Ints]:
-    """Drop points that one of the NEAR points before them dominates. This drops most dominated points at little cost."""
+    """Drop points that one of the NUM_NEIGHBOURS points before them dominates. This drops most dominated points at little cost."""
     alive, columns = np.ones(len(g), dtype=bool), np.ascontiguousarray(k[:, 1:].T)
     for distance in range(1, min(NUM_NEIGHBOURS, len(g) - 1) + 1):
+        # A neighbour of another group cannot dominate; the first sum is at most as large by the sort.
         beaten = g[distance:] == g[:-distance]
         for column in columns:
             beaten &= column[:-distance] <= column[distance:]

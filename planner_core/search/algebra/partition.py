@@ -56,6 +56,7 @@ def best_partition(copies: int, stages: int, options: Options, below: float = fl
         next_fronts: dict[int, list[_Point]] = {}
         num_later_stages = stages - 1 - stage
         for first, points in fronts.items():
+            # Every later stage needs one copy at least, and the last stage takes all that are left.
             ends = range(first + 1, copies - num_later_stages + 1) if num_later_stages else (copies,)
             for last in ends:
                 stage_options = list(options(stage, first, last))
@@ -74,6 +75,7 @@ def best_partition(copies: int, stages: int, options: Options, below: float = fl
 
 
 def _append_stage(point: _Point, option: StageOption, copies: int) -> _Point:
+    # A stage pays the delays of the stages before it, and not its own: delay is added only after the maximum was taken.
     longest_s = max(point.longest_s, point.delay_s + option.work_s)
     return _Point(point.delay_s + option.delay_s, longest_s, (*point.copies, copies), (*point.choices, option.choice))
 
@@ -81,6 +83,7 @@ def _append_stage(point: _Point, option: StageOption, copies: int) -> _Point:
 def _undominated(points: Iterable[_Point]) -> list[_Point]:
     """Return the points that no other point dominates."""
     front: list[_Point] = []
+    # In order of delay, a point is worth keeping only if its longest is below that of all before: (1, 9), (2, 7), (3, 8) loses (3, 8).
     for point in sorted(points, key=lambda p: (p.delay_s, p.longest_s)):
         if not front or point.longest_s < front[-1].longest_s:
             front.append(point)

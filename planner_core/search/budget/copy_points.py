@@ -269,7 +269,7 @@ class _DifferingCopies:
         least[0, np.arange(len(self.entries)), self.entries] = 0.0
         for j, cost in enumerate(self.powers):
             m = 2**j
-            # Copies 0 to 4 are copy 0 and then four: found[1 + 4] = found[1] ⊗ (powers[2] + between). So all p need log2(count) products.
+            # Copies 0 to 4 are copy 0 and then four: least[1 + 4] = least[1] ⊗ (powers[2] + between). So all p need log2(count) products.
             least[m : 2 * m] = _min_plus(least[: min(m, len(least) - m)], cost + self.chain.between)
         return least
 
@@ -314,6 +314,7 @@ class _DifferingCopies:
             forming = self._append_copies(forming, parts[j], j, self.least_after[num_copies], num_copies)
             self.steps.append((j, forming.parts))
         a, b = self.entries[forming.row // self.n], forming.row % self.n
+        # Excess is measured from the chain's own table, since the top network has counted that as the least of the run.
         excess = forming.cost @ self.goal.prices - self.chain.cost[self.s][a, b]
         return FormingPoints(self.s * self.n**2 + a * self.n + b, forming.cost, excess, [np.arange(len(a))])
 
@@ -351,6 +352,7 @@ class _DifferingCopies:
             np.zeros(len(index)),
             [index],
         )
+        # `RunPoints.points` samples the whole run, with its own excess (`group_points`), so it is not sampled here.
         pruning = replace(pruning, sample_size=0) if num_copies == self.chain.count else pruning
         step = combine_points(step, part, state * n + to, pruning.limit - total[index, to], pruning)
         step.excess[:] = 0.0
@@ -380,6 +382,7 @@ def _min_plus(a: Floats, b: Floats) -> Floats:
     product = np.empty((len(flat), b.shape[1]))
     size = max(1, NUMBERS_PER_CHUNK // b.size)
     for i in range(0, len(flat), size):
+        # Some rows at a time: all at once would form rows * k * l numbers.
         product[i : i + size] = (flat[i : i + size, None, :] + b.T[None]).min(axis=2)
     return product.reshape(*a.shape[:-1], b.shape[1])
 

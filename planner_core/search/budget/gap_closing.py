@@ -35,11 +35,11 @@ from planner_core.search.network.search_cache import Assignment
 from planner_core.search.objective import TIE, Objective
 
 FIRST_SHARE, WIDENING = 64, 4
-"""If the whole gap holds too much: 1/FIRST of it is enumerated first, and each next part is WIDER times as wide."""
+"""If the whole gap holds too much: 1/FIRST_SHARE of it is enumerated first, and each next part is WIDENING times as wide."""
 MAX_PART_POINTS, MAX_FIRST_POINTS = 1_500_000, 100_000
 """Points that may be formed for one part of the gap, and for the first attempt at the whole gap."""
 MAX_GROWTH, MIN_PART_POINTS = 6, 30_000
-"""A part of the gap may form MORE times the points of the part before, or AT_LEAST; more of them say that the part is too wide."""
+"""A part of the gap may form MAX_GROWTH times the points of the part before, or MIN_PART_POINTS; more say that it is too wide."""
 SAMPLE_SIZES = (16, 48)
 """Points of each group in the first sample, and in the second one if a gap is left."""
 MAX_FAILURES = 3
@@ -155,9 +155,11 @@ class GapClosing:
                 )
                 # Once a part was too wide, the width only falls: a part that is too wide costs all of its points and proves nothing.
                 width *= 1 if narrow else WIDENING
+                # A better incumbent made the gap smaller, and a part of the old width might now be all of it.
                 if self.target < before:
                     width = min(width, (self.target - self.bound) / WIDENING)
             else:
+                # A part that stopped at a smaller allowance was only too wide. Only one that used the full allowance counts as a failure.
                 failures += max_points == MAX_PART_POINTS
                 narrow = True
                 width /= WIDENING
@@ -173,6 +175,7 @@ class GapClosing:
             raise
         except TooManyPoints:
             return False
+        # Everything up to the limit was seen, so nothing below it is better than what `_consider` has now.
         self.bound = limit
         return True
 
@@ -189,6 +192,7 @@ class GapClosing:
         while 0 < width <= self.target - self.bound and not stop():
             try:
                 self._consider(self._best_within(self.bound + width, sample_size))
+            # TablesTooLarge is a TooManyPoints, but a narrower part has the same tables, so it must not count as a part that is too wide.
             except TablesTooLarge:
                 raise
             except TooManyPoints:
@@ -234,6 +238,7 @@ class GapClosing:
             if not len(fits):
                 return None
             best = points.assignment(int(fits[points.cost[fits, 0].argmin()]))
+            # One end is one sum less than two, so there are fewer points. The other end is checked afterwards.
             if best.totals[self._ends[1]] <= self.budget:
                 return best
         return best

@@ -74,6 +74,7 @@ def mix_solutions(
 
     `folded` is under an objective with prices of memory; `solutions` are solutions at other prices.
     """
+    # Copies known from solutions at different prices are put together. This proves nothing, but a mix may use what memory is left.
     objective, ends = folded.objective, (Component.AFTER_FORWARD, Component.AFTER_BACKWARD)
     copies: dict[str, dict[int, Copy]] = {}
     calls = list(folded.problem.coarse.graph.calls())
@@ -136,6 +137,7 @@ def use_free_memory(
                     swaps.append((float((new.totals - old.totals)[ends].max()) / gain, old, new))
         for _, old, new in sorted(swaps, key=lambda swap: swap[0]):
             for i in calls:
+                # Totals are checked exchange by exchange: one may fit for three copies of a run and not for the fourth.
                 changed = totals + new.totals - old.totals
                 if copies[i] is old and max(changed[ends]) <= budget:
                     copies[i], totals = new, changed

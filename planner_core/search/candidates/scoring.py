@@ -154,6 +154,7 @@ def _placement_kinds(compiled: CompiledNetwork, name: str) -> list[int]:
 def undominated_pairs(a: Floats, b: Floats) -> NDArray[np.bool_]:
     """[point]: whether no other point is at most as large in both `a` and `b`. Of equal points one is kept."""
     finite = np.isfinite(a) & np.isfinite(b)
+    # By a, then by b: among points of equal a the least b comes first, so the running minimum drops the others and equal points.
     sequence = np.lexsort((b, a))
     sequence = sequence[finite[sequence]]
     best = np.minimum.accumulate(b[sequence]) if len(sequence) else b[:0]
@@ -178,6 +179,7 @@ def _score_tables(compiled: CompiledNetwork, block: Block, weights: list[int]) -
         if fixed is None:
             continue
         c, m = _eliminate_carrying_memory(fixed, names)
+        # Communication decides and memory breaks ties: the memory reported is that of the choice with least communication.
         better = (c < best_c) | ((c == best_c) & (m < best_m))
         best_c, best_m = np.where(better, c, best_c), np.where(better, m, best_m)
     return best_c, best_m
@@ -270,6 +272,7 @@ def _eliminate_carrying_memory(tables: Tables, keep: list[str]) -> tuple[Floats,
         pool = [t for t in pool if v not in t[0]]
         others = tuple(dict.fromkeys(n for t in joined for n in t[0] if n != v))
         c, m = _add_tables(joined, (*others, v), sizes)
+        # Memory is carried along, not minimised: both arrays must take the same state of v.
         best = c.argmin(axis=-1)[..., None]
         pool.append((others, np.take_along_axis(c, best, -1)[..., 0], np.take_along_axis(m, best, -1)[..., 0]))
     return _add_tables(pool, tuple(keep), sizes)

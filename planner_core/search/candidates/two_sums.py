@@ -49,6 +49,7 @@ class TwoSums:
         tables = []
         for f in compiled.factors:
             sums = f.cost[SUMS]
+            # Bytes stay 0: at a price of 0 an infinite number of bytes would give 0 * inf, which is not a number.
             sums[:, ~f.allowed] = [[np.inf], [0.0]]
             tables.append(drop_fixed_variables(f.vars, sums))
         alive = {v: np.arange(n) for v, n in compiled.sizes.items()}
@@ -77,6 +78,7 @@ class TwoSums:
         """Return the states of the variables that are left at the least weighted sum, in the numbering of the compiled block; and its two
         sums."""
         states_of: dict[str, int] = {}
+        # The other variables of a bucket are eliminated later, so in reverse order their states are known.
         for bucket in reversed(tree.buckets):
             states_of[bucket.name] = int(bucket.sums[tuple(states_of[o] for o in bucket.others)].argmin())
         sums = np.zeros(2)

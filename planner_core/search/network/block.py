@@ -188,6 +188,7 @@ class _Builder:
     def _add_tensor(self, value: int) -> None:
         v, states, name = self.values[value], self._states(value), tensor_name(value)
         self.net.sizes[name], self.net.tensors[name] = len(states), states
+        # If a copy counted its ports too, the tensor between two copies would be counted by both.
         if value in self.ports:  # the caller's network counts the bytes of ports
             if value in self.saved_inputs:
                 self.net.saved_ports.add(value)
@@ -198,6 +199,7 @@ class _Builder:
         cost = zero_costs(len(states))
         if value in self.kept_results:
             cost[Component.AFTER_FORWARD] = states.local_bytes
+        # A view has the storage of its root: if the root is kept already, saving the view holds no further byte.
         elif value in self.saved_inputs and root(self.block, value) not in self.kept_results:
             cost[Component.AFTER_FORWARD] = states.local_bytes * self.options.saved_share
         self.net.factors.append(Factor((name,), cost, np.ones(len(states), dtype=bool)))
@@ -227,6 +229,7 @@ class _Builder:
             index = joint_index(len(s.rows), len(self.model.sizes), self.model.joined)
             self.cache.index[number] = index[self._splits_evenly(s, index)]
         index, name = self.cache.index[number], s.group.name
+        # Rows that split unevenly never become states, so no factor has to forbid them.
         self.net.sizes[name], self.net.nodes[name] = len(index), GroupRows(s, index)
         work = GroupWork(
             self.block, s, index, self.model, self.options, self.passes, self._is_saved_by_reader, self.cache
@@ -299,6 +302,7 @@ class _Builder:
                 together &= is_only_one | ~(is_exclusive[index] & several).any(axis=1)
             for r, (name, parts) in ((r, limits) for r, rows in enumerate(s.rows) if (limits := rows[k].within)):
                 is_outer = np.array([rows[k].name == name for rows in s.rows])[index]
+                # Parts made by axes before this one: sizes (4, 2) with both outer give cumprod (4, 8) / (4, 2) = (1, 4).
                 outer_parts = np.where(is_outer, self.model.sizes, 1)
                 parts_before = np.cumprod(outer_parts, axis=1) // outer_parts
                 together &= ~((index == r) & several & (parts_before != parts)).any(axis=1)
@@ -317,6 +321,7 @@ class _Builder:
         states = self.net.tensors[tensor_name(value)]
         allowed = np.ones((len(index), len(states)), dtype=bool)
         cost = zero_costs(len(index), len(states))
+        # An operand is only sliced, padded or divided here. Traffic is paid where the tensor is made (`_result_factor`).
         local = self._moves(value).local
         base = 2 + len(states.meta.shape)
         for k, i in uses:
@@ -442,5 +447,6 @@ class _Builder:
         cost[c.BACKWARD if before_first else c.BACKWARD_TRAFFIC] += scatter
         cost[c.COMMUNICATION] = (gather + gather_for_backward + scatter) * self._micro_batches
         if self.options.repeats > 1:  # nothing hides the first copy's gather and the last copy's reduction
+            # All copies have one table, so each bears its part: 32 copies bear 1/32 of the two ends each.
             cost[c.STEP] = (gather + scatter) / self.options.repeats
         return cost

@@ -133,6 +133,7 @@ class Problem:
         each = {n: np.min([c.least_bytes for c in variants.values()], axis=0) for n, variants in self.blocks.items()}
         total = self.top.least_bytes if self.top.factors else np.zeros(2)
         for run in self.runs:
+            # Each copy holds its own bytes: 32 copies of at least 2 GB are at least 64 GB, before any search.
             total = total + len(run.calls) * each[run.block]
         return np.asarray(total)
 
@@ -267,8 +268,10 @@ def restrict_variants(name: str, nets: Mapping[str, Network], restrict: Restrict
     `restrict` is applied once, since variants have the same variables and states.
     """
     first, net = next(iter(nets.items()))
+    # Only the added factors are passed on: the others of a variant have costs of their own.
     first_restricted = apply_restriction(name, net, restrict)
     added = first_restricted.factors[len(net.factors) :]
+    # Without new factors the networks stay the same objects, and all that is cached for them stays in use.
     if not added:
         return nets
     return {v: first_restricted if v == first else replace(n, factors=[*n.factors, *added]) for v, n in nets.items()}
@@ -289,6 +292,7 @@ def _require_replicated_results(block: Block, net: Network) -> None:
         name = tensor_name(value)
         if name in net.tensors:
             states = net.tensors[name]
+            # Placement code 0 is Replicate on every axis.
             is_replicated = (states.forward == 0) & (states.gradient == 0)
             net.factors.append(allow_only(name, is_replicated))
 
@@ -332,6 +336,7 @@ def compile_like(
     merged, factors = merge_factors(net), []
     for selected in first.factors:
         f = merged[selected.vars]
+        # The same factor object in both variants: its states were selected already, for the first.
         if f is merged_first[selected.vars]:
             factors.append(selected)
             continue
@@ -359,6 +364,7 @@ def prune_states(net: Network) -> CompiledNetwork:
     factors_of: dict[str, list[tuple[Factor, int]]] = {v: [] for v in alive}
     for f in merged.values():
         for axis, (v, possible) in enumerate(zip(f.vars, f.possible_states, strict=True)):
+            # What one factor forbids by itself goes first, so the loop starts only from variables that lost a state.
             alive[v] = alive[v] & possible
             if len(f.vars) == 2:
                 factors_of[v].append((f, axis))
@@ -409,6 +415,7 @@ def restricted_to_runs(problem: Problem, top: Network) -> Network:
         alive = problem.first_variant(run.block).alive
         for outer, port in boundary_pairs(problem, run):
             ok = np.zeros(top.sizes[outer], dtype=bool)
+            # Both ends number the states of one tensor alike, so the block's numbers index the top variable.
             ok[alive[port]] = True
             factors.append(allow_only(outer, ok))
     return replace(top, factors=factors)
@@ -417,6 +424,7 @@ def restricted_to_runs(problem: Problem, top: Network) -> Network:
 def _compile_top(problem: Problem, top: Network, largest: float | None) -> CompiledNetwork:
     # States are numbered as in `top`, which other problems share, so `net` is `top` and not the copy with the constraints of the runs.
     compiled = replace(prune_states(restricted_to_runs(problem, top)), net=top)
+    # A run is one table over all top variables that it touches, so the order must count it, although it is no factor yet.
     scopes = [f.vars for f in compiled.factors] + [problem.scopes[k] for k in range(len(problem.runs))]
     compiled.sequence = choose_elimination_order(compiled.sizes, scopes, (), largest)
     return compiled

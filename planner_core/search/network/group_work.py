@@ -137,6 +137,7 @@ class GroupWork:
             counted.update(v for v in self._saved_roots(op) if v in inner and not self.is_saved_by_reader(v))
             cost[Component.AFTER_FORWARD] += self._extra_saved_bytes(k) * self.options.share(op)
         maker = {v: k for k, op in enumerate(self.strategy.ops) for v in op.outputs}
+        # A tensor that several operators of the group save is held once, so bytes are added after all of them were asked.
         for v in counted:
             share = self.options.share(self.strategy.ops[maker[v]])
             cost[Component.AFTER_FORWARD] += self.result_bytes(maker[v], v) * share
@@ -227,6 +228,7 @@ class GroupWork:
         parts: dict[int, int] = {}
         for row, size in zip(joint, self.model.sizes, strict=True):
             parts[row] = parts.get(row, 1) * size
+        # Only products count: a row on axes of 2 and 4 is one entry of 8 parts, as on one axis of 8.
         key = op.name, chunks, frozenset(parts.items())
         cached = self.cache.kernels
         if key not in cached:
@@ -286,6 +288,7 @@ class GroupWork:
                 takes_row: Bools = self.index[:, axis] == r
                 for c in rows[k].internal:
                     shrunk = np.array([x[k].name in c.shrinks for x in self.strategy.rows])
+                    # The axis of the collective does not shrink its own message: on 4 x 2, both shrunk, axis 0 sends 1/2, axis 1 sends 1/4.
                     own_size = np.where(shrunk[self.index[:, axis]], self.model.sizes[axis], 1)
                     other_parts = joint_parts(shrunk, self.index, self.model.sizes) / own_size
                     # Experts get unequal numbers of tokens, and all ranks wait for the rank that gets most.

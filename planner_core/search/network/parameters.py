@@ -51,6 +51,7 @@ def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model:
     if trained:
         cost[Component.STEP] = optimizer_seconds(elements[2], item, model)
         cost[Component.STEP] += weight_handout_seconds(states.shares[2] / states.shares[0], model)
+        # In the example of ZeRO-1 stored is S(0) and forward is R: an all-gather. In ZeRO-3 both are S(0), and this is free.
         gather = moves.weight.cost[states.stored, states.forward]
         # gradients that are summed late come whole to every rank, which keeps its part
         reduce = moves.gradient.cost[states.gradient, states.forward if model.late_sums else states.stored]
@@ -109,6 +110,7 @@ def use_traffic(
     `needed_in_backward`: backward uses the weight too, so it is gathered a second time.
     """
     base = 2 + len(states.meta.shape)
+    # An operator that takes the weight as Partial reads a Replicate working copy (`compatible_weight`), so R is gathered.
     at_use = joint_codes([placement_code(R if used == P else used) for used, _ in consumed], index, base)
     gather = moves.weight.cost[states.forward[None, :], at_use[:, None]]
     is_local = moves.weight.local[states.forward[None, :], at_use[:, None]]

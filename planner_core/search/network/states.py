@@ -38,7 +38,7 @@ class WeightState(NamedTuple):
     """The state of a weight on one axis: placements of its working copy, its accumulated gradient, and its stored form.
 
     The stored form is the one that the optimizer keeps. `stage` is the ZeRO stage of a weight that the operators use
-    Replicate while they shard the work. `stage` is FREE where that choice does not exist: the operators use a shard of the
+    Replicate while they shard the work. `stage` is NO_STAGE where that choice does not exist: the operators use a shard of the
     weight, or the gradient is Replicate already.
 
     Example: a weight [512, 64] under data parallelism is (R, P, R, 0) in DDP, (R, P, S(0), 1) in ZeRO-1, (R, S(0), S(0), 2)
@@ -167,12 +167,14 @@ def _joint_states(
     # A state is allowed if each device holds an equal part of every dim. The product of the axes that shard a dim is its number of parts.
     for d, extent in enumerate(meta.shape):
         sharded = np.array([[p == Shard(d) for p in three] for three in placements]).T  # [3, pair]
+        # Two axes that shard one dim split it one after the other: on a mesh of 4 x 2 a dim in S(d) twice has 8 parts.
         n = joint_parts(sharded, index, axes.sizes)
         shares *= (
             extent / np.ceil(extent / n) if extent else n
         )  # bytes follow the largest part: 10 rows in 4 parts are 10 / 3 shares
         equal = np.all([e % n == 0 for e in fused.get(d, (extent,))], axis=0)  # [3, choice]
         for axis, size in enumerate(axes.sizes if gathered is not None else ()):
+            # Only one axis may split unevenly: with a second axis on the dim, n is not `size` and the state stays out.
             if needs_uneven_split(meta.shape, fused, d, size):  # this axis alone shards the dim
                 equal |= (n == size) & (sharded & gathered)[:, index[:, axis]]
         even &= equal.all(axis=0)
@@ -191,6 +193,7 @@ def joint_index(num_rows: int, num_axes: int, joined: tuple[int, ...] = ()) -> I
     grid = np.meshgrid(*[np.arange(num_rows)] * num_axes, indexing="ij")
     index = np.stack([g.ravel() for g in grid], axis=1)
     for axis in joined:
+        # Joined axes are one axis for operators, so only choices with the same row on both remain.
         index = index[index[:, axis] == index[:, axis - 1]]
     return index
 
@@ -203,6 +206,7 @@ def joint_parts(flag: Bools, index: Ints, sizes: tuple[int, ...]) -> Floats:
     n = np.ones((*flag.shape[:-1], len(index)))
     for axis, size in enumerate(sizes):
         if size > 1:
+            # With sizes (4, 2), flag (no, yes) and rows (1, 1) n is 8; with rows (0, 1) it is 2.
             n *= np.where(flag, float(size), 1.0)[..., index[:, axis]]
     return n
 
@@ -211,6 +215,7 @@ def joint_codes(digits: Sequence[int], index: Ints, base: int) -> Ints:
     """[joint choice] placement codes: one digit in `base` for each axis, the first axis first."""
     table = np.asarray(digits)
     code = np.zeros(len(index), dtype=np.int64)
+    # Base 4 (R, P and two dims), codes 2 and 3 on two axes: 2 * 4 + 3 = 11.
     for axis in range(index.shape[1]):
         code = code * base + table[index[:, axis]]
     return code
@@ -233,7 +238,7 @@ def joint_any(table: Bools, rows: Ints, cols: Ints) -> Bools:
 
 
 def compatible_operand(consumed: Sequence[Pair], states: Sequence[AxisState]) -> tuple[Bools, Bools]:
-    """Return two tables [row, state]: whether an operator that takes its operand as `taken[row]` may read a tensor delivered as
+    """Return two tables [row, state]: whether an operator that takes its operand as `consumed[row]` may read a tensor delivered as
     `states[state]` without communication, and whether it must pad or divide to do so.
 
     Allowed are equal states, and these changes of a delivered tensor:
@@ -247,6 +252,7 @@ def compatible_operand(consumed: Sequence[Pair], states: Sequence[AxisState]) ->
         for s, (f, g) in enumerate(states):
             if (c, gc) == (f, g):
                 is_compatible[r, s] = True
+            # From R each device has all data, so it can slice or divide alone. From S(d) or P it would need the others.
             elif f == R and (
                 (c in (R, P) and gc == R and g in (R, P)) or (isinstance(c, Shard) and (g == P if gc == c else g == R))
             ):
@@ -255,11 +261,11 @@ def compatible_operand(consumed: Sequence[Pair], states: Sequence[AxisState]) ->
 
 
 def compatible_weight(consumed: Sequence[Pair], states: Sequence[AxisState]) -> Bools:
-    """[row, state]: whether a weight that an operator takes as `taken[row]` may be in `states[state]` on one axis.
+    """[row, state]: whether a weight that an operator takes as `consumed[row]` may be in `states[state]` on one axis.
 
     A Replicate working copy serves an operator that takes the weight as R or P. Its gradient is made Partial; it is
     accumulated Partial, or scattered at once (ZeRO-2). A sharded working copy serves an operator that takes that shard
-    (`stage` FREE), or it is gathered for an operator that takes the weight as R (ZeRO-3).
+    (`stage` NO_STAGE), or it is gathered for an operator that takes the weight as R (ZeRO-3).
     """
     is_compatible = np.zeros((len(consumed), len(states)), dtype=bool)
     for r, (used, produced) in enumerate(consumed):

@@ -51,6 +51,7 @@ def _highest_point(low: Floats, high: Floats, current: float) -> float:
     slope = high - low
     with np.errstate(divide="ignore", invalid="ignore"):
         cross = (low[None, :] - low[:, None]) / (slope[:, None] - slope[None, :])
+    # The least of lines is concave, so its highest point is where two lines cross or at an end. So these are all tried.
     points = sorted_distinct(
         np.concatenate([[current, 0.0, 1.0], cross[np.isfinite(cross) & (cross > 0) & (cross < 1)]])
     )

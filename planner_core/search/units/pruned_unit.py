@@ -112,6 +112,7 @@ class PrunedUnit:
         costs through each entry of its bucket [others..., state, sum]."""
         selected = {}
         for v, margin in zip(self.sequence, margins, strict=True):
+            # A state must be within the limit under every sum, each at its own best: one sum above the limit proves it useless.
             is_within = (margin.reshape(-1, len(self.alive[v]), margin.shape[-1]).min(axis=0) <= limit).all(axis=1)
             if not is_within.all():
                 selected[v] = np.flatnonzero(is_within)
@@ -144,6 +145,7 @@ def prune_by_limit(
 ) -> tuple[PrunedUnit, WeightedBounds | None]:
     """Return the part without states that are in no assignment within the limit, and its bounds at several shares, if any state is left.
     `tree` is the part weighed at one of them; `outside_cost` is the least cost of all outside of it. Raises TablesTooLarge."""
+    # `num_states` is the count before: the tuple on the right is made first. It is compared with what is left to judge the round.
     unit, num_states = unit.keep_within([m[..., None] for m in tree.margins[:-1]], limit), unit.num_states
     bounds = None if unit.is_empty else unit.weighted_bounds(sums, outside_cost)
     for _ in range(ROUNDS):

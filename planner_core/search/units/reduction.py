@@ -84,6 +84,7 @@ def _make_recipe(compiled: CompiledNetwork, recipe: Recipe) -> Recipe:
         put(table)
     postponed: set[str] = set()
     for v in compiled.sequence:
+        # The order decides whether two sums are equal (`sum_numbers`), and small tables first keep few sums at full size.
         own_tables = sorted(tables_of[v], key=entries.__getitem__)
         others = order_largest_last((o for table in own_tables for o in scopes[table] if o != v), sizes)
         size = math.prod(sizes[o] for o in others)
@@ -99,6 +100,7 @@ def _make_recipe(compiled: CompiledNetwork, recipe: Recipe) -> Recipe:
             recipe.arrays.append(first_sum + sum_numbers.setdefault(parts, len(sum_numbers)))
             put(len(scopes) - 1)
     recipe.sums, recipe.remaining = [*sum_numbers], [v for v in compiled.sequence if v in tables_of]
+    # Postponed variables are eliminated later, for each state of the shared tensors, where their tables are smaller.
     recipe.remaining_tables += [table for v in recipe.remaining for table in tables_of[v]]
     return recipe
 
@@ -144,6 +146,7 @@ def eliminate_all(compiled: CompiledNetwork, tables: Sequence[Table]) -> Elimina
     """Return the `tables` of a network without a boundary, after all of its variables were eliminated."""
     names = [scope for scope, _ in tables]
     numbers: dict[int, int] = {}
+    # Equal links share one array object, so identity finds them without comparing numbers. The caller holds them, so no id is reused.
     kinds = [numbers.setdefault(id(array), len(numbers)) for _, array in tables]
     arrays = list({id(array): array[None] for _, array in tables}.values())
     recipe = elimination_recipe(compiled, names, kinds)

@@ -191,6 +191,7 @@ class UnitCost:
         bound = -np.inf
         shares = self.shares.setdefault(variant, [EVEN_SHARES])[-1]
         for step in range(MAX_SHARES):
+            # Each sum is a bound in every entry, so the new one raises the bound of all entries of the view, not only of this one.
             table = np.maximum(self.by_variant[variant, view], self._weighted_table(variant, shares, view))
             self.by_variant[variant, view] = table
             bound = float(table[entry])
@@ -202,6 +203,7 @@ class UnitCost:
             if best[0] <= bound * (1 + TIE / 10) or bound >= enough or self.objective.is_sum:
                 return SettledEntry(best[0], min(bound, best[0]), best[1])
             totals.append(copy.totals)
+            # If no other shares promise more for the copies known, the search by shares stops.
             next_shares = best_shares(self.objective, totals, shares)
             if next_shares == shares:
                 break
@@ -225,6 +227,7 @@ class UnitCost:
     ) -> SettledEntry:
         """Close what no shares close: enumerate all assignments from the bound up to the best one known, or to `at_most`. What is left
         open when the work ran out stays so."""
+        # The bound and the best copy stay valid without points; only the gap between them stays open.
         if self.budget.left < 0:
             return SettledEntry(best[0], min(bound, best[0]), best[1])
         solver = self.solver(variant, shares)
@@ -242,6 +245,7 @@ class UnitCost:
             return SettledEntry(best[0], min(max(bound, least), best[0]), best[1])
         copy = self.copy_in_states(variant, states)
         cost = float(self.objective.priced_cost(copy.totals))
+        # `least_by_points` saw everything below the limit, so what it found, or the incumbent, is the least.
         return SettledEntry(cost, cost, copy) if cost < best[0] else SettledEntry(best[0], best[0], best[1])
 
     # --- one variant at one choice of shares -----------------------------------------------------------

@@ -36,7 +36,7 @@ Otherwise a long series of enumerations of few points would not end."""
 MAX_FIRST_POINTS = 5_000
 """Points that may be formed in a first attempt at the whole gap."""
 FIRST_SHARE, WIDENING = 16, 2
-"""If that is too much, first 1/NARROW of the gap is enumerated; each next part is WIDER times as wide."""
+"""If that is too much, first 1/FIRST_SHARE of the gap is enumerated; each next part is WIDENING times as wide."""
 SHARE_GRID = (0.0, 0.5, 1.0)
 """Points are also bounded by the weighted sums at these shares of one maximum."""
 
@@ -106,10 +106,12 @@ def least_by_points(
     assignment was found, the bound is its cost. `other_tables` are tables of seconds of other units, which are added. States are
     numbered as in `compiled.alive`.
     """
+    # Taken before any point is formed, so that enumerations which form none still end (see POINTS_PER_ENUMERATION).
     budget.left -= POINTS_PER_ENUMERATION
     sums, below = TimeSums(objective), limit * (1 - TIE / 10)
     unit = PrunedUnit.from_network(compiled, sequence, fixed, other_tables)
     tree = unit.bucket_tree(objective, shares)
+    # The root is a lower bound: if it is not below the limit, nothing else has to be made.
     if not (root := float(tree.root)) < below:
         return None, limit
     bounds: WeightedBounds | None = None
@@ -127,6 +129,7 @@ def least_by_points(
             rows, [], Pruning(limit_of_part, steps, MAX_HELD_POINTS, budget=points_left), bounds
         )
         costs = sums.cost(points.cost)
+        # A point has a weighted sum within the limit, but its true cost may be above. Then a cheaper one may lie beyond the limit.
         if not len(costs) or costs.min() > limit_of_part:
             return None
         return unit.full_states(tree.assignment(int(costs.argmin()))[0]), float(costs.min())
@@ -165,7 +168,7 @@ def _as_rows(table: Table, rows: int) -> Table:
 
 
 def sums_around(shares: Shares, time_sums: TimeSums, added_prices: Sequence[float] = ()) -> WeightedSums:
-    """Return the weighted sums at shares that differ from the given ones in one maximum, at the values of GRID. `added_prices`: the prices
+    """Return the weighted sums at shares that differ in one maximum, at the values of SHARE_GRID. `added_prices`: the prices
     of further rows."""
     single = time_sums.objective.step_time.accumulate == 1
     dims = [name for name in Shares._fields if name.endswith("edge") or not single]
