@@ -90,6 +90,7 @@ class RunPoints:
 
     def compute_shared_states(self) -> bool:
         """Compute the shared states within the limit. Returns False if all were computed already. Raises TooManyPoints."""
+        # A run of one copy has no shared state to choose: its table is the block's own.
         if self.chain.count == 1:
             return False
         if self.goal.sample_size:
@@ -307,6 +308,7 @@ class _DifferingCopies:
             forming.cost @ self.goal.prices + self.least_after[num_copies].ravel()[forming.row] <= self.goal.limit
         )
         self.steps = [(top, forming.parts)]
+        # 13 copies with top = 2: three parts of 4, one there already, then the bit 1. So j is 2, 2, 0.
         for j in [top] * (self.chain.count // num_copies - 1) + [
             j for j in reversed(range(top)) if self.chain.count >> j & 1
         ]:
@@ -372,6 +374,7 @@ class _DifferingCopies:
         """Return the points of the single copies that make up a point of 2^j copies."""
         if j == 0:
             return [point]
+        # Each point of 2^j copies names its two halves, down to single copies.
         first, second = (int(part[point]) for part in self.halves[j])
         return self._single_copies(j - 1, first) + self._single_copies(j - 1, second)
 

@@ -157,6 +157,7 @@ def _search_and_simulate(
     prices: tuple[float, float],
     max_open_gap: float,
 ) -> Answer:
+    # If the fastest plan of any memory fits, no budget has to be searched. The rough search tells which case it is, and costs less.
     fastest = search_roughly(problem, objective)
     if fastest is None or fastest.bound > abandon_above or simulated_peak(problem, graph, fastest, budget) <= budget:
         unlimited = search_within_budget(problem, objective=objective, abandon_above=abandon_above)

@@ -58,6 +58,7 @@ def tie_variables(compiled: CompiledNetwork, first: str, last: str) -> CompiledN
             if v in pick:
                 cost, allowed = cost.take(pick[v], axis + 1), allowed.take(pick[v], axis)
         names = tuple(first if v == last else v for v in f.vars)
+        # A table over both is looked up at equal states only: its diagonal is a table over one variable.
         if len(set(names)) < len(names):
             return Factor((first,), np.diagonal(cost, axis1=1, axis2=2), np.diagonal(allowed))
         return Factor(names, cost, allowed)
@@ -96,6 +97,7 @@ class _FrontOfBlock:
 
     def hull_corners(self) -> list[BlockChoice]:
         """Corners of the lower hull, by rising communication."""
+        # The tiny second weight breaks ties: of the fastest choices the smallest, and of the smallest the fastest.
         fastest, smallest = self.best_choice(1.0, 1e-22), self.best_choice(1e-12, 1.0)
         if fastest is None or smallest is None:
             return []
@@ -116,6 +118,7 @@ class _FrontOfBlock:
             return self.best_choice(1.0, price)
         corner = self._choice(*part.best_assignment(tree))
         pruned = part.prune_between(tree, limit_between(*ends) * (1 + TIE))
+        # What lies between left and corner, or corner and right, lies between left and right too, so the pruned part serves all three.
         self.parts |= {(left, right): pruned, (left, corner): pruned, (corner, right): pruned}
         return corner
 

@@ -48,8 +48,10 @@ def least_delay(
     kernel, result_bytes = work.kernel_seconds(k, chunks)[0] / chunks, work.result_bytes(k, value)
     for axis, kind, pairs in _reductions(forward, states, redistributions, last_dim):
         row, state = entries = np.nonzero(pairs & is_divisible[:, None])
+        # Each chunk sends its part of the bytes, but pays the latency of a whole collective: chunks are not always the better way.
         each = collective_times(kind, result_bytes[row] / chunks, model.links[axis])
         waits = chunk_waits(each, kernel[row], chunks, model.contention)
+        # To join the chunks each byte is read and written once more: 2 * the delivered bytes.
         total = waits + work.extra_seconds_in_chunks(k, chunks, row, 2 * states.local_bytes[state])
         better = total < delay[entries]
         delay[entries] = np.where(better, total, delay[entries])
@@ -75,6 +77,7 @@ def _reductions(
     base, delivered = 2 + len(states.meta.shape), states.forward[None, :]
     direct = redistributions.first[forward[:, None], delivered] == delivered
     for axis in range(redistributions.num_axes):
+        # The first axis has the highest digit: base 4 on two axes gives the units 4 and 1. From P to R on axis 0 the code falls by 4.
         unit = base ** (redistributions.num_axes - 1 - axis)
         summed = direct & (forward // unit % base == PARTIAL)[:, None]
         changed = (

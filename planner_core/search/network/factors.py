@@ -60,6 +60,7 @@ def distinct_tables(factors: Sequence[Factor]) -> DistinctTables:
         table_numbers.setdefault((f.allowed.shape, f.cost.tobytes(), f.allowed.tobytes()), len(table_numbers))
         for f in factors
     )
+    # Reversed, so that of equal factors the first is written last and stays.
     first_of_kind = dict(zip(reversed(kinds), reversed(factors), strict=True))  # the first factor of each kind
     flat_costs = [first_of_kind[k].cost.reshape(NUM_COMPONENTS, -1) for k in range(len(table_numbers))]
     starts = tuple(accumulate((table.shape[1] for table in flat_costs[:-1]), initial=0))

@@ -31,6 +31,7 @@ def find_runs(top: Block) -> tuple[list[Run], set[int]]:
     calls = [i for i in top.items if isinstance(i, Call)]
     users: dict[int, int] = {}
     for item in top.items:
+        # An item that reads a value twice is one reader.
         for v in set(item.inputs):
             users[v] = users.get(v, 0) + 1
     runs: list[Run] = []
@@ -64,8 +65,10 @@ def _chain_ports(run: Run, call: Call, users: Mapping[int, int], top: Block) -> 
         return None  # another reader needs the state of this tensor, which a matrix power eliminates
     q = previous.outputs.index(value)
     others = [o for i, o in enumerate(previous.outputs) if i != q]
+    # Any other output that is read would need a variable at each copy, so the run would be no matrix power either.
     if any(users.get(o) or o in top.outputs for o in others):
         return None
+    # All links of a run are one (input, output) pair, since all copies are one matrix [state in, state out].
     if run.chain_in >= 0 and (p, q) != (run.chain_in, run.chain_out):
         return None
     return p, q
@@ -97,6 +100,7 @@ def mark_kept_chain_tensors(
             entries.add(first)
             for net, keeps_it in zip(variants, keeps, strict=True):
                 cost = zero_costs(net.sizes[tensor_name(entry)])
+                # Only the variants that keep their input pay for it, so a mix of variants along the run is counted exactly.
                 cost[Component.AFTER_FORWARD] = net.tensors[tensor_name(entry)].local_bytes * keeps_it
                 net.factors.append(Factor((tensor_name(entry),), cost, np.ones(cost.shape[1], dtype=bool)))
         else:
