@@ -67,3 +67,10 @@ def test_without_overlap_a_step_is_the_sum_of_its_work_and_traffic(result: Resul
         assert r.step_time_s[at] >= (cost.compute_time_s + cost.optimizer_time_s + cost.comm_time_s) * (1 - 1e-9)
     model = none.model(result.best, load_cluster("2x8-h100"))
     assert model.contention == 1.0 and model.links == SCENARIOS[0].model(result.best, result.cluster).links
+
+
+def test_nothing_is_recommended_where_no_plan_fits() -> None:
+    result = planned(Request("gpt2-xl", cluster="1x8-h100", batch=8192, accumulate=1, layers=4))
+    choice = choose_among_ties(result)
+    assert not result.best.fits and not choice.fits and not choice.ties
+    assert choice.sentence == f"no plan fits, so none is recommended; {result.best.name} comes nearest"

@@ -42,19 +42,23 @@ class Tie:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The plan that is predicted fastest, its ties by rising time, and which of all these is recommended: the simplest, or the one for
-    the request's `tool`. `one_axis`: no stock tool runs the recommended plan as it is, but it needs one mesh axis."""
+    the request's `tool`. `one_axis`: no stock tool runs the recommended plan as it is, but it needs one mesh axis. `fits`: some plan
+    fits; where none does, the chosen one takes the least memory and is not the fastest."""
 
     fastest: str
     ties: tuple[Tie, ...]
     recommended: str
     tool: str | None = None
     one_axis: bool = False
+    fits: bool = True
 
     @property
     def sentence(self) -> str:
         """A sentence that says why the plan is recommended, and what is given up."""
+        if not self.fits:
+            return f"no plan fits, so none is recommended; {self.fastest} comes nearest"
         if not self.ties:
-            return f"{self.fastest} is faster than every other plan here by more than the prediction's doubt"
+            return f"{self.fastest} is faster than every other plan that fits, by more than the prediction's doubt"
         names = ", ".join(f"{t.name} (+{100 * t.slower:.1f} %)" for t in self.ties)
         told = f"a tie of {self.fastest} with {names}: they differ by less than the prediction's doubt"
         if self.recommended == self.fastest:
@@ -73,6 +77,8 @@ class Choice:
 def choose_among_ties(result: Result) -> Choice:
     """The ties of the chosen plan among the plans that fit. Under another objective than time there are none: bytes are exact. A plan
     for a tool is recommended as it is: the tool runs it, and may not run the others."""
+    if not result.best.fits:
+        return Choice(result.best.name, (), result.best.name, result.request.tool, fits=False)
     lead = result.best if leads_by_simplicity(result.best) else None
     best = result.plans[1] if lead else result.best
     found = []
