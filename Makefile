@@ -65,12 +65,11 @@ OTHER := .venv-torch-$(VERSION)
 test-torch: $(OTHER)/.installed
 	@if [ -s $< ]; then cat $< >&2; else $(OTHER)/bin/python -m pytest -m "not slow" $(TORCH_TESTS) $(ARGS); fi
 
-# The pinned scipy needs a newer numpy than the oldest: pip chooses one that does not.
 $(OTHER)/.installed: requirements-oldest.txt
 	$(PYTHON) -m venv $(OTHER)
 	@grep -v '^torch==' $< >$(OTHER)/packages.txt; : >$(OTHER)/said; \
 	  if $(OTHER)/bin/python -m pip install --quiet -r $(OTHER)/packages.txt torch==$(VERSION); then \
-	    $(OTHER)/bin/python -m pip install --quiet -r $(OTHER)/packages.txt torch==$(VERSION) $(patsubst scipy==%,scipy,$(TEST_TOOLS)); \
+	    $(OTHER)/bin/python -m pip install --quiet -r $(OTHER)/packages.txt torch==$(VERSION) $(TEST_TOOLS); \
 	  else echo "torch $(VERSION) cannot be installed here, so nothing was run with it" >$(OTHER)/said; fi && mv $(OTHER)/said $@
 
 check: $(VENV)/.dev-installed .js/node_modules/.installed

@@ -57,14 +57,7 @@ def _search(result: Result, request: Request, progress: Progress) -> tuple[Resul
 
 def result_of_planner(result: Result, planner: Planner, plan: Plan) -> Result:
     """Return a result with one plan of another planner, whose graph has its own micro-batch."""
-    return replace(
-        result,
-        request=planner.request,
-        graph=planner.graph,
-        coarse=planner.coarse,
-        workload=planner.workload,
-        plans=(plan,),
-    )
+    return replace(result.of_planner(planner), plans=(plan,))
 
 
 def start_search(result: Result) -> BackgroundJob:

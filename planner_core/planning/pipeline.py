@@ -96,8 +96,10 @@ class Result:
         A usual layout stands at the number at which it is best. With one sample of a micro-batch the graph has other rows than with two,
         so that neither its price nor its simulation can be read from the chosen plan's graph."""
         planner = self.planners.get(samples_at_once(plan))
-        if planner is None:
-            return self
+        return self if planner is None else self.of_planner(planner)
+
+    def of_planner(self, planner: Planner) -> Result:
+        """The same result with the request, the graph and the groups of another planner."""
         return replace(
             self,
             request=planner.request,

@@ -33,6 +33,19 @@ def press(visit: Visit, form: str) -> None:
     visit.settle()
 
 
+def choose_model_of_two_layers(visit: Visit, title: str) -> None:
+    """Choose a model, and two layers of it before it is planned at its own depth: the second edit does not wait for the first one's plan."""
+    page = visit.page
+    chip(visit, "model")
+    page.get_by_role("combobox", name="Model").click()
+    page.get_by_role("option", name=title).click()
+    page.locator("[class*='st-key-chip_model']", has_text=title).wait_for()
+    chip(visit, "model")
+    page.get_by_role("spinbutton", name="Layers").last.fill("2")
+    page.locator("[class*='st-key-plan_layers'] button").last.click()
+    visit.settle()
+
+
 def rows(visit: Visit) -> list[str]:
     """The names in the first page's table."""
     return visit.page.locator(".plans tbody button").all_inner_texts()
@@ -78,15 +91,7 @@ def test_an_engineer_changes_everything_and_finds_every_figure_on_the_command_li
     visit.asks(lambda query: "batch=48" in query and "nodes=4" in query)  # of 200k tokens for 16 GPUs
     page.get_by_role("button", name=re.compile(r"^Batch 64 \(")).click()
     visit.settle()
-    chip(visit, "model")
-    page.get_by_role("combobox", name="Model").click()
-    page.get_by_role("option", name="Llama-3-70B").click()
-    # the next edit does not wait for a plan of 80 layers
-    page.locator("[class*='st-key-chip_model']", has_text="Llama-3-70B").wait_for()
-    chip(visit, "model")
-    page.get_by_role("spinbutton", name="Layers").last.fill("2")
-    page.locator("[class*='st-key-plan_layers'] button").last.click()
-    visit.settle()
+    choose_model_of_two_layers(visit, "Llama-3-70B")
     stayed = ("model=llama-3-70b", "batch=64", "nodes=4", "layers=2")
     visit.asks(lambda query: all(x in query for x in stayed))
     chip(visit, "tool")
@@ -180,14 +185,7 @@ def test_a_student_sees_what_repeats_and_how_a_weight_is_split(visit: Visit) -> 
 def test_a_researcher_compares_methods_and_takes_the_rows_along(visit: Visit) -> None:
     page = visit.page
     visit.open("/?layers=2&cluster=1x8-h100")
-    chip(visit, "model")
-    page.get_by_role("combobox", name="Model").click()
-    page.get_by_role("option", name="T5-large").click()
-    page.locator("[class*='st-key-chip_model']", has_text="T5-large").wait_for()
-    chip(visit, "model")
-    page.get_by_role("spinbutton", name="Layers").last.fill("2")
-    page.locator("[class*='st-key-plan_layers'] button").last.click()
-    visit.settle()
+    choose_model_of_two_layers(visit, "T5-large")
     visit.turn("Plans")
     page.get_by_role("button", name=re.compile("^Add the plans of TAP")).click()
     page.get_by_text(re.compile("TAP gives the batch no axis")).wait_for()

@@ -21,6 +21,8 @@ from planner_core.search.network import Problem
 
 MORE_NUMBERS = 4
 """Larger, and smaller, numbers of micro-batches at which a layout is looked at beside the chosen plan's number."""
+NEARLY_LEAST = 1.05
+"""By what factor a usual layout that does not fit may be shown above the least memory that it takes, to be the layout that people run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,6 @@ class _Number:
         return _Number(planner, planner if same else with_recompute(planner, recompute))
 
 
-NEARLY_LEAST = 1.05
-"""By what factor a usual layout that does not fit may be shown above the least memory that it takes, to be the layout that people run."""
-
-
 def plan_baselines(
     planner: Planner,
     options: Iterable[DeviceMesh],
@@ -51,7 +49,7 @@ def plan_baselines(
     """The best plan of each baseline over the meshes. A baseline that suits no mesh is left out. If its fastest plan does not fit
     with the recomputation of `planner`, it is planned with `recompute`; if it does not fit so either, at the next of the `larger` numbers
     of micro-batches. With `smaller` numbers it is planned as long as the same plan fits there and gets faster, or where it has no plan with
-    more. So it fits if the layout fits at all within MORE_NUMBERS of these. If it fits nowhere, it is shown at its least memory."""
+    more. So it fits if the layout fits at all within MORE_NUMBERS of these. If it fits nowhere, it is shown near its least memory."""
     options, number = list(options), _Number.of(planner, recompute)
     more, fewer = (
         _SharedIterator(_Number.of(p, recompute) for p in islice(numbers, MORE_NUMBERS))
@@ -83,7 +81,7 @@ class _BaselineSearch:
         """By the identity of the planner. A problem keeps what a search of it found, so the next question is answered at once."""
 
     def best_over_numbers(self, number: _Number, larger: Iterable[_Number], smaller: Iterable[_Number]) -> Plan | None:
-        """The best plan that fits, at its number of micro-batches; else the plan of least memory; None if there is no plan."""
+        """The best plan that fits, at its number of micro-batches; else one of nearly the least memory; None if there is no plan."""
         best = self.plan_that_fits(number) or self.plan_with_more_micro_batches(number, larger)
         if best is None and not self.lacks_samples(number.planner):
             return None  # its ranks do not divide the model's sizes, which are the same at every number
@@ -97,7 +95,7 @@ class _BaselineSearch:
         return best
 
     def plan_with_more_micro_batches(self, number: _Number, larger: Iterable[_Number]) -> Plan | None:
-        """The plan at the first `larger` number of micro-batches at which one fits; else the plan of least memory; None if there is none.
+        """The plan at the first `larger` number of micro-batches at which one fits; else that of nearly the least memory; None without any.
 
         Where weights and states alone do not fit, no other number is looked at: activations, which shrink, decide nothing there.
         """

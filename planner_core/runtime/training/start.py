@@ -24,6 +24,7 @@ from planner_core.runtime.initialize import Init, initializer
 from planner_core.runtime.library import applied
 from planner_core.runtime.loop.stand_in import with_planned_loss
 from planner_core.runtime.mismatch import PlanMismatch
+from planner_core.runtime.program.collectives.torch_names import release_of
 from planner_core.runtime.stages import StagedParallel
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -84,7 +85,7 @@ def grow_segments() -> None:
     fixed size keep what fits none of them: 20 GiB of 80 were reserved and unused in a run with full recomputation. torchtitan's launcher
     sets the same. It must be set before the first allocation.
     """
-    release = tuple(int(n) for n in torch.__version__.split(".")[:2])
+    release = release_of()
     if not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0 if release >= (2, 10) else 1]] = "expandable_segments:True"
 

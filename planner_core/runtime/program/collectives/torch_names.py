@@ -22,14 +22,18 @@ OLDEST_COMPILED = (2, 11)
 """In 2.6 and 2.8 torch.compile does not follow the moves of a program ("Unexpected type in sourceless builder"); 2.9, 2.10: untried."""
 
 
-_RELEASE = tuple(int(n) for n in torch.__version__.split(".")[:2])
-BYPASSES_DTENSOR_SUBCLASSES = (2, 10) <= _RELEASE < (2, 12)
+def release_of(version: str = torch.__version__) -> tuple[int, ...]:
+    """Return the major and minor number of a release of torch: (2, 11) for "2.11.0+cu130"."""
+    return tuple(int(n) for n in version.split(".")[:2])
+
+
+BYPASSES_DTENSOR_SUBCLASSES = (2, 10) <= release_of() < (2, 12)
 """Whether torch runs its own rules for a subclass of DTensor and never asks the subclass (pytorch #177716: in 2.10 and 2.11)."""
 
 
 def check_torch(version: str = torch.__version__, *, compiled: bool = False) -> None:
     """Raise PlanMismatch if this torch is too old to run a plan, or to compile one."""
-    release = tuple(int(n) for n in version.split(".")[:2])
+    release = release_of(version)
     if release < OLDEST_TORCH:
         raise PlanMismatch(f"torch {version} is older than 2.6, the oldest that a plan runs with; install a later one")
     if compiled and release < OLDEST_COMPILED:
