@@ -213,7 +213,7 @@ def plan_method(request: Request) -> Result:
 
     They take half of the time. What another page asks of the same request is planned in full (see `plan_request`).
     """
-    plan = partial(plan_model, request, uploaded_source(request), stages={})
+    plan = partial(plan_model, request, uploaded_source(request), passes={})
     return known_method(request) or _method_plans().get(request, plan)
 
 

@@ -3,7 +3,7 @@
 `plan_model` takes a `Request` (model, cluster, workload, method) and runs the parts in order: the graph, its groups, a problem for
 each mesh, the search, the memory simulation, the baselines. `compare_methods` does this for every method.
 
-    pipeline    the parts in order; session    what all meshes of one request share
+    pipeline    the passes in order; planner    what all meshes of one request share
     fitting/    what memory decides: micro-batches, recomputation, and the reason if nothing fits
     methods/    one entry for each method and baseline
     pricing/    the price of a layout that a team states
@@ -31,8 +31,7 @@ from planner_core.planning.pipeline import (
     plan_model,
     prove,
 )
-from planner_core.planning.request import NO_PROOF, Effort, Progress, Request
-from planner_core.planning.session import (
+from planner_core.planning.planner import (
     USABLE_MEMORY,
     Planner,
     candidate_meshes,
@@ -40,6 +39,7 @@ from planner_core.planning.session import (
     replace_request,
     usable_bytes,
 )
+from planner_core.planning.request import NO_PROOF, Effort, Progress, Request
 from planner_core.planning.small import retarget_plan, shrink_config, shrunk_configs, small_mesh
 from planner_core.planning.stages import (
     STAGES_PLAN_NAME,

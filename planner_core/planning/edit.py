@@ -37,7 +37,7 @@ from planner_core.core import (
 )
 from planner_core.planning.fitting.shortage import needed_and_available
 from planner_core.planning.methods import BASELINES, AxisRules, pass_any
-from planner_core.planning.session import Planner
+from planner_core.planning.planner import Planner
 from planner_core.search import Answer
 from planner_core.search.network import Bools, Ints, Network, Problem, Restriction, allow_only, tensor_name
 

@@ -1,9 +1,9 @@
-"""From a model and a cluster to plans: the stages of a request, in order. Every value between two stages is kept.
+"""From a model and a cluster to plans: the passes of a request, in order. Every value between two passes is kept.
 
     choose_step: graph -> coarsen -> strategies -> for each number of micro-batches and mesh: network -> search -> plan
-    STAGES:      each takes the draft, and gives it back with what it found and why
+    PASSES:      each takes the draft, and returns it with what it found and why
 
-A new stage (pipeline stages, say) is a function of a draft and a line of `STAGES`, before "baselines" if it may change the chosen plan.
+A new pass is a function of a draft and a line of `PASSES`, before "baselines" if it may change the chosen plan.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from planner_core.planning.fitting.shortage import (
 from planner_core.planning.fitting.simpler import prefer_simpler, without_simpler
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
 from planner_core.planning.methods import FREE, METHODS, DataAxis, Method, note_schedule, parse_layout, tool_spaces
+from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, replace_request
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.session import Planner, candidate_meshes, prepare_planner, replace_request
 from planner_core.search import (
     OBJECTIVES,
     TIE,
@@ -84,7 +84,7 @@ class Result:
     timings_s: Mapping[str, float]
     notes: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """By stage of planning: why it chose as it did."""
+    """By pass: why it chose as it did."""
     uneven_batch: UnevenBatch | None = None
     """The nearest numbers of samples that all GPUs can share evenly, if the request's is not one."""
     planners: Mapping[int, Planner] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What the stages of a request have found so far. `reasons`: by stage, why it changed the chosen plan, or left it."""
+    """What the passes of a request have found so far. `reasons`: by pass, why it changed the chosen plan, or left it."""
 
     request: Request
     source: GraphSource
@@ -167,8 +167,8 @@ class Draft:
         return keep_micro_batch_size(self.request, self.usual)
 
 
-Stage = Callable[[Draft], tuple[Draft, str]]
-"""One step on the way of a request: the draft with what the stage found, and the reason for what it chose."""
+Pass = Callable[[Draft], tuple[Draft, str]]
+"""One step from a request to its result: the draft with what the pass found, and the reason for what it chose."""
 
 
 def choose_step(request: Request, graph: GraphSource, say: Progress, like: Planner | None = None) -> Draft:
@@ -321,7 +321,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
     return replace(draft, notes=notes), f"{len(notes)} notes"
 
 
-STAGES: Mapping[str, Stage] = {
+PASSES: Mapping[str, Pass] = {
     "third axis": add_third_axis,
     "baselines": add_baselines,
     "no worse than a baseline": take_better_baseline,
@@ -339,13 +339,13 @@ def plan_model(
     progress: Progress | None = None,
     like: Planner | None = None,
     show_first: Callable[[Plan], None] | None = None,
-    stages: Mapping[str, Stage] = STAGES,
+    passes: Mapping[str, Pass] = PASSES,
 ) -> Result:
-    """Find the best plan of a request, then run the stages behind it.
+    """Find the best plan of a request, then run the passes behind it.
 
     `like`: an earlier planner of the same model, whose graphs serve again. `show_first` gets the best plan on meshes of two axes, with
-    its bound, before the stages that take most of the time. `stages`: none for a caller that reads the best plan only. No stage changes
-    the best plan of another method than the exact search, and for T5-large the stages take half of TAP's time.
+    its bound, before the passes that take most of the time. `passes`: none for a caller that reads the best plan only. No pass changes
+    the best plan of another method than the exact search, and for T5-large the passes take half of TAP's time.
 
     Raises PlannerError (see `core.errors`) for all that a user can get wrong, and NoPlanFits if no plan fits the memory budget
     that the user gave.
@@ -354,8 +354,8 @@ def plan_model(
     draft = choose_step(request, graph, progress or (lambda text: None), like)
     if show_first is not None:
         show_first(draft.chosen)
-    for name, stage in stages.items():
-        draft, reason = stage(draft)
+    for name, apply_pass in passes.items():
+        draft, reason = apply_pass(draft)
         draft = replace(draft, reasons={**draft.reasons, name: reason})
     planner = draft.planner
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}

@@ -18,8 +18,8 @@ from planner_core.core.files import ASSETS
 from planner_core.core.plan import BlockLabel, block_patterns, params_by_pattern
 from planner_core.core.plan_json import plan_from_json, plan_to_json
 from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.planner import USABLE_MEMORY
 from planner_core.planning.request import Request
-from planner_core.planning.session import USABLE_MEMORY
 from planner_core.verification.static import check_rules
 from tests.support.plans import searched
 

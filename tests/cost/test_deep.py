@@ -11,7 +11,7 @@ from planner_core.cost import cost_model
 from planner_core.cost.memory import peak_memory, walk
 from planner_core.cost.memory.deep import COPIES_AT_EACH_END, shorten_repeats
 from planner_core.planning import Request, choose_mesh
-from planner_core.planning.session import Planner, candidate_meshes, prepare_planner, with_recompute
+from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, with_recompute
 
 
 def _planned(model: str, mesh: str, recompute: str = "none", **asked: object) -> tuple[Planner, Plan]:

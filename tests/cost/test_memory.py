@@ -30,9 +30,9 @@ from planner_core.planning import choose_mesh
 from planner_core.planning.fitting.front import unseen_corners
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import plan_baselines
+from planner_core.planning.planner import candidate_meshes, prepare_planner, replace_request
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
-from planner_core.planning.session import candidate_meshes, prepare_planner, replace_request
 from planner_core.verification.fake.group import verify_fake_all
 from planner_core.verification.fake.memory_tracker import MemoryTracker
 from tests.support.plans import planned

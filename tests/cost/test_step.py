@@ -14,8 +14,8 @@ from planner_core.cost.step_time import Component, Shares
 from planner_core.cost.units import Buckets, is_small
 from planner_core.models.zoo import ZOO
 from planner_core.planning.analysis.unfolded_network import unfold_problem
+from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
-from planner_core.planning.session import Planner, candidate_meshes, prepare_planner
 from planner_core.search.extract_plan import make_block_plans
 from planner_core.search.lagrangian import make_objective, search_within_budget
 from planner_core.search.network.folded import Problem

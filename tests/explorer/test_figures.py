@@ -21,8 +21,8 @@ from planner_core.core.plan import PHASES, Plan
 from planner_core.planning.analysis import step_work
 from planner_core.planning.analysis.ablation import DESCRIPTIONS, ablation_steps
 from planner_core.planning.pipeline import Result
+from planner_core.planning.planner import prepare_planner
 from planner_core.planning.request import Request
-from planner_core.planning.session import prepare_planner
 from tests.support.plans import planned
 
 SVG = "{http://www.w3.org/2000/svg}"

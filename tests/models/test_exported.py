@@ -25,8 +25,8 @@ from planner_core.models.loading import capture_graph  # noqa: E402
 from planner_core.models.snapshots.compare import graph_difference  # noqa: E402
 from planner_core.models.sources.resolve import exported_source  # noqa: E402
 from planner_core.planning import choose_mesh  # noqa: E402
+from planner_core.planning.planner import candidate_meshes, prepare_planner  # noqa: E402
 from planner_core.planning.request import Request  # noqa: E402
-from planner_core.planning.session import candidate_meshes, prepare_planner  # noqa: E402
 from tests.support.exported_models import export, models  # noqa: E402
 from tests.support.fuzz import mutated, watched  # noqa: E402
 

@@ -16,8 +16,8 @@ from planner_core.core.errors import InputError
 from planner_core.core.plan_json import load_plan, plan_to_json
 from planner_core.models.loading import capture_graph
 from planner_core.planning import choose_mesh
+from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
-from planner_core.planning.session import candidate_meshes, prepare_planner
 from tests.support.fuzz import configs, mutated, torn, watched
 
 

@@ -9,8 +9,8 @@ import pytest
 from planner_core.planning import choose_mesh
 from planner_core.planning.analysis.ablation import DESCRIPTIONS, ablation_steps
 from planner_core.planning.methods.registry import METHODS
+from planner_core.planning.planner import candidate_meshes, prepare_planner, replace_request
 from planner_core.planning.request import Request
-from planner_core.planning.session import candidate_meshes, prepare_planner, replace_request
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "exact"])

@@ -29,15 +29,15 @@ TIGHT = Request(
 """Its plan stays some per cent above its bound."""
 
 
-def test_the_first_plan_is_shown_before_any_further_stage() -> None:
+def test_the_first_plan_is_shown_before_any_pass() -> None:
     events: list[object] = []
 
-    def stage(draft: pipeline.Draft) -> tuple[pipeline.Draft, str]:
-        events.append("stage")
+    def apply_pass(draft: pipeline.Draft) -> tuple[pipeline.Draft, str]:
+        events.append("pass")
         return replace(draft, leading=(draft.chosen,)), ""
 
-    result = plan_model(SMALL, show_first=events.append, stages={"stage": stage})
-    assert events == [result.best, "stage"] and result.best.bound is not None
+    result = plan_model(SMALL, show_first=events.append, passes={"pass": apply_pass})
+    assert events == [result.best, "pass"] and result.best.bound is not None
 
 
 def test_the_command_line_prints_it_first(capsys: pytest.CaptureFixture[str]) -> None:

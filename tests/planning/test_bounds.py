@@ -18,8 +18,8 @@ from planner_core.planning.fitting.micro_batch_numbers import other_numbers
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout, tool_spaces
 from planner_core.planning.pipeline import choose_step
+from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.pricing import Pricer, Statement
-from planner_core.planning.session import candidate_meshes, prepare_planner
 from planner_core.search import TIE
 
 CLUSTERS = ("1x8-h100:gpus=4", "1x8-h100:gpus=6", "1x4-a100-pcie")

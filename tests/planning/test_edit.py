@@ -13,8 +13,8 @@ from planner_core.core.plan import Plan
 from planner_core.planning import edit
 from planner_core.planning.edit import WeightKey
 from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Request
-from planner_core.planning.session import Planner, prepare_planner
 
 UP: WeightKey = ("LlamaDecoderLayer", "mlp.up_proj.weight")
 SAME = 1e-9

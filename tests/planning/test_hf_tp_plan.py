@@ -14,8 +14,8 @@ from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.planning.fitting.baselines import plan_baselines
 from planner_core.planning.methods.hf_tp_plan import _load_vendor_plans, split_dim, vendor_plan, vendor_rules
 from planner_core.planning.methods.registry import BASELINES
+from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
-from planner_core.planning.session import candidate_meshes, prepare_planner
 from planner_core.search.lagrangian import search_within_budget
 
 LLAMA = _load_vendor_plans()["llama"]

@@ -21,8 +21,8 @@ from planner_core.planning.analysis import count_spaces, log10_size, unfold_prob
 from planner_core.planning.fitting.baselines import better_of_baselines, plan_baselines
 from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.pipeline import plan_model
+from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
-from planner_core.planning.session import Planner, candidate_meshes, prepare_planner
 from planner_core.search import make_objective, search_within_budget
 from tests.support.plans import planned, searched
 
@@ -325,5 +325,5 @@ def test_a_mesh_that_says_the_same_by_volume_is_searched_once() -> None:
 @pytest.mark.slow(but=("tap",))
 def test_no_stage_of_planning_changes_the_plan_of_another_method(method: str) -> None:
     request = Request("gpt2-xl", cluster="1x8-h100", method=method, layers=2)
-    alone = plan_model(request, stages={})
+    alone = plan_model(request, passes={})
     assert alone.plans == (planned(request).fastest,)

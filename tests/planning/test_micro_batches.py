@@ -15,7 +15,7 @@ from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.fitting.front import exact_front
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import METHODS
-from planner_core.planning.session import candidate_meshes, prepare_planner
+from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.search import search_within_budget
 from planner_core.verification.api import verify
 from tests.support.plans import searched

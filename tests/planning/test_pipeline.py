@@ -17,8 +17,8 @@ from planner_core.planning import request as request_module
 from planner_core.planning.fitting import mesh_search
 from planner_core.planning.fitting.baselines import samples_at_once
 from planner_core.planning.pipeline import compare_methods, plan_model
+from planner_core.planning.planner import STATED, Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import Clock, Request
-from planner_core.planning.session import STATED, Planner, candidate_meshes, prepare_planner
 from planner_core.search import search_within_budget
 from planner_core.search.network import Problem
 from tests.support.plans import planned, searched

@@ -18,8 +18,8 @@ from planner_core.planning.fitting import simpler as rule
 from planner_core.planning.fitting import simpler as simpler_module
 from planner_core.planning.fitting.simpler import FASTEST, SLOWER, leads_by_simplicity, prefer_simpler, without_simpler
 from planner_core.planning.pipeline import Result
+from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, replace_request
 from planner_core.planning.request import Request
-from planner_core.planning.session import Planner, candidate_meshes, prepare_planner, replace_request
 from tests.support.plans import planned
 
 ASKED = Request("resnet50-100k", cluster="2x8-v100-eth", batch=2688, zero=3)

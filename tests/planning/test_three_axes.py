@@ -8,8 +8,8 @@ import pytest
 
 from planner_core.planning import choose_mesh
 from planner_core.planning.fitting.three_axes import meshes_of_three, with_third_axis
+from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
-from planner_core.planning.session import candidate_meshes, prepare_planner
 from planner_core.verification.fake.group import verify_fake
 from tests.support.plans import searched
 

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner_core.core import Graph, Plan
 from planner_core.planning import choose_mesh
+from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
-from planner_core.planning.session import candidate_meshes, prepare_planner
 from planner_core.runtime.program.buckets import (
     NO_MOVE,
     BucketMember,

@@ -11,9 +11,9 @@ from planner_core.core import Plan, load_cluster
 from planner_core.models.loading import capture_graph
 from planner_core.planning import plan_model
 from planner_core.planning.methods import parse_layout
+from planner_core.planning.planner import prepare_planner
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
-from planner_core.planning.session import prepare_planner
 from planner_core.verification.fake.group import verify_fake, verify_fake_all
 from planner_core.verification.numerics import verify_all
 from tests.support.tiny_models import tiny_config

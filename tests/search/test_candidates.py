@@ -16,8 +16,8 @@ from planner_core.cost.model import CostModel, cost_model
 from planner_core.cost.step_time import CostVector
 from planner_core.models.loading import capture_graph
 from planner_core.planning.pipeline import plan_model
+from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Request
-from planner_core.planning.session import Planner, prepare_planner
 from planner_core.search.algebra.convex_hull import slope
 from planner_core.search.algebra.elimination import eliminate
 from planner_core.search.candidates.clear_choices import without_clear_choices

@@ -11,8 +11,8 @@ from planner_core.core.plan import Plan
 from planner_core.cost.model import cost_model
 from planner_core.models.loading import capture_graph
 from planner_core.planning import choose_mesh
+from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
-from planner_core.planning.session import candidate_meshes, prepare_planner
 from planner_core.search.algebra import elimination_order
 from planner_core.search.algebra.elimination import eliminate, lower_bound
 from planner_core.search.algebra.elimination_order import TooWide, choose_elimination_order

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from planner_core.core import NoPlanFits, Plan
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.methods import EXACT, METHODS, Method, unrestricted
+from planner_core.planning.planner import Planner, candidate_meshes, replace_request
 from planner_core.planning.request import Progress
-from planner_core.planning.session import Planner, candidate_meshes, replace_request
 
 DESCRIPTIONS = {
     "exact": "nothing is forbidden, least step time",

@@ -15,6 +15,7 @@ from planner_core.planning.fitting.baselines import samples_at_once
 from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.simpler import leads_by_simplicity
 from planner_core.planning.pipeline import Result
+from planner_core.planning.planner import usable_bytes
 from planner_core.planning.pricing import (
     Budget,
     ReservedMemory,
@@ -24,7 +25,6 @@ from planner_core.planning.pricing import (
     measure_speed,
     predict_reserved,
 )
-from planner_core.planning.session import usable_bytes
 from planner_core.search import describe_gap
 from planner_core.search.candidates import weight_matrices
 

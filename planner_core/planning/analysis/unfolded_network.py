@@ -21,7 +21,7 @@ import numpy as np
 from planner_core.core import Call
 from planner_core.cost import Component, Shares
 from planner_core.planning.methods import EXACT
-from planner_core.planning.session import Planner, candidate_meshes
+from planner_core.planning.planner import Planner, candidate_meshes
 from planner_core.search import Assignment, Objective, best_shares, make_objective, search_within_budget, solve_folded
 from planner_core.search.network import Factor, Network, Problem, tensor_name
 

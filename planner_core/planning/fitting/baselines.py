@@ -8,7 +8,7 @@ from itertools import islice
 
 from planner_core.core import DeviceMesh, Plan, Sentence, Term
 from planner_core.planning.methods import BASELINES, AxisRules, Method
-from planner_core.planning.session import Planner, with_recompute
+from planner_core.planning.planner import Planner, with_recompute
 from planner_core.search import (
     Answer,
     exceeds_budget_by_far,

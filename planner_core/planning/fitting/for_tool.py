@@ -35,8 +35,8 @@ from planner_core.planning.methods import (
     splittable_layers,
     sum_for_each_column,
 )
+from planner_core.planning.planner import Planner
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.session import Planner
 from planner_core.search import search_within_budget
 
 SWITCHES = ("none", "full")

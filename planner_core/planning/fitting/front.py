@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import DeviceMesh, Plan
 from planner_core.planning.methods import EXACT
+from planner_core.planning.planner import Planner
 from planner_core.planning.request import Progress
-from planner_core.planning.session import Planner
 from planner_core.search import Answer, Assignment, find_corners_below, find_pareto_front, memory_bytes, search_roughly
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem

@@ -32,8 +32,8 @@ from planner_core.core import (
 from planner_core.cost import cost_model, seconds_in_chunks
 from planner_core.planning.fitting.shortage import needs_buffers, note_meshes_left_out, refuse_or_least_memory
 from planner_core.planning.methods import METHODS, Method
+from planner_core.planning.planner import Planner, with_recompute
 from planner_core.planning.request import THOROUGH, Progress
-from planner_core.planning.session import Planner, with_recompute
 from planner_core.search import (
     FIRST_BUDGET_FACTOR,
     TIE,

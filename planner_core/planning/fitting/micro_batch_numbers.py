@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from planner_core.core import Graph, InputError
+from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Effort, Progress, Request
-from planner_core.planning.session import Planner, prepare_planner
 
 GraphSource = Graph | Callable[[Request], Graph] | None
 """The graph of a request's model; or a function that makes it for a number of micro-batches; None: that of the zoo or the file."""

@@ -31,8 +31,8 @@ from planner_core.cost import micro_batch
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.methods import METHODS, Method
+from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import MOMENT, THOROUGH, Progress, Request
-from planner_core.planning.session import Planner, candidate_meshes, prepare_planner
 from planner_core.search.network import Network, Restriction, allow_only, boundary_variables
 
 

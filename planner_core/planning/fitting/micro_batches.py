@@ -32,8 +32,8 @@ from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
 from planner_core.planning.fitting.shortage import least_state_bytes
 from planner_core.planning.methods import METHODS
+from planner_core.planning.planner import Planner, candidate_meshes, with_recompute
 from planner_core.planning.request import MOMENT, THOROUGH, Effort, Progress, Request
-from planner_core.planning.session import Planner, candidate_meshes, with_recompute
 from planner_core.search import (
     TIE,
     describe_gap,

@@ -30,7 +30,7 @@ from planner_core.cost.memory import PeakTensor, tensors_at_peak, weight_bytes
 from planner_core.models import VOCABULARY
 from planner_core.ops import operator
 from planner_core.planning.methods.layout import parse_layout
-from planner_core.planning.session import Planner
+from planner_core.planning.planner import Planner
 from planner_core.search import Answer, memory_bytes
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem

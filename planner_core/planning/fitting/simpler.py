@@ -17,8 +17,8 @@ from planner_core.core import DeviceMesh, NoPlanFits, Plan, axis_names
 from planner_core.cost import simulated
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.methods import EXACT
+from planner_core.planning.planner import Planner
 from planner_core.planning.request import Progress
-from planner_core.planning.session import Planner
 
 FASTEST = "fastest"
 """The name of the fastest plan where a simpler one leads."""

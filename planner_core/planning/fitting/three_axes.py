@@ -31,8 +31,8 @@ from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import least_state_bytes, replicated_gpus
 from planner_core.planning.methods import EXACT
+from planner_core.planning.planner import Planner
 from planner_core.planning.request import Progress
-from planner_core.planning.session import Planner
 
 FEW = 64
 """Number of GPUs up to which two axes are enough."""

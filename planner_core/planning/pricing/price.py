@@ -17,10 +17,10 @@ from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
 from planner_core.models import VOCABULARY, has_own_inputs, load_model, pad_vocabulary, with_adapters
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout, check_layout
+from planner_core.planning.planner import STATED, Planner, prepare_planner
 from planner_core.planning.pricing.speed import Speed, count_model_flops, measure_speed
 from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.session import STATED, Planner, prepare_planner
 
 DTYPE_OF_INPUTS = "own"
 """Placeholder for the dtype of a model with example inputs, before its graph is loaded."""

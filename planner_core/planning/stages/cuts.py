@@ -21,7 +21,7 @@ from planner_core.cost import (
 )
 from planner_core.planning.fitting.model_identity import model_identity
 from planner_core.planning.methods import EXACT
-from planner_core.planning.session import Planner, recomputation_of
+from planner_core.planning.planner import Planner, recomputation_of
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.pieces import CopyPolicy, PolicyMix, RangeCosts
 from planner_core.search.algebra import StageOption, best_partition

@@ -47,8 +47,8 @@ from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import least_state_bytes
 from planner_core.planning.methods import EXACT
 from planner_core.planning.pipeline import Result, plan_model, prove
+from planner_core.planning.planner import Planner, prepare_planner, with_recompute, with_zero
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.session import Planner, prepare_planner, with_recompute, with_zero
 from planner_core.planning.stages.cuts import find_best_cut, find_even_cut, outline_cut, price_cut
 from planner_core.planning.stages.degrees import PipelineDegrees, list_degrees
 from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts, policy_from_plan
