@@ -152,7 +152,7 @@ def _child(write: int, work: Callable[[Any], None]) -> None:
 
 
 def _measure(model_type: str, cls: str, tell: Any) -> None:
-    from planner_core.core import PlannerError
+    from planner_core.core import UNPROVEN, PlannerError
     from planner_core.planning import Request, candidate_meshes, choose_mesh, prepare_planner
 
     try:
@@ -182,10 +182,10 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
         unknown = Counter(_unknown(planner))
         tell(unknown=dict(unknown))
         plan = choose_mesh(planner, candidate_meshes(request, planner.cluster))
-        told = plan.notes[0] if plan.notes and plan.fits else ""
+        unproven = [note.sentence for note in plan.notes if note.kind in UNPROVEN and plan.fits]
         tell(
             outcome="plan",
-            reason=told,
+            reason=", ".join(unproven),
             plan_s=round(time.process_time() - start, 2),
             fits=plan.fits,
             optimal=plan.optimal,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from explorer.analysis.filters import PLACEMENTS
 from explorer.text import recipe
 from explorer.text.tables import Row
-from planner_core.core import Plan
+from planner_core.core import UNPROVEN, Plan
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import METHODS, Result, stage_trace
 from planner_core.planning.analysis import AblationStep, TraceWork
@@ -127,7 +127,8 @@ class ComparedMethod:
         """Whether its plan is proven the best of its space; the gap that remains where it is not."""
         if self.plan is None:
             return ""
-        return "optimal" if self.plan.optimal else next((n for n in self.plan.notes if "best found" in n), "best found")
+        reasons = [note.sentence for note in self.plan.notes if note.kind in UNPROVEN]
+        return "optimal" if self.plan.optimal else ", ".join(reasons) or "best found"
 
 
 def compare_methods(results: Mapping[str, Result | str], sizes: Mapping[str, float]) -> list[ComparedMethod]:

@@ -12,7 +12,7 @@ from explorer.analysis.step_parts import memory_limit_bytes
 from explorer.components import frame
 from explorer.session import state
 from explorer.text import recipe, units
-from planner_core.core import InputError, PlannerError, load_cluster
+from planner_core.core import InputError, NoteKind, PlannerError, load_cluster
 from planner_core.planning import Result
 from planner_core.planning.pricing import Budget, count_model_flops, measure_speed
 
@@ -27,8 +27,8 @@ def show_remedies(result: Result) -> None:
         f"{units.percent(limit / capacity)} of the GPU’s {units.memory(capacity)}."
     )
     for note in result.best.notes:
-        if "hold the same weights" in note:
-            st.caption(frame.escape(note))
+        if note.kind is NoteKind.IDLE_GPUS:
+            st.caption(frame.escape(state.page_wording(note)))
     offer_remedies(least / limit)
 
 

@@ -12,8 +12,8 @@ from explorer.components import frame, graphs, remedies
 from explorer.components.overview import launch, node, table
 from explorer.session import current_setup, pipeline_plan, proof, state
 from explorer.text import recipe, units
-from planner_core.core import Plan
-from planner_core.planning import Result, note_repeated_work, replicated_gpus
+from planner_core.core import Note, NoteKind, Plan
+from planner_core.planning import Result, replicated_gpus
 from planner_core.planning.methods import EXACT
 from planner_core.search.network import find_runs
 
@@ -101,11 +101,10 @@ def show_uneven_batch(result: Result) -> None:
             st.button(f"Batch {units.whole(m)}{tokens}", key=f"batch_{m}", on_click=state.change, kwargs={"batch": m})
 
 
-def notes_of(result: Result) -> list[str]:
+def notes_of(result: Result) -> list[Note]:
     """Return what a reader has to know beside the numbers, without what the banner says."""
-    banner = {result.uneven_batch.note} if result.uneven_batch else set()
-    banner |= set(note_repeated_work(result.best))
-    return [note for note in dict.fromkeys((*result.notes, *result.graph.assumptions)) if note not in banner]
+    notes = dict.fromkeys((*result.notes, *map(Note, result.graph.assumptions)))
+    return [note for note in notes if note.kind not in (NoteKind.UNEVEN_BATCH, NoteKind.REPEATED_WORK)]
 
 
 page()

@@ -6,15 +6,17 @@ import math
 
 from explorer.text.recipe import layout_line
 from explorer.text.units import GIB, memory, seconds
-from planner_core.core import OPTIONS, PlannerError, Sentence, Term, option_switch
+from planner_core.core import OPTIONS, Note, PlannerError, Sentence, Term, option_switch
 from planner_core.exporters import TARGETS
 from planner_core.planning.methods import ALL, parse_layout
 
 
-def page_wording(sentence: str | Exception) -> str:
+def page_wording(sentence: str | Note | Exception) -> str:
     """Word an error or a note for the page: options, tools and methods by its names, memory in GiB, three digits."""
     if isinstance(sentence, Exception):
         sentence = sentence.sentence if isinstance(sentence, PlannerError) else str(sentence)
+    if isinstance(sentence, Note):
+        sentence = sentence.sentence
     text = sentence.worded(_page_term) if isinstance(sentence, Sentence) else sentence
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from planner_core.core import OPTIONS, SOFTWARE, Option, Plan, Sentence, option_switch, stack_names
+from planner_core.core import OPTIONS, SOFTWARE, Note, Option, Plan, Sentence, option_switch, stack_names
 from planner_core.planning import Result
 
 USAGE_ERROR = 2
@@ -86,13 +86,17 @@ def name_flags(text: str) -> str:
 
 def name_flags_in_plan(plan: Plan) -> Plan:
     """A plan whose notes name options by their flags."""
-    return replace(plan, notes=tuple(map(name_flags, plan.notes)))
+    return replace(plan, notes=_name_flags_in_notes(plan.notes))
+
+
+def _name_flags_in_notes(notes: Iterable[Note]) -> tuple[Note, ...]:
+    return tuple(replace(note, sentence=name_flags(note.sentence)) for note in notes)
 
 
 def name_flags_in_result(result: Result) -> Result:
     """A result whose notes, and those of its plans, name options by their flags."""
     plans = tuple(map(name_flags_in_plan, result.plans))
-    return replace(result, plans=plans, notes=tuple(map(name_flags, result.notes)))
+    return replace(result, plans=plans, notes=_name_flags_in_notes(result.notes))
 
 
 def shorten_words(text: str) -> str:

@@ -20,8 +20,8 @@ from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
-from planner_core.planning.fitting.shortage import note_repeated_work, replicated_gpus
-from planner_core.planning.fitting.simpler import FASTEST, TIE, leads_by_simplicity
+from planner_core.planning.fitting.shortage import replicated_gpus
+from planner_core.planning.fitting.simpler import FASTEST, leads_by_simplicity
 from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price
 from planner_core.planning.methods import METHODS
 from planner_core.planning.pipeline import (
@@ -54,7 +54,6 @@ __all__ = [
     "METHODS",
     "NO_PROOF",
     "STAGES_PLAN_NAME",
-    "TIE",
     "USABLE_MEMORY",
     "Editable",
     "Effort",
@@ -80,7 +79,6 @@ __all__ = [
     "front",
     "leads_by_simplicity",
     "may_use_stages",
-    "note_repeated_work",
     "plan",
     "plan_baselines",
     "plan_model",

@@ -23,6 +23,8 @@ from planner_core.core import (
     Graph,
     InputError,
     NoPlanFits,
+    Note,
+    NoteKind,
     Op,
     Partial,
     Placement,
@@ -139,8 +141,8 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
     if answer.assignment is None:
         raise _explain_refusal(planner, answer, [weights[w] for w in changes], keep)
     found = planner.plan(problem, answer, NAME, NAME, planner.request.objective)
-    note = (f"what passes between operations no longer follows {plan.name}",) if left else ()
-    return replace(found, notes=(*_edit_notes(weights, changes, plan, keep), *note, *found.notes))
+    unlike = (Note(f"what passes between operations no longer follows {plan.name}"),) if left else ()
+    return replace(found, notes=(_note_edit(weights, changes, plan, keep), *unlike, *found.notes))
 
 
 def _rules_kept(graph: Graph, plan: Plan, changes: Mapping[WeightKey, Placements]) -> tuple[AxisRules, ...]:
@@ -160,17 +162,17 @@ def describe_placements(placements: Placements, mesh: DeviceMesh) -> str:
     return ", ".join(f"{p} on {name}" for name, p in zip(mesh.axis_names, placements, strict=True))
 
 
-def _edit_notes(
+def _note_edit(
     weights: Mapping[WeightKey, Editable], changes: Mapping[WeightKey, Placements], plan: Plan, keep: bool
-) -> tuple[str, ...]:
-    """Notes of the edited plan: what was changed, and in which plan."""
+) -> Note:
+    """A note of the edited plan: what was changed, and in which plan."""
     done = "; ".join(f"{weights[w].pattern} as {describe_placements(p, plan.mesh)}" for w, p in changes.items())
     several = sum(len(e.stored) > 1 for w, e in weights.items() if w not in changes) if keep else 0
     rest = "all other weights stored as before" if keep else "the rest chosen anew around it"
-    note = f"by hand: {done}; {rest}"
+    sentence = f"by hand: {done}; {rest}"
     if several:
-        note += f" ({several} of them lie in several ways there, and each copy may take any of those)"
-    return (note,)
+        sentence += f" ({several} of them lie in several ways there, and each copy may take any of those)"
+    return Note(sentence, NoteKind.EDIT)
 
 
 def _explain_refusal(planner: Planner, answer: Answer, changes: list[Editable], keep: bool) -> InputError | NoPlanFits:

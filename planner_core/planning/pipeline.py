@@ -21,6 +21,7 @@ from planner_core.core import (
     DeviceMesh,
     Graph,
     NoPlanFits,
+    Note,
     Plan,
     Shard,
     Value,
@@ -82,7 +83,7 @@ class Result:
     source: GraphSource
     plans: tuple[Plan, ...]
     timings_s: Mapping[str, float]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     """By pass: why it chose as it did."""
     uneven_batch: UnevenBatch | None = None
@@ -144,15 +145,19 @@ class Draft:
     planner: Planner
     chosen: Plan
     say: Progress
-    told: tuple[str, ...] = ()
-    """What a tool's settings cost, if the request names a tool."""
+    notes: tuple[Note, ...] = ()
+    """Behind the first plan: what a tool's settings cost, if the request names one."""
     leading: tuple[Plan, ...] = ()
     usual: tuple[Plan, ...] = ()
     trade_offs: tuple[Plan, ...] = ()
-    notes: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     planners: Mapping[int, Planner] = field(default_factory=dict)
     """By the samples of a global micro-batch: the planner of each usual layout with another number of micro-batches."""
+
+    @property
+    def for_tool(self) -> bool:
+        """Whether a tool has to run the plan, which then may be no other than what the tool can be told."""
+        return self.request.tool not in (None, FREE)
 
     def micro_batches(self, *, larger: bool) -> Iterator[Planner]:
         """The planners of larger (or smaller) numbers of micro-batches than that of the chosen plan, if the request leaves the number
@@ -177,23 +182,24 @@ def choose_step(request: Request, graph: GraphSource, say: Progress, like: Plann
 
     Raises PlannerError, and NoPlanFits if no plan fits the memory budget that the user gave.
     """
-    told: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     if request.micro_batch is not None:
         planner, chosen = choose_for_micro_batch_size(request, graph, say)
     elif request.tool in (None, FREE):
         planner, chosen = choose_micro_batches(request, graph, say, like=like)
     else:
-        planner, chosen, *price = choose_for_tool(request, graph, say)
-        told = tuple(price)
+        planner, chosen, price = choose_for_tool(request, graph, say)
+        notes = (price,)
     if not chosen.fits:
         # What fills the memory is found by a walk through every layer: for the plan that is shown, not for each that was tried.
-        chosen = replace(chosen, notes=(*chosen.notes, describe_memory(chosen, planner.graph, planner.budget)))
-    return Draft(request, graph, planner, chosen, say, told)
+        fill = Note(describe_memory(chosen, planner.graph, planner.budget))
+        chosen = replace(chosen, notes=(*chosen.notes, fill))
+    return Draft(request, graph, planner, chosen, say, notes)
 
 
 def add_third_axis(draft: Draft) -> tuple[Draft, str]:
     """Look at meshes of three axes, where they can win."""
-    if draft.told or draft.request.micro_batch is not None:
+    if draft.for_tool or draft.request.micro_batch is not None:
         return draft, "a tool or a size of the micro-batch is given"
     plan = with_third_axis(draft.planner, draft.chosen, draft.say)
     return replace(draft, chosen=plan), "two axes are enough" if plan is draft.chosen else "a third axis is faster"
@@ -251,7 +257,7 @@ def _has_samples(value: Value, graph: Graph) -> bool:
 
 def take_better_baseline(draft: Draft) -> tuple[Draft, str]:
     """Choose a usual layout that is better than what an unproven search found."""
-    plan = draft.chosen if draft.told else better_of_baselines(draft.chosen, draft.others)
+    plan = draft.chosen if draft.for_tool else better_of_baselines(draft.chosen, draft.others)
     if plan is draft.chosen:
         return draft, "none is better"
     # the request of a result has the number of micro-batches of its chosen plan
@@ -285,12 +291,14 @@ def lead_with_least_wait(draft: Draft) -> tuple[Draft, str]:
     lead, reason = draft.chosen, "the plan of the least work has the shortest step"
     fitting = [p for p in draft.trade_offs if p.fits]
     best = min(fitting, key=lambda p: p.cost.step_time_s, default=lead)
-    if draft.told or not (lead.fits and lead.objective == "time" and lead.method == "exact" and lead.cost.host_wait_s):
+    if draft.for_tool or not (
+        lead.fits and lead.objective == "time" and lead.method == "exact" and lead.cost.host_wait_s
+    ):
         return draft, reason
     if best.cost.step_time_s >= lead.cost.step_time_s:
         return draft, reason
     note = "its GPU waits less for its host than that of the plan with the least work"
-    named = replace(best, name=lead.name, optimal=False, bound=lead.bound, notes=(note,))
+    named = replace(best, name=lead.name, optimal=False, bound=lead.bound, notes=(Note(note),))
     rest = [p for p in (lead, *draft.trade_offs) if p is not best and not dominates(named, p)]
     trade_offs = tuple(replace(p, name=f"trade-off {k + 1}") for k, p in enumerate(rest))
     return replace(draft, chosen=named, leading=(named,), trade_offs=trade_offs), "a trade-off waits less for its host"
@@ -301,10 +309,8 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
     planner, chosen = draft.planner, draft.chosen
     uneven = find_uneven_batch(planner)
     own = note_repeated_work(chosen) if chosen.fits else chosen.notes
-    notes = (
-        *([uneven.note] if uneven and chosen.fits else []),
-        *draft.told,
-        *own,
+    layout = planner.request.layout
+    sentences = (
         *(note_host_wait(chosen) if chosen.fits else ()),
         *note_whole_batch(chosen, planner.graph),
         *note_fewer_gpus(planner, chosen, draft.say),
@@ -313,11 +319,11 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
         *planner.workload.assumptions,
         *planner.graph.assumptions,
         *note_missing_baselines(planner, draft.usual),
+        *note_uneven_vocabulary(layout, planner.graph),
+        *(note_schedule(parse_layout(layout), planner.request.stack) if layout is not None else ()),
     )
-    layout = planner.request.layout
-    notes = (*notes, *note_uneven_vocabulary(layout, planner.graph))
-    if layout is not None:
-        notes = (*notes, *note_schedule(parse_layout(layout), planner.request.stack))
+    first = (uneven.note,) if uneven and chosen.fits else ()
+    notes = (*first, *draft.notes, *own, *map(Note, sentences))
     return replace(draft, notes=notes), f"{len(notes)} notes"
 
 
@@ -465,12 +471,12 @@ def _as_comparison(method: Method, plan: Plan, found: Mapping[tuple[str, str], P
     """A method's plan for the comparison: it has the method's name, and a note about what its restrictions cost."""
     if method.objective is None:
         return replace(plan, name=f"least {plan.objective}")
-    told = (f"{method.title}: {method.words}", _note_restriction_cost(plan, found), *plan.notes)
-    return replace(plan, name=method.title, notes=told)
+    sentences = (f"{method.title}: {method.words}", _describe_restriction_cost(plan, found))
+    return replace(plan, name=method.title, notes=(*map(Note, sentences), *plan.notes))
 
 
-def _note_restriction_cost(plan: Plan, found: Mapping[tuple[str, str], Plan]) -> str:
-    """A note: the cost of a method's restrictions, compared with the exact search, in step time and in communication."""
+def _describe_restriction_cost(plan: Plan, found: Mapping[tuple[str, str], Plan]) -> str:
+    """A sentence: the cost of a method's restrictions, compared with the exact search, in step time and in communication."""
     parts = []
     for objective, what in (("time", "the step"), ("communication", "communication")):
         best = found.get(("exact", objective))

@@ -15,6 +15,8 @@ from planner_core.core import (
     DeviceMesh,
     Graph,
     InputError,
+    Note,
+    NoteKind,
     Pipeline,
     Plan,
     Workload,
@@ -316,15 +318,15 @@ def recomputation_of(blocks: Mapping[str, BlockPlan]) -> str:
     return found.pop() if len(found) == 1 else "auto"
 
 
-def _proof_notes(problem: Problem, answer: Answer) -> tuple[str, ...]:
+def _proof_notes(problem: Problem, answer: Answer) -> tuple[Note, ...]:
     """Notes attached to a plan that was not proven optimal."""
+    gap = Note(describe_gap(answer.value, answer.bound), NoteKind.GAP)
     if problem.unrestricted is None:
-        return () if answer.optimal else (describe_gap(answer.value, answer.bound),)
-    return (
-        f"{RESTRICTED_NOTE}, {describe_gap(answer.value, answer.bound)}"
-        if answer.bound and 0 < answer.gap < 10
-        else RESTRICTED_NOTE + NO_BOUND_NOTE,
-    )  # a bound that is ten times too low is useless
+        return () if answer.optimal else (gap,)
+    # A bound that is ten times too low is useless.
+    if answer.bound and 0 < answer.gap < 10:
+        return Note(RESTRICTED_NOTE, NoteKind.SCOPE), gap
+    return (Note(RESTRICTED_NOTE + NO_BOUND_NOTE, NoteKind.SCOPE),)
 
 
 def prepare_planner(

@@ -150,7 +150,7 @@ def test_a_number_of_chunks_that_is_not_there_is_refused() -> None:
 
 def test_atp_says_what_its_chunks_would_gain() -> None:
     request = Request("llama-3-8b", cluster="1x8-h100", mesh="2x4", layers=2, method="atp", precision="pure")
-    note = next(note for note in searched(request).notes if "chunks" in note)
+    note = next(note for note in map(str, searched(request).notes) if "chunks" in note)
     n = int(note.split("chunks=")[1][0])
     said = [float(part.split()[-1]) for part in note.split(" ms")[:2]]
     with_chunks = searched(replace(request, chunks=n)).cost.gpu_time_s

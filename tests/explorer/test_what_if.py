@@ -148,7 +148,7 @@ def test_a_passing_answer_says_what_its_search_left_open(monkeypatch: pytest.Mon
     monkeypatch.setattr(whatif, "EFFORT", whatif.NO_PROOF)
     found = whatif.best_plan(asked)
     assert found.fits and not found.optimal
-    assert "above the best there is" in found.notes[0]
+    assert "above the best there is" in found.notes[0].sentence
 
 
 def test_people_take_turns_but_a_long_plan_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def assert_no_slower(better: Plan | None, worse: Plan | None) -> None:
     if worse is None:
         return
     assert better is not None
-    found = re.search(r"at most ([0-9.e+-]+) % above", " ".join(better.notes))
+    found = re.search(r"at most ([0-9.e+-]+) % above", " ".join(map(str, better.notes)))
     assert better.optimal or found
     open_part = float(found[1]) / 100 if found else 0.0
     assert better.cost.step_time_s * (1 - open_part) <= worse.cost.step_time_s * (1 + 1e-6)

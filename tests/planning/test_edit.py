@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import pytest
 
-from planner_core.core import BlockLabel
+from planner_core.core import BlockLabel, NoteKind
 from planner_core.core.errors import InputError, NoPlanFits, ShardingError
 from planner_core.core.placement import P, R, Shard, parse_placements
 from planner_core.core.plan import Plan
@@ -44,7 +44,10 @@ def test_the_edited_weight_lies_as_asked_and_nothing_beats_the_optimum(text: str
     assert stored(found, UP) == {text}
     assert found.name == found.method == "edited" and found.mesh == result.best.mesh
     assert found.cost.step_time_s >= result.best.cost.step_time_s * (1 - SAME)
-    assert "by hand: model.layers.*.mlp.up_proj.weight as" in found.notes[0]
+    assert (
+        "by hand: model.layers.*.mlp.up_proj.weight as" in found.notes[0].sentence
+        and found.notes[0].kind is NoteKind.EDIT
+    )
     if keep:
         for e in edit.editable_weights(planner.graph, result.best):
             if e.weight != UP:

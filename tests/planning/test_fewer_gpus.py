@@ -9,7 +9,7 @@ from planner_core.planning import Request, plan_model
 
 def _told(cluster: str) -> list[str]:
     notes = plan_model(Request(model="llama-3-8b", layers=2, cluster=cluster)).notes
-    return [note for note in notes if "GPUs alone" in note]
+    return [note.sentence for note in notes if "GPUs alone" in note.sentence]
 
 
 def test_a_part_of_a_cluster_that_would_be_faster_is_named_and_is() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import InputError, load_cluster
+from planner_core.core import InputError, Note, load_cluster
 from planner_core.exporters.api import export_text
 from planner_core.models import load_plan_graph
 from planner_core.planning import Request, plan_model
@@ -46,11 +46,11 @@ def test_its_tensor_axis_shards_products(found) -> None:  # type: ignore[no-unty
 
 def test_it_is_not_better_than_the_best_of_all_and_says_by_how_much(found) -> None:  # type: ignore[no-untyped-def]
     tool, result = found
-    (told,) = [n for n in result.notes if n.startswith(f"for {tool}: ")]
+    (told,) = [n for n in map(str, result.notes) if n.startswith(f"for {tool}: ")]
     assert "slower than the best of all plans" in told or "as fast as the best of all plans" in told
     assert "-" not in told.partition("ms a step")[2].partition("slower")[0]
     assert choose_among_ties(result).recommended == result.best.name
-    assert result.best.fits and f"the best that {tool} can be told" in result.best.notes
+    assert result.best.fits and Note(f"the best that {tool} can be told") in result.best.notes
 
 
 def test_megatron_is_told_every_degree() -> None:

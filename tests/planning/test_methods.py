@@ -10,6 +10,7 @@ from functools import lru_cache
 import pytest
 
 from bench.baselines import SAME, compare
+from planner_core.core import Note
 from planner_core.core.cluster import cluster_names
 from planner_core.core.placement import Shard
 from planner_core.core.plan import Plan, placements_by_pattern
@@ -265,16 +266,16 @@ def test_a_baseline_that_the_search_missed_is_taken() -> None:
     best, usual = result.best, next(p for p in result.plans if p.name == "Megatron-LM")
     assert better_of_baselines(best, [usual]) is best
     missed = replace(
-        best, optimal=False, notes=("gap",), cost=replace(best.cost, step_time_s=2 * usual.cost.step_time_s)
+        best, optimal=False, notes=(Note("gap"),), cost=replace(best.cost, step_time_s=2 * usual.cost.step_time_s)
     )
     taken = better_of_baselines(missed, [usual])
     assert (taken.blocks, taken.cost) == (usual.blocks, usual.cost)
-    assert (taken.name, taken.method, taken.optimal, taken.notes[1:]) == (best.name, best.method, False, ("gap",))
+    assert (taken.name, taken.method, taken.optimal, taken.notes[1:]) == (best.name, best.method, False, (Note("gap"),))
     assert better_of_baselines(missed, [replace(usual, fits=False)]) is missed
     assert better_of_baselines(replace(missed, method="tap"), [usual]).method == "tap"
     short = replace(best, fits=False)
     taken = better_of_baselines(short, [replace(usual, fits=False), usual])
-    assert taken.blocks == usual.blocks and taken.fits and taken.bound is None and "fits" in taken.notes[0]
+    assert taken.blocks == usual.blocks and taken.fits and taken.bound is None and "fits" in taken.notes[0].sentence
 
 
 @pytest.mark.slow

@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 
 from planner_core.core.errors import NoPlanFits
-from planner_core.core.plan import Plan
+from planner_core.core.plan import Note, NoteKind, Plan
 from planner_core.core.workload import RECOMPUTE
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.fitting.front import exact_front
-from planner_core.planning.fitting.micro_batches import choose_micro_batches
+from planner_core.planning.fitting.micro_batches import choose_micro_batches, with_lower_bound
 from planner_core.planning.methods import METHODS
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.search import search_within_budget
@@ -90,7 +90,7 @@ def test_two_million_tokens_of_a_70_b_model_fit_on_64_gpus() -> None:
     found = plan_model(asked)
     assert found.best.fits
     # Plans whose sum is within the memory, but whose peak is not, leave a gap: 0.84 % when this was written. It is said.
-    assert found.fastest.optimal or float(found.fastest.notes[0].split("at most ")[1].split(" %")[0]) < 1
+    assert found.fastest.optimal or float(str(found.fastest.notes[0]).split("at most ")[1].split(" %")[0]) < 1
     assert found.best.workload["accumulate"] > 1
     assert {b.recompute for label, b in found.best.blocks.items() if label} <= set(RECOMPUTE[1:])
 
@@ -176,3 +176,15 @@ def test_the_front_holds_the_fronts_of_all_stages() -> None:
     for zero in (1, 2, 3):
         for seconds, held in points(zero):
             assert any(s <= seconds * (1 + 1e-6) and m <= held * (1 + 1e-6) for s, m in every)
+
+
+def test_a_lower_bound_of_a_larger_space_replaces_the_gap_and_no_other_note() -> None:
+    """A plan of a restricted search has a note about its space beside the one about its gap."""
+    request = Request("gpt2-xl", cluster="1x8-h100", layers=1)
+    planner, best = prepare_planner(request), searched(request)
+    scope, old = Note("a mesh was left out", NoteKind.SCOPE), Note("at most 1 % above", NoteKind.GAP)
+    value = planner.value(best)
+    plan = replace(best, optimal=False, bound=value / 1.01, notes=(scope, old))
+    lower = with_lower_bound(planner, plan, value / 1.1)
+    assert [note.kind for note in lower.notes] == [NoteKind.GAP, NoteKind.SCOPE]
+    assert "at most 10 % above" in lower.notes[0].sentence and lower.bound == value / 1.1

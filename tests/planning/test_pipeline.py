@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner_core.core import DeviceMesh
+from planner_core.core import DeviceMesh, NoteKind
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.cost import cost_model_of, price_with_host
@@ -73,7 +73,7 @@ def test_the_chosen_plan_fits_or_says_not(name: str) -> None:
     budget = result.cluster.gpu.memory_bytes
     for p in result.plans:
         assert not p.fits or p.cost.memory_bytes["peak"] <= budget, p.name
-    assert result.best.fits or any("does not fit" in n for n in result.best.notes)
+    assert result.best.fits or any(n.kind is NoteKind.SHORTAGE for n in result.best.notes)
 
 
 @pytest.mark.parametrize("gb", [39.0, 41.0, 45.0, 60.0, 75.0])
@@ -113,7 +113,7 @@ def test_compare_says_what_each_restriction_costs() -> None:
     found = {p.name: p for p in compare_methods(Request("gpt2-xl", cluster="1x8-h100", layers=4)).plans}
     least = found["least communication"].cost.comm_time_s
     for name in ("TAP", "TAPS", "ATP"):
-        told = found[name].notes[1]
+        told = found[name].notes[1].sentence
         assert f"the step takes {1e3 * found[name].cost.step_time_s:.3g} ms" in told
         assert f"with the exact search {1e3 * found['best'].cost.step_time_s:.3g} ms" in told
         assert f"with the exact search {1e3 * least:.3g} ms" in told
@@ -164,7 +164,7 @@ def test_a_mesh_that_was_searched_in_part_leaves_the_proof_open(monkeypatch: pyt
     )
     again = choose_mesh(planner, options)
     assert not again.optimal and again.cost.step_time_s == best.cost.step_time_s
-    assert any("above the best there is" in note for note in again.notes)
+    assert any(note.kind is NoteKind.GAP for note in again.notes)
 
 
 def test_a_second_counts_for_the_innermost_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,4 +225,4 @@ def test_a_layout_that_needs_more_samples_stands_at_fewer_micro_batches() -> Non
     usual = {p.method: p for p in planned(SHARED).plans}
     assert {usual[name].workload["accumulate"] for name in ("data-parallel", "fsdp")} == {2}
     assert usual["megatron"].workload["accumulate"] == 4
-    assert not any("no plan of this model follows" in note for note in planned(SHARED).notes)
+    assert not any("no plan of this model follows" in note.sentence for note in planned(SHARED).notes)

@@ -24,7 +24,7 @@ def test_a_new_method_and_a_new_baseline_are_one_entry_each(monkeypatch: pytest.
     assert plan_model(replace(SMALL, method="mine")).best.method == "mine"
     plans = {p.name: p for p in compare_methods(SMALL).plans}
     assert (plans["Mine"].method, plans["Mine"].objective) == ("mine", "communication")
-    assert plans["Mine"].notes[0] == "Mine: weights kept, copies may differ"
+    assert plans["Mine"].notes[0].sentence == "Mine: weights kept, copies may differ"
     assert plans["our usual layout"].blocks == plans["FSDP"].blocks
     assert {p.method for p in plans.values()} >= {*METHODS, "usual"} - {"hf-expert"}
 

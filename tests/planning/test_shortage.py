@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import NoPlanFits
+from planner_core.core import NoPlanFits, Note, NoteKind
 from planner_core.planning import Request, candidate_meshes, choose_mesh, prepare_planner
+from planner_core.planning.fitting.shortage import note_meshes_left_out
+from planner_core.search.algebra import TooWide
 from tests.support.plans import searched
 
 
@@ -27,8 +29,9 @@ def test_gpus_that_divide_nothing_are_named() -> None:
     asked = Request("llama-3-70b", cluster="2x8-h100:nodes=11,gpus=8,inter=50", mesh="11x8", batch=16, zero=0)
     best = searched(asked)
     assert not best.fits
-    (note,) = [n for n in best.notes if n.startswith("does not fit")]
+    (note,) = [n.sentence for n in best.notes if n.kind is NoteKind.IDLE_GPUS]
     assert "do not divide by 11" in note and "64 GPUs would" in note
+    assert best.notes[0].kind is NoteKind.SHORTAGE
 
 
 def test_samples_that_cannot_be_dealt_out_are_named() -> None:
@@ -36,7 +39,7 @@ def test_samples_that_cannot_be_dealt_out_are_named() -> None:
     asked = Request("llama-3-70b", cluster="2x8-h100:nodes=11,gpus=8,inter=50", mesh="11x8", batch=16)
     best = searched(asked)
     assert not best.fits
-    (note,) = [n for n in best.notes if n.startswith("does not fit")]
+    (note,) = [n.sentence for n in best.notes if n.kind is NoteKind.REPEATED_WORK]
     assert "groups of 11 GPUs do the same work, since 16 samples cannot be dealt out" in note and "batch=88" in note
 
 
@@ -61,3 +64,10 @@ def test_near_the_least_memory_no_method_refuses_what_another_fits(method: str) 
     planner = prepare_planner(request)
     plan = choose_mesh(planner, candidate_meshes(planner.request, planner.cluster))
     assert plan.fits and plan.cost.memory_bytes["peak"] <= 2.7e9
+
+
+def test_a_gap_of_some_meshes_is_not_told_where_another_one_was_left_out() -> None:
+    found = searched(Request("gpt2-xl", cluster="1x4-a100-pcie", mesh="4", batch=16, seq=512, layers=1))
+    gap = Note("best found: at most 1 % above the best there is", NoteKind.GAP)
+    plan = note_meshes_left_out(replace(found, notes=(gap,)), TooWide(1e9))
+    assert [note.kind for note in plan.notes] == [NoteKind.SCOPE] and plan.bound is None and not plan.optimal

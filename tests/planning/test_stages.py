@@ -51,7 +51,7 @@ def test_stages_win_on_slow_links(slow: tuple[Plan, float]) -> None:
     assert plan.cost.step_time_s < 0.8 * one.cost.step_time_s
     staged = find_staged_plan(replace(request("llama-3-70b", SLOW, 512, 4096), accumulate=None), one)
     assert staged is not None and staged.plan.cost.step_time_s == pytest.approx(plan.cost.step_time_s, rel=0.02)
-    assert "where the best plan of one stage takes" in staged.plan.notes[0]
+    assert "where the best plan of one stage takes" in staged.plan.notes[0].sentence
 
 
 def test_the_closed_form_is_close(slow: tuple[Plan, float]) -> None:

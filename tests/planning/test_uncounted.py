@@ -28,7 +28,7 @@ class Pairs(nn.Module):
 
 def noted(model: nn.Module, inputs: torch.Tensor) -> list[str]:
     found = shardscope.plan(model, inputs=(inputs,), cluster="1x2-h100")
-    return [n for n in found.notes if "not in the planned memory" in n]
+    return [n.sentence for n in found.notes if "not in the planned memory" in n.sentence]
 
 
 def test_a_sinusoid_of_positions_for_each_pair_is_noted() -> None:
@@ -42,7 +42,7 @@ def test_a_sinusoid_of_positions_for_each_pair_is_noted() -> None:
 def test_a_sinusoid_of_inputs_for_each_pair_is_planned() -> None:
     on_one = 8 // 2 * TOKENS**2 * WIDTH * 4
     found = shardscope.plan(Pairs(stated=True), inputs=(torch.rand(8, TOKENS),), cluster="1x2-h100")
-    assert not [n for n in found.notes if "not in the planned memory" in n]
+    assert not [n for n in found.notes if "not in the planned memory" in n.sentence]
     assert found.best.cost.memory_bytes["activations"] > on_one
 
 

@@ -10,7 +10,7 @@ from explorer.components import frame
 from explorer.components.plans import whatif_panel
 from explorer.session import state
 from explorer.text import glossary, recipe, words
-from planner_core.core import Placements, Plan, PlannerError, parse_placement
+from planner_core.core import NoteKind, Placements, Plan, PlannerError, parse_placement
 from planner_core.planning import Editable, Result, edit
 
 WIDE = 150
@@ -116,8 +116,9 @@ def _show_comparison(before: Plan, after: Plan) -> None:
     st.caption(f"Before, in {frame.escape(words.plan_title(before))}: {metrics}.")
     refusal = "" if after.fits else " It does not fit the memory."
     st.markdown(f"{frame.escape(words.describe_axes(after))}.{refusal}")
-    for note in after.notes[1:]:  # the first says from which plan it comes
-        st.caption(frame.escape(note))
+    for note in after.notes:
+        if note.kind is not NoteKind.EDIT:  # the metrics above are those of the plan that it names
+            st.caption(frame.escape(state.page_wording(note)))
     whatif_panel.show_moved_weights(before, after, "edit")
 
 

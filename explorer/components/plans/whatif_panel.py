@@ -180,7 +180,7 @@ def _show_answer(before: Plan, after: Plan, key: str) -> None:
     if not after.fits:
         sentences.append("It does not fit the memory.")
     if key == "whatif_answer" and after.fits and not after.optimal:
-        sentences += [f"{frame.escape(note[:1].upper() + note[1:])}." for note in after.notes]
+        sentences += [frame.escape(state.page_wording(note)) for note in after.notes]
     if rates := what_if.compare_sample_rates(before, after):
         sentences.append(f"{frame.escape(rates)}.")
     if sentences:

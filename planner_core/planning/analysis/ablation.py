@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from planner_core.core import NoPlanFits, Plan
+from planner_core.core import NoPlanFits, Note, NoteKind, Plan
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.methods import EXACT, METHODS, Method, unrestricted
 from planner_core.planning.planner import Planner, candidate_meshes, replace_request
@@ -41,7 +41,9 @@ class AblationStep:
         """This plan as that of an earlier step, which did not find it and so did not prove it."""
         if self is step or self.plan is None:
             return step
-        return replace(step, plan=replace(self.plan, optimal=False, notes=(ATP_WORDS, *self.plan.notes)))
+        return replace(
+            step, plan=replace(self.plan, optimal=False, notes=(Note(ATP_WORDS, NoteKind.SCOPE), *self.plan.notes))
+        )
 
 
 def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: None) -> list[AblationStep]:

@@ -72,7 +72,7 @@ def plan_report(result: Result, budget: Budget | None = None, times: Sequence[fl
         },
         "choice": choice_summary(choose_among_ties(result)),
         "unknown_ops": list(result.unknown_ops),
-        "notes": list(result.notes),
+        "notes": [note.sentence for note in result.notes],
         "uneven_batch": None if result.uneven_batch is None else asdict(result.uneven_batch),
         "reasons": dict(result.reasons),
         "timings_s": dict(result.timings_s),
@@ -144,7 +144,7 @@ def plan_summary(plan: Plan, speed: Speed | None = None, reserved: ReservedMemor
         "objective": plan.objective,
         "optimal": plan.is_step_proven,
         "bound_s": plan.bound,
-        "notes": list(plan.notes),
+        "notes": [note.sentence for note in plan.notes],
     }
 
 
@@ -329,7 +329,7 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
         where,
         *about,
         scored,
-        *result.notes,
+        *(note.sentence for note in result.notes),
         *unknown,
         "",
         plans_table(result.plans, speeds, budget),

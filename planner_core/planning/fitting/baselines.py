@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from planner_core.core import DeviceMesh, Plan, Sentence, Term
+from planner_core.core import DeviceMesh, Note, NoteKind, Plan, Sentence, Term
 from planner_core.planning.methods import BASELINES, AxisRules, Method
 from planner_core.planning.planner import Planner, with_recompute
 from planner_core.search import (
@@ -154,9 +154,8 @@ class _BaselineSearch:
         # A plan that does not fit is bounded in memory, not in time.
         shown = replace(answer, assignment=near or answer.smallest, bound=0.0)
         plan = planner.plan(problem, shown, self.baseline.title, self.baseline.name, "time")
-        return replace(
-            plan, optimal=False, bound=None, notes=("does not fit: shown at nearly the least memory that it takes",)
-        )
+        note = Note("does not fit: shown at nearly the least memory that it takes", NoteKind.SHORTAGE)
+        return replace(plan, optimal=False, bound=None, notes=(note,))
 
     def problems(self, planner: Planner) -> list[Problem]:
         """The networks of the baseline at a planner's number of micro-batches and recomputation, one for each mesh that suits it."""
@@ -231,7 +230,6 @@ def better_of_baselines(chosen: Plan, others: Iterable[Plan]) -> Plan:
         why = "whose GPU waits less for its host than that of the plan with the least work"
     else:
         why = "which is better than what the search found"
-    told = f"laid out as {better.name}, {why}"
     return replace(
         better,
         name=chosen.name,
@@ -239,7 +237,7 @@ def better_of_baselines(chosen: Plan, others: Iterable[Plan]) -> Plan:
         objective=chosen.objective,
         optimal=False,
         bound=chosen.bound if chosen.fits else None,  # a plan that does not fit is bounded in memory, not in time
-        notes=(told, *chosen.notes),
+        notes=(Note(f"laid out as {better.name}, {why}"), *chosen.notes),
     )
 
 

@@ -11,6 +11,7 @@ from planner_core.core import (
     DeviceMesh,
     InputError,
     NoPlanFits,
+    Note,
     Plan,
     Sentence,
     Shard,
@@ -43,8 +44,8 @@ SWITCHES = ("none", "full")
 """A tool recomputes all blocks or none: its settings know no copies."""
 
 
-def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan, str]:
-    """The planner and the best plan among those that the request's tool can be told, and a sentence about its price.
+def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan, Note]:
+    """The planner and the best plan among those that the request's tool can be told, and a note about its price.
 
     Raises InputError for an unknown tool or another method, and NoPlanFits if the user gave a budget that none of them fits.
     """
@@ -74,8 +75,8 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
         )
     planner, plan = min(found, key=lambda f: (not f[1].fits, f[1].cost.step_time_s if f[1].fits else _peak_bytes(f[1])))
     plan = _bound_over_all(planner, plan, [one for _, one in found])
-    plan = replace(plan, notes=(*plan.notes, Sentence(f"the best that {_tool_name(request)} can be told")))
-    return planner, plan, _describe_tool_price(request, plan, free)
+    plan = replace(plan, notes=(*plan.notes, Note(Sentence(f"the best that {_tool_name(request)} can be told"))))
+    return planner, plan, _note_tool_price(request, plan, free)
 
 
 def _search_layer_pairs(
@@ -171,13 +172,14 @@ def _tool_name(request: Request) -> str:
     return Term("tool", str(request.tool), None, str(request.tool)).marked
 
 
-def _describe_tool_price(request: Request, plan: Plan, free: Plan) -> Sentence:
+def _note_tool_price(request: Request, plan: Plan, free: Plan) -> Note:
     if not (plan.fits and free.fits):
         fits = "no plan fits" if not plan.fits else "the plan fits"
-        return Sentence(f"for {_tool_name(request)}: {fits}")
+        return Note(Sentence(f"for {_tool_name(request)}: {fits}"))
     more = plan.cost.step_time_s / free.cost.step_time_s - 1
-    beside = "as fast as" if abs(more) < 0.0005 else f"{100 * more:.1f} % slower than"
-    return Sentence(
-        f"for {_tool_name(request)}: {time_amount(plan.cost.step_time_s)} a step, {beside} the best of all plans "
+    difference = "as fast as" if abs(more) < 0.0005 else f"{100 * more:.1f} % slower than"
+    sentence = (
+        f"for {_tool_name(request)}: {time_amount(plan.cost.step_time_s)} a step, {difference} the best of all plans "
         f"({time_amount(free.cost.step_time_s)}, which the {FREE} script runs)"
     )
+    return Note(Sentence(sentence))

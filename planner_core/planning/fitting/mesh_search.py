@@ -22,6 +22,8 @@ from planner_core.core import (
     RECOMPUTE,
     DeviceMesh,
     NoPlanFits,
+    Note,
+    NoteKind,
     Plan,
     PlannerError,
     Sentence,
@@ -152,8 +154,8 @@ def _best_without_gathers(
     except NoPlanFits as raised:
         error = raised
     if plan is not None and plan.fits:
-        told = "best found: only plans that gather no weights at their use were looked at"
-        return replace(plan, optimal=False, bound=min(bound, planner.value(plan)), notes=(told, *plan.notes))
+        scope = Note("best found: only plans that gather no weights at their use were looked at", NoteKind.SCOPE)
+        return replace(plan, optimal=False, bound=min(bound, planner.value(plan)), notes=(scope, *plan.notes))
     try:
         other = refuse_or_least_memory(planner, below, least, None, bound)
     except NoPlanFits as raised:
@@ -184,7 +186,8 @@ def _missed_plan(
             continue
         if other.fits and planner.value(other) < below:
             below = planner.value(other)
-            best = replace(other, optimal=False, bound=bound, notes=(describe_gap(below, bound),))
+            gap = Note(describe_gap(below, bound), NoteKind.GAP)
+            best = replace(other, optimal=False, bound=bound, notes=(gap,))
     return best
 
 
@@ -218,7 +221,7 @@ def _without_mirrors(options: Iterable[DeviceMesh]) -> list[DeviceMesh]:
     return list({tuple(sorted(mesh.axis_sizes)): mesh for mesh in reversed(list(options))}.values())[::-1]
 
 
-def _note_chunk_gain(planner: Planner, plan: Plan) -> tuple[str, ...]:
+def _note_chunk_gain(planner: Planner, plan: Plan) -> tuple[Note, ...]:
     """A note about what the plan would gain if its products ran in chunks, as ATP's do."""
     if plan.cost.host_wait_s:  # the GPU waits anyway, so what its work gains is not gained by the step
         return ()
@@ -227,10 +230,9 @@ def _note_chunk_gain(planner: Planner, plan: Plan) -> tuple[str, ...]:
     best, n = min((seconds_in_chunks(plan.blocks, planner.graph, m), m.workload.chunks) for m in models)
     if best >= step:
         return ()
-    told = f"step {time_amount(best)} instead of {time_amount(step)}"
-    return (
-        Sentence(f"with its products in {n} chunks ({named('chunks', n)}) sums over GPUs run beside products: {told}"),
-    )
+    gain = f"step {time_amount(best)} instead of {time_amount(step)}"
+    chunked = f"with its products in {n} chunks ({named('chunks', n)}) sums over GPUs run beside products"
+    return (Note(Sentence(f"{chunked}: {gain}")),)
 
 
 def is_clearly_less(value: float, than: float) -> bool:

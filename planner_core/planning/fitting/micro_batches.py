@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.core import DeviceMesh, NoPlanFits, Plan, divisors
+from planner_core.core import DeviceMesh, NoPlanFits, Note, NoteKind, Plan, divisors
 from planner_core.cost import Component
 from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
@@ -229,9 +229,9 @@ def with_lower_bound(planner: Planner, plan: Plan, bound: float) -> Plan:
     if plan.bound is None or bound >= min(plan.bound, value) * (1 - TIE / 10):
         return plan
     proven = value <= bound * (1 + TIE)
-    before = describe_gap(value, plan.bound)
-    notes = tuple(note for note in plan.notes if note != before)
-    return replace(plan, optimal=proven, bound=bound, notes=notes if proven else (describe_gap(value, bound), *notes))
+    notes = tuple(note for note in plan.notes if note.kind is not NoteKind.GAP)
+    gap = Note(describe_gap(value, bound), NoteKind.GAP)
+    return replace(plan, optimal=proven, bound=bound, notes=notes if proven else (gap, *notes))
 
 
 def _mesh_bound(planner: Planner, mesh: DeviceMesh) -> float:

@@ -14,6 +14,8 @@ from planner_core.core import (
     ITEM_BYTES,
     Graph,
     NoPlanFits,
+    Note,
+    NoteKind,
     Op,
     Plan,
     Sentence,
@@ -57,23 +59,29 @@ def least_state_bytes(planner: Planner) -> int:
     return total // planner.cluster.num_gpus
 
 
-def describe_shortage(least: Plan, graph: Graph, budget: float, at_least: float) -> str:
-    """The message for a model whose plan of least memory, `least`, needs more than `budget` bytes per GPU. `at_least`: the network's
-    sum for that plan, below which no plan is. If it is far below the plan's peak, another plan may have a lower peak."""
+def note_shortage(least: Plan, graph: Graph, budget: float, at_least: float) -> tuple[Note, ...]:
+    """The notes of a plan of least memory, `least`, that needs more than `budget` bytes per GPU. `at_least`: the network's sum for that
+    plan, below which no plan is. If it is far below the plan's peak, another plan may have a lower peak."""
     peak = least.cost.memory_bytes["peak"]
     most = "" if peak <= at_least * (1 + BUFFERS) else "at most "
-    needs = f"the least memory that any plan needs is {most}{needed_and_available(peak, budget)}"
-    idle = idle_axes(least, graph)
+    needs = Sentence(f"the least memory that any plan needs is {most}{needed_and_available(peak, budget)}")
+    return Note(needs, NoteKind.SHORTAGE), *(_note_idle_gpus(least, graph) or note_repeated_work(least))
+
+
+def _note_idle_gpus(plan: Plan, graph: Graph) -> tuple[Note, ...]:
+    """A note about a plan most of whose GPUs hold the same weights."""
+    idle = idle_axes(plan, graph)
     if not idle:
-        return "; ".join((needs, *note_repeated_work(least)))
-    gpus, sizes = least.mesh.num_devices, " x ".join(f"{least.mesh.axis_sizes[a]:,}" for a in idle)
+        return ()
+    gpus, sizes = plan.mesh.num_devices, " x ".join(f"{plan.mesh.axis_sizes[a]:,}" for a in idle)
     # Most sizes of models divide by powers of two: of 96 GPUs 64 would share the weights.
     even = 2 ** int(math.log2(gpus))
     better = f"; {even:,} GPUs would" if even != gpus else ""
-    return (
-        f"{needs}. Most of the {gpus:,} GPUs hold the same weights: batch {least.workload['batch']:,} and the sizes of this model "
-        f"do not divide by {sizes}{better}"
+    sentence = (
+        f"most of the {gpus:,} GPUs hold the same weights: batch {plan.workload['batch']:,} and the sizes of this model do not divide "
+        f"by {sizes}{better}"
     )
+    return (Note(sentence, NoteKind.IDLE_GPUS),)
 
 
 MOST_FILLERS = 3
@@ -149,10 +157,11 @@ class UnevenBatch:
     above: int
 
     @property
-    def note(self) -> str:
-        """The same as a sentence."""
+    def note(self) -> Note:
+        """The same as a note."""
         near = f"{self.below:,} or {self.above:,} do" if self.below else f"{self.above:,} do"
-        return f"{self.batch:,} samples do not divide over {self.gpus:,} GPUs; {near}"
+        sentence = f"{self.batch:,} samples do not divide over {self.gpus:,} GPUs; {near}"
+        return Note(sentence, NoteKind.UNEVEN_BATCH)
 
 
 def find_uneven_batch(planner: Planner) -> UnevenBatch | None:
@@ -163,17 +172,17 @@ def find_uneven_batch(planner: Planner) -> UnevenBatch | None:
     return UnevenBatch(batch, gpus, below, below + gpus) if batch > gpus and below != batch else None
 
 
-def note_repeated_work(plan: Plan) -> tuple[str, ...]:
+def note_repeated_work(plan: Plan) -> tuple[Note, ...]:
     """A message if GPUs of a plan do the same work, since the samples of a step cannot be dealt out to them."""
     mesh, batch, alone = plan.mesh, int(plan.workload["batch"]), replicated_gpus(plan)
     if alone == 1 or batch % mesh.num_devices == 0:
         return ()
     more = -(-batch // mesh.num_devices) * mesh.num_devices
-    note = (
+    sentence = (
         f"groups of {alone:,} GPUs do the same work, since {batch:,} samples cannot be dealt out to them: {named('batch', more)} would "
         f"use all {mesh.num_devices:,} GPUs"
     )
-    return (Sentence(note),)
+    return (Note(Sentence(sentence), NoteKind.REPEATED_WORK),)
 
 
 def idle_axes(plan: Plan, graph: Graph) -> list[int]:
@@ -200,8 +209,10 @@ def note_meshes_left_out(plan: Plan, wide: TooWide | None) -> Plan:
     """The best plan of the meshes that were searched. `wide`: the error of a mesh that was not, which may have a better one."""
     if wide is None:
         return plan
-    told = f"best found: a mesh was left out, since its search needs a table of {wide.entries:.2g} numbers"
-    return replace(plan, optimal=False, bound=None, notes=(told, *plan.notes))
+    sentence = f"best found: a mesh was left out, since its search needs a table of {wide.entries:.2g} numbers"
+    # The gap of the meshes that were searched says nothing about the one that was not.
+    rest = (note for note in plan.notes if note.kind is not NoteKind.GAP)
+    return replace(plan, optimal=False, bound=None, notes=(Note(sentence, NoteKind.SCOPE), *rest))
 
 
 def refuse_or_least_memory(
@@ -226,15 +237,17 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem) ->
     smallest = Answer(answer.smallest, 0.0, 0.0, answer.least_memory)
     objective = planner.objective()
     plan = planner.plan(problem, smallest, "least memory", planner.request.method, objective)
-    short = describe_shortage(plan, planner.graph, planner.budget, memory_bytes(answer.smallest))
+    first, *rest = note_shortage(plan, planner.graph, planner.budget, memory_bytes(answer.smallest))
     if planner.request.memory_gb is not None:
         peak = plan.cost.memory_bytes["peak"]
         again = "" if planner.workload.recompute in ("auto", "full") else f", {named('recompute', 'full')}"
+        short = "; ".join(Sentence(note.sentence).marked for note in (first, *rest))
         raise NoPlanFits(
             f"no plan fits: {short}; use more GPUs, a smaller {named('batch')}{again} or {named('memory_gb', math.ceil(peak / 1e9))}",
             peak,
         )
-    return replace(plan, fits=False, notes=(Sentence(f"does not fit: {short}"),))
+    shortage = replace(first, sentence=Sentence(f"does not fit: {Sentence(first.sentence).marked}"))
+    return replace(plan, fits=False, notes=(shortage, *rest))
 
 
 def note_uncounted_memory(plan: Plan, graph: Graph) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from planner_core.core import DeviceMesh, NoPlanFits, Plan, axis_names
+from planner_core.core import DeviceMesh, NoPlanFits, Note, NoteKind, Plan, axis_names
 from planner_core.cost import simulated
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.methods import EXACT
@@ -22,15 +22,13 @@ from planner_core.planning.request import Progress
 
 FASTEST = "fastest"
 """The name of the fastest plan where a simpler one leads."""
-TIE = "a tie: "
-"""How the note of a plan begins that leads since it is simpler."""
 SLOWER = 0.02
 """The plan on one axis takes at most this share longer."""
 
 
 def leads_by_simplicity(plan: Plan) -> bool:
     """Whether a plan leads since it is simpler than the fastest one, and ties with it."""
-    return plan.notes[:1] != () and plan.notes[0].startswith(TIE)
+    return any(note.kind is NoteKind.TIE for note in plan.notes)
 
 
 def prefer_simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say: Progress) -> list[Plan]:
@@ -56,14 +54,15 @@ def prefer_simpler(planner: Planner, fastest: Plan, others: Iterable[Plan], say:
     if longer < 0:
         return [fastest]
     if plan.cost.step_time_s < fastest.cost.step_time_s:
-        note = f"its GPU waits less for its host than that of the plan with the least work, on mesh {fastest.mesh}"
-        return [replace(plan, optimal=False, bound=fastest.bound, notes=(note,))]
-    told = (
-        f"{TIE}the fastest plan, on mesh {fastest.mesh}, takes {100 * (1 - fastest.cost.gpu_time_s / plan.cost.gpu_time_s):.1f} % less "
+        wait = f"its GPU waits less for its host than that of the plan with the least work, on mesh {fastest.mesh}"
+        return [replace(plan, optimal=False, bound=fastest.bound, notes=(Note(wait),))]
+    sentence = (
+        f"a tie: the fastest plan, on mesh {fastest.mesh}, takes {100 * (1 - fastest.cost.gpu_time_s / plan.cost.gpu_time_s):.1f} % less "
         f"by the form that the search minimises{', which is proven' if fastest.optimal else ''}, and {100 * longer:.1f} % more by the "
         "simulation; this plan needs one mesh axis"
     )
-    return [replace(plan, optimal=False, bound=fastest.bound, notes=(told,)), replace(fastest, name=FASTEST)]
+    tie = Note(sentence, NoteKind.TIE)
+    return [replace(plan, optimal=False, bound=fastest.bound, notes=(tie,)), replace(fastest, name=FASTEST)]
 
 
 def _fits_and_is_faster(other: Plan, plan: Plan) -> bool:

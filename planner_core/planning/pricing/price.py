@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Plan, Software, named
+from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Note, Plan, Software, named
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
 from planner_core.models import VOCABULARY, has_own_inputs, load_model, pad_vocabulary, with_adapters
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
@@ -174,7 +174,7 @@ class Pricer:
         # A statement may have more axes than the search.
         known_is_better = known.fits > plan.fits or known.cost.step_time_s < plan.cost.step_time_s
         note = "laid out as stated, which is better than any plan on one or two axes"
-        return replace(known, name=plan.name, notes=(*known.notes, note)) if known_is_better else plan
+        return replace(known, name=plan.name, notes=(*known.notes, Note(note))) if known_is_better else plan
 
 
 def _graph_key(request: Request) -> tuple[int, int | None, str | None, int | None]:

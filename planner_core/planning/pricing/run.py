@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner_core.core import Cluster, NoPlanFits, Plan, PlannerError, Sentence, Workload, named, slow_dtype_notes
+from planner_core.core import Cluster, NoPlanFits, Note, Plan, PlannerError, Sentence, Workload, named, slow_dtype_notes
 from planner_core.planning.fitting.shortage import describe_memory
 from planner_core.planning.methods import (
     CP_TYPES,
@@ -127,7 +127,7 @@ def _find_best(
     if fitting is None:
         return best, shortage
     note = f"no plan on one or two axes fits; this is the stated run with {fitting.change}"
-    return replace(fitting.plan, name=BEST, notes=(*fitting.plan.notes, note)), ()
+    return replace(fitting.plan, name=BEST, notes=(*fitting.plan.notes, Note(note))), ()
 
 
 def _stack_note(stated: Statement, workload: Workload) -> tuple[str, ...]:

@@ -32,6 +32,8 @@ from planner_core.core import (
     Cluster,
     Graph,
     InputError,
+    Note,
+    NoteKind,
     Plan,
     Sentence,
     load_cluster,
@@ -113,7 +115,7 @@ def find_staged_plan(
         note = Sentence(
             f"a step of {time_amount(step_s)}, where the best plan of one stage takes {time_amount(chosen_s)}"
         )
-    return replace(staged, plan=replace(staged.plan, notes=(note, *staged.plan.notes)))
+    return replace(staged, plan=replace(staged.plan, notes=(Note(note), *staged.plan.notes)))
 
 
 def plan_with_stages(request: Request, say: Progress, show_first: Callable[[Plan], None] | None = None) -> Result:
@@ -221,7 +223,8 @@ class _StageSearch:
             return None
         plan, planner = self.best
         gap = plan.cost.step_time_s / min(self.bound, plan.cost.step_time_s) - 1
-        note = f"at most {100 * gap:.2g} % above the best there is with stages of the degrees that were looked at"
+        sentence = f"at most {100 * gap:.2g} % above the best there is with stages of the degrees that were looked at"
+        note = Note(sentence, NoteKind.GAP)
         return StagedPlan(replace(plan, notes=(note, *plan.notes)), planner, self.bound)
 
     @property
