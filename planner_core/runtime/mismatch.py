@@ -13,6 +13,14 @@ class PlanMismatch(PlannerError, RuntimeError):
     """The running model differs from the one that was planned. The message names the operator."""
 
 
+class CannotRewrite(PlanMismatch):
+    """This model cannot become generated code. The message says why, and what would help."""
+
+
+class MixesSamples(CannotRewrite):
+    """A rank cannot make its part of the constants from its own samples, but it can from those of all ranks."""
+
+
 def other_model_error(site: str, what: str, versions: str, line: str = "") -> PlanMismatch:
     """The error for an operator that differs from the plan. `line`: where it is in the model's code; `versions`: which libraries differ."""
     at = f" at {line.rpartition('/')[2]}" if line else ""

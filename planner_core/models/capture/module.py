@@ -30,7 +30,7 @@ from planner_core.models.capture.build.graph_builder import GraphBuilder
 from planner_core.models.capture.checks.policy import ForwardPass, run_checked
 from planner_core.models.capture.checks.refusals import check_buffers, check_module
 from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, named_loss, standin_loss
-from planner_core.models.capture.recorder import Recorder
+from planner_core.models.capture.record.recorder import ForeignTensors, Recorder
 from planner_core.models.capture.recording import Recording, count_checkpoints, paused_garbage_collection
 from planner_core.models.hooks.forms import makes_kv_cache
 from planner_core.models.hooks.model_parts import buffer_bytes, list_buffers, list_modules, list_parameters
@@ -102,7 +102,7 @@ def _record_forward(
     originals: Mapping[int, str],
     leftovers: Mapping[int, str],
 ) -> ForwardPass:
-    recorder = Recorder(module, replay=replay and not flat, originals=originals, leftovers=leftovers)
+    recorder = Recorder(module, replay=replay and not flat, foreign=ForeignTensors(originals, leftovers))
     loss = OWN_LOSS
 
     def finish(out: Any) -> torch.Tensor:
@@ -112,28 +112,28 @@ def _record_forward(
             loss = name
             return own
         loss = STANDIN_LOSS
-        return standin_loss(out, lambda t: id(t) in recorder.tracked)
+        return standin_loss(out, recorder.values.is_tracked)
 
     buffers = dict(list_buffers(module))
     final = recorder.run(dict(inputs), finish, args)
-    check_buffers(module, buffers, recorder.tracked)
-    if id(final) not in recorder.tracked:
+    values, facts = recorder.values, recorder.facts
+    check_buffers(module, buffers, values.tracked)
+    if not values.is_tracked(final):
         raise CaptureError(
             f"{type(module).__name__} returns nothing that depends on its parameters; there is nothing to train"
         )
-    top, blocks = GraphBuilder(recorder.recording, fold=not flat).build(recorder.ids[id(final)])
+    top, blocks = GraphBuilder(recorder.recording, fold=not flat).build(values.number(final))
     notes = (
         *_checkpoint_notes(recorder.scopes.opened_wrappers, recorder.recording, (top, *blocks.values())),
-        *_finite_notes(recorder.finite_questions),
+        *_finite_notes(facts.finite_questions),
         *_mask_notes(recorder.sizes.picked_by_line),
     )
 
     def is_computed(tensor: torch.Tensor) -> bool:
-        return id(tensor) in recorder.tracked or recorder.inputs.include(tensor)
+        return values.is_tracked(tensor) or values.from_inputs.include(tensor)
 
-    transcript = tuple(recorder.transcript)
     return ForwardPass(
-        top, blocks, loss, notes, recorder.drew_outside, transcript, is_computed, recorder.constant_bytes
+        top, blocks, loss, notes, facts.drew_outside, tuple(facts.transcript), is_computed, facts.constant_bytes
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from planner_core.core import Attr, TensorMeta, Value
+from planner_core.models.hooks.torch_private import storage_id
 
 Renumber = Callable[[int], int]
 BUFFER = "buffer:"  # name prefix of a constant that is a buffer of the model
@@ -117,7 +118,7 @@ class Recording:
         extra: list[TensorMeta] = []
         seen: set[Any] = set()
         for tensor in packed:
-            key = tensor.untyped_storage()._cdata
+            key = storage_id(tensor)
             if (key, tuple(tensor.shape), tensor.storage_offset()) in seen:
                 continue
             seen.add((key, tuple(tensor.shape), tensor.storage_offset()))

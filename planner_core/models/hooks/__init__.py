@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         list_containers,
         scratch_tensors,
     )
+    from planner_core.models.hooks.torch_private import storage_id
 
 __all__ = [
     "DROPOUTS",
@@ -61,6 +62,7 @@ __all__ = [
     "rewrite_call",
     "scratch_tensors",
     "set_host_state",
+    "storage_id",
     "tensors",
     "without_dropout_masks",
 ]

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from planner_core.models.hooks import is_inplace
 from planner_core.models.sources import argument_name
 from planner_core.ops import Kind, operator
-from planner_core.runtime.record.recorder import MixesSamples
+from planner_core.runtime.mismatch import MixesSamples
 from planner_core.runtime.record.tape import INPUT, Ref, Tape, TapeCall
 
 

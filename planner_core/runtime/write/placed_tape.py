@@ -19,12 +19,12 @@ from planner_core.runtime.mismatch import PlanMismatch, other_model_error
 from planner_core.runtime.program.collectives import describe_uneven_split
 from planner_core.runtime.record import MixesSamples, Tape, TapeCall
 from planner_core.runtime.record.reach import find_ancestors, find_loss
-from planner_core.runtime.record.recorder import DIM_MERGING
 from planner_core.runtime.record.tape import COMPUTED, INPUT, PARAMETER
 
 _INDEX_READERS = frozenset({"embedding", "cross_entropy", "nll_loss"})
 """Operators whose whole numbers are places in a table, or among classes."""
-_VALUE_PRESERVING = DIM_MERGING | {"getitem", "pad", "contiguous", "to", "squeeze", "unsqueeze", "transpose", "clone"}
+_DIM_MERGING = frozenset({"view", "reshape", "flatten", "view_as", "reshape_as", "ravel"})
+_VALUE_PRESERVING = _DIM_MERGING | {"getitem", "pad", "contiguous", "to", "squeeze", "unsqueeze", "transpose", "clone"}
 """Functions whose result has the numbers that they are given, and no others but a fill."""
 BlockCopy = tuple[str, str]
 """Label of a block in the plan and the prefix of one copy; ("", "") for the top."""
@@ -230,7 +230,7 @@ class PlannedTape:
         merged_constants: set[int] = set()
         for call in self.tape.calls:
             if call.kind == "constant":
-                merged = call.fn in DIM_MERGING and self.mixes_samples(call)
+                merged = call.fn in _DIM_MERGING and self.mixes_samples(call)
                 inherited = any(n in merged_constants for n in call.inputs)
                 merged_constants.update(
                     n for n in call.outputs if (merged or inherited) and self.samples[n] is not None
@@ -265,7 +265,7 @@ class PlannedTape:
         for call in self.tape.calls:
             if call.kind == "constant":
                 lost = any(self.samples[i] is not None for i in call.inputs)
-                mixes_samples = call.fn not in DIM_MERGING and self.mixes_samples(call)
+                mixes_samples = call.fn not in _DIM_MERGING and self.mixes_samples(call)
                 for number in call.outputs:
                     if (
                         mixes_samples
@@ -353,7 +353,7 @@ def inputs_read_by_owner(planned: PlannedTape, axes: Sequence[int]) -> set[int]:
         sources: set[int] = set().union(*(inputs_of.get(n, set()) for n in call.inputs))
         if sources:
             lost = any(planned.samples[n] is None or n in planned.merged_inner for n in call.outputs)
-            mixes = call.fn not in DIM_MERGING and planned.mixes_samples(call)
+            mixes = call.fn not in _DIM_MERGING and planned.mixes_samples(call)
             if call.kind != "constant" or is_inplace(call.fn) or lost or mixes:
                 read |= sources
         inputs_of.update((n, inputs_of.get(n, set()) | sources) for n in call.outputs if sources)

@@ -16,6 +16,7 @@ import torch
 
 from planner_core.core import CaptureError
 from planner_core.models.capture.checks.refusals import refusal
+from planner_core.models.hooks.torch_private import storage_id
 
 OUTLIVES_STEP = "kept"
 """Attribute of an op that writes a tensor that outlives the step (a buffer): every rank must write all of it."""
@@ -154,10 +155,3 @@ class WriteUndo:
         """Undo all writes."""
         for target, before in reversed(self._saved.values()):
             target.detach().copy_(before)
-
-
-def storage_id(tensor: torch.Tensor | None) -> int:
-    """Return a number for the storage of a tensor, equal for its views; id(tensor) if it has no plain storage."""
-    if tensor is None or tensor.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return id(tensor)
-    return int(tensor.untyped_storage()._cdata)

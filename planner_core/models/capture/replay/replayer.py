@@ -16,19 +16,19 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from planner_core.models.capture.record.graph_writer import GraphWriter
 from planner_core.models.capture.recording import BUFFER, Replay, Scope, is_within, walk_scopes
 from planner_core.models.capture.replay.tokens import Tokens, nested_items, relative_token, signature
+from planner_core.models.capture.values import ValueTable
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks.model_parts import list_modules
-
-if TYPE_CHECKING:
-    from planner_core.models.capture.recorder import Recorder
+from planner_core.models.hooks.torch_private import disable_torch_functions, storage_id
 
 _OWN = frozenset(nn.Module().__dict__) | {
     "__class__",
@@ -72,8 +72,11 @@ class Template:
 class Replayer:
     """Decide for each module call whether to trace it or to replay an earlier one."""
 
-    def __init__(self, recorder: Recorder, model: nn.Module) -> None:
-        self.recorder = recorder
+    def __init__(
+        self, model: nn.Module, values: ValueTable, graph: GraphWriter, scopes: sites.Scopes, trace: sites.Intercept
+    ) -> None:
+        self.values, self.graph, self.scopes, self.trace = values, graph, scopes, trace
+        self.recording = values.recording
         self.path_of = {id(m): n for n, m in list_modules(model)}
         self.structures: dict[int, int] = {}
         self.numbers: dict[Any, int] = {}
@@ -180,25 +183,23 @@ class Replayer:
         `when` is the tensor's value or creation time (-1: before the run). Writes into buffers are fine unless the values are
         `computed`: the next call that reads the buffer would read these.
         """
-        tracked = id(tensor) in self.recorder.tracked
-        if not (computed or tracked) and self.recorder.ids.get(id(tensor), -1) >= 0 and self._is_buffer(tensor):
+        tracked = self.values.is_tracked(tensor)
+        if not (computed or tracked) and self.values.is_buffer(tensor):
             return
         for watch in self.watches:
             if when < (watch.vids if tracked else watch.scope.start + 1):
                 watch.opaque = True
 
-    def _is_buffer(self, tensor: torch.Tensor) -> bool:
-        return self.recorder.recording.values[self.recorder.ids[id(tensor)]].name.startswith(BUFFER)
-
     def _names(self, part: Any) -> tuple[str, ...]:
         """Return the names in the model of a module, weight or buffer; empty for any other object."""
         if isinstance(part, nn.Module):
-            return tuple(self.recorder.scopes.names.get(id(part), ()))
-        return tuple(self._names_by_value().get(self.recorder.ids.get(id(part), -1), ()))
+            return tuple(self.scopes.names.get(id(part), ()))
+        number = self.values.find(part)
+        return () if number is None else tuple(self._names_by_value().get(number, ()))
 
     def _names_by_value(self) -> dict[int, list[str]]:
         if not self.names:
-            for name, vid in (*self.recorder.recording.params.items(), *self.recorder.recording.buffers.items()):
+            for name, vid in (*self.recording.params.items(), *self.recording.buffers.items()):
                 self.names.setdefault(vid, []).append(name.removeprefix(BUFFER))
         return self.names
 
@@ -221,7 +222,7 @@ class Replayer:
         may_repeat = self.watches and (self.counts.get(number, 0) > 1 or "@" in frame.scope)
         if self.has_weighted_parts.get(number) and may_repeat and not _has_hooks(module):
             # What is asked of tensors in here is not the model's own work, and must not be recorded.
-            with torch._C.DisableTorchFunction():
+            with disable_torch_functions():
                 leaves, spec = pytree.tree_flatten((args, kwargs))
                 around = self._outside_tokens(number, frame, leaves)
                 # The structure of the arguments shows keys by their text alone, and layers as keys look alike in it.
@@ -234,17 +235,17 @@ class Replayer:
                     reads = self._matches(template, frame, leaves)
                     if reads is not None:
                         return self._replay(template, frame, leaves, reads)
-        watch = TracedCall(Scope("", frame.path, ""), module, len(self.recorder.recording.values))
+        watch = TracedCall(Scope("", frame.path, ""), module, len(self.recording.values))
         self.watches.append(watch)
         # Only a write into what is older than this reaches beyond the call (`note_write`).
-        watch.scope.start = self.recorder.clock
+        watch.scope.start = self.values.clock
         try:
-            out = self.recorder.trace_module(frame, call, args, kwargs)
+            out = self.trace(frame, call, args, kwargs)
         finally:
             self.watches.pop()
             self._pass_to_caller(watch)
         if key is not None and not watch.opaque:
-            with torch._C.DisableTorchFunction():
+            with disable_torch_functions():
                 # a call that changed a variable of a file or closure cannot stand for another
                 if key[-1] == self._outside_tokens(number, frame, leaves):
                     self._add_template(key, watch, frame, leaves, out)
@@ -272,14 +273,14 @@ class Replayer:
         argument_tokens = []
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                store = leaf.untyped_storage()._cdata
+                store = storage_id(leaf)
                 argument_tokens.append(
                     (
                         "t",
                         seen.setdefault(id(leaf), len(seen)),
                         stores.setdefault(store, len(stores)),
                         leaf.is_meta,
-                        id(leaf) in self.recorder.tracked,
+                        self.values.is_tracked(leaf),
                         isinstance(leaf, nn.Parameter),
                         signature(leaf),
                         self._own_name(leaf, base),
@@ -311,9 +312,9 @@ class Replayer:
         return reads
 
     def _add_template(self, key: Any, watch: TracedCall, frame: sites.Frame, leaves: list[Any], out: Any) -> None:
-        recorder = self.recorder
-        scope = next(i for i in reversed(recorder.scope_stack[-1].items) if isinstance(i, Scope))
-        ports = [recorder.ids.get(id(t), -1) for t in leaves if isinstance(t, torch.Tensor)]
+        scope = next(i for i in reversed(self.graph.scope.items) if isinstance(i, Scope))
+        numbers = (self.values.find(t) for t in leaves if isinstance(t, torch.Tensor))
+        ports = [-1 if number is None else number for number in numbers]
         made, spec = pytree.tree_flatten(out)
         results: list[tuple[str, Any]] = []
         for leaf in made:
@@ -323,9 +324,9 @@ class Replayer:
             if same is not None:
                 results.append(("in", same))
             elif isinstance(leaf, torch.Tensor):
-                if id(leaf) not in recorder.tracked or not self._is_fresh(leaf, watch, made):
+                if not self.values.is_tracked(leaf) or not self._is_fresh(leaf, watch, made):
                     return
-                results.append(("out", (leaf, recorder.ids[id(leaf)])))
+                results.append(("out", (leaf, self.values.number(leaf))))
             elif leaf is None or isinstance(leaf, (int, float, str, bool)):
                 results.append(("literal", leaf))
             else:
@@ -339,9 +340,9 @@ class Replayer:
 
     def _is_fresh(self, leaf: torch.Tensor, watch: TracedCall, made: list[Any]) -> bool:
         """Return whether a result was allocated in this call and shares no memory with another result."""
-        root = self.recorder.recording.values[self.recorder.ids[id(leaf)]].storage
-        store = leaf.untyped_storage()._cdata
-        alone = sum(isinstance(m, torch.Tensor) and m.untyped_storage()._cdata == store for m in made) == 1
+        root = self.recording.values[self.values.number(leaf)].storage
+        store = storage_id(leaf)
+        alone = sum(isinstance(m, torch.Tensor) and storage_id(m) == store for m in made) == 1
         # A view of a tensor from before the call would share memory of which a replay knows nothing.
         return root >= watch.vids and alone
 
@@ -351,9 +352,9 @@ class Replayer:
         A module from elsewhere, reached through a global, is named by how often it was called, so its name would be wrong in a replay.
         A parameter from elsewhere is fine: the reads of an equal call lead to the same one.
         """
-        values = self.recorder.recording.values
+        values = self.recording.values
         under = scope.path + "."
-        for record in self.recorder.recording.flatten(scope):
+        for record in self.recording.flatten(scope):
             if not is_within(record.site, scope.scope):
                 return False
             for vid in (*record.inputs, *record.saved):
@@ -370,9 +371,8 @@ class Replayer:
         return any(n.startswith(under) for n in self._names_by_value()[vid])
 
     def _replay(self, template: Template, frame: sites.Frame, leaves: list[Any], reads: dict[Read, Any]) -> Any:
-        recorder = self.recorder
         tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
-        ids = {port: recorder.value_of(t) for port, t in zip(template.ports, tensors, strict=True) if port >= 0}
+        ids = {port: self.values.number(t) for port, t in zip(template.ports, tensors, strict=True) if port >= 0}
         made = []
         for how, what in template.results:
             if how == "in":
@@ -381,13 +381,12 @@ class Replayer:
                 made.append(what)
             else:
                 fresh = _new_like(what[0])
-                ids[what[1]] = recorder.add_activation(fresh)
+                ids[what[1]] = self.values.add_computed(fresh)
                 made.append(fresh)
-        recorder.clock += 1
         cut = len(template.scope.scope)
         # As if the call had been traced: a later call of one of these modules has to get the next number.
-        recorder.scopes.used_names.update(frame.scope + inner.scope[cut:] for inner in walk_scopes(template.scope))
-        recorder.scope_stack[-1].items.append(Replay(frame.scope, frame.path, template.scope, ids, recorder.clock))
+        self.scopes.used_names.update(frame.scope + inner.scope[cut:] for inner in walk_scopes(template.scope))
+        self.graph.add(Replay(frame.scope, frame.path, template.scope, ids, self.values.tick()))
         # The caller may become a template itself, and then depends on what this call would have read.
         self._pass_to_caller(TracedCall(Scope("", frame.path, ""), frame.module, 0, reads))  # type: ignore[arg-type]
         return pytree.tree_unflatten(made, template.spec)
@@ -414,6 +413,6 @@ def _has_hooks(module: nn.Module) -> bool:
 
 def _new_like(tensor: torch.Tensor) -> torch.Tensor:
     """Return a new tensor of the same shape and dtype that autograd treats as computed."""
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), torch._C.DisableTorchFunction():
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), disable_torch_functions():
         fresh = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         return fresh.requires_grad_().clone() if tensor.requires_grad else fresh
