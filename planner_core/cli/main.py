@@ -124,7 +124,7 @@ def _parser() -> Parser:
     )
     add_options(compare, "layout", layout=layouts)
     add_budget(compare)
-    compare.set_defaults(run=_run_compare)
+    compare.set_defaults(run=_run_compare, recompute="auto", accumulate=None)
     network = _add_plan_options(
         _add_model_options(commands.add_parser("network", help="the unfolded cost network as JSON"))
     )

@@ -20,6 +20,8 @@ from planner_core.planning.request import Progress, Request
 
 ClusterLike = str | Path | Mapping[str, Any] | Cluster
 DEFAULT_CLUSTER = "2x8-h100"
+SEARCHED: Mapping[str, Any] = {"recompute": "auto", "accumulate": None}
+"""What a search chooses where a call does not say it: `plan` and `compare` have it alike, so that their numbers compare."""
 
 
 def plan(
@@ -72,7 +74,7 @@ def plan(
         >>> result.best.mesh.num_devices, result.best.optimal
         (16, True)
     """
-    request, graph = _resolve_request(model, inputs, cluster, {"recompute": "auto", "accumulate": None, **options})
+    request, graph = _resolve_request(model, inputs, cluster, {**SEARCHED, **options})
     return plan_model(request, graph, progress)
 
 
@@ -102,7 +104,7 @@ def compare(
         ['alpa', 'atp', 'data-parallel', 'exact', 'fsdp', 'tap', 'taps']
     """
     _refuse_size_options(options)
-    request, graph = _resolve_request(model, inputs, cluster, options)
+    request, graph = _resolve_request(model, inputs, cluster, {**SEARCHED, **options})
     return compare_methods(request, progress, graph)
 
 

@@ -8,7 +8,6 @@ A new pass is a function of a draft and a line of `PASSES`, before "baselines" i
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,16 +22,19 @@ from planner_core.core import (
     NoPlanFits,
     Note,
     Plan,
+    Sentence,
     Shard,
     Value,
     Workload,
     axis_names,
     slow_dtype_notes,
+    time_amount,
 )
 from planner_core.cost import Component
 from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import (
     better_of_baselines,
+    note_compared_workload,
     note_missing_baselines,
     plan_baselines,
     samples_at_once,
@@ -445,14 +447,18 @@ def _unknown_sites(planner: Planner) -> tuple[str, ...]:
 
 
 def compare_methods(request: Request, progress: Progress | None = None, graph: Graph | None = None) -> Result:
-    """Plan by every method and baseline. The object of `compare --json` has the form of that of `plan --json`."""
+    """Plan as `plan_model` does, and by every method at the number of micro-batches of its chosen plan, with recomputation if that has it.
+
+    The papers know neither. With a number of their own those that minimise communication would compute everything on every GPU, in
+    micro-batches small enough. The object of `compare --json` has the form of that of `plan --json`.
+    """
     result = plan_model(request, graph, progress)
     result = replace(result, plans=without_simpler(result.plans))
     say = progress or (lambda text: None)
-    planner = prepare_planner(
-        replace(result.request, tool=None), result.graph
-    )  # the others may choose any plan of theirs
+    # A tool bounds the exact search only: the others may choose any plan of theirs.
+    planner = prepare_planner(replace(result.request, tool=None), result.graph)
     found: dict[tuple[str, str], Plan] = {}
+    notes = [*result.notes, note_compared_workload(planner.workload)]
     asked = None if tool_spaces(request.tool, result.cluster) else (request.method, planner.objective())
     for method in METHODS.values():
         for objective in (method.objective,) if method.objective else OBJECTIVES:
@@ -460,11 +466,13 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
                 found[method.name, objective] = result.best
                 continue
             say(f"{method.name}, least {objective}")
-            one = replace_request(planner, method=method.name, objective=objective, memory_gb=None)
-            with contextlib.suppress(NoPlanFits):
+            one = replace_request(planner, method=method.name, objective=objective)
+            try:
                 found[method.name, objective] = choose_mesh(one, candidate_meshes(planner.request, planner.cluster))
+            except NoPlanFits as error:
+                notes.append(Note(Sentence(f"{method.title} has no row: {error.sentence.marked}")))
     extra = [_as_comparison(METHODS[name], plan, found) for (name, _), plan in found.items() if plan is not result.best]
-    return replace(result, plans=(*result.plans, *extra))
+    return replace(result, plans=(*result.plans, *extra), notes=tuple(notes))
 
 
 def _as_comparison(method: Method, plan: Plan, found: Mapping[tuple[str, str], Plan]) -> Plan:
@@ -483,5 +491,5 @@ def _describe_restriction_cost(plan: Plan, found: Mapping[tuple[str, str], Plan]
         if best is None:
             continue
         mine, least = (p.cost.step_time_s if objective == "time" else p.cost.comm_time_s for p in (plan, best))
-        parts.append(f"{what} takes {1e3 * mine:.3g} ms, with the exact search {1e3 * least:.3g} ms")
-    return "; ".join(parts)
+        parts.append(f"{what} takes {time_amount(mine)}, with the exact search {time_amount(least)}")
+    return Sentence("; ".join(parts))

@@ -107,6 +107,8 @@ class Planner:
     """What networks of one mesh share, by block."""
     kernels: dict[str, KernelTimes] = field(default_factory=dict)
     """What networks of all meshes share, by block."""
+    counts_open: bool = False
+    """Whether other numbers of micro-batches are looked at too, so that a sentence about this one holds for all of them."""
 
     @property
     def budget(self) -> float:

@@ -115,7 +115,7 @@ def test_what_does_not_fit_the_memory_says_how_much_it_needs() -> None:
     assert result.best.fits
     whole = {e.weight: (R, R) for e in edit.editable_weights(planner.graph, result.best)}
     with pytest.raises(
-        NoPlanFits, match=r"least memory that any plan needs is [\d.]+ GB per GPU, but there are 11.0 GB"
+        NoPlanFits, match=r"least memory that any plan needs is [\d.]+ GiB per GPU, but there are 10.2 GiB"
     ):
         edit.plan_with_pins(planner, result.best, whole, keep=True)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import planner_core as shardscope
 from planner_core.core import DeviceMesh, NoteKind
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Plan, placements_by_pattern
@@ -114,9 +115,32 @@ def test_compare_says_what_each_restriction_costs() -> None:
     least = found["least communication"].cost.comm_time_s
     for name in ("TAP", "TAPS", "ATP"):
         told = found[name].notes[1].sentence
-        assert f"the step takes {1e3 * found[name].cost.step_time_s:.3g} ms" in told
-        assert f"with the exact search {1e3 * found['best'].cost.step_time_s:.3g} ms" in told
-        assert f"with the exact search {1e3 * least:.3g} ms" in told
+        assert f"the step takes {1e3 * found[name].cost.step_time_s:.4g} ms" in told
+        assert f"with the exact search {1e3 * found['best'].cost.step_time_s:.4g} ms" in told
+        assert f"with the exact search {1e3 * least:.4g} ms" in told
+
+
+def test_compare_plans_what_plan_plans() -> None:
+    """`compare` took one micro-batch without recomputation, and said of a batch of 64 that no plan fits; `plan` has one that fits."""
+    asked = {"cluster": "1x8-h100", "layers": 4, "batch": 128, "memory_gb": 25}
+    best = shardscope.plan("llama-3-8b", **asked).best
+    assert best.fits and (best.workload["accumulate"] > 1 or best.workload["recompute"] != "none")
+    result = shardscope.compare("llama-3-8b", **asked)
+    assert (result.best.blocks, result.best.workload) == (best.blocks, best.workload)
+    papers = [p for p in result.plans if p.method in ("tap", "taps", "atp", "alpa")]
+    assert papers and {p.workload["accumulate"] for p in papers} == {best.workload["accumulate"]}
+    assert all(p.fits for p in papers)
+    told = next(n.sentence for n in result.notes if n.sentence.startswith("TAP, TAPS, ATP"))
+    assert f"searched with {best.workload['accumulate']} micro-batches" in told
+
+
+def test_a_method_without_a_plan_in_the_memory_is_named() -> None:
+    asked = {"cluster": "1x8-h100", "layers": 4, "batch": 8, "seq": 512}
+    enough = shardscope.plan("llama-3-8b", **asked, recompute="full").best.cost.memory_bytes["peak"]
+    result = shardscope.compare("llama-3-8b", **asked, memory_gb=1.1 * enough / 1e9)
+    rows, notes = {p.name for p in result.plans}, "; ".join(map(str, result.notes))
+    for title in ("TAP", "TAPS", "ATP", "Alpa-like"):
+        assert (title in rows) != (f"{title} has no row: no plan fits" in notes), title
 
 
 def test_a_planner_that_is_changed_keeps_nothing_of_what_it_was() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from planner_core.core import NoPlanFits, Note, NoteKind
-from planner_core.planning import Request, candidate_meshes, choose_mesh, prepare_planner
+from planner_core.planning import Request, candidate_meshes, choose_mesh, plan_model, prepare_planner
 from planner_core.planning.fitting.shortage import note_meshes_left_out
 from planner_core.search.algebra import TooWide
 from tests.support.plans import searched
@@ -14,15 +14,29 @@ from tests.support.plans import searched
 
 def test_the_memory_that_is_named_is_enough() -> None:
     asked = Request("gpt2-xl", cluster="1x4-a100-pcie", mesh="4", batch=16, seq=512, memory_gb=2)
-    with pytest.raises(NoPlanFits, match="the least memory that any plan needs") as error:
+    with pytest.raises(NoPlanFits, match="the least memory that any plan of one stage on") as error:
         searched(asked)
     found = re.search(r"memory_gb=(\d+)", str(error.value))
     assert found
     enough = searched(replace(asked, memory_gb=int(found[1])))
     assert enough.fits
-    needs = re.search(r"needs is (?:at most )?([\d.]+) GB", str(error.value))
-    assert needs and float(needs[1]) <= int(found[1])
+    needs = re.search(r"needs is (?:at most )?([\d.]+) GiB", str(error.value))
+    assert needs and float(needs[1]) * 2**30 <= int(found[1]) * 1e9
     assert "do not divide" not in str(error.value)
+
+
+def test_the_least_memory_is_of_the_plans_that_were_looked_at() -> None:
+    """What bounds the search is in the sentence, with what would help; an open search has no bound but one stage."""
+    asked = Request("gpt2-xl", cluster="1x4-a100-pcie", batch=16, seq=512, layers=4, memory_gb=0.5)
+    with pytest.raises(NoPlanFits) as bounded:
+        plan_model(replace(asked, mesh="4", method="tap", accumulate=2))
+    told = 'any plan of one stage with TAP, on mesh="4", in 2 micro-batches, recompute="none" needs'
+    assert told in str(bounded.value) and 'a larger accumulate, recompute="full" or memory_gb=' in str(bounded.value)
+    with pytest.raises(NoPlanFits) as free:
+        plan_model(replace(asked, accumulate=None, recompute="auto"))
+    assert "the least memory that any plan of one stage needs is" in str(free.value) and "accumulate" not in str(
+        free.value
+    )
 
 
 def test_gpus_that_divide_nothing_are_named() -> None:

@@ -309,7 +309,7 @@ def named_check(check: str, ranks: int | None = None) -> str:
 
 
 def memory_amount(num_bytes: float, text: str) -> str:
-    """Bytes of memory for a sentence, with the text in GB; the page reads them in GiB."""
+    """Bytes of memory for a sentence, with the text in GiB, as all memory is written; the page has digits of its own."""
     return Term("bytes", "", num_bytes, text).marked
 
 

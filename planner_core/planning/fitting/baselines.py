@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from planner_core.core import DeviceMesh, Note, NoteKind, Plan, Sentence, Term
-from planner_core.planning.methods import BASELINES, AxisRules, Method
+from planner_core.core import DeviceMesh, Note, NoteKind, Plan, Sentence, Term, Workload
+from planner_core.planning.methods import BASELINES, METHODS, AxisRules, Method
 from planner_core.planning.planner import Planner, with_recompute
 from planner_core.search import (
     Answer,
@@ -204,6 +204,16 @@ def note_missing_baselines(planner: Planner, found: Iterable[Plan]) -> tuple[str
     missing = [b for b in BASELINES.values() if b.name not in there and b.suits(planner.graph)]
     names = ", ".join(Term("method", b.name, None, b.title).marked for b in missing)
     return (Sentence(f"baselines that no plan of this model follows on these meshes: {names}"),) if missing else ()
+
+
+def note_compared_workload(workload: Workload) -> Note:
+    """A note about the micro-batches and the recomputation at which methods of papers are compared."""
+    many = "one micro-batch" if workload.accumulate == 1 else f"{workload.accumulate} micro-batches"
+    recomputed = "no recomputation" if workload.recompute == "none" else f"recomputation {workload.recompute}"
+    return Note(
+        f"{', '.join(m.title for m in METHODS.values() if m.objective)} and the least communication are searched with {many} a step and "
+        f"{recomputed}, as the chosen plan has them; usual layouts are at their own best"
+    )
 
 
 def better_of_baselines(chosen: Plan, others: Iterable[Plan]) -> Plan:

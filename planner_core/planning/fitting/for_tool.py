@@ -110,7 +110,7 @@ def _search_layer_pairs(
         raise InputError("no layers of this model can be split in pairs evenly over these GPUs")
     if not best.fits and planner.request.memory_gb is not None:
         peak = _peak_bytes(best)
-        needed = memory_amount(peak, f"{peak / 1e9:.4g} GB")
+        needed = memory_amount(peak, f"{peak / 2**30:.4g} GiB")
         raise NoPlanFits(f"the least memory that a plan of its layers needs is {needed}", int(peak))
     return _bound_over_all(planner, best, found)
 

@@ -28,7 +28,7 @@ class MicroBatchNumbers:
     def _planner(self, request: Request, like: Planner | None = None) -> Planner:
         """The planner of one number. It shares the clock and the work of proofs with the planner `like`."""
         graph = self._graph(request) if callable(self._graph) else self._graph
-        return prepare_planner(request, graph, self._say, self.effort, like)
+        return replace(prepare_planner(request, graph, self._say, self.effort, like), counts_open=self.several)
 
     def at(self, number: int) -> Planner | None:
         """The planner of a number; None if a model fixes its batch, so that it has no smaller ones."""

@@ -32,6 +32,7 @@ from planner_core.cost.memory import PeakTensor, tensors_at_peak, weight_bytes
 from planner_core.models import VOCABULARY
 from planner_core.ops import operator
 from planner_core.planning.methods.layout import parse_layout
+from planner_core.planning.methods.registry import EXACT, METHODS
 from planner_core.planning.planner import Planner
 from planner_core.search import Answer, memory_bytes
 from planner_core.search.algebra import TooWide
@@ -59,13 +60,16 @@ def least_state_bytes(planner: Planner) -> int:
     return total // planner.cluster.num_gpus
 
 
-def note_shortage(least: Plan, graph: Graph, budget: float, at_least: float) -> tuple[Note, ...]:
-    """The notes of a plan of least memory, `least`, that needs more than `budget` bytes per GPU. `at_least`: the network's sum for that
+def note_shortage(least: Plan, planner: Planner, at_least: float) -> tuple[Note, ...]:
+    """The notes of a plan of least memory, `least`, that needs more than the planner's budget. `at_least`: the network's sum for that
     plan, below which no plan is. If it is far below the plan's peak, another plan may have a lower peak."""
     peak = least.cost.memory_bytes["peak"]
     most = "" if peak <= at_least * (1 + BUFFERS) else "at most "
-    needs = Sentence(f"the least memory that any plan needs is {most}{needed_and_available(peak, budget)}")
-    return Note(needs, NoteKind.SHORTAGE), *(_note_idle_gpus(least, graph) or note_repeated_work(least))
+    needs = (
+        f"the least memory that {searched_plans(planner)} needs is {most}{needed_and_available(peak, planner.budget)}"
+    )
+    idle = _note_idle_gpus(least, planner.graph) or note_repeated_work(least)
+    return Note(Sentence(needs), NoteKind.SHORTAGE), *idle
 
 
 def _note_idle_gpus(plan: Plan, graph: Graph) -> tuple[Note, ...]:
@@ -82,6 +86,22 @@ def _note_idle_gpus(plan: Plan, graph: Graph) -> tuple[Note, ...]:
         f"by {sizes}{better}"
     )
     return (Note(sentence, NoteKind.IDLE_GPUS),)
+
+
+def searched_plans(planner: Planner) -> str:
+    """The plans among which a planner looked for the one of least memory, as the subject of a sentence.
+
+    Example: "any plan of one stage", or "any plan of one stage with TAP, in one micro-batch, recompute=none". Nobody looks at stages where
+    a plan of one stage does not fit a stated budget, so that the sentence must not speak of all plans.
+    """
+    asked, method = planner.request, METHODS[planner.request.method]
+    bounds = [] if method is METHODS[EXACT.name] else [f"with {method.title}"]
+    bounds += [f"on {named('mesh', asked.mesh)}"] if asked.mesh else []
+    if not planner.counts_open:
+        count = planner.workload.accumulate
+        bounds.append("in one micro-batch" if count == 1 else f"in {count:,} micro-batches")
+    bounds += [named("recompute", asked.recompute)] if asked.recompute != "auto" else []
+    return " ".join(("any plan of one stage", ", ".join(bounds))).rstrip()
 
 
 MOST_FILLERS = 3
@@ -132,9 +152,9 @@ def _tokens_of_logits(held: PeakTensor) -> int:
 
 def needed_and_available(needed: float, budget: float) -> str:
     """How many bytes a GPU needs and has, with as many digits as tell them apart."""
-    first = 1 if budget > 1e9 else 4
-    digits = next((d for d in range(first, 9) if f"{needed / 1e9:.{d}f}" != f"{budget / 1e9:.{d}f}"), 9)
-    amounts = [memory_amount(n, f"{n / 1e9:.{digits}f} GB") for n in (needed, budget)]
+    first = 1 if budget > 2**30 else 4
+    digits = next((d for d in range(first, 9) if f"{needed / 2**30:.{d}f}" != f"{budget / 2**30:.{d}f}"), 9)
+    amounts = [memory_amount(n, f"{n / 2**30:.{digits}f} GiB") for n in (needed, budget)]
     return f"{amounts[0]} per GPU, but there are {amounts[1]}"
 
 
@@ -237,15 +257,15 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem) ->
     smallest = Answer(answer.smallest, 0.0, 0.0, answer.least_memory)
     objective = planner.objective()
     plan = planner.plan(problem, smallest, "least memory", planner.request.method, objective)
-    first, *rest = note_shortage(plan, planner.graph, planner.budget, memory_bytes(answer.smallest))
+    first, *rest = note_shortage(plan, planner, memory_bytes(answer.smallest))
     if planner.request.memory_gb is not None:
         peak = plan.cost.memory_bytes["peak"]
-        again = "" if planner.workload.recompute in ("auto", "full") else f", {named('recompute', 'full')}"
-        short = "; ".join(Sentence(note.sentence).marked for note in (first, *rest))
-        raise NoPlanFits(
-            f"no plan fits: {short}; use more GPUs, a smaller {named('batch')}{again} or {named('memory_gb', math.ceil(peak / 1e9))}",
-            peak,
-        )
+        helps = ["more GPUs", f"a smaller {named('batch')}"]
+        if not planner.counts_open and planner.workload.graph_batch > 1:
+            helps.append(f"a larger {named('accumulate')}")
+        helps += [] if planner.workload.recompute in ("auto", "full") else [named("recompute", "full")]
+        short, enough = "; ".join(Sentence(note.sentence).marked for note in (first, *rest)), math.ceil(peak / 1e9)
+        raise NoPlanFits(f"no plan fits: {short}; use {', '.join(helps)} or {named('memory_gb', enough)}", peak)
     shortage = replace(first, sentence=Sentence(f"does not fit: {Sentence(first.sentence).marked}"))
     return replace(plan, fits=False, notes=(shortage, *rest))
 
