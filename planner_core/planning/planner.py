@@ -53,7 +53,9 @@ from planner_core.search import (
     NO_BOUND_NOTE,
     OBJECTIVES,
     RESTRICTED_NOTE,
+    TO_THE_END,
     Answer,
+    SearchLimits,
     describe_gap,
     fit_simulated_memory,
     infeasible_answer,
@@ -63,7 +65,7 @@ from planner_core.search import (
     search_within_budget,
     with_relaxed_bound,
 )
-from planner_core.search.algebra import PointBudget, TooWide
+from planner_core.search.algebra import PointAllowance, TooWide
 from planner_core.search.network import (
     BlockCache,
     KernelTimes,
@@ -97,7 +99,7 @@ class Planner:
     strategies: Mapping[str, BlockStrategies]
     clock: Clock
     effort: Effort = THOROUGH
-    work: PointBudget = field(default_factory=lambda: PointBudget(THOROUGH.request))
+    work: PointAllowance = field(default_factory=lambda: PointAllowance(THOROUGH.request))
     """What is left of `effort.request`. All planners of a request share it, and `graphs`, the model's for other numbers of samples."""
     graphs: BatchGraphs = field(default_factory=BatchGraphs)
     networks: dict[tuple[Any, ...], ModelNetworks] = field(default_factory=dict)
@@ -194,32 +196,16 @@ class Planner:
         return problem
 
     def solve(
-        self,
-        problem: Problem,
-        objective: str,
-        abandon_above: float = float("inf"),
-        rough: Answer | None = None,
-        stop: Callable[[], bool] = lambda: False,
-        prove: bool = True,
-        prices: tuple[float, float] = (0.0, 0.0),
+        self, problem: Problem, objective: str, limits: SearchLimits = TO_THE_END, rough: Answer | None = None
     ) -> Answer:
         """The best assignment whose simulated peak is within the budget (`fit_simulated_memory`). `rough`: the answer of a search without
-        proof. `stop`, `prove` and `prices` are those of `search_within_budget`."""
-        prove = prove and self.work.left > 0
+        proof. Proofs form no more points than the request has left."""
+        limits = replace(
+            limits, prove=limits.prove and self.work.left > 0, points=self.work, max_open_gap=self.effort.gap
+        )
         with self.clock("search"):
             answer = infeasible_answer(problem, rough, self.budget, objective) if rough else None
-            return answer or fit_simulated_memory(
-                problem,
-                self.graph,
-                self.budget,
-                objective,
-                abandon_above,
-                stop,
-                self.work,
-                prove,
-                prices,
-                self.effort.gap,
-            )
+            return answer or fit_simulated_memory(problem, self.graph, self.budget, objective, limits)
 
     def bounded(self, problem: Problem, answer: Answer, objective: str) -> tuple[Problem, Answer]:
         """If the problem was restricted: the answer with a bound that holds for the whole space, which may prove it."""
@@ -348,7 +334,7 @@ def prepare_planner(
     if request.objective not in OBJECTIVES:
         raise InputError(f"{named('objective', request.objective)} is not one of {', '.join(OBJECTIVES)}")
     clock, graphs = (like.clock, like.graphs) if like else (Clock(), BatchGraphs())
-    work = like.work if like and like.effort == effort else PointBudget(effort.request)
+    work = like.work if like and like.effort == effort else PointAllowance(effort.request)
     cluster = load_cluster(request.cluster)
     if request.memory_gb is not None:
         OPTIONS["memory_gb"].check(request.memory_gb)

@@ -8,6 +8,9 @@ candidates/  every choice of one block's matrices
 folded_solver, lagrangian, restricted_states: the search itself, from the inside to the outside
 """
 
+from planner_core.search.budget.limits import TO_THE_END as TO_THE_END
+from planner_core.search.budget.limits import UNPROVEN as UNPROVEN
+from planner_core.search.budget.limits import SearchLimits as SearchLimits
 from planner_core.search.budget.memory_fit import (
     FIRST_BUDGET_FACTOR,
     exceeds_budget_by_far,

@@ -24,7 +24,7 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import PointBudget, TooManyPoints
+from planner_core.search.algebra.pareto_points import PointAllowance, TooManyPoints
 from planner_core.search.network.folded import Problem
 from planner_core.search.network.search_cache import Assignment, Copy
 from planner_core.search.objective import EVEN_SHARES, TIE, Objective
@@ -123,8 +123,8 @@ class FoldedTables:
     def __init__(self, problem: Problem, objective: Objective) -> None:
         self.problem, self.objective = problem, objective
         priced = bool(objective.after_forward or objective.after_backward)
-        self.budget = problem.cache.point_budget if priced else PointBudget(problem.max_unit_points)
-        self.units = {n: UnitCost(variants, objective, budget=self.budget) for n, variants in problem.blocks.items()}
+        self.points = problem.cache.unit_points if priced else PointAllowance(problem.max_unit_points)
+        self.units = {n: UnitCost(variants, objective, points=self.points) for n, variants in problem.blocks.items()}
         self.runs: list[Chain] = []
         first_of_kind: dict[tuple[object, ...], Chain] = {}
         for run in problem.runs:
@@ -138,7 +138,7 @@ class FoldedTables:
     def make_exact(self, objective: Objective) -> None:
         """Change to the same `objective`, but exact. Entries whose bound was left open are forgotten, and the work is as at first."""
         self.objective = objective
-        self.budget.left = self.problem.max_unit_points
+        self.points.left = self.problem.max_unit_points
         for unit in self.units.values():
             unit.objective = objective
             unit.settled = {
@@ -211,10 +211,10 @@ class FoldedTables:
     def _close_top_gap(self, best: Assignment, bound: float) -> tuple[Assignment, float]:
         """Close the gap that no shares of the top block's own maxima close: enumerate all assignments between bound and best."""
         top = self.problem.top
-        while self._priced_value(best) > bound * (1 + TIE / 10) and self.budget.left >= 0:
+        while self._priced_value(best) > bound * (1 + TIE / 10) and self.points.left >= 0:
             runs = self.run_tables
             states, least = least_by_points(
-                top, top.sequence, {}, self.objective, self.shares, self._priced_value(best), self.budget, runs
+                top, top.sequence, {}, self.objective, self.shares, self._priced_value(best), self.points, runs
             )
             bound = max(bound, min(least, self._priced_value(best)))
             if states is None:

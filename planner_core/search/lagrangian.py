@@ -18,13 +18,14 @@ less than 14 s within 8 GB, so it costs less than 14 + 1 · 8 = 22 at this price
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import product
 
 from planner_core.cost import Component, Shares
-from planner_core.search.algebra.pareto_points import PointBudget
+from planner_core.search.algebra.pareto_points import PointAllowance
 from planner_core.search.budget.gap_closing import GapClosing
+from planner_core.search.budget.limits import TO_THE_END, SearchLimits
 from planner_core.search.budget.mixing import mix_solutions
 from planner_core.search.folded_solver import solve_folded, tables_at, with_objective
 from planner_core.search.network.folded import Problem
@@ -68,7 +69,8 @@ def least_value_bound(problems: Iterable[Problem], kind: str) -> float:
     least = min((a.seconds * (1 + TIE) for p in order if (a := search_roughly(p, kind))), default=float("inf"))
     for problem in order:
         if rough_bound(problem, kind) < least:
-            least = min(least, search_within_budget(problem, objective=kind, abandon_above=least).bound)
+            limits = SearchLimits(abandon_above=least)
+            least = min(least, search_within_budget(problem, objective=kind, limits=limits).bound)
     return least
 
 
@@ -89,15 +91,18 @@ class _BudgetedSearch:
     problem: Problem
     objective: Objective
     budget: float
+    limits: SearchLimits
     best: Assignment | None = None
     bound: float = 0.0
     solves: int = 0
-    budget_of_points: PointBudget = field(default_factory=PointBudget)
-    max_open_gap: float = 0.0
     objective_at_bound: Objective = field(init=False)
 
     def __post_init__(self) -> None:
         self.objective_at_bound = self.objective
+
+    def is_over(self) -> bool:
+        """Whether the search may end here: it is asked to stop, or no plan is good enough."""
+        return self.limits.stop() or self.bound > self.limits.abandon_above
 
     def reuse_known(self) -> None:
         """Start with the bounds and incumbents of earlier searches of this problem, for other budgets."""
@@ -116,7 +121,9 @@ class _BudgetedSearch:
     def solve_at_prices(
         self, after_forward: float, after_backward: float, abandon_above: float = float("inf"), exact: bool = True
     ) -> Assignment | None:
-        """Solve with memory at these prices. The incumbent and the bound follow. If not `exact`, the bound may be a little lower."""
+        """Solve with memory at these prices. The incumbent and the bound follow. If not `exact`, the bound may be a little lower.
+
+        The bound at a price is not yet one of the budget (see `update_bound`), so `abandon_above` serves the price zero alone."""
         self.solves += 1
         objective = replace(self.objective.with_prices(after_forward, after_backward), exact=exact)
         a = solve_folded(self.problem, objective, abandon_above)
@@ -133,48 +140,44 @@ class _BudgetedSearch:
         if bound > self.bound:
             self.bound, self.objective_at_bound = bound, replace(objective, exact=True)
 
-    def solve_without_budget(self, abandon_above: float, exact: bool) -> Assignment | None:
+    def solve_without_budget(self) -> Assignment | None:
         """Return the best assignment of any memory. If it does not fit, its gap stays open, since prices of memory do the rest;
-        also if it need not be `exact`."""
-        solution = self.solve_at_prices(0.0, 0.0, abandon_above, exact=False)
+        also if the caller needs a bound only."""
+        limit = self.limits.abandon_above
+        solution = self.solve_at_prices(0.0, 0.0, limit, exact=False)
+        fits = solution is not None and memory_bytes(solution) <= self.budget
         # It fits without a price, so it is the answer, and now its gap between bound and true time is worth closing.
-        if exact and solution is not None and memory_bytes(solution) <= self.budget and self.bound <= abandon_above:
-            return self.solve_at_prices(0.0, 0.0, abandon_above)
+        if fits and self.bound <= limit and not self.limits.bound_only:
+            return self.solve_at_prices(0.0, 0.0, limit)
         return solution
 
-    def begin(
-        self, abandon_above: float, prices: tuple[float, float], exact: bool
-    ) -> tuple[Assignment | None, Answer | None]:
+    def begin(self) -> tuple[Assignment | None, Answer | None]:
         """Return the best assignment of any memory; and the answer, where it is known without a search for prices of memory."""
-        unlimited = self.solve_without_budget(abandon_above, exact)
+        limit, prices = self.limits.abandon_above, self.limits.prices
+        unlimited = self.solve_without_budget()
         if unlimited is None:
             return None, None
         # The fastest plan of any memory fits, or not even this one is good enough: prices of memory can change neither.
-        is_known = self.best is not None or self.bound > abandon_above
+        is_known = self.best is not None or self.bound > limit
         # The prices of another mesh's bound are a guess. If the bound at this guess is too high already, no search is needed.
-        if not is_known and any(prices) and abandon_above < float("inf"):
+        if not is_known and any(prices) and limit < float("inf"):
             self.solve_at_prices(*prices, exact=False)
-            is_known = self.bound > abandon_above
+            is_known = self.bound > limit
         return unlimited, self.answer(memory_bytes(unlimited)) if is_known else None
 
-    def price_memory(
-        self, unlimited: Assignment, smallest: Assignment, stop: Callable[[], bool], prove: bool, mixes: bool
-    ) -> None:
-        """Move the prices of memory to where the bound is highest.
-
-        `unlimited` is the fastest assignment of any memory, and `smallest` fits. `mixes`: look for better incumbents too.
-        """
+    def price_memory(self, unlimited: Assignment, smallest: Assignment) -> None:
+        """Move the prices of memory to where the bound is highest. `unlimited` is the fastest assignment of any memory, and `smallest`
+        fits."""
         ends = (FORWARD, BACKWARD) if unlimited.totals[FORWARD] >= unlimited.totals[BACKWARD] else (BACKWARD, FORWARD)
-        # Both ends of the step may exceed the budget. The fuller one is priced first, and often brings the other end below it as well.
-        for exact in (
-            (False, True) if prove else (False,)
-        ):  # exact prices take long, and the rough ones find where to begin
+        # Exact prices take long, and the rough ones find where to begin.
+        for exact in (False, True) if self.limits.prove else (False,):
             if exact and self.is_close:
                 return
+            # Both ends may exceed the budget. The fuller one is priced first, and often brings the other end below it as well.
             for end in ends:
                 if unlimited.totals[end] > self.budget:
-                    _price_memory(self, unlimited, smallest, end, stop, exact)
-            if mixes and not exact and not stop():
+                    _price_memory(self, unlimited, smallest, end, exact)
+            if not (exact or self.limits.bound_only or self.is_over()):
                 self.mix_incumbents()
 
     def mix_incumbents(self) -> None:
@@ -187,19 +190,25 @@ class _BudgetedSearch:
         if mixture is not None:
             self.consider(mixture)
 
-    def close_gap(self, stop: Callable[[], bool], at_most: float) -> None:
-        """Enumerate what lies between the bound and the incumbent, or `at_most`."""
+    def close_gap(self) -> None:
+        """Enumerate what lies between the bound and the incumbent, or the value above which the search gives up."""
         assert self.best is not None
         closing = GapClosing(
-            self.problem, self.objective_at_bound, self.budget, self.best, self.bound, at_most, self.budget_of_points
+            self.problem,
+            self.objective_at_bound,
+            self.budget,
+            self.best,
+            self.bound,
+            self.limits.abandon_above,
+            self.limits.points or PointAllowance(),
         )
-        closing.run(stop, only_at_once=self.is_close)
+        closing.run(self.is_over, only_at_once=self.is_close)
         self.best, self.bound = closing.best, max(self.bound, closing.bound)
 
     @property
     def is_close(self) -> bool:
         """Whether the incumbent is good enough."""
-        return self.best is not None and self.best.seconds <= self.bound * (1 + self.max_open_gap)
+        return self.best is not None and self.best.seconds <= self.bound * (1 + self.limits.max_open_gap)
 
     def consider(self, a: Assignment) -> None:
         """Make `a` the incumbent if it fits and is better."""
@@ -218,15 +227,8 @@ def search_within_budget(
     *,
     objective: str = "time",
     budget: float = float("inf"),
-    abandon_above: float = float("inf"),
-    stop: Callable[[], bool] = lambda: False,
-    prove: bool = True,
-    incumbents: Iterable[Assignment] = (),
-    budget_of_points: PointBudget | None = None,
+    limits: SearchLimits = TO_THE_END,
     top_shares: Shares | None = None,
-    prices: tuple[float, float] = (0.0, 0.0),
-    bound_only: bool = False,
-    max_open_gap: float = 0.0,
 ) -> Answer:
     """Return the best assignment of `problem` within a memory budget (see the head of the file).
 
@@ -234,27 +236,16 @@ def search_within_budget(
         problem: The folded network of a model on one mesh.
         objective: "time" (seconds of a step) or "communication" (seconds of all its collectives).
         budget: Bytes per GPU, for the network's sums of memory at the end of forward and of backward.
-        abandon_above: Give up as soon as the bound is above this value, in seconds.
-        stop: Is called between solutions. If it returns True, the search stops with its incumbent.
-        prove: If False, the gap that prices leave stays open.
-        incumbents: Further assignments that may be incumbents.
-        budget_of_points: The points that may be formed to close the gap; what is formed is taken from it.
-        max_open_gap: If the incumbent is at most this share above the bound, only a gap that closes at once is closed.
-        prices: Prices of memory that bounded a similar problem well. If they bound this one above `abandon_above`, that is all.
-        bound_only: The caller needs a bound only: its gap stays open, and no better incumbents are searched.
+        limits: How far the search goes.
         top_shares: If given, the top block is priced as a plain sum at these shares, so that the answer is a lower bound.
 
     Returns:
         The answer. Its `assignment` is None if nothing fits.
     """
-    state = _BudgetedSearch(
-        problem,
-        replace(make_objective(problem, objective), top_shares=top_shares),
-        budget,
-        budget_of_points=budget_of_points or PointBudget(),
-        max_open_gap=max_open_gap,
-    )
-    unlimited, answer = state.begin(abandon_above, prices, not bound_only)
+    if limits.points is None:
+        problem.cache.unit_points.left = problem.max_unit_points  # a question of its own, whatever was asked before
+    state = _BudgetedSearch(problem, replace(make_objective(problem, objective), top_shares=top_shares), budget, limits)
+    unlimited, answer = state.begin()
     if unlimited is None or answer is not None:
         return answer or Answer(None, float("inf"), float("inf"), float("inf"), state.solves)
     smallest = find_least_memory(problem, objective)
@@ -263,12 +254,11 @@ def search_within_budget(
     least_bytes = memory_bytes(smallest)
     if least_bytes > budget:
         return Answer(None, float("inf"), state.bound, least_bytes, state.solves, smallest)
-    for a in (smallest, *incumbents):
-        state.consider(a)
+    state.consider(smallest)
     state.reuse_known()
-    state.price_memory(unlimited, smallest, lambda: stop() or state.bound > abandon_above, prove, not bound_only)
-    if prove:
-        state.close_gap(lambda: stop() or state.bound > abandon_above, abandon_above)
+    state.price_memory(unlimited, smallest)
+    if limits.prove:
+        state.close_gap()
     problem.cache.last_tables = None
     return state.answer(least_bytes)
 
@@ -298,7 +288,6 @@ def _price_memory(
     above_budget: Assignment,
     within_budget: Assignment,
     end: Component,
-    stop: Callable[[], bool],
     exact: bool,
 ) -> None:
     """Find the price at which a plan that fits and a plan that does not fit cost the same: there the bound is highest.
@@ -330,7 +319,7 @@ def _price_memory(
     for _ in range(MAX_PRICES):
         saved = bytes_of(above_budget) - bytes_of(within_budget)
         slower = within_budget.seconds - above_budget.seconds
-        if stop() or saved <= 0 or slower <= 0:
+        if state.is_over() or saved <= 0 or slower <= 0:
             return
         # 4 s for 4 GB: at 1 s per GB both ends cost 19. A plan that costs less lies below the line and takes the place of the end on its
         # side of the budget. If no such plan exists, the line is an edge of the lower hull, and no price gives a higher bound.

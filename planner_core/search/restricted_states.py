@@ -29,6 +29,7 @@ from planner_core.cost import Component, CostVector
 from planner_core.ops import CoarseGraph
 from planner_core.search.algebra.elimination import eliminate, lower_bound
 from planner_core.search.algebra.elimination_order import TooWide
+from planner_core.search.budget.limits import UNPROVEN
 from planner_core.search.folded_solver import FoldedTables
 from planner_core.search.lagrangian import make_objective, memory_bytes, search_within_budget
 from planner_core.search.network.factors import Factor, Network, allow_only, tensor_name
@@ -291,7 +292,7 @@ def with_relaxed_bound(problem: Problem, answer: Answer, objective: str, budget:
         prices = unpriced.step_time.linear(shares).array()
         relaxed = relax(problem, _move_weight_costs_to_calls(problem.unrestricted, problem.coarse, prices))
         bound = search_within_budget(
-            relaxed, objective=objective, budget=budget_of_sum, prove=False, top_shares=shares
+            relaxed, objective=objective, budget=budget_of_sum, limits=UNPROVEN, top_shares=shares
         ).bound
     except TooWide:
         bound = _mini_bucket_bound(problem, problem.unrestricted, objective)

@@ -11,6 +11,7 @@ from planner_core.core import Plan
 from planner_core.planning import Request, pipeline, plan_model, prove
 from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.stages import search
+from planner_core.search.algebra import PointAllowance
 from tests.support.plans import planned
 
 SMALL = Request("llama-3-8b", cluster="1x8-h100", layers=2, mesh="8")
@@ -104,3 +105,11 @@ def test_a_request_for_a_proof_gets_its_answer_first(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(search, "find_staged_plan", no_stages)
     search.plan_with_stages(replace(SMALL, prove=True), lambda text: None)
     assert events == ["plan, prove=False", "prove"]
+
+
+def test_what_an_earlier_request_took_changes_no_answer() -> None:
+    """A later request shares the graphs of an earlier planner, and has an allowance of points of its own."""
+    alone = planned(TIGHT)
+    later = plan_model(TIGHT, like=alone.planner.changed(work=PointAllowance(0)), passes={})
+    assert later.planner.effort == alone.planner.effort and later.planner.work.left > 0
+    assert (later.best.cost, later.best.bound) == (alone.fastest.cost, alone.fastest.bound)

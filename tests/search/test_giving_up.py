@@ -9,7 +9,7 @@ import pytest
 
 from planner_core.core import DeviceMesh, axis_names
 from planner_core.planning import Request, prepare_planner
-from planner_core.search import memory_bytes, rough_bound, search_within_budget
+from planner_core.search import SearchLimits, memory_bytes, rough_bound, search_within_budget
 from planner_core.search.network import Problem
 from planner_core.search.objective import TIE
 from planner_core.search.units import unit
@@ -40,12 +40,12 @@ def test_nothing_better_is_given_up(case: tuple[str, str, tuple[int, ...], int, 
     assert bound <= best.value * (1 + TIE)
     for share in (0.5, 0.9):  # between what a quick search knows and the optimum
         problem, most = make(), bound + share * (best.value - bound)
-        given_up = search_within_budget(problem, abandon_above=most)
+        given_up = search_within_budget(problem, limits=SearchLimits(abandon_above=most))
         assert given_up.bound <= best.value * (1 + TIE)
         assert given_up.bound > most or best.value - bound <= TIE * best.value
         later = search_within_budget(problem)
         assert later.optimal and later.value == pytest.approx(best.value, rel=TIE)
-    found = search_within_budget(make(), abandon_above=best.value * 1.001)
+    found = search_within_budget(make(), limits=SearchLimits(abandon_above=best.value * 1.001))
     assert found.optimal and found.value == pytest.approx(best.value, rel=TIE)
 
 
@@ -68,8 +68,17 @@ def test_few_costs_are_made_exact_at_prices_of_memory(monkeypatch: pytest.Monkey
     best = search_within_budget(problem, budget=budget)
     assert best.optimal and calls > 3  # else this case shows nothing
     for enumerations in (0, 3):
-        calls, problem = 0, make()
-        problem.cache.point_budget.left = enumerations * POINTS_PER_ENUMERATION - 1
+        calls, problem = 0, make().with_point_limit(enumerations * POINTS_PER_ENUMERATION - 1)
         found = search_within_budget(problem, budget=budget)
         assert calls <= enumerations
         assert found.bound <= best.value * (1 + TIE) <= found.value * (1 + TIE) ** 2
+
+
+def test_points_that_an_earlier_question_took_are_not_missing() -> None:
+    problem = fresh("gpt2-xl", "2x8-h100:inter=10", (16,), 3, "none", layers=2)()
+    free, least = search_within_budget(problem).assignment, search_within_budget(problem, budget=1.0).least_memory
+    assert free is not None
+    problem.cache.unit_points.left = -1
+    answer = search_within_budget(problem, budget=0.9 * least + 0.1 * memory_bytes(free))
+    # this question formed points of its own, and has some left
+    assert answer.optimal and 0 < problem.cache.unit_points.left < problem.max_unit_points

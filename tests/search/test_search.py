@@ -24,9 +24,10 @@ from planner_core.cost.step_time import Shares
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.planning.analysis.unfolded_network import unfold_problem
 from planner_core.planning.request import THOROUGH
-from planner_core.search.algebra import PointBudget
+from planner_core.search.algebra import PointAllowance
 from planner_core.search.budget import copy_points as copies
 from planner_core.search.budget import gap_closing as closing
+from planner_core.search.budget.limits import UNPROVEN, SearchLimits
 from planner_core.search.budget.mixing import _crossed_entries
 from planner_core.search.extract_plan import make_block_plans
 from planner_core.search.folded_solver import priced_value, solve_folded
@@ -325,11 +326,11 @@ def test_a_search_without_proof_mixes_the_copies() -> None:
     fast = search_within_budget(problem)
     small = search_within_budget(problem, budget=1.0)
     budget = small.least_memory + 0.6 * (memory_bytes(fast.assignment) - small.least_memory) if fast.assignment else 0.0
-    rough = search_within_budget(problem, budget=budget, prove=False)
+    rough = search_within_budget(problem, budget=budget, limits=UNPROVEN)
     assert rough.assignment is not None and memory_bytes(rough.assignment) <= budget
     assert len({c.variant for c in rough.assignment.copies}) > 1
     assert rough.gap < 0.1 * (
-        search_within_budget(problem, budget=small.least_memory + 1, prove=False).value / fast.value - 1
+        search_within_budget(problem, budget=small.least_memory + 1, limits=UNPROVEN).value / fast.value - 1
     )
 
 
@@ -457,7 +458,9 @@ def assert_no_gap(name: str, mesh: str, layers: int | None = None, gap: float = 
     before = float("inf")
     for share in (0.02, 0.2, 0.5, 0.8, 0.98):
         answer = search_within_budget(
-            problem, budget=least + share * (memory_bytes(free) - least), budget_of_points=PointBudget(THOROUGH.request)
+            problem,
+            budget=least + share * (memory_bytes(free) - least),
+            limits=SearchLimits(points=PointAllowance(THOROUGH.request)),
         )
         assert answer.optimal or answer.gap < gap
         assert answer.value <= before * (1 + 1e-6 + gap)

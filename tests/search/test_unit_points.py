@@ -11,7 +11,7 @@ import pytest
 from planner_core.cost import NUM_COMPONENTS, Shares
 from planner_core.cost.step_time import StepTime
 from planner_core.search.algebra.elimination_order import choose_elimination_order
-from planner_core.search.algebra.pareto_points import PointBudget
+from planner_core.search.algebra.pareto_points import PointAllowance
 from planner_core.search.network.factors import Factor, Network
 from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.objective import TIE, Objective
@@ -52,7 +52,7 @@ def test_the_least_and_its_bound(seed: int, accumulate: int) -> None:
     objective = Objective("time", StepTime(accumulate, contention=0.19), after_forward=0.1, after_backward=0.2)
     least = brute_force(unit, objective)
     for limit, work in itertools.product((1.5 * least, 1.001 * least, 0.9 * least), (0, 5, 30, 100_000)):
-        states, bound = least_by_points(unit, unit.sequence, {}, objective, Shares(), limit, PointBudget(work))
+        states, bound = least_by_points(unit, unit.sequence, {}, objective, Shares(), limit, PointAllowance(work))
         assert bound <= max(least, limit if limit < least else 0.0) * (1 + TIE)
         if work == 100_000:
             assert (states is not None) == (limit > least)

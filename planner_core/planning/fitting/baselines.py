@@ -10,7 +10,9 @@ from planner_core.core import DeviceMesh, Note, NoteKind, Plan, Sentence, Term, 
 from planner_core.planning.methods import BASELINES, METHODS, AxisRules, Method
 from planner_core.planning.planner import Planner, with_recompute
 from planner_core.search import (
+    UNPROVEN,
     Answer,
+    SearchLimits,
     exceeds_budget_by_far,
     fit_simulated_memory,
     possible_winners,
@@ -140,7 +142,7 @@ class _BaselineSearch:
                 for problem in sorted(self.problems(planner), key=lambda p: p.least_bytes):
                     if least is not None and least[2].least_memory <= problem.least_bytes:
                         break  # the sums of the rest are larger still
-                    answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", prove=False)
+                    answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", UNPROVEN)
                     if answer.smallest is not None and (least is None or answer.least_memory < least[2].least_memory):
                         least = planner, problem, answer
         if least is None:
@@ -150,7 +152,7 @@ class _BaselineSearch:
         # costs 10 % of its step. So the fastest plan that takes hardly more is shown.
         with planner.clock("baselines"):
             room = answer.least_memory * NEARLY_LEAST
-            near = fit_simulated_memory(problem, planner.graph, room, "time", prove=False).assignment
+            near = fit_simulated_memory(problem, planner.graph, room, "time", UNPROVEN).assignment
         # A plan that does not fit is bounded in memory, not in time.
         shown = replace(answer, assignment=near or answer.smallest, bound=0.0)
         plan = planner.plan(problem, shown, self.baseline.title, self.baseline.name, "time")
@@ -190,9 +192,9 @@ def _best_answer(planner: Planner, problems: list[Problem]) -> tuple[Problem, An
             break
         if exceeds_budget_by_far(problem, planner.budget):
             continue
-        answer = fit_simulated_memory(
-            problem, planner.graph, planner.budget, "time", least, prove=False
-        )  # its gap is told; nobody asked to prove it
+        # Nobody asked to prove a usual layout, and it says its gap.
+        limits = SearchLimits(abandon_above=least, prove=False)
+        answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", limits)
         if answer.assignment is not None and answer.value < least:
             best, least = (problem, answer), answer.value
     return best

@@ -40,6 +40,7 @@ from planner_core.search import (
     FIRST_BUDGET_FACTOR,
     TIE,
     Answer,
+    SearchLimits,
     describe_gap,
     exceeds_budget_by_far,
     memory_bytes,
@@ -104,7 +105,8 @@ def choose_mesh(
             continue
         say(f"search on {problem.model.mesh}")
         prices = best[2].prices if best else rough.prices
-        answer = planner.solve(problem, objective, known, rough.rough, progress_callback(say, problem), prove, prices)
+        limits = SearchLimits(known, progress_callback(say, problem), prove=prove, prices=prices)
+        answer = planner.solve(problem, objective, limits, rough.rough)
         if answer.least_memory < (least[0].least_memory if least else float("inf")):
             least = (answer, problem)
         if answer.assignment is not None and (best is None or is_clearly_less(answer.value, best[0])):
@@ -271,15 +273,8 @@ def rank_by_bound(
         if is_clearly_less(best, bound := rough_bound(problem, objective)):
             found.append((False, bound, RoughSearch(problem, bound=bound)))
             continue
-        answer = search_within_budget(
-            problem,
-            objective=objective,
-            budget=budget,
-            abandon_above=best,
-            stop=progress_callback(say, problem),
-            prove=False,
-            prices=prices,
-        )
+        limits = SearchLimits(best, progress_callback(say, problem), prove=False, prices=prices)
+        answer = search_within_budget(problem, objective=objective, budget=budget, limits=limits)
         given_up = answer.assignment is None and answer.bound > best
         nothing = answer.assignment is None and not given_up
         # What fits by the walk may have a sum above the budget. The Lagrange bound falls by the price of each byte more: at 2 s a GB,

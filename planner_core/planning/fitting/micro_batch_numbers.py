@@ -8,6 +8,7 @@ from dataclasses import replace
 from planner_core.core import Graph, InputError
 from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Effort, Progress, Request
+from planner_core.search.algebra import PointAllowance
 
 GraphSource = Graph | Callable[[Request], Graph] | None
 """The graph of a request's model; or a function that makes it for a number of micro-batches; None: that of the zoo or the file."""
@@ -21,7 +22,9 @@ class MicroBatchNumbers:
     ) -> None:
         self._request, self._graph, self._say, self.effort = request, graph, say, effort
         self.several = request.accumulate is None and not isinstance(graph, Graph)
-        self.first = self._planner(replace(request, accumulate=1) if self.several else request, like)
+        first = self._planner(replace(request, accumulate=1) if self.several else request, like)
+        # A request has an allowance of its own: what an earlier one with the same graphs took of its own must not change this answer.
+        self.first = replace(first, work=PointAllowance(effort.request))
         # 0 stands for no number that follows, so `at(after(n))` is None at the end.
         self._made: dict[int, Planner | None] = {self.first.workload.accumulate: self.first, 0: None}
 

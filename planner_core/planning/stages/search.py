@@ -54,7 +54,7 @@ from planner_core.planning.request import Progress, Request
 from planner_core.planning.stages.cuts import find_best_cut, find_even_cut, outline_cut, price_cut
 from planner_core.planning.stages.degrees import PipelineDegrees, list_degrees
 from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts, policy_from_plan
-from planner_core.search import make_block_plans, search_roughly, search_within_budget
+from planner_core.search import SearchLimits, make_block_plans, search_roughly, search_within_budget
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
 
@@ -314,9 +314,8 @@ class _StageSearch:
                 max_s = limit / d.lower_bound_s(1.0)  # the bound is linear in S
                 self.model_s[key] = math.inf
                 if problem:
-                    result = search_within_budget(
-                        problem, budget=self.model_budget(d), abandon_above=max_s, prove=False, bound_only=True
-                    )
+                    limits = SearchLimits(abandon_above=max_s, prove=False, bound_only=True)
+                    result = search_within_budget(problem, budget=self.model_budget(d), limits=limits)
                     self.prices[key] = result.prices
                     # No plan and a low bound: the whole model does not fit into all ranks' memory, so S stays infinite: no cut fits either.
                     if result.assignment or result.bound > max_s:
@@ -388,9 +387,8 @@ class _StageSearch:
                 assert problem is not None
                 with self.first.clock("search"):
                     budget = self.model_budget(d, share)
-                    result = search_within_budget(
-                        problem, budget=budget, abandon_above=max_s, prove=False, prices=prices
-                    )
+                    limits = SearchLimits(abandon_above=max_s, prove=False, prices=prices)
+                    result = search_within_budget(problem, budget=budget, limits=limits)
                 # The shares fall, so the plans of those that follow are slower still, or do not fit either.
                 if result.assignment is None or result.bound > max_s:
                     break

@@ -64,23 +64,23 @@ class TablesTooLarge(TooManyPoints):
 
 
 @dataclass
-class PointBudget:
+class PointAllowance:
     """The number of points that a search may still form. Points are counted and not timed, so that every machine finds the same plan."""
 
     left: int = MAX_PROOF_POINTS
 
     @contextmanager
-    def portion(self, max_points: int) -> Iterator[PointBudget]:
-        """Lend at most `max_points` points to one piece of the work. The points that it forms are taken from this budget."""
+    def portion(self, max_points: int) -> Iterator[PointAllowance]:
+        """Lend at most `max_points` points to one piece of the work. The points that it forms are taken from this allowance."""
         granted = max(0, min(max_points, self.left))
-        portion = PointBudget(granted)
+        portion = PointAllowance(granted)
         try:
             yield portion
         finally:
             self.left -= granted - max(portion.left, 0)
 
     def spend(self, num_points: int) -> None:
-        """Take `num_points` points from the budget. Raises TooManyPoints if fewer are left; the budget is then empty, and not negative by
+        """Take `num_points` points. Raises TooManyPoints if fewer are left; the allowance is then empty, and not negative by
         as many points, since these points are not formed."""
         self.left = max(self.left - num_points, -1)
         if self.left < 0:
@@ -93,14 +93,14 @@ class Pruning:
 
     A point is dropped if its weighted cost exceeds `limit`, or if it is dominated once the sums are rounded to multiples of `steps`
     [sum]. With a `sample_size` above 0, it is also dropped if it is not in the sample (see `sample_points`). TooManyPoints is raised
-    for more than `max_points` points at once, and when the `budget` is used up.
+    for more than `max_points` points at once, and when the `points` is used up.
     """
 
     limit: float
     steps: Floats
     max_points: int = MAX_POINTS
     sample_size: int = 0
-    budget: PointBudget = field(default_factory=PointBudget)
+    points: PointAllowance = field(default_factory=PointAllowance)
     sampled_sum: int = 1
     """The sum whose range a sample covers."""
 
@@ -108,7 +108,7 @@ class Pruning:
         """Return the points of each row that are not dominated, in order of rows."""
         if (np.diff(forming.row) > 0).all():
             return forming
-        forming = forming.select(undominated_points(forming.row, forming.cost, self.steps, self.budget))
+        forming = forming.select(undominated_points(forming.row, forming.cost, self.steps, self.points))
         return (
             forming.select(sample_points(forming, self.sample_size, self.sampled_sum)) if self.sample_size else forming
         )
@@ -186,7 +186,7 @@ def combine_points(
     counts = _bisect(child.excess, first, end, room - left.excess) - first
     parts = []
     for some in _chunks(counts):
-        pruning.budget.spend(int(counts[some].sum()))
+        pruning.points.spend(int(counts[some].sum()))
         # All pairs at once. Points 0, 1, 2 of `left` with 2, 0 and 1 fitting points that begin at 4, 6 and 7 of the child:  take = (0, 0,
         # 2) and position = (4, 5, 7).
         take = np.repeat(np.arange(some.start, some.stop), counts[some])
@@ -227,11 +227,11 @@ def _bisect(values: Floats, first: Ints, last: Ints, limits: Floats) -> Ints:
         high = np.where(open_ & ~fits, middle, high)
 
 
-def undominated_points(group: Ints, cost: Floats, steps: Floats, budget: PointBudget | None = None) -> Ints:
+def undominated_points(group: Ints, cost: Floats, steps: Floats, points: PointAllowance | None = None) -> Ints:
     """Return indices of the points that are not dominated in their `group` [point], ordered by group. `cost` is [point, sum].
 
     Sums are rounded to multiples of `steps` [sum], so that rounding errors do not separate equal points. Of two points that tie in the
-    first sum both may stay. Comparisons are taken from `budget`. Raises TooManyPoints if it is used up.
+    first sum both may stay. Comparisons are taken from `points`. Raises TooManyPoints if it is used up.
     """
     if not len(group):
         return np.zeros(0, dtype=np.int64)
@@ -250,8 +250,8 @@ def undominated_points(group: Ints, cost: Floats, steps: Floats, budget: PointBu
     keep = np.ones(len(g), dtype=bool)
     for end, size in zip(ends, sizes, strict=True):
         if size > NUM_NEIGHBOURS:
-            if budget is not None:
-                budget.spend(size * size // COMPARISONS_PER_POINT)
+            if points is not None:
+                points.spend(size * size // COMPARISONS_PER_POINT)
             # The first sum need not be compared: points are sorted by it, so a later point is never smaller in it.
             keep[end - size : end] = _skyline(k[end - size : end, 1:])
     return order[keep]

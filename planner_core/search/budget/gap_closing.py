@@ -26,7 +26,7 @@ import numpy as np
 from planner_core.cost import Component
 from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import PointBudget, TablesTooLarge, TooManyPoints
+from planner_core.search.algebra.pareto_points import PointAllowance, TablesTooLarge, TooManyPoints
 from planner_core.search.budget.copy_points import MakeCopyPoints, RunPoints
 from planner_core.search.budget.goal import Goal
 from planner_core.search.folded_solver import FoldedTables, make_assignment, tables_at
@@ -92,7 +92,7 @@ class GapClosing:
     """The search for the least value of `objective` within `budget` bytes per GPU, given a lower `bound` and an incumbent `best`.
 
     The objective has the prices of memory that gave the bound. Assignments that cost more than `max_seconds` are ignored.
-    `budget_of_points` are the points that may be formed.
+    `points` are the points that may be formed.
     """
 
     problem: Problem
@@ -101,7 +101,7 @@ class GapClosing:
     best: Assignment
     bound: float
     max_seconds: float = float("inf")
-    budget_of_points: PointBudget = field(default_factory=PointBudget)
+    points: PointAllowance = field(default_factory=PointAllowance)
 
     def __post_init__(self) -> None:
         self.folded = tables_at(self.problem, self.objective)
@@ -146,13 +146,11 @@ class GapClosing:
         # Invariant: no plan below `self.bound` is better than the incumbent. With the bound 11 and the target 14 the parts end at 11.05,
         # 11.23, 11.98 and 14: each is four times as wide as the one before, until one holds too much.
         width, failures, narrow, max_points = (self.target - self.bound) / FIRST_SHARE, 0, False, MAX_PART_POINTS
-        while self.bound < self.target and failures < MAX_FAILURES and self.budget_of_points.left >= 0 and not stop():
-            before, points_left = self.target, self.budget_of_points.left
+        while self.bound < self.target and failures < MAX_FAILURES and self.points.left >= 0 and not stop():
+            before, points_left = self.target, self.points.left
             if self._enumerate_up_to(min(before, self.bound + width), max_points=max_points):
                 # Points grow with the width of a part, but not suddenly: a part with six times the points of the one before is too wide.
-                max_points = min(
-                    MAX_PART_POINTS, max(MIN_PART_POINTS, MAX_GROWTH * (points_left - self.budget_of_points.left))
-                )
+                max_points = min(MAX_PART_POINTS, max(MIN_PART_POINTS, MAX_GROWTH * (points_left - self.points.left)))
                 # Once a part was too wide, the width only falls: a part that is too wide costs all of its points and proves nothing.
                 width *= 1 if narrow else WIDENING
                 # A better incumbent made the gap smaller, and a part of the old width might now be all of it.
@@ -204,11 +202,17 @@ class GapClosing:
         """Return the goal: sums of value and of memory at the first `num_ends` ends of the step, within `limit` + price · budget."""
         # Points whose values differ by less than a thousandth of a tie, or whose bytes by less than a hundredth, are taken as equal.
         steps = np.array([self.best.seconds * TIE * 1e-3, 1e-2, 1e-2][: 1 + num_ends])
-        max_points = min(MAX_FIRST_POINTS if gives_up_early else max_points, self.budget_of_points.left)
+        max_points = min(MAX_FIRST_POINTS if gives_up_early else max_points, self.points.left)
         # value + price · memory < limit + price · budget holds for each plan that fits and whose value is below the limit.
         within = limit + self._price * self.budget if self._price else limit
         return Goal(
-            self.objective, self._ends[:num_ends], within, steps, sample_size, gives_up_early, PointBudget(max_points)
+            self.objective,
+            self._ends[:num_ends],
+            within,
+            steps,
+            sample_size,
+            gives_up_early,
+            PointAllowance(max_points),
         )
 
     @property
@@ -226,11 +230,11 @@ class GapClosing:
         """
         for num_ends in (1, 2):  # the other end of the step is a sum of its own only if it exceeds the budget
             goal = self._goal(num_ends, limit, sample_size, gives_up_early, max_points)
-            granted = goal.budget.left
+            granted = goal.points.left
             try:
                 points = enumerate_points(self.folded, goal)
             finally:
-                self.budget_of_points.left -= granted - goal.budget.left
+                self.points.left -= granted - goal.points.left
             if points is None:
                 return None
             # Column 0 is the value; the others are bytes, at one end of the step or at both.

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner_core.cost import NUM_COMPONENTS, Component
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import MAX_POINTS, PointBudget, Points, Pruning
+from planner_core.search.algebra.pareto_points import MAX_POINTS, PointAllowance, Points, Pruning
 from planner_core.search.network.factors import Factor
 from planner_core.search.objective import Objective
 from planner_core.search.units.tables import sum_tables
@@ -36,7 +36,7 @@ class Goal:
     """If > 0, only a sample is enumerated: this number of points of each group, and a quarter of this number of shared states."""
     gives_up_early: bool = False
     """Whether to give up early."""
-    budget: PointBudget = field(default_factory=PointBudget)
+    points: PointAllowance = field(default_factory=PointAllowance)
 
     @property
     def time_sums(self) -> TimeSums:
@@ -56,7 +56,7 @@ class Goal:
     def pruning(self) -> Pruning:
         """The pruning of points of whole units."""
         return Pruning(
-            self.limit, self.steps, FEW_POINTS if self.gives_up_early else MAX_POINTS, self.sample_size, self.budget
+            self.limit, self.steps, FEW_POINTS if self.gives_up_early else MAX_POINTS, self.sample_size, self.points
         )
 
     @property

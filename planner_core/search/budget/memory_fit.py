@@ -13,13 +13,13 @@ which fits. The next budget would be 80.9 + (80 - 79.9) = 81 GB again, so the se
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import product
 
 from planner_core.core import Graph
 from planner_core.cost.memory import peak_memory
-from planner_core.search.algebra.pareto_points import MAX_PROOF_POINTS, PointBudget
+from planner_core.search.algebra.pareto_points import MAX_PROOF_POINTS, PointAllowance
+from planner_core.search.budget.limits import TO_THE_END, SearchLimits
 from planner_core.search.extract_plan import make_block_plans
 from planner_core.search.folded_solver import solve_folded
 from planner_core.search.lagrangian import (
@@ -30,7 +30,7 @@ from planner_core.search.lagrangian import (
     search_within_budget,
 )
 from planner_core.search.network.folded import Problem
-from planner_core.search.network.search_cache import Answer, Assignment, SearchCache
+from planner_core.search.network.search_cache import Answer, Assignment, SearchCache, SumMatch
 from planner_core.search.objective import TIE
 
 MAX_SUM_BUDGETS = 6
@@ -88,7 +88,7 @@ def with_smallest_variants(problem: Problem) -> Problem:
     """Return the problem with one variant of each block, the one of the least bytes."""
     least = {n: min(variants, key=lambda v: max(variants[v].least_bytes)) for n, variants in problem.blocks.items()}
     blocks = {n: {v: problem.blocks[n][v]} for n, v in least.items()}
-    cache = SearchCache(plans=problem.cache.plans, walks=problem.cache.walks, point_budget=problem.cache.point_budget)
+    cache = SearchCache(plans=problem.cache.plans, walks=problem.cache.walks, unit_points=problem.cache.unit_points)
     return replace(problem, blocks=blocks, cache=cache)
 
 
@@ -106,164 +106,119 @@ def rough_plan_fits(problem: Problem, graph: Graph, budget: float, objective: st
 
 
 def fit_simulated_memory(
-    problem: Problem,
-    graph: Graph,
-    budget: float,
-    objective: str,
-    abandon_above: float = float("inf"),
-    stop: Callable[[], bool] = lambda: False,
-    budget_of_points: PointBudget | None = None,
-    prove: bool = True,
-    prices: tuple[float, float] = (0.0, 0.0),
-    max_open_gap: float = 0.0,
+    problem: Problem, graph: Graph, budget: float, objective: str, limits: SearchLimits = TO_THE_END
 ) -> Answer:
     """Return the best assignment whose simulated peak memory is at most `budget` bytes per GPU.
 
-    `stop`, `prove`, `prices`, `max_open_gap` and `abandon_above` are those of `search_within_budget`. `budget_of_points` are the points
-    that all searches for a proof may form together; each forms at most MAX_PROOF_POINTS of them. By default each may form as many.
+    `limits.points` are those that all searches for a proof may form together; each forms at most MAX_PROOF_POINTS of them. By default each
+    may form as many.
 
     The bound of the answer holds for the network's sums: `optimal` says that no assignment whose sum is within the budget is better.
     If nothing fits, the answer's `least_memory` is a simulated peak too, that of `smallest`.
     """
-    cached = problem.cache.infeasible.get((objective, budget))
-    if cached is not None and (cached.bound > abandon_above or cached.bound == float("inf")):
-        return cached
-    answer = infeasible_answer(problem, None, budget, objective) or _search_and_simulate(
-        problem,
-        graph,
-        budget,
-        objective,
-        abandon_above,
-        stop,
-        budget_of_points or PointBudget(MAX_SUM_BUDGETS * MAX_PROOF_POINTS),
-        prove,
-        prices,
-        max_open_gap,
-    )
-    if answer.bound > abandon_above or answer.bound == float("inf"):
+    known = problem.cache.infeasible.get((objective, budget))
+    if known is not None and (known.bound > limits.abandon_above or known.bound == float("inf")):
+        return known
+    answer = infeasible_answer(problem, None, budget, objective)
+    if answer is None:
+        # All searches of this question share what settles units. What an earlier question took of it must not change this answer.
+        problem.cache.unit_points.left = problem.max_unit_points
+        points = limits.points or PointAllowance(MAX_SUM_BUDGETS * MAX_PROOF_POINTS)
+        answer = _MemoryFit(problem, graph, budget, objective, replace(limits, points=points)).run()
+    if answer.bound > limits.abandon_above or answer.bound == float("inf"):
         problem.cache.infeasible[objective, budget] = answer
     return answer
 
 
-def _search_and_simulate(
-    problem: Problem,
-    graph: Graph,
-    budget: float,
-    objective: str,
-    abandon_above: float,
-    stop: Callable[[], bool],
-    budget_of_points: PointBudget,
-    prove: bool,
-    prices: tuple[float, float],
-    max_open_gap: float,
-) -> Answer:
-    # If the fastest plan of any memory fits, no budget has to be searched. The rough search tells which case it is, and costs less.
-    fastest = search_roughly(problem, objective)
-    if fastest is None or fastest.bound > abandon_above or simulated_peak(problem, graph, fastest, budget) <= budget:
-        unlimited = search_within_budget(problem, objective=objective, abandon_above=abandon_above)
-        fastest = unlimited.assignment
-        if (
-            fastest is None
-            or unlimited.value > abandon_above
-            or simulated_peak(problem, graph, fastest, budget) <= budget
-        ):
-            return unlimited
-    match, unproven = _match_budget(
-        problem, graph, budget, objective, abandon_above, fastest, stop, budget_of_points, prices
-    )
-    if unproven.assignment is None or not prove:
-        return unproven
-    if match.least_value_within_sum < unproven.value * (1 - TIE):
-        match.max_points = min(match.max_points, MAX_UNPROVABLE_POINTS)
-    match.max_open_gap = max_open_gap
-    proven = match.best_fitting(match.best_sum_budget, memory_bytes(fastest), prove=True)
-    return unproven if proven.assignment is None and proven.smallest is not None else proven
-
-
-def _match_budget(
-    problem: Problem,
-    graph: Graph,
-    budget: float,
-    objective: str,
-    abandon_above: float,
-    fastest: Assignment,
-    stop: Callable[[], bool],
-    budget_of_points: PointBudget,
-    prices: tuple[float, float],
-) -> tuple[_BudgetMatch, Answer]:
-    """Find, without a proof, the budget of the sum whose best assignment just fits the GPU's budget.
-
-    `fastest` is the fastest assignment of any memory. The result of an earlier search is reused if it gave up no sooner than this one.
-    """
-    previous, cached = problem.cache.budget_match.get((objective, budget), (None, None))
-    if isinstance(previous, _BudgetMatch) and cached is not None and previous.abandon_above >= abandon_above:
-        return replace(previous, abandon_above=abandon_above, stop=stop, budget_of_points=budget_of_points), cached
-    match = _BudgetMatch(
-        problem, graph, budget, objective, abandon_above, fastest.bound, stop, budget_of_points, prices
-    )
-    match.simulate(fastest)
-    smallest = find_least_memory(problem, objective)
-    if smallest is not None and memory_bytes(smallest) > budget:
-        # No sum is within the budget. A peak may be, but rarely is: the few assignments of nearly the least memory decide it, and save
-        # searches among sums of up to FIRST_BUDGET_FACTOR times the budget.
-        match.simulate(smallest)
-        infeasible = match.best_of_small_sums(
-            Answer(None, float("inf"), fastest.bound, memory_bytes(smallest)), memory_bytes(smallest)
-        )
-        if infeasible.assignment is None:
-            return match, infeasible
-    answer = match.best_fitting(
-        min(budget * FIRST_BUDGET_FACTOR, memory_bytes(fastest) - 1), memory_bytes(fastest), prove=False
-    )
-    if answer.assignment is not None:
-        problem.cache.budget_match[objective, budget] = match, answer
-    return match, answer
-
-
 @dataclass
-class _BudgetMatch:
+class _MemoryFit:
     """The searches for one budget of the GPU.
 
-    `budget_of_points`: the points that all searches may form together. `max_points`: those that one search may form.
-    `best_sum_budget`: the budget of the sum that gave the best answer. `peaks`: the simulated peaks so far.
+    Attributes:
+        bound: A value that no assignment that fits is below.
+        max_points: The points that one search may form, of those that all may form together.
+        best_sum_budget: The budget of the sum that gave the best answer.
+        peaks: The simulated peaks so far, bytes per GPU.
+        least_within_sum: The least value of an assignment whose sum is within the budget, of any peak.
     """
 
     problem: Problem
     graph: Graph
     budget: float
     objective: str
-    abandon_above: float
-    bound: float
-    stop: Callable[[], bool]
-    budget_of_points: PointBudget
-    prices: tuple[float, float]
+    limits: SearchLimits
+    bound: float = 0.0
     max_points: int = MAX_PROOF_POINTS
-    max_open_gap: float = 0.0
     best_sum_budget: float = 0.0
     peaks: list[tuple[Assignment, float]] = field(default_factory=list)
-    least_value_within_sum: float = float("inf")
-    """The least value of an assignment whose sum is within the budget, of any peak."""
+    least_within_sum: float = float("inf")
 
-    def best_fitting(self, sum_budget: float, upper: float, prove: bool) -> Answer:
+    def run(self) -> Answer:
+        """Find the best answer without a proof, then prove it or find a better one, if the limits ask for that."""
+        # If the fastest plan of any memory fits, no budget has to be searched. The rough search tells which case it is, and costs less.
+        limit, fastest = self.limits.abandon_above, search_roughly(self.problem, self.objective)
+        if fastest is None or fastest.bound > limit or self._peak(fastest) <= self.budget:
+            to_the_end = SearchLimits(abandon_above=limit)
+            unlimited = search_within_budget(self.problem, objective=self.objective, limits=to_the_end)
+            fastest = unlimited.assignment
+            if fastest is None or unlimited.value > limit or self._peak(fastest) <= self.budget:
+                return unlimited
+        unproven = self.find_unproven(fastest)
+        if unproven.assignment is None or not self.limits.prove:
+            return unproven
+        if self.least_within_sum < unproven.value * (1 - TIE):
+            self.max_points = min(self.max_points, MAX_UNPROVABLE_POINTS)
+        proven = self.best_fitting(self.best_sum_budget, memory_bytes(fastest), self.limits)
+        return unproven if proven.assignment is None and proven.smallest is not None else proven
+
+    def find_unproven(self, fastest: Assignment) -> Answer:
+        """Find, without a proof, the budget of the sum whose best assignment just fits the GPU's budget.
+
+        `fastest` is the fastest assignment of any memory. The result of an earlier search is reused if it gave up no sooner than this one.
+        """
+        known = self.problem.cache.sum_matches.get((self.objective, self.budget))
+        if known is not None and known.abandoned_above >= self.limits.abandon_above:
+            self.bound, self.best_sum_budget = known.bound, known.sum_budget
+            self.least_within_sum = known.least_within_sum
+            return known.answer
+        self.bound = fastest.bound
+        self.simulate(fastest)
+        smallest = find_least_memory(self.problem, self.objective)
+        if smallest is not None and memory_bytes(smallest) > self.budget:
+            # No sum is within the budget. A peak may be, but rarely is: the few assignments of nearly the least memory decide it, and save
+            # searches among sums of up to FIRST_BUDGET_FACTOR times the budget.
+            self.simulate(smallest)
+            infeasible = self.best_of_small_sums(
+                Answer(None, float("inf"), fastest.bound, memory_bytes(smallest)), memory_bytes(smallest)
+            )
+            if infeasible.assignment is None:
+                return infeasible
+        unproven, most = replace(self.limits, prove=False, max_open_gap=0.0), memory_bytes(fastest)
+        answer = self.best_fitting(min(self.budget * FIRST_BUDGET_FACTOR, most - 1), most, unproven)
+        if answer.assignment is not None:
+            self.problem.cache.sum_matches[self.objective, self.budget] = SumMatch(
+                answer, self.best_sum_budget, self.bound, self.least_within_sum, self.limits.abandon_above
+            )
+        return answer
+
+    def best_fitting(self, sum_budget: float, upper: float, limits: SearchLimits) -> Answer:
         """Return the best answer whose simulated peak fits. Budgets of the sum between 0 and `upper` are tried, first `sum_budget`."""
         best: Answer | None = None
         lower = 0.0
         for _ in range(MAX_SUM_BUDGETS):
-            answer = self._best_within_sum(sum_budget, prove)
-            if answer.assignment is None or answer.bound > self.abandon_above:
+            answer = self._best_within_sum(sum_budget, limits)
+            if answer.assignment is None or answer.bound > limits.abandon_above:
                 break
             self.bound = max(self.bound, answer.bound if sum_budget >= self.budget else 0.0)
             sum_bytes, peak = memory_bytes(answer.assignment), self.simulate(answer.assignment)
             if sum_bytes <= self.budget:
-                self.least_value_within_sum = min(self.least_value_within_sum, answer.value)
+                self.least_within_sum = min(self.least_within_sum, answer.value)
             if peak > self.budget:
                 if sum_bytes > sum_budget and best is None:  # nothing has a smaller sum, and it does not fit
                     return self.best_of_small_sums(answer, sum_bytes)
                 upper = min(sum_budget, sum_bytes)
-                if (
-                    not prove and sum_bytes - (peak - self.budget) < self.budget < upper
-                ):  # since its bound holds for the answer
-                    sum_budget = self.budget
+                if not limits.prove and sum_bytes - (peak - self.budget) < self.budget < upper:
+                    sum_budget = self.budget  # since the bound there holds for the answer
                     continue
             else:
                 if best is None or answer.value < best.value:
@@ -272,7 +227,7 @@ class _BudgetMatch:
                     best, self.best_sum_budget = replace(answer, bound=bound), sum_budget
                 lower = max(sum_budget, sum_bytes)
             sum_budget = sum_bytes + self.budget - peak  # as if peak and sum differed as much there
-            done = prove and best is not None and not self.max_points  # no other budget can be proven
+            done = limits.prove and best is not None and not self.max_points  # no other budget can be proven
             if (
                 done
                 or upper - lower < BUDGET_TOLERANCE * upper
@@ -315,23 +270,18 @@ class _BudgetMatch:
 
     def simulate(self, assignment: Assignment) -> float:
         """Simulate the peak memory of an assignment, and record it in `peaks`."""
-        peak = simulated_peak(self.problem, self.graph, assignment, self.budget)
-        self.peaks.append((assignment, peak))
-        return peak
+        self.peaks.append((assignment, self._peak(assignment)))
+        return self.peaks[-1][1]
 
-    def _best_within_sum(self, budget: float, prove: bool) -> Answer:
+    def _peak(self, assignment: Assignment) -> float:
+        return simulated_peak(self.problem, self.graph, assignment, self.budget)
+
+    def _best_within_sum(self, budget: float, limits: SearchLimits) -> Answer:
         """Return the best assignment whose sum is within `budget`, or one of nearly the least memory if no sum is."""
-        with self.budget_of_points.portion(self.max_points) as work:
+        assert limits.points is not None
+        with limits.points.portion(self.max_points) as work:
             answer = search_within_budget(
-                self.problem,
-                objective=self.objective,
-                budget=budget,
-                abandon_above=self.abandon_above,
-                stop=self.stop,
-                prove=prove,
-                budget_of_points=work,
-                prices=self.prices,
-                max_open_gap=self.max_open_gap,
+                self.problem, objective=self.objective, budget=budget, limits=replace(limits, points=work)
             )
         if work.left < 0:
             self.max_points = 0

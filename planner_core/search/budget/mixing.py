@@ -23,7 +23,7 @@ from planner_core.cost import NUM_COMPONENTS, Component
 from planner_core.search.algebra.bucket_tree import group_points
 from planner_core.search.algebra.distinct import sorted_distinct
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import FormingPoints, Ints, PointBudget, Points, TooManyPoints
+from planner_core.search.algebra.pareto_points import FormingPoints, Ints, PointAllowance, Points, TooManyPoints
 from planner_core.search.budget.gap_closing import enumerate_points
 from planner_core.search.budget.goal import Goal
 from planner_core.search.folded_solver import FoldedTables, with_objective
@@ -83,7 +83,7 @@ def mix_solutions(
             copies.setdefault(call.block, {})[id(c)] = c
     limit = best.seconds * (1 - TIE / 2) + (objective.after_forward + objective.after_backward) * budget
     goal = Goal(
-        objective, ends, limit, np.array([best.seconds * TIE, 1e3, 1e3]), SAMPLE_SIZE, budget=PointBudget(MAX_POINTS)
+        objective, ends, limit, np.array([best.seconds * TIE, 1e3, 1e3]), SAMPLE_SIZE, points=PointAllowance(MAX_POINTS)
     )
     try:
         make_copy_points = partial(KnownCopyPoints, {block: list(by_id.values()) for block, by_id in copies.items()})

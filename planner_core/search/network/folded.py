@@ -25,7 +25,7 @@ from planner_core.cost import Component, CostModel, ops_at_the_ends
 from planner_core.cost.memory import kept_results, rerun_ops
 from planner_core.ops import BlockStrategies, CoarseGraph, recompute_policies
 from planner_core.search.algebra.elimination_order import choose_elimination_order
-from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointBudget
+from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointAllowance
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import (
     DistinctTables,
@@ -118,7 +118,7 @@ class Problem:
 
     def with_point_limit(self, max_points: int) -> Problem:
         """Return a copy of the problem with an empty cache, whose units may form at most `max_points` points."""
-        return replace(self, max_unit_points=max_points, cache=SearchCache(point_budget=PointBudget(max_points)))
+        return replace(self, max_unit_points=max_points, cache=SearchCache(unit_points=PointAllowance(max_points)))
 
     def first_variant(self, name: str) -> CompiledNetwork:
         """Return the first variant of a repeated block. Variables, states and boundary are the same in all variants."""

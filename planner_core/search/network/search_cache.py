@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner_core.core import BlockPlan
-from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointBudget
+from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointAllowance
 from planner_core.search.network.states import Floats
 
 TIE = 1e-6
@@ -75,6 +75,21 @@ class Answer:
         return 0.0 if self.optimal else (self.value - self.bound) / max(self.bound, 1e-30)
 
 
+@dataclass(frozen=True, slots=True)
+class SumMatch:
+    """The budget of the network's sum of memory that meets a budget of simulated memory, found without a proof.
+
+    `answer` is the best there, from a search that gave up above `abandoned_above` seconds. No plan that fits is below `bound`, and
+    `least_within_sum` is the least value of an assignment whose sum is within the GPU's budget, of any peak.
+    """
+
+    answer: Answer
+    sum_budget: float
+    bound: float
+    least_within_sum: float
+    abandoned_above: float
+
+
 @dataclass
 class SearchCache:
     """What is known of one problem. Keys are objectives (`search.objective`), some with a budget of memory in bytes per GPU."""
@@ -87,14 +102,13 @@ class SearchCache:
     """The last assignment of searches that ended early, since another problem has a better plan; by objective."""
     infeasible: dict[tuple[Hashable, float], Answer] = field(default_factory=dict)
     """The answers of searches within a budget that ended above what was asked for."""
-    budget_match: dict[tuple[Hashable, float], tuple[object, Answer]] = field(default_factory=dict)
-    """Which budget of the sum meets that of a GPU, and the answer there."""
+    sum_matches: dict[tuple[Hashable, float], SumMatch] = field(default_factory=dict)
     plans: dict[tuple[str, str, frozenset[tuple[str, int]]], BlockPlan] = field(default_factory=dict)
     """Finished block plans, by block, variant and states (see `extract_plan`)."""
     walks: dict[Any, Any] = field(default_factory=dict)
     """Simulated memory of copies of repeated blocks (see `cost.memory.block_memories`)."""
     last_tables: object = None
     """The tables of the last search."""
-    point_budget: PointBudget = field(default_factory=lambda: PointBudget(MAX_UNIT_POINTS))
+    unit_points: PointAllowance = field(default_factory=lambda: PointAllowance(MAX_UNIT_POINTS))
     """The points that may be formed to make costs of units exact while memory has prices. All prices share them: each has entries of its
     own. The gap that they leave is closed after the last price, or it is reported (see `lagrangian`)."""

@@ -26,7 +26,7 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Shares
 from planner_core.search.algebra.elimination import Elimination, Floats, eliminate, fix_variables
 from planner_core.search.algebra.elimination_order import choose_elimination_order
-from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointBudget
+from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointAllowance
 from planner_core.search.network.factors import Factor
 from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.network.search_cache import Copy
@@ -115,7 +115,7 @@ class UnitCost:
     shares: dict[str, list[Shares]] = field(default_factory=dict)
     solvers: dict[tuple[str, Shares], VariantSolver] = field(default_factory=dict)
     by_variant: dict[tuple[str, View], Floats] = field(default_factory=dict)
-    budget: PointBudget = field(default_factory=lambda: PointBudget(MAX_UNIT_POINTS))
+    points: PointAllowance = field(default_factory=lambda: PointAllowance(MAX_UNIT_POINTS))
     num_settlings: int = 0
     """How often an entry was settled."""
     best_copies: dict[tuple[str, Shares, View, tuple[int, ...]], Copy] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class UnitCost:
         """Close what no shares close: enumerate all assignments from the bound up to the best one known, or to `at_most`. What is left
         open when the work ran out stays so."""
         # The bound and the best copy stay valid without points; only the gap between them stays open.
-        if self.budget.left < 0:
+        if self.points.left < 0:
             return SettledEntry(best[0], min(bound, best[0]), best[1])
         solver = self.solver(variant, shares)
         fixed = dict(view.fixed) | dict(zip(view.kept, entry, strict=True))
@@ -239,7 +239,7 @@ class UnitCost:
             self.objective,
             shares,
             min(best[0], at_most),
-            self.budget,
+            self.points,
         )
         if states is None:
             return SettledEntry(best[0], min(max(bound, least), best[0]), best[1])

@@ -19,7 +19,7 @@ import numpy as np
 from planner_core.cost import NUM_COMPONENTS, Component, Shares
 from planner_core.search.algebra.bucket_tree import WeightedBounds
 from planner_core.search.algebra.elimination import Floats, Table
-from planner_core.search.algebra.pareto_points import PointBudget, Pruning, TablesTooLarge, TooManyPoints
+from planner_core.search.algebra.pareto_points import PointAllowance, Pruning, TablesTooLarge, TooManyPoints
 from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.objective import TIE, Objective
 from planner_core.search.units.pruned_unit import PrunedUnit, WeightedSums, prune_by_limit
@@ -30,7 +30,7 @@ MAX_HELD_POINTS = 8_000
 MAX_ENTRY_POINTS = 200_000
 """Points that may be formed to settle one entry."""
 POINTS_PER_ENUMERATION = 5_000
-"""Points that are formed in the time in which the tables of one enumeration are made. Each enumeration takes them from the budget.
+"""Points that are formed in the time in which the tables of one enumeration are made. Each enumeration takes them from the allowance.
 Otherwise a long series of enumerations of few points would not end."""
 
 MAX_FIRST_POINTS = 5_000
@@ -97,17 +97,17 @@ def least_by_points(
     objective: Objective,
     shares: Shares,
     limit: float,
-    budget: PointBudget,
+    allowance: PointAllowance,
     other_tables: Sequence[Table] = (),
 ) -> tuple[dict[str, int] | None, float]:
     """Return the assignment of least true cost below `limit`, with the variables in `fixed` fixed; and a lower bound on that cost.
 
-    The assignment is None if none was found. The bound is then `limit` if none exists, or less if the `budget` ran out. If an
+    The assignment is None if none was found. The bound is then `limit` if none exists, or less if the `allowance` ran out. If an
     assignment was found, the bound is its cost. `other_tables` are tables of seconds of other units, which are added. States are
     numbered as in `compiled.alive`.
     """
     # Taken before any point is formed, so that enumerations which form none still end (see POINTS_PER_ENUMERATION).
-    budget.left -= POINTS_PER_ENUMERATION
+    allowance.left -= POINTS_PER_ENUMERATION
     sums, below = TimeSums(objective), limit * (1 - TIE / 10)
     unit = PrunedUnit.from_network(compiled, sequence, fixed, other_tables)
     tree = unit.bucket_tree(objective, shares)
@@ -124,9 +124,9 @@ def least_by_points(
     steps = np.full(len(sums.row_components), limit * TIE * 1e-3)
     rows = [*sum_tables(unit.factors, sums.sums), *(_as_rows(t, len(steps)) for t in unit.other_tables)]
 
-    def within(limit_of_part: float, points_left: PointBudget) -> tuple[dict[str, int], float] | None:
+    def within(limit_of_part: float, points_left: PointAllowance) -> tuple[dict[str, int], float] | None:
         points = tree.enumerate_points(
-            rows, [], Pruning(limit_of_part, steps, MAX_HELD_POINTS, budget=points_left), bounds
+            rows, [], Pruning(limit_of_part, steps, MAX_HELD_POINTS, points=points_left), bounds
         )
         costs = sums.cost(points.cost)
         # A point has a weighted sum within the limit, but its true cost may be above. Then a cheaper one may lie beyond the limit.
@@ -136,9 +136,9 @@ def least_by_points(
 
     # Most gaps are small enough to be enumerated at once. Only if one is not, the limit is raised step by step, from the bound on.
     with contextlib.suppress(TooManyPoints):
-        return within(below, PointBudget(MAX_FIRST_POINTS)) or (None, limit)
+        return within(below, PointAllowance(MAX_FIRST_POINTS)) or (None, limit)
     bound = root
-    with contextlib.suppress(TooManyPoints), budget.portion(MAX_ENTRY_POINTS) as portion:
+    with contextlib.suppress(TooManyPoints), allowance.portion(MAX_ENTRY_POINTS) as portion:
         for limit_of_part in _rising_limits(root, below):
             solution = within(limit_of_part, portion)
             if solution is not None:

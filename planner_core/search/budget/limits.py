@@ -1,0 +1,48 @@
+"""How far a search within a budget of memory goes: one value that all its parts are given.
+
+Two things are limited, and they have two names: a *budget* is bytes per GPU, and an *allowance* is a number of points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner_core.search.algebra.pareto_points import PointAllowance
+
+
+def never_stop() -> bool:
+    """Let a search run to its end."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLimits:
+    """When a search ends before its answer is proven, and the guess with which it begins.
+
+    Attributes:
+        abandon_above: Give up as soon as the bound is above this value, in seconds.
+        stop: Is called between solutions. If it returns True, the search stops with its incumbent.
+        prove: If False, the gap that prices of memory leave stays open.
+        bound_only: The caller needs a bound only: its gap stays open, and no better incumbents are searched.
+        prices: Prices of memory that bounded a similar problem well, in seconds per byte at the end of forward and at the end of
+            backward. If they bound this one above `abandon_above`, that is all.
+        points: The points that may be formed to close gaps; what is formed is taken from it. None: each search has an allowance of its
+            own.
+        max_open_gap: If the incumbent is at most this share above the bound, only a gap that closes at once is closed.
+    """
+
+    abandon_above: float = math.inf
+    stop: Callable[[], bool] = never_stop
+    prove: bool = True
+    bound_only: bool = False
+    prices: tuple[float, float] = (0.0, 0.0)
+    points: PointAllowance | None = None
+    max_open_gap: float = 0.0
+
+
+TO_THE_END = SearchLimits()
+"""Nothing ends the search before its answer is proven, but the points that one search may form."""
+UNPROVEN = SearchLimits(prove=False)
+"""What prices of memory find, without an enumeration."""
