@@ -273,6 +273,57 @@ def test_no_file_and_no_function_grows_too_long() -> None:
     assert not long
 
 
+@cache
+def term_makers() -> tuple[frozenset[str], frozenset[str]]:
+    """The functions that give a term or a sentence, and the properties and class methods, by name: a name counts if all of it do."""
+    functions: dict[str, set[str]] = {}
+    attributes: dict[str, set[str]] = {}
+    for _, path in both():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        classes = [n for n in tree.body if isinstance(n, ast.ClassDef)]
+        for node in (n for n in tree.body if isinstance(n, ast.FunctionDef)):
+            functions.setdefault(node.name, set()).add(ast.unparse(node.returns) if node.returns else "")
+        for node in (n for c in classes for n in c.body if isinstance(n, ast.FunctionDef)):
+            if {ast.unparse(d) for d in node.decorator_list} & {"property", "classmethod"}:
+                attributes.setdefault(node.name, set()).add(ast.unparse(node.returns) if node.returns else "")
+    makers = [
+        {name for name, kinds in gives.items() if kinds <= {"Term", "Sentence"}} for gives in (functions, attributes)
+    ]
+    return frozenset({"Term", "Sentence", *makers[0]}), frozenset(makers[1])
+
+
+def is_term(node: ast.expr, names: set[str]) -> bool:
+    functions, attributes = term_makers()
+    if isinstance(node, ast.Call):
+        made = node.func
+        return (isinstance(made, ast.Name) and made.id in functions) or (
+            isinstance(made, ast.Attribute) and made.attr in attributes
+        )
+    if isinstance(node, ast.IfExp):
+        return is_term(node.body, names) or is_term(node.orelse, names)
+    if isinstance(node, ast.Attribute):
+        return node.attr in attributes
+    return isinstance(node, ast.Name) and node.id in names
+
+
+def lost_terms(tree: ast.AST) -> list[str]:
+    """The f-strings into which a term is put, by its maker or by a name that was assigned in the function: there it is plain text."""
+    lost = []
+    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+        assigned = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and is_term(n.value, set())]
+        names = {target.id for n in assigned for target in n.targets if isinstance(target, ast.Name)}
+        fields = (n for n in ast.walk(function) if isinstance(n, ast.FormattedValue))
+        lost += [ast.unparse(n.value) for n in fields if is_term(n.value, names)]
+    return lost
+
+
+@pytest.mark.parametrize(("root", "place"), each, ids=ids)
+def test_no_term_of_a_sentence_becomes_plain_text(root: Path, place: Path) -> None:
+    """An option in an f-string would be a keyword of Python on the command line and on the page too."""
+    found = {path.name: lost_terms(ast.parse(path.read_text(encoding="utf-8"))) for path in sources(place)}
+    assert not {name: terms for name, terms in found.items() if terms}
+
+
 def test_these_rules_see_a_breach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken on purpose: an upward import, a reach into a package, torch in a function, and a foreign host are all noticed."""
     root = tmp_path / "planner_core"
@@ -291,5 +342,7 @@ def test_these_rules_see_a_breach(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 rule(root, place)
         with pytest.raises(AssertionError):
             test_heavy_libraries_stay_at_the_rim(place)
+    lost = "def f(n):\n    hint = named('seq', n)\n    return f'give {hint} or {named(name) if n else 0} or {n}'\n"
+    assert lost_terms(ast.parse(lost)) == ["hint", "named(name) if n else 0"]
     assert HOST.findall('src="https://cdn.example.com/x.js"') and HOST.findall('"//unpkg.com/x"')
     assert not HOST.findall("http://www.w3.org/2000/svg http://localhost:8501 a // b")

@@ -62,8 +62,11 @@ def read_budget(args: argparse.Namespace) -> Budget | None:
         return None
     if "tokens" not in given:
         raise InputError(
-            f"{named('price_per_gpu_hour')} needs {named('tokens')}, the number of tokens to train on; give e.g. "
-            f"{named('tokens', OPTIONS['tokens'].example)}"
+            named("price_per_gpu_hour"),
+            " needs ",
+            named("tokens"),
+            ", the number of tokens to train on; give e.g. ",
+            named("tokens", OPTIONS["tokens"].example),
         )
     budget = Budget(**given)
     budget.check()

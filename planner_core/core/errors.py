@@ -7,8 +7,7 @@ line and a control on the page; the sentence holds its name and its value, and i
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,9 +24,6 @@ EXTRAS = {
 """By package: the extra of `pip install shardscope[EXTRA]` that brings it (pyproject.toml)."""
 
 
-_TERM = re.compile("\x02([^\x02\x03]*)\x03")
-
-
 @dataclass(frozen=True, slots=True)
 class Term:
     """A part of a sentence that each user reads in other words: `text` in Python. `kind`: "option" (`name` is that of the option, and
@@ -39,22 +35,8 @@ class Term:
     value: Any
     text: str
 
-    @property
-    def marked(self) -> str:
-        """The term between marks, as part of the text of which a `Sentence` is made. JSON escapes the marks within it."""
-        return f"\x02{json.dumps([self.kind, self.name, self.value, self.text], default=str)}\x03"
-
-
-def _split_terms(text: str) -> Iterator[str | Term]:
-    """The text and the terms of a text in which terms stand between marks. A user's text that looks like a mark stays text."""
-    for i, part in enumerate(_TERM.split(text)):  # text and terms alternate
-        if i % 2 == 0:
-            yield part
-            continue
-        try:
-            yield Term(*json.loads(part))
-        except (ValueError, TypeError):
-            yield f"\x02{part}\x03"
+    def __str__(self) -> str:
+        return self.text
 
 
 class Sentence(str):
@@ -62,35 +44,51 @@ class Sentence(str):
 
     parts: tuple[str | Term, ...]
 
-    def __new__(cls, text: str) -> Sentence:
-        """The sentence of a text in which terms stand between marks."""
-        parts = text.parts if isinstance(text, Sentence) else tuple(_split_terms(text))
-        made = super().__new__(cls, "".join(p if isinstance(p, str) else p.text for p in parts))
-        made.parts = parts
-        return made
+    def __new__(cls, *parts: str | Term) -> Sentence:
+        """Join texts, terms and other sentences, whose terms stay terms.
+
+        An f-string with a term in it would be plain text in the words of Python, which the command line and the page do not use. So a
+        term is a part of its own: `Sentence(f"{name} has ", named("seq", 8), " tokens")`.
+        """
+        flat = [part for p in parts for part in (p.parts if isinstance(p, Sentence) else (p,))]
+        sentence = super().__new__(cls, "".join(map(str, flat)))
+        sentence.parts = tuple(flat)
+        return sentence
+
+    @classmethod
+    def from_list(cls, separator: str, items: Iterable[str | Term]) -> Sentence:
+        """The items with a separator between them, as `str.join` joins text."""
+        parts = [part for item in items for part in (separator, item)]
+        return cls(*parts[1:])
 
     def worded(self, word: Callable[[Term], str]) -> str:
         """The sentence with each term in the words of `word`."""
         return "".join(p if isinstance(p, str) else word(p) for p in self.parts)
 
-    @property
-    def marked(self) -> str:
-        """The text of which the sentence was made, to be a part of another one."""
-        return self.worded(lambda term: term.marked)
+    def to_json(self) -> list[str | list[Any]]:
+        """Plain data for another process; `Sentence.from_json` reads it. A value that JSON cannot hold becomes its text."""
+        parts = [p if isinstance(p, str) else [p.kind, p.name, p.value, p.text] for p in self.parts]
+        return json.loads(json.dumps(parts, default=str))  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_json(cls, data: Iterable[str | list[Any]]) -> Sentence:
+        """The sentence of what `to_json` gave."""
+        return cls(*(p if isinstance(p, str) else Term(*p) for p in data))
 
 
 class PlannerError(Exception):
-    """A wrong input. The message is one sentence. The command line exits with `exit_status`."""
+    """A wrong input. The message is one sentence, given in the parts of which a `Sentence` is made. The command line exits with
+    `exit_status`."""
 
     exit_status = 2
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(Sentence(message))
+    def __init__(self, *message: str | Term) -> None:
+        super().__init__(Sentence(*message))
 
     @property
     def sentence(self) -> Sentence:
         """The message with its terms."""
-        return Sentence(self.args[0] if self.args else "")
+        return Sentence(*self.args)
 
 
 class InputError(PlannerError):
@@ -138,8 +136,8 @@ class CaptureError(PlannerError):
 class NeedsValues(CaptureError):
     """A model that asks for values which a capture on meta does not have. `what`: what it does, and where."""
 
-    def __init__(self, message: str, what: str) -> None:
-        super().__init__(message)
+    def __init__(self, *message: str | Term, what: str = "") -> None:
+        super().__init__(*message)
         self.what = what
 
 
@@ -159,8 +157,8 @@ class NoPlanFits(PlannerError):
 
     exit_status = 3
 
-    def __init__(self, message: str, needed_bytes: float = float("inf"), bound: float = float("inf")) -> None:
-        super().__init__(message)
+    def __init__(self, *message: str | Term, needed_bytes: float = float("inf"), bound: float = float("inf")) -> None:
+        super().__init__(*message)
         self.needed_bytes, self.bound = needed_bytes, bound
 
 

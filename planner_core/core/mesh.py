@@ -43,8 +43,9 @@ def parse_mesh(text: str, num_devices: int) -> DeviceMesh:
     if len(sizes) > MAX_AXES:
         joined = "x".join(map(str, (math.prod(sizes[: 1 - MAX_AXES]), *sizes[1 - MAX_AXES :])))
         raise InputError(
-            f"mesh {text[:80]!r} has {len(sizes)} axes, but at most {MAX_AXES} are searched: with more there are too many ways from one "
-            f"placement to another; join the outer axes, as in {named('mesh', joined)}"
+            f"mesh {text[:80]!r} has {len(sizes)} axes, but at most {MAX_AXES} are searched: with more there are too many ways from one ",
+            "placement to another; join the outer axes, as in ",
+            named("mesh", joined),
         )
     if math.prod(sizes) != num_devices:
         raise InputError(

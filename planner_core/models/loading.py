@@ -62,7 +62,7 @@ def capture_graph(
 
     for name, size in (("batch", batch), ("seq", seq), ("layers", layers)):
         if size is not None and size < 1:
-            raise InputError(f"{named(name, size)} must be at least 1")
+            raise InputError(named(name, size), " must be at least 1")
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     is_file = isinstance(source, str) and has_own_inputs(source)
@@ -72,7 +72,7 @@ def capture_graph(
     if isinstance(source, str) and is_file:
         if layers is not None:
             remedy = "export" if source.endswith(".pt2") else "let your callable build"
-            raise InputError(f"{named('layers', layers)} cannot be applied to {source}; {remedy} the depth you want")
+            raise InputError(named("layers", layers), f" cannot be applied to {source}; {remedy} the depth you want")
         return capture_in_process(source, batch=batch, seq=seq, flat=flat)
     require("transformers")
     return _capture_config(source, batch or DEFAULT_BATCH, seq, dtype, layers, flat)
@@ -158,7 +158,7 @@ def _capture_config(
             return longest
         except CaptureError as error:
             if beyond:
-                raise InputError(f"{too_long_message(model.name, limit, tokens)}") from error
+                raise InputError(too_long_message(model.name, limit, tokens)) from error
             raise
 
 
@@ -259,8 +259,10 @@ def pad_vocabulary(graph: Graph, multiple: int, *, by_tool: bool = False) -> Gra
         return graph
     if not isinstance(words, int):
         raise InputError(
-            f"{named('vocab_multiple', multiple)} pads the vocab_size of a config, and {graph.name} has none; pad it in the model, or "
-            f"leave {named('vocab_multiple')} out"
+            named("vocab_multiple", multiple),
+            f" pads the vocab_size of a config, and {graph.name} has none; pad it in the model, or leave ",
+            named("vocab_multiple"),
+            " out",
         )
     padded = -(-words // multiple) * multiple
     checkpoint = (
@@ -285,13 +287,16 @@ def with_adapters(graph: Graph, rank: int | None, nf4: bool) -> Graph:
         return graph
     if rank is None:
         raise InputError(
-            f"{named('nf4')} keeps frozen weights beside adapters in 4 bits; give the rank of adapters too, as in "
-            f"{named('lora', 16)}"
+            named("nf4"),
+            " keeps frozen weights beside adapters in 4 bits; give the rank of adapters too, as in ",
+            named("lora", 16),
         )
     if "model_type" not in graph.config:
         raise InputError(
-            f"{named('lora', rank)} puts adapters into a model from a config, and {graph.name} is code; build them there, as peft does, or "
-            f"leave {named('lora')} out"
+            named("lora", rank),
+            f" puts adapters into a model from a config, and {graph.name} is code; build them there, as peft does, or leave ",
+            named("lora"),
+            " out",
         )
     return with_config(graph, lora={"rank": rank, **({"weights": NF4} if nf4 else {})})
 
@@ -410,8 +415,9 @@ def _check_exported_sizes(model: str, graph: Graph, asked: Mapping[str, int | No
     for name, size in asked.items():
         if size is not None and size != graph.workload[name]:
             raise InputError(
-                f"{model} was exported with {name} {graph.workload[name]}, and cannot be planned for {named(name, size)}; "
-                "leave it out, or export with other inputs"
+                f"{model} was exported with {name} {graph.workload[name]}, and cannot be planned for ",
+                named(name, size),
+                "; leave it out, or export with other inputs",
             )
 
 

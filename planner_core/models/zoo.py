@@ -211,7 +211,7 @@ def with_depth(model: ZooModel, layers: int | None) -> dict[str, Any]:
         return dict(model.config)
     if not model.depth:
         raise InputError(
-            f"{model.name} has stages of different widths, not {layers} equal layers; leave {named('layers')} out"
+            f"{model.name} has stages of different widths, not {layers} equal layers; leave ", named("layers"), " out"
         )
     if not 1 <= layers <= 1000:
         raise InputError(f"{layers} layers is not between 1 and 1000")

@@ -180,8 +180,9 @@ def _explain_refusal(planner: Planner, answer: Answer, changes: list[Editable], 
     names = " and ".join(e.pattern for e in changes)
     if math.isfinite(answer.least_memory):
         return NoPlanFits(
-            f"with {names} stored so, the least memory that any plan needs is {needed_and_available(answer.least_memory, planner.budget)}; "
-            "split it, or re-optimise the rest"
+            f"with {names} stored so, the least memory that any plan needs is ",
+            needed_and_available(answer.least_memory, planner.budget),
+            "; split it, or re-optimise the rest",
         )
     shared = [
         f"{e.pattern}, which {_describe_users(planner.graph, e.weight)} share"

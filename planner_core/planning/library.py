@@ -269,7 +269,9 @@ def _resolve_request(
         wanted["dtype"] = wanted["dtype"] or there.gpu.training_dtype
     parts, batch = options.get("accumulate") or 1, wanted["batch"]
     if batch is not None and batch % parts:
-        raise InputError(f"{named('accumulate', parts)} does not divide {named('batch', batch)}; give a divisor of it")
+        raise InputError(
+            named("accumulate", parts), " does not divide ", named("batch", batch), "; give a divisor of it"
+        )
     wanted["batch"] = batch and batch // parts  # a graph holds one micro-batch
     graph = load_model(model, inputs=inputs, **wanted)
     for name in ("batch", "seq"):

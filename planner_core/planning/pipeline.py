@@ -470,7 +470,7 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
             try:
                 found[method.name, objective] = choose_mesh(one, candidate_meshes(planner.request, planner.cluster))
             except NoPlanFits as error:
-                notes.append(Note(Sentence(f"{method.title} has no row: {error.sentence.marked}")))
+                notes.append(Note(Sentence(f"{method.title} has no row: ", error.sentence)))
     extra = [_as_comparison(METHODS[name], plan, found) for (name, _), plan in found.items() if plan is not result.best]
     return replace(result, plans=(*result.plans, *extra), notes=tuple(notes))
 
@@ -483,7 +483,7 @@ def _as_comparison(method: Method, plan: Plan, found: Mapping[tuple[str, str], P
     return replace(plan, name=method.title, notes=(*map(Note, sentences), *plan.notes))
 
 
-def _describe_restriction_cost(plan: Plan, found: Mapping[tuple[str, str], Plan]) -> str:
+def _describe_restriction_cost(plan: Plan, found: Mapping[tuple[str, str], Plan]) -> Sentence:
     """A sentence: the cost of a method's restrictions, compared with the exact search, in step time and in communication."""
     parts = []
     for objective, what in (("time", "the step"), ("communication", "communication")):
@@ -491,5 +491,5 @@ def _describe_restriction_cost(plan: Plan, found: Mapping[tuple[str, str], Plan]
         if best is None:
             continue
         mine, least = (p.cost.step_time_s if objective == "time" else p.cost.comm_time_s for p in (plan, best))
-        parts.append(f"{what} takes {time_amount(mine)}, with the exact search {time_amount(least)}")
-    return Sentence("; ".join(parts))
+        parts.append(Sentence(f"{what} takes ", time_amount(mine), ", with the exact search ", time_amount(least)))
+    return Sentence.from_list("; ", parts)

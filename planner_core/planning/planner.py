@@ -235,7 +235,7 @@ class Planner:
             reasons = operator_faults(self.graph, layout) or [
                 f"{undecided_fault(self.of_space(layout.space()), layout)}; give other degrees"
             ]
-            raise InputError(f"{layout.term}: {'; '.join(reasons)}")
+            raise InputError(layout.term, f": {'; '.join(reasons)}")
         return [plan]
 
     def of_layout(self, layout: Layout, name: str = STATED) -> Plan | None:
@@ -330,9 +330,9 @@ def prepare_planner(
     work for proofs. Raises InputError.
     """
     if request.method not in METHODS:
-        raise InputError(f"{named('method', request.method)} is not one of {', '.join(METHODS)}")
+        raise InputError(named("method", request.method), f" is not one of {', '.join(METHODS)}")
     if request.objective not in OBJECTIVES:
-        raise InputError(f"{named('objective', request.objective)} is not one of {', '.join(OBJECTIVES)}")
+        raise InputError(named("objective", request.objective), f" is not one of {', '.join(OBJECTIVES)}")
     clock, graphs = (like.clock, like.graphs) if like else (Clock(), BatchGraphs())
     work = like.work if like and like.effort == effort else PointAllowance(effort.request)
     cluster = load_cluster(request.cluster)
@@ -378,8 +378,9 @@ def _model_dtype(graph: Graph, asked: str | None) -> str | None:
     own = own if own in DTYPES else "float32"
     if asked is not None and asked != own:
         raise InputError(
-            f"{named('dtype', asked)} cannot be applied: most parameters of {graph.name} are {own}, as its function makes them; "
-            "cast them there, or leave it out"
+            named("dtype", asked),
+            f" cannot be applied: most parameters of {graph.name} are {own}, as its function makes them; ",
+            "cast them there, or leave it out",
         )
     return own
 

@@ -70,8 +70,9 @@ def _initialize_module(model: nn.Module, module: nn.Module, name: str, seed: int
                 init_weights(module)
             except AttributeError as error:  # AIMv2's asks for a field that its config does not have
                 raise InputError(
-                    f"{type(model).__name__} cannot give first values to its own weights ({error}), without a plan neither; start it "
-                    f"from trained weights, and verify its plan with {named_check('fake')}"
+                    f"{type(model).__name__} cannot give first values to its own weights ({error}), without a plan neither; start it ",
+                    "from trained weights, and verify its plan with ",
+                    named_check("fake"),
                 ) from None
         elif reset is not None:
             reset()

@@ -81,7 +81,8 @@ def memory_bytes(a: Assignment) -> float:
 
 def describe_gap(value: float, bound: float) -> str:
     """Return the distance between a plan's value and the value that no plan is below, in words."""
-    return f"best found: at most {100 * (value - bound) / max(bound, 1e-30):.2g} % above the best there is"
+    percent = float(f"{100 * (value - bound) / max(bound, 1e-30):.2g}")  # two digits, but 120 and not 1.2e+02
+    return f"best found: at most {percent:g} % above the best there is"
 
 
 @dataclass

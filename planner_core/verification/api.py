@@ -24,6 +24,7 @@ from planner_core.core import (
     Pipeline,
     Plan,
     PlannerError,
+    Sentence,
     Workload,
     divisors,
     named_check,
@@ -91,7 +92,7 @@ def verify(
         progress(f"one step of rank 0 of {plan.mesh.num_devices}")
         return verify_fake(plan, graph=load_plan_graph(plan), timeout_s=timeout_s)
     if not 1 < ranks <= MAX_RANKS:
-        raise InputError(f"{named_check('ranks', ranks)} is not between 2 and {MAX_RANKS}")
+        raise InputError(named_check("ranks", ranks), f" is not between 2 and {MAX_RANKS}")
     progress("a small model with the same plan")
     small = scaled(plan, ranks)
     progress(f"{ranks} gloo processes")
@@ -105,7 +106,7 @@ def _verify_stages(plan: Plan, ranks: int | None, timeout_s: float, progress: Ca
         progress(f"one step of a GPU of each of {plan.pipeline.ranks} ranks of {plan.mesh.num_devices}")
         return verify_fake_stages(plan, load_plan_graph(plan), timeout_s=timeout_s)
     if not 1 < ranks <= MAX_RANKS:
-        raise InputError(f"{named_check('ranks', ranks)} is not between 2 and {MAX_RANKS}")
+        raise InputError(named_check("ranks", ranks), f" is not between 2 and {MAX_RANKS}")
     progress("a small model with the same plan")
     small = scaled(plan, ranks)
     progress(f"{ranks} gloo processes")
@@ -120,8 +121,8 @@ def count_small_stages(plan: Plan, ranks: int) -> int:
     if ranks % 2 == 0 and (plan.mesh.num_devices > 1 or ranks == 2):
         return 2
     raise InputError(
-        f"{ranks} ranks cannot stand for {plan.pipeline.ranks} ranks of a pipeline on {plan.mesh} each; use "
-        f"{named_check('ranks', 2 if plan.mesh.num_devices == 1 else 4)}"
+        f"{ranks} ranks cannot stand for {plan.pipeline.ranks} ranks of a pipeline on {plan.mesh} each; use ",
+        named_check("ranks", 2 if plan.mesh.num_devices == 1 else 4),
     )
 
 
@@ -158,8 +159,9 @@ def scaled(plan: Plan, ranks: int) -> Plan:
     if failed is not None:
         raise _unscalable_error(failed, plan, ranks) if unfit else failed
     raise InputError(
-        f"no small form of {plan.model['name']} has less than {MAX_PARAMETERS:,} parameters, and more are not run whole on CPU "
-        f"processes; verify its plan with {named_check('fake')}"
+        f"no small form of {plan.model['name']} has less than {MAX_PARAMETERS:,} parameters, and more are not run whole on CPU ",
+        "processes; verify its plan with ",
+        named_check("fake"),
     )
 
 
@@ -167,17 +169,18 @@ def _unscalable_error(failed: PlannerError, plan: Plan, ranks: int) -> PlannerEr
     """Return the error for a plan that fits no small model. `failed`: why the first one failed."""
     first = str(failed).partition("; ")[0]
     return InputError(
-        f"no small model of the architecture of {plan.model['name']} can run under this plan on {ranks} ranks (the first that was tried: "
-        f"{first}); verify it with {named_check('fake')}"
+        f"no small model of the architecture of {plan.model['name']} can run under this plan on {ranks} ranks (the first that was tried: ",
+        f"{first}); verify it with ",
+        named_check("fake"),
     )
 
 
-def _explain_too_few_ranks(mesh: DeviceMesh, broken: str) -> str:
+def _explain_too_few_ranks(mesh: DeviceMesh, broken: str) -> Sentence:
     """Explain why a correct plan cannot be scaled to a small mesh, and what would help."""
     wanted = 2 ** len(mesh.axis_sizes)
     few = mesh.num_devices < wanted
-    way = f"use {named_check('ranks', wanted)}" if few else f"verify it with {named_check('fake')}"
-    return f"the plan cannot be scaled to {mesh.num_devices} ranks ({broken}); {way}"
+    way = Sentence("use ", named_check("ranks", wanted)) if few else Sentence("verify it with ", named_check("fake"))
+    return Sentence(f"the plan cannot be scaled to {mesh.num_devices} ranks ({broken}); ", way)
 
 
 def _small_configs(config: Mapping[str, Any], seq: int, layers: int) -> Iterator[dict[str, Any]]:
@@ -231,12 +234,13 @@ def _check_small_enough(plan: Plan) -> None:
     """Raise InputError if a user's model, which cannot be scaled down, is too large to run."""
     count = int(plan.model["params"])
     if str(plan.model["config"]["callable"]).endswith(".pt2"):
-        raise InputError(f"an exported program cannot be scaled down; verify its plan with {named_check('fake')}")
+        raise InputError("an exported program cannot be scaled down; verify its plan with ", named_check("fake"))
     if count > MAX_PARAMETERS:
         raise InputError(
-            f"{plan.model['name']} has {count:,} parameters; a model given as path.py:callable cannot be scaled down, and one of more "
-            f"than {MAX_PARAMETERS:,} is not run whole on CPU processes; verify its plan with {named_check('fake')}, or let the callable "
-            "build less"
+            f"{plan.model['name']} has {count:,} parameters; a model given as path.py:callable cannot be scaled down, and one of more ",
+            f"than {MAX_PARAMETERS:,} is not run whole on CPU processes; verify its plan with ",
+            named_check("fake"),
+            ", or let the callable build less",
         )
 
 

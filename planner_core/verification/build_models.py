@@ -179,7 +179,7 @@ def _callable_inputs(made: ModelSource, meta_signals: bool) -> dict[str, Any]:
 
 def _check_has_values(source: str) -> None:
     if source.endswith(".pt2"):
-        raise InputError(f"an exported program holds no values to run on; verify its plan with {named_check('fake')}")
+        raise InputError("an exported program holds no values to run on; verify its plan with ", named_check("fake"))
 
 
 def call_model(model: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:

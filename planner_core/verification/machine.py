@@ -19,7 +19,9 @@ def measure_machine(ranks: int | None = None) -> dict[str, Any]:
     number = ranks if ranks is not None else gpus or 2
     if not 1 <= number <= (gpus or MAX_RANKS):
         raise InputError(
-            f"{named_check('ranks', number)} is not a number from 1 to {gpus or MAX_RANKS}; give e.g. {named_check('ranks', gpus or 2)}"
+            named_check("ranks", number),
+            f" is not a number from 1 to {gpus or MAX_RANKS}; give e.g. ",
+            named_check("ranks", gpus or 2),
         )
     found: dict[str, Any] = run_ranks(_measure_on_rank, number, (gpus > 0,), backend="nccl" if gpus else "gloo")[0]
     return found

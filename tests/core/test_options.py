@@ -46,7 +46,7 @@ def test_options_have_names_of_their_own() -> None:
 
 def test_an_option_is_named_as_each_user_knows_it() -> None:
     error = InputError(
-        f"use more GPUs, {named('recompute', 'full')} or {named('memory_gb', 40)}; leave {named('mesh')} out"
+        "use more GPUs, ", named("recompute", "full"), " or ", named("memory_gb", 40), "; leave ", named("mesh"), " out"
     )
     assert str(error) == 'use more GPUs, recompute="full" or memory_gb=40; leave mesh out'
     assert error.sentence.worded(option_switch) == "use more GPUs, --recompute full or --memory-gb 40; leave --mesh out"
@@ -55,7 +55,13 @@ def test_an_option_is_named_as_each_user_knows_it() -> None:
 
 def test_a_check_of_a_plan_is_named_as_each_user_knows_it() -> None:
     error = InputError(
-        f"{named_check('ranks', 3)} will not do; use {named_check('ranks', 4)}, {named_check('fake')} or {named_check('rules')}"
+        named_check("ranks", 3),
+        " will not do; use ",
+        named_check("ranks", 4),
+        ", ",
+        named_check("fake"),
+        " or ",
+        named_check("rules"),
     )
     assert str(error) == "ranks=3 will not do; use ranks=4, ranks=None or planner_core.verification.verify_rules"
     assert error.sentence.worded(option_switch) == "--ranks 3 will not do; use --ranks 4, --fake or --rules"
@@ -63,20 +69,21 @@ def test_a_check_of_a_plan_is_named_as_each_user_knows_it() -> None:
 
 
 def test_memory_tools_and_methods_are_named_as_each_user_knows_them() -> None:
-    tool, method = Term("tool", "hf", None, "hf").marked, Term("method", "hf-expert", None, "hf-expert").marked
-    note = Sentence(f"for {tool}: {memory_amount(80e9, '80 GB')}, as {method}")
+    tool, method = Term("tool", "hf", None, "hf"), Term("method", "hf-expert", None, "hf-expert")
+    note = Sentence("for ", tool, ": ", memory_amount(80e9, "80 GB"), ", as ", method)
     assert note == note.worded(option_switch) == "for hf: 80 GB, as hf-expert"
     assert page_wording(note) == "For Hugging Face: 74.5 GiB, as The model’s own plan."
 
 
 def test_a_sentence_keeps_its_terms_where_it_goes() -> None:
     value = "a\x02b"
-    note = Sentence(f"give {named('stack', value)}")
-    for again in (pickle.loads(pickle.dumps(note)), Sentence(note), Sentence(note.marked)):  # a child process, a copy
+    note = Sentence("give ", named("stack", value))
+    copies = (pickle.loads(pickle.dumps(note)), Sentence(note), Sentence.from_json(note.to_json()))
+    for again in copies:  # of a worker, of a part of another sentence, of the child that captures
         assert again == note and again.parts == note.parts
     assert isinstance(note.parts[1], Term) and note.parts[1].value == value
-    strange = "no file \x02[1]\x03 or \x02x\x03"  # a name that looks like a mark is text
-    assert str(InputError(strange)) == strange
+    listed = Sentence.from_list(", ", (named("seq"), "x", note))
+    assert listed == f"seq, x, {note}" and listed.parts[-2:] == note.parts
 
 
 def test_python_is_told_of_keywords_and_the_command_line_of_flags(capsys: pytest.CaptureFixture[str]) -> None:

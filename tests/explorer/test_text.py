@@ -235,11 +235,11 @@ def test_a_word_is_defined_where_it_stands_first_and_markup_is_left_alone() -> N
 
 def test_memory_that_would_do_is_told_in_gib_and_rounded_up() -> None:
     assert (
-        page_wording(InputError(f"no plan fits; use {named('memory_gb', 35)}"))
+        page_wording(InputError("no plan fits; use ", named("memory_gb", 35)))
         == "No plan fits; use memory per GPU of 32.6 GiB."
     )
     for gigabytes in range(1, 200):
-        said = page_wording(InputError(f"use {named('memory_gb', gigabytes)}")).split(" of ")[1].split(" ")[0]
+        said = page_wording(InputError("use ", named("memory_gb", gigabytes))).split(" of ")[1].split(" ")[0]
         assert float(said) * 2**30 >= gigabytes * 1e9 > (float(said) - 0.11) * 2**30
 
 

@@ -150,7 +150,7 @@ def test_memory_is_told_in_one_unit(result: Result) -> None:
         for note in plan.notes:
             assert not re.search(r"\d GB(?!/)", page_wording(note)), page_wording(note)
     needed = memory_amount(93.7e9, "93.7 GB")
-    assert page_wording(InputError(f"the least memory that any plan needs is {needed} per GPU; use 50 GB/s")) == (
+    assert page_wording(InputError("the least memory that any plan needs is ", needed, " per GPU; use 50 GB/s")) == (
         "The least memory that any plan needs is 87.3 GiB per GPU; use 50 GB/s."
     )
 
@@ -159,7 +159,7 @@ def test_memory_is_told_in_one_unit(result: Result) -> None:
     ("seconds", "in_python", "on_the_page"), [(0.20493, "204.9 ms", "205 ms"), (38.387, "38.39 s", "38.4 s")]
 )
 def test_times_of_a_note_have_three_digits_on_the_page(seconds: float, in_python: str, on_the_page: str) -> None:
-    note = Sentence(f"the GPU waits {time_amount(seconds)}")
+    note = Sentence("the GPU waits ", time_amount(seconds))
     assert note == f"the GPU waits {in_python}"
     assert page_wording(note) == f"The GPU waits {on_the_page}."
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner_core.core.errors import InputError, Term
+from planner_core.core.errors import InputError, Sentence, Term
 from planner_core.core.forms import short
 
 OPTIMIZERS = {"adamw": 2, "adamw-fp32": 2, "sgd": 0, "sgd-momentum": 1}
@@ -85,7 +85,7 @@ class Option:
         if self.automatic and text == AUTO:
             return None
         if self.automatic and text not in map(str, self.choices):
-            raise InputError(f"{named(self.name, text)} is not one of {AUTO}, {', '.join(map(str, self.choices))}")
+            raise InputError(named(self.name, text), f" is not one of {AUTO}, {', '.join(map(str, self.choices))}")
         return self.kind(text)
 
     def check(self, value: Any) -> None:
@@ -94,11 +94,11 @@ class Option:
             return
         if self.choices and value not in self.choices:
             known = self.allowed or ", ".join(map(str, self.choices))
-            hint = f"; give e.g. {named(self.name, self.example)}" if self.pattern else ""
-            raise InputError(f"{named(self.name, value)} is not one of {known}{hint}")
+            hint = Sentence("; give e.g. ", named(self.name, self.example)) if self.pattern else ""
+            raise InputError(named(self.name, value), f" is not one of {known}", hint)
         if self.least is not None and self.most is not None and not self.least <= value <= self.most:
             raise InputError(
-                f"{named(self.name, value)} is not {self.allowed}; give e.g. {named(self.name, self.example)}"
+                named(self.name, value), f" is not {self.allowed}; give e.g. ", named(self.name, self.example)
             )
 
 
@@ -283,7 +283,7 @@ OPTIONS: Mapping[str, Option] = {option.name: option for option in _ENTRIES}
 """The options by name."""
 
 
-def named(name: str, *value: Any) -> str:
+def named(name: str, *value: Any) -> Term:
     """An option for a sentence of an error or a note, with a value if one is given; each user reads it in words of their own.
 
     Example: `named("memory_gb", 40)` reads `memory_gb=40` in Python, `--memory-gb 40` on the command line, and on the page "memory per
@@ -291,32 +291,32 @@ def named(name: str, *value: Any) -> str:
     """
     assert name in OPTIONS, name
     text = f"{name}={short(value[0])}" if value else name
-    return Term("option", name, value[0] if value else None, text).marked
+    return Term("option", name, value[0] if value else None, text)
 
 
 CHECKS = {"rules": "planner_core.verification.verify_rules", "fake": "ranks=None"}
 """In Python: the checks of a plan beside the training of a small model on real ranks (`ranks=4`). In a command each is a flag."""
 
 
-def named_check(check: str, ranks: int | None = None) -> str:
+def named_check(check: str, ranks: int | None = None) -> Term:
     """A check of a plan for a sentence: "ranks" (with their number), "fake" or "rules".
 
     Example: `named_check("ranks", 4)` reads `ranks=4` in Python and `--ranks 4` in a command; `named_check("fake")` reads `ranks=None`
     and `--fake`.
     """
     text = CHECKS.get(check, "ranks" if ranks is None else f"ranks={ranks}")
-    return Term("check", check, ranks, text).marked
+    return Term("check", check, ranks, text)
 
 
-def memory_amount(num_bytes: float, text: str) -> str:
+def memory_amount(num_bytes: float, text: str) -> Term:
     """Bytes of memory for a sentence, with the text in GiB, as all memory is written; the page has digits of its own."""
-    return Term("bytes", "", num_bytes, text).marked
+    return Term("bytes", "", num_bytes, text)
 
 
-def time_amount(seconds: float) -> str:
+def time_amount(seconds: float) -> Term:
     """A time for a sentence: in Python milliseconds, or seconds from ten on; the page writes it as it writes all times."""
     text = f"{seconds:.4g} s" if seconds >= 10 else f"{1e3 * seconds:.4g} ms"
-    return Term("seconds", "", seconds, text).marked
+    return Term("seconds", "", seconds, text)
 
 
 def check_options(values: object, names: Iterable[str]) -> None:

@@ -111,6 +111,6 @@ def stack_names() -> tuple[str, ...]:
 def load_stack(name: str) -> Stack:
     """Return a stack by its name. Raises InputError for an unknown name."""
     if name not in _stacks():
-        raise InputError(f"{named('stack', name)} is not known; {nearest(name, stack_names())}")
+        raise InputError(named("stack", name), f" is not known; {nearest(name, stack_names())}")
     known = {f.name for f in fields(Stack)}
     return Stack(name, **{key: value for key, value in _stacks()[name].items() if key in known})

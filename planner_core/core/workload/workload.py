@@ -57,7 +57,10 @@ class Workload(Software):
         check_options(self, ("accumulate", "batch", "seq"))
         if self.batch % self.accumulate:
             raise InputError(
-                f"{named('accumulate', self.accumulate)} does not divide {named('batch', self.batch)}; give a divisor of it"
+                named("accumulate", self.accumulate),
+                " does not divide ",
+                named("batch", self.batch),
+                "; give a divisor of it",
             )
         self.check_software()
         check_options(self, ("expert_imbalance", *CHOSEN))
@@ -65,13 +68,16 @@ class Workload(Software):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Sentences about what is assumed of the data and of the host."""
-        uneven = (
-            f"where experts are dealt out over GPUs, the fullest is taken to compute, send and keep {self.expert_imbalance:g} times the "
-            f"mean ({named('expert_imbalance')}); the memory told is that GPU's"
+        uneven = Sentence(
+            f"where experts are dealt out over GPUs, the fullest is taken to compute, send and keep {self.expert_imbalance:g} times the ",
+            "mean (",
+            named("expert_imbalance"),
+            "); the memory told is that GPU's",
         )
-        moved = (
-            f"the optimizer's moments are in the host's memory ({named('offload')}); the rate at which they come is assumed, "
-            "not measured"
+        moved = Sentence(
+            "the optimizer's moments are in the host's memory (",
+            named("offload"),
+            "); the rate at which they come is assumed, not measured",
         )
         notes = [uneven] * (self.expert_imbalance != 1) + [moved] * self.offload
         return tuple(map(Sentence, notes))

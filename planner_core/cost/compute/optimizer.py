@@ -78,12 +78,18 @@ def check_offload(workload: Workload, cluster: Cluster) -> None:
         return
     if not OPTIMIZERS[workload.optimizer]:
         raise InputError(
-            f"{named('offload')}: {workload.optimizer} keeps no states that the host could hold; leave {named('offload')} out"
+            named("offload"),
+            f": {workload.optimizer} keeps no states that the host could hold; leave ",
+            named("offload"),
+            " out",
         )
     if cluster.gpu.host is None:
         raise InputError(
-            f"{named('offload')}: the file of {cluster.gpu.name} does not say how fast its link to the host's memory is; "
-            f'give "host": {{"bytes_per_s": 32e9, "efficiency": 0.8}} there, or leave {named("offload")} out'
+            named("offload"),
+            f": the file of {cluster.gpu.name} does not say how fast its link to the host's memory is; ",
+            'give "host": {"bytes_per_s": 32e9, "efficiency": 0.8} there, or leave ',
+            named("offload"),
+            " out",
         )
 
 

@@ -36,12 +36,15 @@ def with_stated_loss(graph: Graph, stated: str, compiled: bool) -> Graph:
         if kind == COMPILED:
             return graph
         raise InputError(
-            f"{named('loss', stated)}: {graph.name} has no cross-entropy of logits; leave {named('loss')} out"
+            named("loss", stated), f": {graph.name} has no cross-entropy of logits; leave ", named("loss"), " out"
         )
     of_code = next((b for b in graph.blocks.values() if _losses(b)), None)
     if of_code is not None and kind == CHUNKED:
         raise InputError(
-            f"{named('loss', stated)}: {graph.name} computes its loss in parts by its own code ({of_code.name}); leave {named('loss')} out"
+            named("loss", stated),
+            f": {graph.name} computes its loss in parts by its own code ({of_code.name}); leave ",
+            named("loss"),
+            " out",
         )
     top, *others = (_replace_losses(block, kind, int(parts or 1)) for block in (graph.top, *graph.blocks.values()))
     return replace(graph, top=top, blocks={block.name: block for block in others})

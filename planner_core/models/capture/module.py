@@ -144,16 +144,16 @@ def _checkpoint_notes(wrappers: Collection[str], recording: Recording, blocks: S
     names = " and ".join(sorted(wrappers))
     every = count_checkpoints(recording.root)
     parts = recording.checkpoint_parts if any(block.recomputed for block in blocks) else []
-    notes = (
+    notes: list[str] = (
         [f"the model's own {names} is run as its code says, in {_count_recomputed_parts(len(parts))}"] if parts else []
     )
     if every > sum(map(count_checkpoints, parts)):
         where = " around repeated modules" * bool(parts)
-        what_decides = f"{named('recompute')} says what is computed again"
-        notes.append(f"the model's own {names}{where} is run as a plain call: {what_decides}")
+        plain = f"the model's own {names}{where} is run as a plain call: "
+        notes.append(Sentence(plain, named("recompute"), " says what is computed again"))
     norms = any(op.fn == "batch_norm" for block in blocks for op in block.ops)
     twice = "; running statistics in it count a step once, where torch counts it twice" * norms
-    return (Sentence("; ".join(notes) + twice),)
+    return (Sentence(Sentence.from_list("; ", notes), twice),)
 
 
 def _count_recomputed_parts(parts: int) -> str:

@@ -19,7 +19,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from planner_core.core import CaptureError, Graph, InputError, PlannerError, graph_from_json, graph_to_json, is_file
+from planner_core.core import (
+    CaptureError,
+    Graph,
+    InputError,
+    PlannerError,
+    Sentence,
+    graph_from_json,
+    graph_to_json,
+    is_file,
+)
 from planner_core.models.sandbox.memory_limit import LIMIT_BYTES, limit_memory
 
 LIMIT_S = 120
@@ -113,7 +122,7 @@ def _parse_reply(source: str, reply: bytes, status: int) -> Graph:
             f"{source} ended the process ({how}) before it returned a model; remove the exit from it"
         ) from None
     if "error" in data:
-        raise (InputError if data.get("kind") == "InputError" else CaptureError)(str(data["error"]))
+        raise (InputError if data.get("kind") == "InputError" else CaptureError)(Sentence.from_json(data["error"]))
     return graph_from_json(data["graph"])
 
 
@@ -125,14 +134,16 @@ def main(argv: list[str]) -> None:
     try:
         reply = {"graph": graph_to_json(_capture(source, batch or None, seq or None, flat))}
     except PlannerError as error:
-        reply = {"error": error.sentence.marked, "kind": type(error).__name__}
+        reply = {"error": error.sentence.to_json(), "kind": type(error).__name__}
     except MemoryError:
         reply = {
-            "error": f"{source} needs more than {LIMIT_BYTES >> 30} GB of memory; build the model on meta, without real weights"
+            "error": [
+                f"{source} needs more than {LIMIT_BYTES >> 30} GB of memory; build the model on meta, without real weights"
+            ]
         }
     except BaseException as error:
         reply = {
-            "error": f"{source} could not be captured: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            "error": [f"{source} could not be captured: {type(error).__name__}: {' '.join(str(error).split())[:200]}"]
         }
     with os.fdopen(write, "wb") as out:
         out.write(json.dumps(reply).encode() + b"\n")

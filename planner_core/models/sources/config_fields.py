@@ -81,8 +81,11 @@ def with_layers(data: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
     by_default = _default_depth_fields(data)
     if not by_default:
         raise InputError(
-            f"the {data.get('model_type')} config names no number of layers that {named('layers', layers)} could set; change its stages, "
-            f"or leave {named('layers')} out"
+            f"the {data.get('model_type')} config names no number of layers that ",
+            named("layers", layers),
+            " could set; change its stages, or leave ",
+            named("layers"),
+            " out",
         )
     return {**data, **dict.fromkeys(by_default, layers)}
 

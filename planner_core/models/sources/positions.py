@@ -68,17 +68,21 @@ def check_positions(graph: Graph) -> Graph:
     return replace(graph, assumptions=(*graph.assumptions, stretched_note(limit, seq)))
 
 
-def too_long_message(name: str, limit: Positions, seq: int) -> str:
+def too_long_message(name: str, limit: Positions, seq: int) -> Sentence:
     """Write the message about a sequence that is too long for a model."""
-    return (
-        f"{name} has {limit.number} positions ({limit.field}), and {named('seq', seq)} asks for more; give "
-        f"{named('seq', limit.number)} or less"
+    return Sentence(
+        f"{name} has {limit.number} positions ({limit.field}), and ",
+        named("seq", seq),
+        " asks for more; give ",
+        named("seq", limit.number),
+        " or less",
     )
 
 
-def stretched_note(limit: Positions, seq: int) -> str:
+def stretched_note(limit: Positions, seq: int) -> Sentence:
     """Write the note about a longer sequence of a model that computes its positions (rotary embeddings)."""
     return Sentence(
-        f"{named('seq', seq)} is more than the {limit.number} positions that {limit.field} names: this model computes positions, "
-        "so it runs, but it was not made for that length"
+        named("seq", seq),
+        f" is more than the {limit.number} positions that {limit.field} names: this model computes positions, ",
+        "so it runs, but it was not made for that length",
     )

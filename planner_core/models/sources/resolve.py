@@ -145,9 +145,13 @@ def _config_source(
             raise InputError(too_long_message(name, replace(limit, number=tokens), seq))
         if tokens > 1:
             raise InputError(
-                f"{name} makes {tokens} tokens of each sample, and {named('seq', seq)} asks for {seq}; leave {named('seq')} out"
+                f"{name} makes {tokens} tokens of each sample, and ",
+                named("seq", seq),
+                f" asks for {seq}; leave ",
+                named("seq"),
+                " out",
             )
-        notes += (Sentence(f"{named('seq', seq)} is not used: the inputs of this model have no sequence of tokens"),)
+        notes += (Sentence(named("seq", seq), " is not used: the inputs of this model have no sequence of tokens"),)
     inputs = made.make_training_inputs(module, parsed, batch, tokens, dtype)
     notes += missing_input_notes(parsed, inputs)
     limit = limit if tokens > 1 else Positions()
@@ -228,7 +232,7 @@ def _run_python(source: str, device: str) -> ModelSource:
         where = line_of(traceback.extract_tb(error.__traceback__))
         message = f"{source} did not return a model: {type(error).__name__}: {words}{where}"
         if _asks_for_values(error):
-            raise NeedsValues(message, f"{source} asks tensors for values while it builds the model") from None
+            raise NeedsValues(message, what=f"{source} asks tensors for values while it builds the model") from None
         raise CaptureError(message) from None
     module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, ())
     if not isinstance(module, nn.Module):

@@ -204,8 +204,8 @@ def note_missing_baselines(planner: Planner, found: Iterable[Plan]) -> tuple[str
     """Notes about the baselines that do not have a plan of this model on these meshes."""
     there = {p.method for p in found}
     missing = [b for b in BASELINES.values() if b.name not in there and b.suits(planner.graph)]
-    names = ", ".join(Term("method", b.name, None, b.title).marked for b in missing)
-    return (Sentence(f"baselines that no plan of this model follows on these meshes: {names}"),) if missing else ()
+    names = Sentence.from_list(", ", (Term("method", b.name, None, b.title) for b in missing))
+    return (Sentence("baselines that no plan of this model follows on these meshes: ", names),) if missing else ()
 
 
 def note_compared_workload(workload: Workload) -> Note:

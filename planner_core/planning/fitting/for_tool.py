@@ -52,8 +52,12 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     check_tool(request.tool)
     if (request.method, request.objective) != (EXACT.name, "time"):
         raise InputError(
-            f"{named('tool', request.tool)} bounds the exact search for step time; leave {named('method')} and "
-            f"{named('objective')} out"
+            named("tool", request.tool),
+            " bounds the exact search for step time; leave ",
+            named("method"),
+            " and ",
+            named("objective"),
+            " out",
         )
     free = choose_micro_batches(replace(request, tool=None, zero=None), graph, say)[
         1
@@ -70,12 +74,15 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
             refused = error
     if not found:
         raise NoPlanFits(
-            f"for {_tool_name(request)}: {refused.sentence.marked if refused else 'no plan fits'}",
-            refused.needed_bytes if refused else 0,
+            "for ",
+            _tool_name(request),
+            ": ",
+            refused.sentence if refused else "no plan fits",
+            needed_bytes=refused.needed_bytes if refused else 0,
         )
     planner, plan = min(found, key=lambda f: (not f[1].fits, f[1].cost.step_time_s if f[1].fits else _peak_bytes(f[1])))
     plan = _bound_over_all(planner, plan, [one for _, one in found])
-    plan = replace(plan, notes=(*plan.notes, Note(Sentence(f"the best that {_tool_name(request)} can be told"))))
+    plan = replace(plan, notes=(*plan.notes, Note(Sentence("the best that ", _tool_name(request), " can be told"))))
     return planner, plan, _note_tool_price(request, plan, free)
 
 
@@ -111,7 +118,7 @@ def _search_layer_pairs(
     if not best.fits and planner.request.memory_gb is not None:
         peak = _peak_bytes(best)
         needed = memory_amount(peak, f"{peak / 2**30:.4g} GiB")
-        raise NoPlanFits(f"the least memory that a plan of its layers needs is {needed}", int(peak))
+        raise NoPlanFits("the least memory that a plan of its layers needs is ", needed, needed_bytes=int(peak))
     return _bound_over_all(planner, best, found)
 
 
@@ -167,19 +174,24 @@ def _peak_bytes(plan: Plan) -> float:
     return plan.cost.memory_bytes["peak"]
 
 
-def _tool_name(request: Request) -> str:
+def _tool_name(request: Request) -> Term:
     """The request's tool for a sentence; the page has another name for it."""
-    return Term("tool", str(request.tool), None, str(request.tool)).marked
+    return Term("tool", str(request.tool), None, str(request.tool))
 
 
 def _note_tool_price(request: Request, plan: Plan, free: Plan) -> Note:
     if not (plan.fits and free.fits):
         fits = "no plan fits" if not plan.fits else "the plan fits"
-        return Note(Sentence(f"for {_tool_name(request)}: {fits}"))
+        return Note(Sentence("for ", _tool_name(request), f": {fits}"))
     more = plan.cost.step_time_s / free.cost.step_time_s - 1
     difference = "as fast as" if abs(more) < 0.0005 else f"{100 * more:.1f} % slower than"
-    sentence = (
-        f"for {_tool_name(request)}: {time_amount(plan.cost.step_time_s)} a step, {difference} the best of all plans "
-        f"({time_amount(free.cost.step_time_s)}, which the {FREE} script runs)"
+    sentence = Sentence(
+        "for ",
+        _tool_name(request),
+        ": ",
+        time_amount(plan.cost.step_time_s),
+        f" a step, {difference} the best of all plans (",
+        time_amount(free.cost.step_time_s),
+        f", which the {FREE} script runs)",
     )
     return Note(Sentence(sentence))

@@ -232,9 +232,15 @@ def _note_chunk_gain(planner: Planner, plan: Plan) -> tuple[Note, ...]:
     best, n = min((seconds_in_chunks(plan.blocks, planner.graph, m), m.workload.chunks) for m in models)
     if best >= step:
         return ()
-    gain = f"step {time_amount(best)} instead of {time_amount(step)}"
-    chunked = f"with its products in {n} chunks ({named('chunks', n)}) sums over GPUs run beside products"
-    return (Note(Sentence(f"{chunked}: {gain}")),)
+    sentence = Sentence(
+        f"with its products in {n} chunks (",
+        named("chunks", n),
+        ") sums over GPUs run beside products: step ",
+        time_amount(best),
+        " instead of ",
+        time_amount(step),
+    )
+    return (Note(sentence),)
 
 
 def is_clearly_less(value: float, than: float) -> bool:

@@ -70,7 +70,7 @@ def choose_for_micro_batch_size(request: Request, graph: GraphSource, say: Progr
     """
     if request.tool is not None:
         raise InputError(
-            f"{named('micro_batch')} does not go with {named('tool', request.tool)}; give {named('accumulate')}"
+            named("micro_batch"), " does not go with ", named("tool", request.tool), "; give ", named("accumulate")
         )
     best: tuple[Planner, Plan] | None = None
     refused: NoPlanFits | None = None
@@ -87,7 +87,7 @@ def choose_for_micro_batch_size(request: Request, graph: GraphSource, say: Progr
                 best = planner, plan
     if best is None:
         raise refused or NoPlanFits(
-            f"no plan computes {request.micro_batch} samples at once; try another {named('micro_batch')}"
+            f"no plan computes {request.micro_batch} samples at once; try another ", named("micro_batch")
         )
     return best
 
@@ -124,8 +124,12 @@ def _planners_by_data_ranks(request: Request, graph: GraphSource, say: Progress)
     if not found:
         steps = "" if fixed is None else f" in {fixed} micro-batch{'es' * (fixed > 1)}"
         raise InputError(
-            f"{batch} samples a step{steps} cannot be computed {size} at once by any number of ranks that divides {gpus} GPUs; "
-            f"give another {named('micro_batch')}, or a {named('batch')} that is a multiple of {size * gpus}"
+            f"{batch} samples a step{steps} cannot be computed {size} at once by any number of ranks that divides {gpus} GPUs; ",
+            "give another ",
+            named("micro_batch"),
+            ", or a ",
+            named("batch"),
+            f" that is a multiple of {size * gpus}",
         )
 
 

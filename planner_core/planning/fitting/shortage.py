@@ -20,6 +20,7 @@ from planner_core.core import (
     Plan,
     Sentence,
     Shard,
+    Term,
     Value,
     local_shape,
     memory_amount,
@@ -65,11 +66,9 @@ def note_shortage(least: Plan, planner: Planner, at_least: float) -> tuple[Note,
     plan, below which no plan is. If it is far below the plan's peak, another plan may have a lower peak."""
     peak = least.cost.memory_bytes["peak"]
     most = "" if peak <= at_least * (1 + BUFFERS) else "at most "
-    needs = (
-        f"the least memory that {searched_plans(planner)} needs is {most}{needed_and_available(peak, planner.budget)}"
-    )
-    idle = _note_idle_gpus(least, planner.graph) or note_repeated_work(least)
-    return Note(Sentence(needs), NoteKind.SHORTAGE), *idle
+    amounts = needed_and_available(peak, planner.budget)
+    needs = Sentence("the least memory that ", searched_plans(planner), f" needs is {most}", amounts)
+    return Note(needs, NoteKind.SHORTAGE), *(_note_idle_gpus(least, planner.graph) or note_repeated_work(least))
 
 
 def _note_idle_gpus(plan: Plan, graph: Graph) -> tuple[Note, ...]:
@@ -88,20 +87,20 @@ def _note_idle_gpus(plan: Plan, graph: Graph) -> tuple[Note, ...]:
     return (Note(sentence, NoteKind.IDLE_GPUS),)
 
 
-def searched_plans(planner: Planner) -> str:
+def searched_plans(planner: Planner) -> Sentence:
     """The plans among which a planner looked for the one of least memory, as the subject of a sentence.
 
     Example: "any plan of one stage", or "any plan of one stage with TAP, in one micro-batch, recompute=none". Nobody looks at stages where
     a plan of one stage does not fit a stated budget, so that the sentence must not speak of all plans.
     """
     asked, method = planner.request, METHODS[planner.request.method]
-    bounds = [] if method is METHODS[EXACT.name] else [f"with {method.title}"]
-    bounds += [f"on {named('mesh', asked.mesh)}"] if asked.mesh else []
+    bounds: list[str | Term] = [] if method is METHODS[EXACT.name] else [f"with {method.title}"]
+    bounds += [Sentence("on ", named("mesh", asked.mesh))] if asked.mesh else []
     if not planner.counts_open:
         count = planner.workload.accumulate
         bounds.append("in one micro-batch" if count == 1 else f"in {count:,} micro-batches")
     bounds += [named("recompute", asked.recompute)] if asked.recompute != "auto" else []
-    return " ".join(("any plan of one stage", ", ".join(bounds))).rstrip()
+    return Sentence("any plan of one stage", " " * bool(bounds), Sentence.from_list(", ", bounds))
 
 
 MOST_FILLERS = 3
@@ -150,12 +149,12 @@ def _tokens_of_logits(held: PeakTensor) -> int:
     return max(1, held.num_bytes // (ITEM_BYTES[held.dtype] * held.shape[-1]))
 
 
-def needed_and_available(needed: float, budget: float) -> str:
+def needed_and_available(needed: float, budget: float) -> Sentence:
     """How many bytes a GPU needs and has, with as many digits as tell them apart."""
     first = 1 if budget > 2**30 else 4
     digits = next((d for d in range(first, 9) if f"{needed / 2**30:.{d}f}" != f"{budget / 2**30:.{d}f}"), 9)
-    amounts = [memory_amount(n, f"{n / 2**30:.{digits}f} GiB") for n in (needed, budget)]
-    return f"{amounts[0]} per GPU, but there are {amounts[1]}"
+    needs, has = (memory_amount(n, f"{n / 2**30:.{digits}f} GiB") for n in (needed, budget))
+    return Sentence(needs, " per GPU, but there are ", has)
 
 
 def replicated_gpus(plan: Plan) -> int:
@@ -198,9 +197,10 @@ def note_repeated_work(plan: Plan) -> tuple[Note, ...]:
     if alone == 1 or batch % mesh.num_devices == 0:
         return ()
     more = -(-batch // mesh.num_devices) * mesh.num_devices
-    sentence = (
-        f"groups of {alone:,} GPUs do the same work, since {batch:,} samples cannot be dealt out to them: {named('batch', more)} would "
-        f"use all {mesh.num_devices:,} GPUs"
+    sentence = Sentence(
+        f"groups of {alone:,} GPUs do the same work, since {batch:,} samples cannot be dealt out to them: ",
+        named("batch", more),
+        f" would use all {mesh.num_devices:,} GPUs",
     )
     return (Note(Sentence(sentence), NoteKind.REPEATED_WORK),)
 
@@ -246,7 +246,7 @@ def refuse_or_least_memory(
         raise wide
     if least is None:
         raise NoPlanFits(
-            f"no plan of this model can run on these meshes; try another {named('mesh')} or {named('batch')}"
+            "no plan of this model can run on these meshes; try another ", named("mesh"), " or ", named("batch")
         )
     return _plan_of_least_memory(planner, *least)
 
@@ -260,13 +260,14 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem) ->
     first, *rest = note_shortage(plan, planner, memory_bytes(answer.smallest))
     if planner.request.memory_gb is not None:
         peak = plan.cost.memory_bytes["peak"]
-        helps = ["more GPUs", f"a smaller {named('batch')}"]
+        helps: list[str | Term] = ["more GPUs", Sentence("a smaller ", named("batch"))]
         if not planner.counts_open and planner.workload.graph_batch > 1:
-            helps.append(f"a larger {named('accumulate')}")
+            helps.append(Sentence("a larger ", named("accumulate")))
         helps += [] if planner.workload.recompute in ("auto", "full") else [named("recompute", "full")]
-        short, enough = "; ".join(Sentence(note.sentence).marked for note in (first, *rest)), math.ceil(peak / 1e9)
-        raise NoPlanFits(f"no plan fits: {short}; use {', '.join(helps)} or {named('memory_gb', enough)}", peak)
-    shortage = replace(first, sentence=Sentence(f"does not fit: {Sentence(first.sentence).marked}"))
+        short = Sentence.from_list("; ", (note.sentence for note in (first, *rest)))
+        enough, others = named("memory_gb", math.ceil(peak / 1e9)), Sentence.from_list(", ", helps)
+        raise NoPlanFits("no plan fits: ", short, "; use ", others, " or ", enough, needed_bytes=peak)
+    shortage = replace(first, sentence=Sentence("does not fit: ", first.sentence))
     return replace(plan, fits=False, notes=(shortage, *rest))
 
 
@@ -305,13 +306,19 @@ def note_host_wait(plan: Plan) -> tuple[str, ...]:
     waits, bound = plan.cost.host_wait_s, plan.bound
     if not waits or plan.objective != "time":
         return ()
-    least = f", and no plan's step is shorter than {time_amount(bound)}" if bound else ""
-    note = (
-        f"in {time_amount(waits)} of the step the GPU waits for its host, which issues kernels more slowly than they run; the search "
-        f"minimises the GPU's own part, {time_amount(plan.cost.gpu_time_s)}{least}; larger micro-batches or {named('compiled')} "
-        "wait less"
+    least = Sentence(", and no plan's step is shorter than ", time_amount(bound)) if bound else ""
+    note = Sentence(
+        "in ",
+        time_amount(waits),
+        " of the step the GPU waits for its host, which issues kernels more slowly than they run; the search ",
+        "minimises the GPU's own part, ",
+        time_amount(plan.cost.gpu_time_s),
+        least,
+        "; larger micro-batches or ",
+        named("compiled"),
+        " wait less",
     )
-    return (Sentence(note),)
+    return (note,)
 
 
 def note_uneven_vocabulary(layout: str | None, graph: Graph) -> tuple[str, ...]:
@@ -319,8 +326,12 @@ def note_uneven_vocabulary(layout: str | None, graph: Graph) -> tuple[str, ...]:
     words, tp = graph.config.get(VOCABULARY), 1 if layout is None else parse_layout(layout).tp
     if not isinstance(words, int) or words % tp == 0:
         return ()
-    note = (
-        f"the vocabulary of {words} words does not divide over tp={tp}, so no plan here splits it; tools pad it to "
-        f"{-(-words // tp) * tp}, as price {named('layout', layout)} does, and as {named('vocab_multiple', tp)} does here"
+    note = Sentence(
+        f"the vocabulary of {words} words does not divide over tp={tp}, so no plan here splits it; tools pad it to ",
+        f"{-(-words // tp) * tp}, as price ",
+        named("layout", layout),
+        " does, and as ",
+        named("vocab_multiple", tp),
+        " does here",
     )
-    return (Sentence(note),)
+    return (note,)

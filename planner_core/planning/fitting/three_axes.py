@@ -107,8 +107,8 @@ def note_fewer_gpus(planner: Planner, plan: Plan, say: Progress) -> tuple[str, .
     best_s, step_s = best.cost.step_time_s, plan.cost.step_time_s
     if not best.fits or best_s > step_s * (1 - GAIN):
         return ()
-    change = f"{name} would take {time_amount(best_s)} instead of {time_amount(step_s)}"
-    return (Sentence(f"{change}: this batch is too small for the others"),)
+    times = (time_amount(best_s), " instead of ", time_amount(step_s))
+    return (Sentence(f"{name} would take ", *times, ": this batch is too small for the others"),)
 
 
 def _best_below(

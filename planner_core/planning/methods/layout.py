@@ -116,9 +116,9 @@ class Layout:
         return ",".join([*words, *([f"zero={self.zero}"] if self.zero else [])])
 
     @property
-    def term(self) -> str:
+    def term(self) -> Term:
         """The layout for a sentence of an error; the page writes it as teams do, `FSDP 8 × TP 8`."""
-        return Term("layout", "", str(self), f"layout {self}").marked
+        return Term("layout", "", str(self), f"layout {self}")
 
     @property
     def num_gpus(self) -> int:
@@ -138,12 +138,14 @@ class Layout:
             return None
         if calls < stages:
             raise InputError(
-                f"{self.term} has {stages} stages, but {graph.name} has {calls} copies of repeated blocks to deal out; "
-                f"give pp={max(1, calls // self.vp)} or fewer"
+                self.term,
+                f" has {stages} stages, but {graph.name} has {calls} copies of repeated blocks to deal out; ",
+                f"give pp={max(1, calls // self.vp)} or fewer",
             )
         if self.copies and sum(self.copies) != calls:
             raise InputError(
-                f"{self.term} deals out {sum(self.copies)} copies of repeated blocks, and {graph.name} has {calls}; give as many"
+                self.term,
+                f" deals out {sum(self.copies)} copies of repeated blocks, and {graph.name} has {calls}; give as many",
             )
         cut = Pipeline(self.pp, self.order, self.copies or even_copies(calls, stages))
         check_micro_batches(cut, micro_batches)
@@ -162,7 +164,7 @@ class Layout:
         if self.ep > 1 and (fsdp if fsdp > 1 else dp) % self.ep:
             word, n = ("fsdp", fsdp) if fsdp > 1 else ("dp", dp)
             raise InputError(
-                f"{self.term}: the {self.ep} ranks of ep are of the {n} ranks of {word}; give a divisor of {n}"
+                self.term, f": the {self.ep} ranks of ep are of the {n} ranks of {word}; give a divisor of {n}"
             )
         # Experts are dealt to some of the ranks that shard the batch, so these become an axis of their own: fsdp=8,ep=2 is 4 x 2.
         dp, fsdp = (dp, fsdp // self.ep) if fsdp > 1 else (dp // self.ep, fsdp)
@@ -324,23 +326,24 @@ def _in_range(word: str, value: int) -> bool:
 def check_layout(layout: Layout, cluster: Cluster) -> None:
     """Raise InputError for a layout that contradicts itself, or that does not suit the cluster."""
     if told := _contradiction(layout):
-        raise InputError(f"{layout.term}: {told}")
+        raise InputError(layout.term, f": {told}")
     if layout.num_gpus != cluster.num_gpus:
         # The other degrees stay as stated, and fsdp takes what is left, if that divides.
         fill = cluster.num_gpus // max(1, layout.num_gpus // layout.fsdp)
-        held = replace(layout, fsdp=fill)
+        filled = replace(layout, fsdp=fill)
         hint = (
-            f"say for example {Term('layout', '', str(held), str(held)).marked}"
-            if fill and held.num_gpus == cluster.num_gpus
+            Sentence("say for example ", Term("layout", "", str(filled), str(filled)))
+            if fill and filled.num_gpus == cluster.num_gpus
             else f"its product must be {cluster.num_gpus}"
         )
-        where = Term("cluster", "", None, cluster.name).marked
-        raise InputError(f"{layout.term} takes {layout.num_gpus} GPUs, but {where} has {cluster.num_gpus}; {hint}")
+        where = Term("cluster", "", None, cluster.name)
+        raise InputError(layout.term, f" takes {layout.num_gpus} GPUs, but ", where, f" has {cluster.num_gpus}; ", hint)
     if len(layout.degrees) > MOST_AXES:
         roles = ", ".join(role for role, _ in layout.degrees)
         raise InputError(
-            f"{layout.term} makes a mesh of {len(layout.degrees)} axes ({roles}), and at most {MOST_AXES} can be priced; say all ranks "
-            "of dp as fsdp, or leave one of ep, cp and tp out"
+            layout.term,
+            f" makes a mesh of {len(layout.degrees)} axes ({roles}), and at most {MOST_AXES} can be priced; say all ranks ",
+            "of dp as fsdp, or leave one of ep, cp and tp out",
         )
 
 
@@ -359,8 +362,9 @@ def note_schedule(layout: Layout, stack: str | None) -> tuple[str, ...]:
     if layout.pp == 1 or not layout.schedule or layout.schedule in runs:
         return ()
     runner = f"{stack} runs" if stack and stack != USUAL_STACK else "apply and the exported script run"
-    note = (
-        f"schedule={layout.schedule} is priced, but {runner} {', '.join(runs)} only; state schedule={runs[-1]}, or "
-        f"{named('stack', 'torchtitan')} for a run by torchtitan"
+    note = Sentence(
+        f"schedule={layout.schedule} is priced, but {runner} {', '.join(runs)} only; state schedule={runs[-1]}, or ",
+        named("stack", "torchtitan"),
+        " for a run by torchtitan",
     )
-    return (Sentence(note),)
+    return (note,)

@@ -28,7 +28,7 @@ def check_tool(tool: str | None) -> None:
     """Raise InputError for a tool whose settings are not known here."""
     if tool not in TOOLS:
         raise InputError(
-            f"{named('tool', tool)} is not a tool whose settings can bound the search; give {FREE}, {', '.join(TOOLS)}"
+            named("tool", tool), f" is not a tool whose settings can bound the search; give {FREE}, {', '.join(TOOLS)}"
         )
 
 

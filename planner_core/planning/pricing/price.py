@@ -99,8 +99,11 @@ class Pricer:
             for name, number, option in zip(("batch", "seq"), key[:2], ("micro_batch", "seq"), strict=True):
                 if number not in (None, graph.workload[name]):
                     raise InputError(
-                        f"the example inputs of {graph.name} have {name} {graph.workload[name]}, and {named(option)} makes it {number}; "
-                        f"leave {named(option)} out, or give other inputs"
+                        f"the example inputs of {graph.name} have {name} {graph.workload[name]}, and ",
+                        named(option),
+                        f" makes it {number}; leave ",
+                        named(option),
+                        " out, or give other inputs",
                     )
             return graph
         if key not in self.graphs:

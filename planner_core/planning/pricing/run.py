@@ -126,7 +126,7 @@ def _find_best(
     fitting = next((s for s in suggestions if s.plan.fits and workload(s.stated) == workload(stated)), None)
     if fitting is None:
         return best, shortage
-    note = f"no plan on one or two axes fits; this is the stated run with {fitting.change}"
+    note = Sentence("no plan on one or two axes fits; this is the stated run with ", fitting.change)
     return replace(fitting.plan, name=BEST, notes=(*fitting.plan.notes, Note(note))), ()
 
 
@@ -134,11 +134,12 @@ def _stack_note(stated: Statement, workload: Workload) -> tuple[str, ...]:
     """A sentence about the stack, if the model's architecture decided it."""
     if workload.stack is None or workload.stack == stated.stack:
         return ()
-    note = (
-        f"priced as {workload.stack} ran such models when their runs were published; {named('stack', 'torch')} prices what "
-        "PyTorch runs today"
+    note = Sentence(
+        f"priced as {workload.stack} ran such models when their runs were published; ",
+        named("stack", "torch"),
+        " prices what PyTorch runs today",
     )
-    return (Sentence(note),)
+    return (note,)
 
 
 # --- why a run is not legal ----------------------------------------------------------------------------------
@@ -153,10 +154,10 @@ def explain_illegal(pricer: Pricer, stated: Statement) -> tuple[str, ...]:
     if reasons := operator_faults(planner.graph, stated.layout):
         return tuple(reasons)
     why = undecided_fault(planner.of_space(stated.layout.space()), stated.layout)
-    change = next((words for words, other in _nearby_statements(stated) if _is_legal(pricer, other)), "")
-    return (
-        f"{why}; {change} is legal" if change else f"{why}, and no run near it is legal either; give other degrees",
-    )
+    change = next((words for words, other in _nearby_statements(stated) if _is_legal(pricer, other)), None)
+    if change is None:
+        return (Sentence(why, ", and no run near it is legal either; give other degrees"),)
+    return (Sentence(why, "; ", change, " is legal"),)
 
 
 def _is_legal(pricer: Pricer, stated: Statement) -> bool:

@@ -50,7 +50,7 @@ class Budget:
         for name, value in (("tokens", self.tokens), ("price_per_gpu_hour", self.price_per_gpu_hour)):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InputError(
-                    f"{named(name, value)} is not a positive number; give e.g. {named(name, OPTIONS[name].example)}"
+                    named(name, value), " is not a positive number; give e.g. ", named(name, OPTIONS[name].example)
                 )
 
     def to_json(self, speed: Speed, num_gpus: int) -> dict[str, float | None]:

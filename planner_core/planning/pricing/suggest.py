@@ -57,7 +57,7 @@ def find_suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Sugg
         speed = pricer.speed(changed, other).tokens_per_s_per_gpu
         # If the stated run does not fit, its speed is of a run that nobody can start: then any that fits helps.
         if not plan.fits or speed > stated_speed * (1 + MIN_GAIN):
-            helpful.append(Suggestion(Sentence(change), other, changed, speed))
+            helpful.append(Suggestion(change, other, changed, speed))
     return sorted(helpful, key=lambda s: -s.tokens_per_s_per_gpu)[:MAX_SUGGESTIONS]
 
 
@@ -100,18 +100,18 @@ def _context_changes(stated: Statement, node: int) -> Iterator[tuple[str, Statem
 def _software_changes(stated: Statement, kernels: Collection[str]) -> Iterator[tuple[str, Statement]]:
     """Another loss, dtype of gradients or attention kernel."""
     if stated.loss in (None, "eager"):
-        yield f"{named('loss', 'fused')}: a kernel that makes no float32 logits", stated.but(loss="fused")
+        yield Sentence(named("loss", "fused"), ": a kernel that makes no float32 logits"), stated.but(loss="fused")
         in_chunks = f"chunked:{LOSS_CHUNKS}"
         yield (
-            f"{named('loss', in_chunks)}: head and loss in {LOSS_CHUNKS} parts of the tokens",
+            Sentence(named("loss", in_chunks), f": head and loss in {LOSS_CHUNKS} parts of the tokens"),
             stated.but(loss=in_chunks),
         )
     if stated.gradients is None and stated.precision == "mixed":
         changed = stated.but(gradients="bfloat16")
-        yield f"{named('gradients', 'bfloat16')}: gradients kept and summed in bfloat16", changed
+        yield Sentence(named("gradients", "bfloat16"), ": gradients kept and summed in bfloat16"), changed
     for kernel in FASTER_ATTENTION:
         if kernel in kernels and stated.attention != kernel:
-            yield named("attention", kernel), stated.but(attention=kernel)
+            yield Sentence(named("attention", kernel)), stated.but(attention=kernel)
 
 
 def _micro_batch_changes(stated: Statement) -> Iterator[tuple[str, Statement]]:

@@ -208,7 +208,7 @@ class _Retargeting:
             return table.steps(src, dst)
         except ValueError:
             raise InputError(
-                f"{name} cannot be split evenly on a mesh of {self.model.mesh}; use another {named_check('ranks')}"
+                f"{name} cannot be split evenly on a mesh of {self.model.mesh}; use another ", named_check("ranks")
             ) from None
 
 

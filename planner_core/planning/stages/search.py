@@ -113,7 +113,7 @@ def find_staged_plan(
     if chosen.fits:
         chosen_s = chosen.cost.step_time_s
         note = Sentence(
-            f"a step of {time_amount(step_s)}, where the best plan of one stage takes {time_amount(chosen_s)}"
+            "a step of ", time_amount(step_s), ", where the best plan of one stage takes ", time_amount(chosen_s)
         )
     return replace(staged, plan=replace(staged.plan, notes=(Note(note), *staged.plan.notes)))
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from planner_core.core import named
+from planner_core.core import Sentence, named
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program import names
 from planner_core.runtime.program.collectives import Axis, Trace
@@ -217,8 +217,13 @@ class BoundProgram:
         if self.engine.compile is not None:
             if spec.recompute not in ("none", "full"):
                 raise PlanMismatch(
-                    f"{spec.name} keeps some results and computes the rest again, which a compiled function cannot; call apply "
-                    f"without compile, or plan with {named('recompute', 'none')} or {named('recompute', 'full')}"
+                    Sentence(
+                        f"{spec.name} keeps some results and computes the rest again, which a compiled function cannot; call apply ",
+                        "without compile, or plan with ",
+                        named("recompute", "none"),
+                        " or ",
+                        named("recompute", "full"),
+                    )
                 )
             function = self.compiled.setdefault(spec.function, torch.compile(function, **self.engine.compile))
         arguments = [u.argument for u in (*spec.uses, *spec.buffers)]

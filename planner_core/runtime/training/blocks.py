@@ -49,7 +49,7 @@ def blocks_of(plan: Plan) -> Blocks:
     try:
         prepared = forward.prepare(args, kwargs, global_batch=False, gather=lambda x: _repeat_part(x, parts))
     except PlanMismatch as error:
-        raise InputError(f"no run can follow this plan: {error}") from None
+        raise InputError("no run can follow this plan: ", error.sentence) from None
     program = prepared.program
     written = [number for number, line in enumerate(program.lines) if line.text][1:]  # without the title
     lines = program.lines[written[0] : written[-1] + 1]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from heapq import heapify, heappop, heappush
 
-from planner_core.core import PlannerError, named
+from planner_core.core import PlannerError, Sentence, named
 
 MAX_TABLE = 70_000_000
 """Entries of the largest table that is built (half a gigabyte). Elimination that needs a larger one is refused."""
@@ -39,8 +39,11 @@ class TooWide(PlannerError):
 
     def __init__(self, entries: float) -> None:
         super().__init__(
-            f"planning this model exactly needs a table of {entries:.2g} numbers ({MAX_TABLE:.2g} are allowed): too many tensors "
-            f"are shared between its parts; use a mesh of one axis, for example {named('mesh', 16)}"
+            Sentence(
+                f"planning this model exactly needs a table of {entries:.2g} numbers ({MAX_TABLE:.2g} are allowed): too many tensors ",
+                "are shared between its parts; use a mesh of one axis, for example ",
+                named("mesh", 16),
+            )
         )
         self.entries = entries
 

@@ -49,8 +49,9 @@ def verify_fake_all(
     for plan in plans:
         if plan.mesh.num_devices > MAX_FAKE_RANKS:
             raise InputError(
-                f"the plan's mesh has {plan.mesh.num_devices:,} devices, but a fake process group is made for at most {MAX_FAKE_RANKS:,}; "
-                f"plan for fewer GPUs, or check it with {named_check('rules')}"
+                f"the plan's mesh has {plan.mesh.num_devices:,} devices, but a fake process group is made for at most {MAX_FAKE_RANKS:,}; ",
+                "plan for fewer GPUs, or check it with ",
+                named_check("rules"),
             )
     (found,) = run_ranks(_run_fake_steps, 1, (plans,), timeout_s=timeout_s, backend=None)
     graphs = graphs or [None] * len(plans)

@@ -152,7 +152,7 @@ def live(learner: Learner, values: Values) -> Live:
     }
     gpu = case.planner.cluster.gpu
     facts = {
-        "model": named(case),
+        "model": name_of_model(case),
         "gpus": case.planner.cluster.num_gpus,
         "tokens_of_gpu": _tokens_per_gpu(case),
         "forward": forward,
@@ -214,7 +214,7 @@ def num_updated(case: PricedLayout) -> float:
     return case.plan.cost.optimizer_time_s * case.planner.cluster.gpu.bytes_per_s / sum(update_bytes(case).values())
 
 
-def named(case: PricedLayout) -> str:
+def name_of_model(case: PricedLayout) -> str:
     """The model as people call it."""
     return MODELS.get(case.planner.graph.name, case.planner.graph.name)
 

@@ -65,14 +65,15 @@ def check_micro_batches(pipeline: Pipeline, micro_batches: int) -> None:
     name, ranks = pipeline.schedule, pipeline.ranks
     if name == "1f1b" and micro_batches < ranks:
         raise InputError(
-            f"schedule 1f1b of {ranks} stages needs at least {ranks} micro-batches a step, not {micro_batches}; give "
-            f"{named('accumulate', ranks)}"
+            f"schedule 1f1b of {ranks} stages needs at least {ranks} micro-batches a step, not {micro_batches}; give ",
+            named("accumulate", ranks),
         )
     rounds = max(1, micro_batches // ranks)
     if name in ("interleaved", "zb") and micro_batches % rounds:
         raise InputError(
-            f"schedule {name} runs micro-batches in rounds of about {ranks}, and {micro_batches} cannot be dealt to {rounds} equal rounds; "
-            f"give {named('accumulate', rounds * ranks)}"
+            f"schedule {name} runs micro-batches in rounds of about {ranks}, and {micro_batches} cannot be dealt to ",
+            f"{rounds} equal rounds; give ",
+            named("accumulate", rounds * ranks),
         )
 
 

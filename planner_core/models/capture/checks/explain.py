@@ -80,7 +80,7 @@ def explain_error(
     kernel = re.search(r"aten::(\w+)\S*: attempted to run this operator with Meta tensors", text)
     if kernel and kernel[1] not in _VALUE_DEPENDENT:
         what = f"{model} calls aten::{kernel[1]}{where}"
-        return NeedsValues(f"{what}, which torch cannot run without values; compute it by other functions", what)
+        return NeedsValues(f"{what}, which torch cannot run without values; compute it by other functions", what=what)
     known = next((message for words, message in _KNOWN_ERRORS.items() if words in text), "")
     if known:
         return CaptureError(known.format(model=model, where=where))
@@ -89,11 +89,14 @@ def explain_error(
     ):
         if unknown:
             return CaptureError(
-                f"{model} asks for values{where} while a table of {unknown:,} elements that it made from constants is too large to "
-                f"be computed for a plan (at most {MAX_COMPUTED_ELEMENTS:,}); give a smaller {named('batch')} or {named('seq')}"
+                f"{model} asks for values{where} while a table of {unknown:,} elements that it made from constants is too large to ",
+                f"be computed for a plan (at most {MAX_COMPUTED_ELEMENTS:,}); give a smaller ",
+                named("batch"),
+                " or ",
+                named("seq"),
             )
         what = f"{running.part or model} decides by the values of computed tensors{where}"
-        return NeedsValues(f"{what}, which no graph can hold; {_suggest(running, stack, kernel)}", what)
+        return NeedsValues(f"{what}, which no graph can hold; {_suggest(running, stack, kernel)}", what=what)
     missing = re.search(rf"{model}\.forward\(\) missing \d+ required positional arguments?: (.+)", text)
     if missing:
         return CaptureError(
@@ -102,7 +105,7 @@ def explain_error(
     if len(text) > 200:
         text = text[:200] + "..."
     if "expected scalar type" in text or "Unsupported dtype" in text or "must have the same dtype" in text:
-        return CaptureError(f"{model} cannot be run in this type{where}: {text}; try {named('dtype', 'float32')}")
+        return CaptureError(f"{model} cannot be run in this type{where}: {text}; try ", named("dtype", "float32"))
     message = f"{model} could not be run on example inputs{where}: {type(error).__name__}: {text.rstrip('.')}"
     if copied:
         message += (

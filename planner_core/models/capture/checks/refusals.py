@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, NeedsValues, Value, named
+from planner_core.core import CaptureError, NeedsValues, Sentence, Value, named
 from planner_core.models.hooks.model_parts import list_buffers, list_modules, list_parameters
 
 _ENGINE = {
@@ -45,7 +45,7 @@ TRANSFORM_HELP = "they cannot be seen one by one: write the batch of the transfo
 
 def refusal(scope: str, what: str, help_: str) -> CaptureError:
     """Return an error with one sentence: the module, what it does, the line of its code, and what would help."""
-    return CaptureError(f"{scope or 'the model'} {what}{model_line()}; {help_}")
+    return CaptureError(f"{scope or 'the model'} {what}{model_line()}; ", help_)
 
 
 def model_line() -> str:
@@ -74,7 +74,7 @@ def check_call(scope: str, func: Callable[..., Any], fn: str | None, operands: I
     if fn is None and name.strip("_") in _VALUE_READERS and not all(t.is_meta for t in operands):
         what = f"{scope or 'the model'} decides by the values of computed tensors{model_line()}"
         raise NeedsValues(
-            f"{what}; no graph can hold that; use a form of the model without data-dependent control flow", what
+            f"{what}; no graph can hold that; use a form of the model without data-dependent control flow", what=what
         )
 
 
@@ -187,7 +187,10 @@ def check_length(scope: str, calls: int) -> None:
         raise refusal(
             scope,
             f"runs more than {MAX_CALLS:,} operators in one call, as a loop over tokens does",
-            f"write the loop as one operator (torch.nn.LSTM, a product, a cumulative sum), or give a smaller {named('seq')}",
+            Sentence(
+                "write the loop as one operator (torch.nn.LSTM, a product, a cumulative sum), or give a smaller ",
+                named("seq"),
+            ),
         )
 
 
@@ -309,7 +312,7 @@ def without_autocast(scope: Callable[[], str]) -> Iterator[None]:
             raise refusal(
                 scope(),
                 f"opens an autocast region ({str(self.fast_dtype).removeprefix('torch.')}), whose casts depend on the device",
-                f"take it out of forward, and give the type of the whole step with {named('dtype')}",
+                Sentence("take it out of forward, and give the type of the whole step with ", named("dtype")),
             )
         return plain_enter(self)  # type: ignore[no-untyped-call]
 

@@ -63,7 +63,9 @@ def fit_collectives(cluster: Cluster, rows: Sequence[Collective], source: str) -
     groups = sorted({(r.ranks, r.nodes) for r in rows})
     if any(nodes > 1 for _, nodes in groups) and len(cluster.levels) < 2:
         raise InputError(
-            f"{cluster.name} is one node, but collectives over several were timed; give {named('cluster')} with inter=GB/s"
+            f"{cluster.name} is one node, but collectives over several were timed; give ",
+            named("cluster"),
+            " with inter=GB/s",
         )
 
     def predict(constants: Mapping[str, float]) -> Floats:
