@@ -291,8 +291,7 @@ def mesh_words(mesh: DeviceMesh) -> str:
 
 def full_mesh_words(plan: Plan) -> str:
     """Write the whole mesh of a plan, with the ranks of its pipeline: `4 pipe × 2 data × 8 tensor`."""
-    cut, mesh = plan.pipeline, plan.mesh
-    return mesh_words(whole_mesh(mesh, cut.ranks) if cut else mesh)
+    return mesh_words(whole_mesh(plan.mesh, plan.pipeline_axis))
 
 
 def escape(value: str) -> str:

@@ -50,7 +50,7 @@ from planner_core.core.graph import (
     with_result_as_output,
 )
 from planner_core.core.graph_json import graph_from_json, graph_to_json
-from planner_core.core.mesh import DeviceMesh, axis_names, divisors, mesh_shapes, parse_mesh
+from planner_core.core.mesh import ONE_RANK, DeviceMesh, PipelineAxis, axis_names, divisors, mesh_shapes, parse_mesh
 from planner_core.core.placement import (
     P,
     Partial,
@@ -138,6 +138,7 @@ __all__ = [
     "ITEM_BYTES",
     "NO_GRADIENT",
     "ONE_EACH",
+    "ONE_RANK",
     "OPTIMIZERS",
     "OPTIMIZER_KERNELS",
     "OPTIONS",
@@ -183,6 +184,7 @@ __all__ = [
     "ParamPlan",
     "Partial",
     "Pipeline",
+    "PipelineAxis",
     "PipelineCost",
     "Placement",
     "Placements",

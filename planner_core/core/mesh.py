@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 from planner_core.core.errors import InputError
 from planner_core.core.workload.options import named
 
+_Of = TypeVar("_Of")
 MAX_AXES = 4
 """Axes of a mesh that is searched (docs/SEARCH.md, section 9)."""
 
@@ -30,6 +32,32 @@ class DeviceMesh:
 
     def __str__(self) -> str:
         return "×".join(f"{s} {n}" for n, s in zip(self.axis_names, self.axis_sizes, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineAxis:
+    """The axis of a pipeline's ranks in the mesh of all GPUs, whose other axes are those of one rank's mesh.
+
+    `outer`: how many axes of the rank's mesh lie outside of it. Example: 2 ranks, each with a mesh of 4 data and 2 tensor. With 0 the
+    GPUs are 2 pipeline × 4 data × 2 tensor, and the ranks lie furthest apart; with 2 they are neighbours, 4 data × 2 tensor × 2 pipeline.
+    """
+
+    ranks: int = 1
+    outer: int = 0
+
+    def insert(self, axes: tuple[_Of, ...], own: _Of) -> tuple[_Of, ...]:
+        """Return what the whole mesh has by axis, from what the rank's mesh has and the pipeline axis has."""
+        return (*axes[: self.outer], own, *axes[self.outer :])
+
+    def rank_in_mesh(self, mesh: DeviceMesh, gpu: int) -> int:
+        """Return the place of a GPU in the mesh of its pipeline rank."""
+        # Example: 2 ranks of 2 data × 2 tensor, outer 1. The GPUs are 2 data × 2 pipeline × 2 tensor, so GPU 7 is at (1, 1, 1): place 3.
+        inside = math.prod(mesh.axis_sizes[self.outer :])
+        return gpu // (inside * self.ranks) * inside + gpu % inside
+
+
+ONE_RANK = PipelineAxis()
+"""The axis of a plan that has no stages."""
 
 
 def parse_mesh(text: str, num_devices: int) -> DeviceMesh:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from planner_core.core.cluster import timing
 from planner_core.core.errors import InputError
 from planner_core.core.graph import join_name
-from planner_core.core.mesh import DeviceMesh
+from planner_core.core.mesh import ONE_RANK, DeviceMesh, PipelineAxis
 from planner_core.core.placement import Partial, Placement, Placements, Replicate, Shard, State
 
 PHASES = ("forward", "backward", "optimizer")
@@ -188,9 +188,10 @@ class Traffic:
 class Pipeline:
     """How a model is cut into stages, and in which order the stages run their micro-batches.
 
-    `ranks`: the number of groups of GPUs between which the stages are dealt; each group is a mesh of the form `Plan.mesh`, and the
-    groups lie one behind the other on the cluster. `copies`: how many calls of repeated blocks each stage runs, in order. What stands
-    before the first call belongs to the first stage, what stands behind a call to the stage of that call.
+    `ranks`: the number of groups of GPUs between which the stages are dealt; each group is a mesh of the form `Plan.mesh`. `outer` axes of
+    that mesh lie outside of the pipeline's (`PipelineAxis`); if none does, the groups lie one behind the other. `copies`: how many calls
+    of repeated blocks each stage runs, in order. What stands before the first call belongs to the first stage, what stands behind a call
+    to the stage of that call.
 
     `parts`: of each stage the prefixes of its calls, in order, and the names of the weights outside of them that it reads. A run needs
     them before it has seen a forward pass. Empty while stages are only priced.
@@ -200,6 +201,12 @@ class Pipeline:
     schedule: str
     copies: tuple[int, ...]
     parts: tuple[tuple[str, ...], ...] = ()
+    outer: int = 0
+
+    @property
+    def axis(self) -> PipelineAxis:
+        """The axis of the groups in the mesh of all GPUs."""
+        return PipelineAxis(self.ranks, self.outer)
 
     @property
     def virtual(self) -> int:
@@ -384,7 +391,12 @@ class Plan:
     @property
     def num_gpus(self) -> int:
         """The GPUs that the plan runs on."""
-        return self.mesh.num_devices * (self.pipeline.ranks if self.pipeline else 1)
+        return self.mesh.num_devices * self.pipeline_axis.ranks
+
+    @property
+    def pipeline_axis(self) -> PipelineAxis:
+        """The axis of its pipeline's ranks in the mesh of all GPUs."""
+        return self.pipeline.axis if self.pipeline else ONE_RANK
 
     @property
     def chunks(self) -> int:

@@ -196,14 +196,16 @@ def _plan_faults(plan: Plan) -> Iterator[str]:
 
 def _pipeline_json(cut: Pipeline) -> dict[str, Any]:
     parts = {"parts": [list(part) for part in cut.parts]} if cut.parts else {}
-    return {"ranks": cut.ranks, "schedule": cut.schedule, "copies": list(cut.copies), **parts}
+    # Left out where it is usual, so that files of plans from before it are equal to those of today.
+    outer = {"outer": cut.outer} if cut.outer else {}
+    return {"ranks": cut.ranks, "schedule": cut.schedule, "copies": list(cut.copies), **outer, **parts}
 
 
 def _pipeline_from_json(data: Mapping[str, Any] | None) -> Pipeline | None:
     if data is None:
         return None
     parts = tuple(tuple(part) for part in data.get("parts", ()))
-    return Pipeline(data["ranks"], data["schedule"], tuple(data["copies"]), parts)
+    return Pipeline(data["ranks"], data["schedule"], tuple(data["copies"]), parts, data.get("outer", 0))
 
 
 def _pipeline_cost_to_json(cost: PipelineCost) -> dict[str, Any]:
@@ -230,6 +232,8 @@ def _stage_faults(plan: Plan) -> Iterator[str]:
     calls = sum(len(block.prefixes) for label, block in plan.blocks.items() if label)
     if sum(cut.copies) != calls:
         yield f"its stages run {sum(cut.copies)} copies of blocks, and it has {calls}"
+    if cut.outer > len(plan.mesh.axis_sizes):
+        yield f"{cut.outer} axes of its mesh lie outside of the pipeline's, and it has {len(plan.mesh.axis_sizes)}"
     if cut.parts and len(cut.parts) != len(cut.copies):
         yield f"{len(cut.copies)} stages, and parts of {len(cut.parts)}"
     if (cut.schedule == V_SHAPED and cut.virtual != VIRTUAL_OF_V) or (cut.schedule in ONE_EACH and cut.virtual != 1):

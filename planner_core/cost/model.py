@@ -9,9 +9,21 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import Cluster, DeviceMesh, Plan, Software, Stack, Timing, Workload, timing
+from planner_core.core import (
+    ONE_RANK,
+    Cluster,
+    DeviceMesh,
+    PipelineAxis,
+    Plan,
+    Software,
+    Stack,
+    Timing,
+    Workload,
+    timing,
+)
 from planner_core.cost.communication.links import PIPE as PIPE
-from planner_core.cost.communication.links import AxisLink, axis_links, rank_links
+from planner_core.cost.communication.links import AxisLink, rank_links
+from planner_core.cost.communication.links import pipe_link as pipe_link
 from planner_core.cost.communication.links import whole_mesh as whole_mesh
 from planner_core.cost.step_time import StepTime
 from planner_core.ops import Row
@@ -87,21 +99,15 @@ class CostModel:
         return StepTime(self.workload.accumulate, self.contention)
 
 
-def cost_model(cluster: Cluster, mesh: DeviceMesh, workload: Workload, ranks: int = 1) -> CostModel:
-    """Return the prices on one mesh of one cluster, or on the mesh of one of a pipeline's `ranks` while all ranks are at work."""
-    links = rank_links(cluster, mesh, ranks)
+def cost_model(cluster: Cluster, mesh: DeviceMesh, workload: Workload, pipe: PipelineAxis = ONE_RANK) -> CostModel:
+    """Return the prices on one mesh of one cluster, or on the mesh of one rank of a pipeline while all ranks are at work."""
+    links = rank_links(cluster, mesh, pipe)
     stages = searched_stages(workload.zero)
     return CostModel(cluster, mesh, workload, links, stages=stages, software=workload.resolved())
-
-
-def pipe_link(cluster: Cluster, mesh: DeviceMesh, ranks: int) -> AxisLink:
-    """The links between neighbouring ranks of a pipeline; `mesh` is that of one rank."""
-    return axis_links(cluster, whole_mesh(mesh, ranks))[0]
 
 
 def cost_model_of(plan: Plan, cluster: Cluster | None = None) -> CostModel:
     """The prices with which a plan was made, or (with `cluster`) those of the same mesh and workload on another cluster."""
     known = {f.name for f in fields(Workload)}
     workload = Workload(**{key: value for key, value in plan.workload.items() if key in known})
-    ranks = plan.pipeline.ranks if plan.pipeline else 1
-    return cost_model(cluster or Cluster.from_json(dict(plan.cluster)), plan.mesh, workload, ranks)
+    return cost_model(cluster or Cluster.from_json(dict(plan.cluster)), plan.mesh, workload, plan.pipeline_axis)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner_core.core import (
+    ONE_RANK,
     OPTIONS,
     ZERO,
     BlockPlan,
@@ -18,6 +19,7 @@ from planner_core.core import (
     Note,
     NoteKind,
     Pipeline,
+    PipelineAxis,
     Plan,
     Workload,
     axis_names,
@@ -158,11 +160,11 @@ class Planner:
         stages: tuple[int, ...] | None = None,
         joined: tuple[int, ...] | None = None,
         usual: bool = False,
-        ranks: int = 1,
+        pipe: PipelineAxis = ONE_RANK,
     ) -> Problem:
         """The folded cost network on one mesh. `by_volume`: a byte costs the same on every axis. `stages` and `joined` are those of
-        `CostModel`. `usual`: of runs as tools start them, whose products do not run in chunks. `ranks`: those of a pipeline, of one of
-        which it is the mesh.
+        `CostModel`. `usual`: of runs as tools start them, whose products do not run in chunks. `pipe`: the axis of a pipeline, of one of
+        whose ranks it is the mesh.
 
         Of three or four axes, operators treat all but the last as one, and only weights tell them apart. Free, an operator
         would have a strategy for each triple, and the tables would grow too large."""
@@ -171,15 +173,15 @@ class Planner:
         joined = tuple(range(1, len(mesh.axis_sizes) - 1)) if joined is None else joined
         if type(restrict) is Restriction:  # it forbids nothing
             restrict = None
-        model = replace(cost_model(self.cluster, mesh, workload, ranks), joined=joined)
+        model = replace(cost_model(self.cluster, mesh, workload, pipe), joined=joined)
         model = model if stages is None else replace(model, stages=stages)
         model = _with_equal_links(model) if by_volume else model
-        key = (mesh.axis_sizes, workload.zero, by_volume, model.stages, joined, workload.chunks, ranks)
+        key = (mesh.axis_sizes, workload.zero, by_volume, model.stages, joined, workload.chunks, pipe)
         if restrict is None and (*key, uniform) in self.problems:
             return self.problems[*key, uniform]
         with self.clock("network"):
             if key not in self.networks:
-                known = self.runs.setdefault((mesh.axis_sizes, by_volume, joined, workload.chunks, ranks), {})
+                known = self.runs.setdefault((mesh.axis_sizes, by_volume, joined, workload.chunks, pipe), {})
                 self.networks[key] = build_networks(self.coarse, self.strategies, model, known, self.kernels)
             nets = self.networks[key]
 
@@ -223,7 +225,7 @@ class Planner:
     def of_space(self, space: Space, uniform: bool = False) -> Problem:
         """The folded cost network of one combination of degrees. Raises TooWide."""
         build = functools.partial(self.problem, space.mesh, space.restriction(self.graph), uniform=uniform, usual=True)
-        return build(stages=space.stages, joined=space.joined, ranks=space.ranks)
+        return build(stages=space.stages, joined=space.joined, pipe=space.pipe)
 
     def stated(self) -> list[Plan]:
         """The plan of the layout that the request states. Raises InputError if the model cannot follow it."""
@@ -259,8 +261,8 @@ class Planner:
         assert answer.assignment is not None
         blocks = make_block_plans(problem, answer.assignment)
         # with the real links, also if the plan was chosen by volume
-        ranks, known = pipeline.ranks if pipeline else 1, problem.model
-        model = cost_model(self.cluster, known.mesh, known.workload, ranks)
+        known, pipe = problem.model, pipeline.axis if pipeline else ONE_RANK
+        model = cost_model(self.cluster, known.mesh, known.workload, pipe)
         cost = (
             price_pipeline(blocks, self.graph, pipeline, model, ops_at_the_ends(self.coarse))
             if pipeline

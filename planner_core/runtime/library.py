@@ -139,10 +139,11 @@ def mesh_of(plan: Plan, device: str) -> DeviceMesh:
             f"the plan is for {num_devices} devices ({stages}{mesh}), but the process group has {ranks} rank{'s' * (ranks != 1)}; start "
             f"{num_devices}, or plan for a cluster of {ranks} GPUs"
         )
-    pipeline_axis = ((plan.pipeline.ranks,), (PIPELINE_AXIS,)) if plan.pipeline else ((), ())
-    return init_device_mesh(
-        device, (*pipeline_axis[0], *mesh.axis_sizes), mesh_dim_names=(*pipeline_axis[1], *mesh.axis_names)
-    )
+    if plan.pipeline is None:
+        return init_device_mesh(device, mesh.axis_sizes, mesh_dim_names=mesh.axis_names)
+    pipe = plan.pipeline.axis
+    names = pipe.insert(mesh.axis_names, PIPELINE_AXIS)
+    return init_device_mesh(device, pipe.insert(mesh.axis_sizes, pipe.ranks), mesh_dim_names=names)
 
 
 def _device_of(module: nn.Module) -> str:

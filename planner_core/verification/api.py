@@ -218,10 +218,10 @@ def _retarget(plan: Plan, graph: Graph, mesh: DeviceMesh, ranks: int) -> Plan:
     if plan.pipeline:
         stages = count_small_stages(plan, ranks)
         calls, every = len(list(graph.calls())), stages * plan.pipeline.virtual
-        cut = Pipeline(stages, plan.pipeline.schedule, even_copies(calls, every))
+        cut = Pipeline(stages, plan.pipeline.schedule, even_copies(calls, every), outer=plan.pipeline.outer)
         num = SMALL_ROUNDS * stages
         workload = replace(workload, batch=num * batch, accumulate=num)
-    big = cost_model(cluster, plan.mesh, workload, plan.pipeline.ranks if plan.pipeline else 1)
+    big = cost_model(cluster, plan.mesh, workload, plan.pipeline_axis)
     if cut:  # let one node hold all small ranks: the times of links between stages do not matter here
         node = replace(cluster.levels[0], size=cut.ranks * mesh.num_devices)
         big = replace(big, cluster=replace(cluster, levels=(node,)))

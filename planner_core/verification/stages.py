@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import Graph, Plan, plan_from_json, plan_to_json
 from planner_core.cost import Event, RankWork, ranks_work
+from planner_core.cost.communication import gpus_of_ranks
 from planner_core.runtime import (
     CountCollectives,
     PlanMismatch,
@@ -177,7 +178,7 @@ def verify_stages(plan: Plan, graph: Graph, *, timeout_s: float = 300.0, seed: i
     """Run a plan with stages (of few ranks and a small model) on gloo, and return the report of docs/CONTRACT.md without memory."""
     found = run_ranks(_compare_with_fallback, plan.num_gpus, (plan_to_json(plan), seed), timeout_s=timeout_s)
     first = found[0]
-    per_rank = compare_ranks(plan, graph, [found[r]["record"] for r in range(0, plan.num_gpus, plan.mesh.num_devices)])
+    per_rank = compare_ranks(plan, graph, [found[int(gpu)]["record"] for gpu in gpus_of_ranks(plan)[:, 0]])
     single, parallel = first["loss"]
     good = is_within_tolerance(first)
     return {
@@ -334,8 +335,10 @@ def _step_and_micro_batches(
     parallel: StagedParallel, inputs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
     """Return the arguments of a step on this rank, and the same micro-batches for one process."""
-    num, own = parallel.micro_batches, rank_call(parallel, inputs, dist.get_rank()) is not None
-    places = position_along(parallel.mesh.shape, parallel.data_axes, dist.get_rank())[1] if own else 1
+    num, rank = parallel.micro_batches, _rank_in_mesh(parallel)
+    places = (
+        position_along(parallel.mesh.shape, parallel.data_axes, rank)[1] if rank_call(parallel, inputs, rank) else 1
+    )
 
     def part(number: int) -> Any:
         return lambda x: torch.cat([mine.chunk(num)[number] for mine in x.chunk(places)])
@@ -348,8 +351,12 @@ def _step_and_micro_batches(
 
 def step_call(parallel: StagedParallel, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a step on this rank: its own samples, or all of them if a loop must pass them."""
-    own = rank_call(parallel, inputs, dist.get_rank())
+    own = rank_call(parallel, inputs, _rank_in_mesh(parallel))
     if own:
         return own
     args, kwargs = tuple(inputs.get(POSITIONAL, ())), {k: v for k, v in inputs.items() if k != POSITIONAL}
     return args, {**kwargs, "global_batch": True}
+
+
+def _rank_in_mesh(parallel: StagedParallel) -> int:
+    return parallel.plan.pipeline_axis.rank_in_mesh(parallel.plan.mesh, dist.get_rank())

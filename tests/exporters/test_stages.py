@@ -27,7 +27,13 @@ def of_layout(text: str, layers: int = 8) -> Plan:
 
 
 @pytest.mark.parametrize(
-    "text", ["dp=4,tp=2,pp=2,zero=1", "dp=4,tp=2,sp,pp=2,vp=2,zero=1", "dp=2,tp=2,pp=4,zero=1,copies=1-3-2-2"]
+    "text",
+    [
+        "dp=4,tp=2,pp=2,zero=1",
+        "dp=2,tp=2,pp=4,order=tp-pp-dp,zero=1",
+        "dp=4,tp=2,sp,pp=2,vp=2,zero=1",
+        "dp=2,tp=2,pp=4,zero=1,copies=1-3-2-2",
+    ],
 )
 def test_megatron_is_told_of_stages(text: str) -> None:
     made = export_text(of_layout(text), "megatron")
@@ -36,6 +42,21 @@ def test_megatron_is_told_of_stages(text: str) -> None:
     fields, notes = megatron.read_arguments(made.text, "exported")
     again = megatron.read(fields, 16, notes)
     assert again.layout == stated and again.options["accumulate"] == 8
+
+
+def test_stages_that_a_tool_deals_to_other_gpus_are_refused() -> None:
+    between, inside = of_layout("dp=4,tp=2,pp=2,order=tp-pp-dp"), of_layout("dp=4,tp=2,pp=2,order=pp-tp-dp")
+    with pytest.raises(InputError, match="torchtitan's pipeline is the outermost axis"):
+        export_text(between, "torchtitan")
+    with pytest.raises(InputError, match="in the orders tp-dp-pp and tp-pp-dp"):
+        export_text(inside, "megatron")
+
+
+@pytest.mark.parametrize("text", ["dp=4,tp=2,pp=2,zero=2", "fsdp=4,tp=2,pp=2"])
+def test_megatron_is_not_given_stages_that_need_more_memory_there(text: str) -> None:
+    """Its distributed optimizer is ZeRO-1, so gradients and weights that the plan shards would be whole."""
+    with pytest.raises(InputError, match=r"ZeRO-[23], and Megatron-LM's distributed optimizer is ZeRO-1"):
+        export_text(of_layout(text), "megatron")
 
 
 def test_deepspeed_says_why_its_file_holds_no_stages() -> None:

@@ -27,7 +27,7 @@ from planner_core.search import make_block_plans, search_within_budget
 SLOW = "8x8-h100:inter=12.5"
 
 
-def request(model: str, cluster: str, batch: int, seq: int, **more: object) -> Request:
+def request(model: str, cluster: str, batch: int, seq: int, **more: Any) -> Request:
     return Request(model, cluster=cluster, batch=batch, seq=seq, accumulate=1, recompute="auto", **more)
 
 
@@ -76,14 +76,14 @@ def test_a_range_takes_what_its_stage_takes() -> None:
     asked = Request("llama-3-8b", cluster="2x8-h100", batch=32, seq=2048, accumulate=8, layers=8, zero=1)
     planner = prepare_planner(asked)
     d = PipelineDegrees(2, 1, 4, 2, 1, 8)
-    problem = planner.problem(d.mesh, uniform=True, ranks=2)
+    problem = planner.problem(d.mesh, uniform=True, pipe=d.pipe)
     found = search_within_budget(problem, objective="time")
     assert found.assignment is not None
     blocks, ends = make_block_plans(problem, found.assignment), ops_at_the_ends(planner.coarse)
-    model = cost_model(planner.cluster, d.mesh, planner.workload, 2)
-    costs = RangeCosts([policy_from_plan("one", blocks, planner.graph, model, ends, 2)], 8, float("inf"))
+    model = cost_model(planner.cluster, d.mesh, planner.workload, d.pipe)
+    costs = RangeCosts([policy_from_plan("one", blocks, planner.graph, model, ends, d.pipe)], 8, float("inf"))
     stages = stage_plans(blocks, planner.graph, Pipeline(2, "1f1b", (3, 5)))
-    whole = stage_costs(stages, model, ends, pipe_link(planner.cluster, d.mesh, 2))
+    whole = stage_costs(stages, model, ends, pipe_link(planner.cluster, d.mesh, d.pipe))
     for (first, last), cost in zip(((0, 3), (3, 8)), whole, strict=True):
         own, _, _ = costs.best(first, last, 1) or (0.0, 0.0, None)
         mine = 8 * (cost.forward_s + cost.backward_s) + cost.first_s + cost.last_s + cost.step_s
@@ -94,12 +94,12 @@ def test_an_even_cut_is_refused_by_the_closed_form_of_its_price() -> None:
     """Sums over pieces give the closed form that the price of the cut has, so a cut that is too slow is never priced."""
     asked = Request("llama-3-8b", cluster="2x8-h100", batch=32, seq=2048, accumulate=8, layers=8, zero=1)
     planner, d = prepare_planner(asked), PipelineDegrees(2, 2, 4, 2, 1, 8)
-    problem = planner.problem(d.mesh, uniform=True, ranks=2)
+    problem = planner.problem(d.mesh, uniform=True, pipe=d.pipe)
     found = search_within_budget(problem, objective="time")
     assert found.assignment is not None
     blocks = make_block_plans(problem, found.assignment)
-    model = cost_model(planner.cluster, d.mesh, planner.workload, 2)
-    policy = policy_from_plan("one", blocks, planner.graph, model, ops_at_the_ends(planner.coarse), 2)
+    model = cost_model(planner.cluster, d.mesh, planner.workload, d.pipe)
+    policy = policy_from_plan("one", blocks, planner.graph, model, ops_at_the_ends(planner.coarse), d.pipe)
     costs = RangeCosts([policy], 8, float("inf"))
     cut = find_even_cut(d, costs, float("inf"))
     assert cut is not None
@@ -133,7 +133,7 @@ def test_higher_stages_of_zero_are_searched_where_memory_lacks() -> None:
     below = _StageSearch(
         prepare_planner(request("llama-3-70b", SLOW, 512, 4096, zero=1)), lambda text: None, None, None
     )
-    assert below.zero_stages == (1,)
+    assert below.estimates.zero_stages == (1,)
 
 
 def test_the_bound_of_any_cut() -> None:

@@ -10,7 +10,7 @@ from planner_core.cost.communication.atp import (
     ring_time_s,
 )
 from planner_core.cost.communication.collectives import algorithms, collective_time, collective_times, wire_bytes
-from planner_core.cost.communication.links import AxisLink, axis_links, rank_links, volume_link, whole_mesh
+from planner_core.cost.communication.links import AxisLink, axis_links, pipe_link, rank_links, volume_link, whole_mesh
 from planner_core.cost.communication.redistribution import (
     Redistributions,
     Segments,
@@ -22,6 +22,7 @@ from planner_core.cost.communication.routes import (
     Floats,
     bytes_between_gpus,
     bytes_leaving_units,
+    gpus_of_ranks,
     links_of,
     route,
     sent_per_gpu,
@@ -44,8 +45,10 @@ __all__ = [
     "collective_time",
     "collective_times",
     "decode",
+    "gpus_of_ranks",
     "layer_wire_bytes",
     "links_of",
+    "pipe_link",
     "placement_code",
     "rank_links",
     "reductions",

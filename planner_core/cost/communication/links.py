@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import Cluster, DeviceMesh, InputError, Level
+from planner_core.core import Cluster, DeviceMesh, InputError, Level, PipelineAxis
 
 _Ranks: TypeAlias = NDArray[np.int64]
 PIPE = "pipe"
@@ -92,14 +92,24 @@ def axis_links(cluster: Cluster, mesh: DeviceMesh) -> tuple[AxisLink, ...]:
     return tuple(_axis_link(cluster, mesh.axis_sizes[axis], mesh.stride(axis)) for axis in range(len(mesh.axis_sizes)))
 
 
-def whole_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
-    """The mesh of a whole pipeline, whose ranks lie one behind the other: the axis `pipe` is the first."""
-    return mesh if ranks == 1 else DeviceMesh((PIPE, *mesh.axis_names), (ranks, *mesh.axis_sizes))
+def whole_mesh(mesh: DeviceMesh, pipe: PipelineAxis) -> DeviceMesh:
+    """The mesh of a whole pipeline, from that of one rank; its ranks are along the axis `pipe`."""
+    if pipe.ranks == 1:
+        return mesh
+    return DeviceMesh(pipe.insert(mesh.axis_names, PIPE), pipe.insert(mesh.axis_sizes, pipe.ranks))
 
 
-def rank_links(cluster: Cluster, mesh: DeviceMesh, ranks: int) -> tuple[AxisLink, ...]:
-    """One link per axis of a mesh; or of the mesh of one of the `ranks` of a pipeline."""
-    return axis_links(cluster, whole_mesh(mesh, ranks))[1 if ranks > 1 else 0 :]
+def rank_links(cluster: Cluster, mesh: DeviceMesh, pipe: PipelineAxis) -> tuple[AxisLink, ...]:
+    """One link per axis of a mesh, or of the mesh of one of the ranks of a pipeline."""
+    whole = whole_mesh(mesh, pipe)
+    links = zip(whole.axis_names, axis_links(cluster, whole), strict=True)
+    return tuple(link for name, link in links if name != PIPE)
+
+
+def pipe_link(cluster: Cluster, mesh: DeviceMesh, pipe: PipelineAxis) -> AxisLink:
+    """The links between neighbouring ranks of a pipeline of several; `mesh` is that of one rank."""
+    whole = whole_mesh(mesh, pipe)
+    return axis_links(cluster, whole)[whole.axis_names.index(PIPE)]
 
 
 @lru_cache(maxsize=1024)

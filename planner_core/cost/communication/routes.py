@@ -39,15 +39,22 @@ class Hops:
 def bytes_between_gpus(plan: Plan, cluster: Cluster, phases: Iterable[str] = PHASES) -> Floats:
     """[from, to]: bytes that each GPU sends to each GPU in one step, in these phases. With pipeline stages the groups of all ranks send
     among themselves what that of the busiest rank does."""
-    n, ranks = plan.mesh.num_devices, plan.pipeline.ranks if plan.pipeline else 1
-    matrix = np.zeros((n, n))
+    matrix = np.zeros((plan.mesh.num_devices, plan.mesh.num_devices))
     for src, dst, num_bytes in routes(plan, cluster, phases):
         np.add.at(matrix, (src, dst), num_bytes)
-    whole = np.kron(np.eye(ranks), matrix).astype(np.float64)
-    each = np.arange(n)
+    whole, gpus = np.zeros((plan.num_gpus, plan.num_gpus)), gpus_of_ranks(plan)
+    for own in gpus:
+        whole[np.ix_(own, own)] = matrix
     for rank, other, handed_on in _between_stages(plan, phases):
-        whole[rank * n + each, other * n + each] += handed_on
+        whole[gpus[rank], gpus[other]] += handed_on
     return whole
+
+
+def gpus_of_ranks(plan: Plan) -> Ints:
+    """[ranks of the pipeline, GPUs of one rank] numbers of GPUs, in the order of the plan's mesh."""
+    pipe, sizes = plan.pipeline_axis, plan.mesh.axis_sizes
+    gpus: Ints = np.arange(plan.num_gpus, dtype=np.int64).reshape(pipe.insert(sizes, pipe.ranks))
+    return np.moveaxis(gpus, pipe.outer, 0).reshape(pipe.ranks, -1)
 
 
 def _between_stages(plan: Plan, phases: Iterable[str]) -> Iterator[tuple[int, int, float]]:
@@ -74,7 +81,7 @@ def sent_per_gpu(plan: Plan) -> int:
 
 def links_of(plan: Plan, cluster: Cluster) -> tuple[AxisLink, ...]:
     """One link per axis of a plan's mesh, which may be that of one rank of a pipeline."""
-    return rank_links(cluster, plan.mesh, plan.pipeline.ranks if plan.pipeline else 1)
+    return rank_links(cluster, plan.mesh, plan.pipeline_axis)
 
 
 def routes(plan: Plan, cluster: Cluster, phases: Iterable[str] = PHASES) -> Iterator[tuple[Ints, Ints, Floats]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from planner_core.core import InputError, Plan
+from planner_core.core import InputError, Pipeline, Plan, named
 from planner_core.cost import zero_stage
 from planner_core.exporters.configs.common import (
     check_single_stack,
@@ -43,7 +44,7 @@ def write_megatron(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     differences += [*_expert_remarks(layout), *_padding_remarks(config.get("vocab_size"), layout.size)]
     flags: dict[str, Any] = {
         **_degree_flags(layout),
-        **_stage_flags(plan),
+        **_stage_flags(plan, layout),
         **_size_flags(plan, config),
         "global-batch-size": plan.workload["batch"],
         "micro-batch-size": micro_batch_samples(plan, layout),
@@ -90,8 +91,8 @@ def _usage_remarks(plan: Plan, flags: Mapping[str, Any]) -> list[str]:
     return remarks
 
 
-def _stage_flags(plan: Plan) -> dict[str, Any]:
-    """Megatron-LM's flags for the stages of a plan, also for one stage. Raises InputError for a schedule that it does not have."""
+def _stage_flags(plan: Plan, layout: TpLayout) -> dict[str, Any]:
+    """Megatron-LM's flags for the stages of a plan, also for one stage. Raises InputError for stages that it does not run."""
     cut = plan.pipeline
     if cut is None:
         return {"pipeline-model-parallel-size": 1}
@@ -101,10 +102,31 @@ def _stage_flags(plan: Plan) -> dict[str, Any]:
             "--to json"
         )
     check_single_stack(plan, cut)
-    flags: dict[str, Any] = {"pipeline-model-parallel-size": cut.ranks}
+    if (stage := zero_stage(plan)) > 1:
+        # Not a remark: the memory of the first ranks was counted on it, so ZeRO-1 may not fit.
+        raise InputError(
+            f"the plan's stages hold weights under ZeRO-{stage}, and Megatron-LM's distributed optimizer is ZeRO-1, which takes more "
+            "memory; plan with ",
+            named("zero", 1),
+            ", or give --to json",
+        )
+    flags: dict[str, Any] = {"pipeline-model-parallel-size": cut.ranks, **_order_flags(plan, cut, layout)}
     if len(set(cut.copies)) > 1:
         return {**flags, "pipeline-model-parallel-layout": stage_layout(cut.copies)}
     return {**flags, **({"num-virtual-stages-per-pipeline-rank": cut.virtual} if cut.virtual > 1 else {})}
+
+
+def _order_flags(plan: Plan, cut: Pipeline, layout: TpLayout) -> dict[str, Any]:
+    """The flag for stages that lie between tensor and data ranks. Raises InputError for another place of the pipeline's axis."""
+    if cut.outer == 0:
+        return {}
+    # The axes outside of the pipeline's must be the data-parallel ranks, all of them.
+    if layout.axis < cut.outer or math.prod(plan.mesh.axis_sizes[: cut.outer]) != layout.data:
+        raise InputError(
+            f"stages lie inside of {cut.outer} axes of the mesh {plan.mesh}, and Megatron-LM deals ranks in the orders tp-dp-pp and "
+            "tp-pp-dp; state such a layout, or give --to json"
+        )
+    return {"use-tp-pp-dp-mapping": True}
 
 
 def stage_layout(copies: tuple[int, ...]) -> str:

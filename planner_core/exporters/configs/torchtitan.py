@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from planner_core.core import Plan
+from planner_core.core import InputError, Plan
 from planner_core.exporters.configs.common import (
     check_single_stack,
     count_recompute_policies,
@@ -90,6 +90,11 @@ def _stage_options(plan: Plan) -> tuple[dict[str, Any], list[str]]:
     if cut is None:
         return {}, []
     check_single_stack(plan, cut)
+    if cut.outer:
+        raise InputError(
+            f"stages lie inside of {cut.outer} axes of the mesh {plan.mesh}, and torchtitan's pipeline is the outermost axis; state a "
+            "layout without order, or give --to json"
+        )
     options: dict[str, Any] = {
         "parallelism.pipeline_parallel_degree": cut.ranks,
         "parallelism.pipeline_parallel_schedule": SCHEDULES[cut.schedule],

@@ -12,7 +12,11 @@ The mesh has an axis for each degree above 1. The tensor axis is innermost, wher
     dp=8,tp=8,pp=8,vp=2,schedule=interleaved     512 GPUs: 16 stages of the model on 8 groups of 64 GPUs, which lie one behind the other
 
 `pp` groups of GPUs run stages of the model, `vp` each, in the order of `schedule`, with as many copies of blocks as `copies` says. All
-other degrees are those inside a group.
+other degrees are those inside a group. `order` says which ranks are neighbours, the innermost first, in Megatron-LM's words:
+
+    tp-dp-pp    a group is whole nodes where it can be, and stages send between nodes (the default)
+    tp-pp-dp    the ranks that share a batch lie outside of the stages: stages may send inside a node, gradients are summed between nodes
+    pp-tp-dp    the stages of one GPU's data and tensor rank are neighbours
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from typing import Any
 
 from planner_core.core import (
     ONE_EACH,
+    ONE_RANK,
     SCHEDULES,
     USUAL_STACK,
     V_SHAPED,
@@ -33,6 +38,7 @@ from planner_core.core import (
     Graph,
     InputError,
     Pipeline,
+    PipelineAxis,
     Sentence,
     Shard,
     Term,
@@ -66,7 +72,9 @@ CP_TYPES: Mapping[str, frozenset[str]] = {
 """How attention runs on a context axis: the names of its rows. The first is the default, as in Megatron-LM."""
 PEERS_TYPES = {"p2p": "ring", "a2a": "ulysses", "all_gather": "gather", "allgather": "gather"}
 """The words of Megatron-LM's `--cp-comm-type`, and of torchtitan for a gather."""
-WORDS = (*DEGREES, "sp", "zero", "hsdp", "cp_type", "schedule", "copies")
+ORDERS = ("tp-dp-pp", "tp-pp-dp", "pp-tp-dp")
+"""Which of the tensor (with context), data and pipeline ranks are neighbours, the innermost first."""
+WORDS = (*DEGREES, "sp", "zero", "hsdp", "cp_type", "schedule", "copies", "order")
 WHOLE_STAGES = (0, 1, 2)
 """The ZeRO stages in which every rank keeps a whole working copy."""
 SHARDED = 3
@@ -79,15 +87,15 @@ MOST_AXES = 4
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The plans of one mesh that follow a layout. `stages` and `joined` are those of `CostModel`. `ranks`: those of the pipeline; the mesh
-    is that of one of them."""
+    """The plans of one mesh that follow a layout. `stages` and `joined` are those of `CostModel`. `pipe`: the axis of the pipeline; the
+    mesh is that of one of its ranks."""
 
     layout: Layout
     mesh: DeviceMesh
     restriction: Callable[[Graph], AxisRules]
     stages: tuple[int, ...]
     joined: tuple[int, ...] = ()
-    ranks: int = 1
+    pipe: PipelineAxis = ONE_RANK
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +114,7 @@ class Layout:
     vp: int = 1
     schedule: str = ""
     copies: tuple[int, ...] = ()
+    order: str = ORDERS[0]
 
     def __str__(self) -> str:
         words = [f"{name}={n}" for name in DEGREES if (n := getattr(self, name)) > 1] or ["dp=1"]
@@ -113,6 +122,7 @@ class Layout:
         words += [f"cp_type={self.cp_type}"] if self.cp_type != "ring" else []
         words += [f"schedule={self.schedule}"] if self.schedule else []
         words += [f"copies={'-'.join(map(str, self.copies))}"] if self.copies else []
+        words += [f"order={self.order}"] if self.order != ORDERS[0] else []
         return ",".join([*words, *([f"zero={self.zero}"] if self.zero else [])])
 
     @property
@@ -126,7 +136,7 @@ class Layout:
         return self.dp * self.fsdp * self.tp * self.cp * self.pp
 
     @property
-    def order(self) -> str:
+    def run_schedule(self) -> str:
         """The schedule of its stages: the one that is stated, or the usual one for as many stages a rank."""
         return self.schedule or ("interleaved" if self.vp > 1 else "1f1b")
 
@@ -147,7 +157,7 @@ class Layout:
                 self.term,
                 f" deals out {sum(self.copies)} copies of repeated blocks, and {graph.name} has {calls}; give as many",
             )
-        cut = Pipeline(self.pp, self.order, self.copies or even_copies(calls, stages))
+        cut = Pipeline(self.pp, self.run_schedule, self.copies or even_copies(calls, stages), outer=self.pipe.outer)
         check_micro_batches(cut, micro_batches)
         return cut
 
@@ -171,6 +181,16 @@ class Layout:
         # The outermost first: the ranks of the last axis are neighbours, where links are fastest.
         sizes = {"data": dp, "shard": fsdp, "expert": self.ep, "context": self.cp, "tensor": self.tp}
         return tuple((role, n) for role, n in sizes.items() if n > 1) or (("data", 1),)
+
+    @property
+    def pipe(self) -> PipelineAxis:
+        """The axis of its stages' ranks. Those that lie outside of it are the last in `order`."""
+        outside = {
+            "tp-dp-pp": (),
+            "tp-pp-dp": ("data", "shard", "expert"),
+            "pp-tp-dp": tuple(r for r, _ in self.degrees),
+        }
+        return PipelineAxis(self.pp, sum(role in outside[self.order] for role, n in self.degrees if n > 1))
 
     @property
     def joined(self) -> tuple[int, ...]:
@@ -199,7 +219,7 @@ class Layout:
 
     def space(self) -> Space:
         """The plans that follow the layout."""
-        return Space(self, self.mesh(), self.restriction, self.stages, self.joined, self.pp)
+        return Space(self, self.mesh(), self.restriction, self.stages, self.joined, self.pipe)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as `price --json` shows it."""
@@ -264,16 +284,16 @@ def _contradiction(layout: Layout) -> str:
 
 def _stage_contradiction(layout: Layout) -> str:
     """What contradicts itself in the stages of a layout."""
-    if layout.pp == 1 and (layout.vp > 1 or layout.schedule or layout.copies):
-        return "vp, schedule and copies say how the stages of pp ranks run; give pp=2 or more, or leave them out"
+    if layout.pp == 1 and (layout.vp > 1 or layout.schedule or layout.copies or layout.order != ORDERS[0]):
+        return "vp, schedule, copies and order say how the stages of pp ranks run; give pp=2 or more, or leave them out"
     if layout.copies and len(layout.copies) != layout.pp * layout.vp:
         wanted = layout.pp * layout.vp
         return f"copies is for {len(layout.copies)} stages, and pp x vp are {wanted}; give a number for each, as copies=9-11-11-9"
-    if layout.order in ONE_EACH and layout.vp > 1:
-        return f"schedule={layout.order} has one stage a rank; leave vp out, or give schedule=interleaved"
-    if layout.order == "interleaved" and layout.vp == 1:
+    if layout.run_schedule in ONE_EACH and layout.vp > 1:
+        return f"schedule={layout.run_schedule} has one stage a rank; leave vp out, or give schedule=interleaved"
+    if layout.run_schedule == "interleaved" and layout.vp == 1:
         return "schedule=interleaved has several stages a rank; give vp=2 or more, or schedule=1f1b"
-    if layout.order == V_SHAPED and layout.vp != VIRTUAL_OF_V:
+    if layout.run_schedule == V_SHAPED and layout.vp != VIRTUAL_OF_V:
         return f"schedule=zbv has two stages a rank; give vp={VIRTUAL_OF_V}"
     return ""
 
@@ -295,7 +315,7 @@ def _parse_words(text: str) -> Iterator[tuple[str, Any]]:
             if value not in ("", "1", "0"):
                 raise InputError(f"{where} takes no value; write sp, or leave it out")
             yield "sp", value != "0"
-        elif word in ("cp_type", "schedule", "copies"):
+        elif word in ("cp_type", "schedule", "copies", "order"):
             yield word, _parse_choice(word, value, where)
         elif not value.isdecimal() or not _in_range(word, int(value)):
             wanted = "0, 1 or 2" if word == "zero" else "a whole number from 1"
@@ -305,7 +325,7 @@ def _parse_words(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _parse_choice(word: str, value: str, where: str) -> str | tuple[int, ...]:
-    """The kind of attention on context ranks, or of schedule, that a word names, or the copies of each stage. Raises InputError."""
+    """The kind of attention on context ranks, of schedule or of order that a word names, or the copies of each stage. Raises InputError."""
     if word == "copies":
         if not re.fullmatch(r"[1-9]\d{0,3}(-[1-9]\d{0,3})+", value):
             raise InputError(f"{where} must be the copies of each stage, as in copies=9-11-11-9")
@@ -314,6 +334,10 @@ def _parse_choice(word: str, value: str, where: str) -> str | tuple[int, ...]:
         if value.lower() not in SCHEDULES:
             raise InputError(f"{where} must be one of {', '.join(SCHEDULES)}")
         return value.lower()
+    if word == "order":
+        if value not in ORDERS:
+            raise InputError(f"{where} must be one of {', '.join(ORDERS)}, the innermost ranks first")
+        return value
     if PEERS_TYPES.get(value, value) not in CP_TYPES:
         raise InputError(f"{where} must be {', '.join(CP_TYPES)}, or Megatron-LM's p2p, a2a, all_gather")
     return PEERS_TYPES.get(value, value)

@@ -1,6 +1,7 @@
 """Find the best plan with pipeline stages, and compare it with the best plan of one stage.
 
 degrees  number of stages, the mesh of each, number of micro-batches
+estimates  which of them to search first, and where the pipeline lies among the axes of the mesh
 pieces   time and memory of each copy as a part of a stage; the least seconds of any range of copies
 cuts     the best cut of a model into stages, and its plan
 search   the degrees that may be quicker, and the best plan of them

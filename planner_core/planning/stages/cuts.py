@@ -43,9 +43,9 @@ def outline_cut(degrees: PipelineDegrees, planner: Planner, policies: list[CopyP
 def _apply_cut(
     degrees: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], cut: Cut
 ) -> tuple[Pipeline, dict[str, BlockPlan], CostModel]:
-    pipeline = Pipeline(degrees.ranks, degrees.schedule, cut[0])
+    pipeline = Pipeline(degrees.ranks, degrees.schedule, cut[0], outer=degrees.outer)
     blocks = combine_blocks(planner.graph, policies, pipeline, cut[1])
-    return pipeline, blocks, cost_model(planner.cluster, degrees.mesh, planner.workload, degrees.ranks)
+    return pipeline, blocks, cost_model(planner.cluster, degrees.mesh, planner.workload, degrees.pipe)
 
 
 def price_cut(degrees: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], cut: Cut) -> Plan:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner_core.core import Cluster, DeviceMesh, InputError, Pipeline, axis_names, divisors
+from planner_core.core import Cluster, DeviceMesh, InputError, Pipeline, PipelineAxis, axis_names, divisors
 from planner_core.cost import check_micro_batches
 
 MICRO_BATCH_SAMPLES = (1, 2, 4)
 """Samples of a micro-batch on one data-parallel rank. Small micro-batches suit stages, since more of them make a smaller bubble."""
 STAGES_PER_RANK = (1, 2, 3, 4, 5, 6, 7, 8)
 MAX_RANKS = 64
+ModelKey = tuple[int, int, int, int, int]
+"""What a search of the whole model on the mesh of a rank depends on: ranks and their place, tensor degree, samples, ZeRO stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineDegrees:
     """Ranks of the pipeline, stages of each rank, the data and tensor degrees of a rank's mesh, and the micro-batches of a step.
 
-    `samples`: the samples of a micro-batch on one data-parallel rank. `zero`: the ZeRO stage that weights may have."""
+    `samples`: the samples of a micro-batch on one data-parallel rank. `zero`: the ZeRO stage that weights may have. `outer`: how many axes
+    of a rank's mesh lie outside of the pipeline's (`PipelineAxis`)."""
 
     ranks: int
     virtual: int
@@ -27,11 +30,17 @@ class PipelineDegrees:
     samples: int
     micro_batches: int
     zero: int = 1
+    outer: int = 0
 
     @property
-    def whole_model(self) -> tuple[int, int, int, int]:
-        """What a search of the whole model on the mesh of a rank depends on: (ranks, tensor degree, samples, ZeRO stage)."""
-        return self.ranks, self.tensor, self.samples, self.zero
+    def whole_model(self) -> ModelKey:
+        """The degrees on which a search of the whole model on the mesh of a rank depends."""
+        return self.ranks, self.outer, self.tensor, self.samples, self.zero
+
+    @property
+    def pipe(self) -> PipelineAxis:
+        """The axis of the pipeline in the mesh of all GPUs."""
+        return PipelineAxis(self.ranks, self.outer)
 
     @property
     def schedule(self) -> str:

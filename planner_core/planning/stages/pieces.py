@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import BlockPlan, Graph, Pipeline, StageCost
+from planner_core.core import BlockPlan, Graph, Pipeline, PipelineAxis, StageCost
 from planner_core.cost import CostModel, Ends, boundary_states, pipe_link, stage_costs, stage_memories, stage_plans
 
 Floats = NDArray[np.float64]
@@ -69,13 +69,13 @@ class CopyPolicy:
 
 
 def policy_from_plan(
-    name: str, blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, ends: Ends, ranks: int
+    name: str, blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, ends: Ends, pipe: PipelineAxis
 ) -> CopyPolicy:
-    """Price the pieces of a plan of the whole model, on the mesh of one of the `ranks` of a pipeline."""
+    """Price the pieces of a plan of the whole model, on the mesh of one rank of a pipeline along `pipe`."""
     calls = sum(graph.num_repeats.values())
     # Each piece is priced as a stage by itself, so that sums over pieces are the price of any stage, but for what stages add.
     pieces = stage_plans(blocks, graph, Pipeline(calls, "1f1b", (1,) * calls))
-    costs = stage_costs(pieces, model, ends, pipe_link(model.cluster, model.mesh, ranks))
+    costs = stage_costs(pieces, model, ends, pipe_link(model.cluster, model.mesh, pipe))
     memories = stage_memories(pieces, model)
     grads = np.array([m.state.grads for m in memories], dtype=float)
     states = np.array([m.state.params + m.state.moments - graph.buffer_bytes for m in memories], dtype=float)

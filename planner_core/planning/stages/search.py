@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from planner_core.core import (
-    ITEM_BYTES,
     BlockPlan,
     Cluster,
     Graph,
@@ -41,10 +40,8 @@ from planner_core.core import (
 )
 from planner_core.cost import (
     Component,
-    cost_model,
     ops_at_the_ends,
 )
-from planner_core.cost.communication import collective_time
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import least_state_bytes
 from planner_core.planning.methods import EXACT
@@ -52,7 +49,8 @@ from planner_core.planning.pipeline import Result, plan_model, prove
 from planner_core.planning.planner import Planner, prepare_planner, with_recompute, with_zero
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.stages.cuts import find_best_cut, find_even_cut, outline_cut, price_cut
-from planner_core.planning.stages.degrees import PipelineDegrees, list_degrees
+from planner_core.planning.stages.degrees import ModelKey, PipelineDegrees, list_degrees
+from planner_core.planning.stages.estimates import DegreeEstimates
 from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts, policy_from_plan
 from planner_core.search import SearchLimits, make_block_plans, search_roughly, search_within_budget
 from planner_core.search.algebra import TooWide
@@ -73,8 +71,6 @@ MAX_SLOWDOWN = 1.15
 COMPUTE_SHARE, COMPUTE_SHARE_WITHOUT_RECOMPUTE = 0.85, 0.75
 """The least compute of other degrees, as a share of that of the plan of one stage: products have other shapes, and that plan may
 compute its forward pass twice."""
-MIN_ACTIVATION_SHARE, RECOMPUTE_OVERHEAD = 0.04, 0.33
-"""The least share of activations under recomputation, and the most that it adds to a step. They serve estimates that only order degrees."""
 MAX_REPAIRS = 3
 """Searches of one cut, each with less memory than the one before."""
 
@@ -157,13 +153,13 @@ class _StageSearch:
         first: The planner of the request.
         below_s: The step of the known plan of one stage.
         min_compute_s: The least compute that other degrees are taken to have.
-        zero_stages: The ZeRO stages that the request allows, the lowest first.
+        estimates: Rough steps of degrees at the ZeRO stages that the request allows.
         planners: Planners by number of micro-batches and ZeRO stage; None where the model has no such batch.
         micro_batches: Seconds and activation bytes of a micro-batch of the whole model, by tensor degree and samples.
         policies: The copy policies by `whole_model`, and whether ranks have several stages.
         model_s: The bound S by `PipelineDegrees.whole_model`.
         prices: The prices of memory that gave this bound, by the same key.
-        best: The best plan so far, with its planner.
+        best: The best plan so far, with its planner and degrees.
         bound: The least bound of the searched degrees.
     """
 
@@ -171,7 +167,6 @@ class _StageSearch:
         self, planner: Planner, say: Progress, load_graph: Callable[[Request], Graph] | None, known: Plan | None
     ) -> None:
         self.first, self.say, self.load_graph = planner, say, load_graph
-        self.num_params = planner.graph.num_params
         self.below_s = known.cost.step_time_s if known else math.inf
         recomputes = known is not None and known.workload["recompute"] != "none"
         self.min_compute_s = (
@@ -179,13 +174,14 @@ class _StageSearch:
             * (COMPUTE_SHARE_WITHOUT_RECOMPUTE if recomputes else 1.0)
             * (known.cost.compute_time_s - known.cost.host_wait_s if known else 0.0)
         )
-        self.zero_stages = tuple(z for z in ZERO_STAGES if z <= planner.workload.zero) or (planner.workload.zero,)
+        zero_stages = tuple(z for z in ZERO_STAGES if z <= planner.workload.zero) or (planner.workload.zero,)
+        self.estimates = DegreeEstimates(planner, zero_stages)
         self.planners: dict[tuple[int, int], Planner | None] = {}
         self.micro_batches: dict[tuple[int, int], tuple[float, float]] = {}
-        self.policies: dict[tuple[tuple[int, int, int, int], bool], _LazyPolicies] = {}
-        self.model_s: dict[tuple[int, int, int, int], float] = {}
-        self.prices: dict[tuple[int, int, int, int], tuple[float, float]] = {}
-        self.best: tuple[Plan, Planner] | None = None
+        self.policies: dict[tuple[ModelKey, bool], _LazyPolicies] = {}
+        self.model_s: dict[ModelKey, float] = {}
+        self.prices: dict[ModelKey, tuple[float, float]] = {}
+        self.best: tuple[Plan, Planner, PipelineDegrees] | None = None
         self.bound = math.inf
 
     def run(self) -> StagedPlan | None:
@@ -201,31 +197,48 @@ class _StageSearch:
             # Degrees with these two alike have the same work per GPU, so one search without a budget serves all of them.
             if (d.tensor, d.samples) not in self.micro_batches and (quickest := self.unconstrained(d)) is not None:
                 self.micro_batches[d.tensor, d.samples] = quickest
+        self.search_promising(candidates)
+        if self.best is None:
+            return None
+        plan, planner, _ = self.best
+        gap = plan.cost.step_time_s / min(self.bound, plan.cost.step_time_s) - 1
+        sentence = f"at most {100 * gap:.2g} % above the best there is with stages of the degrees that were looked at"
+        note = Note(sentence, NoteKind.GAP)
+        return StagedPlan(replace(plan, notes=(note, *plan.notes)), planner, self.bound)
+
+    def search_promising(self, candidates: list[PipelineDegrees]) -> None:
+        """Search the candidates in the order of their estimates, until no other one may be quicker."""
         failures = Counter[int]()
         for estimate_s, d in sorted(self.estimate_degrees(candidates), key=lambda pair: pair[0]):
-            # What is not below the plan of one stage is of no use, so that plan bounds the search from the begin.
-            limit = min(self.below_s, self.best[0].cost.step_time_s if self.best else math.inf)
-            if len(self.model_s) == MAX_SEARCHED or estimate_s > MAX_SLOWDOWN * limit:
+            if len(self.model_s) >= MAX_SEARCHED or estimate_s > MAX_SLOWDOWN * self.limit:
                 break
             # The estimates of ZeRO-2 and 3 miss traffic that compute does not hide, so failures there must not end the search of ZeRO-1.
             # These seconds may come from another data-parallel degree, hence the margin.
             if (
                 failures[d.zero] == MAX_FAILURES
-                or d.optimistic_s(self.micro_batches[d.tensor, d.samples][0]) >= MAX_SLOWDOWN * limit
+                or d.optimistic_s(self.micro_batches[d.tensor, d.samples][0]) >= MAX_SLOWDOWN * self.limit
             ):
                 continue
-            model_s = self.search_model_s(d, limit)
-            # Taken before any cut is tried: a cut that the search misses is still not below it.
-            self.bound = min(self.bound, d.lower_bound_s(model_s))
-            if d.optimistic_s(model_s / d.micro_batches) < limit:
-                failures[d.zero] = 0 if self.try_degrees(d, limit) else failures[d.zero] + 1
-        if self.best is None:
-            return None
-        plan, planner = self.best
-        gap = plan.cost.step_time_s / min(self.bound, plan.cost.step_time_s) - 1
-        sentence = f"at most {100 * gap:.2g} % above the best there is with stages of the degrees that were looked at"
-        note = Note(sentence, NoteKind.GAP)
-        return StagedPlan(replace(plan, notes=(note, *plan.notes)), planner, self.bound)
+            if (is_best := self.search_degrees(d)) is not None:
+                failures[d.zero] = 0 if is_best else failures[d.zero] + 1
+            # The estimate chose one place for the pipeline's axis. Degrees that are the best so far are tried in the others at once,
+            # since a better place makes the limit tighter for all degrees that follow.
+            for at in self.estimates.places(d) if is_best else ():
+                if at != d:
+                    self.search_degrees(at)
+
+    @property
+    def limit(self) -> float:
+        """The step that a plan must be below: that of one stage from the begin, since what is not below it is of no use."""
+        return min(self.below_s, self.best[0].cost.step_time_s if self.best else math.inf)
+
+    def search_degrees(self, d: PipelineDegrees) -> bool | None:
+        """Search some degrees. Returns whether their plan is the best so far; None if their bound says that it cannot be."""
+        limit = self.limit
+        model_s = self.search_model_s(d, limit)
+        # Taken before any cut is tried: a cut that the search misses is still not below it.
+        self.bound = min(self.bound, d.lower_bound_s(model_s))
+        return self.try_degrees(d, limit) if d.optimistic_s(model_s / d.micro_batches) < limit else None
 
     @property
     def degrees(self) -> Iterator[PipelineDegrees]:
@@ -234,36 +247,10 @@ class _StageSearch:
         return list_degrees(first.cluster, first.workload.batch, sum(first.graph.num_repeats.values()))
 
     def estimate_degrees(self, candidates: list[PipelineDegrees]) -> Iterator[tuple[float, PipelineDegrees]]:
-        """A rough step of each candidate, at each ZeRO stage that it may need. It only orders them: equal stages, recomputation in
-        proportion to the missing memory, and the weights' traffic of every micro-batch hidden behind compute."""
+        """A rough step of each candidate, at each ZeRO stage that it may need."""
         for d in candidates:
-            if (d.tensor, d.samples) not in self.micro_batches:
-                continue
-            seconds, activations = self.micro_batches[d.tensor, d.samples]
-            # A rank keeps 1 / ranks of a micro-batch's activations, `in_flight` times. Example: in 1F1B with 4 ranks the first one keeps
-            # 4 quarters, as much as the whole model keeps of one micro-batch.
-            need = activations * d.in_flight / d.ranks
-            for zero in self.zero_stages:
-                traffic_s, held_bytes = self.weight_traffic_s(replace(d, zero=zero))
-                free = self.first.budget - held_bytes
-                if free >= MIN_ACTIVATION_SHARE * need:
-                    recompute = RECOMPUTE_OVERHEAD * max(0.0, 1 - free / need) if need else 0.0
-                    yield d.equal_stages_s(max(seconds * (1 + recompute), traffic_s)), replace(d, zero=zero)
-                if free >= need or d.data == 1:
-                    break  # a higher stage has nothing to gain
-
-    def weight_traffic_s(self, d: PipelineDegrees) -> tuple[float, float]:
-        """Seconds of a micro-batch's traffic of all weights over the data axis, and bytes of working copies and gradients on one GPU."""
-        load, share = self.first.workload, self.num_params / (d.ranks * d.tensor)
-        working = share * ITEM_BYTES[load.dtype]
-        gradients = share * load.gradient_item(ITEM_BYTES[load.dtype])
-        link = cost_model(self.first.cluster, d.mesh, load, d.ranks).links[0]
-        # The bytes are one rank's share of the model, and these are seconds of the whole model: `ranks` times. ZeRO-3 gathers weights
-        # for forward and again for backward, hence 2.
-        scatter_s = d.ranks * collective_time("reduce_scatter", int(gradients), link)[0] if d.zero > 1 else 0.0
-        gathers_s = 2 * d.ranks * collective_time("all_gather", int(working), link)[0] if d.zero > 2 else 0.0
-        held_bytes = working / (d.data if d.zero > 2 else 1) + gradients / (d.data if d.zero > 1 else 1)
-        return scatter_s + gathers_s, held_bytes
+            if known := self.micro_batches.get((d.tensor, d.samples)):
+                yield from self.estimates.estimate(d, *known)
 
     def planner(self, d: PipelineDegrees) -> Planner | None:
         """The planner of a number of micro-batches and a ZeRO stage; None if the model has no such batch."""
@@ -286,7 +273,7 @@ class _StageSearch:
         if planner is None:
             return None
         try:
-            problem = with_recompute(planner, recompute).problem(d.mesh, uniform=uniform, ranks=d.ranks)
+            problem = with_recompute(planner, recompute).problem(d.mesh, uniform=uniform, pipe=d.pipe)
         except TooWide:
             return None
         # A restricted problem bounds only its own smaller space, and every bound here must hold for the whole one.
@@ -345,7 +332,7 @@ class _StageSearch:
         for boundary in dict.fromkeys(policy.boundary for policy in policies):  # only equal boundaries mix
             plan = self.plan_of_cut(d, planner, [p for p in policies if p.boundary == boundary], limit)
             if plan:
-                self.best, limit = (plan, planner), plan.cost.step_time_s
+                self.best, limit = (plan, planner, d), plan.cost.step_time_s
         return self.best is not best_before
 
     def plan_of_cut(
@@ -397,7 +384,7 @@ class _StageSearch:
                 if blocks not in seen:
                     seen.append(blocks)
                     ends, name = ops_at_the_ends(self.first.coarse), f"{recompute} {share:g}"
-                    yield policy_from_plan(name, blocks, problem.coarse.graph, problem.model, ends, d.ranks)
+                    yield policy_from_plan(name, blocks, problem.coarse.graph, problem.model, ends, d.pipe)
 
 
 class _LazyPolicies:

@@ -106,7 +106,7 @@ class _StepProgram:
 
 
 class StagedParallel(Parallel):
-    """One model under a plan with stages. `whole_mesh`: the mesh of all ranks, whose outermost axis is the pipeline."""
+    """One model under a plan with stages. `whole_mesh`: the mesh of all ranks, one axis of which is the pipeline."""
 
     def __init__(
         self, model: nn.Module, plan: Plan, whole_mesh: DeviceMesh, *, init: Init | None = None, seed: int = 0

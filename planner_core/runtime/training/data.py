@@ -196,14 +196,15 @@ class Reader:
 
 def batch_position(plan: Plan, rank: int) -> tuple[int, int]:
     """Return which part of a batch a rank holds under a plan, and the number of parts."""
-    return position_along(plan.mesh.axis_sizes, plan.data_axes, rank)
+    place = plan.pipeline_axis.rank_in_mesh(plan.mesh, rank)
+    return position_along(plan.mesh.axis_sizes, plan.data_axes, place)
 
 
 def position_along(sizes: Sequence[int], data_axes: Sequence[int], rank: int) -> tuple[int, int]:
     """Return which part of a batch a rank holds, and the number of parts: its position along the data axes of a mesh, the first
     axis outermost."""
     place, places = 0, 1
-    at = np.unravel_index(rank % int(np.prod(sizes)), sizes)
+    at = np.unravel_index(rank, sizes)
     for axis in data_axes:
         # Example: on a mesh of 2 x 4 with both axes for data, rank 5 is at (1, 1), so it has part 1 * 4 + 1 = 5 of 8.
         place, places = place * sizes[axis] + int(at[axis]), places * sizes[axis]

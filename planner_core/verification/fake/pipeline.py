@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import Graph, Plan, plan_from_json, plan_to_json
 from planner_core.cost import cost_model_of, ops_at_the_ends, price_pipeline
+from planner_core.cost.communication import gpus_of_ranks
 from planner_core.ops import coarsen
 from planner_core.runtime import StagedParallel, initializer, make_optimizer, mesh_of
 from planner_core.runtime.training import with_planned_loss
@@ -104,7 +105,7 @@ def _run_rank(plan: Plan, rank: int, recordings: SharedRecordings) -> dict[str, 
     """Run the second training step of the first GPU of a rank."""
     start = time.perf_counter()
     warnings.simplefilter("ignore")
-    place = rank * plan.mesh.num_devices
+    place = int(gpus_of_ranks(plan)[rank, 0])
     dist.init_process_group("fake", store=FakeStore(), rank=place, world_size=plan.num_gpus)
     try:
         with mock.patch.object(torch, "_check_tensor_all_with", lambda *args: None), _sending_on_meta():

@@ -14,6 +14,7 @@ from planner_core.cost.schedule.pipeline.passes import RankWork, ranks_work
 from planner_core.cost.schedule.pipeline.price import price_pipeline, price_stages, stage_costs
 from planner_core.cost.schedule.pipeline.stages import (
     StagePlan,
+    boundary_bytes,
     boundary_states,
     cut_items,
     even_copies,
@@ -33,6 +34,7 @@ __all__ = [
     "StagePlan",
     "Work",
     "bound_s",
+    "boundary_bytes",
     "boundary_states",
     "check_micro_batches",
     "cut_items",

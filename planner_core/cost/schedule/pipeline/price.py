@@ -23,9 +23,9 @@ from planner_core.core import (
     StageCost,
 )
 from planner_core.cost.communication.collectives import collective_time
-from planner_core.cost.communication.links import AxisLink
+from planner_core.cost.communication.links import AxisLink, pipe_link
 from planner_core.cost.compute import has_kernels, kernel_seconds
-from planner_core.cost.model import CostModel, pipe_link
+from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of, local_bytes, rows_at
 from planner_core.cost.schedule.host import host_seconds
 from planner_core.cost.schedule.pipeline.memory import fullest_rank, stage_memories
@@ -94,7 +94,7 @@ def price_stages(
     stages: Sequence[StagePlan], pipeline: Pipeline, model: CostModel, ends: Ends
 ) -> tuple[tuple[StageCost, ...], dict[str, int]]:
     """The seconds of each stage, and the memory of the fullest rank by kind: all of a price but the simulated step."""
-    link = pipe_link(model.cluster, model.mesh, pipeline.ranks)
+    link = pipe_link(model.cluster, model.mesh, pipeline.axis)
     whole, peaks = fullest_rank(pipeline, stage_memories(stages, model), model)
     tied = _tied_seconds(stages, pipeline, model, link)
     plain = stage_costs(stages, model, ends, link, split=pipeline.schedule in SPLIT)

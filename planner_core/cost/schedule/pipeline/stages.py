@@ -113,6 +113,11 @@ def boundary_states(stage: StagePlan) -> dict[int, State]:
     return {value: sites[f"{RECEIVE}.{value}"].outputs[0].dst for value in stage.takes}
 
 
+def boundary_bytes(top: Block, at: int) -> int:
+    """Bytes of the whole tensors that pass from one stage to the next if the model is cut before item `at` of its top block."""
+    return sum(top.values[v].meta.num_bytes for v in _crossing_values(top, at))
+
+
 def _crossing_values(top: Block, at: int) -> tuple[int, ...]:
     """The activations that are made before item `at` and used by it or behind it."""
     made = {v for item in top.items[:at] for v in item.outputs if top.values[v].kind == "activation"}

@@ -78,6 +78,7 @@ FLAGS = frozenset(
         "--optimizer-cpu-offload",
         "--cross-entropy-loss-fusion",
         "--moe-pad-expert-input-to-capacity",
+        "--use-tp-pp-dp-mapping",
     )
 )
 """Options without a value."""
@@ -122,6 +123,7 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
         pp=pp,
         vp=vp,
         copies=copies,
+        order="tp-pp-dp" if pp > 1 and fields.read_flag("--use-tp-pp-dp-mapping") else "tp-dp-pp",
         **_read_data_parallelism(fields, ranks, cp),
     )
     options = fields.read_options(TABLE)
