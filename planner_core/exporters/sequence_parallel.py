@@ -12,13 +12,13 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner_core.core import Plan, Shard, VerificationFailed, join_name
 from planner_core.models.sources import build_from_config, make_training_inputs
 from planner_core.planning import shrink_config
 from planner_core.planning.methods import TpLayout, split_site, star_numbers
 from planner_core.runtime import initializer
+from planner_core.runtime.program import fake_store
 from planner_core.verification import materialise, run_ranks
 
 STYLES = {
@@ -68,7 +68,7 @@ def why_not_runnable(text: str, config: dict[str, Any]) -> str:
 def _run_trial_step(text: str, config: dict[str, Any]) -> str:
     """Run a step of rank 0 on a fake group, whose collectives return arbitrary values in the right shapes and placements."""
     logging.disable(logging.WARNING)  # a CPU group warns about each collective that it emulates
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    dist.init_process_group("fake", store=fake_store(), rank=0, world_size=RANKS)
     model, parsed, _ = build_from_config(shrink_config(config), "float32")
     inputs = make_training_inputs(model, parsed, 2, 8, "float32")
     materialise(model, initializer(model, 0))

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from planner_core.core import Placements, Plan, Replicate, Sentence, named, shortest_steps
-from planner_core.models.hooks import makes_kv_cache
+from planner_core.models.hooks import makes_kv_cache, storage_id
 from planner_core.models.sources import argument_name, argument_state, explain_unsupported
 from planner_core.runtime.bound_call import BoundCall, adopt_script
 from planner_core.runtime.initialize import Init
@@ -325,4 +325,4 @@ def _device_of_mesh(mesh: DeviceMesh) -> torch.device:
 
 def _shell_storage(param: torch.Tensor) -> int | None:
     """Return the memory that stands for a DTensor. Setting its data replaces this, but not the local tensor."""
-    return param.untyped_storage()._cdata if isinstance(param, DTensor) else None
+    return storage_id(param) if isinstance(param, DTensor) else None

@@ -37,7 +37,13 @@ if TYPE_CHECKING:
         list_containers,
         scratch_tensors,
     )
-    from planner_core.models.hooks.torch_private import storage_id
+    from planner_core.models.hooks.torch_private import (
+        TorchDispatchMode,
+        disable_subclass_functions,
+        preserve_version,
+        storage_id,
+        storage_key,
+    )
 
 __all__ = [
     "DROPOUTS",
@@ -47,9 +53,11 @@ __all__ = [
     "Frame",
     "ModuleState",
     "TensorReplacement",
+    "TorchDispatchMode",
     "WeightDtypes",
     "buffer_bytes",
     "canonical_name",
+    "disable_subclass_functions",
     "draws_dropout_mask",
     "draws_random_numbers",
     "host_state",
@@ -58,11 +66,13 @@ __all__ = [
     "list_containers",
     "makes_kv_cache",
     "normalize_call",
+    "preserve_version",
     "recorded_results",
     "rewrite_call",
     "scratch_tensors",
     "set_host_state",
     "storage_id",
+    "storage_key",
     "tensors",
     "without_dropout_masks",
 ]

@@ -27,17 +27,16 @@ docs/INTERFACES.md, section 1.
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import _SingleLevelFunction
 
 from planner_core.models.hooks.meta_kernels import constants_on_meta
 from planner_core.models.hooks.model_parts import list_modules
+from planner_core.models.hooks.torch_private import RECORDED_FUNCTION, apply_function, without_dispatch
 from planner_core.models.hooks.wrappers import (
     CHECKPOINT_HELP,
     ContextFactory,
@@ -314,12 +313,12 @@ class Scopes:
         self._patch(nn.Module, "__call__", call)
         # `Function.apply` ends in this one of its base class, also where a model took the bound method before: `square = Square.apply`.
         self._patch(
-            _SingleLevelFunction,
+            RECORDED_FUNCTION,
             "apply",
-            classmethod(self._wrap_function_apply(torch._C._FunctionBase.__dict__["apply"])),
+            classmethod(self._wrap_function_apply(apply_function)),
         )
         self._contexts.enter_context(unwrap_torch(self.opened_wrappers.add, self.checkpoint_context))
-        plain_attention = _without_dispatch(nn.functional.multi_head_attention_forward)
+        plain_attention = without_dispatch(nn.functional.multi_head_attention_forward)
         self._patch(nn.functional, "multi_head_attention_forward", batch_first_attention(plain_attention))
         return self
 
@@ -432,15 +431,6 @@ class Scopes:
             self.used_names.add(name)
         counts[path] = count + 1
         return Frame(module, path, name)
-
-
-def _without_dispatch(plain: Any) -> Callable[..., Any]:
-    """Copy a function of torch such that it does not dispatch itself to a TorchFunctionMode.
-
-    Its products and its softmax are then separate calls for the mode.
-    """
-    names = {**plain.__globals__, "has_torch_function": lambda operands: False}
-    return types.FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
 
 
 @functools.cache

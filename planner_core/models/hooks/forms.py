@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._pytree import tree_map_only
 
 from planner_core.models.hooks.callsites import canonical_name, is_inplace, tensors
 from planner_core.models.hooks.chance import DROPOUTS
+from planner_core.models.hooks.torch_private import preserve_version
 
 Call = Callable[..., Any]
 _GET_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ def _rewrite_data_call(
     fn = canonical_name(func, kwargs)
     if fn is None or not is_inplace(fn) or args[0] is given[0][0]:
         return call(func, *given)
-    with torch.no_grad(), _unsafe_preserve_version_counter(given[0][0]):
+    with torch.no_grad(), preserve_version(given[0][0]):
         call(func, *given)  # backward then reads the new values; the version check would raise
     return None if fn == "setitem" else args[0]
 

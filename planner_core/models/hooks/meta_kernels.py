@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from planner_core.models.hooks.torch_private import TorchDispatchMode
 
 _META = torch.library.Library("aten", "IMPL", "Meta")
 """Lives as long as the process: torch drops the registered kernels with this object."""

@@ -10,8 +10,6 @@
 
 `batch_first_attention`: nn.MultiheadAttention keeps tokens as [length, batch] at its last product. Flattened to one dim, samples would
 not be outermost, so a rank could not hold its own samples as one slice.
-
-Imports torch and nothing of ours.
 """
 
 # mypy: allow-untyped-calls, disable-error-code=attr-defined
@@ -31,6 +29,17 @@ import torch.nn.functional as F
 import torch.utils.checkpoint as recompute
 from torch import nn
 from torch.distributions import Distribution
+
+from planner_core.models.hooks.torch_private import (
+    CHECKPOINT_GENERATOR,
+    ScriptFunction,
+    canonical_mask,
+    check_attention_shapes,
+    none_or_dtype,
+    project_attention,
+    project_packed_attention,
+    scripted_function,
+)
 
 KEEP_WRAPPED = "_shardscope"
 """Attribute of the planner's own functions: a checkpoint around one stays a checkpoint."""
@@ -65,7 +74,7 @@ def unwrap_torch(
 
 
 def _replacements(on_wrapper: Callable[[str], None], checkpoint_context: ContextFactory) -> list[tuple[Any, str, Any]]:
-    without_reentry = recompute._checkpoint_without_reentrant_generator
+    without_reentry = getattr(*CHECKPOINT_GENERATOR)
 
     def generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
         if getattr(function, KEEP_WRAPPED, False):
@@ -86,18 +95,18 @@ def _replacements(on_wrapper: Callable[[str], None], checkpoint_context: Context
                 return function(*args)
 
     def scripted(function: Any, *args: Any, **kwargs: Any) -> Any:
-        plain = getattr(function, "_torchdynamo_inline", None)
+        plain = scripted_function(function)
         return called(function, *args, **kwargs) if plain is None else plain(*args, **kwargs)
 
     def detached(cls: type, *args: Any, **kwargs: Any) -> Any:
         plain = len(args) == 1 and isinstance(args[0], torch.Tensor) and not any(kwargs.values())
         return args[0].detach() if plain else new(cls, *args, **kwargs)
 
-    called, new = torch._C.ScriptFunction.__call__, torch.autograd.Variable.__new__
+    called, new = ScriptFunction.__call__, torch.autograd.Variable.__new__
     return [
-        (recompute, "_checkpoint_without_reentrant_generator", generator),
+        (*CHECKPOINT_GENERATOR, generator),
         (recompute, "CheckpointFunction", Reentrant),
-        (torch._C.ScriptFunction, "__call__", scripted),
+        (ScriptFunction, "__call__", scripted),
         (nn.SyncBatchNorm, "forward", nn.modules.batchnorm._BatchNorm.forward),
         (torch.autograd.Variable, "__new__", staticmethod(detached)),
     ]
@@ -174,15 +183,15 @@ def _attend_batch_first(
     Args: query [length, batch, width]; key and value [source, batch, ...]. Heads are [batch * head, length, head width].
     Returns: the result [length, batch, width], and the weights [batch, length, source] if `need_weights`.
     """
-    F._mha_shape_check(query, key, value, key_padding_mask, attn_mask, num_heads)
+    check_attention_shapes(query, key, value, key_padding_mask, attn_mask, num_heads)
     (length, batch, width), source = query.shape, key.shape[0]
     mask, is_causal = _combine_masks(query, source, num_heads, key_padding_mask, attn_mask, is_causal, need_weights)
     if use_separate_proj_weight:
         biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
-        q, k, v = F._in_projection(query, key, value, q_proj_weight, k_proj_weight, v_proj_weight, *biases)
+        q, k, v = project_attention(query, key, value, q_proj_weight, k_proj_weight, v_proj_weight, *biases)
     else:
         assert in_proj_weight is not None
-        q, k, v = F._in_projection_packed(query, key, value, in_proj_weight, in_proj_bias)
+        q, k, v = project_packed_attention(query, key, value, in_proj_weight, in_proj_bias)
     q, k, v = (x.view(x.shape[0], batch * num_heads, -1).transpose(0, 1) for x in (q, k, v))
     rate, weights = dropout_p if training else 0.0, None
     if need_weights:
@@ -216,12 +225,12 @@ def _combine_masks(
     Returns: the mask [1 or batch * head, 1 or length, source] or None, and whether attention is causal in addition.
     """
     batch, kind = query.shape[1], query.dtype
-    padding = F._canonical_mask(padding, "key_padding_mask", F._none_or_dtype(mask), "attn_mask", kind)
+    padding = canonical_mask(padding, "key_padding_mask", none_or_dtype(mask), "attn_mask", kind)
     if is_causal and mask is None:
         raise RuntimeError("is_causal is a hint about attn_mask, which is not given")
     if is_causal and padding is None and not need_weights:
         return None, True
-    mask = F._canonical_mask(mask, "attn_mask", None, "", kind, check_other=False)
+    mask = canonical_mask(mask, "attn_mask", None, "", kind, check_other=False)
     if mask is not None and mask.dim() == 2:
         mask = mask.unsqueeze(0)
     if padding is None:

@@ -18,6 +18,7 @@ from planner_core.core import CaptureError, InputError
 from planner_core.models.capture.checks.refusals import check_gradient_hooks
 from planner_core.models.capture.replay.outside import has_value
 from planner_core.models.hooks.model_parts import list_buffers, list_modules, list_parameters
+from planner_core.models.hooks.torch_private import storage_id
 from planner_core.models.sources.arguments import explain_unsupported, list_inputs_by_samples
 from planner_core.models.sources.resolve import ModelSource
 
@@ -48,7 +49,7 @@ def module_source(module: nn.Module, inputs: Any, dtype: str | None = None) -> M
         **list_inputs_by_samples(module, args, kwargs),
     }
     originals = {
-        tensor.untyped_storage()._cdata: key
+        storage_id(tensor): key
         for key, tensor in (*list_parameters(module), *list_buffers(module))
         if tensor.layout == torch.strided
     }

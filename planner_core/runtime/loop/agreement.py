@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
@@ -29,6 +28,7 @@ from planner_core.core import Plan, join_name, plan_to_json
 from planner_core.models.sources import argument_name
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
+from planner_core.runtime.program.torch_private import default_store, group_timeout_s
 
 _DEFAULT_TIMEOUT_S, _EVALUATION_TIMEOUT_S = 1800, 60
 """How late a rank may be: where all ranks must come, if their group sets no timeout; and where one rank may come alone."""
@@ -169,7 +169,7 @@ class Agreement:
         all_ranks = self._ranks_with_same(())
         if self.no_store or len(all_ranks) < 2 or (often and count & (count - 1)):
             return
-        key, store = f"{self.key}/meet {what}/{count}", _get_default_store()
+        key, store = f"{self.key}/meet {what}/{count}", default_store()
         store.set(f"{key}/{dist.get_rank()}", "1")
         if store.add(f"{key}/count", 1) == len(all_ranks):
             store.set(f"{key}/all", "1")
@@ -222,7 +222,7 @@ class Agreement:
             return {}
         self.num_comparisons[what] += 1
         key = f"{self.key}/{what}/{self.num_comparisons[what]}"
-        first_rank, rank_here, store = ranks[0], dist.get_rank(), _get_default_store()
+        first_rank, rank_here, store = ranks[0], dist.get_rank(), default_store()
         try:
             if rank_here != first_rank:
                 store.set(f"{key}/{rank_here}", json.dumps(list(own_values.items())))
@@ -254,11 +254,9 @@ def _describe_missing(what: str, ranks: Sequence[int], timeout_s: float) -> str:
 
 def _group_timeout_s() -> float:
     """Return the seconds after which a collective of the default group fails."""
-    group = dist.group.WORLD
     for device in ("cpu", "cuda"):
         with contextlib.suppress(RuntimeError, AttributeError):
-            timeout = group._get_backend(torch.device(device)).options._timeout  # type: ignore[union-attr]
-            return float(timeout.total_seconds())
+            return group_timeout_s(device)
     return _DEFAULT_TIMEOUT_S
 
 

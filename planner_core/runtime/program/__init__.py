@@ -7,6 +7,7 @@ from planner_core.runtime.program import names
 from planner_core.runtime.program.gradients import GradientBucket, ReductionQueue
 from planner_core.runtime.program.names import *  # noqa: F403  # the list of them is there
 from planner_core.runtime.program.names import EditableFunctions, plan_digest
+from planner_core.runtime.program.torch_private import fake_store, supports_meta
 from planner_core.runtime.program.units import UnitCall
 from planner_core.runtime.program.weights import WeightBucket
 
@@ -19,5 +20,5 @@ IN_FLIGHT = (
 )
 """The methods that gather weights ahead of their use and reduce gradients. What they allocate counts as in flight."""
 
-__all__ = ["IN_FLIGHT", "EditableFunctions", "UnitCall", "plan_digest"]
+__all__ = ["IN_FLIGHT", "EditableFunctions", "UnitCall", "fake_store", "plan_digest", "supports_meta"]
 __all__ += names.__all__

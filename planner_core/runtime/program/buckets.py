@@ -34,6 +34,7 @@ from planner_core.runtime.program.collectives import (
     split_unevenly,
     uneven_length,
 )
+from planner_core.runtime.program.torch_private import join_chunks
 
 FinishBucket = Callable[[], list[torch.Tensor]]
 """Waits for the move of a bucket, and returns its tensors."""
@@ -292,7 +293,7 @@ def pack_by_rank(members: Sequence[BucketMember], tensors: Sequence[torch.Tensor
     """Return the flat tensor [ranks, total] that a reduce_scatter sends."""
     flat = tensors[0].new_empty(sum(m.num_sent for m in members))
     if is_row_sharded(members):
-        torch._chunk_cat(list(tensors), 0, (n := members[0].move.axis.size), out=flat.view(n, -1))
+        join_chunks(list(tensors), 0, (n := members[0].move.axis.size), out=flat.view(n, -1))
         return flat
     for member, slots, tensor in zip(members, rank_slots(members, flat), tensors, strict=True):
         copy_to_slots(member, slots, tensor)

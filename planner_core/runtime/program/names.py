@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from planner_core.core import Plan, plan_to_json
+from planner_core.models.hooks import preserve_version
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.collectives import Axis, AxisMove, move
 from planner_core.runtime.program.operators.attention import causal_attention
@@ -129,7 +129,7 @@ def with_item(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
 def write(buffer: torch.Tensor, value: torch.Tensor) -> None:
     """Write the value that forward computed for a buffer, after all reads of the old one. Backward reads the new one, as after
     a write through `.data`."""
-    with _unsafe_preserve_version_counter(buffer):
+    with preserve_version(buffer):
         buffer.copy_(value)
 
 

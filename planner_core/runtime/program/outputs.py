@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from planner_core.core import Partial, Placements, Shard
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.collectives import Axis, AxisMove, apply_moves
+from planner_core.runtime.program.torch_private import will_run
 
 Delivery = Callable[[torch.Tensor], torch.Tensor]
 
@@ -100,7 +101,7 @@ def guard_scalar(x: torch.Tensor) -> torch.Tensor:
             inputs = (
                 [node for node, _ in root.grad_fn.next_functions if node] if root is not None and root.grad_fn else []
             )
-            if inputs and not any(map(torch._C._will_engine_execute_node, inputs)):
+            if inputs and not any(map(will_run, inputs)):
                 raise PlanMismatch(
                     "gradients were asked for of some tensors alone (torch.autograd.grad, or backward with inputs=), but parameters under "
                     "a plan get theirs by loss.backward(), in their .grad"

@@ -31,6 +31,7 @@ from planner_core.runtime.program.gradients import (
     unmark_pending,
 )
 from planner_core.runtime.program.operators.selective import checkpoint_contexts
+from planner_core.runtime.program.torch_private import queue_after_backward
 from planner_core.runtime.program.weights import (
     GatherBucket,
     GatheredWeight,
@@ -87,7 +88,7 @@ class BackwardPass:
             unmark_pending(self.pending_weights)
             self.pending_weights = []
             # Not at the last gradient: some units may get none at all, and their prefetched weights must be freed as well.
-            torch.autograd.Variable._execution_engine.queue_callback(self.end)
+            queue_after_backward(self.end)
 
     def end(self) -> None:
         """Reduce the remaining gradients, and wait for all collectives."""

@@ -17,7 +17,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.models.hooks import MISSING, ModuleState, WeightDtypes, is_plain, list_containers, scratch_tensors
+from planner_core.models.hooks import (
+    MISSING,
+    ModuleState,
+    WeightDtypes,
+    is_plain,
+    list_containers,
+    scratch_tensors,
+    storage_id,
+)
 from planner_core.models.sources import copy_module
 from planner_core.runtime.mismatch import PlanMismatch
 
@@ -27,7 +35,7 @@ class FrozenModel:
 
     def __init__(self, model: nn.Module, dtype_of: Callable[[nn.Parameter], torch.dtype]) -> None:
         self.model = model
-        self.originals = {p.untyped_storage()._cdata: n for n, p in model.named_parameters() if not p.is_meta}
+        self.originals = {storage_id(p): n for n, p in model.named_parameters() if not p.is_meta}
         tensors: dict[int, torch.Tensor] = {
             id(p): nn.Parameter(torch.empty(p.shape, dtype=dtype_of(p), device="meta"), requires_grad=p.requires_grad)
             for p in model.parameters()

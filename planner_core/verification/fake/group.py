@@ -16,10 +16,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner_core.core import Graph, InputError, Plan, named_check
 from planner_core.cost import cost_model_of, keeps_other_tensors, price
+from planner_core.runtime.program import fake_store
 from planner_core.verification.fake.memory_tracker import IN_FLIGHT
 from planner_core.verification.fake.program import run_program_step
 from planner_core.verification.numerics import check_order, same_traffic
@@ -112,7 +112,7 @@ def run_fake_step(plan: Plan) -> dict[str, Any]:
     """Run the second training step of rank 0: collectives by phase, kind and axis, and memory at its peak."""
     start = time.perf_counter()
     warnings.simplefilter("ignore")
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.mesh.num_devices)
+    dist.init_process_group("fake", store=fake_store(), rank=0, world_size=plan.mesh.num_devices)
     try:
         mesh = init_device_mesh("cpu", plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)
         # torch checks values of some operands, which meta does not have.

@@ -16,9 +16,8 @@ from unittest import mock
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner_core.models.hooks import buffer_bytes
+from planner_core.models.hooks import TorchDispatchMode, buffer_bytes, storage_id, storage_key
 
 RETURNS_OPERAND = ("_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor")
 """Ops that return their operand's memory, although on meta the result is another storage."""
@@ -64,10 +63,10 @@ class MemoryTracker(TorchDispatchMode):
         if func._schema.name in RETURNS_OPERAND:
             self._forget(args[0])
         operands = [t for t in given if isinstance(t, torch.Tensor)]
-        old = {t.untyped_storage()._cdata for t in operands}
+        old = {storage_id(t) for t in operands}
         kind = CONSTANTS if self.makes_constants and self._are_constants(operands) else self.kind
         for tensor in pytree.tree_leaves(out):
-            if isinstance(tensor, torch.Tensor) and tensor.is_meta and tensor.untyped_storage()._cdata not in old:
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta and storage_id(tensor) not in old:
                 self.add(tensor, kind)
         return out
 
@@ -95,14 +94,14 @@ class MemoryTracker(TorchDispatchMode):
 
     def _are_constants(self, operands: Iterable[torch.Tensor]) -> bool:
         """Return whether all operands on meta are inputs of the step or constants."""
-        known = [self._known.get(t.untyped_storage()._cdata) for t in operands if t.is_meta]
+        known = [self._known.get(storage_id(t)) for t in operands if t.is_meta]
         return bool(known) and all(entry is not None and entry[1] == CONSTANTS for entry in known)
 
     def add(self, tensor: torch.Tensor, kind: str) -> None:
         """Count a tensor's storage as `kind`, even if it was counted as another kind before."""
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         storage = local.untyped_storage()
-        key = storage._cdata
+        key = storage_key(storage)
         if key in self._known:
             num_bytes, before, watch = self._known[key]
             self._grow(before, -num_bytes)
@@ -113,7 +112,7 @@ class MemoryTracker(TorchDispatchMode):
         self._grow(kind, num_bytes)
 
     def _watch(self, storage: torch.UntypedStorage, num_bytes: int, kind: str) -> None:
-        key = storage._cdata
+        key = storage_key(storage)
         self._known[key] = (num_bytes, kind, weakref.ref(storage, lambda _: self._free(key)))
 
     def add_all(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
@@ -139,9 +138,9 @@ class MemoryTracker(TorchDispatchMode):
 
         def followed(storage: torch.UntypedStorage, num_bytes: int) -> Any:
             out = resize(storage, num_bytes)
-            if storage._cdata in self._known:
-                before, kind, watch = self._known[storage._cdata]
-                self._known[storage._cdata] = (num_bytes, kind, watch)
+            if storage_key(storage) in self._known:
+                before, kind, watch = self._known[storage_key(storage)]
+                self._known[storage_key(storage)] = (num_bytes, kind, watch)
                 self._grow(kind, num_bytes - before)
             return out
 
@@ -151,7 +150,7 @@ class MemoryTracker(TorchDispatchMode):
     @contextlib.contextmanager
     def counted_as(self, tensors: Iterable[Any], kind: str, before: str) -> Iterator[None]:
         """Count the storages among `tensors` of the kind `before` as `kind` while entered."""
-        keys = {t.untyped_storage()._cdata for t in tensors if isinstance(t, torch.Tensor) and t.is_meta}
+        keys = {storage_id(t) for t in tensors if isinstance(t, torch.Tensor) and t.is_meta}
         moved = [k for k in keys if k in self._known and self._known[k][1] == before]
         for key in moved:
             self._change_kind(key, kind)
@@ -187,7 +186,7 @@ class MemoryTracker(TorchDispatchMode):
             self.peak = dict(self.live)
 
     def _forget(self, tensor: torch.Tensor) -> None:
-        key = tensor.untyped_storage()._cdata
+        key = storage_id(tensor)
         if key in self._known:
             num_bytes, kind, watch = self._known[key]
             self._grow(kind, -num_bytes)

@@ -17,7 +17,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _pytree as pytree
 
 from planner_core.core import Graph, Plan, plan_from_json, plan_to_json
@@ -25,6 +24,7 @@ from planner_core.cost import cost_model_of, ops_at_the_ends, price_pipeline
 from planner_core.cost.communication import gpus_of_ranks
 from planner_core.ops import coarsen
 from planner_core.runtime import StagedParallel, initializer, make_optimizer, mesh_of
+from planner_core.runtime.program import fake_store
 from planner_core.runtime.training import with_planned_loss
 from planner_core.verification.build_models import build_model, make_example_inputs
 from planner_core.verification.fake.group import MEMORY_TOLERANCE, SMALL_BYTES
@@ -106,7 +106,7 @@ def _run_rank(plan: Plan, rank: int, recordings: SharedRecordings) -> dict[str, 
     start = time.perf_counter()
     warnings.simplefilter("ignore")
     place = int(gpus_of_ranks(plan)[rank, 0])
-    dist.init_process_group("fake", store=FakeStore(), rank=place, world_size=plan.num_gpus)
+    dist.init_process_group("fake", store=fake_store(), rank=place, world_size=plan.num_gpus)
     try:
         with mock.patch.object(torch, "_check_tensor_all_with", lambda *args: None), _sending_on_meta():
             found = _run_step(plan, recordings)

@@ -17,15 +17,13 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner_core.core import Plan
 from planner_core.models.capture import FlashAttention
-from planner_core.models.hooks import RECURRENT
+from planner_core.models.hooks import RECURRENT, TorchDispatchMode
 from planner_core.runtime import Parallel, Trace, initializer, make_optimizer
 from planner_core.runtime.program import IN_FLIGHT as SENT
-from planner_core.runtime.program import UnitCall
-from planner_core.runtime.program.collectives import supports_meta
+from planner_core.runtime.program import UnitCall, supports_meta
 from planner_core.runtime.training import host_states, with_planned_loss
 from planner_core.verification.build_models import build_model, call_as_in_a_loop, extract_loss, make_example_inputs
 from planner_core.verification.fake.memory_tracker import IN_FLIGHT, MemoryTracker

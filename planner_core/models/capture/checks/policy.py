@@ -17,6 +17,7 @@ from torch import nn
 from planner_core.core import Block, CaptureError, Op
 from planner_core.models.capture.checks.refusals import model_line
 from planner_core.models.hooks.module_state import ModuleState, WeightDtypes, scratch_tensors
+from planner_core.models.hooks.torch_private import storage_id
 
 EXTRA_PASSES = 8
 """Extra passes of a model of transformers that draws from Python: LayerDrop does so even at rate 0, and then all passes are equal."""
@@ -122,7 +123,7 @@ def _run_watched(
     kept, named = dict[int, str](), ""
     for name, value in state.list_changes():
         is_computed = [t for t in scratch_tensors(value) if found.is_computed(t)]
-        kept |= {t.untyped_storage()._cdata: name for t in is_computed}
+        kept |= {storage_id(t): name for t in is_computed}
         named = named or name * (not is_computed)
     return found, named, kept, where
 

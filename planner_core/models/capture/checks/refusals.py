@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, NeedsValues, Sentence, Value, named
 from planner_core.models.hooks.model_parts import list_buffers, list_modules, list_parameters
+from planner_core.models.hooks.torch_private import storage_id, without_transforms
 
 _ENGINE = {
     "grad": "differentiates inside forward (torch.autograd.grad)",
@@ -121,7 +122,7 @@ def check_arguments(scope: str, fn: str, args: Any, kwargs: Mapping[str, Any]) -
             f"draws random numbers from a generator of its own ({fn})",
             "draw them from torch's default generator",
         )
-    if any(isinstance(x, torch.Tensor) and _without_transforms(x) is not x for x in leaves):
+    if any(isinstance(x, torch.Tensor) and without_transforms(x) is not x for x in leaves):
         raise refusal(scope, TRANSFORM, TRANSFORM_HELP)
 
 
@@ -194,14 +195,6 @@ def check_length(scope: str, calls: int) -> None:
         )
 
 
-def _without_transforms(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor inside wrappers of torch.func; the tensor itself if it has none."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
-    return tensor
-
-
 def check_origin(scope: str, tensor: torch.Tensor, originals: Mapping[int, str], left: Mapping[int, str]) -> None:
     """Refuse an operand of unknown origin.
 
@@ -215,13 +208,13 @@ def check_origin(scope: str, tensor: torch.Tensor, originals: Mapping[int, str],
             f"computes with a {kind} tensor, whose sizes depend on its values",
             f"use a dense tensor{' with a mask, or padding' if tensor.is_nested else ', or indices with index_add'}",
         )
-    if name := originals.get(_without_transforms(tensor).untyped_storage()._cdata):
+    if name := originals.get(storage_id(without_transforms(tensor))):
         raise refusal(
             scope,
             f"reaches {name} by a way that a copy of the model does not have (a weak reference, a global, a class attribute)",
             "hand the layer over as an attribute or an argument, or let a function of a file build the model, and give path.py:function",
         )
-    if name := left.get(_without_transforms(tensor).untyped_storage()._cdata):
+    if name := left.get(storage_id(without_transforms(tensor))):
         raise refusal(
             scope,
             f"reads what the step before has left in {name}",

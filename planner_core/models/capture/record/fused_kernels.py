@@ -18,6 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from planner_core.core import NO_GRADIENT, Attr
 from planner_core.models.hooks import RECURRENT, tensors
 from planner_core.models.hooks.meta_kernels import constants_on_meta
+from planner_core.models.hooks.torch_private import disable_torch_functions
 
 
 class FlashAttention(torch.autograd.Function):
@@ -110,7 +111,7 @@ class OpaqueFunctions:
         self, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor], attrs: dict[str, Attr], *, own: bool
     ) -> None:
         """Remember a call whose backward is Python code of the model or of a custom operator. `attrs` are those of its record."""
-        with torch._C.DisableTorchFunction():
+        with disable_torch_functions():
             node: Any = next((t.grad_fn for t in results if isinstance(t.grad_fn, BackwardCFunction)), None)
             if node is not None and not getattr(node._forward_cls, "_shardscope", False):
                 edges = [get_gradient_edge(t)[:2] if t.requires_grad else None for t in operands]

@@ -20,7 +20,7 @@ from planner_core.runtime.program.collectives.dim_parts import (
 )
 from planner_core.runtime.program.collectives.launches import coalesced_launch
 from planner_core.runtime.program.collectives.moves import AxisMove, apply_moves, move, require_dim, step_kind
-from planner_core.runtime.program.collectives.torch_names import check_torch, supports_meta
+from planner_core.runtime.program.collectives.torch_names import check_torch
 
 __all__ = [
     "NO_SEGMENTS",
@@ -46,6 +46,5 @@ __all__ = [
     "split_segments",
     "split_unevenly",
     "step_kind",
-    "supports_meta",
     "uneven_length",
 ]

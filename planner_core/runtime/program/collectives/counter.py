@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from planner_core.models.hooks import TorchDispatchMode
+from planner_core.runtime.program.torch_private import resolve_group
 
 KIND_OF_OPERATOR = {
     "all_reduce": "all_reduce",
@@ -125,7 +127,7 @@ def _process_group(args: Any) -> dist.ProcessGroup:
                 continue
     # The last text: functional collectives such as all_reduce have the kind of reduction before the name of the group.
     name = [a for a in args if isinstance(a, str)][-1]
-    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
+    return resolve_group(name)
 
 
 def _is_ring_exchange(args: Any) -> bool:

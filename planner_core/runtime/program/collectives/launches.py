@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+from planner_core.runtime.program.torch_private import coalesce
 
 if TYPE_CHECKING:
     from planner_core.runtime.program.collectives.axis import Axis
@@ -45,7 +45,7 @@ class PendingCollective:
     def issue(self, others: Sequence[PendingCollective] = ()) -> None:
         """Issue it, together with others of its kind, axis and dtype."""
         self.axis.packed, group = sum(max(1, p.packed) for p in (self, *others)), self.axis.group
-        with dist._coalescing_manager(group, async_ops=True) if others else contextlib.nullcontext() as merged:  # type: ignore[attr-defined]
+        with coalesce(group) if others else contextlib.nullcontext() as merged:
             for p in (self, *others):
                 work = p.call(*p.args, group=group, async_op=True)
                 p.work = merged or work  # a coalesced launch has one work for all of its collectives

@@ -52,8 +52,3 @@ all_gather_into = _first_available(dist, "all_gather_single", "all_gather_into_t
 """(output, input, group=, async_op=): the tensors of all ranks, along dim 0 of `output`. 2.13 renamed it."""
 reduce_scatter_into = _first_available(dist, "reduce_scatter_single", "reduce_scatter_tensor")
 """(output, input, op=, group=, async_op=): this rank's part of the sum. 2.13 renamed it."""
-
-
-def supports_meta(collective: Any) -> bool:
-    """Return whether an operator of the namespace `c10d` takes tensors on meta. None does before 2.7."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(collective.name(), "Meta"))

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from planner_core.models.hooks import TorchDispatchMode, storage_id
 
 aten = torch.ops.aten
 PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.convolution)
@@ -170,6 +171,6 @@ def _without_values(call: Any) -> Any:
 
 def _is_view(out: Any, given: Any) -> bool:
     """Return whether the result of a call shares the memory of an operand."""
-    operand_memory = {t.untyped_storage()._cdata for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)}
+    operand_memory = {storage_id(t) for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor)}
     result = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
-    return all(t.untyped_storage()._cdata in operand_memory for t in result)
+    return all(storage_id(t) in operand_memory for t in result)

@@ -17,6 +17,7 @@ from planner_core.runtime.program.buckets import (
     unpack,
 )
 from planner_core.runtime.program.collectives import AxisMove
+from planner_core.runtime.program.torch_private import copy_lists
 from planner_core.runtime.program.weights.weight import GatheredWeight, Weight, bucket_stages, redirect_gradient
 
 
@@ -127,7 +128,7 @@ class GatherBucket(WeightBucket):
     def _gather_steps(self) -> CollectiveSteps:
         if not self.members:
             self._allocate_memory()
-            torch._foreach_copy_(self.views, [c.weight.local.detach() for c in self.copies])
+            copy_lists(self.views, [c.weight.local.detach() for c in self.copies])
             self.is_gathered = True
             return
         tensors, flat = tensors_to_send([c.weight for c in self.copies], self.members[0])
@@ -165,7 +166,7 @@ def tensors_to_send(
         for piece, t, m in zip(pieces, tensors, members, strict=True)
     ]
     # One kernel casts and packs. What lies behind a shorter part is sent as it is in memory, since no receiver reads it.
-    torch._foreach_copy_(packed, tensors)
+    copy_lists(packed, tensors)
     return packed, flat
 
 
@@ -188,7 +189,7 @@ class RefreshBucket(WeightBucket):
             # Now, when the values are read: whatever an optimizer writes from here on makes the copy stale again.
             weight.mark_fresh()
         if not any(w.refresh for w in weights):
-            torch._foreach_copy_([w.working for w in weights], tensors)
+            copy_lists([w.working for w in weights], tensors)
             return
         # Cast before it is sent: a float32 master of bfloat16 weights takes half the bytes on the wire.
         tensors = [t.to(w.dtype) for t, w in zip(tensors, weights, strict=True)]

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._ops._math_ops import _NormPartial
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils import _pytree as pytree
 
 from planner_core.runtime.mismatch import PlanMismatch
+from planner_core.runtime.program.torch_private import NormPartial, compute_local_shape_and_global_offset
 from planner_core.runtime.program.weights.orders import (
     FusedOrder,
     as_plain_dtensor,
@@ -187,8 +186,8 @@ class PlanTensorOp:
         # Example: two ranks have the norms 3 and 4 of their parts of a row. The norm is 5, where a plain sum of terms gives 7.
         if self.name in _REDUCTIONS and "norm" not in self.name:
             for _, x in self.operands:
-                if any(isinstance(p, _NormPartial) for p in x.placements):
-                    whole = [Replicate() if isinstance(p, _NormPartial) else p for p in x.placements]
+                if any(isinstance(p, NormPartial) for p in x.placements):
+                    whole = [Replicate() if isinstance(p, NormPartial) else p for p in x.placements]
                     self.substitutes[id(x)] = as_plain_dtensor(x).redistribute(placements=whole)
 
     # --- orders ---------------------------------------------------------------------------------------

@@ -20,14 +20,12 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.optim import optimizer as _optimizers
-from torch.utils import _foreach_utils
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner_core.models.hooks import TorchDispatchMode, disable_subclass_functions
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.collectives.torch_names import BYPASSES_DTENSOR_SUBCLASSES
+from planner_core.runtime.program.torch_private import compute_local_shape_and_global_offset, update_in_lists
 from planner_core.runtime.program.weights.operations import PlanTensorOp
 from planner_core.runtime.program.weights.orders import (
     FusedOrder,
@@ -67,7 +65,7 @@ class PlanTensor(DTensor):
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             with _BeforeDTensor():
                 result = super().__torch_function__(func, types, args, kwargs or {})
-            with torch._C.DisableTorchFunctionSubclass():  # attributes of a tensor would come back here
+            with disable_subclass_functions():  # attributes of a tensor would come back here
                 ordered = any(isinstance(x, PlanTensor) and x.order for x in pytree.tree_leaves((args, kwargs)))
                 if ordered and any(getattr(x, "grad_fn", None) is not None for x in pytree.tree_leaves(result)):
                     raise _lost_order_error()
@@ -148,10 +146,7 @@ def _lost_order_error() -> PlanMismatch:
     )
 
 
-for _known in (_optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types):
-    _known.append(
-        PlanTensor
-    )  # as torch.distributed.tensor does for DTensor: optimizers update lists of such parameters at once
+update_in_lists(PlanTensor)
 
 
 def convert_like(x: DTensor, like: PlanTensor) -> PlanTensor:
@@ -185,7 +180,7 @@ class _LocalPiece(torch.Tensor):
             owner.copy_(with_local(args[1].to(owner._local_tensor), owner))
             return args[0]
         if getattr(func, "__name__", "") in ("__get__", "numel", "size", "dim", "stride", "element_size"):
-            with torch._C.DisableTorchFunctionSubclass():
+            with disable_subclass_functions():
                 return func(*args, **(kwargs or {}))
         raise out_of_order_error("to_local()")
 
