@@ -3,9 +3,9 @@
     import planner_core as shardscope
 
     result = shardscope.plan("llama-3-8b", cluster="2x8-h100")
-    shardscope.save_plan(result.best, "plan.json")
-    shardscope.verify(result.best, ranks=2)
-    shardscope.export(result.best, "torchrun", "train.py")
+    shardscope.save_plan(result.recommended, "plan.json")
+    shardscope.verify(result.recommended, ranks=2)
+    shardscope.export(result.recommended, "torchrun", "train.py")
 
 The names here are documented in docs/API.md, and they are stable. Each is imported when it is first used. Before that neither
 torch nor transformers nor numpy is loaded.

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from explorer.analysis.step_parts import STATED_METHOD
 from explorer.text import recipe, units
 from planner_core.core import Plan
-from planner_core.planning import STAGES_PLAN_NAME
-from planner_core.planning.analysis import MOST_DOUBT, Choice
+from planner_core.planning import FASTEST, STAGES_PLAN_NAME, Choice
 from planner_core.planning.methods import BASELINES
 
 MAX_LISTED = 5
@@ -35,12 +34,17 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     """
     # The order of `descriptions` is that of the rows, and decides which of two nearly equal plans is listed: the first.
     names = {p.name: n for n, p in plans.items()}
-    recommended, fastest = names[choice.recommended], names[choice.fastest]
+    recommended, fastest, staged = names[choice.recommended], names[choice.fastest], names.get(STAGES_PLAN_NAME)
     descriptions = {recommended: f"recommended: {tool} runs it as it is" if tool else "recommended"}
     if plans[recommended].method in BASELINES and not tool:
         descriptions[recommended] = "recommended: stock tools run it as it is"
     best = "the exact optimum" if plans[fastest].is_step_proven else "the best found"
-    if fastest != recommended:
+    of_one_stage = names.get(FASTEST, next(iter(plans)))
+    if staged is not None:
+        gain_words = _describe_stages(plans[staged], plans[of_one_stage])
+        descriptions[staged] = f"recommended: {gain_words}" if recommended == staged else gain_words
+        descriptions.setdefault(of_one_stage, "the best without pipeline stages")
+    elif fastest != recommended:
         gain = plans[recommended].cost.step_time_s / plans[fastest].cost.step_time_s - 1
         if gain >= MIN_GAIN or recipe.layout_name(plans[recommended]) != recipe.layout_name(plans[fastest]):
             note = f"; {units.percent(gain)} faster is less than the doubt" if gain >= MIN_GAIN else ""
@@ -48,10 +52,6 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
         else:
             descriptions[recommended] += f", as fast as {best}"
     descriptions |= {n: "what you run now" for n, p in plans.items() if p.method == STATED_METHOD}
-    staged = {n: p for n, p in plans.items() if p.name == STAGES_PLAN_NAME}
-    descriptions |= {n: _describe_stages(p, plans[fastest]) for n, p in staged.items()}
-    if any(p.cost.step_time_s * (1 + MOST_DOUBT) < plans[recommended].cost.step_time_s for p in staged.values()):
-        descriptions[recommended] = "the best without pipeline stages"
     megatron = [n for n, p in plans.items() if p.method in MEGATRON_METHODS]
     if megatron:
         descriptions.setdefault(
@@ -75,17 +75,14 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     for name, what in descriptions.items():
         is_repeated = any(nearly_equal(plans[name], plans[k]) for k in listed)
         if len(listed) < MAX_LISTED and (
-            not is_repeated
-            or name in (recommended, fastest)
-            or plans[name].method == STATED_METHOD
-            or plans[name].name == STAGES_PLAN_NAME
+            not is_repeated or name in (recommended, fastest, staged) or plans[name].method == STATED_METHOD
         ):
             listed[name] = what
     return [ListedPlan(n, what + ("" if plans[n].fits else ", does not fit")) for n, what in listed.items()]
 
 
 def _describe_stages(plan: Plan, best: Plan) -> str:
-    """Say what a plan with pipeline stages gains over the fastest without."""
+    """Say what a plan with pipeline stages gains over the best without."""
     gain = 1 - plan.cost.step_time_s / best.cost.step_time_s
     return f"with pipeline stages: {units.percent(gain)} less time" if best.fits else "with pipeline stages it fits"
 

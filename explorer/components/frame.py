@@ -41,10 +41,11 @@ def open_page(name: str, *, short: Callable[[], None] = lambda: None) -> Result:
     result = state.current_result(short)
     if pipeline_plan.is_requested() and pipeline_plan.is_pending():
         place = st.empty()
-        pipeline_plan.search(
-            result, state.current_request(), state.progress_with_stop(place, lambda: state.change(plan="", compare=()))
-        )
+        # A key of its own: the planning before it may have drawn a button to stop in the same run.
+        progress = state.progress_with_stop(place, lambda: state.change(plan="", compare=()), key="stop_stages")
+        pipeline_plan.search(state.current_request(), progress)
         place.empty()
+        result = state.current_result(short)
     if result.unknown_ops:
         st.warning(unknown_ops(result))
     return result

@@ -26,7 +26,7 @@ def page() -> None:
     plans = current_setup.with_extra_plans(state.plan_ids(result.plans), result)
     show_uneven_batch(result)
     screen(result, plans)
-    if not result.best.fits:
+    if not result.recommended.fits:
         remedies.show_remedies(result)
 
 
@@ -36,7 +36,7 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
     state.sync_address()
     chosen, plan = state.chosen_plan(plans, result)
     tool = state.value("tool") if state.value("method") == "exact" else ""
-    listed = shortlist(plans, state.choice_of(result.request, result), settings.TOOLS[tool] if tool else "")
+    listed = shortlist(plans, result.choice, settings.TOOLS[tool] if tool else "")
     # a model of two stacks is wider than one: it needs the room to be read
     wide = state.model_drawing(result.request).scopes[""].width > WIDTH
     with st.container(key="wide_overview"):
@@ -60,7 +60,7 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
 def _searches(result: Result) -> None:
     """Draw a line for each search in the background; once one has an answer, the page shows it."""
     if pipeline_plan.is_pending():
-        job, line = pipeline_plan.start_search(result), "Looking at pipeline stages"
+        job, line = pipeline_plan.start_search(), "Looking at pipeline stages"
     elif proof.is_pending(result):
         job, line = proof.start(result), f"{_describe_gap(result.fastest)}, still proving"
     else:

@@ -9,7 +9,7 @@ import streamlit as st
 
 from explorer.address import settings, setups
 from explorer.jobs.result_cache import ResultCache
-from explorer.session import pipeline_plan, state
+from explorer.session import state
 from planner_core.core import Plan, PlannerError
 from planner_core.planning import Request, Result, prepare_planner
 from planner_core.planning.methods import check_layout
@@ -52,25 +52,20 @@ def _price(result: Result, text: tuple[str, ...]) -> Result | str:
         (plan,) = planner.stated()
     except PlannerError as error:
         return state.page_wording(error)
-    return pipeline_plan.result_of_planner(result, planner, plan)
+    return replace(result.of_planner(planner), plans=(plan,))
 
 
 def with_extra_plans(plans: Mapping[str, Plan], result: Result) -> dict[str, Plan]:
-    """Insert what is run now and the plan with stages after the first plan; warn where the setup cannot be priced."""
-    setup, stages = priced_setup(result), pipeline_plan.known_result()
+    """Insert what is run now after the first plan; warn where the setup cannot be priced."""
+    setup = priced_setup(result)
     if isinstance(setup, str):
         st.warning(f"Your current setup cannot be priced. {setup}")
     first = next(iter(plans))
     extra = {setups.PLAN_ID: setup.best} if isinstance(setup, Result) else {}
-    extra |= {pipeline_plan.PLAN_ID: stages.best} if stages else {}
     return {first: plans[first], **extra, **plans}
 
 
 def result_of(plan_id: str, result: Result) -> Result:
-    """Return the result that a plan belongs to: as `state.result_of`, also for the stated one and the one with stages."""
-    own: Result | str | None = None
-    if plan_id == setups.PLAN_ID:
-        own = priced_setup(result)
-    elif plan_id == pipeline_plan.PLAN_ID:
-        own = pipeline_plan.known_result()
+    """Return the result that a plan belongs to: as `state.result_of`, also for the stated one."""
+    own = priced_setup(result) if plan_id == setups.PLAN_ID else None
     return own if isinstance(own, Result) else state.result_of(plan_id, result)

@@ -10,8 +10,8 @@ from explorer.address import settings
 from explorer.jobs.background import BackgroundJob
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
-from planner_core.core import Plan, PlannerError, load_cluster
-from planner_core.planning import STAGES_PLAN_NAME, Planner, Progress, Request, Result, find_staged_plan, may_use_stages
+from planner_core.core import load_cluster
+from planner_core.planning import STAGES_PLAN_NAME, Progress, Request, Result, add_stages, may_use_stages
 
 PLAN_ID = STAGES_PLAN_NAME
 """The plan's id in the address."""
@@ -19,15 +19,9 @@ MAX_CACHED = 48
 
 
 @st.cache_resource(show_spinner=False)
-def _results() -> ResultCache[Request, tuple[Result, ...]]:
-    """By request: the plan as the only one of a result, on a graph of its own micro-batch; empty where stages win nothing."""
+def _results() -> ResultCache[Request, Result]:
+    """By request of the page: its result after the search of stages."""
     return ResultCache(MAX_CACHED)
-
-
-def known_result() -> Result | None:
-    """Return the plan with stages for the current settings, if one is known to be quicker."""
-    known = _results().peek(state.current_request()) or ()
-    return known[0] if known else None
 
 
 def is_requested() -> bool:
@@ -38,29 +32,24 @@ def is_requested() -> bool:
 def is_pending() -> bool:
     """Tell whether stages may win and nobody has searched."""
     request = state.current_request()
+    known = state.known_result(request)
     exported = request.model.startswith(settings.EXPORTED_PREFIX)
-    return not exported and may_use_stages(request, load_cluster(request.cluster)) and _results().peek(request) is None
+    searched = known is not None and "stages" in known.reasons
+    return not exported and not searched and may_use_stages(request, load_cluster(request.cluster))
 
 
-def search(result: Result, request: Request, progress: Progress) -> None:
+def search(request: Request, progress: Progress) -> None:
     """Search, for all sessions; nothing is kept where `progress` ends it."""
-    _results().get(request, lambda: _search(result, request, progress), lambda: progress("another visitor's plan"))
+
+    def work() -> Result:
+        # without the plan that this visitor edited, which `state.current_result` adds
+        result = state.plan_request(request, progress)
+        return add_stages(replace(result, source=state.uploaded_source(request, progress)), progress)
+
+    state.replace_result(request, _results().get(request, work, lambda: progress("another visitor's plan")))
 
 
-def _search(result: Result, request: Request, progress: Progress) -> tuple[Result, ...]:
-    try:
-        best = find_staged_plan(request, result.fastest, progress, state.uploaded_source(request, progress))
-    except PlannerError:  # the answer of one stage stands without it
-        best = None
-    return () if best is None else (result_of_planner(result, best.planner, best.plan),)
-
-
-def result_of_planner(result: Result, planner: Planner, plan: Plan) -> Result:
-    """Return a result with one plan of another planner, whose graph has its own micro-batch."""
-    return replace(result.of_planner(planner), plans=(plan,))
-
-
-def start_search(result: Result) -> BackgroundJob:
-    """Search while the page is read."""
+def start_search() -> BackgroundJob:
+    """Search while the page is read; the page then finds the plan where it found the others."""
     request = state.current_request()
-    return state.start_job("stages", lambda progress: search(result, request, progress))
+    return state.start_job("stages", lambda progress: search(request, progress))

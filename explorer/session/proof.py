@@ -42,10 +42,12 @@ def close_gap(result: Result, request: Request, progress: Progress) -> None:
     """Prove for all sessions; nothing is kept where `progress` ends it."""
 
     def work() -> Result:
+        # not the result of the page, which has the plan that this visitor edited
+        first = state.known_result(request) or result
         try:
-            return prove(result, progress)
+            return prove(first, progress)
         except PlannerError:  # the first answer stands
-            return result
+            return first
 
     proven = _results().get(request, work, lambda: progress("another visitor's proof"))
     state.replace_result(request, proven)

@@ -28,8 +28,7 @@ from explorer.session.pace import REPORT_INTERVAL_S
 from explorer.text.option_words import page_wording as page_wording
 from explorer.text.words import escape, plan_title
 from planner_core.core import NoPlanFits, Plan, PlannerError
-from planner_core.planning import GraphSource, Progress, Request, Result, plan_model
-from planner_core.planning.analysis import Choice, choose_among_ties
+from planner_core.planning import FIRST_PASSES, GraphSource, Progress, Request, Result, plan_model
 from planner_core.planning.pricing import Budget
 
 CACHED_RESULTS = 24
@@ -195,10 +194,14 @@ def plan_request(request: Request, progress: Progress | None = None) -> Result:
     """Plan a request; results are shared by all sessions, the least recently used are forgotten.
 
     `progress` is told each pass, and may raise to stop. The result is also kept under its own request, in which everything
-    that the search chose is stated.
+    that the search chose is stated. Stages are searched behind it (`pipeline_plan`): a visitor reads the first answer meanwhile.
     """
     waiting = (lambda: progress("another visitor's planning of the same")) if progress else (lambda: None)
-    result = _plans().get(request, lambda: plan_model(request, uploaded_source(request, progress), progress), waiting)
+    result = _plans().get(
+        request,
+        lambda: plan_model(request, uploaded_source(request, progress), progress, passes=FIRST_PASSES),
+        waiting,
+    )
     _plans().put(result.request, result)
     return result
 
@@ -389,16 +392,9 @@ def known_plan_ids(request: Request) -> tuple[str, ...]:
     return tuple(plan_ids(result.plans)) if result else ()
 
 
-@st.cache_resource(max_entries=4 * CACHED_RESULTS, show_spinner=False)
-def choice_of(request: Request, _result: Result) -> Choice:
-    """Return which plan is recommended, which is the fastest, and which tie with it."""
-    return choose_among_ties(_result)
-
-
 def recommended_id(result: Result) -> str:
     """Return the id of the plan to run."""
-    name = choice_of(result.request, result).recommended
-    return next(n for n, p in plan_ids(result.plans).items() if p.name == name)
+    return next(n for n, p in plan_ids(result.plans).items() if p is result.recommended)
 
 
 def chosen_plan(plans: Mapping[str, Plan], result: Result) -> tuple[str, Plan]:

@@ -12,8 +12,7 @@ from explorer.text import units
 from planner_core.core import BlockLabel, Cluster, DeviceMesh, Plan, Shard, gpu_names, load_gpu
 from planner_core.cost import whole_mesh
 from planner_core.cost.communication import sent_per_gpu
-from planner_core.planning import FASTEST, STAGES_PLAN_NAME, leads_by_simplicity
-from planner_core.planning.analysis import doubt_between
+from planner_core.planning import FASTEST, STAGES_PLAN_NAME, doubt_between, leads_by_simplicity
 from planner_core.planning.methods import BASELINES, METHODS
 
 FAMILIES = (

@@ -35,7 +35,7 @@ from planner_core.core import (
     save_plan,
     write_file,
 )
-from planner_core.planning import METHODS, Request
+from planner_core.planning import METHODS, Request, Result
 from planner_core.planning.methods import EXAMPLE, FREE, TOOLS
 
 PLAN_OPTIONS = (
@@ -255,7 +255,7 @@ def _run_fold(args: argparse.Namespace) -> int:
 
 
 def _run_plan(args: argparse.Namespace) -> int:
-    from planner_core.planning import candidate_meshes, exact_front, plan_with_stages, prepare_planner
+    from planner_core.planning import candidate_meshes, exact_front, plan_model, prepare_planner
     from planner_core.planning.analysis import (
         front_report,
         front_text,
@@ -272,9 +272,9 @@ def _run_plan(args: argparse.Namespace) -> int:
     request, budget = _make_request(args), read_budget(args)
     for file in filter(None, (args.output, args.trace)):
         check_writable(Path(file))
-    result = plan_with_stages(request, _show_progress, None if args.json else _show_first_plan)
+    result = plan_model(request, progress=_show_progress, show_first=None if args.json else _show_first_plan)
     result = name_flags_in_result(result)
-    chosen = _pick_plan(result.plans, args.pick) if args.pick else result.best
+    chosen = _pick_plan(result.plans, args.pick) if args.pick else result.recommended
     times = simulate_steps(result)
     data, words = plan_report(result, budget, times), text(result, budget, times)
     if args.front:
@@ -290,10 +290,7 @@ def _run_plan(args: argparse.Namespace) -> int:
     _clear_progress()
     if args.output is not None:
         save_plan(chosen, args.output)
-        print(
-            f"{args.output}: {_describe_choice(chosen, data)}not run yet; {_verify_command(args.output, chosen)}",
-            file=sys.stderr,
-        )
+        print(_describe_file(args.output, chosen, result), file=sys.stderr)
     if args.trace:
         _write_trace(chosen, result.of_plan(chosen).graph, args.trace)
     for note in result.notes:
@@ -301,10 +298,18 @@ def _run_plan(args: argparse.Namespace) -> int:
     return _print_result(args, data, words)
 
 
-def _describe_choice(chosen: Plan, data: dict[str, Any]) -> str:
-    """Which plan was written, if the report recommends another one."""
-    run = data["choice"]["recommended"]
-    return "" if run == chosen.name else f'{chosen.name}, where {run} is recommended (--pick "{run}"); '
+def _describe_file(file: str, plan: Plan, result: Result) -> str:
+    """Which plan was written, whether it fits, and how to verify it."""
+    recommended, fastest = result.choice.recommended, result.choice.fastest
+    name = plan.name
+    if name != recommended:
+        name += f', where {recommended} is recommended (--pick "{recommended}")'
+    elif recommended != fastest:
+        name += f', the simplest of those that tie (--pick "{fastest}" writes the fastest)'
+    if not plan.fits:
+        peak_gib, usable_gib = (b / 2**30 for b in (plan.cost.memory_bytes["peak"], result.planner.budget))
+        name += f", which does not fit: it takes {peak_gib:.1f} GiB a GPU of {usable_gib:.1f} GiB that a plan may fill"
+    return f"{file}: {name}; not run yet; {_verify_command(file, plan)}"
 
 
 def _write_trace(plan: Plan, graph: Graph, file: str) -> None:

@@ -1,19 +1,21 @@
 """From a request to plans.
 
 `plan_model` takes a `Request` (model, cluster, workload, method) and runs the parts in order: the graph, its groups, a problem for
-each mesh, the search, the memory simulation, the baselines. `compare_methods` does this for every method.
+each mesh, the search, the memory simulation, the baselines, pipeline stages. `compare_methods` does this for every method.
 
-    pipeline    the passes in order; planner    what all meshes of one request share
+    pipeline    the passes in order
+    result      the plans, and which of them is the one to run
+    planner     what all meshes of one request share
     fitting/    what memory decides: micro-batches, recomputation, and the reason if nothing fits
     methods/    one entry for each method and baseline
     pricing/    the price of a layout that a team states
     analysis/   questions about plans: reports, ties and regret, ablation
     stages/     the best plan with pipeline stages
-    edit, small/   another plan made from a given one
+    derived/    another plan made from a given one
 """
 
-from planner_core.planning import edit
-from planner_core.planning.edit import Editable
+from planner_core.planning.derived import edit, retarget_plan, shrink_config, shrunk_configs, small_mesh
+from planner_core.planning.derived.edit import Editable
 from planner_core.planning.fitting.baselines import plan_baselines
 from planner_core.planning.fitting.for_tool import follow_tp_layout, shards_data
 from planner_core.planning.fitting.front import FrontPoint, exact_front
@@ -25,8 +27,8 @@ from planner_core.planning.fitting.simpler import FASTEST, leads_by_simplicity
 from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price
 from planner_core.planning.methods import METHODS
 from planner_core.planning.pipeline import (
-    Result,
-    block_candidates,
+    FIRST_PASSES,
+    add_stages,
     compare_methods,
     plan_model,
     prove,
@@ -40,21 +42,18 @@ from planner_core.planning.planner import (
     usable_bytes,
 )
 from planner_core.planning.request import NO_PROOF, Effort, Progress, Request
-from planner_core.planning.small import retarget_plan, shrink_config, shrunk_configs, small_mesh
-from planner_core.planning.stages import (
-    STAGES_PLAN_NAME,
-    find_staged_plan,
-    may_use_stages,
-    plan_with_stages,
-    stage_trace,
-)
+from planner_core.planning.result import MOST_DOUBT, Choice, Result, block_candidates, doubt_between
+from planner_core.planning.stages import STAGES_PLAN_NAME, may_use_stages, stage_trace
 
 __all__ = [
     "FASTEST",
+    "FIRST_PASSES",
     "METHODS",
+    "MOST_DOUBT",
     "NO_PROOF",
     "STAGES_PLAN_NAME",
     "USABLE_MEMORY",
+    "Choice",
     "Editable",
     "Effort",
     "Folded",
@@ -65,15 +64,16 @@ __all__ = [
     "Progress",
     "Request",
     "Result",
+    "add_stages",
     "block_candidates",
     "candidate_meshes",
     "choose_mesh",
     "choose_micro_batches",
     "compare",
     "compare_methods",
+    "doubt_between",
     "edit",
     "exact_front",
-    "find_staged_plan",
     "fold",
     "follow_tp_layout",
     "front",
@@ -82,7 +82,6 @@ __all__ = [
     "plan",
     "plan_baselines",
     "plan_model",
-    "plan_with_stages",
     "prepare_planner",
     "price",
     "prove",

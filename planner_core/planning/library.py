@@ -13,10 +13,11 @@ from planner_core.models import has_own_inputs, load_model
 from planner_core.ops import CoarseGraph, coarsen
 from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pipeline import Result, compare_methods, plan_model
+from planner_core.planning.pipeline import compare_methods, plan_model
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.pricing import PricedRun, Pricer, Statement, price_statement
 from planner_core.planning.request import Progress, Request
+from planner_core.planning.result import Result
 
 ClusterLike = str | Path | Mapping[str, Any] | Cluster
 DEFAULT_CLUSTER = "2x8-h100"

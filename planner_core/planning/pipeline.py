@@ -2,36 +2,30 @@
 
     choose_step: graph -> coarsen -> strategies -> for each number of micro-batches and mesh: network -> search -> plan
     PASSES:      each takes the draft, and returns it with what it found and why
+    Result:      the plans, and which of them is the one to run (planning/result.py)
 
-A new pass is a function of a draft and a line of `PASSES`, before "baselines" if it may change the chosen plan.
+The command line, the library and the page all ask `plan_model`. A new pass is a function of a draft and a line of `FIRST_PASSES`, before
+"baselines" if it may change the chosen plan.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-
-import numpy as np
 
 from planner_core.core import (
-    Cluster,
-    DeviceMesh,
     Graph,
     NoPlanFits,
     Note,
     Plan,
+    PlannerError,
     Sentence,
     Shard,
     Value,
-    Workload,
-    axis_names,
     slow_dtype_notes,
     time_amount,
 )
-from planner_core.cost import Component
-from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import (
     better_of_baselines,
     note_compared_workload,
@@ -46,7 +40,6 @@ from planner_core.planning.fitting.micro_batch_numbers import GraphSource, other
 from planner_core.planning.fitting.micro_batch_size import choose_for_micro_batch_size, keep_micro_batch_size
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import (
-    UnevenBatch,
     describe_memory,
     find_uneven_batch,
     note_host_wait,
@@ -56,86 +49,12 @@ from planner_core.planning.fitting.shortage import (
 )
 from planner_core.planning.fitting.simpler import prefer_simpler, without_simpler
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
-from planner_core.planning.methods import FREE, METHODS, DataAxis, Method, note_schedule, parse_layout, tool_spaces
+from planner_core.planning.methods import FREE, METHODS, Method, note_schedule, parse_layout, tool_spaces
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, replace_request
-from planner_core.planning.request import Progress, Request
-from planner_core.search import (
-    OBJECTIVES,
-    TIE,
-    make_objective,
-    solve_folded,
-    total_of_copies,
-)
-from planner_core.search.candidates import Candidates, score_candidates
-
-
-@dataclass(frozen=True)
-class Result:
-    """All that a report or a page shows. `plans`: the chosen plan, then the fastest if a simpler one was chosen, then the corners of
-    the front, then the baselines. `request` has the number of micro-batches of the chosen plan; `asked` is the request as it was given,
-    and `source` where its graphs come from (see `prove`). What most pages do not show (`candidates`) is worked out when it is asked for."""
-
-    request: Request
-    graph: Graph
-    coarse: CoarseGraph
-    cluster: Cluster
-    workload: Workload
-    planner: Planner
-    asked: Request
-    source: GraphSource
-    plans: tuple[Plan, ...]
-    timings_s: Mapping[str, float]
-    notes: tuple[Note, ...] = ()
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    """By pass: why it chose as it did."""
-    uneven_batch: UnevenBatch | None = None
-    """The nearest numbers of samples that all GPUs can share evenly, if the request's is not one."""
-    planners: Mapping[int, Planner] = field(default_factory=dict)
-    """By the samples of a global micro-batch: the planner of each plan with another number of micro-batches than the chosen one."""
-
-    def of_plan(self, plan: Plan) -> Result:
-        """The same result with the request, the graph and the groups of a plan's own number of micro-batches.
-
-        A usual layout stands at the number at which it is best. With one sample of a micro-batch the graph has other rows than with two,
-        so that neither its price nor its simulation can be read from the chosen plan's graph."""
-        planner = self.planners.get(samples_at_once(plan))
-        return self if planner is None else self.of_planner(planner)
-
-    def of_planner(self, planner: Planner) -> Result:
-        """The same result with the request, the graph and the groups of another planner."""
-        return replace(
-            self,
-            request=planner.request,
-            graph=planner.graph,
-            coarse=planner.coarse,
-            workload=planner.workload,
-            planner=planner,
-        )
-
-    @property
-    def best(self) -> Plan:
-        """The chosen plan."""
-        return self.plans[0]
-
-    @property
-    def fastest(self) -> Plan:
-        """The plan that the search found: the chosen one, unless a simpler one was chosen that ties with it."""
-        return without_simpler(self.plans)[0]
-
-    @cached_property
-    def candidates(self) -> tuple[Candidates, ...]:
-        """The candidates of every repeated block, on the tensor axis of the fastest plan."""
-        return tuple(block_candidates(self.planner, self.fastest))
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        """Number of candidates that were dropped, by reason."""
-        return _dropped_by_reason(self.candidates, self.planner.budget)
-
-    @property
-    def unknown_ops(self) -> tuple[str, ...]:
-        """The call sites of operators without a rule, as "block:site"."""
-        return _unknown_sites(self.planner)
+from planner_core.planning.request import THOROUGH, Progress, Request
+from planner_core.planning.result import Result
+from planner_core.planning.stages import StagedPlan, find_staged_plan, may_use_stages
+from planner_core.search import OBJECTIVES, TIE
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +74,8 @@ class Draft:
     reasons: Mapping[str, str] = field(default_factory=dict)
     planners: Mapping[int, Planner] = field(default_factory=dict)
     """By the samples of a global micro-batch: the planner of each usual layout with another number of micro-batches."""
+    staged: StagedPlan | None = None
+    """The best plan with pipeline stages, if it is quicker than the chosen one."""
 
     @property
     def for_tool(self) -> bool:
@@ -197,6 +118,30 @@ def choose_step(request: Request, graph: GraphSource, say: Progress, like: Plann
         fill = Note(describe_memory(chosen, planner.graph, planner.budget))
         chosen = replace(chosen, notes=(*chosen.notes, fill))
     return Draft(request, graph, planner, chosen, say, notes)
+
+
+def close_gap(draft: Draft) -> tuple[Draft, str]:
+    """Search until the gap is closed as far as it can be, if the request asks for it and the draft is that of a moment's work."""
+    if not draft.request.prove:
+        return draft, "as far as a moment's work does"
+    if draft.planner.effort is THOROUGH or draft.chosen.optimal or not draft.chosen.fits:
+        return draft, "the first search leaves no gap that could be closed"
+    proven = choose_step(draft.request, draft.source, draft.say, draft.planner)
+    if _is_no_worse(proven.chosen, draft.chosen):
+        return proven, "a search for a proof follows the first plan"
+    chosen = _raise_bound(draft.chosen, proven.chosen)
+    return replace(draft, chosen=chosen), "the search for a proof ends at a worse plan"
+
+
+def _is_no_worse(found: Plan, known: Plan) -> bool:
+    """Whether a plan can take the place of a known one, which a search for a proof need not meet again."""
+    return found.fits and found.cost.seconds(known.objective) <= known.cost.seconds(known.objective) * (1 + TIE)
+
+
+def _raise_bound(known: Plan, found: Plan) -> Plan:
+    """The known plan with the higher bound of the two: both bounds are of the same request."""
+    bounds = [p.bound for p in (known, found) if p.bound is not None]
+    return replace(known, bound=max(bounds)) if bounds else known
 
 
 def add_third_axis(draft: Draft) -> tuple[Draft, str]:
@@ -326,10 +271,23 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
     )
     first = (uneven.note,) if uneven and chosen.fits else ()
     notes = (*first, *draft.notes, *own, *map(Note, sentences))
-    return replace(draft, notes=notes), f"{len(notes)} notes"
+    # No later pass reads what was built for the search, which takes most of the memory.
+    return replace(draft, notes=notes, planner=planner.changed()), f"{len(notes)} notes"
 
 
-PASSES: Mapping[str, Pass] = {
+def search_stages(draft: Draft) -> tuple[Draft, str]:
+    """Search the best plan with pipeline stages, where stages may win and the request leaves them open."""
+    if not may_use_stages(draft.request, draft.planner.cluster, draft.source):
+        return draft, "one node, or the request or the model leaves no room for stages"
+    try:
+        staged = find_staged_plan(draft.request, draft.chosen, draft.say, draft.source, draft.planner)
+    except PlannerError as error:  # the answer of one stage stands without it
+        return draft, f"stages could not be searched: {error.sentence}"
+    return replace(draft, staged=staged), "stages are quicker" if staged else "no plan with stages is quicker"
+
+
+FIRST_PASSES: Mapping[str, Pass] = {
+    "proof": close_gap,
     "third axis": add_third_axis,
     "baselines": add_baselines,
     "no worse than a baseline": take_better_baseline,
@@ -338,7 +296,10 @@ PASSES: Mapping[str, Pass] = {
     "least wait": lead_with_least_wait,
     "notes": add_notes,
 }
-"""The way of a request behind its first plan, in order. What changes the chosen plan stands before the baselines."""
+"""What follows the first plan, in order. What changes the chosen plan stands before the baselines, which are compared with it."""
+PASSES: Mapping[str, Pass] = {**FIRST_PASSES, "stages": search_stages}
+"""The whole way of a request. Stages stand last since their search starts from the best plan of one stage and takes the longest: the
+page shows the answer of `FIRST_PASSES`, and calls `add_stages` behind it."""
 
 
 def plan_model(
@@ -352,14 +313,16 @@ def plan_model(
     """Find the best plan of a request, then run the passes behind it.
 
     `like`: an earlier planner of the same model, whose graphs serve again. `show_first` gets the best plan on meshes of two axes, with
-    its bound, before the passes that take most of the time. `passes`: none for a caller that reads the best plan only. No pass changes
-    the best plan of another method than the exact search, and for T5-large the passes take half of TAP's time.
+    its bound, before the passes that take most of the time; it does not wait for a proof. `passes`: none for a caller that reads the
+    best plan only. No pass changes the best plan of another method than the exact search, and for T5-large the passes take half of
+    TAP's time.
 
     Raises PlannerError (see `core.errors`) for all that a user can get wrong, and NoPlanFits if no plan fits the memory budget
     that the user gave.
     """
     start = time.perf_counter()
-    draft = choose_step(request, graph, progress or (lambda text: None), like)
+    first = request if show_first is None else replace(request, prove=False)
+    draft = replace(choose_step(first, graph, progress or (lambda text: None), like), request=request)
     if show_first is not None:
         show_first(draft.chosen)
     for name, apply_pass in passes.items():
@@ -367,7 +330,7 @@ def plan_model(
         draft = replace(draft, reasons={**draft.reasons, name: reason})
     planner = draft.planner
     timings = {**planner.clock.seconds, "total": time.perf_counter() - start}
-    return Result(
+    result = Result(
         request=planner.request,
         graph=planner.graph,
         coarse=planner.coarse,
@@ -383,6 +346,25 @@ def plan_model(
         uneven_batch=find_uneven_batch(planner),
         planners=draft.planners,
     )
+    return _append_staged(result, draft.staged.plan, draft.staged.planner) if draft.staged else result
+
+
+def _append_staged(result: Result, plan: Plan, planner: Planner) -> Result:
+    """The result with a plan with stages as its last one, and with the planner of its number of micro-batches."""
+    samples = samples_at_once(plan)
+    known = {result.planner.workload.graph_batch, *result.planners}
+    planners = result.planners if samples in known else {**result.planners, samples: planner.changed()}
+    return replace(result, plans=(*result.plans, plan), planners=planners)
+
+
+def add_stages(result: Result, progress: Progress | None = None) -> Result:
+    """Run the pass that `FIRST_PASSES` lack, after the answer: the result with the best plan with stages, if that is quicker."""
+    if "stages" in result.reasons:
+        return result
+    draft = Draft(result.asked, result.source, result.planner, result.fastest, progress or (lambda text: None))
+    draft, reason = search_stages(draft)
+    result = replace(result, reasons={**result.reasons, "stages": reason})
+    return _append_staged(result, draft.staged.plan, draft.staged.planner) if draft.staged else result
 
 
 def prove(result: Result, progress: Progress | None = None) -> Result:
@@ -394,56 +376,17 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
     known = result.fastest
     if known.optimal or not known.fits:
         return result
-    proven = plan_model(replace(result.asked, prove=True), result.source, progress, result.planner)
-    found, objective = proven.fastest, known.objective
-    if found.fits and found.cost.seconds(objective) <= known.cost.seconds(objective) * (1 + TIE):
+    asked = replace(result.asked, prove=True)
+    proven = plan_model(asked, result.source, progress, result.planner, passes=FIRST_PASSES)
+    if not _is_no_worse(proven.fastest, known):
+        higher = _raise_bound(known, proven.fastest)
+        return replace(result, plans=tuple(higher if p is known else p for p in result.plans))
+    if "stages" in result.reasons:  # their search does not depend on a proof, so what it found stands
+        proven = replace(proven, reasons={**proven.reasons, "stages": result.reasons["stages"]})
+    staged = result.staged
+    if staged is None or proven.fastest.cost.step_time_s <= staged.cost.step_time_s:
         return proven
-    bounds = [p.bound for p in (known, found) if p.bound is not None]  # a search for a proof may end at another plan
-    plans = tuple(replace(p, bound=max(bounds)) if p is known and bounds else p for p in result.plans)
-    return replace(result, plans=plans)
-
-
-def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
-    """The candidates of every repeated block on the tensor axis, which is the last axis of the chosen mesh, or all GPUs of a node.
-    The other GPUs shard the batch."""
-    n, size = planner.cluster.num_gpus, planner.cluster.levels[0].size
-    if len(chosen.mesh.axis_sizes) > 1:
-        size = chosen.mesh.axis_sizes[-1]
-    mesh = DeviceMesh(axis_names(2), (n // size, size)) if size < n else DeviceMesh(axis_names(1), (n,))
-    restrict = DataAxis(planner.graph) if size < n else None
-    problem = planner.problem(mesh, restrict, zero=0)
-    whole = solve_folded(problem, make_objective(problem, "communication"))
-    found = []
-    for name, repeats in planner.graph.num_repeats.items():
-        one = score_candidates(planner.coarse.blocks[name], planner.strategies[name], problem.model, repeats, restrict)
-        if one is not None and whole is not None:
-            rest = whole.totals - total_of_copies(problem, whole, name)
-            one = replace(
-                one,
-                rest_comm_s=float(rest[Component.COMMUNICATION]),
-                rest_memory_bytes=float(rest[Component.AFTER_FORWARD]),
-            )
-        if one is not None:
-            found.append(one)
-    return found
-
-
-def _dropped_by_reason(found: Iterable[Candidates], budget: float) -> dict[str, int]:
-    """Number of candidates that were dropped, by reason: they do not shard evenly, the model does not fit, or they are dominated."""
-    counts = {"uneven": 0, "memory": 0, "dominated": 0}
-    for c in found:
-        runs = np.isfinite(c.comm_s)
-        fits = c.model_memory_bytes <= budget
-        beaten = c.possible - c.scored  # these were never formed (see `generate`)
-        counts["uneven"] += c.space - c.possible
-        counts["memory"] += int((runs & ~fits).sum())
-        counts["dominated"] += int((runs & fits & ~c.on_front).sum()) + beaten
-    return counts
-
-
-def _unknown_sites(planner: Planner) -> tuple[str, ...]:
-    """The call sites of operators without a rule, as "block:site"."""
-    return tuple(f"{block}:{site}" if block else site for block, s in planner.strategies.items() for site in s.unknown)
+    return _append_staged(proven, staged, result.of_plan(staged).planner)
 
 
 def compare_methods(request: Request, progress: Progress | None = None, graph: Graph | None = None) -> Result:

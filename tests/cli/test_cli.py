@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from planner_core.cli.main import main
+from planner_core.core import load_plan
 from planner_core.models.zoo import ZOO
 
 KINDS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
@@ -315,7 +316,10 @@ def test_rules_are_checked_at_once_and_exports_say_what_was_not_run(
     assert f"not run yet; verify it: python -m planner_core verify {path} --ranks 4, and --fake" in err
     found = answer(capsys, "verify", str(path), "--rules")
     assert (found["ok"], found["findings"], found["ranks"]) == (True, [], 8)
-    assert 'best, where data parallel is recommended (--pick "data parallel"); not run yet' in err
+    assert 'data parallel, the simplest of those that tie (--pick "best" writes the fastest); not run yet' in err
+    assert load_plan(path).name == answer(capsys, "plan", "bert-large", *wanted)["choice"]["recommended"]
+    _, _, err = run(capsys, "plan", "bert-large", *wanted, "--pick", "FSDP", "-o", str(path))
+    assert 'FSDP, where data parallel is recommended (--pick "data parallel"); not run yet' in err
     data = json.loads(path.read_text())
     data["blocks"][""]["params"]["bert.embeddings.nothing.weight"] = ["R", "R", "R", [], {}]
     path.write_text(json.dumps(data))
@@ -323,6 +327,18 @@ def test_rules_are_checked_at_once_and_exports_say_what_was_not_run(
     assert (status, out) == (4, "top: parameter 'bert.embeddings.nothing.weight' matches nothing\n")
     status, out, _ = run(capsys, "export", str(path), "--to", "json", "-o", str(tmp_path / "again.json"))
     assert status == 0 and "this plan was not run by the export" in out
+
+
+def test_a_file_of_a_plan_that_does_not_fit_is_written_with_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    wanted = ("llama-3-8b", "--cluster", "1x8-h100:gpus=1", "--batch", "1", "--seq", "512")
+    status, _, err = run(capsys, "plan", *wanted, "-o", str(path))
+    plan = load_plan(path)
+    peak_gib = plan.cost.memory_bytes["peak"] / 2**30
+    assert status == 0 and not plan.fits
+    assert f"plan.json: least memory, which does not fit: it takes {peak_gib:.1f} GiB a GPU of " in err
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from explorer.learn.lessons import LESSONS
 from explorer.learn.lessons.planners import l20_uneven, l21_long
 from explorer.learn.lessons.times import l09_algorithms, l15_step, l16_zero, l19_measured
 from explorer.text import recipe, units
-from planner_core.planning import plan, price
-from planner_core.planning.analysis.doubt import doubt_between
+from planner_core.planning import doubt_between, plan, price
 from planner_core.planning.request import Request
 from tests.support.tiny_models import tiny_config
 

@@ -24,7 +24,6 @@ from explorer.session.state import plan_ids
 from explorer.text import commands, recipe
 from planner_core.core import InputError, load_cluster
 from planner_core.planning import Request, Result, prepare_planner
-from planner_core.planning.analysis import choose_among_ties
 from tests.support.plans import planned
 
 
@@ -90,7 +89,7 @@ def test_how_a_weight_lies_is_told_by_what_its_placements_are(result: Result) ->
 
 
 def test_the_few_plans_begin_with_what_is_recommended_and_differ(result: Result) -> None:
-    plans, found = plan_ids(result.plans), choose_among_ties(result)
+    plans, found = plan_ids(result.plans), result.choice
     listed = shortlist(plans, found, "")
     assert 3 <= len(listed) <= MAX_LISTED and plans[listed[0].name].name == found.recommended
     assert len({recipe.layout_name(plans[one.name]) for one in listed}) == len(listed)

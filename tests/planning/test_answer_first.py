@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from planner_core.cli.main import main
 from planner_core.core import Plan
 from planner_core.planning import Request, pipeline, plan_model, prove
 from planner_core.planning.analysis.reporting import plan_summary
-from planner_core.planning.stages import search
+from planner_core.planning.request import THOROUGH
 from planner_core.search.algebra import PointAllowance
 from tests.support.plans import planned
 
@@ -79,32 +80,39 @@ def test_a_proof_that_ends_at_a_worse_plan_gives_its_bound_to_the_better_one(mon
     assert known.bound is not None
     higher = (known.bound + known.cost.gpu_time_s) / 2
     slow = replace(known, cost=replace(known.cost, step_time_s=2 * known.cost.step_time_s), bound=higher)
-    monkeypatch.setattr(pipeline, "plan_model", lambda *_: replace(result, plans=(slow,)))
+    monkeypatch.setattr(pipeline, "plan_model", lambda *_, **__: replace(result, plans=(slow,)))
     proven = prove(result)
     assert proven.fastest.cost == known.cost and proven.fastest.bound == higher
     assert len(proven.plans) == len(result.plans)
 
 
-def test_a_request_for_a_proof_gets_its_answer_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-    result = planned(SMALL)
+def test_a_request_for_a_proof_gets_its_answer_first() -> None:
+    shown: list[Plan] = []
+    result = plan_model(replace(TIGHT, prove=True), show_first=shown.append, passes={"proof": pipeline.close_gap})
+    (first,) = shown
+    assert result.asked.prove and result.planner.effort is THOROUGH
+    assert result.reasons == {"proof": "a search for a proof follows the first plan"}
+    assert first.bound is not None and result.fastest.bound is not None
+    assert result.fastest.bound >= first.bound * (1 - 1e-6)
 
-    def plan(request: Request, **_: object) -> pipeline.Result:
-        events.append(f"plan, prove={request.prove}")
-        return result
 
-    def prove_later(known: pipeline.Result, say: object) -> pipeline.Result:
-        events.append("prove")
-        return known
+def test_a_request_for_a_proof_keeps_the_better_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for a proof that ends at a slower plan leaves the first one, with the higher of the two bounds."""
+    shown: list[Plan] = []
+    choose_step = pipeline.choose_step
 
-    def no_stages(*_: object, **__: object) -> Plan | None:
-        return None
+    def choose_slower(asked: Request, *more: Any) -> pipeline.Draft:
+        draft = choose_step(replace(asked, prove=False), *more)
+        plan = draft.chosen
+        assert plan.bound is not None
+        slower = replace(plan, cost=replace(plan.cost, step_time_s=2 * plan.cost.step_time_s), bound=1.01 * plan.bound)
+        return replace(draft, chosen=slower) if asked.prove else draft
 
-    monkeypatch.setattr(search, "plan_model", plan)
-    monkeypatch.setattr(search, "prove", prove_later)
-    monkeypatch.setattr(search, "find_staged_plan", no_stages)
-    search.plan_with_stages(replace(SMALL, prove=True), lambda text: None)
-    assert events == ["plan, prove=False", "prove"]
+    monkeypatch.setattr(pipeline, "choose_step", choose_slower)
+    request = replace(TIGHT, prove=True)
+    result = plan_model(request, show_first=shown.append, passes={"proof": pipeline.close_gap})
+    assert result.fastest.cost == shown[0].cost and result.reasons["proof"].endswith("ends at a worse plan")
+    assert shown[0].bound is not None and result.fastest.bound == 1.01 * shown[0].bound
 
 
 def test_what_an_earlier_request_took_changes_no_answer() -> None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from planner_core.core.cluster import load_cluster
-from planner_core.planning.analysis.doubt import MOST_DOUBT, SCENARIOS, choose_among_ties, doubt_between, plan_regrets
+from planner_core.planning.analysis.regret import SCENARIOS, plan_regrets
 from planner_core.planning.analysis.reporting import plan_report, regret_text
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
+from planner_core.planning.result import MOST_DOUBT, doubt_between
 from tests.support.plans import planned
 
 
@@ -20,7 +21,7 @@ def result() -> Result:
 
 
 def test_ties_are_what_lies_within_the_doubt(result: Result) -> None:
-    found = choose_among_ties(result)
+    found = result.choice
     tied = {t.name for t in found.ties}
     for plan in result.plans[1:]:
         doubt = doubt_between(result.best, plan, result.cluster)
@@ -41,7 +42,7 @@ def test_of_ties_the_simplest_is_recommended(result: Result) -> None:
         cost = replace(fsdp.cost, step_time_s=best.cost.step_time_s * (1 + share))
         return replace(result, plans=(best, replace(fsdp, cost=cost, fits=True)))
 
-    tied, clear = choose_among_ties(slower(0.01)), choose_among_ties(slower(0.11))
+    tied, clear = slower(0.01).choice, slower(0.11).choice
     assert tied.recommended == fsdp.name and f"{best.name} may gain 1.0 %" in tied.sentence
     assert clear.recommended == best.name and not clear.ties
 
@@ -71,6 +72,6 @@ def test_without_overlap_a_step_is_the_sum_of_its_work_and_traffic(result: Resul
 
 def test_nothing_is_recommended_where_no_plan_fits() -> None:
     result = planned(Request("gpt2-xl", cluster="1x8-h100", batch=8192, accumulate=1, layers=4))
-    choice = choose_among_ties(result)
+    choice = result.choice
     assert not result.best.fits and not choice.fits and not choice.ties
     assert choice.sentence == f"no plan fits, so none is recommended; {result.best.name} comes nearest"

@@ -10,8 +10,8 @@ from planner_core.core import BlockLabel, NoteKind
 from planner_core.core.errors import InputError, NoPlanFits, ShardingError
 from planner_core.core.placement import P, R, Shard, parse_placements
 from planner_core.core.plan import Plan
-from planner_core.planning import edit
-from planner_core.planning.edit import WeightKey
+from planner_core.planning.derived import edit
+from planner_core.planning.derived.edit import WeightKey
 from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Request

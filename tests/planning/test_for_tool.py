@@ -10,7 +10,6 @@ from planner_core.core import InputError, Note, load_cluster
 from planner_core.exporters.api import export_text
 from planner_core.models import load_plan_graph
 from planner_core.planning import Request, plan_model
-from planner_core.planning.analysis import choose_among_ties
 from planner_core.planning.methods import TOOLS, check_layout, tool_spaces
 from planner_core.planning.pipeline import compare_methods
 from planner_core.verification import verify_fake_all
@@ -49,7 +48,7 @@ def test_it_is_not_better_than_the_best_of_all_and_says_by_how_much(found) -> No
     (told,) = [n for n in map(str, result.notes) if n.startswith(f"for {tool}: ")]
     assert "slower than the best of all plans" in told or "as fast as the best of all plans" in told
     assert "-" not in told.partition("ms a step")[2].partition("slower")[0]
-    assert choose_among_ties(result).recommended == result.best.name
+    assert result.choice.recommended == result.best.name
     assert result.best.fits and Note(f"the best that {tool} can be told") in result.best.notes
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from planner_core.core import InputError, Shard, load_cluster
 from planner_core.models import capture_graph, complete_config, load_plan_graph
+from planner_core.planning.derived.scaled_down import _other_layers
+from planner_core.planning.derived.small_config import shrink_config, shrunk_configs
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
-from planner_core.planning.small.scaled_down import _other_layers
-from planner_core.planning.small.small_config import shrink_config, shrunk_configs
 from planner_core.verification.api import scaled
 from planner_core.verification.fake.group import verify_fake
 from planner_core.verification.numerics import verify_all

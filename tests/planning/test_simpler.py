@@ -12,7 +12,6 @@ from explorer.text import recipe, units, words
 from planner_core.core import Plan
 from planner_core.cost import simulated
 from planner_core.planning import choose_mesh
-from planner_core.planning.analysis.doubt import choose_among_ties
 from planner_core.planning.analysis.reporting import plan_report, text
 from planner_core.planning.fitting import simpler as rule
 from planner_core.planning.fitting import simpler as simpler_module
@@ -62,7 +61,7 @@ def test_the_fastest_stays_the_optimum_of_all_meshes(result: Result, planner: Pl
 
 
 def test_the_report_says_that_it_is_a_tie(result: Result) -> None:
-    found = choose_among_ties(result)
+    found = result.choice
     assert found.fastest == FASTEST and found.recommended == result.best.name
     assert result.best.name in {t.name for t in found.ties}
     assert "needs one mesh axis, and is not slower by the simulation" in found.sentence
@@ -76,7 +75,7 @@ def test_the_page_says_that_it_is_a_tie(result: Result) -> None:
     """It recommends the one, says what the other gains and that this is less than the doubt, and of the two that they tie."""
     assert [words.plan_title(p) for p in result.plans[:2]] == ["Simpler plan", "Fastest plan"]
     plans = plan_ids(result.plans)
-    (run, fastest), found = list(plans)[:2], choose_among_ties(result)
+    (run, fastest), found = list(plans)[:2], result.choice
     listed = shortlist(plans, found, "")
     gain = units.percent(plans[run].cost.step_time_s / plans[fastest].cost.step_time_s - 1)
     assert [(one.name, one.what) for one in listed[:2]] == [

@@ -11,7 +11,7 @@ from explorer.address import pins, settings, setups
 from explorer.components import frame
 from explorer.components.overview import verify
 from explorer.jobs import export as exporting
-from explorer.session import current_setup, state
+from explorer.session import current_setup, pipeline_plan, state
 from explorer.text import commands, recipe, units
 from planner_core.core import Plan
 from planner_core.exporters import TARGETS, TARGETS_WITH_STAGES, Target
@@ -171,5 +171,7 @@ def offer_plan_file(home: Result, plan_id: str, plan: Plan) -> None:
         return
     is_setup = plan_id == setups.PLAN_ID
     request = home.request if is_setup else state.current_request()
-    pick = plan.name if is_setup or plan is not home.best else ""
+    # Without --pick the command writes what it recommends, which is not known here before stages are searched.
+    is_settled = not is_setup and not pipeline_plan.is_pending()
+    pick = "" if is_settled and plan.name == home.choice.recommended else plan.name
     st.code(commands.plan_command(request, file, pick), language="bash", wrap_lines=True)

@@ -1,20 +1,10 @@
-"""Answers to questions about plans: reports, ties and regret, ablation."""
+"""Answers to questions about plans: reports, regret, ablation."""
 
 from planner_core.planning.analysis.ablation import DESCRIPTIONS, AblationStep, ablation_steps
-from planner_core.planning.analysis.doubt import (
-    MOST_DOUBT,
-    SCENARIOS,
-    Choice,
-    Regret,
-    Scenario,
-    Tie,
-    choose_among_ties,
-    doubt_between,
-    plan_regrets,
-)
 from planner_core.planning.analysis.fold_graph import to_dot, to_graphml, to_networkx
 from planner_core.planning.analysis.folding import fold_report, fold_text
 from planner_core.planning.analysis.priced import price_report, price_text
+from planner_core.planning.analysis.regret import SCENARIOS, Regret, Scenario, plan_regrets
 from planner_core.planning.analysis.reporting import (
     first_plan_text,
     format_table,
@@ -33,20 +23,15 @@ from planner_core.planning.analysis.unfolded_network import network_json, unfold
 
 __all__ = [
     "DESCRIPTIONS",
-    "MOST_DOUBT",
     "SCENARIOS",
     "STREAMS",
     "AblationStep",
-    "Choice",
     "Regret",
     "Scenario",
-    "Tie",
     "TraceWork",
     "ablation_steps",
-    "choose_among_ties",
     "chrome_trace",
     "count_spaces",
-    "doubt_between",
     "first_plan_text",
     "fold_report",
     "fold_text",

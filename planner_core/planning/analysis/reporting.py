@@ -10,11 +10,10 @@ from typing import Any
 from planner_core.core import BlockLabel, Plan, Workload, glob_name, placements_by_pattern, states_by_pattern
 from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
 from planner_core.ops import CoarseGraph
-from planner_core.planning.analysis.doubt import SCENARIOS, Choice, Regret, choose_among_ties
+from planner_core.planning.analysis.regret import SCENARIOS, Regret
 from planner_core.planning.fitting.baselines import samples_at_once
 from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.simpler import leads_by_simplicity
-from planner_core.planning.pipeline import Result
 from planner_core.planning.planner import usable_bytes
 from planner_core.planning.pricing import (
     Budget,
@@ -25,6 +24,7 @@ from planner_core.planning.pricing import (
     measure_speed,
     predict_reserved,
 )
+from planner_core.planning.result import Choice, Result
 from planner_core.search import describe_gap
 from planner_core.search.candidates import weight_matrices
 
@@ -70,7 +70,7 @@ def plan_report(result: Result, budget: Budget | None = None, times: Sequence[fl
             "scored": sum(c.scored for c in result.candidates),
             "dropped": dict(result.dropped),
         },
-        "choice": choice_summary(choose_among_ties(result)),
+        "choice": choice_summary(result.choice),
         "unknown_ops": list(result.unknown_ops),
         "notes": [note.sentence for note in result.notes],
         "uneven_batch": None if result.uneven_batch is None else asdict(result.uneven_batch),
@@ -336,7 +336,7 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
         BAND_WORDS,
         *([SLOWED] if any(p.cost.exposed_comm_time_s > p.cost.comm_time_s for p in result.plans) else []),
         simulation_text(result.plans, times or simulate_steps(result)),
-        f"how sure the order is: {choose_among_ties(result).sentence}",
+        f"how sure the order is: {result.choice.sentence}",
         *notes,
         "",
         format_table(placed),

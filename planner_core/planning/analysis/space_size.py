@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from planner_core.planning.analysis.unfolded_network import outer_names
 from planner_core.planning.methods import ALL
-from planner_core.planning.pipeline import Result
 from planner_core.planning.planner import prepare_planner
+from planner_core.planning.result import Result
 from planner_core.search.network import Problem
 
 

@@ -13,7 +13,6 @@ from planner_core.planning.stages.search import (
     StagedPlan,
     find_staged_plan,
     may_use_stages,
-    plan_with_stages,
     search_stages,
 )
 from planner_core.planning.stages.trace import stage_trace
@@ -23,7 +22,6 @@ __all__ = [
     "StagedPlan",
     "find_staged_plan",
     "may_use_stages",
-    "plan_with_stages",
     "search_stages",
     "stage_trace",
 ]

@@ -35,7 +35,6 @@ from planner_core.core import (
     NoteKind,
     Plan,
     Sentence,
-    load_cluster,
     time_amount,
 )
 from planner_core.cost import (
@@ -45,7 +44,6 @@ from planner_core.cost import (
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import least_state_bytes
 from planner_core.planning.methods import EXACT
-from planner_core.planning.pipeline import Result, plan_model, prove
 from planner_core.planning.planner import Planner, prepare_planner, with_recompute, with_zero
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.stages.cuts import find_best_cut, find_even_cut, outline_cut, price_cut
@@ -95,8 +93,6 @@ def find_staged_plan(
 
     `like`: the planner of that plan, whose graphs are reused."""
     staged_request = replace(request, batch=chosen.workload["batch"], seq=chosen.workload["seq"], accumulate=1)
-    if not may_use_stages(request, load_cluster(request.cluster)):
-        return None
     load_graph = source if callable(source) else None
     try:
         planner = prepare_planner(staged_request, load_graph(staged_request) if load_graph else None, like=like)
@@ -114,22 +110,11 @@ def find_staged_plan(
     return replace(staged, plan=replace(staged.plan, notes=(Note(note), *staged.plan.notes)))
 
 
-def plan_with_stages(request: Request, say: Progress, show_first: Callable[[Plan], None] | None = None) -> Result:
-    """Plan as `plan_model` does, and append the best plan with stages if it is quicker.
-
-    A request with `prove` is planned without a proof first, so that `show_first` need not wait for it.
-    """
-    result = plan_model(replace(request, prove=False), progress=say, show_first=show_first)
-    result = prove(result, say) if request.prove else result
-    staged = find_staged_plan(request, result.best, say, like=result.planner)
-    return replace(result, plans=(*result.plans, staged.plan)) if staged else result
-
-
-def may_use_stages(request: Request, cluster: Cluster) -> bool:
+def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = None) -> bool:
     """Whether stages are searched: with several nodes, and if the request fixes neither mesh nor tool nor micro-batches.
 
     The model is built for each size of a micro-batch, so it must come from a config or the zoo."""
-    if ".py:" in request.model or request.model.endswith(".pt2"):
+    if isinstance(source, Graph) or ".py:" in request.model or request.model.endswith(".pt2"):
         return False
     free = request.mesh is None and request.tool is None and request.method == EXACT.name
     several = cluster.num_gpus > cluster.levels[0].size and request.objective == "time"

@@ -18,7 +18,7 @@ from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, nodes
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, load_cluster
 from planner_core.cost.communication import AxisLink, axis_links, collective_time, wire_bytes
-from planner_core.planning.analysis import MOST_DOUBT
+from planner_core.planning import MOST_DOUBT
 
 
 @dataclass(frozen=True, slots=True)

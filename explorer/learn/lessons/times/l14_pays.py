@@ -24,7 +24,7 @@ from explorer.learn.pictures.sketch import Prediction
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, Gpu
 from planner_core.cost.communication import axis_links, collective_time
-from planner_core.planning.analysis import doubt_between
+from planner_core.planning import doubt_between
 from planner_core.planning.methods import Layout
 
 TOKENS = (512, 1024, 2048, 4096, 8192)

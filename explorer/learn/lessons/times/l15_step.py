@@ -38,7 +38,7 @@ from planner_core.cost import (
     optimizer_bytes,
 )
 from planner_core.cost.communication import axis_links, collective_time
-from planner_core.planning.analysis import MOST_DOUBT, doubt_between
+from planner_core.planning import MOST_DOUBT, doubt_between
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing import time_band
 

@@ -31,8 +31,7 @@ from planner_core.cost import (
     simulated_pipeline,
     step_seconds,
 )
-from planner_core.planning import Planner, prepare_planner
-from planner_core.planning.analysis import doubt_between
+from planner_core.planning import Planner, doubt_between, prepare_planner
 from planner_core.planning.methods import Layout
 
 RANKS = 4

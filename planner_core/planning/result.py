@@ -1,0 +1,272 @@
+"""What a request returns: its plans, how sure their order is, and which of them is the plan to run.
+
+    plans        best, fastest, trade-offs, usual layouts, stages: in this order, and all but the first only where they exist
+    fastest      the plan that the search found and proved; the same plan as `best` unless a simpler one leads
+    staged       the best plan with pipeline stages, if it is quicker than every plan of one stage
+    recommended  *the* plan: the quickest of all, or of those that tie with it the simplest
+
+Everybody acts on `recommended`: the command line writes it with `-o`, and the page opens with it.
+
+Two plans on one machine share the errors of its GPU and of its software. What remains is the scatter of their kinds of layout
+(`sigma` of assets/bands.json). One plan is predicted faster with 95 % confidence if
+
+    ln(slower / faster) > 1.645 hypot(sigma of one, sigma of the other)
+
+If two plans differ by more than MOST_DOUBT, the faster one is called faster in any case. Other plans are ties. Among ties, a plan that
+a stock tool runs without changes is preferred.
+
+Example: two plans are of the kind "FSDP, one node", with a sigma of 2.9 %. Their steps take 500 and 530 ms. ln(530 / 500) is
+5.8 %, which is less than 1.645 x 4.1 % = 6.7 %: a tie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+
+from planner_core.core import Cluster, DeviceMesh, Graph, Note, Plan, Workload, axis_names
+from planner_core.cost import Component
+from planner_core.ops import CoarseGraph
+from planner_core.planning.fitting.baselines import samples_at_once
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource
+from planner_core.planning.fitting.shortage import UnevenBatch
+from planner_core.planning.fitting.simpler import leads_by_simplicity, without_simpler
+from planner_core.planning.methods import BASELINES, DataAxis
+from planner_core.planning.planner import Planner
+from planner_core.planning.pricing import Z_NINE_IN_TEN, time_sigma
+from planner_core.planning.request import Request
+from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
+from planner_core.search import make_objective, solve_folded, total_of_copies
+from planner_core.search.candidates import Candidates, score_candidates
+
+MOST_DOUBT = 0.10
+"""A plan that is slower by more than this share is called slower, whatever the scatter of its kind."""
+
+
+class Simplicity(Enum):
+    """Why a plan is the simplest of those that tie."""
+
+    STOCK = "stock tools run its layout"
+    ONE_AXIS = "it needs one mesh axis, and is not slower by the simulation"
+    ONE_STAGE = "it needs no pipeline stages"
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """A plan that is predicted slower than the fastest one by the share `slower`, which is less than the `doubt` about the two."""
+
+    name: str
+    method: str
+    slower: float
+    doubt: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The plan that is predicted fastest, its ties by rising time, and which of all these is recommended: the simplest, or the one for
+    the request's `tool`. `simplicity`: why it is the simplest, if it is another than the fastest. `fits`: some plan fits; where none
+    does, the chosen one takes the least memory and is not the fastest."""
+
+    fastest: str
+    ties: tuple[Tie, ...]
+    recommended: str
+    tool: str | None = None
+    simplicity: Simplicity | None = None
+    fits: bool = True
+
+    @property
+    def sentence(self) -> str:
+        """A sentence that says why the plan is recommended, and what is given up."""
+        if not self.fits:
+            return f"no plan fits, so none is recommended; {self.fastest} comes nearest"
+        if not self.ties:
+            return f"{self.fastest} is faster than every other plan that fits, by more than the prediction's doubt"
+        names = ", ".join(f"{t.name} (+{100 * t.slower:.1f} %)" for t in self.ties)
+        tie = f"a tie of {self.fastest} with {names}: they differ by less than the prediction's doubt"
+        if self.simplicity is None:
+            return (
+                f"{tie}. {self.fastest} is {f'what {self.tool} can be told' if self.tool else 'the simplest of them'}"
+            )
+        gain = next(t.slower for t in self.ties if t.name == self.recommended)
+        return f"{tie}. Run {self.recommended}, the simplest: {self.simplicity.value}. {self.fastest} may gain {100 * gain:.1f} %"
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that a report or a page shows, the same for the command line, the library and the page.
+
+    `plans` stand in the order that the head of this module says. `request` has the number of micro-batches of `best`; `asked` is the
+    request as it was given, and `source` where its graphs come from (see `pipeline.prove`). What most readers do not ask for
+    (`candidates`, `choice`) is worked out when it is read."""
+
+    request: Request
+    graph: Graph
+    coarse: CoarseGraph
+    cluster: Cluster
+    workload: Workload
+    planner: Planner
+    asked: Request
+    source: GraphSource
+    plans: tuple[Plan, ...]
+    timings_s: Mapping[str, float]
+    notes: tuple[Note, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """By pass: why it chose as it did."""
+    uneven_batch: UnevenBatch | None = None
+    """The nearest numbers of samples that all GPUs can share evenly, if the request's is not one."""
+    planners: Mapping[int, Planner] = field(default_factory=dict)
+    """By the samples of a global micro-batch: the planner of each plan with another number of micro-batches than the chosen one."""
+
+    def of_plan(self, plan: Plan) -> Result:
+        """The same result with the request, the graph and the groups of a plan's own number of micro-batches.
+
+        A usual layout stands at the number at which it is best. With one sample of a micro-batch the graph has other rows than with two,
+        so that neither its price nor its simulation can be read from the chosen plan's graph."""
+        planner = self.planners.get(samples_at_once(plan))
+        return self if planner is None else self.of_planner(planner)
+
+    def of_planner(self, planner: Planner) -> Result:
+        """The same result with the request, the graph and the groups of another planner."""
+        return replace(
+            self,
+            request=planner.request,
+            graph=planner.graph,
+            coarse=planner.coarse,
+            workload=planner.workload,
+            planner=planner,
+        )
+
+    @property
+    def best(self) -> Plan:
+        """The best plan of one stage, or a simpler one that ties with it: what the search chose first."""
+        return self.plans[0]
+
+    @property
+    def fastest(self) -> Plan:
+        """The plan of one stage that the search found, with its proof: `best`, unless that is a simpler one that ties with it."""
+        return without_simpler(self.plans)[0]
+
+    @property
+    def staged(self) -> Plan | None:
+        """The best plan with pipeline stages; None where they are not quicker, or were not searched (`reasons["stages"]`)."""
+        return next((p for p in self.plans if p.name == STAGES_PLAN_NAME), None)
+
+    @cached_property
+    def choice(self) -> Choice:
+        """How sure the order of the plans is, and which of them is recommended."""
+        return _choose_among_ties(self)
+
+    @property
+    def recommended(self) -> Plan:
+        """The plan to run: the simplest of those that tie with the fastest. Where none fits, the one that comes nearest."""
+        return next(p for p in self.plans if p.name == self.choice.recommended)
+
+    @cached_property
+    def candidates(self) -> tuple[Candidates, ...]:
+        """The candidates of every repeated block, on the tensor axis of the fastest plan."""
+        return tuple(block_candidates(self.planner, self.fastest))
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Number of candidates that were dropped, by reason."""
+        return _dropped_by_reason(self.candidates, self.planner.budget)
+
+    @property
+    def unknown_ops(self) -> tuple[str, ...]:
+        """The call sites of operators without a rule, as "block:site"."""
+        return _unknown_sites(self.planner)
+
+
+def _choose_among_ties(result: Result) -> Choice:
+    """The ties of the fastest plan among the plans that fit. Under another objective than time there are none: bytes are exact. A plan
+    for a tool is recommended as it is: the tool runs it, and may not run the others."""
+    tool, staged = result.request.tool, result.staged
+    if staged is None and not result.best.fits:
+        return Choice(result.best.name, (), result.best.name, tool, fits=False)
+    # `best` and `fastest` by the names under which they stand in the report
+    of_one_stage = result.plans[: 2 if leads_by_simplicity(result.best) else 1]
+    fastest = staged or of_one_stage[-1]
+    ties = _ties_of(fastest, result)
+    stock = {name: rank for rank, name in enumerate(BASELINES)}
+    simple = min((t for t in ties if t.method in stock), key=lambda t: stock[t.method], default=None)
+    is_simplest = tool is not None or (
+        fastest.method in stock and (simple is None or stock[fastest.method] <= stock[simple.method])
+    )
+    if simple is not None and not is_simplest:
+        return Choice(fastest.name, ties, simple.name, tool, Simplicity.STOCK)
+    if staged:
+        tied = {t.name for t in ties}
+        one_stage = next((p.name for p in of_one_stage if p.name in tied), None)
+        return Choice(fastest.name, ties, one_stage or staged.name, tool, Simplicity.ONE_STAGE if one_stage else None)
+    # A plan that leads by its one axis is not in doubt: `fitting.simpler` compared the two by the simulation.
+    leads = result.best is not fastest
+    return Choice(fastest.name, ties, result.best.name, tool, Simplicity.ONE_AXIS if leads else None)
+
+
+def _ties_of(fastest: Plan, result: Result) -> tuple[Tie, ...]:
+    """The plans that are predicted slower than the fastest one by less than the doubt about the two, by rising time."""
+    ties = []
+    for plan in result.plans:
+        doubt = doubt_between(fastest, plan, result.cluster)
+        slower = plan.cost.step_time_s / fastest.cost.step_time_s - 1
+        timed = fastest.objective == plan.objective == "time"
+        # Another row may hold the same plan under another name.
+        other = plan.name != fastest.name and (plan.mesh, plan.blocks) != (fastest.mesh, fastest.blocks)
+        if plan.fits and timed and 0 <= slower <= doubt and other:
+            ties.append(Tie(plan.name, plan.method, slower, doubt))
+    return tuple(sorted(ties, key=lambda t: t.slower))
+
+
+def doubt_between(one: Plan, other: Plan, cluster: Cluster) -> float:
+    """The share by which the predicted steps of two plans may differ and still be a tie."""
+    both = math.hypot(time_sigma(one, cluster), time_sigma(other, cluster))
+    # expm1 turns the difference of logarithms into a share: 6.7 % of ln are 6.9 %.
+    return min(math.expm1(Z_NINE_IN_TEN * both), MOST_DOUBT)
+
+
+def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
+    """The candidates of every repeated block on the tensor axis, which is the last axis of the chosen mesh, or all GPUs of a node.
+    The other GPUs shard the batch."""
+    n, size = planner.cluster.num_gpus, planner.cluster.levels[0].size
+    if len(chosen.mesh.axis_sizes) > 1:
+        size = chosen.mesh.axis_sizes[-1]
+    mesh = DeviceMesh(axis_names(2), (n // size, size)) if size < n else DeviceMesh(axis_names(1), (n,))
+    restrict = DataAxis(planner.graph) if size < n else None
+    problem = planner.problem(mesh, restrict, zero=0)
+    whole = solve_folded(problem, make_objective(problem, "communication"))
+    found = []
+    for name, repeats in planner.graph.num_repeats.items():
+        one = score_candidates(planner.coarse.blocks[name], planner.strategies[name], problem.model, repeats, restrict)
+        if one is not None and whole is not None:
+            rest = whole.totals - total_of_copies(problem, whole, name)
+            one = replace(
+                one,
+                rest_comm_s=float(rest[Component.COMMUNICATION]),
+                rest_memory_bytes=float(rest[Component.AFTER_FORWARD]),
+            )
+        if one is not None:
+            found.append(one)
+    return found
+
+
+def _dropped_by_reason(found: Iterable[Candidates], budget: float) -> dict[str, int]:
+    """Number of candidates that were dropped, by reason: they do not shard evenly, the model does not fit, or they are dominated."""
+    counts = {"uneven": 0, "memory": 0, "dominated": 0}
+    for c in found:
+        runs = np.isfinite(c.comm_s)
+        fits = c.model_memory_bytes <= budget
+        beaten = c.possible - c.scored  # these were never formed (see `generate`)
+        counts["uneven"] += c.space - c.possible
+        counts["memory"] += int((runs & ~fits).sum())
+        counts["dominated"] += int((runs & fits & ~c.on_front).sum()) + beaten
+    return counts
+
+
+def _unknown_sites(planner: Planner) -> tuple[str, ...]:
+    """The call sites of operators without a rule, as "block:site"."""
+    return tuple(f"{block}:{site}" if block else site for block, s in planner.strategies.items() for site in s.unknown)
