@@ -73,8 +73,9 @@ def room(path: Path, root: Path) -> str:
 
 
 @cache
-def imports(path: Path, root: Path) -> list[tuple[str, bool]]:
-    """(absolute dotted name, whether it stands inside a function) of every import; `from a import b` gives a.b."""
+def imports(path: Path, root: Path, types: bool = False) -> list[tuple[str, bool]]:
+    """(absolute dotted name, whether it stands inside a function) of every import; `from a import b` gives a.b. What is imported for
+    type checkers alone counts as inside, but not with `types`, except in an `__init__`, which exports it when it is asked for."""
     found: list[tuple[str, bool]] = []
 
     def visit(node: ast.AST, inside: bool) -> None:
@@ -85,7 +86,8 @@ def imports(path: Path, root: Path) -> list[tuple[str, bool]]:
             base = package[: len(package) - node.level + 1] if node.level else []
             found.extend((".".join([*base, *filter(None, [node.module]), alias.name]), inside) for alias in node.names)
         inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        inside = inside or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        if not types or path.name == "__init__.py":
+            inside = inside or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
         for child in ast.iter_child_nodes(node):
             visit(child, inside)
 
@@ -174,7 +176,11 @@ def test_no_module_imports_in_a_circle() -> None:
         names = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in sources(root)}
         edges = {
             name: {
-                n for text, inside in imports(path, root) if not inside for n in meant(text) if n in names and n != name
+                n
+                for text, inside in imports(path, root, types=True)
+                if not inside
+                for n in meant(text)
+                if n in names and n != name
             }
             for name, path in names.items()
         }

@@ -16,7 +16,6 @@ from planner_core.models.fold import FoldGroup, FoldStep, fold_steps, list_weigh
 from planner_core.models.loading import (
     DEFAULT_BATCH,
     DEFAULT_SEQ,
-    DTYPES,
     VOCABULARY,
     capture_graph,
     complete_config,
@@ -33,7 +32,6 @@ from planner_core.models.zoo import SNAPSHOT_TRANSFORMERS, ZOO, load_snapshot
 __all__ = [
     "DEFAULT_BATCH",
     "DEFAULT_SEQ",
-    "DTYPES",
     "SNAPSHOT_TRANSFORMERS",
     "VOCABULARY",
     "ZOO",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner_core.core import (
+    DTYPES,
     Block,
     CaptureError,
     Graph,
@@ -28,7 +29,6 @@ from planner_core.models.zoo import SNAPSHOT_TRANSFORMERS, ZOO, config_file, loa
 if TYPE_CHECKING:
     from planner_core.models.sources.resolve import ModelSource
 
-DTYPES = ("bfloat16", "float16", "float32")
 VOCABULARY = "vocab_size"
 """The field of a config with the number of words."""
 DEFAULT_BATCH, DEFAULT_SEQ = 16, 2048

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner_core.core import (
+    DTYPES,
     ONE_RANK,
     OPTIONS,
     ZERO,
@@ -42,7 +43,7 @@ from planner_core.cost import (
     with_parts,
 )
 from planner_core.cost.communication import volume_link
-from planner_core.models import DTYPES, BatchGraphs, pad_vocabulary, with_adapters
+from planner_core.models import BatchGraphs, pad_vocabulary, with_adapters
 from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, graph_strategies
 from planner_core.planning.fitting.model_identity import model_identity
 from planner_core.planning.methods.layout import Layout, Space, check_layout, parse_layout

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from planner_core.models.hooks import normalize_call
-from planner_core.models.hooks.callsites import Scopes, canonical_name, is_inplace, recorded_results, tensors
+from planner_core.models.hooks.callsites import Scopes, canonical_name, recorded_results, tensors
 
 
 class Recorder(TorchFunctionMode):
@@ -87,10 +87,6 @@ def run(body):
 )
 def test_names(body, expected):
     assert run(body) == expected
-
-
-def test_inplace_is_told_from_dunder():
-    assert is_inplace("add_") and is_inplace("setitem") and not is_inplace("add")
 
 
 class Shared(nn.Module):

@@ -14,7 +14,7 @@ last gather is issued one unit ahead, the one before it two units ahead, and so 
 for at once. Only the first units have no unit ahead of them.
 
 What is issued at one place, between two passes through units, leaves together: the collectives of one kind over one axis are one launch
-(`one_launch` in `runtime.program.collectives.launches`). So a unit whose weights are sharded in different ways pays the latency of an
+(`coalesced_launch` in `runtime.program.collectives.launches`). So a unit whose weights are sharded in different ways pays the latency of an
 axis once.
 
 Gradients that are summed in place once a step (an all_reduce of data parallelism) are waited for when backward is over: no memory becomes

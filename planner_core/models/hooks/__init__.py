@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from planner_core.models.hooks.callsites import (
         Frame,
         canonical_name,
-        is_inplace,
         recorded_results,
         tensors,
     )
@@ -61,7 +60,6 @@ __all__ = [
     "draws_dropout_mask",
     "draws_random_numbers",
     "host_state",
-    "is_inplace",
     "is_plain",
     "list_containers",
     "makes_kv_cache",

@@ -45,6 +45,7 @@ from planner_core.models.hooks.wrappers import (
     takes_a_callable,
     unwrap_torch,
 )
+from planner_core.ops import writes_in_place
 
 OPAQUE_CALL = "_shardscope_own"
 """Attribute that marks the call of an autograd function of the model, which is recorded as one opaque operator."""
@@ -181,11 +182,6 @@ def canonical_name(func: Callable[..., Any], kwargs: dict[str, Any] | None = Non
     return name
 
 
-def is_inplace(fn: str) -> bool:
-    """Return whether an op (by canonical name) writes its first operand: `add_`, `setitem`."""
-    return fn == "setitem" or (fn.endswith("_") and not fn.endswith("__"))
-
-
 def tensors(tree: Any) -> list[torch.Tensor]:
     """Collect all tensors in nested tuples, lists, dicts and slices, in order, with duplicates."""
     collected: list[torch.Tensor] = []
@@ -213,7 +209,7 @@ def recorded_results(fn: str, args: tuple[Any, ...], out: Any) -> list[torch.Ten
     A call that returns one of its operands unchanged (`to()` without effect, dropout with p = 0) computes nothing.
     `contiguous` is always recorded, since whether it copies depends on the kernel that laid out its operand.
     """
-    if is_inplace(fn):
+    if writes_in_place(fn):
         return [args[0]] if args and isinstance(args[0], torch.Tensor) else []
     if isinstance(out, torch.Tensor):
         return [] if fn != "contiguous" and any(out is a for a in tensors(args)) else [out]

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from planner_core.models.hooks.callsites import canonical_name, is_inplace, tensors
+from planner_core.models.hooks.callsites import canonical_name, tensors
 from planner_core.models.hooks.chance import DROPOUTS
 from planner_core.models.hooks.torch_private import preserve_version
+from planner_core.ops import writes_in_place
 
 Call = Callable[..., Any]
 _GET_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
@@ -85,7 +86,7 @@ def _rewrite_data_call(
         return NotImplemented
     given = tree_map_only(torch.Tensor, lambda t: t.__dict__.get(_DATA_OWNER, t), (args, kwargs))
     fn = canonical_name(func, kwargs)
-    if fn is None or not is_inplace(fn) or args[0] is given[0][0]:
+    if fn is None or not writes_in_place(fn) or args[0] is given[0][0]:
         return call(func, *given)
     with torch.no_grad(), preserve_version(given[0][0]):
         call(func, *given)  # backward then reads the new values; the version check would raise

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from planner_core.core import CaptureError, InputError, require
-from planner_core.models import adapters
+from planner_core.models.adapters import LOOPS, register
 from planner_core.models.adapters.experts import NAME as EXPERTS
 from planner_core.models.hooks.model_parts import list_modules
 from planner_core.models.sources.adapters import LORA, add_adapters
@@ -63,13 +63,13 @@ def build_from_config(
     with _silenced_transformers():
         import transformers
 
-        adapters.register()
+        register()
         data = with_layers(config, layers)
         parsed = read_config(data)
         cls = find_model_class(parsed, data)
         parsed = select_config(parsed, cls)
         disable_dropout(parsed)
-        adapters.register()
+        register()
         try:
             follow = InitialValues() if to_run else None
             with torch.device("meta"), building_on_meta(cls.__name__), follow or nullcontext():
@@ -85,7 +85,7 @@ def build_from_config(
         except Exception as error:
             reason = _explain_unknown_value(error, data) or f"{type(error).__name__}: {_short_message(error)}"
             raise CaptureError(f"{cls.__name__} cannot be built from this config: {reason}") from error
-        adapters.register()  # a third time: parts of the model may have imported further modeling files
+        register()  # a third time: parts of the model may have imported further modeling files
         del transformers
     if LORA in data:
         add_adapters(model, data[LORA])
@@ -263,7 +263,7 @@ def select_config(config: Any, cls: Any) -> Any:
 
 def missing_kernel_notes(model: nn.Module) -> tuple[str, ...]:
     """Write notes about recurrences that transformers runs token by token on every device."""
-    kinds = {type(part).__name__ for _, part in list_modules(model)} & {kind for kind, _ in adapters.LOOPS}
+    kinds = {type(part).__name__ for _, part in list_modules(model)} & {kind for kind, _ in LOOPS}
     return tuple(
         f"{kind} is planned, and timed, as one kernel over all tokens; transformers has none, and runs its tokens one by one"
         for kind in sorted(kinds)

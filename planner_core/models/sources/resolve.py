@@ -20,13 +20,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, InputError, NeedsValues, Sentence, is_file, named
-from planner_core.models import zoo as models
 from planner_core.models.capture.checks.refusals import check_module
 from planner_core.models.capture.checks.refusals import format_line as line_of
 from planner_core.models.capture.module import to_meta
 from planner_core.models.sources.arguments import explain_unsupported, list_inputs_by_samples
 from planner_core.models.sources.config_limits import short_repr
 from planner_core.models.sources.positions import Positions, read_positions, too_long_message
+from planner_core.models.zoo import ZOO, config_file, with_depth
 
 MAX_CONFIG_BYTES = 4 << 20
 MAX_NESTING = 100
@@ -74,12 +74,12 @@ def resolve(
     """
     if not isinstance(source, str):
         return _config_source(str(source.get("model_type", "model")), "config", source, batch, seq, dtype, layers)
-    if source in models.ZOO:
-        data = models.with_depth(models.ZOO[source], layers)
+    if source in ZOO:
+        data = with_depth(ZOO[source], layers)
         return _config_source(source, f"zoo:{source}", data, batch, seq, dtype, None)
     if ".py:" in source or source.endswith(".pt2"):
         return python_source(source)
-    path, file = Path(source), models.config_file(source)
+    path, file = Path(source), config_file(source)
     data = read_json(file)
     name = path.name if path.is_dir() else (file.parent.name or file.stem) if file.name == "config.json" else file.stem
     return _config_source(name, str(source), data, batch, seq, dtype, layers)

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from planner_core.models.hooks import is_inplace
 from planner_core.models.sources import argument_name
-from planner_core.ops import Kind, operator
+from planner_core.ops import Kind, operator, writes_in_place
 from planner_core.runtime.mismatch import MixesSamples
 from planner_core.runtime.record.tape import INPUT, Ref, Tape, TapeCall
 
@@ -171,7 +170,7 @@ def find_sample_numbering(tape_of_rank: Tape, tape_of_all: Tape, dims: Sequence[
 def find_input_write(tape: Tape) -> str:
     """Return the line that writes into an input in place; "" if no line does."""
     kinds = [tape.tensors[tensor.root].kind for tensor in tape.tensors]
-    writes = (c for c in tape.calls if c.kind == "constant" and is_inplace(c.fn) and c.inputs)
+    writes = (c for c in tape.calls if c.kind == "constant" and writes_in_place(c.fn) and c.inputs)
     return next((c.line for c in writes if kinds[c.inputs[0]] == INPUT), "")
 
 

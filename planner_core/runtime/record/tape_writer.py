@@ -17,12 +17,11 @@ from planner_core.models.capture import CallKind, FunctionCall, PassListener, Re
 from planner_core.models.hooks import (
     draws_dropout_mask,
     draws_random_numbers,
-    is_inplace,
     recorded_results,
     storage_id,
     tensors,
 )
-from planner_core.ops import operator
+from planner_core.ops import operator, writes_in_place
 from planner_core.runtime.mismatch import CannotRewrite
 from planner_core.runtime.record.results import register_result_types
 from planner_core.runtime.record.source_names import running_statement
@@ -172,7 +171,7 @@ class TapeWriter(PassListener):
         fn, args, kwargs = call.name, call.args, call.kwargs
         answer = None
         if kind is CallKind.CONSTANT:
-            if is_inplace(fn) and call.operands and storage_id(call.operands[0]) in self._shared:
+            if writes_in_place(fn) and call.operands and storage_id(call.operands[0]) in self._shared:
                 line = running_statement()[0].rpartition("/")[2]
                 raise CannotRewrite(
                     f"forward writes in place into an input that shares its memory with another one at {line}; give it a copy"
@@ -210,7 +209,7 @@ class TapeWriter(PassListener):
     def after_constant(self, call: FunctionCall, out: Any) -> None:
         """Number what the call made."""
         noted, operands = self._call, call.operands
-        if is_inplace(call.name) and operands:
+        if writes_in_place(call.name) and operands:
             number = self.values.add_version(operands[0])
             # A new number for each version, so that operators which were recorded before the write go on reading the old one.
             if self.values.is_buffer(operands[0]):
@@ -248,7 +247,7 @@ class TapeWriter(PassListener):
         noted = self._call
         self._place.record = record
         noted.site, noted.outputs, noted.saved, noted.attrs = record.site, record.outputs, record.saved, record.attrs
-        results = [call.args[0]] if is_inplace(call.name) else recorded_results(call.name, call.args, out)
+        results = [call.args[0]] if writes_in_place(call.name) else recorded_results(call.name, call.args, out)
         names = {id(t): n for t, n in zip(results, record.outputs, strict=False)}
         noted.shape = map_leaves(
             out, lambda t: Ref(names.get(id(t), record.outputs[0])) if isinstance(t, torch.Tensor) else t

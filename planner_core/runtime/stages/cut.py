@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner_core.core import Pipeline
-from planner_core.models.hooks import is_inplace
+from planner_core.ops import writes_in_place
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.record import CannotRewrite, Ref, Tape
 from planner_core.runtime.record.batch import find_input_write
@@ -81,7 +81,7 @@ def _place_counters(layout: PlannedTape, stage_of: dict[int, int]) -> None:
     tensors, stage = layout.tape.tensors, 0
     for call in layout.tape.calls:
         stage = stage_of.get(id(call), stage)
-        writes = call.kind == "constant" and call.inputs and is_inplace(call.fn)
+        writes = call.kind == "constant" and call.inputs and writes_in_place(call.fn)
         if writes and tensors[tensors[call.inputs[0]].root].kind == BUFFER:
             stage_of[id(call)] = stage
 
@@ -146,7 +146,7 @@ def _crossing_tensors(layout: PlannedTape, number: int, stage_of: dict[int, int]
 def _model_inputs(tape: Tape) -> frozenset[int]:
     """Return the inputs of the model that a stage reads, also through constants."""
     makers = {n: c for c in tape.calls if c.kind == "constant" for n in c.outputs}
-    todo = [n for c in tape.calls if c.kind != "constant" or is_inplace(c.fn) for n in c.inputs]
+    todo = [n for c in tape.calls if c.kind != "constant" or writes_in_place(c.fn) for n in c.inputs]
     seen: set[int] = set()
     while todo:
         number = todo.pop()

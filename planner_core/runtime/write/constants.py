@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from planner_core.core import Placements
-from planner_core.models.hooks import is_inplace
+from planner_core.ops import writes_in_place
 from planner_core.runtime.record import DEVICE, CannotRewrite, MixesSamples, Ref, TapeCall
 from planner_core.runtime.record.tape import BUFFER, INPUT, LITERAL, refs
 from planner_core.runtime.write.expressions import (
@@ -74,7 +74,7 @@ class ConstantsWriter:
         self.lasting_targets: dict[int, None] = {}  # written buffers and inputs
         self.restored: dict[int, None] = {}  # those that are written before a guard
         writes = [c for c in self._constant_calls() if self._is_in_place(c)]
-        computed = (c for c in self.layout.ops if is_inplace(c.fn))
+        computed = (c for c in self.layout.ops if writes_in_place(c.fn))
         self.written_roots = {self._root(c.inputs[0]) for c in (*writes, *computed)}
         self.per_step = self._find_per_step()
         needed = self._find_needed([n for n, _ in wanted] + [*plain])

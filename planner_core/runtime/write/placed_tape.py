@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from planner_core.core import Edge, Op, ParamPlan, Partial, Placements, Plan, Replicate, Shard, SitePlan, join_name
-from planner_core.models.hooks import is_inplace
-from planner_core.ops import LocalExecution, operator, rows
+from planner_core.ops import LocalExecution, operator, rows, writes_in_place
 from planner_core.runtime.mismatch import PlanMismatch, other_model_error
 from planner_core.runtime.program.collectives import describe_uneven_split
 from planner_core.runtime.record import MixesSamples, Tape, TapeCall
@@ -354,7 +353,7 @@ def inputs_read_by_owner(planned: PlannedTape, axes: Sequence[int]) -> set[int]:
         if sources:
             lost = any(planned.samples[n] is None or n in planned.merged_inner for n in call.outputs)
             mixes = call.fn not in _DIM_MERGING and planned.mixes_samples(call)
-            if call.kind != "constant" or is_inplace(call.fn) or lost or mixes:
+            if call.kind != "constant" or writes_in_place(call.fn) or lost or mixes:
                 read |= sources
         inputs_of.update((n, inputs_of.get(n, set()) | sources) for n in call.outputs if sources)
     return inputs - read
@@ -362,7 +361,7 @@ def inputs_read_by_owner(planned: PlannedTape, axes: Sequence[int]) -> set[int]:
 
 def inputs_read_by_operators_only(planned: PlannedTape) -> set[int]:
     """Return the inputs from which no constant is made, and about which the model's code does not ask."""
-    others = {n for c in planned.tape.calls if c.kind != "op" or is_inplace(c.fn) for n in c.inputs}
+    others = {n for c in planned.tape.calls if c.kind != "op" or writes_in_place(c.fn) for n in c.inputs}
     return inputs_with_samples(planned) - others
 
 

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from planner_core.core import BlockLabel, Edge, Shard, Step
-from planner_core.models.hooks import draws_random_numbers, is_inplace
+from planner_core.models.hooks import draws_random_numbers
+from planner_core.ops import writes_in_place
 from planner_core.runtime.program.engine import read_buffers
 from planner_core.runtime.record import CannotRewrite, TapeCall
 from planner_core.runtime.record.tape import BUFFER, COMPUTED, INPUT, PARAMETER
@@ -98,7 +99,7 @@ class _ProgramWriter:
         """Return for each buffer, or part of one, that forward writes in place: its last value, computed or made of constants."""
         last_values: dict[int, int] = {}
         version_of: dict[int, int] = {}  # of each version: what it is a version of
-        for call in (c for c in self.tape.calls if c.kind in ("op", "constant") and c.inputs and is_inplace(c.fn)):
+        for call in (c for c in self.tape.calls if c.kind in ("op", "constant") and c.inputs and writes_in_place(c.fn)):
             target, version = version_of.get(call.inputs[0], call.inputs[0]), call.outputs[0]
             if self.tape.tensors[self.tape.tensors[target].root].kind != BUFFER:
                 continue

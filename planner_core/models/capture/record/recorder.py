@@ -45,6 +45,7 @@ from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks import chance as chances
 from planner_core.models.hooks.input_values import describe_arguments
 from planner_core.models.hooks.torch_private import storage_id
+from planner_core.ops import writes_in_place
 
 _QUESTIONS = frozenset(
     {"__bool__", "item", "__int__", "__float__", "__index__", "tolist", "equal", "allclose", "is_nonzero"}
@@ -221,7 +222,7 @@ class Recorder(TorchFunctionMode):
     def _run_constant(self, call: FunctionCall) -> Any:
         self.listener.before_call(CallKind.CONSTANT, call, self.graph.scope)
         fn, operands, values = call.name, call.operands, self.values
-        if sites.is_inplace(fn) and operands:
+        if writes_in_place(fn) and operands:
             self._check_constant_write(call)
         depends_on_chance = self.random.depends_on_chance(fn, call.args, operands)
         out = run_constant(call.func, call.args, dict(call.kwargs), operands)
@@ -273,7 +274,7 @@ class Recorder(TorchFunctionMode):
         # No mask: a plan takes dropout for the identity, and a run draws masks itself.
         if fn in chances.DROPOUTS and "p" in kwargs:
             kwargs = {**kwargs, "p": 0.0}
-        written = sites.is_inplace(fn)
+        written = writes_in_place(fn)
         if written and not args[0].is_meta and self.writes.inplace.meta_form(args[0]) is None:
             self.writes.inplace.add_meta_form(args[0])
         moved, moved_kwargs = self._on_meta(args, kwargs, operands)

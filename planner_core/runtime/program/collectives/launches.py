@@ -7,12 +7,9 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from planner_core.runtime.program.torch_private import coalesce
-
-if TYPE_CHECKING:
-    from planner_core.runtime.program.collectives.axis import Axis
 
 COALESCED_KINDS = (
     "all_gather",
@@ -22,12 +19,19 @@ COALESCED_KINDS = (
 _THREAD = threading.local()  # `pending`: the collectives of weights that are to leave together
 
 
+class LaunchAxis(Protocol):
+    """What a launch needs of an `Axis`: its group, and where to say how many collectives leave together."""
+
+    group: Any
+    packed: int
+
+
 @dataclass(eq=False)
 class PendingCollective:
     """A collective of `packed` weights or gradients (0: of one tensor of the computation). `args` begin with a tensor of its
     dtype. `work` is None until it is issued."""
 
-    axis: Axis
+    axis: LaunchAxis
     kind: str
     packed: int
     call: Callable[..., Any]

@@ -10,19 +10,17 @@ whole, but only its part is new, so the buffer is shown as a DTensor of these pa
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.program.setup import shard_tensor, torch_placements
 from planner_core.runtime.program.weights import Weight
 from planner_core.runtime.program.weights.orders import in_model_order
 from planner_core.runtime.program.weights.plan_tensor import PlanTensor, convert_like
-
-if TYPE_CHECKING:
-    from planner_core.runtime.parallel import Parallel
 
 
 def register_model_order_hooks(parallel: Parallel) -> None:
