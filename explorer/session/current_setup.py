@@ -35,8 +35,7 @@ def _price(result: Result, text: tuple[str, ...]) -> Result | str:
     exported = result.request.model.startswith(settings.EXPORTED_PREFIX)
     # the tool and the mesh bound the search; what is run now need not be what they allow
     batch = None if exported else workload.batch
-    # Stages pay with many micro-batches: as many as there are samples, where no number is stated.
-    usual = max(1, workload.batch // layout.data) if layout.pp > 1 else workload.accumulate
+    usual = layout.count_micro_batches(workload.batch, workload.accumulate)
     try:
         check_layout(layout, result.cluster)
         request = replace(
@@ -49,7 +48,7 @@ def _price(result: Result, text: tuple[str, ...]) -> Result | str:
             accumulate=setup.count_micro_batches(workload.batch) or usual,
         )
         planner = prepare_planner(request, state.uploaded_graph(request))
-        (plan,) = planner.stated()
+        plan = planner.stated(layout)
     except PlannerError as error:
         return state.page_wording(error)
     return replace(result.of_planner(planner), plans=(plan,))

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,12 +199,12 @@ def _clear_progress() -> None:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def _show_first_plan(plan: Plan) -> None:
+def _show_first_plan(request: Request, plan: Plan) -> None:
     """Print the first plan at once: the report follows when usual layouts, trade-offs and stages are searched too."""
     from planner_core.planning.analysis import first_plan_text
 
     _clear_progress()
-    print(first_plan_text(plan), flush=True)
+    print(first_plan_text(plan, request), flush=True)
 
 
 def _print_result(args: argparse.Namespace, data: dict[str, Any], shown: str) -> int:
@@ -272,7 +273,9 @@ def _run_plan(args: argparse.Namespace) -> int:
     request, budget = _make_request(args), read_budget(args)
     for file in filter(None, (args.output, args.trace)):
         check_writable(Path(file))
-    result = plan_model(request, progress=_show_progress, show_first=None if args.json else _show_first_plan)
+    result = plan_model(
+        request, progress=_show_progress, show_first=None if args.json else partial(_show_first_plan, request)
+    )
     result = name_flags_in_result(result)
     chosen = _pick_plan(result.plans, args.pick) if args.pick else result.recommended
     times = simulate_steps(result)
@@ -293,8 +296,6 @@ def _run_plan(args: argparse.Namespace) -> int:
         print(_describe_file(args.output, chosen, result), file=sys.stderr)
     if args.trace:
         _write_trace(chosen, result.of_plan(chosen).graph, args.trace)
-    for note in result.notes:
-        print(note, file=sys.stderr)
     return _print_result(args, data, words)
 
 

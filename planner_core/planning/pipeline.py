@@ -31,6 +31,7 @@ from planner_core.planning.fitting.baselines import (
     note_compared_workload,
     note_missing_baselines,
     plan_baselines,
+    plan_stated_layout,
     samples_at_once,
 )
 from planner_core.planning.fitting.for_tool import choose_for_tool
@@ -165,8 +166,11 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
             yield other
 
     larger, smaller = (remembered(draft.micro_batches(larger=more)) for more in (True, False))
-    usual = (*planner.stated(), *plan_baselines(planner, every, draft.request.recompute, larger, smaller))
-    used = {samples_at_once(plan) for plan in usual}
+    usual = tuple(plan_baselines(planner, every, draft.request.recompute, larger, smaller))
+    if stated := plan_stated_layout(planner, draft.request, draft.source, draft.say):
+        planners.setdefault(stated[0].workload.graph_batch, stated[0])
+        usual = (stated[1], *usual)
+    used = {samples_at_once(plan) for plan in usual} - {planner.workload.graph_batch}
     # without what was built for the search, which takes most of a planner's memory
     kept = {size: other.changed() for size, other in planners.items() if size in used}
     return replace(draft, usual=usual, planners=kept), f"{len(usual)} usual layouts have a plan"
@@ -265,7 +269,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
         *slow_dtype_notes(planner.cluster.gpu, planner.workload.dtype),
         *planner.workload.assumptions,
         *planner.graph.assumptions,
-        *note_missing_baselines(planner, draft.usual),
+        *note_missing_baselines(planner, draft.request, draft.usual),
         *note_uneven_vocabulary(layout, planner.graph),
         *(note_schedule(parse_layout(layout), planner.request.stack) if layout is not None else ()),
     )

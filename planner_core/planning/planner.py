@@ -228,18 +228,15 @@ class Planner:
         build = functools.partial(self.problem, space.mesh, space.restriction(self.graph), uniform=uniform, usual=True)
         return build(stages=space.stages, joined=space.joined, pipe=space.pipe)
 
-    def stated(self) -> list[Plan]:
-        """The plan of the layout that the request states. Raises InputError if the model cannot follow it."""
-        if self.request.layout is None:
-            return []
-        layout = parse_layout(self.request.layout)
+    def stated(self, layout: Layout) -> Plan:
+        """The plan of a layout that somebody runs. Raises InputError if the model cannot follow it."""
         plan = self.of_layout(layout)
         if plan is None:
             reasons = operator_faults(self.graph, layout) or [
                 f"{undecided_fault(self.of_space(layout.space()), layout)}; give other degrees"
             ]
             raise InputError(layout.term, f": {'; '.join(reasons)}")
-        return [plan]
+        return plan
 
     def of_layout(self, layout: Layout, name: str = STATED) -> Plan | None:
         """The plan of a layout. It fits if one fits. None if the layout has no plan."""
@@ -273,7 +270,8 @@ class Planner:
             name=name,
             method=method,
             objective=objective,
-            optimal=answer.optimal and problem.unrestricted is None,
+            # The search adds up the seconds of all stages; the step is simulated, with its bubble, and nothing is proven of that.
+            optimal=answer.optimal and problem.unrestricted is None and pipeline is None,
             model=model_identity(self.graph),
             workload=replace(model.workload, recompute=recomputation_of(blocks)).to_json(),
             cluster=self.cluster.to_json(),

@@ -177,3 +177,77 @@ def test_a_missing_band_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         "from ... to is not known: no published run of which all is known deals out experts" in capsys.readouterr().out
     )
+
+
+STAGED = ("llama-3-8b", "--cluster", "2x8-h100", "--layers", "4", "--batch", "64", "--layout", "dp=4,tp=2,pp=2")
+
+
+def test_a_stated_setup_with_stages_takes_one_sample_at_once_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """`plan` took the number of the chosen plan, with which the stages stood idle, and the page as many as there are samples."""
+    status, out, _ = run(capsys, "plan", *STAGED, "--json")
+    (now,) = (p for p in json.loads(out)["plans"] if p["name"] == "our current setup")
+    assert (status, now["micro_batch"], now["accumulate"]) == (0, 1, 16)
+    assert not now["optimal"]  # the simulated step of stages is not what a search minimises
+    assert any("micro-batch 1 x 16 and recomputation none" in n and "--micro-batch" in n for n in now["notes"])
+    model, cluster, rest = STAGED[0], STAGED[1:3], (*STAGED[3:5], *STAGED[7:])
+    _, out, _ = run(capsys, "price", model, *cluster, *rest, "--accumulate", 16, "--alone", "--json")
+    assert json.loads(out)["step_time_s"] == pytest.approx(now["step_time_s"])
+    _, out, _ = run(capsys, "plan", *STAGED, "--micro-batch", 2, "--json")
+    (now,) = (p for p in json.loads(out)["plans"] if p["name"] == "our current setup")
+    assert (now["micro_batch"], now["accumulate"]) == (2, 8)
+    status, _, err = run(capsys, "plan", *STAGED[:-1], "dp=16", "--batch", 24, "--micro-batch", 1)
+    assert status == 2 and "24 samples a step are not a multiple of the 16" in err and "--batch 16" in err
+
+
+def test_a_bubble_is_not_communication(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "plan", *STAGED)
+    head, _, *rows = (line for line in out.splitlines() if "  " in line and not line.startswith(" "))
+    assert "exposed comm" in head and "bubble" in head
+    (own,) = (row for row in rows if row.startswith("our current setup"))
+    exposed, bubble = (own[: head.index(name) + len(name)].split()[-2:] for name in ("exposed comm", "bubble"))
+    as_s = {"ms": 1e-3, "s": 1.0}
+    assert float(exposed[0]) * as_s[exposed[1]] < float(bubble[0]) * as_s[bubble[1]]
+
+
+def test_a_usual_layout_of_another_micro_batch_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "plan", "llama-3-8b", "--layers", 2, "--batch", 16, "--micro-batch", 1, "--json")
+    found = json.loads(out)
+    names = {p["name"] for p in found["plans"]}
+    told = next(n for n in found["notes"] if n.startswith("without a row"))
+    assert "Megatron-LM" not in names and "Megatron-LM (2 at once)" in told and "--micro-batch 1" in told
+
+
+def test_what_does_not_fit_is_not_called_best(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """`price` called the stated plan of 1 190 GiB the best one, since it was the fastest of those that do not fit."""
+    line = ("llama-3-70b", "--cluster", "1x8-h100")
+    _, out, _ = run(capsys, "price", *line, "--layout", "dp=8")
+    assert "needs least: " in out and "best" not in out
+    _, out, _ = run(capsys, "price", *line, "--layout", "dp=8", "--json")
+    found = json.loads(out)
+    assert not found["best"]["fits"]
+    assert found["best"]["memory_bytes"]["peak"] < found["memory_bytes"]["peak"] / 2
+    status, out, err = run(capsys, "plan", *line, "-o", tmp_path / "plan.json")
+    assert status == 0 and "least memory, which does not fit: it takes " in err
+    assert "0 candidates scored" not in out and not any(row.startswith("best ") for row in out.splitlines())
+
+
+def test_a_proof_says_among_which_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    """ZeRO-2 was 5 % faster than a plan that was "proven optimal": the search gives a weight stage 0 or 3."""
+    line = ("plan", "llama-3-8b", "--cluster", "2x8-h100", "--layers", 2)
+    _, out, _ = run(capsys, *line)
+    assert "proven optimal among plans of ZeRO-0 or 3;" in out
+    assert (
+        "none is better among plans of ZeRO-0 or 3 and one pipeline stage" in out and "--zero auto looks at all" in out
+    )
+    _, out, _ = run(capsys, *line, "--for", "deepspeed")
+    assert "proven optimal among plans that deepspeed can be told;" in out and "--zero auto" not in out
+    _, out, _ = run(capsys, *line, "--zero", "auto")
+    assert "among plans of ZeRO-0 or one of 1, 2 and 3" in out
+
+
+def test_a_note_stands_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Notes of a result went to stderr too, and those of a paper's method began with its name twice."""
+    _, out, err = run(capsys, "plan", "gpt2-xl", "--cluster", "1x8-h100", "--layers", 2, "--batch", 17)
+    assert (out + err).count("17 samples do not divide over 8 GPUs") == 1
+    _, out, _ = run(capsys, "compare", "gpt2-xl", "--cluster", "1x8-h100", "--layers", 2)
+    assert "TAP: TAP" not in out and "\nTAP: least volume" in out

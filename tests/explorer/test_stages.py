@@ -16,14 +16,14 @@ from explorer.text import recipe, words
 from planner_core.core import InputError, Plan
 from planner_core.cost.communication import bytes_between_gpus, sent_per_gpu
 from planner_core.planning import Planner, Request, prepare_planner
+from planner_core.planning.methods import parse_layout
 
 
 @pytest.fixture(scope="module", params=["dp=2,tp=4,pp=2", "dp=4,pp=4,vp=2", "dp=8,pp=2,schedule=zb"])
 def staged(request: pytest.FixtureRequest) -> tuple[Planner, Plan]:
     asked = Request("bert-large", "2x8-h100", layers=8, batch=64, accumulate=8, layout=request.param)
     planner = prepare_planner(asked)
-    (plan,) = planner.stated()
-    return planner, plan
+    return planner, planner.stated(parse_layout(request.param))
 
 
 def test_a_name_says_the_stages_the_order_and_the_bubble(staged: tuple[Planner, Plan]) -> None:
@@ -109,5 +109,5 @@ def test_a_setup_with_stages_is_read_and_written() -> None:
 
 def test_plans_with_stages_have_a_title() -> None:
     asked = Request("bert-large", "2x8-h100", layers=8, batch=64, accumulate=8, layout="dp=8,pp=2")
-    (plan,) = prepare_planner(asked).stated()
+    plan = prepare_planner(asked).stated(parse_layout("dp=8,pp=2"))
     assert words.plan_title(plan) == "Our current setup"

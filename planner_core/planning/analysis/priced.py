@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from planner_core.core import Cluster, Plan
-from planner_core.cost import micro_batch, zero_stage
+from planner_core.cost import zero_stage
 from planner_core.planning.analysis.reporting import (
+    describe_micro_batches,
+    describe_recomputation,
     format_peak_gib,
     format_seconds,
     format_table,
     plan_summary,
-    recomputation,
     reserved_text,
 )
 from planner_core.planning.pricing import Budget, PricedRun, Speed, predict_reserved
@@ -88,7 +89,7 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
     rows = [["", "step", "from", "to", "tokens/s/GPU", "MFU", "memory GiB", "fits"]]
     rows += [_plan_row("stated", priced.plan, priced.speed)]
     if priced.best is not None and priced.best_speed is not None:
-        rows.append(_plan_row(f"best: {priced.best.mesh}", priced.best, priced.best_speed))
+        rows.append(_plan_row(f"{_name_best(priced.best)}: {priced.best.mesh}", priced.best, priced.best_speed))
     parts = ", ".join(f"{what} {format_seconds(s)}" for what, s in (priced.parts or {}).items())
     helps = [
         f"{s.change}: {format_seconds(s.plan.cost.step_time_s)}, {s.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
@@ -112,10 +113,17 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
     return "\n".join([*lines, *(_cost_lines(budget, priced.speed, priced.cluster) if budget else [])])
 
 
+def _name_best(plan: Plan) -> str:
+    """What the plan beside a stated one is called: nothing that does not fit is best."""
+    return "best" if plan.fits else "needs least"
+
+
 def _describe_choices(best: Plan) -> str:
     """What the best plan chose beside its mesh."""
-    ways = " and ".join(dict.fromkeys(recomputation(best).values())) or best.workload["recompute"]
-    return f"best: micro-batch {micro_batch(best)} x {best.workload['accumulate']}, ZeRO-{zero_stage(best)}, recompute {ways}"
+    way = (
+        f"micro-batch {describe_micro_batches(best)}, ZeRO-{zero_stage(best)}, recompute {describe_recomputation(best)}"
+    )
+    return f"{_name_best(best)}: {way}"
 
 
 def _plan_row(name: str, plan: Plan, speed: Speed) -> list[str]:

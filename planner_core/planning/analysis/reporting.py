@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from planner_core.core import BlockLabel, Plan, Workload, glob_name, placements_by_pattern, states_by_pattern
+from planner_core.core import BlockLabel, Note, Plan, Workload, glob_name, placements_by_pattern, states_by_pattern
 from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.regret import SCENARIOS, Regret
 from planner_core.planning.fitting.baselines import samples_at_once
 from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.simpler import leads_by_simplicity
+from planner_core.planning.methods import FREE
 from planner_core.planning.planner import usable_bytes
 from planner_core.planning.pricing import (
+    BUBBLE,
+    EXPOSED_COMM,
     Budget,
     ReservedMemory,
     Speed,
@@ -23,7 +26,9 @@ from planner_core.planning.pricing import (
     describe_software,
     measure_speed,
     predict_reserved,
+    split_pipeline_step,
 )
+from planner_core.planning.request import Request
 from planner_core.planning.result import Choice, Result
 from planner_core.search import describe_gap
 from planner_core.search.candidates import weight_matrices
@@ -215,19 +220,45 @@ def format_seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
-def first_plan_text(plan: Plan) -> str:
+def first_plan_text(plan: Plan, request: Request) -> str:
     """One line on the plan that is known before usual layouts, trade-offs and stages are searched: its step, memory and bound."""
     if not plan.fits:
         return f"no plan fits so far: the smallest takes {format_peak_gib(plan)} GiB a GPU"
+    following = f"{'the proof, ' if request.prove else ''}usual layouts, trade-offs and stages follow"
     return (
         f"first plan: {describe_arrangement(plan)}, {format_seconds(plan.cost.step_time_s)} a step, {format_peak_gib(plan)} GiB a GPU, "
-        f"{_describe_proof(plan)}; usual layouts, trade-offs and stages follow"
+        f"{_describe_proof(plan, request)}; {following}"
     )
 
 
-def _describe_proof(plan: Plan) -> str:
+def name_zero_stages(zero: int | None) -> str:
+    """The ZeRO stages of which a search gives each weight one, where the request allows stage `zero` (None: the search chooses it).
+
+    Example: `ZeRO-0 or 3`: whole, or sharded with its gradient and states. A plan of another stage may be faster than what is proven among
+    these: of Llama-3-8B on two nodes one with ZeRO-2 is.
+    """
+    if zero is None:
+        return "ZeRO-0 or one of 1, 2 and 3"
+    return f"ZeRO-0 or {zero}" if zero else "ZeRO-0"
+
+
+def describe_proof_scope(request: Request) -> str:
+    """The plans among which the chosen one is proven: `plans of ZeRO-0 or 3`, or what a tool can be told."""
+    if request.tool not in (None, FREE):
+        return f"plans that {request.tool} can be told"
+    return f"plans of {name_zero_stages(request.zero)}"
+
+
+def proof_text(request: Request) -> str:
+    """What the column of proofs covers."""
+    more = "" if request.zero is None or request.tool not in (None, FREE) else "; --zero auto looks at all stages"
+    scope = f"{describe_proof_scope(request)} and one pipeline stage"
+    return f"proven optimal: none is better among {scope}; usual layouts and methods among their own{more}"
+
+
+def _describe_proof(plan: Plan, request: Request) -> str:
     if plan.is_step_proven:
-        return "proven optimal"
+        return f"proven optimal among {describe_proof_scope(request)}"
     if plan.optimal:
         return "the least work of GPUs, which wait for their host"
     if not plan.bound:
@@ -258,35 +289,26 @@ def _proven_mark(plan: Plan) -> str:
 
 
 def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget | None = None) -> str:
-    """One line per plan."""
-    head = [
-        "plan",
-        "mesh",
-        "step",
-        "from",
-        "to",
-        "tokens/s/GPU",
-        "MFU %",
-        "compute",
-        "exposed comm",
-        "all comm",
-        "memory GiB",
-        "fits",
-        "proven optimal",
-    ]
-    rows = [head + ([] if budget is None else ["days", "cost"])]
+    """One line per plan. The bubble of plans with stages is a column of its own, if there are any."""
+    staged = any(p.pipeline for p in plans)
+    columns = ["step", "from", "to", "tokens/s/GPU", "MFU %", "compute", "exposed comm", *["bubble"] * staged]
+    rows = [["plan", "mesh", "micro-batch", "recompute", *columns, "all comm", "memory GiB", "fits", "proven optimal"]]
+    rows[0] += [] if budget is None else ["days", "cost"]
     for p, speed in zip(plans, speeds, strict=True):
-        c = p.cost
+        c, (exposed, bubble) = p.cost, exposed_and_bubble(p)
         rows.append(
             [
                 p.name,
                 describe_arrangement(p),
+                describe_micro_batches(p),
+                describe_recomputation(p),
                 format_seconds(c.step_time_s),
                 *speed.between(format_seconds),
                 f"{speed.tokens_per_s_per_gpu:,.0f}",
                 f"{100 * speed.mfu:.1f}",
                 format_seconds(c.compute_time_s),
-                format_seconds(c.exposed_comm_time_s),
+                format_seconds(exposed),
+                *[format_seconds(bubble)] * staged,
                 format_seconds(c.comm_time_s),
                 format_peak_gib(p),
                 "yes" if p.fits else "no",
@@ -294,7 +316,29 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget
                 *([] if budget is None else budget.cells(speed, p.num_gpus)),
             ]
         )
-    return format_table(rows, frozenset({*range(2, 11), 13, 14}))
+    numbers = {k for k, name in enumerate(rows[0]) if name not in LEFT_COLUMNS}
+    return format_table(rows, frozenset(numbers))
+
+
+LEFT_COLUMNS = ("plan", "mesh", "micro-batch", "recompute", "fits", "proven optimal")
+
+
+def exposed_and_bubble(plan: Plan) -> tuple[float, float]:
+    """Seconds of a step in which a GPU waits for collectives, and in which it waits for other stages."""
+    if plan.pipeline is None:
+        return plan.cost.exposed_comm_time_s, 0.0
+    parts = split_pipeline_step(plan)
+    return parts[EXPOSED_COMM], parts[BUBBLE]
+
+
+def describe_micro_batches(plan: Plan) -> str:
+    """Samples of a data-parallel rank at once, and the micro-batches of a step: `2 x 8`."""
+    return f"{micro_batch(plan):g} x {plan.workload['accumulate']}"
+
+
+def describe_recomputation(plan: Plan) -> str:
+    """What is recomputed in the repeated blocks: `none`, or the policies of copies that differ."""
+    return ", ".join(dict.fromkeys(recomputation(plan).values())) or str(plan.workload["recompute"])
 
 
 def _describe_precision(w: Workload) -> str:
@@ -320,9 +364,10 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
     best = result.best
     placed = _weight_rows(best)
     unknown = [unknown_ops(result)] if result.unknown_ops else []
-    total = format_seconds(result.timings_s["total"])
-    scored = f"{sum(x.scored for x in result.candidates)} candidates scored, total {total}; times are estimates"
-    notes = [f"{p.name}: {note}" for p in result.plans for note in p.notes if note not in result.notes]
+    total, count = format_seconds(result.timings_s["total"]), sum(x.scored for x in result.candidates)
+    # Where nothing fits every candidate is dropped before it is scored, which says nothing of the search.
+    scored = f"{f'{count:,} candidates scored, ' if count else ''}total {total}; times are estimates"
+    notes = [_name_row(p, note) for p in result.plans for note in p.notes if note not in result.notes]
     parts = [
         head,
         *own,
@@ -333,8 +378,9 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
         *unknown,
         "",
         plans_table(result.plans, speeds, budget),
+        proof_text(result.asked),
         BAND_WORDS,
-        *([SLOWED] if any(p.cost.exposed_comm_time_s > p.cost.comm_time_s for p in result.plans) else []),
+        *([SLOWED] if any(exposed_and_bubble(p)[0] > p.cost.comm_time_s for p in result.plans) else []),
         simulation_text(result.plans, times or simulate_steps(result)),
         f"how sure the order is: {result.choice.sentence}",
         *notes,
@@ -342,6 +388,11 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
         format_table(placed),
     ]
     return "\n".join(parts)
+
+
+def _name_row(plan: Plan, note: Note) -> str:
+    """A note with the name of its plan, unless it begins with that."""
+    return note.sentence if note.sentence.startswith(f"{plan.name}: ") else f"{plan.name}: {note}"
 
 
 def _weight_rows(plan: Plan) -> list[list[str]]:

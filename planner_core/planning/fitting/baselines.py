@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from planner_core.core import DeviceMesh, Note, NoteKind, Plan, Sentence, Term, Workload
-from planner_core.planning.methods import BASELINES, METHODS, AxisRules, Method
-from planner_core.planning.planner import Planner, with_recompute
+from planner_core.core import DeviceMesh, Graph, Note, NoteKind, Plan, Sentence, Term, Workload, named
+from planner_core.cost import micro_batch
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource
+from planner_core.planning.methods import BASELINES, METHODS, AxisRules, Method, parse_layout
+from planner_core.planning.planner import Planner, prepare_planner, with_recompute
+from planner_core.planning.request import Progress, Request
 from planner_core.search import (
     UNPROVEN,
     Answer,
@@ -59,6 +62,37 @@ def plan_baselines(
     )
     found = (_BaselineSearch(b, options).best_over_numbers(number, more, fewer) for b in BASELINES.values())
     return [plan for plan in found if plan is not None]
+
+
+def plan_stated_layout(
+    planner: Planner, request: Request, source: GraphSource, say: Progress
+) -> tuple[Planner, Plan] | None:
+    """The plan of the layout that the `request` states, and its planner; None if it states none. `planner`: that of the chosen plan.
+
+    What the request leaves open of such a run is settled here: its micro-batches by `Layout.count_micro_batches`, and recomputation, of
+    which it has none. A note of the plan says so. Raises InputError if the model cannot follow the layout.
+    """
+    if request.layout is None:
+        return None
+    layout, number = parse_layout(request.layout), planner.workload.accumulate
+    if request.accumulate is None and not isinstance(source, Graph):
+        number = layout.count_micro_batches(planner.workload.batch, number, request.micro_batch)
+    if number != planner.workload.accumulate:
+        asked = replace(planner.request, batch=planner.workload.batch, accumulate=number)
+        graph = source(asked) if callable(source) else None
+        planner = prepare_planner(asked, graph, say, planner.effort, planner)
+    planner = with_recompute(planner, "none" if request.recompute == "auto" else request.recompute)
+    plan = planner.stated(layout)
+    left_open = [named("micro_batch")] if (request.accumulate, request.micro_batch) == (None, None) else []
+    left_open += [named("recompute")] if request.recompute == "auto" else []
+    if not left_open:
+        return planner, plan
+    way = (
+        f"priced with micro-batch {micro_batch(plan)} x {number} and recomputation {planner.workload.recompute}, since "
+    )
+    was = " was not given" if len(left_open) == 1 else " were not given"
+    note = Note(Sentence(way, Sentence.from_list(" and ", left_open), was))
+    return planner, replace(plan, notes=(note, *plan.notes))
 
 
 class _SharedIterator:
@@ -200,12 +234,17 @@ def _best_answer(planner: Planner, problems: list[Problem]) -> tuple[Problem, An
     return best
 
 
-def note_missing_baselines(planner: Planner, found: Iterable[Plan]) -> tuple[str, ...]:
-    """Notes about the baselines that do not have a plan of this model on these meshes."""
-    there = {p.method for p in found}
+def note_missing_baselines(planner: Planner, request: Request, found: Sequence[Plan]) -> tuple[str, ...]:
+    """Sentences about the baselines that do not have a plan of this model on these meshes, or none of the micro-batch that is asked for."""
+    there, size, notes = {p.method for p in found}, request.micro_batch, list[str]()
     missing = [b for b in BASELINES.values() if b.name not in there and b.suits(planner.graph)]
-    names = Sentence.from_list(", ", (Term("method", b.name, None, b.title) for b in missing))
-    return (Sentence("baselines that no plan of this model follows on these meshes: ", names),) if missing else ()
+    if missing:
+        names = Sentence.from_list(", ", (Term("method", b.name, None, b.title) for b in missing))
+        notes.append(Sentence("baselines that no plan of this model follows on these meshes: ", names))
+    if other := [f"{p.name} ({micro_batch(p)} at once)" for p in found if size not in (None, micro_batch(p))]:
+        why = "without a row, since they compute another number of samples at once than "
+        notes.append(Sentence(why, named("micro_batch", size), f": {', '.join(other)}"))
+    return tuple(notes)
 
 
 def note_compared_workload(workload: Workload) -> Note:

@@ -161,6 +161,30 @@ class Layout:
         check_micro_batches(cut, micro_batches)
         return cut
 
+    def count_micro_batches(self, batch: int, beside: int, micro_batch: int | None = None) -> int:
+        """The micro-batches of a step of `batch` samples, of which a rank computes `micro_batch` at once. Raises InputError if these do not
+        divide the batch.
+
+        Where nobody states their size, a layout with stages takes one sample, since its ranks stand idle less with many micro-batches. Any
+        other has as many as the plan `beside` it. Example: 64 samples on dp=4,tp=2,pp=2 are 16 micro-batches; 2 would leave it idle a
+        third of the step.
+        """
+        if micro_batch is None:
+            return batch // self.data if self.pp > 1 and batch % self.data == 0 else beside
+        each = micro_batch * self.data
+        if batch % each:
+            ranks = f"{self.data} data-parallel ranks take at once with "
+            raise InputError(
+                self.term,
+                f": {batch} samples a step are not a multiple of the {each} that {ranks}",
+                named("micro_batch", micro_batch),
+                "; give ",
+                named("batch", max(1, batch // each) * each),
+                " or another ",
+                named("micro_batch"),
+            )
+        return batch // each
+
     @property
     def data(self) -> int:
         """The number of ranks that shard the batch."""

@@ -10,7 +10,7 @@ from planner_core.planning.pricing.bands import (
 )
 from planner_core.planning.pricing.configs.fields import Setup
 from planner_core.planning.pricing.configs.reading import read_setup
-from planner_core.planning.pricing.price import Pricer, split_pipeline_step
+from planner_core.planning.pricing.price import BUBBLE, EXPOSED_COMM, Pricer, split_pipeline_step
 from planner_core.planning.pricing.published import (
     FITS,
     FITTED,
@@ -34,7 +34,9 @@ from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.pricing.suggest import Suggestion, find_suggestions
 
 __all__ = [
+    "BUBBLE",
     "EXIT_NOT_LEGAL",
+    "EXPOSED_COMM",
     "FITS",
     "FITTED",
     "GATHERED_WEIGHTS",

@@ -172,10 +172,12 @@ class Pricer:
             else lambda request: self._add_adapters(self._load_graph(request), stated, request)
         )
         _, plan = choose_micro_batches(request, graph, self.say)
-        if known is None or (plan.fits and not known.fits):
-            return plan
+        if known is None or plan.fits != known.fits:
+            return plan if known is None or plan.fits else replace(known, name=plan.name)
+        if not plan.fits:  # what does not fit is compared by memory: nobody can run the faster one
+            return min(plan, known, key=lambda p: p.cost.memory_bytes["peak"])
         # A statement may have more axes than the search.
-        known_is_better = known.fits > plan.fits or known.cost.step_time_s < plan.cost.step_time_s
+        known_is_better = known.cost.step_time_s < plan.cost.step_time_s
         note = "laid out as stated, which is better than any plan on one or two axes"
         return replace(known, name=plan.name, notes=(*known.notes, Note(note))) if known_is_better else plan
 

@@ -35,7 +35,7 @@ class PricedRun:
         plan: The plan of the stated layout; None if that is not legal.
         parts: Seconds of a step by the resource that it waits for.
         limited_by: The resource that it waits for most.
-        best: The best plan of the same workload.
+        best: The best plan of the same workload; where no plan fits, the one that needs least memory.
         about: Sentences about settings that decide the answer and may not have been stated.
         fills: A sentence about the memory of a plan that does not fit.
     """
