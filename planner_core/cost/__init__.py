@@ -106,7 +106,7 @@ from planner_core.cost.step_time import (
     chunk_waits,
     waited_seconds,
 )
-from planner_core.cost.units import Buckets, Ends, is_small, ops_at_the_ends, weights_at_the_ends
+from planner_core.cost.units import Buckets, Ends, is_small, ops_at_the_ends, unit_starts, weights_at_the_ends
 
 __all__ = [
     "BESIDE",
@@ -194,6 +194,7 @@ __all__ = [
     "stage_memories",
     "stage_plans",
     "step_seconds",
+    "unit_starts",
     "unit_totals",
     "waited_message_seconds",
     "waited_seconds",

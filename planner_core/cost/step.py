@@ -293,7 +293,7 @@ def weight_seconds(block: Block, op: Op, site: SitePlan, again: bool, model: Cos
         whole = float(local_bytes(block, value, edge.dst.forward, model))
         gathered = copied_seconds(whole if _communicates(edge.forward, model) else 0.0, model)
         forward += gathered
-        backward += gathered if again or (v.grad and value in op.saved) else 0.0
+        backward += gathered if again or value in op.saved else 0.0
         if v.grad:
             gradient = local_bytes(block, value, edge.dst.gradient, model) / ITEM_BYTES[v.meta.dtype]
             gradient *= model.workload.gradient_item(ITEM_BYTES[v.meta.dtype])

@@ -215,7 +215,7 @@ def _operand_messages(
     source = MessageSource.WEIGHT if weight else MessageSource.OPERAND
     there = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
     # A gathered weight is freed after forward. Backward gathers it again only if its kernel reads the weight.
-    regather = weight and v.grad and value in op.saved
+    regather = weight and value in op.saved
     for phase, steps in (("forward", there), ("backward", there if regather or again else [])):
         yield from (
             Message(

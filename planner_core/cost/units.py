@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from planner_core.core import Block, Call, Op
@@ -12,6 +13,46 @@ from planner_core.ops import CoarseGraph
 
 SMALL_WEIGHT_DIMS = 1
 """Weights of at most this many dims (biases, norms) are never gathered at use. That would save less than a message costs."""
+
+UNIT_ELEMENTS = 100_000_000
+"""Elements of weights at which a unit outside of repeated blocks is large enough: that of FSDP's `size_based_auto_wrap_policy`."""
+
+
+def split_into_units(top: Block) -> list[list[Op | Call]]:
+    """The items of each unit of the top block, in running order: a call, or operators between two calls."""
+    units: list[list[Op | Call]] = []
+    for is_call, run in groupby(top.items, key=lambda item: isinstance(item, Call)):
+        items = list(run)
+        weights = [
+            {v: math.prod(top.values[v].meta.shape) for v in item.inputs if top.values[v].kind == "parameter"}
+            for item in items
+        ]
+        starts = range(len(items)) if is_call else unit_starts(weights)
+        units += [items[first:last] for first, last in pairwise([*starts, len(items)])]
+    return units
+
+
+def unit_starts(weights: Sequence[Mapping[int, int]]) -> list[int]:
+    """The positions at which units begin among operators that belong to no repeated block.
+
+    A unit ends where its weights reach `UNIT_ELEMENTS`, if those after it do too. Otherwise layers that do not repeat would be gathered
+    all at once. Example: four layers of 1 073 million elements and a head of 2 million are four units, and the head is in the last.
+
+    Args:
+        weights: For each operator the number of elements of each weight that it reads.
+    """
+    seen: set[int] = set()
+    added = []
+    for read in weights:
+        added.append(sum(n for weight, n in read.items() if weight not in seen))
+        seen.update(read)
+    starts, here, left = [0], 0, sum(added)
+    for position, num_elements in enumerate(added):
+        if num_elements and here >= UNIT_ELEMENTS and left >= UNIT_ELEMENTS:
+            starts.append(position)
+            here = 0
+        here, left = here + num_elements, left - num_elements
+    return starts
 
 
 class Ends(NamedTuple):

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from planner_core.core import Block, Call, Graph, Op, root
 from planner_core.ops import last_saving
@@ -104,21 +103,13 @@ def is_recomputed(op: Op, again: Mapping[str, Rerun]) -> bool:
 def kept_weights(block: Block, ops: Sequence[Op]) -> tuple[set[int], set[int]]:
     """Return the weights that a unit of these ops gathers and that outlive it.
 
-    The first set: weights that another unit views, and frozen weights that backward reads. The second: weights with a view that autograd
-    keeps.
+    The first set: weights that another unit views. The second: weights with a view that autograd keeps.
     """
     own = {v for op in ops for v in op.outputs}
     names = {op.name for op in ops}
     later = {v for item in block.items if isinstance(item, Call) or item.name not in names for v in item.inputs}
     saved = {v for op in ops for v in op.saved}
-    frozen = {v for v in saved if block.values[v].kind == "parameter" and not block.values[v].grad}
     # `mass @ mass.T` keeps both factors, which are one memory, so the view is not named there.
     views = {v for op in ops for v in own.intersection(op.inputs) if root(block, v) in op.saved}
     passed_on = own & (later | set(block.outputs))
-    return {root(block, v) for v in passed_on} | frozen, {root(block, v) for v in own & saved | views}
-
-
-def ops_between_calls(block: Block) -> list[list[Op]]:
-    """The ops before, between and after the calls of a block."""
-    runs = groupby(block.items, key=lambda item: isinstance(item, Op))
-    return [[item for item in run if isinstance(item, Op)] for is_op, run in runs if is_op]
+    return {root(block, v) for v in passed_on}, {root(block, v) for v in own & saved | views}

@@ -24,9 +24,10 @@ import numpy as np
 from planner_core.core import ITEM_BYTES, Block, BlockPlan, Edge, Op, Placements, Step, local_shape, root
 from planner_core.cost.memory.in_flight import UseMemory, uses_of
 from planner_core.cost.memory.redistribution_buffers import RedistributionMemory, redistribution_memory
-from planner_core.cost.memory.saved import ops_between_calls, viewed_operands
+from planner_core.cost.memory.saved import viewed_operands
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes, rows_at
+from planner_core.cost.units import split_into_units
 from planner_core.ops import (
     LocalBytes,
     backward_workspace_bytes,
@@ -64,7 +65,9 @@ class BlockStorages:
     def __post_init__(self) -> None:
         self._viewed = viewed_operands(self.block)
         self._add_computed_constants()
-        for ops in ops_between_calls(self.block):
+        # A copy of a repeated block is one unit; it alone has inputs.
+        for items in [self.block.items] if self.block.inputs else split_into_units(self.block):
+            ops = [item for item in items if isinstance(item, Op)]
             self.ahead.update(uses_of(self.block, self.plan, ops, self.model))
 
     def _add_computed_constants(self) -> None:

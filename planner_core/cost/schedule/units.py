@@ -6,7 +6,6 @@ bucket. `events` says in what order a rank issues them.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import NamedTuple
 from planner_core.core import Block, BlockLabel, Call, Cluster, Graph, Op, Plan, root
 from planner_core.cost.model import SMALL_BYTES, cost_model_of
 from planner_core.cost.step_messages import WAIT, Message, messages
+from planner_core.cost.units import split_into_units
 
 
 class BucketStage(NamedTuple):
@@ -97,7 +97,7 @@ class _UnitBuilder:
     def build(self) -> list[ScheduledUnit]:
         found: list[ScheduledUnit] = []
         top, blocks = self.graph.top, self.graph.blocks
-        parts = _split_into_units(top)
+        parts = split_into_units(top)
         passed_on = _passed_on(top, parts)
         stay = {name: _StayingWeights.in_unit(block, block.ops, set(block.outputs)) for name, block in blocks.items()}
         for part in parts:
@@ -206,8 +206,8 @@ class _UnitBuilder:
 
 @dataclass(frozen=True)
 class _StayingWeights:
-    """The weights that a unit gathers at their operators, not ahead, since autograd or another unit holds what was gathered: frozen ones
-    that backward needs, and those of which the unit passes a view on. `roots`: the tensors that own such memory."""
+    """The weights that a unit gathers at their operators, not ahead, since another unit holds what was gathered: those of which the unit
+    passes a view on. `roots`: the tensors that own such memory."""
 
     roots: frozenset[int]
 
@@ -215,22 +215,14 @@ class _StayingWeights:
     def in_unit(block: Block, ops: Sequence[Op], passed_on: set[int]) -> _StayingWeights:
         """Those of the unit that does `ops`. `passed_on`: what others use of a block's values."""
         own = {v for op in ops for v in op.outputs}
-        kept = {v for op in ops for v in op.saved if v not in own and not block.values[v].grad}
-        return _StayingWeights(frozenset(root(block, v) for v in (own & passed_on) | kept))
+        return _StayingWeights(frozenset(root(block, v) for v in own & passed_on))
 
     def is_gathered_at(self, block: Block, op: Op, value: int) -> bool:
         """Whether an operator gathers a weight that stays."""
         weight = block.values[value]
         if weight.kind != "parameter" or root(block, value) not in self.roots:
             return False
-        # A trained weight stays only where the operator returns a view of it; a frozen one wherever backward needs it.
-        return not weight.grad or any(root(block, o) == root(block, value) for o in op.outputs)
-
-
-def _split_into_units(top: Block) -> list[list[Op | Call]]:
-    """The items of each unit: a call, or the operators between two calls."""
-    runs = [(calls, list(run)) for calls, run in itertools.groupby(top.items, key=lambda i: isinstance(i, Call))]
-    return [part for calls, run in runs for part in ([[item] for item in run] if calls else [run])]
+        return any(root(block, o) == root(block, value) for o in op.outputs)
 
 
 def _passed_on(top: Block, parts: Sequence[Sequence[Op | Call]]) -> set[int]:

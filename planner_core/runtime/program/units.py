@@ -6,6 +6,10 @@ computes backward. So communication overlaps with the computation of a neighbour
     forward    before u: wait for u's weights, issue the gathers of u + 1.    after u: free u's weights
     backward   before u: wait for u's weights, issue the gathers of u - 1.    after u: free u's weights, issue u's reductions
 
+A unit is over in backward when the gradients of all its trained weights have arrived. One that also has gathered weights without a
+gradient (a frozen layer beside its adapter) is over when the unit before it begins: the adapter's gradient may come before the frozen
+weight has been used.
+
 A weight that is gathered over k axes needs k collectives, one after the other. The last is issued one unit ahead, the one before it two
 units ahead, and so on (`prefetch`).
 """
@@ -74,6 +78,8 @@ class BackwardPass:
         self.pending_weights: list[Weight] = []
         """The weights with unreduced gradients of micro-batches that ran inside `no_sync()`."""
         self.trace: Trace | None = None
+        self.current: RuntimeUnit | None = None
+        """The unit that runs backward."""
 
     def note(self, what: str, unit: str) -> None:
         """Record in the trace that a unit begins."""
@@ -90,9 +96,17 @@ class BackwardPass:
             # Not at the last gradient: some units may get none at all, and their prefetched weights must be freed as well.
             queue_after_backward(self.end)
 
+    def enter(self, unit: RuntimeUnit) -> None:
+        """Note that a gradient has reached a result of `unit`, and let the unit that ran before free its weights."""
+        # Autograd runs what is ready in the reverse order of forward. So when a gradient comes to this unit, the later ones are done.
+        if self.current is not None and self.current is not unit:
+            self.current.leave()
+        self.current = unit
+
     def end(self) -> None:
         """Reduce the remaining gradients, and wait for all collectives."""
         self.running = False
+        self.current = None
         for unit in self.units:
             # Some weights of the unit got no gradient, so `arrived` never came to `expected`, and `_take` has not issued the rest.
             if unit.arrived:
@@ -147,6 +161,8 @@ class RuntimeUnit:
         self.is_done = False
         """Whether all its gradients have arrived in this backward pass. Autograd may reach another result of the unit later, which then
         does not need the weights."""
+        self.is_held = any(u.has_copy and u.regather and not u.trained for u in uses)
+        """Whether its gathered weights stay until the next unit begins backward, since no gradient tells when some of them are used."""
         self._reductions()
         backward.units.append(self)
 
@@ -200,6 +216,13 @@ class RuntimeUnit:
         if self.arrived == self.expected:
             self.is_done = True
             self.issue_reductions()
+            if not self.is_held:
+                self.free()
+
+    def leave(self) -> None:
+        """Free the weights that stay until the next unit begins backward."""
+        if self.is_held:
+            self.is_done = True
             self.free()
 
     def issue_reductions(self) -> None:
@@ -310,5 +333,6 @@ class UnitCall:
 
     def _returning(self, gradient: torch.Tensor) -> None:
         self.unit.backward.begin()
+        self.unit.backward.enter(self.unit)
         prefetch(self.backward_units, for_backward=True)
         self.unit.backward.note("return", self.unit.name)

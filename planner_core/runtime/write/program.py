@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from planner_core.core import BlockLabel, Edge, Shard, Step
+from planner_core.cost import unit_starts
 from planner_core.models.hooks import draws_random_numbers
 from planner_core.ops import writes_in_place
 from planner_core.runtime.program.engine import read_buffers
 from planner_core.runtime.record import CannotRewrite, TapeCall
-from planner_core.runtime.record.tape import BUFFER, COMPUTED, INPUT, PARAMETER
+from planner_core.runtime.record.tape import BUFFER, COMPUTED, INPUT, PARAMETER, Tape
 from planner_core.runtime.write.calls import ForwardWriter
 from planner_core.runtime.write.constants import ConstantsWriter
 from planner_core.runtime.write.expressions import (
@@ -120,8 +123,7 @@ class _ProgramWriter:
             passed_on = self._weights_passed_on(instance)
             for number, call, edge in self._weight_edges(instance):
                 outer = split_weight_steps(edge, self.moves.real(edge.forward), self.moves.real(edge.backward))
-                grad = self.tape.tensors[number].grad
-                stays = number in passed_on and (not grad or self.tape.views(call, number))
+                stays = number in passed_on and self.tape.views(call, number)
                 use = INSIDE if outer[0] and stays else outer
                 uses.setdefault(number, {}).setdefault(call.site, set()).add(use)
                 if not outer[0]:
@@ -144,12 +146,10 @@ class _ProgramWriter:
         ]
 
     def _weights_passed_on(self, instance: UnitInstance) -> set[int]:
-        """Return the parameters of which the unit passes a view to another unit or to the caller, and frozen ones that backward
-        needs."""
+        """Return the parameters of which the unit passes a view to another unit or to the caller."""
         own = {n for c in instance.calls for n in c.outputs}
         later = {n for other in self.instances if other is not instance for c in other.calls for n in c.inputs}
-        frozen = {n for c in instance.calls for n in c.saved if n not in own and not self.tape.tensors[n].grad}
-        return {self.tape.tensors[n].root for n in (own & (later | set(self.results))) | frozen}
+        return {self.tape.tensors[n].root for n in own & (later | set(self.results))}
 
     def _write_functions(self) -> None:
         used_by: dict[int, set[int]] = {}
@@ -316,7 +316,18 @@ def split_into_units(layout: PlannedTape) -> list[UnitInstance]:
             _move_before_block(units, call)
         else:
             between.calls.append(call)
-    return units + ([between] if between.calls else [])
+    units += [between] if between.calls else []
+    return [part for unit in units for part in ([unit] if unit.label else _split_by_weights(unit, layout.tape))]
+
+
+def _split_by_weights(between: UnitInstance, tape: Tape) -> list[UnitInstance]:
+    """Split calls that belong to no block where their weights make several units, as the plan's price does."""
+    weights = [
+        {n: math.prod(tape.tensors[n].shape) for n in call.inputs if tape.tensors[n].kind == PARAMETER}
+        for call in between.calls
+    ]
+    starts = unit_starts(weights)
+    return [UnitInstance("", "", between.calls[a:b]) for a, b in pairwise([*starts, len(between.calls)])]
 
 
 def _find_block_copy(layout: PlannedTape, call: TapeCall) -> BlockCopy:

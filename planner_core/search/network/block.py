@@ -394,7 +394,7 @@ class _Builder:
         for k, i in uses:
             op, consumed = s.ops[k], [r[k].inputs[i] for r in s.rows]
             allowed &= joint_all(compatible_weight(consumed, states.axis_states), index, states.index)
-            needed_in_backward = op.name in self.options.reruns or (v.grad and value in op.saved)
+            needed_in_backward = op.name in self.options.reruns or value in op.saved
             use = use_traffic(consumed, states, table, index, v.grad, needed_in_backward, self.model)
             gathered |= use.gather > 0
             traffic = traffic + use

@@ -30,8 +30,8 @@ from planner_core.cost.memory.in_flight.uses import (
     step_signature,
     uses_of,
 )
-from planner_core.cost.memory.saved import ops_between_calls
 from planner_core.cost.model import CostModel
+from planner_core.cost.units import split_into_units
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +145,8 @@ def units_of_top(
 ) -> tuple[tuple[UnitMemory, ...], tuple[int, ...]]:
     """All units of a step in running order; and for each item of the top block the number of its unit. `calls` are the units of the
     copies of repeated blocks, by prefix."""
-    spans = [[item] for item in top.items if isinstance(item, Call)] + ops_between_calls(top)
-    at = {id(item): number for number, item in enumerate(top.items)}
     # Calls and the parts between them, in running order: embedding, layer 0, layer 1, ..., final norm and loss are L + 2 units.
-    spans.sort(key=lambda span: at[id(span[0])])
+    spans = split_into_units(top)
     used = [{v for item in span for v in item.inputs if top.values[v].kind == "parameter"} for span in spans]
     units = []
     for number, span in enumerate(spans):

@@ -39,12 +39,14 @@ def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) ->
     """The uses of weights by a unit's ops, by op and operand. If several uses take different steps, or another unit takes a view of
     the weight, the op itself takes the steps."""
     found: dict[tuple[str, int], UseMemory] = {}
+    # Backward does not come to operators below the first trained weight, so nothing is gathered or computed again for them.
+    returns = any(block.values[v].grad for op in ops for v in op.outputs)
     for op in ops:
         for position, (value, edge) in enumerate(zip(op.inputs, bp.sites[op.name].inputs, strict=True)):
             v = block.values[value]
             if v.kind == "parameter":
                 # Backward needs the weight whole if the operator saved it, or if the block runs again.
-                again = bool(v.grad) and (value in op.saved or bp.recompute != "none")
+                again = value in op.saved or (returns and bp.recompute != "none")
                 found[op.name, position] = _use_outside_op(value, edge, again, model.sizes)
     passed_on, viewed = kept_weights(block, ops)
     ways: dict[int, set[tuple[Steps, Steps]]] = {}
