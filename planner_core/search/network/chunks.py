@@ -19,7 +19,7 @@ from planner_core.search.network.group_work import GroupWork
 from planner_core.search.network.states import Bools, Floats, Ints, TensorStates, joint_parts
 
 REPLICATE, PARTIAL, FIRST_DIM = 0, 1, 2
-"""Digits of Replicate, Partial and Shard(0) in the code of a placement (see `redistribution.Moves`)."""
+"""Digits of Replicate, Partial and Shard(0) in the code of a placement (see `redistribution.Redistributions`)."""
 
 
 def may_run_in_chunks(work: GroupWork, k: int, fused: bool) -> bool:

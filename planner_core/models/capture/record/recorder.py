@@ -265,7 +265,7 @@ class Recorder(TorchFunctionMode):
         self.listener.before_call(CallKind.OPERATOR, call, self.graph.scope)
         fn, args, kwargs, operands = call.name, call.args, dict(call.kwargs), call.operands
         refusals.check_lookup(call.module, fn, args, kwargs)
-        # Numbered before the call: one in place binds its target to a new value (`_rebind`), and the record must read the old one.
+        # Numbered before the call: one in place binds its target to a new value (`rebind`), and the record must read the old one.
         inputs, self._packed_tensors = tuple(self.values.number(t) for t in operands), []
         self.writes.read_constants.update(storage_id(t) for t in operands if not self.values.is_tracked(t))
         if fn in TAKES_SIZES and len(operands) > 1:
