@@ -36,7 +36,7 @@ SMALL_BYTES = 2**17
 
 
 def searched_stages(zero: int) -> tuple[int, ...]:
-    """The ZeRO stages between which a search chooses, weight by weight, for `Workload.zero`: that stage and stage 0."""
+    """The ZeRO stages between which a search chooses, weight by weight, where a request names the stage `zero`: that stage and stage 0."""
     return tuple(sorted({0, zero}))
 
 

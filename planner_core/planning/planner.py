@@ -124,19 +124,13 @@ class Planner:
         """The same planner with other `fields`, and with nothing kept of what was built for the old ones."""
         return replace(self, networks={}, problems={}, runs={}, kernels={}, **fields)
 
-    def stages_of(self, method: Method) -> tuple[int, ...]:
-        """The ZeRO stages of which weights may have one instead of stage 0: one plan has one of them. The usual one is the first."""
-        if self.request.zero is None and method.zero == max(ZERO):
-            return tuple(sorted(ZERO[1:], reverse=True))
-        return (min(method.zero, self.workload.zero),)
-
     def objective(self, method: Method | None = None) -> str:
         """What the method minimises; the request's method if none is given."""
         return (method or METHODS[self.request.method]).objective or self.request.objective
 
     def builders(self, method: Method, mesh: DeviceMesh) -> list[Callable[[], Problem]]:
-        """What builds the method's problems on one mesh, one for each set of ZeRO stages. For the exact search of a tool: one for each
-        layout that the tool can be told. Empty if the method does not suit the mesh. Each raises TooWide."""
+        """What builds the method's problems on one mesh: one, or for the exact search of a tool one for each layout that the tool can be
+        told. Empty if the method does not suit the mesh. Each raises TooWide."""
         if method.name == EXACT.name and self.spaces:
             there = [
                 s
@@ -147,8 +141,12 @@ class Planner:
         restrict = method.restrict(self.graph, mesh)
         if restrict is None:
             return []
-        build = functools.partial(self.problem, mesh, restrict, uniform=method.uniform, by_volume=method.by_volume)
-        return [functools.partial(build, zero=zero) for zero in self.stages_of(method)]
+        zero = method.zero if method.zero < max(ZERO) else None
+        return [
+            functools.partial(
+                self.problem, mesh, restrict, zero=zero, uniform=method.uniform, by_volume=method.by_volume
+            )
+        ]
 
     def problem(
         self,
@@ -163,12 +161,17 @@ class Planner:
         usual: bool = False,
         pipe: PipelineAxis = ONE_RANK,
     ) -> Problem:
-        """The folded cost network on one mesh. `by_volume`: a byte costs the same on every axis. `stages` and `joined` are those of
-        `CostModel`. `usual`: of runs as tools start them, whose products do not run in chunks. `pipe`: the axis of a pipeline, of one of
-        whose ranks it is the mesh.
+        """The folded cost network on one mesh. `zero`: the ZeRO stage that weights may have instead of stage 0; None: that of the request,
+        which may leave it open. `by_volume`: a byte costs the same on every axis. `stages` and `joined` are those of `CostModel`. `usual`:
+        of runs as tools start them, whose products do not run in chunks. `pipe`: the axis of a pipeline, of one of whose ranks it is the
+        mesh.
 
         Of three or four axes, operators treat all but the last as one, and only weights tell them apart. Free, an operator
         would have a strategy for each triple, and the tables would grow too large."""
+        if stages is None and zero is None and self.request.zero is None:
+            # One network holds all stages: each weight has one on each axis, and a weight's states are eliminated first. So it takes
+            # hardly longer than with one stage, and also finds plans that gather some weights once a step and others at each use.
+            stages = ZERO
         workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
         workload = replace(workload, chunks=1) if usual or by_volume else workload
         joined = tuple(range(1, len(mesh.axis_sizes) - 1)) if joined is None else joined

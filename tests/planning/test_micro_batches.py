@@ -9,14 +9,14 @@ import pytest
 
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Note, NoteKind, Plan
-from planner_core.core.workload import RECOMPUTE
+from planner_core.core.workload import RECOMPUTE, ZERO
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.fitting.front import exact_front
 from planner_core.planning.fitting.micro_batches import choose_micro_batches, with_lower_bound
 from planner_core.planning.methods import METHODS
 from planner_core.planning.planner import candidate_meshes, prepare_planner
-from planner_core.search import search_within_budget
+from planner_core.search import TIE, search_within_budget
 from planner_core.verification.api import verify
 from tests.support.plans import searched
 
@@ -148,18 +148,16 @@ def test_the_value_of_a_plan_is_that_of_its_search(method: str) -> None:
 
 
 @pytest.mark.parametrize("gb", [500.0, 5.0])
-@pytest.mark.slow
-def test_the_stage_that_is_left_open_is_the_best(gb: float) -> None:
+def test_a_stage_that_is_left_open_is_no_worse_than_any(gb: float) -> None:
+    """One network holds all stages, so the plan may give each weight its own."""
     request = Request("llama-3-8b", cluster="2x8-h100", batch=16, seq=2048, layers=2, memory_gb=gb)
-    plans = {}
+    seconds, bounds = {}, {}
     for zero in (None, 3, 2, 1):
         planner, plan = choose_micro_batches(replace(request, zero=zero), None, lambda text: None)
-        plans[zero] = planner.value(plan)
-        assert plan.fits and plan.workload["zero"] == (zero or plan.workload["zero"])
-        if zero is None:
-            stage = int(plan.workload["zero"])
-    assert plans[None] == pytest.approx(min(plans.values()), rel=1e-6)
-    assert plans[stage] == pytest.approx(plans[None], rel=1e-6)
+        assert plan.fits and plan.bound is not None and plan.workload["zero"] == (zero or max(ZERO))
+        seconds[zero], bounds[zero] = planner.value(plan), plan.bound
+    assert seconds[None] <= min(seconds.values()) * (1 + TIE)
+    assert all(bounds[None] <= least * (1 + TIE) for least in (*bounds.values(), *seconds.values()))
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ import numpy as np
 
 from planner_core.core import Call
 from planner_core.cost import Component, Shares
-from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner, candidate_meshes
 from planner_core.search import Assignment, Objective, best_shares, make_objective, search_within_budget, solve_folded
 from planner_core.search.network import Factor, Network, Problem, tensor_name
@@ -30,14 +29,11 @@ INFINITE = 1e12
 
 
 def network_json(planner: Planner) -> dict[str, Any]:
-    """The object of `network --json` (docs/CONTRACT.md) for the first mesh of the request, with the answer that the search claims. If
-    the search chooses the ZeRO stage, it is the network of the best stage."""
+    """The object of `network --json` (docs/CONTRACT.md) for the first mesh of the request, with the answer that the search claims."""
     mesh, kind = candidate_meshes(planner.request, planner.cluster)[0], planner.request.objective
     budget = planner.budget if planner.request.memory_gb is not None else float("inf")
-    # Each ZeRO stage is a network of its own. The one that holds the answer is written.
-    problems = [planner.problem(mesh, zero=zero) for zero in planner.stages_of(EXACT)]
-    found = [(search_within_budget(problem, objective=kind, budget=budget), problem) for problem in problems]
-    answer, problem = min(found, key=lambda f: f[0].value)
+    problem = planner.problem(mesh)
+    answer = search_within_budget(problem, objective=kind, budget=budget)
     objective = relaxed_objective(problem, kind, answer.assignment, answer.prices)
     relaxed = solve_folded(problem, objective)
     data = unfold_problem(problem, objective, answer.assignment)

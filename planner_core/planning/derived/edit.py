@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner_core.core import (
+    ZERO,
     Block,
     BlockLabel,
     DeviceMesh,
@@ -112,7 +113,10 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
     Raises InputError for an unknown weight or an impossible placement, and NoPlanFits if the plan needs more memory than there is.
     """
     weights = {e.weight: e for e in editable_weights(planner.graph, plan)}
-    zero = int(plan.workload["zero"])
+    stage = int(plan.workload["zero"])
+    zero = (
+        stage if stage < max(ZERO) else None
+    )  # a plan of stage 3 may have lower ones where the request leaves the stage open
     free = planner.problem(plan.mesh, zero=zero)
     for weight, placements in changes.items():
         if weight not in weights:

@@ -10,7 +10,7 @@ from planner_core.core import DeviceMesh, Plan
 from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner
 from planner_core.planning.request import Progress
-from planner_core.search import Answer, Assignment, find_corners_below, find_pareto_front, memory_bytes, search_roughly
+from planner_core.search import Answer, Assignment, find_corners_below, find_pareto_front, memory_bytes
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
 
@@ -30,17 +30,16 @@ def plan_trade_offs(planner: Planner, options: Iterable[DeviceMesh], shown: Sequ
 
 def unseen_corners(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan]) -> list[Plan]:
     """Plans that are not `shown`, at the corners of what the search knows of the front: it sums memory up to the end of forward. Most
-    plans between two corners are mixtures of the two. Of other ZeRO stages than the usual one only the fastest plan of each mesh is
-    looked at."""
+    plans between two corners are mixtures of the two."""
     points: list[tuple[float, float, Problem, Assignment]] = []
     for mesh in options:
-        for number, build in enumerate(planner.builders(EXACT, mesh)):
+        for build in planner.builders(EXACT, mesh):
             with contextlib.suppress(TooWide), planner.clock("front"):
-                problem, usual = build(), number == 0 or bool(planner.spaces)
+                problem = build()
                 known = [p[:2] for p in points]
                 # Corners above the hull of other meshes' are of no use, so where all lie there only the fastest is worked out.
-                ends = find_corners_below(problem, known, FRONT_STEP) if usual else [search_roughly(problem, "time")]
-                points += [(a.seconds, memory_bytes(a), problem, a) for a in ends if a is not None]
+                ends = find_corners_below(problem, known, FRONT_STEP)
+                points += [(a.seconds, memory_bytes(a), problem, a) for a in ends]
     points.sort(key=lambda p: p[:2])
     front: list[tuple[float, float, Problem, Assignment]] = []
     # Sorted by time: a point stays only if it takes clearly less memory than all faster ones.
