@@ -10,7 +10,7 @@ import sys
 import threading
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import networkx as nx
 import pytest
@@ -18,7 +18,10 @@ import torch
 from torch import nn
 
 import planner_core as shardscope
+from planner_core.core import OPTIONS
+from planner_core.planning.library import PlanOptions, PriceOptions
 from planner_core.planning.pipeline import plan_model
+from planner_core.planning.pricing import Statement
 from planner_core.planning.request import Request
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
@@ -338,3 +341,36 @@ def test_a_plan_for_other_ranks_is_refused(tmp_path: Path) -> None:
     shardscope.save_plan(plan, tmp_path / "plan.json")
     (said,) = run_ranks(wrong_size, 1, (str(tmp_path / "plan.json"),))
     assert "the plan is for 2 devices" in said and "the process group has 1 rank;" in said
+
+
+@pytest.mark.parametrize(
+    ("function", "listed", "of", "own"),
+    [
+        (shardscope.plan, PlanOptions, shardscope.Request, {"model", "cluster"}),
+        (shardscope.compare, PlanOptions, shardscope.Request, {"model", "cluster"}),
+        (shardscope.front, PlanOptions, shardscope.Request, {"model", "cluster"}),
+        (shardscope.price, PriceOptions, Statement, {"layout", "micro_batch", "accumulate"}),
+    ],
+)
+def test_the_options_of_a_function_are_those_of_the_table(function: Any, listed: type, of: type, own: set[str]) -> None:
+    """Names and types are the fields of the value that they fill, the table of options has the same kinds, and Python shows them all."""
+    types = get_type_hints(listed)
+    assert types == {name: kind for name, kind in get_type_hints(of).items() if name not in own}
+    for name, kind in types.items():
+        option = OPTIONS[name]
+        assert kind in (option.kind, option.kind | None)
+    shown = inspect.signature(function).parameters
+    assert all(shown[name].kind is inspect.Parameter.KEYWORD_ONLY for name in shown if name != "model")
+    assert {name: shown[name].annotation for name in types} == types
+    lines = inspect.getdoc(function).splitlines()  # type: ignore[union-attr]
+    assert all(any(line.startswith(f"    {name}: {OPTIONS[name].words}") for line in lines) for name in types)
+    assert "--" not in "\n".join(lines)
+
+
+def test_a_search_is_free_where_a_call_says_nothing() -> None:
+    """The defaults that `help` shows are those of a call."""
+    plan, front = (inspect.signature(f).parameters for f in (shardscope.plan, shardscope.front))
+    assert (plan["recompute"].default, plan["accumulate"].default) == ("auto", None)
+    assert (front["recompute"].default, front["accumulate"].default) == ("none", 1)
+    asked = shardscope.plan("gpt2-xl", cluster="1x8-h100", layers=1).asked
+    assert all(getattr(asked, name) == plan[name].default for name in get_type_hints(PlanOptions) if name != "layers")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_type_hints
+from typing import Any, TypedDict, TypeVar, Unpack, get_type_hints
 
-from planner_core.core import DTYPES, Cluster, Graph, InputError, load_cluster, named, nearest, short
+from planner_core.core import DTYPES, OPTIONS, Cluster, Graph, InputError, load_cluster, named, nearest, short
 from planner_core.models import has_own_inputs, load_model
 from planner_core.ops import CoarseGraph, coarsen
 from planner_core.planning.fitting.front import FrontPoint, exact_front
-from planner_core.planning.methods import parse_layout
+from planner_core.planning.methods import FREE, METHODS, TOOLS, parse_layout
 from planner_core.planning.pipeline import compare_methods, plan_model
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.pricing import PricedRun, Pricer, Statement, price_statement
@@ -23,15 +24,100 @@ ClusterLike = str | Path | Mapping[str, Any] | Cluster
 DEFAULT_CLUSTER = "2x8-h100"
 SEARCHED: Mapping[str, Any] = {"recompute": "auto", "accumulate": None}
 """What a search chooses where a call does not say it: `plan` and `compare` have it alike, so that their numbers compare."""
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+class SoftwareOptions(TypedDict, total=False):
+    """What runs the step (`core.Software`)."""
+
+    stack: str | None
+    attention: str | None
+    optimizer_kernels: str | None
+    compiled: bool
+    loss: str | None
+    gradients: str | None
+
+
+class RunOptions(SoftwareOptions, total=False):
+    """The options that a plan and a stated run have alike."""
+
+    seq: int | None
+    dtype: str | None
+    layers: int | None
+    optimizer: str
+    recompute: str
+    precision: str
+    expert_imbalance: float
+    offload: bool
+    lora: int | None
+    nf4: bool
+    vocab_multiple: int
+
+
+class PlanOptions(RunOptions, total=False):
+    """The options of `plan`, `compare` and `front`: the fields of `Request`, for whoever completes and checks a call."""
+
+    mesh: str | None
+    batch: int | None
+    micro_batch: int | None
+    accumulate: int | None
+    zero: int | None
+    memory_gb: float | None
+    method: str
+    objective: str
+    layout: str | None
+    tool: str | None
+    chunks: int
+    prove: bool
+
+
+class PriceOptions(RunOptions, total=False):
+    """The options of `price`: the fields of `Statement` that are no parameters of its own."""
+
+    rank_by_rank: bool
+
+
+def _list_options(options: type, of: type, **defaults: Any) -> Callable[[Function], Function]:
+    """Give a function its options as keyword-only parameters where Python shows them: in `help`, and where a notebook completes a name.
+
+    The names and types are those of `options`, the defaults those of the fields of `of`, and the order and the words those of the table
+    of options. At a call they stay one mapping, so that a wrong name is one sentence, which names the option that is most like it.
+    """
+    default_of = {f.name: f.default for f in fields(of)} | defaults
+    types = get_type_hints(options)
+    listed = [option for option in OPTIONS.values() if option.name in types]
+
+    def list_them(function: Function) -> Function:
+        signature = inspect.signature(function)
+        parameters = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters += [
+            inspect.Parameter(o.name, kind, default=default_of[o.name], annotation=types[o.name]) for o in listed
+        ]
+        lines = [f"    {o.name}: {o.words}{_OTHER_WORDS.get(o.name, '')}." for o in listed]
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        function.__doc__ = "\n".join((inspect.cleandoc(function.__doc__ or ""), "", "Options:", *lines))
+        return function
+
+    return list_them
+
+
+_OTHER_WORDS = {
+    "zero": " (in Python None)",
+    "method": f": {' | '.join(METHODS)}",
+    "tool": f": {' | '.join((FREE, *TOOLS))}",
+}
+"""What the table of options leaves out: values that other packages name, and what the command line calls auto."""
+
+
+@_list_options(PlanOptions, Request, **SEARCHED)
 def plan(
     model: Any,
     *,
     inputs: Any = None,
     cluster: ClusterLike = DEFAULT_CLUSTER,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[PlanOptions],
 ) -> Result:
     """Find the best parallel plan of a model on a cluster, together with the Pareto front and the baselines.
 
@@ -41,29 +127,13 @@ def plan(
             shapes are those of one global micro-batch.
         cluster: What `load_cluster` takes: a name, a JSON file, its content, or a `Cluster`.
         progress: A function that gets a sentence about what is being done. If it raises an exception, the planning stops.
-        **options: The options of the command line: `mesh` ("2x8"; default: every factorisation of the cluster), `batch` (samples
-            of one step over all GPUs), `micro_batch` (samples of a micro-batch of one data-parallel rank, where the plan has to have
-            exactly that), `seq` (tokens of a sample), `dtype`, `layers`, `optimizer` ("adamw"), `zero` (the ZeRO
-            stage that weights may have, 0 to 3; None: the search chooses), `recompute` ("none", "keep-matmuls", "selective",
-            "keep-attention", "full", or "auto", the default: the search chooses), `precision` ("mixed": weights, moments and
-            gradients in float32; or "pure": all in `dtype`), `accumulate` (micro-batches of a step; None, the default: the search
-            chooses, except for a graph, which holds one micro-batch), `memory_gb` (10^9 bytes per GPU), `method` ("exact", "tap",
-            "taps", "atp", "alpa") and `objective` ("time" or "communication"). `layout` ("dp=2,fsdp=8", see `price`) adds the plan of your
-            present layout to the baselines. `tool` ("megatron", "torchtitan", ...): only plans that this tool can be told.
-            `expert_imbalance` (1.0): how many times the mean the fullest GPU computes and gets, where experts are dealt out over
-            GPUs. `chunks` (1; 2, 4 or 8): products may run in so many parts, so that the sum of one part over GPUs hides behind the
-            next (ATP). `offload` (False): the host's memory keeps the optimizer's moments. What runs the step: `stack` ("torch", or
-        another program that trains), `attention` (a kernel; default: the one that torch takes on this GPU),
-        `optimizer_kernels` ("fused", "foreach", "for-loop"), `compiled` (by torch.compile), `loss` ("eager", "fused",
-        "chunked:N", "whole") and `gradients` ("bfloat16", "float32": the dtype in which they are kept and summed); None: as
-        the stack does. `prove` (False): wait until the gap between the plan and its bound is closed.
-        `lora` (the rank of adapters beside the linear layers of a model from a config; all else is frozen) and `nf4` (those frozen
-        weights are in 4 bits, which is a price alone: peft with bitsandbytes runs it). `vocab_multiple` (1): the vocabulary is
-        padded to a multiple of the tensor-parallel ranks times this.
+        **options: Those below, which are those of the command line. None leaves a choice to the search, or to the model, the cluster
+            or the stack. A graph holds one micro-batch, so `accumulate` stays 1 for it.
 
     Returns:
-        The result: `best` is the chosen plan. `plans` holds it, then the corners of the Pareto front, then the baselines. `graph`
-        is the model. Times of a plan are in seconds (`cost.step_time_s`), memory in bytes per GPU.
+        The result: `recommended` is the plan to run, and `choice` says why. `best` is the best of one stage, `staged` that with
+        pipeline stages, if it is quicker. `plans` holds all of them, the corners of the Pareto front and the baselines. Times of a plan
+        are in seconds (`cost.step_time_s`), memory in bytes per GPU.
 
     Raises:
         InputError: An option, the model or the cluster cannot be used.
@@ -79,13 +149,14 @@ def plan(
     return plan_model(request, graph, progress)
 
 
+@_list_options(PlanOptions, Request, **SEARCHED)
 def compare(
     model: Any,
     *,
     inputs: Any = None,
     cluster: ClusterLike = DEFAULT_CLUSTER,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[PlanOptions],
 ) -> Result:
     """Plan a model by every method and baseline, side by side.
 
@@ -109,6 +180,7 @@ def compare(
     return compare_methods(request, progress, graph)
 
 
+@_list_options(PriceOptions, Statement)
 def price(
     model: Any,
     *,
@@ -120,7 +192,7 @@ def price(
     memory_gb: float | None = None,
     advise: bool = True,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[PriceOptions],
 ) -> PricedRun:
     """Price the layout that a team runs: whether it is legal and fits, its step time and memory, what would help, and the best plan.
 
@@ -135,10 +207,7 @@ def price(
         accumulate: Micro-batches of a step.
         memory_gb: Memory per GPU that the run may take, in 10^9 bytes.
         advise: Whether to search for changes that would help, and for the best plan.
-        **options: `seq`, `dtype`, `optimizer` ("adamw"), `recompute` (as of `plan`), `compiled` (torch.compile), `precision`
-            ("mixed" or "pure"), `rank_by_rank` (ZeRO-1 and -2 hand out weights as nanotron and InternEvo do), `expert_imbalance`
-            and `offload` (as of `plan`), `layers`, `lora` and `nf4` (as of `plan`)
-            and `vocab_multiple` (1: the vocabulary is padded to a multiple of `tp` and of this).
+        **options: Those below.
 
     Returns:
         The priced layout: `legal`, `reasons`, `plan` (with its `cost`), `speed`, `limited_by`, `suggestions` and `best`.
@@ -181,13 +250,14 @@ class Front:
     exact: bool
 
 
+@_list_options(PlanOptions, Request)
 def front(
     model: Any,
     *,
     inputs: Any = None,
     cluster: ClusterLike = DEFAULT_CLUSTER,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[PlanOptions],
 ) -> Front:
     """Find the Pareto front of a model on a cluster: every plan that no other plan beats in both time and memory.
 

@@ -222,7 +222,10 @@ _ENTRIES = (
         metavar="RANK",
     ),
     Option(
-        "nf4", bool, "with --lora: the frozen weights are kept in 4 bits, as QLoRA does", "frozen weights in 4 bits"
+        "nf4",
+        bool,
+        "with adapters (lora): the frozen weights are kept in 4 bits, as QLoRA does",
+        "frozen weights in 4 bits",
     ),
     _count(
         "vocab_multiple",
