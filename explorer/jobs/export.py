@@ -50,8 +50,7 @@ def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> Expor
             answer = run_module(plan, folder, "the export", "planner_core", "export", options=options)
         except PlannerError as error:
             return ExportedFile("", (), str(error))
-        remarks = tuple(line for line in answer["said"] if folder not in line)
-        return ExportedFile(result.read_text(encoding="utf-8"), remarks, nearest=answer["nearest"])
+        return ExportedFile(result.read_text(encoding="utf-8"), tuple(answer["remarks"]), nearest=answer["nearest"])
 
 
 def run_module(plan: Plan, folder: str, what: str, *module: str, options: Sequence[str] = ()) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from explorer.components import frame, graphs, remedies
 from explorer.components.overview import launch, node, table
 from explorer.session import current_setup, pipeline_plan, proof, state
 from explorer.text import recipe, units
+from explorer.text.option_words import word_terms
 from planner_core.core import Note, NoteKind, Plan
 from planner_core.planning import Result, replicated_gpus
 from planner_core.planning.methods import EXACT
@@ -66,7 +67,7 @@ def _searches(result: Result) -> None:
     else:
         st.rerun()
     if not job.done:
-        message = job.last_message.replace(" world", " GPUs")
+        message = word_terms(job.last_message)
         st.caption(frame.escape(f"{line}: {message}" if message else line))
 
 

@@ -26,6 +26,7 @@ from explorer.jobs.background import BackgroundJob
 from explorer.jobs.result_cache import ResultCache
 from explorer.session.pace import REPORT_INTERVAL_S
 from explorer.text.option_words import page_wording as page_wording
+from explorer.text.option_words import word_terms
 from explorer.text.words import escape, plan_title
 from planner_core.core import NoPlanFits, Plan, PlannerError
 from planner_core.planning import FIRST_PASSES, GraphSource, Progress, Request, Result, plan_model
@@ -362,8 +363,7 @@ def progress_with_stop(place: Any, stop: Callable[[], None], key: str = "stop_pl
             box = place.container(horizontal=True, vertical_alignment="center")
             box.button("Stop", on_click=stop, key=key)  # before the words, whose length would move it
             line.append(box.empty())
-        text = text.replace(" world", " GPUs as one axis")
-        line[0].markdown(f":material/hourglass_top: Planning: {text}, {elapsed_s:.0f} s", width="content")
+        line[0].markdown(f":material/hourglass_top: Planning: {word_terms(text)}, {elapsed_s:.0f} s", width="content")
 
     return report
 

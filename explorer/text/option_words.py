@@ -17,8 +17,13 @@ def page_wording(sentence: str | Note | Exception) -> str:
         sentence = sentence.sentence if isinstance(sentence, PlannerError) else str(sentence)
     if isinstance(sentence, Note):
         sentence = sentence.sentence
-    text = sentence.worded(_page_term) if isinstance(sentence, Sentence) else sentence
+    text = word_terms(sentence)
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
+
+
+def word_terms(sentence: str) -> str:
+    """Put the terms of a sentence into the words of the page, as they are within a line."""
+    return sentence.worded(_page_term) if isinstance(sentence, Sentence) else sentence
 
 
 def _page_term(term: Term) -> str:
@@ -29,6 +34,8 @@ def _page_term(term: Term) -> str:
         return seconds(float(term.value))
     if term.kind == "layout":
         return layout_line(parse_layout(term.value))
+    if term.kind == "mesh":
+        return term.text if len(term.value) > 1 else f"{term.value[0]} GPUs as one axis"
     if term.kind == "cluster":
         return "the cluster"
     if term.kind == "tool":

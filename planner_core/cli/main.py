@@ -377,7 +377,8 @@ def _run_export(args: argparse.Namespace) -> int:
     unrun = f"this plan was not run by the export; {_verify_command(args.plan, plan)}"
     lines = [*write_export(made, Path(args.output)), unrun]
     priced = made.nearest.to_json() if made.nearest else None
-    return _print_result(args, {"file": args.output, "said": lines[1:], "nearest": priced}, "\n".join(lines))
+    data = {"file": args.output, "said": lines[1:], "remarks": [*made.remarks, unrun], "nearest": priced}
+    return _print_result(args, data, "\n".join(lines))
 
 
 def _run_verify(args: argparse.Namespace) -> int:

@@ -26,9 +26,12 @@ EXTRAS = {
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A part of a sentence that each user reads in other words: `text` in Python. `kind`: "option" (`name` is that of the option, and
-    `value` its value), "bytes" (`value` bytes of memory), "seconds" (`value` of them), "layout" (`value` in the
-    command line's words), "cluster", "tool" or "method" (`name` is that of the tool or method), "check" (of a plan)."""
+    """A part of a sentence that each user reads in other words: `text` in Python.
+
+    `kind`: "option" (`name` is that of the option, and `value` its value), "bytes" (`value` bytes of memory), "seconds" (`value` of
+    them), "layout" (`value` in the command line's words), "mesh" (`value` its sizes), "cluster", "tool" or "method" (`name` is that of
+    the tool or method), "check" (of a plan).
+    """
 
     kind: str
     name: str

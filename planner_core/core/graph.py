@@ -128,6 +128,10 @@ class Block:
         return tuple(i for i in self.items if isinstance(i, Op))
 
 
+STANDIN_LOSS = "stand-in: mean of the output to the fourth power, in float32"
+"""The name of the loss of a model that returns none, in a graph and in the model of a plan."""
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """A model at one workload. `blocks` holds the repeated blocks by name, `top` the rest.

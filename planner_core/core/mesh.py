@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TypeVar
 
-from planner_core.core.errors import InputError
+from planner_core.core.errors import InputError, Term
 from planner_core.core.workload.options import named
 
 _Of = TypeVar("_Of")
@@ -29,6 +29,11 @@ class DeviceMesh:
     def stride(self, axis: int) -> int:
         """Distance in ranks between neighbours along `axis`."""
         return math.prod(self.axis_sizes[axis + 1 :])
+
+    @property
+    def term(self) -> Term:
+        """The mesh for a sentence: in Python `16 world` or `2 data×8 tensor`; the page has no name for the one axis."""
+        return Term("mesh", "", self.axis_sizes, str(self))
 
     def __str__(self) -> str:
         return "×".join(f"{s} {n}" for n, s in zip(self.axis_names, self.axis_sizes, strict=True))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner_core.core import InputError, Plan, plan_to_json, refuse_stages, write_file
+from planner_core.core import STANDIN_LOSS, InputError, Plan, plan_to_json, refuse_stages, write_file
 from planner_core.exporters.nearest import FormCost, fills_cluster, megatron_alternative, plain_data_parallelism
 from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
 from planner_core.planning.methods import CannotHold
@@ -23,7 +23,7 @@ class ExportedPlan:
     Attributes:
         text: The text of the file.
         remarks: Remarks for the user: how to run it, and what it cannot express.
-        nearest: The cost of the form's execution compared with the plan's; None if the form is the plan itself.
+        nearest: The cost of the form's execution compared with the plan's; None if the form is the plan itself. The remarks do not have it.
         companion: Suffix and text of a second file that the first one reads.
     """
 
@@ -32,17 +32,20 @@ class ExportedPlan:
     nearest: FormCost | None = None
     companion: tuple[str, str] | None = None
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The remarks, and the price of the form as the last one."""
+        price = () if self.nearest is None else (f"in this form: {self.nearest.sentence()}",)
+        return (*self.remarks, *price)
+
 
 def write_form(plan: Plan, target: Target) -> ExportedPlan:
     """Write a plan in a form that can hold it, and price the form's execution. Raises InputError."""
     text, remarks, layout = target.write(plan)
     companion = (target.plan_suffix, json.dumps(plan_to_json(plan), indent=1) + "\n") if target.plan_suffix else None
-    loss = str(plan.model.get("loss", ""))
-    if loss.startswith("stand-in"):
-        remarks = (
-            *remarks,
-            f"the model returns no loss, so the plan is for a {loss}; train on your own loss in its place",
-        )
+    if plan.model.get("loss") == STANDIN_LOSS:
+        own = f"the model returns no loss, so the plan is for a {STANDIN_LOSS}; train on your own loss in its place"
+        remarks = (*remarks, own)
     if not target.runs_whole_plan:
         remarks = (*remarks, *_unsupported_features(plan, target))
     if target.price is None or layout is None:
@@ -51,7 +54,7 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
     priced = target.price(plan, layout) if fills_cluster(plan) else None
     if priced is None:
         return ExportedPlan(text, (*remarks, "what this form does could not be priced on the plan's mesh"))
-    return ExportedPlan(text, (*remarks, f"in this form: {priced[1].sentence()}"), priced[1])
+    return ExportedPlan(text, remarks, priced[1])
 
 
 def _unsupported_features(plan: Plan, target: Target) -> Iterator[str]:
@@ -119,12 +122,8 @@ def nearest_text(plan: Plan, target: str) -> ExportedPlan:
         if other is None:
             raise
         remark = f'{other.name} in place of "{plan.name}": {error}'
-        return ExportedPlan(
-            other.export.text,
-            # the last remark is the price beside the other plan; the user compares with the given one
-            (remark, *other.export.remarks[:-1], f"in this form: {other.cost.sentence()}"),
-            other.cost,
-        )
+        # The price of its export is beside the other plan; the user compares with the given one.
+        return ExportedPlan(other.export.text, (remark, *other.export.remarks), other.cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,4 +188,4 @@ def write_export(exported: ExportedPlan, path: Path) -> list[str]:
             path.unlink()
             raise
         lines.append(f"wrote {other}")
-    return [*lines, *(r.replace("FILE", str(path)) for r in exported.remarks)]
+    return [*lines, *(r.replace("FILE", str(path)) for r in exported.lines)]

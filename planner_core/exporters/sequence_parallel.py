@@ -19,7 +19,7 @@ from planner_core.planning import shrink_config
 from planner_core.planning.methods import TpLayout, split_site, star_numbers
 from planner_core.runtime import initializer
 from planner_core.runtime.program import fake_store
-from planner_core.verification import materialise, run_ranks
+from planner_core.verification import RankFailed, materialise, run_ranks
 
 STYLES = {
     "colwise": "ColwiseParallel()",
@@ -60,8 +60,10 @@ def why_not_runnable(text: str, config: dict[str, Any]) -> str:
     """The reason why the exported module cannot run a tiny model of this config on two ranks; "" if it can."""
     try:
         (reason,) = run_ranks(_run_trial_step, 1, (text, config), timeout_s=TRIAL_S, backend=None)
+    except RankFailed as error:
+        return error.failure.text
     except VerificationFailed as error:
-        return str(error).partition("failed: ")[2].partition("\n")[0] or str(error)
+        return str(error)
     return str(reason)
 
 

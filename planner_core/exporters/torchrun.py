@@ -9,7 +9,7 @@ import ast
 from collections.abc import Sequence
 
 import planner_core.runtime.program as program
-from planner_core.core import InputError, Plan, params_by_pattern
+from planner_core.core import STANDIN_LOSS, InputError, Plan, params_by_pattern
 from planner_core.exporters.source import template_text
 from planner_core.models import load_plan_graph
 from planner_core.planning.pricing import count_model_flops
@@ -148,7 +148,7 @@ def _script_remarks(plan: Plan) -> list[str]:
         lines.append(
             "Its stages and their blocks are written when the script runs; each rank has the weights of its own stages."
         )
-    if str(plan.model.get("loss", "")).startswith("stand-in"):
+    if plan.model.get("loss") == STANDIN_LOSS:
         lines.append(
             "The model returns no loss: put yours into loss_of; the plan is for the mean of its output to the fourth power."
         )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from planner_core.core import (
+    STANDIN_LOSS,
     Graph,
     NoPlanFits,
     Note,
@@ -182,7 +183,7 @@ def note_whole_batch(plan: Plan, graph: Graph) -> tuple[str, ...]:
     A loss is one number, whoever computes it. Any other result would be that of all samples, where the caller brought a rank's own, so a
     run refuses such a call (`runtime.bound_call`). Example: an embedding that is split by its width looks up the tokens of all ranks.
     """
-    if not graph.loss.startswith("stand-in") or plan.pipeline is not None:
+    if graph.loss != STANDIN_LOSS or plan.pipeline is not None:
         return ()
     axes = [a for a in plan.data_axes if plan.mesh.axis_sizes[a] > 1]
     samples = {v for v, x in enumerate(graph.top.values) if x.kind == "constant" and x.name and _has_samples(x, graph)}

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from planner_core.verification.fake.group import verify_fake_all
     from planner_core.verification.machine import measure_machine
     from planner_core.verification.numerics import verify_all
-    from planner_core.verification.processes import run_ranks
+    from planner_core.verification.processes import RankFailed, run_ranks
     from planner_core.verification.static import check_rules, verify_rules
 
 __all__ = [
+    "RankFailed",
     "check_rules",
     "format_report",
     "materialise",

@@ -167,10 +167,10 @@ def scaled(plan: Plan, ranks: int) -> Plan:
 
 def _unscalable_error(failed: PlannerError, plan: Plan, ranks: int) -> PlannerError:
     """Return the error for a plan that fits no small model. `failed`: why the first one failed."""
-    first = str(failed).partition("; ")[0]
     return InputError(
         f"no small model of the architecture of {plan.model['name']} can run under this plan on {ranks} ranks (the first that was tried: ",
-        f"{first}); verify it with ",
+        failed.sentence,
+        "); verify it with ",
         named_check("fake"),
     )
 

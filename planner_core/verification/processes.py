@@ -119,11 +119,21 @@ def _wait(ranks: list[Any], folder: str, deadline: float, timeout_s: float) -> N
 
 @dataclass(frozen=True)
 class RankFailure:
-    """Why a rank failed. `lost_peer`: another rank was gone, so this failure is a consequence of that one's."""
+    """Why a rank failed. `lost_peer`: another rank was gone, so this failure is a consequence of that one's. `detail`: its traceback, if
+    that is wanted."""
 
     rank: int
     text: str
     lost_peer: bool = False
+    detail: str = ""
+
+
+class RankFailed(VerificationFailed):
+    """A rank of a run failed. `failure`: which one, and why."""
+
+    def __init__(self, failure: RankFailure, num_ranks: int) -> None:
+        super().__init__(f"rank {failure.rank} of {num_ranks} failed: {failure.text}{failure.detail}")
+        self.failure = failure
 
 
 def _read_failure(rank: int, status: int, folder: str) -> RankFailure:
@@ -137,13 +147,12 @@ def describe_failure(error: Exception) -> dict[str, Any]:
     """Return the fields of a RankFailure as plain data. gloo raises a plain RuntimeError, "Connection closed by peer", if one is gone."""
     detail = "\n" + traceback.format_exc() if os.environ.get("SHARDSCOPE_TRACEBACK") else ""
     lost_peer = isinstance(error, (ConnectionError, dist.DistNetworkError)) or "Connection" in str(error)
-    return {"text": f"{type(error).__name__}: {error}{detail}", "lost_peer": lost_peer}
+    return {"text": f"{type(error).__name__}: {error}", "lost_peer": lost_peer, "detail": detail}
 
 
-def find_cause(failures: Iterable[RankFailure], num_ranks: int) -> VerificationFailed:
+def find_cause(failures: Iterable[RankFailure], num_ranks: int) -> RankFailed:
     """Return the error about the first failure that is not the consequence of another one, if any."""
-    cause = min(failures, key=lambda failure: failure.lost_peer)
-    return VerificationFailed(f"rank {cause.rank} of {num_ranks} failed: {cause.text}")
+    return RankFailed(min(failures, key=lambda failure: failure.lost_peer), num_ranks)
 
 
 def _run_rank(folder: str, rank: int, num_ranks: int, backend: str | None, work: Work, args: tuple[Any, ...]) -> None:

@@ -19,8 +19,8 @@ from explorer.jobs import export as exporting
 from explorer.jobs.upload import MAX_BYTES, MAX_EXPORTED_BYTES, store_model
 from explorer.text import commands, units, words
 from explorer.text.glossary import mark_terms
-from explorer.text.option_words import page_wording
-from planner_core.core import InputError, load_cluster, named
+from explorer.text.option_words import page_wording, word_terms
+from planner_core.core import DeviceMesh, InputError, Sentence, axis_names, load_cluster, named
 from planner_core.core.plan_json import plan_from_json
 from planner_core.exporters.targets import TARGETS
 from planner_core.planning.pipeline import Result
@@ -247,3 +247,9 @@ def test_the_launch_line_of_torchtitan_leaves_the_comments_of_its_file_out() -> 
     """The file begins with a line about the plan, which must not become an argument."""
     line = commands.launch_command("torchtitan", load_cluster("2x8-h100"), "torchtitan.txt")
     assert line.endswith("-m torchtitan.train $(grep -v '^#' torchtitan.txt)")
+
+
+def test_a_mesh_of_one_axis_has_no_name_on_the_page() -> None:
+    line, grid = (Sentence("search on ", DeviceMesh(axis_names(len(n)), n).term) for n in ((16,), (2, 8)))
+    assert (line, grid) == ("search on 16 world", "search on 2 data×8 tensor")
+    assert (word_terms(line), word_terms(grid)) == ("search on 16 GPUs as one axis", "search on 2 data×8 tensor")

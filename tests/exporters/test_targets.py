@@ -491,7 +491,7 @@ def test_what_the_form_does_is_priced(target: str, same: bool) -> None:
     here, there = made.nearest.step_time_s, plan.cost.step_time_s
     assert there == made.nearest.plan_step_time_s
     assert here == pytest.approx(there) if same else here > 1.002 * there
-    assert made.remarks[-1].startswith("in this form: ")
+    assert made.lines[-1].startswith("in this form: ") and made.remarks == made.lines[:-1]
 
 
 def test_the_data_axis_is_priced_as_the_form_runs_it() -> None:

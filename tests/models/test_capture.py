@@ -14,11 +14,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner_core.core import STANDIN_LOSS
 from planner_core.core.errors import CaptureError, InputError, PlannerError
 from planner_core.core.graph import Call, unfold
 from planner_core.core.graph_json import graph_from_json, graph_to_json
 from planner_core.models.adapters import experts as moe
-from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, standin_loss
+from planner_core.models.capture.loss import OWN_LOSS, standin_loss
 from planner_core.models.capture.module import capture_module
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks.model_parts import list_modules, list_parameters

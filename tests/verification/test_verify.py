@@ -384,7 +384,8 @@ def test_the_rank_that_failed_first_is_named_and_not_one_that_lost_its_peer() ->
         RankFailure(0, **describe_failure(closed)),
         RankFailure(1, "it lost a Connection object", lost_peer=False),
     ]
-    assert str(find_cause(failures, 2)) == "rank 1 of 2 failed: it lost a Connection object"
+    cause = find_cause(failures, 2)
+    assert str(cause) == "rank 1 of 2 failed: it lost a Connection object" and cause.failure is failures[1]
 
 
 @pytest.mark.slow

@@ -104,8 +104,7 @@ def show_export(home: Result, plan_id: str, plan: Plan, target: Target) -> None:
         _offer_to_plan_for(target)
         return
     for remark in exported.remarks:
-        if not (exported.nearest and remark.startswith("in this form:")):  # the table says it
-            st.caption(frame.escape(remark))
+        st.caption(frame.escape(remark))
     mixed = len({b.recompute for label, b in plan.blocks.items() if label}) > 1
     if mixed and not target.runs_whole_plan:
         st.info(

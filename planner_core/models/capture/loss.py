@@ -13,7 +13,6 @@ from planner_core.core import CaptureError
 OWN_LOSS = "the model's own loss"
 FIRST_LOSS = "the first of the model's results, a number"
 ONLY_LOSS = "the only number among the model's results"
-STANDIN_LOSS = "stand-in: mean of the output to the fourth power, in float32"
 
 Weights = Callable[[torch.Tensor], Collection[Any]]
 """Returns the weights on which a tensor depends."""

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from planner_core.core import (
+    STANDIN_LOSS,
     Block,
     CaptureError,
     Graph,
@@ -29,7 +30,7 @@ from planner_core.models.capture.build.gradients import keep_reached_gradients
 from planner_core.models.capture.build.graph_builder import GraphBuilder
 from planner_core.models.capture.checks.policy import ForwardPass, run_checked
 from planner_core.models.capture.checks.refusals import check_buffers, check_module
-from planner_core.models.capture.loss import OWN_LOSS, STANDIN_LOSS, named_loss, standin_loss
+from planner_core.models.capture.loss import OWN_LOSS, named_loss, standin_loss
 from planner_core.models.capture.record.recorder import ForeignTensors, Recorder
 from planner_core.models.capture.recording import Recording, count_checkpoints, paused_garbage_collection
 from planner_core.models.hooks.forms import makes_kv_cache

@@ -101,7 +101,7 @@ def _search_layer_pairs(
     del below, prove  # they only save work
     found: list[Plan] = []
     for mesh in options:
-        say(f"search on {mesh}")
+        say(Sentence("search on ", mesh.term))
         problem = planner.builders(EXACT, mesh)[0]()
         answer = search_within_budget(problem, objective="time")
         if answer.assignment is not None:

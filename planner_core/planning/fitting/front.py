@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from planner_core.core import DeviceMesh, Plan
+from planner_core.core import DeviceMesh, Plan, Sentence
 from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner
 from planner_core.planning.request import Progress
@@ -74,7 +74,7 @@ def exact_front(
     points: list[FrontPoint] = []
     exact, uniform = True, replace(EXACT, uniform=True)
     for mesh in options:
-        say(f"front on {mesh}")
+        say(Sentence("front on ", mesh.term))
         for build in planner.builders(uniform, mesh):
             try:
                 found = find_pareto_front(build(), objective)

@@ -103,7 +103,7 @@ def choose_mesh(
         if rough.bound > known:
             bound = min(bound, rough.bound)
             continue
-        say(f"search on {problem.model.mesh}")
+        say(Sentence("search on ", problem.model.mesh.term))
         prices = best[2].prices if best else rough.prices
         limits = SearchLimits(known, progress_callback(say, problem), prove=prove, prices=prices)
         answer = planner.solve(problem, objective, limits, rough.rough)
@@ -201,7 +201,7 @@ def _ranked_problems(
     found: list[Problem] = []
     wide: TooWide | None = None
     for mesh in _without_mirrors(options) if method.by_volume else options:
-        say(f"network of {mesh}")
+        say(Sentence("network of ", mesh.term))
         for build in planner.builders(method, mesh):
             try:
                 found.append(build())
@@ -300,7 +300,7 @@ def progress_callback(say: Progress, problem: Problem) -> Callable[[], bool]:
     """Callback for long searches: it reports progress, and the progress function may raise to cancel."""
 
     def stop() -> bool:
-        say(f"search on {problem.model.mesh}")
+        say(Sentence("search on ", problem.model.mesh.term))
         return False
 
     return stop

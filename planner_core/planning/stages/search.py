@@ -280,7 +280,7 @@ class _StageSearch:
         The search stops early once S proves that no cut is below the `limit`; the result is then a smaller bound."""
         key = d.whole_model
         if key not in self.model_s:
-            self.say(f"the whole model on {d.ranks} x {d.mesh}, ZeRO {d.zero}")
+            self.say(Sentence(f"the whole model on {d.ranks} x ", d.mesh.term, f", ZeRO {d.zero}"))
             problem = self.problem(d, self.first.request.recompute, uniform=False)
             with self.first.clock("search"):
                 max_s = limit / d.lower_bound_s(1.0)  # the bound is linear in S
@@ -302,7 +302,8 @@ class _StageSearch:
 
     def try_degrees(self, d: PipelineDegrees, limit: float) -> bool:
         """Search the best cut of some degrees. Returns whether its plan is the best so far."""
-        self.say(f"{d.ranks * d.virtual} stages on {d.ranks} x {d.mesh}, {d.micro_batches} micro-batches")
+        stages = f"{d.ranks * d.virtual} stages on {d.ranks} x "
+        self.say(Sentence(stages, d.mesh.term, f", {d.micro_batches} micro-batches"))
         planner, key = self.planner(d), (d.whole_model, d.virtual > 1)
         if planner is None:
             return False

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner_core.core import InputError
+from planner_core.core import STANDIN_LOSS, InputError
 from planner_core.models.capture import standin_loss
 
 _NAME = "loss"
@@ -39,7 +39,7 @@ def with_planned_loss(model: nn.Module, planned: Mapping[str, Any]) -> nn.Module
 
     `planned` is the plan's `model`. If the model has hooks of its own, which read what forward returns, the loss stays outside.
     """
-    stand_in = str(planned.get("loss", "")).startswith("stand-in") and not has_hooks(model)
+    stand_in = planned.get("loss") == STANDIN_LOSS and not has_hooks(model)
     return add_stand_in_loss(model) if stand_in else model
 
 
