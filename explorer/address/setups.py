@@ -4,6 +4,7 @@ fsdp=16                                  FSDP over 16 GPUs, in as many micro-bat
 dp=2,fsdp=8,accumulate=4,recompute=full  HSDP in four micro-batches, every block recomputed
 fsdp=2,cp=8,cp_type=ulysses              FSDP over 16 GPUs, of which eight share the tokens of a sample
 dp=2,tp=8,pp=4,vp=2,zero=1               four pipeline ranks of two stages each
+fsdp=8,tp=2,stack=megatron,loss=whole    what runs the step, where a tool's file states it
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from explorer.text.recipe import layout_line
-from planner_core.core import RECOMPUTE, SCHEDULES, InputError, short
+from planner_core.core import OPTIONS, RECOMPUTE, SCHEDULES, SOFTWARE, InputError, short
 from planner_core.planning.methods import CP_TYPES, Layout, parse_layout
-from planner_core.planning.pricing import Setup, Statement, read_setup
+from planner_core.planning.pricing import Statement, read_setup
 
 PLAN_ID = "our-current-setup"
 """The plan's id in the address."""
@@ -26,11 +27,16 @@ NO_RECOMPUTATION = "none"
 MAX_MICRO_BATCHES = 10**6
 WORKLOAD_SETTINGS = ("seq", "dtype", "optimizer", "precision")
 """The settings of a step that a file may have, as the sentence of the page has them."""
+CAPTURED_OPTIONS = ("vocab_multiple", "lora", "nf4")
+"""Options that change the model's graph, which an uploaded model has from its own capture."""
+OPTION_NAMES = (*SOFTWARE, "expert_imbalance", "offload", *CAPTURED_OPTIONS)
+"""What else of a run is priced: a file may state it, and a plan that is searched has the default."""
+STEP_WORDS = ("accumulate", "mbs", "recompute")
 
 
 @dataclass(frozen=True, slots=True)
 class StatedSetup:
-    """A layout, the micro-batches of a step or the samples of one, and what is recomputed.
+    """A layout, the micro-batches of a step or the samples of one, what is recomputed, and other options as (name, value).
 
     With neither `accumulate` nor `micro_batch` a step has as many micro-batches as that of the recommended plan.
     """
@@ -39,6 +45,7 @@ class StatedSetup:
     accumulate: int | None = None
     recompute: str = NO_RECOMPUTATION
     micro_batch: int | None = None
+    options: tuple[tuple[str, Any], ...] = ()
 
     def write(self) -> tuple[str, ...]:
         """Return the texts of the address."""
@@ -46,14 +53,18 @@ class StatedSetup:
         # the samples, not the number that follows from them: another batch of a step keeps its micro-batches' size
         more += [f"mbs={self.micro_batch}"] if self.micro_batch else []
         more += [f"recompute={self.recompute}"] if self.recompute != NO_RECOMPUTATION else []
-        return (*str(self.layout).split(","), *more)
+        return (*str(self.layout).split(","), *more, *self._write_options())
+
+    def _write_options(self) -> list[str]:
+        return [f"{name}={value}" for name, value in self.options]
 
     def line(self) -> str:
         """Write it as people do: `FSDP 8 × TP 8, mbs 1, selective`."""
         parts = [layout_line(self.layout)]
         parts += [f"mbs {self.micro_batch}"] if self.micro_batch else []
         parts += [f"{self.accumulate} micro-batch{'es' * (self.accumulate > 1)}"] if self.accumulate else []
-        return ", ".join([*parts, *([self.recompute] if self.recompute != NO_RECOMPUTATION else [])])
+        parts += [self.recompute] if self.recompute != NO_RECOMPUTATION else []
+        return ", ".join([*parts, *self._write_options()])
 
     def count_micro_batches(self, batch: int) -> int | None:
         """Return the micro-batches of a step of `batch` samples, None where it is left open. Raises InputError where there are none."""
@@ -70,16 +81,32 @@ class StatedSetup:
 
 def parse_setup(words: Sequence[str]) -> StatedSetup:
     """Invert `StatedSetup.write`. Raises InputError."""
-    options = dict(w.split("=", 1) for w in words if w.startswith(("accumulate=", "recompute=", "mbs=")))
-    layout = parse_layout(",".join(w for w in words if w.partition("=")[0] not in options))
-    recompute = options.get("recompute", NO_RECOMPUTATION)
-    accumulate, micro_batch = (_parse_count(word, options.get(word)) for word in ("accumulate", "mbs"))
+    known = (*STEP_WORDS, *OPTION_NAMES)
+    texts: dict[str, str] = {}
+    for name, _, text in (w.partition("=") for w in words):
+        if name in texts:
+            raise InputError(f"{name} is given twice; leave one out")
+        if name in known:
+            texts[name] = text
+    layout = parse_layout(",".join(w for w in words if w.partition("=")[0] not in known) or "dp=1")
+    recompute = texts.pop("recompute", NO_RECOMPUTATION)
+    accumulate, micro_batch = (_parse_count(word, texts.pop(word, None)) for word in ("accumulate", "mbs"))
     if accumulate and micro_batch:
         raise InputError(f"mbs {micro_batch} and {accumulate} micro-batches are stated at once; leave one out")
     if recompute not in RECOMPUTE or recompute == "auto":
         kinds = ", ".join(r for r in RECOMPUTE if r != "auto")
         raise InputError(f"recompute is {short(recompute)}, but must be one of {kinds}")
-    return StatedSetup(layout, accumulate, recompute, micro_batch)
+    options = tuple((name, _parse_option(name, text)) for name, text in texts.items())
+    Statement(layout, **dict(options)).check()
+    return StatedSetup(layout, accumulate, recompute, micro_batch, options)
+
+
+def _parse_option(name: str, text: str) -> Any:
+    kind = OPTIONS[name].kind
+    try:
+        return text == "True" if kind is bool else kind(text)
+    except ValueError:
+        raise InputError(f"{name} is {short(text)}, which is not a number") from None
 
 
 def _parse_count(word: str, text: str | None) -> int | None:
@@ -98,16 +125,28 @@ DEGREE_NAMES = {"ddp": "dp", "fsdp2": "fsdp", "zero3": "fsdp"}
 SCHEDULE_PATTERN = re.compile(rf"({'|'.join(SCHEDULES)}|zero[ -]bubble)(?: +(\d+))?")
 """How stages run their micro-batches, and the stages of a rank: `interleaved 2`."""
 SEPARATORS = re.compile(r",|×|\s+[x*]\s+|\s*\+\s*")
+ADDRESS_WORDS = frozenset((*(f.name for f in fields(Layout)), "hsdp", *STEP_WORDS, *OPTION_NAMES))
+"""Words that stand in a link and in a layout of the command line: a line may have them too, as in `dp=4,pp=2,zero=1`."""
 NO_RECOMPUTATION_WORDS = ("no recomputation", "none", "no recompute")
 
 
 def parse_line(text: str) -> StatedSetup:
     """Read a line such as `FSDP 8 x TP 8, mbs 1, selective`. Raises InputError for the first part that is not understood."""
     stated: dict[str, Any] = {}
-    for part in filter(None, (p.strip() for p in SEPARATORS.split(text.lower()))):
-        stated |= _parse_part(part)
-    more = [f"{word}={stated.pop(word)}" for word in ("accumulate", "mbs", "recompute") if word in stated]
-    return parse_setup((*str(Layout(**stated)).split(","), *more))
+    words: list[str] = []
+    for part in filter(None, (p.strip() for p in SEPARATORS.split(text))):
+        word, _, value = part.partition("=")
+        if word.lower() in ADDRESS_WORDS:
+            words.append(f"{word.lower()}={value}".rstrip("="))
+            continue
+        new = _parse_part(part.lower())
+        if twice := stated.keys() & new.keys():
+            raise InputError(f"{min(twice)} is given twice; leave one out")
+        stated |= new
+    words += [f"{word}={stated.pop(word)}" for word in STEP_WORDS if word in stated]
+    # a layout of one rank is written `dp=1`, which would contradict a degree among the words
+    layout = [word for word in str(Layout(**stated)).split(",") if word != "dp=1"]
+    return parse_setup((*layout, *words))
 
 
 def _parse_part(part: str) -> dict[str, Any]:
@@ -119,6 +158,8 @@ def _parse_part(part: str) -> dict[str, Any]:
     if order := SCHEDULE_PATTERN.fullmatch(part):
         name = order[1] if order[1] in SCHEDULES else "zb"
         return {"schedule": name, **({"vp": int(order[2])} if order[2] else {"vp": 2} if name == "zbv" else {})}
+    if re.fullmatch("zero-?[12]", part):
+        return {"zero": int(part[-1])}
     match = DEGREE_PATTERN.fullmatch(part)
     if match is None:
         raise InputError(f"{short(part)} is not understood; write for example FSDP 8 x TP 8, mbs 1, selective")
@@ -132,8 +173,13 @@ def _parse_part(part: str) -> dict[str, Any]:
     return {DEGREE_NAMES.get(kind, kind): ranks}
 
 
-def parse_file(name: str, content: bytes, num_gpus: int) -> tuple[StatedSetup, Mapping[str, Any], tuple[str, ...]]:
-    """Read a tool's own file, by its name: its setup, the settings of the sentence that it states, and notes. Raises InputError."""
+def parse_file(
+    name: str, content: bytes, num_gpus: int, config: Mapping[str, Any]
+) -> tuple[StatedSetup, Mapping[str, Any], tuple[str, ...]]:
+    """Read a tool's own file, by its name: its setup, the settings of the sentence that it states, and notes. Raises InputError.
+
+    `config`: that of the page's model, whose sizes the file may contradict.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / Path(name).name
         file.write_bytes(content)
@@ -141,18 +187,13 @@ def parse_file(name: str, content: bytes, num_gpus: int) -> tuple[StatedSetup, M
     options = dict(setup.options)
     statement = Statement(setup.layout, options.pop("micro_batch", 1), options.pop("accumulate", 1))
     recompute = options.pop("recompute", NO_RECOMPUTATION)
-    stated = StatedSetup(setup.layout, None, recompute, micro_batch=statement.micro_batch)
     work: dict[str, Any] = {"batch": statement.batch}
     work |= {key: options.pop(key) for key in WORKLOAD_SETTINGS if key in options}
-    return stated, work, _describe_unpriced(setup, options)
-
-
-def _describe_unpriced(setup: Setup, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Name the options of the file that the page leaves out."""
+    priced = tuple((key, options.pop(key)) for key in OPTION_NAMES if options.get(key) not in (None, False))
+    stated = StatedSetup(setup.layout, None, recompute, statement.micro_batch, priced)
     unpriced = [f"{key} {value}" for key, value in options.items() if value]
-    more = (
-        (f"the page does not price {', '.join(unpriced)}; `python -m planner_core price --config` does",)
-        if unpriced
-        else ()
+    more = [f"the page does not price {', '.join(unpriced)}; `price --config` of the command line does"] * bool(
+        unpriced
     )
-    return (*setup.describe({}), *more)
+    # the page names what was read as its own settings
+    return stated, work, (*replace(setup, read=()).describe(config), *more)

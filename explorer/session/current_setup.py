@@ -31,6 +31,9 @@ def priced_setup(result: Result) -> Result | str | None:
 def _price(result: Result, text: tuple[str, ...]) -> Result | str:
     setup = setups.parse_setup(text)
     layout, workload = setup.layout, result.workload
+    captured = [name for name, _ in setup.options if name in setups.CAPTURED_OPTIONS]
+    if captured and result.request.model.startswith("own-"):
+        return f"An uploaded model keeps its own graph; leave {', '.join(captured)} out."
     # Left open, a model's own batch would be that of each micro-batch; stated, it is that of the step.
     exported = result.request.model.startswith(settings.EXPORTED_PREFIX)
     # the tool and the mesh bound the search; what is run now need not be what they allow
@@ -46,6 +49,7 @@ def _price(result: Result, text: tuple[str, ...]) -> Result | str:
             mesh=None,
             batch=batch,
             accumulate=setup.count_micro_batches(workload.batch) or usual,
+            **dict(setup.options),
         )
         planner = prepare_planner(request, state.uploaded_graph(request))
         plan = planner.stated(layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -61,12 +62,39 @@ def test_what_is_no_setup_is_told(text: str) -> None:
 
 
 def test_a_tools_file_states_the_layout_and_the_work_of_a_step() -> None:
-    stated, work, notes = setups.parse_file("run.toml", TOML, 16)
-    assert stated == setups.StatedSetup(Layout(fsdp=8, tp=2, sp=True), None, "full", 2)
+    stated, work, _ = setups.parse_file("run.toml", TOML, 16, {})
+    software = (("stack", "torchtitan"), ("compiled", True))
+    assert stated == setups.StatedSetup(Layout(fsdp=8, tp=2, sp=True), None, "full", 2, software)
     assert work == {"batch": 64, "seq": 2048, "optimizer": "adamw"}
-    assert "compiled" in notes[-1]
     with pytest.raises(InputError, match=r"run\.toml"):
-        setups.parse_file("run.toml", b"[", 16)
+        setups.parse_file("run.toml", b"[", 16, {})
+
+
+MEGATRON = """torchrun pretrain_gpt.py --num-layers 4 --hidden-size 1600 --num-attention-heads 25 --tensor-model-parallel-size 1
+    --micro-batch-size 2 --global-batch-size 32 --seq-length 1024 --bf16 --use-distributed-optimizer --make-vocab-size-divisible-by 1"""
+
+
+def test_the_page_prices_what_the_file_of_a_tool_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program that runs the step and its loss reach the page's price: it is that of `price --config`."""
+    file = tmp_path / "run.sh"
+    file.write_text(MEGATRON)
+    assert (
+        main(["price", "gpt2-xl", "--cluster", "1x8-h100", "--layers", "4", "--config", str(file), "--alone", "--json"])
+        == 0
+    )
+    step_s = json.loads(capsys.readouterr().out)["step_time_s"]
+    stated, work, _ = setups.parse_file("run.sh", MEGATRON.encode(), 8, {})
+    assert {"stack": "megatron", "loss": "whole"}.items() <= dict(stated.options).items()
+    address = {key: str(value) for key, value in work.items()}
+    at = open_page("compare", **address, model="gpt2-xl", cluster="1x8-h100", layers="4", setup=",".join(stated.write()), compare="best,our-current-setup")  # fmt: skip
+    assert not at.exception
+    (steps,) = (h.value for h in at.html if "class='steps'" in h.value)
+    assert f"<b>{units.seconds(step_s)}</b>" in steps
+
+
+def test_a_file_of_another_model_is_told(tmp_path: Path) -> None:
+    *_, notes = setups.parse_file("run.sh", MEGATRON.encode(), 8, {"num_hidden_layers": 48})
+    assert any("num_hidden_layers 4 (48 in the model)" in note for note in notes)
 
 
 def test_a_setup_that_cannot_be_is_told_in_place() -> None:
@@ -97,6 +125,12 @@ def test_compare_shows_the_setup_on_its_own_micro_batch() -> None:
         ("DDP 64", setups.StatedSetup(Layout(dp=64))),
         ("ZeRO-1 8 × TP 8, SP, 4 micro-batches", setups.StatedSetup(Layout(dp=8, tp=8, sp=True, zero=1), 4)),
         ("fsdp2 8 + cp 8, ulysses", setups.StatedSetup(Layout(fsdp=8, cp=8, cp_type="ulysses"))),
+        ("dp=4,tp=2,pp=2,zero=1", setups.StatedSetup(Layout(dp=4, tp=2, pp=2, zero=1))),
+        ("DP 4 x TP 2 x PP 2, ZeRO-1, mbs=2", setups.StatedSetup(Layout(dp=4, tp=2, pp=2, zero=1), micro_batch=2)),
+        (
+            "TP 8, stack=megatron, loss=whole",
+            setups.StatedSetup(Layout(tp=8), options=(("stack", "megatron"), ("loss", "whole"))),
+        ),
     ],
 )
 def test_a_setup_is_a_line_of_text(line: str, stated: setups.StatedSetup) -> None:
@@ -111,6 +145,9 @@ def test_a_setup_is_a_line_of_text(line: str, stated: setups.StatedSetup) -> Non
         ("FSDP 8, mbs 3, 2 micro-batches", "leave one out"),
         ("FSDP 8, mbs 0", "from 1"),
         ("SP, DP 8", "sp splits"),
+        ("DP 4, DP 2", "dp is given twice"),
+        ("DP 4, stack=megatorn", "megatorn"),
+        ("FSDP 8, attention=flash9", "flash9"),
     ],
 )
 def test_a_line_that_states_no_setup_is_refused(line: str, said: str) -> None:

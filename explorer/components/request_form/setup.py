@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import streamlit as st
@@ -9,7 +10,6 @@ import streamlit as st
 from explorer.address import settings, setups
 from explorer.components.request_form.fields import Form
 from explorer.session import state
-from explorer.text.words import escape as plain
 from planner_core.core import Cluster, InputError
 from planner_core.planning.methods import check_layout
 
@@ -23,18 +23,18 @@ LINE_HELP = (
 def show_setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
     """Draw the chip that says what is run now, and opens the field that sets it."""
     batch, _ = settings.batch_and_tokens(v)
-    now = setups.parse_setup(v["setup"]).line() if v["setup"] else ""
+    stated = setups.parse_setup(v["setup"]) if v["setup"] else None
+    now, brief = (stated.line(), replace(stated, options=()).line()) if stated else ("", "what you run now")
     st.markdown("instead of" if now else "·", width="content")
-    with st.popover(now or "what you run now", type="tertiary", key=f"chip_setup~{state.version()}"):
+    with st.popover(brief, type="tertiary", key=f"chip_setup~{state.version()}"):
 
         def take(text: str) -> dict[str, Any]:
-            st.session_state["setup_notes"] = ()
             if not text.strip():
                 return {"setup": ()}
-            stated = setups.parse_line(text)
-            check_layout(stated.layout, cluster)
-            stated.count_micro_batches(batch)
-            return {"setup": stated.write()}
+            given = setups.parse_line(text)
+            check_layout(given.layout, cluster)
+            given.count_micro_batches(batch)
+            return {"setup": given.write()}
 
         with Form("setup") as form:
             form.line(
@@ -46,8 +46,6 @@ def show_setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
                 help=LINE_HELP,
             )
         _setup_upload(v, cluster)
-        for note in st.session_state.get("setup_notes", ()):
-            st.caption(plain(note))
 
 
 def _setup_upload(v: dict[str, Any], cluster: Cluster) -> None:
@@ -67,13 +65,18 @@ def _setup_upload(v: dict[str, Any], cluster: Cluster) -> None:
 def _take_file(name: str, content: bytes, v: dict[str, Any], cluster: Cluster) -> None:
     """Set the setup that the file states, and its work of a step; a callback."""
     try:
-        stated, work, notes = setups.parse_file(name, content, cluster.num_gpus)
+        known = state.known_result(state.current_request())
+        stated, work, notes = setups.parse_file(name, content, cluster.num_gpus, known.graph.config if known else {})
         check_layout(stated.layout, cluster)
     except InputError as error:
         st.session_state["setup_problem"] = state.page_wording(error)
         return
     if v["model"].startswith("own-"):
         work = {k: value for k, value in work.items() if k != "seq"}
+        left = [f"{k} {value}" for k, value in stated.options if k in setups.CAPTURED_OPTIONS]
+        stated = replace(stated, options=tuple(o for o in stated.options if o[0] not in setups.CAPTURED_OPTIONS))
+        notes = (*notes, *[f"left out, since an uploaded model keeps its own graph: {', '.join(left)}"] * bool(left))
     state.change(setup=stated.write(), **work)
-    description = ", ".join(f"{k} {value}" for k, value in work.items())
-    st.session_state["setup_notes"] = (f"Read from {name}: {description}.", *notes)
+    description = ", ".join(f"{k} {value}" for k, value in {**work, **dict(stated.options)}.items())
+    # below the sentence and not in the popover, which the edit has closed
+    state.add_edit_notes(f"Read from {name}: {description}.", *map(state.page_wording, notes))
