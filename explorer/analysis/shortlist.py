@@ -35,14 +35,18 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     # The order of `descriptions` is that of the rows, and decides which of two nearly equal plans is listed: the first.
     names = {p.name: n for n, p in plans.items()}
     recommended, fastest, staged = names[choice.recommended], names[choice.fastest], names.get(STAGES_PLAN_NAME)
-    descriptions = {recommended: f"recommended: {tool} runs it as it is" if tool else "recommended"}
-    if plans[recommended].method in BASELINES and not tool:
-        descriptions[recommended] = "recommended: stock tools run it as it is"
+    if not choice.fits:
+        descriptions = {recommended: "needs the least memory"}
+    elif tool:
+        descriptions = {recommended: f"recommended: {tool} runs it as it is"}
+    else:
+        is_usual = plans[recommended].method in BASELINES
+        descriptions = {recommended: f"recommended{': stock tools run it as it is' * is_usual}"}
     best = "the exact optimum" if plans[fastest].is_step_proven else "the best found"
     of_one_stage = names.get(FASTEST, next(iter(plans)))
     if staged is not None:
         gain_words = _describe_stages(plans[staged], plans[of_one_stage])
-        descriptions[staged] = f"recommended: {gain_words}" if recommended == staged else gain_words
+        descriptions[staged] = f"recommended: {gain_words}" if choice.fits and recommended == staged else gain_words
         descriptions.setdefault(of_one_stage, "the best without pipeline stages")
     elif fastest != recommended:
         gain = plans[recommended].cost.step_time_s / plans[fastest].cost.step_time_s - 1
@@ -84,7 +88,9 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
 def _describe_stages(plan: Plan, best: Plan) -> str:
     """Say what a plan with pipeline stages gains over the best without."""
     gain = 1 - plan.cost.step_time_s / best.cost.step_time_s
-    return f"with pipeline stages: {units.percent(gain)} less time" if best.fits else "with pipeline stages it fits"
+    if best.fits:
+        return f"with pipeline stages: {units.percent(gain)} less time"
+    return "with pipeline stages it fits" if plan.fits else "with pipeline stages"
 
 
 def nearly_equal(one: Plan, other: Plan) -> bool:

@@ -97,6 +97,14 @@ def test_the_few_plans_begin_with_what_is_recommended_and_differ(result: Result)
     assert all(("does not fit" in one.what) != plans[one.name].fits for one in listed)
 
 
+def test_what_does_not_fit_is_not_recommended() -> None:
+    result = planned(Request("gpt2-xl", cluster="1x8-h100", batch=8192, accumulate=1, layers=4))
+    for tool in ("", "torchtitan"):
+        listed = shortlist(plan_ids(result.plans), choose_among_ties(result), tool)
+        assert listed[0].what == "needs the least memory, does not fit"
+        assert not any("recommended" in one.what or "it as it is" in one.what for one in listed)
+
+
 def test_a_plan_is_not_measured_against_its_own_name(result: Result) -> None:
     """Plans of one layout that do not do the same in a step are told apart by what they do."""
     plan = result.best
