@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -22,6 +22,7 @@ from explorer.text.words import escape as escape
 from planner_core.core import PHASES, Plan
 from planner_core.planning import Result
 from planner_core.planning.analysis import unknown_ops
+from planner_core.planning.pricing import load_published_runs
 
 NOWRAP_LENGTH = 18
 """Cells of fewer characters, tags not counted, stay on one line."""
@@ -179,9 +180,12 @@ def warn_missing(what: str, requested: Sequence[str], known: Sequence[str], then
         st.warning(f"There is no {what} “{escape(missing[0][:60])}”{here}." + (f" {then}." if then else ""))
 
 
-def link_to_measured(of_kind: tuple[str, ...]) -> None:
-    """Draw a link to the published runs of these kinds; to all runs where none is given."""
-    query = settings.to_query({**state.values(), "of_kind": of_kind})
+def link_to_measured(kinds: Iterable[str]) -> None:
+    """Draw a link to the published runs of these kinds that are listed there; to all runs where none is."""
+    listed = {slug(run.kind) for run in load_published_runs()}
+    query = settings.to_query(
+        {**state.values(), "of_kind": tuple(dict.fromkeys(k for k in map(slug, kinds) if k in listed))}
+    )
     st.page_link(
         "explorer/pages/measured.py",
         label="How sure are these times?",

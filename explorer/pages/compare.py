@@ -65,7 +65,7 @@ def page() -> None:
     plan_numbers.show_numbers(current, homes)
     comparing.show_restrictions(result)
     bands = [time_band(p, homes[n].cluster) for n, p in current.items()]
-    frame.link_to_measured(tuple(dict.fromkeys(frame.slug(b.kind) for b in bands if not b.why)))
+    frame.link_to_measured(b.kind for b in bands if not b.why)
 
 
 page()

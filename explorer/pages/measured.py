@@ -13,7 +13,7 @@ from explorer.components import frame
 from explorer.figures import scatter
 from explorer.session import state
 from explorer.text import units
-from planner_core.planning.pricing import FITS, PublishedRun, load_own_runs, load_published_runs
+from planner_core.planning.pricing import FITS, STAGES, PublishedRun, count_runs, load_own_runs, load_published_runs
 
 # settings that leave runs out, and what of a run they ask for (a string here would be shown on the page)
 FILTERS: Mapping[str, tuple[str, Callable[[PublishedRun], str | int]]] = {
@@ -208,7 +208,8 @@ def page() -> None:
     picked(runs, out)
     table(runs, out)
     st.caption(
-        "Only runs whose shape, batch, layout and GPU their source states in full are here, and none with pipeline parallelism. "
+        "Only runs whose shape, batch, layout and GPU their source states in full are here. Those with pipeline stages are apart: "
+        f"the range of such a plan is that of {count_runs(STAGES)} runs, which docs/PUBLISHED.md lists. "
         "The range beside a step time is made of the errors of runs of its kind, each predicted by a fit that did not see its source."
     )
 

@@ -16,7 +16,7 @@ from explorer.figures import scatter
 from explorer.figures.palette import LIGHT
 from explorer.text import units
 from planner_core.core import ASSETS
-from planner_core.planning.pricing import FITS, load_own_runs, load_published_runs
+from planner_core.planning.pricing import FITS, STAGES, load_own_runs, load_published_runs
 from tests.pages.test_app import open_page, words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +36,16 @@ def test_the_runs_are_those_that_were_predicted_and_make_the_bands() -> None:
             assert float(np.quantile(errors, 0.9)) == pytest.approx(bands[kind]["p90"], abs=6e-4)
             checked.append(kind)
     assert {"FSDP, one node", "FSDP, to 128 GPUs"} <= set(checked)
+
+
+def test_plans_with_stages_have_a_range_and_the_page_tells_its_runs() -> None:
+    """Their runs are not in the list: the page says where they are, and no link asks the list for them."""
+    at = open_page("measured")
+    assert f"is that of {json.loads((ASSETS / 'bands.json').read_text())['kinds'][STAGES]['n']} runs" in words(at)
+    at = open_page("compare", model="bert-large", layers="8", setup="dp=8,pp=2", compare="best,our-current-setup")
+    assert not at.exception and STAGES not in {run.kind for run in load_published_runs()}
+    (link,) = (e.proto for e in at.get("page_link") if e.proto.page.endswith("measured"))
+    assert "pipeline" not in link.query_string
 
 
 def test_the_page_tells_all_runs_and_then_those_that_are_asked_for() -> None:

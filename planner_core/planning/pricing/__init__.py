@@ -1,9 +1,11 @@
 """The price of the layout that a team runs now, with the changes that would help, and the best plan for comparison."""
 
 from planner_core.planning.pricing.bands import (
+    STAGES,
     UNKNOWN_BAND,
     Z_NINE_IN_TEN,
     Band,
+    count_runs,
     num_operator_calls,
     time_band,
     time_sigma,
@@ -43,6 +45,7 @@ __all__ = [
     "ONE_RANK_FILE",
     "OWN_PROGRAM",
     "PREDICTIONS_FILE",
+    "STAGES",
     "UNKNOWN_BAND",
     "WHOLE_WEIGHTS",
     "Z_NINE_IN_TEN",
@@ -57,6 +60,7 @@ __all__ = [
     "Statement",
     "Suggestion",
     "count_model_flops",
+    "count_runs",
     "describe_software",
     "find_suggestions",
     "load_own_runs",

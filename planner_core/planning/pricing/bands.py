@@ -70,6 +70,11 @@ def _load_bands() -> dict[str, Any]:
     return bands
 
 
+def count_runs(kind: str) -> int:
+    """Return the number of published runs by which plans of a kind have their band."""
+    return int(_load_bands()["kinds"][kind]["n"])
+
+
 def time_band(plan: Plan, cluster: Cluster) -> Band:
     """The band of a plan on a cluster."""
     table = _load_bands()
