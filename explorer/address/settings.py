@@ -227,6 +227,15 @@ def _batch_scale(values: Mapping[str, Value]) -> int:
         return 1
 
 
+def nearest_divisors(batch: int, number: int) -> list[int]:
+    """Return the divisors of `batch` next to a number that does not divide it: 6 and 8 of 24 for 7."""
+    # from the smaller of each pair: a batch may have seven digits, and this runs for a page
+    small = [n for n in range(1, math.isqrt(batch) + 1) if batch % n == 0]
+    divisors = sorted({*small, *(batch // n for n in small)})
+    below = [n for n in divisors if n < number][-1:]
+    return below + [n for n in divisors if n > number][:1]
+
+
 def max_tokens(model: str) -> int | None:
     """Return the most tokens of a sample, where the model learns a vector for each position; None elsewhere."""
     known = ZOO.get(model)

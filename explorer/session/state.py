@@ -131,6 +131,11 @@ def edit_notes() -> tuple[str, ...]:
     return notes
 
 
+def add_edit_notes(*notes: str) -> None:
+    """Add sentences about an edit that was just made."""
+    st.session_state["edit_notes"] = (*edit_notes(), *notes)
+
+
 def version() -> int:
     """Count the changes of the settings: a field has the number in its key, so that it never keeps an old value."""
     return int(st.session_state.get("version", 0))
@@ -332,6 +337,7 @@ def _plan_current(short: Callable[[], None]) -> Result:
     except PlannerError as error:
         faded.empty()
         place.error(page_wording(error))
+        _offer_divisors(request)
         if isinstance(error, NoPlanFits):
             short()
         st.stop()
@@ -340,6 +346,18 @@ def _plan_current(short: Callable[[], None]) -> Result:
     if request.model.startswith("own-"):  # the sentence above can now say what the capture found
         st.rerun()
     return result
+
+
+def _offer_divisors(request: Request) -> None:
+    """Draw a button for each of the nearest numbers of micro-batches that divide the batch, where the set one does not."""
+    batch, micro_batches = settings.batch_and_tokens(values())[0], request.accumulate
+    if micro_batches is None or batch % micro_batches == 0:
+        return
+    with st.container(horizontal=True, key="divisors"):
+        for number in settings.nearest_divisors(batch, micro_batches):
+            words = f"{number} micro-batch{'es' * (number > 1)}"
+            st.button(words, key=f"accumulate_{number}", on_click=change, kwargs={"accumulate": number})
+        st.button("As many as are best", key="accumulate_open", on_click=change, kwargs={"accumulate": None})
 
 
 def progress_with_stop(place: Any, stop: Callable[[], None], key: str = "stop_planning") -> Progress:

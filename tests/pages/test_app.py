@@ -46,6 +46,15 @@ def test_page_opens_on_the_worked_example(page: str) -> None:
     assert (page == "overview") == ("8.03 B parameters" in words(at))
 
 
+def test_micro_batches_that_do_not_divide_the_batch_come_with_those_that_do() -> None:
+    at = open_page("overview", model="gpt2-xl", layers="2", batch="24", accumulate="7")
+    assert not at.exception and "Number of micro-batches 7 does not divide batch 24" in at.error[0].value
+    buttons = [b.label for b in at.button if (b.key or "").startswith("accumulate_")]
+    assert buttons == ["6 micro-batches", "8 micro-batches", "As many as are best"]
+    at.button(key="accumulate_6").click().run()
+    assert not at.exception and not at.error and at.query_params["accumulate"] == "6"
+
+
 @pytest.mark.parametrize(
     ("model", "page"),
     [
