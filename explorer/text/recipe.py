@@ -78,7 +78,9 @@ def layout_line(layout: Layout) -> str:
     parts += [f"EP {layout.ep}"] if layout.ep > 1 else []
     parts += ["SP"] if layout.sp else []
     parts += [layout.cp_type] if layout.cp > 1 and layout.cp_type != "ring" else []
-    parts += [layout.order + f" {layout.vp}" * (layout.vp > 1)] if layout.schedule or layout.vp > 1 else []
+    parts += [layout.run_schedule + f" {layout.vp}" * (layout.vp > 1)] if layout.schedule or layout.vp > 1 else []
+    parts += [f"order={layout.order}"] if layout.order != Layout().order else []
+    parts += [f"copies={'-'.join(map(str, layout.copies))}"] if layout.copies else []
     return ", ".join(parts)
 
 

@@ -100,7 +100,7 @@ def test_the_few_plans_begin_with_what_is_recommended_and_differ(result: Result)
 def test_what_does_not_fit_is_not_recommended() -> None:
     result = planned(Request("gpt2-xl", cluster="1x8-h100", batch=8192, accumulate=1, layers=4))
     for tool in ("", "torchtitan"):
-        listed = shortlist(plan_ids(result.plans), choose_among_ties(result), tool)
+        listed = shortlist(plan_ids(result.plans), result.choice, tool)
         assert listed[0].what == "needs the least memory, does not fit"
         assert not any("recommended" in one.what or "it as it is" in one.what for one in listed)
 

@@ -99,6 +99,7 @@ def test_a_setup_with_stages_is_read_and_written() -> None:
         ("PP 2 x DP 8, mbs 1", "pp=2"),
         ("pp 4, dp 4, zero bubble", "schedule=zb"),
         ("pp 4, dp 4, zbv", "vp=2"),
+        ("pp 2, dp 8, order=pp-tp-dp, copies=9-7", "copies=9-7"),
     ):
         stated = setups.parse_line(line)
         assert words_ in stated.write()
