@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner_core.core import STANDIN_LOSS, InputError, Plan, plan_to_json, refuse_stages, write_file
-from planner_core.exporters.nearest import FormCost, fills_cluster, megatron_alternative, plain_data_parallelism
+from planner_core.exporters.nearest import FormCost, data_parallel_plans, fills_cluster, megatron_alternatives
 from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
 from planner_core.planning.methods import CannotHold
 
@@ -108,12 +108,16 @@ def _describe_alternative(plan: Plan, form: Target) -> str | None:
         return None
     if (other := _find_alternative(plan, form)) is not None:
         return f"{other.name} is the nearest that it holds (--nearest): {other.cost.sentence()}"
-    plain = plain_data_parallelism(plan)
-    return f"{plain[0]} over all GPUs is the nearest, and needs no file: {plain[1].sentence()}" if plain else None
+    plain = min(data_parallel_plans(plan, zero=False), key=lambda p: _order(p[1]), default=None)
+    if plain is None:
+        return None
+    return f"{plain[0].name} over all GPUs is the nearest, and needs no file: {plain[1].sentence()}"
 
 
 def nearest_text(plan: Plan, target: str) -> ExportedPlan:
-    """Export the plan if the form can hold it, and Megatron-LM's plan with its price otherwise. Raises InputError."""
+    """Export the plan if the form can hold it, and otherwise the nearest plan with its price.
+
+    Raises InputError if the form holds none that fits."""
     form = _find_target_for(plan, target)
     try:
         return write_form(plan, form)
@@ -121,6 +125,10 @@ def nearest_text(plan: Plan, target: str) -> ExportedPlan:
         other = _find_alternative(plan, form)
         if other is None:
             raise
+        if not other.cost.fits:
+            raise InputError(
+                f"{error}; nothing is written, since {other.name}, the nearest that it holds, does not fit either: {other.cost.sentence()}"
+            ) from None
         remark = f'{other.name} in place of "{plan.name}": {error}'
         # The price of its export is beside the other plan; the user compares with the given one.
         return ExportedPlan(other.export.text, (remark, *other.export.remarks), other.cost)
@@ -138,16 +146,29 @@ def _can_be_priced(plan: Plan) -> bool:
 
 
 def _find_alternative(plan: Plan, form: Target) -> _Alternative | None:
-    """Megatron-LM's plan in a form that cannot hold `plan`, with the prices of both; None if the form cannot hold that one either."""
-    alternative = megatron_alternative(plan) if form.shards_pairs_only and _can_be_priced(plan) else None
-    if alternative is None:
+    """The fastest plan that fits, of Megatron-LM's and ZeRO's, in a form that cannot hold `plan`, with the prices of both; None if the
+    form holds none."""
+    if not (form.shards_pairs_only and _can_be_priced(plan)):
         return None
-    megatron_plan, cost = alternative
-    try:
-        export = write_form(megatron_plan, form)
-    except InputError:
-        return None
-    return _Alternative(f"Megatron-LM's plan on {cost.mesh}", export, (export.nearest or cost).compared_with(plan))
+    found: list[_Alternative] = []
+    for megatron_plan, cost in megatron_alternatives(plan):
+        try:
+            export = write_form(megatron_plan, form)
+        except InputError:
+            continue
+        name = f"Megatron-LM's plan on {cost.mesh}"
+        found.append(_Alternative(name, export, (export.nearest or cost).compared_with(plan)))
+        # A form may take more memory than Megatron-LM does, so the next mesh is tried where the best one does not fit.
+        if found[-1].cost.fits:
+            break
+    for zero_plan, cost in data_parallel_plans(plan, zero=True) if form.states_zero else ():
+        found.append(_Alternative(f"{zero_plan.name} over all GPUs", write_form(zero_plan, form), cost))
+    return min(found, key=lambda a: _order(a.cost), default=None)
+
+
+def _order(cost: FormCost) -> tuple[bool, float]:
+    """What fits comes first, the fastest of it; what does not fit comes by its memory."""
+    return not cost.fits, cost.step_time_s if cost.fits else cost.peak_bytes
 
 
 def export(plan: Plan, target: str, path: str | Path, *, nearest: bool = False) -> list[str]:

@@ -19,12 +19,10 @@ from planner_core.cost import cost_model_of
 from planner_core.models import load_plan_graph
 from planner_core.planning import Planner, Request, follow_tp_layout, prepare_planner, shards_data
 from planner_core.planning.methods import (
-    AxisRules,
     Layout,
     TpLayout,
     VendorRules,
     is_batch_split,
-    is_sharded_matrix,
     is_unsplit,
     is_used_in_parts,
     sums_gradient_whole,
@@ -134,8 +132,8 @@ def plan_by_degrees(
     return (found, _compare_costs(plan, found, planner)) if found else None
 
 
-def megatron_alternative(plan: Plan) -> tuple[Plan, FormCost] | None:
-    """Megatron-LM's plan on its best mesh, for a form that cannot hold the given plan."""
+def megatron_alternatives(plan: Plan) -> list[tuple[Plan, FormCost]]:
+    """Megatron-LM's plan on each mesh, the best first, for a form that cannot hold the given plan."""
     planner = _planner_of(plan)
     n, node = plan.mesh.num_devices, planner.cluster.levels[0].size
     # Tensor parallelism sums activations in every layer, so its ranks stay on one node's links.
@@ -150,29 +148,24 @@ def megatron_alternative(plan: Plan) -> tuple[Plan, FormCost] | None:
             (is_used_in_parts,) if one_axis else (sums_gradient_whole, is_used_in_parts),
             ranks=1 if one_axis else mesh.axis_sizes[0],
         )
-        plan_on_mesh = _search_with_rules(planner, mesh, rules, 0, "Megatron-LM")
-        plans += [plan_on_mesh] if plan_on_mesh else []
-    best = min(plans, key=lambda p: (not p.fits, p.cost.step_time_s), default=None)
-    return (best, _compare_costs(plan, best, planner)) if best else None
+        problem = planner.problem(mesh, rules, zero=0)
+        result = search_within_budget(problem, objective="time")
+        if result.assignment is not None:
+            plans.append(planner.plan(problem, result, "Megatron-LM", "export", "time"))
+    plans.sort(key=lambda p: (not p.fits, p.cost.step_time_s))
+    return [(found, _compare_costs(plan, found, planner)) for found in plans]
 
 
-def plain_data_parallelism(plan: Plan) -> tuple[str, FormCost] | None:
-    """The best layout that every trainer runs without a file, DDP or FSDP2 over all GPUs, and its price."""
-    planner = _planner_of(plan)
-    mesh = DeviceMesh(axis_names(1), (plan.mesh.num_devices,))
-    weights_and_zero = {"DDP": (sums_gradient_whole, 0), "FSDP2": (is_sharded_matrix, 3)}
-    plans = {
-        name: plan_of_name
-        for name, (weights, zero) in weights_and_zero.items()
-        if (
-            plan_of_name := _search_with_rules(
-                planner, mesh, AxisRules(planner.graph, (is_batch_split,), (weights,)), zero, name
-            )
-        )
-        is not None
-    }
-    best = min(plans, key=lambda name: (not plans[name].fits, plans[name].cost.step_time_s), default=None)
-    return (best, _compare_costs(plan, plans[best], planner)) if best else None
+def data_parallel_plans(plan: Plan, *, zero: bool) -> list[tuple[Plan, FormCost]]:
+    """Data parallelism over all GPUs, with its price: by DDP and FSDP2, which every trainer runs, or by the stages of ZeRO."""
+    planner, n = _planner_of(plan), plan.mesh.num_devices
+    layouts = (
+        {"ZeRO-1": Layout(dp=n, zero=1), "ZeRO-2": Layout(dp=n, zero=2), "ZeRO-3": Layout(fsdp=n)}
+        if zero
+        else {"DDP": Layout(dp=n), "FSDP2": Layout(fsdp=n)}
+    )
+    plans = (planner.of_layout(layout, name) for name, layout in layouts.items())
+    return [(found, _compare_costs(plan, found, planner)) for found in plans if found is not None]
 
 
 def _planner_of(plan: Plan) -> Planner:
@@ -191,12 +184,6 @@ def _planner_of(plan: Plan) -> Planner:
     return prepare_planner(request, load_plan_graph(plan)).changed(
         workload=replace(cost_model_of(plan).workload, chunks=1)
     )
-
-
-def _search_with_rules(planner: Planner, mesh: DeviceMesh, rules: AxisRules, zero: int, name: str) -> Plan | None:
-    problem = planner.problem(mesh, rules, zero=zero)
-    result = search_within_budget(problem, objective="time")
-    return planner.plan(problem, result, name, "export", "time") if result.assignment is not None else None
 
 
 def _compare_costs(plan: Plan, nearest: Plan, planner: Planner) -> FormCost:

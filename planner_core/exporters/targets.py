@@ -36,6 +36,7 @@ class Target:
         plan_suffix: The suffix of the plan file that the form reads and that is written next to it; empty if it reads none.
         runs_whole_plan: Whether the program that runs the form supports every feature of a plan, such as products in chunks.
         states_offload: Whether the form states that the optimizer's moments are in the host's memory.
+        states_zero: Whether the form states a stage of ZeRO over all GPUs, also without tensor parallelism.
         why_no_stages: Why the form cannot hold pipeline stages, where its program does run them.
     """
 
@@ -48,6 +49,7 @@ class Target:
     plan_suffix: str = ""
     runs_whole_plan: bool = False
     states_offload: bool = False
+    states_zero: bool = False
     why_no_stages: str = ""
 
     @property
@@ -206,6 +208,7 @@ TARGETS: Mapping[str, Target] = {
             _write_deepspeed,
             _price_autotp,
             states_offload=True,
+            states_zero=True,
             why_no_stages="DeepSpeed's pipeline runs a model whose code lists its layers (PipelineModule), which no configuration says",
         ),
         Target(

@@ -14,17 +14,21 @@ import pytest
 import torch
 
 import planner_core as shardscope
+from planner_core.core import load_cluster
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
 from planner_core.cost import zero_stage
 from planner_core.cost.communication.collectives import wire_bytes
+from planner_core.exporters import api
 from planner_core.exporters.api import export, export_text
 from planner_core.exporters.configs.torchtitan import LLAMA_CONFIGS
-from planner_core.exporters.nearest import nearest_plan
+from planner_core.exporters.nearest import FormCost, nearest_plan
 from planner_core.exporters.targets import TARGETS
 from planner_core.models.sources.huggingface import build_from_config
+from planner_core.planning.methods import parse_layout, tool_spaces
 from planner_core.planning.methods.tp_layout import tensor_layout
 from planner_core.planning.pipeline import plan_model
+from planner_core.planning.pricing import read_setup
 from planner_core.planning.request import Request
 from planner_core.verification.api import scaled
 from planner_core.verification.build_models import gentle_initializer, materialise
@@ -193,11 +197,43 @@ def test_zero_stages_of_deepspeed_and_megatron() -> None:
         assert data["zero_optimization"] == {"stage": stage}, layout
         assert ("tensor_parallel" in data) == ("tp" in layout)
         assert ("3 of its 12 kinds" in " ".join(made.remarks)) == ("tp" not in layout), "norms stay at stage 0"
-    with pytest.raises(InputError, match="splits no linear layer"):
-        export_text(of_layout("fsdp=8"), "deepspeed")
     for layout, distributed in (("dp=2,tp=4,zero=1", True), ("dp=2,tp=4", False)):
         flags = megatron_flags(export_text(of_layout(layout), "megatron").text)
         assert flags.get("use-distributed-optimizer", False) == distributed
+
+
+def test_deepspeed_is_told_zero_3_and_plain_data_parallelism(tmp_path: Path) -> None:
+    """What `--for deepspeed` lists, its form writes; what it gathers ahead is a layer, as in the plan, and its reader reads it back."""
+    made = export_text(of_layout("fsdp=8"), "deepspeed")
+    data = json.loads(made.text)
+    assert data["zero_optimization"]["stage"] == 3
+    layer = 218_112_000
+    assert data["zero_optimization"]["stage3_prefetch_bucket_size"] == layer
+    assert data["zero_optimization"]["stage3_max_live_parameters"] == 2 * layer
+    assert "norms, biases" in " ".join(made.remarks)
+    assert json.loads(export_text(of_layout("dp=8"), "deepspeed").text)["zero_optimization"] == {"stage": 0}
+    with pytest.raises(InputError, match=r"over 4 of 8 GPUs, and DeepSpeed's ZeRO-3 over all; fsdp=8 would do"):
+        export_text(of_layout("dp=2,fsdp=4"), "deepspeed")
+    assert parse_layout("fsdp=8") in [s.layout for s in tool_spaces("deepspeed", load_cluster("1x8-h100"))]
+    (tmp_path / "ds.json").write_text(made.text)
+    assert read_setup(tmp_path / "ds.json", 8).layout == parse_layout("fsdp=8")
+
+
+def test_nothing_that_does_not_fit_is_written_in_place_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the form holds the fastest that fits is written; if none does, nothing is, and the smallest is named."""
+    plan = of_layout("dp=2,fsdp=4")
+    near = api.nearest_text(plan, "deepspeed")
+    assert near.nearest is not None and near.nearest.fits
+    assert json.loads(near.text)["zero_optimization"]["stage"] in (1, 2, 3)
+    find = api.data_parallel_plans
+
+    def none_fits(plan: Plan, *, zero: bool) -> list[tuple[Plan, FormCost]]:
+        return [(found, replace(cost, fits=False)) for found, cost in find(plan, zero=zero)]
+
+    monkeypatch.setattr(api, "data_parallel_plans", none_fits)
+    monkeypatch.setattr(api, "megatron_alternatives", lambda plan: [])
+    with pytest.raises(InputError, match=r"nothing is written, since ZeRO-. over all GPUs, .*does not fit"):
+        api.nearest_text(plan, "deepspeed")
 
 
 def test_degrees_for_megatron_and_torchtitan() -> None:
@@ -530,15 +566,16 @@ def test_every_column_sums_by_itself_in_the_price() -> None:
 @pytest.mark.slow(only=("parallelize_module",))
 def test_the_nearest_plan_is_offered_with_its_price(target: str, tmp_path: Path) -> None:
     plan = planned("llama-3-8b")["best"]
+    nearest = "ZeRO-2 over all GPUs" if target == "deepspeed" else "Megatron-LM's plan on 8 data×2 tensor"
     with pytest.raises(
         InputError,
-        match=r"Megatron-LM's plan on 8 data×2 tensor is the nearest that it holds \(--nearest\): .* ms a step",
+        match=rf"{nearest} is the nearest that it holds \(--nearest\): .* ms a step",
     ):
         export_text(plan, target)
     said = export(plan, target, tmp_path / "near", nearest=True)
-    assert said[1].startswith('Megatron-LM\'s plan on 8 data×2 tensor in place of "best"')
+    assert said[1].startswith(f'{nearest} in place of "best"')
     assert said[-1].startswith("in this form: ")
-    assert (tmp_path / "near").stat().st_size > 300
+    assert (tmp_path / "near").stat().st_size > 200
 
 
 def test_where_no_split_can_be_held_the_nearest_needs_no_file() -> None:

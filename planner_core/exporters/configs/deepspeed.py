@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 from planner_core.core import Plan
 from planner_core.cost import zero_stage
 from planner_core.exporters.configs.common import column_remarks, dump_json, list_remarks
-from planner_core.exporters.data_parallel import splits_batch_only
+from planner_core.exporters.data_parallel import find_batch_sharding, splits_batch_only
 from planner_core.exporters.observe import inspect_model, styles_by_pattern
+from planner_core.models import load_plan_graph
 from planner_core.planning.methods import (
     CannotHold,
     Difference,
@@ -27,6 +29,11 @@ USAGE = (
     "deepspeed.initialize(model=model, config='FILE', ...) with DeepSpeed 0.19, "
     "which clips gradients to a norm of 1 unless told"
 )
+ZERO_3 = 3
+GATHERED_ON_SAVE = {"stage3_gather_16bit_weights_on_model_save": True}
+KEPT_WHOLE = (
+    "weights of at most 100,000 elements (norms, biases) stay gathered there once they were used (stage3_param_persistence_threshold)",
+)
 AUTOTP_STAGE = 2
 """The highest ZeRO stage together with AutoTP."""
 
@@ -41,7 +48,7 @@ def write_deepspeed(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
     try:
         layout = tensor_layout(plan)
     except NothingSplit:
-        if zero_stage(plan) not in (1, 2) or not splits_batch_only(plan):  # fsdp2 and accelerate hold stage 3
+        if not splits_batch_only(plan):
             raise
         return _write_zero(plan)
     drop_summed(layout)
@@ -78,9 +85,17 @@ def write_deepspeed(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
 
 
 def _write_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
-    """Write ZeRO over all GPUs, for a plan that splits the batch only."""
+    """Write ZeRO over all GPUs, for a plan that splits the batch only. Raises CannotHold for replicas of shards."""
     stage, params = zero_stage(plan), [p for b in plan.blocks.values() for p in b.params.values()]
-    differing = [p for p in params if set(p.once_gathered_axes) != set(range(len(p.stored)))]
+    if stage == ZERO_3 and (replicas := find_batch_sharding(plan).replicate) > 1:
+        raise CannotHold(
+            f'the plan "{plan.name}" shards weights over {plan.mesh.num_devices // replicas} of {plan.mesh.num_devices} GPUs, and '
+            f"DeepSpeed's ZeRO-3 over all; fsdp={plan.mesh.num_devices} would do"
+        )
+    every = set(range(len(plan.mesh.axis_sizes)))
+    differing = (
+        [p for p in params if every != set(p.gathered if stage == ZERO_3 else p.once_gathered_axes)] if stage else []
+    )
     data = {
         **_step_settings(plan, stage),
         "train_micro_batch_size_per_gpu": max(
@@ -90,6 +105,7 @@ def _write_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
     remarks = (
         USAGE,
         f"ZeRO stage {stage} over all {plan.mesh.num_devices} GPUs; every weight is of that stage here",
+        *(KEPT_WHOLE if stage == ZERO_3 else ()),
         *(
             [f"differs from the plan: {len(differing)} of its {len(params)} kinds of weights lie in another way there"]
             if differing
@@ -100,6 +116,21 @@ def _write_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
     return dump_json(data), remarks, None
 
 
+def _gathered_ahead(plan: Plan) -> dict[str, Any]:
+    """How far ZeRO-3 gathers ahead: as the plan does, the weights of one unit beside those of the unit that runs.
+
+    DeepSpeed's own limit is 10^9 elements, which is 2 GB in 16 bits, whatever the model's layers have.
+    """
+    graph = load_plan_graph(plan)
+    sizes = [
+        sum(math.prod(v.meta.shape) for v in block.values if v.kind == "parameter") for block in graph.blocks.values()
+    ]
+    largest = max(sizes, default=0)
+    if not largest:
+        return {}
+    return {"stage3_prefetch_bucket_size": largest, "stage3_max_live_parameters": 2 * largest}
+
+
 def _step_settings(plan: Plan, stage: int) -> dict[str, Any]:
     """The settings of a step: batch, ZeRO stage and dtype."""
     return {
@@ -107,6 +138,7 @@ def _step_settings(plan: Plan, stage: int) -> dict[str, Any]:
         "gradient_accumulation_steps": int(plan.workload["accumulate"]),
         "zero_optimization": {
             "stage": stage,
+            **(_gathered_ahead(plan) | GATHERED_ON_SAVE if stage == ZERO_3 else {}),
             **({"offload_optimizer": {"device": "cpu", "pin_memory": True}} if plan.workload.get("offload") else {}),
         },
         **({"bf16": {"enabled": True}} if plan.workload["dtype"] == "bfloat16" else {}),

@@ -53,9 +53,11 @@ def _fsdp_spaces(num_gpus: int) -> Iterator[Layout]:
 
 
 def _deepspeed_spaces(num_gpus: int) -> Iterator[Layout]:
-    """DeepSpeed's ZeRO with whole weights."""
+    """DeepSpeed's ZeRO: stages 1 and 2 with whole weights, and stage 3, which gathers them at use."""
     for stage in (1, 2):
         yield Layout(dp=num_gpus, zero=stage)
+    if num_gpus > 1:
+        yield Layout(fsdp=num_gpus)
 
 
 def _megatron_spaces(num_gpus: int) -> Iterator[Layout]:
