@@ -9,8 +9,8 @@ from typing import Any
 
 from planner_core.core import (
     DTYPES,
+    MAX_SAMPLES,
     ONE_RANK,
-    OPTIONS,
     ZERO,
     BlockPlan,
     Cluster,
@@ -333,6 +333,7 @@ def prepare_planner(
     `like`: another planner of the same model, with which it shares the clock and the graphs; of the same effort also what is left of the
     work for proofs. Raises InputError.
     """
+    request.check()
     if request.method not in METHODS:
         raise InputError(named("method", request.method), f" is not one of {', '.join(METHODS)}")
     if request.objective not in OBJECTIVES:
@@ -341,7 +342,6 @@ def prepare_planner(
     work = like.work if like and like.effort == effort else PointAllowance(effort.request)
     cluster = load_cluster(request.cluster)
     if request.memory_gb is not None:
-        OPTIONS["memory_gb"].check(request.memory_gb)
         cluster = cluster.with_memory(int(request.memory_gb * 1e9))
     if request.layout is not None:
         check_layout(parse_layout(request.layout), cluster)
@@ -361,6 +361,11 @@ def prepare_planner(
     assert dtype is not None
     request = replace(request, dtype=dtype)
     batch = graph.workload["batch"] * asked.accumulate  # a graph holds one micro-batch
+    if batch > MAX_SAMPLES:  # a stated batch is checked, so it is the model's own that this number makes too many
+        raise InputError(
+            named("accumulate", asked.accumulate),
+            f" micro-batches of {graph.workload['batch']:,} samples are more than {MAX_SAMPLES:,} samples a step; give fewer",
+        )
     workload = replace(asked, batch=batch, seq=graph.workload["seq"], dtype=dtype)
     graph = graph_as_run(graph, cluster.gpu, workload)
     say("coarsen")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from planner_core.core import DEFAULT_PRECISION, SOFTWARE, ZERO, Cluster, Software, Workload
+from planner_core.core import DEFAULT_PRECISION, OPTIONS, SOFTWARE, ZERO, Cluster, Software, Workload, check_options
 from planner_core.search.algebra import MAX_UNIT_POINTS
 
 Progress = Callable[[str], None]
@@ -55,6 +55,10 @@ class Request(Software):
     lora: int | None = None
     nf4: bool = False
     vocab_multiple: int = 1
+
+    def check(self) -> None:
+        """Raise InputError for the first option whose value is impossible."""
+        check_options(self, (f.name for f in fields(self) if f.name in OPTIONS))
 
     def workload(self) -> Workload:
         """The workload, as far as it is known without the model's graph: what is not asked for counts 1."""

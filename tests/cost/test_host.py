@@ -23,6 +23,21 @@ def test_the_gpu_waits_only_where_the_host_is_slower() -> None:
     assert seconds_waited_for_host([(1.0, 4.0), (2.0, 8.0)]) == 12.0 - 3.0
     # forward puts the host 3 s ahead, which backward uses up: 3 + 4 seconds of work, and the host is done after 1 + 5
     assert seconds_waited_for_host([(4.0, 1.0), (3.0, 5.0)]) == 0
+
+
+@pytest.mark.parametrize("work", [[(4.0, 1.0), (3.0, 5.0)], [(1.0, 3.0), (2.0, 1.0)], [(1.0, 4.0), (6.0, 2.0)]])
+@pytest.mark.parametrize("times", [1, 2, 7])
+@pytest.mark.parametrize("last", [(0.0, 0.0), (1.0, 9.0), (9.0, 1.0)])
+def test_repeated_phases_wait_as_one_after_the_other(
+    work: list[tuple[float, float]], times: int, last: tuple[float, float]
+) -> None:
+    """The closed form is that of a walk through all phases, which took a minute for 10^8 micro-batches."""
+    issued = ended = 0.0
+    for gpu, host in [*work * times, last]:
+        ended = max(max(ended, issued) + gpu, issued + host)
+        issued += host
+    gpu_s = times * sum(gpu for gpu, _ in work) + last[0]
+    assert seconds_waited_for_host(work, times, last) == pytest.approx(ended - gpu_s, abs=1e-12)
     # a late start is not made good: backward begins when forward is issued, after 4 s
     assert seconds_waited_for_host([(1.0, 4.0), (3.0, 1.0)]) == 7.0 - 4.0
 

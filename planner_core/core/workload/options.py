@@ -42,11 +42,11 @@ TORCH_RELEASE = re.compile(r"sdpa:(\d{1,2})\.(\d{1,3})(?:\.\d{1,3})?(?:\+cu(\d{3
 LOSSES = ("eager", "fused", "whole", "gathered")
 CHUNKED_LOSS = re.compile(r"chunked:[1-9][0-9]{0,5}")
 GRADIENTS = ("bfloat16", "float32")
-MAX_COUNT = 10**9
+MAX_COUNT, MAX_SAMPLES = 10**9, 10**6
+"""Of anything that is counted; and of the samples and micro-batches of a step, which some searches go through one by one."""
 MAX_SHOWN = 60
 """Characters of a value that a sentence shows."""
 AUTO = "auto"
-_COUNT = f"a positive number up to 10^{len(str(MAX_COUNT)) - 1}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,8 @@ class Option:
         """Raise InputError for a value outside of its bounds. None, the default, is always allowed."""
         if value is None or (self.pattern and isinstance(value, str) and self.pattern.fullmatch(value)):
             return
+        if value == "":
+            raise InputError(named(self.name), " is given without a value; give one, or leave it out")
         if self.choices and value not in self.choices:
             known = self.allowed or ", ".join(map(str, self.choices))
             hint = Sentence("; give e.g. ", named(self.name, self.example)) if self.pattern else ""
@@ -102,10 +104,32 @@ class Option:
             )
 
 
-def _count(name: str, words: str, control: str, *, flag: str = "", example: int = 16, hover: str = "") -> Option:
+def _count(
+    name: str,
+    words: str,
+    control: str,
+    *,
+    flag: str = "",
+    example: int = 16,
+    hover: str = "",
+    most: int = MAX_COUNT,
+    metavar: str | None = None,
+) -> Option:
     """An option that counts something."""
+    power = len(str(most)) - 1
+    allowed = f"a positive number up to {f'10^{power}' if most == 10**power and power > 3 else most}"
     return Option(
-        name, int, words, control, flag, least=1, most=MAX_COUNT, allowed=_COUNT, example=example, hover=hover
+        name,
+        int,
+        words,
+        control,
+        flag,
+        least=1,
+        most=most,
+        allowed=allowed,
+        example=example,
+        hover=hover,
+        metavar=metavar,
     )
 
 
@@ -118,9 +142,9 @@ _ENTRIES = (
         "mesh",
         hover="GPUs as a grid; neighbours on the last axis are neighbours in a node",
     ),
-    _count("batch", "samples per step, over all GPUs", "batch"),
+    _count("batch", "samples per step, over all GPUs", "batch", most=MAX_SAMPLES),
     _count("seq", "tokens per sample", "sequence length"),
-    Option("layers", int, "override the depth", "layers", hover="Copies of the repeated block"),
+    _count("layers", "override the depth", "layers", example=2, hover="Copies of the repeated block", most=1000),
     Option(
         "dtype",
         str,
@@ -142,6 +166,7 @@ _ENTRIES = (
         "accumulate",
         "micro-batches of a step",
         "number of micro-batches",
+        most=MAX_SAMPLES,
         hover="A step may run in parts, which takes less memory and more time; empty: as many as are best",
     ),
     _count("micro_batch", "samples of one data-parallel rank at once; default: what is best", "micro-batch", example=2),
@@ -214,11 +239,11 @@ _ENTRIES = (
         "moments in the host’s memory",
         hover="In the host’s memory they take none of the GPU’s, and come over its link in each step",
     ),
-    Option(
+    _count(
         "lora",
-        int,
         "adapters of this rank beside every linear layer but the head, and all else frozen (a config may have them too)",
         "rank of adapters",
+        most=4096,
         metavar="RANK",
     ),
     Option(
@@ -233,6 +258,7 @@ _ENTRIES = (
         "multiple of the vocabulary",
         flag="pad-vocab",
         example=2,
+        most=10**6,
     ),
     Option("stack", str, "the program that trains; default torch, as plans and exported scripts run", "program"),
     Option(

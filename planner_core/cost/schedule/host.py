@@ -77,7 +77,7 @@ def host_wait_seconds(
     # The first micro-batch issues working copies too, and the last one reductions. Both are few calls beside those of the operators, so
     # all micro-batches are taken to be alike.
     each = [(phases[0] / micro_batches, host.forward), (phases[1] / micro_batches, host.backward)]
-    return seconds_waited_for_host([*each * micro_batches, (phases[2], host.step)])
+    return seconds_waited_for_host(each, micro_batches, (phases[2], host.step))
 
 
 def host_seconds(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> HostSeconds:
@@ -90,15 +90,22 @@ def host_seconds(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel
     return HostSeconds(*(model.software.call_s * calls for calls in total))
 
 
-def seconds_waited_for_host(work: Sequence[tuple[float, float]]) -> float:
-    """Seconds that the GPU waits for the host, of phases in order: (seconds of the GPU, seconds in which the host issues them)."""
-    issued = ended = 0.0
+def seconds_waited_for_host(
+    work: Sequence[tuple[float, float]], times: int = 1, last: tuple[float, float] = (0.0, 0.0)
+) -> float:
+    """Seconds that the GPU waits for the host, of the phases `work` in order, `times` over, and then of the `last` phase. A phase is
+    (seconds of the GPU, seconds in which the host issues them)."""
+    # A phase ends at the earliest when the host has issued it, and the GPU runs what follows: so the step is longer than the GPU's work by
+    # the most that the host is behind at any phase. Example: (1 s, 3 s), then (2 s, 1 s). At the first phase the host is 3 - 1 = 2 s
+    # behind, at the second 3 - 1 + 0 = 2 s: the GPU waits for 2 s. From one repetition to the next the host falls behind by as much each
+    # time, so the first or the last has the most.
+    behind = sum(host - gpu for gpu, host in work)
+    before = waited = 0.0
     for gpu, host in work:
-        # Example: (1 s, 3 s), then (2 s, 1 s). The first phase ends at max(0 + 1, 3) = 3 s, the second at max(3 + 2, 3 + 1) = 5 s.
-        # The GPU works for 3 s of these 5, so it waits for 2 s.
-        ended = max(max(ended, issued) + gpu, issued + host)
-        issued += host
-    return max(0.0, ended - sum(gpu for gpu, _ in work))
+        here = before + max(0.0, host - gpu)
+        waited = max(waited, here, (times - 1) * behind + here)
+        before += host - gpu
+    return max(waited, times * behind + max(0.0, last[1] - last[0]))
 
 
 def _count_calls(block: Block, plan: BlockPlan, model: CostModel) -> tuple[int, int, int]:

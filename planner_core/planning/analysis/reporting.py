@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from planner_core.core import BlockLabel, Note, Plan, Workload, glob_name, placements_by_pattern, states_by_pattern
+from planner_core.core import (
+    AUTO,
+    BlockLabel,
+    Note,
+    Plan,
+    Workload,
+    glob_name,
+    named,
+    option_switch,
+    placements_by_pattern,
+    states_by_pattern,
+)
 from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.regret import SCENARIOS, Regret
@@ -251,7 +262,8 @@ def describe_proof_scope(request: Request) -> str:
 
 def proof_text(request: Request) -> str:
     """What the column of proofs covers."""
-    more = "" if request.zero is None or request.tool not in (None, FREE) else "; --zero auto looks at all stages"
+    every = "" if request.zero is None or request.tool not in (None, FREE) else option_switch(named("zero", AUTO))
+    more = f"; {every} looks at all stages" if every else ""
     scope = f"{describe_proof_scope(request)} and one pipeline stage"
     return f"proven optimal: none is better among {scope}; usual layouts and methods among their own{more}"
 

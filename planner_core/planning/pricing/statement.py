@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from planner_core.core import DEFAULT_PRECISION, SOFTWARE, Software, Workload, check_options
+from planner_core.core import (
+    DEFAULT_PRECISION,
+    MAX_SAMPLES,
+    OPTIONS,
+    SOFTWARE,
+    InputError,
+    Sentence,
+    Software,
+    Workload,
+    check_options,
+    named,
+)
 from planner_core.planning.methods import Layout
 
 
@@ -59,7 +70,13 @@ class Statement(Software):
 
     def check(self) -> None:
         """Raise InputError for a value that is impossible or cannot be priced."""
-        check_options(self, ("micro_batch", "accumulate", "vocab_multiple"))
+        check_options(self, (f.name for f in fields(self) if f.name in OPTIONS and f.name != "layout"))
+        if self.batch > MAX_SAMPLES:
+            stated = [named(name, n) for name in ("micro_batch", "accumulate") if (n := getattr(self, name)) > 1]
+            raise InputError(
+                Sentence.from_list(" and ", stated or [self.layout.term]),
+                f" make {self.batch:,} samples a step over {self.layout.data} data-parallel ranks, of {MAX_SAMPLES:,} at most; give fewer",
+            )
         self.workload(self.seq or 1, self.dtype or "bfloat16").check()
 
     def but(self, **changes: Any) -> Statement:
