@@ -56,17 +56,18 @@ def with_picked_indices(args: tuple[Any, ...], moved: tuple[Any, ...]) -> tuple[
 
     A mask that picks n elements becomes one index of n elements for each of its dims, since meta cannot count what a mask picks.
     """
-    index, kept = args[1], moved[1]
+    index, moved_index = args[1], moved[1]
 
-    def picks(item: Any, there: Any) -> tuple[Any, ...]:
+    def picks(item: Any, moved_item: Any) -> tuple[Any, ...]:
         if isinstance(item, torch.Tensor) and item.dtype == torch.bool and item.dim() > 0 and not item.is_meta:
             return (torch.empty(int(item.sum()), dtype=torch.long, device=META),) * item.dim()
-        return (there,)
+        return (moved_item,)
 
     if isinstance(index, tuple):
-        return (moved[0], tuple(p for i, k in zip(index, kept, strict=True) for p in picks(i, k)), *moved[2:])
-    found = picks(index, kept)
-    return (moved[0], found if len(found) > 1 else found[0], *moved[2:])
+        indices = tuple(p for i, m in zip(index, moved_index, strict=True) for p in picks(i, m))
+        return (moved[0], indices, *moved[2:])
+    indices = picks(index, moved_index)
+    return (moved[0], indices if len(indices) > 1 else indices[0], *moved[2:])
 
 
 def to_meta(tree: Any, known: Callable[[torch.Tensor], torch.Tensor | None] = lambda t: None) -> Any:
@@ -108,11 +109,11 @@ def _is_cpu(item: Any) -> bool:
     return (isinstance(item, torch.device) and item.type == "cpu") or (isinstance(item, str) and item == "cpu")
 
 
-def _replace_device(tree: Any, found: Callable[[Any], bool], device: torch.device) -> Any:
-    if found(tree):
+def _replace_device(tree: Any, is_replaced: Callable[[Any], bool], device: torch.device) -> Any:
+    if is_replaced(tree):
         return device
     if isinstance(tree, dict):
-        return {k: _replace_device(v, found, device) for k, v in tree.items()}
+        return {k: _replace_device(v, is_replaced, device) for k, v in tree.items()}
     if type(tree) in (tuple, list):
-        return type(tree)(_replace_device(v, found, device) for v in tree)
+        return type(tree)(_replace_device(v, is_replaced, device) for v in tree)
     return tree

@@ -140,13 +140,13 @@ class Recording:
         """List all records under a node in order, with replays written out."""
         if isinstance(node, Replay):
             node = self.instantiate(node)
-        found: list[Record] = []
+        records: list[Record] = []
         for item in node.items:
             if isinstance(item, Record):
-                found.append(item)
+                records.append(item)
             else:
-                found.extend(self.flatten(item))
-        return found
+                records.extend(self.flatten(item))
+        return records
 
     def instantiate(self, call: Replay) -> Scope:
         """Return the scope that tracing this call would have recorded."""
@@ -156,28 +156,32 @@ class Recording:
 
     def _instantiate(self, call: Replay) -> Scope:
         template, ids = call.template, dict(call.ids)
-        made = {vid for record in self.flatten(template) for vid in record.outputs}
-        arguments = [(v, here) for v, here in call.ids.items() if v not in made and self.values[v].kind != "parameter"]
+        computed = {vid for record in self.flatten(template) for vid in record.outputs}
+        arguments = [
+            (v, here) for v, here in call.ids.items() if v not in computed and self.values[v].kind != "parameter"
+        ]
         # A view of an argument in the template is a view of the corresponding argument of this call.
-        given = {self.storage_root(v): here for v, here in reversed(arguments)}
+        arguments_by_storage = {self.storage_root(v): here for v, here in reversed(arguments)}
+
+        def storage(root: int) -> int:
+            return arguments_by_storage[root] if root in arguments_by_storage else value(root)
 
         def value(vid: int) -> int:
             if vid not in ids:
-                ids[vid] = self._number_counterpart(
-                    vid, call, lambda root: given[root] if root in given else value(root)
-                )
+                ids[vid] = self._number_counterpart(vid, call, storage)
             return ids[vid]
 
         copy = self._copy_scope(template, call, value)
         # A replayed result was made without what lies inside. One that is a view of a tensor made inside gets its base only here.
         for record in self.flatten(template):
             for vid in record.outputs:
-                storage = self.values[vid].storage
-                if vid in call.ids and storage != vid:
-                    self.values[ids[vid]] = replace(self.values[ids[vid]], storage=value(storage))
+                base = self.values[vid].storage
+                if vid in call.ids and base != vid:
+                    self.values[ids[vid]] = replace(self.values[ids[vid]], storage=value(base))
         return copy
 
-    def _number_counterpart(self, vid: int, call: Replay, value: Renumber) -> int:
+    def _number_counterpart(self, vid: int, call: Replay, storage_of: Renumber) -> int:
+        """Return the value of a replayed call that stands where `vid` stands in its template."""
         known, under = self.values[vid], call.template.path + "."
         if known.kind == "parameter":
             return (
@@ -189,9 +193,10 @@ class Recording:
             return self.buffer(
                 BUFFER + _replace_prefix(known.name[len(BUFFER) :], call.template.path, call.path), known
             )
+        # Older than the template's call: both calls read this one constant, e.g. a mask that the model made before its layers.
         if known.kind == "constant" and self.birth_times[vid] <= call.template.start:
             return vid
-        storage = -1 if known.storage == vid else value(known.storage)
+        storage = -1 if known.storage == vid else storage_of(known.storage)
         return self.add(replace(known, storage=storage), call.born)
 
     def buffer(self, name: str, like: Value) -> int:

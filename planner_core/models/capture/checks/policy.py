@@ -119,13 +119,13 @@ def _run_watched(
     """Run a pass. Returns it, the name of a value that it has set, its leftovers, and the lines that set attributes, by name."""
     state, names = ModuleState(model), {id(m): n for n, m in model.named_modules()}
     with _note_assignments(names) as where:
-        found = run(left)
+        forward = run(left)
     kept, named = dict[int, str](), ""
     for name, value in state.list_changes():
-        is_computed = [t for t in scratch_tensors(value) if found.is_computed(t)]
+        is_computed = [t for t in scratch_tensors(value) if forward.is_computed(t)]
         kept |= {storage_id(t): name for t in is_computed}
         named = named or name * (not is_computed)
-    return found, named, kept, where
+    return forward, named, kept, where
 
 
 @contextmanager

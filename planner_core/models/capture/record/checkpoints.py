@@ -38,13 +38,13 @@ def checkpoint_scope(frame: Frame, stack: list[Scope], clock: int) -> Iterator[N
 
 def name_checkpoint_parts(recording: Recording) -> list[Scope]:
     """Rename the calls of every part that a checkpoint ran, and return the parts; of nested ones the outermost."""
-    found = list(_checkpoint_parts(recording.root, recording.root))
-    if not found:
+    candidates = list(_checkpoint_parts(recording.root, recording.root))
+    if not candidates:
         return []
     repeated = _repeated_modules(recording)
     number: Counter[str] = Counter()
     named = []
-    for part, owner in found:
+    for part, owner in candidates:
         if not part.items or any((node.kind, path) in repeated for path, node in _module_calls(part)):
             continue
         scope = f"{owner.scope}.{CHECKPOINT}".removeprefix(".")

@@ -15,14 +15,14 @@ from typing import Any
 ReadVariable = Callable[[], Any]
 """Returns the present value of a variable."""
 MAX_ITEMS = 64
-"""A container of more items is taken for data and not compared."""
+"""A global container of more items is taken for data (a vocabulary, a registry) and compared by identity."""
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _LIBRARIES = frozenset({"torch", "numpy", *sys.builtin_module_names, *sys.stdlib_module_names}) - {"__main__"}
 
 
 def outside_variables(code: type | FunctionType) -> tuple[ReadVariable, ...]:
     """Return the variables that a function, or the methods of a class, may read."""
-    found: dict[Any, ReadVariable] = {}
+    variables: dict[Any, ReadVariable] = {}
     seen: set[Any] = set()
     todo: list[Any] = [code]
     for item in todo:  # grows meanwhile
@@ -35,8 +35,8 @@ def outside_variables(code: type | FunctionType) -> tuple[ReadVariable, ...]:
             if isinstance(value, (FunctionType, type)):
                 todo.append(value)
             elif not isinstance(value, ModuleType):
-                found[key] = place
-    return tuple(found.values())
+                variables[key] = place
+    return tuple(variables.values())
 
 
 def _class_variables(kind: type) -> Iterator[tuple[Any, ReadVariable]]:

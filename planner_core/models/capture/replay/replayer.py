@@ -65,7 +65,9 @@ class Template:
     reads: dict[Read, Any]
     ports: list[int]  # the value of each argument tensor, -1 for one without
     constants: list[tuple[int, torch.Tensor]]  # (argument position, values)
-    results: list[tuple[str, Any]]
+    results: list[
+        tuple[str, Any]
+    ]  # ("in", position of the argument) | ("literal", value) | ("out", (tensor, its value))
     spec: Any
 
 
@@ -143,8 +145,9 @@ class Replayer:
         def get(module: nn.Module, name: str) -> Any:
             value = plain_get(module, name)
             if replayer.watches and name not in _OWN and not name.startswith("__"):
-                own = isinstance(value, types.MethodType) and name not in plain_get(module, "__dict__")
-                if not own:  # a method of its class
+                # A method of the class is part of the structure. One that was set on the object may differ between equal modules.
+                of_class = isinstance(value, types.MethodType) and name not in plain_get(module, "__dict__")
+                if not of_class:
                     replayer._note_read(module, name, value)
             return value
 
@@ -315,16 +318,16 @@ class Replayer:
         scope = next(i for i in reversed(self.graph.scope.items) if isinstance(i, Scope))
         numbers = (self.values.find(t) for t in leaves if isinstance(t, torch.Tensor))
         ports = [-1 if number is None else number for number in numbers]
-        made, spec = pytree.tree_flatten(out)
+        returned, spec = pytree.tree_flatten(out)
         results: list[tuple[str, Any]] = []
-        for leaf in made:
+        for leaf in returned:
             same = (
                 next((i for i, x in enumerate(leaves) if x is leaf), None) if isinstance(leaf, torch.Tensor) else None
             )
             if same is not None:
                 results.append(("in", same))
             elif isinstance(leaf, torch.Tensor):
-                if not self.values.is_tracked(leaf) or not self._is_fresh(leaf, watch, made):
+                if not self.values.is_tracked(leaf) or not self._is_fresh(leaf, watch, returned):
                     return
                 results.append(("out", (leaf, self.values.number(leaf))))
             elif leaf is None or isinstance(leaf, (int, float, str, bool)):
@@ -338,11 +341,11 @@ class Replayer:
         reads = {read: relative_token(token, frame.path, given) for read, token in watch.reads.items()}
         self.templates.setdefault(key, []).append(Template(scope, reads, ports, constants, results, spec))
 
-    def _is_fresh(self, leaf: torch.Tensor, watch: TracedCall, made: list[Any]) -> bool:
+    def _is_fresh(self, leaf: torch.Tensor, watch: TracedCall, returned: list[Any]) -> bool:
         """Return whether a result was allocated in this call and shares no memory with another result."""
         root = self.recording.values[self.values.number(leaf)].storage
         store = storage_id(leaf)
-        alone = sum(isinstance(m, torch.Tensor) and storage_id(m) == store for m in made) == 1
+        alone = sum(isinstance(r, torch.Tensor) and storage_id(r) == store for r in returned) == 1
         # A view of a tensor from before the call would share memory of which a replay knows nothing.
         return root >= watch.vids and alone
 
@@ -373,31 +376,32 @@ class Replayer:
     def _replay(self, template: Template, frame: sites.Frame, leaves: list[Any], reads: dict[Read, Any]) -> Any:
         tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
         ids = {port: self.values.number(t) for port, t in zip(template.ports, tensors, strict=True) if port >= 0}
-        made = []
-        for how, what in template.results:
-            if how == "in":
-                made.append(leaves[what])
-            elif how == "literal":
-                made.append(what)
+        returned = []
+        for origin, result in template.results:
+            if origin == "in":
+                returned.append(leaves[result])
+            elif origin == "literal":
+                returned.append(result)
             else:
-                fresh = _new_like(what[0])
-                ids[what[1]] = self.values.add_computed(fresh)
-                made.append(fresh)
+                like, number = result
+                fresh = _new_like(like)
+                ids[number] = self.values.add_computed(fresh)
+                returned.append(fresh)
         cut = len(template.scope.scope)
         # As if the call had been traced: a later call of one of these modules has to get the next number.
         self.scopes.used_names.update(frame.scope + inner.scope[cut:] for inner in walk_scopes(template.scope))
         self.graph.add(Replay(frame.scope, frame.path, template.scope, ids, self.values.tick()))
         # The caller may become a template itself, and then depends on what this call would have read.
         self._pass_to_caller(TracedCall(Scope("", frame.path, ""), frame.module, 0, reads))  # type: ignore[arg-type]
-        return pytree.tree_unflatten(made, template.spec)
+        return pytree.tree_unflatten(returned, template.spec)
 
 
 def _submodule(module: Any, path: str) -> Any:
     """Return the part of a module at a path. Raises AttributeError."""
-    found = module
+    part = module
     for name in path.split(".") if path else ():
-        found = getattr(found, name)
-    return found
+        part = getattr(part, name)
+    return part
 
 
 def _has_hooks(module: nn.Module) -> bool:

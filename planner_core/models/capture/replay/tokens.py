@@ -64,16 +64,21 @@ def _contains(token: Any, kind: type) -> bool:
 
 def nested_items(value: Any) -> list[Any]:
     """List a value and all items of nested lists, sets and dicts, with keys and the containers themselves."""
-    found, seen = [value], set()
-    for item in found:  # grows meanwhile
+    items, seen = [value], set()
+    for item in items:  # grows meanwhile
         if isinstance(item, (dict, list, tuple, set, frozenset, deque)) and id(item) not in seen:
             seen.add(id(item))
-            found += [*item, *item.values()] if isinstance(item, dict) else item
-    return found
+            items += [*item, *item.values()] if isinstance(item, dict) else item
+    return items
 
 
 class Tokens:
-    """Make tokens. `names_of(module or tensor)` returns its names in the model."""
+    """Make tokens. `names_of(module or tensor)` returns its names in the model.
+
+    Containers are compared down to depth 4, callables to 3, and objects, of at most 299 attributes, to 2. Whatever lies deeper is compared
+    by identity. That errs on the safe side for two objects: equal ones count as different, and the call is traced. One deep object that
+    changes between two calls goes unnoticed; a flat capture traces every call, so it judges (docs/DESIGN.md).
+    """
 
     def __init__(self, names_of: Callable[[Any], tuple[str, ...]]) -> None:
         self.names_of = names_of
