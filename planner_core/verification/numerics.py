@@ -240,9 +240,8 @@ def compare_step(plan: Plan, seed: int, dtype: str, unsteady: frozenset[str] = f
     workload, config = plan.workload, plan.model["config"]
     whole, single, chance = _run_single_process(plan, seed, dtype)
     model, parsed = build_whole_model(config, dtype, seed)
-    inputs = make_example_inputs(
-        model, parsed, {**workload, "dtype": dtype}, seed
-    )  # made anew, since forward may have written into the first ones
+    # Made a second time, since the forward of one process may have written into the first ones.
+    inputs = make_example_inputs(model, parsed, {**workload, "dtype": dtype}, seed)
     turned = reverse_samples(inputs)
     plan = replace(plan, workload={**workload, "dtype": dtype, "gradient_dtype": dtype})
     model.__dict__["forward"] = chance.wrap(model.forward)

@@ -25,6 +25,8 @@ def run_constant(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[torch.Tensor]
 ) -> Any:
     """Call a function whose operands are all constants: on the CPU if their values are known and the result is small."""
+    # One operand without values makes a result without values. Elsewhere a constant is computed, however it is asked for: code that says
+    # `device=x.device` means meta here, and would lose the values that it asks for next.
     if any(t.is_meta for t in operands):
         if func in _MOVES:
             return operands[0]

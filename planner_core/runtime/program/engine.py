@@ -156,12 +156,8 @@ class BoundProgram:
         self.names = {**engine.names(), **foreign}
         self.filename = f"<shardscope program {next(_PROGRAM_NUMBERS)}>"
         source = program.source
-        linecache.cache[self.filename] = (
-            len(source),
-            None,
-            source.splitlines(True),
-            self.filename,
-        )  # tracebacks show the line
+        # So that tracebacks show the line of generated code.
+        linecache.cache[self.filename] = len(source), None, source.splitlines(True), self.filename
         exec(compile(source, self.filename, "exec"), self.names)
         self.has_tables, self.buffers, self.table_buffers = program.has_tables, program.buffers, program.table_buffers
         if script is not None:

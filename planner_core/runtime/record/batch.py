@@ -91,6 +91,7 @@ def _match_tensors(tape_of_rank: Tape, tape_of_all: Tape) -> dict[int, int] | No
     calls = _match_calls(tape_of_rank, tape_of_all)
     if calls is None:
         return None
+    # Numbers differ between the tapes as soon as one has a constant more, so tensors are matched by the calls that made them.
     for call, other in calls:
         matched.update(zip(call.outputs, other.outputs, strict=True))
     return matched if len(matched) == len(tape_of_rank.tensors) else None
@@ -101,6 +102,7 @@ def _match_calls(tape_of_rank: Tape, tape_of_all: Tape) -> list[tuple[TapeCall, 
     matched = []
     calls = iter(tape_of_all.calls)
     for call in tape_of_rank.calls:
+        # Only constants are passed over: an operator that one recording alone has is other work, which no plan of the other fits.
         other = next((c for c in calls if _is_same_call(call, c) or c.kind != "constant"), None)
         if other is None or not _is_same_call(call, other) or len(call.outputs) != len(other.outputs):
             return None

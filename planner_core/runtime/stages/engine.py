@@ -65,9 +65,8 @@ class StageModule(nn.Module):
         if not self.last:
             # Backward of a stage begins at its outputs, so the hook there runs before any gradient of a weight arrives.
             return _StageOutputs.apply(self._begin, *(x.contiguous() for x in out))  # type: ignore[no-any-return]
-        loss = (
-            (out[0] / self.num).reshape(1).clone()
-        )  # no view: torch lets the graph of a loss go when its backward is over
+        # Not a view: torch lets the graph of a loss go when its backward is over.
+        loss = (out[0] / self.num).reshape(1).clone()
         self.losses.append(loss.detach())
         loss_with_hook: tuple[torch.Tensor] = _StageOutputs.apply(self._begin, loss)
         return loss_with_hook[0]

@@ -72,9 +72,8 @@ def save(
     if not _SAVE_GROUP:
         # `async_save` asks for a group with a backend for the CPU, where the copied values are.
         _SAVE_GROUP.append(dist.new_group(backend="gloo"))
-    state = pytree.tree_map_only(
-        DTensor, in_model_order, state
-    )  # what copies it to the host may know plain DTensors alone
+    # What copies the state to the host may know plain DTensors alone.
+    state = pytree.tree_map_only(DTensor, in_model_order, state)
     future = saver.async_save(state, checkpoint_id=folder, process_group=_SAVE_GROUP[0])
     assert isinstance(future, Future)
     return future

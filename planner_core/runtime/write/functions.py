@@ -67,9 +67,8 @@ class FunctionWriter:
         self.saved = {n for c in self.calls for n in c.saved}
         self.makers = {n: c for c in self.tape.calls for n in c.outputs}
         saving = (now for now, call in enumerate(self.calls) if call.saved)
-        self.last_recomputed = (
-            max(saving, default=-1) if self.recomputed else -1
-        )  # the last line that runs again in backward
+        # The last line that runs again in backward: a block runs again up to the last operator that saves something.
+        self.last_recomputed = max(saving, default=-1) if self.recomputed else -1
         self._find_uses()
         self.names = NameScope(RESERVED | self.moves.taken)
         self.body: list[ast.stmt] = []

@@ -152,6 +152,7 @@ class PlannedForward:
                 prepared = None
             if prepared is not None:
                 return prepared
+            # The program takes the whole batch, and each rank makes every constant of it. Its operators still run on shards alone.
             tape = all_samples or self._record(*map_marked_leaves((args, kwargs), sample_leaves, gather))
             layout = self._place(tape, [sample_dims.get(n) for n in range(len(tape.tensors))], ())
             if not global_batch:
@@ -204,6 +205,8 @@ class PlannedForward:
                 tape = self._record(
                     *(map_marked_leaves(call, sample_leaves, self._part_along(axes)) if global_batch else call)
                 )
+                # The same samples several times: a question about all of them (`mask.all()`) has the same answer, and a table of them
+                # is a repetition of this rank's, so any other difference comes of their number (`find_sample_numbering`).
                 all_samples = all_samples or self._record(*repeat_samples(call, sample_leaves, parts))
             pairs, sources, mixed = find_batch_dims(tape, all_samples, parts)
             sample_dims.update({pairs[n]: dim for n, dim in enumerate(sources)})
@@ -212,6 +215,7 @@ class PlannedForward:
             layout = self._place(tape, sources, axes)
             if layout.data_axes == axes:
                 return self._finish(layout, all_samples, global_batch)
+            # Callers have cut the batch along all of `axes` already. An operator that wants it whole along one cannot have it from them.
             if not global_batch:
                 return None
             axes = layout.data_axes
@@ -230,7 +234,8 @@ class PlannedForward:
         )
         if line or results_without_tensors(tape) != results_without_tensors(all_samples):
             raise MixesSamples(line)
-        if uses_sample_count(tape, all_samples, layout.takes_all):  # the plan is for the samples of all ranks
+        # 4 ranks with 2 samples each: `loss.sum() / len(x)` divides by 8 in the plan, and by 2 in the recording of one rank.
+        if uses_sample_count(tape, all_samples, layout.takes_all):
             adopt_numbers(tape, all_samples, layout.takes_all)
         if global_batch and (line := find_input_write(tape)):
             warnings.warn(

@@ -50,4 +50,5 @@ class InputSizes:
         return NotImplemented
 
     def _ask(self, asked: torch.Tensor) -> bool:
+        # A recorded call, and not `bool(asked)`: a run asks the same of its own inputs, and notices where the answer is another one.
         return bool(self.call(torch.Tensor.__bool__, asked))

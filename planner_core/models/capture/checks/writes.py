@@ -32,9 +32,8 @@ class InplaceWrites:
     """The writes in place of one forward pass. Times are those of the recorder's clock."""
 
     def __init__(self) -> None:
-        self.meta_forms: dict[
-            int, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # id -> (a constant with values, its form on meta)
+        # id -> (a constant with values, its form on meta). The constant is kept so that its id stays its own.
+        self.meta_forms: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._last: dict[int, _Write] = {}  # storage -> the last write to it
 
     def meta_form(self, tensor: torch.Tensor) -> torch.Tensor | None:

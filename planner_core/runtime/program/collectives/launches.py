@@ -11,11 +11,8 @@ from typing import Any, Protocol
 
 from planner_core.runtime.program.torch_private import coalesce
 
-COALESCED_KINDS = (
-    "all_gather",
-    "reduce_scatter",
-    "all_reduce",
-)  # torch.distributed issues several of them in one launch
+COALESCED_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+"""Collectives of which torch.distributed issues several in one launch."""
 _THREAD = threading.local()  # `pending`: the collectives of weights that are to leave together
 
 

@@ -79,9 +79,8 @@ def _divide_by_targets(
     """Divide this rank's sum over tokens by the number of valid targets on all ranks, or by the weights of their classes."""
     valid = target != ignore_index
     each = valid if weight is None else weight[target.where(valid, 0)].where(valid, 0)
-    count = each.sum(
-        dtype=torch.float32 if weight is None else accumulation_dtype(weight.dtype)
-    )  # 4 bytes, or those of a weight
+    # The count is sent in 4 bytes, or in those of a weight.
+    count = each.sum(dtype=torch.float32 if weight is None else accumulation_dtype(weight.dtype))
     # Sums and counts, not means: ranks with 1 and 3 valid targets and sums 2 and 12 have (2 + 12) / 4 = 3.5, and a mean of means gives 3.
     return (total / _sum_over(count, samples)).to(total.dtype)
 
