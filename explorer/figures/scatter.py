@@ -39,7 +39,7 @@ TIMES = {
 }
 PLACEMENT_COLOURS = ("#009E73", "#E69F00", "#CC79A7")
 PLACEMENT_SYMBOLS = ("circle", "square", "diamond", "circle")
-"""Of marks that tell how a weight is placed, in the order of `filters.LETTERS`; the last for candidates that differ."""
+"""Of marks that tell how a weight is placed, in the order of `filters.PLACEMENTS`; the last for candidates that differ."""
 METHOD_COLOUR = "#CC79A7"
 """The colour of the plans of the papers' methods."""
 STATED_COLOUR = "#009E73"

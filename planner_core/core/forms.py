@@ -145,6 +145,6 @@ def nearest(text: str, names: Sequence[str]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as text for a sentence, at most MOST_NAMES of them."""
+    """Names as text for a sentence, at most MAX_LISTED_NAMES of them."""
     more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
     return ", ".join(names[:MAX_LISTED_NAMES]) + more

@@ -7,7 +7,7 @@
 `kept[k]` is the price of the tensor between two copies, if one of them keeps it for backward.
 
 The copies of a run may share tensors other than the residual stream, for example an encoder's output. Then the run has one such
-table for each *shared state*, which is a joint state of the shared tensors. If there are many, `Chain.power` computes only those
+table for each *shared state*, which is a joint state of the shared tensors. If there are many, `Chain.compute_power` computes only those
 that an optimum uses. Every other shared state has a lower bound: first from two smaller eliminations (`_initial_bounds`), later from
 chains in which one shared tensor is fixed at a time (`tighten_bounds`). If the optimum of the top network uses computed states only,
 it is the optimum of all.

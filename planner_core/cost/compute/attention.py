@@ -23,7 +23,7 @@ the second product reads. Backward: the gradient is written, read with the resul
 
 @lru_cache(maxsize=20_000)
 def attention_seconds(kernel: Attention, name: str, dtype: str, gpu: Gpu) -> float:
-    """Seconds of one run of an attention kernel `name` (`core.ATTENTION`).
+    """Seconds of one run of an attention kernel `name` (one of `ATTENTION` in core/workload/options.py).
 
         seconds = FLOPs under the mask / (peak · the kernel's share) · (1 + ramp_keys / keys) · (1 + units / tiles)
 

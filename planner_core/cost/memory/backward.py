@@ -44,7 +44,7 @@ class BackwardMemory:
     at work, -1 at the end. `inside`: whether the present moment is inside a called block. `begun`: whether the
     item's unit has begun. `released`: whether what autograd kept for the item is freed.
 
-    Of `overlap`: bytes of weights that are gathered (`gathered`) and of those on their way (`coming`), of gradients that are
+    Beside compute: bytes of weights that are gathered (`gathered`) and of those on their way (`coming`), of gradients that are
     packed (`filling`), and of gradients on their way (`sent`: for each message the bytes that each of its collectives needs).
     `leaving`: the messages of the unit at work. `departed` and `last_packed`: those of a called block, and its last gradient. `late`:
     the messages that leave when backward is over, with what each of their collectives needs.

@@ -16,7 +16,7 @@ from planner_core.models.snapshots.compare import graph_difference
 
 
 def merge_symbolic(graphs: Sequence[Graph]) -> dict[str, Any]:
-    """Merge captures at (b, s), (2b, s) and (b, 2s) into the JSON that `graph.from_json` reads; raises CaptureError.
+    """Merge captures at (b, s), (2b, s) and (b, 2s) into the JSON that `graph_from_json` reads; raises CaptureError.
 
     Any further captures are not merged but compared with the result at their workload.
     """

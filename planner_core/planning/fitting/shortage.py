@@ -238,7 +238,7 @@ def note_meshes_left_out(plan: Plan, wide: TooWide | None) -> Plan:
 def refuse_or_least_memory(
     planner: Planner, below: float, least: tuple[Answer, Problem] | None, wide: TooWide | None, bound: float
 ) -> Plan:
-    """What `choose` gives or raises if no plan fits. `least`: what was found of least memory."""
+    """What `choose_mesh` gives or raises if no plan fits. `least`: what was found of least memory."""
     # A search below a known value does not look for the least memory, so it has none to tell.
     if below < float("inf"):
         raise NoPlanFits(f"no plan that fits is better than {below:.4g}", bound=min(below, bound))

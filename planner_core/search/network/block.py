@@ -291,7 +291,7 @@ class _Builder:
 
     def _rows_go_together(self, s: GroupStrategy, index: Ints) -> Bools:
         """[joint row]: whether the rows go together on their axes (`Split.excludes`, `Split.within`). For one joint row this is
-        `ops.together`."""
+        `can_run_together` of ops/rules.py."""
         together, several = np.ones(len(index), dtype=bool), np.array(self.model.sizes) > 1
         for k in range(len(s.ops)):
             is_exclusive = np.array([bool(rows[k].excludes) for rows in s.rows])

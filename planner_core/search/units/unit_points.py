@@ -104,7 +104,7 @@ def least_by_points(
 
     The assignment is None if none was found. The bound is then `limit` if none exists, or less if the `allowance` ran out. If an
     assignment was found, the bound is its cost. `other_tables` are tables of seconds of other units, which are added. States are
-    numbered as in `compiled.alive`.
+    numbered as in `compiled`.
     """
     # Taken before any point is formed, so that enumerations which form none still end (see POINTS_PER_ENUMERATION).
     allowance.left -= POINTS_PER_ENUMERATION

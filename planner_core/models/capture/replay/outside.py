@@ -47,8 +47,8 @@ def _class_variables(kind: type) -> Iterator[tuple[Any, ReadVariable]]:
 def _function_variables(function: FunctionType) -> Iterator[tuple[Any, ReadVariable]]:
     """Yield the variables that a function may read, each with a key.
 
-    These are globals that its code names, those of modules that it names (`state.SHARED`), variables of its closure, and defaults that
-    are not plain values.
+    These are globals that its code names, those of modules that it names (where it says `module.name`), variables of its closure, and
+    defaults that are not plain values.
     """
     codes, names = [function.__code__], list[str]()
     for code in codes:  # grows meanwhile
