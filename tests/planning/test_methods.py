@@ -39,7 +39,8 @@ HIDDEN = {
 
 @lru_cache
 def plans(name: str, layers: int | None, mesh: str = "8", cluster: str = "1x8-h100") -> tuple[Planner, dict[str, Plan]]:
-    planner = prepare_planner(Request(name, cluster=cluster, mesh=mesh, layers=layers))
+    # With memory for all of them: a layout that does not fit is shown near the least memory that it can take.
+    planner = prepare_planner(Request(name, cluster=cluster, mesh=mesh, layers=layers, memory_gb=1000.0))
     return planner, {p.method: p for p in plan_baselines(planner, candidate_meshes(planner.request, planner.cluster))}
 
 

@@ -11,10 +11,9 @@ from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Note, NoteKind, Plan
 from planner_core.core.workload import RECOMPUTE, ZERO
 from planner_core.planning import Request, plan_model
-from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.fitting.front import exact_front
 from planner_core.planning.fitting.micro_batches import choose_micro_batches, with_lower_bound
-from planner_core.planning.methods import METHODS
+from planner_core.planning.methods import METHODS, parse_layout
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.search import TIE, search_within_budget
 from planner_core.verification.api import verify
@@ -56,7 +55,11 @@ def test_the_choice_is_the_best_of_all_counts(mesh: str | None, gb: float) -> No
 def test_leaving_recomputation_open_is_never_worse(mesh: str | None, gb: float, fixed: str) -> None:
     free, bound = (best(replace(ASKED, memory_gb=gb, mesh=mesh, recompute=r)) for r in ("auto", fixed))
     assert free is not None
-    assert bound is None or free.cost.step_time_s <= bound.cost.step_time_s * (1 + 1e-6)
+    if bound is None:
+        return
+    # A proven choice is no worse. One that is not says how much better another plan may be at most.
+    assert free.bound is not None and free.bound <= bound.cost.step_time_s * (1 + 1e-6)
+    assert free.cost.step_time_s <= bound.cost.step_time_s * (1 + (1e-6 if free.optimal else 1e-3))
 
 
 @pytest.mark.slow
@@ -66,14 +69,19 @@ def test_more_memory_is_never_worse() -> None:
     assert len(seconds) >= 3 and seconds[-1] < seconds[0] and all(b <= a * (1 + 1e-6) for a, b in pairwise(seconds))
 
 
-@pytest.mark.slow
-def test_weights_are_gathered_in_every_micro_batch_and_gradients_kept() -> None:
-    one, four = (
-        searched(replace(ASKED, accumulate=n, recompute="none", zero=0, mesh="8", memory_gb=500.0)) for n in (1, 4)
-    )
-    sums = [sum(t.num_bytes for t in p.cost.traffic if t.kind in ("all_reduce", "reduce_scatter")) for p in (one, four)]
-    assert sums[0] == pytest.approx(sums[1], rel=0.05), "without ZeRO gradients are summed once a step"
-    assert plan_summary(four)["accumulate"] == 4
+def test_weights_are_gathered_in_every_micro_batch_and_gradients_summed_once() -> None:
+    """FSDP gathers in every micro-batch; data parallelism sums the gradients of all of them once."""
+
+    def num_bytes(layout: str, accumulate: int, kinds: tuple[str, ...]) -> int:
+        asked = replace(ASKED, batch=32, accumulate=accumulate, recompute="none", memory_gb=500.0)
+        stated = prepare_planner(asked).stated(parse_layout(layout))
+        assert stated.workload["accumulate"] == accumulate
+        return sum(t.num_bytes for t in stated.cost.traffic if t.kind in kinds)
+
+    sums = [num_bytes("dp=8", n, ("all_reduce", "reduce_scatter")) for n in (1, 4)]
+    assert sums[0] == pytest.approx(sums[1], rel=0.05)
+    gathers = [num_bytes("fsdp=8", n, ("all_gather",)) for n in (1, 4)]
+    assert gathers[1] == pytest.approx(4 * gathers[0], rel=0.05)
 
 
 @pytest.mark.parametrize("accumulate", [2, 4])
