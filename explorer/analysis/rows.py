@@ -146,7 +146,7 @@ def compare_methods(results: Mapping[str, Result | str], sizes: Mapping[str, flo
 def _compare_method(method: Method, result: Result | str) -> ComparedMethod:
     if isinstance(result, str):
         return ComparedMethod(method, _objective_name(method, "time"), None, None, result)
-    plan = result.fastest
+    plan = result.searched
     return ComparedMethod(method, _objective_name(method, plan.objective), plan, result.timings_s.get("search"))
 
 

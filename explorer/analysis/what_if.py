@@ -54,7 +54,7 @@ def best_plan(request: Request, graph: GraphSource = None, say: Progress = lambd
             plan = choose_micro_batches(request, graph, say, effort=EFFORT)[1]
             # The search minimises the GPU's own part of a step. Where a GPU waits for its host, a usual layout or a trade-off may have
             # the shorter step, and only the whole planning compares with those.
-            return plan_model(request, graph, say, passes=FIRST_PASSES).fastest if plan.cost.host_wait_s else plan
+            return plan_model(request, graph, say, passes=FIRST_PASSES).searched if plan.cost.host_wait_s else plan
         finally:
             trim_memory()
 

@@ -50,8 +50,8 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
         launch.show_export_bar(result, chosen, plan)
         if pipeline_plan.is_pending() or proof.is_pending(result):
             _searches(result)
-        elif result.fastest.fits and not result.fastest.optimal and result.fastest.method == EXACT.name:
-            st.caption(frame.escape(f"{_describe_gap(result.fastest)}."))
+        elif result.searched.fits and not result.searched.optimal and result.searched.method == EXACT.name:
+            st.caption(frame.escape(f"{_describe_gap(result.searched)}."))
         for note in notes_of(result):
             st.caption(frame.escape(state.page_wording(note)))
         node.show_node(result, chosen, plan)
@@ -63,7 +63,7 @@ def _searches(result: Result) -> None:
     if pipeline_plan.is_pending():
         job, line = pipeline_plan.start_search(), "Looking at pipeline stages"
     elif proof.is_pending(result):
-        job, line = proof.start(result), f"{_describe_gap(result.fastest)}, still proving"
+        job, line = proof.start(result), f"{_describe_gap(result.searched)}, still proving"
     else:
         st.rerun()
     if not job.done:

@@ -27,7 +27,7 @@ def gap_of(plan: Plan) -> float | None:
 
 def is_pending(result: Result) -> bool:
     """Tell whether a proof is missing and was not tried."""
-    fastest = result.fastest
+    fastest = result.searched
     missing = fastest.fits and not fastest.optimal and fastest.method == "exact"
     return missing and _results().peek(state.current_request()) is None
 

@@ -366,7 +366,7 @@ def add_stages(result: Result, progress: Progress | None = None) -> Result:
     """Run the pass that `FIRST_PASSES` lack, after the answer: the result with the best plan with stages, if that is quicker."""
     if "stages" in result.reasons:
         return result
-    draft = Draft(result.asked, result.source, result.planner, result.fastest, progress or (lambda text: None))
+    draft = Draft(result.asked, result.source, result.planner, result.searched, progress or (lambda text: None))
     draft, reason = search_stages(draft)
     result = replace(result, reasons={**result.reasons, "stages": reason})
     return _append_staged(result, draft.staged.plan, draft.staged.planner) if draft.staged else result
@@ -378,18 +378,18 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
     A page shows `result` at once, and what this returns when it is there. The plan is the same or a better one, and its bound is not
     lower. A result that is proven, or of which no plan fits, is returned as it is.
     """
-    known = result.fastest
+    known = result.searched
     if known.optimal or not known.fits:
         return result
     asked = replace(result.asked, prove=True)
     proven = plan_model(asked, result.source, progress, result.planner, passes=FIRST_PASSES)
-    if not _is_no_worse(proven.fastest, known):
-        higher = _raise_bound(known, proven.fastest)
+    if not _is_no_worse(proven.searched, known):
+        higher = _raise_bound(known, proven.searched)
         return replace(result, plans=tuple(higher if p is known else p for p in result.plans))
     if "stages" in result.reasons:  # their search does not depend on a proof, so what it found stands
         proven = replace(proven, reasons={**proven.reasons, "stages": result.reasons["stages"]})
     staged = result.staged
-    if staged is None or proven.fastest.cost.step_time_s <= staged.cost.step_time_s:
+    if staged is None or proven.searched.cost.step_time_s <= staged.cost.step_time_s:
         return proven
     return _append_staged(proven, staged, result.of_plan(staged).planner)
 

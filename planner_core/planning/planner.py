@@ -105,11 +105,12 @@ class Planner:
     work: PointAllowance = field(default_factory=lambda: PointAllowance(THOROUGH.request))
     """What is left of `effort.request`. All planners of a request share it, and `graphs`, the model's for other numbers of samples."""
     graphs: BatchGraphs = field(default_factory=BatchGraphs)
-    networks: dict[tuple[Any, ...], ModelNetworks] = field(default_factory=dict)
-    problems: dict[tuple[Any, ...], Problem] = field(default_factory=dict)
-    """Both by mesh and stages."""
-    runs: dict[tuple[Any, ...], dict[str, BlockCache]] = field(default_factory=dict)
-    """What networks of one mesh share, by block."""
+    networks: dict[CostModel, ModelNetworks] = field(default_factory=dict)
+    """A network depends on its cost model and on nothing else of a call, so the whole model is the key: a new field of it counts too."""
+    problems: dict[tuple[CostModel, bool], Problem] = field(default_factory=dict)
+    """The problems of networks without a restriction; the second part of the key is whether all copies of a block are equal."""
+    runs: dict[CostModel, dict[str, BlockCache]] = field(default_factory=dict)
+    """What networks of one mesh share, by block. The key is a cost model without ZeRO, which these parts do not depend on."""
     kernels: dict[str, KernelTimes] = field(default_factory=dict)
     """What networks of all meshes share, by block."""
     counts_open: bool = False
@@ -180,12 +181,13 @@ class Planner:
         model = replace(cost_model(self.cluster, mesh, workload, pipe), joined=joined)
         model = model if stages is None else replace(model, stages=stages)
         model = _with_equal_links(model) if by_volume else model
-        key = (mesh.axis_sizes, workload.zero, by_volume, model.stages, joined, workload.chunks, pipe)
-        if restrict is None and (*key, uniform) in self.problems:
-            return self.problems[*key, uniform]
+        # The names of axes say what a plan does with them: layouts and searches that differ in them alone have one network.
+        key = replace(model, mesh=DeviceMesh(axis_names(len(mesh.axis_sizes)), mesh.axis_sizes))
+        if restrict is None and (key, uniform) in self.problems:
+            return self.problems[key, uniform]
         with self.clock("network"):
             if key not in self.networks:
-                known = self.runs.setdefault((mesh.axis_sizes, by_volume, joined, workload.chunks, pipe), {})
+                known = self.runs.setdefault(_without_zero(key), {})
                 self.networks[key] = build_networks(self.coarse, self.strategies, model, known, self.kernels)
             nets = self.networks[key]
 
@@ -198,7 +200,7 @@ class Planner:
                 problem = restrict_states(nets, like, self.coarse, restrict)
         problem = problem.with_point_limit(self.effort.network)
         if restrict is None:  # keep the problem: its solutions serve the next caller
-            self.problems[*key, uniform] = problem
+            self.problems[key, uniform] = problem
         return problem
 
     def solve(
@@ -297,6 +299,11 @@ class Planner:
             )
             cost = price(plan.blocks, self.graph, model, self.coarse)
         return objective_value(plan.objective, cost.gpu_time_s, cost.comm_time_s)
+
+
+def _without_zero(model: CostModel) -> CostModel:
+    """The same model with no word of ZeRO or recomputation: what blocks share is the same at every stage, and kept and recomputed."""
+    return replace(model, stages=(), workload=replace(model.workload, zero=0, recompute="none"))
 
 
 def _with_equal_links(model: CostModel) -> CostModel:

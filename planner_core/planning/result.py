@@ -1,9 +1,10 @@
 """What a request returns: its plans, how sure their order is, and which of them is the plan to run.
 
-    plans        best, fastest, trade-offs, usual layouts, stages: in this order, and all but the first only where they exist
-    fastest      the plan that the search found and proved; the same plan as `best` unless a simpler one leads
+    plans        best, "fastest", trade-offs, usual layouts, stages: in this order, and all but the first only where they exist
+    best         the best plan of one stage, or a simpler one that ties with it
+    searched     what the search found, with its bound and proof: `best`, or the plan "fastest" behind it if a simpler one leads
     staged       the best plan with pipeline stages, if it is quicker than every plan of one stage
-    recommended  *the* plan: the quickest of all, or of those that tie with it the simplest
+    recommended  *the* plan: the fastest of all, or of those that tie with it the simplest (`choice` says why)
 
 Everybody acts on `recommended`: the command line writes it with `-o`, and the page opens with it.
 
@@ -147,7 +148,7 @@ class Result:
         return self.plans[0]
 
     @property
-    def fastest(self) -> Plan:
+    def searched(self) -> Plan:
         """The plan of one stage that the search found, with its proof: `best`, unless that is a simpler one that ties with it."""
         return without_simpler(self.plans)[0]
 
@@ -169,7 +170,7 @@ class Result:
     @cached_property
     def candidates(self) -> tuple[Candidates, ...]:
         """The candidates of every repeated block, on the tensor axis of the fastest plan."""
-        return tuple(block_candidates(self.planner, self.fastest))
+        return tuple(block_candidates(self.planner, self.searched))
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -188,7 +189,7 @@ def _choose_among_ties(result: Result) -> Choice:
     tool, staged = result.request.tool, result.staged
     if staged is None and not result.best.fits:
         return Choice(result.best.name, (), result.best.name, tool, fits=False)
-    # `best` and `fastest` by the names under which they stand in the report
+    # `best` and `searched` by the names under which they stand in the report
     of_one_stage = result.plans[: 2 if leads_by_simplicity(result.best) else 1]
     fastest = staged or of_one_stage[-1]
     ties = _ties_of(fastest, result)

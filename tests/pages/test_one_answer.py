@@ -66,7 +66,9 @@ def same(one: Plan, other: Plan) -> bool:
 
 
 @pytest.mark.parametrize(
-    "asked", [SMALL, pytest.param(STAGES_WIN, marks=pytest.mark.slow)], ids=["small", "stages win"]
+    "asked",
+    [SMALL, pytest.param(STAGES_WIN, marks=(pytest.mark.slow, pytest.mark.timeout(1500)))],
+    ids=["small", "stages win"],
 )
 def test_three_doors_give_one_answer(asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = {"batch": asked.batch, "seq": asked.seq} | ({"layers": asked.layers} if asked.layers else {})

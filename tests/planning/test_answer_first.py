@@ -53,7 +53,7 @@ def test_the_command_line_prints_it_first(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_proven_result_is_returned_as_it_is() -> None:
     result = planned(SMALL)
-    assert result.fastest.optimal and prove(result) is result
+    assert result.searched.optimal and prove(result) is result
 
 
 def test_a_step_is_not_called_optimal_whose_gpus_wait_for_their_host() -> None:
@@ -67,22 +67,22 @@ def test_a_step_is_not_called_optimal_whose_gpus_wait_for_their_host() -> None:
 
 def test_a_proof_is_not_worse_and_reports_its_progress() -> None:
     result, said = planned(TIGHT), list[str]()
-    assert not result.fastest.optimal
+    assert not result.searched.optimal
     proven = prove(result, said.append)
-    before, after = result.fastest, proven.fastest
+    before, after = result.searched, proven.searched
     assert before.bound is not None and after.bound is not None and said
     assert after.cost.gpu_time_s <= before.cost.gpu_time_s * (1 + 1e-6) and after.bound >= before.bound * (1 - 1e-6)
 
 
 def test_a_proof_that_ends_at_a_worse_plan_gives_its_bound_to_the_better_one(monkeypatch: pytest.MonkeyPatch) -> None:
     result = planned(TIGHT)
-    known = result.fastest
+    known = result.searched
     assert known.bound is not None
     higher = (known.bound + known.cost.gpu_time_s) / 2
     slow = replace(known, cost=replace(known.cost, step_time_s=2 * known.cost.step_time_s), bound=higher)
     monkeypatch.setattr(pipeline, "plan_model", lambda *_, **__: replace(result, plans=(slow,)))
     proven = prove(result)
-    assert proven.fastest.cost == known.cost and proven.fastest.bound == higher
+    assert proven.searched.cost == known.cost and proven.searched.bound == higher
     assert len(proven.plans) == len(result.plans)
 
 
@@ -92,8 +92,8 @@ def test_a_request_for_a_proof_gets_its_answer_first() -> None:
     (first,) = shown
     assert result.asked.prove and result.planner.effort is THOROUGH
     assert result.reasons == {"proof": "a search for a proof follows the first plan"}
-    assert first.bound is not None and result.fastest.bound is not None
-    assert result.fastest.bound >= first.bound * (1 - 1e-6)
+    assert first.bound is not None and result.searched.bound is not None
+    assert result.searched.bound >= first.bound * (1 - 1e-6)
 
 
 def test_a_request_for_a_proof_keeps_the_better_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +111,8 @@ def test_a_request_for_a_proof_keeps_the_better_plan(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(pipeline, "choose_step", choose_slower)
     request = replace(TIGHT, prove=True)
     result = plan_model(request, show_first=shown.append, passes={"proof": pipeline.close_gap})
-    assert result.fastest.cost == shown[0].cost and result.reasons["proof"].endswith("ends at a worse plan")
-    assert shown[0].bound is not None and result.fastest.bound == 1.01 * shown[0].bound
+    assert result.searched.cost == shown[0].cost and result.reasons["proof"].endswith("ends at a worse plan")
+    assert shown[0].bound is not None and result.searched.bound == 1.01 * shown[0].bound
 
 
 def test_what_an_earlier_request_took_changes_no_answer() -> None:
@@ -120,4 +120,4 @@ def test_what_an_earlier_request_took_changes_no_answer() -> None:
     alone = planned(TIGHT)
     later = plan_model(TIGHT, like=alone.planner.changed(work=PointAllowance(0)), passes={})
     assert later.planner.effort == alone.planner.effort and later.planner.work.left > 0
-    assert (later.best.cost, later.best.bound) == (alone.fastest.cost, alone.fastest.bound)
+    assert (later.best.cost, later.best.bound) == (alone.searched.cost, alone.searched.bound)

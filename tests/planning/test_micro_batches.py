@@ -98,7 +98,7 @@ def test_two_million_tokens_of_a_70_b_model_fit_on_64_gpus() -> None:
     found = plan_model(asked)
     assert found.best.fits
     # Plans whose sum is within the memory, but whose peak is not, leave a gap: 0.84 % when this was written. It is said.
-    assert found.fastest.optimal or float(str(found.fastest.notes[0]).split("at most ")[1].split(" %")[0]) < 1
+    assert found.searched.optimal or float(str(found.searched.notes[0]).split("at most ")[1].split(" %")[0]) < 1
     assert found.best.workload["accumulate"] > 1
     assert {b.recompute for label, b in found.best.blocks.items() if label} <= set(RECOMPUTE[1:])
 

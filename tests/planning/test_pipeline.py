@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import planner_core as shardscope
-from planner_core.core import DeviceMesh, NoteKind
+from planner_core.core import DeviceMesh, NoteKind, PipelineAxis
 from planner_core.core.errors import NoPlanFits
 from planner_core.core.plan import Plan, placements_by_pattern
 from planner_core.cost import cost_model_of, price_with_host
@@ -165,6 +165,27 @@ def test_a_planner_that_is_changed_keeps_nothing_of_what_it_was() -> None:
     used = prepare_planner(request)
     assert seconds(used) < seconds(slow) / 2
     assert seconds(used.changed(cluster=slow.cluster)) == seconds(slow)
+
+
+def test_a_network_is_built_once_for_what_decides_it() -> None:
+    """Whatever changes a price makes another network; the names of axes do not, and a second call takes the first one's."""
+    planner = prepare_planner(Request("gpt2-xl", cluster="2x8-h100", layers=1, chunks=2))
+    mesh = DeviceMesh(("outer", "inner"), (2, 8))
+    first = planner.problem(mesh)
+    assert planner.problem(mesh) is planner.problem(DeviceMesh(("data", "tensor"), (2, 8))) is first
+    changes: tuple[dict[str, Any], ...] = (
+        {"zero": 0},
+        {"stages": (0, 1)},
+        {"by_volume": True},
+        {"usual": True},
+        {"uniform": True},
+    )
+    rank = DeviceMesh(("outer", "inner"), (2, 4))
+    of_ranks = [planner.problem(rank, pipe=PipelineAxis(2, outer)) for outer in (0, 2)]
+    problems = [first, *(planner.problem(mesh, **change) for change in changes), *of_ranks]
+    assert len({id(p) for p in problems}) == len(problems)
+    assert len(planner.networks) == len(problems) - 1, "equal copies are a restriction of the same network"
+    assert len(planner.runs) == 5, "ZeRO changes no block"
 
 
 def test_three_axes_hold_what_teams_run_on_them() -> None:

@@ -38,7 +38,7 @@ def known_plans() -> dict[str, Plan]:
     if not _is_wanted():
         return {}
     results = {name: state.known_method(request) for name, request in _requests().items()}
-    return {pins.format_pin("best", _settings_for(name)): r.fastest for name, r in results.items() if r}
+    return {pins.format_pin("best", _settings_for(name)): r.searched for name, r in results.items() if r}
 
 
 def plan_next() -> None:
