@@ -9,6 +9,7 @@ import streamlit as st
 from starlette.middleware import Middleware
 from streamlit.starlette import App
 
+from explorer.jobs.export import WORKERS
 from explorer.static.first_paint import FirstPaint, markup
 
 FIRST = "overview"
@@ -50,4 +51,5 @@ if __name__ == "__main__":
     view()
 else:
     scripts = Path(st.__file__).parent / "static" / "static" / "js"
+    WORKERS.start()
     app = App(__file__, middleware=[Middleware(FirstPaint, added=markup(scripts))])

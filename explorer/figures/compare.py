@@ -12,7 +12,6 @@ from explorer.figures.palette import (
     COMMUNICATION,
     KIND_COLOURS,
     MEMORY_COLOURS,
-    MEMORY_INK,
     MEMORY_KINDS,
     MEMORY_NAMES,
     Theme,
@@ -41,11 +40,6 @@ def memory_bars(plans: Mapping[str, Plan], theme: Theme, limits: Mapping[str, in
             orientation="h",
             marker_color=MEMORY_COLOURS[kind],
             marker_line={"width": 1, "color": theme.surface},
-            text=[MEMORY_NAMES[kind]] * len(names),
-            textposition="inside",
-            insidetextanchor="middle",
-            textangle=0,
-            textfont={"color": MEMORY_INK[kind], "size": 12.5},
             hovertext=[units.memory(s) for s in sizes],
             hovertemplate="%{y}: " + MEMORY_NAMES[kind] + " %{hovertext}<extra></extra>",
         )
@@ -66,7 +60,7 @@ def memory_bars(plans: Mapping[str, Plan], theme: Theme, limits: Mapping[str, in
         )
     capacities = [limits[n] for n in plans]
     _draw_limits(figure, capacities, theme)
-    figure.update_layout(barmode="stack", uniformtext={"minsize": 11.5, "mode": "hide"})
+    figure.update_layout(barmode="stack")
     figure.update_xaxes(title="memory per GPU, GiB", range=[0, max(*(c / GIB for c in capacities), *ends) * 1.16])
     figure.update_yaxes(autorange="reversed")
     return apply_style(figure, theme, 190 + 46 * len(names))

@@ -21,8 +21,6 @@ MEMORY_NAMES = {
     "buffers": "buffers",
 }
 MEMORY_COLOURS = dict(zip(MEMORY_KINDS, ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7"), strict=True))
-MEMORY_INK = {kind: "#ffffff" if kind == "params" else "#000000" for kind in MEMORY_KINDS}
-"""The colour of words on these colours (WCAG AA)."""
 KIND_COLOURS = {
     "all_reduce": "#D55E00",
     "all_gather": "#0072B2",

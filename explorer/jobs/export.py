@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,39 +42,67 @@ def plan_text(plan: Plan) -> str:
     return json.dumps(plan_to_json(plan), indent=1)
 
 
+class ExportWorkers:
+    """Processes for exports. Once started, one always waits with its imports done, so that a click waits for the writing alone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: subprocess.Popen[str] | None = None
+        self._started = False
+
+    def start(self) -> None:
+        """Keep a process waiting from now on."""
+        with self._lock:
+            self._started = True
+            self._waiting = self._waiting or _open_worker()
+
+    def run(self, arguments: Sequence[str]) -> str:
+        """Run a command line in a process of its own and return what it printed. Raises PlannerError with what it said last."""
+        with self._lock:
+            worker, self._waiting = self._waiting, None
+        if worker is None or worker.poll() is not None:
+            worker = _open_worker()
+        try:
+            output, errors = worker.communicate(json.dumps(arguments) + "\n", timeout=TIME_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.communicate()
+            raise PlannerError(f"the export took longer than {TIME_LIMIT_S} s") from None
+        if self._started:  # not before: the two would share the processors
+            self.start()
+        if worker.returncode:
+            raise PlannerError(last_line(errors))
+        return output
+
+
+def _open_worker() -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "explorer.jobs.export_worker"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+WORKERS = ExportWorkers()
+"""Those of this server."""
+
+
 def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> ExportedFile:
-    """Write the plan in another form, by `python -m planner_core export`; with `near` the nearest that the form can express."""
+    """Write the plan in another form, as `python -m planner_core export` does; with `near` the nearest that the form can express."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / f"train{suffix}"
-        options = ["--to", target, "-o", str(result), "--json", *(["--nearest"] * near)]
+        arguments = ["export", _write_plan(plan, folder), "--to", target, "-o", str(result), "--json"]
         try:
-            answer = run_module(plan, folder, "the export", "planner_core", "export", options=options)
+            answer = json.loads(WORKERS.run([*arguments, *(["--nearest"] * near)]))
         except PlannerError as error:
             return ExportedFile("", (), str(error))
-        return ExportedFile(result.read_text(encoding="utf-8"), tuple(answer["remarks"]), nearest=answer["nearest"])
+        # the folder is gone when somebody reads them
+        remarks = tuple(remark.replace(f"{folder}/", "") for remark in answer["remarks"])
+        return ExportedFile(result.read_text(encoding="utf-8"), remarks, nearest=answer["nearest"])
 
 
-def run_module(plan: Plan, folder: str, what: str, *module: str, options: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the JSON that `python -m MODULE plan.json OPTIONS` prints; the plan's file is written into `folder`.
-
-    Raises:
-        PlannerError: what the process said last where it failed, or that `what` took too long.
-    """
-    command = _command(plan, folder, *module, options=options)
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise PlannerError(f"{what} took longer than {TIME_LIMIT_S} s") from None
-    if done.returncode:
-        raise PlannerError(last_line(done.stderr))
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
-def _command(plan: Plan, folder: str, *module: str, options: Sequence[str] = ()) -> list[str]:
-    source = Path(folder) / "plan.json"
+def _write_plan(plan: Plan, folder: str) -> str:
+    source = Path(folder) / "train.plan.json"  # as the page calls the file that a training script reads
     source.write_text(plan_text(plan), encoding="utf-8")
-    return [sys.executable, "-m", *module, str(source), *options]
+    return str(source)
 
 
 def last_line(stderr: str) -> str:
@@ -85,7 +114,8 @@ def last_line(stderr: str) -> str:
 def run_verification(plan: Plan, *options: str, tick: Callable[[float], None] | None = None) -> dict[str, Any]:
     """Return what verification found; `tick(seconds)` is called while it runs and may raise to stop it."""
     with tempfile.TemporaryDirectory() as folder:
-        return _watched(_command(plan, folder, "planner_core", "verify", options=[*options, "--json"]), tick)
+        command = [sys.executable, "-m", "planner_core", "verify", _write_plan(plan, folder), *options, "--json"]
+        return _watched(command, tick)
 
 
 def _watched(command: list[str], tick: Callable[[float], None] | None) -> dict[str, Any]:

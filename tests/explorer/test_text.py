@@ -217,6 +217,30 @@ def test_an_export_that_fails_says_why(result: Result) -> None:
     assert "nowhere" in made.problem
 
 
+def test_an_export_runs_in_the_process_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one waits after it; one that has died is replaced; and all end with what the server holds of them."""
+    opened: list[subprocess.Popen[str]] = []
+
+    def open_worker() -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        code = "import os, sys; print(os.getpid(), sys.stdin.readline())"
+        opened.append(subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+        return opened[-1]
+
+    monkeypatch.setattr(exporting, "_open_worker", open_worker)
+    workers = exporting.ExportWorkers()
+    assert workers.run(["a"]).split() == [str(opened[0].pid), '["a"]'] and len(opened) == 1
+    workers.start()
+    workers.start()
+    assert len(opened) == 2
+    assert workers.run(["b"]).split() == [str(opened[1].pid), '["b"]'] and len(opened) == 3
+    opened[2].kill()
+    opened[2].wait()
+    assert workers.run(["c"]).split() == [str(opened[3].pid), '["c"]'] and len(opened) == 5
+    opened[4].communicate()  # closes its input
+    assert opened[4].returncode == 0
+
+
 @pytest.mark.slow
 def test_the_torchrun_script_is_python(result: Result) -> None:
     made = exporting.export(result.best, "torchrun", ".py")

@@ -12,7 +12,7 @@ from explorer.components import frame
 from explorer.components.overview import verify
 from explorer.jobs import export as exporting
 from explorer.session import current_setup, pipeline_plan, state
-from explorer.text import commands, recipe, units
+from explorer.text import commands, recipe, units, words
 from planner_core.core import Plan
 from planner_core.exporters import TARGETS, TARGETS_WITH_STAGES, Target
 from planner_core.planning import Request, Result
@@ -104,7 +104,7 @@ def show_export(home: Result, plan_id: str, plan: Plan, target: Target) -> None:
         _offer_to_plan_for(target)
         return
     for remark in exported.remarks:
-        st.caption(frame.escape(remark))
+        st.caption(frame.escape(words.capitalize(remark)))
     mixed = len({b.recompute for label, b in plan.blocks.items() if label}) > 1
     if mixed and not target.runs_whole_plan:
         st.info(
