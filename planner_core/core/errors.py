@@ -155,14 +155,28 @@ class ShardingError(PlannerError):
 class NoPlanFits(PlannerError):
     """No plan fits the memory. `needed_bytes` is the least memory per GPU that any plan needs; it is infinite if no plan can run.
 
-    `bound`: a search among plans below some value may miss one. No plan that fits has an objective below this bound.
+    `bound`: a search among plans below some value may miss one. No plan that fits has an objective below this bound. `describe_memory`:
+    gives the largest parts of the memory of the plan that needs least, in words.
     """
 
     exit_status = 3
 
-    def __init__(self, *message: str | Term, needed_bytes: float = float("inf"), bound: float = float("inf")) -> None:
+    def __init__(
+        self,
+        *message: str | Term,
+        needed_bytes: float = float("inf"),
+        bound: float = float("inf"),
+        describe_memory: Callable[[], str] | None = None,
+    ) -> None:
         super().__init__(*message)
-        self.needed_bytes, self.bound = needed_bytes, bound
+        self.needed_bytes, self.bound, self.describe_memory = needed_bytes, bound, describe_memory
+
+    def with_memory(self) -> NoPlanFits:
+        """The error with what fills the memory in its message. That takes a walk through every layer, so a search that tries another
+        plan after this one does without."""
+        if self.describe_memory is None:
+            return self
+        return NoPlanFits(self.sentence, "; ", self.describe_memory(), needed_bytes=self.needed_bytes, bound=self.bound)
 
 
 class VerificationFailed(PlannerError):

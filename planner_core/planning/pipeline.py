@@ -42,9 +42,9 @@ from planner_core.planning.fitting.micro_batch_numbers import GraphSource, other
 from planner_core.planning.fitting.micro_batch_size import choose_for_micro_batch_size, keep_micro_batch_size
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import (
-    describe_memory,
     find_uneven_batch,
     note_host_wait,
+    note_memory,
     note_repeated_work,
     note_uncounted_memory,
     note_uneven_vocabulary,
@@ -108,17 +108,18 @@ def choose_step(request: Request, graph: GraphSource, say: Progress, like: Plann
     Raises PlannerError, and NoPlanFits if no plan fits the memory budget that the user gave.
     """
     notes: tuple[Note, ...] = ()
-    if request.micro_batch is not None:
-        planner, chosen = choose_for_micro_batch_size(request, graph, say)
-    elif request.tool in (None, FREE):
-        planner, chosen = choose_micro_batches(request, graph, say, like=like)
-    else:
-        planner, chosen, price = choose_for_tool(request, graph, say)
-        notes = (price,)
-    if not chosen.fits:
-        # What fills the memory is found by a walk through every layer: for the plan that is shown, not for each that was tried.
-        fill = Note(describe_memory(chosen, planner.graph, planner.budget))
-        chosen = replace(chosen, notes=(*chosen.notes, fill))
+    try:
+        if request.micro_batch is not None:
+            planner, chosen = choose_for_micro_batch_size(request, graph, say)
+        elif request.tool in (None, FREE):
+            planner, chosen = choose_micro_batches(request, graph, say, like=like)
+        else:
+            planner, chosen, price = choose_for_tool(request, graph, say)
+            notes = (price,)
+    except NoPlanFits as error:
+        raise error.with_memory() from None
+    # What fills the memory is found by a walk through every layer: for the plan that is shown, not for each that was tried.
+    chosen = replace(chosen, notes=(*chosen.notes, *note_memory(chosen, planner)))
     return Draft(request, graph, planner, chosen, say, notes)
 
 
@@ -232,6 +233,7 @@ def add_trade_offs(draft: Draft) -> tuple[Draft, str]:
     draft.say("trade-offs")
     options = candidate_meshes(draft.planner.request, draft.planner.cluster)
     found = tuple(keep_micro_batch_size(draft.planner.request, plan_trade_offs(draft.planner, options, draft.leading)))
+    found = tuple(replace(p, notes=(*p.notes, *note_memory(p, draft.planner))) for p in found)
     return replace(draft, trade_offs=found), f"{len(found)} corners that no shown plan beats"
 
 

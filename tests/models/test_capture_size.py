@@ -61,7 +61,7 @@ def test_a_capture_takes_at_most_two_gigabytes() -> None:
     """3.2 GB are refused, and the bound is gone afterwards."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     with (
-        pytest.raises(CaptureError, match="batch 20000 and 20000 tokens takes more than 2 GB of memory"),
+        pytest.raises(CaptureError, match="batch 20000 and 20000 tokens takes more than 2 GiB of memory"),
         memory.limited_memory("a model", batch=20_000, seq=20_000),
     ):
         bytearray(3_200_000_000)

@@ -39,6 +39,21 @@ def test_the_least_memory_is_of_the_plans_that_were_looked_at() -> None:
     )
 
 
+def test_every_does_not_fit_says_what_fills_the_memory() -> None:
+    """In the refusal of a budget, for a tool, in the row of a usual layout and in that of a stated one, not only of the chosen plan."""
+    filled = re.compile(r"of [\d.]+ GiB, [\d.]+ are .*; a GPU may hold [\d.]+ GiB")
+    asked = Request("gpt2-xl", cluster="1x4-a100-pcie", batch=16, seq=512, layers=4, memory_gb=0.5, accumulate=None)
+    for tool in (None, "fsdp2"):
+        with pytest.raises(NoPlanFits) as refused:
+            plan_model(replace(asked, recompute="auto", tool=tool))
+        assert filled.search(str(refused.value)), refused.value
+    # with a budget between the best plan's need and that of data parallel
+    found = plan_model(replace(asked, memory_gb=4, recompute="auto", layout="dp=4"))
+    short = [p for p in found.plans if not p.fits]
+    assert {"our current setup", "data parallel"} <= {p.name for p in short}
+    assert all(any(filled.search(n.sentence) for n in p.notes) for p in short), [p.notes for p in short]
+
+
 def test_gpus_that_divide_nothing_are_named() -> None:
     asked = Request("llama-3-70b", cluster="2x8-h100:nodes=11,gpus=8,inter=50", mesh="11x8", batch=16, zero=0)
     best = searched(asked)

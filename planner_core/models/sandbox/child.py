@@ -138,7 +138,7 @@ def main(argv: list[str]) -> None:
     except MemoryError:
         reply = {
             "error": [
-                f"{source} needs more than {LIMIT_BYTES >> 30} GB of memory; build the model on meta, without real weights"
+                f"{source} needs more than {LIMIT_BYTES >> 30} GiB of memory; build the model on meta, without real weights"
             ]
         }
     except BaseException as error:

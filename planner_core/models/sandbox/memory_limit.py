@@ -40,7 +40,7 @@ def limited_memory(source: str, *, batch: int, seq: int) -> Iterator[None]:
         if not _is_refusal(error):
             raise
         raise CaptureError(
-            f"capturing {source} with batch {batch} and {seq} tokens takes more than {LIMIT_BYTES >> 30} GB of memory; ",
+            f"capturing {source} with batch {batch} and {seq} tokens takes more than {LIMIT_BYTES >> 30} GiB of memory; ",
             "give a smaller ",
             named("batch"),
             ", ",

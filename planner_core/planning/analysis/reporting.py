@@ -458,7 +458,8 @@ def front_report(points: Sequence[FrontPoint], exact: bool, objective: str) -> d
 def front_text(points: Sequence[FrontPoint], exact: bool, objective: str) -> str:
     """The front as a table."""
     told = "all of them" if exact else "some lie closer together than could be looked through"
-    head = f"{len(points)} plans, all copies of a block alike, that no other beats in {objective} and memory ({told}):"
+    many = "one plan" if len(points) == 1 else f"{len(points)} plans"
+    head = f"{many}, all copies of a block alike, that no other beats in {objective} and memory ({told}):"
     rows = [["mesh", objective, "memory GiB at the end of forward"]]
     rows += [[str(p.mesh), format_seconds(p.cost_s), f"{p.memory_bytes / 2**30:.2f}"] for p in points]
     return f"{head}\n\n{format_table(rows, frozenset({1, 2}))}"

@@ -9,6 +9,7 @@ from itertools import islice
 from planner_core.core import DeviceMesh, Graph, Note, NoteKind, Plan, Sentence, Term, Workload, named
 from planner_core.cost import micro_batch
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
+from planner_core.planning.fitting.shortage import note_memory
 from planner_core.planning.methods import BASELINES, METHODS, AxisRules, Method, parse_layout
 from planner_core.planning.planner import Planner, prepare_planner, with_recompute
 from planner_core.planning.request import Progress, Request
@@ -83,6 +84,7 @@ def plan_stated_layout(
         planner = prepare_planner(asked, graph, say, planner.effort, planner)
     planner = with_recompute(planner, "none" if request.recompute == "auto" else request.recompute)
     plan = planner.stated(layout)
+    plan = replace(plan, notes=(*plan.notes, *note_memory(plan, planner)))
     left_open = [named("micro_batch")] if (request.accumulate, request.micro_batch) == (None, None) else []
     left_open += [named("recompute")] if request.recompute == "auto" else []
     if not left_open:
@@ -191,7 +193,7 @@ class _BaselineSearch:
         shown = replace(answer, assignment=near or answer.smallest, bound=0.0)
         plan = planner.plan(problem, shown, self.baseline.title, self.baseline.name, "time")
         note = Note("does not fit: shown at nearly the least memory that it takes", NoteKind.SHORTAGE)
-        return replace(plan, optimal=False, bound=None, notes=(note,))
+        return replace(plan, optimal=False, bound=None, notes=(note, *note_memory(plan, planner)))
 
     def problems(self, planner: Planner) -> list[Problem]:
         """The networks of the baseline at a planner's number of micro-batches and recomputation, one for each mesh that suits it."""

@@ -79,6 +79,7 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
             ": ",
             refused.sentence if refused else "no plan fits",
             needed_bytes=refused.needed_bytes if refused else 0,
+            describe_memory=refused.describe_memory if refused else None,
         )
     planner, plan = min(found, key=lambda f: (not f[1].fits, f[1].cost.step_time_s if f[1].fits else _peak_bytes(f[1])))
     plan = _bound_over_all(planner, plan, [one for _, one in found])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from planner_core.core import (
     ITEM_BYTES,
@@ -132,6 +133,12 @@ def describe_memory(plan: Plan, graph: Graph, budget: float) -> str:
     parts = [f"{size / 2**30:.1f} {'are ' if k == 0 else ''}{name}" for k, (name, size) in enumerate(most) if size]
     listed = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
     return f"of {plan.cost.memory_bytes['peak'] / 2**30:.1f} GiB, {listed}; a GPU may hold {budget / 2**30:.1f} GiB"
+
+
+def note_memory(plan: Plan, planner: Planner) -> tuple[Note, ...]:
+    """A note about what fills the memory of a plan that does not fit."""
+    told = "" if plan.fits else describe_memory(plan, planner.graph, planner.budget)
+    return (Note(told),) if told else ()
 
 
 def _logit_shapes(graph: Graph) -> set[tuple[int, ...]]:
@@ -266,7 +273,9 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem) ->
         helps += [] if planner.workload.recompute in ("auto", "full") else [named("recompute", "full")]
         short = Sentence.from_list("; ", (note.sentence for note in (first, *rest)))
         enough, others = named("memory_gb", math.ceil(peak / 1e9)), Sentence.from_list(", ", helps)
-        raise NoPlanFits("no plan fits: ", short, "; use ", others, " or ", enough, needed_bytes=peak)
+        filled = partial(describe_memory, plan, planner.graph, planner.budget)
+        message = ("no plan fits: ", short, "; use ", others, " or ", enough)
+        raise NoPlanFits(*message, needed_bytes=peak, describe_memory=filled)
     shortage = replace(first, sentence=Sentence("does not fit: ", first.sentence))
     return replace(plan, fits=False, notes=(shortage, *rest))
 
