@@ -270,7 +270,7 @@ class StageCost:
 @dataclass(frozen=True, slots=True)
 class PipelineCost:
     """What the stages of a plan take, and how they fit together: `bubble_s` is the time that a rank stands idle in a step, in the mean over
-    all ranks. `bound_s`: the closed form that no order of this schedule is faster than."""
+    all ranks. `bound_s`: seconds that the step of this schedule is not below (`cost.schedule.pipeline.timing`)."""
 
     stages: tuple[StageCost, ...]
     bubble_s: float

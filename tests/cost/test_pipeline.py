@@ -14,10 +14,13 @@ from planner_core.core import InputError, Pipeline, StageCost, load_cluster, pla
 from planner_core.cost import even_copies, simulated_pipeline, stage_plans
 from planner_core.cost.resolved_ops import RECEIVE
 from planner_core.cost.schedule.pipeline import (
+    Order,
+    Pass,
     bound_s,
     boundary_states,
     in_flight,
     rank_orders,
+    steady_orders,
     tied_weights,
 )
 from planner_core.planning.methods import parse_layout
@@ -89,6 +92,25 @@ def test_every_micro_batch_runs_once_through_every_stage(schedule: str, ranks: i
         (s, p, k) for s in range(len(whole.copies)) for p in passes for k in range(2 * ranks)
     }
     assert max(work.values()) == 1
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "virtual"), CASES)
+def test_long_steps_have_the_situations_of_short_ones(schedule: str, ranks: int, virtual: int) -> None:
+    """What is in flight when a pass begins, stage by stage: memory is walked with a few rounds of micro-batches, for any number of them."""
+
+    def situations(orders: tuple[Order, ...]) -> list[set[tuple[object, ...]]]:
+        found = []
+        for order in orders:
+            now, seen = Counter[int](), set()
+            for work in order:
+                seen.add((work.stage, work.what, *sorted(now.items())))
+                if work.what is not Pass.INPUT:
+                    now[work.stage] += 1 if work.what is Pass.FORWARD else -1
+            found.append(seen)
+        return found
+
+    whole = cut(schedule, ranks, virtual)
+    assert situations(steady_orders(whole, 14 * ranks)) == situations(rank_orders(whole, 14 * ranks))
 
 
 def test_micro_batches_in_flight() -> None:

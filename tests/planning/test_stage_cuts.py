@@ -8,8 +8,12 @@ import random
 import numpy as np
 import pytest
 
+from planner_core.core import Pipeline, StageCost
+from planner_core.cost import most_in_flight
+from planner_core.cost.schedule.pipeline.timing import closed_form_s
 from planner_core.planning.stages.cuts import find_best_cut
 from planner_core.planning.stages.degrees import PipelineDegrees
+from planner_core.planning.stages.interleaved import find_interleaved_cut, list_interleaved_cuts
 from planner_core.planning.stages.pieces import CopyPolicy, PolicyMix, RangeCosts
 
 
@@ -100,3 +104,52 @@ def test_no_cut_with_any_policies_is_better(seed: int, copies: int, stages: int)
     if cut is not None:
         cuts = (0, *np.cumsum(cut[0]).tolist())
         assert price_by_hand(policies, cuts, cut[1], 4, budget) == pytest.approx(least, rel=1e-9)
+
+
+def interleaved_by_hand(
+    policy: CopyPolicy, copies: tuple[int, ...], ranks: int, micro_batches: int, budget: float
+) -> float:
+    """The closed form of a cut with several stages a rank, from its stages' costs; infinite if a rank does not fit."""
+    pipeline, cuts = Pipeline(ranks, "interleaved", copies), np.cumsum([0, *copies])
+    most = most_in_flight(pipeline, micro_batches)
+    stages, held, passing = [], [0.0] * ranks, [0.0] * ranks
+    for stage, (first, last) in enumerate(itertools.pairwise(cuts)):
+        each, rank = range(first, last), pipeline.rank_of(stage)
+        forward, backward, gather, reduce, step = (
+            sum(float(row[i]) for i in each)
+            for row in (policy.forward_s, policy.backward_s, policy.gather_s, policy.reduce_s, policy.step_s)
+        )
+        send_s = float(policy.send_s[last - 1]) / 2
+        stages.append(
+            StageCost(forward, backward, 0.0, gather, reduce, step + policy.stage_s, send_s, send_bytes=0, peak_bytes=0)
+        )
+        held[rank] += sum(policy.state_bytes[i] + most[stage] * policy.activation_bytes[i] for i in each)
+        held[rank] += most[stage] * policy.sent_bytes[last - 1]
+        passing[rank] = max(passing[rank], *(float(policy.passing_bytes[i]) for i in each))
+    fits = all(h + p <= budget for h, p in zip(held, passing, strict=True))
+    return closed_form_s(pipeline, stages, micro_batches) if fits else float("inf")
+
+
+@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize(("copies", "ranks", "virtual"), [(7, 2, 2), (10, 2, 3), (11, 3, 2)])
+def test_no_interleaved_cut_is_better(seed: int, copies: int, ranks: int, virtual: int) -> None:
+    """Every way to deal uneven copies to stages, several a rank, is the judge of the search that moves copies one by one."""
+    policies, micro_batches, stages = random_policies(seed, copies), 2 * ranks, ranks * virtual
+    fast = policies[0]
+    whole = float((fast.state_bytes + 1.5 * ranks * fast.activation_bytes).sum())
+    budget = whole / ranks * random.Random(seed).uniform(0.8, 1.5) + 3
+    degrees, costs = (
+        PipelineDegrees(ranks, virtual, 4, 1, 1, micro_batches),
+        RangeCosts(policies, micro_batches, budget),
+    )
+    found = [cut for cut, _ in list_interleaved_cuts(degrees, costs, float("inf"))]
+    for number, policy in enumerate(policies):
+        cuts = [np.diff([0, *c, copies]) for c in itertools.combinations(range(1, copies), stages - 1)]
+        least = min(interleaved_by_hand(policy, tuple(cut.tolist()), ranks, micro_batches, budget) for cut in cuts)
+        mine = [
+            interleaved_by_hand(policy, cut, ranks, micro_batches, budget)
+            for cut, mixes in found
+            if mixes[0].fast == number
+        ]
+        assert min(mine, default=float("inf")) == pytest.approx(least, rel=1e-9)
+    assert (find_interleaved_cut(degrees, costs, float("inf")) in found) == bool(found)

@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 from planner_core.core import InputError, Pipeline, Plan, load_cluster
-from planner_core.cost import cost_model, ops_at_the_ends, pipe_link, stage_costs, stage_plans
+from planner_core.cost import bound_s, cost_model, ops_at_the_ends, pipe_link, stage_costs, stage_plans
 from planner_core.models import load_model
 from planner_core.planning import FIRST_PASSES, add_stages, may_use_stages, plan_model, prepare_planner
 from planner_core.planning.methods.layout import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.planning.stages import search_stages
-from planner_core.planning.stages.cuts import find_even_cut, outline_cut, price_cut
+from planner_core.planning.stages.cuts import outline_cut, price_cut
 from planner_core.planning.stages.degrees import PipelineDegrees
+from planner_core.planning.stages.interleaved import find_interleaved_cut
 from planner_core.planning.stages.pieces import RangeCosts, policy_from_plan
 from planner_core.planning.stages.search import _StageSearch
 from planner_core.search import make_block_plans, search_within_budget
@@ -91,8 +92,8 @@ def test_a_range_takes_what_its_stage_takes() -> None:
         assert own == pytest.approx(mine, rel=0.02)
 
 
-def test_an_even_cut_is_refused_by_the_closed_form_of_its_price() -> None:
-    """Sums over pieces give the closed form that the price of the cut has, so a cut that is too slow is never priced."""
+def test_an_interleaved_cut_is_refused_by_the_bound_of_its_price() -> None:
+    """Sums over pieces give the bound that the price of the cut has, but for hosts, so a cut that is too slow is never priced."""
     asked = Request("llama-3-8b", cluster="2x8-h100", batch=32, seq=2048, accumulate=8, layers=8, zero=1)
     planner, d = prepare_planner(asked), PipelineDegrees(2, 2, 4, 2, 1, 8)
     problem = planner.problem(d.mesh, uniform=True, pipe=d.pipe)
@@ -102,14 +103,17 @@ def test_an_even_cut_is_refused_by_the_closed_form_of_its_price() -> None:
     model = cost_model(planner.cluster, d.mesh, planner.workload, d.pipe)
     policy = policy_from_plan("one", blocks, planner.graph, model, ops_at_the_ends(planner.coarse), d.pipe)
     costs = RangeCosts([policy], 8, float("inf"))
-    cut = find_even_cut(d, costs, float("inf"))
+    cut = find_interleaved_cut(d, costs, float("inf"))
     assert cut is not None
     plan = price_cut(d, planner, [policy], cut)
     price = plan.cost.pipeline
     assert price is not None
     assert outline_cut(d, planner, [policy], cut) == (price.bound_s, plan.cost.memory_bytes["peak"])
-    assert find_even_cut(d, costs, 0.98 * price.bound_s) is None
-    assert find_even_cut(d, costs, 1.02 * price.bound_s) == cut
+    assert plan.pipeline is not None
+    ahead = [replace(c, host_forward_s=0.0, host_backward_s=0.0, host_step_s=0.0) for c in price.stages]
+    seconds = bound_s(plan.pipeline, ahead, d.micro_batches)
+    assert find_interleaved_cut(d, costs, 0.98 * seconds) is None
+    assert find_interleaved_cut(d, costs, 1.02 * seconds) == cut
 
 
 def test_policies_that_are_too_slow_by_themselves_are_not_priced() -> None:

@@ -4,6 +4,7 @@ degrees  number of stages, the mesh of each, number of micro-batches
 estimates  which of them to search first, and where the pipeline lies among the axes of the mesh
 pieces   time and memory of each copy as a part of a stage; the least seconds of any range of copies
 cuts     the best cut of a model into stages, and its plan
+interleaved  the copies of each stage where ranks have several
 search   the degrees that may be quicker, and the best plan of them
 trace    the simulated step, one row for each rank
 """

@@ -9,13 +9,10 @@ from planner_core.cost import (
     CostModel,
     bound_s,
     cost_model,
-    even_copies,
-    in_flight,
     named_mesh,
     ops_at_the_ends,
     price_pipeline,
     price_stages,
-    rank_orders,
     stage_plans,
     with_parts,
 )
@@ -23,13 +20,12 @@ from planner_core.planning.fitting.model_identity import model_identity
 from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner, recomputation_of
 from planner_core.planning.stages.degrees import PipelineDegrees
+from planner_core.planning.stages.interleaved import Cut
 from planner_core.planning.stages.pieces import CopyPolicy, PolicyMix, RangeCosts
 from planner_core.search.algebra import StageOption, best_partition
 
 STAGES_PLAN_NAME = "stages"
 """The name of the best plan with pipeline stages."""
-Cut = tuple[tuple[int, ...], tuple[PolicyMix, ...]]
-"""The copies of each stage, and the policies that it mixes."""
 
 
 def outline_cut(degrees: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], cut: Cut) -> tuple[float, int]:
@@ -80,26 +76,6 @@ def find_best_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> 
 
     cut = best_partition(len(costs.kinds), degrees.ranks, options, limit)
     return (cut.copies, tuple(c for c in cut.choices if isinstance(c, PolicyMix))) if cut else None
-
-
-def find_even_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> Cut | None:
-    """Cut into stages of equally many copies, several a rank, all under the quickest policy in which every rank fits.
-
-    Returns None if none fits, or if even the quickest is not below `limit` seconds."""
-    pipeline = Pipeline(degrees.ranks, degrees.schedule, even_copies(len(costs.kinds), degrees.ranks * degrees.virtual))
-    # Number 0 is the quickest policy: if that is too slow even where memory is plenty, so is every other one.
-    stages = [costs.stage_cost(*pipeline.call_range(s), 0) for s in range(len(pipeline.copies))]
-    # The closed form holds the bubble of the schedule, so most degrees end here, before their slower policies are searched.
-    if bound_s(pipeline, stages, degrees.micro_batches) >= limit:
-        return None
-    most_in_flight = [in_flight(order) for order in rank_orders(pipeline, degrees.micro_batches)]
-    for number in range(len(costs.policies)):
-        if all(
-            costs.fit_together([(*pipeline.call_range(s), most_in_flight[r][s]) for s in pipeline.stages_of(r)], number)
-            for r in range(degrees.ranks)
-        ):
-            return pipeline.copies, (PolicyMix(number, number),) * len(pipeline.copies)
-    return None
 
 
 def combine_blocks(

@@ -82,8 +82,8 @@ class DegreeEstimates:
 
     def _exposed_sends_s(self, d: PipelineDegrees, micro_batch_s: float) -> float:
         """Seconds of sends between stages that a step waits for."""
-        # Whole on every tensor rank: a plan of the whole model does not know of sends, so it has no reason to shard the residual stream.
-        sent = int(d.ranks * d.samples * self._sample_bytes)
+        # Long sequences and wide models shard the residual stream over the tensor ranks, for memory's sake, so each sends its part.
+        sent = int(d.ranks * d.samples * self._sample_bytes / d.tensor)
         send_s = collective_time("send_recv", sent, self._pipe_link(d))[0]
         # A rank has at most `in_flight` micro-batches on their way through all stages and back, so as many take one trip. Example: 4 ranks
         # in 1F1B, 1 s of work for a micro-batch and 0.1 s a send: a trip of 1 + 6 * 0.1 = 1.6 s for 4 micro-batches, each of which is
@@ -108,12 +108,16 @@ class DegreeEstimates:
     def _sharded_bytes(self, d: PipelineDegrees) -> tuple[float, float]:
         """Bytes of weights and of gradients of a GPU's part of a rank's stages, before they are sharded over the data axis."""
         load = self.planner.workload
-        share = self.planner.graph.num_params / (d.ranks * d.tensor)
+        share = self._num_params / (d.ranks * d.tensor)
         item = ITEM_BYTES[load.dtype]
         return share * item, share * load.gradient_item(item)
 
     def _pipe_link(self, d: PipelineDegrees) -> AxisLink:
         return pipe_link(self.planner.cluster, d.mesh, d.pipe)
+
+    @functools.cached_property
+    def _num_params(self) -> int:
+        return self.planner.graph.num_params
 
     @functools.cached_property
     def _sample_bytes(self) -> float:

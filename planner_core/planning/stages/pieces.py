@@ -12,13 +12,13 @@ full recomputation. A stage may mix two policies if both pass on the residual st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import BlockPlan, Graph, Pipeline, PipelineAxis, StageCost
+from planner_core.core import BlockPlan, Graph, Pipeline, PipelineAxis
 from planner_core.cost import CostModel, Ends, boundary_states, pipe_link, stage_costs, stage_memories, stage_plans
 
 Floats = NDArray[np.float64]
@@ -148,26 +148,6 @@ class RangeCosts:
             if best and not best[2].num_slow and best[2].fast == fast:
                 break  # policies are sorted by time, so none after one that fits alone is quicker
         return best
-
-    def stage_cost(self, first: int, last: int, number: int) -> StageCost:
-        """The seconds of a range as a stage under one policy, without waits for the host."""
-        policy = self.policies[number]
-        forward_s, backward_s, gather_s, reduce_s, step_s = map(float, self.sums[number].seconds(first, last))
-        # `send_s` of a policy is there and back.
-        send_s = float(policy.send_s[last - 1]) / 2
-        return StageCost(
-            forward_s, backward_s, 0.0, gather_s, reduce_s, step_s + policy.stage_s, send_s, send_bytes=0, peak_bytes=0
-        )
-
-    def fit_together(self, ranges: Iterable[tuple[int, int, int]], number: int) -> bool:
-        """Whether the stages of one rank fit together under one policy. A range is (first piece, end, micro-batches in flight)."""
-        sums, total, passing = self.sums[number], 0.0, 0.0
-        for first, last, in_flight in ranges:
-            sent = float(self.policies[number].sent_bytes[last - 1])
-            total += sums.resident_bytes(first, last, in_flight) + in_flight * sent
-            # A rank runs one pass at a time, so the highest passing moment of its stages counts once, and their residents all.
-            passing = max(passing, sums.passing_bytes(first, last))
-        return total + passing <= self.budget
 
     def _cheapest_mix(
         self, first: int, last: int, in_flight: int, fast: int, slow: int

@@ -46,9 +46,10 @@ from planner_core.planning.fitting.shortage import least_state_bytes
 from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner, prepare_planner, with_recompute, with_zero
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.stages.cuts import find_best_cut, find_even_cut, outline_cut, price_cut
+from planner_core.planning.stages.cuts import find_best_cut, outline_cut, price_cut
 from planner_core.planning.stages.degrees import ModelKey, PipelineDegrees, list_degrees
 from planner_core.planning.stages.estimates import DegreeEstimates
+from planner_core.planning.stages.interleaved import find_interleaved_cut
 from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts, policy_from_plan
 from planner_core.search import SearchLimits, make_block_plans, search_roughly, search_within_budget
 from planner_core.search.algebra import TooWide
@@ -310,7 +311,10 @@ class _StageSearch:
         if key not in self.policies:
             self.policies[key] = _LazyPolicies(self.find_policies(d, limit))
         # No cut beats the quickest policy without a budget. If even that is too slow, the slower policies need no search.
-        quickest, find_cut = next(iter(self.policies[key]), None), find_even_cut if d.virtual > 1 else find_best_cut
+        quickest, find_cut = (
+            next(iter(self.policies[key]), None),
+            find_interleaved_cut if d.virtual > 1 else find_best_cut,
+        )
         if quickest is None or not find_cut(d, RangeCosts([quickest], d.micro_batches, math.inf), limit):
             return False
         best_before = self.best
@@ -325,7 +329,7 @@ class _StageSearch:
         self, d: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], limit: float
     ) -> Plan | None:
         """The plan of the best cut under these policies, if it fits and is below a limit."""
-        budget, find_cut = planner.budget, find_even_cut if d.virtual > 1 else find_best_cut
+        budget, find_cut = planner.budget, find_interleaved_cut if d.virtual > 1 else find_best_cut
         for _ in range(MAX_REPAIRS):
             cut = find_cut(d, RangeCosts(policies, d.micro_batches, budget), limit)
             if cut is None:

@@ -52,12 +52,14 @@ def best_partition(copies: int, stages: int, options: Options, below: float = fl
     """Find the cut of least seconds, if one is less than `below`; otherwise None. Every stage has at least one copy. With more copies no
     stage may be quicker."""
     fronts: dict[int, list[_Point]] = {0: [_Point(0.0, 0.0, (), ())]}
+    least_ends = _least_ends(copies, stages, options, below)
     for stage in range(stages):
         next_fronts: dict[int, list[_Point]] = {}
         num_later_stages = stages - 1 - stage
         for first, points in fronts.items():
             # Every later stage needs one copy at least, and the last stage takes all that are left.
-            ends = range(first + 1, copies - num_later_stages + 1) if num_later_stages else (copies,)
+            least = max(first + 1, least_ends[stage])
+            ends = range(least, copies - num_later_stages + 1) if num_later_stages else (copies,)
             for last in ends:
                 stage_options = list(options(stage, first, last))
                 extended = [
@@ -72,6 +74,19 @@ def best_partition(copies: int, stages: int, options: Options, below: float = fl
         fronts = next_fronts
     ends_at = min(fronts.get(copies, ()), key=lambda p: p.longest_s, default=None)
     return Partition(ends_at.longest_s, ends_at.copies, ends_at.choices) if ends_at else None
+
+
+def _least_ends(copies: int, stages: int, options: Options, below: float) -> list[int]:
+    """By stage the least end that leaves no more copies than the stages behind it can take, each by itself."""
+    # Example: 10 copies, 3 stages, at most 4 copies a stage. The last two take 8, so the first stage ends at 2 or later.
+    ends = [copies] * stages
+    for stage in range(stages - 1, 0, -1):
+        first, last = ends[stage], ends[stage]
+        # Stages before this one need one copy each. What a stage cannot take, it cannot take with more copies either.
+        while first > stage and any(o.work_s < below for o in options(stage, first - 1, last)):
+            first -= 1
+        ends[stage - 1] = first
+    return ends
 
 
 def _append_stage(point: _Point, option: StageOption, copies: int) -> _Point:

@@ -9,7 +9,16 @@ price    the cost of a plan with stages
 """
 
 from planner_core.cost.schedule.pipeline.memory import StageMemory, stage_memories
-from planner_core.cost.schedule.pipeline.orders import Order, Pass, Work, check_micro_batches, in_flight, rank_orders
+from planner_core.cost.schedule.pipeline.orders import (
+    Order,
+    Pass,
+    Work,
+    check_micro_batches,
+    in_flight,
+    most_in_flight,
+    rank_orders,
+    steady_orders,
+)
 from planner_core.cost.schedule.pipeline.passes import RankWork, ranks_work
 from planner_core.cost.schedule.pipeline.price import price_pipeline, price_stages, stage_costs
 from planner_core.cost.schedule.pipeline.stages import (
@@ -40,6 +49,7 @@ __all__ = [
     "cut_items",
     "even_copies",
     "in_flight",
+    "most_in_flight",
     "price_pipeline",
     "price_stages",
     "rank_orders",
@@ -48,6 +58,7 @@ __all__ = [
     "stage_costs",
     "stage_memories",
     "stage_plans",
+    "steady_orders",
     "tied_weights",
     "with_parts",
 ]

@@ -20,7 +20,7 @@ from planner_core.core import Pipeline, State
 from planner_core.cost.memory import Moment, StandingMemory, num_update_tensors, stage_moments
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes
-from planner_core.cost.schedule.pipeline.orders import Order, Pass, rank_orders
+from planner_core.cost.schedule.pipeline.orders import Order, Pass, steady_orders
 from planner_core.cost.schedule.pipeline.stages import StagePlan, boundary_states
 
 
@@ -111,6 +111,6 @@ def fullest_rank(
     """The bytes of the fullest rank by kind, and the peak of every rank."""
     every = [
         rank_memory(pipeline, rank, memories, order, model)
-        for rank, order in enumerate(rank_orders(pipeline, model.workload.accumulate))
+        for rank, order in enumerate(steady_orders(pipeline, model.workload.accumulate))
     ]
     return max(every, key=lambda m: m["peak"]), tuple(m["peak"] for m in every)

@@ -68,7 +68,8 @@ def price_pipeline(
     # passes, so it is left out where no host can be late.
     if not all(map(_is_ahead_of_gpu, costs)):
         waits = max(0.0, time.step_s - simulated_pipeline(pipeline, tuple(map(_without_host, costs)), m).step_s)
-    found = PipelineCost(costs, time.bubble_s, bound_s(pipeline, costs, m))
+    # Where the two are equal, their sums are rounded in other orders.
+    found = PipelineCost(costs, time.bubble_s, min(bound_s(pipeline, costs, m), time.step_s))
     # The parts of a step are told of one rank. The one with most work has the least bubble.
     busiest = max(range(pipeline.ranks), key=lambda r: _busy_seconds(pipeline, costs, r, m))
     mine = pipeline.stages_of(busiest)

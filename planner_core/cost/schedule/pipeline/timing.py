@@ -10,17 +10,18 @@ gradients are summed, it does what is done once a step (`StageCost.step_s`). The
 Example: 2 stages, forward 1 s, backward 2 s, sends 0 s, 3 micro-batches, `1f1b`. Stage 1 begins after 1 s and works without a pause until
 1 + 3 * 3 = 10 s. Stage 0 then has one backward left: 12 s. Each rank works for 9 s, so the bubble is 3 s.
 
-The closed form is a lower bound of every order. Rank r computes for W_r seconds. It cannot begin before the first micro-batch has come
-to its first stage, and when its last backward is done, the gradients must still go back to the first stage:
+Two bounds are below the simulated step. The *closed form* holds for every order. Rank r computes for W_r seconds. It cannot begin before
+the first micro-batch has come to its first stage, and when its last backward is done, the gradients must still go back to the first stage:
 
-    bound = max over ranks r of   start_r + W_r + end_r
+    closed form = max over ranks r of   start_r + W_r + end_r
 
 start_r: forwards and sends of the stages before the rank's first one, or the gathers of its first stage; end_r: backwards and sends of
 those stages, and what is done once a step on the first rank; or what is done once a step on r, if that takes longer. Where gradients of
 weights are apart, nothing need follow a rank's own work but what it does once a step.
 
-In `1f1b` a rank r has at most n = ranks - r micro-batches in flight. So the forward of micro-batch k + n waits until the backward of k
-is back: n micro-batches take at least as long as one takes from r to the last rank and back, sends included.
+The *bound* adds what one rank waits for. Let all other ranks take any number of micro-batches at once: then only this rank's order, and
+the way of a micro-batch through the other stages, are left, and no real rank is quicker. Example: `1f1b` on 4 ranks, a way of 1.6 s there
+and back, 0.25 s of work on rank 0. It has at most 4 micro-batches on their way, so it does 4 of them, 1 s of work, in 1.6 s.
 """
 
 from __future__ import annotations
@@ -70,23 +71,33 @@ def simulated_pipeline(pipeline: Pipeline, stages: Sequence[StageCost], micro_ba
 
 
 class _PipelineRun:
-    """The state of a simulated step: when each rank is free, and when what a piece of work waits for is there."""
+    """The state of a simulated step: when each rank is free, and when what a piece of work waits for is there.
 
-    def __init__(self, pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> None:
+    `alone`: the one rank that is simulated; the others take every micro-batch at once. None: all ranks are."""
+
+    def __init__(
+        self, pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int, alone: int | None = None
+    ) -> None:
         self.pipeline, self.stages, self.micro_batches = pipeline, stages, micro_batches
-        self.last = len(stages) - 1
         self.free = [0.0] * pipeline.ranks
         self.issued = [0.0] * pipeline.ranks  # when a rank's host has issued the passes so far
         self.gathered = [0.0] * pipeline.ranks  # when the weights of a rank's stages so far are there
         self.summed = [0.0] * pipeline.ranks  # when the gradients of a rank's stages so far are summed
-        self.there: dict[tuple[int, bool, int], float] = {(0, True, k): 0.0 for k in range(micro_batches)}
+        self.orders = rank_orders(pipeline, micro_batches)
+        self.simulated = range(pipeline.ranks) if alone is None else (alone,)
+        # A step has 10^5 passes of a few kinds, so what depends on the kind alone is looked up.
+        self.seconds = {(k, what): _pass_seconds(c, what) for k, c in enumerate(stages) for what in Pass}
+        self.host = {(k, what): _host_seconds(c, what) for k, c in enumerate(stages) for what in Pass}
+        self.hops = {(k, forward): self._hop(k, forward) for k in range(len(stages)) for forward in (True, False)}
+        before = [] if alone is None else stages[:alone]
+        self.there: dict[tuple[tuple[int, bool] | None, int], float] = {
+            ((alone or 0, True), k): _arrival_s(before) for k in range(micro_batches)
+        }
         self.spans: list[Span] = []
 
     def run(self) -> None:
         """Run every rank as far as it comes, until all are done."""
-        todo: list[tuple[int, Order, int]] = [
-            (r, o, 0) for r, o in enumerate(rank_orders(self.pipeline, self.micro_batches))
-        ]
+        todo: list[tuple[int, Order, int]] = [(r, self.orders[r], 0) for r in self.simulated]
         while todo:
             before = len(self.spans)
             todo = [(r, o, at) for r, o, begin in todo if (at := self._run_rank(r, o, begin)) < len(o)]
@@ -94,29 +105,55 @@ class _PipelineRun:
             if todo and len(self.spans) == before:
                 raise AssertionError(f"{self.pipeline.schedule} waits for itself at {[o[at] for _, o, at in todo]}")
 
+    def _hop(self, stage: int, forward: bool) -> tuple[tuple[int, bool] | None, float]:
+        """Return the next pass of a simulated rank that waits for a stage's forward or backward, and the seconds until it may begin.
+
+        The pass is None if there is none."""
+        seconds, step = 0.0, 1 if forward else -1
+        while True:
+            last, at = stage == len(self.stages) - 1, stage
+            if forward and last:
+                forward, step = False, -1  # the last stage's own loss begins its backward
+            else:
+                stage += step
+            if stage < 0:
+                return None, seconds
+            # In a V the two stages at its turn are on one rank, where nothing is sent.
+            if self.pipeline.rank_of(stage) != self.pipeline.rank_of(at):
+                # A stage's `send_s` is to the next one. A gradient takes the same boundary back, so it takes that of the stage before.
+                seconds += self.stages[min(at, stage)].send_s
+            if self.pipeline.rank_of(stage) in self.simulated:
+                return (stage, forward), seconds
+            back = Pass.INPUT if self.pipeline.schedule in SPLIT else Pass.BACKWARD
+            seconds += self.seconds[stage, Pass.FORWARD if forward else back]
+
     def _run_rank(self, rank: int, order: Order, at: int) -> int:
         """Run a rank's work from `at` on, up to what waits for a rank that has not run so far. Returns where it stopped."""
         while at < len(order):
             work = order[at]
-            forward = work.what is Pass.FORWARD
+            stage, what, number = work.stage, work.what, work.micro_batch
+            forward = what is Pass.FORWARD
             # The gradients of weights need only what this rank made before, in the first part of the same backward.
-            ready = 0.0 if work.what is Pass.WEIGHT else self.there.get((work.stage, forward, work.micro_batch))
+            ready = 0.0 if what is Pass.WEIGHT else self.there.get(((stage, forward), number))
             if ready is None:
                 break
-            start, cost = max(self.free[rank], ready), self.stages[work.stage]
+            start = max(self.free[rank], ready)
             # The gathers of a rank's stages come one after the other from the step's begin on. A later stage waits for its
             # first micro-batch meanwhile, so they often cost it nothing.
-            if forward and work.micro_batch == 0:
-                self.gathered[rank] += cost.first_s
+            if forward and number == 0:
+                self.gathered[rank] += self.stages[stage].first_s
                 start = max(start, self.gathered[rank])
-            end = self._end_of_pass(rank, start, self._pass_seconds(work), self._host_seconds(work))
+            end = self._end_of_pass(rank, start, self.seconds[stage, what], self.host[stage, what])
             self.free[rank] = end
             # Sums leave behind the pass and do not delay what it sends. When each stage waited for them, they added up over all stages:
             # 28 s of the 103 s of a published model of 1 T parameters with 64 stages.
-            if work.what in LAST_OF_GRADIENTS and work.micro_batch == self.micro_batches - 1:
-                self.summed[rank] = max(self.summed[rank], end) + cost.last_s
+            if number == self.micro_batches - 1 and what in LAST_OF_GRADIENTS:
+                self.summed[rank] = max(self.summed[rank], end) + self.stages[stage].last_s
             self.spans.append(Span(rank, work, start, end))
-            self._send(work, end)
+            if what is not Pass.WEIGHT:
+                # Results go to the next stage, gradients to the one before.
+                to, wait_s = self.hops[stage, forward]
+                self.there[to, number] = end + wait_s
             at += 1
         return at
 
@@ -135,45 +172,51 @@ class _PipelineRun:
         first, self.issued[rank] = self.issued[rank], self.issued[rank] + host_s
         return max(max(start, first) + gpu_s, self.issued[rank]) if host_s else start + gpu_s
 
-    def _host_seconds(self, work: Work) -> float:
-        """Return the seconds in which the host issues a pass. The two parts of a backward share its calls as they share its time."""
-        cost = self.stages[work.stage]
-        if work.what is Pass.FORWARD:
-            return cost.host_forward_s
-        share = self._pass_seconds(work) / cost.backward_s if cost.backward_s else 1.0
-        return cost.host_backward_s * share
 
-    def _pass_seconds(self, work: Work) -> float:
-        """Seconds of a pass."""
-        cost = self.stages[work.stage]
-        return {
-            Pass.FORWARD: cost.forward_s,
-            Pass.BACKWARD: cost.backward_s,
-            Pass.INPUT: cost.backward_s - cost.weight_s,
-            Pass.WEIGHT: cost.weight_s,
-        }[work.what]
+def _arrival_s(before: Sequence[StageCost]) -> float:
+    """Return when the first micro-batch has passed through the stages before one, each of them the first of its rank."""
+    seconds = 0.0
+    for cost in before:
+        # Its weights must be there, and the first pass ends after its host has issued it.
+        seconds = max(max(seconds, cost.first_s) + cost.forward_s, cost.host_forward_s) + cost.send_s
+    return seconds
 
-    def _send(self, work: Work, end: float) -> None:
-        """Results go to the next stage, gradients to the one before. The last stage's own loss begins its backward."""
-        if work.what is Pass.WEIGHT:
-            return
-        step = 1 if work.what is Pass.FORWARD else -1
-        to = work.stage + step
-        if to > self.last:
-            self.there[self.last, False, work.micro_batch] = end
-        elif to >= 0:
-            # In a V the two stages at its turn are on one rank, where nothing is sent.
-            near = self.pipeline.rank_of(to) == self.pipeline.rank_of(work.stage)
-            # A stage's `send_s` is to the next one. A gradient takes the same boundary back, so it takes that of the stage before.
-            sent = 0.0 if near else self.stages[min(work.stage, to)].send_s
-            self.there[to, step > 0, work.micro_batch] = end + sent
+
+def _pass_seconds(cost: StageCost, what: Pass) -> float:
+    return {
+        Pass.FORWARD: cost.forward_s,
+        Pass.BACKWARD: cost.backward_s,
+        Pass.INPUT: cost.backward_s - cost.weight_s,
+        Pass.WEIGHT: cost.weight_s,
+    }[what]
+
+
+def _host_seconds(cost: StageCost, what: Pass) -> float:
+    """Return the seconds in which the host issues a pass. The two parts of a backward share its calls as they share its time."""
+    if what is Pass.FORWARD:
+        return cost.host_forward_s
+    return cost.host_backward_s * (_pass_seconds(cost, what) / cost.backward_s if cost.backward_s else 1.0)
 
 
 def bound_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> float:
+    """Seconds that the schedule's step is not below: the closed form, and what ranks by themselves wait for (see the head)."""
+    by_rank = _closed_form_by_rank(pipeline, stages, micro_batches)
+    # A rank alone takes as long as its part of a simulated step, so only a few are. Ranks in front wait longest for a micro-batch to come
+    # back, those behind until they begin; a rank with most work sets the pace.
+    last = pipeline.ranks - 1
+    alone = {0, 1, last // 2, last, by_rank.index(max(by_rank))}
+    return max(*by_rank, *(_seconds_alone(pipeline, stages, micro_batches, rank) for rank in alone))
+
+
+def closed_form_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> float:
     """Seconds that no order of the schedule's work is below (see the head of the file)."""
+    return max(_closed_form_by_rank(pipeline, stages, micro_batches))
+
+
+def _closed_form_by_rank(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> list[float]:
     apart, m = pipeline.schedule in SPLIT, micro_batches
     once = [sum(stages[s].step_s for s in pipeline.stages_of(r)) for r in range(pipeline.ranks)]
-    most = 0.0
+    found = []
     for rank in range(pipeline.ranks):
         mine = pipeline.stages_of(rank)
         first = mine[0]  # it is also its rank, since the first turn goes from rank 0 on
@@ -184,15 +227,20 @@ def bound_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int)
         # The sums of at least one stage follow the last backward. Which stage comes last is the order's, so the bound takes the least.
         own = min(stages[s].last_s for s in mine) + once[rank]
         end = own if apart or not first else max(own, back + stages[0].last_s + once[0])
-        if pipeline.schedule == "1f1b":
-            work = max(work, _round_trips(stages[first:], m))
-        most = max(most, start + work + end)
-    return most
+        found.append(start + work + end)
+    return found
 
 
-def _round_trips(behind: Sequence[StageCost], micro_batches: int) -> float:
-    """Seconds of all micro-batches on the first of the ranks `behind`, if each but the first few waits for another one to come back."""
-    # The example of the head, rank 0: divmod(3 - 1, 2) = 1, 0, so 2 trips of 2 * (1 + 2) = 6 s. These 12 s are its simulated step.
-    turns, late = divmod(micro_batches - 1, len(behind))
-    trip = sum(s.forward_s + s.backward_s for s in behind) + 2 * sum(s.send_s for s in behind[:-1])
-    return late * behind[0].forward_s + (turns + 1) * trip
+def _seconds_alone(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int, rank: int) -> float:
+    """Seconds of a step in which only one rank has to do one pass after the other."""
+    run = _PipelineRun(pipeline, stages, micro_batches, alone=rank)
+    run.run()
+    end = run.end_of(rank)
+    if rank:
+        # The gradients of every micro-batch still go back to the first stage. That then has its own weights' gradients, sums and updates.
+        first = pipeline.stages_of(rank)[0]
+        back = max(span.end_s for span in run.spans if span.work.stage == first and span.work.what is not Pass.WEIGHT)
+        once_s = sum(stages[s].step_s for s in pipeline.stages_of(0))
+        weights_s = stages[0].weight_s if pipeline.schedule in SPLIT else 0.0
+        end = max(end, back + run.hops[first, False][1] + weights_s + stages[0].last_s + once_s)
+    return end

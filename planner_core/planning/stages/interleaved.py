@@ -1,0 +1,174 @@
+"""Cut a model into stages of which every rank has several: which stage has how many copies.
+
+All copies run under one policy. A rank's stages are not neighbours, so its time and memory are sums
+over several ranges of copies, and no dynamic program over copies holds them. The search begins with equally many copies in each stage and
+moves one at a time; where there are few stages also two at a time, which leaves the places where no single move helps. Every cut of small
+models is its judge (`tests/planning/test_stage_cuts.py`).
+
+Example: 7 copies in 4 stages on 2 ranks. 2, 2, 2, 1 gives rank 0 four copies and the embedding, rank 1 three copies and the head. If the
+head takes as long as three copies, 2, 1, 3, 1 is better: five copies on rank 0, two on rank 1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner_core.core import Pipeline, StageCost
+from planner_core.cost import bound_s, even_copies, most_in_flight
+from planner_core.planning.stages.degrees import PipelineDegrees
+from planner_core.planning.stages.pieces import Floats, PolicyMix, RangeCosts
+
+Ints = NDArray[np.int64]
+Cut = tuple[tuple[int, ...], tuple[PolicyMix, ...]]
+"""The copies of each stage, and the policies that it mixes."""
+
+MAX_FOR_ALL, MAX_FOR_PAIRS = 32, 8
+"""Stages of which each may give a copy to each, and of which two copies may move at once."""
+
+
+def find_interleaved_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> Cut | None:
+    """Find a cut with several stages a rank that fits and takes less than `limit` seconds; None if there is none."""
+    cuts = list_interleaved_cuts(degrees, costs, limit)
+    bounds = [
+        (bound_s(Pipeline(degrees.ranks, degrees.schedule, cut[0]), stages, degrees.micro_batches), cut)
+        for cut, stages in cuts
+    ]
+    # The closed form by which copies are moved does not see what ranks wait for, and stages of very unequal size wait most.
+    seconds, best = min(bounds, key=lambda pair: pair[0], default=(limit, None))
+    return best if seconds < limit else None
+
+
+def list_interleaved_cuts(
+    degrees: PipelineDegrees, costs: RangeCosts, limit: float
+) -> list[tuple[Cut, list[StageCost]]]:
+    """List the cuts that fit and may take less than `limit` seconds, with the costs of their stages: under each policy that into stages of
+    equally many copies, and the best that moves of copies lead to."""
+    even = np.array(even_copies(len(costs.kinds), degrees.ranks * degrees.virtual))
+    found = {}
+    for number in range(len(costs.policies)):
+        search = _CopiesSearch(degrees, costs, number)
+        # No moves help where even the work of all ranks, evenly dealt, takes too long.
+        if search.seconds(even).mean() >= limit:
+            continue
+        for copies in (even, search.improve(even)):
+            if search.num_bytes(copies).max() <= costs.budget and search.seconds(copies).max() < limit:
+                cut = tuple(map(int, copies)), (PolicyMix(number, number),) * len(copies)
+                found[cut] = search.stage_costs(copies)
+    return list(found.items())
+
+
+class _CopiesSearch:
+    """A search of the copies of each stage, under one policy. Many cuts are priced at once, so arrays are [cuts, stages]."""
+
+    def __init__(self, degrees: PipelineDegrees, costs: RangeCosts, number: int) -> None:
+        self.degrees, self.budget = degrees, costs.budget
+        self.policy, sums = costs.policies[number], costs.sums[number]
+        self.times, self.memory = sums.times, sums.memory
+        stages = degrees.ranks * degrees.virtual
+        pipeline = Pipeline(degrees.ranks, degrees.schedule, (1,) * stages)
+        self.in_flight = np.array(most_in_flight(pipeline, degrees.micro_batches), dtype=float)
+        self.passing = _RangeMaximum(self.policy.passing_bytes)
+
+    def improve(self, copies: Ints) -> Ints:
+        """Move copies as long as that helps. First all ranks must fit, then the step becomes shorter."""
+        while True:
+            moved = self._moves(copies)
+            better = self._best_of(copies, moved)
+            if better is None and len(copies) <= MAX_FOR_PAIRS and len(moved):
+                better = self._best_of(copies, np.concatenate([self._moves(m) for m in moved]))
+            if better is None:
+                return copies
+            copies = better
+
+    def _best_of(self, copies: Ints, moved: Ints) -> Ints | None:
+        """The best of some cuts; None if none is better than `copies`."""
+        if not len(moved):
+            return None
+        every = np.concatenate([copies[None], moved])
+        num_bytes, seconds = self.num_bytes(every), self.seconds(every)
+        over = np.maximum(0.0, num_bytes - self.budget)
+        # The pace is set by one rank, and many moves leave it as it is. Of these the best is that which evens out the other ranks, so that
+        # a later move has where to put a copy.
+        keys = ((seconds**2).sum(axis=-1), seconds.max(axis=-1), over.sum(axis=-1))
+        best = int(np.lexsort(keys)[0])
+        return every[best] if [key[best] for key in reversed(keys)] < [key[0] for key in reversed(keys)] else None
+
+    def _moves(self, copies: Ints) -> Ints:
+        """[cuts, stages] one copy taken from a stage and given to another one. Of many stages only the rank that sets the pace gives."""
+        stages = np.arange(len(copies))
+        givers = stages[copies > 1]  # a stage has at least one copy
+        if len(copies) > MAX_FOR_ALL:
+            num_bytes = self.num_bytes(copies)
+            pace = num_bytes if num_bytes.max() > self.budget else self.seconds(copies)
+            givers = givers[givers % self.degrees.ranks == pace.argmax()]
+        # A move inside a rank counts too: it changes what other ranks wait for.
+        pairs = np.array([(giver, taker) for giver in givers for taker in stages if giver != taker], dtype=np.int64)
+        pairs = pairs.reshape(-1, 2)
+        moved = np.repeat(copies[None], len(pairs), axis=0)
+        rows = np.arange(len(pairs))
+        moved[rows, pairs[:, 0]] -= 1
+        moved[rows, pairs[:, 1]] += 1
+        return moved
+
+    def _of_ranks(self, by_stage: Floats) -> Floats:
+        """[..., stages] as [..., virtual, ranks]: stage `turn * ranks + rank` is of that rank."""
+        return by_stage.reshape(*by_stage.shape[:-1], -1, self.degrees.ranks)
+
+    def seconds(self, copies: Ints) -> Floats:
+        """[..., ranks] the closed form of `cost.schedule.pipeline.timing`: a rank's start, its work, and what must follow it."""
+        ranks, m, policy = self.degrees.ranks, self.degrees.micro_batches, self.policy
+        ends = np.cumsum(copies, axis=-1)
+        forward, backward, gather, reduce, step = self.times[:, ends] - self.times[:, ends - copies]
+        send = policy.send_s[ends - 1] / 2  # `send_s` of a policy is there and back
+        work = m * self._of_ranks(forward + backward).sum(axis=-2)
+        once = self._of_ranks(step + policy.stage_s).sum(axis=-2)
+        own_end = self._of_ranks(reduce).min(axis=-2) + once
+        # What comes before a rank's first stage, and goes back through the stages before it.
+        none = np.zeros((*copies.shape[:-1], 1))
+        before_s = np.concatenate([none, np.cumsum((forward + send)[..., : ranks - 1], axis=-1)], axis=-1)
+        behind_s = np.concatenate([none, np.cumsum((backward + send)[..., : ranks - 1], axis=-1)], axis=-1)
+        end_s = np.maximum(own_end, behind_s + reduce[..., :1] + once[..., :1])
+        end_s[..., 0] = own_end[..., 0]
+        seconds: Floats = np.maximum(gather[..., :ranks], before_s) + work + end_s
+        return seconds
+
+    def stage_costs(self, copies: Ints) -> list[StageCost]:
+        """The seconds of each stage of one cut, without waits for the host."""
+        ends = np.cumsum(copies)
+        times = (self.times[:, ends] - self.times[:, ends - copies]).T
+        sends = self.policy.send_s[ends - 1] / 2
+        return [
+            StageCost(f, b, 0.0, first, last, step + self.policy.stage_s, send, send_bytes=0, peak_bytes=0)
+            for (f, b, first, last, step), send in zip(times.tolist(), sends.tolist(), strict=True)
+        ]
+
+    def num_bytes(self, copies: Ints) -> Floats:
+        """[..., ranks] bytes of a rank's stages: all of their states and activations, and the highest passing moment of one of them."""
+        ends = np.cumsum(copies, axis=-1)
+        states, activations = self.memory[:, ends] - self.memory[:, ends - copies]
+        held = states + self.in_flight * (activations + self.policy.sent_bytes[ends - 1])
+        # A rank runs one pass at a time, so the highest passing moment of its stages counts once, and what they hold all.
+        passing = self._of_ranks(self.passing.of(ends - copies, ends)).max(axis=-2)
+        num_bytes: Floats = self._of_ranks(held).sum(axis=-2) + passing
+        return num_bytes
+
+
+class _RangeMaximum:
+    """The maximum of any range of values, from the maxima of all ranges whose length is a power of two."""
+
+    def __init__(self, values: Floats) -> None:
+        # Row k has the maxima of 2^k values from each place on; a range of 6 is covered by its first 4 and its last 4.
+        rows = [values]
+        while (width := 2 ** (len(rows) - 1)) * 2 <= len(values):
+            last, number = rows[-1], len(values) - 2 * width + 1
+            row = np.full(len(values), -np.inf)
+            row[:number] = np.maximum(last[:number], last[width : width + number])
+            rows.append(row)
+        self.rows = np.array(rows)
+
+    def of(self, begins: Ints, ends: Ints) -> Floats:
+        """The maxima of the ranges from `begins` up to `ends`, none of which is empty."""
+        k = np.frexp((ends - begins).astype(float))[1] - 1
+        maxima: Floats = np.maximum(self.rows[k, begins], self.rows[k, ends - 2**k])
+        return maxima
