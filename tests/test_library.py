@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import inspect
 import io
+import json
 import subprocess
 import sys
 import threading
@@ -374,3 +375,29 @@ def test_a_search_is_free_where_a_call_says_nothing() -> None:
     assert (front["recompute"].default, front["accumulate"].default) == ("none", 1)
     asked = shardscope.plan("gpt2-xl", cluster="1x8-h100", layers=1).asked
     assert all(getattr(asked, name) == plan[name].default for name in get_type_hints(PlanOptions) if name != "layers")
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 250,
+}
+
+
+@pytest.mark.parametrize("options", [{"lora": 4}, {"vocab_multiple": 8}, {"lora": 4, "nf4": True}])
+def test_a_config_in_memory_is_planned_as_its_file(options: dict[str, Any], tmp_path: Path) -> None:
+    """Adapters and a padded vocabulary were ignored without a word where the config was given as a dict."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    size = {"cluster": "1x8-h100:gpus=2", "batch": 4, "seq": 16, "accumulate": 1}
+    here, there = (shardscope.plan(model, **size, **options) for model in (LLAMA, str(tmp_path)))
+    plain = shardscope.plan(LLAMA, **size)
+    assert here.graph.num_params == there.graph.num_params != plain.graph.num_params
+    assert here.best.blocks == there.best.blocks and here.best.cost == there.best.cost
+
+
+def test_adapters_beside_code_are_refused() -> None:
+    with pytest.raises(shardscope.InputError, match="lora=4 puts adapters into a model from a config"):
+        shardscope.plan(nn.Linear(4, 4), inputs=torch.randn(8, 4), lora=4)

@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, TypedDict, TypeVar, Unpack, get_type_hints
 
 from planner_core.core import DTYPES, OPTIONS, Cluster, Graph, InputError, load_cluster, named, nearest, short
-from planner_core.models import has_own_inputs, load_model
+from planner_core.models import has_own_inputs, load_model, pad_vocabulary, with_adapters
 from planner_core.ops import CoarseGraph, coarsen
 from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.methods import FREE, METHODS, TOOLS, parse_layout
@@ -345,6 +345,9 @@ def _resolve_request(
         )
     wanted["batch"] = batch and batch // parts  # a graph holds one micro-batch
     graph = load_model(model, inputs=inputs, **wanted)
+    # Who names a model leaves these two to the planner, which cannot tell a graph that has them already from one that lacks them.
+    graph = with_adapters(graph, options.get("lora"), options.get("nf4", False))
+    graph = pad_vocabulary(graph, options.get("vocab_multiple", 1))
     for name in ("batch", "seq"):
         if wanted[name] not in (None, graph.workload[name]):
             raise InputError(

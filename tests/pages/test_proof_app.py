@@ -44,7 +44,7 @@ def captions(at: AppTest) -> str:
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, first: Result) -> AppTest:
-    monkeypatch.setattr(state, "plan_model", lambda *_: first)
+    monkeypatch.setattr(state, "plan_model", lambda *_, **__: first)
     at = AppTest.from_file(SCRIPT, default_timeout=60)
     for key, text in REQUEST.items():
         at.query_params[key] = text
@@ -101,7 +101,7 @@ def test_a_proof_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch, pro
     at = opened(monkeypatch, first)
     job = at.session_state["jobs"]["proof"]
     assert not job.done
-    monkeypatch.setattr(state, "plan_model", lambda *_: proven)
+    monkeypatch.setattr(state, "plan_model", lambda *_, **__: proven)
     at.query_params["batch"] = "32"
     at.run()
     for _ in range(100):
