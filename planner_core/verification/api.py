@@ -144,11 +144,11 @@ def scaled(plan: Plan, ranks: int) -> Plan:
             graph = capture_graph(small, batch=batch, seq=seq, dtype="float32")
             captured = True
             if graph.num_params <= MAX_PARAMETERS:
-                made = _retarget(plan, graph, mesh, ranks)
-                broken = check_rules(made, graph)
+                retargeted = _retarget(plan, graph, mesh, ranks)
+                broken = check_rules(retargeted, graph)
                 if not broken:
-                    return made
-                first = first or (made, broken)
+                    return retargeted
+                first = first or (retargeted, broken)
         except (InputError, CaptureError) as error:
             if failed is None:
                 failed, unfit = error, captured or isinstance(error, NotRunnable)
@@ -179,8 +179,8 @@ def _explain_too_few_ranks(mesh: DeviceMesh, broken: str) -> Sentence:
     """Explain why a correct plan cannot be scaled to a small mesh, and what would help."""
     wanted = 2 ** len(mesh.axis_sizes)
     few = mesh.num_devices < wanted
-    way = Sentence("use ", named_check("ranks", wanted)) if few else Sentence("verify it with ", named_check("fake"))
-    return Sentence(f"the plan cannot be scaled to {mesh.num_devices} ranks ({broken}); ", way)
+    remedy = Sentence("use ", named_check("ranks", wanted)) if few else Sentence("verify it with ", named_check("fake"))
+    return Sentence(f"the plan cannot be scaled to {mesh.num_devices} ranks ({broken}); ", remedy)
 
 
 def _small_configs(config: Mapping[str, Any], seq: int, layers: int) -> Iterator[dict[str, Any]]:

@@ -34,8 +34,8 @@ POSITIONAL = "*"
 def build_model(config: Mapping[str, Any], dtype: str) -> tuple[nn.Module, Any]:
     """Build the module on meta. Returns it with its config object, or with the ModelSource of a user's callable."""
     if "callable" in config:
-        made = python_source(config["callable"])
-        return made.module, made
+        source = python_source(config["callable"])
+        return source.module, source
     module, parsed, _ = build_from_config(config, dtype, to_run=True)
     return module, parsed
 
@@ -50,11 +50,11 @@ def build_whole_model(config: Mapping[str, Any], dtype: str, seed: int) -> tuple
         return materialise(module, gentle_initializer(module, seed)), parsed
     _check_has_values(str(config["callable"]))
     torch.manual_seed(seed)
-    made = python_source(config["callable"], "cpu")
+    source = python_source(config["callable"], "cpu")
     if dtype == "float64":
-        widen_to_float64(made.module)
-        made.inputs, made.args = _tree_to_double(made.inputs), _tree_to_double(made.args)
-    return made.module, made
+        widen_to_float64(source.module)
+        source.inputs, source.args = _tree_to_double(source.inputs), _tree_to_double(source.args)
+    return source.module, source
 
 
 def widen_to_float64(module: nn.Module) -> None:
@@ -91,13 +91,13 @@ def gentle_initializer(model: nn.Module, seed: int) -> Init:
 
 def materialise(model: nn.Module, init: Init) -> nn.Module:
     """Replace the weights of a module by whole ones on the CPU. Tied weights stay tied."""
-    made: dict[int, nn.Parameter] = {}
+    replacements: dict[int, nn.Parameter] = {}
     values = {id(p): (p, init(name, p).clone()) for name, p in model.named_parameters()}
     for module in model.modules():
         for short, old in module._parameters.items():
             if old is not None and id(old) in values:
-                made.setdefault(id(old), nn.Parameter(values[id(old)][1], requires_grad=old.requires_grad))
-                module._parameters[short] = made[id(old)]
+                replacements.setdefault(id(old), nn.Parameter(values[id(old)][1], requires_grad=old.requires_grad))
+                module._parameters[short] = replacements[id(old)]
     return model
 
 
@@ -120,14 +120,14 @@ def rank_call(
     args, kwargs = tuple(inputs.get(POSITIONAL, ())), {k: v for k, v in inputs.items() if k != POSITIONAL}
     place, places = position_along(parallel.mesh.shape, parallel.data_axes, rank)
     try:
-        held = parallel.planned.sample_leaves(args, kwargs, global_batch=False)
+        sample_leaves = parallel.planned.sample_leaves(args, kwargs, global_batch=False)
     except PlanMismatch:
         return None
-    leaves = [x for x, own in zip(pytree.tree_leaves((args, kwargs)), held, strict=True) if own]
+    leaves = [x for x, own in zip(pytree.tree_leaves((args, kwargs)), sample_leaves, strict=True) if own]
     if any(len(x) % places for x in leaves) or (places > 1 and not leaves):
         return None
     own: tuple[tuple[Any, ...], dict[str, Any]] = map_marked_leaves(
-        (args, kwargs), held, lambda x: x.chunk(places)[place]
+        (args, kwargs), sample_leaves, lambda x: x.chunk(places)[place]
     )
     return own
 
@@ -158,13 +158,13 @@ def make_example_inputs(
     return inputs
 
 
-def _callable_inputs(made: ModelSource, meta_signals: bool) -> dict[str, Any]:
+def _callable_inputs(source: ModelSource, meta_signals: bool) -> dict[str, Any]:
     """Return the example inputs of a user's callable, positional ones under `POSITIONAL`.
 
     Without values, integers are zeros and masks are all true, since a model may count what a mask keeps.
     """
     if not meta_signals:
-        _check_has_values(made.source)
+        _check_has_values(source.source)
 
     def value(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or not x.is_meta:
@@ -173,7 +173,7 @@ def _callable_inputs(made: ModelSource, meta_signals: bool) -> dict[str, Any]:
             return x
         return torch.full(x.shape, x.dtype == torch.bool, dtype=x.dtype)
 
-    named, placed = pytree.tree_map(value, (made.inputs, made.args))
+    named, placed = pytree.tree_map(value, (source.inputs, source.args))
     return {POSITIONAL: placed, **named} if placed else named
 
 

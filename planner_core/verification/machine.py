@@ -23,8 +23,8 @@ def measure_machine(ranks: int | None = None) -> dict[str, Any]:
             f" is not a number from 1 to {gpus or MAX_RANKS}; give e.g. ",
             named_check("ranks", gpus or 2),
         )
-    found: dict[str, Any] = run_ranks(_measure_on_rank, number, (gpus > 0,), backend="nccl" if gpus else "gloo")[0]
-    return found
+    measured: dict[str, Any] = run_ranks(_measure_on_rank, number, (gpus > 0,), backend="nccl" if gpus else "gloo")[0]
+    return measured
 
 
 def _measure_on_rank(on_gpu: bool) -> dict[str, Any]:

@@ -35,9 +35,9 @@ def main(path: str) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    found = measure(dist.get_world_size() // int(os.environ.get("LOCAL_WORLD_SIZE", str(dist.get_world_size()))))
+    measured = measure(dist.get_world_size() // int(os.environ.get("LOCAL_WORLD_SIZE", str(dist.get_world_size()))))
     if dist.get_rank() == 0:
-        Path(path).write_text(json.dumps(found), encoding="utf-8")
+        Path(path).write_text(json.dumps(measured), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -47,7 +47,7 @@ def measure(nodes: int = 1) -> dict[str, Any]:
     gpu = dist.get_backend() == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
     ranks = dist.get_world_size()
-    found: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "schema": "shardscope.measured/1",
         "backend": dist.get_backend(),
         "ranks": ranks,
@@ -55,7 +55,7 @@ def measure(nodes: int = 1) -> dict[str, Any]:
         "device": _name(gpu),
         "collectives": list(_collectives(device, ranks, GPU_SIZES if gpu else SIZES)),
     }
-    return found | (_alone(device, GPU_SHAPES if gpu else SHAPES) if dist.get_rank() == 0 else {})
+    return measured | (_alone(device, GPU_SHAPES if gpu else SHAPES) if dist.get_rank() == 0 else {})
 
 
 def _name(gpu: bool) -> str:

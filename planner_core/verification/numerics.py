@@ -68,22 +68,23 @@ def verify_all(
 ) -> list[dict[str, Any]]:
     """Run several plans for the same number of ranks in the same processes, and return their reports."""
     ranks = plans[0].mesh.num_devices
-    found = run_ranks(_run_all, ranks, (plans, seed), timeout_s=timeout_s)
+    comparisons = run_ranks(_run_all, ranks, (plans, seed), timeout_s=timeout_s)
     joined = [
-        average_over_ranks(rows, p.mesh.axis_sizes) for rows, p in zip(zip(*found, strict=True), plans, strict=True)
+        average_over_ranks(rows, p.mesh.axis_sizes)
+        for rows, p in zip(zip(*comparisons, strict=True), plans, strict=True)
     ]
     return [make_report(p, rows, g) for p, rows, g in zip(plans, joined, graphs or [None] * len(plans), strict=True)]
 
 
-def average_over_ranks(found: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
+def average_over_ranks(comparisons: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> dict[str, Any]:
     """Return the results of rank 0, with the bytes of each all_to_all averaged over all ranks.
 
     The router decides what one rank sends to experts; the sum over ranks does not depend on it.
     """
-    first = found[0]
+    first = comparisons[0]
     rows = {(phase, kind, axis): list(amounts) for phase, kind, axis, *amounts in first["by_axis"]}
     calls = [
-        sorted(f["exchanges"], key=lambda call: call[:2]) for f in found
+        sorted(f["exchanges"], key=lambda call: call[:2]) for f in comparisons
     ]  # the ranks of an axis issue them in one order
     if any([c[:2] for c in own] != [c[:2] for c in calls[0]] for own in calls):
         raise VerificationFailed("the ranks issued different all_to_alls")
@@ -96,28 +97,28 @@ def average_over_ranks(found: Sequence[Mapping[str, Any]], sizes: Sequence[int])
     return {**first, "collectives": collective_table(rows), "by_axis": [[*key, *row] for key, row in rows.items()]}
 
 
-def make_report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
+def make_report(plan: Plan, comparison: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
     """Compare what was measured with the plan's prediction and with one process."""
-    predicted, measured = plan.cost.collectives(), found["collectives"]
-    single, parallel = found["loss"]
-    good = is_within_tolerance(found)
-    order = None if graph is None else check_order(plan, graph, found["events"])
+    predicted, measured = plan.cost.collectives(), comparison["collectives"]
+    single, parallel = comparison["loss"]
+    good = is_within_tolerance(comparison)
+    order = None if graph is None else check_order(plan, graph, comparison["events"])
     return {
         "ok": bool(good and same_traffic(predicted, measured) and (order is None or order["ok"])),
         "ranks": plan.mesh.num_devices,
         "backend": "gloo",
         "loss": {"single": single, "parallel": parallel, "abs_error": abs(single - parallel)},
-        "next_loss": dict(zip(("single", "parallel"), found["next_loss"], strict=True)),
-        "grad": {"max_rel_error": found["grad"][0], "worst": found["grad"][1]},
-        "param": {"max_rel_error": found["param"][0], "worst": found["param"][1]},
-        "dtype": found["dtype"],
+        "next_loss": dict(zip(("single", "parallel"), comparison["next_loss"], strict=True)),
+        "grad": {"max_rel_error": comparison["grad"][0], "worst": comparison["grad"][1]},
+        "param": {"max_rel_error": comparison["param"][0], "worst": comparison["param"][1]},
+        "dtype": comparison["dtype"],
         "numbers_ok": good,
         "collectives_ok": same_traffic(predicted, measured),
         "collectives": {"predicted": predicted, "measured": measured},
-        "by_axis": found["by_axis"],
+        "by_axis": comparison["by_axis"],
         "memory_bytes": None,
-        "unsteady": found.get("unsteady", []),
-        "dropout": "left out" if found["dropout"] else "none",
+        "unsteady": comparison.get("unsteady", []),
+        "dropout": "left out" if comparison["dropout"] else "none",
         "order": order,
     }
 
@@ -125,10 +126,10 @@ def make_report(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None
 def check_order(plan: Plan, graph: Graph, recorded: Iterable[Sequence[Any]], micro_batches: int = 1) -> dict[str, Any]:
     """Report whether a run issued and awaited its collectives as scheduled, and the first difference."""
     events = [Event(*row) for row in recorded]
-    found = first_difference(
+    difference = first_difference(
         scheduled(plan, graph, micro_batches=micro_batches), events, (c.prefix for c in graph.calls())
     )
-    return {"ok": not found, "events": len(events), "difference": found}
+    return {"ok": not difference, "events": len(events), "difference": difference}
 
 
 def same_traffic(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> bool:
@@ -150,9 +151,9 @@ def compare_with_fallback(plan: Plan, seed: int = 0) -> dict[str, Any]:
 
     Weights whose gradients are rounding errors even in float64 are left out, if they are few, and named in the report.
     """
-    found = compare_step(plan, seed, "float32")
-    if is_within_tolerance(found):
-        return found
+    comparison = compare_step(plan, seed, "float32")
+    if is_within_tolerance(comparison):
+        return comparison
     try:
         with default_dtype(torch.float64), Float64Casts():  # default_dtype: for tensors that forward makes
             exact = compare_step(plan, seed, "float64")
@@ -160,14 +161,14 @@ def compare_with_fallback(plan: Plan, seed: int = 0) -> dict[str, Any]:
             if unsteady:
                 exact = {**compare_step(plan, seed, "float64", unsteady), "unsteady": sorted(unsteady)}
     except PlanMismatch:  # the model's code takes another path in float64
-        return found
+        return comparison
     return {
         **exact,
-        "collectives": found["collectives"],
-        "by_axis": found["by_axis"],
-        "exchanges": found["exchanges"],
-        "events": found["events"],
-        "float32": found,
+        "collectives": comparison["collectives"],
+        "by_axis": comparison["by_axis"],
+        "exchanges": comparison["exchanges"],
+        "events": comparison["events"],
+        "float32": comparison,
     }
 
 
@@ -182,11 +183,11 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def is_within_tolerance(found: Mapping[str, Any]) -> bool:
+def is_within_tolerance(comparison: Mapping[str, Any]) -> bool:
     """Return whether losses, gradients and parameters are equal up to `TOLERANCE`."""
-    single, parallel = found["loss"]
-    alike = are_close(single, parallel) and are_close(*found["next_loss"])
-    return bool(alike and found["grad"][0] <= TOLERANCE and found["param"][0] <= TOLERANCE)
+    single, parallel = comparison["loss"]
+    alike = are_close(single, parallel) and are_close(*comparison["next_loss"])
+    return bool(alike and comparison["grad"][0] <= TOLERANCE and comparison["param"][0] <= TOLERANCE)
 
 
 def are_close(single: float, parallel: float) -> bool:
@@ -203,10 +204,10 @@ def _run_single_process(
     """
     model, parsed = build_whole_model(plan.model["config"], dtype, seed)
     if nudge:
-        made = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for param in model.parameters():
-                param.mul_(1 + nudge * torch.randn(param.shape, generator=made))
+                param.mul_(1 + nudge * torch.randn(param.shape, generator=generator))
     inputs = make_example_inputs(model, parsed, {**plan.workload, "dtype": dtype}, seed)
     chance = WithoutDropout()
     # a model that draws numbers draws those of the plan's first step
@@ -230,8 +231,8 @@ def _find_unsteady(plan: Plan, seed: int) -> frozenset[str]:
         for nudge in (0.0, NUDGE)
     )
     floor = RELATIVE_FLOOR * max(map(max_abs, grads.values()))
-    found = [n for n in grads if n in moved and max_error({n: moved[n]}, {n: grads[n]}, floor)[0] > TOLERANCE / 10]
-    return frozenset(found if len(found) <= MAX_UNSTEADY_SHARE * len(grads) else ())
+    unsteady = [n for n in grads if n in moved and max_error({n: moved[n]}, {n: grads[n]}, floor)[0] > TOLERANCE / 10]
+    return frozenset(unsteady if len(unsteady) <= MAX_UNSTEADY_SHARE * len(grads) else ())
 
 
 def compare_step(plan: Plan, seed: int, dtype: str, unsteady: frozenset[str] = frozenset()) -> dict[str, Any]:
@@ -315,8 +316,8 @@ def float_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def adamw_step(model: nn.Module, offload: bool = False) -> None:
     """Make one step of AdamW."""
-    made = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPS)
-    (HostStates(made) if offload else made).step()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPS)
+    (HostStates(optimizer) if offload else optimizer).step()
 
 
 def max_abs(tensor: torch.Tensor) -> float:
@@ -324,16 +325,18 @@ def max_abs(tensor: torch.Tensor) -> float:
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
-def max_error(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float) -> tuple[float, str]:
+def max_error(
+    values: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float
+) -> tuple[float, str]:
     """Return the largest error, relative to each tensor's largest entry or to `floor`, and the tensor's name.
 
     A missing tensor is an infinite error.
     """
     worst = (0.0, "")
-    for name in {*found, *wanted}:
-        if name not in found or name not in wanted:
+    for name in {*values, *wanted}:
+        if name not in values or name not in wanted:
             return float("inf"), name
-        error = max_abs(found[name] - wanted[name]) / max(max_abs(wanted[name]), floor)
+        error = max_abs(values[name] - wanted[name]) / max(max_abs(wanted[name]), floor)
         if not error <= worst[0]:  # NaN too
             worst = (error, name)
     return worst

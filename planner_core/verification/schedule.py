@@ -30,11 +30,11 @@ def first_difference(wanted: Sequence[Event], recorded: Sequence[Event], prefixe
     """
     known = set(prefixes)
     ours, theirs = _split_into_windows(wanted, known), _split_into_windows(recorded, known)
-    for want, found in zip(ours, theirs, strict=False):
+    for want, theirs_here in zip(ours, theirs, strict=False):
         for a, b in (
-            ([want.name], [found.name]),
-            (want.traffic, found.traffic),
-            (_ordered_texts(want, want), _ordered_texts(found, want)),
+            ([want.name], [theirs_here.name]),
+            (want.traffic, theirs_here.traffic),
+            (_ordered_texts(want, want), _ordered_texts(theirs_here, want)),
         ):
             if a != b:
                 return f"{want.name}: scheduled {_format_lines(a)}; recorded {_format_lines(b)}"
@@ -48,7 +48,7 @@ def _format_lines(lines: Sequence[str]) -> str:
 
 
 def _split_into_windows(events: Sequence[Event], known: set[str]) -> list[Window]:
-    found = [Window("the start", False)]
+    windows = [Window("the start", False)]
     returned: set[str] = set()
     for at, e in enumerate(events):
         unit = e.kind if e.kind in known else "the rest"
@@ -56,16 +56,16 @@ def _split_into_windows(events: Sequence[Event], known: set[str]) -> list[Window
             if e.what == "return" and unit in returned:
                 continue
             returned = {*returned, unit} if e.what == "return" else set()
-            found.append(Window(f"{e.what} {unit}", e.what == "return"))
+            windows.append(Window(f"{e.what} {unit}", e.what == "return"))
         elif e.packed:
-            found[-1].traffic.append(f"{e.what} {e.kind} of {e.packed} on {e.axis}: {e.num_bytes}")
+            windows[-1].traffic.append(f"{e.what} {e.kind} of {e.packed} on {e.axis}: {e.num_bytes}")
         elif e.what == "issue":
             waited = e.kind == "send_recv" or (
                 at + 1 < len(events) and (events[at + 1].what, events[at + 1].kind) == ("wait", e.kind)
             )
             late = "" if waited else ", waited for late"
-            found[-1].values.append((getattr(e, "site", ""), f"{e.kind} on {e.axis}: {e.num_bytes}{late}"))
-    return found
+            windows[-1].values.append((getattr(e, "site", ""), f"{e.kind} on {e.axis}: {e.num_bytes}{late}"))
+    return windows
 
 
 def _ordered_texts(window: Window, like: Window) -> list[str]:

@@ -104,12 +104,12 @@ def record_step(parallel: StagedParallel, counted: CountCollectives) -> Iterator
 # --- what was predicted -------------------------------------------------------------------------------
 
 
-def compare_ranks(plan: Plan, graph: Graph, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Compare predictions and records of one GPU of each rank of the pipeline. `found`: the records of these GPUs, in order."""
+def compare_ranks(plan: Plan, graph: Graph, measurements: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Compare predictions and records of one GPU of each rank of the pipeline. `measurements`: the records of these GPUs, in order."""
     every = ranks_work(plan, graph)
     arriving = [[p.sends for w in every for p in w.passes if p.to == rank] for rank in range(len(every))]
     rows = []
-    for rank, (work, record) in enumerate(zip(every, found, strict=True)):
+    for rank, (work, record) in enumerate(zip(every, measurements, strict=True)):
         measured = record["collectives"]
         predicted_messages = {
             "sent": [[p.to, size] for p in work.passes for size in p.sends],
@@ -162,8 +162,8 @@ def _first_difference(work: RankWork, record: Mapping[str, Any]) -> str:
     starts = [p[3] for p in record["passes"]]
     for scheduled, begin, end in zip(work.passes, starts, [*starts[1:], None], strict=True):
         events = [Event(*row) for row in record["events"][begin:end]]
-        if found := first_difference(scheduled.events, events, work.copies):
-            return f"{_name_pass([scheduled.key])}: {found}"
+        if difference := first_difference(scheduled.events, events, work.copies):
+            return f"{_name_pass([scheduled.key])}: {difference}"
     return ""
 
 
@@ -176,9 +176,9 @@ def _name_pass(passes: Sequence[Any]) -> str:
 
 def verify_stages(plan: Plan, graph: Graph, *, timeout_s: float = 300.0, seed: int = 0) -> dict[str, Any]:
     """Run a plan with stages (of few ranks and a small model) on gloo, and return the report of docs/CONTRACT.md without memory."""
-    found = run_ranks(_compare_with_fallback, plan.num_gpus, (plan_to_json(plan), seed), timeout_s=timeout_s)
-    first = found[0]
-    per_rank = compare_ranks(plan, graph, [found[int(gpu)]["record"] for gpu in gpus_of_ranks(plan)[:, 0]])
+    comparisons = run_ranks(_compare_with_fallback, plan.num_gpus, (plan_to_json(plan), seed), timeout_s=timeout_s)
+    first = comparisons[0]
+    per_rank = compare_ranks(plan, graph, [comparisons[int(gpu)]["record"] for gpu in gpus_of_ranks(plan)[:, 0]])
     single, parallel = first["loss"]
     good = is_within_tolerance(first)
     return {
@@ -220,15 +220,15 @@ def _is_same(row: Mapping[str, Any]) -> bool:
 
 def _compare_with_fallback(plan: dict[str, Any], seed: int) -> dict[str, Any]:
     """Compare in float32; if rounding may explain the difference, let float64 decide. All ranks get the same errors."""
-    found = compare_step(plan_from_json(plan), seed, "float32")
-    if is_within_tolerance(found):
-        return found
+    comparison = compare_step(plan_from_json(plan), seed, "float32")
+    if is_within_tolerance(comparison):
+        return comparison
     try:
         with default_dtype(torch.float64), Float64Casts():
             exact = compare_step(plan_from_json(plan), seed, "float64")
     except PlanMismatch:  # the model's code takes another path in float64
-        return found
-    return {**exact, "record": found["record"]}
+        return comparison
+    return {**exact, "record": comparison["record"]}
 
 
 def compare_step(plan: Plan, seed: int, dtype: str) -> dict[str, Any]:
@@ -295,11 +295,11 @@ def _gather_objects(mine: Any) -> list[Any]:
 
 
 def _max_error_over_ranks(
-    found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float, free: Mapping[str, Any] = {}
+    values: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float, free: Mapping[str, Any] = {}
 ) -> tuple[float, str]:
     """Return the largest error over all ranks, each of which holds some tensors. One that no rank holds is missing, except `free` ones."""
-    mine = max_error(found, {n: t for n, t in wanted.items() if n in found}, floor)
-    every = _gather_objects((mine, list(found)))
+    mine = max_error(values, {n: t for n, t in wanted.items() if n in values}, floor)
+    every = _gather_objects((mine, list(values)))
     names = {n for _, own in every for n in own}
     if missing := next((n for n in wanted if n not in names and n not in free), ""):
         return float("inf"), missing
@@ -326,8 +326,8 @@ def _repeat_for_step(parallel: StagedParallel, inputs: Mapping[str, Any]) -> Map
 def _map_samples(parallel: StagedParallel, inputs: Mapping[str, Any], change: Any) -> dict[str, Any]:
     """Apply a change to the samples of inputs."""
     args, kwargs = tuple(inputs.get(POSITIONAL, ())), {k: v for k, v in inputs.items() if k != POSITIONAL}
-    held = parallel.planned.sample_leaves(args, kwargs, global_batch=True)
-    args, kwargs = map_marked_leaves((args, kwargs), held, change)
+    sample_leaves = parallel.planned.sample_leaves(args, kwargs, global_batch=True)
+    args, kwargs = map_marked_leaves((args, kwargs), sample_leaves, change)
     return {POSITIONAL: args, **kwargs} if args else kwargs
 
 

@@ -41,22 +41,22 @@ def check_rules(plan: Plan, graph: Graph) -> list[str]:
         return [f"the top block has prefixes {list(plan.blocks[''].prefixes)}, which is for the whole model alone"]
     variants = {prefix: variant for variant, bp in plan.blocks.items() for prefix in bp.prefixes}
     blocks = {"": graph.top, **{c.prefix: graph.blocks[c.block] for c in graph.calls()}}
-    found = [f"block {p!r} matches no part of {graph.name}" for p in variants if p not in blocks]
-    found += [f"{p!r} of {graph.name} has no plan" for p in blocks if p not in variants]
+    problems = [f"block {p!r} matches no part of {graph.name}" for p in variants if p not in blocks]
+    problems += [f"{p!r} of {graph.name} has no plan" for p in blocks if p not in variants]
     for variant, bp in plan.blocks.items():
         for name in dict.fromkeys(blocks[p].name for p in bp.prefixes if p in blocks):
             block = next(b for b in blocks.values() if b.name == name)
-            found += _check_names(variant or "top", block, bp)
-            found += _check_operators(variant or "top", block, bp, plan.mesh.axis_sizes)
-    found += _check_block("", graph.top, plan, {}, variants, graph)
-    return list(dict.fromkeys(found))
+            problems += _check_names(variant or "top", block, bp)
+            problems += _check_operators(variant or "top", block, bp, plan.mesh.axis_sizes)
+    problems += _check_block("", graph.top, plan, {}, variants, graph)
+    return list(dict.fromkeys(problems))
 
 
 def verify_rules(plan: Plan) -> dict[str, Any]:
     """Report the findings about a plan of its own model, without a run. Raises InputError."""
-    found = check_rules(plan, load_plan_graph(plan))
+    problems = check_rules(plan, load_plan_graph(plan))
     nothing = dict.fromkeys(("loss", "grad", "collectives", "memory_bytes"))
-    return {"ok": not found, "ranks": plan.mesh.num_devices, "backend": "rules", **nothing, "findings": found}
+    return {"ok": not problems, "ranks": plan.mesh.num_devices, "backend": "rules", **nothing, "findings": problems}
 
 
 def _check_names(where: str, block: Block, bp: BlockPlan) -> Iterator[str]:
@@ -79,14 +79,14 @@ def _check_operators(where: str, block: Block, bp: BlockPlan, sizes: tuple[int, 
         chosen: list[Row] = []
         for axis, size in enumerate(sizes):
             taken = tuple((e.dst.forward[axis], e.dst.gradient[axis]) for e in site.inputs)
-            made = tuple((e.src.forward[axis], e.src.gradient[axis]) for e in site.outputs)
-            same = [row for row in known if (row.inputs, row.outputs) == (taken, made)]
+            delivered = tuple((e.src.forward[axis], e.src.gradient[axis]) for e in site.outputs)
+            same = [row for row in known if (row.inputs, row.outputs) == (taken, delivered)]
             # On an axis of one device all rows compute the same, so none excludes another.
             chosen += same[:1] if size > 1 else []
             uneven = [[d for d in row.divides if d % size] for row in same]
             if not same:
                 yield (
-                    f"{where}: {op.name} takes {_format_pairs(taken)} and makes {_format_pairs(made)} on mesh axis {axis} "
+                    f"{where}: {op.name} takes {_format_pairs(taken)} and makes {_format_pairs(delivered)} on mesh axis {axis} "
                     f"(tensor|gradient), which is not one of the {len(known)} ways that it can run"
                 )
             elif all(uneven):

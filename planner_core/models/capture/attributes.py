@@ -176,31 +176,31 @@ def _permutation(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 def _index(index: Any, source: torch.Tensor) -> tuple[Attr, ...]:
     items = list(index) if isinstance(index, tuple) else [index]
     taken = sum(_dims_consumed(i) for i in items)
-    found: list[Attr] = []
+    parts: list[Attr] = []
     dim = 0
     if not any(i is Ellipsis for i in items):
         items.append(Ellipsis)
     for item in items:
         if item is Ellipsis:
             rest = source.dim() - taken
-            found += [("slice", 0, source.shape[dim + i], 1) for i in range(rest)]
+            parts += [("slice", 0, source.shape[dim + i], 1) for i in range(rest)]
             dim += rest
         elif item is None:
-            found.append(("none",))
+            parts.append(("none",))
         elif isinstance(item, torch.Tensor):
-            found.append(("tensor", "mask") if item.dtype in (torch.bool, torch.uint8) else ("tensor",))
+            parts.append(("tensor", "mask") if item.dtype in (torch.bool, torch.uint8) else ("tensor",))
             dim += _dims_consumed(item)
         elif isinstance(item, slice):
             bounds = [int(i) if isinstance(i, torch.Tensor) else i for i in (item.start, item.stop, item.step)]
-            found.append(("slice", *slice(*bounds).indices(source.shape[dim])))
+            parts.append(("slice", *slice(*bounds).indices(source.shape[dim])))
             dim += 1
         elif isinstance(item, (bool, int)) and not isinstance(item, bool):
-            found.append(("int", item % max(source.shape[dim], 1)))
+            parts.append(("int", item % max(source.shape[dim], 1)))
             dim += 1
         else:
-            found.append(("other", _literal(item)))
+            parts.append(("other", _literal(item)))
             dim += _dims_consumed(item)
-    return tuple(found)
+    return tuple(parts)
 
 
 def _dims_consumed(item: Any) -> int:

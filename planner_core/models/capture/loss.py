@@ -43,14 +43,14 @@ def named_loss(out: Any, weights: Weights | None = None) -> tuple[str, torch.Ten
 
 def _only_number(results: Sequence[Any], weights: Weights) -> torch.Tensor | None:
     numbers = [x for x in results if _is_scalar(x)]
-    found = numbers[0] if len(numbers) == 1 else None
-    if found is None or not torch.is_grad_enabled():
-        return found
-    if not found.requires_grad:
+    number = numbers[0] if len(numbers) == 1 else None
+    if number is None or not torch.is_grad_enabled():
+        return number
+    if not number.requires_grad:
         return None
-    needed = {*weights(found)}
-    others = (x for x in _output_tensors(results) if x is not found and x.requires_grad)
-    return found if all(needed.issuperset(weights(x)) for x in others) else None
+    needed = {*weights(number)}
+    others = (x for x in _output_tensors(results) if x is not number and x.requires_grad)
+    return number if all(needed.issuperset(weights(x)) for x in others) else None
 
 
 def _leaf_nodes(tensor: torch.Tensor) -> set[Any]:

@@ -155,8 +155,8 @@ class ValueTable:
 
     def birth_of(self, tensor: torch.Tensor) -> int:
         """Return the creation time of a constant; `BEFORE_PASS` if it is older than this pass."""
-        made, when = self._births.get(id(tensor), (None, BEFORE_PASS))
-        return when if made is not None and made() is tensor else BEFORE_PASS
+        reference, when = self._births.get(id(tensor), (None, BEFORE_PASS))
+        return when if reference is not None and reference() is tensor else BEFORE_PASS
 
     def time_of(self, tensor: torch.Tensor) -> int:
         """Return when a tensor was computed, or made as a constant."""

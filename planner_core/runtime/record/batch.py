@@ -80,10 +80,10 @@ def _match_tensors(tape_of_rank: Tape, tape_of_all: Tape) -> dict[int, int] | No
     Some constants are in `tape_of_all` only, since several samples need them (transformers expands positions for more than
     one).
     """
-    made = [{n for c in tape.calls for n in c.outputs} for tape in (tape_of_rank, tape_of_all)]
+    outputs = [{n for c in tape.calls for n in c.outputs} for tape in (tape_of_rank, tape_of_all)]
     given = [
         [n for n in range(len(t.tensors)) if n not in numbers]
-        for t, numbers in zip((tape_of_rank, tape_of_all), made, strict=True)
+        for t, numbers in zip((tape_of_rank, tape_of_all), outputs, strict=True)
     ]
     if [tape_of_rank.tensors[n].kind for n in given[0]] != [tape_of_all.tensors[n].kind for n in given[1]]:
         return None

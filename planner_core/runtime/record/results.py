@@ -47,7 +47,7 @@ class _Rebuild:
 
     def __call__(self, values: Any, names: tuple[str, ...]) -> Any:
         make: Any = self.kind.__new__
-        made = make(self.kind)
+        result = make(self.kind)
         for name, value in zip(names, values, strict=True):
-            object.__setattr__(made, name, value)
-        return made
+            object.__setattr__(result, name, value)
+        return result

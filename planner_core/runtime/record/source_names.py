@@ -131,14 +131,14 @@ def _statements_in(lines: list[str], before: int) -> dict[int, Statement]:
         tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError):
         return {}
-    found: dict[int, Statement] = {}
+    statements: dict[int, Statement] = {}
     for node in ast.walk(tree):
         if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)):
             targets = node.targets[:1] if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             names = _assigned_names(targets[0]) if targets[0] is not None else ()
             for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                found[before + line] = (before + node.lineno, names)
-    return found
+                statements[before + line] = (before + node.lineno, names)
+    return statements
 
 
 def _assigned_names(target: ast.expr) -> tuple[str, ...]:

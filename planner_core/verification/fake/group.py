@@ -53,26 +53,26 @@ def verify_fake_all(
                 "plan for fewer GPUs, or check it with ",
                 named_check("rules"),
             )
-    (found,) = run_ranks(_run_fake_steps, 1, (plans,), timeout_s=timeout_s, backend=None)
+    (measurements,) = run_ranks(_run_fake_steps, 1, (plans,), timeout_s=timeout_s, backend=None)
     graphs = graphs or [None] * len(plans)
-    return [_compare(plan, rows, graph) for plan, rows, graph in zip(plans, found, graphs, strict=True)]
+    return [_compare(plan, rows, graph) for plan, rows, graph in zip(plans, measurements, graphs, strict=True)]
 
 
 def _run_fake_steps(plans: list[Plan]) -> list[dict[str, Any]]:
     return [run_fake_step(plan) for plan in plans]
 
 
-def _compare(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
+def _compare(plan: Plan, measurement: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
     """Compare what was measured with the plan's prediction."""
-    predicted, measured = plan.cost.collectives(), found["collectives"]
+    predicted, measured = plan.cost.collectives(), measurement["collectives"]
     wanted = _memory_as_captured(plan, graph).get("peak", 0)
-    peak, ahead = found["memory"]["peak"], found["memory"][IN_FLIGHT]
-    apart = abs(wanted - peak)
+    peak, ahead = measurement["memory"]["peak"], measurement["memory"][IN_FLIGHT]
+    difference = abs(wanted - peak)
     equal = same_traffic(predicted, measured)
     order = None
     if graph is not None:
-        order = check_order(plan, graph, found["events"], micro_batches=int(plan.workload["accumulate"]))
-    fits = apart <= max(MEMORY_TOLERANCE * peak, SMALL_BYTES)
+        order = check_order(plan, graph, measurement["events"], micro_batches=int(plan.workload["accumulate"]))
+    fits = difference <= max(MEMORY_TOLERANCE * peak, SMALL_BYTES)
     return {
         "ok": equal and fits and (order is None or order["ok"]),
         "ranks": plan.mesh.num_devices,
@@ -81,18 +81,18 @@ def _compare(plan: Plan, found: Mapping[str, Any], graph: Graph | None = None) -
         "grad": None,
         "collectives_ok": equal,
         "collectives": {"predicted": predicted, "measured": measured},
-        "by_axis": found["by_axis"],
+        "by_axis": measurement["by_axis"],
         "memory_bytes": {
             "predicted": wanted,
             "measured": peak,
-            "rel_error": apart / peak,
+            "rel_error": difference / peak,
             "in_flight": ahead,
-            "by_kind": found["memory"],
-            "results_kept": found.get("peak_of_kept_results", peak),
-            "constants": found["peak_of_constants"],
+            "by_kind": measurement["memory"],
+            "results_kept": measurement.get("peak_of_kept_results", peak),
+            "constants": measurement["peak_of_constants"],
         },
-        "inputs": found.get("inputs"),
-        "seconds": found["seconds"],
+        "inputs": measurement.get("inputs"),
+        "seconds": measurement["seconds"],
         "order": order,
     }
 
@@ -117,7 +117,7 @@ def run_fake_step(plan: Plan) -> dict[str, Any]:
         mesh = init_device_mesh("cpu", plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)
         # torch checks values of some operands, which meta does not have.
         with mock.patch.object(torch, "_check_tensor_all_with", lambda *args: None):
-            found = run_program_step(plan, mesh)
-        return {**found, "seconds": round(time.perf_counter() - start, 2)}
+            measured = run_program_step(plan, mesh)
+        return {**measured, "seconds": round(time.perf_counter() - start, 2)}
     finally:
         dist.destroy_process_group()

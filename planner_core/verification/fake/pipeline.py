@@ -36,15 +36,15 @@ from planner_core.verification.stages import compare_ranks, record_step, step_ca
 
 def verify_fake_stages(plan: Plan, graph: Graph, *, timeout_s: float = 600.0) -> dict[str, Any]:
     """Run one step of each rank of a plan with stages, and return the report of docs/CONTRACT.md without numerics."""
-    (found,) = run_ranks(_run_all_ranks, 1, (plan_to_json(plan),), timeout_s=timeout_s, backend=None)
+    (measurements,) = run_ranks(_run_all_ranks, 1, (plan_to_json(plan),), timeout_s=timeout_s, backend=None)
     cut = plan.pipeline
     assert cut is not None
-    per_rank = compare_ranks(plan, graph, found)
+    per_rank = compare_ranks(plan, graph, measurements)
     model = cost_model_of(plan)
     # Operators save what they saved when they were captured, as in `group._memory_as_captured`.
     priced = price_pipeline(plan.blocks, graph, cut, model, ops_at_the_ends(coarsen(graph))).pipeline
     assert priced is not None
-    for row, record in zip(per_rank, found, strict=True):
+    for row, record in zip(per_rank, measurements, strict=True):
         wanted, peak = priced.stages[cut.stages_of(row["rank"])[0]].peak_bytes, record["memory"]["peak"]
         row["memory_bytes"] = {
             "predicted": wanted,
@@ -65,7 +65,7 @@ def verify_fake_stages(plan: Plan, graph: Graph, *, timeout_s: float = 600.0) ->
         **summarize_ranks(plan, per_rank),
         "memory_bytes": worst["memory_bytes"],
         "stages": per_rank,
-        "seconds": round(sum(record["seconds"] for record in found), 2),
+        "seconds": round(sum(record["seconds"] for record in measurements), 2),
     }
 
 
@@ -109,8 +109,8 @@ def _run_rank(plan: Plan, rank: int, recordings: SharedRecordings) -> dict[str, 
     dist.init_process_group("fake", store=fake_store(), rank=place, world_size=plan.num_gpus)
     try:
         with mock.patch.object(torch, "_check_tensor_all_with", lambda *args: None), _sending_on_meta():
-            found = _run_step(plan, recordings)
-        return {**found, "seconds": round(time.perf_counter() - start, 2)}
+            measured = _run_step(plan, recordings)
+        return {**measured, "seconds": round(time.perf_counter() - start, 2)}
     finally:
         dist.destroy_process_group()
         gc.collect()

@@ -109,17 +109,17 @@ class GraphBuilder:
 
     def _topmost(self, keys: Iterable[Any]) -> list[ScopeNode]:
         """Return the outermost nodes whose body has one of `keys`."""
-        wanted, found, queue = set(keys), [], [self.recording.root]
+        wanted, outermost, queue = set(keys), [], [self.recording.root]
         while queue:
             for item in queue.pop().items:
                 if isinstance(item, Record):
                     continue
                 body = self.bodies.get(id(item))
                 if body is not None and body.key in wanted:
-                    found.append(item)
+                    outermost.append(item)
                 elif isinstance(item, Scope):
                     queue.append(item)
-        return found
+        return outermost
 
     def _count_keys(self, nodes: list[ScopeNode]) -> dict[Any, int]:
         tally: dict[Any, int] = {}
@@ -133,7 +133,7 @@ class GraphBuilder:
     def _canonical_body(self, scope: Scope, skip: frozenset[str] = frozenset()) -> CanonicalBody:
         records = [r for r in self.recording.flatten(scope) if r.site[len(scope.scope) :] not in skip]
         body = CanonicalBody(scope, records)
-        made = {v for r in records for v in r.outputs}
+        computed = {v for r in records for v in r.outputs}
         rows = []
         stores: dict[int, int] = {}
 
@@ -148,7 +148,7 @@ class GraphBuilder:
                 return ("v", body.order[vid])
             # Numbers count from the body's first use, so equal copies have equal keys, whatever their values are called in the recording.
             body.order[vid] = len(body.order)
-            inside = vid in made or self._is_local(vid, scope, made)
+            inside = vid in computed or self._is_local(vid, scope, computed)
             first = stores.setdefault(self.recording.storage_root(vid), body.order[vid])
             # Which values share memory is part of the key: a copy that makes a view is not equal to one that makes a tensor.
             storage = first if inside and first != body.order[vid] else None
@@ -176,10 +176,10 @@ class GraphBuilder:
         name = self.recording.values[vid].name
         return name[len(path) + 1 :] if name.startswith(path + ".") else None
 
-    def _is_local(self, vid: int, scope: Scope, made: set[int]) -> bool:
+    def _is_local(self, vid: int, scope: Scope, computed: set[int]) -> bool:
         value = self.recording.values[vid]
         if value.kind != "constant":
-            return vid in made
+            return vid in computed
         return value.name.startswith(BUFFER + scope.path + ".") or (
             self.recording.birth_times[vid] > scope.start
             and (not scope.scope or (self.innermost_scopes.get(vid, scope.scope) + ".").startswith(scope.scope + "."))
@@ -308,7 +308,7 @@ class GraphBuilder:
         """Write a block; return it with the positions of its inputs and outputs in the body's order."""
         lead = copies[0]
         scope = lead.node.template if isinstance(lead.node, Replay) else lead.node
-        made = {v for r in lead.records for v in r.outputs}
+        computed = {v for r in lead.records for v in r.outputs}
         orders = [list(c.order) for c in copies]
         # All copies share one block, so a value is a port if anything outside uses it in any copy. The call itself is one of its users,
         # so a second user is outside.
@@ -319,10 +319,10 @@ class GraphBuilder:
             if value.kind == "parameter":
                 if self._local_name(vid, scope.path) is None or any(users.get(m, 0) > 1 for m in mine if m is not None):
                     ports.append(i)
-            elif vid in made:
+            elif vid in computed:
                 if any(users.get(m, 0) > 1 for m in mine if m is not None):
                     results.append(i)
-            elif not self._is_local(vid, scope, made) or any(users.get(m, 0) > 1 for m in mine if m is not None):
+            elif not self._is_local(vid, scope, computed) or any(users.get(m, 0) > 1 for m in mine if m is not None):
                 ports.append(i)
         unused = self._unused_parameters(scope.path, users, copies)
         values = self._block_values(lead.order, scope)

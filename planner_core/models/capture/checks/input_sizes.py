@@ -27,10 +27,10 @@ class InputSizes:
         """Return the result of a call that was made in another form; NotImplemented if it can be made as it is. Raises CaptureError."""
         masks = self.inputs.find_masks(fn, args)
         if masks and fn == "getitem":
-            made, number = pick_per_sample(self.call, self._ask, args[0], args[1], masks)
+            picked, number = pick_per_sample(self.call, self._ask, args[0], args[1], masks)
             if number:
                 self.picked_by_line[model_line()] = f"{number} of {masks[0].shape[1]} elements of each sample"
-                return made
+                return picked
         for mask in masks:
             if not self._ask(self.call(torch.Tensor.all, mask)):
                 raise refusal(

@@ -83,10 +83,10 @@ def run_checked(
         types.restore()
         return once(left)
 
-    counted, set_by_first, kept, where = _run_watched(model, run, {})
+    counted, set_by_first, leftovers, where = _run_watched(model, run, {})
     if set_by_first:
         first = counted
-        counted, set_by_second, kept, _ = _run_watched(model, run, kept)
+        counted, set_by_second, leftovers, _ = _run_watched(model, run, leftovers)
         if counted.operations != first.operations:
             raise CaptureError(
                 f"{type(model).__name__} does other operations at its next call, since forward sets {set_by_first}"
@@ -103,14 +103,14 @@ def run_checked(
             "(torch.rand)"
         )
     # Code of transformers is the same for all its users, so it is run once more only if its first pass left something behind.
-    others = EXTRA_PASSES if counted.drew_outside else int(not library or bool(set_by_first or kept))
+    others = EXTRA_PASSES if counted.drew_outside else int(not library or bool(set_by_first or leftovers))
     for _ in range(others):
-        if run(kept).transcript != counted.transcript:
+        if run(leftovers).transcript != counted.transcript:
             raise CaptureError(
                 f"{type(model).__name__} does something else at its next call with the same inputs; let forward depend on parameters, "
                 "buffers and inputs alone, and keep a state in a buffer"
             )
-    return counted, next(iter(kept.values()), "")
+    return counted, next(iter(leftovers.values()), "")
 
 
 def _run_watched(
@@ -120,12 +120,12 @@ def _run_watched(
     state, names = ModuleState(model), {id(m): n for n, m in model.named_modules()}
     with _note_assignments(names) as where:
         forward = run(left)
-    kept, named = dict[int, str](), ""
+    leftovers, named = dict[int, str](), ""
     for name, value in state.list_changes():
         is_computed = [t for t in scratch_tensors(value) if forward.is_computed(t)]
-        kept |= {storage_id(t): name for t in is_computed}
+        leftovers |= {storage_id(t): name for t in is_computed}
         named = named or name * (not is_computed)
-    return forward, named, kept, where
+    return forward, named, leftovers, where
 
 
 @contextmanager

@@ -21,8 +21,8 @@ class RandomConstants:
 
     def _source(self, tensor: torch.Tensor) -> str | None:
         """Return the function that drew a tensor, "" if it was computed from drawn ones, None for any other."""
-        made, fn = self._sources.get(id(tensor), (None, ""))
-        return fn if made is not None and made() is tensor else None
+        reference, fn = self._sources.get(id(tensor), (None, ""))
+        return fn if reference is not None and reference() is tensor else None
 
     def check(
         self,

@@ -60,8 +60,8 @@ class InplaceWrites:
         `given` are its arguments with their versions before the call. Raises CaptureError for a written weight, or a result.
         """
         written = [t for t, version in given if t._version != version]
-        made = {storage_id(t) for t in returned}
-        if any(isinstance(t, torch.nn.Parameter) or storage_id(t) in made for t in written):
+        returned_storages = {storage_id(t) for t in returned}
+        if any(isinstance(t, torch.nn.Parameter) or storage_id(t) in returned_storages for t in written):
             raise refusal(
                 scope, f"writes in place into an argument of the autograd function {fn}", "let it return a new tensor"
             )
