@@ -168,10 +168,11 @@ def show_traffic_matrices(shown: PlansById) -> None:
         grid, title = grids[plan_id], words.plan_title(plan)
         with columns[k % 2]:
             st.markdown(f"{frame.escape(title)}, {frame.escape(words.full_mesh_words(plan))}")
-            traffic = [t for t in plan.cost.traffic if t.phase in phases and t.wire_bytes]
-            trees = any(t.algorithm == "tree" for t in traffic)
+            trees = any(t.algorithm == "tree" for t in plan.cost.traffic if t.phase in phases and t.wire_bytes)
+            # with stages the ranks hand different bytes to the next
+            who = "A GPU sends at most" if plan.pipeline else "Each GPU sends"
             st.caption(
-                f"Each GPU sends {units.traffic(sum(t.wire_bytes for t in traffic))}"
+                f"{who} {units.traffic(sent_per_gpu(plan, phases))}"
                 + (" on average: in a tree, inner ranks send more than leaves." if trees else ": the sum of a row.")
             )
             alt = f"Bytes that each {grid.unit} sends each other one under {title}"

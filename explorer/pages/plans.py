@@ -40,7 +40,7 @@ def _show_plans(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan)
     """Draw the chart, the table, and the chosen plan in full."""
     shown = choice.current_filter().select_plans(plans)
     with st.container(key="wide"):
-        left, right = st.columns([3, 4], gap="medium")
+        left, right = st.columns([2, 3], gap="medium")
     with left:
         choice.show_plans_chart(result, plans, shown, chosen)
     with right:

@@ -48,6 +48,15 @@ def test_plans_with_stages_have_a_range_and_the_page_tells_its_runs() -> None:
     assert "pipeline" not in link.query_string
 
 
+def test_a_plan_with_stages_sends_the_same_on_every_page() -> None:
+    """What a stage hands to the next counts on Compare too, as it does on Overview and Plans."""
+    address = {"model": "bert-large", "layers": "8", "setup": "dp=8,pp=2"}
+    table = open_page("plans", **address, plan="our-current-setup").dataframe[0].value
+    sent = table[table["what"].str.startswith("Our current setup")].iloc[0]["sent, GB"]
+    compared = words(open_page("compare", **address, compare="our-current-setup,fsdp"))
+    assert f"A GPU sends at most {units.traffic(sent * 1e9)}" in compared
+
+
 def test_the_page_tells_all_runs_and_then_those_that_are_asked_for() -> None:
     at = open_page("measured")
     assert not at.exception

@@ -221,8 +221,8 @@ def _column_config(unit: str) -> dict[str, Any]:
     text, number = st.column_config.TextColumn, st.column_config.NumberColumn
     mfu = "Model FLOPs utilisation: the model’s work, without what is computed again, over the GPUs’ peak"
     return {
-        "plan": text(width=190, help=glossary.PLAN_WORDS),
-        "what": text(width=200),
+        "plan": text(width=232, help=glossary.PLAN_WORDS),
+        "what": text(width=214),
         "fits": text(width=50),
         "sent, GB": number(help="Bytes that one GPU sends in a step"),
         f"communication, {unit}": number(help="Time of all collectives of a step, hidden or not"),

@@ -40,8 +40,8 @@ CHOICES = ("dtype", "precision", "optimizer", "zero", "recompute")
 EARLY_NOTE = "A good plan on the mesh that was best before; the best one of all meshes is being looked for."
 LAST_ANSWER_KEY = "whatif_last"
 """Where the session keeps its last answer: a plan for the next stop of a slider is near it."""
-WIDE, WIDEST, SHORT_NAME = 225, 340, 24
-"""Pixels of a control, of one with long names, and the letters up to which a name is short."""
+SLIDER, WIDE, WIDEST, SHORT_NAME = 186, 225, 340, 24
+"""Pixels of a slider (six stand in a row of 1280), of a list, of one with long names, and the letters up to which a name is short."""
 DEFAULT_INTER = 400.0
 """GB/s between nodes where a cluster of one node is given several."""
 
@@ -147,7 +147,7 @@ def _show_slider(
         what_if.slider_stops((*steps, value), start),
         value=value,
         key=widget,
-        width=WIDE,
+        width=SLIDER,
         format_func=lambda v: f"{round(v / size, 2):g}",
         on_change=lambda: _set_change(key, st.session_state[widget], start, alone),
     )
