@@ -49,7 +49,7 @@ from planner_core.planning.fitting.shortage import (
     note_uncounted_memory,
     note_uneven_vocabulary,
 )
-from planner_core.planning.fitting.simpler import prefer_simpler, without_simpler
+from planner_core.planning.fitting.simpler import leads_by_simplicity, prefer_simpler, without_simpler
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
 from planner_core.planning.methods import FREE, METHODS, Method, note_schedule, parse_layout, tool_spaces
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, replace_request
@@ -386,8 +386,10 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
     asked = replace(result.asked, prove=True)
     proven = plan_model(asked, result.source, progress, result.planner, passes=FIRST_PASSES)
     if not _is_no_worse(proven.searched, known):
-        higher = _raise_bound(known, proven.searched)
-        return replace(result, plans=tuple(higher if p is known else p for p in result.plans))
+        # A simpler plan that leads has the bound of the one behind it.
+        leading = 2 if leads_by_simplicity(result.best) else 1
+        raised = [_raise_bound(plan, proven.searched) for plan in result.plans[:leading]]
+        return replace(result, plans=(*raised, *result.plans[leading:]))
     if "stages" in result.reasons:  # their search does not depend on a proof, so what it found stands
         proven = replace(proven, reasons={**proven.reasons, "stages": result.reasons["stages"]})
     staged = result.staged

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from planner_core.cli.main import main
-from planner_core.core import Plan
-from planner_core.planning import Request, pipeline, plan_model, prove
+from planner_core.core import Note, NoteKind, Plan
+from planner_core.planning import FASTEST, Request, pipeline, plan_model, prove
 from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.request import THOROUGH
 from planner_core.search.algebra import PointAllowance
@@ -84,6 +84,19 @@ def test_a_proof_that_ends_at_a_worse_plan_gives_its_bound_to_the_better_one(mon
     proven = prove(result)
     assert proven.searched.cost == known.cost and proven.searched.bound == higher
     assert len(proven.plans) == len(result.plans)
+
+
+def test_a_bound_rises_for_a_simpler_plan_and_for_the_one_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = planned(TIGHT)
+    known = result.searched
+    assert known.bound is not None
+    simpler = replace(known, notes=(Note("a tie: on one axis", NoteKind.TIE),))
+    tied = replace(result, plans=(simpler, replace(known, name=FASTEST), *result.plans[1:]))
+    slow = replace(known, cost=replace(known.cost, step_time_s=2 * known.cost.step_time_s), bound=1.01 * known.bound)
+    monkeypatch.setattr(pipeline, "plan_model", lambda *_, **__: replace(result, plans=(slow,)))
+    proven = prove(tied)
+    assert [p.bound for p in proven.plans[:2]] == [1.01 * known.bound] * 2
+    assert [p.name for p in proven.plans] == [p.name for p in tied.plans] and proven.plans[2:] == tied.plans[2:]
 
 
 def test_a_request_for_a_proof_gets_its_answer_first() -> None:
