@@ -246,10 +246,10 @@ def name_zero_stages(zero: int | None) -> str:
     """The ZeRO stages of which a search gives each weight one, where the request allows stage `zero` (None: the search chooses it).
 
     Example: `ZeRO-0 or 3`: whole, or sharded with its gradient and states. A plan of another stage may be faster than what is proven among
-    these: of Llama-3-8B on two nodes one with ZeRO-2 is.
+    these: of Llama-3-8B on two nodes one with ZeRO-2 is. Where the search chooses it, each weight has any stage on each axis.
     """
     if zero is None:
-        return "ZeRO-0 or one of 1, 2 and 3"
+        return "all ZeRO stages"
     return f"ZeRO-0 or {zero}" if zero else "ZeRO-0"
 
 
