@@ -114,6 +114,8 @@ class _MicroBatchSearch:
         """A value that no plan of a number or of a multiple of it is below, whatever its memory."""
         self.bounds: dict[int, float] = {}
         """A value that no plan of a number that fits is below."""
+        self.states_fit = least_state_bytes(numbers.first) <= numbers.first.budget
+        """Whether weights, gradients and states fit if all GPUs share them evenly. If not, no plan fits, and no time has to be bounded."""
 
     @property
     def known(self) -> float:
@@ -124,14 +126,14 @@ class _MicroBatchSearch:
         """The best plan over all numbers, with a bound that holds for all of them."""
         numbers = self.numbers
         count = MicroBatchCandidate.of(numbers.first, candidate_meshes(numbers.first.request, numbers.first.cluster))
-        self.free = self.best = _unlimited_best_if_fits(count, self.search, self.say)
-        if self.free is None and numbers.several and count.planner.objective() == "time":
+        if self.states_fit:
+            self.free = self.best = _unlimited_best_if_fits(count, self.search, self.say)
+        if self.states_fit and self.free is None and numbers.several and count.planner.objective() == "time":
             room, gpus = _micro_batches_that_fit(count), count.planner.cluster.num_gpus
             self.free = self.best = _best_without_recomputation(count, numbers, room, self.search, self.say)
             room = room if room < np.inf else self.numbers.last / gpus  # else about one sample for each GPU at once
-            if self.free is None and not _no_number_can_fit(
-                count, numbers
-            ):  # a good plan makes the searches of all other numbers short
+            # A good plan makes the searches of all other numbers short.
+            if self.free is None and not _no_number_can_fit(count, numbers):
                 self._between(room, count.options, most=1)
             self._in_steps(count)
             if self.best is not None:
@@ -151,7 +153,8 @@ class _MicroBatchSearch:
     def _in_steps(self, count: MicroBatchCandidate) -> None:
         """Look at numbers of which each divides the next, the least first, until no mesh may be better with more of them."""
         # Where no number fits, only the first or the last can have the plan of least memory: those between are passed over.
-        vain, options = self.best is None and _no_number_can_fit(count, self.numbers), count.options
+        vain = self.best is None and (not self.states_fit or _no_number_can_fit(count, self.numbers))
+        options = count.options
         while count.micro_batches != self._end:
             if count.micro_batches not in self.least:
                 options = self._look_at(count)
@@ -168,16 +171,17 @@ class _MicroBatchSearch:
         number, known = count.micro_batches, self.known
         count = count.below(known * (1 - TIE))
         # Meshes that were left out have no plan below `known`, so `known` bounds them.
-        self.least[number] = min([known, *(_mesh_bound(count.plain, mesh) for mesh in count.options)])
+        bounds = [_mesh_bound(count.plain, mesh) for mesh in count.options] if self.states_fit else [0.0]
+        self.least[number] = min([known, *bounds])
         if not count.options:
             return ()
-        first = number == self.numbers.first.workload.accumulate  # where that is known already
-        found = None if first else _unlimited_best_if_fits(count, self.search, self.say, known)
-        if found is not None:
-            self.best = self.free = (
-                found  # of any memory, and it fits: more micro-batches or recomputation would not help
-            )
-            return ()
+        # At the first number it was looked for already.
+        if self.states_fit and number != self.numbers.first.workload.accumulate:
+            found = _unlimited_best_if_fits(count, self.search, self.say, known)
+            if found is not None:
+                # Of any memory, and it fits: more micro-batches or recomputation would not help.
+                self.best = self.free = found
+                return ()
         self.seen.append(count)
         if self.numbers.several:
             self.best, self.needed[number] = _better_of_number(
@@ -289,8 +293,6 @@ def _no_number_can_fit(count: MicroBatchCandidate, numbers: MicroBatchNumbers) -
     number. So the number that gives each GPU one sample is asked too. Example: 24 samples on 6 GPUs, by DeepSpeed's ZeRO. One micro-batch
     needs 0.87 GB a GPU, 24 of one sample cannot be dealt out to 6 ranks, and four micro-batches need 0.74 GB.
     """
-    if least_state_bytes(count.planner) > count.planner.budget:
-        return True  # known without a network
     if not numbers.several or _some_plan_may_fit(count):
         return False
     one_sample_each = numbers.last // math.gcd(numbers.last, count.planner.cluster.num_gpus)
