@@ -101,9 +101,15 @@ Pass = Callable[[Draft], tuple[Draft, str]]
 """One step from a request to its result: the draft with what the pass found, and the reason for what it chose."""
 
 
-def choose_step(request: Request, graph: GraphSource, say: Progress, like: Planner | None = None) -> Draft:
+def choose_step(
+    request: Request,
+    graph: GraphSource,
+    say: Progress,
+    like: Planner | None = None,
+    show_first: Callable[[Plan], None] = lambda plan: None,
+) -> Draft:
     """The planner and the best plan on meshes of two axes: the number of micro-batches, the mesh, what is recomputed, and every placement.
-    `like`: an earlier planner of the same model, whose graphs serve again.
+    `like`: an earlier planner of the same model, whose graphs serve again. `show_first` gets the first plan that is known.
 
     Raises PlannerError, and NoPlanFits if no plan fits the memory budget that the user gave.
     """
@@ -111,10 +117,12 @@ def choose_step(request: Request, graph: GraphSource, say: Progress, like: Plann
     try:
         if request.micro_batch is not None:
             planner, chosen = choose_for_micro_batch_size(request, graph, say)
+            show_first(chosen)
         elif request.tool in (None, FREE):
-            planner, chosen = choose_micro_batches(request, graph, say, like=like)
+            planner, chosen = choose_micro_batches(request, graph, say, like=like, show_first=show_first)
         else:
             planner, chosen, price = choose_for_tool(request, graph, say)
+            show_first(chosen)
             notes = (price,)
     except NoPlanFits as error:
         raise error.with_memory() from None
@@ -319,8 +327,8 @@ def plan_model(
 ) -> Result:
     """Find the best plan of a request, then run the passes behind it.
 
-    `like`: an earlier planner of the same model, whose graphs serve again. `show_first` gets the best plan on meshes of two axes, with
-    its bound, before the passes that take most of the time; it does not wait for a proof. `passes`: none for a caller that reads the
+    `like`: an earlier planner of the same model, whose graphs serve again. `show_first` gets the first plan on meshes of two axes,
+    with its bound, before proofs and the passes that take most of the time. `passes`: none for a caller that reads the
     best plan only. No pass changes the best plan of another method than the exact search, and for T5-large the passes take half of
     TAP's time.
 
@@ -329,9 +337,8 @@ def plan_model(
     """
     start = time.perf_counter()
     first = request if show_first is None else replace(request, prove=False)
-    draft = replace(choose_step(first, graph, progress or (lambda text: None), like), request=request)
-    if show_first is not None:
-        show_first(draft.chosen)
+    show = show_first or (lambda plan: None)
+    draft = replace(choose_step(first, graph, progress or (lambda text: None), like, show), request=request)
     for name, apply_pass in passes.items():
         draft, reason = apply_pass(draft)
         draft = replace(draft, reasons={**draft.reasons, name: reason})

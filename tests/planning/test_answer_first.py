@@ -11,6 +11,7 @@ from planner_core.cli.main import main
 from planner_core.core import Note, NoteKind, Plan
 from planner_core.planning import FASTEST, Request, pipeline, plan_model, prove
 from planner_core.planning.analysis.reporting import plan_summary
+from planner_core.planning.fitting import micro_batches
 from planner_core.planning.request import THOROUGH
 from planner_core.search.algebra import PointAllowance
 from tests.support.plans import planned
@@ -134,3 +135,17 @@ def test_what_an_earlier_request_took_changes_no_answer() -> None:
     later = plan_model(TIGHT, like=alone.planner.changed(work=PointAllowance(0)), passes={})
     assert later.planner.effort == alone.planner.effort and later.planner.work.left > 0
     assert (later.best.cost, later.best.bound) == (alone.searched.cost, alone.searched.bound)
+
+
+def test_the_first_plan_does_not_wait_for_the_search_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the plan of the search without proof, and its bound holds: it is not above that of the end."""
+    events: list[object] = []
+    search_exactly = micro_batches._search_exactly
+    monkeypatch.setattr(
+        micro_batches, "_search_exactly", lambda *a: (events.append("to the end"), search_exactly(*a))[1]
+    )
+    result = plan_model(replace(TIGHT, accumulate=None), show_first=events.append, passes={})
+    first, then = events
+    assert isinstance(first, Plan) and then == "to the end" and first.fits and first.bound is not None
+    assert first.bound <= result.best.cost.gpu_time_s * (1 + 1e-6) and result.best.bound is not None
+    assert result.best.cost.gpu_time_s <= first.cost.gpu_time_s * (1 + 1e-6)

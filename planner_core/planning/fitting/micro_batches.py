@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,15 +86,17 @@ def choose_micro_batches(
     search: MeshSearch = choose_mesh,
     effort: Effort | None = None,
     like: Planner | None = None,
+    show_first: Callable[[Plan], None] = lambda plan: None,
 ) -> tuple[Planner, Plan]:
     """The planner of the best number of micro-batches, and its plan; if nothing fits, the plan of least memory.
 
     Each number is searched without proof first. That saves the exact searches most of their work. The plan's bound holds for all numbers.
     `effort`: what proofs may take; None: a moment, or all that it takes where the request says `prove`. `like`: an earlier planner of the
-    same model, whose graphs serve again. Raises NoPlanFits if the user gave a budget that no plan fits, and InputError.
+    same model, whose graphs serve again. `show_first` gets the plan of the search without proof, with a bound that holds for all numbers,
+    as soon as it is known. Raises NoPlanFits if the user gave a budget that no plan fits, and InputError.
     """
     effort = effort or (THOROUGH if request.prove else MOMENT)
-    return _MicroBatchSearch(MicroBatchNumbers(request, graph, say, effort, like), search, say).run()
+    return _MicroBatchSearch(MicroBatchNumbers(request, graph, say, effort, like), search, say).run(show_first)
 
 
 class _MicroBatchSearch:
@@ -122,7 +124,7 @@ class _MicroBatchSearch:
         """The value of the best plan that fits."""
         return self.best[0].value(self.best[1]) if self.best else np.inf
 
-    def run(self) -> tuple[Planner, Plan]:
+    def run(self, show_first: Callable[[Plan], None]) -> tuple[Planner, Plan]:
         """The best plan over all numbers, with a bound that holds for all of them."""
         numbers = self.numbers
         count = MicroBatchCandidate.of(numbers.first, candidate_meshes(numbers.first.request, numbers.first.cluster))
@@ -143,7 +145,13 @@ class _MicroBatchSearch:
         if numbers.several and self.best is None:
             # Nothing fits: more work finds another plan at most at the number that needs the least memory.
             self.seen = [min(self.seen, key=lambda c: self.needed[c.micro_batches])]
-        return self._over_all(*_search_exactly(self.seen, self.best, self.free, self.bounds, self.search, self.say))
+        early = self._over_all(*self.best)[1] if self.best else None
+        if early is not None:
+            show_first(early)
+        found = self._over_all(*_search_exactly(self.seen, self.best, self.free, self.bounds, self.search, self.say))
+        if early is None:
+            show_first(found[1])
+        return found
 
     @property
     def _end(self) -> int:
