@@ -140,13 +140,13 @@ def lasso_corners(text: str) -> tuple[str, ...]:
     return parts
 
 
-def one_or_two_of(known: Sequence[str], least: int) -> Parse:
+def one_or_two_of(known: Sequence[str]) -> Parse:
     """Return a parser of one or two of the known names."""
 
     def parse(text: str) -> tuple[str, ...]:
         parts = text_list(text)
-        if len(set(parts)) != len(parts) or not least <= len(parts) <= 2 or not set(parts) <= set(known):
-            raise Unreadable(f"is not {'one or ' if least < 2 else ''}two of {', '.join(known)}")
+        if len(set(parts)) != len(parts) or not 1 <= len(parts) <= 2 or not set(parts) <= set(known):
+            raise Unreadable(f"is not one or two of {', '.join(known)}")
         return parts
 
     return parse

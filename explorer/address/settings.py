@@ -129,7 +129,7 @@ SETTINGS: dict[str, Setting] = {
     "differs": Setting((), parse.text_list),
     "whatif": Setting((), parse.text_list),
     "edit": Setting((), parse.edit_texts),
-    "sweep": Setting((), parse.one_or_two_of(SWEEP_QUANTITIES, 1)),
+    "sweep": Setting((), parse.one_or_two_of(SWEEP_QUANTITIES)),
     "measure": Setting("tokens", parse.one_of(MEASURES, "measure of a sweep")),
     # Compare
     "lit": Setting((), parse.text_list),

@@ -10,7 +10,6 @@ from typing import Any
 from explorer.address import settings
 from planner_core.core import (
     OPTIMIZERS,
-    RECOMPUTE,
     Cluster,
     InputError,
     cluster_names,
@@ -18,7 +17,6 @@ from planner_core.core import (
     load_cluster,
     load_gpu,
 )
-from planner_core.models import DEFAULT_BATCH, ZOO
 from planner_core.planning import USABLE_MEMORY
 
 MAX_TRIED = 3
@@ -26,6 +24,7 @@ MAX_TRIED = 3
 MAX_NODES = 64
 UNKNOWN_NEED = 2.0
 """How much too large a model is assumed to be where the planner could not say."""
+RECOMPUTATION_CHANGE: tuple[str, Mapping[str, Any]] = ("Let the search choose what to recompute", {"recompute": "auto"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +68,7 @@ def _choose_micro_batches(values: Mapping[str, Any], cluster: Cluster, times: in
 
 def _allow_recomputation(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
     if values["recompute"] == "none":
-        yield Remedy(*_recomputation_change())
-
-
-def _recomputation_change() -> tuple[str, Mapping[str, Any]]:
-    if "auto" in RECOMPUTE:
-        return "Let the search choose what to recompute", {"recompute": "auto"}
-    return "Recompute every block in backward", {"recompute": "full"}
+        yield Remedy(*RECOMPUTATION_CHANGE)
 
 
 def _move_moments_to_host(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
@@ -84,19 +77,13 @@ def _move_moments_to_host(values: Mapping[str, Any], cluster: Cluster, times: in
 
 
 def _smaller_batches(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
-    batch = batch_of(values)
+    batch, _ = settings.batch_and_tokens(values)
     while values["accumulate"] is not None and times <= batch:  # else the search tried smaller parts of it
         if batch % times == 0:
             yield Remedy(
                 f"Batch {batch // times:,} instead of {batch:,}".replace(",", "\u202f"), {"batch": batch // times}
             )
         times *= 2
-
-
-def batch_of(values: Mapping[str, Any]) -> int:
-    """Return the samples of one step."""
-    model = ZOO.get(values["model"])
-    return int(values["batch"] or (model.batch if model else DEFAULT_BATCH))
 
 
 def _larger_gpus(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
@@ -142,6 +129,6 @@ def _networked_cluster(values: Mapping[str, Any], cluster: Cluster) -> Mapping[s
 def _recomputation_and_nodes(values: Mapping[str, Any], cluster: Cluster, times: int, need: float) -> Iterator[Remedy]:
     """Yield recomputation and more GPUs together, for what neither does alone."""
     if values["recompute"] == "none":
-        words, changes = _recomputation_change()
+        words, changes = RECOMPUTATION_CHANGE
         for remedy in _more_nodes(values, cluster, 2, need):
             yield Remedy(f"{words}, and {remedy.words}", {**changes, **remedy.changes})

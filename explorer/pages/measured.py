@@ -149,9 +149,7 @@ def table(runs: Sequence[PublishedRun], out: str) -> None:
         "predicted, s": number(format="%.3g"),
         "error, %": number(format="%+.1f"),
     }
-    st.dataframe(
-        rows, hide_index=True, row_height=34, column_config=columns, alt="The runs as a table, the furthest off first"
-    )
+    frame.show_records(rows, "The runs as a table, the furthest off first", row_height=34, column_config=columns)
     frame.offer_data("these runs", "published-runs", lambda: rows, of_request=False)
 
 
@@ -175,9 +173,7 @@ def calibrated() -> None:
     ]
     number = st.column_config.NumberColumn(format="%.1f")
     columns = {name: number for name in rows[0] if name.endswith("%")}
-    st.dataframe(
-        rows, hide_index=True, row_height=34, column_config=columns, alt="The fits of your cluster’s calibration"
-    )
+    frame.show_records(rows, "The fits of your cluster’s calibration", row_height=34, column_config=columns)
     st.plotly_chart(
         scatter.calibrated_scatter(fits, frame.theme()),
         theme=None,

@@ -176,6 +176,14 @@ def test_moments_in_the_hosts_memory_are_a_way_out_once() -> None:
     assert "--offload" not in commands.plan_command(settings.build_request(values()), "plan.json")
 
 
+def test_a_smaller_batch_is_half_of_the_one_that_is_planned() -> None:
+    """Nobody set it, so it goes with the GPUs: 64 samples on 64 of them, and not the 16 of the model."""
+    here = values(model="llama-3-8b", cluster="8x8-h100", accumulate=1)
+    assert settings.batch_and_tokens(here)[0] == 64
+    found = remedies.remedy_ladders(here, load_cluster("8x8-h100"), 1.5)
+    assert next(way.changes["batch"] for ladder in found for way in ladder if "batch" in way.changes) == 32
+
+
 def test_a_budget_below_the_gpus_memory_can_be_lifted() -> None:
     found = remedies.remedy_ladders(values(memory=4.0), load_cluster("2x8-h100"), None)
     assert found[0][0].changes == {"memory": None}
