@@ -330,6 +330,41 @@ def test_no_term_of_a_sentence_becomes_plain_text(root: Path, place: Path) -> No
     assert not {name: terms for name, terms in found.items() if terms}
 
 
+READERS = {"startswith", "endswith", "partition", "rpartition", "removeprefix", "removesuffix", "find", "index"}
+SENTENCES = {"note", "notes", "sentence", "sentences", "remark", "remarks"}
+
+
+def last_name(node: ast.expr) -> str:
+    """The last name of an expression, through subscripts and `str`: `sentence` of `str(plan.notes[0].sentence)`."""
+    while isinstance(node, ast.Subscript) or (
+        isinstance(node, ast.Call) and ast.unparse(node.func) == "str" and node.args
+    ):
+        node = node.value if isinstance(node, ast.Subscript) else node.args[0]
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def read_sentences(tree: ast.AST) -> list[str]:
+    """Where code looks for words in a sentence."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            by_pattern = ast.unparse(node.func.value) == "re" and any(last_name(x) in SENTENCES for x in node.args[1:2])
+            if by_pattern or (node.func.attr in READERS and last_name(node.func.value) in SENTENCES):
+                found.append(ast.unparse(node))
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            text = isinstance(node.left, ast.Constant | ast.JoinedStr)
+            if text and last_name(node.comparators[0]) in SENTENCES:
+                found.append(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize(("root", "place"), each, ids=ids)
+def test_no_decision_reads_a_sentence(root: Path, place: Path) -> None:
+    """A note has a kind, an error a class and fields: another wording of a sentence changes what people read, and nothing else."""
+    found = {path.name: read_sentences(ast.parse(path.read_text(encoding="utf-8"))) for path in sources(place)}
+    assert not {name: reads for name, reads in found.items() if reads}
+
+
 def test_these_rules_see_a_breach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken on purpose: an upward import, a reach into a package, torch in a function, and a foreign host are all noticed."""
     root = tmp_path / "planner_core"
@@ -350,5 +385,9 @@ def test_these_rules_see_a_breach(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             test_heavy_libraries_stay_at_the_rim(place)
     lost = "def f(n):\n    hint = named('seq', n)\n    return f'give {hint} or {named(name) if n else 0} or {n}'\n"
     assert lost_terms(ast.parse(lost)) == ["hint", "named(name) if n else 0"]
+    reads = (
+        "x = 'best found' in note or plan.notes[0].startswith(TIE) or str(note).partition(': ') or note in plan.notes"
+    )
+    assert len(read_sentences(ast.parse(reads))) == 3
     assert HOST.findall('src="https://cdn.example.com/x.js"') and HOST.findall('"//unpkg.com/x"')
     assert not HOST.findall("http://www.w3.org/2000/svg http://localhost:8501 a // b")

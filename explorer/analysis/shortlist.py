@@ -104,4 +104,4 @@ def nearly_equal(one: Plan, other: Plan) -> bool:
             (one.cost.memory_bytes["peak"], other.cost.memory_bytes["peak"]),
         )
     )
-    return equal and recipe.layout_name(one).partition(",")[0] == recipe.layout_name(other).partition(",")[0]
+    return equal and recipe.degrees_name(one) == recipe.degrees_name(other)

@@ -90,8 +90,7 @@ def _lane_item(w: TraceWork, texts: _StringTable) -> list[float]:
 
 def is_highlighted(w: TraceWork, highlighted: Sequence[str]) -> bool:
     """Tell whether work is a collective of this phase, kind and mesh axis."""
-    phase, kind, axis = highlighted
-    return w.phase == phase and w.name.startswith(f"{kind} of ") and f"({axis})" in w.note
+    return (w.phase, w.collective, w.axis) == tuple(highlighted)
 
 
 def _describe_compute(step: Sequence[TraceWork]) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from explorer.text import units, words
 from planner_core.core import Partial, Plan, Shard
@@ -23,13 +24,26 @@ RECOMPUTED = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class AxisUse:
+    """What the mesh axes of one kind are for: `FSDP over 8`, in a name `FSDP 8`."""
+
+    words: str
+    name: str
+
+
 def describe_plan(plan: Plan) -> str:
     """Say what to run, in one line."""
-    return ", ".join([*_axes(plan), describe_work(plan)])
+    return ", ".join([describe_layout(plan), describe_work(plan)])
 
 
 MAX_NAME_LENGTH = 36
 """Letters of a name in a table."""
+
+
+def degrees_name(plan: Plan) -> str:
+    """Name what the axes are for, without exceptions: `FSDP 8 × TP 8 SP`."""
+    return " × ".join(use.name for use in _axis_uses(plan))
 
 
 def layout_name(plan: Plan) -> str:
@@ -37,37 +51,11 @@ def layout_name(plan: Plan) -> str:
 
     Exceptions are named where there is room, else the name ends in "mixed".
     """
-    parts_with_exceptions = [part.partition(" with ") for part in _axes(plan)]
-    parts = [
-        _degree_name(head) + " SP" * tail.startswith("sequence parallelism") for head, _, tail in parts_with_exceptions
-    ]
-    exceptions = [tail for _, _, tail in parts_with_exceptions if tail and tail != "sequence parallelism"]
-    exceptions = [t.removeprefix("sequence parallelism").removeprefix(" with ").removeprefix(", ") for t in exceptions]
-    name = " × ".join(parts)
-    full_name = f"{name}, {', '.join(filter(None, exceptions))}"
-    if not any(exceptions):
+    name, exceptions = degrees_name(plan), _exceptions_of_axes(plan)
+    if not exceptions:
         return name
+    full_name = f"{name}, {', '.join(exceptions)}"
     return full_name if len(full_name) <= MAX_NAME_LENGTH else f"{name}, mixed"
-
-
-DEGREES = (
-    ("pipeline parallel ", "PP "),
-    ("data parallel over ", "DP "),
-    ("FSDP over ", "FSDP "),
-    ("tensor parallel ", "TP "),
-    ("context parallel ", "CP "),
-    ("expert parallel over ", "EP "),
-    ("ZeRO-1 over ", "ZeRO-1 "),
-    ("ZeRO-2 over ", "ZeRO-2 "),
-    ("the same work on ", "same work on "),
-)
-
-
-def _degree_name(words_: str) -> str:
-    for long, brief in DEGREES:
-        if words_.startswith(long):
-            return brief + words_.removeprefix(long).partition(" ")[0]
-    return words_
 
 
 def layout_line(layout: Layout) -> str:
@@ -86,10 +74,10 @@ def layout_line(layout: Layout) -> str:
 
 def describe_extra_work(plan: Plan) -> str:
     """Say what a step does in addition to one plain pass: `4 micro-batches, full recomputation`; empty if nothing."""
-    parts = [p for p in describe_work(plan).split(", ") if p not in ("1 micro-batch", RECOMPUTED["none"])]
-    mixed = sum("recomputation" in p for p in parts)
-    if mixed > 1:
-        parts = [p for p in parts if "recomputation" not in p] + ["mixed recomputation"]
+    micro_batches = [_micro_batches(plan)] if _num_micro_batches(plan) != 1 else []
+    recomputed = ["mixed recomputation"] if len(_recomputations(plan)) > 1 else _recomputations(plan)
+    recomputed = [] if recomputed == [RECOMPUTED["none"]] else recomputed
+    parts = [*schedule_name(plan), *micro_batches, *recomputed, *_features(plan)]
     return "; ".join(filter(None, (", ".join(parts), describe_bubble(plan))))
 
 
@@ -101,9 +89,12 @@ def describe_bubble(plan: Plan) -> str:
 
 def describe_work(plan: Plan) -> str:
     """Say what a step does: micro-batches, recomputation, products in chunks, and where the moments are."""
-    parts = [f"products in {plan.chunks} chunks"] if plan.chunks > 1 else []
-    parts += ["moments in the host’s memory"] if plan.workload.get("offload") else []
-    return ", ".join([*schedule_name(plan), _micro_batches(plan), _recomputation(plan), *parts])
+    return ", ".join([*schedule_name(plan), _micro_batches(plan), *_recomputations(plan), *_features(plan)])
+
+
+def _features(plan: Plan) -> list[str]:
+    chunks = [f"products in {plan.chunks} chunks"] if plan.chunks > 1 else []
+    return [*chunks, *(["moments in the host’s memory"] if plan.workload.get("offload") else [])]
 
 
 ORDERS = {
@@ -123,11 +114,12 @@ def schedule_name(plan: Plan) -> list[str]:
 
 def describe_layout(plan: Plan) -> str:
     """Say what the GPUs are for, in one line: the plan without what a step does."""
-    return ", ".join(_axes(plan))
+    line, exceptions = ", ".join(use.words for use in _axis_uses(plan)), _exceptions_of_axes(plan)
+    return f"{line} with {', '.join(exceptions)}" if exceptions else line
 
 
-def _axes(plan: Plan) -> list[str]:
-    """Describe the mesh axes of each kind together; first those that share the samples, then those that share each sample."""
+def _axes_by_role(plan: Plan) -> tuple[Sequence[str], list[int], list[int], list[int], dict[str, int]]:
+    """The role of the weights on each axis; the axes of context, of experts and without work of their own; and the ranks by role."""
     roles = weight_roles(plan)
     context, expert, idle = (
         [a for a, role in enumerate(axis_roles(plan)) if role == kind] for kind in (CONTEXT, EXPERT, IDLE)
@@ -138,39 +130,49 @@ def _axes(plan: Plan) -> list[str]:
         )
         for kind in (DATA, SHARD, TENSOR)
     }
-    descriptions = []
-    if sizes[DATA] > 1:
+    return roles, context, expert, idle, sizes
+
+
+def _axis_uses(plan: Plan) -> list[AxisUse]:
+    """Describe the mesh axes of each kind together; first those that share the samples, then those that share each sample."""
+    roles, context, expert, idle, sizes = _axes_by_role(plan)
+    stages = plan.pipeline.ranks if plan.pipeline else 0
+    uses = [AxisUse(f"pipeline parallel {stages}", f"PP {stages}")] if stages else []
+    if (ranks := sizes[DATA]) > 1:
         stage = zero_stage(plan)
-        descriptions.append(f"{f'ZeRO-{stage}' if stage in (1, 2) else 'data parallel'} over {sizes[DATA]}")
-    if sizes[SHARD] > 1:
-        descriptions.append(f"FSDP over {sizes[SHARD]}")
-    if sizes[TENSOR] > 1:
+        words_, name = (f"ZeRO-{stage}", f"ZeRO-{stage}") if stage in (1, 2) else ("data parallel", "DP")
+        uses.append(AxisUse(f"{words_} over {ranks}", f"{name} {ranks}"))
+    if (ranks := sizes[SHARD]) > 1:
+        uses.append(AxisUse(f"FSDP over {ranks}", f"FSDP {ranks}"))
+    if (ranks := sizes[TENSOR]) > 1:
         split = any(sequence_split(plan, axis) for axis, role in enumerate(roles) if role == TENSOR)
-        descriptions.append(f"tensor parallel {sizes[TENSOR]}{' with sequence parallelism' * split}")
+        words_ = f"tensor parallel {ranks}{' with sequence parallelism' * split}"
+        uses.append(AxisUse(words_, f"TP {ranks}{' SP' * split}"))
     if context:
         ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in context)
         gathered = all(roles[axis] == SHARD for axis in context)
-        descriptions.append(f"context parallel {ranks}{' (weights sharded over the same GPUs)' * gathered}")
+        words_ = f"context parallel {ranks}{' (weights sharded over the same GPUs)' * gathered}"
+        uses.append(AxisUse(words_, f"CP {ranks}"))
     if expert:
         ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in expert)
-        descriptions.append(f"expert parallel over {ranks} of the same GPUs")
+        uses.append(AxisUse(f"expert parallel over {ranks} of the same GPUs", f"EP {ranks}"))
     # said even though no tool has a word for it: otherwise 2 × TP 8 of 16 GPUs would read as a plan of 8
     repeated = math.prod(plan.mesh.axis_sizes[axis] for axis in idle)
     if repeated > 1:
-        descriptions.append(f"the same work on {repeated} GPUs")
-    descriptions = descriptions or ([] if plan.pipeline else ["one GPU"])
+        uses.append(AxisUse(f"the same work on {repeated} GPUs", f"same work on {repeated}"))
+    return uses or [AxisUse("one GPU", "one GPU")]
+
+
+def _exceptions_of_axes(plan: Plan) -> list[str]:
+    """Name the weights that are placed otherwise than most on an axis."""
+    roles, context, expert, idle, sizes = _axes_by_role(plan)
     exceptions = {
         axis: _exceptions(plan, axis, role, sizes[role], left_out=("experts",) if axis in expert else ())
         for axis, role in enumerate(roles)
         if axis not in idle
     }
-    merged = _merge_exceptions({axis: CONTEXT if axis in context else roles[axis] for axis in exceptions}, exceptions)
-    descriptions = (
-        [*descriptions[:-1], f"{descriptions[-1]} with {', '.join(merged)}"]
-        if merged and descriptions
-        else descriptions
-    )
-    return [f"pipeline parallel {plan.pipeline.ranks}", *descriptions] if plan.pipeline else descriptions
+    kinds = {axis: CONTEXT if axis in context else roles[axis] for axis in exceptions}
+    return _merge_exceptions(kinds, exceptions)
 
 
 AXIS_NAMES = {DATA: "data", SHARD: "FSDP", TENSOR: "tensor", CONTEXT: "context"}
@@ -221,21 +223,25 @@ def sequence_split(plan: Plan, axis: int) -> bool:
     return ends[True] > ends[False]
 
 
+def _num_micro_batches(plan: Plan) -> int:
+    return int(plan.workload.get("accumulate", 1))
+
+
 def _micro_batches(plan: Plan) -> str:
-    count = int(plan.workload.get("accumulate", 1))
+    count = _num_micro_batches(plan)
     return f"{count} micro-batch{'es' * (count != 1)}"
 
 
-def _recomputation(plan: Plan) -> str:
+def _recomputations(plan: Plan) -> list[str]:
     """Say what runs again in backward, over the copies of repeated blocks; of a model without any, over the whole."""
     blocks = [b for label, b in plan.blocks.items() if label] or list(plan.blocks.values())
     copies: Counter[str] = Counter()
     for block in blocks:
         copies[block.recompute] += len(block.prefixes)
     if len(copies) == 1:
-        return _recomputed(next(iter(copies)))
+        return [_recomputed(next(iter(copies)))]
     total = copies.total()
-    return ", ".join(f"{_recomputed(kind)} in {n} of {total} blocks" for kind, n in copies.items() if kind != "none")
+    return [f"{_recomputed(kind)} in {n} of {total} blocks" for kind, n in copies.items() if kind != "none"]
 
 
 def _recomputed(kind: str) -> str:

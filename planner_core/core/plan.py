@@ -332,6 +332,8 @@ class NoteKind(Enum):
     """GPUs do the same work, since they cannot share the samples."""
     UNEVEN_BATCH = "uneven batch"
     """The samples do not divide over the GPUs."""
+    METHOD = "method"
+    """What the plan's method admits; the sentence begins with the method's title, which is the plan's name."""
     EDIT = "edit"
     """Which weights were placed by hand, and from which plan the rest comes."""
     REMARK = "remark"

@@ -19,6 +19,7 @@ from planner_core.core import (
     Graph,
     NoPlanFits,
     Note,
+    NoteKind,
     Plan,
     PlannerError,
     Sentence,
@@ -438,8 +439,8 @@ def _as_comparison(method: Method, plan: Plan, found: Mapping[tuple[str, str], P
     """A method's plan for the comparison: it has the method's name, and a note about what its restrictions cost."""
     if method.objective is None:
         return replace(plan, name=f"least {plan.objective}")
-    sentences = (f"{method.title}: {method.words}", _describe_restriction_cost(plan, found))
-    return replace(plan, name=method.title, notes=(*map(Note, sentences), *plan.notes))
+    admits = Note(f"{method.title}: {method.words}", NoteKind.METHOD)
+    return replace(plan, name=method.title, notes=(admits, Note(_describe_restriction_cost(plan, found)), *plan.notes))
 
 
 def _describe_restriction_cost(plan: Plan, found: Mapping[tuple[str, str], Plan]) -> Sentence:

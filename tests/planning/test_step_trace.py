@@ -72,6 +72,9 @@ def test_a_wait_stands_beside_its_collective_and_says_who_waits() -> None:
     waits = [w for w in step if w.kind == "waits"]
     assert waits and all((w.start_s, w.seconds) in sends and "wait" in w.note for w in waits)
     assert {w.part for w in waits} >= {"LlamaDecoderLayer"}
+    sent = [w for w in step if w.stream in ("collectives", "weights")]
+    assert sent and all(w.name.startswith(f"{w.collective} of ") and f"({w.axis})" in w.note for w in sent)
+    assert not any(w.collective or w.axis for w in step if w not in sent)
 
 
 def test_backward_runs_operators_in_reverse_after_what_it_computes_again() -> None:

@@ -11,6 +11,7 @@ from planner_core.core import (
     AUTO,
     BlockLabel,
     Note,
+    NoteKind,
     Plan,
     Workload,
     glob_name,
@@ -404,7 +405,7 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
 
 def _name_row(plan: Plan, note: Note) -> str:
     """A note with the name of its plan, unless it begins with that."""
-    return note.sentence if note.sentence.startswith(f"{plan.name}: ") else f"{plan.name}: {note}"
+    return note.sentence if note.kind is NoteKind.METHOD else f"{plan.name}: {note}"
 
 
 def _weight_rows(plan: Plan) -> list[list[str]]:

@@ -61,7 +61,8 @@ MOST_WORK = 100_000
 @dataclass(frozen=True, slots=True)
 class TraceWork:
     """One piece of work of a rank. `part`: the part of the model. `copy`: its number among `copies` equal ones that follow each other.
-    `note`: what waits for what. Micro-batches count from 1; 0 is work that belongs to no micro-batch."""
+    `note`: what waits for what. Micro-batches count from 1; 0 is work that belongs to no micro-batch. `collective` and `axis`: which one is
+    sent, and along which mesh axis."""
 
     stream: str
     kind: str
@@ -74,17 +75,19 @@ class TraceWork:
     start_s: float
     seconds: float
     note: str = ""
+    collective: str = ""
+    axis: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _PassWork:
-    """Work of one pass through a part, before it has a time. `collective`: the work is a wait for this collective."""
+    """Work of one pass through a part, before it has a time. `message`: the work is a wait for this one."""
 
     kind: str
     name: str
     seconds: float
     note: str = ""
-    collective: str = ""
+    message: Message | None = None
 
 
 @dataclass
@@ -202,10 +205,9 @@ class _StepDrawing:
         """One pass of a micro-batch through a part."""
         begin = self.now
         for piece in part.passes[phase]:
-            if piece.collective:
-                self._place(
-                    COLLECTIVES, SENDS, piece.collective, phase, part, number, self.now, piece.seconds, piece.note
-                )
+            if (m := piece.message) is not None:
+                name = _describe_sent(m)
+                self._place(COLLECTIVES, SENDS, name, phase, part, number, self.now, piece.seconds, piece.note, m)
             self._note(piece.kind, piece.name, phase, part, number, piece.seconds, piece.note)
         traffic = self._traffic(part, phase, edge)
         # The top block is one unit in the price, but several parts here: each takes its share of what traffic adds to the unit.
@@ -217,7 +219,7 @@ class _StepDrawing:
             seconds = message_time(m, self.model)
             self.free = max(self.free, begin)
             note = f"{_axis_words(m, self.plan)}; the {'unit' if phase == FORWARD else 'optimizer'} that needs it waits for its end"
-            self._place(WEIGHTS, SENDS, _describe_message(m), phase, part, number, self.free, seconds, note)
+            self._place(WEIGHTS, SENDS, _describe_message(m), phase, part, number, self.free, seconds, note, m)
             self.free += seconds
         self._place(PARTS, PART, f"{phase}: {part.title}", phase, part, number, begin, self.now - begin, "")
 
@@ -237,7 +239,7 @@ class _StepDrawing:
         for copies, m in ((u.copies, m) for u in self.units.values() for m in u.alone if m.phase == phase):
             seconds, name = copies * message_time(m, self.model), f"waits for {m.kind} of {m.what} {m.weight}"
             note = f"{_axis_words(m, self.plan)}; nothing runs beside it"
-            self._place(WEIGHTS, SENDS, _describe_message(m), phase, part, number, self.now, seconds, note)
+            self._place(WEIGHTS, SENDS, _describe_message(m), phase, part, number, self.now, seconds, note, m)
             self._note(HELD, name, phase, part, number, seconds, note)
             self.free = max(self.free, self.now)
 
@@ -260,10 +262,11 @@ class _StepDrawing:
         start_s: float,
         seconds: float,
         note: str,
+        message: Message | None = None,
     ) -> None:
-        self.done.append(
-            TraceWork(stream, kind, name, phase, part.title, part.copy, part.copies, number, start_s, seconds, note)
-        )
+        sent = () if message is None else (message.kind, self.plan.mesh.axis_names[message.axis])
+        place = (part.title, part.copy, part.copies, number)
+        self.done.append(TraceWork(stream, kind, name, phase, *place, start_s, seconds, note, *sent))
 
     def _put_together(self, begin: int, count: int) -> None:
         """Replace the second micro-batch by all micro-batches between the first and the last, summed up by kind."""
@@ -326,14 +329,8 @@ class _StepDrawing:
         yield from (self._wait(m, "the operators that follow wait for it") for m in later)
 
     def _wait(self, m: Message, who: str) -> _PassWork:
-        sent = f"{m.kind} of {m.what}"
-        return _PassWork(
-            WAITS,
-            f"waits for {sent}",
-            waited_message_seconds(m, self.model),
-            f"{who}; {m.site}, {_axis_words(m, self.plan)}",
-            sent,
-        )
+        note = f"{who}; {m.site}, {_axis_words(m, self.plan)}"
+        return _PassWork(WAITS, f"waits for {_describe_sent(m)}", waited_message_seconds(m, self.model), note, m)
 
     def _traffic(self, part: _Segment, phase: str, edge: bool) -> list[Message]:
         """The weight traffic beside one pass through a part; with `edge` also the traffic once a step."""
@@ -378,6 +375,10 @@ class _StepDrawing:
 def _recompute_seconds(block: Block, op: Op, bp: Any, again: Mapping[str, Rerun], model: CostModel) -> float:
     """Seconds of an operator that runs forward again in backward."""
     return op_seconds(block, op, bp, again, model)[1] - op_seconds(block, op, bp, {}, model)[1]
+
+
+def _describe_sent(m: Message) -> str:
+    return f"{m.kind} of {m.what}"
 
 
 def _describe_message(m: Message) -> str:
