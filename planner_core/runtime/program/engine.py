@@ -221,6 +221,9 @@ class BoundProgram:
                         named("recompute", "full"),
                     )
                 )
+            # How many tokens each rank sends is known from values alone, so the compiler leaves this operator to Python. A decorator
+            # would do that too, and would import the compiler, as long as torch itself, for every run and export.
+            function.__globals__["dispatched_experts"] = torch.compiler.disable(names.dispatched_experts)
             function = self.compiled.setdefault(spec.function, torch.compile(function, **self.engine.compile))
         arguments = [u.argument for u in (*spec.uses, *spec.buffers)]
         weights = _weights_class(tuple(arguments)) if arguments else None

@@ -29,7 +29,6 @@ def own_experts(
     return layer(hidden, index, *rest, **options, first_expert=first_expert)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def dispatched_experts(
     layer: ExpertLayer,
     hidden: torch.Tensor,
