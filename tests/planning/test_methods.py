@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
 import pytest
 
 from bench.baselines import SAME, compare
@@ -21,10 +22,18 @@ from planner_core.planning import choose_mesh
 from planner_core.planning.analysis import count_spaces, log10_size, unfold_problem
 from planner_core.planning.fitting.baselines import better_of_baselines, plan_baselines
 from planner_core.planning.methods.registry import METHODS
+from planner_core.planning.methods.restrictions import (
+    AxisRules,
+    PairTest,
+    is_sequence_split,
+    is_unsplit,
+    is_used_in_parts,
+)
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
 from planner_core.search import make_objective, search_within_budget
+from planner_core.search.network import Network, allow_only
 from tests.support.plans import planned, searched
 
 HIDDEN = {
@@ -124,6 +133,32 @@ def test_fsdp_gathers_twice_and_scatters_once(name: str) -> None:
         assert (found[phase, kind, "count"], found[phase, kind, "bytes"]) == (len(weights), sent)
     assert found["backward", "all_reduce", "count"] == len(small)
     assert found["backward", "all_reduce", "bytes"] == 2 * sum(m.num_bytes for m in small)
+
+
+class _InputFeatures(AxisRules):
+    """Megatron-LM's rules, and one layer's weight split by its input features."""
+
+    layer = ""
+
+    def apply(self, block: str, net: Network) -> None:
+        super().apply(block, net)
+        for name, states in net.tensors.items():
+            if self.graph.blocks[block].values[int(name[1:])].name.endswith(f"{self.layer}.weight") if block else False:
+                split = np.array([pair[0] == Shard(1) for pair in states.axis_states])
+                net.factors.append(allow_only(name, split[states.index[:, 0]]))
+
+
+@pytest.mark.parametrize("stream", [is_unsplit, is_sequence_split])
+@pytest.mark.parametrize(
+    ("layer", "is_row"), [("q_proj", False), ("up_proj", False), ("o_proj", True), ("down_proj", True)]
+)
+def test_a_layer_that_reads_the_stream_is_split_by_output_features(stream: PairTest, layer: str, is_row: bool) -> None:
+    """Megatron-LM has no `RowParallelLinear` behind a norm; what heads and activations make has no other layer behind it."""
+    planner = plans("llama-3-8b", 2)[0]
+    rules = _InputFeatures(planner.graph, (stream,), (is_used_in_parts,))
+    rules.layer = layer
+    problem = planner.problem(candidate_meshes(planner.request, planner.cluster)[0], rules, zero=0)
+    assert problem.is_infeasible != is_row
 
 
 def test_heads_that_cannot_be_split_leave_no_megatron_plan() -> None:

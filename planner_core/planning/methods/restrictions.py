@@ -53,9 +53,10 @@ class AxisRules(Restriction):
 
     An axis with the test `is_batch_split` is a data axis: every tensor with samples is made and delivered sharded by them (see
     `SampleDims`). On any other axis the test is for the residual stream, which is every tensor of its shape that norms and sums
-    make. `kinds` say for each axis how operators of some kinds run there. If they are not given, attention runs with sharded heads
-    where the axis is not a
-    data axis, and experts without an all_to_all of tokens. No plan deals samples out unevenly to `ranks`, those of the data axes together.
+    make. There a layer that reads the stream is sharded by its output features, as Megatron-LM's `ColumnParallelLinear`: it has no layer
+    that takes a part of each token of the stream. `kinds` say for each axis how operators of some kinds run there. If they are not given,
+    attention runs with sharded heads where the axis is not a data axis, and experts without an all_to_all of tokens. No plan deals samples
+    out unevenly to `ranks`, those of the data axes together.
     """
 
     graph: Graph
@@ -67,6 +68,7 @@ class AxisRules(Restriction):
     """Ids of the parameters that pass in every state."""
     _samples: dict[str, SampleDims] = field(default_factory=dict, init=False, repr=False)  # by block
     _given: dict[str, DimByValue] = field(default_factory=dict, init=False, repr=False)
+    _fed: dict[str, frozenset[int]] = field(default_factory=dict, init=False, repr=False)
 
     def apply(self, block: str, net: Network) -> None:
         """Add a factor that forbids the states that fail a test."""
@@ -121,6 +123,8 @@ class AxisRules(Restriction):
                 return False
             if row.name not in runs.rows if runs else row.name == DISPATCH:
                 return False
+            if test is not is_batch_split and self._takes_part_of_stream(where, op, row):
+                return False
             if test is is_unsplit and not free and row.name != "R" and any(map(self._in_stream, ends)):
                 return False
             for v, pair in zip(op.outputs, row.outputs, strict=True):
@@ -139,6 +143,29 @@ class AxisRules(Restriction):
         if where.name not in self._samples:
             self._samples[where.name] = find_sample_dims(where, net, self._given.get(where.name, {}))
         return self._samples[where.name]
+
+    def _takes_part_of_stream(self, where: Block, op: Op, row: Row) -> bool:
+        """Whether a layer with a weight reads some features of each token of the residual stream."""
+        if operator(op.fn).kind is not Kind.PRODUCT or all(where.values[v].kind != "parameter" for v in op.inputs):
+            return False
+        if where.name not in self._fed:
+            self._fed[where.name] = self._values_of_stream(where)
+        fed = self._fed[where.name]
+        return any(
+            v in fed and pair[0] == Shard(len(where.values[v].meta.shape) - 1)
+            for v, pair in zip(op.inputs, row.inputs, strict=True)
+        )
+
+    def _values_of_stream(self, where: Block) -> frozenset[int]:
+        """The values of a block that are computed of the residual stream without a product between: what norms make of it."""
+        made = {v for op in where.ops for v in op.outputs}
+        stream = {
+            i for i, v in enumerate(where.values) if i not in made and v.kind == "activation" and self._in_stream(v)
+        }
+        for op in where.ops:
+            if operator(op.fn).kind not in PRODUCTS and not stream.isdisjoint(op.inputs):
+                stream.update(op.outputs)
+        return frozenset(stream)
 
     def _in_stream(self, value: Value) -> bool:
         return value.meta.shape in self._stream
