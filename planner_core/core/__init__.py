@@ -98,7 +98,7 @@ from planner_core.core.plan import (
     shortest_steps,
     states_by_pattern,
 )
-from planner_core.core.plan_json import PLAN_SCHEMA, load_plan, plan_from_json, plan_to_json, save_plan
+from planner_core.core.plan_json import load_plan, plan_from_json, plan_to_json, save_plan
 from planner_core.core.workload import (
     AUTO,
     CHUNKS,
@@ -109,7 +109,6 @@ from planner_core.core.workload import (
     OPTIMIZERS,
     OPTIONS,
     PACKED,
-    PRECISIONS,
     PUBLISHED_STACKS,
     RECOMPUTE,
     SOFTWARE,
@@ -148,8 +147,6 @@ __all__ = [
     "PACKED",
     "PER_CALL",
     "PHASES",
-    "PLAN_SCHEMA",
-    "PRECISIONS",
     "PUBLISHED_STACKS",
     "RECOMPUTE",
     "SCHEDULES",

@@ -1,10 +1,10 @@
 """Answers to questions about plans: reports, regret, ablation."""
 
-from planner_core.planning.analysis.ablation import DESCRIPTIONS, AblationStep, ablation_steps
+from planner_core.planning.analysis.ablation import AblationStep, ablation_steps
 from planner_core.planning.analysis.fold_graph import to_dot, to_graphml, to_networkx
 from planner_core.planning.analysis.folding import fold_report, fold_text
 from planner_core.planning.analysis.priced import price_report, price_text
-from planner_core.planning.analysis.regret import SCENARIOS, Regret, Scenario, plan_regrets
+from planner_core.planning.analysis.regret import SCENARIOS, plan_regrets
 from planner_core.planning.analysis.reporting import (
     first_plan_text,
     format_table,
@@ -23,12 +23,9 @@ from planner_core.planning.analysis.step_trace import STREAMS, TraceWork, chrome
 from planner_core.planning.analysis.unfolded_network import network_json, unfold_problem
 
 __all__ = [
-    "DESCRIPTIONS",
     "SCENARIOS",
     "STREAMS",
     "AblationStep",
-    "Regret",
-    "Scenario",
     "TraceWork",
     "ablation_steps",
     "chrome_trace",

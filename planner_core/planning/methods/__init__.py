@@ -8,20 +8,18 @@ from planner_core.planning.methods.differences import (
     describe_modules,
     star_numbers,
 )
-from planner_core.planning.methods.hf_tp_plan import VendorRules, _load_vendor_plans, vendor_plan, vendor_rules
+from planner_core.planning.methods.hf_tp_plan import VendorRules, _load_vendor_plans, vendor_rules
 from planner_core.planning.methods.layout import (
     CP_TYPES,
     EXAMPLE,
     PEERS_TYPES,
     Layout,
-    Space,
     check_layout,
     note_schedule,
     parse_layout,
-    weights_at_stage,
 )
-from planner_core.planning.methods.legality import may_state, operator_faults, undecided_fault, unsearchable_faults
-from planner_core.planning.methods.method import Method, Restrict, unrestricted
+from planner_core.planning.methods.legality import operator_faults, undecided_fault, unsearchable_faults
+from planner_core.planning.methods.method import Method, unrestricted
 from planner_core.planning.methods.pair_forms import (
     PAIR_FORMS,
     PairForm,
@@ -34,10 +32,7 @@ from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHOD
 from planner_core.planning.methods.restrictions import (
     AxisRules,
     DataAxis,
-    PairTest,
     is_batch_split,
-    is_sequence_split,
-    is_sharded_matrix,
     is_unsplit,
     is_used_in_parts,
     pass_any,
@@ -45,11 +40,9 @@ from planner_core.planning.methods.restrictions import (
 )
 from planner_core.planning.methods.tools import FREE, TOOLS, check_tool, tool_spaces
 from planner_core.planning.methods.tp_layout import (
-    SPLIT_DIM,
     NothingSplit,
     TensorParallelGroup,
     TpLayout,
-    TransposedWeights,
     drop_summed,
     merge_equal_layers,
     parallel_degrees,
@@ -68,7 +61,6 @@ __all__ = [
     "METHODS",
     "PAIR_FORMS",
     "PEERS_TYPES",
-    "SPLIT_DIM",
     "TOKENS_OR_GATHERED",
     "TOOLS",
     "AxisRules",
@@ -80,12 +72,8 @@ __all__ = [
     "Method",
     "NothingSplit",
     "PairForm",
-    "PairTest",
-    "Restrict",
-    "Space",
     "TensorParallelGroup",
     "TpLayout",
-    "TransposedWeights",
     "VendorRules",
     "_load_vendor_plans",
     "check_layout",
@@ -94,12 +82,9 @@ __all__ = [
     "drop_summed",
     "form_rules",
     "is_batch_split",
-    "is_sequence_split",
-    "is_sharded_matrix",
     "is_unsplit",
     "is_used_in_parts",
     "may_split_tokens",
-    "may_state",
     "merge_equal_layers",
     "note_schedule",
     "operator_faults",
@@ -117,7 +102,5 @@ __all__ = [
     "undecided_fault",
     "unrestricted",
     "unsearchable_faults",
-    "vendor_plan",
     "vendor_rules",
-    "weights_at_stage",
 ]

@@ -2,9 +2,7 @@
 
 from planner_core.planning.pricing.bands import (
     STAGES,
-    UNKNOWN_BAND,
     Z_NINE_IN_TEN,
-    Band,
     count_runs,
     num_operator_calls,
     time_band,
@@ -15,7 +13,6 @@ from planner_core.planning.pricing.configs.reading import read_setup
 from planner_core.planning.pricing.price import BUBBLE, EXPOSED_COMM, Pricer, split_pipeline_step
 from planner_core.planning.pricing.published import (
     FITS,
-    FITTED,
     ONE_RANK_FILE,
     PREDICTIONS_FILE,
     PublishedRun,
@@ -33,23 +30,19 @@ from planner_core.planning.pricing.run import EXIT_NOT_LEGAL, PricedRun, price_s
 from planner_core.planning.pricing.software import describe_software
 from planner_core.planning.pricing.speed import Budget, Speed, count_model_flops, measure_speed
 from planner_core.planning.pricing.statement import Statement
-from planner_core.planning.pricing.suggest import Suggestion, find_suggestions
 
 __all__ = [
     "BUBBLE",
     "EXIT_NOT_LEGAL",
     "EXPOSED_COMM",
     "FITS",
-    "FITTED",
     "GATHERED_WEIGHTS",
     "ONE_RANK_FILE",
     "OWN_PROGRAM",
     "PREDICTIONS_FILE",
     "STAGES",
-    "UNKNOWN_BAND",
     "WHOLE_WEIGHTS",
     "Z_NINE_IN_TEN",
-    "Band",
     "Budget",
     "PricedRun",
     "Pricer",
@@ -58,11 +51,9 @@ __all__ = [
     "Setup",
     "Speed",
     "Statement",
-    "Suggestion",
     "count_model_flops",
     "count_runs",
     "describe_software",
-    "find_suggestions",
     "load_own_runs",
     "load_published_runs",
     "measure_speed",

@@ -1,13 +1,11 @@
 """Elimination, (min, +) powers and Pareto points on plain tables. Nothing here knows what a model is."""
 
 from planner_core.search.algebra.elimination_order import TooWide
-from planner_core.search.algebra.pareto_points import MAX_PROOF_POINTS, MAX_UNIT_POINTS, PointAllowance
-from planner_core.search.algebra.partition import Partition, StageOption, best_partition
+from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointAllowance
+from planner_core.search.algebra.partition import StageOption, best_partition
 
 __all__ = [
-    "MAX_PROOF_POINTS",
     "MAX_UNIT_POINTS",
-    "Partition",
     "PointAllowance",
     "StageOption",
     "TooWide",

@@ -1,9 +1,8 @@
 """The cost network of a block on a mesh, and the folded network of a whole model."""
 
-from planner_core.search.network.contradiction import InfeasibleGroup, find_infeasible_group
+from planner_core.search.network.contradiction import find_infeasible_group
 from planner_core.search.network.factors import Factor, Network, allow_only, tensor_name
 from planner_core.search.network.folded import (
-    CompiledNetwork,
     ModelNetworks,
     Problem,
     Restriction,
@@ -14,18 +13,15 @@ from planner_core.search.network.folded import (
 from planner_core.search.network.group_work import BlockCache, KernelTimes
 from planner_core.search.network.runs import Run, find_runs
 from planner_core.search.network.samples import DimByValue, SampleDims, find_sample_dims, input_sample_dims
-from planner_core.search.network.search_cache import SearchCache
-from planner_core.search.network.states import NO_STAGE, AxisState, Bools, Ints, WeightState
+from planner_core.search.network.states import NO_STAGE, AxisState, Bools, Ints
 
 __all__ = [
     "NO_STAGE",
     "AxisState",
     "BlockCache",
     "Bools",
-    "CompiledNetwork",
     "DimByValue",
     "Factor",
-    "InfeasibleGroup",
     "Ints",
     "KernelTimes",
     "ModelNetworks",
@@ -34,8 +30,6 @@ __all__ = [
     "Restriction",
     "Run",
     "SampleDims",
-    "SearchCache",
-    "WeightState",
     "allow_only",
     "boundary_variables",
     "build_networks",

@@ -10,11 +10,10 @@ from planner_core.planning.pricing.calibration.calibrate import (
     list_sources,
     replace_gpu,
 )
-from planner_core.planning.pricing.calibration.fits import Fit, Timing, read_fits
+from planner_core.planning.pricing.calibration.fits import Fit, read_fits
 from planner_core.planning.pricing.calibration.measured import (
     Collective,
     Machine,
-    MeasuredStep,
     Product,
     parse_machine,
     read_machine,
@@ -28,9 +27,7 @@ __all__ = [
     "Collective",
     "Fit",
     "Machine",
-    "MeasuredStep",
     "Product",
-    "Timing",
     "fit_collectives",
     "fit_machine",
     "fit_products",

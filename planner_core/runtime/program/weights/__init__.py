@@ -8,7 +8,6 @@ from planner_core.runtime.program.weights.weight import (
     Weight,
     bucket_stages,
     find_weight,
-    redirect_gradient,
 )
 
 __all__ = [
@@ -20,5 +19,4 @@ __all__ = [
     "WeightBucket",
     "bucket_stages",
     "find_weight",
-    "redirect_gradient",
 ]
