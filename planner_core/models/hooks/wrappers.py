@@ -180,6 +180,9 @@ def _attend_batch_first(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute `F.multi_head_attention_forward` with the batch as the outermost dim of every product.
 
+    A copy of torch's function and no wrapper of it: the flattening to [length * batch, width] stands between two of its own lines. The
+    parameters have torch's names and are bound by its signature (`_SIGNATURE`), so another release with another one fails in the tests.
+
     Args: query [length, batch, width]; key and value [source, batch, ...]. Heads are [batch * head, length, head width].
     Returns: the result [length, batch, width], and the weights [batch, length, source] if `need_weights`.
     """
