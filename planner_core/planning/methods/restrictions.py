@@ -53,7 +53,7 @@ class AxisRules(Restriction):
 
     An axis with the test `is_batch_split` is a data axis: every tensor with samples is made and delivered sharded by them (see
     `SampleDims`). On any other axis the test is for the residual stream, which is every tensor of its shape that norms and sums
-    make. There a layer that reads the stream is sharded by its output features, as Megatron-LM's `ColumnParallelLinear`: it has no layer
+    make. There a layer that reads the stream is sharded by its output features, as Megatron-LM's ColumnParallelLinear: it has no layer
     that takes a part of each token of the stream. `kinds` say for each axis how operators of some kinds run there. If they are not given,
     attention runs with sharded heads where the axis is not a data axis, and experts without an all_to_all of tokens. No plan deals samples
     out unevenly to `ranks`, those of the data axes together.
