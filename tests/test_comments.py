@@ -30,6 +30,7 @@ FOREIGN_ROOTS = {"torch", "nn", "F", "Tensor", "numpy", "cfg"}
 """`torch.x` is a name of torch, of which no test of ours knows whether it exists."""
 FOREIGN = {
     *(
+        "ColumnParallelLinear",
         "as_strided",
         "c10d",
         "context_fn",
