@@ -17,6 +17,7 @@ from explorer.jobs.malloc_trim import trim_memory
 from explorer.session import state
 from planner_core.core.cluster import load_cluster
 from planner_core.core.errors import PlannerError
+from planner_core.core.plan import NoteKind
 from planner_core.planning import Result
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
@@ -148,7 +149,7 @@ def test_a_passing_answer_says_what_its_search_left_open(monkeypatch: pytest.Mon
     monkeypatch.setattr(whatif, "EFFORT", whatif.NO_PROOF)
     found = whatif.best_plan(asked)
     assert found.fits and not found.optimal
-    assert "above the best there is" in found.notes[0].sentence
+    assert found.notes[0].kind is NoteKind.GAP
 
 
 def test_people_take_turns_but_a_long_plan_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,10 +135,6 @@ def beyond(m: Any, x: torch.Tensor) -> torch.Tensor:
     return m.table(torch.arange(17)).mean()
 
 
-def ragged(m: Any, x: torch.Tensor) -> torch.Tensor:
-    return m.lin(torch.nested.nested_tensor([x[:2], x[2:5]])).to_padded_tensor(0.0).mean()
-
-
 def token_by_token(m: Any, x: torch.Tensor) -> torch.Tensor:
     h = m.lin(x)
     for _ in range(6000):

@@ -89,11 +89,6 @@ class Holder:
         return F.linear(self.lin(x), self.lin.l.weight)
 
 
-def patched(block):
-    block.sub.__dict__["extra"] = types.MethodType(Holder.method, Holder(block.lin))
-    return block.sub.extra
-
-
 class Reaching(nn.Module):
     """Uses a weight that `reach(self)` finds."""
 
@@ -162,21 +157,6 @@ class Counted(Model):
         return super().forward(x)
 
 
-class Keeping(Model):
-    """Its layers read what the first was given; later ones are given something else."""
-
-    def __init__(self):
-        super().__init__([Reaching(None) for _ in range(3)])
-
-    def forward(self, x):
-        store = types.SimpleNamespace(x=self.first(x))
-        x = store.x
-        for layer in self.layers:
-            layer.__dict__["reach"] = lambda s: torch.outer(store.x[0], store.x[1])
-            x = layer(x)
-        return x.square().mean()
-
-
 class Giving(Model):
     """Its layers are given a weight; the first its own."""
 
@@ -212,24 +192,6 @@ class Taken(nn.Module):
 
     def forward(self, x, store):
         return F.linear(self.own(x), self.take(store))
-
-    def look_up(self, store):
-        return store[self]
-
-
-class Keyed(Model):
-    """Its layers look their weight up by themselves."""
-
-    def __init__(self):
-        super().__init__([Taken(None) for _ in range(4)])
-        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(8, 8)) for _ in range(4))
-
-    def forward(self, x):
-        x, store = self.first(x), dict(zip(self.layers, self.weights, strict=True))
-        for layer in self.layers:
-            layer.__dict__["take"] = layer.look_up
-            x = layer(x, store)
-        return x.square().mean()
 
 
 class Given(nn.Module):

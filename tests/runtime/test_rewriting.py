@@ -31,7 +31,6 @@ from tests.support.ranks import run_ranks
 from tests.support.tiny_models import tiny_config
 
 TWO = "1x8-h100:gpus=2"
-EVERY = ("data parallel", "FSDP", "Megatron-LM", "Megatron-LM + sequence parallel")
 
 
 @cache

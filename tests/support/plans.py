@@ -8,11 +8,7 @@ from planner_core.core import Plan, load_cluster
 from planner_core.cost import can_run_in_chunks, cost_model_of, price
 from planner_core.cost.resolved_ops import block_of
 from planner_core.models import load_plan_graph
-from planner_core.planning.fitting.for_tool import choose_for_tool
-from planner_core.planning.fitting.micro_batches import choose_micro_batches
-from planner_core.planning.fitting.three_axes import with_third_axis
-from planner_core.planning.methods import FREE
-from planner_core.planning.pipeline import Result, plan_model
+from planner_core.planning.pipeline import Result, add_third_axis, plan_model
 from planner_core.planning.pricing import Pricer
 from planner_core.planning.request import Request
 from tests.support.plan_cache import on_disk
@@ -29,18 +25,11 @@ def planned(request: Request) -> Result:
 
 
 def search_alone(request: Request) -> Plan:
-    """The plan that the search finds, as `plan_model` does it, but without baselines, trade-offs and candidates beside it: half the work.
+    """The plan that the search finds, without baselines, trade-offs and candidates beside it: half the work.
 
     Raises NoPlanFits if the user gave a budget that no plan fits.
     """
-
-    def quiet(_: str) -> None:
-        pass
-
-    if request.tool not in (None, FREE):
-        return choose_for_tool(request, None, quiet)[1]
-    planner, plan = choose_micro_batches(request, None, quiet)
-    return with_third_axis(planner, plan, quiet)
+    return plan_model(request, passes={"third axis": add_third_axis}).plans[0]
 
 
 searched = lru_cache(maxsize=64)(on_disk(search_alone))

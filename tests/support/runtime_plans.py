@@ -146,12 +146,6 @@ def _site(
     return SitePlan(tuple(inputs), tuple(outputs))
 
 
-def all_labels(graph: Graph) -> list[tuple[str, str]]:
-    """Every (function, row label) that occurs in a graph."""
-    top = unfold(graph).top
-    return sorted({(op.fn, r.name) for op in top.ops for r in rows(op, top.values)})
-
-
 def forced(fn: str, label: str, sizes: tuple[int, ...]) -> list[Choose]:
     """Choices that run every `fn` by the row `label` on one axis of the mesh, all else whole."""
 
