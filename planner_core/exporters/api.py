@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner_core.core import STANDIN_LOSS, InputError, Plan, plan_to_json, refuse_stages, write_file
+from planner_core.core import STANDIN_LOSS, InputError, Plan, Sentence, plan_to_json, refuse_stages, write_file
 from planner_core.exporters.nearest import FormCost, data_parallel_plans, fills_cluster, megatron_alternatives
 from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
 from planner_core.planning.methods import CannotHold
@@ -35,7 +35,7 @@ class ExportedPlan:
     @property
     def lines(self) -> tuple[str, ...]:
         """The remarks, and the price of the form as the last one."""
-        price = () if self.nearest is None else (f"in this form: {self.nearest.sentence()}",)
+        price = () if self.nearest is None else (Sentence("in this form: ", self.nearest.sentence()),)
         return (*self.remarks, *price)
 
 
@@ -98,20 +98,20 @@ def export_text(plan: Plan, target: str) -> ExportedPlan:
         alternative = _describe_alternative(plan, form)
         if alternative is None:
             raise
-        why = error.why if isinstance(error, CannotHold) else str(error)
-        raise InputError(f"{why}; {alternative}; or use --to torchrun") from None
+        why = error.why if isinstance(error, CannotHold) else error.sentence
+        raise InputError(why, "; ", alternative, "; or use --to torchrun") from None
 
 
-def _describe_alternative(plan: Plan, form: Target) -> str | None:
+def _describe_alternative(plan: Plan, form: Target) -> Sentence | None:
     """Describe the nearest plan that a form can hold, with its price; None if there is none."""
     if not form.shards_pairs_only or not _can_be_priced(plan):
         return None
     if (other := _find_alternative(plan, form)) is not None:
-        return f"{other.name} is the nearest that it holds (--nearest): {other.cost.sentence()}"
+        return Sentence(f"{other.name} is the nearest that it holds (--nearest): ", other.cost.sentence())
     plain = min(data_parallel_plans(plan, zero=False), key=lambda p: _order(p[1]), default=None)
     if plain is None:
         return None
-    return f"{plain[0].name} over all GPUs is the nearest, and needs no file: {plain[1].sentence()}"
+    return Sentence(f"{plain[0].name} over all GPUs is the nearest, and needs no file: ", plain[1].sentence())
 
 
 def nearest_text(plan: Plan, target: str) -> ExportedPlan:
@@ -127,9 +127,11 @@ def nearest_text(plan: Plan, target: str) -> ExportedPlan:
             raise
         if not other.cost.fits:
             raise InputError(
-                f"{error}; nothing is written, since {other.name}, the nearest that it holds, does not fit either: {other.cost.sentence()}"
+                error.sentence,
+                f"; nothing is written, since {other.name}, the nearest that it holds, does not fit either: ",
+                other.cost.sentence(),
             ) from None
-        remark = f'{other.name} in place of "{plan.name}": {error}'
+        remark = Sentence(f'{other.name} in place of "{plan.name}": ', error.sentence)
         # The price of its export is beside the other plan; the user compares with the given one.
         return ExportedPlan(other.export.text, (remark, *other.export.remarks), other.cost)
 

@@ -13,7 +13,10 @@ from planner_core.core import (
     DeviceMesh,
     InputError,
     Plan,
+    Sentence,
     axis_names,
+    memory_amount,
+    time_amount,
 )
 from planner_core.cost import cost_model_of
 from planner_core.models import load_plan_graph
@@ -58,18 +61,18 @@ class FormCost:
             plan_peak_bytes=cost.memory_bytes["peak"],
         )
 
-    def sentence(self) -> str:
-        """A sentence about the difference."""
+    def sentence(self) -> Sentence:
+        """Compare the two costs in a sentence."""
         rows = (
-            (1e3, self.step_time_s, self.plan_step_time_s, "ms a step"),
-            (1e-9, self.wire_bytes, self.plan_wire_bytes, "GB sent per GPU"),
-            (2**-30, self.peak_bytes, self.plan_peak_bytes, "GiB at the peak"),
+            (self.step_time_s, self.plan_step_time_s, time_amount, " a step"),
+            (self.wire_bytes, self.plan_wire_bytes, lambda n: f"{n / 1e9:.4g} GB", " sent per GPU"),
+            (self.peak_bytes, self.plan_peak_bytes, lambda n: memory_amount(n, f"{n / 2**30:.4g} GiB"), " at the peak"),
         )
         parts = [
-            f"{by * here:.4g} {unit}, the plan {by * there:.4g}{_percent_change(here, there)}"
-            for by, here, there, unit in rows
+            Sentence(amount(here), f"{of}, the plan ", amount(there), _percent_change(here, there))
+            for here, there, amount, of in rows
         ]
-        return "; ".join(parts) + ("" if self.fits else "; it does not fit")
+        return Sentence(Sentence.from_list("; ", parts), "" if self.fits else "; it does not fit")
 
 
 def _percent_change(here: float, there: float) -> str:
