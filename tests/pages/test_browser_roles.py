@@ -76,7 +76,6 @@ def run_command_in_dialog(visit: Visit, file: Path) -> Plan:
     return load_plan(file)
 
 
-@pytest.mark.sample
 def test_an_engineer_changes_everything_and_finds_every_figure_on_the_command_line(
     visit: Visit, tmp_path: Path
 ) -> None:

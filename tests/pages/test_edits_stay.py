@@ -166,8 +166,10 @@ def test_a_link_per_gpu_stays_where_the_gpus_of_a_node_change() -> None:
     assert load_cluster(settings.cluster_spec(at.session_state["values"])).num_gpus == 8
 
 
+@pytest.mark.sample
 def test_in_the_browser_an_edit_does_not_undo_another(visit: Visit) -> None:
-    """As the review found it: change the model, open the cluster, and it was another one."""
+    """As a review found it: change the model, open the cluster, and it was another one. In `make test` it stands for the long story of the
+    engineer in test_browser_roles.py."""
     page = visit.page
     visit.open("/?layers=2")
     page.locator("[class*='st-key-chip_model'] button").first.click()

@@ -56,6 +56,7 @@ def test_stages_win_on_slow_links(slow: tuple[Plan, float]) -> None:
     assert "where the best plan of one stage takes" in staged.notes[0].sentence
 
 
+@pytest.mark.slow
 def test_the_closed_form_is_close(slow: tuple[Plan, float]) -> None:
     cost = slow[0].cost
     assert cost.pipeline is not None
@@ -218,6 +219,9 @@ def test_seven_layers_on_two_stages() -> None:
     found = search_stages(prepare_planner(request("llama-3-8b", "2x8-h100:inter=3", 64, 2048, layers=7)))
     assert found is not None and found.plan.pipeline is not None and found.plan.fits
     assert sum(found.plan.pipeline.copies) == 7
+    cost = found.plan.cost
+    assert cost.pipeline is not None
+    assert cost.pipeline.bound_s <= cost.step_time_s <= 1.03 * cost.pipeline.bound_s
     stated = Statement(parse_layout("dp=4,tp=2,pp=2,zero=1"), 1, 16, 2048, layers=7)
     plan = Pricer("llama-3-8b", load_cluster("2x8-h100:inter=3")).plan(stated)
     assert plan is not None and plan.pipeline is not None and plan.pipeline.copies == (4, 3)
