@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 Attr: TypeAlias = int | float | str | bool | tuple["Attr", ...] | None
@@ -138,7 +138,8 @@ class Graph:
 
     `loss` names the loss: the model's own, or a stand-in that was added. `workload` is {"batch": samples of one global micro-batch,
     "seq": tokens of a sample}. `config` is what rebuilds the model (a Hugging Face config, or the path of the user's file), for
-    export. `buffer_bytes`: bytes of the model's buffers (running statistics, tables), which every GPU holds whole.
+    export. `buffer_bytes`: bytes of the model's buffers (running statistics, tables), which every GPU holds whole. `own_shapes`: the
+    model's own shapes of parameters that are padded here, by name.
     """
 
     name: str
@@ -150,6 +151,7 @@ class Graph:
     config: Mapping[str, Any]
     assumptions: tuple[str, ...] = ()
     buffer_bytes: int = 0
+    own_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def calls(self) -> Iterator[Call]:
         """Every copy of every repeated block, in order."""

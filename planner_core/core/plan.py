@@ -360,10 +360,10 @@ class Note:
 class Plan:
     """A complete layout of one model on one mesh at one workload.
 
-    `model`: name, source, params, loss and config. `workload`: batch, seq, dtype, optimizer, zero, recompute and so on. `cluster`: the
-    whole description of the cluster. `assumptions`: the constants of the cost model, by name, with the values that they had when the
-    plan was made (see assets/timing.json). `pipeline`: the stages; `mesh` is then that of one rank's group of GPUs. None: one stage has
-    the whole model.
+    `model`: name, source, params, loss, config and, of padded parameters, `own_shapes`. `workload`: batch, seq, dtype, optimizer, zero,
+    recompute and so on. `cluster`: the whole description of the cluster. `assumptions`: the constants of the cost model, by name, with
+    the values that they had when the plan was made (see assets/timing.json). `pipeline`: the stages; `mesh` is then that of one rank's
+    group of GPUs. None: one stage has the whole model.
     """
 
     name: str
@@ -389,6 +389,11 @@ class Plan:
         """Whether no plan of the request is better. A search for time minimises the work of GPUs: where they wait for their host, a plan
         with more of it may take a shorter step, so that only the work is proven."""
         return self.optimal and not (self.objective == "time" and self.cost.host_wait_s)
+
+    @property
+    def own_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The model's own shapes of the parameters that the plan pads (a vocabulary), by name. Checkpoints have these."""
+        return {name: tuple(shape) for name, shape in self.model.get("own_shapes", {}).items()}
 
     @property
     def num_gpus(self) -> int:

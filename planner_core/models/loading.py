@@ -247,10 +247,10 @@ def with_config(graph: Graph, **fields: Any) -> Graph:
     return replace(captured, name=graph.name, source=graph.source)
 
 
-def pad_vocabulary(graph: Graph, multiple: int, *, by_tool: bool = False) -> Graph:
+def pad_vocabulary(graph: Graph, multiple: int) -> Graph:
     """Return the graph of the model with its vocabulary padded to a multiple, as tools pad theirs; unchanged if it divides already.
 
-    `by_tool`: the tool that runs the model pads it and cuts the rows off in checkpoints. A plan's own program does not.
+    `own_shapes` of the result has the shapes without the padded rows, which checkpoints keep.
 
     Raises InputError if the model does not come from a config with a vocabulary.
     """
@@ -265,17 +265,14 @@ def pad_vocabulary(graph: Graph, multiple: int, *, by_tool: bool = False) -> Gra
             " out",
         )
     padded = -(-words // multiple) * multiple
-    checkpoint = (
-        f"a checkpoint keeps {words}"
-        if by_tool
-        else f"a checkpoint has {padded} rows, the model's own are the first {words}"
-    )
     note = (
         f"the vocabulary of {words} words is padded to {padded}, a multiple of {multiple}, so that tensor-parallel ranks hold "
-        f"equal parts; {checkpoint}"
+        f"equal parts; a checkpoint keeps {words}"
     )
     captured = with_config(graph, **{VOCABULARY: padded})
-    return replace(captured, assumptions=(*graph.assumptions, note))
+    metas = captured.parameters()
+    own_shapes = {n: m.shape for n, m in graph.parameters().items() if n in metas and m.shape != metas[n].shape}
+    return replace(captured, assumptions=(*graph.assumptions, note), own_shapes=own_shapes)
 
 
 def with_adapters(graph: Graph, rank: int | None, nf4: bool) -> Graph:
@@ -407,7 +404,8 @@ def load_plan_graph(plan: Plan) -> Graph:
         graph = open_model(name, **given, layers=depth.pop() if len(depth) == 1 else None)
         if dict(graph.config) == config:
             return graph
-    return capture_graph(config["callable"]) if "callable" in config else capture_graph(config, **given)
+    graph = capture_graph(config["callable"]) if "callable" in config else capture_graph(config, **given)
+    return replace(graph, own_shapes=plan.own_shapes)
 
 
 def _check_exported_sizes(model: str, graph: Graph, asked: Mapping[str, int | None]) -> None:

@@ -82,8 +82,10 @@ class Parallel:
         weights = shard_model(
             model, self.planned.stored, mesh, self.axes, self.planned.dtypes, self.agreement.wrap_init(init)
         )
+        own_shapes = plan.own_shapes
         for weight in weights.values():
             weight.model = weakref.ref(self)
+            weight.own_shape = next((own_shapes[n] for n in weight.names if n in own_shapes), None)
         self.agreement.compare_start(plan, seed)
         self.engine = Engine(self.axes, weights, model.get_buffer, self.device)
         self.engine.seed, self.engine.written = seed, written

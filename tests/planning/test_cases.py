@@ -157,10 +157,11 @@ LLAMA: dict[str, Any] = {
 
 
 def test_a_plan_is_of_the_padded_vocabulary_that_is_asked_for() -> None:
-    """`plan --pad-vocab`: the head is split, and the note says which rows are the model's own."""
+    """`plan --pad-vocab`: the head is split, and the note says that a checkpoint keeps the model's own rows."""
     request = Request("gpt2-xl", cluster="1x8-h100", layers=1, batch=8, seq=64)
     padded = prepare_planner(replace(request, vocab_multiple=8)).graph
-    assert padded.config["vocab_size"] == 50264 and any("the first 50257" in note for note in padded.assumptions)
+    assert padded.config["vocab_size"] == 50264 and any("checkpoint keeps 50257" in note for note in padded.assumptions)
+    assert padded.own_shapes == {"transformer.wte.weight": (50257, 1600)}
     assert prepare_planner(request).graph.config["vocab_size"] == 50257
     with pytest.raises(InputError, match="vocab_size"):
         prepare_planner(Request("resnet50-100k", cluster="1x8-h100", batch=8, vocab_multiple=8))

@@ -221,14 +221,14 @@ def test_safetensors_give_buffers_too(tmp_path: Path) -> None:
     trained(torch.randn(16, 4) + 3)
     save_file(dict(trained.state_dict()), tmp_path / "model.safetensors")
     fresh = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    from_safetensors(fresh, tmp_path)
+    from_safetensors(fresh, tmp_path, {})
     assert (
         all(torch.equal(b, trained.get_buffer(n)) for n, b in fresh.named_buffers())
         and fresh[1].running_mean.abs().max() > 0.1
     )
     save_file({**trained.state_dict(), "1.running_mean": torch.zeros(3)}, tmp_path / "model.safetensors")
     with pytest.raises(InputError, match=r"1.running_mean in .* has shape \(3,\), the model needs \(4,\)"):
-        from_safetensors(fresh, tmp_path)
+        from_safetensors(fresh, tmp_path, {})
 
 
 # --- blocks -----------------------------------------------------------------------------------------------

@@ -73,7 +73,12 @@ def retarget_plan(plan: Plan, graph: Graph, model: CostModel, pipeline: Pipeline
         cost=cost,
         fits=True,
         pipeline=pipeline,
-        model={**plan.model, "params": graph.num_params, "config": dict(graph.config), "layers": graph.num_repeats},
+        model={
+            **{key: value for key, value in plan.model.items() if key != "own_shapes"},  # those of the large model
+            "params": graph.num_params,
+            "config": dict(graph.config),
+            "layers": graph.num_repeats,
+        },
         workload=model.workload.to_json(),
     )
 

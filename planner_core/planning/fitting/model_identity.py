@@ -22,4 +22,5 @@ def model_identity(graph: Graph) -> dict[str, Any]:
         "config": dict(graph.config),
         "layers": graph.num_repeats,
         "versions": versions,
+        **({"own_shapes": {n: list(shape) for n, shape in graph.own_shapes.items()}} if graph.own_shapes else {}),
     }

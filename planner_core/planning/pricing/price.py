@@ -128,7 +128,7 @@ class Pricer:
         key = (*_graph_key(request), stated.lora, stated.nf4, multiple)
         if key not in self.graphs:
             self.say(f"graph of {self.model} with another vocabulary")
-            self.graphs[key] = pad_vocabulary(graph, multiple, by_tool=True)
+            self.graphs[key] = pad_vocabulary(graph, multiple)
         return self.graphs[key]
 
     def _graph_of_inputs(self, layers: int | None) -> Graph:

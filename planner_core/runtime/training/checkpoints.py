@@ -21,7 +21,8 @@ from torch.utils import _pytree as pytree
 from planner_core.core import InputError
 from planner_core.runtime.library import applied
 from planner_core.runtime.parallel import Parallel
-from planner_core.runtime.program.weights.orders import in_model_order
+from planner_core.runtime.program.weights import Weight
+from planner_core.runtime.program.weights.orders import in_model_order, resize
 from planner_core.runtime.stages import StagedParallel
 
 _SAVE_GROUP: list[dist.ProcessGroup] = []
@@ -40,7 +41,7 @@ def save(
 
     The folder can be read without Shardscope: `torch.distributed.checkpoint` finds `model`, with the names of
     `module.state_dict()`, and `optimizer` (`state` by parameter name, `param_groups`). Fused weights have the model's order in
-    it, not the plan's.
+    it, not the plan's. A vocabulary that the plan pads has the model's own rows in it, also in the optimizer's states.
 
     Args:
         module: What `apply` returned.
@@ -53,7 +54,7 @@ def save(
         None. With `wait=False` a future; call its `result()` before you save again.
 
     Raises:
-        InputError: The module does not run under a plan.
+        InputError: The module does not run under a plan, or the optimizer has a state of a padded weight that is of another shape.
         PlanMismatch: A rank did not call it within the time of the process group. The message says which.
 
     Example:
@@ -87,6 +88,8 @@ def load(
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Load what `save` wrote, on any number of ranks and under any plan. All ranks must call it.
+
+    Rows that the plan adds to a vocabulary become zeros, as in Megatron-LM, also in the optimizer's states.
 
     Args:
         module: What `apply` returned in this run.
@@ -125,8 +128,11 @@ def load(
 
 
 def _collect_state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """Return the state that is saved. A fused weight describes which pieces of the model's weight it holds."""
-    tensors = {n: p.detach() for n, p in parallel.model.named_parameters(remove_duplicate=False)}
+    """Return the state that is saved. A fused weight describes which pieces of the model's weight it holds. Of a padded weight
+    `state_dict` has made a copy of the model's own rows."""
+    padded = {n for weight in parallel.engine.weights.values() if weight.own_shape for n in weight.names}
+    parameters = parallel.model.named_parameters(remove_duplicate=False)
+    tensors = {n: p.detach() for n, p in parameters if n not in padded}
     tensors.update(parallel.model.named_buffers(remove_duplicate=False))
     model = {name: tensors.get(name, tensor) for name, tensor in parallel.model.state_dict().items()}
     state: dict[str, Any] = {"model": model, "runtime": {"forwards": parallel.engine.forwards}}
@@ -135,20 +141,35 @@ def _collect_state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) 
     return state
 
 
-def _parameter_names(parallel: Parallel) -> dict[int, str]:
-    return {id(w.parameter): w.names[0] for w in parallel.engine.weights.values()}
+def _weights_by_parameter(parallel: Parallel) -> dict[int, Weight]:
+    return {id(w.parameter): w for w in parallel.engine.weights.values()}
+
+
+def _without_padding(weight: Weight, key: str, value: Any) -> Any:
+    """Return a state of an optimizer with the model's own rows of its weight. Raises InputError if its rows are not the weight's."""
+    if weight.own_shape is None or not isinstance(value, torch.Tensor) or value.numel() == 1:
+        return value
+    if value.shape != weight.parameter.shape:
+        raise InputError(
+            f"the optimizer's {key} of {weight.names[0]} has shape {tuple(value.shape)}, of which nobody knows what belongs to the "
+            f"padded rows of the weight {tuple(weight.parameter.shape)}; save and load the module alone (None as the optimizer), or plan "
+            "without a padded vocabulary"
+        )
+    return resize(value, weight.own_shape)
 
 
 def _optimizer_state(parallel: Parallel, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the optimizer's state in the form of `torch.distributed.checkpoint.state_dict`: states by parameter, then the
     groups."""
-    names = _parameter_names(parallel)
+    weights = _weights_by_parameter(parallel)
     states = {
-        names[id(param)]: {key: v for key, v in values.items() if v is not None}
+        weights[id(param)].names[0]: {
+            key: _without_padding(weights[id(param)], key, v) for key, v in values.items() if v is not None
+        }
         for param, values in optimizer.state.items()
     }
     groups = [
-        {**{k: v for k, v in g.items() if k != "params"}, "params": [names[id(p)] for p in g["params"]]}
+        {**{k: v for k, v in g.items() if k != "params"}, "params": [weights[id(p)].names[0] for p in g["params"]]}
         for g in optimizer.param_groups
     ]
     if isinstance(parallel, StagedParallel):  # the groups of the whole model
@@ -198,12 +219,21 @@ def _select_saved(tree: Mapping[str, Any], saved: set[str], path: str) -> dict[s
 def _adopt_loaded(
     parallel: Parallel, optimizer: torch.optim.Optimizer | None, loaded: MutableMapping[str, Any]
 ) -> None:
-    """Adopt what was loaded. Tensors were read in place."""
+    """Adopt what was loaded. Tensors were read in place, but for those of padded weights, which were read into copies."""
     parallel.engine.forwards = loaded.get("runtime", {}).get("forwards", 0)
+    for weight in parallel.engine.weights.values():
+        if weight.own_shape is not None:
+            own = loaded["model"][weight.names[0]]
+            weight.parameter.detach().copy_(resize(own, weight.parameter.shape))
     if optimizer is None or "optimizer" not in loaded:
         return
-    names, states = _parameter_names(parallel), loaded["optimizer"].get("state", {})
+    weights, states = _weights_by_parameter(parallel), loaded["optimizer"].get("state", {})
     for param, values in optimizer.state.items():
-        values.update(states.get(names[id(param)], {}))
+        weight = weights[id(param)]
+        for key, state in states.get(weight.names[0], {}).items():
+            if weight.own_shape is not None and isinstance(state, torch.Tensor) and state.numel() > 1:
+                values[key].copy_(resize(state, param.shape))
+            else:
+                values[key] = state
     for group, loaded_group in zip(optimizer.param_groups, loaded["optimizer"]["param_groups"], strict=True):
         group.update({k: v for k, v in loaded_group.items() if k != "params"})

@@ -25,6 +25,7 @@ from planner_core.runtime.library import applied
 from planner_core.runtime.loop.stand_in import with_planned_loss
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.collectives.torch_names import release_of
+from planner_core.runtime.program.weights.orders import resize
 from planner_core.runtime.stages import StagedParallel
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -109,13 +110,19 @@ def model_of(
     if "callable" in config or source:
         start = _from_user_code(source or str(config["callable"]), weights, seed)
     else:
-        start = _from_config(config, plan.workload, weights, seed)
+        start = _from_config(config, plan.workload, weights, seed, plan.own_shapes)
     if stand_in:
         with_planned_loss(start.model, plan.model)
     return start
 
 
-def _from_config(config: Mapping[str, Any], load: Mapping[str, Any], weights: Path | None, seed: int) -> Start:
+def _from_config(
+    config: Mapping[str, Any],
+    load: Mapping[str, Any],
+    weights: Path | None,
+    seed: int,
+    own_shapes: Mapping[str, tuple[int, ...]],
+) -> Start:
     """Build a model that a config describes, on meta."""
     model, parsed, _ = build_from_config(config, load["dtype"], to_run=True)
     batch = int(load["batch"]) // int(load.get("accumulate", 1))
@@ -124,7 +131,7 @@ def _from_config(config: Mapping[str, Any], load: Mapping[str, Any], weights: Pa
     init = initializer(model, seed, target.type)
     for part in model.modules():
         part._buffers.update({n: b if b is None else b.to(target) for n, b in part._buffers.items()})
-    init = init if weights is None else from_safetensors(model, weights)
+    init = init if weights is None else from_safetensors(model, weights, own_shapes)
     return Start(model, init, inputs, limits=value_limits(type(model).__name__, parsed, inputs))
 
 
@@ -185,10 +192,10 @@ def step_of(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> torch.Ten
     return parallel.loss_everywhere(parallel.step(*args, **kwargs))
 
 
-def from_safetensors(model: nn.Module, folder: Path) -> Init:
+def from_safetensors(model: nn.Module, folder: Path, own_shapes: Mapping[str, tuple[int, ...]]) -> Init:
     """Return an `init` that reads whole weights by name from a folder of safetensors files, one at a time.
 
-    The model's buffers that the files hold are read at once.
+    The model's buffers that the files hold are read at once. A weight of its shape in `own_shapes` is padded with zeros to the model's.
     """
     from safetensors import safe_open
 
@@ -211,7 +218,10 @@ def from_safetensors(model: nn.Module, folder: Path) -> Init:
         if key is None:
             raise InputError(f"--weights {folder} holds no weight {name}")
         with safe_open(str(file_of[key]), "pt") as opened:
-            return _check_shape(opened.get_tensor(key), key, param, folder)
+            value = opened.get_tensor(key)
+        if tuple(value.shape) in (own_shapes.get(n) for n in aliases[id(param)]):
+            value = resize(value, param.shape)
+        return _check_shape(value, key, param, folder)
 
     return init
 

@@ -2,7 +2,8 @@
 shards.
 
 A fused weight is shown as a plain DTensor in the model's order, which any tool reads. `load_state_dict` also takes whole
-tensors. A rank may update its own part of a buffer (running statistics of sharded channels). Each rank holds such a buffer
+tensors. A weight that the plan pads is shown in the model's own shape; what is loaded is padded with zeros, as Megatron-LM does. A
+rank may update its own part of a buffer (running statistics of sharded channels). Each rank holds such a buffer
 whole, but only its part is new, so the buffer is shown as a DTensor of these parts.
 """
 
@@ -19,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.program.setup import shard_tensor, torch_placements
 from planner_core.runtime.program.weights import Weight
-from planner_core.runtime.program.weights.orders import in_model_order
+from planner_core.runtime.program.weights.orders import in_model_order, order_of, resize
 from planner_core.runtime.program.weights.plan_tensor import PlanTensor, convert_like
 
 
@@ -48,19 +49,30 @@ def register_model_order_hooks(parallel: Parallel) -> None:
 
 
 def _show_weights(parallel: Parallel, state: MutableMapping[str, Any], prefix: str) -> None:
-    named = [(w, n) for w, n in _named_weights(parallel, prefix, state) if getattr(w.parameter, "order", ())]
-    if named:  # ranks exchange their parts
+    weights = _named_weights(parallel, prefix, state)
+    named = [(w, n) for w, n in weights if w.own_shape is not None or order_of(w.parameter)]
+    # Ranks exchange their parts. With stages only some ranks have padded weights, and all come here.
+    if named or parallel.plan.own_shapes:
         parallel.agreement.wait_for_all(parallel.agreement.STATE)
     for weight, name in named:
         first = prefix + weight.names[0]
         is_alias = name != first and first in state
-        state[name] = state[first] if is_alias else in_model_order(state[name])
+        if is_alias:
+            state[name] = state[first]
+        elif weight.own_shape is None:
+            state[name] = in_model_order(state[name])
+        else:
+            state[name] = resize(state[name], weight.own_shape)
 
 
 def _local_value(parallel: Parallel, weight: Weight, loaded: Any) -> Any:
     """Return this rank's part of a loaded value. A tensor of another shape is returned itself, so that the module's own error
     describes it."""
     parameter = weight.parameter
+    if isinstance(loaded, torch.Tensor) and tuple(loaded.shape) == weight.own_shape:
+        if isinstance(loaded, DTensor) and loaded.device_mesh != getattr(parameter, "device_mesh", None):
+            return loaded
+        loaded = resize(loaded, parameter.shape)
     if not isinstance(parameter, PlanTensor) or not isinstance(loaded, torch.Tensor) or loaded.shape != parameter.shape:
         return loaded
     if isinstance(loaded, DTensor):

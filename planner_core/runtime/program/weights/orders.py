@@ -87,6 +87,34 @@ def in_model_order(x: DTensor, placements: Sequence[Any] | None = None) -> DTens
 
 
 @torch.no_grad()
+def resize(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return the tensor in the model's order, cut to a shape or padded to it with zeros.
+
+    A DTensor keeps its placements, and ranks gather it along the dims whose sizes change, one tensor at a time: all ranks must call it.
+    """
+    if not isinstance(x, DTensor):
+        return _resize_local(x, shape)
+    # States that lie in the host's memory are gathered where ranks communicate.
+    local = x._local_tensor.to(x.device_mesh.device_type)
+    changed = [d for d, (n, wanted) in enumerate(zip(x.shape, shape, strict=True)) if n != wanted]
+    whole = [Replicate() if isinstance(p, Shard) and p.dim in changed else p for p in x.placements]
+    plain = in_model_order(x if local is x._local_tensor else with_local(local, x))
+    local = plain.redistribute(placements=whole)._local_tensor
+    # torch cuts the new size into other parts than the old one (5 rows over 2 ranks: 3 and 2; 8 rows: 4 and 4), so rows move.
+    local = _resize_local(local, [shape[d] if d in changed else n for d, n in enumerate(local.shape)])
+    stride = torch.empty(tuple(shape), device="meta").stride()
+    result = DTensor.from_local(local, x.device_mesh, whole, run_check=False, shape=torch.Size(shape), stride=stride)
+    return result.redistribute(placements=x.placements)
+
+
+def _resize_local(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    resized = x.new_zeros(tuple(shape))
+    common = tuple(slice(min(n, wanted)) for n, wanted in zip(x.shape, shape, strict=True))
+    resized[common] = x[common]
+    return resized
+
+
+@torch.no_grad()
 def redistribute_like(x: DTensor, like: DTensor) -> DTensor:
     """Return the tensor with the placements and the order of another tensor of its shape."""
     return permute_rows(in_model_order(x), model_rows(like), like.placements)

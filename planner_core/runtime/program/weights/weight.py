@@ -53,6 +53,8 @@ class Weight:
     segments: Segments = field(default_factory=dict)
     cast_per_use: bool = False
     """Whether each use casts it to `dtype`, so that no working copy is kept."""
+    own_shape: tuple[int, ...] | None = None
+    """The model's own shape if the plan pads the parameter (a vocabulary). Checkpoints have this one."""
     model: Any = None  # a weak reference to its model under a plan (`Parallel`)
     first_unit: object = None  # the unit that finishes its gradient: the first that uses it
     accumulated: torch.Tensor | None = None
