@@ -88,6 +88,14 @@ class CostModel:
         """Whether gradients of once a step are summed when backward is over, by an all_reduce in float32."""
         return self.software.sums == LATE
 
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether the sums of gradients stand all through a step: over several micro-batches, or in a buffer of the stack.
+
+        Example: Megatron-LM with ZeRO-1 sends each rank its part of the sums, and its buffer keeps all of them, 4 bytes a parameter.
+        """
+        return self.workload.accumulate > 1 or self.software.gradient_buffer
+
     def summed_item(self, item_bytes: int) -> int:
         """Bytes per element of a weight's gradient as it is sent. `item_bytes` is that of the dtype that computes."""
         kept = self.workload.gradient_item(item_bytes)

@@ -158,3 +158,17 @@ def test_the_optimizer_takes_what_was_measured() -> None:
     cost = priced("llama-3-8b", "dp=4,tp=4,sp", "2x8-h100", micro_batch=4, seq=TOKENS).cost
     assert cost.optimizer_time_s * 28 / 46 == pytest.approx(23.6e-3, rel=0.05)
     assert cost.outside_time_s == 0
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_megatrons_buffer_of_gradients_is_there_however_many_micro_batches(accumulate: int) -> None:
+    """Its distributed optimizer divides moments and float32 weights over d data ranks, and no gradients: 6 + 12 / d bytes a parameter of
+    a tensor rank, where both are in float32 (NVIDIA's page of the distributed optimizer)."""
+    stated = {"accumulate": accumulate, "recompute": "full"}
+    ours, theirs = (
+        priced("llama-3-8b", "dp=4,tp=2,sp,zero=1", stack=stack, **stated).cost.memory_bytes
+        for stack in (None, "megatron")
+    )
+    states = theirs["params"] + theirs["grads"] + theirs["optimizer"]
+    assert states == pytest.approx(8.03e9 / 2 * (6 + 12 / 4), rel=0.01)
+    assert (ours["grads"] == theirs["grads"]) == (accumulate > 1)

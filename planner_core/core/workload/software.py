@@ -45,7 +45,8 @@ class Stack:
     GPU has no work: loader, logging. `loss`: how the loss of logits is computed (`cost.compute.stated_loss`); eager: as the model's code
     does. `call_s`: seconds of the host for each call of a step (`cost.schedule.host`); 0: not known, and no run waits for its host.
     `norms`: one of `NORMS`. `checkpoints`: one of `CHECKPOINTS`. `sums`: one of `SUMS`. `qkv`: "packed" where the code makes q, k and v as
-    one tensor, and attention wants copies. `summed_in`: one of `SUMMED_IN`. `boundary`: one of `BOUNDARIES`.
+    one tensor, and attention wants copies. `gradient_buffer`: one buffer holds the gradients of all weights for as long as the run lasts,
+    each in the form in which micro-batches are summed. `summed_in`: one of `SUMMED_IN`. `boundary`: one of `BOUNDARIES`.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Stack:
     qkv: str = ""
     summed_in: str = "kernel"
     boundary: str = "whole"
+    gradient_buffer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ class _PeakTensors:
         self.blocks, self.model, self.buffer_bytes = blocks, model, graph.buffer_bytes
         self.walk = walk(blocks, graph, model)
         self.made = self.walk.block_memories
-        self.sums = model.workload.accumulate > 1
+        self.sums = model.holds_gradients
         self.label_of = {prefix: label for label, bp in blocks.items() if label for prefix in bp.prefixes}
         self.found: dict[PeakTensor, int] = {}
 
@@ -131,8 +131,9 @@ class _PeakTensors:
             )
         # With several micro-batches the gradients of those before stand all the time. With one they come in backward
         # (`add_weight_gradients`). The optimizer sees what is left of each after it was reduced.
+        left = updates and not self.model.software.gradient_buffer
         for label, w in self.weights() if updates or self.sums else ():
-            self.add_weight("grads", "gradient of ", label, w.value, w.reduced if updates else w.gradient)
+            self.add_weight("grads", "gradient of ", label, w.value, w.reduced if left else w.gradient)
         if peak in self.walk.forward:
             self.add_forward_moment("", self.walk.forward.index(peak))
         elif peak in self.walk.backward:

@@ -74,7 +74,7 @@ def walk_from_moments(
     of: Callable[[Iterable[Moment]], tuple[Moment, ...]] = tuple,
 ) -> Walk:
     """The walk with these moments of one micro-batch. `of` may leave some of them out."""
-    if model.workload.accumulate > 1:  # the gradients of the micro-batches before are there
+    if model.holds_gradients:  # those of the micro-batches before are there, or the room for them
         forward = (moment + Moment(0, state.grads, 0) for moment in forward)
         # Backward adds to gradients that stand already, so they take the place of those that its walk counts, and are not added to them.
         backward = (replace(moment, grads=state.grads) for moment in backward)
@@ -86,8 +86,12 @@ def walk_from_moments(
         made,
         of(forward),
         of(backward),
-        # When the optimizer runs nothing is kept for backward, and every gradient is this GPU's part.
-        Moment(0, state.reduced, num_update_tensors(model.workload) * state.largest_param),
+        # When the optimizer runs nothing is kept for backward, and every gradient is this GPU's part, unless a buffer keeps all of it.
+        Moment(
+            0,
+            state.grads if model.software.gradient_buffer else state.reduced,
+            num_update_tensors(model.workload) * state.largest_param,
+        ),
     )
 
 

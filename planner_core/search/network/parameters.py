@@ -44,10 +44,9 @@ def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model:
     elements = states.meta.num_bytes / item / states.shares  # [form, state]
     cost = zero_costs(len(states))
     state_bytes = elements[2] * (item_bytes.stored + item_bytes.moments)
-    # With several micro-batches the sums of gradients stay from one to the next. Otherwise each is reduced during backward.
-    accumulates = w.accumulate > 1
-    cost[Component.AFTER_BACKWARD] = state_bytes + elements[1 if accumulates else 2] * item_bytes.gradient
-    cost[Component.AFTER_FORWARD] = state_bytes + (elements[1] * item_bytes.gradient if accumulates else 0.0)
+    # Gradients that do not stay are reduced during backward, each as soon as it is there.
+    cost[Component.AFTER_BACKWARD] = state_bytes + elements[1 if model.holds_gradients else 2] * item_bytes.gradient
+    cost[Component.AFTER_FORWARD] = state_bytes + (elements[1] * item_bytes.gradient if model.holds_gradients else 0.0)
     if trained:
         cost[Component.STEP] = optimizer_seconds(elements[2], item, model)
         cost[Component.STEP] += weight_handout_seconds(states.shares[2] / states.shares[0], model)
