@@ -84,7 +84,14 @@ def test_the_answer_is_told_against_what_there_is() -> None:
     assert {comm.name, memory.name} == {"communication", "memory per GPU"}
 
 
-@pytest.mark.parametrize("changes", [{"batch": 128}, {"seq": 8192}, {"recompute": "full"}, {"optimizer": "sgd"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch": 128},
+        {"recompute": "full"},
+        *(pytest.param(other, marks=pytest.mark.slow) for other in ({"seq": 8192}, {"optimizer": "sgd"})),
+    ],
+)
 def test_a_good_plan_is_there_at_once(changes: dict[str, Any]) -> None:
     asked = Request("llama-3-8b", recompute="auto", accumulate=None)
     before = whatif.best_plan(asked)
