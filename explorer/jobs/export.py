@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner_core.core import Plan, PlannerError, plan_to_json
+from explorer.text.option_words import word_terms
+from planner_core.core import Plan, PlannerError, Sentence, plan_to_json
 from planner_core.exporters import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,7 +72,7 @@ class ExportWorkers:
         if self._started:  # not before: the two would share the processors
             self.start()
         if worker.returncode:
-            raise PlannerError(last_line(errors))
+            raise _read_error(errors)
         return output
 
 
@@ -93,7 +94,7 @@ def export(plan: Plan, target: str, suffix: str, *, near: bool = False) -> Expor
         try:
             answer = json.loads(WORKERS.run([*arguments, *(["--nearest"] * near)]))
         except PlannerError as error:
-            return ExportedFile("", (), str(error))
+            return ExportedFile("", (), word_terms(error.sentence))
         # the folder is gone when somebody reads them
         remarks = tuple(remark.replace(f"{folder}/", "") for remark in answer["remarks"])
         return ExportedFile(result.read_text(encoding="utf-8"), remarks, nearest=answer["nearest"])
@@ -103,6 +104,15 @@ def _write_plan(plan: Plan, folder: str) -> str:
     source = Path(folder) / "train.plan.json"  # as the page calls the file that a training script reads
     source.write_text(plan_text(plan), encoding="utf-8")
     return str(source)
+
+
+def _read_error(stderr: str) -> PlannerError:
+    """Return the error that a worker printed last, with its terms; a plain text where the worker itself failed."""
+    last = stderr.strip().rpartition("\n")[2]
+    try:
+        return PlannerError(Sentence.from_json(json.loads(last)))
+    except (ValueError, TypeError):
+        return PlannerError(last_line(stderr))
 
 
 def last_line(stderr: str) -> str:

@@ -69,15 +69,8 @@ PLAN_WORDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit status."""
-    # what transformers says of the numbers of tokens would hide the one line of an error
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # Planning builds millions of small values that live until its end. Young collections, 700 values apart by default, free few of them
-    # and take a tenth of a run.
-    gc.set_threshold(100_000, 50, 100)
     try:
-        args = _parser().parse_args(argv)
-        with naming_extras():
-            return int(args.run(args))
+        return run_command(argv)
     except PlannerError as error:
         print(shorten_words(name_flags(error.sentence)), file=sys.stderr)
         return error.exit_status
@@ -86,6 +79,18 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+
+
+def run_command(argv: list[str] | None) -> int:
+    """Run one command. Returns the exit status. Raises PlannerError, whose sentence still has its terms."""
+    # what transformers says of the numbers of tokens would hide the one line of an error
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # Planning builds millions of small values that live until its end. Young collections, 700 values apart by default, free few of them
+    # and take a tenth of a run.
+    gc.set_threshold(100_000, 50, 100)
+    args = _parser().parse_args(argv)
+    with naming_extras():
+        return int(args.run(args))
 
 
 def _parser() -> Parser:

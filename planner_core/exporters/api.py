@@ -13,7 +13,7 @@ from pathlib import Path
 from planner_core.core import STANDIN_LOSS, InputError, Plan, Sentence, plan_to_json, refuse_stages, write_file
 from planner_core.exporters.nearest import FormCost, data_parallel_plans, fills_cluster, megatron_alternatives
 from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
-from planner_core.planning.methods import CannotHold
+from planner_core.planning.methods import WHOLE_PLANS, CannotHold
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def export_text(plan: Plan, target: str) -> ExportedPlan:
         if alternative is None:
             raise
         why = error.why if isinstance(error, CannotHold) else error.sentence
-        raise InputError(why, "; ", alternative, "; or use --to torchrun") from None
+        raise InputError(why, "; ", alternative, "; or use ", WHOLE_PLANS) from None
 
 
 def _describe_alternative(plan: Plan, form: Target) -> Sentence | None:

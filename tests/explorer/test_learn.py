@@ -222,7 +222,7 @@ def test_6_heads_divide_or_not(t: int) -> None:
     even = 32 % t == 0 and 8 % t == 0
     assert (found["heads"], found["kv"], bool(found["even"])) == (32, 8, even)
     assert (0 <= found["error"] < 1e-12) if even else found["error"] == -1
-    assert bool(l06_heads.refusal_reason(8, t)) == bool(8 % t)
+    assert l06_heads.can_split(8, t) == (8 % t == 0)
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from explorer.text.option_words import page_wording, word_terms
 from planner_core.core import DeviceMesh, InputError, Sentence, axis_names, load_cluster, named
 from planner_core.core.plan_json import plan_from_json
 from planner_core.exporters.targets import TARGETS
+from planner_core.planning.methods import CannotHold
 from planner_core.planning.pipeline import Result
 from planner_core.planning.request import Request
 from tests.support.plans import planned
@@ -215,6 +217,23 @@ def test_an_export_that_fails_says_why(result: Result) -> None:
     made = exporting.export(result.best, "nowhere", ".txt")
     assert made.content == ""
     assert "nowhere" in made.problem
+
+
+def test_an_error_of_a_worker_is_in_the_words_of_the_page(monkeypatch: pytest.MonkeyPatch, result: Result) -> None:
+    """The worker prints the sentence with its terms; what else a process says last is shown as it is."""
+    sentence, pipe = CannotHold("the layer is split by rows").sentence, subprocess.PIPE
+    assert str(sentence) == "the layer is split by rows; use --to torchrun"
+    for printed, shown in (
+        (json.dumps(sentence.to_json()), "the layer is split by rows; use torchrun script"),
+        ("MemoryError", "MemoryError"),
+    ):
+        code = f"import sys; sys.stdin.readline(); sys.exit({printed!r})"
+        open_process = partial(
+            subprocess.Popen, [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
+        monkeypatch.setattr(exporting, "_open_worker", open_process)
+        monkeypatch.setattr(exporting, "WORKERS", exporting.ExportWorkers())
+        assert exporting.export(result.best, "hf", ".py").problem == shown
 
 
 def test_an_export_runs_in_the_process_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from explorer.components import frame
 from explorer.jobs import export as exporting
 from explorer.session import state
 from explorer.text import units
+from explorer.text.option_words import word_terms
 from planner_core.core import Graph, Plan, PlannerError
 from planner_core.planning import Request
 from planner_core.verification import check_rules
@@ -79,7 +80,7 @@ def _run(plan: Plan, options: tuple[str, ...]) -> dict[str, Any]:
     try:
         return exporting.run_verification(plan, *options, tick=tick)
     except PlannerError as error:
-        return {"ok": False, "problem": str(error)}
+        return {"ok": False, "problem": word_terms(error.sentence)}
 
 
 def _describe_outcome(outcome: dict[str, Any] | None) -> str:

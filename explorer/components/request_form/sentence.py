@@ -187,7 +187,7 @@ def _model_upload() -> None:
     try:
         name = store_model(file.getvalue() if file is not None else pasted.encode())
     except InputError as error:
-        st.error(str(error))
+        st.error(state.page_wording(error))
         return
     st.caption(f"{plain(describe_config(name))}. Reading it takes some ten seconds, at most {TIME_LIMIT_S}.")
     if state.value("model") != name:

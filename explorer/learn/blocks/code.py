@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from explorer.jobs.code import Line, functions_of
 from explorer.learn.blocks.arranged import ArrangedBlock
+from explorer.text.option_words import page_wording
 from planner_core.core import InputError
 
 COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"}
@@ -34,7 +35,7 @@ def generate_block_code(case: ArrangedBlock | None) -> BlockCode:
     try:
         program = blocks_of(case.plan)
     except InputError as error:
-        return BlockCode(reason=str(error))
+        return BlockCode(reason=page_wording(error))
     return extract_block(program.lines, case.block)
 
 

@@ -2,6 +2,7 @@
 
 from planner_core.planning.methods.differences import (
     TOKENS_OR_GATHERED,
+    WHOLE_PLANS,
     CannotHold,
     Difference,
     DifferenceKind,
@@ -63,6 +64,7 @@ __all__ = [
     "PEERS_TYPES",
     "TOKENS_OR_GATHERED",
     "TOOLS",
+    "WHOLE_PLANS",
     "AxisRules",
     "CannotHold",
     "DataAxis",

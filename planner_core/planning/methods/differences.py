@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from planner_core.core import InputError
+from planner_core.core import InputError, Term
 
 SHOWN = 6
+WHOLE_PLANS = Term("tool", "torchrun", None, "--to torchrun")
+"""The form that holds every plan, for a sentence."""
 
 
 class DifferenceKind(Enum):
@@ -48,7 +50,7 @@ class CannotHold(InputError):
     """A form cannot hold a plan. `why`: the reason, without the way out, which is the form that runs every plan."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"{why}; use --to torchrun")
+        super().__init__(why, "; use ", WHOLE_PLANS)
         self.why = why
 
 

@@ -32,13 +32,13 @@ def attention_error(heads: int, kv_heads: int, devices: int) -> float:
     return float((torch.cat(parts, 1) - whole).abs().max())
 
 
-def refusal_reason(heads: int, devices: int) -> str:
-    """Why the planner cannot split a dim of `heads` over `devices`; empty if it can."""
+def can_split(heads: int, devices: int) -> bool:
+    """Return whether the planner can split a dim of `heads` over `devices`."""
     try:
         local_shape((1, heads, 5, 4), (Shard(1),), (devices,))
-    except ShardingError as error:
-        return str(error)
-    return ""
+    except ShardingError:
+        return False
+    return True
 
 
 def live(learner: Learner, values: Values) -> Live:
@@ -46,7 +46,7 @@ def live(learner: Learner, values: Values) -> Live:
     learner, note = learner.transformer()
     layer, t = learner.layer(), int(values["t"])
     heads, kv = layer.heads, layer.kv_heads
-    queries, keys = not refusal_reason(heads, t), not refusal_reason(kv, t)
+    queries, keys = can_split(heads, t), can_split(kv, t)
     error = attention_error(heads, kv, t) if queries and keys else -1.0
     block, told = _draw_block(learner, t)
     pictures: dict[str, Picture] = {
