@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,19 @@ import numpy as np
 import pytest
 
 from planner_core.core import InputError, Pipeline, Plan, load_cluster
-from planner_core.cost import bound_s, cost_model, ops_at_the_ends, pipe_link, stage_costs, stage_plans
+from planner_core.cost import (
+    bound_s,
+    cost_model,
+    ops_at_the_ends,
+    pipe_link,
+    price_stages,
+    stage_costs,
+    stage_plans,
+    step,
+)
+from planner_core.cost.memory import peak
+from planner_core.cost.schedule.pipeline import price as stage_prices
+from planner_core.cost.schedule.pipeline import timing
 from planner_core.models import load_model
 from planner_core.planning import FIRST_PASSES, add_stages, may_use_stages, plan_model, prepare_planner
 from planner_core.planning.methods.layout import parse_layout
@@ -91,6 +104,30 @@ def test_a_range_takes_what_its_stage_takes() -> None:
         own, _, _ = costs.best(first, last, 1) or (0.0, 0.0, None)
         mine = 8 * (cost.forward_s + cost.backward_s) + cost.first_s + cost.last_s + cost.step_s
         assert own == pytest.approx(mine, rel=0.02)
+
+
+def test_stages_share_the_work_of_pricing_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages of other numbers of copies walk and price the copy inside once, and a bound makes the orders of the ranks that it simulates."""
+    run = Statement(parse_layout("dp=2,tp=1,pp=8,zero=1"), 1, 8, 1024, layers=13)
+    pricer = Pricer("llama-3-8b", load_cluster("2x8-h100"))
+    plan = pricer.plan(run)
+    assert plan is not None and plan.pipeline is not None and plan.cost.pipeline is not None
+    assert set(plan.pipeline.copies) == {1, 2} and len(plan.blocks) == 2
+    planner, walked, priced, orders = pricer.planner(run), Counter[str](), Counter[str](), Counter[int]()
+    walk, price, order = peak._simulate_copy, step.priced_units, timing.rank_order
+    monkeypatch.setattr(peak, "_simulate_copy", lambda label, *rest: walked.update([label]) or walk(label, *rest))
+    monkeypatch.setattr(
+        stage_prices, "priced_units", lambda blocks, *a, **b: priced.update(list(blocks)) or price(blocks, *a, **b)
+    )
+    monkeypatch.setattr(timing, "rank_order", lambda p, rank, m: orders.update([rank]) or order(p, rank, m))
+    stages = stage_plans(plan.blocks, planner.graph, plan.pipeline)
+    model = cost_model(planner.cluster, plan.mesh, planner.workload, plan.pipeline.axis)
+    costs, _ = price_stages(stages, plan.pipeline, model, ops_at_the_ends(planner.coarse))
+    (label,) = (label for label in plan.blocks if label)
+    assert costs == plan.cost.pipeline.stages
+    assert walked[label] == priced[label] == 1 < priced[""]
+    bound_s(plan.pipeline, costs, 8)
+    assert 2 < len(orders) == orders.total() <= 5
 
 
 def test_an_interleaved_cut_is_refused_by_the_bound_of_its_price() -> None:

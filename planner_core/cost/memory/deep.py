@@ -48,12 +48,16 @@ def peak_memory(
 
 
 def stage_moments(
-    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, gradients: Mapping[int, int]
+    blocks: Mapping[str, BlockPlan],
+    graph: Graph,
+    model: CostModel,
+    gradients: Mapping[int, int],
+    known: KnownCopies | None = None,
 ) -> tuple[StandingMemory, int, Moment, Moment]:
     """Of one stage of a pipeline: what its weights take; the bytes that one micro-batch keeps when its forward is done; and the highest
-    moments of a forward and of a backward. `gradients`: bytes of those that arrive, by value."""
+    moments of a forward and of a backward. `gradients`: bytes of those that arrive, by value. `known` is that of `block_memories`."""
     top, gaps = shorten_repeats(graph.top, {p: label for label, bp in blocks.items() for p in bp.prefixes})
-    state, made = standing_memory(blocks, graph, model), block_memories(blocks, replace(graph, top=top), model)
+    state, made = standing_memory(blocks, graph, model), block_memories(blocks, replace(graph, top=top), model, known)
     given = {v: Gradient(size) for v, size in gradients.items()}
 
     def ends(moments: Iterable[Moment]) -> tuple[Moment, ...]:

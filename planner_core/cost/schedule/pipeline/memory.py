@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from planner_core.core import Pipeline, State
 from planner_core.cost.memory import Moment, StandingMemory, num_update_tensors, stage_moments
+from planner_core.cost.memory.peak import KnownCopies
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes
 from planner_core.cost.schedule.pipeline.orders import Order, Pass, steady_orders
@@ -39,21 +40,23 @@ class StageMemory:
 def stage_memories(stages: Sequence[StagePlan], model: CostModel) -> tuple[StageMemory, ...]:
     """What each stage of a plan takes. Stages that are alike are walked once."""
     known: dict[object, StageMemory] = {}
+    # Stages of three and of four copies differ, but each copy inside is walked once for all of them.
+    walked: KnownCopies = {}
     found = []
     for number, stage in enumerate(stages):
         following = boundary_states(stages[number + 1]) if number + 1 < len(stages) else {}
         # Example: 64 stages of two copies each are three to walk, the first, an inner one and the last.
         if stage.key not in known:
-            known[stage.key] = _stage_memory(stage, following, model)
+            known[stage.key] = _stage_memory(stage, following, model, walked)
         found.append(known[stage.key])
     return tuple(found)
 
 
-def _stage_memory(stage: StagePlan, states: Mapping[int, State], model: CostModel) -> StageMemory:
+def _stage_memory(stage: StagePlan, states: Mapping[int, State], model: CostModel, walked: KnownCopies) -> StageMemory:
     """`states`: how each tensor that it hands on lies on the mesh."""
     top = stage.graph.top
     gradients = {v: local_bytes(top, v, s.gradient, model) for v, s in states.items() if top.values[v].grad}
-    state, kept, forward, backward = stage_moments(stage.blocks, stage.graph, model, gradients)
+    state, kept, forward, backward = stage_moments(stage.blocks, stage.graph, model, gradients, walked)
     sent = sum(local_bytes(top, v, s.forward, model) for v, s in states.items())
     return StageMemory(state, kept + sent, forward, backward, sent)
 

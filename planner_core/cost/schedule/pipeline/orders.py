@@ -50,16 +50,21 @@ STEADY_ROUNDS = 6
 def rank_orders(pipeline: Pipeline, micro_batches: int) -> tuple[Order, ...]:
     """Return each rank's work in order. Raises InputError if the schedule cannot run this number of micro-batches."""
     check_micro_batches(pipeline, micro_batches)
-    return _orders_of_stages(pipeline.ranks, pipeline.schedule, len(pipeline.copies), micro_batches)
+    return tuple(rank_order(pipeline, rank, micro_batches) for rank in range(pipeline.ranks))
 
 
-@functools.lru_cache(
-    maxsize=4
-)  # a search asks for the orders of many cuts into as many stages, and long steps have 10^5 passes
-def _orders_of_stages(ranks: int, schedule: str, stages: int, micro_batches: int) -> tuple[Order, ...]:
+def rank_order(pipeline: Pipeline, rank: int, micro_batches: int) -> Order:
+    """Return one rank's work in order. The number of micro-batches is one that `check_micro_batches` lets pass."""
+    return _order_in_stages(pipeline.ranks, pipeline.schedule, len(pipeline.copies), rank, micro_batches)
+
+
+# Orders do not depend on where the model is cut, and a search asks for those of many cuts into as many stages. They are kept by rank, since
+# a bound needs those of five ranks and a step of 10^5 passes has 32 or more.
+@functools.lru_cache(maxsize=256)
+def _order_in_stages(ranks: int, schedule: str, stages: int, rank: int, micro_batches: int) -> Order:
     pipeline = Pipeline(ranks, schedule, (1,) * stages)
     one = {"gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved": _interleaved, "zb": _zero_bubble, "zbv": _v_shaped}
-    return tuple(tuple(one[schedule](pipeline, rank, micro_batches)) for rank in range(ranks))
+    return tuple(one[schedule](pipeline, rank, micro_batches))
 
 
 def check_micro_batches(pipeline: Pipeline, micro_batches: int) -> None:

@@ -36,7 +36,7 @@ from planner_core.cost.schedule.pipeline.stages import (
     stage_plans,
 )
 from planner_core.cost.schedule.pipeline.timing import SPLIT, bound_s, simulated_pipeline
-from planner_core.cost.step import priced_units, sum_traffic, unit_totals
+from planner_core.cost.step import PricedUnit, priced_units, sum_traffic, unit_totals
 from planner_core.cost.step_messages import messages
 from planner_core.cost.step_time import Component, Floats
 from planner_core.cost.units import Ends
@@ -125,18 +125,24 @@ def stage_costs(
 ) -> tuple[StageCost, ...]:
     """The seconds of each stage by itself. Stages that are alike are priced once. `split`: the gradients of weights are apart."""
     known: dict[object, StageCost] = {}
+    units: dict[str, PricedUnit] = {}
     for number, stage in enumerate(stages):
         if stage.key not in known:
-            known[stage.key] = _stage_cost(stages, number, model, ends, link, split)
+            known[stage.key] = _stage_cost(stages, number, model, ends, link, split, units)
     return tuple(known[stage.key] for stage in stages)
 
 
 def _stage_cost(
-    stages: Sequence[StagePlan], number: int, model: CostModel, ends: Ends, link: AxisLink, split: bool
+    stages: Sequence[StagePlan],
+    number: int,
+    model: CostModel,
+    ends: Ends,
+    link: AxisLink,
+    split: bool,
+    known: dict[str, PricedUnit],
 ) -> StageCost:
     stage, num_bytes, gather_s = stages[number], *_sent_to_next_stage(stages, number, model)
-    units = priced_units(stage.blocks, stage.computed_graph, model, ends=ends)
-    totals = [(u.copies, unit_totals(u, model)) for u in units]
+    totals = [(u.copies, unit_totals(u, model)) for u in _units_of_stage(stage, model, ends, known)]
     forward, first = _phase_seconds(totals, model, Component.FORWARD, Component.FORWARD_TRAFFIC, Component.FORWARD_ONCE)
     backward, last = _phase_seconds(
         totals, model, Component.BACKWARD, Component.BACKWARD_TRAFFIC, Component.BACKWARD_ONCE
@@ -157,6 +163,22 @@ def _stage_cost(
         host_backward_s=host.backward,
         host_step_s=host.step,
     )
+
+
+def _units_of_stage(stage: StagePlan, model: CostModel, ends: Ends, known: dict[str, PricedUnit]) -> list[PricedUnit]:
+    """The priced units of a stage. `known`: those of repeated blocks from stages before, by label; it is added to."""
+    # A label is the same block under the same plan in every stage, and stages differ in how many copies they have. Pricing a copy is most
+    # of the work of pricing a stage. The top block has other operators in each stage.
+    graph = stage.computed_graph
+    new = {label: block for label, block in stage.blocks.items() if label not in known}
+    priced = {unit.label: unit for unit in priced_units(new, graph, model, ends=ends)}
+    known.update((label, unit) for label, unit in priced.items() if label)
+    return [
+        replace(known[label], copies=len(block.prefixes), repeats=graph.num_repeats.get(block_of(graph, label).name, 1))
+        if label
+        else priced[label]
+        for label, block in stage.blocks.items()
+    ]
 
 
 def _phase_seconds(

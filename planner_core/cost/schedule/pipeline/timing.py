@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner_core.core import Pipeline, StageCost
-from planner_core.cost.schedule.pipeline.orders import Order, Pass, Work, rank_orders
+from planner_core.cost.schedule.pipeline.orders import Order, Pass, Work, check_micro_batches, rank_order
 
 LAST_OF_GRADIENTS = (Pass.BACKWARD, Pass.WEIGHT)
 """The passes that make gradients of weights."""
@@ -83,21 +83,23 @@ class _PipelineRun:
         self.issued = [0.0] * pipeline.ranks  # when a rank's host has issued the passes so far
         self.gathered = [0.0] * pipeline.ranks  # when the weights of a rank's stages so far are there
         self.summed = [0.0] * pipeline.ranks  # when the gradients of a rank's stages so far are summed
-        self.orders = rank_orders(pipeline, micro_batches)
+        check_micro_batches(pipeline, micro_batches)
         self.simulated = range(pipeline.ranks) if alone is None else (alone,)
         # A step has 10^5 passes of a few kinds, so what depends on the kind alone is looked up.
         self.seconds = {(k, what): _pass_seconds(c, what) for k, c in enumerate(stages) for what in Pass}
         self.host = {(k, what): _host_seconds(c, what) for k, c in enumerate(stages) for what in Pass}
         self.hops = {(k, forward): self._hop(k, forward) for k in range(len(stages)) for forward in (True, False)}
-        before = [] if alone is None else stages[:alone]
+        arrival_s = 0.0 if alone is None else _arrival_s(stages[:alone])
         self.there: dict[tuple[tuple[int, bool] | None, int], float] = {
-            ((alone or 0, True), k): _arrival_s(before) for k in range(micro_batches)
+            ((alone or 0, True), k): arrival_s for k in range(micro_batches)
         }
         self.spans: list[Span] = []
 
     def run(self) -> None:
         """Run every rank as far as it comes, until all are done."""
-        todo: list[tuple[int, Order, int]] = [(r, self.orders[r], 0) for r in self.simulated]
+        todo: list[tuple[int, Order, int]] = [
+            (r, rank_order(self.pipeline, r, self.micro_batches), 0) for r in self.simulated
+        ]
         while todo:
             before = len(self.spans)
             todo = [(r, o, at) for r, o, begin in todo if (at := self._run_rank(r, o, begin)) < len(o)]
