@@ -50,6 +50,9 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
         remarks = (*remarks, *_unsupported_features(plan, target))
     if target.price is None or layout is None:
         return ExportedPlan(text, remarks, companion=companion)
+    if layout.recompute is None:
+        remark = "it has no price in this form: the planner does not price which layers are recomputed here"
+        return ExportedPlan(text, (*remarks, remark))
     # A plan that was scaled down for a few processes fills no cluster, so its links have no bandwidth to price.
     priced = target.price(plan, layout) if fills_cluster(plan) else None
     if priced is None:

@@ -20,7 +20,7 @@ from planner_core.core import (
 )
 from planner_core.cost import cost_model_of
 from planner_core.models import load_plan_graph
-from planner_core.planning import Planner, Request, follow_tp_layout, prepare_planner, shards_data
+from planner_core.planning import Planner, Request, follow_tp_layout, prepare_planner, shards_data, with_recompute
 from planner_core.planning.methods import (
     Layout,
     TpLayout,
@@ -100,7 +100,7 @@ def nearest_plan(
         stage: The ZeRO stage of the data axes. None: the trainer uses FSDP2 if the plan shards weights there, and DDP otherwise, as
             `configs.common.list_remarks` says.
     """
-    planner = _planner_of(plan)
+    planner = _planner_of(plan, layout.recompute)
     stage = (3 if layout.shards > 1 else 0) if stage is None else stage
     found = follow_tp_layout(planner, plan, layout, each_column, stage=stage, sequence=sequence)
     if found is None:
@@ -115,7 +115,7 @@ def plan_by_degrees(
     """The plan of a program that takes only degrees: Megatron-LM's sharding of every layer, with data parallelism.
 
     `may_shard`: the ZeRO stage of the weights if the plan stores them sharded over the data axes."""
-    planner = _planner_of(plan)
+    planner = _planner_of(plan, layout.recompute)
     stage = may_shard if shards_data(plan, layout) else 0
     fsdp = layout.shards if may_shard == 3 else 1
     stated = Layout(
@@ -167,11 +167,19 @@ def data_parallel_plans(plan: Plan, *, zero: bool) -> list[tuple[Plan, FormCost]
         if zero
         else {"DDP": Layout(dp=n), "FSDP2": Layout(fsdp=n)}
     )
-    plans = (planner.of_layout(layout, name) for name, layout in layouts.items())
-    return [(found, _compare_costs(plan, found, planner)) for found in plans if found is not None]
+    plans = []
+    for name, layout in layouts.items():
+        found = planner.of_layout(layout, name)
+        # No trainer's switch recomputes some layers, or parts of one: where the fastest plan does, the run recomputes all of them.
+        if found is not None and any(b.recompute != "none" for b in found.blocks.values()):
+            found = with_recompute(planner, "full").of_layout(layout, name)
+        if found is not None:
+            plans.append((found, _compare_costs(plan, found, planner)))
+    return plans
 
 
-def _planner_of(plan: Plan) -> Planner:
+def _planner_of(plan: Plan, recompute: str | None = None) -> Planner:
+    """The planner of the plan's workload: with the plan's own choice of recomputation, or with another policy in every layer."""
     load = plan.workload
     request = Request(
         str(plan.model["name"]),
@@ -184,9 +192,10 @@ def _planner_of(plan: Plan) -> Planner:
         accumulate=load.get("accumulate", 1),
         offload=bool(load.get("offload")),
     )
-    return prepare_planner(request, load_plan_graph(plan)).changed(
+    planner = prepare_planner(request, load_plan_graph(plan)).changed(
         workload=replace(cost_model_of(plan).workload, chunks=1)
     )
+    return planner if recompute is None else with_recompute(planner, recompute)
 
 
 def _compare_costs(plan: Plan, nearest: Plan, planner: Planner) -> FormCost:

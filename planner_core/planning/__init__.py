@@ -40,6 +40,7 @@ from planner_core.planning.planner import (
     prepare_planner,
     replace_request,
     usable_bytes,
+    with_recompute,
 )
 from planner_core.planning.request import NO_PROOF, Effort, Progress, Request
 from planner_core.planning.result import MOST_DOUBT, Choice, Result, block_candidates, doubt_between
@@ -94,4 +95,5 @@ __all__ = [
     "small_mesh",
     "stage_trace",
     "usable_bytes",
+    "with_recompute",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,43 @@ def test_megatron_is_told_of_context_and_experts(name: str, text: str, flags: di
     assert made.nearest is not None
     assert (made.nearest.step_time_s == pytest.approx(made.nearest.plan_step_time_s)) == held
     assert held or "the plan's weights are of stage 3" in " ".join(made.remarks)
+
+
+def with_policies(plan: Plan, *policies: str) -> Plan:
+    """The plan with another policy of recomputation in each of its two layers."""
+    (label,) = (name for name in plan.blocks if name)
+    block = plan.blocks[label]
+    parts = {
+        f"{label}#{i}": replace(block, recompute=policy, prefixes=(prefix,))
+        for i, (policy, prefix) in enumerate(zip(policies, block.prefixes, strict=True))
+    }
+    workload = dict(plan.workload, recompute=policies[0] if len(set(policies)) == 1 else "auto")
+    return replace(plan, blocks={"": plan.blocks[""], **parts}, workload=workload)
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan"])
+@pytest.mark.parametrize(
+    ("policies", "runs"),
+    [(("none", "keep-matmuls"), "full"), (("keep-matmuls", "keep-matmuls"), "full"), (("none", "none"), "none")],
+)
+def test_a_form_is_priced_with_the_recomputation_that_it_states(
+    target: str, policies: tuple[str, str], runs: str
+) -> None:
+    """The file states full recomputation in place of a policy that the tool does not know, and that is what its price is of."""
+    layout = "dp=8,tp=2,sp"
+    made = export_text(with_policies(of_layout("llama-3-8b", layout), *policies), target)
+    stated = Statement(parse_layout(layout), seq=8192, layers=2, recompute=runs)
+    priced = Pricer("llama-3-8b", load_cluster("2x8-h100")).plan(stated)
+    assert priced is not None and made.nearest is not None
+    assert made.nearest.step_time_s == pytest.approx(priced.cost.step_time_s)
+    assert made.nearest.peak_bytes == pytest.approx(priced.cost.memory_bytes["peak"])
+
+
+def test_a_form_that_recomputes_other_layers_than_the_plan_has_no_price() -> None:
+    """Megatron-LM recomputes the first layers; the search would choose a policy for each by itself."""
+    made = export_text(with_policies(of_layout("llama-3-8b", "dp=8,tp=2,sp"), "none", "full"), "megatron")
+    assert "--recompute-method block\n" in made.text
+    assert made.nearest is None and "it has no price in this form" in made.lines[-1]
 
 
 @pytest.mark.parametrize(("name", "text", "sizes", "held"), [(case[0], case[1], *case[4:]) for case in STATED])

@@ -105,15 +105,11 @@ def show_export(home: Result, plan_id: str, plan: Plan, target: Target) -> None:
         return
     for remark in exported.remarks:
         st.caption(frame.escape(words.capitalize(remark)))
+    if exported.nearest:
+        st.markdown(difference_table(exported.nearest))
     mixed = len({b.recompute for label, b in plan.blocks.items() if label}) > 1
     if mixed and not target.runs_whole_plan:
-        st.info(
-            f"The plan recomputes some blocks and not others, which {target_title(target)} cannot be told: "
-            "these are not its figures."
-        )
         _offer_to_plan_for(target)
-    elif exported.nearest:
-        st.markdown(difference_table(exported.nearest))
     _offer_export(home, plan, target, exported.content)
 
 

@@ -39,6 +39,8 @@ def write_megatron(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
             f"{plan.model['name']} has no hidden_size and num_attention_heads in its config, so Megatron-LM's flags do not describe it"
         )
     recompute, differences = _recompute_flags(plan)
+    if recompute.get("recompute-method") == "block":
+        layout.recompute = None
     layout.differences = [d for d in layout.differences if d.kind not in TOKENS_OR_GATHERED]
     # Before the degrees: beside experts Megatron-LM wants sequence parallelism, which this adds to the layout.
     differences += [*_expert_remarks(layout), *_padding_remarks(config.get("vocab_size"), layout.size)]

@@ -57,6 +57,7 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     policies = [p for p, _ in count_recompute_policies(plan).most_common()] or ["none"]
     policy = policies[0] if len(policies) == 1 and policies[0] in POLICIES else "full"
     lines.append(f"activation-checkpoint:{policy}")
+    layout.recompute = policy
     if [policy] != policies:
         differences.append(
             f"the plan recomputes by {', '.join(policies)}, every layer whole here: less memory, more compute"

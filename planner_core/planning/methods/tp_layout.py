@@ -89,6 +89,7 @@ class TpLayout:
     cp_type: str = "ring"
     expert: int = 1  # of the data-parallel ranks, those that experts are dealt out over
     shards: int = 1  # of the data-parallel ranks, those over which weights are sharded and gathered at use
+    recompute: str | None = "none"  # the policy of every layer in the form; None: of some layers, which no price knows
 
 
 def tensor_layout(plan: Plan) -> TpLayout:
@@ -111,7 +112,7 @@ def tensor_layout(plan: Plan) -> TpLayout:
         raise CannotHold(
             f'no layers of the plan "{plan.name}" are split in pairs that this form knows: {"; ".join(map(str, layout.differences))}'
         )
-    layout.sequence, layout.shards = sequence, _shard_degree(plan, {axis})
+    layout.sequence, layout.shards, layout.recompute = sequence, _shard_degree(plan, {axis}), _recompute_of_tools(plan)
     if sequence:
         layout.differences.append(
             Difference(
@@ -185,7 +186,14 @@ def _layout_by_roles(plan: Plan, axis: int, differences: Iterable[Difference] = 
     """The layout with this tensor axis, by its size alone; -1: none."""
     size = plan.mesh.axis_sizes[axis] if axis >= 0 else 1
     sequence = axis >= 0 and _splits_tokens(plan, axis)
-    return TpLayout(axis, size, plan.mesh.num_devices // size, differences=list(differences), sequence=sequence)
+    return TpLayout(
+        axis,
+        size,
+        plan.mesh.num_devices // size,
+        differences=list(differences),
+        sequence=sequence,
+        recompute=_recompute_of_tools(plan),
+    )
 
 
 def _splits_tokens(plan: Plan, axis: int) -> bool:
@@ -209,10 +217,18 @@ def _context_kind(plan: Plan, axis: int) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def _recompute_of_tools(plan: Plan) -> str:
+    """The policy that a tool follows which recomputes every layer as a whole, or none."""
+    return "full" if any(b.recompute != "none" for b in plan.blocks.values()) else "none"
+
+
 def recompute_by_hand(plan: Plan) -> list[str]:
     """What a form that cannot state recomputation leaves to the trainer."""
-    recomputed = any(b.recompute != "none" for b in plan.blocks.values())
-    return ["blocks are recomputed in the plan: call model.gradient_checkpointing_enable() before"] * recomputed
+    remark = (
+        "blocks are recomputed in the plan: call model.gradient_checkpointing_enable() before, which recomputes every layer "
+        "as a whole"
+    )
+    return [remark] if _recompute_of_tools(plan) == "full" else []
 
 
 def merge_equal_layers(styles: dict[str, str]) -> dict[str, str] | None:
