@@ -165,7 +165,7 @@ def add_third_axis(draft: Draft) -> tuple[Draft, str]:
 
 
 def add_baselines(draft: Draft) -> tuple[Draft, str]:
-    """Plan every usual layout at its own best. None is proven; each says its gap."""
+    """Plan every usual layout at its own best. Each says its gap, if it has one."""
     draft.say("baselines")
     planner, request = draft.planner, draft.planner.request
     every = candidate_meshes(replace(request, tool=None), planner.cluster)
