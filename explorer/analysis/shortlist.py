@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from explorer.analysis.step_parts import STATED_METHOD
 from explorer.text import recipe, units
 from planner_core.core import Plan
-from planner_core.planning import FASTEST, STAGES_PLAN_NAME, Choice
+from planner_core.planning import FASTEST, STAGES_PLAN_NAME, Choice, runs_on_stock_tools
 from planner_core.planning.analysis import name_zero_stages
 from planner_core.planning.methods import BASELINES
 
@@ -41,8 +41,8 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     elif tool:
         descriptions = {recommended: f"recommended: {tool} runs it as it is"}
     else:
-        is_usual = plans[recommended].method in BASELINES
-        descriptions = {recommended: f"recommended{': stock tools run it as it is' * is_usual}"}
+        is_stock = runs_on_stock_tools(plans[recommended])
+        descriptions = {recommended: f"recommended{': stock tools run it as it is' * is_stock}"}
     scope = name_zero_stages(int(plans[fastest].workload["zero"]))  # another stage may be faster than what is proven
     best = f"the exact optimum of {scope}" if plans[fastest].is_step_proven else "the best found"
     of_one_stage = names.get(FASTEST, next(iter(plans)))

@@ -34,6 +34,7 @@ from planner_core.core import Cluster, DeviceMesh, Graph, Note, Plan, Workload, 
 from planner_core.cost import Component
 from planner_core.ops import CoarseGraph
 from planner_core.planning.fitting.baselines import samples_at_once
+from planner_core.planning.fitting.for_tool import runs_on_stock_tools
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import UnevenBatch
 from planner_core.planning.fitting.simpler import leads_by_simplicity, without_simpler
@@ -52,7 +53,7 @@ MOST_DOUBT = 0.10
 class Simplicity(Enum):
     """Why a plan is the simplest of those that tie."""
 
-    STOCK = "stock tools run its layout"
+    STOCK = "stock tools run it as it is"
     ONE_AXIS = "it needs one mesh axis, and is not slower by the simulation"
     ONE_STAGE = "it needs no pipeline stages"
 
@@ -90,9 +91,8 @@ class Choice:
         names = ", ".join(f"{t.name} (+{100 * t.slower:.1f} %)" for t in self.ties)
         tie = f"a tie of {self.fastest} with {names}: they differ by less than the prediction's doubt"
         if self.simplicity is None:
-            return (
-                f"{tie}. {self.fastest} is {f'what {self.tool} can be told' if self.tool else 'the simplest of them'}"
-            )
+            why = f"what {self.tool} can be told" if self.tool else "the fastest, and none of them is simpler"
+            return f"{tie}. {self.fastest} is {why}"
         gain = next(t.slower for t in self.ties if t.name == self.recommended)
         return f"{tie}. Run {self.recommended}, the simplest: {self.simplicity.value}. {self.fastest} may gain {100 * gain:.1f} %"
 
@@ -193,10 +193,12 @@ def _choose_among_ties(result: Result) -> Choice:
     of_one_stage = result.plans[: 2 if leads_by_simplicity(result.best) else 1]
     fastest = staged or of_one_stage[-1]
     ties = _ties_of(fastest, result)
-    stock = {name: rank for rank, name in enumerate(BASELINES)}
-    simple = min((t for t in ties if t.method in stock), key=lambda t: stock[t.method], default=None)
+    # A usual layout with a mixture of recomputation needs the exported script, as the fastest plan does: it is no simpler.
+    order = list(BASELINES)
+    stock = {p.name: order.index(p.method) for p in result.plans if runs_on_stock_tools(p)}
+    simple = min((t for t in ties if t.name in stock), key=lambda t: stock[t.name], default=None)
     is_simplest = tool is not None or (
-        fastest.method in stock and (simple is None or stock[fastest.method] <= stock[simple.method])
+        fastest.name in stock and (simple is None or stock[fastest.name] <= stock[simple.name])
     )
     if simple is not None and not is_simplest:
         return Choice(fastest.name, ties, simple.name, tool, Simplicity.STOCK)

@@ -6,10 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from explorer.analysis.shortlist import shortlist
+from explorer.session.state import plan_ids
 from planner_core.core.cluster import load_cluster
+from planner_core.planning import runs_on_stock_tools
 from planner_core.planning.analysis.regret import SCENARIOS, plan_regrets
-from planner_core.planning.analysis.reporting import plan_report, regret_text
+from planner_core.planning.analysis.reporting import plan_report, recomputation, regret_text
+from planner_core.planning.methods import BASELINES, parse_layout
 from planner_core.planning.pipeline import Result
+from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.planning.result import MOST_DOUBT, doubt_between
 from tests.support.plans import planned
@@ -18,6 +23,12 @@ from tests.support.plans import planned
 @pytest.fixture(scope="module")
 def result() -> Result:
     return planned(Request("llama-3-8b", cluster="2x8-h100", layers=4))
+
+
+@pytest.fixture(scope="module")
+def tight() -> Result:
+    """Without recomputation FSDP lacks 0.4 GiB, and Megatron-LM's layouts lack more."""
+    return planned(Request("llama-3-8b", cluster="1x8-h100", recompute="auto", accumulate=None))
 
 
 def test_ties_are_what_lies_within_the_doubt(result: Result) -> None:
@@ -45,6 +56,30 @@ def test_of_ties_the_simplest_is_recommended(result: Result) -> None:
     tied, clear = slower(0.01).choice, slower(0.11).choice
     assert tied.recommended == fsdp.name and f"{best.name} may gain 1.0 %" in tied.sentence
     assert clear.recommended == best.name and not clear.ties
+
+
+def test_a_usual_layout_of_mixed_recomputation_is_not_simpler(tight: Result) -> None:
+    """No file of a stock tool says "recompute one block of 32", and what the tools would do instead takes longer than the doubt."""
+    tied = {t.name for t in tight.choice.ties}
+    assert tied >= {"FSDP", "Megatron-LM + sequence parallel"}
+    for plan in tight.plans:
+        switches = {b.recompute for label, b in plan.blocks.items() if label}
+        assert runs_on_stock_tools(plan) == (plan.method in BASELINES and switches in ({"none"}, {"full"}))
+        assert not (plan.name in tied and runs_on_stock_tools(plan))
+    assert tight.choice.recommended == tight.best.name and tight.choice.simplicity is None
+    assert tight.choice.sentence.endswith("best is the fastest, and none of them is simpler")
+    listed = shortlist(plan_ids(tight.plans), tight.choice, "")
+    assert listed[0].what == "recommended"
+
+
+def test_a_usual_layout_is_as_fast_as_its_own_price(tight: Result) -> None:
+    """Both mix recomputation: FSDP recomputes one block of 32, not all of them."""
+    fsdp = next(p for p in tight.plans if p.method == "fsdp")
+    stated = Statement(parse_layout("fsdp=8"), micro_batch=2, seq=4096, recompute="auto")
+    priced = Pricer("llama-3-8b", tight.cluster).plan(stated)
+    assert priced.fits and fsdp.fits
+    assert fsdp.cost.step_time_s <= priced.cost.step_time_s * (1 + 1e-6)
+    assert set(recomputation(fsdp).values()) == {"none", "keep-matmuls"}
 
 
 def test_regret_prices_every_plan_in_every_scenario(result: Result) -> None:

@@ -25,6 +25,7 @@ from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.micro_batches import choose_micro_batches, with_lower_bound
 from planner_core.planning.methods import (
+    BASELINES,
     EXACT,
     FREE,
     PAIR_FORMS,
@@ -42,6 +43,15 @@ from planner_core.search import search_within_budget
 
 SWITCHES = ("none", "full")
 """A tool recomputes all blocks or none: its settings know no copies."""
+
+
+def runs_on_stock_tools(plan: Plan) -> bool:
+    """Whether a stock tool can be told a plan: a usual layout whose blocks are all recomputed alike, wholly or not at all.
+
+    Example: Megatron-LM takes "recompute by keep-matmuls in 10 of 32 blocks" as full recomputation of all 32, which is 20 to 30 % slower.
+    """
+    switches = {block.recompute for label, block in plan.blocks.items() if label}
+    return plan.method in BASELINES and len(switches) <= 1 and switches <= set(SWITCHES)
 
 
 def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan, Note]:
