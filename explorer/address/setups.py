@@ -21,6 +21,8 @@ from planner_core.core import OPTIONS, RECOMPUTE, SCHEDULES, SOFTWARE, InputErro
 from planner_core.planning.methods import CP_TYPES, Layout, parse_layout
 from planner_core.planning.pricing import Statement, read_setup
 
+OWN_PREFIX = "own-"
+"""How the name of an uploaded model begins."""
 PLAN_ID = "our-current-setup"
 """The plan's id in the address."""
 NO_RECOMPUTATION = "none"
@@ -54,6 +56,14 @@ class StatedSetup:
         more += [f"mbs={self.micro_batch}"] if self.micro_batch else []
         more += [f"recompute={self.recompute}"] if self.recompute != NO_RECOMPUTATION else []
         return (*str(self.layout).split(","), *more, *self._write_options())
+
+    def for_model(self, model: str) -> tuple[StatedSetup, str]:
+        """Return the setup as it can be priced for a model, and a sentence about what it leaves out."""
+        left = [f"{k} {value}" for k, value in self.options if k in CAPTURED_OPTIONS and model.startswith(OWN_PREFIX)]
+        if not left:
+            return self, ""
+        options = tuple(o for o in self.options if o[0] not in CAPTURED_OPTIONS)
+        return replace(self, options=options), f"left out, since an uploaded model keeps its own graph: {', '.join(left)}"
 
     def _write_options(self) -> list[str]:
         return [f"{name}={value}" for name, value in self.options]

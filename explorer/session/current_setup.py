@@ -29,11 +29,8 @@ def priced_setup(result: Result) -> Result | str | None:
 
 
 def _price(result: Result, text: tuple[str, ...]) -> Result | str:
-    setup = setups.parse_setup(text)
+    setup, _ = setups.parse_setup(text).for_model(result.request.model)
     layout, workload = setup.layout, result.workload
-    captured = [name for name, _ in setup.options if name in setups.CAPTURED_OPTIONS]
-    if captured and result.request.model.startswith("own-"):
-        return f"An uploaded model keeps its own graph; leave {', '.join(captured)} out."
     # Left open, a model's own batch would be that of each micro-batch; stated, it is that of the step.
     exported = result.request.model.startswith(settings.EXPORTED_PREFIX)
     # the tool and the mesh bound the search; what is run now need not be what they allow
@@ -63,6 +60,10 @@ def with_extra_plans(plans: Mapping[str, Plan], result: Result) -> dict[str, Pla
     setup = priced_setup(result)
     if isinstance(setup, str):
         st.warning(f"Your current setup cannot be priced. {setup}")
+    if text := state.value("setup"):
+        _, left = setups.parse_setup(text).for_model(result.request.model)
+        if left:
+            st.caption(f"Of your current setup {left}.")
     first = next(iter(plans))
     extra = {setups.PLAN_ID: setup.best} if isinstance(setup, Result) else {}
     return {first: plans[first], **extra, **plans}

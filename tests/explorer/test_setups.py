@@ -216,3 +216,12 @@ def test_the_setup_is_exported_and_its_command_makes_it_again(monkeypatch: pytes
     assert "--layout dp=8,zero=1" in command and "--pick 'our current setup'" in command
     assert main([*shlex.split(command)[3:-1], str(tmp_path / "plan.json")]) == 0
     assert load_plan(tmp_path / "plan.json").cost == made[0].cost
+
+
+def test_another_model_leaves_out_what_its_own_capture_decides() -> None:
+    """Who uploads a model after the file of a tool typed none of the file's options: its layout is priced, and what is left out is said."""
+    stated = setups.parse_setup(("dp=4", "tp=2", "zero=1", "vocab_multiple=128", "attention=flash2"))
+    here, left = stated.for_model("own-1234")
+    assert here.options == (("attention", "flash2"),) and here.layout == stated.layout
+    assert left == "left out, since an uploaded model keeps its own graph: vocab_multiple 128"
+    assert stated.for_model("llama-3-8b") == (stated, "")

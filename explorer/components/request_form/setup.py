@@ -71,11 +71,10 @@ def _take_file(name: str, content: bytes, v: dict[str, Any], cluster: Cluster) -
     except InputError as error:
         st.session_state["setup_problem"] = state.page_wording(error)
         return
-    if v["model"].startswith("own-"):
+    if v["model"].startswith(setups.OWN_PREFIX):
         work = {k: value for k, value in work.items() if k != "seq"}
-        left = [f"{k} {value}" for k, value in stated.options if k in setups.CAPTURED_OPTIONS]
-        stated = replace(stated, options=tuple(o for o in stated.options if o[0] not in setups.CAPTURED_OPTIONS))
-        notes = (*notes, *[f"left out, since an uploaded model keeps its own graph: {', '.join(left)}"] * bool(left))
+    stated, left = stated.for_model(v["model"])
+    notes = (*notes, *[left] * bool(left))
     state.change(setup=stated.write(), **work)
     description = ", ".join(f"{k} {value}" for k, value in {**work, **dict(stated.options)}.items())
     # below the sentence and not in the popover, which the edit has closed
