@@ -63,7 +63,9 @@ class StatedSetup:
         if not left:
             return self, ""
         options = tuple(o for o in self.options if o[0] not in CAPTURED_OPTIONS)
-        return replace(self, options=options), f"left out, since an uploaded model keeps its own graph: {', '.join(left)}"
+        return replace(
+            self, options=options
+        ), f"left out, since an uploaded model keeps its own graph: {', '.join(left)}"
 
     def _write_options(self) -> list[str]:
         return [f"{name}={value}" for name, value in self.options]
