@@ -309,6 +309,42 @@ def test_megatron_is_told_of_gpt2() -> None:
             assert flags["tensor-model-parallel-size"] == (1 if plan.name == "data parallel" else 2)
             assert flags.get("sequence-parallel", False) == ("sequence" in plan.name)
             assert flags["position-embedding-type"] == "learned_absolute"
+            assert "disable-bias-linear" not in flags, "its Conv1D layers have biases"
+
+
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "part"),
+    [
+        ("exaone4", {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}, "norms of queries"),
+        ("mistral", {"sliding_window": 8}, r"sliding-window attention \(8 tokens\)"),
+        ("llama", {"attention_bias": True}, "has them in .*o_proj"),
+        ("granite", {}, "a model of type granite"),
+        ("mistral", {"sliding_window": None}, ""),
+        ("qwen2", {}, ""),
+    ],
+)
+def test_megatron_is_given_no_model_that_its_flags_do_not_state(kind: str, more: dict[str, Any], part: str) -> None:
+    """EXAONE-4 was written as a Llama. What is written has room for the sequence, and Qwen2's biases of queries, keys and values."""
+    found = shardscope.plan({"model_type": kind, **TINY, **more}, cluster="1x8-h100:gpus=2", mesh="2", batch=4, seq=32)
+    plan = next(p for p in found.plans if p.name == "Megatron-LM")
+    if part:
+        with pytest.raises(InputError, match=part):
+            TARGETS["megatron"].write(plan)
+        return
+    flags = megatron_flags(TARGETS["megatron"].write(plan)[0])
+    assert flags["max-position-embeddings"] == 32
+    assert flags["disable-bias-linear"] is True and flags.get("add-qkv-bias", False) == (kind == "qwen2")
 
 
 def megatron_flags(text: str) -> dict[str, Any]:
@@ -338,7 +374,7 @@ FIELDS = {
 """Flags of Megatron-LM, and the fields of megatron-core's TransformerConfig that they set."""
 
 
-@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "bert-large"])
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b"])
 def test_megatron_core_takes_the_flags(name: str) -> None:
     """With megatron-core 0.16.1 (requirements-targets.txt)."""
     core = pytest.importorskip("megatron.core.transformer")
@@ -346,7 +382,7 @@ def test_megatron_core_takes_the_flags(name: str) -> None:
         flags = megatron_flags(export_text(planned(name)[which], "megatron").text)
         fields = {FIELDS[flag]: value for flag, value in flags.items() if flag in FIELDS}
         fields["add_bias_linear"] = not flags.get("disable-bias-linear", False)
-        assert fields["add_bias_linear"] == (name == "bert-large")
+        assert not fields["add_bias_linear"]
         if fields.get("bf16"):
             fields["params_dtype"] = torch.bfloat16
         config = core.TransformerConfig(**fields)

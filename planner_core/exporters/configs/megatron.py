@@ -28,6 +28,9 @@ GPT2_NAMES = {
     "layer_norm_eps": "layer_norm_epsilon",
 }
 """GPT-2's names of sizes, by the names of most configs."""
+STATED_MODELS = ("llama", "mistral", "mixtral", "qwen2", "gpt2")
+"""The model types whose every part the flags state."""
+QKV = ("q_proj", "k_proj", "v_proj")
 
 
 def write_megatron(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
@@ -38,6 +41,7 @@ def write_megatron(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         raise InputError(
             f"{plan.model['name']} has no hidden_size and num_attention_heads in its config, so Megatron-LM's flags do not describe it"
         )
+    _check_architecture(plan, config)
     recompute, differences = _recompute_flags(plan)
     if recompute.get("recompute-method") == "block":
         layout.recompute = None
@@ -208,15 +212,54 @@ def _architecture_flags(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
         "attention-dropout": 0.0,
         "hidden-dropout": 0.0,
         "moe-router-topk": config.get("num_experts_per_tok"),
-        "disable-bias-linear": not _has_bias(plan),
+        **_bias_flags(plan),
     }
     return {name: value for name, value in flags.items() if value is not None and value is not False}
 
 
-def _has_bias(plan: Plan) -> bool:
-    """Whether a linear layer adds a bias."""
-    scopes = ((block, *split_site(site)) for block in plan.blocks.values() for site in block.sites)
-    return any(f"{scope}.bias" in block.params for block, scope, fn in scopes if fn == "linear")
+def _check_architecture(plan: Plan, config: Mapping[str, Any]) -> None:
+    """Raise InputError for a model with a part that the flags do not state: GPTModel would be another model, of another price."""
+    names = {name for block in plan.blocks.values() for name in block.params}
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    window, kinds = config.get("sliding_window"), config.get("layer_types")
+    slides = "sliding_attention" in kinds if kinds else config.get("use_sliding_window", True)
+    parts = {
+        "norms of queries and keys": any("q_norm" in name for name in names),
+        # A window of the whole sequence masks nothing.
+        f"sliding-window attention ({window} tokens)": bool(window and slides and window < plan.workload["seq"]),
+        "norms behind the feed-forward": any("post_feedforward_layernorm" in name for name in names),
+        f"rotary positions scaled by {scaling}": scaling not in ("default", "llama3"),
+        f"the activation {config.get('hidden_act')}": config.get("hidden_act", "silu") != "silu",
+    }
+    kind = config.get("model_type")
+    lacking = [part for part, present in parts.items() if present]
+    if kind not in STATED_MODELS and not lacking:
+        lacking = [f"what a model of type {kind} has beside the parts of {', '.join(STATED_MODELS)}"]
+    if lacking:
+        raise InputError(
+            f"the flags written for Megatron-LM do not state {' and '.join(lacking)} of {plan.model['name']}"
+        )
+
+
+def _bias_flags(plan: Plan) -> dict[str, bool]:
+    """The flags for biases of linear layers: in all, in none, or in queries, keys and values only. Raises InputError for others."""
+    # The head has no bias in GPTModel, whatever the flags say.
+    layers = {
+        scope: f"{scope}.bias" in block.params
+        for block in plan.blocks.values()
+        for scope, fn in map(split_site, block.sites)
+        if fn in ("linear", "addmm") and scope != "lm_head"  # GPT-2's Conv1D is an addmm
+    }
+    biased = [scope for scope, has_bias in layers.items() if has_bias]
+    if layers and len(biased) == len(layers):
+        return {}
+    if all(scope.rpartition(".")[2] in QKV for scope in biased):
+        return {"disable-bias-linear": True, "add-qkv-bias": bool(biased)}
+    raise InputError(
+        f"Megatron-LM has biases in all linear layers, in none, or in queries, keys and values only; {plan.model['name']} has them in "
+        + ", ".join(biased)
+    )
 
 
 def _size_flags(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
@@ -227,7 +270,8 @@ def _size_flags(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
         "ffn-hidden-size": config.get("intermediate_size"),
         "num-attention-heads": heads,
         "seq-length": plan.workload["seq"],
-        "max-position-embeddings": config.get("max_position_embeddings"),
+        # Megatron-LM asserts that the sequence fits; rotary positions have no table that ends.
+        "max-position-embeddings": max(config.get("max_position_embeddings") or 0, plan.workload["seq"]),
         "num-experts": config.get("num_local_experts"),
         **({"group-query-attention": True, "num-query-groups": groups} if groups not in (None, heads) else {}),
     }
