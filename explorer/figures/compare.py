@@ -23,6 +23,8 @@ from explorer.text.words import plan_title
 from planner_core.core import PHASES, Plan
 
 GIB = units.GIB
+LEGEND_ROW = 20
+"""Pixels of one entry of a legend."""
 PATTERNS = ("", "/", ".")
 """One per mesh axis, so that axes differ without colour; the innermost is plain."""
 
@@ -131,7 +133,9 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
     figure.update_layout(barmode="stack")
     figure.update_xaxes(title="GB", rangemode="tozero", nticks=4, tickangle=0)  # panels of a phone are narrow
     figure.update_yaxes(autorange="reversed", col=1)
-    return apply_style(figure, theme, 200 + 46 * len(names))
+    # On a phone the legend is one column. Plotly scrolls it above half of the figure, unless it may be higher.
+    apply_style(figure, theme, 170 + 46 * len(names) + LEGEND_ROW * len(keys))
+    return figure.update_layout(legend_maxheight=LEGEND_ROW * (len(keys) + 1))
 
 
 def _sent_bytes_and_calls(plan: Plan, phase: str, kind: str, axis: str) -> tuple[int, int]:

@@ -372,6 +372,7 @@ def measured_scatter(runs: Sequence[PublishedRun], left_out: str, theme: Theme) 
             line={"color": theme.muted, "width": 1.2, "dash": dash},
         )
     _draw_runs(figure, runs, [r.seconds[left_out] for r in runs], [r.measured_s for r in runs], left_out, theme)
+    _draw_legend(figure, runs, theme)
     figure.update_xaxes(title="measured step, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
     figure.update_yaxes(title="predicted step, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
     return apply_style(figure, theme, 460)
@@ -417,6 +418,11 @@ def errors_by_gpus(runs: Sequence[PublishedRun], left_out: str, theme: Theme) ->
     return apply_style(figure, theme, 460)
 
 
+def _gpu_names() -> list[str]:
+    """Return the GPUs of all runs: a filter changes no symbol."""
+    return sorted({r.gpu for r in (*load_published_runs(), *load_own_runs())})
+
+
 def _draw_runs(
     figure: go.Figure,
     runs: Sequence[PublishedRun],
@@ -425,7 +431,7 @@ def _draw_runs(
     left_out: str,
     theme: Theme,
 ) -> None:
-    gpus = sorted({r.gpu for r in (*load_published_runs(), *load_own_runs())})
+    gpus = _gpu_names()
     for family, colour in FAMILY_COLOURS.items():
         indices = [i for i, r in enumerate(runs) if r.kind.startswith(family)]
         figure.add_scatter(
@@ -445,11 +451,11 @@ def _draw_runs(
                 "line": {"width": 1, "color": theme.surface},
             },
         )
-    _draw_legend(figure, runs, gpus, theme)
 
 
-def _draw_legend(figure: go.Figure, runs: Sequence[PublishedRun], gpus: Sequence[str], theme: Theme) -> None:
-    """Draw the legend: what colours and symbols mean."""
+def _draw_legend(figure: go.Figure, runs: Sequence[PublishedRun], theme: Theme) -> None:
+    """Draw the legend: what colours and symbols mean, in one figure for both."""
+    gpus = _gpu_names()
     families = [f for f in FAMILY_COLOURS if any(r.kind.startswith(f) for r in runs)]
     shown_gpus = {r.gpu for r in runs}
     keys = [(f, "circle", FAMILY_COLOURS[f]) for f in families]

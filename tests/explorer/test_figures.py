@@ -47,6 +47,9 @@ def test_bars_hold_the_plans_numbers(result: Result, plans: dict[str, Plan], the
     assert any(LIMIT_WORDS in a.text for a in stacks.layout.annotations)
     bars = charts.collectives_bars(plans, theme)
     assert sum(t.x[0] for t in bars.data) * 1e9 == pytest.approx(sum(t.wire_bytes for t in result.best.cost.traffic))
+    # in one column, as on a phone: Plotly scrolls what is higher than half of the figure, or than the height stated
+    entries = sum(t.showlegend for t in bars.data)
+    assert bars.layout.legend.maxheight > charts.LEGEND_ROW * entries < bars.layout.height - 150
 
 
 def test_the_streams_drawn_are_the_steps_work(result: Result, plans: dict[str, Plan]) -> None:

@@ -122,6 +122,7 @@ def test_a_slider_plans_again_and_its_values_can_be_taken(visit: Visit) -> None:
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]")
     told = page.locator(".st-key-whatif_answer").inner_text()
     assert "%" in told and "FSDP" in told
+    assert "being looked for" not in page.locator("[data-testid=stMain]").inner_text()
     page.reload()
     visit.settle()
     page.wait_for_function("(t) => document.querySelector('.st-key-whatif_answer')?.innerText === t", arg=told)

@@ -37,11 +37,11 @@ SLIDER_STEPS: dict[str, tuple[float, ...]] = {
     "inter": what_if.GB_PER_S,
 }
 CHOICES = ("dtype", "precision", "optimizer", "zero", "recompute")
-EARLY_NOTE = "A good plan on the mesh that was best before; the best one of all meshes is being looked for."
+EARLY_NOTE = "First figures, of a good plan on a likely mesh; the best one of all meshes is being looked for."
 LAST_ANSWER_KEY = "whatif_last"
 """Where the session keeps its last answer: a plan for the next stop of a slider is near it."""
-SLIDER, WIDE, WIDEST, SHORT_NAME = 186, 225, 340, 24
-"""Pixels of a slider (six stand in a row of 1280), of a list, of one with long names, and the letters up to which a name is short."""
+WIDE, WIDEST, SHORT_NAME = 225, 340, 24
+"""Pixels of a list, of one with long names, and the letters up to which a name is short."""
 DEFAULT_INTER = 400.0
 """GB/s between nodes where a cluster of one node is given several."""
 
@@ -82,10 +82,12 @@ def show_what_if(result: Result, chosen: Plan) -> None:
     try:
         early = None if known_plan(request) else _quick_plan(request, chosen)
         place = st.empty()  # not sooner: it clears the answer before, which stands until there is another
+        # In a place of its own: what a shorter container does not replace, Streamlit leaves below it.
+        note = st.empty()
         if early is not None:
             with place.container():
                 _show_answer(chosen, early, "whatif_early")
-                st.caption(EARLY_NOTE)
+            note.caption(EARLY_NOTE)
         with st.spinner("Planning", show_time=True):
             plan = best_plan(request)
     except PlannerError as error:
@@ -93,6 +95,7 @@ def show_what_if(result: Result, chosen: Plan) -> None:
         _show_buttons(changes, False)
         return
     st.session_state[LAST_ANSWER_KEY] = plan
+    note.empty()
     with place.container():
         _show_answer(chosen, plan, "whatif_answer")
     _show_buttons(changes, True)
@@ -147,7 +150,6 @@ def _show_slider(
         what_if.slider_stops((*steps, value), start),
         value=value,
         key=widget,
-        width=SLIDER,
         format_func=lambda v: f"{round(v / size, 2):g}",
         on_change=lambda: _set_change(key, st.session_state[widget], start, alone),
     )
