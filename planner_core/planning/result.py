@@ -40,7 +40,7 @@ from planner_core.planning.fitting.shortage import UnevenBatch
 from planner_core.planning.fitting.simpler import leads_by_simplicity, without_simpler
 from planner_core.planning.methods import BASELINES, DataAxis
 from planner_core.planning.planner import Planner
-from planner_core.planning.pricing import Z_NINE_IN_TEN, time_sigma
+from planner_core.planning.pricing import Z_NINE_IN_TEN, time_band, time_sigma
 from planner_core.planning.request import Request
 from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
 from planner_core.search import make_objective, solve_folded, total_of_copies
@@ -72,7 +72,8 @@ class Tie:
 class Choice:
     """The plan that is predicted fastest, its ties by rising time, and which of all these is recommended: the simplest, or the one for
     the request's `tool`. `simplicity`: why it is the simplest, if it is another than the fastest. `fits`: some plan fits; where none
-    does, the chosen one takes the least memory and is not the fastest."""
+    does, the chosen one takes the least memory and is not the fastest. `no_evidence`: why no measured run tells the doubt between the
+    fastest plan and the next; empty where some do."""
 
     fastest: str
     ties: tuple[Tie, ...]
@@ -80,16 +81,22 @@ class Choice:
     tool: str | None = None
     simplicity: Simplicity | None = None
     fits: bool = True
+    no_evidence: str = ""
 
     @property
     def sentence(self) -> str:
         """A sentence that says why the plan is recommended, and what is given up."""
         if not self.fits:
             return f"no plan fits, so none is recommended; {self.fastest} comes nearest"
+        doubt = "the prediction's doubt"
+        if not self.ties and self.no_evidence:
+            return f"{self.fastest} is predicted faster than every other plan that fits; how sure that is is not known: {self.no_evidence}"
         if not self.ties:
-            return f"{self.fastest} is faster than every other plan that fits, by more than the prediction's doubt"
+            return f"{self.fastest} is faster than every other plan that fits, by more than {doubt}"
+        if self.no_evidence:
+            doubt = f"the doubt of kinds of run that were measured; that of this kind is not known: {self.no_evidence}"
         names = ", ".join(f"{t.name} (+{100 * t.slower:.1f} %)" for t in self.ties)
-        tie = f"a tie of {self.fastest} with {names}: they differ by less than the prediction's doubt"
+        tie = f"a tie of {self.fastest} with {names}: they differ by less than {doubt}"
         if self.simplicity is None:
             why = f"what {self.tool} can be told" if self.tool else "the fastest, and none of them is simpler"
             return f"{tie}. {self.fastest} is {why}"
@@ -160,7 +167,8 @@ class Result:
     @cached_property
     def choice(self) -> Choice:
         """How sure the order of the plans is, and which of them is recommended."""
-        return _choose_among_ties(self)
+        choice = _choose_among_ties(self)
+        return replace(choice, no_evidence=_find_missing_evidence(choice, self)) if choice.fits else choice
 
     @property
     def recommended(self) -> Plan:
@@ -209,6 +217,16 @@ def _choose_among_ties(result: Result) -> Choice:
     # A plan that leads by its one axis is not in doubt: `fitting.simpler` compared the two by the simulation.
     leads = result.best is not fastest
     return Choice(fastest.name, ties, result.best.name, tool, Simplicity.ONE_AXIS if leads else None)
+
+
+def _find_missing_evidence(choice: Choice, result: Result) -> str:
+    """Why no measured run tells the doubt between the fastest plan and its ties, or without ties and the next one; empty if some do."""
+    names = {choice.fastest, *(t.name for t in choice.ties)}
+    compared = [p for p in result.plans if p.name in names]
+    if not choice.ties:
+        others = (p for p in result.plans if p.fits and p.objective == "time" and p.name not in names)
+        compared += sorted(others, key=lambda p: p.cost.step_time_s)[:1]
+    return next((why for p in compared if len(compared) > 1 and (why := time_band(p, result.cluster).why)), "")
 
 
 def _ties_of(fastest: Plan, result: Result) -> tuple[Tie, ...]:

@@ -8,13 +8,14 @@ import pytest
 
 from explorer.analysis.shortlist import shortlist
 from explorer.session.state import plan_ids
+from planner_core.core import placements_by_pattern
 from planner_core.core.cluster import load_cluster
 from planner_core.planning import runs_on_stock_tools
 from planner_core.planning.analysis.regret import SCENARIOS, plan_regrets
-from planner_core.planning.analysis.reporting import plan_report, recomputation, regret_text
+from planner_core.planning.analysis.reporting import plan_report, recomputation, regret_text, text
 from planner_core.planning.methods import BASELINES, parse_layout
 from planner_core.planning.pipeline import Result
-from planner_core.planning.pricing import Pricer, Statement
+from planner_core.planning.pricing import Pricer, Statement, time_band
 from planner_core.planning.request import Request
 from planner_core.planning.result import MOST_DOUBT, doubt_between
 from tests.support.plans import planned
@@ -80,6 +81,43 @@ def test_a_usual_layout_is_as_fast_as_its_own_price(tight: Result) -> None:
     assert priced.fits and fsdp.fits
     assert fsdp.cost.step_time_s <= priced.cost.step_time_s * (1 + 1e-6)
     assert set(recomputation(fsdp).values()) == {"none", "keep-matmuls"}
+
+
+def test_without_measured_runs_the_doubt_is_not_known() -> None:
+    """No published run of which all is known deals out experts, so none says how far such a plan may be from the next."""
+    found = planned(Request("mixtral-8x7b", cluster="2x8-h100", layers=4))
+    best = replace(found.best, fits=True)
+    why = time_band(best, found.cluster).why
+    assert why
+    for share, ties in ((0.02, 1), (0.5, 0)):
+        cost = replace(best.cost, step_time_s=best.cost.step_time_s * (1 + share))
+        other = replace(found.plans[-1], fits=True, cost=cost)
+        choice = replace(found, plans=(best, other)).choice
+        assert len(choice.ties) == ties and choice.no_evidence == why
+        assert f"is not known: {why}" in choice.sentence and "prediction's doubt" not in choice.sentence
+
+
+def test_the_weights_are_those_of_the_recommended_plan(result: Result) -> None:
+    """Below another plan that is the fastest, the table, its head and the allocator's memory are of the one that -o writes."""
+    fsdp = next(p for p in result.plans if p.method == "fsdp")
+    cost = replace(fsdp.cost, step_time_s=result.best.cost.step_time_s * 1.01)
+    tied = replace(result, plans=(result.best, replace(fsdp, cost=cost, fits=True)))
+    assert tied.recommended.name == "FSDP" and placements_by_pattern(fsdp) != placements_by_pattern(result.best)
+    lines = text(tied).splitlines()
+    at = lines.index("how FSDP, the recommended plan, keeps the weights on each mesh axis:")
+    rows = {cells[0]: cells[1:] for cells in map(str.split, lines[at + 3 :])}
+    assert rows == placements_by_pattern(fsdp)
+    assert [line for line in lines if line.startswith("FSDP: PyTorch's allocator will have about")]
+
+
+def test_a_batch_that_cannot_be_dealt_out_is_named() -> None:
+    found = planned(Request("llama-3-8b", cluster="4x8-a100", layers=4, batch=16))
+    (note,) = [
+        n.sentence for n in found.notes if "cannot be dealt out to 32 GPUs" in n.sentence and "FSDP" in n.sentence
+    ]
+    assert str(note).startswith("data parallel, FSDP without a plan: 16 samples") and str(note).endswith(
+        "batch=32 would do"
+    )
 
 
 def test_regret_prices_every_plan_in_every_scenario(result: Result) -> None:
