@@ -374,8 +374,8 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
     where = f"{c.name}: {c.num_gpus} x {c.gpu.name}; batch {w.batch} x {w.seq} tokens, {_describe_precision(w)}, {w.optimizer}"
     about = describe_software(result.graph, c, w, usable_bytes(c.gpu.memory_bytes, result.request))
     own = [] if result.graph.source.startswith("zoo:") else [f"trained on {result.graph.loss}"]
-    best = result.best
-    placed = _weight_rows(best)
+    recommended = result.recommended
+    reserved = [f"{recommended.name}: {reserved_text(predict_reserved(recommended, c))}"] if recommended.fits else []
     unknown = [unknown_ops(result)] if result.unknown_ops else []
     total, count = format_seconds(result.timings_s["total"]), sum(x.scored for x in result.candidates)
     # Where nothing fits every candidate is dropped before it is scored, which says nothing of the search.
@@ -396,9 +396,12 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
         *([SLOWED] if any(exposed_and_bubble(p)[0] > p.cost.comm_time_s for p in result.plans) else []),
         simulation_text(result.plans, times or simulate_steps(result)),
         f"how sure the order is: {result.choice.sentence}",
+        *reserved,
         *notes,
         "",
-        format_table(placed),
+        # the plan that -o writes
+        f"how {recommended.name}{', the recommended plan,' if result.choice.fits else ''} keeps the weights on each mesh axis:",
+        format_table(_weight_rows(recommended)),
     ]
     return "\n".join(parts)
 
