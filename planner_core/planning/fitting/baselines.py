@@ -26,6 +26,8 @@ from planner_core.search import (
 from planner_core.search.algebra import PointAllowance
 from planner_core.search.network import Problem
 
+DEAL_OUT_SAMPLES = ("data-parallel", "fsdp")
+"""The usual layouts that give every GPU samples of its own."""
 MORE_NUMBERS = 4
 """Larger, and smaller, numbers of micro-batches at which a layout is looked at beside the chosen plan's number."""
 MAX_OPEN_GAP = 0.01
@@ -247,12 +249,25 @@ def note_missing_baselines(planner: Planner, request: Request, found: Sequence[P
     there, size, notes = {p.method for p in found}, request.micro_batch, list[str]()
     missing = [b for b in BASELINES.values() if b.name not in there and b.suits(planner.graph)]
     if missing:
-        names = Sentence.from_list(", ", (Term("method", b.name, None, b.title) for b in missing))
-        notes.append(Sentence("baselines that no plan of this model follows on these meshes: ", names))
+        # These deal out samples alone, so that every GPU needs one. The others can be kept from a plan by the model's sizes too.
+        batch, gpus = planner.workload.batch, planner.cluster.num_gpus
+        uneven = [b for b in missing if b.name in DEAL_OUT_SAMPLES] if batch % gpus else []
+        rest = [b for b in missing if b not in uneven]
+        if uneven:
+            near = sorted({max(gpus, batch // gpus * gpus), -(-batch // gpus) * gpus})
+            wanted = Sentence.from_list(" or ", (named("batch", number) for number in near))
+            why = f": {batch:,} samples cannot be dealt out to {gpus:,} GPUs; "
+            notes.append(Sentence(_list_titles(uneven), " without a plan", why, wanted, " would do"))
+        if rest:
+            notes.append(Sentence("baselines that no plan of this model follows on these meshes: ", _list_titles(rest)))
     if other := [f"{p.name} ({micro_batch(p)} at once)" for p in found if size not in (None, micro_batch(p))]:
         why = "without a row, since they compute another number of samples at once than "
         notes.append(Sentence(why, named("micro_batch", size), f": {', '.join(other)}"))
     return tuple(notes)
+
+
+def _list_titles(baselines: Iterable[Method]) -> Sentence:
+    return Sentence.from_list(", ", (Term("method", b.name, None, b.title) for b in baselines))
 
 
 def note_compared_workload(workload: Workload) -> Note:
