@@ -242,7 +242,6 @@ def add_trade_offs(draft: Draft) -> tuple[Draft, str]:
     draft.say("trade-offs")
     options = candidate_meshes(draft.planner.request, draft.planner.cluster)
     found = tuple(keep_micro_batch_size(draft.planner.request, plan_trade_offs(draft.planner, options, draft.leading)))
-    found = tuple(replace(p, notes=(*p.notes, *note_memory(p, draft.planner))) for p in found)
     return replace(draft, trade_offs=found), f"{len(found)} corners that no shown plan beats"
 
 

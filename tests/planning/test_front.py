@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner_core.planning import Request, plan_model
-from planner_core.planning.fitting.front import dominates
+from planner_core.planning import Request, candidate_meshes, plan_model, prepare_planner
+from planner_core.planning.fitting.front import dominates, plan_trade_offs, unseen_corners
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,13 @@ def test_no_trade_off_is_beaten(model: str, layers: int | None, cluster: str, ba
     front = [p for p in found.plans if p.name.startswith("trade-off")]
     assert [p.name for p in front] == [f"trade-off {k + 1}" for k in range(len(front))]
     assert not [(p.name, q.name) for p in front for q in (found.best, *front) if dominates(q, p)]
+
+
+def test_every_trade_off_fits() -> None:
+    """The fastest corners of this front take 8.1 GiB and more."""
+    request = Request(model="llama-3-8b", layers=2, cluster="2x8-h100", memory_gb=8.55)
+    planner = prepare_planner(request)
+    options = candidate_meshes(request, planner.cluster)
+    corners = unseen_corners(planner, options, [])
+    assert not all(p.fits for p in corners)
+    assert all(p.fits for p in plan_trade_offs(planner, options, []))

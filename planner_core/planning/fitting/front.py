@@ -21,9 +21,10 @@ FRONT_STEP = 0.03
 
 
 def plan_trade_offs(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan]) -> list[Plan]:
-    """The corners of the front of step time and memory over all meshes, as plans, without those that are `shown` already, or that
-    another plan beats."""
-    plans = unseen_corners(planner, options, shown)
+    """The corners of the front of step time and memory over all meshes, as plans that fit, without those that are `shown` already, or
+    that another plan beats."""
+    # The search sums memory up to the end of forward, so a corner within the budget may have its peak above it.
+    plans = [p for p in unseen_corners(planner, options, shown) if p.fits]
     plans = [p for p in plans if not any(dominates(other, p) for other in (*shown, *plans))]
     return [replace(plan, name=f"trade-off {k + 1}") for k, plan in enumerate(plans)]
 
