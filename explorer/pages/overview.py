@@ -19,6 +19,8 @@ from planner_core.planning.methods import EXACT
 from planner_core.search.network import find_runs
 
 WIDTH, HEIGHT = 470, 660  # pixels of the graph
+SMALLEST_GAP = 0.001
+"""The share that is written for a smaller gap."""
 
 
 def page() -> None:
@@ -51,7 +53,7 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
         if pipeline_plan.is_pending() or proof.is_pending(result):
             _searches(result)
         elif result.searched.fits and not result.searched.optimal and result.searched.method == EXACT.name:
-            st.caption(frame.escape(f"{_describe_gap(result.searched)}."))
+            st.caption(frame.escape(f"{describe_gap(result.searched)}."))
         for note in notes_of(result):
             st.caption(frame.escape(state.page_wording(note)))
         node.show_node(result, chosen, plan)
@@ -63,7 +65,7 @@ def _searches(result: Result) -> None:
     if pipeline_plan.is_pending():
         job, line = pipeline_plan.start_search(), "Looking at pipeline stages"
     elif proof.is_pending(result):
-        job, line = proof.start(result), f"{_describe_gap(result.searched)}, still proving"
+        job, line = proof.start(result), f"{describe_gap(result.searched)}, still proving"
     else:
         st.rerun()
     if not job.done:
@@ -71,11 +73,15 @@ def _searches(result: Result) -> None:
         st.caption(frame.escape(f"{line}: {message}" if message else line))
 
 
-def _describe_gap(plan: Plan) -> str:
+def describe_gap(plan: Plan) -> str:
     """Say how far the fastest plan may be from the best there is."""
     gap = proof.gap_of(plan)
-    name = recipe.layout_name(plan)
-    return f"{name} is not proven" if gap is None else f"{name} is within {units.percent(gap)} of the best there is"
+    # Another plan may be recommended, and is what the page opens with.
+    name = f"The fastest found, {recipe.layout_name(plan)},"
+    if gap is None:
+        return f"{name} is not proven"
+    # A gap that would be written as 0 % is not closed all the same.
+    return f"{name} is within {units.percent(max(gap, SMALLEST_GAP))} of the best there is"
 
 
 def folded(result: Result) -> str:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from explorer.address import settings
+from explorer.pages.overview import describe_gap
 from explorer.session import proof, state
+from explorer.text import recipe
 from planner_core.core import Plan
 from planner_core.planning import Progress, Request, Result
 from tests.support.app_test import AppTest
@@ -113,3 +115,10 @@ def test_a_proof_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch, pro
 
 def state_request(at: AppTest) -> Request:
     return settings.build_request(at.session_state["values"])
+
+
+def test_an_open_gap_is_not_written_as_none(proven: Result) -> None:
+    plan = unproven(proven.best)
+    nearly = replace(plan, bound=plan.cost.seconds(plan.objective) * (1 - 1e-5))
+    name = recipe.layout_name(plan)
+    assert describe_gap(nearly) == f"The fastest found, {name}, is within 0.1 % of the best there is"
