@@ -171,6 +171,16 @@ def test_what_cannot_be_expressed_is_named(target: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_mask_that_all_heads_share_breaks_no_pair() -> None:
+    """The mask of a sliding window was taken for a bias of every head; T5's is one."""
+    config = {"model_type": "mistral", **TINY, "sliding_window": 8}
+    found = shardscope.plan(config, cluster="1x8-h100:gpus=2", mesh="2", batch=4, seq=32)
+    layout = tensor_layout(next(p for p in found.plans if p.name == "Megatron-LM"))
+    assert sum(g.attention for g in layout.groups) == 2 and "bias" not in " ".join(map(str, layout.differences))
+    t5 = tensor_layout(planned("t5-large")["Megatron-LM"])
+    assert "a bias of every head" in " ".join(map(str, t5.differences))
+
+
 def test_two_tensor_axes_are_refused() -> None:
     plan = next(p for p in plan_model(Request("llama-3-8b", cluster="2x8-h100", mesh="2x8", method="atp")).plans)
     for target in OTHERS:

@@ -386,7 +386,8 @@ class _BlockReader:
         a = self.axis
         if fn == ATTENTION and any(e.dst.forward[a] != Shard(1) for e in site.inputs[:3]):
             return "query, key and value heads are not all split"
-        if fn == ATTENTION and len(site.inputs) > 3:
+        # A mask that all heads share, such as that of a sliding window, is whole on each rank of the axis.
+        if fn == ATTENTION and any(e.dst.forward[a] != Replicate() for e in site.inputs[3:4]):
             return "a bias of every head is added to the scores, which would have to be split by heads too"
         if any(s.axis == a for e in (*site.inputs, *site.outputs) for s in (*e.forward, *e.backward)):
             return f"{scope}/{fn} moves tensors along the tensor axis"
