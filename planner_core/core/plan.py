@@ -445,7 +445,7 @@ def refuse_stages(plan: Plan, who: str, way: str) -> None:
     """Raise InputError for a plan with pipeline stages. `who` is the program that cannot take one, `way` a clause with what would do."""
     if plan.pipeline:
         raise InputError(
-            f"{who} takes no plan with pipeline stages, and this one has {len(plan.pipeline.copies)}; {way}"
+            f"{who} takes no plan with pipeline stages, and this one has {len(plan.pipeline.copies)}; ", way
         )
 
 

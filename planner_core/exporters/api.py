@@ -83,10 +83,26 @@ def find_target(name: str) -> Target:
 def _find_target_for(plan: Plan, name: str) -> Target:
     """The form of this name, if it can hold the plan's stages. Raises InputError."""
     form = find_target(name)
-    if name not in TARGETS_WITH_STAGES:
-        way = f"give --to {' or '.join(TARGETS_WITH_STAGES)}"
-        refuse_stages(plan, f"--to {name}", f"{form.why_no_stages}; {way}" if form.why_no_stages else way)
+    if name not in TARGETS_WITH_STAGES and plan.pipeline:
+        why = f"{form.why_no_stages}; " if form.why_no_stages else ""
+        refuse_stages(plan, f"--to {name}", Sentence(why, _suggest_for_stages(plan)))
     return form
+
+
+def _suggest_for_stages(plan: Plan) -> Sentence:
+    """Name the forms that hold this plan's stages, and why the others do not."""
+    holding, refusals = [], []
+    for name in TARGETS_WITH_STAGES:
+        target = TARGETS[name]
+        # The plan file and the script hold every plan; a tool's own pipeline may not, which only its writer knows.
+        if not target.runs_whole_plan:
+            try:
+                target.write(plan)
+            except InputError as error:
+                refusals.append(Sentence(f"; {name} does not hold it: ", error.sentence))
+                continue
+        holding.append(name)
+    return Sentence(f"give --to {' or '.join(holding)}", *refusals)
 
 
 def export_text(plan: Plan, target: str) -> ExportedPlan:
