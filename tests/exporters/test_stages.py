@@ -119,7 +119,9 @@ def test_torchtitan_is_told_of_stages() -> None:
 def test_no_form_is_advised_that_refuses_the_stages_too(target: str) -> None:
     """Both tools were advised for a plan that they refuse, and the cause was not said."""
     plan = of_layout("dp=4,tp=2,pp=2,order=pp-tp-dp")
-    with pytest.raises(InputError, match=r"give --to json or torchrun; megatron does not hold it: .* orders") as refused:
+    with pytest.raises(
+        InputError, match=r"give --to json or torchrun; megatron does not hold it: .* orders"
+    ) as refused:
         export_text(plan, target)
     assert "torchtitan does not hold it: " in str(refused.value)
 
