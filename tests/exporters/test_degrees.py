@@ -18,7 +18,7 @@ from planner_core.core.plan import Plan
 from planner_core.core.plan_json import plan_to_json
 from planner_core.exporters.api import export_text
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pricing import Pricer, Statement
+from planner_core.planning.pricing import Pricer, Statement, read_setup
 from planner_core.planning.pricing.configs.tools import megatron
 from tests.exporters.test_targets import FIELDS, megatron_flags
 
@@ -114,6 +114,23 @@ def test_megatron_is_told_of_context_and_experts(name: str, text: str, flags: di
     assert made.nearest is not None
     assert (made.nearest.step_time_s == pytest.approx(made.nearest.plan_step_time_s)) == held
     assert held or "the plan's weights are of stage 3" in " ".join(made.remarks)
+
+
+@pytest.mark.parametrize("text", ["fsdp=8,tp=2", "dp=8,tp=2,sp", "fsdp=2,cp=8,cp_type=gather"])
+def test_torchtitans_options_are_read_again(text: str, tmp_path: Path) -> None:
+    """`price --config` takes the file that the export writes: the same layout, batch and recomputation."""
+    (tmp_path / "out.torchtitan").write_text(
+        export_text(with_policies(of_layout("llama-3-8b", text), "full", "full"), "torchtitan").text
+    )
+    again = read_setup(tmp_path / "out.torchtitan", 16)
+    assert again.layout == parse_layout(text)
+    assert {k: again.options[k] for k in ("micro_batch", "accumulate", "seq", "recompute", "stack")} == {
+        "micro_batch": 1,
+        "accumulate": 1,
+        "seq": 8192,
+        "recompute": "full",
+        "stack": "torchtitan",
+    }
 
 
 def with_policies(plan: Plan, *policies: str) -> Plan:

@@ -28,8 +28,9 @@ MAX_BYTES = 1_000_000
 MAX_FOLDERS = 4
 """Folders above a settings file in which a path of the file is looked for: one of them is the root of a checkout."""
 TOOLS = (
-    "torchtitan (TOML, Python), Megatron-LM (arguments, launch script), Megatron-Bridge (Python, YAML), NeMo (YAML), DeepSpeed (JSON), "
-    "accelerate, axolotl, LLaMA-Factory, TrainingArguments, nanotron, OLMo, GPT-NeoX, LLM Foundry (YAML) or transformers (tp_plan as JSON)"
+    "torchtitan (TOML, Python, arguments), Megatron-LM (arguments, launch script), Megatron-Bridge (Python, YAML), NeMo (YAML), "
+    "DeepSpeed (JSON), accelerate, axolotl, LLaMA-Factory, TrainingArguments, nanotron, OLMo, GPT-NeoX, LLM Foundry (YAML) "
+    "or transformers (tp_plan as JSON)"
 )
 UNSUPPORTED = {
     "verl": ("actor_rollout_ref",),
@@ -77,6 +78,9 @@ def read_setup(path: str | Path, num_gpus: int) -> Setup:
     if suffix in (".yaml", ".yml"):
         return _read_mapping(_parse(_load_yaml, text, where, "YAML"), where, num_gpus, file.parent)
     fields, notes = megatron.read_arguments(text, where)
+    if any(option.startswith(torchtitan.ARGUMENT_SIGNATURE) for option in fields.values):
+        fields, notes = torchtitan.read_arguments(text, where)
+        return torchtitan.read(fields, num_gpus, notes)
     if not any(option in fields.values for option in megatron.SIGNATURE):
         raise InputError(f"{where} has no options such as --tensor-model-parallel-size 8; give a file of {TOOLS}")
     return megatron.read(fields, num_gpus, notes)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from planner_core.core import InputError
 from planner_core.planning.pricing.configs.fields import UnknownValue
 
-OPTION = re.compile(r"--[a-zA-Z][a-zA-Z0-9_-]*")
+OPTION = re.compile(r"--[a-zA-Z][a-zA-Z0-9_.-]*")  # torchtitan's have dots: --training.seq_len
 STARTS_PROGRAM = re.compile(r"(^|[\s;&|\"'(/])(torchrun|python3?|deepspeed|srun|mpirun|accelerate|\S+\.py)([\s\"']|$)")
 ASSIGNMENT = re.compile(r"^\s*(?:export\s+|local\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*|[0-9@*])(?:\[[@*]\])?(?::?-([^{}]*))?\}|\$([A-Za-z_]\w*|[0-9@*])")

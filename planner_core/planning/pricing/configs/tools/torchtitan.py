@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from planner_core.planning.pricing.configs.fields import (
     micro_batches_of_step,
     remaining_ranks,
 )
+from planner_core.planning.pricing.configs.shell import options_of
 
 TABLE = Table(
     "torchtitan",
@@ -29,7 +31,7 @@ TABLE = Table(
     lr_scheduler.* optimizer.* parallelism.context_parallel_load_balancer parallelism.pipeline_parallel_*
     parallelism.spmd_backend validator.* validation.* comm.* tokenizer.* activation_checkpoint.early_stop
     activation_checkpoint.per_op_* model.* loss.* model_spec.* training.steps training.max_norm training.dataset*
-    fault_tolerance.* debug.* model_spec parallelism.module_fqns_per_model_part
+    fault_tolerance.* debug.* model_spec parallelism.module_fqns_per_model_part module config
 """,
 )
 SECTIONS = ("parallelism", "training", "activation_checkpoint", "experimental", "model", "model_spec", "job")
@@ -42,12 +44,32 @@ SCHEDULES = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved",
 """torchtitan's schedules that can be priced, and the planner's words for them."""
 
 
+ARGUMENT_SIGNATURE = ("--parallelism.", "--training.")
+"""Beginnings of options by which a list of arguments is known as torchtitan's."""
+ACTIVATION_CHECKPOINT = re.compile(r"(?m)(?:^|\s)activation-checkpoint:(\w+)")
+
+
 def recognises(data: Mapping[str, Any]) -> bool:
     """Whether a TOML has torchtitan's sections."""
     return any(isinstance(data.get(name), dict) for name in SECTIONS)
 
 
-def read(fields: Fields, num_gpus: int) -> Setup:
+def read_arguments(text: str, where: str) -> tuple[Fields, tuple[str, ...]]:
+    """The options of a command line or a launch script by their paths in a config, and notes about values that the text does not give.
+
+    `--parallelism.no-enable_sequence_parallel` switches a field off, and `activation-checkpoint:full` is a mode. Raises InputError."""
+    # A mode is no value of the option before it, so it leaves the text first.
+    modes = ACTIVATION_CHECKPOINT.findall(re.sub(r"(?m)^\s*#.*$", "", text))
+    options = options_of(ACTIVATION_CHECKPOINT.sub(" ", text), where)
+    values: dict[str, object] = {"activation_checkpoint.mode": modes[-1]} if modes else {}
+    for option, value in options.values.items():
+        section, dot, name = option.removeprefix("--").rpartition(".")
+        negated = value is True and name.startswith("no-")
+        values[section + dot + name.removeprefix("no-")] = False if negated else value
+    return Fields(where, values, tool=TABLE.tool), options.notes
+
+
+def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
     """Read a run by torchtitan. Its tensor parallelism includes sequence parallelism. Ranks without another degree shard the weights, and
     so do the context ranks."""
     fields.require_off(
@@ -71,7 +93,7 @@ def read(fields: Fields, num_gpus: int) -> Setup:
         options["loss"] = "eager"
     if fields.read_word("loss.()", "").startswith("chunkedloss"):
         options["loss"] = f"chunked:{fields.read_int('loss.num_chunks', 8)}"
-    notes = (*_expert_note(fields, layout), *_low_precision_note(fields), *_async_tp_note(fields))
+    notes = (*notes, *_expert_note(fields, layout), *_low_precision_note(fields), *_async_tp_note(fields))
     return fields.finish(TABLE, layout, options, notes)
 
 
