@@ -105,9 +105,9 @@ class Planner:
     work: PointAllowance = field(default_factory=lambda: PointAllowance(THOROUGH.request))
     """What is left of `effort.request`. All planners of a request share it, and `graphs`, the model's for other numbers of samples."""
     graphs: BatchGraphs = field(default_factory=BatchGraphs)
-    networks: dict[CostModel, ModelNetworks] = field(default_factory=dict)
+    networks: dict[tuple[CostModel, bool], ModelNetworks] = field(default_factory=dict)
     """A network depends on its cost model and on nothing else of a call, so the whole model is the key: a new field of it counts too."""
-    problems: dict[tuple[CostModel, bool], Problem] = field(default_factory=dict)
+    problems: dict[tuple[CostModel, bool, bool], Problem] = field(default_factory=dict)
     """The problems of networks without a restriction; the second part of the key is whether all copies of a block are equal."""
     runs: dict[CostModel, dict[str, BlockCache]] = field(default_factory=dict)
     """What networks of one mesh share, by block. The key is a cost model without ZeRO, which these parts do not depend on."""
@@ -161,11 +161,12 @@ class Planner:
         joined: tuple[int, ...] | None = None,
         usual: bool = False,
         pipe: PipelineAxis = ONE_RANK,
+        at_least: bool = False,
     ) -> Problem:
         """The folded cost network on one mesh. `zero`: the ZeRO stage that weights may have instead of stage 0; None: that of the request,
         which may leave it open. `by_volume`: a byte costs the same on every axis. `stages` and `joined` are those of `CostModel`. `usual`:
         of runs as tools start them, whose products do not run in chunks. `pipe`: the axis of a pipeline, of one of whose ranks it is the
-        mesh.
+        mesh. `at_least`: its sums of memory are of no plan above the simulated peak.
 
         Of three or four axes, operators treat all but the last as one, and only weights tell them apart. Free, an operator
         would have a strategy for each triple, and the tables would grow too large."""
@@ -173,6 +174,9 @@ class Planner:
             # One network holds all stages: each weight has one on each axis, and a weight's states are eliminated first. So it takes
             # hardly longer than with one stage, and also finds plans that gather some weights once a step and others at each use.
             stages = ZERO
+        same: dict[str, Any] = {"zero": zero, "uniform": uniform, "by_volume": by_volume, "stages": stages}
+        same |= {"joined": joined, "usual": usual, "pipe": pipe}
+        make_at_least = functools.cache(functools.partial(self.problem, mesh, restrict, **same, at_least=True))
         workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
         workload = replace(workload, chunks=1) if usual or by_volume else workload
         joined = tuple(range(1, len(mesh.axis_sizes) - 1)) if joined is None else joined
@@ -183,13 +187,10 @@ class Planner:
         model = _with_equal_links(model) if by_volume else model
         # The names of axes say what a plan does with them: layouts and searches that differ in them alone have one network.
         key = replace(model, mesh=DeviceMesh(axis_names(len(mesh.axis_sizes)), mesh.axis_sizes))
-        if restrict is None and (key, uniform) in self.problems:
-            return self.problems[key, uniform]
+        if restrict is None and (key, uniform, at_least) in self.problems:
+            return self.problems[key, uniform, at_least]
         with self.clock("network"):
-            if key not in self.networks:
-                known = self.runs.setdefault(_without_zero(key), {})
-                self.networks[key] = build_networks(self.coarse, self.strategies, model, known, self.kernels)
-            nets = self.networks[key]
+            nets = self._networks_of(key, model, at_least)
 
             def like(nets: ModelNetworks, restrict: Restriction | None) -> Problem:
                 return build_problem(self.coarse, self.strategies, model, restrict, uniform, nets)
@@ -199,9 +200,18 @@ class Planner:
             except TooWide:
                 problem = restrict_states(nets, like, self.coarse, restrict)
         problem = problem.with_point_limit(self.effort.network)
+        if not at_least:
+            problem = replace(problem, make_at_least=make_at_least)
         if restrict is None:  # keep the problem: its solutions serve the next caller
-            self.problems[key, uniform] = problem
+            self.problems[key, uniform, at_least] = problem
         return problem
+
+    def _networks_of(self, key: CostModel, model: CostModel, at_least: bool) -> ModelNetworks:
+        if (key, at_least) not in self.networks:
+            known = self.runs.setdefault(_without_zero(key), {})
+            nets = build_networks(self.coarse, self.strategies, model, known, self.kernels, at_least)
+            self.networks[key, at_least] = nets
+        return self.networks[key, at_least]
 
     def solve(
         self, problem: Problem, objective: str, limits: SearchLimits = TO_THE_END, rough: Answer | None = None

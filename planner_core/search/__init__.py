@@ -13,6 +13,7 @@ from planner_core.search.budget.limits import UNPROVEN as UNPROVEN
 from planner_core.search.budget.limits import SearchLimits as SearchLimits
 from planner_core.search.budget.memory_fit import (
     FIRST_BUDGET_FACTOR,
+    bound_of_walk,
     exceeds_budget_by_far,
     fit_simulated_memory,
     infeasible_answer,
@@ -48,6 +49,7 @@ __all__ = [
     "Objective",
     "RunTable",
     "best_shares",
+    "bound_of_walk",
     "describe_gap",
     "exceeds_budget_by_far",
     "find_corners_below",

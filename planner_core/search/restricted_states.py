@@ -31,7 +31,7 @@ from planner_core.search.algebra.elimination import eliminate, lower_bound
 from planner_core.search.algebra.elimination_order import TooWide
 from planner_core.search.budget.limits import UNPROVEN
 from planner_core.search.folded_solver import FoldedTables
-from planner_core.search.lagrangian import make_objective, memory_bytes, search_within_budget
+from planner_core.search.lagrangian import make_objective, search_within_budget
 from planner_core.search.network.factors import Factor, Network, allow_only, tensor_name
 from planner_core.search.network.folded import (
     CompiledNetwork,
@@ -283,19 +283,20 @@ def with_relaxed_bound(problem: Problem, answer: Answer, objective: str, budget:
     The cost of a shared weight is moved from the top block to the blocks that use it. That is exact only for a plain sum, so the
     top block is priced as a plain sum at some shares of its maxima, which is a lower bound.
     """
-    assert problem.unrestricted is not None and answer.assignment is not None
+    assert answer.assignment is not None
     # The walk may let a plan through whose sum exceeds the budget. A bound must hold for that plan, too.
-    budget_of_sum = max(budget, memory_bytes(answer.assignment))
+    networks = (problem.make_at_least() if problem.make_at_least is not None else problem).unrestricted
+    assert networks is not None
     unpriced = make_objective(problem, objective)
     try:
         shares = best_shares(unpriced, [answer.assignment.top_totals], EVEN_SHARES)
         prices = unpriced.step_time.linear(shares).array()
-        relaxed = relax(problem, _move_weight_costs_to_calls(problem.unrestricted, problem.coarse, prices))
+        relaxed = relax(problem, _move_weight_costs_to_calls(networks, problem.coarse, prices))
         bound = search_within_budget(
-            relaxed, objective=objective, budget=budget_of_sum, limits=UNPROVEN, top_shares=shares
+            relaxed, objective=objective, budget=budget, limits=UNPROVEN, top_shares=shares
         ).bound
     except TooWide:
-        bound = _mini_bucket_bound(problem, problem.unrestricted, objective)
+        bound = _mini_bucket_bound(problem, networks, objective)
     return replace(answer, bound=min(bound, answer.value))
 
 

@@ -50,8 +50,8 @@ def kept_by_calls(graph: Graph) -> set[int]:
     }
 
 
-def kept_results(graph: Graph) -> Mapping[str, set[int]]:
-    """By block: the results that their reader keeps, in most copies of the block."""
+def kept_results(graph: Graph, in_all_copies: bool = False) -> Mapping[str, set[int]]:
+    """By block: the results that their reader keeps, in most copies of the block, or in all of them."""
     top = graph.top
     kept = kept_by_calls(graph) | {
         v for op in top.ops for s in op.saved for v in (s, root(top, s)) if v not in op.outputs
@@ -65,7 +65,8 @@ def kept_results(graph: Graph) -> Mapping[str, set[int]]:
                 i for i, o in zip(graph.blocks[item.block].outputs, item.outputs, strict=True) if o in kept
             )
     # All copies share one network, so the majority decides. Example: 31 of 32 results go to a copy that keeps them: 2 * 31 > 32.
-    return {name: {v for v, n in votes[name].items() if 2 * n > calls[name]} for name in graph.blocks}
+    least = {name: calls[name] if in_all_copies else calls[name] // 2 + 1 for name in graph.blocks}
+    return {name: {v for v, n in votes[name].items() if n >= least[name]} for name in graph.blocks}
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from planner_core.search import (
     TIE,
     Answer,
     SearchLimits,
+    bound_of_walk,
     describe_gap,
     exceeds_budget_by_far,
     memory_bytes,
@@ -101,7 +102,7 @@ def choose_mesh(
         if nothing_fits and (known < float("inf") or (least and least[0].least_memory <= problem.least_bytes)):
             continue
         if rough.bound > known:
-            bound = min(bound, rough.bound)
+            bound = min(bound, bound_of_walk(problem, planner.budget, objective, rough.bound, rough.prices))
             continue
         say(Sentence("search on ", problem.model.mesh.term))
         prices = best[2].prices if best else rough.prices

@@ -12,7 +12,7 @@ eliminated once to a table [state before, state after] of the residual stream. I
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import Block
+from planner_core.core import Block, Graph
 from planner_core.cost import Component, CostModel, ops_at_the_ends
 from planner_core.cost.memory import kept_results, rerun_ops
 from planner_core.ops import BlockStrategies, CoarseGraph, recompute_policies
@@ -113,6 +113,8 @@ class Problem:
     """The unrestricted networks, if states were removed to make elimination tractable (see `restricted_states`); otherwise None."""
     max_unit_points: int = MAX_UNIT_POINTS
     """The points that may be formed to settle units of this network: without prices of memory, and at all prices together."""
+    make_at_least: Callable[[], Problem] | None = field(default=None, compare=False, repr=False)
+    """Makes the problem whose sums of memory are of no plan above its simulated peak (`build_networks`). None if this one's are not."""
     cache: SearchCache = field(default_factory=SearchCache, compare=False, repr=False)
     """Results of earlier searches. The cache is not a part of the value."""
 
@@ -169,17 +171,19 @@ def build_networks(
     model: CostModel,
     caches: dict[str, BlockCache] | None = None,
     kernels: dict[str, KernelTimes] | None = None,
+    at_least: bool = False,
 ) -> ModelNetworks:
     """Build the networks of the top block and of every repeated block.
 
     `strategies` are the operator strategies by block; the name of the top block is "". `caches` hold values of earlier networks of the
     same mesh, with other ZeRO stages or recomputation. `kernels` hold kernel times of earlier networks, on any mesh of the cluster.
+    `at_least`: count only the memory that is held when forward ends, so that no plan's sum is above its simulated peak.
     """
     caches, kernels = {} if caches is None else caches, {} if kernels is None else kernels
     graph = coarse.graph
     runs, inside = find_runs(graph.top)
     repeats = graph.num_repeats
-    kept_by_reader = kept_results(graph)
+    kept_by_reader = kept_results(graph, in_all_copies=at_least)
     blocks: dict[str, dict[str, Network]] = {}
     for name, block in coarse.blocks.items():
         blocks[name] = {}
@@ -187,33 +191,50 @@ def build_networks(
         for variant, kept_ops in recompute_policies(block.block, model.workload.recompute).items():
             keeps_all = variant == "none"
             reruns = {} if keeps_all else rerun_ops(block.block, kept_ops)
-            # One copy at a time is recomputed and holds its activations, so each of the copies bears 1 / repeats of them.
-            saved_share = 1.0 if keeps_all else 1 / repeats[name]
-            options = UnitOptions(repeats[name], reruns, kept_ops, saved_share, kept_results=kept_by_reader[name])
+            # One copy at a time is recomputed and holds its activations, so each of the copies bears 1 / repeats of them. When forward
+            # ends no copy holds them, and in backward only one does: T5's sum counts a layer of the encoder and one of the decoder.
+            saved_share = 1.0 if keeps_all else 0.0 if at_least else 1 / repeats[name]
+            options = UnitOptions(
+                repeats[name],
+                reruns,
+                kept_ops,
+                saved_share,
+                kept_results=kept_by_reader[name],
+                at_least=at_least and keeps_all,
+            )
             net = build_block(block, strategies[name], model, options, block_cache)
             if not keeps_all:  # the recomputation starts from the block's inputs
                 activations = (i for i in block.block.inputs if block.block.values[i].kind == "activation")
                 net.saved_ports.update(activations)
             blocks[name][variant] = net
-    entries = mark_kept_chain_tensors(runs, graph.top, graph.blocks, blocks)
-    saved_values: set[int] = set()
-    for call in graph.calls():
-        inner = graph.blocks[call.block]
-        pairs = zip((*inner.inputs, *inner.outputs), (*call.inputs, *call.outputs), strict=True)
-        ports_kept = {port for net in blocks[call.block].values() for port in net.saved_ports}
-        # The copies count the tensors in `entries` themselves, so the top block must not count them a second time.
-        saved_values.update(outer for v, outer in pairs if v in ports_kept and outer not in entries)
+    entries = mark_kept_chain_tensors(runs, graph.top, graph.blocks, blocks, at_least)
     options = UnitOptions(
-        saved_by_calls=saved_values,
+        saved_by_calls=_values_kept_by_calls(graph, blocks, entries, at_least),
         skipped_values=inside,
         ends=ops_at_the_ends(coarse),
         fixed_s=model.software.outside_s,
         fixed_bytes=graph.buffer_bytes,
+        at_least=at_least,
     )
     top_runs = caches.setdefault("", BlockCache(kernels=kernels.setdefault("", {})))
     top = build_block(coarse.top, strategies[""], model, options, top_runs)
     _require_replicated_results(coarse.top.block, top)
     return ModelNetworks(runs, top, blocks)
+
+
+def _values_kept_by_calls(
+    graph: Graph, blocks: Mapping[str, Mapping[str, Network]], entries: Collection[int], at_least: bool
+) -> set[int]:
+    """Return the values of the top block that calls of repeated blocks keep for backward."""
+    saved_values: set[int] = set()
+    for call in graph.calls():
+        inner = graph.blocks[call.block]
+        pairs = zip((*inner.inputs, *inner.outputs), (*call.inputs, *call.outputs), strict=True)
+        kept_by = set.intersection if at_least else set.union
+        ports_kept = kept_by(*(net.saved_ports for net in blocks[call.block].values()))
+        # The copies count the tensors in `entries` themselves, so the top block must not count them a second time.
+        saved_values.update(outer for v, outer in pairs if v in ports_kept and outer not in entries)
+    return saved_values
 
 
 def build_problem(

@@ -65,6 +65,7 @@ class UnitOptions:
     `kept_results`: results that the operator that reads them keeps.
     `ends`: the operators that run before the first unit and after the last one.
     `fixed_s` and `fixed_bytes`: seconds that every step takes, and bytes that every GPU holds during the whole step, under every plan.
+    `at_least`: of two tensors that may be one, only one is counted. Of a recomputed block a reader counts none of its own (`saved_share`).
     """
 
     repeats: int = 1
@@ -77,6 +78,7 @@ class UnitOptions:
     ends: Ends = NO_ENDS
     fixed_s: float = 0.0
     fixed_bytes: int = 0
+    at_least: bool = False
 
     def share(self, op: Op) -> float:
         """Return the share of an operator's own results and saved tensors that is held at the peak."""
@@ -102,10 +104,7 @@ class GroupWork:
         reruns = self.options.reruns
         inner = {v for op in self.strategy.ops for v in op.outputs}
         counted_here = {
-            v
-            for op in self.strategy.ops
-            for v in self._saved_roots(op)
-            if v in inner and not self.is_saved_by_reader(v)
+            v for op in self.strategy.ops for v in self._saved_roots(op) if v in inner and self._counts(v, inner)
         }
         per_op = [
             (reruns.get(op.name), is_recomputed(op, reruns), op.name in self.options.kept_ops, self.options.share(op))
@@ -117,6 +116,17 @@ class GroupWork:
         """Return the tensors that an operator keeps for backward. A view stands for the tensor that it is a view of."""
         return {root(self.block, v) for v in op.saved} | (
             set(op.outputs) if op.name in self.options.kept_ops else set()
+        )
+
+    def _counts(self, value: int, inner: Collection[int]) -> bool:
+        """Return whether the group counts a kept tensor that it makes, `inner` being all that it makes; else its reader does."""
+        if self.is_saved_by_reader(value):
+            return False
+        # Attention keeps its result, and the projection behind it keeps a view of that. Both are one storage unless the view is
+        # redistributed, so a sum that must not be too large counts the view alone.
+        return not (
+            self.options.at_least
+            and any(self.is_saved_by_reader(v) and root(self.block, v) == value for v in inner if v != value)
         )
 
     def cost(self) -> Floats:
@@ -134,7 +144,7 @@ class GroupWork:
             )
             # Communication is counted in a whole step, all other seconds in one micro-batch.
             cost[Component.COMMUNICATION] += self.model.workload.accumulate * (sent.sum(axis=0) + sent[0] * resends)
-            counted.update(v for v in self._saved_roots(op) if v in inner and not self.is_saved_by_reader(v))
+            counted.update(v for v in self._saved_roots(op) if v in inner and self._counts(v, inner))
             cost[Component.AFTER_FORWARD] += self._extra_saved_bytes(k) * self.options.share(op)
         maker = {v: k for k, op in enumerate(self.strategy.ops) for v in op.outputs}
         # A tensor that several operators of the group save is held once, so bytes are added after all of them were asked.

@@ -75,13 +75,17 @@ def _chain_ports(run: Run, call: Call, users: Mapping[int, int], top: Block) -> 
 
 
 def mark_kept_chain_tensors(
-    runs: list[Run], top: Block, blocks: Mapping[str, Block], nets: Mapping[str, Mapping[str, Network]]
+    runs: list[Run],
+    top: Block,
+    blocks: Mapping[str, Block],
+    nets: Mapping[str, Mapping[str, Network]],
+    at_least: bool = False,
 ) -> set[int]:
     """Mark for each chain of copies which side keeps the tensor between two of them for backward.
 
     If all variants keep their input, or a copy keeps its output, `Network.keeps_between` is set. If only some variants keep their
-    input, the bytes go into the network of each of these variants. Returns the tensors with which such chains begin: the first copy
-    counts them, and the top block does not.
+    input, the bytes go into the network of each of these variants. `at_least`: what only some variants keep is not counted for all.
+    Returns the tensors with which such chains begin: the first copy counts them, and the top block does not.
     """
     entries: set[int] = set()
     for run in runs:
@@ -104,8 +108,9 @@ def mark_kept_chain_tensors(
                 cost[Component.AFTER_FORWARD] = net.tensors[tensor_name(entry)].local_bytes * keeps_it
                 net.factors.append(Factor((tensor_name(entry),), cost, np.ones(cost.shape[1], dtype=bool)))
         else:
+            kept_by = all if at_least else any
             for net in variants:
-                net.keeps_between = any(keeps) or any(exit_value in n.saved_ports for n in variants)
+                net.keeps_between = kept_by(keeps) or kept_by(exit_value in n.saved_ports for n in variants)
     return entries
 
 
