@@ -50,6 +50,9 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
         gain_words = _describe_stages(plans[staged], plans[of_one_stage])
         descriptions[staged] = f"recommended: {gain_words}" if choice.fits and recommended == staged else gain_words
         descriptions.setdefault(of_one_stage, "the best without pipeline stages")
+    elif choice.aim is not None:
+        descriptions[recommended] = f"as asked: {choice.aim}"
+        descriptions.setdefault(fastest, "the fastest of these plans")
     elif fastest != recommended:
         gain = plans[recommended].cost.step_time_s / plans[fastest].cost.step_time_s - 1
         if gain >= MIN_GAIN or recipe.layout_name(plans[recommended]) != recipe.layout_name(plans[fastest]):

@@ -20,9 +20,9 @@ def _results() -> ResultCache[Request, Result]:
 
 
 def gap_of(plan: Plan) -> float | None:
-    """Return the share by which a plan may be above the best there is; None where no bound is known."""
+    """Return the share by which a plan may be above the best there is; None where no bound of the step is known."""
     value = plan.cost.seconds(plan.objective)
-    return None if plan.optimal or not plan.bound else max(0.0, value / plan.bound - 1)
+    return None if plan.optimal or not plan.bound or plan.objective != "time" else max(0.0, value / plan.bound - 1)
 
 
 def is_pending(result: Result) -> bool:

@@ -310,7 +310,7 @@ def _describe_file(file: str, plan: Plan, result: Result) -> str:
     name = plan.name
     if name != recommended:
         name += f', where {recommended} is recommended (--pick "{recommended}")'
-    elif recommended != fastest:
+    elif recommended != fastest and result.choice.aim is None:
         name += f', the simplest of those that tie (--pick "{fastest}" writes the fastest)'
     if not plan.fits:
         peak_gib, usable_gib = (b / 2**30 for b in (plan.cost.memory_bytes["peak"], result.planner.budget))

@@ -294,7 +294,7 @@ class Planner:
             blocks=blocks,
             cost=cost,
             fits=cost.memory_bytes["peak"] <= self.budget,
-            notes=_proof_notes(problem, answer),
+            notes=_proof_notes(problem, answer, METHODS.get(method, EXACT).describe_aim(objective)),
             bound=answer.bound,
             pipeline=with_parts(pipeline, self.graph) if pipeline else None,
         )
@@ -327,9 +327,10 @@ def recomputation_of(blocks: Mapping[str, BlockPlan]) -> str:
     return found.pop() if len(found) == 1 else "auto"
 
 
-def _proof_notes(problem: Problem, answer: Answer) -> tuple[Note, ...]:
-    """Notes attached to a plan that was not proven optimal."""
-    gap = Note(describe_gap(answer.value, answer.bound), NoteKind.GAP)
+def _proof_notes(problem: Problem, answer: Answer, aim: str | None) -> tuple[Note, ...]:
+    """Notes attached to a plan that was not proven optimal. `aim`: what it makes least, if that is not the step."""
+    least = "best there is" if aim is None else f"{aim} possible"
+    gap = Note(describe_gap(answer.value, answer.bound, least), NoteKind.GAP)
     if problem.unrestricted is None:
         return () if answer.optimal else (gap,)
     # A bound that is ten times too low is useless.

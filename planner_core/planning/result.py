@@ -38,7 +38,7 @@ from planner_core.planning.fitting.for_tool import runs_on_stock_tools
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import UnevenBatch
 from planner_core.planning.fitting.simpler import leads_by_simplicity, without_simpler
-from planner_core.planning.methods import BASELINES, DataAxis
+from planner_core.planning.methods import BASELINES, METHODS, DataAxis
 from planner_core.planning.planner import Planner
 from planner_core.planning.pricing import Z_NINE_IN_TEN, time_band, time_sigma
 from planner_core.planning.request import Request
@@ -73,7 +73,8 @@ class Choice:
     """The plan that is predicted fastest, its ties by rising time, and which of all these is recommended: the simplest, or the one for
     the request's `tool`. `simplicity`: why it is the simplest, if it is another than the fastest. `fits`: some plan fits; where none
     does, the chosen one takes the least memory and is not the fastest. `no_evidence`: why no measured run tells the doubt between the
-    fastest plan and the next; empty where some do."""
+    fastest plan and the next; empty where some do. `aim`: what the request makes least, if that is not the step's
+    time: its plan is recommended, as asked for, and takes `slower` longer than the fastest (1: twice as long)."""
 
     fastest: str
     ties: tuple[Tie, ...]
@@ -82,12 +83,22 @@ class Choice:
     simplicity: Simplicity | None = None
     fits: bool = True
     no_evidence: str = ""
+    aim: str | None = None
+    slower: float = 0.0
 
     @property
     def sentence(self) -> str:
         """A sentence that says why the plan is recommended, and what is given up."""
         if not self.fits:
             return f"no plan fits, so none is recommended; {self.fastest} comes nearest"
+        if self.aim is not None:
+            longer = (
+                f"{1 + self.slower:.1f} times as long as"
+                if self.slower >= 1
+                else f"{100 * self.slower:.1f} % longer than"
+            )
+            time = f"; its step takes {longer} that of {self.fastest}" if self.recommended != self.fastest else ""
+            return f"{self.recommended} is the plan asked for, of {self.aim}{time}"
         doubt = "the prediction's doubt"
         if not self.ties and self.no_evidence:
             return f"{self.fastest} is predicted faster than every other plan that fits; how sure that is is not known: {self.no_evidence}"
@@ -192,11 +203,15 @@ class Result:
 
 
 def _choose_among_ties(result: Result) -> Choice:
-    """The ties of the fastest plan among the plans that fit. Under another objective than time there are none: bytes are exact. A plan
+    """The ties of the fastest plan among the plans that fit. Under another objective than time none is looked for. A plan
     for a tool is recommended as it is: the tool runs it, and may not run the others."""
     tool, staged = result.request.tool, result.staged
     if staged is None and not result.best.fits:
         return Choice(result.best.name, (), result.best.name, tool, fits=False)
+    if aim := METHODS[result.request.method].describe_aim(result.request.objective):
+        quick = min((p for p in result.plans if p.fits), key=lambda p: p.cost.step_time_s)
+        slower = result.best.cost.step_time_s / quick.cost.step_time_s - 1
+        return Choice(quick.name, (), result.best.name, tool, aim=aim, slower=slower)
     # `best` and `searched` by the names under which they stand in the report
     of_one_stage = result.plans[: 2 if leads_by_simplicity(result.best) else 1]
     fastest = staged or of_one_stage[-1]

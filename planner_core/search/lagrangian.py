@@ -79,10 +79,10 @@ def memory_bytes(a: Assignment) -> float:
     return float(max(a.totals[FORWARD], a.totals[BACKWARD]))
 
 
-def describe_gap(value: float, bound: float) -> str:
+def describe_gap(value: float, bound: float, least: str = "best there is") -> str:
     """Return the distance between a plan's value and the value that no plan is below, in words."""
     percent = float(f"{100 * (value - bound) / max(bound, 1e-30):.2g}")  # two digits, but 120 and not 1.2e+02
-    return f"best found: at most {percent:g} % above the best there is"
+    return f"best found: at most {percent:g} % above the {least}"
 
 
 @dataclass

@@ -10,12 +10,12 @@ from explorer.components import frame
 from explorer.session import state
 from explorer.text.tables import Row
 from planner_core.core import Plan, PlannerError
-from planner_core.planning import METHODS, Request, Result
+from planner_core.planning import METHODS, OWN_WORKLOAD, Request, Result
 from planner_core.planning.analysis import count_spaces
 
 FAIRNESS_NOTE = (
-    "TAP, TAPS and ATP make bytes or communication least, not the step, and choose neither micro-batches nor recomputation. TAP gives "
-    "the batch no axis: where its plan sends nothing, all GPUs do the same work."
+    "TAP, TAPS and ATP make bytes or communication least, not the step, and choose neither micro-batches nor recomputation. TAP need "
+    f"not split the batch: where its plan sends nothing, all GPUs do the same work. {OWN_WORKLOAD[0].upper()}{OWN_WORKLOAD[1:]}."
 )
 
 

@@ -23,10 +23,10 @@ from planner_core.core import (
 from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.regret import SCENARIOS, Regret
-from planner_core.planning.fitting.baselines import samples_at_once
+from planner_core.planning.fitting.baselines import OWN_WORKLOAD, samples_at_once
 from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.simpler import leads_by_simplicity
-from planner_core.planning.methods import FREE
+from planner_core.planning.methods import FREE, METHODS
 from planner_core.planning.planner import usable_bytes
 from planner_core.planning.pricing import (
     BUBBLE,
@@ -266,10 +266,18 @@ def proof_text(request: Request) -> str:
     every = "" if request.zero is None or request.tool not in (None, FREE) else option_switch(named("zero", AUTO))
     more = f"; {every} looks at all stages" if every else ""
     scope = f"{describe_proof_scope(request)} and one pipeline stage"
+    method = METHODS[request.method]
+    if aim := method.describe_aim(request.objective):
+        scope, separately = (f"{method.title}'s space", f"; {OWN_WORKLOAD}") if method.objective else (scope, "")
+        return f"proven optimal, of best: the {aim} within {scope}, which says nothing of its step; other rows among their own{separately}"
     return f"proven optimal: none is better among {scope}; usual layouts and methods among their own{more}"
 
 
 def _describe_proof(plan: Plan, request: Request) -> str:
+    method = METHODS[request.method]
+    if aim := method.describe_aim(request.objective):  # its bound is none of the step
+        scope = f"{method.title}'s space" if method.objective else describe_proof_scope(request)
+        return f"the {aim}{' found' * (not plan.optimal)} within {scope}, {'proven' if plan.optimal else 'not proven so far'}"
     if plan.is_step_proven:
         return f"proven optimal among {describe_proof_scope(request)}"
     if plan.optimal:

@@ -270,13 +270,20 @@ def _list_titles(baselines: Iterable[Method]) -> Sentence:
     return Sentence.from_list(", ", (Term("method", b.name, None, b.title) for b in baselines))
 
 
+OWN_WORKLOAD = (
+    "a method's plan depends on where it is asked for: plan --method searches micro-batches and recomputation too, compare takes those "
+    "of the chosen plan, and the explorer one micro-batch and no recomputation, each unless they are stated"
+)
+"""Why `plan --method tap` and the row of TAP in a comparison differ, as all of them say."""
+
+
 def note_compared_workload(workload: Workload) -> Note:
     """A note about the micro-batches and the recomputation at which methods of papers are compared."""
     many = "one micro-batch" if workload.accumulate == 1 else f"{workload.accumulate} micro-batches"
     recomputed = "no recomputation" if workload.recompute == "none" else f"recomputation {workload.recompute}"
     return Note(
         f"{', '.join(m.title for m in METHODS.values() if m.objective)} and the least communication are searched with {many} a step and "
-        f"{recomputed}, as the chosen plan has them; usual layouts are at their own best"
+        f"{recomputed}, as the chosen plan has them; usual layouts are at their own best; {OWN_WORKLOAD}"
     )
 
 

@@ -73,6 +73,11 @@ class Method:
         """The highest ZeRO stage of its space, where the request asks for the stage `zero` (None: the search chooses it)."""
         return self.zero if self.own_stage is None else min(self.own_stage, max(ZERO) if zero is None else zero)
 
+    def describe_aim(self, objective: str) -> str | None:
+        """What its plans make least where the request asks for `objective`: `least bytes`. None where that is the step's time."""
+        least = self.objective or objective
+        return None if least == "time" else "least bytes" if self.by_volume else f"least {least} time"
+
     @property
     def defined(self) -> str:
         """The name of its plan, and its words, as one sentence without the full stop."""

@@ -1,0 +1,62 @@
+"""What is said of a plan that was asked for by a method or an objective other than time: nothing of its step from a bound of bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from explorer.analysis.shortlist import shortlist
+from explorer.session.proof import gap_of
+from explorer.session.state import plan_ids
+from planner_core.planning.analysis.reporting import first_plan_text, plan_report, text
+from planner_core.planning.request import Request
+from planner_core.planning.result import Result
+from tests.support.plans import planned
+
+ASKED = {
+    "tap": ({"method": "tap"}, "least bytes", "TAP's space"),
+    "taps": ({"method": "taps"}, "least communication time", "TAPS's space"),
+    "atp": ({"method": "atp"}, "least communication time", "ATP's space"),
+    "communication": ({"objective": "communication"}, "least communication time", "plans of ZeRO-0 or 3"),
+}
+
+
+@pytest.fixture(scope="module", params=ASKED)
+def asked(request: pytest.FixtureRequest) -> tuple[Result, str, str]:
+    options, aim, scope = ASKED[request.param]
+    return planned(Request("gpt2-xl", cluster="2x8-h100", layers=2, **options)), aim, scope
+
+
+def test_no_gap_in_time_is_said_from_a_bound_of_bytes(asked: tuple[Result, str, str]) -> None:
+    result, aim, scope = asked
+    for plan in (result.best, replace(result.best, optimal=False)):
+        said = first_plan_text(plan, result.request)
+        assert (
+            "%" not in said
+            and f"the {aim}{' found' * (not plan.optimal)} within {scope}, {'proven' if plan.optimal else 'not proven'}"
+            in said
+        )
+        assert gap_of(plan) is None
+
+
+def test_a_proof_says_of_what_it_is(asked: tuple[Result, str, str]) -> None:
+    result, aim, scope = asked
+    said = text(result)
+    assert f"proven optimal, of best: the {aim} within {scope}" in said and "none is better" not in said
+    assert ("plan --method searches" in said) == bool(result.request.method != "exact")
+
+
+def test_the_plan_asked_for_is_not_called_faster(asked: tuple[Result, str, str]) -> None:
+    result, aim, _ = asked
+    choice = result.choice
+    quickest = min((p for p in result.plans if p.fits), key=lambda p: p.cost.step_time_s)
+    assert quickest.cost.step_time_s < result.best.cost.step_time_s / 2
+    assert choice.fastest == quickest.name != result.best.name == choice.recommended
+    times = result.best.cost.step_time_s / quickest.cost.step_time_s
+    assert choice.sentence == (
+        f"best is the plan asked for, of {aim}; its step takes {times:.1f} times as long as that of {quickest.name}"
+    )
+    assert plan_report(result)["choice"]["why"] == choice.sentence
+    listed = [row.what for row in shortlist(plan_ids(result.plans), choice, "")]
+    assert listed[0] == f"as asked: {aim}" and not any("doubt" in what for what in listed)
