@@ -68,6 +68,7 @@ def test_the_report_has_the_keys_of_the_contract(capsys: pytest.CaptureFixture[s
         "vp": 1,
         "schedule": "",
         "copies": [],
+        "order": "tp-dp-pp",
     }
     assert (r["batch"], r["mesh"]) == (64, {"axes": ["data", "shard"], "sizes": [2, 8], "roles": ["data", "shard"]})
     assert sum(r["step_parts_s"].values()) == pytest.approx(r["step_time_s"])

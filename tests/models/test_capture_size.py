@@ -93,7 +93,7 @@ def test_a_servers_threads_do_not_bound_each_other() -> None:
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("std::bad_alloc")]
 )
 def test_refused_memory_is_told_whoever_met_it(error: Exception) -> None:
-    with pytest.raises(CaptureError, match="more than 2 GB"), memory.limited_memory("a model", batch=1, seq=1):
+    with pytest.raises(CaptureError, match="more than 2 GiB"), memory.limited_memory("a model", batch=1, seq=1):
         try:
             raise error
         except Exception as cause:

@@ -73,7 +73,7 @@ def test_a_file_that_prints_and_starts_threads_and_processes(tmp_path: Path, cap
         ),
         ("x = 1\n", "has nothing named 'make'"),
         ("def make(:\n", "SyntaxError"),
-        ("def make():\n    return bytearray(5 << 30)\n", "more than 2 GB"),
+        ("def make():\n    return bytearray(5 << 30)\n", "more than 2 GiB"),
     ],
 )
 def test_what_goes_wrong_is_said_in_one_sentence(tmp_path: Path, text: str, says: str) -> None:

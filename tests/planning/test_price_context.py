@@ -213,7 +213,7 @@ def test_a_budget_that_no_plan_fits_still_has_a_price() -> None:
     small = Pricer("llama-3-8b", load_cluster("1x8-h100"), memory_gb=2)
     priced = price_statement(small, Statement(parse_layout("fsdp=8"), seq=2048, layers=2))
     assert priced.legal and priced.best is None
-    assert any("no plan fits" in note and "2.0 GB" in note for note in priced.notes)
+    assert any("no plan fits" in note and "1.9 GiB" in note for note in priced.notes)
 
 
 def test_other_ways_of_attention_are_suggested() -> None:
