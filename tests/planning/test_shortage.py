@@ -54,6 +54,26 @@ def test_every_does_not_fit_says_what_fills_the_memory() -> None:
     assert all(any(filled.search(n.sentence) for n in p.notes) for p in short), [p.notes for p in short]
 
 
+def test_what_fills_the_fullest_stage_is_said_too() -> None:
+    asked = Request(
+        "gpt2-xl",
+        cluster="1x4-a100-pcie",
+        batch=16,
+        seq=512,
+        layers=4,
+        memory_gb=2.5,
+        layout="dp=2,pp=2",
+        accumulate=4,
+        recompute="auto",
+    )
+    (stated,) = [p for p in plan_model(asked).plans if p.pipeline is not None]
+    assert not stated.fits
+    (note,) = [n.sentence for n in stated.notes if "a GPU may hold" in n.sentence]
+    parts = [float(x) for x in re.findall(r"([\d.]+) (?:are )?(?:the|what|gathered)", note)]
+    whole = float(note.removeprefix("of ").split(" GiB")[0])
+    assert " of the fullest stage" in note and len(parts) == 3 and whole / 2 < sum(parts) <= whole + 0.1
+
+
 def test_gpus_that_divide_nothing_are_named() -> None:
     asked = Request("llama-3-70b", cluster="2x8-h100:nodes=11,gpus=8,inter=50", mesh="11x8", batch=16, zero=0)
     best = searched(asked)

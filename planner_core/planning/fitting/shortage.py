@@ -118,8 +118,22 @@ FILLERS = {
 def describe_memory(plan: Plan, graph: Graph, budget: float) -> str:
     """The largest parts of the fullest GPU's memory, in words. Example: "of 76.0 GiB, 62.0 are the logits of 10,240 tokens x 152,064 words,
     9.1 the weights and 3.2 the optimizer's states; a GPU may hold 73.3 GiB"."""
-    if plan.cost.pipeline is not None:
-        return ""  # its fullest stage is not one graph
+    staged = plan.cost.pipeline is not None
+    # The fullest stage is not one graph whose tensors have names, so the logits are among what its last stage keeps.
+    sizes = _bytes_of_kinds(plan) if staged else _bytes_of_tensors(plan, graph)
+    most = sorted(sizes.items(), key=lambda part: -part[1])[:MOST_FILLERS]
+    parts = [f"{size / 2**30:.1f} {'are ' if k == 0 else ''}{name}" for k, (name, size) in enumerate(most) if size]
+    listed = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
+    where = " of the fullest stage" if staged else ""
+    return f"of {plan.cost.memory_bytes['peak'] / 2**30:.1f} GiB{where}, {listed}; a GPU may hold {budget / 2**30:.1f} GiB"
+
+
+def _bytes_of_kinds(plan: Plan) -> dict[str, int]:
+    return {words: plan.cost.memory_bytes[kind] for kind, words in FILLERS.items() if kind in plan.cost.memory_bytes}
+
+
+def _bytes_of_tensors(plan: Plan, graph: Graph) -> dict[str, int]:
+    """Bytes at the peak, by what fills them; the logits are a part of their own."""
     sizes: dict[str, int] = {}
     shapes, losses = _logit_shapes(graph), {op.name for op in graph.top.ops if operator(op.fn).is_logits_loss}
     rows = tensors_at_peak(plan.blocks, graph, cost_model_of(plan))
@@ -129,10 +143,7 @@ def describe_memory(plan: Plan, graph: Graph, budget: float) -> str:
         of_logits = not held.block and (held.shape in shapes or held.op in losses)
         name = logits if of_logits else FILLERS[held.kind]
         sizes[name] = sizes.get(name, 0) + held.total_bytes
-    most = sorted(sizes.items(), key=lambda part: -part[1])[:MOST_FILLERS]
-    parts = [f"{size / 2**30:.1f} {'are ' if k == 0 else ''}{name}" for k, (name, size) in enumerate(most) if size]
-    listed = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
-    return f"of {plan.cost.memory_bytes['peak'] / 2**30:.1f} GiB, {listed}; a GPU may hold {budget / 2**30:.1f} GiB"
+    return sizes
 
 
 def note_memory(plan: Plan, planner: Planner) -> tuple[Note, ...]:
