@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from planner_core.core import (
@@ -246,24 +247,33 @@ def add_trade_offs(draft: Draft) -> tuple[Draft, str]:
 
 
 def lead_with_least_wait(draft: Draft) -> tuple[Draft, str]:
-    """Let a trade-off lead whose step is shorter than the chosen plan's, if the GPU waits for its host there.
+    """Let another plan lead whose step is shorter than the chosen plan's, if the GPU waits for its host there: a trade-off, or the plan of
+    the least work on another mesh.
 
-    The search minimises the GPU's part of the step, so the plan of the least work need not have the shortest step.
+    The search minimises the GPU's part of the step, so the plan of the least work need not have the shortest step. Example: GPT-2 XL with
+    two samples takes least work on 8 x 2 GPUs, where its host issues for 355 ms; on 16 it issues for 309.
     """
     lead, reason = draft.chosen, "the plan of the least work has the shortest step"
-    fitting = [p for p in draft.trade_offs if p.fits]
-    best = min(fitting, key=lambda p: p.cost.step_time_s, default=lead)
     if draft.for_tool or not (
         lead.fits and lead.objective == "time" and lead.method == "exact" and lead.cost.host_wait_s
     ):
         return draft, reason
+    fitting = [p for p in (*draft.trade_offs, *_plan_each_mesh(draft)) if p.fits]
+    best = min(fitting, key=lambda p: p.cost.step_time_s, default=lead)
     if best.cost.step_time_s >= lead.cost.step_time_s:
         return draft, reason
     note = "its GPU waits less for its host than that of the plan with the least work"
     named = replace(best, name=lead.name, optimal=False, bound=lead.bound, notes=(Note(note),))
     rest = [p for p in (lead, *draft.trade_offs) if p is not best and not dominates(named, p)]
     trade_offs = tuple(replace(p, name=f"trade-off {k + 1}") for k, p in enumerate(rest))
-    return replace(draft, chosen=named, leading=(named,), trade_offs=trade_offs), "a trade-off waits less for its host"
+    return replace(draft, chosen=named, leading=(named,), trade_offs=trade_offs), "another plan waits less for its host"
+
+
+def _plan_each_mesh(draft: Draft) -> Iterator[Plan]:
+    """Yield the best plan of each mesh that has one, without a proof. A mesh of fewer axes needs fewer messages."""
+    for mesh in candidate_meshes(draft.planner.request, draft.planner.cluster):
+        with suppress(PlannerError):
+            yield choose_mesh(draft.planner, [mesh], say=draft.say, prove=False)
 
 
 def add_notes(draft: Draft) -> tuple[Draft, str]:

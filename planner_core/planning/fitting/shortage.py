@@ -125,7 +125,9 @@ def describe_memory(plan: Plan, graph: Graph, budget: float) -> str:
     parts = [f"{size / 2**30:.1f} {'are ' if k == 0 else ''}{name}" for k, (name, size) in enumerate(most) if size]
     listed = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
     where = " of the fullest stage" if staged else ""
-    return f"of {plan.cost.memory_bytes['peak'] / 2**30:.1f} GiB{where}, {listed}; a GPU may hold {budget / 2**30:.1f} GiB"
+    return (
+        f"of {plan.cost.memory_bytes['peak'] / 2**30:.1f} GiB{where}, {listed}; a GPU may hold {budget / 2**30:.1f} GiB"
+    )
 
 
 def _bytes_of_kinds(plan: Plan) -> dict[str, int]:
