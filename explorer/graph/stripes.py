@@ -12,7 +12,6 @@ from explorer.graph.scene import Node, Scene
 from planner_core.core import BlockPlan, DeviceMesh, ParamPlan, Plan, Shard
 
 WHOLE, SHARDED, SPLIT, BOTH = "whole", "sharded", "split", "both"
-DIMS = ("rows", "columns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +39,13 @@ class WeightSplit:
 
     @property
     def words(self) -> str:
-        """`FSDP 16`, `rows / 8`, `FSDP 2 · columns / 8`."""
+        """`FSDP 16`, `dim 0 / 8`, `FSDP 2 · dim 1 / 8`.
+
+        A dim is not called rows or columns: PyTorch keeps a linear layer's outputs in dim 0, and the course draws them as columns.
+        """
         parts = [f"FSDP {self.gathered}"] if self.gathered > 1 else []
         parts += [f"ZeRO {self.stored}"] if self.stored > 1 else []
-        parts += [f"{DIMS[d] if d < len(DIMS) else f'dim {d}'} / {n}" for d, n in self.split.items()]
+        parts += [f"dim {d} / {n}" for d, n in self.split.items()]
         return " · ".join(parts) or WHOLE
 
 

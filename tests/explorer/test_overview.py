@@ -74,7 +74,7 @@ def test_how_a_weight_lies_is_told_by_what_its_placements_are(result: Result) ->
     drawn = build_scene(group_by_module(result.coarse), brief=True)
     for name, kind, words in (
         ("FSDP", "sharded", "FSDP 16"),
-        ("Megatron-LM + sequence parallel", "split", r"(ZeRO \d+ · )?(rows|columns) / \d+"),
+        ("Megatron-LM + sequence parallel", "split", r"(ZeRO \d+ · )?dim [01] / \d+"),
         ("data parallel", "whole", "whole"),
     ):
         found = node_stripes(plans[name], drawn)

@@ -109,7 +109,7 @@ def test_a_chosen_plan_colours_the_graph_by_how_it_splits_weights() -> None:
         assert "choices on one mesh axis" in str([e.label for e in at.expander])
     assert said["fsdp"] == {"n": 16, "kind": "sharded", "words": "FSDP 16"}
     assert said["megatron-lm-sequence-parallel"]["kind"] == "split" and re.search(
-        r"rows / \d", said["megatron-lm-sequence-parallel"]["words"]
+        r"dim 0 / \d", said["megatron-lm-sequence-parallel"]["words"]
     )
 
 

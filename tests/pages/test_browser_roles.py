@@ -159,9 +159,9 @@ def test_a_student_sees_what_repeats_and_how_a_weight_is_split(visit: Visit) -> 
     page.get_by_role("button", name=re.compile(r"TP \d")).first.click()
     visit.settle()
     expect(visit.node(Q_PROJ)).to_have_class(re.compile(r"\bsplit\b"))
-    expect(visit.node(Q_PROJ).locator(".how")).to_contain_text("rows /")
+    expect(visit.node(Q_PROJ).locator(".how")).to_contain_text("dim 0 /")
     visit.node(Q_PROJ).click()
-    page.get_by_text(re.compile(r"weight \[4096, 4096\]: .*rows /")).wait_for()
+    page.get_by_text(re.compile(r"weight \[4096, 4096\]: .*dim 0 /")).wait_for()
     page.locator("[class*='room_of_weight_picture'] svg").wait_for()
     assert page.evaluate("document.documentElement.scrollHeight") <= 1000
     page.locator("g.node [data-toggle]").first.click()

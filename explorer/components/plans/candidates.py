@@ -180,8 +180,8 @@ def describe_candidate(block: Candidates, index: int | None, passes: bool) -> No
     """Describe the clicked candidate, and whether it passes the filter; without one, what the points are."""
     if index is None:
         st.caption(
-            f"Each point puts every one of {len(block.weights)} weight matrices whole (R), split by rows S(0) or "
-            "by columns S(1) over "
+            f"Each point puts every one of {len(block.weights)} weight matrices whole (R), split along dim 0, S(0), or "
+            "along dim 1, S(1), over "
             f"{block.axis_size} GPUs, in all {block.repeats} copies; the other GPUs split the batch, weights are kept, "
             "and the rest of the model is chosen best. Choose one for its placements, or mark several with the lasso."
         )
