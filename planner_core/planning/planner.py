@@ -294,7 +294,7 @@ class Planner:
             blocks=blocks,
             cost=cost,
             fits=cost.memory_bytes["peak"] <= self.budget,
-            notes=_proof_notes(problem, answer, METHODS.get(method, EXACT).describe_aim(objective)),
+            notes=_proof_notes(problem, answer, METHODS.get(method, EXACT).describe_aim(objective), cost.comm_time_s),
             bound=answer.bound,
             pipeline=with_parts(pipeline, self.graph) if pipeline else None,
         )
@@ -327,10 +327,14 @@ def recomputation_of(blocks: Mapping[str, BlockPlan]) -> str:
     return found.pop() if len(found) == 1 else "auto"
 
 
-def _proof_notes(problem: Problem, answer: Answer, aim: str | None) -> tuple[Note, ...]:
+def _proof_notes(problem: Problem, answer: Answer, aim: str | None, comm_time_s: float) -> tuple[Note, ...]:
     """Notes attached to a plan that was not proven optimal. `aim`: what it makes least, if that is not the step."""
     least = "best there is" if aim is None else f"{aim} possible"
-    gap = Note(describe_gap(answer.value, answer.bound, least), NoteKind.GAP)
+    words = describe_gap(answer.value, answer.bound, least)
+    if aim is not None and comm_time_s == 0:
+        # What is left of value and bound are the seconds that break ties, and their gap is none of bytes.
+        words = "no plan sends less than nothing; whether another that sends nothing is faster is not proven"
+    gap = Note(words, NoteKind.GAP)
     if problem.unrestricted is None:
         return () if answer.optimal else (gap,)
     # A bound that is ten times too low is useless.

@@ -9,9 +9,11 @@ import pytest
 from explorer.analysis.shortlist import shortlist
 from explorer.session.proof import gap_of
 from explorer.session.state import plan_ids
+from planner_core.core import DeviceMesh
 from planner_core.planning.analysis.reporting import first_plan_text, plan_report, text
 from planner_core.planning.request import Request
 from planner_core.planning.result import Result
+from planner_core.search import search_within_budget
 from tests.support.plans import planned
 
 ASKED = {
@@ -38,6 +40,16 @@ def test_no_gap_in_time_is_said_from_a_bound_of_bytes(asked: tuple[Result, str, 
             in said
         )
         assert gap_of(plan) is None
+
+
+def test_a_plan_that_sends_nothing_has_no_gap_of_bytes() -> None:
+    """Its value and its bound are what breaks ties: their gap is one of seconds."""
+    planner = planned(Request("gpt2-xl", cluster="2x8-h100", layers=2, method="tap")).planner
+    problem = planner.problem(DeviceMesh(("a",), (16,)), zero=0, uniform=True, by_volume=True)
+    answer = search_within_budget(problem, objective="communication")
+    plan = planner.plan(problem, replace(answer, bound=0.9 * answer.value), "best", "tap", "communication")
+    assert not plan.cost.comm_time_s and not plan.optimal
+    assert [note.sentence.split(";")[0] for note in plan.notes] == ["no plan sends less than nothing"]
 
 
 def test_a_proof_says_of_what_it_is(asked: tuple[Result, str, str]) -> None:
