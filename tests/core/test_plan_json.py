@@ -149,7 +149,7 @@ def test_a_changed_file_is_a_plan_or_is_refused_in_one_sentence() -> None:
             assert "plan MODEL -o FILE" in str(error)
             continue
         assert not by_schema, where
-        assert plan_to_json(read) == data, where
+        assert plan_to_json(read) == {"assumptions": {}, **data}, where  # files of old may lack them
         try:
             check_rules(read, found.graph)  # whatever it finds: a sentence
         except PlannerError as error:

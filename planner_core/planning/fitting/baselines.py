@@ -271,7 +271,7 @@ def _list_titles(baselines: Iterable[Method]) -> Sentence:
 
 
 OWN_WORKLOAD = (
-    "a method's plan depends on where it is asked for: plan --method searches micro-batches and recomputation too, compare takes those "
+    "a method's plan depends on where it is asked for: alone, its micro-batches and recomputation are searched too; compare takes those "
     "of the chosen plan, and the explorer one micro-batch and no recomputation, each unless they are stated"
 )
 """Why `plan --method tap` and the row of TAP in a comparison differ, as all of them say."""
