@@ -10,6 +10,7 @@ The command line, the library and the page all ask `plan_model`. A new pass is a
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -178,7 +179,8 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
             yield other
 
     larger, smaller = (remembered(draft.micro_batches(larger=more)) for more in (True, False))
-    usual = tuple(plan_baselines(planner, every, draft.request.recompute, larger, smaller))
+    work = draft.chosen.cost.step_time_s - draft.chosen.cost.host_wait_s if draft.chosen.fits else math.inf
+    usual = tuple(plan_baselines(planner, every, draft.request.recompute, larger, smaller, work))
     if stated := plan_stated_layout(planner, draft.request, draft.source, draft.say):
         planners.setdefault(stated[0].workload.graph_batch, stated[0])
         usual = (stated[1], *usual)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -32,8 +33,10 @@ MORE_NUMBERS = 4
 """Larger, and smaller, numbers of micro-batches at which a layout is looked at beside the chosen plan's number."""
 MAX_OPEN_GAP = 0.01
 """A usual layout whose gap is wider than this share is searched for the mixtures of recomputation between two prices of memory."""
-MAX_GAP_POINTS = 200_000
-"""Points that this search may form: about a second of one core, on each mesh that may still win."""
+MAX_GAP_POINTS = 40_000
+"""Points that this search may form: some tenths of a second of one core, on each mesh that may still win."""
+NEARLY_CHOSEN = 0.02
+"""A usual layout that must take longer than the chosen plan by more than this share is not searched further: it leads no list."""
 NEARLY_LEAST = 1.05
 """By what factor a usual layout that does not fit may be shown above the least memory that it takes, to be the layout that people run."""
 
@@ -58,17 +61,21 @@ def plan_baselines(
     recompute: str = "none",
     larger: Iterable[Planner] = (),
     smaller: Iterable[Planner] = (),
+    chosen_s: float = math.inf,
 ) -> list[Plan]:
-    """The best plan of each baseline over the meshes. A baseline that suits no mesh is left out. If its fastest plan does not fit
-    with the recomputation of `planner`, it is planned with `recompute`; if it does not fit so either, at the next of the `larger` numbers
-    of micro-batches. With `smaller` numbers it is planned as long as the same plan fits there and gets faster, or where it has no plan with
-    more. So it fits if the layout fits at all within MORE_NUMBERS of these. If it fits nowhere, it is shown near its least memory."""
+    """The best plan of each baseline over the meshes. A baseline that suits no mesh is left out.
+
+    If its fastest plan does not fit with the recomputation of `planner`, it is planned with `recompute`; if it does not fit so either, at
+    the next of the `larger` numbers of micro-batches. With `smaller` numbers it is planned as long as the same plan fits there and gets
+    faster, or where it has no plan with more. So it fits if the layout fits at all within MORE_NUMBERS of these. If it fits nowhere, it is
+    shown near its least memory. `chosen_s`: the work of the chosen plan, with which usual layouts may tie.
+    """
     options, number = list(options), _Number.of(planner, recompute)
     more, fewer = (
         _SharedIterator(_Number.of(p, recompute) for p in islice(numbers, MORE_NUMBERS))
         for numbers in (larger, smaller)
     )
-    found = (_BaselineSearch(b, options).best_over_numbers(number, more, fewer) for b in BASELINES.values())
+    found = (_BaselineSearch(b, options, chosen_s).best_over_numbers(number, more, fewer) for b in BASELINES.values())
     return [plan for plan in found if plan is not None]
 
 
@@ -120,8 +127,8 @@ class _SharedIterator:
 class _BaselineSearch:
     """The search for the best plan of one baseline over meshes and numbers of micro-batches."""
 
-    def __init__(self, baseline: Method, options: list[DeviceMesh]) -> None:
-        self.baseline, self.options = baseline, options
+    def __init__(self, baseline: Method, options: list[DeviceMesh], chosen_s: float) -> None:
+        self.baseline, self.options, self.chosen_s = baseline, options, chosen_s
         self._problems: dict[int, list[Problem]] = {}
         """By the identity of the planner. A problem keeps what a search of it found, so the next question is answered at once."""
 
@@ -170,7 +177,9 @@ class _BaselineSearch:
             if not any(rough_plan_fits(p, planner.graph, planner.budget, "time") for p in fast):
                 planner = number.saving
             # The lowest bound first, so that meshes that cannot win any more are skipped.
-            chosen = _best_answer(planner, sorted(self.problems(planner), key=lambda p: rough_bound(p, "time")))
+            chosen = _best_answer(
+                planner, sorted(self.problems(planner), key=lambda p: rough_bound(p, "time")), self.chosen_s
+            )
             return planner.plan(*chosen, self.baseline.title, self.baseline.name, "time") if chosen else None
 
     def plan_of_least_memory(self, numbers: Iterable[_Number]) -> Plan | None:
@@ -225,7 +234,7 @@ def _fits_with_half_as_many(plan: Plan, budget: float) -> bool:
     return memory["peak"] + memory["activations"] <= budget
 
 
-def _best_answer(planner: Planner, problems: list[Problem]) -> tuple[Problem, Answer] | None:
+def _best_answer(planner: Planner, problems: list[Problem], chosen_s: float) -> tuple[Problem, Answer] | None:
     """The problem with the best plan that fits, and its answer; None if no plan fits. `problems`: the lowest quick bound first."""
     best: tuple[Problem, Answer] | None = None
     least = float("inf")
@@ -236,9 +245,15 @@ def _best_answer(planner: Planner, problems: list[Problem]) -> tuple[Problem, An
         if exceeds_budget_by_far(problem, planner.budget):
             continue
         # Nobody asked to prove a usual layout, and it says its gap. But prices of memory find only the ends of a mixture. Example: FSDP of
-        # Llama-3-8B on 8 H100 lacks 0.4 GiB. With one price all 32 blocks are recomputed, and the step takes 6.7 % longer than with one.
-        limits = SearchLimits(abandon_above=least, points=PointAllowance(MAX_GAP_POINTS), max_open_gap=MAX_OPEN_GAP)
+        # Llama-3-8B on 8 H100 lacks 0.4 GiB. With one price all 32 blocks are recomputed, and the step takes 6.7 % longer than with one. So
+        # a gap is closed where that may make the layout as fast as the chosen plan.
+        limits = SearchLimits(abandon_above=least, prove=False)
         answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", limits)
+        if answer.assignment is not None and answer.bound < min(
+            answer.value / (1 + MAX_OPEN_GAP), chosen_s * (1 + NEARLY_CHOSEN)
+        ):
+            limits = SearchLimits(least, points=PointAllowance(MAX_GAP_POINTS), max_open_gap=MAX_OPEN_GAP)
+            answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", limits)
         if answer.assignment is not None and answer.value < least:
             best, least = (problem, answer), answer.value
     return best
