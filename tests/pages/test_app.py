@@ -1,5 +1,6 @@
 """Every page in Streamlit's own test runner: the worked example, settings from the address, what is wrong told in place."""
 
+import ast
 import json
 import re
 import subprocess
@@ -118,6 +119,15 @@ def test_a_model_is_drawn_by_its_modules_and_its_repeats_as_a_stack() -> None:
     names = [n["name"] for n in scene["LlamaDecoderLayer"]["nodes"]]
     assert "input_layernorm" in names and not {"mean", "rsqrt", "multiply", "to"} & set(names)
     assert [n["copies"] for n in scene[""]["nodes"] if n["kind"] == "block"] == [32]
+
+
+def test_what_documents_a_constant_of_a_page_is_not_written_on_it() -> None:
+    """Streamlit's magic would write every expression of a page that stands by itself."""
+    module = ast.parse(Path("explorer/pages/overview.py").read_text(encoding="utf-8"))
+    documents = [
+        n.value.value for n in module.body[1:] if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)
+    ]
+    assert documents and not {m.value for m in open_page("overview").markdown} & set(documents)
 
 
 def test_what_is_run_now_stands_among_the_plans() -> None:
