@@ -65,8 +65,7 @@ class TapeWriter(PassListener):
         self._of_buffers: set[int] = set()  # constants that are made of buffers
         self._literals: dict[int, torch.Tensor] = {}  # number -> a tensor that the model's code holds
         self._places: list[_CallPlace] = []
-        self._call: TapeCall  # that runs now: no call of torch runs within another one
-        self._place: _CallPlace
+        self._place: _CallPlace  # of the call that runs now: no call of torch runs within another one
         recording = values.recording
         for name, number in recording.params.items():
             self.origins.setdefault(number, (PARAMETER, name))
@@ -177,15 +176,14 @@ class TapeWriter(PassListener):
                     f"forward writes in place into an input that shares its memory with another one at {line}; give it a copy"
                 )
             answer = "random" if draws_random_numbers(fn) or draws_dropout_mask(fn, args, kwargs) else None
-        self._call = self._new_call(kind.value, call, answer)
-        self._place = _CallPlace(self._call, scope, scope.scope)
-        self._places.append(self._place)
+        self._place = self._note_call(kind.value, call, scope, answer)
 
-    def _new_call(self, kind: str, call: FunctionCall, answer: Any) -> TapeCall:
+    def _note_call(self, kind: str, call: FunctionCall, scope: Scope, answer: Any) -> _CallPlace:
+        """Note a call with its operands, and where it stands."""
         line, names = running_statement()
         inputs = tuple(self._number(t) for t in call.operands)
         reads_storage = call.name == "as_strided" and not call.operands[0].is_contiguous()
-        return TapeCall(
+        noted = TapeCall(
             kind,
             call.name,
             call.func,
@@ -199,6 +197,9 @@ class TapeWriter(PassListener):
             strides=tuple(call.operands[0].stride()) if reads_storage else (),
             answer=answer,
         )
+        place = _CallPlace(noted, scope, scope.scope)
+        self._places.append(place)
+        return place
 
     def _close(self, call: TapeCall, results: list[torch.Tensor], out: Any) -> None:
         """Note the tensors that a call made, and their places in what it returned."""
@@ -208,10 +209,9 @@ class TapeWriter(PassListener):
 
     def after_constant(self, call: FunctionCall, out: Any) -> None:
         """Number what the call made."""
-        noted, operands = self._call, call.operands
+        noted, operands = self._place.call, call.operands
         if writes_in_place(call.name) and operands:
             number = self.values.add_version(operands[0])
-            # A new number for each version, so that operators which were recorded before the write go on reading the old one.
             if self.values.is_buffer(operands[0]):
                 self.tape.buffer_versions.add(number)
             self.varying.add(number)
@@ -244,10 +244,10 @@ class TapeWriter(PassListener):
 
     def after_operator(self, call: FunctionCall, record: Record, out: Any) -> None:
         """Take the numbers of the results, and what the plan's row is found by, from the graph's record."""
-        noted = self._call
+        noted = self._place.call
         self._place.record = record
         noted.site, noted.outputs, noted.saved, noted.attrs = record.site, record.outputs, record.saved, record.attrs
-        results = [call.args[0]] if writes_in_place(call.name) else recorded_results(call.name, call.args, out)
+        results = recorded_results(call.name, call.args, out)
         names = {id(t): n for t, n in zip(results, record.outputs, strict=False)}
         noted.shape = map_leaves(
             out, lambda t: Ref(names.get(id(t), record.outputs[0])) if isinstance(t, torch.Tensor) else t
@@ -256,7 +256,7 @@ class TapeWriter(PassListener):
 
     def after_dropout(self, call: FunctionCall, number: int) -> None:
         """Note a mask. Its site has no count: the capture takes dropout for the identity, so no row of the plan has its name."""
-        noted = self._call
+        noted = self._place.call
         noted.fn, noted.site = call.name.rstrip("_"), f"{call.module}/{call.name}"
         noted.outputs, noted.shape = (number,), Ref(number)
         self.tape.calls.append(noted)
@@ -266,6 +266,4 @@ class TapeWriter(PassListener):
         inputs = [self._number(t) for t in call.operands if not self.values.is_tracked(t)]
         # A constant that is made of nothing that varies gives the same answer in every pass, so no code has to ask again.
         if any(i in self.varying for i in inputs):
-            noted = self._new_call("guard", call, answer)
-            self._places.append(_CallPlace(noted, scope, scope.scope))
-            self.tape.calls.append(noted)
+            self.tape.calls.append(self._note_call("guard", call, scope, answer).call)
