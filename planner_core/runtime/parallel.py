@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from planner_core.core import Placements, Plan, Replicate, Sentence, named, shortest_steps
+from planner_core.core import Placements, Plan, Replicate, named, shortest_steps
 from planner_core.models.hooks import makes_kv_cache, storage_id
 from planner_core.models.sources import argument_name, argument_state, explain_unsupported
 from planner_core.runtime.bound_call import BoundCall, adopt_script
@@ -262,10 +262,8 @@ class Parallel:
         """Raise PlanMismatch if generated code would not do what the model does now."""
         if torch.is_autocast_enabled(self.device.type):
             raise PlanMismatch(
-                Sentence(
-                    "torch.autocast is on, but the plan says in which type the model computes; leave autocast out, or plan with another ",
-                    named("dtype"),
-                )
+                "torch.autocast is on, but the plan says in which type the model computes; leave autocast out, or plan with another ",
+                named("dtype"),
             )
         if listening := self.frozen.module_with_backward_hook():
             raise PlanMismatch(

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from planner_core.core import Sentence, named
+from planner_core.core import named
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program import names
 from planner_core.runtime.program.collectives import Axis, Trace
@@ -213,13 +213,11 @@ class BoundProgram:
         if self.engine.compile is not None:
             if spec.recompute not in ("none", "full"):
                 raise PlanMismatch(
-                    Sentence(
-                        f"{spec.name} keeps some results and computes the rest again, which a compiled function cannot; call apply ",
-                        "without compile, or plan with ",
-                        named("recompute", "none"),
-                        " or ",
-                        named("recompute", "full"),
-                    )
+                    f"{spec.name} keeps some results and computes the rest again, which a compiled function cannot; call apply ",
+                    "without compile, or plan with ",
+                    named("recompute", "none"),
+                    " or ",
+                    named("recompute", "full"),
                 )
             # How many tokens each rank sends is known from values alone, so the compiler leaves this operator to Python. A decorator
             # would do that too, and would import the compiler, as long as torch itself, for every run and export.

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, Op, Plan, Sentence, named
+from planner_core.core import CaptureError, Op, Plan, named
 from planner_core.models.hooks import ModuleState
 from planner_core.models.sources import argument_name, is_unknown_input, lacks_samples, positional_names
 from planner_core.runtime.mismatch import (
@@ -116,11 +116,9 @@ class PlannedForward:
     def __init__(self, model: nn.Module, plan: Plan, axes: Sequence[Axis]) -> None:
         if any("/LinearNF4" in site for block in plan.blocks.values() for site in block.sites):
             raise PlanMismatch(
-                Sentence(
-                    "the plan keeps frozen weights in 4 bits, which is priced and not run here; peft with bitsandbytes runs it, or plan ",
-                    "without ",
-                    named("nf4"),
-                )
+                "the plan keeps frozen weights in 4 bits, which is priced and not run here; peft with bitsandbytes runs it, or plan ",
+                "without ",
+                named("nf4"),
             )
         self.plan, self.axes = plan, list(axes)
         self.data_axes = tuple(a for a in plan.data_axes if axes[a].size > 1)
