@@ -67,12 +67,17 @@ def _is_library(filename: str) -> bool:
     return any(part in filename for part in ("/torch/", "/planner_core/", "/contextlib.py")) or filename.startswith("<")
 
 
+def reads_values(func: Callable[..., Any]) -> bool:
+    """Return whether a function asks what a tensor holds: `bool(x)`, `x.item()`; also by name `x.bool()`, which returns a tensor."""
+    return getattr(func, "__name__", "").strip("_") in _VALUE_READERS
+
+
 def check_call(scope: str, func: Callable[..., Any], fn: str | None, operands: Iterable[torch.Tensor]) -> None:
     """Refuse a call on tracked tensors that is not an operator of a graph."""
     name = getattr(func, "__name__", "")
     if name in _ENGINE and getattr(func, "__module__", "") in ("torch.autograd", "torch._tensor"):
         raise refusal(scope, _ENGINE[name], _ENGINE_HELP[name])
-    if fn is None and name.strip("_") in _VALUE_READERS and not all(t.is_meta for t in operands):
+    if fn is None and reads_values(func) and not all(t.is_meta for t in operands):
         what = f"{scope or 'the model'} decides by the values of computed tensors{model_line()}"
         raise NeedsValues(
             f"{what}; no graph can hold that; use a form of the model without data-dependent control flow", what=what
@@ -140,7 +145,7 @@ def check_chance(
     scope: str, func: Callable[..., Any], fn: str | None, args: Sequence[Any], drawn: Sequence[torch.Tensor]
 ) -> None:
     """Refuse control flow, and sizes, that depend on random numbers. `drawn`: the operands that depend on them."""
-    if fn is None and drawn and getattr(func, "__name__", "").strip("_") in _VALUE_READERS:
+    if fn is None and drawn and reads_values(func):
         raise refusal(scope, "decides by random numbers", f"each step would be another graph; {_CHANCE_HELP}")
     masks = [t for t in drawn if t.dtype == torch.bool and (fn in _PICKING or (fn == "getitem" and t is not args[0]))]
     if masks:

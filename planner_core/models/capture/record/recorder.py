@@ -47,11 +47,6 @@ from planner_core.models.hooks.input_values import describe_arguments
 from planner_core.models.hooks.torch_private import storage_id
 from planner_core.ops import writes_in_place
 
-_QUESTIONS = frozenset(
-    {"__bool__", "item", "__int__", "__float__", "__index__", "tolist", "equal", "allclose", "is_nonzero"}
-)
-"""Functions that return what a tensor holds as a Python value."""
-
 
 @dataclass(frozen=True, slots=True)
 class ForeignTensors:
@@ -131,7 +126,7 @@ class Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         answer = self._dispatch(func, types, args, kwargs or {})
-        if getattr(func, "__name__", "") in _QUESTIONS and isinstance(answer, (bool, int, float, list)):
+        if isinstance(answer, (bool, int, float, list)) and refusals.reads_values(func):
             operands = sites.tensors((args, kwargs))
             call = FunctionCall(func.__name__, func, args, kwargs or {}, operands, self.scopes.frame.scope)
             self.listener.after_question(call, self.graph.scope, answer)
