@@ -8,7 +8,6 @@ from planner_core import lazy_exports
 
 if TYPE_CHECKING:
     from planner_core.models.hooks.callsites import (
-        Frame,
         canonical_name,
         recorded_results,
         tensors,
@@ -49,7 +48,6 @@ __all__ = [
     "MISSING",
     "RECURRENT",
     "AssumeFinite",
-    "Frame",
     "ModuleState",
     "TensorReplacement",
     "TorchDispatchMode",

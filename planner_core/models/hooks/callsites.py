@@ -1,6 +1,6 @@
-"""Names of call sites: a capture and a running model give the same name to the same call. Imports torch and other hooks.
+"""Names of call sites: a capture and a running model give the same name to the same call.
 
-The capture and the runtime use it in the same way. In a `TorchFunctionMode`:
+Imports torch, other hooks and `planner_core.ops`. The capture and the runtime use it in the same way. In a `TorchFunctionMode`:
 
     with Scopes(model) as scopes, mode:          # tracks module calls, routes autograd.Function.apply to the mode
         loss = model(**inputs)
