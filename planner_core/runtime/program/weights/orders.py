@@ -64,10 +64,14 @@ def as_plain_dtensor(x: DTensor) -> DTensor:
     return DTensor(x._local_tensor, x._spec, requires_grad=False)
 
 
+def _without_shards(x: DTensor, dims: Sequence[int]) -> list[Any]:
+    """Return the placements of the tensor when every rank has it whole along some dims."""
+    return [Replicate() if isinstance(p, Shard) and p.dim in dims else p for p in x.placements]
+
+
 def permute_rows(x: DTensor, dims: Sequence[tuple[int, torch.Tensor]], placements: Sequence[Any]) -> DTensor:
     """Return a plain DTensor with these placements whose rows of some dims are permuted. Ranks gather it along these dims."""
-    gathered = [d for d, _ in dims]
-    whole = [Replicate() if isinstance(p, Shard) and p.dim in gathered else p for p in x.placements]
+    whole = _without_shards(x, [d for d, _ in dims])
     # Rows move between ranks, so a permuted dim has to be whole for a moment. Dims without a permutation stay sharded.
     gathered_tensor = as_plain_dtensor(x).redistribute(placements=whole)
     local = gathered_tensor._local_tensor
@@ -97,7 +101,7 @@ def resize(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     # States that lie in the host's memory are gathered where ranks communicate.
     local = x._local_tensor.to(x.device_mesh.device_type)
     changed = [d for d, (n, wanted) in enumerate(zip(x.shape, shape, strict=True)) if n != wanted]
-    whole = [Replicate() if isinstance(p, Shard) and p.dim in changed else p for p in x.placements]
+    whole = _without_shards(x, changed)
     plain = in_model_order(x if local is x._local_tensor else with_local(local, x))
     local = plain.redistribute(placements=whole)._local_tensor
     # torch cuts the new size into other parts than the old one (5 rows over 2 ranks: 3 and 2; 8 rows: 4 and 4), so rows move.
