@@ -77,7 +77,7 @@ class TapeWriter(PassListener):
     def add_arguments(self, positional: list[str], args: Any, kwargs: Any) -> None:
         """Number the inputs by their names and paths. `positional`: the names of the model's positional parameters.
 
-        Before the pass, which would number them without.
+        To be called before the pass, which would number them without paths.
         """
         leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
         storages = {id(x): storage_id(x) for _, x in leaves if isinstance(x, torch.Tensor) and not x.is_meta}
