@@ -5,7 +5,6 @@
     coverage      every model type of transformers, from its default config to a plan; `--depth`   docs/TRANSFORMERS.md
     gpu           one rank of real plans at full size on a GPU, ours and the stock ways            docs/HARDWARE.md
     hf_tp_plans   the plans that ship with transformers against ours                                docs/HF_TP_PLANS.md
-    learn_pages   lessons in a browser: time from an event to the last change                       docs/LEARN_TIMES.md
     pages         the explorer in a browser: loads, clicks, layout shift, memory over a day         docs/PAGES.md
     published     step times of published training runs against their predictions, and bands        docs/PUBLISHED.md
                   (and their peak memory, docs/PUBLISHED_MEMORY.md)
