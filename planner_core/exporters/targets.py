@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from planner_core.core import Plan, plan_to_json
@@ -77,46 +78,14 @@ def _write_torchrun(plan: Plan) -> WrittenForm:
     return write_torchrun_script(plan), (run, own if source else tiny, beside), None
 
 
-def _write_parallelize_module(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.parallelize_module import write_parallelize_module
+def _writer(module: str, name: str) -> Callable[[Plan], WrittenForm]:
+    """The function of a module of this package that writes a form."""
 
-    return write_parallelize_module(plan)
+    def write(plan: Plan) -> WrittenForm:
+        written: WrittenForm = getattr(import_module(f"planner_core.exporters.{module}"), name)(plan)
+        return written
 
-
-def _write_hf(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.configs.huggingface import write_hf
-
-    return write_hf(plan)
-
-
-def _write_deepspeed(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.configs.deepspeed import write_deepspeed
-
-    return write_deepspeed(plan)
-
-
-def _write_megatron(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.configs.megatron import write_megatron
-
-    return write_megatron(plan)
-
-
-def _write_torchtitan(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.configs.torchtitan import write_torchtitan
-
-    return write_torchtitan(plan)
-
-
-def _write_fsdp2(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.data_parallel import write_fsdp2
-
-    return write_fsdp2(plan)
-
-
-def _write_accelerate(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.data_parallel import write_accelerate
-
-    return write_accelerate(plan)
+    return write
 
 
 def _price_pairs(plan: Plan, layout: TpLayout) -> PricedForm | None:
@@ -175,7 +144,7 @@ TARGETS: Mapping[str, Target] = {
             "parallelize_module",
             ".py",
             "A Python module to import into your own trainer: stock PyTorch styles, for plans that split matrices in pairs.",
-            _write_parallelize_module,
+            _writer("parallelize_module", "write_parallelize_module"),
             _price_pairs,
         ),
         Target(
@@ -183,21 +152,21 @@ TARGETS: Mapping[str, Target] = {
             "FSDP2",
             ".py",
             "A Python module that shards a model by fully_shard, for plans that split the batch only (FSDP, HSDP).",
-            _write_fsdp2,
+            _writer("data_parallel", "write_fsdp2"),
         ),
         Target(
             "accelerate",
             "accelerate",
             ".yaml",
             "A configuration for accelerate launch, for plans that split the batch only.",
-            _write_accelerate,
+            _writer("data_parallel", "write_accelerate"),
         ),
         Target(
             "hf",
             "Hugging Face",
             ".json",
             "A DistributedConfig for from_pretrained, for plans that split matrices in pairs.",
-            _write_hf,
+            _writer("configs.huggingface", "write_hf"),
             _price_columns,
         ),
         Target(
@@ -205,7 +174,7 @@ TARGETS: Mapping[str, Target] = {
             "DeepSpeed",
             ".json",
             "A configuration for AutoTP or ZeRO, for plans that split matrices in pairs, or the batch only.",
-            _write_deepspeed,
+            _writer("configs.deepspeed", "write_deepspeed"),
             _price_autotp,
             states_offload=True,
             states_zero=True,
@@ -216,7 +185,7 @@ TARGETS: Mapping[str, Target] = {
             "Megatron-LM",
             ".txt",
             "Arguments for the degrees and the architecture: Megatron-LM cannot be told where each weight goes.",
-            _write_megatron,
+            _writer("configs.megatron", "write_megatron"),
             _price_degrees,
         ),
         Target(
@@ -224,7 +193,7 @@ TARGETS: Mapping[str, Target] = {
             "torchtitan",
             ".txt",
             "Degrees only, as options of torchtitan’s command line; its own parser takes them, no training was run.",
-            _write_torchtitan,
+            _writer("configs.torchtitan", "write_torchtitan"),
             _price_sharded_degrees,
         ),
     )

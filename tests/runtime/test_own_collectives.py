@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from torch import nn
 
 import planner_core as shardscope
 from planner_core.runtime.mismatch import PlanMismatch
+from planner_core.runtime.record.source_names import refuse_model_collectives
 from tests.support.ranks import run_ranks
 
 HOW = ("in place", "with gradient", "of the data", "gathered", "as an operator", "of a constant")
@@ -65,3 +67,17 @@ def test_a_collective_of_the_models_own_is_refused_by_its_line(tmp_path: Path) -
     for how, said in zip(HOW, run_ranks(_said, 2, (str(tmp_path / "plan"),), timeout_s=200)[0], strict=True):
         assert "calls a collective of torch.distributed (all" in said, (how, said)
         assert "at test_own_collectives.py:" in said and "leave its own out" in said, said
+
+
+def _other_thread() -> list[float]:
+    """A sum over ranks in another thread, as of a checkpoint that is written while a model is recorded."""
+    total = torch.ones(2)
+    with refuse_model_collectives():
+        thread = threading.Thread(target=dist.all_reduce, args=(total,))
+        thread.start()
+        thread.join()
+    return total.tolist()
+
+
+def test_a_collective_of_another_thread_goes_on() -> None:
+    assert run_ranks(_other_thread, 2, (), timeout_s=60) == [[2.0, 2.0], [2.0, 2.0]]

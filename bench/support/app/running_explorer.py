@@ -36,9 +36,9 @@ class Place:
         return 1e3 * sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     @contextmanager
-    def page(self, path: str, width: int = 1440) -> Iterator[Any]:
+    def page(self, path: str) -> Iterator[Any]:
         """A page of the explorer, settled."""
-        context = self.browser.new_context(viewport={"width": width, "height": 1000})
+        context = self.browser.new_context(viewport={"width": 1440, "height": 1000})
         page = context.new_page()
         page.set_default_timeout(240_000)
         page.goto(self.url + path)

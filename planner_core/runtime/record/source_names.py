@@ -8,6 +8,7 @@ import inspect
 import linecache
 import re
 import sys
+import threading
 import tokenize
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -40,9 +41,6 @@ _COLLECTIVES = re.compile(
 )
 
 
-_FORWARDING_FILES = ("/torch/", "/planner_core/models/", "/runtime/record/", "/contextlib.py")
-
-
 @contextmanager
 def refuse_model_collectives() -> Iterator[None]:
     """Inside, a collective that the model's own code calls raises PlanMismatch, since its tensors are not this rank's part."""
@@ -50,7 +48,7 @@ def refuse_model_collectives() -> Iterator[None]:
         if dist.is_available() and dist.is_initialized():
             for name in filter(_COLLECTIVES.fullmatch, dir(dist.ProcessGroup)):
                 plain = getattr(dist.ProcessGroup, name)
-                stack.enter_context(mock.patch.object(dist.ProcessGroup, name, _refuse_in_model(name, plain)))
+                stack.enter_context(mock.patch.object(dist.ProcessGroup, name, _refuse_in_this_thread(name, plain)))
             stack.enter_context(_RefuseFunctional())
         yield
 
@@ -61,14 +59,17 @@ class _RefuseFunctional(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One call."""
         name = str(getattr(func, "_qualified_op_name", None) or getattr(func, "_name", ""))
-        if name.startswith("_c10d_functional") and _called_by_model():
+        if name.startswith("_c10d_functional"):
             raise _model_collective_error(name.rpartition(":")[2])
         return func(*args, **(kwargs or {}))
 
 
-def _refuse_in_model(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _refuse_in_this_thread(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    # A checkpoint that is written meanwhile has collectives too, in a thread of its own, and the patch is seen by all threads.
+    recording_thread = threading.get_ident()
+
     def run(*args: Any, **kwargs: Any) -> Any:
-        if _called_by_model():
+        if threading.get_ident() == recording_thread:
             raise _model_collective_error(name)
         return plain(*args, **kwargs)
 
@@ -82,19 +83,6 @@ def _model_collective_error(name: str) -> PlanMismatch:
         "the whole ones, as in one process, and the plan adds the collectives; leave its own out (by an option of the layer, or a "
         "condition on an attribute that is set before apply, and not on dist.is_initialized())"
     )
-
-
-def _called_by_model() -> bool:
-    """Return whether the innermost code outside of torch is the model's, and not ours. Modes and hooks pass calls on, so they
-    do not count."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and _is_forwarding(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame is not None and not _is_library(frame.f_code.co_filename)
-
-
-def _is_forwarding(filename: str) -> bool:
-    return filename.startswith("<") or any(part in filename for part in _FORWARDING_FILES)
 
 
 def _is_library(filename: str) -> bool:

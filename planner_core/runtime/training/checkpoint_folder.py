@@ -30,10 +30,9 @@ class Checkpoints:
         *,
         every: int = 0,
         keep: int = 2,
-        wait: bool = False,
     ) -> None:
         self.folder, self.module, self.optimizer = folder, module, optimizer
-        self.every, self.keep, self.wait = every, keep, wait
+        self.every, self.keep = every, keep
         self.pending: Future[Any] | None = None
         self.newest = -1
 
@@ -54,12 +53,12 @@ class Checkpoints:
             self.save(step)
 
     def save(self, step: int) -> None:
-        """Save now. Without `wait` training goes on while files are written. One checkpoint is written at a time."""
+        """Save now. Training goes on while files are written. One checkpoint is written at a time."""
         if self.folder is None or step == self.newest:
             return
         self.finish()
         self.pending = save(
-            self.module, self.optimizer, self.folder / f"step-{step:08}", extra={"step": step}, wait=self.wait
+            self.module, self.optimizer, self.folder / f"step-{step:08}", extra={"step": step}, wait=False
         )
         self.newest = step
 

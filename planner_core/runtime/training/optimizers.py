@@ -19,15 +19,9 @@ MOMENTUM = 0.9
 class MasterAdamW(torch.optim.Optimizer):
     """AdamW for parameters of 16 bits, with a master copy and two moments of each in float32."""
 
-    def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+    def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
+        # the defaults of torch.optim.AdamW; a loop sets others in `param_groups`
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]

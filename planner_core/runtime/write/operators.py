@@ -55,9 +55,9 @@ class LocalCall:
         """Return this rank's shape of the i-th result."""
         return self.layout.local_shape(self.call.outputs[i], self.row.outputs[i].src.forward)
 
-    def given_shape(self, i: int = 0) -> tuple[int, ...]:
-        """Return this rank's shape of the i-th operand."""
-        return self.layout.local_shape(self.call.inputs[i], self.operand(i))
+    def given_shape(self) -> tuple[int, ...]:
+        """Return this rank's shape of the first operand."""
+        return self.layout.local_shape(self.call.inputs[0], self.operand(0))
 
     def axes(self, placements: Placements, dim: int | None = None) -> list[int]:
         """Return the axes that shard `dim`."""
