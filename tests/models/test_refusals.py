@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,6 +186,17 @@ def test_one_sentence_names_the_line_and_a_way_out(run: Any, says: str, helps: s
     said = str(error.value)
     assert helps in said and "\n" not in said
     assert re.search(r"test_refusals\.py:\d+ \(", said), said
+
+
+@pytest.mark.parametrize("folder", ["torch", "planner_core"])
+def test_the_line_is_named_in_a_folder_that_has_a_librarys_name(folder: str, tmp_path: Path) -> None:
+    path = tmp_path / folder / "deciding.py"
+    path.parent.mkdir()
+    path.write_text("def forward(model, x):\n    return x if model.lin(x).sum() > 0 else -x\n")
+    scope: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), scope)
+    with pytest.raises(CaptureError, match=rf"{folder}/deciding\.py:2 \(return x if"):
+        capture_module(Model(scope["forward"]), {"x": torch.zeros(6, 8)})
 
 
 def test_hooks_that_a_plan_would_drop_are_refused_before_a_run() -> None:

@@ -9,6 +9,7 @@ from planner_core import lazy_exports
 if TYPE_CHECKING:
     from planner_core.models.hooks.callsites import (
         canonical_name,
+        is_library_file,
         recorded_results,
         tensors,
     )
@@ -58,6 +59,7 @@ __all__ = [
     "draws_dropout_mask",
     "draws_random_numbers",
     "host_state",
+    "is_library_file",
     "is_plain",
     "list_containers",
     "makes_kv_cache",

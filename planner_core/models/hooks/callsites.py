@@ -26,9 +26,11 @@ docs/INTERFACES.md, section 1.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -158,6 +160,16 @@ _NEVER_RECORDED = frozenset(
 _CONVERSIONS_TO_PYTHON = frozenset(
     {"bool", "float", "int", "index", "complex", "len", "format", "repr", "hash", "contains"}
 )
+
+_LIBRARY_FOLDERS = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[2]}/")
+
+
+def is_library_file(filename: str) -> bool:
+    """Return whether code of this file is torch's, ours or generated, and not the model's own.
+
+    Whole paths are compared: a user's own folder may be called `torch` too.
+    """
+    return filename.startswith(("<", *_LIBRARY_FOLDERS)) or filename == contextlib.__file__
 
 
 def canonical_name(func: Callable[..., Any], kwargs: dict[str, Any] | None = None) -> str | None:

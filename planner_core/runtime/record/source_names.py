@@ -19,6 +19,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
+from planner_core.models.hooks import is_library_file
 from planner_core.runtime.mismatch import PlanMismatch
 
 Statement = tuple[int, tuple[str, ...]]
@@ -28,7 +29,7 @@ Statement = tuple[int, tuple[str, ...]]
 def running_statement() -> tuple[str, tuple[str, ...]]:
     """Return `file:line` of the innermost statement of the model's own code, and the names that it assigns."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while frame is not None and is_library_file(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
         return "", ()
@@ -83,10 +84,6 @@ def _model_collective_error(name: str) -> PlanMismatch:
         "the whole ones, as in one process, and the plan adds the collectives; leave its own out (by an option of the layer, or a "
         "condition on an attribute that is set before apply, and not on dist.is_initialized())"
     )
-
-
-def _is_library(filename: str) -> bool:
-    return "/torch/" in filename or "/planner_core/" in filename or filename.startswith("<")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, NeedsValues, Sentence, Value, named
+from planner_core.models.hooks.callsites import is_library_file
 from planner_core.models.hooks.model_parts import list_buffers, list_modules, list_parameters
 from planner_core.models.hooks.torch_private import storage_id, without_transforms
 
@@ -56,15 +57,11 @@ def model_line() -> str:
 
 def format_line(stack: Iterable[traceback.FrameSummary]) -> str:
     """Format the innermost frame of a stack that belongs to the model's code, as the end of a sentence."""
-    theirs = [f for f in stack if not _is_library(f.filename)]
+    theirs = [f for f in stack if not is_library_file(f.filename)]
     if not theirs:
         return ""
     last = theirs[-1]
     return f" at {last.filename.rpartition('site-packages/')[2]}:{last.lineno} ({last.line})"
-
-
-def _is_library(filename: str) -> bool:
-    return any(part in filename for part in ("/torch/", "/planner_core/", "/contextlib.py")) or filename.startswith("<")
 
 
 def reads_values(func: Callable[..., Any]) -> bool:
