@@ -104,9 +104,13 @@ class Learner:
         assert found is not None
         return found
 
+    def find_layer(self) -> Layer | None:
+        """Sizes of the model's transformer layers, if it has some."""
+        return _layer(self.graph)
+
     def layer(self) -> Layer:
         """Sizes of the model's layers; call it on what `transformer` gives."""
-        found = _layer(self.graph)
+        found = self.find_layer()
         assert found is not None
         return found
 

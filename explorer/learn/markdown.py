@@ -3,7 +3,8 @@
 A file of `lessons/content/` is a TOML front between two lines `+++`, an introduction, and parts under headings of the first level:
 
 - `# Words`: a list of `- **term**: meaning`.
-- `# Steps`: a step under each `## title`; `![what it shows](name)` is its picture; what stands after a rule `---` waits for the answer.
+- `# Steps`: a step under each `## title`; `![what it shows](name)` is its picture, or a table is, or the bars of one (`pictures/tables.py`);
+  what stands after a rule `---` waits for the answer.
 - `# Question`: what is asked, and options as `- [x] the right one`, `- [ ] a wrong one`, each with its reason indented below. Where
   options end in `<!-- number -->` the answer is typed, in the unit that `<!-- unit: GB -->` names.
 - `# Drawn`: why the truth of a prediction that is drawn is as it is, then a list of `- **mistake**: reply`.
@@ -41,6 +42,7 @@ from explorer.learn.lesson import (
 )
 from explorer.learn.pictures.film import Film
 from explorer.learn.pictures.sketch import Prediction
+from explorer.learn.pictures.tables import BARS, draw_bars, draw_table, keep_in_cell, memory_cells, memory_head
 from explorer.text import units
 
 CONTENT = Path(__file__).parent / "lessons" / "content"
@@ -49,7 +51,8 @@ Picture: TypeAlias = Drawn | Prediction
 """A drawing, a film of drawings, a prediction to draw, or markup that describes itself (a table)."""
 
 HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
-IMAGE = re.compile(r"^!\[(.*)\]\((\S+)\)$", re.MULTILINE)
+IMAGE = re.compile(r"^!\[(.*)\]\((.+)\)$", re.MULTILINE)
+TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 OPTION = re.compile(r"^- \[([x ])\] (.+?)(?: <!-- (\S+) -->)?$")
 UNIT = re.compile(r"^<!-- unit: (.+) -->$", re.MULTILINE)
 TERM = re.compile(r"^- \*\*(.+?)\*\*: (.+)$")
@@ -58,11 +61,13 @@ TERM = re.compile(r"^- \*\*(.+?)\*\*: (.+)$")
 @dataclass(frozen=True, slots=True)
 class Live:
     """What a lesson computes at one setting: `pictures` by name, `numbers` that its prose writes and that tests recompute, and `facts`, what else
-    its prose needs."""
+    its prose needs. `shown` is the learner whose model is shown, if it is another, and `note` says why."""
 
     facts: Mapping[str, Any]
     pictures: Mapping[str, Picture]
     numbers: Mapping[str, float] = field(default_factory=dict)
+    shown: Learner | None = None
+    note: str = ""
 
 
 def read_lesson(
@@ -81,7 +86,7 @@ def read_lesson(
 
     def make_scene(learner: Learner, values: Values) -> Scene:
         now = live(learner, values)
-        facts = {**values, **now.numbers, **now.facts}
+        facts = _gather_facts(learner, values, now)
         pictures = {
             name: _with_words(picture, drawn.render({**facts, **picture.facts}))
             if isinstance(picture, Prediction)
@@ -93,7 +98,7 @@ def read_lesson(
 
     def make_question(learner: Learner, values: Values) -> Question:
         now = live(learner, values)
-        return _question(question.render({**values, **now.numbers, **now.facts}))
+        return _question(question.render(_gather_facts(learner, values, now)))
 
     controls = tuple(_control(c) for c in front.pop("controls", ()))
     terms = tuple(_terms(parts["Words"]).items())
@@ -110,6 +115,22 @@ def read_lesson(
         cases=cases,
         block=block,
     )
+
+
+def _gather_facts(learner: Learner, values: Values, now: Live) -> dict[str, Any]:
+    """Everything that the prose of a lesson may name: the model and cluster shown, the controls, and what the lesson computed."""
+    shown = now.shown or learner
+    gpu, layer = shown.cluster.gpu, shown.find_layer()
+    standard = {
+        "model": shown.name,
+        "gpus": shown.cluster.num_gpus,
+        "gpu": gpu.name,
+        "room": gpu.memory_bytes,
+        "load": shown.planner.workload,
+        "layer": layer,
+        "stands_in": now.note,
+    }
+    return {**standard, **values, **now.numbers, **now.facts}
 
 
 def _split(text: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -149,9 +170,23 @@ def _steps(text: str, pictures: Mapping[str, Drawn]) -> tuple[tuple[Step, ...], 
 
 def _step(text: str, pictures: Mapping[str, Drawn]) -> Step:
     title, _, body = text.partition("\n")
-    image = IMAGE.search(body)
-    assert image, f"step {title!r} has no picture"
-    return Step(title.strip(), "\n\n".join(_paragraphs(IMAGE.sub("", body))), _draw(pictures[image[2]], image[1]))
+    prose = TABLE.sub("", IMAGE.sub("", body))
+    return Step(title.strip(), "\n\n".join(_paragraphs(prose)), _draw_step(title, body, pictures))
+
+
+def _draw_step(title: str, body: str, pictures: Mapping[str, Drawn]) -> str:
+    """The picture of a step: one by name, the bars of its table, or the table."""
+    image, written = IMAGE.search(body), TABLE.search(body)
+    lines = written[0].splitlines() if written else []
+    of_bars = BARS.fullmatch(image[2]) if image else None
+    if image and of_bars:
+        unit, value, words = of_bars.groups()
+        drawn, said = draw_bars(lines, _environment().filters[unit], (float(value), words) if value else None)
+        return svg(drawn, f"{image[1]}. {said}" if image[1] else said)
+    if image:
+        return _draw(pictures[image[2]], image[1])
+    assert lines, f"step {title!r} has no picture"
+    return draw_table(lines)
 
 
 def _draw(picture: Drawn, description: str) -> str:
@@ -205,9 +240,14 @@ def _one_line(text: str) -> str:
 def _environment() -> Environment:
     """Templates that fail where a value is missing, with the filters by which numbers are written everywhere in the explorer."""
     environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+        finalize=keep_in_cell,
     )
-    names = ("memory", "count", "whole", "seconds", "traffic", "significant", "percent", "flops")
+    names = ("memory", "count", "whole", "seconds", "traffic", "significant", "percent", "flops", "change")
     environment.filters |= {name: getattr(units, name) for name in names}
     environment.filters |= {
         "amount": amount,
@@ -216,7 +256,9 @@ def _environment() -> Environment:
         "plural": plural,
         "gpus": lambda n: plural(n, "GPU"),
         "per_cent": lambda n: f"{n} %",
+        "memory_cells": memory_cells,
     }
+    environment.globals |= {"memory_head": memory_head()}
     return environment
 
 

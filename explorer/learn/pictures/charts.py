@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
+from explorer.figures.palette import MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
 from explorer.figures.svg_tensors import PAPER, Drawing, at, column, dots, on_colour, row, text, tile
 
 WIDTH = 640.0
@@ -107,18 +107,6 @@ def key(parts: Iterable[BarPiece]) -> Drawing:
     if len(by_name) < 2:
         return Drawing(0, 0)
     return wrap([row(swatch(p.colour, p.dotted), text(p.name, 13, muted=True), gap=6) for p in by_name.values()], WIDTH)
-
-
-def cost_bar(
-    name: str, compute_s: float, exposed_s: float, optimizer_s: float, mark: str = "", strong: bool = False
-) -> StackedBar:
-    """A step's seconds by what they are spent on."""
-    pieces = (
-        BarPiece("compute", compute_s, COMPUTE),
-        BarPiece("communication that shows", exposed_s, COMMUNICATION, True),
-        BarPiece("optimizer", optimizer_s, DEVICES[2]),
-    )
-    return StackedBar(name, pieces, mark, strong)
 
 
 def memory_pieces(num_bytes: Mapping[str, float]) -> tuple[BarPiece, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeAlias
 
 from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
 from explorer.learn import links
@@ -13,8 +12,8 @@ from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.predictions import sketch_memory_by_gpus
 from explorer.learn.lessons.stacks import StepSettings, megatron_memory, peak_before_gradients, smallest_memory
-from explorer.learn.markdown import Live, Picture, plural, read_lesson
-from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, memory_pieces
+from explorer.learn.markdown import Live, Picture, read_lesson
+from explorer.learn.pictures.charts import memory_pieces
 from explorer.learn.pictures.vessels import draw_vessels
 from explorer.text import units
 
@@ -23,8 +22,6 @@ BYTES = {4: ("sgd", "pure"), 8: ("adamw", "pure"), 18: ("adamw", "mixed")}
 """Optimizer and precision by the bytes per parameter that they take: weights, gradients, optimizer states."""
 SHARES = {4: (2, 2, 0), 8: (2, 2, 4), 18: (6, 4, 8)}
 """The same bytes by kind. Mixed precision: weights in 16 bits to compute with and in fp32 to keep, gradients and AdamW's two averages in fp32."""
-BarRow: TypeAlias = tuple[str, tuple[BarPiece, ...], str]
-"""A bar: its label, its parts, and a word behind it."""
 BYTES_WITH_16_BIT_GRADIENTS = 16
 """Where gradients stay in 16 bits (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)."""
 
@@ -67,22 +64,16 @@ def live(learner: Learner, values: Values) -> Live:
     numbers |= {"shared_whole": whole_activation_bytes(found)}
     numbers |= {f"{k}_{kind}": v for k, sizes_ in stacks.items() for kind, v in sizes_.items()}
     numbers["fits_from"] = next((k for k, sizes_ in stacks.items() if sizes_["peak"] <= room), 0)
-    rows: dict[str, list[BarRow]] = {"weights": [], "gradients": [], **_bar_rows(stacks, n, each, params, room)}
-    stays = {kind: float(share * params) for kind, share in zip(MEMORY_KINDS, SHARES[each], strict=False)}
-    for k, name in ((1, "weights"), (2, "gradients")):
-        shown = memory_pieces({kind: stays[kind] for kind in MEMORY_KINDS[:k]})
-        rows[name] = [("end of a step", shown, _verdict(sum(p.value for p in shown), room))]
-    pictures: dict[str, Picture] = {
-        name: bars([StackedBar(*r) for r in some], units.memory, limit) for name, some in rows.items()
-    }
-    pictures["run"] = draw_vessels(n, memory_pieces(stacks[n]), limit, units.memory)
+    pictures: dict[str, Picture] = {"run": draw_vessels(n, memory_pieces(stacks[n]), limit, units.memory)}
     peaks = {k: numbers[f"{k}_peak"] for k in found}
     shares = {k: _describe_share(numbers, k) for k in found}
     sketch = sketch_memory_by_gpus(peaks, limit, numbers["shared_whole"], numbers["1_early_activations"])
     weights, gradients, averages = SHARES[each]
     facts = {
-        "model": learner.name,
         "stacks": stacks,
+        "by_bytes": {
+            e: {kind: share * params for kind, share in zip(MEMORY_KINDS, SHARES[e], strict=False)} for e in BYTES
+        },
         "parts": [(MEMORY_NAMES[k].lower(), stacks[n][k]) for k in MEMORY_KINDS if stacks[n].get(k)],
         "weights": weights,
         "gradients": gradients,
@@ -90,25 +81,11 @@ def live(learner: Learner, values: Values) -> Live:
         "sixteen": BYTES_WITH_16_BIT_GRADIENTS,
         "layer": None if learner.transformer()[1] else learner.layer(),
         "words": learner.graph.config.get("vocab_size"),
-        "told": {name: _describe_bars(some, limit) for name, some in rows.items()},
         "sketch": bool(sketch),
         "shares": shares,
         "uneven": [k for k, (_, usual) in found.items() if not usual],
     }
     return Live(facts, pictures | ({"sketch": sketch} if sketch else {}), numbers)
-
-
-def _bar_rows(
-    stacks: dict[int, dict[str, int]], n: int, each: int, params: int, room: float
-) -> dict[str, list[BarRow]]:
-    """The rows of the bars: by bytes per parameter, of the end and the fullest moment of a step, and by number of GPUs."""
-    one = stacks[1]
-    end = ("end of a step", _optimizer_bar(each, params, room)[1], "")
-    moments = [end, ("fullest moment", memory_pieces(one), _verdict(one["peak"], room))]
-    if n > 1:
-        moments.append((f"of {plural(n, 'GPU')}, each", memory_pieces(stacks[n]), _verdict(stacks[n]["peak"], room)))
-    split = [(plural(k, "GPU"), memory_pieces(sizes_), _verdict(sizes_["peak"], room)) for k, sizes_ in stacks.items()]
-    return {"optimizer": [_optimizer_bar(e, params, room) for e in BYTES], "activations": moments, "split": split}
 
 
 def whole_activation_bytes(found: Mapping[int, tuple[Mapping[str, int], bool]]) -> float:
@@ -117,21 +94,6 @@ def whole_activation_bytes(found: Mapping[int, tuple[Mapping[str, int], bool]]) 
     n = max(found)
     one, most = (found[k][0]["early_activations"] for k in (1, n))
     return (n * most - one) / (n - 1) if n > 1 and found[n][1] and one and most else 0.0
-
-
-def _optimizer_bar(each: int, params: int, room: float) -> BarRow:
-    sizes_ = {kind: share * params for kind, share in zip(MEMORY_KINDS, SHARES[each], strict=False)}
-    return f"{each} bytes", memory_pieces(sizes_), _verdict(each * params, room)
-
-
-def _verdict(total: float, room: float) -> str:
-    return "fits" if total <= room else "does not fit"
-
-
-def _describe_bars(rows: list[BarRow], limit: tuple[float, str]) -> str:
-    """The bars in words, for who does not see them."""
-    said = "; ".join(f"{label}: {units.memory(sum(p.value for p in parts))}, {mark}" for label, parts, mark in rows)
-    return f"Memory of one GPU. {said}. {limit[1]}"
 
 
 def _describe_share(numbers: Mapping[str, float], n: int) -> str:

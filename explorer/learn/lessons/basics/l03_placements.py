@@ -15,7 +15,6 @@ from explorer.figures.svg_tensors import (
     number,
     owned,
     replicated,
-    table,
 )
 from explorer.learn import links
 from explorer.learn.learner import Learner
@@ -96,9 +95,10 @@ def live(learner: Learner, values: Values) -> Live:
     }
     pictures["before"] = _draw_devices(before, src)
     pictures["motion"] = redistribution_film(before, parse_placement(src), parse_placement(dst), whole)
-    pictures["moves"] = _moves_table(n, (src, dst))
     numbers = {"sent": sent(src, dst, n), "size": SIZE * SIZE * ITEM, "total": float(whole.sum())}
+    moves = [(*case, collective_between(*case), sent(*case, n)) for case in CASES]
     facts = {
+        "moves": moves,
         "src": src,
         "dst": dst,
         "item": ITEM,
@@ -168,21 +168,6 @@ def _draw_devices(pieces: list[Any], letter: str) -> Drawing:
     word = f"{letter}, not summed yet" if p == P else letter
     frames = [device(r, matrix(t, styles[r], "", word, cell=34)) for r, t in enumerate(pieces)]
     return grid(frames, 4)
-
-
-def _moves_table(n: int, here: tuple[str, str]) -> str:
-    formula = {
-        "all_reduce": "2(n−1)/n · B",
-        "reduce_scatter": "(n−1)/n · B",
-        "all_gather": "(n−1)/n · B",
-        "all_to_all": "(n−1)/n² · B",
-        "": "0",
-    }
-    rows = []
-    for src, dst in CASES:
-        kind = collective_between(src, dst)
-        rows.append((src, dst, kind or "none, a local slice", formula[kind], f"{sent(src, dst, n)}"))
-    return table(("from", "to", "collective", "each device sends", f"bytes, n = {n}"), rows, CASES.index(here))
 
 
 LESSON = read_lesson("03-placements", live, focus=links.placements)

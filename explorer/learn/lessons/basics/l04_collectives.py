@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from explorer.figures.palette import DEVICES, KIND_COLOURS
+from explorer.figures.palette import DEVICES
 from explorer.figures.svg_tensors import Drawing, Style, amount, column, device, row, text, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.board import BoardState, Chunk, board_film
-from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, plot
+from explorer.learn.pictures.charts import Line, plot
 from explorer.learn.pictures.film import Film
 from explorer.text import units
 from planner_core.core import DeviceMesh
@@ -66,7 +66,6 @@ def live(learner: Learner, values: Values) -> Live:
     pictures: dict[str, Picture] = {f"state_{k}": _draw_state(state, n) for k, state in enumerate(states)}
     pictures |= {
         "motion": _ring_film(states, n),
-        "bill": _bytes_chart(n, size),
         "curve": _time_chart(link, size, cross),
     }
     unit, unit_bytes = next((u for u in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if wire >= u[1]), ("B", 1.0))
@@ -119,21 +118,6 @@ def _draw_state(state: dict[str, Any], n: int) -> Drawing:
         gap=6,
     )
     return column(grid, key, gap=12)
-
-
-def _bytes_chart(n: int, size: int) -> Drawing:
-    half = float(wire_bytes("reduce_scatter", size, n))
-    parts = (
-        BarPiece("reduce_scatter", half, KIND_COLOURS["reduce_scatter"]),
-        BarPiece("all_gather", half, KIND_COLOURS["all_gather"], True),
-    )
-    return bars(
-        [
-            StackedBar(f"ring, n = {n}", parts),
-            StackedBar("each to each", (BarPiece("everything to all others", float((n - 1) * size), "#8a97a3"),)),
-        ],
-        amount,
-    )
 
 
 def _time_chart(link: AxisLink, size: int, cross: float) -> Drawing:

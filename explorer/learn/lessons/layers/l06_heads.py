@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from explorer.figures.svg_tensors import Drawing, column, device, row, table, text, tile
+from explorer.figures.svg_tensors import Drawing, column, device, row, text, tile
 from explorer.learn import links
 from explorer.learn.blocks import arranged, placing
 from explorer.learn.blocks.arranged import ArrangedBlock
@@ -53,20 +53,19 @@ def live(learner: Learner, values: Values) -> Live:
         "all": _draw_heads(heads, kv),
         "queries": _draw_dealt_heads((heads,), t),
         "keys": _draw_dealt_heads((heads, kv), t),
-        "degrees": _degrees_table(heads, kv, t),
         **block,
     }
     facts = {
+        "degrees": [1, *map(int, LESSON.controls[0].options)],
         "heads": heads,
         "kv": kv,
         "queries_divide": queries,
         "keys_divide": keys,
         "error": error,
         "block": told,
-        "stands_in": note,
     }
     numbers = {"heads": heads, "kv": kv, "even": float(queries and keys), "error": error, "per_device": heads / t}
-    return Live(facts, pictures, numbers)
+    return Live(facts, pictures, numbers, learner, note)
 
 
 def arrange_block(learner: Learner, values: Values) -> ArrangedBlock | None:
@@ -115,24 +114,6 @@ def _draw_dealt_heads(kinds: tuple[int, ...], t: int) -> Drawing:
             rows += [row(*tiles[i : i + 8], gap=2) for i in range(0, len(tiles), 8)]
         frames.append(device(r, column(*rows, gap=3)))
     return wrap(frames, 660, gap=10)
-
-
-def _degrees_table(heads: int, kv: int, t: int) -> str:
-    degrees = [1, *map(int, LESSON.controls[0].options)]
-    rows = [
-        (
-            str(d),
-            _heads_per_device(heads, d),
-            _heads_per_device(kv, d),
-            "works" if heads % d == 0 and kv % d == 0 else "does not divide",
-        )
-        for d in degrees
-    ]
-    return table(("devices", "query heads each", "key-value heads each", ""), rows, degrees.index(t))
-
-
-def _heads_per_device(heads: int, devices: int) -> str:
-    return str(heads // devices) if heads % devices == 0 else f"{heads / devices:.2f}"
 
 
 LESSON = read_lesson("06-heads", live, focus=links.attention, block=arrange_block)

@@ -6,10 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.address.settings import MODELS
-from explorer.figures.palette import KIND_COLOURS, MEMORY_COLOURS
 from explorer.figures.svg_tensors import (
     Drawing,
-    amount,
     arrow,
     column,
     device,
@@ -31,9 +29,8 @@ from explorer.learn.lessons.stacks import gathered_bytes, megatron_memory
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.block import draw_block
 from explorer.learn.pictures.board import BoardState, board_film
-from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, grid
+from explorer.learn.pictures.charts import grid
 from explorer.learn.pictures.film import Film
-from explorer.text import units
 from planner_core.cost.communication import wire_bytes
 
 TOKENS, VOCAB, REGION = 4, 8, 8
@@ -132,35 +129,21 @@ def live(learner: Learner, values: Values) -> Live:
         "table": words * layer.hidden * 2,
     }
     facts = {
-        "batch": load.batch,
-        "seq": load.seq,
-        "hidden": layer.hidden,
-        "whole": num_bytes,
-        "reduce": reduce,
-        "scatter": scatter,
-        "gather": gather,
         "gathered": gathered,
-        "room": learner.cluster.gpu.memory_bytes,
         "words": words,
-        "stands_in": note,
         "tokens": TOKENS,
         "shown_words": VOCAB,
         "split_loss": c["got"],
-        "loss_error": c["error"],
         "has_block": block is not None,
     }
-    return Live(facts, _pictures(n, numbers, gathered) | ({"block": draw_block(block)} if block else {}), numbers)
-
-
-def _pictures(n: int, numbers: dict[str, float], gathered: int) -> dict[str, Picture]:
-    return {
+    pictures: dict[str, Picture] = {
         "region": _draw_region(n),
         "motion": tokens_film(n),
-        "bytes": _bytes_chart(*(int(numbers[kind]) for kind in ("all_reduce", "reduce_scatter", "all_gather"))),
-        "memory": _memory_chart(int(numbers["plain"]), int(numbers["split"]), gathered),
-        "lookup": _draw_lookup(split_embedding(n), n),
-        "vocabulary": _draw_loss(split_loss(n), n),
+        "lookup": _draw_lookup(e, n),
+        "vocabulary": _draw_loss(c, n),
+        **({"block": draw_block(block)} if block else {}),
     }
+    return Live(facts, pictures, numbers, learner, note)
 
 
 def arrange_block(learner: Learner, values: Values) -> ArrangedBlock | None:
@@ -219,27 +202,6 @@ def _draw_region(n: int) -> Drawing:
     flow = [sign("product", 15), arrow(60, "all_reduce"), sign("norm, dropout", 15)]
     flow += [arrow(60), sign("product", 15)]
     return column(row(*flow, gap=8), grid(frames, per), gap=14)
-
-
-def _bytes_chart(reduce: int, scatter: int, gather: int) -> Drawing:
-    one = StackedBar("tensor parallel", (BarPiece("all_reduce", reduce, KIND_COLOURS["all_reduce"]),))
-    two = StackedBar(
-        "+ sequence",
-        (
-            BarPiece("reduce_scatter", scatter, KIND_COLOURS["reduce_scatter"]),
-            BarPiece("all_gather", gather, KIND_COLOURS["all_gather"], True),
-        ),
-    )
-    return bars([one, two], amount)
-
-
-def _memory_chart(plain: int, split: int, again: int) -> Drawing:
-    rows = (("tensor parallel", plain), ("+ sequence", split), ("+ gathered again", split - again))
-    colour = MEMORY_COLOURS["activations"]
-    return bars(
-        [StackedBar(name, (BarPiece("activations", float(size), colour),), strong=size < plain) for name, size in rows],
-        units.memory,
-    )
 
 
 def _draw_lookup(e: dict[str, Any], n: int) -> Drawing:

@@ -16,7 +16,6 @@ from explorer.figures.svg_tensors import (
     owned,
     replicated,
     row,
-    table,
 )
 from explorer.learn import links
 from explorer.learn.learner import Learner
@@ -100,15 +99,13 @@ def live(learner: Learner, values: Values) -> Live:
         (("gradient of X", c["grads_x"][r], cut.grad_x), ("gradient of W", c["grads_w"][r], cut.grad_w))
         for r in range(N)
     ]
-    rows = [(names[key], w.x, w.w, w.y, w.grad_x, w.grad_w, w.fix) for key, w in CUTS.items()]
     pictures: dict[str, Picture] = {
         "forward": column(*(_draw_device(r, what) for r, what in enumerate(forward)), gap=10),
         "backward": column(*(_draw_device(r, what) for r, what in enumerate(gradients)), gap=10),
         "sum": _draw_sum(way, c),
-        "ways": table(("way", "X", "W", "Y", "grad of X", "grad of W", "to put right"), rows, list(CUTS).index(way)),
     }
     numbers = {"error": c["error"], "gw00": float(c["gw"][0, 0]), "gx00": float(c["gx"][0, 0])}
-    return Live({"cut": cut, "name": names[way], "error": c["error"]}, pictures, numbers)
+    return Live({"cut": cut, "cuts": CUTS, "names": names, "name": names[way]}, pictures, numbers)
 
 
 def _style(r: int, placement: str) -> Any:

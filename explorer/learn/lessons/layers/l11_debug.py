@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import Drawing, table
+from explorer.figures.svg_tensors import Drawing
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -75,7 +75,8 @@ def train(fault: str) -> dict[str, Any]:
             for rank, own in enumerate(groups):
                 for w, g in zip(own, grads[rank] if fault == "sum" else means, strict=True):
                     w -= RATE * g
-    return {"loss": losses, "apart": apart, "messages": list_messages(fault)}
+    messages = list_messages(fault)
+    return {"loss": losses, "apart": apart, "messages": messages, "bytes": sum(size for _, _, size in messages)}
 
 
 def list_messages(fault: str) -> list[tuple[str, str, int]]:
@@ -136,8 +137,8 @@ def live(learner: Learner, values: Values) -> Live:
         "well_first": well["loss"][0],
         "well_last": well["loss"][-1],
         "apart": sick["apart"][-1],
-        "bytes": _sent_bytes(sick),
-        "well_bytes": _sent_bytes(well),
+        "bytes": sick["bytes"],
+        "well_bytes": well["bytes"],
         "messages": len(sick["messages"]),
     }
     facts = {
@@ -145,27 +146,18 @@ def live(learner: Learner, values: Values) -> Live:
         "names": NAMES,
         "heads": HEADS,
         "kv": KV,
-        "well_messages": len(well["messages"]),
-        "gpu": learner.cluster.gpu.name,
+        "sick": sick,
+        "well": well,
+        "runs": {kind: train(kind) for kind in FAULTS},
+        "apart_before": [(i, sick["apart"][i - 1]) for i in (1, 2, 10, 30, TURNS)],
         "time": trace_step(learner.cluster, fault)[-1].end,
         "planned_time": trace_step(learner.cluster, "")[-1].end,
     }
-    apart = [(units.whole(i + 1), f"{sick['apart'][i]:.3g}") for i in (0, 1, 9, 29, TURNS - 1)]
     pictures: dict[str, Picture] = {
         "losses": _losses_chart(sick, well),
-        "weights": table(("before step", "largest difference between the data groups"), apart),
-        "messages": table(
-            ("phase", "message", "bytes"), [(phase, what, f"{b} B") for phase, what, b in sick["messages"]]
-        ),
         "trace": _trace_chart(learner.cluster, fault),
-        "fault": _comparison_table(sick, well),
-        "signs": _symptoms_table(),
     }
     return Live(facts, pictures, numbers)
-
-
-def _sent_bytes(run: dict[str, Any]) -> int:
-    return sum(m[2] for m in run["messages"])
 
 
 def _losses_chart(sick: dict[str, Any], well: dict[str, Any]) -> Drawing:
@@ -187,38 +179,6 @@ def _trace_chart(cluster: Cluster, fault: str) -> Drawing:
             here = [(s.start, s.end, s.words, colours.get(s.words, COMMUNICATION)) for s in spans if s.stream == stream]
             tracks.append((f"{name}: {stream}", here))
     return timeline(tracks, units.seconds, end)
-
-
-def _comparison_table(sick: dict[str, Any], well: dict[str, Any]) -> str:
-    rows = [
-        ("first loss", f"{sick['loss'][0]:.4f}", f"{well['loss'][0]:.4f}"),
-        ("last loss", f"{sick['loss'][-1]:.4f}", f"{well['loss'][-1]:.4f}"),
-        ("groups apart at the end", f"{sick['apart'][-1]:.3g}", f"{well['apart'][-1]:.3g}"),
-        ("bytes of a step", f"{_sent_bytes(sick)}", f"{_sent_bytes(well)}"),
-    ]
-    return table(("", "this run", "as it should be"), rows)
-
-
-def _symptoms_table() -> str:
-    """How each fault shows: in the first loss, in copies of weights, in messages."""
-    well, rows = train(""), []
-    for fault in FAULTS:
-        run = train(fault)
-        starts = "right" if _close(run["loss"][0], well["loss"][0]) else "wrong"
-        fewer = len(run["messages"]) < len(well["messages"])
-        sent = (
-            "as planned"
-            if _sent_bytes(run) == _sent_bytes(well)
-            else "one message missing"
-            if fewer
-            else "too few bytes"
-        )
-        rows.append((NAMES[fault], starts, "they part" if run["apart"][-1] > 0 else "equal", sent))
-    return table(("fault", "first loss", "copies of weights", "messages"), rows)
-
-
-def _close(a: float, b: float) -> bool:
-    return abs(a - b) < 1e-9 * max(a, b)
 
 
 LESSON = read_lesson("11-debug", live)

@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from explorer.figures.palette import COMMUNICATION, COMPUTE
-from explorer.figures.svg_tensors import Drawing, amount, column, table, text
+from explorer.figures.svg_tensors import column, text
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.stacks import megatron_memory, smallest_memory
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, nodes
-from explorer.text import units
+from explorer.learn.pictures.charts import nodes
 from planner_core.core import Cluster, DeviceMesh, load_cluster
 from planner_core.cost.communication import AxisLink, axis_links, collective_time, wire_bytes
 from planner_core.planning import MOST_DOUBT
@@ -140,7 +138,7 @@ def live(learner: Learner, values: Values) -> Live:
     by_volume, by_time = least_volume_and_time(learner, batch)
     fitting, grads = fastest_that_fits(learner, batch), gradient_bytes(learner)
     size = int(batch / near.data * learner.planner.workload.seq * learner.layer().hidden * 2)
-    cliff, largest = _all_reduce_by_size(cluster, size), _largest_sum_table(cluster, grads)
+    cliff = _all_reduce_by_size(cluster, size)
     numbers = {
         "near_s": near.seconds,
         "far_s": far.seconds,
@@ -150,33 +148,27 @@ def live(learner: Learner, values: Values) -> Live:
         "by_volume_s": by_volume.seconds,
         "by_time_s": by_time.seconds,
         "cliff_last": cliff[-1][2],
-        "batch": batch,
         "ratio": far.seconds / near.seconds,
         "grads": grads,
         "fitting_s": fitting.seconds if fitting else 0.0,
     }
     can = [o for o in found if o.peak]
     facts = {
-        "model": learner.name,
         "near": near,
         "far": far,
         "a_tie": 1 / (1 + MOST_DOUBT) <= far.seconds / near.seconds <= 1 + MOST_DOUBT,
+        "layouts": found,
+        "cliff": cliff,
         "by_volume": by_volume,
+        "by_time": by_time,
         "quickest": with_ties(by_time, can),
         "fitting": with_ties(fitting, [o for o in can if o.peak and o.peak <= room]) if fitting else [],
         "doubt": MOST_DOUBT,
-        "links": largest[0],
-        "stands_in": note,
+        "links": _largest_sum(cluster, grads),
         "one_node": len(given.cluster.levels) == 1,
     }
-    pictures: dict[str, Picture] = {
-        "two": _two_layouts_chart(near, far),
-        "cliff": _cliff_chart(cliff, per),
-        "choices": _layouts_table(found, by_volume, by_time, fitting, room),
-        "links": largest[1],
-    }
     facts |= _cliff_facts(cliff, per) | _link_facts(cluster) | _crossing_bytes(learner, near, batch, grads)
-    return Live(facts, pictures | _draw_groups(n, per), numbers)
+    return Live(facts, _draw_groups(n, per), numbers, learner, note)
 
 
 def _link_facts(cluster: Cluster) -> dict[str, Any]:
@@ -216,15 +208,6 @@ def _all_reduce_by_size(cluster: Cluster, size: int) -> list[tuple[int, bool, fl
     return found
 
 
-def _cliff_chart(cliff: list[tuple[int, bool, float]], per: int) -> Drawing:
-    items = []
-    for t, near, seconds in cliff:
-        out = "" if near and t <= per else "leaves the node"
-        time = BarPiece("time", seconds, COMMUNICATION)
-        items.append(StackedBar(f"{t} {'neighbours' if near else 'strangers'}", (time,), out))
-    return bars(items, units.seconds)
-
-
 def _cliff_facts(cliff: list[tuple[int, bool, float]], per: int) -> dict[str, Any]:
     """Two neighbours beside two strangers, and whether a full node takes less than half of it."""
     near, far = (next(s for t, is_near, s in cliff if t == 2 and is_near is want) for want in (True, False))
@@ -233,52 +216,14 @@ def _cliff_facts(cliff: list[tuple[int, bool, float]], per: int) -> dict[str, An
     return {"pair": {"near": near, "far": far}, "full_node_is_quicker": quicker}
 
 
-def _two_layouts_chart(near: GpuLayout, far: GpuLayout) -> Drawing:
-    made = []
-    for name, o in (("groups inside", near), ("groups across", far)):
-        grads = BarPiece("gradients of the data groups", o.data_s, COMPUTE, True)
-        made.append(StackedBar(name, (BarPiece("tensor groups", o.tensor_s, COMMUNICATION), grads)))
-    return bars(made, units.seconds)
-
-
-def _largest_sum_table(cluster: Cluster, grads: int) -> tuple[dict[str, Any] | None, str]:
-    """Where the time of the largest sum comes from, in facts and as a table; nothing where all GPUs are on one level."""
+def _largest_sum(cluster: Cluster, grads: int) -> dict[str, Any] | None:
+    """Where the time of the largest sum comes from; None where all GPUs are on one level."""
     found = cost_by_level(cluster)
     if len(found) < 2:
-        return None, ""
-    slowest = max(range(len(found)), key=lambda i: found[i][3])
-    total = collective_time("all_reduce", grads, axis_links(cluster, DeviceMesh(("data",), (cluster.num_gpus,)))[0])[0]
-    rows = []
-    for name, share, rate, each in found:
-        at = f"{units.significant(rate / 1e9)} GB/s"
-        rows.append((name, f"{share:.3g}", amount(share * grads), at, units.seconds(each * grads)))
-    rated = f"{units.significant(cluster.levels[0].bytes_per_s / 1e9)} GB/s"
-    facts = {"slowest": rows[slowest][0], "filled": rows[0][3], "rated": rated, "total": total}
-    return facts, table(("over", "of the tensor", "per GPU", "at", "takes"), rows, slowest)
-
-
-def _layouts_table(
-    found: tuple[GpuLayout, ...], by_volume: GpuLayout, by_time: GpuLayout, fitting: GpuLayout | None, room: float
-) -> str:
-    rows = []
-    for o in found:
-        named = (("least volume", by_volume), ("least time", by_time), ("quickest that fits", fitting))
-        needs = "heads do not divide"
-        if o.peak:
-            needs = units.memory(o.peak) + (" fits" if o.peak <= room else " does not fit")
-        rows.append(
-            (
-                o.name,
-                ", ".join(w for w, b in named if b == o),
-                needs,
-                amount(o.volume),
-                units.seconds(o.tensor_s),
-                units.seconds(o.data_s),
-                units.seconds(o.seconds),
-            )
-        )
-    head = ("mesh", "", "fullest moment", "sent per GPU", "tensor groups", "gradients", "together")
-    return table(head, rows, found.index(fitting or by_time))
+        return None
+    link = axis_links(cluster, DeviceMesh(("data",), (cluster.num_gpus,)))[0]
+    slowest = max(found, key=lambda part: part[3])
+    return {"parts": found, "slowest": slowest[0], "total": collective_time("all_reduce", grads, link)[0]}
 
 
 def _inside_and_across(found: tuple[GpuLayout, ...], per: int) -> tuple[GpuLayout, GpuLayout]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from explorer.figures.palette import KIND_COLOURS
-from explorer.figures.svg_tensors import Drawing, amount, column, device, table, text, tile
+from explorer.figures.svg_tensors import Drawing, column, device, text, tile
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.board import BoardState, Chunk, Move, board_film
-from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, even_grid, grid
+from explorer.learn.pictures.charts import even_grid, grid
 from explorer.learn.pictures.film import Film
 from planner_core.cost.communication import wire_bytes
 
@@ -67,15 +66,11 @@ def live(learner: Learner, values: Values) -> Live:
     found, note = learner.routed()
     tokens, hidden = tokens_and_width(learner)
     expert, tensor = sent_bytes(n, k, tokens, hidden)
-    rows = [(f"from GPU {i}", *(str(int(v)) for v in r)) for i, r in enumerate(c["sent"])]
-    rows.append(("arrive", *(str(int(v)) for v in c["load"])))
     home = text("a token has the colour of its home", 13, muted=True)
     pictures: dict[str, Picture] = {
         "home": column(_draw_homes(c, n), home, gap=10),
-        "messages": table(("", *(f"to GPU {d}" for d in range(n))), rows),
         "travel": travel_film(c, n),
         "back": _draw_homes(c, n, back=True),
-        "bill": _bytes_chart(expert, tensor),
     }
     numbers = {
         "error": c["error"],
@@ -85,8 +80,8 @@ def live(learner: Learner, values: Values) -> Live:
         "tensor": tensor,
         "tokens": tokens,
     }
-    facts = {"shown": TOKENS, "hidden": hidden, "model": found.name, "stands_in": note}
-    return Live(facts, pictures, numbers)
+    facts = {"shown": TOKENS, "hidden": hidden, "sent": c["sent"].tolist(), "arrive": c["load"].tolist()}
+    return Live(facts, pictures, numbers, found, note)
 
 
 def _draw_homes(c: dict[str, Any], n: int, back: bool = False) -> Drawing:
@@ -130,18 +125,6 @@ def travel_film(c: dict[str, Any], n: int) -> Film:
     ]
     names = [f"GPU {d}: expert {d}" for d in range(n)]
     return board_film(stops, WIDE, cell=42, names=names, note="a token has the colour of its home")
-
-
-def _bytes_chart(expert: int, tensor: int) -> Drawing:
-    there = BarPiece("tokens to experts", expert / 2, KIND_COLOURS["all_to_all"])
-    back = BarPiece("results back", expert / 2, KIND_COLOURS["all_to_all"], True)
-    return bars(
-        [
-            StackedBar("expert parallel", (there, back)),
-            StackedBar("tensor parallel", (BarPiece("all_reduce", tensor, KIND_COLOURS["all_reduce"]),)),
-        ],
-        amount,
-    )
 
 
 LESSON = read_lesson("12-experts", live, focus=links.experts)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from explorer.figures.svg_tensors import amount, table
 from explorer.learn.blocks import arranged, placing
 from explorer.learn.blocks.arranged import WEIGHTS, ArrangedBlock, with_llama_block
 from explorer.learn.learner import STANDARD_MODEL, Learner
@@ -98,7 +97,7 @@ def _letters_of_row(found: Candidates, row: int) -> tuple[str, ...]:
 def live(learner: Learner, values: Values) -> Live:
     """The block to build, the messages it causes, all candidates, the optimum as a block, why it is better, and the exact plan."""
     learner, block, note = with_llama_block(learner)
-    devices, load = int(values["t"]), learner.planner.workload
+    devices = int(values["t"])
     c, usual = _choose(learner, block, values), arranged.arrange_megatron(learner, devices, False)
     comm, memory = c.found.comm_s, c.found.memory_bytes
     exact = arranged.arrange_best(learner, devices)
@@ -118,9 +117,6 @@ def live(learner: Learner, values: Values) -> Live:
         "best_messages": len(c.least),
     }
     facts = numbers | {
-        "model": learner.name,
-        "samples": load.batch,
-        "room": learner.cluster.gpu.memory_bytes,
         "yours": yours,
         "least": least,
         "only_yours": only_yours,
@@ -129,17 +125,14 @@ def live(learner: Learner, values: Values) -> Live:
         "usual": usual.seconds if usual else None,
         "one_sum": _all_reduce_s(learner, devices),
         "stream_bytes": _stream_bytes(learner),
-        "stands_in": note,
     }
     pictures: dict[str, Picture] = {
         "builder": _draw_builder(learner, values, c, yours["seconds"]),
-        "messages": _messages_table(c.yours),
         "cloud": draw_candidates(c.found, c.row, c.best_row),
         "optimum": draw_block(c.best),
-        "difference": _difference_table(c.yours, c.least),
         "exact": draw_block(exact),
     }
-    return Live(facts, pictures, {k: v for k, v in numbers.items() if np.isfinite(v)})
+    return Live(facts, pictures, {k: v for k, v in numbers.items() if np.isfinite(v)}, learner, note)
 
 
 def _choice_facts(c: _Choice) -> dict[str, Any]:
@@ -200,22 +193,6 @@ def _draw_builder(learner: Learner, values: Values, c: _Choice, mine_s: float) -
 def _peak_bytes(case: ArrangedBlock) -> int:
     assert case.plan and case.plan.cost, "a case that runs is priced"
     return case.plan.cost.memory_bytes["peak"]
-
-
-def _time_words(x: placing.BlockMessage) -> str:
-    return units.seconds(x.seconds) + (" of its bucket" if x.weight else "")
-
-
-def _messages_table(sent: tuple[placing.BlockMessage, ...]) -> str:
-    rows = [(x.phase, x.where, x.moved, x.kind, amount(x.num_bytes), _time_words(x)) for x in sent]
-    return table(("phase", "at", "what is put right", "collective", "bytes", "time"), rows)
-
-
-def _difference_table(yours: tuple[placing.BlockMessage, ...], least: tuple[placing.BlockMessage, ...]) -> str:
-    rows = []
-    for name, these in zip(("yours", "optimum"), placing.compare_messages(yours, least), strict=True):
-        rows += [(name, x.phase, x.where, x.moved, x.kind, _time_words(x)) for x in these]
-    return table(("only in", "phase", "at", "what is put right", "collective", "time"), rows)
 
 
 def _stream_bytes(learner: Learner) -> int:

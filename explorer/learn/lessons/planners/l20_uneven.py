@@ -6,15 +6,13 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 
-from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import amount, table
+from explorer.figures.palette import COMPUTE
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.times.stated import price_layout, usual_layouts, with_16_bit_products, with_samples
-from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, columns
-from explorer.text import units
+from explorer.learn.markdown import Live, read_lesson
+from explorer.learn.pictures.charts import columns
 from planner_core.planning.methods import Layout
 
 EXPERTS, TOKENS, GPU_TOKENS = 8, 256, 2048
@@ -94,9 +92,9 @@ def live(learner: Learner, values: Values) -> Live:
     learner, stands_in = learner.routed()
     learner, numbers_note = with_16_bit_products(learner)
     load, home = (f(int(values["skew"]), int(values["seed"])) for f in (tokens_by_expert, tokens_at_home))
-    factor, hidden = int(values["factor"]), learner.experts().hidden
+    factors, hidden = LESSON.controls[1], learner.experts().hidden
     hottest, mean = max(load), TOKENS / EXPERTS
-    capacity, dropped, empty = apply_capacity(load, factor)
+    capacity, dropped, empty = apply_capacity(load, int(values["factor"]))
     balanced, uneven = expert_compute_s(learner), fullest_over_mean(load, expert_parallel_size(learner))
     prices = fsdp_step_s(learner), expert_parallel_step_s(learner, 1.0), expert_parallel_step_s(learner, uneven)
     came = [x - y for x, y in zip(load, home, strict=True)]
@@ -118,67 +116,17 @@ def live(learner: Learner, values: Values) -> Live:
         "fair": mean,
         "experts": EXPERTS,
         "gpu_tokens": GPU_TOKENS,
-        "model": learner.name,
         "used": learner.experts().used,
         "hidden": hidden,
         "arrivals": [{"gpu": i, "load": load[i], "home": home[i], "came": came[i]} for i in range(EXPERTS)],
         "uneven": uneven,
-        "stands_in": stands_in,
+        "deals_to": expert_parallel_size(learner),
+        "factors": [(f, factors.name(f), *apply_capacity(load, int(f))) for f in factors.options],
         "halved": numbers_note,
     }
-    return Live(
-        facts, _pictures(load, came, hidden, balanced) | _tables(load, factor, prices, learner, uneven), numbers
-    )
-
-
-def _pictures(load: tuple[int, ...], came: list[int], hidden: int, balanced: float) -> dict[str, Picture]:
-    """The loads, the hottest beside the mean, everybody's waiting, and what arrives."""
-    hottest, mean = max(load), TOKENS / EXPERTS
     loads = [(f"expert {i}", float(x)) for i, x in enumerate(load)]
-    waiting = [
-        StackedBar(
-            f"GPU {i}",
-            (
-                BarPiece("computes", x / mean * balanced, COMPUTE),
-                BarPiece("waits", (hottest - x) / mean * balanced, DEVICES[7], True),
-            ),
-        )
-        for i, x in enumerate(load)
-    ]
-    two = [
-        StackedBar("mean", (BarPiece("tokens", mean, COMPUTE),)),
-        StackedBar("hottest", (BarPiece("tokens", float(hottest), COMMUNICATION, True),)),
-    ]
-    arrive = [
-        StackedBar(f"GPU {i}", (BarPiece("arrives", 2.0 * x * hidden, COMMUNICATION),)) for i, x in enumerate(came)
-    ]
-    return {
-        "loads": columns(loads, "tokens", COMPUTE, load.index(hottest), (mean, f"mean {mean:g}")),
-        "hottest": bars(two, units.significant),
-        "waiting": bars(waiting, units.seconds, (balanced, f"equal loads: {units.seconds(balanced)}")),
-        "messages": bars(arrive, amount),
-    }
-
-
-def _tables(
-    load: tuple[int, ...], factor: int, prices: tuple[float, float, float], learner: Learner, uneven: float
-) -> dict[str, Picture]:
-    """What each capacity factor drops and leaves empty, and a step's price."""
-    factors, rows = LESSON.controls[1], []
-    for f in map(int, factors.options):
-        capacity, dropped, empty = apply_capacity(load, f)
-        lost, slow = f"{dropped} ({units.percent(dropped / TOKENS)})", units.significant(capacity * EXPERTS / TOKENS)
-        rows.append((factors.name(f), str(capacity), lost, str(empty), slow))
-    head = ("capacity factor", "places each", "tokens dropped", "empty places", "times the even time")
-    fsdp, fair, unfair = map(units.seconds, prices)
-    steps = [("FSDP: each GPU gathers all experts", fsdp)]
-    if prices[1]:
-        devices = expert_parallel_size(learner)
-        steps += [
-            (f"experts dealt out to {devices} GPUs (ep={devices}), a fair router", fair),
-            (f"the same, the fullest GPU with {uneven:.2f} times the mean", unfair),
-        ]
-    return {"capacity": table(head, rows, factors.options.index(factor)), "prices": table(("", "step"), steps)}
+    chart = columns(loads, "tokens", COMPUTE, load.index(hottest), (mean, f"mean {mean:g}"))
+    return Live(facts, {"loads": chart}, numbers, learner, stands_in)
 
 
 LESSON = read_lesson("20-uneven-experts", live, focus=links.experts)

@@ -6,14 +6,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import Drawing, amount, at, device, table, text, tile
+from explorer.figures.svg_tensors import Drawing, at, device, text, tile
 from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.times.stated import choose_plan, price_batch, usual_layouts, with_16_bit_products
-from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
+from explorer.learn.markdown import Live, read_lesson
 from explorer.learn.pictures.film import Cell, Film, Flight
 from explorer.text import recipe, units
 from planner_core.core import InputError, Plan
@@ -108,30 +106,15 @@ def live(learner: Learner, values: Values) -> Live:
         "ratio": max(uneven) / even[0],
         "attention_s": attention_s(learner, layer, tokens, n),
     }
-    prices, table_of_prices = _prices(learner, tokens, n)
     facts = {
         "in_order": uneven,
-        "model": learner.name,
+        "zigzag": even,
+        "sent": found,
         "length": LESSON.controls[1].name(tokens),
-        "kv_heads": layer.kv_heads,
-        "gpus": learner.cluster.num_gpus,
-        "stands_in": note,
         "halved": numbers_note,
-        **prices,
+        **_prices(learner, tokens, n),
     }
-    pairs = [("in_order", uneven, "GPU {0}"), ("zigzag", even, "GPU {0}: {0} and {1}")]
-    pictures: dict[str, Picture] = {
-        "ring": _ring_film(c, n),
-        "bytes": _bytes_chart(found, layer, n),
-        "prices": table_of_prices,
-    }
-    for name, counts, label in pairs:
-        rows = [
-            StackedBar(label.format(r, 2 * n - 1 - r), (BarPiece("pairs of blocks", float(x), COMPUTE),))
-            for r, x in enumerate(counts)
-        ]
-        pictures[name] = bars(rows, "{:g}".format)
-    return Live(facts, pictures, numbers)
+    return Live(facts, {"ring": _ring_film(c, n)}, numbers, learner, note)
 
 
 def _corner(r: int) -> tuple[float, float]:
@@ -176,15 +159,6 @@ def _ring_film(c: dict[str, Any], n: int) -> Film:
     )
 
 
-def _bytes_chart(found: dict[str, float], layer: Layer, n: int) -> Drawing:
-    exchanged = BarPiece("queries, keys, values, results", float(found["heads exchanged"]), DEVICES[2], True)
-    rows = [
-        StackedBar("ring", (BarPiece("keys and values", float(found["ring"]), COMMUNICATION),)),
-        StackedBar("heads exchanged", (exchanged,), "" if layer.kv_heads % n == 0 else f"not over {n}"),
-    ]
-    return bars(rows, amount)
-
-
 def accepts_length(learner: Learner, tokens: int) -> bool:
     """Whether the model has positions for so long a text."""
     try:
@@ -227,34 +201,26 @@ def choose_own_plan(learner: Learner, tokens: int, n: int) -> Plan | None:
     return choose_plan(found, gpus // n, recompute="full") if n < gpus and gpus % n == 0 else None
 
 
-def _prices(learner: Learner, tokens: int, n: int) -> tuple[dict[str, Any], str]:
-    """What the planner prices, in facts and as a table; where the model has one length, or no positions for this one, why not."""
+def _prices(learner: Learner, tokens: int, n: int) -> dict[str, Any]:
+    """What the planner prices; where the model has one length, or no positions for this one, why not."""
     facts: dict[str, Any] = dict.fromkeys(("one_length", "too_long", "ring_merges", "own", "fits"))
+    facts["priced"] = {}
     if learner.load is not None or "vocab_size" not in learner.graph.config:
-        return facts | {"one_length": True}, ""
+        return facts | {"one_length": True}
     if not accepts_length(learner, tokens):
-        return facts | {"too_long": True}, ""
+        return facts | {"too_long": True}
     ways = price_layouts(learner, tokens, n)
-    rows = [_price_row(name, *way, tokens) for name, way in ways.items()]
+    facts["priced"] = dict(ways)
     free = choose_own_plan(learner, tokens, n)
     if free:
-        cost, texts = free.cost, int(free.workload["batch"])
-        rows.append(
-            _price_row(
-                "the planner's own choice", cost.memory_bytes["peak"], cost.step_time_s, free.fits, texts, tokens
-            )
-        )
+        own = free.cost.memory_bytes["peak"], free.cost.step_time_s, free.fits, int(free.workload["batch"])
+        facts["priced"]["the planner's own choice"] = own
         facts["own"] = {"fits": free.fits, "layout": recipe.describe_layout(free)}
     took = {name.rpartition(", ")[2]: way[1] for name, way in ways.items()}
     facts["ring_merges"] = took.get("keys in a ring", 0.0) > took.get("heads exchanged", float("inf"))
-    fits = {row[-1] == "fits" for row in rows}
+    fits = {way[2] for way in facts["priced"].values()}
     facts["fits"] = "some" if len(fits) > 1 else "all" if fits == {True} else "none"
-    return facts, table(("way", "fullest moment", "texts in a step", "step", "tokens per second", ""), rows)
-
-
-def _price_row(name: str, peak: int, seconds: float, fits: bool, texts: int, tokens: int) -> tuple[str, ...]:
-    per_second = units.whole(texts * tokens / seconds)
-    return name, units.memory(peak), str(texts), units.seconds(seconds), per_second, "fits" if fits else "does not fit"
+    return facts
 
 
 LESSON = read_lesson("21-long-sequences", live, focus=links.layers)

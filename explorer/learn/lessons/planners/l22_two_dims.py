@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
-from explorer.figures.svg_tensors import Drawing, amount, matrix, owned, table
+from explorer.figures.svg_tensors import Drawing, matrix, owned
 from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.board import BoardState, board_film, matrix_chunks
-from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
+from explorer.learn.pictures.charts import timeline
 from explorer.learn.pictures.film import Film
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh
@@ -144,15 +144,18 @@ def live(learner: Learner, values: Values) -> Live:
     pictures: dict[str, Picture] = {
         "column_first": summing_film(column, "column-first"),
         "row_first": summing_film(row, "row-first"),
-        "four": _reductions_table(layer, *quickest),
-        "meshes": _meshes_table(times, wires, ratio, learner),
-        "growth": _growth_chart(layer, ratio),
         "timeline": _timeline(spans, spans[-1].end_s),
     }
     errors = {"column_error": column["error"], "row_error": row["error"]}
+    tables = {
+        "meshes": [(m, ring_cost(layer, m, 1, ratio), t, sent_bytes(layer, tokens, m)) for m, t in times.items()],
+        "wires": wires,
+        "growth": [_gain_of_mesh(layer, count, ratio) for count in COUNTS],
+        "four": _list_reductions(layer, *quickest),
+    }
     facts = {**errors, **_shape_facts(layer), **_links_facts(wires, n), **_offered_meshes(layer, n, ratio)}
     level = {"level": learner.cluster.levels[0].name, "rate": base / 1e9}
-    return Live({**facts, **level, "model": learner.name, "stands_in": note}, pictures, numbers)
+    return Live({**facts, **tables, **level}, pictures, numbers, learner, note)
 
 
 def _shape_facts(layer: Layer) -> dict[str, Any]:
@@ -177,21 +180,18 @@ def _offered_meshes(layer: Layer, n: int, ratio: int) -> dict[str, Any]:
     return {"offered": [(m, cost[m]) for m in others], "least": cost[quickest]}
 
 
-def _meshes_table(
-    times: dict[tuple[int, int], float], wires: dict[tuple[int, int], float], ratio: int, learner: Learner
-) -> str:
-    layer, load = learner.layer(), learner.planner.workload
-    rows = []
-    for mesh, t in times.items():
-        sent = [r for r in reductions(*mesh, layer_matrices(layer)) if mesh[r.axis - 1] > 1]
-        size = load.batch * load.seq * ITEM_BYTES
-        wire = sum(wire_bytes("all_reduce", int(r.share * size), mesh[r.axis - 1]) for r in sent)
-        real = (units.seconds(wires[mesh]),) if wires else ()
-        value = f"{ring_cost(layer, mesh, 1, ratio):g}"
-        rows.append((f"{mesh[0]} × {mesh[1]}", value, units.seconds(t), *real, amount(layer.layers * wire)))
-    formula = f"(d1−1)/B1 + {axis_ratio(layer):g}(d2−1)/B2"
-    head = ("d1 × d2", formula, "on even networks", *(("on your links",) if wires else ()), "sent per GPU")
-    return table(head, rows, min(range(len(times)), key=lambda i: list(times.values())[i]))
+def sent_bytes(layer: Layer, tokens: int, mesh: tuple[int, int]) -> int:
+    """Bytes that one GPU sends in a step's all_reduces on a mesh."""
+    sums = [r for r in reductions(*mesh, layer_matrices(layer)) if mesh[r.axis - 1] > 1]
+    return layer.layers * sum(
+        wire_bytes("all_reduce", int(r.share * tokens * ITEM_BYTES), mesh[r.axis - 1]) for r in sums
+    )
+
+
+def _gain_of_mesh(layer: Layer, n: int, ratio: int) -> tuple[int, tuple[int, int], float]:
+    """A number of GPUs, their best mesh, and its time over Megatron-LM's."""
+    mesh = best_mesh(layer, n, 1, ratio)
+    return n, mesh, ring_cost(layer, mesh, 1, ratio) / ring_cost(layer, (n, 1), 1, ratio)
 
 
 def summing_film(c: dict[str, Any], kind: str) -> Film:
@@ -226,7 +226,8 @@ def summing_film(c: dict[str, Any], kind: str) -> Film:
     )
 
 
-def _reductions_table(layer: Layer, d1: int, d2: int) -> str:
+def _list_reductions(layer: Layer, d1: int, d2: int) -> list[tuple[str, ...]]:
+    """Every all_reduce of a layer and all together: phase, weight, axis, the tensor of a GPU, what it sends, and that of all parts."""
     rows: list[tuple[str, ...]] = []
     for r in reductions(d1, d2, layer_matrices(layer)):
         share = r.share / layer.hidden
@@ -241,18 +242,7 @@ def _reductions_table(layer: Layer, d1: int, d2: int) -> str:
         sent = sum(wire_bytes("all_reduce", int(share * 10**6), over) for share in shares) / 1e6
         both.append((str(axis), f"{total:g}", f"{sent:.3f}", f"{total:g} · {parts} = {total * parts:g}"))
     rows.append(("together", "", *(" and ".join(pair) for pair in zip(*both, strict=True))))
-    return table(("phase", "weight", "axis", "tensor of a GPU", "sent per GPU", "of all parts"), rows)
-
-
-def _growth_chart(layer: Layer, ratio: int) -> Drawing:
-    items = []
-    for n in COUNTS:
-        a, b = best_mesh(layer, n, 1, ratio)
-        gain = ring_cost(layer, (a, b), 1, ratio) / ring_cost(layer, (n, 1), 1, ratio)
-        items.append(
-            StackedBar(f"{n} GPUs", (BarPiece("best mesh", gain, COMMUNICATION),), f"of Megatron-LM's time, {a} × {b}")
-        )
-    return bars(items, units.percent)
+    return rows
 
 
 def _chunk_times(learner: Learner, mesh: tuple[int, int], chunks: int, b2: float) -> tuple[float, float, Any]:

@@ -6,11 +6,10 @@ import math
 from functools import lru_cache
 
 from explorer.figures.palette import COMPUTE
-from explorer.figures.svg_tensors import Drawing, at, column, row, table, text
+from explorer.figures.svg_tensors import Drawing, at, column, row, text
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, plural, read_lesson
-from explorer.text import units
 from planner_core.models import FoldGroup, FoldStep, fold_steps, list_weight_nodes, shared_subgraphs
 from planner_core.search.candidates import weight_matrices
 
@@ -45,23 +44,15 @@ def live(learner: Learner, values: Values) -> Live:
     found, c, graph = fold_model(learner, int(values["least"])), count_plans(learner), learner.graph
     shared = shared_subgraphs(found)
     blocks = [
-        {"copies": graph.num_repeats[name], "matrices": len(weight_matrices(b))} for name, b in graph.blocks.items()
+        {"name": name, "copies": graph.num_repeats[name], "matrices": len(weight_matrices(b))}
+        for name, b in graph.blocks.items()
     ]
-    kept = [(g.pattern, str(g.count), str(g.similar), g.reason) for g in shared[:10]] or [
-        ("nothing repeats", "", "", "")
-    ]
-    plans = [
-        (name, str(b["copies"]), str(b["matrices"]), units.whole(3 ** b["matrices"]))
-        for name, b in zip(graph.blocks, blocks, strict=True)
-    ]
-    plans.append(("outside blocks", "1", str(int(c["top"])), units.whole(3 ** int(c["top"]))))
     pictures: dict[str, Picture] = {f"depth_{s.depth}": _draw_groups(s.groups) for s in found}
-    pictures["result"] = table(("names", "copies", "weights in each, norms too", "why"), kept)
-    pictures["plans"] = table(("block", "copies", "matrices", "plans = 3^matrices"), plans)
     together = int(c["top"] + c["unique"])
     facts = {
         "depths": found,
         "shared": len(shared),
+        "groups": shared[:10],
         "blocks": blocks,
         "top": int(c["top"]),
         "matrices": int(c["matrices"]),

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
-from explorer.figures.svg_tensors import PAPER, Drawing, column, table, text
+from explorer.figures.svg_tensors import PAPER, Drawing, column, text
 from explorer.learn.blocks import placing
 from explorer.learn.blocks.arranged import with_llama_block
 from explorer.learn.learner import Learner, with_standard_model
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.planners.l13_choose import score_choices
 from explorer.learn.lessons.planners.prices import MemoryPrice, price_memory
-from explorer.learn.markdown import Live, Picture, read_lesson
+from explorer.learn.markdown import Live, read_lesson
 from explorer.learn.pictures.charts import WIDTH
 from explorer.text import units
 from planner_core.core import DeviceMesh
@@ -129,36 +129,23 @@ def live(learner: Learner, values: Values) -> Live:
         "solves": t.answer.solves,
         "proven": float(t.answer.optimal),
     }
-    tables = {"one": _copy_table(run), "two": _two_copies_table(run), "all": _all_copies_table(run, t.run)}
     facts = {
-        "model": learner.name,
         "ways_of_one": _power_of_ten(run.log10_states),
         "ways_of_all": _power_of_ten(run.log10_states * run.copies),
         "squarings": run.copies.bit_length() - 1,
         "choices": len(ms),
-        "stands_in": note,
-        **{name: told for name, (told, _) in tables.items()},
+        "states": run.states,
+        "one": _find_least_copy(run),
+        "two": _find_least_pair(run),
+        "all": _find_least_run(run, t.run),
+        "allowed": t.budget,
+        "answer": t.answer,
     }
-    pictures: dict[str, Picture] = {
-        "ways": _states_table(run),
-        "cloud": _price_chart(p, ms, gib),
-        "proof": _proof_table(t),
-    }
-    return Live(facts, pictures | {name: drawn for name, (_, drawn) in tables.items()}, numbers)
+    return Live(facts, {"cloud": _price_chart(p, ms, gib)}, numbers, learner, note)
 
 
 def _power_of_ten(exponent: float) -> str:
     return f"10^{exponent:,.0f}".replace(",", "\u202f")
-
-
-def _states_table(run: RunTable) -> str:
-    one, every = run.log10_states, run.log10_states * run.copies
-    rows = [
-        ("one copy of the block", "1", _power_of_ten(one)),
-        (f"{run.copies} copies, each its own way", str(run.copies), _power_of_ten(every)),
-        (f"{run.copies} copies, all the same way", str(run.copies), _power_of_ten(one)),
-    ]
-    return table(("of", "copies", "joint ways"), rows)
 
 
 def _entry_states(run: RunTable) -> list[int]:
@@ -170,20 +157,17 @@ def _milliseconds(value: float) -> str:
     return f"{value * 1e3:,.3f}".replace(",", "\u202f") if math.isfinite(value) else "cannot"
 
 
-def _copy_table(run: RunTable) -> tuple[dict[str, Any], str]:
+def _find_least_copy(run: RunTable) -> dict[str, Any]:
     """The table of one copy, and its least entry."""
     shown = _entry_states(run)
-    rows = [(f"from {run.states[i]}", *map(_milliseconds, run.copy_seconds[i])) for i in shown]
     i, j = np.unravel_index(int(run.copy_seconds.argmin()), run.copy_seconds.shape)
-    facts = {
-        "begins": len(shown),
-        "states": len(run.states),
+    return {
+        "rows": [(run.states[i], [_milliseconds(s) for s in run.copy_seconds[i]]) for i in shown],
         "never": [s for k, s in enumerate(run.states) if k not in shown],
         "least": _milliseconds(float(run.copy_seconds.min())),
         "from": run.states[i],
         "to": run.states[j],
     }
-    return facts, table(("", *(f"to {s}" for s in run.states)), rows, shown.index(int(i)))
 
 
 def _best_ends(run: RunTable) -> tuple[int, int]:
@@ -192,7 +176,7 @@ def _best_ends(run: RunTable) -> tuple[int, int]:
     return int(i), int(j)
 
 
-def _two_copies_table(run: RunTable) -> tuple[dict[str, Any], str]:
+def _find_least_pair(run: RunTable) -> dict[str, Any]:
     """Two copies by the state between them, and the least."""
     i, j = _best_ends(run)
     sums = run.copy_seconds[i] + run.copy_seconds[:, j]
@@ -201,29 +185,29 @@ def _two_copies_table(run: RunTable) -> tuple[dict[str, Any], str]:
         (run.states[k], *map(_milliseconds, (run.copy_seconds[i, k], run.copy_seconds[k, j], sums[k]))) for k in middle
     ]
     best = int(sums.argmin())
-    facts = {
+    return {
+        "rows": rows,
         "from": run.states[i],
         "to": run.states[j],
-        "middle": len(middle),
         "least": _milliseconds(float(sums[best])),
         "through": run.states[best],
     }
-    return facts, table(("between", "first copy, ms", "second copy, ms", "together, ms"), rows, middle.index(best))
 
 
-def _all_copies_table(run: RunTable, exact: RunTable) -> tuple[dict[str, Any], str]:
+def _find_least_run(run: RunTable, exact: RunTable) -> dict[str, Any]:
     """The least by the number of copies, from the rounded table and from the planner's."""
     i, j = _best_ends(run)
     rows = [
-        (str(n), str(num_products(n)), _milliseconds(float(t[i, j])), _milliseconds(n * float(run.copy_seconds.min())))
+        (n, num_products(n), _milliseconds(float(t[i, j])), _milliseconds(n * float(run.copy_seconds.min())))
         for n, t in table_powers(run)
     ]
-    head = ("copies", "products", f"from {run.states[i]} to {run.states[j]}, ms", "if each took the least, ms")
-    facts = {
+    return {
+        "rows": rows,
+        "from": run.states[i],
+        "to": run.states[j],
         "rounded": _milliseconds(float(run.run_seconds[i, j])),
         "exact": _milliseconds(float(exact.run_seconds[i, j])),
     }
-    return facts, table(head, rows, len(rows) - 1)
 
 
 def _price_chart(p: MemoryPrice, ms: Floats, gib: Floats) -> Drawing:
@@ -307,20 +291,6 @@ def _word(x: float, y: float, word: str) -> str:
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="13" font-weight="600" fill="currentColor" stroke="{PAPER}" stroke-width="5" '
         f'paint-order="stroke">{word}</text>'
     )
-
-
-def _proof_table(t: ModelSearch) -> str:
-    a = t.answer
-    fits = a.assignment is not None
-    proven = "yes, the bound reaches the value" if a.optimal else "no" if fits else "there is nothing to prove"
-    rows = [
-        ("memory allowed per GPU", units.memory(t.budget)),
-        ("bound: no plan takes less than", units.seconds(a.bound)),
-        ("best plan that fits", units.seconds(a.value) if fits else "none: the least memory is too much"),
-        ("times that the folded network was solved", str(a.solves)),
-        ("proven", proven),
-    ]
-    return table(("", ""), rows, len(rows) - 1)
 
 
 LESSON = read_lesson("24-planners", live)

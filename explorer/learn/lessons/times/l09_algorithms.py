@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import Drawing, amount, table, tile
+from explorer.figures.svg_tensors import Drawing, amount, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, plot
+from explorer.learn.pictures.charts import Line, plot
 from explorer.learn.pictures.film import Cell, Film, Flight
 from explorer.text import units
 from planner_core.core import ASSETS, Cluster, DeviceMesh
@@ -128,7 +128,10 @@ def live(learner: Learner, values: Values) -> Live:
         "took": found,
         "quickest": min(found, key=lambda name: found[name]),
         "per": cluster.levels[0].size,
-        "gpu": cluster.gpu.name,
+        "priced": [
+            (name, how, *(collective_time(kind, size, link)[0] for kind in ("all_reduce", "all_gather")))
+            for name, link, how in cases
+        ],
         "switch": switch,
         "widest": _widest_group_facts(cases, size),
         "one_node": len(cluster.levels) == 1,
@@ -138,8 +141,6 @@ def live(learner: Learner, values: Values) -> Live:
         "tree": _tree_film(),
         "hops": _hops_chart(cluster, n),
         "bytes": _bytes_chart(link, size),
-        "switch": _switch_chart(switch),
-        "prices": _prices_table(cases, size),
     }
     return Live(facts, pictures, numbers)
 
@@ -259,13 +260,6 @@ def _switch_facts(cluster: Cluster, size: int) -> dict[str, float]:
     return {"share": link.in_switch, **took}
 
 
-def _switch_chart(switch: dict[str, float]) -> Drawing:
-    rows = [StackedBar("ring of GPUs", (BarPiece("all_reduce", switch["without"], COMPUTE),))]
-    if switch["share"] < 1:
-        rows.append(StackedBar("switch adds", (BarPiece("all_reduce", switch["with"], COMMUNICATION),)))
-    return bars(rows, units.seconds)
-
-
 def _priced_groups(cluster: Cluster, n: int) -> list[tuple[str, AxisLink, str]]:
     """The groups that the planner prices: their names, links, and how an all_reduce runs on them."""
     per, inside = cluster.levels[0].size, _node_link(cluster)
@@ -276,14 +270,6 @@ def _priced_groups(cluster: Cluster, n: int) -> list[tuple[str, AxisLink, str]]:
         everyone = axis_links(wide, DeviceMesh(("all",), (n * per,)))[0]
         cases.append((f"all {units.whole(n * per)} GPUs of {n} nodes", everyone, "inside, then a tree between"))
     return cases
-
-
-def _prices_table(cases: list[tuple[str, AxisLink, str]], size: int) -> str:
-    rows = []
-    for name, link, how in cases:
-        times = [units.seconds(collective_time(kind, size, link)[0]) for kind in ("all_reduce", "all_gather")]
-        rows.append((name, how, times[0], "ring", times[1]))
-    return table(("group", "all_reduce by", "takes", "all_gather by", "takes"), rows)
 
 
 def _widest_group_facts(cases: list[tuple[str, AxisLink, str]], size: int) -> dict[str, Any] | None:

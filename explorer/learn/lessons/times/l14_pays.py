@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import Drawing, table
+from explorer.figures.svg_tensors import Drawing
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.predictions import sketch_waits
@@ -19,7 +19,7 @@ from explorer.learn.lessons.times.stated import (
     with_samples,
 )
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, cost_bar, plot
+from explorer.learn.pictures.charts import Line, plot
 from explorer.learn.pictures.sketch import Prediction
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, Gpu
@@ -152,10 +152,6 @@ def live(learner: Learner, values: Values) -> Live:
     rows = _map_rows(learner)
     few = layer_times(learner, SKETCH_TOKENS[0], speed)
     facts = {
-        "hidden": layer.hidden,
-        "inner": layer.inner,
-        "gpu": gpu.name,
-        "gpus": learner.cluster.num_gpus,
         "sheet": _data_sheet_ridge(gpu, dtype),
         "of_one_token": intensity(layer, 1, 1),
         "weight_bytes": ITEM_BYTES * w.weights,
@@ -171,24 +167,21 @@ def live(learner: Learner, values: Values) -> Live:
         "outer": learner.cluster.levels[-1].name,
         "tensor_leads": "tensor" in rows[0][1],  # with the fewest tokens and the slowest links
         "senders": [n for n in list_layouts(learner.cluster) if "tensor" not in n and n in " ".join(rows[-1][1:])],
-        "stands_in": note,
+        "degrees": [
+            (t, sums_s(layer, cluster, t, tokens), t <= gpus_per_node(cluster))
+            for t in (2, 4, 8, 16, 32)
+            if cluster.num_gpus % t == 0 and layer.heads % t == 0
+        ],
+        "priced": [(name, case.seconds(cluster), case.plan.fits) for name, case in cases.items()],
+        "map": rows,
+        "speeds": [LESSON.controls[1].name(s) for s in SPEEDS],
     }
-    pictures = _pictures(learner, w, layer, cluster, tokens) | {
-        "waits": _sketch(learner, speed),
-        "prices": _prices_chart(cases, cluster, best),
-        "map": _map_table(learner, rows),
-    }
-    return Live(facts, pictures, numbers)
-
-
-def _pictures(learner: Learner, w: LayerTimes, layer: Layer, cluster: Cluster, tokens: int) -> dict[str, Picture]:
-    """The pictures of one layer: its first product, its gather, the crossing, and its sums by degree."""
-    return {
-        "roofline": _roofline_chart(layer, cluster.gpu, learner.planner.workload.dtype, tokens),
-        "gather": _gather_chart(w, tokens),
+    pictures: dict[str, Picture] = {
+        "roofline": _roofline_chart(layer, gpu, dtype, tokens),
         "crossing": _crossing_chart(w, tokens),
-        "degrees": _degrees_table(layer, cluster, w, tokens),
+        "waits": _sketch(learner, speed),
     }
+    return Live(facts, pictures, numbers, learner, note)
 
 
 def ridge_point(gpu: Gpu, dtype: str) -> float:
@@ -221,14 +214,6 @@ def _roofline_chart(layer: Layer, gpu: Gpu, dtype: str, tokens: int) -> Drawing:
     return plot([line], below, beside, "{:g}".format, units.count, marks)
 
 
-def _gather_chart(w: LayerTimes, tokens: int) -> Drawing:
-    rows = [
-        StackedBar("compute", (BarPiece("compute of the layer, forward", w.compute_s * tokens, COMPUTE),)),
-        StackedBar("gather", (BarPiece("all_gather of the layer's weights", w.gather_s, COMMUNICATION, True),)),
-    ]
-    return bars(rows, units.seconds)
-
-
 def _sketch(learner: Learner, speed: int) -> Prediction:
     """A prediction to draw: what a layer waits for at few and at many tokens."""
     found = {t: layer_times(learner, t, speed) for t in SKETCH_TOKENS}
@@ -252,24 +237,6 @@ def _crossing_chart(w: LayerTimes, tokens: int) -> Drawing:
     return plot(found, "tokens per GPU", "time of one layer, forward", units.whole, units.seconds, marks)
 
 
-def _degrees_table(layer: Layer, cluster: Cluster, w: LayerTimes, tokens: int) -> str:
-    degrees = [t for t in (2, 4, 8, 16, 32) if cluster.num_gpus % t == 0 and layer.heads % t == 0]
-    rows = []
-    for t in degrees:
-        sums, compute = sums_s(layer, cluster, t, tokens), w.compute_s * tokens
-        where = "inside a node" if t <= gpus_per_node(cluster) else "leaves the node"
-        rows.append((str(t), units.seconds(compute), units.seconds(sums), units.percent(sums / compute), where))
-    return table(("degree", "compute", "two sums", "sums / compute", ""), rows)
-
-
-def _prices_chart(cases: dict[str, PricedLayout], cluster: Cluster, best: str) -> Drawing:
-    items = []
-    for name, case in cases.items():
-        mark = "" if case.plan.fits else "does not fit"
-        items.append(cost_bar(name, *case.seconds(cluster), mark, name == best))
-    return bars(items, units.seconds)
-
-
 def _map_rows(learner: Learner) -> list[tuple[str, ...]]:
     """A row for each number of tokens: the quickest that fits at each speed, and what ties with it."""
     rows = []
@@ -282,11 +249,6 @@ def _map_rows(learner: Learner) -> list[tuple[str, ...]]:
             )
         )
     return rows
-
-
-def _map_table(learner: Learner, rows: list[tuple[str, ...]]) -> str:
-    outer, speeds = learner.cluster.levels[-1].name, LESSON.controls[1]
-    return table(("tokens per GPU", *(f"{outer}: {speeds.name(s)}" for s in SPEEDS)), rows)
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from explorer.address.settings import MODELS
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import Drawing, amount, table
+from explorer.figures.svg_tensors import Drawing
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
@@ -24,9 +24,9 @@ from explorer.learn.lessons.times.stated import (
     with_samples,
 )
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
+from explorer.learn.pictures.charts import timeline
 from explorer.text import units
-from planner_core.core import ITEM_BYTES, Block, BlockLabel, DeviceMesh
+from planner_core.core import ITEM_BYTES, Block, BlockLabel, DeviceMesh, Plan
 from planner_core.cost import (
     CONTENTION,
     ENDS,
@@ -42,12 +42,7 @@ from planner_core.planning import MOST_DOUBT, doubt_between
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing import time_band
 
-REASONS = {
-    WAITED: ("waited for", COMMUNICATION),
-    CONTENTION: ("compute slowed by traffic", DEVICES[1]),
-    NOT_HIDDEN: ("traffic longer than compute", DEVICES[3]),
-    ENDS: ("first gather, last sum", DEVICES[4]),
-}
+REASONS = (WAITED, CONTENTION, NOT_HIDDEN, ENDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,26 +159,19 @@ def live(learner: Learner, values: Values) -> Live:
         "exposed_s": sum(parts[why] for why in REASONS),
         "rate": {"kernels": gpu.bytes_per_s / 1e12, "sheet": gpu.memory_bytes_per_s / 1e12},
         "most_doubt": MOST_DOUBT,
+        "parts": parts,
+        "update": update_bytes(case),
+        "ways": _price_ways(learner, tokens),
         "pair": _closest_pair(learner, tokens),
         "stands_in": note,
     }
     streams = sketch_streams(busy, fsdp.traffic)
-    pictures = _layer_pictures(forward, backward) | {
+    pictures: dict[str, Picture] = {
         **({"streams": streams} if streams else {}),
-        "buckets": _buckets_chart(*together),
-        "whole": _step_chart(parts),
-        "optimizer": _optimizer_table(case),
-        "ties": _ties_table(learner, case, tokens),
-    }
-    return Live(facts, pictures, numbers)
-
-
-def _layer_pictures(forward: Phase, backward: Phase) -> dict[str, Picture]:
-    return {
         "forward": _stream_chart(forward, back=False),
         "backward": _stream_chart(backward, back=True),
-        "longest": _longer_side_chart(forward, backward),
     }
+    return Live(facts, pictures, numbers)
 
 
 def _phase_numbers(forward: Phase, backward: Phase) -> dict[str, float]:
@@ -241,66 +229,13 @@ def _stream_chart(phase: Phase, *, back: bool) -> Drawing:
     return timeline([track for track in tracks if track[1]], units.seconds, 3 * phase.seconds)
 
 
-def _longer_side_chart(forward: Phase, backward: Phase) -> Drawing:
-    items = []
-    for name, p in (("forward", forward), ("backward", backward)):
-        parts = (
-            BarPiece("compute", p.compute, COMPUTE),
-            *((BarPiece("waited for", p.waits, COMMUNICATION, True),) if p.waits else ()),
-            BarPiece("compute slowed by traffic", p.contention * p.traffic, DEVICES[1]),
-        )
-        items.append(StackedBar(f"{name}: compute side", parts, "decides" if p.busy >= p.traffic else ""))
-        items.append(
-            StackedBar(
-                f"{name}: traffic side",
-                (BarPiece("traffic beside", p.traffic, DEVICES[3], True),),
-                "decides" if p.busy < p.traffic else "",
-            )
-        )
-    return bars(items, units.seconds)
-
-
-def _buckets_chart(count: int, apart: float, together: float) -> Drawing:
-    saved = f"saves {units.percent(1 - together / apart)}" if apart else ""
-    rows = [
-        StackedBar(f"{count} gathers", (BarPiece("each weight alone", apart, COMMUNICATION),)),
-        StackedBar("one bucket", (BarPiece("all at once", together, COMMUNICATION, True),), saved),
-    ]
-    return bars(rows, units.seconds)
-
-
-def _step_chart(parts: dict[str, float]) -> Drawing:
-    shown_parts = [("compute", "compute", COMPUTE), *((why, *REASONS[why]) for why in REASONS if parts[why] > 0)]
-    shown_parts.append(("optimizer", "optimizer", DEVICES[2]))
-    items = [StackedBar(name, (BarPiece(name, parts[why], colour),)) for why, name, colour in shown_parts]
-    return bars(items, units.seconds)
-
-
-def _optimizer_table(case: PricedLayout) -> str:
-    """What the optimizer's time is made of: bytes, and the memory's rate."""
-    each, gpu, count = update_bytes(case), case.planner.cluster.gpu, num_updated(case)
-    moved, rate = sum(each.values()), units.significant(gpu.bytes_per_s / 1e12)
-    reached = f"at {rate} TB/s, which kernels reach of {units.significant(gpu.memory_bytes_per_s / 1e12)}"
-    rows = [
-        *((name, f"{b} bytes") for name, b in each.items() if b),
-        ("moved for one parameter", f"{moved} bytes"),
-        (f"for the {units.count(count)} parameters that one GPU updates", amount(moved * count)),
-        (reached, units.seconds(case.plan.cost.optimizer_time_s)),
-    ]
-    return table(("", ""), rows, len(rows) - 1)
-
-
-def _ties_table(learner: Learner, case: PricedLayout, tokens: int) -> str:
-    rows, mine, ways = [], 0, LESSON.controls[0]
-    for i, way in enumerate(map(str, ways.options)):
-        other, _ = plan_layout(learner, way, tokens)
-        band, seconds = time_band(other.plan, other.planner.cluster), other.plan.cost.step_time_s
-        mine = i if other is case else mine
-        ends = (units.seconds(seconds * end) for end in (band.low, band.high) if end is not None)
-        between = " to ".join(ends) or band.kind
-        fits = "" if other.plan.fits else "does not fit"
-        rows.append((ways.name(way), units.seconds(seconds), between, f"{band.kind}, {band.runs} runs", fits))
-    return table(("", "predicted", "nine in ten lie between", "known from", ""), rows, mine)
+def _price_ways(learner: Learner, tokens: int) -> list[tuple[str, str, Plan, Any]]:
+    """Every way with its name, its plan, and the band of its price."""
+    ways, found = LESSON.controls[0], []
+    for way in map(str, ways.options):
+        case, _ = plan_layout(learner, way, tokens)
+        found.append((way, ways.name(way), case.plan, time_band(case.plan, case.planner.cluster)))
+    return found
 
 
 def _closest_pair(learner: Learner, tokens: int) -> dict[str, Any] | None:

@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from explorer.address.settings import DTYPES
-from explorer.figures.palette import (
-    COMMUNICATION,
-    COMPUTE,
-    DEVICES,
-    KIND_COLOURS,
-)
+from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing, amount
 from explorer.learn import links
 from explorer.learn.blocks import arranged
@@ -30,7 +25,7 @@ from explorer.learn.lessons.times.stated import (
 )
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.block import carries_weight, draw_block
-from explorer.learn.pictures.charts import BarPiece, Line, StackedBar, bars, cost_bar, memory_pieces, plot
+from explorer.learn.pictures.charts import Line, plot
 from explorer.learn.pictures.sketch import Prediction
 from explorer.text import units
 from planner_core.planning.methods import Layout
@@ -102,8 +97,6 @@ def live(learner: Learner, values: Values) -> Live:
     late = [name for name, case in found.items() if (x := case.plan.cost.memory_bytes)["grads"] > x["activations"]]
     fits = any(case.plan.fits for case in found.values())
     facts: dict[str, Any] = {
-        "model": learner.name,
-        "gpus": n,
         "inner": inner,
         "each": WORKING_BYTES + STORED + MOMENTS + GRADIENT,
         "working": WORKING_BYTES,
@@ -121,17 +114,26 @@ def live(learner: Learner, values: Values) -> Live:
         "quickest": fastest_with_ties(found, next(iter(found.values())).planner.cluster) if fits else "",
         "block": _block_facts(block),
         "uneven": [k for k in found if abs(numbers[f"{k} sent"] / numbers[f"{k} formula"] - 1) > 0.1],
-        "stands_in": note,
+        "keeps": {
+            name: {kind: v * params for kind, v in kept_per_parameter(stage, inner if name == "HSDP" else n).items()}
+            for name, stage in STAGES.items()
+        },
+        "sends": {name: _sent_by_kind(case) for name, case in found.items()},
+        "plans": {name: case.plan for name, case in found.items()},
     }
     pictures: dict[str, Picture] = {
         "sketch": _sketch(n, inner),
-        "keeps": _kept_chart(learner, params, n, inner),
-        "sends": _sent_chart(found),
         "again": _micro_batches_chart(n, inner, params, m),
-        "memory": _memory_chart(found, learner),
-        "price": _time_chart(found),
     }
-    return Live(facts, pictures | ({"block": draw_block(block)} if block else {}), numbers)
+    return Live(facts, pictures | ({"block": draw_block(block)} if block else {}), numbers, learner, note)
+
+
+def _sent_by_kind(case: PricedLayout) -> dict[str, int]:
+    """Bytes that one GPU sends by collective, without kinds of less than a thousandth."""
+    found: dict[str, int] = {}
+    for t in case.plan.cost.traffic:
+        found[t.kind] = found.get(t.kind, 0) + t.wire_bytes
+    return {kind: size for kind, size in found.items() if size > 1e-3 * sent_bytes(case)}
 
 
 def _fsdp_over_zero1(n: int, inner: int, micro_batches: int) -> float:
@@ -158,28 +160,6 @@ def _sketch(n: int, inner: int) -> Prediction:
     return sketch_zero_stages(whole, (WORKING_BYTES, STORED, MOMENTS, GRADIENT), each, n, inner)
 
 
-def _kept_chart(learner: Learner, params: int, n: int, inner: int) -> Drawing:
-    room = learner.cluster.gpu.memory_bytes
-    items = []
-    for name, stage in STAGES.items():
-        each = kept_per_parameter(stage, inner if name == "HSDP" else n)
-        parts = memory_pieces({kind: v * params for kind, v in each.items()})
-        items.append(StackedBar(name, parts, "" if sum(p.value for p in parts) <= room else "more than it has"))
-    return bars(items, units.memory, (float(room), f"{learner.cluster.gpu.name}: {units.memory(room)}"))
-
-
-def _sent_chart(found: dict[str, PricedLayout]) -> Drawing:
-    items = []
-    for name, case in found.items():
-        by_kind: dict[str, float] = {}
-        for t in case.plan.cost.traffic:
-            by_kind[t.kind] = by_kind.get(t.kind, 0.0) + t.wire_bytes
-        shown = [(kind, size) for kind, size in by_kind.items() if size > 1e-3 * sum(by_kind.values())]
-        parts = tuple(BarPiece(kind, size, KIND_COLOURS[kind], dotted=kind == "all_gather") for kind, size in shown)
-        items.append(StackedBar(name, parts))
-    return bars(items, amount)
-
-
 def _micro_batches_chart(n: int, inner: int, params: int, m: int) -> Drawing:
     colours = (DEVICES[7], COMPUTE, DEVICES[2], COMMUNICATION, DEVICES[3])
     dashes = ("", "7 4", "2 3", "", "10 3 2 3")
@@ -194,23 +174,6 @@ def _micro_batches_chart(n: int, inner: int, params: int, m: int) -> Drawing:
     ]
     marks = [(float(m), f"yours: {m}")]
     return plot(found, "micro-batches of a step", "bytes that one GPU sends", units.whole, amount, marks)
-
-
-def _memory_chart(found: dict[str, PricedLayout], learner: Learner) -> Drawing:
-    room = learner.cluster.gpu.memory_bytes
-    items = []
-    for name, case in found.items():
-        memory = case.plan.cost.memory_bytes
-        items.append(StackedBar(name, memory_pieces(memory), "" if memory["peak"] <= room else "does not fit"))
-    return bars(items, units.memory, (float(room), f"{learner.cluster.gpu.name}: {units.memory(room)}"))
-
-
-def _time_chart(found: dict[str, PricedLayout]) -> Drawing:
-    items = []
-    for name, case in found.items():
-        c, mark = case.plan.cost, "" if case.plan.fits else "does not fit"
-        items.append(cost_bar(name, c.compute_time_s, c.exposed_comm_time_s, c.optimizer_time_s, mark))
-    return bars(items, units.seconds)
 
 
 def arrange_block(learner: Learner, values: Values) -> ArrangedBlock | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from explorer.figures.palette import MEMORY_COLOURS, MEMORY_NAMES
-from explorer.figures.svg_tensors import Drawing, amount, table
+from explorer.figures.svg_tensors import Drawing
 from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
@@ -13,9 +13,9 @@ from explorer.learn.lessons.predictions import sketch_backward_memory
 from explorer.learn.lessons.times.stated import PricedLayout, price_layout, token_settings, usual_layouts, with_samples
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.area import Stratum, draw_area
-from explorer.learn.pictures.charts import StackedBar, bars, cost_bar, memory_pieces
 from explorer.learn.pictures.sketch import Prediction
 from explorer.text import units
+from planner_core.core import Plan
 from planner_core.cost.memory import Moment, walk
 
 TOKENS = 8192
@@ -69,7 +69,7 @@ def phase_of_peak(made: PricedLayout) -> int:
 def live(learner: Learner, values: Values) -> Live:
     """Forward, the whole curve, its fullest moment, recomputation, and micro-batches."""
     recompute, m = str(values["recompute"]), int(values["m"])
-    _, _, note = with_samples(learner, TOKENS)
+    shown, _, note = with_samples(learner, TOKENS)
     made = price_fsdp(learner, recompute, m)
     found, turn, step = memory_moments(made)
     at, peak = fullest_moment(made)
@@ -86,10 +86,8 @@ def live(learner: Learner, values: Values) -> Live:
         "optimizer": step,
     }
     loss = found[turn - 1].kept - found[turn - 2].kept
-    plain, again = price_fsdp(learner, "none", m), price_fsdp(learner, "full", m)
-    before, after = plain.plan.cost, again.plan.cost
+    before, after = (price_fsdp(learner, way, m).plan.cost for way in ("none", "full"))
     facts = {
-        "gpus": made.planner.cluster.num_gpus,
         "tokens": TOKENS,
         "loss": loss if loss > MENTIONED_SHARE * found[turn - 1].kept else 0,
         "turning": base + found[turn - 1].kept + found[turn - 1].grads,
@@ -101,17 +99,38 @@ def live(learner: Learner, values: Values) -> Live:
             "before": before.memory_bytes["peak"],
             "after": after.memory_bytes["peak"],
         },
-        "stands_in": note,
+        "at_peak": {MEMORY_NAMES[k]: {k: size} for k, size in _sizes_at_peak(made).items()},
+        "both": {"keep all": before, "recompute all": after},
+        "cuts": _price_cuts(learner, recompute),
     }
     pictures: dict[str, Picture] = {
         "forward": _memory_chart(made, turn),
         "sketch": _sketch(made),
         "both": _memory_chart(made, None),
-        "stack": _peak_chart(made),
-        "recomputed": _recomputation_chart(plain, again),
-        "cut": _micro_batches_table(learner, recompute),
     }
-    return Live(facts, pictures, numbers)
+    return Live(facts, pictures, numbers, shown, note)
+
+
+def _sizes_at_peak(made: PricedLayout) -> dict[str, int]:
+    """Bytes by kind at the fullest moment."""
+    memory, moment = made.plan.cost.memory_bytes, memory_moments(made)[0][fullest_moment(made)[0]]
+    return {
+        "params": memory["params"],
+        "optimizer": memory["optimizer"],
+        "grads": moment.grads,
+        "activations": moment.kept,
+        "buffers": moment.flying + moment.ahead,
+    }
+
+
+def _price_cuts(learner: Learner, recompute: str) -> list[tuple[int, Plan, int, int]]:
+    """By the number of micro-batches: the plan, bytes of activations, and bytes that one GPU sends."""
+    found = []
+    for m in MICRO_BATCHES:
+        made = price_fsdp(learner, recompute, m)
+        kept, sent = max(x.kept for x in memory_moments(made)[0]), sum(t.wire_bytes for t in made.plan.cost.traffic)
+        found.append((m, made.plan, kept, sent))
+    return found
 
 
 def _sketch(made: PricedLayout) -> Prediction:
@@ -143,51 +162,6 @@ def _memory_chart(made: PricedLayout, upto: int | None) -> Drawing:
     limit = (float(room), f"{made.planner.cluster.gpu.name}: {units.memory(room)}")
     mark = (at, f"fullest: {units.memory(peak)}") if upto is None else None
     return draw_area(bands, units.memory, limit, ((0, "forward"), (turn, "backward"), (step, "")), mark, upto)
-
-
-def _peak_chart(made: PricedLayout) -> Drawing:
-    found, _, _ = memory_moments(made)
-    at, _ = fullest_moment(made)
-    memory, moment = made.plan.cost.memory_bytes, found[at]
-    sizes = {
-        "params": memory["params"],
-        "optimizer": memory["optimizer"],
-        "grads": moment.grads,
-        "activations": moment.kept,
-        "buffers": moment.flying + moment.ahead,
-    }
-    return bars([StackedBar(MEMORY_NAMES[k], memory_pieces({k: size})) for k, size in sizes.items()], units.memory)
-
-
-def _recomputation_chart(plain: PricedLayout, again: PricedLayout) -> Drawing:
-    items = []
-    for name, made in (("keep all", plain), ("recompute all", again)):
-        c = made.plan.cost
-        peak = units.memory(c.memory_bytes["peak"])
-        items.append(cost_bar(name, c.compute_time_s, c.exposed_comm_time_s, c.optimizer_time_s, peak))
-    return bars(items, units.seconds)
-
-
-def _micro_batches_table(learner: Learner, recompute: str) -> str:
-    rows = []
-    for m in MICRO_BATCHES:
-        made = price_fsdp(learner, recompute, m)
-        c = made.plan.cost
-        found, _, _ = memory_moments(made)
-        sent = sum(t.wire_bytes for t in c.traffic)
-        fits = "fits" if made.plan.fits else "does not fit"
-        rows.append(
-            (
-                str(m),
-                units.memory(max(x.kept for x in found)),
-                units.memory(c.memory_bytes["peak"]),
-                amount(sent),
-                units.seconds(c.step_time_s),
-                fits,
-            )
-        )
-    head = ("micro-batches", "activations", "fullest moment", "sent per GPU", "step", "")
-    return table(head, rows)
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import Drawing, amount, column, matrix, replicated, row, sign, table
+from explorer.figures.svg_tensors import Drawing, column, matrix, replicated, row, sign
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.times.l14_pays import fastest_with_ties
@@ -20,7 +20,7 @@ from explorer.learn.lessons.times.stated import (
     with_samples,
 )
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.charts import BarPiece, StackedBar, bars, timeline
+from explorer.learn.pictures.charts import timeline
 from explorer.text import units
 from planner_core.cost import Component
 
@@ -97,7 +97,9 @@ def live(learner: Learner, values: Values) -> Live:
         **{f"{k}_s": v for k, v in time.items()},
     }
     layers_s, picture = _time_chart(made, time, way, m)
-    quickest, choice = _fastest(learner)
+    priced = {(w, k): price_sharding(learner, w, k) for w in _way_names() for k in MICRO_BATCHES}
+    named = {f"{_way_names()[w]} with {k} micro-batch{'es' * (k > 1)}": x for (w, k), x in priced.items()}
+    fits = {at: x.plan.cost.step_time_s for at, x in priced.items() if x.plan.fits}
     facts = {
         "name": _way_names()[way],
         "samples": SAMPLES,
@@ -106,28 +108,25 @@ def live(learner: Learner, values: Values) -> Live:
         "fsdp": {"once": fsdp[0], "again": fsdp[1]},
         "zero1": sum(split_sent_bytes(learner, "ZeRO-1")),
         "tokens": TOKENS,
-        "any_fits": bool(quickest),
-        "quickest": quickest,
-        "stands_in": note,
+        "any_fits": bool(fits),
+        "quickest": fastest_with_ties(named, learner.cluster) if fits else "",
+        "best": min(fits, key=lambda at: fits[at])[0] if fits else "",
+        "fits": fits,
+        "ways": {w: (name, *split_sent_bytes(learner, w)) for w, name in _way_names().items()},
+        "counts": MICRO_BATCHES,
+        "bought": [(k, priced[way, k].plan, sent(priced[way, k])) for k in MICRO_BATCHES],
     }
     pictures: dict[str, Picture] = {
         "same": _draw_gradients(c),
         "time": picture,
-        "repeats": _repeats_chart(learner, m),
-        "buys": _choices_table(learner, way, m),
-        "choice": choice,
     }
-    return Live(facts, pictures, numbers)
+    return Live(facts, pictures, numbers, found, note)
 
 
 def _way_names() -> dict[str, str]:
     """The ways to shard, and their names."""
     control = LESSON.controls[0]
     return {str(way): control.name(way) for way in control.options}
-
-
-def _plural(m: int) -> str:
-    return f"{m} micro-batch{'es' * (m > 1)}"
 
 
 def _draw_gradients(c: dict[str, Any]) -> Drawing:
@@ -158,57 +157,6 @@ def _time_chart(made: PricedLayout, time: dict[str, float], way: str, m: int) ->
             now += length
     tracks = [("compute", computing), ("gathers", weights), ("gradient sums", sums)]
     return now, timeline([track for track in tracks if track[1]], units.seconds, now)
-
-
-def _repeats_chart(learner: Learner, m: int) -> Drawing:
-    items = []
-    for way, name in _way_names().items():
-        once, again = split_sent_bytes(learner, way)
-        parts = (
-            BarPiece("once a step", once, DEVICES[4]),
-            BarPiece("again in each micro-batch", m * again, COMMUNICATION, True),
-        )
-        items.append(StackedBar(name, tuple(p for p in parts if p.value > 1e-3 * (once + m * again))))
-    return bars(items, amount)
-
-
-def _choices_table(learner: Learner, way: str, m: int) -> str:
-    rows = []
-    for k in MICRO_BATCHES:
-        made = price_sharding(learner, way, k)
-        c = made.plan.cost
-        rows.append(
-            (
-                str(k),
-                units.whole(TOKENS // k),
-                units.memory(c.memory_bytes["peak"]),
-                amount(sent(made)),
-                units.seconds(c.exposed_comm_time_s),
-                units.seconds(c.step_time_s),
-                "fits" if made.plan.fits else "does not fit",
-            )
-        )
-    head = ("micro-batches", "tokens in each", "fullest moment", "sent per GPU", "communication that shows", "step", "")
-    return table(head, rows, MICRO_BATCHES.index(m))
-
-
-def _fastest(learner: Learner) -> tuple[str, str]:
-    """The quickest that fits with what ties with it (empty where none fits), and all step times."""
-    ways = _way_names()
-    found = {(way, k): price_sharding(learner, way, k) for way in ways for k in MICRO_BATCHES}
-    fits = {at: made.plan.cost.step_time_s for at, made in found.items() if made.plan.fits}
-    rows = []
-    for way, name in ways.items():
-        cells = (fits.get((way, k)) for k in MICRO_BATCHES)
-        rows.append((name, *("does not fit" if s is None else units.seconds(s) for s in cells)))
-    head = ("", *(_plural(k) for k in MICRO_BATCHES))
-    if not fits:
-        return "", table(head, rows)
-    quickest = fastest_with_ties(
-        {f"{ways[w]} with {_plural(k)}": made for (w, k), made in found.items()}, learner.cluster
-    )
-    way, _ = min(fits, key=lambda at: fits[at])
-    return quickest, table(head, rows, list(ways).index(way))
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import Drawing, table
+from explorer.figures.svg_tensors import Drawing
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -176,9 +176,10 @@ def live(learner: Learner, values: Values) -> Live:
         name: scatter(_run_clouds(predict), "measured", words, units.seconds)
         for name, (predict, words) in predictions.items()
     }
-    pictures |= {"residuals": _histogram(one), "causes": _causes_table(best), "purpose": _order_table(order)}
+    pictures["residuals"] = _histogram(one)
     low, high = (float(np.quantile([r.share for r in fitted_runs()], q)) for q in (0.05, 0.95))
     facts = {"least_share": low, "most_share": high, "tie": MIN_DIFFERENCE, "run": _example_facts(), **_wrong_pairs()}
+    facts["causes"] = _group_residuals(best)
     return Live(facts, pictures, numbers)
 
 
@@ -198,33 +199,25 @@ def _histogram(errors: Sequence[float]) -> Drawing:
     return columns(list(zip(names, map(float, counts), strict=True)), "runs by residual, per cent", COMPUTE, 4)
 
 
-def _causes_table(best: float) -> str:
+def _group_residuals(best: float) -> list[tuple[str, str, int, float, float]]:
+    """Runs by GPU, layout and nodes: the group, how many, the middle residual of one constant, and what half of the planner's stay below."""
+    kinds: dict[str, Callable[[PublishedRun], str]] = {
+        "GPU": lambda run: run.gpu,
+        "layout": lambda run: run.kind,
+        "nodes": lambda run: _nodes_name(run.nodes),
+    }
     rows = []
-    for name, of in (
-        ("GPU", lambda r: r.run.gpu),
-        ("layout", lambda r: r.run.kind),
-        ("nodes", lambda r: _nodes_name(r.run.nodes)),
-    ):
-        for value in sorted({of(r) for r in fitted_runs()}):
-            mine = [r for r in fitted_runs() if of(r) == value]
+    for name, kind in kinds.items():
+        for value in sorted({kind(r.run) for r in fitted_runs()}):
+            mine = [r for r in fitted_runs() if kind(r.run) == value]
             middle = float(np.median([r.one_constant(best) for r in mine]))
             off = error_quantiles([r.run.error(GROUP_OUT) for r in mine])[0]
-            rows.append((name, value, str(len(mine)), units.change(middle, 0), units.percent(off)))
-    head = ("", "", "runs", "one constant, middle", "planner, half within")
-    return table(head, rows)
+            rows.append((name, value, len(mine), middle, off))
+    return rows
 
 
 def _nodes_name(n: int) -> str:
     return "1" if n == 1 else "2 to 8" if n <= 8 else "more than 8"
-
-
-def _order_table(order: dict[bool, tuple[float, float]]) -> str:
-    names = {False: "one source, model and GPU", True: "also as many GPUs and tokens a sample"}
-    rows = [
-        (name, str(len(comparable_pairs(alike))), *(units.percent(x) for x in order[alike]))
-        for alike, name in names.items()
-    ]
-    return table(("pairs of", "pairs", "one constant: right", "planner: right"), rows)
 
 
 def _wrong_pairs() -> dict[str, int]:

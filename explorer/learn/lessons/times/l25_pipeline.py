@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
-from explorer.figures.svg_tensors import Drawing, at, number, table, text
+from explorer.figures.palette import COMPUTE, DEVICES
+from explorer.figures.svg_tensors import Drawing, at, number, text
 from explorer.learn import links
 from explorer.learn.learner import Learner, with_standard_model
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.times.stated import MAX_SAMPLE_TOKENS, with_samples
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.charts import WIDTH, BarPiece, StackedBar, bars, timeline
+from explorer.learn.pictures.charts import WIDTH, timeline
 from explorer.learn.pictures.film import Cell, Film, Flight
 from explorer.text import units
 from planner_core.core import Cluster, Pipeline, Plan, StageCost
@@ -177,27 +177,28 @@ def live(learner: Learner, values: Values) -> Live:
         "copies": cut.copies,
         "name": found.name,
         "pays": "unfit" if not plan.fits else "stages" if ahead > near else "fsdp" if -ahead > near else "tie",
-        "stands_in": note,
+        "shares": [(k, [bubble_share(ranks, int(k), each) for each in (1, 2, 4)]) for k in LESSON.controls[1].options],
+        "ranks": _list_ranks(plan),
+        "took": {name: (seconds, ways[name][0].fits) for name, seconds in took.items()},
     }
     pictures: dict[str, Picture] = {
         "alone": pipeline_film(alone, 1, flights=True),
         "hand": pipeline_film(hand, m),
-        "shares": _shares_table(ranks, m),
         "simulated": _simulated_chart(plan),
-        "memory": _memory_chart(plan, found.cluster),
-        "pays": bars(
-            [
-                StackedBar(
-                    name,
-                    (BarPiece("step", took[name], DEVICES[2] if name == STAGES else COMPUTE),),
-                    "" if ways[name][0].fits else "does not fit",
-                )
-                for name in took
-            ],
-            units.seconds,
-        ),
     }
-    return Live(facts, pictures, numbers)
+    return Live(facts, pictures, numbers, found, note)
+
+
+def _list_ranks(plan: Plan) -> list[tuple[int, int, int]]:
+    """By rank: how many layers it has, its most passes in flight, and bytes of its fullest moment."""
+    cut, cost = plan.pipeline, plan.cost.pipeline
+    assert cut and cost
+    most = passes_in_flight(cut, int(plan.workload["accumulate"]))
+    mine = [cut.stages_of(rank) for rank in range(cut.ranks)]
+    return [
+        (sum(cut.copies[s] for s in stages), passes, max(cost.stages[s].peak_bytes for s in stages))
+        for stages, passes in zip(mine, most, strict=True)
+    ]
 
 
 def _layout_times(
@@ -267,14 +268,6 @@ def _describe_stop(time: PipelineTime, now: float) -> str:
     return f"Turn {units.significant(min(now, time.step_s))}: {told}; {units.percent(idle)} of all time so far was waiting."
 
 
-def _shares_table(ranks: int, m: int) -> str:
-    """The bubble's share by the formula, for one, two and four stages a rank."""
-    counts = list(LESSON.controls[1].options)
-    rows = [(str(k), *(units.percent(bubble_share(ranks, int(k), each)) for each in (1, 2, 4))) for k in counts]
-    head = ("micro-batches", "GPipe, 1F1B", "interleaved, 2 stages a rank", "interleaved, 4 stages a rank")
-    return table(head, rows, counts.index(m))
-
-
 def _simulated_chart(plan: Plan) -> Drawing:
     cut, cost = plan.pipeline, plan.cost.pipeline
     assert cut and cost
@@ -300,22 +293,6 @@ def _drop_long_words(
         (a, b, words if (b - a) / step_s * (WIDTH - 150) > 8.0 * len(words) + 6 else "", colour)
         for a, b, words, colour in spans
     ]
-
-
-def _memory_chart(plan: Plan, cluster: Cluster) -> Drawing:
-    cut, cost = plan.pipeline, plan.cost.pipeline
-    assert cut and cost
-    most = passes_in_flight(cut, int(plan.workload["accumulate"]))
-    items = [
-        StackedBar(
-            f"rank {r}: {sum(cut.copies[s] for s in cut.stages_of(r))} layers, {most[r]} passes in flight",
-            (BarPiece("fullest moment", max(cost.stages[s].peak_bytes for s in cut.stages_of(r)), COMMUNICATION),),
-        )
-        for r in range(cut.ranks)
-    ]
-    return bars(
-        items, units.memory, (cluster.gpu.memory_bytes, f"the GPU has {units.memory(cluster.gpu.memory_bytes)}")
-    )
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
