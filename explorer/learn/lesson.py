@@ -78,9 +78,9 @@ class Question:
 class Lesson:
     """One page of the course.
 
-    number: its place in the course, from 1.
+    number: its place in the course, from 1; `chapter` is the name of the part that it stands in.
     minutes: what it takes with its question: an estimate that no class has tried.
-    key: its name in addresses, cookies and files, which stays when its place changes.
+    key: its name in addresses, cookies and files, which stays when its place changes; `former` is the number that addresses once had for it.
     able: what one can do after it ("choose the number of micro-batches").
     terms: the words defined here, and only here, with their meanings.
     link: the page of the explorer that shows the same, and what is there; `focus` gives the settings of that page's address.
@@ -89,6 +89,7 @@ class Lesson:
     """
 
     number: int
+    chapter: str
     minutes: int
     key: str
     title: str
@@ -101,8 +102,9 @@ class Lesson:
     question: Callable[[Learner, Values], Question]
     code: str
     link: tuple[str, str]
+    focus: Callable[[Learner, Values], dict[str, str]]
+    former: int = 0
     uses_model: bool = False
-    focus: Callable[[Learner, Values], dict[str, str]] | None = None
     cases: Callable[[Learner, Values], list[tuple[str, dict[str, Choice]]]] | None = None
     block: Callable[[Learner, Values], ArrangedBlock | None] | None = None
 

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from explorer.learn.learner import EXPERT_MODEL, Learner, with_model
+from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from planner_core.core import Block, Op
 from planner_core.ops import Kind, operator
 from planner_core.search.candidates import weight_matrices
 
-MEGATRON, SEQUENCE, DATA, FSDP = "megatron-lm", "megatron-lm-sequence-parallel", "data-parallel", "fsdp"
+
+def make_settings(focus: Mapping[str, str], learner: Learner, values: Values) -> dict[str, str]:
+    """The settings that a lesson's front states: their texts, with the lesson's controls put in.
+
+    `needs` ("layers", "experts") names what another model stands in for where the learner's has none, and `op` (of `OPERATIONS`) what is
+    selected in the folded graph.
+    """
+    shown = learner
+    if "needs" in focus:
+        shown, _ = learner.transformer() if focus["needs"] == "layers" else learner.routed()
+    found = model_setting(learner, shown)
+    found |= {key: text.format(**values) for key, text in focus.items() if key not in ("needs", "op")}
+    return {**found, **select_op(shown, OPERATIONS[focus["op"]])} if "op" in focus else found
 
 
-def select_op(learner: Learner, wanted: Callable[[Op, Block], bool], show: str = "graph") -> dict[str, str]:
+def select_op(learner: Learner, wanted: Callable[[Op, Block], bool]) -> dict[str, str]:
     """The first operation of a repeated block (else of the whole graph) for which `wanted`, selected in the folded graph."""
-    found = {"show": show} if show != "graph" else {}
     coarse = learner.planner.coarse
     for scope, content in (*coarse.blocks.items(), ("", coarse.top)):
         for group in content.groups:
             ops = [op for i in group.items if isinstance(op := content.block.items[i], Op)]
             if any(wanted(op, content.block) for op in ops):
-                return {**found, "node": f"{scope}:{group.name}" if scope else group.name}
-    return found
+                return {"node": f"{scope}:{group.name}" if scope else group.name}
+    return {}
 
 
 def is_feed_forward(op: Op, block: Block) -> bool:
@@ -53,59 +64,8 @@ def is_experts(op: Op, block: Block) -> bool:
     return operator(op.fn).kind is Kind.EXPERTS
 
 
-def first_weight(learner: Learner, values: Values) -> dict[str, str]:
-    """A weight of the repeated block, with its choices."""
-    return select_op(learner, is_weight)
-
-
-def placements(learner: Learner, values: Values) -> dict[str, str]:
-    """The graph with the plan's placements and messages."""
-    return {"show": "placement"}
-
-
-def feed_forward(learner: Learner, values: Values) -> dict[str, str]:
-    """The MLP under Megatron-LM's plan."""
-    return {"plan": MEGATRON, **select_op(learner, is_feed_forward, "placement")}
-
-
-def attention(learner: Learner, values: Values) -> dict[str, str]:
-    """Attention under Megatron-LM's plan."""
-    found, _ = learner.transformer()
-    return {**model_setting(learner, found), "plan": MEGATRON, **select_op(found, is_attention, "placement")}
-
-
-def lesson_batch(learner: Learner, values: Values) -> dict[str, str]:
-    """The lesson's own batch."""
-    return {"batch": str(values["batch"])}
-
-
-def lesson_batch_of_layers(learner: Learner, values: Values) -> dict[str, str]:
-    """The lesson's batch, for a model with transformer layers."""
-    return {**model_setting(learner, learner.transformer()[0]), "batch": str(values["batch"])}
-
-
-def layers(learner: Learner, values: Values) -> dict[str, str]:
-    """A model with transformer layers."""
-    return model_setting(learner, learner.transformer()[0])
-
-
-def sequence(learner: Learner, values: Values) -> dict[str, str]:
-    """Megatron-LM's two plans side by side."""
-    return {**layers(learner, values), "compare": f"{MEGATRON},{SEQUENCE}"}
-
-
-def usual_plans(learner: Learner, values: Values) -> dict[str, str]:
-    """The usual plans side by side."""
-    return {"compare": f"{DATA},{FSDP},{MEGATRON}"}
-
-
-def experts(learner: Learner, values: Values) -> dict[str, str]:
-    """The learner's experts, else those of a model that has some, on the learner's cluster."""
-    here = select_op(learner, is_experts, "placement")
-    if "node" in here:
-        return here
-    other = with_model(learner, EXPERT_MODEL)
-    return {**model_setting(learner, other), **select_op(other, is_experts, "placement")}
+OPERATIONS = {"weight": is_weight, "feed-forward": is_feed_forward, "attention": is_attention, "experts": is_experts}
+"""What a link selects, by its name in a lesson's front."""
 
 
 def model_setting(learner: Learner, shown: Learner) -> dict[str, str]:

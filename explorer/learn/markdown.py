@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 from jinja2 import Environment, StrictUndefined
 
 from explorer.figures.svg_tensors import Drawing, amount, difference, number, svg
+from explorer.learn import links
 from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import (
@@ -78,7 +79,10 @@ def read_lesson(
     cases: Callable[[Learner, Values], list[tuple[str, dict[str, int | str]]]] | None = None,
     block: Callable[[Learner, Values], ArrangedBlock | None] | None = None,
 ) -> Lesson:
-    """The lesson of `lessons/content/name.md`, whose values `live` computes for a learner and the settings of the controls."""
+    """The lesson of `lessons/content/name.md`, whose values `live` computes for a learner and the settings of the controls.
+
+    `focus` adds settings that have to be computed to those that the front gives to the link (`links.py`).
+    """
     front, parts = _split((CONTENT / f"{name}.md").read_text())
     steps, question, drawn, note = (
         _environment().from_string(parts.get(part, "")) for part in ("Steps", "Question", "Drawn", "Note")
@@ -102,6 +106,12 @@ def read_lesson(
 
     controls = tuple(_control(c) for c in front.pop("controls", ()))
     terms = tuple(_terms(parts["Words"]).items())
+    settings = front.pop("focus", {})
+
+    def make_settings(learner: Learner, values: Values) -> dict[str, str]:
+        more = focus(learner, values) if focus else {}
+        return {**links.make_settings(settings, learner, values), **more}
+
     front["link"] = tuple(front["link"])
     return Lesson(
         **front,
@@ -111,7 +121,7 @@ def read_lesson(
         scene=make_scene,
         question=make_question,
         code=_code(parts["PyTorch"]),
-        focus=focus,
+        focus=make_settings,
         cases=cases,
         block=block,
     )

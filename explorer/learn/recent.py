@@ -30,8 +30,7 @@ def explorer_settings(number: int, learner: Learner, values: Values) -> dict[str
 
 @lru_cache(maxsize=256)
 def _explorer_settings(number: int, learner: Learner, values: tuple[tuple[str, Choice], ...]) -> dict[str, str]:
-    focus = LESSONS[number - 1].focus
-    return focus(learner, dict(values)) if focus else {}
+    return LESSONS[number - 1].focus(learner, dict(values))
 
 
 def block_code(number: int, learner: Learner, values: Values) -> BlockCode:

@@ -1,5 +1,6 @@
 """Lessons in Markdown: what a writer may put in a file, and what becomes of it."""
 
+import re
 from pathlib import Path
 
 import jinja2
@@ -15,6 +16,7 @@ from planner_core.planning import Request
 
 FRONT = """+++
 number = 1
+chapter = "Small ones"
 minutes = 5
 key = "small"
 title = "A small lesson"
@@ -83,6 +85,59 @@ def test_a_value_that_nobody_computed_fails(tmp_path: Path, monkeypatch: pytest.
     small = lesson(tmp_path, monkeypatch, "# Question\nIs {{ wrong }} right?\n- [x] yes\n  So.\n")
     with pytest.raises(jinja2.UndefinedError, match="wrong"):
         small.question(LEARNER, {"n": 2})
+
+
+TABLE = """| link | takes |
+| --- | --- |
+{% for k in many %}
+|{{ ">" if k == 1 }} {{ name }} S(0)|R | {{ k }} |
+{% endfor %}
+"""
+
+
+def test_a_table_is_a_picture_and_a_name_with_a_bar_stays_one_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = "# Steps\n{% set name = 'a | b' %}\n## One\nSee.\n\n" + TABLE + "\n## Other\nOn.\n\n![a](one)\n"
+    found = lesson(tmp_path, monkeypatch, steps).scene(LEARNER, {"n": 2}).steps
+    assert [s.says for s in found] == ["See.", "On."]
+    rows = re.findall(r"<tr.*?</tr>", found[0].picture)
+    cells = [re.findall(r">([^<]+)</t[hd]>", row) for row in rows]
+    assert cells == [["link", "takes"], ["a ∣ b S(0)|R", "0"], ["a ∣ b S(0)|R", "1"]]
+    assert ["class=mark" in row for row in rows] == [False, False, True]
+
+
+def test_a_table_is_drawn_as_bars_which_are_read_aloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars = "| | compute | sum <!-- communication dotted --> | mark |\n| - | - | - | - |\n| **a** | 1.5 | 0.5 | late |\n| b | 1 | | |\n"
+    steps = f"# Steps\n## One\nSee.\n\n![Time](bars seconds to 3 the end)\n\n{bars}"
+    drawn = lesson(tmp_path, monkeypatch, steps).scene(LEARNER, {"n": 2}).steps[0].picture
+    assert 'aria-label="Time. a: 2.00 s, late; b: 1.00 s. the end."' in drawn
+    widths = [float(w) for w in re.findall(r'<rect width="([\d.]+)" height="26"', drawn)]
+    assert widths[0] == pytest.approx(3 * widths[1], rel=0.02) and widths[2] == pytest.approx(2 * widths[1], rel=0.02)
+    assert re.findall(r'font-weight="(\d+)" fill="currentColor">([ab])</text>', drawn) == [("600", "a"), ("400", "b")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [("| a | b |\n| 1 | 2 |\n", "a rule below its head"), ("| a | b |\n| - | - |\n| 1 |\n", "has 1 cells, its head 2")],
+)
+def test_a_table_that_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, message: str
+) -> None:
+    small = lesson(tmp_path, monkeypatch, "# Steps\n## One\nSee.\n\n" + lines)
+    with pytest.raises(ValueError, match=message):
+        small.scene(LEARNER, {"n": 2})
+
+
+def test_a_link_carries_the_settings_of_the_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    front = FRONT.replace(
+        '"There"]', '"There"]\nfocus = {needs = "experts", op = "experts", show = "placement", batch = "{n}"}'
+    )
+    (tmp_path / "small.md").write_text(front + CODE)
+    monkeypatch.setattr(markdown, "CONTENT", tmp_path)
+    found = read_lesson("small", live).focus(LEARNER, {"n": 4})
+    node = "MixtralDecoderLayer:mlp.experts/moe_experts"
+    assert found == {"model": "mixtral-8x7b", "show": "placement", "batch": "4", "node": node}
 
 
 def test_every_file_is_a_lesson_of_the_course() -> None:

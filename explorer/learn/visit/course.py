@@ -35,10 +35,10 @@ def show_contents(go: Callable[[int], None]) -> None:
     label = f"{'Go on' if solved else 'Begin'}: {next_lesson.number}. {next_lesson.title}"
     st.button(label, key="w_begin", type="primary", on_click=go, args=(next_lesson.number,))
     with st.container(key="contents"):
-        for chapter, numbers in CHAPTERS.items():
+        for chapter, lessons in CHAPTERS.items():
             st.markdown(f"**{chapter}**")
-            for n in numbers:
-                _show_entry(LESSONS[n - 1], done=LESSONS[n - 1] in solved)
+            for lesson in lessons:
+                _show_entry(lesson, done=lesson in solved)
     _show_abilities(solved, next_lesson)
     _show_glossary()
     # The file is made after this script has ended, when there is no session to read: the learner is taken now.

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 from explorer.figures.palette import MEMORY_KINDS, MEMORY_NAMES
-from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.predictions import sketch_memory_by_gpus
@@ -104,4 +103,4 @@ def _describe_share(numbers: Mapping[str, float], n: int) -> str:
     return f"{units.memory(shared)} whole and 1/{n} of the other {units.memory(early - shared)}"
 
 
-LESSON = read_lesson("01-memory", live, focus=links.lesson_batch)
+LESSON = read_lesson("01-memory", live)

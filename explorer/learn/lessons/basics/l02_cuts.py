@@ -18,7 +18,6 @@ from explorer.figures.svg_tensors import (
     sign,
     sliced,
 )
-from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -129,4 +128,4 @@ def _draw_product(c: dict[str, Any], r: int, columns: bool) -> Any:
     return row(left, sign("·", 18), right, sign("=", 18), made, gap=10)
 
 
-LESSON = read_lesson("02-cuts", live, focus=links.first_weight)
+LESSON = read_lesson("02-cuts", live)

@@ -16,7 +16,6 @@ from explorer.figures.svg_tensors import (
     owned,
     replicated,
 )
-from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -170,4 +169,4 @@ def _draw_devices(pieces: list[Any], letter: str) -> Drawing:
     return grid(frames, 4)
 
 
-LESSON = read_lesson("03-placements", live, focus=links.placements)
+LESSON = read_lesson("03-placements", live)

@@ -17,7 +17,6 @@ from explorer.figures.svg_tensors import (
     row,
     sign,
 )
-from explorer.learn import links
 from explorer.learn.blocks import arranged
 from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import Learner
@@ -154,4 +153,4 @@ def _draw_rows_first(c: dict[str, Any]) -> dict[str, Picture]:
     return {"wrong": row(summed, sign("≠"), act), "cure": row(first, arrow(46, "GeLU"), then)}
 
 
-LESSON = read_lesson("05-mlp", live, focus=links.feed_forward, block=arrange_block)
+LESSON = read_lesson("05-mlp", live, block=arrange_block)

@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import Drawing, column, device, row, text, tile
-from explorer.learn import links
 from explorer.learn.blocks import arranged, placing
 from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import Learner
@@ -116,4 +115,4 @@ def _draw_dealt_heads(kinds: tuple[int, ...], t: int) -> Drawing:
     return wrap(frames, 660, gap=10)
 
 
-LESSON = read_lesson("06-heads", live, focus=links.attention, block=arrange_block)
+LESSON = read_lesson("06-heads", live, block=arrange_block)

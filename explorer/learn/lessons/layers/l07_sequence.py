@@ -20,7 +20,6 @@ from explorer.figures.svg_tensors import (
     text,
     tile,
 )
-from explorer.learn import links
 from explorer.learn.blocks import arranged
 from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import STANDARD_MODEL, Learner, with_standard_model
@@ -231,4 +230,4 @@ def _draw_loss(c: dict[str, Any], n: int) -> Drawing:
     )
 
 
-LESSON = read_lesson("07-sequence", live, focus=links.sequence, block=arrange_block)
+LESSON = read_lesson("07-sequence", live, block=arrange_block)

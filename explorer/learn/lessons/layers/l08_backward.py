@@ -17,7 +17,6 @@ from explorer.figures.svg_tensors import (
     replicated,
     row,
 )
-from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -146,4 +145,4 @@ def _draw_sum(way: str, c: dict[str, Any]) -> Drawing:
     )
 
 
-LESSON = read_lesson("08-backward", live, focus=links.usual_plans)
+LESSON = read_lesson("08-backward", live)

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import column, text
-from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.stacks import megatron_memory, smallest_memory
@@ -232,4 +231,4 @@ def _inside_and_across(found: tuple[GpuLayout, ...], per: int) -> tuple[GpuLayou
     return near, far
 
 
-LESSON = read_lesson("10-topology", live, focus=links.lesson_batch_of_layers)
+LESSON = read_lesson("10-topology", live)

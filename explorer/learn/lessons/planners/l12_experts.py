@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import Drawing, column, device, text, tile
-from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -127,4 +126,4 @@ def travel_film(c: dict[str, Any], n: int) -> Film:
     return board_film(stops, WIDE, cell=42, names=names, note="a token has the colour of its home")
 
 
-LESSON = read_lesson("12-experts", live, focus=links.experts)
+LESSON = read_lesson("12-experts", live)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 from explorer.figures.palette import COMPUTE
-from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.times.stated import price_layout, usual_layouts, with_16_bit_products, with_samples
@@ -129,4 +128,4 @@ def live(learner: Learner, values: Values) -> Live:
     return Live(facts, {"loads": chart}, numbers, learner, stands_in)
 
 
-LESSON = read_lesson("20-uneven-experts", live, focus=links.experts)
+LESSON = read_lesson("20-uneven-experts", live)

@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Any
 
 from explorer.figures.svg_tensors import Drawing, at, device, text, tile
-from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.times.stated import choose_plan, price_batch, usual_layouts, with_16_bit_products
@@ -223,4 +222,4 @@ def _prices(learner: Learner, tokens: int, n: int) -> dict[str, Any]:
     return facts
 
 
-LESSON = read_lesson("21-long-sequences", live, focus=links.layers)
+LESSON = read_lesson("21-long-sequences", live)

@@ -8,7 +8,6 @@ from typing import Any
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
 from explorer.figures.svg_tensors import Drawing, matrix, owned
-from explorer.learn import links
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -269,4 +268,4 @@ def _timeline(spans: Any, end: float) -> Drawing:
     return timeline(tracks, units.seconds, end)
 
 
-LESSON = read_lesson("22-two-dimensions", live, focus=links.layers)
+LESSON = read_lesson("22-two-dimensions", live)

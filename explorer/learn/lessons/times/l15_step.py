@@ -10,7 +10,6 @@ from typing import Any
 from explorer.address.settings import MODELS
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing
-from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.predictions import sketch_streams
@@ -261,8 +260,8 @@ def deciding_traffic_s(p: Phase) -> float:
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
-    """The usual plans side by side at the lesson's tokens."""
-    return {**links.usual_plans(learner, values), **token_settings(learner, int(values["tokens"]))}
+    """The lesson's tokens."""
+    return token_settings(learner, int(values["tokens"]))
 
 
 LESSON = read_lesson("15-step", live, focus=focus)

@@ -7,7 +7,6 @@ from typing import Any
 from explorer.address.settings import DTYPES
 from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing, amount
-from explorer.learn import links
 from explorer.learn.blocks import arranged
 from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import Learner
@@ -189,8 +188,8 @@ def arrange_block(learner: Learner, values: Values) -> ArrangedBlock | None:
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
-    """The usual plans side by side at the lesson's tokens and micro-batches."""
-    return {**links.usual_plans(learner, values), **token_settings(learner, TOKENS, int(values["m"]))}
+    """The lesson's tokens and micro-batches."""
+    return token_settings(learner, TOKENS, int(values["m"]))
 
 
 LESSON = read_lesson("16-zero", live, focus=focus, block=arrange_block)

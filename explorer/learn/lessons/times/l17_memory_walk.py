@@ -6,7 +6,6 @@ from functools import lru_cache
 
 from explorer.figures.palette import MEMORY_COLOURS, MEMORY_NAMES
 from explorer.figures.svg_tensors import Drawing
-from explorer.learn import links
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.predictions import sketch_backward_memory
@@ -165,9 +164,9 @@ def _memory_chart(made: PricedLayout, upto: int | None) -> Drawing:
 
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
-    """The usual plans side by side at the lesson's tokens, micro-batches and recomputation."""
+    """The lesson's tokens, micro-batches and recomputation."""
     m = int(values["m"])
-    return {**links.usual_plans(learner, values), **token_settings(learner, TOKENS // m, m, str(values["recompute"]))}
+    return token_settings(learner, TOKENS // m, m, str(values["recompute"]))
 
 
 LESSON = read_lesson("17-memory-walk", live, focus=focus)
