@@ -15,7 +15,8 @@ import argparse
 from functools import partial
 from typing import Any
 
-from bench.coverage import BATCH, ROOT, _graph, in_child, warm
+from bench.coverage import BATCH, ROOT, _graph
+from bench.support.children import in_child, warm
 from bench.support.coverage_models import default_config
 from bench.support.kept_rows import KeptRows, add_before, made
 from bench.support.tp_plan_models import PARTS, part_graph

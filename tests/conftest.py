@@ -118,10 +118,10 @@ def _settled() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _warm_captures() -> Iterator[None]:
     """A user's file is captured in a fork of a process that has imported torch. A new one is started in `models/test_sandbox.py`."""
-    from planner_core.models.sandbox import child
+    from planner_core.models.sandbox import process
     from tests.support.warm_sandbox import SUBPROCESS
 
-    with mock.patch.object(child, "subprocess", SUBPROCESS):
+    with mock.patch.object(process, "subprocess", SUBPROCESS):
         yield
 
 

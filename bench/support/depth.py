@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import resource
 import time
+from pathlib import Path
 from typing import Any
 
-from bench.coverage import ROOT, TABLE, in_child, read_rows, table, warm
+from bench.support.children import in_child, warm
 
-ROWS = ROOT / "bench" / "support" / "results" / "depth.jsonl"
+ROWS = Path(__file__).parent / "results" / "depth.jsonl"
 LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -33,7 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def measure_depth() -> None:
-    """Measure all models, keep the rows, and write the page."""
+    """Measure all models and keep the rows."""
     warm()
     _once(next(iter(MODELS.values())))  # the files of the models, imported before the fork
     _once({**MODELS["DeepSeek-V3"], "num_hidden_layers": 4})
@@ -55,7 +56,6 @@ def measure_depth() -> None:
             row = {"name": name, **in_child(measure)}
             print(row, flush=True)
             file.write(json.dumps(row) + "\n")
-    TABLE.write_text(table(read_rows()), encoding="utf-8")
 
 
 def _once(config: dict[str, Any]) -> dict[str, Any]:

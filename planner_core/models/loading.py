@@ -58,7 +58,7 @@ def capture_graph(
     `layers` overrides the depth; `flat` traces every module call and folds nothing (it judges the folding).
     Raises InputError or CaptureError, each with one sentence.
     """
-    from planner_core.models.sandbox.child import capture_in_process
+    from planner_core.models.sandbox.process import capture_in_process
 
     for name, size in (("batch", batch), ("seq", seq), ("layers", layers)):
         if size is not None and size < 1:

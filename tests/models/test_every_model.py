@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench.coverage import BATCH, in_child, tokens, warm
+from bench.coverage import BATCH, tokens
+from bench.support.children import in_child, warm
 from bench.support.coverage_models import OTHERS, causal_models, default_config
 
 SAMPLE = (

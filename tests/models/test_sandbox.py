@@ -14,7 +14,7 @@ import pytest
 
 from planner_core.core.errors import CaptureError, InputError
 from planner_core.models.loading import capture_graph
-from planner_core.models.sandbox import child
+from planner_core.models.sandbox import process
 
 MODEL = """
 import torch
@@ -36,7 +36,7 @@ def make():
 @pytest.fixture
 def new_process() -> Iterator[None]:
     """A capture starts a new process, as it does for users, and not a fork (see `support.warm_sandbox`)."""
-    with mock.patch.object(child, "subprocess", subprocess):
+    with mock.patch.object(process, "subprocess", subprocess):
         yield
 
 
@@ -92,7 +92,7 @@ def test_a_file_that_hangs_is_stopped_with_all_it_started(tmp_path: Path) -> Non
     )
     for limit_s in (1, 10, 120):  # a busy machine may not have come to the file within the first
         with pytest.raises(CaptureError, match=f"longer than {limit_s} s"):
-            child.capture_in_process(source, batch=1, seq=1, flat=False, limit_s=limit_s)
+            process.capture_in_process(source, batch=1, seq=1, flat=False, limit_s=limit_s)
         if mark.exists():
             break
     for pid in json.loads(mark.read_text()):
@@ -116,7 +116,7 @@ def wait_until_gone(pid: int) -> None:
 @pytest.mark.slow
 def test_a_model_that_hangs_while_it_runs_is_stopped_too(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="longer than 10 s"):
-        child.capture_in_process(made(tmp_path, HANGS), batch=1, seq=1, flat=False, limit_s=10)
+        process.capture_in_process(made(tmp_path, HANGS), batch=1, seq=1, flat=False, limit_s=10)
 
 
 def test_depth_and_missing_files_are_refused(tmp_path: Path) -> None:

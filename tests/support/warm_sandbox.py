@@ -13,7 +13,7 @@ from planner_core.models.sandbox import child
 
 
 class Forked:
-    """As the `subprocess.Popen` of `capture_apart`: a session of its own, no input and no output but the pipe."""
+    """As the `subprocess.Popen` of `capture_in_process`: a session of its own, no input and no output but the pipe."""
 
     def __init__(self, command: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], **_: Any) -> None:
         from planner_core.verification.processes import _not_running_main, _start_context
@@ -43,4 +43,4 @@ def _run(end: Connection, arguments: Sequence[str], environment: Mapping[str, st
 
 
 SUBPROCESS = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)
-"""For `child.subprocess`."""
+"""For `process.subprocess`."""

@@ -189,7 +189,7 @@ def python_source(source: str, device: str = "meta") -> ModelSource:
     """Run `path.py:callable`, which returns a pair (module, example inputs), in this process; or read a .pt2 file.
 
     On "meta" weights take no memory. A model that cannot be built there, since its code asks a tensor for values, is built on the CPU
-    and then moved. (`sandbox.child` runs this in a process of its own.)
+    and then moved. (`sandbox.process` runs this in a process of its own.)
     """
     if source.endswith(".pt2"):
         return exported_source(Path(source))
