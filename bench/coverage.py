@@ -21,8 +21,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bench.support.children import in_child, warm
-from bench.support.coverage_models import GAPS, OTHERS, causal_models, default_config
+from bench.support.coverage.children import in_child, warm
+from bench.support.coverage.models import GAPS, OTHERS, causal_models, default_config
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "bench" / "support" / "results" / "coverage.jsonl"
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--depth", action="store_true")
     args = parser.parse_args()
     if args.depth:
-        from bench.support.depth import measure_depth
+        from bench.support.coverage.depth import measure_depth
 
         measure_depth()
     elif not args.table:

@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any
 
 from bench.coverage import BATCH, ROOT, _graph
-from bench.support.children import in_child, warm
-from bench.support.coverage_models import default_config
+from bench.support.coverage.children import in_child, warm
+from bench.support.coverage.models import default_config
+from bench.support.coverage.tp_plan_models import PARTS, part_graph
 from bench.support.kept_rows import KeptRows, add_before, made
-from bench.support.tp_plan_models import PARTS, part_graph
 
 ROWS = KeptRows("hf_tp_plans", ("type",))
 TABLE = ROOT / "docs" / "HF_TP_PLANS.md"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bench.coverage import BATCH, tokens
-from bench.support.children import in_child, warm
-from bench.support.coverage_models import OTHERS, causal_models, default_config
+from bench.support.coverage.children import in_child, warm
+from bench.support.coverage.models import OTHERS, causal_models, default_config
 
 SAMPLE = (
     ("gemma2", "Gemma2ForCausalLM"),

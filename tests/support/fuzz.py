@@ -159,7 +159,7 @@ def configs(rng: random.Random) -> Iterator[dict[str, Any]]:
     """Small configs to start from, without end."""
     from transformers import CONFIG_MAPPING
 
-    from bench.support.coverage_models import cut
+    from bench.support.coverage.models import cut
 
     bases: list[dict[str, Any]] = [{**m.config, **dict.fromkeys(m.depth, 1)} for m in ZOO.values()]
     for kind in TYPES:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.coverage import BATCH, SEQ
-from bench.support.coverage_models import cut
+from bench.support.coverage.models import cut
 
 IMAGE = 16
 """Patches along each side of an image."""

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.support.children import in_child, warm
+from bench.support.coverage.children import in_child, warm
 
-ROWS = Path(__file__).parent / "results" / "depth.jsonl"
+ROWS = Path(__file__).parents[1] / "results" / "depth.jsonl"
 LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
