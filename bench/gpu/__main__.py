@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import multiprocessing
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import loop
+from bench.gpu import loop, rank
 from bench.gpu.cases import CASES, PLANS, ROWS, Job, jobs
 
-AHEAD = 2
-"""So many jobs import while one uses the GPU."""
 LIMIT_S, JOB_S = 570.0, 120.0
 DRY_STEPS = 2
 SCRIPT = "script"
@@ -69,58 +69,53 @@ def told(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"failed: {row['error'][-300:]}"
     if row["way"] == SCRIPT:
+        if "cpu_losses" not in row:
+            return f"{len(row['losses'])} losses, from {row['losses'][0]:.3f} to {row['losses'][-1]:.3f}"
         return f"losses at most {row['largest_difference']:.1e} apart from those on a CPU"
     peak = row.get("peak_allocated_bytes", 0) / 2**30
     return f"{1e3 * row['step_s']:8.1f} ms, host {1e3 * row['host_s']:8.1f} ms, {peak:6.2f} GiB"
 
 
 def run(only: Sequence[str], dry: bool, end: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The jobs' rows by name. Jobs start ahead of their turn, and one at a time uses the GPU."""
+    """The jobs' rows by name, one after the other."""
     with tempfile.TemporaryDirectory(prefix="shardscope-gpu-") as name:
         folder = Path(name)
         if not only or SCRIPT in only:
             yield SCRIPT, loop.row(folder, dry, JOB_S)
-        wanted = list(jobs(tuple(only)))
-        started: list[subprocess.Popen[bytes]] = []
-        try:
-            for number, job in enumerate(wanted):
-                for coming in range(len(started), min(number + AHEAD + 1, len(wanted))):
-                    started.append(_start(wanted[coming], coming, dry, folder))
-                yield job.name, _row(job, started[number], folder / f"{number}.log", end)
-        finally:
-            for process in started:
-                if process.poll() is None:
-                    process.kill()
-                process.wait()
+        processes = _forks(dry)
+        for job in jobs(tuple(only)):
+            yield job.name, _row(job, processes, folder / "log", dry, end)
 
 
-def _start(job: Job, number: int, dry: bool, folder: Path) -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        "-m",
-        "bench.gpu.rank",
-        job.case.name,
-        job.way,
-        str(DRY_STEPS if dry else job.case.steps),
-    ]
-    command += ["--compiled"] * job.compiled + ["--dry"] * dry + ["--turn", str(number), "--folder", str(folder)]
-    with (folder / f"{number}.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+def _forks(dry: bool) -> ForkServerContext:
+    """Processes that begin with torch and the planner imported, which takes seconds: once in all, and not once a job."""
+    if dry:  # tiny products keep no second thread busy, and threads that wait for work take a processor from others
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Whether there is a GPU is then asked without a start of CUDA, after which a process could not be forked.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["bench.gpu.rank"])
+    return context
 
 
-def _row(job: Job, process: subprocess.Popen[bytes], log: Path, end: float) -> dict[str, Any]:
-    """The last line of what the job printed; or why there is none."""
-    (log.parent / f"{log.stem}.turn").touch()
+def _row(job: Job, processes: ForkServerContext, log: Path, dry: bool, end: float) -> dict[str, Any]:
+    """What the job measured; or why there is nothing."""
+    steps = DRY_STEPS if dry else job.case.steps
+    receiver, sender = processes.Pipe(duplex=False)
+    arguments = (job.case, job.way, steps, job.compiled, dry, log, sender)
+    process = processes.Process(target=rank.send_row, args=arguments)
+    process.start()
+    sender.close()  # the job's end is the only one, so waiting ends with the job
     try:
-        process.wait(max(0.0, min(JOB_S, end - time.monotonic())))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    if process.returncode == 0 and lines:
-        found: dict[str, Any] = json.loads(lines[-1])
-        return found
-    why = "it took too long" if process.returncode < 0 else " ".join(lines[-3:])
+        if receiver.poll(max(0.0, min(JOB_S, end - time.monotonic()))):
+            found: dict[str, Any] = receiver.recv()
+            return found
+        why = "it took too long"
+    except EOFError:
+        why = " ".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:])
+    finally:
+        process.kill()  # at once, so that the next job has the GPU's memory
+        process.join()
     return {"plan": job.case.plan.name, "way": job.way, "compiled": job.compiled, "error": why[-600:]}
 
 

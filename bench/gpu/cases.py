@@ -9,7 +9,7 @@ from typing import Any
 
 PLANS = Path(__file__).parent / "plans"
 ROWS = Path(__file__).resolve().parents[2] / "assets" / "measurements" / "one_rank"
-OURS, FSDP2, PARALLELIZE = WAYS = ("ours", "FSDP2", "parallelize_module")
+OURS, FSDP2, PARALLELIZE = "ours", "FSDP2", "parallelize_module"
 MIXTRAL = {
     "model_type": "mixtral",
     "architectures": ["MixtralForCausalLM"],

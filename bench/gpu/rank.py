@@ -1,19 +1,15 @@
-"""One job of `bench.gpu`: rank 0 of a plan on this GPU. Prints its row as the last line.
-
-python -m bench.gpu.rank CASE WAY STEPS [--compiled] [--dry] [--turn NUMBER --folder FOLDER]
-"""
+"""One job of `bench.gpu`: rank 0 of a plan on this GPU."""
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import json
 import math
 import os
 import statistics
 import time
 import warnings
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +19,24 @@ import transformers
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import planner_core as shardscope
-from bench.gpu.cases import CASES, WAYS, Case
+from bench.gpu.cases import Case
 from bench.gpu.kernels import by_kind
 from bench.gpu.setups import Setup, set_up
 from planner_core.core import Plan
 from planner_core.runtime import training
+from planner_core.verification import scaled
 
 MOST_KERNELS, NAME = 40, 110
 DRY_RANKS = 4
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=list(CASES))
-    parser.add_argument("way", choices=WAYS)
-    parser.add_argument("steps", type=int)
-    parser.add_argument("--compiled", action="store_true")
-    parser.add_argument("--dry", action="store_true")
-    parser.add_argument("--turn", help="wait, once all is imported, for the file FOLDER/TURN.turn")
-    parser.add_argument("--folder", type=Path)
-    args = parser.parse_args()
+def send_row(case: Case, way: str, steps: int, compiled: bool, dry: bool, log: Path, target: Connection) -> None:
+    """Run the job in this process, and send its row. What it prints, also of an error, goes to the file `log`."""
+    with log.open("w", encoding="utf-8") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
     warnings.simplefilter("ignore")
-    while args.turn and not (args.folder / f"{args.turn}.turn").exists():
-        time.sleep(0.02)  # another job uses the GPU; the imports above took seconds beside it
-    print(json.dumps(row(CASES[args.case], args.way, args.steps, args.compiled, args.dry)), flush=True)
-    os._exit(0)  # so that the GPU's memory is free at once
+    target.send(row(case, way, steps, compiled, dry))
 
 
 def row(case: Case, way: str, steps: int, compiled: bool, dry: bool) -> dict[str, Any]:
@@ -90,8 +79,6 @@ def row(case: Case, way: str, steps: int, compiled: bool, dry: bool) -> dict[str
 
 def small(plan: Plan) -> Plan:
     """The same plan on a small model and few ranks, for a dry run."""
-    from planner_core.verification import scaled
-
     return scaled(plan, min(DRY_RANKS, plan.mesh.num_devices))
 
 
@@ -138,7 +125,3 @@ def profiled(setup: Setup, gpu: bool) -> dict[str, tuple[float, int]]:
             before, count = found.get(event.key[:NAME], (0.0, 0))
             found[event.key[:NAME]] = (round(before + us, 1), count + event.count)
     return dict(sorted(found.items(), key=lambda item: -item[1][0]))
-
-
-if __name__ == "__main__":
-    main()

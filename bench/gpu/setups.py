@@ -49,31 +49,10 @@ class Setup:
 def set_up(plan: Plan, way: str, compiler: str, device: torch.device) -> Setup:
     """The plan's model in one of `WAYS`, with inputs of this rank's samples. `compiler`: a backend of torch.compile; "": none."""
     start = training.model_of(plan, seed=0, stand_in=True)
-    inputs = _own_inputs(plan, start, device)
+    inputs = next(training.open_data(plan, start, None, device).micro_batches(0))
     if way == OURS:
         return _ours(plan, start, inputs, compiler)
     return _stock(plan, start, inputs, compiler, device, way == PARALLELIZE)
-
-
-def _own_inputs(plan: Plan, start: Start, device: torch.device) -> dict[str, Any]:
-    """Random values, and the samples of rank 0 alone."""
-    draw = torch.Generator().manual_seed(0)
-    samples = int(plan.workload["batch"]) // int(plan.workload["accumulate"])
-    own = samples
-    for axis in plan.data_axes:
-        own //= plan.mesh.axis_sizes[axis]
-
-    def filled(name: str, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype in (torch.int64, torch.int32):
-            below = start.limits.get(name) or 1000
-            x = torch.randint(0, below, x.shape, dtype=x.dtype, generator=draw)
-        elif x.is_floating_point():
-            x = torch.randn(x.shape, generator=draw).to(x.dtype)
-        else:
-            x = torch.ones(x.shape, dtype=x.dtype)
-        return (x[:own] if x.dim() and x.shape[0] == samples else x).contiguous().to(device)
-
-    return {name: filled(name, x) if isinstance(x, torch.Tensor) else x for name, x in start.inputs.items()}
 
 
 def _ours(plan: Plan, start: Start, inputs: dict[str, Any], compiler: str) -> Setup:
