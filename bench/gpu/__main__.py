@@ -109,12 +109,13 @@ def _row(job: Job, processes: ForkServerContext, log: Path, dry: bool, end: floa
     try:
         if receiver.poll(max(0.0, min(JOB_S, end - time.monotonic()))):
             found: dict[str, Any] = receiver.recv()
+            process.join(JOB_S)  # which frees the GPU's memory, and what a compiler has left
             return found
         why = "it took too long"
     except EOFError:
         why = " ".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:])
     finally:
-        process.kill()  # at once, so that the next job has the GPU's memory
+        process.kill()
         process.join()
     return {"plan": job.case.plan.name, "way": job.way, "compiled": job.compiled, "error": why[-600:]}
 

@@ -103,11 +103,6 @@ def _setitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(found))
 
 
-def _like(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The result is sharded as the operand is. The operand's values do not matter, so it may also be Partial."""
-    return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(outs[0]) if n > 1))
-
-
 def _new(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Each dim of the result may be sharded, since it is filled with one number. Only the dtype of the operand matters: it may be sharded
     by the dim of the same place and size (the samples of a state), or by any while the result is Replicate."""
@@ -122,8 +117,8 @@ def _new(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     )
 
 
-def _one_hot(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The dims of the operand may be sharded. The classes are a new last dim, which stays whole."""
+def _filled(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """The dims of the operand may be sharded, as in the result. Classes are a new last dim, which stays whole."""
     return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(ins[0]) if n > 1))
 
 
@@ -167,8 +162,8 @@ OPERATORS = (
         arguments="input bins min max",
         local_execution=LocalExecution.MEMORY,
     ),
-    Operator(name="one_hot", kind=Kind.INDEX, rule=_one_hot, arguments="input num_classes"),
-    *operators("zeros_like ones_like full_like empty_like", kind=Kind.CREATE, rule=_like),
+    Operator(name="one_hot", kind=Kind.INDEX, rule=_filled, arguments="input num_classes"),
+    *operators("zeros_like ones_like full_like empty_like", kind=Kind.CREATE, rule=_filled),
     *operators(
         "new_zeros new_ones new_empty",
         kind=Kind.CREATE,

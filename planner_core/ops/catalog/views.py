@@ -228,7 +228,7 @@ def _triangle(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _but(touched: Collection[int], ins: Shapes, outs: Shapes, linear: bool = True) -> Rule:
-    same = [d for d, n in enumerate(ins[0]) if n == outs[0][d] > 1 and d not in touched]
+    same = [d for d, (n, made) in enumerate(zip(ins[0], outs[0], strict=False)) if n == made > 1 and d not in touched]
     return Rule(tuple(split(f"d{d}", [d], [d], ins[0][d]) for d in same), linear=(0,) if linear else ())
 
 
@@ -272,14 +272,9 @@ def _diagonal(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule(tuple(split(f"d{d}", [d], [j], ins[0][d]) for j, d in enumerate(rest) if ins[0][d] > 1), linear=(0,))
 
 
-def _to_complex(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The last dim, of size two, becomes the two parts of a complex number. Other dims may be sharded."""
-    return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(outs[0]) if n > 1), linear=(0,))
-
-
-def _to_real(op: Op, ins: Shapes, outs: Shapes) -> Rule:
-    """The two parts of a complex number become a new last dim. Other dims may be sharded."""
-    return Rule(tuple(split(f"d{d}", [d], [d], n) for d, n in enumerate(ins[0]) if n > 1), linear=(0,))
+def _complex_parts(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """The last dim, of size two, becomes the two parts of a complex number, or these become a last dim. Other dims may be sharded."""
+    return _but((), ins, outs)
 
 
 def _copied(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -335,8 +330,7 @@ OPERATORS = (
     *_views("alias", linear_unary, passes_gradient_through=True, spellings=("lift_fresh", "lift_fresh_copy")),
     *_views("identity", linear_unary, passes_gradient_through=True),
     *_views("data real imag", linear_unary),
-    *_views("view_as_complex", _to_complex),
-    *_views("view_as_real", _to_real),
+    *_views("view_as_complex view_as_real", _complex_parts),
     *_views("diagonal", _diagonal, arguments="input offset dim1 dim2"),
     *_views(
         "as_strided", _as_strided, arguments="input size stride storage_offset", local_execution=LocalExecution.SIZES

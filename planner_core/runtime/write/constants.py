@@ -108,12 +108,7 @@ class ConstantsWriter:
 
     @staticmethod
     def _is_in_place(call: TapeCall) -> bool:
-        return (
-            call.kind == "constant"
-            and bool(call.outputs)
-            and call.shape == Ref(call.outputs[0])
-            and call.fn.endswith(("_", "setitem"))
-        )
+        return call.kind == "constant" and writes_in_place(call.fn) and call.shape in map(Ref, call.outputs)
 
     def _find_needed(self, wanted: Iterable[int]) -> set[int]:
         """Return the calls that are needed: those that make what is wanted, that write buffers, and guards."""
