@@ -154,7 +154,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"{sum(bool(r.get('op_by_op')) for r in judged)} plans that move a tensor inside what is one group to us are judged op by op. "
         "Why ours needs less is read off the two plans: weights that lie otherwise, and collectives of one step that only one of them "
         f"has. {len(PARTS)} types are parts of larger models or leave sizes open: they are run on what the whole would hand them, sizes as "
-        "published (`bench/support/tp_plan_models.py`). A plan of a config says nothing of the head, which the class would split and gather "
+        "published (`bench/support/coverage/tp_plan_models.py`). A plan of a config says nothing of the head, which the class would split and gather "
         "(`_tp_plan`): it stays whole in both. Made by `python -m bench.hf_tp_plans`.",
         "",
         made(rows),
