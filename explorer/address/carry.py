@@ -34,7 +34,8 @@ def apply_edit(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict
     notes: list[str] = []
     if after["model"] != current["model"]:
         after.update({k: v for k, v in MODEL_SETTINGS.items() if k not in new})
-        _carry_batch_and_tokens(current, after, notes)
+        if not {"batch", "seq"} <= new.keys():  # both are stated where an edit is taken back
+            _carry_batch_and_tokens(current, after, notes)
     if after["cluster"] != current["cluster"]:
         after.update({k: None for k in settings.CLUSTER_KEYS if k not in new})
     if any(after[k] != current[k] for k in ("cluster", "nodes", "gpus", "gpu")):

@@ -9,6 +9,7 @@ from typing import Any
 
 from explorer.address import setups, uploaded_cluster
 from explorer.address.amounts import Unreadable
+from explorer.text.commands import OWN_PREFIX, is_uploaded_model
 from planner_core.core import AUTO as AUTO
 from planner_core.core import OPTIONS, InputError, cluster_names
 from planner_core.models import ZOO
@@ -175,7 +176,7 @@ def setup_texts(text: str) -> tuple[str, ...]:
 
 def model_name(text: str) -> str:
     """Read a model of the zoo, or the name of an uploaded one."""
-    if text in ZOO or (text.startswith("own-") and text[4:].isalnum() and len(text) < 40):
+    if text in ZOO or (is_uploaded_model(text) and text.removeprefix(OWN_PREFIX).isalnum() and len(text) < 40):
         return text
     raise Unreadable(f"is not a model of the zoo; known are {', '.join(ZOO)}")
 

@@ -17,6 +17,7 @@ from explorer.address.amounts import parse_tokens as parse_tokens
 from explorer.address.parse import AUTO as AUTO
 from explorer.address.parse import STAGE_NAMES as STAGE_NAMES
 from explorer.address.parse import Setting, Value
+from explorer.text.commands import OWN_PREFIX
 from explorer.text.recipe import RECOMPUTED
 from planner_core.core import (
     DEFAULT_PRECISION,
@@ -207,7 +208,7 @@ def _batch(values: Mapping[str, Value]) -> int | None:
     return values["batch"] or (batch_and_tokens(values)[0] if _batch_scale(values) > 1 else None)
 
 
-EXPORTED_PREFIX = "own-pt2"
+EXPORTED_PREFIX = f"{OWN_PREFIX}pt2"
 """How the name of an exported program begins, whose example inputs fix batch, tokens and number format."""
 GPUS_PER_ZOO_BATCH = 16
 """The zoo's batches are for this many GPUs; on more of them they grow as they do."""

@@ -16,13 +16,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from explorer.text.commands import is_uploaded_model
 from explorer.text.recipe import layout_line
 from planner_core.core import OPTIONS, RECOMPUTE, SCHEDULES, SOFTWARE, InputError, short
 from planner_core.planning.methods import CP_TYPES, Layout, parse_layout
 from planner_core.planning.pricing import Statement, read_setup
 
-OWN_PREFIX = "own-"
-"""How the name of an uploaded model begins."""
 PLAN_ID = "our-current-setup"
 """The plan's id in the address."""
 NO_RECOMPUTATION = "none"
@@ -59,7 +58,7 @@ class StatedSetup:
 
     def for_model(self, model: str) -> tuple[StatedSetup, str]:
         """Return the setup as it can be priced for a model, and a sentence about what it leaves out."""
-        left = [f"{k} {value}" for k, value in self.options if k in CAPTURED_OPTIONS and model.startswith(OWN_PREFIX)]
+        left = [f"{k} {value}" for k, value in self.options if k in CAPTURED_OPTIONS and is_uploaded_model(model)]
         if not left:
             return self, ""
         options = tuple(o for o in self.options if o[0] not in CAPTURED_OPTIONS)

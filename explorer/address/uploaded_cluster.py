@@ -9,12 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from explorer.text.commands import OWN_PREFIX
 from planner_core.core import Cluster, InputError
 from planner_core.planning.pricing.calibration import Fit, read_fits
 from planner_core.planning.pricing.calibration import replace_gpu as with_constants
 
 FOLDER = Path(tempfile.gettempdir()) / "shardscope-own-clusters"
-NAME_PATTERN = re.compile(r"own-[0-9a-f]{16}")
+NAME_PATTERN = re.compile(rf"{OWN_PREFIX}[0-9a-f]{{16}}")
 MAX_BYTES = 2**16
 GPU_SCHEMA = "shardscope.gpu/1"
 MAX_STORED = 50
@@ -38,7 +39,7 @@ def store_cluster(content: bytes, here: Cluster | None = None) -> str:
         data = _with_gpu(here, data)
         content = json.dumps(data).encode()
     Cluster.from_json(data, where="the file")
-    name = f"own-{hashlib.sha256(content).hexdigest()[:16]}"
+    name = f"{OWN_PREFIX}{hashlib.sha256(content).hexdigest()[:16]}"
     FOLDER.mkdir(parents=True, exist_ok=True)
     cluster_path(name).write_bytes(content)
     for old in sorted(FOLDER.iterdir(), key=lambda f: f.stat().st_mtime, reverse=True)[MAX_STORED:]:

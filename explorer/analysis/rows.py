@@ -9,6 +9,7 @@ from explorer.analysis.filters import PLACEMENTS
 from explorer.text import recipe
 from explorer.text.tables import Row
 from planner_core.core import UNPROVEN, Plan
+from planner_core.cost import zero_stage
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import METHODS, Result, stage_trace
 from planner_core.planning.analysis import AblationStep, TraceWork
@@ -22,6 +23,12 @@ def plan_rows(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> list[Ro
     return [_plan_columns(name, p) | _speed_columns(p, homes[name]) for name, p in shown.items()]
 
 
+def gap_of(plan: Plan) -> float | None:
+    """Return the share by which a plan may be above the best there is; None where no bound of the step is known."""
+    value = plan.cost.seconds(plan.objective)
+    return None if plan.optimal or not plan.bound or plan.objective != "time" else max(0.0, value / plan.bound - 1)
+
+
 def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
     c = plan.cost
     return {
@@ -31,11 +38,16 @@ def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
         "recipe": recipe.describe_plan(plan),
         "fits": plan.fits,
         "proven": plan.is_step_proven,
+        "gap": 0.0 if plan.is_step_proven else gap_of(plan),
+        "zero": zero_stage(plan),
+        "micro_batches": int(plan.workload["accumulate"]),
         "step_time_s": c.step_time_s,
         "compute_time_s": c.compute_time_s,
         "communication_s": c.comm_time_s,
         "exposed_communication_s": c.exposed_comm_time_s,
         "optimizer_time_s": c.optimizer_time_s,
+        "host_wait_s": c.host_wait_s,
+        "outside_time_s": c.outside_time_s,
         "sent_bytes": sent_per_gpu(plan),
         **{f"{kind}_bytes": n for kind, n in c.memory_bytes.items()},
     }

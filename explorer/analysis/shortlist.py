@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from explorer.analysis.step_parts import STATED_METHOD
-from explorer.text import recipe, units
+from explorer.text import recipe, units, words
 from planner_core.core import Plan
 from planner_core.planning import FASTEST, STAGES_PLAN_NAME, Choice, runs_on_stock_tools
 from planner_core.planning.analysis import name_zero_stages
-from planner_core.planning.methods import BASELINES
+from planner_core.planning.methods import ALL, BASELINES
 
 MAX_LISTED = 5
 NEARLY_EQUAL = 0.02
@@ -80,14 +80,50 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
             if p.method == "exact" and p.fits and n not in (*descriptions, fastest)
         }
     )
+    return _list_described(plans, descriptions, (recommended, fastest, staged))
+
+
+def _list_described(
+    plans: Mapping[str, Plan], descriptions: Mapping[str, str], always: Sequence[str | None]
+) -> list[ListedPlan]:
+    """List at most five; a usual layout that is nearly equal to a listed plan is named in that plan's row."""
     listed: dict[str, str] = {}
     for name, what in descriptions.items():
-        is_repeated = any(nearly_equal(plans[name], plans[k]) for k in listed)
-        if len(listed) < MAX_LISTED and (
-            not is_repeated or name in (recommended, fastest, staged) or plans[name].method == STATED_METHOD
-        ):
+        twin = next((k for k in listed if nearly_equal(plans[name], plans[k])), None)
+        if twin and name not in always and plans[name].method != STATED_METHOD:
+            if plans[name].method in BASELINES:
+                listed[twin] += f"; also {BASELINES[plans[name].method].title}"
+        elif len(listed) < MAX_LISTED:
             listed[name] = what
-    return [ListedPlan(n, what + ("" if plans[n].fits else ", does not fit")) for n, what in listed.items()]
+    return [ListedPlan(n, _with_work(plans[n], what)) for n, what in listed.items()]
+
+
+def merge_equal(plans: Mapping[str, Plan], chosen: str) -> list[ListedPlan]:
+    """Return a row for each plan that differs from those before: its titles, what its step does, and what its search minimised.
+
+    Of plans that are alike to a reader the chosen one is the row, else the first.
+    """
+    groups: list[list[str]] = []
+    for name, plan in plans.items():
+        for group in groups:
+            if recipe.layout_name(plan) == recipe.layout_name(plans[group[0]]) and nearly_equal(plan, plans[group[0]]):
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    rows = []
+    for group in groups:
+        name = chosen if chosen in group else group[0]
+        aims = dict.fromkeys(ALL[plans[n].method].describe_aim("time") for n in group if plans[n].method in ALL)
+        titles = " = ".join(dict.fromkeys(words.plan_title(plans[n]) for n in group))
+        rows.append(ListedPlan(name, _with_work(plans[name], "; ".join((titles, *filter(None, aims))))))
+    return rows
+
+
+def _with_work(plan: Plan, what: str) -> str:
+    """Add to what a plan is whether it does not fit, and what its step does besides one plain pass."""
+    what += "" if plan.fits else ", does not fit"
+    return "; ".join(filter(None, (what, recipe.describe_extra_work(plan))))
 
 
 def _describe_stages(plan: Plan, best: Plan) -> str:

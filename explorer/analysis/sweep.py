@@ -10,6 +10,7 @@ from explorer.address import settings
 from explorer.analysis import step_parts
 from explorer.analysis.what_if import current_numbers
 from explorer.text import recipe
+from explorer.text.commands import is_uploaded_model
 from explorer.text.tables import Row
 from planner_core.core import Cluster, Plan, cluster_names
 from planner_core.models import ZOO
@@ -62,7 +63,7 @@ class SweepPoint:
 
 def available_quantities(result: Result) -> list[str]:
     """Return the quantities that can be swept here."""
-    uploaded = result.request.model.startswith("own-")  # its batch and tokens stand in what was captured
+    uploaded = is_uploaded_model(result.request.model)  # its batch and tokens stand in what was captured
     levels = len(result.cluster.levels)
     unavailable = {
         "inter": levels < 2,

@@ -19,6 +19,7 @@ from explorer.text.recipe import layout_name
 from explorer.text.tables import Row, csv_text, json_text
 from explorer.text.words import WHOLE, plan_title
 from explorer.text.words import escape as escape
+from planner_core import __version__
 from planner_core.core import PHASES, Plan
 from planner_core.planning import Result
 from planner_core.planning.analysis import unknown_ops
@@ -131,13 +132,14 @@ def placement_chips(cell: str) -> str:
 def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
     """Draw a plain table. Cells are HTML: the caller escapes what comes from outside. Terms of the glossary show their meaning."""
     top = "".join(f"<th scope='col'>{html.escape(h)}</th>" for h in head)
-    body = "".join("<tr>" + "".join(f"<td{_nowrap(c)}>{c}</td>" for c in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(map(_cell, head, row)) + "</tr>" for row in rows)
     label = f' aria-label="{html.escape(caption)}"' if caption else ""
     st.html(mark_terms(f"<table class='weights'{label}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"))
 
 
-def _nowrap(cell: str) -> str:
-    return ' class="short"' if len(TAG.sub("", cell)) < NOWRAP_LENGTH else ""
+def _cell(head: str, cell: str) -> str:
+    short = ' class="short"' if len(TAG.sub("", cell)) < NOWRAP_LENGTH else ""
+    return f"<td{short} data-label='{html.escape(head)}'>{cell}</td>"
 
 
 def show_records(records: Sequence[Mapping[str, object]], alt: str, **options: Any) -> None:
@@ -243,9 +245,15 @@ def file_name(what: str) -> str:
 
 
 def setting_columns() -> dict[str, object]:
-    """Return the first columns of every download: model, cluster, batch and tokens of a sample."""
+    """Return the first columns of every download: model, cluster, batch, tokens of a sample, and the version that made it."""
     batch, seq = settings.batch_and_tokens(state.values())
-    return {"model": state.value("model"), "cluster": _cluster_name(), "batch": batch, "seq": seq}
+    return {
+        "model": state.value("model"),
+        "cluster": _cluster_name(),
+        "batch": batch,
+        "seq": seq,
+        "version": __version__,
+    }
 
 
 def _cluster_name() -> str:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from explorer.text.commands import OWN_PREFIX
 from planner_core.core import Graph, InputError, graph_from_json
 from planner_core.planning import Request
 
@@ -74,12 +75,12 @@ def _store(content: bytes, file: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / file).write_bytes(content)
     _remove_oldest()
-    return f"own-{name}"
+    return f"{OWN_PREFIX}{name}"
 
 
 def _source(name: str) -> Path | None:
     """Return the stored file of a model; None where it is not on this machine."""
-    folder = FOLDER / name.removeprefix("own-")
+    folder = FOLDER / name.removeprefix(OWN_PREFIX)
     return next((folder / file for file in (CONFIG, EXPORTED) if (folder / file).is_file()), None)
 
 
@@ -123,7 +124,7 @@ def model_title(name: str) -> str:
 
 def describe_capture(name: str) -> str | None:
     """Say what the capture found, and how long it took; None before the first."""
-    file = FOLDER / name.removeprefix("own-") / "told.json"
+    file = FOLDER / name.removeprefix(OWN_PREFIX) / "told.json"
     if not file.is_file():
         return None
     data = json.loads(file.read_text(encoding="utf-8"))
@@ -136,7 +137,7 @@ def load_graph(request: Request, say: Callable[[str], None] | None = None) -> Gr
 
     `say` gets the progress, and may raise to stop.
     """
-    folder, source = FOLDER / request.model.removeprefix("own-"), _source(request.model)
+    folder, source = FOLDER / request.model.removeprefix(OWN_PREFIX), _source(request.model)
     if source is None:
         raise InputError("this link names a model of somebody's own, which is not on this machine; upload it again")
     batch = request.batch and request.batch // (request.accumulate or 1)  # a graph holds one micro-batch

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import streamlit as st
 
 from explorer.address import settings
+from explorer.analysis.rows import gap_of
 from explorer.analysis.shortlist import shortlist
 from explorer.components import frame, graphs, remedies
 from explorer.components.overview import launch, node, table
@@ -75,7 +76,7 @@ def _searches(result: Result) -> None:
 
 def describe_gap(plan: Plan) -> str:
     """Say how far the fastest plan may be from the best there is."""
-    gap = proof.gap_of(plan)
+    gap = gap_of(plan)
     # Another plan may be recommended, and is what the page opens with.
     name = f"The fastest found, {recipe.layout_name(plan)},"
     if gap is None:

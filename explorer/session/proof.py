@@ -7,7 +7,7 @@ import streamlit as st
 from explorer.jobs.background import BackgroundJob
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
-from planner_core.core import Plan, PlannerError
+from planner_core.core import PlannerError
 from planner_core.planning import Progress, Request, Result, prove
 
 MAX_CACHED = 48
@@ -17,12 +17,6 @@ MAX_CACHED = 48
 def _results() -> ResultCache[Request, Result]:
     """By request of the page: the result with its gap closed as far as it can be."""
     return ResultCache(MAX_CACHED)
-
-
-def gap_of(plan: Plan) -> float | None:
-    """Return the share by which a plan may be above the best there is; None where no bound of the step is known."""
-    value = plan.cost.seconds(plan.objective)
-    return None if plan.optimal or not plan.bound or plan.objective != "time" else max(0.0, value / plan.bound - 1)
 
 
 def is_pending(result: Result) -> bool:

@@ -25,6 +25,7 @@ from explorer.graph.scene import Scene, build_scene
 from explorer.jobs.background import BackgroundJob
 from explorer.jobs.result_cache import ResultCache
 from explorer.session.pace import REPORT_INTERVAL_S
+from explorer.text.commands import is_uploaded_model
 from explorer.text.option_words import page_wording as page_wording
 from explorer.text.option_words import word_terms
 from explorer.text.words import escape, plan_title
@@ -102,7 +103,7 @@ def change(**new: Any) -> None:
     after, notes = carry.apply_edit(current, new)
     if any(after[k] != current[k] for k in settings.REQUEST_KEYS):
         after |= {k: () for k in ("lasso", "among") if k not in new}
-        st.session_state["edit_notes"] = notes
+        st.session_state["edit_notes"], st.session_state["before_edit"] = notes, dict(current)
         cancel_jobs()
     if after != current:
         st.session_state["version"] = version() + 1
@@ -131,9 +132,21 @@ def edit_notes() -> tuple[str, ...]:
     return notes
 
 
-def add_edit_notes(*notes: str) -> None:
-    """Add sentences about an edit that was just made."""
-    st.session_state["edit_notes"] = (*edit_notes(), *notes)
+def settings_before_edit() -> dict[str, Any]:
+    """Return the settings before the last edit of the request."""
+    before: dict[str, Any] = st.session_state["before_edit"]
+    return before
+
+
+def undo_edit() -> None:
+    """Take the last edit back, and with it what it changed in other settings; a callback."""
+    change(**settings_before_edit())
+    st.session_state["edit_notes"] = ()
+
+
+def add_edit_notes(before: Mapping[str, Any], *notes: str) -> None:
+    """Add sentences about an edit that was just made of the settings `before`."""
+    st.session_state["edit_notes"], st.session_state["before_edit"] = (*edit_notes(), *notes), dict(before)
 
 
 def version() -> int:
@@ -257,7 +270,7 @@ def model_drawing(request: Request) -> Scene:
 
 def uploaded_graph(request: Request, progress: Progress | None = None) -> Any:
     """Return the captured graph of an uploaded model, or None for a model of the zoo."""
-    if not request.model.startswith("own-"):
+    if not is_uploaded_model(request.model):
         return None
     from explorer.jobs.upload import load_graph
 
@@ -266,7 +279,7 @@ def uploaded_graph(request: Request, progress: Progress | None = None) -> Any:
 
 def uploaded_source(request: Request, progress: Progress | None = None) -> GraphSource:
     """Return a function that captures an uploaded model for the number of micro-batches that the search tries."""
-    return (lambda asked: uploaded_graph(asked, progress)) if request.model.startswith("own-") else None
+    return (lambda asked: uploaded_graph(asked, progress)) if is_uploaded_model(request.model) else None
 
 
 def current_request() -> Request:
@@ -343,7 +356,7 @@ def _plan_current(short: Callable[[], None]) -> Result:
         st.stop()
     place.empty()
     faded.empty()
-    if request.model.startswith("own-"):  # the sentence above can now say what the capture found
+    if is_uploaded_model(request.model):  # the sentence above can now say what the capture found
         st.rerun()
     return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import fields
 
 from planner_core.core import AUTO, OPTIONS, Cluster
@@ -13,9 +14,16 @@ from planner_core.planning import Request
 ALWAYS_WRITTEN = ("cluster",)
 PLAN_DEFAULTS = {"accumulate": None, "recompute": "auto"}
 """Defaults of the command `plan` that are not a request's."""
+OWN_PREFIX = "own-"
+"""How the name of a model or a cluster that a visitor uploaded begins."""
 UPLOADED_CONFIG = "config.json"
-UPLOADED_CLUSTER = re.compile(r"\S*/own-[0-9a-f]{16}\.json")
+UPLOADED_CLUSTER = re.compile(rf"\S*/{OWN_PREFIX}[0-9a-f]{{16}}\.json")
 """The path of an uploaded cluster on this machine; its owner has it as a file."""
+
+
+def is_uploaded_model(name: str) -> bool:
+    """Tell whether a model's name is that of an uploaded one."""
+    return name.startswith(OWN_PREFIX)
 
 
 def plan_command(request: Request, file: str, pick: str = "") -> str:
@@ -24,7 +32,7 @@ def plan_command(request: Request, file: str, pick: str = "") -> str:
     `pick` names a plan of the report other than the best.
     """
     default = {f.name: f.default for f in fields(Request)} | PLAN_DEFAULTS
-    model = UPLOADED_CONFIG if request.model.startswith("own-") else request.model
+    model = UPLOADED_CONFIG if is_uploaded_model(request.model) else request.model
     parts = ["python -m planner_core plan", shlex.quote(model)]
     for option in (OPTIONS[key] for key in OPTIONS if key in default):
         value = getattr(request, option.name)
@@ -46,16 +54,35 @@ TRAINER = "train.py"
 """The user's own script, where a form is read by one."""
 
 
-def launch_command(target: str, cluster: Cluster, file: str) -> str:
-    """Write what to type on each node to run an exported form; HEAD is the name of the first node."""
+LAUNCHED = {
+    "torchrun": "FILE --data TOKENS",
+    "torchtitan": "-m torchtitan.train",
+    "megatron": "pretrain_gpt.py",
+    "accelerate": "accelerate launch",
+}
+"""What an exporter's own remark about launching a form holds, where it has one."""
+
+
+def drop_launch_remark(target: str, remarks: Sequence[str]) -> list[str]:
+    """Return an exporter's remarks without the launch line, which the page writes for this cluster; what is to be added to it stays."""
+    kept = [r.partition("; ")[2] if LAUNCHED.get(target, "\n") in r else r for r in remarks]
+    return [remark for remark in kept if remark]
+
+
+def launch_command(target: str, cluster: Cluster, file: str, content: str = "") -> str:
+    """Write what to type on each node to run an exported form; HEAD is the name of the first node.
+
+    `content`, of the form's file: torchtitan has no model of its own for some, whose module and config are then the user's.
+    """
+    module = "" if not content or "--module " in content else "--module MODEL --config CONFIG "
     per_node = cluster.levels[0].size
     nodes = cluster.num_gpus // per_node
     run = f"torchrun --standalone --nproc-per-node {per_node}"
     if nodes > 1:
         run = f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d --rdzv-endpoint $HEAD:29500"
     forms = {
-        "torchrun": f"{run} {file}",
-        "torchtitan": f"{run} -m torchtitan.train $(grep -v '^#' {file})",
+        "torchrun": f"{run} {file} --data TOKENS --save FOLDER",
+        "torchtitan": f"{run} -m torchtitan.train {module}$(grep -v '^#' {file})",
         "megatron": f"{run} pretrain_gpt.py $(cat {file})",
         "deepspeed": f"deepspeed --num_nodes {nodes} --num_gpus {per_node} {TRAINER} --deepspeed_config {file}",
         "accelerate": f"accelerate launch --config_file {file} {TRAINER}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Iterable
 
 from planner_core.planning.methods import BASELINES, EXACT
 
@@ -29,6 +30,33 @@ GLOSSARY = {
     "NVLink": "the links between the GPUs of one node",
     "InfiniBand": "the network between nodes",
 }
+LAYOUT_TERMS = {
+    "DP": ("Data parallel: each GPU holds the whole model and takes other samples; gradients are summed", "backward"),
+    "FSDP": (
+        "Fully sharded data parallel, ZeRO-3: each GPU takes other samples and keeps a slice of every weight, which is gathered whole "
+        "shortly before it is used",
+        "zero",
+    ),
+    "ZeRO-1": ("Data parallel, with the optimizer’s states sharded over the GPUs", "zero"),
+    "ZeRO-2": ("Data parallel, with gradients and the optimizer’s states sharded over the GPUs", "zero"),
+    "TP": ("Tensor parallel: GPUs share the work on each sample, and each holds a slice of every matrix", "mlp"),
+    "SP": (
+        "Sequence parallel: between the matrices of tensor parallel, each GPU holds a part of the tokens",
+        "sequence",
+    ),
+    "CP": ("Context parallel: GPUs share a sample, and each has a part of its tokens", "long-sequences"),
+    "EP": ("Expert parallel: GPUs hold different experts, and tokens travel to them", "experts"),
+    "PP": ("Pipeline parallel: GPUs hold consecutive layers, and micro-batches pass from one to the next", "pipeline"),
+}
+"""What a word in a plan's name means, and the lesson that teaches it."""
+_TERM = re.compile(r"\b(?:" + "|".join(sorted(LAYOUT_TERMS, key=len, reverse=True)) + r")\b")
+
+
+def layout_terms(names: Iterable[str]) -> list[str]:
+    """Return the words of `LAYOUT_TERMS` in the names of plans, as they come."""
+    return list(dict.fromkeys(word for name in names for word in _TERM.findall(name)))
+
+
 AXES = {
     **{name: GLOSSARY[name] for name in ("world", "data", "tensor")},
     "shard": "GPUs that hold different samples and a slice of each weight, which is gathered at use",

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from explorer.text.commands import UPLOADED_CLUSTER, UPLOADED_CONFIG
+from explorer.text.commands import UPLOADED_CLUSTER, UPLOADED_CONFIG, is_uploaded_model
 from planner_core.planning import Request
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "static" / "figure_notebook.py"
@@ -21,7 +21,7 @@ def build_notebook(request: Request) -> str:
     given = {k: v for k in default if k != "model" and ((v := getattr(request, k)) != default[k] or k == "cluster")}
     given = {k: UPLOADED_CLUSTER.sub("cluster.json", v) if isinstance(v, str) else v for k, v in given.items()}
     text = TEMPLATE.read_text(encoding="utf-8")
-    model = UPLOADED_CONFIG if request.model.startswith("own-") else request.model
+    model = UPLOADED_CONFIG if is_uploaded_model(request.model) else request.model
     text = re.sub(r"^MODEL = .*$", lambda _: f"MODEL = {model!r}", text, flags=re.MULTILINE)
     text = re.sub(r"^OPTIONS: Any = .*$", lambda _: f"OPTIONS = {given!r}", text, flags=re.MULTILINE)
     cells = [

@@ -58,6 +58,25 @@ def layout_name(plan: Plan) -> str:
     return full_name if len(full_name) <= MAX_NAME_LENGTH else f"{name}, mixed"
 
 
+def distinct_names(plans: Mapping[str, Plan]) -> dict[str, str]:
+    """Return a name for each plan: its layout, and where others have the same layout what tells it from them.
+
+    `FSDP 8, 2 micro-batches` beside `FSDP 8, 4 micro-batches`; the first of micro-batches, recomputation, exceptions and mesh in which
+    plans of one name differ is said first.
+    """
+    names = {n: layout_name(p) for n, p in plans.items()}
+    details = (_micro_batches, _recomputation_name, lambda p: ", ".join(_exceptions_of_axes(p)), words.full_mesh_words)
+    for describe in details:
+        by_name: dict[str, list[str]] = {}
+        for n, name in names.items():
+            by_name.setdefault(name, []).append(n)
+        for name, alike in by_name.items():
+            said = {n: describe(plans[n]) for n in alike}
+            if len(set(said.values())) > 1:
+                names |= {n: f"{name}, {text}" if text else name for n, text in said.items()}
+    return names
+
+
 def layout_line(layout: Layout) -> str:
     """Write a stated layout as teams do: `PP 2 × FSDP 8 × TP 8, SP`."""
     data = f"ZeRO-{layout.zero}" if layout.zero in (1, 2) else "DP"
@@ -233,16 +252,26 @@ def _micro_batches(plan: Plan) -> str:
 
 
 def _recomputations(plan: Plan) -> list[str]:
-    """Say what runs again in backward, over the copies of repeated blocks; of a model without any, over the whole."""
+    """Say what runs again in backward."""
+    copies = _count_recomputations(plan)
+    if len(copies) == 1:
+        return [RECOMPUTED[next(iter(copies))]]
+    total = copies.total()
+    return [f"{RECOMPUTED[kind]} in {n} of {total} blocks" for kind, n in copies.items() if kind != "none"]
+
+
+def _recomputation_name(plan: Plan) -> str:
+    """Say what runs again in backward in a few letters: `recompute 6 of 32 blocks`."""
+    copies = _count_recomputations(plan)
+    if len(copies) == 1:
+        return RECOMPUTED[next(iter(copies))]
+    return f"recompute {copies.total() - copies['none']} of {copies.total()} blocks"
+
+
+def _count_recomputations(plan: Plan) -> Counter[str]:
+    """Count the copies of repeated blocks by what they recompute; of a model without any, the whole counts as one."""
     blocks = [b for label, b in plan.blocks.items() if label] or list(plan.blocks.values())
     copies: Counter[str] = Counter()
     for block in blocks:
         copies[block.recompute] += len(block.prefixes)
-    if len(copies) == 1:
-        return [_recomputed(next(iter(copies)))]
-    total = copies.total()
-    return [f"{_recomputed(kind)} in {n} of {total} blocks" for kind, n in copies.items() if kind != "none"]
-
-
-def _recomputed(kind: str) -> str:
-    return RECOMPUTED[kind]
+    return copies

@@ -13,7 +13,7 @@ from planner_core.core import BlockLabel, Cluster, DeviceMesh, Plan, Shard, gpu_
 from planner_core.cost import whole_mesh
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import FASTEST, STAGES_PLAN_NAME, doubt_between, leads_by_simplicity
-from planner_core.planning.methods import BASELINES, METHODS
+from planner_core.planning.methods import BASELINES, EXACT, METHODS
 
 FAMILIES = (
     ("experts", ("expert", "moe")),
@@ -56,6 +56,8 @@ def plan_title(plan: Plan) -> str:
     if leads_by_simplicity(plan):
         return "Simpler plan"
     if plan.name == "best":
+        if plan.method == EXACT.name and not plan.is_step_proven:
+            return "Best plan found"
         return METHOD_TITLES.get(plan.method, "Best plan")
     return plan.name[:1].upper() + plan.name[1:]
 

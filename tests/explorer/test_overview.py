@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_not_recommended() -> None:
     result = planned(Request("gpt2-xl", cluster="1x8-h100", batch=8192, accumulate=1, layers=4))
     for tool in ("", "torchtitan"):
         listed = shortlist(plan_ids(result.plans), result.choice, tool)
-        assert listed[0].what == "needs the least memory, does not fit"
+        assert listed[0].what == "needs the least memory; also FSDP, does not fit"
         assert not any("recommended" in one.what or "it as it is" in one.what for one in listed)
 
 
@@ -112,9 +112,29 @@ def test_a_plan_is_not_measured_against_its_own_name(result: Result) -> None:
     listed = [ListedPlan("a", "recommended"), ListedPlan("b", "other trade-off")]
     nothing = dict.fromkeys(step_parts.PARTS, 0.0)
     parts = {"a": nothing | {step_parts.COMPUTE: 1.0}, "b": nothing | {step_parts.COMPUTE: 1.5}}
-    told = explain_choice({"a": plan, "b": slower}, listed, "a", parts)
+    plans = {"a": plan, "b": slower}
+    told = explain_choice(plans, listed, recipe.distinct_names(plans), "a", parts)
     name = recipe.layout_name(plan)
-    assert told.startswith(f"{name} takes 33 % less than this layout in 2 micro-batches, no recomputation: it computes")
+    assert told.startswith(f"{name}, 1 micro-batch takes 33 % less than {name}, 2 micro-batches: it computes")
+
+
+def test_names_tell_plans_of_one_layout_apart_in_the_words_of_the_field(result: Result) -> None:
+    """By micro-batches, then by what is recomputed; a plan whose name is its own keeps it short."""
+    fsdp = next(p for p in result.plans if p.method == "fsdp")
+    full = replace(fsdp, blocks={k: replace(b, recompute="full") if k else b for k, b in fsdp.blocks.items()})
+    plans = {
+        "one": fsdp,
+        "four": replace(fsdp, workload={**fsdp.workload, "accumulate": 4}),
+        "again": full,
+        "other": result.best,
+    }
+    assert recipe.distinct_names(plans) == {
+        "one": "FSDP 16, 1 micro-batch, no recomputation",
+        "four": "FSDP 16, 4 micro-batches",
+        "again": "FSDP 16, 1 micro-batch, full recomputation",
+        "other": recipe.layout_name(result.best),
+    }
+    assert recipe.distinct_names({"one": fsdp}) == {"one": "FSDP 16"}
 
 
 def test_a_name_is_one_short_line(result: Result) -> None:

@@ -17,7 +17,7 @@ from explorer.text import units
 from planner_core.cli.main import main
 from planner_core.core import RECOMPUTE, InputError, load_plan
 from planner_core.planning.methods import CP_TYPES, Layout
-from tests.pages.test_app import open_page
+from tests.pages.test_app import open_page, table
 from tests.pages.test_edits_stay import SCRIPT as SENTENCE
 from tests.pages.test_edits_stay import field, plan
 from tests.support.app_test import AppTest
@@ -183,10 +183,9 @@ def test_micro_batches_of_the_setup_share_the_batch_of_the_step() -> None:
     for times in (1, 2):
         at = open_page("plans", layers="2", setup=f"fsdp=8,tp=2,accumulate={times}", plan=setups.PLAN_ID)
         assert not at.exception and not at.warning
-        rows = at.dataframe[0].value
-        found[times] = rows[rows["what"].str.startswith("Our current setup")].iloc[0]
-    step = next(c for c in found[1].index if c.startswith("step"))
-    assert found[2][step] < 1.5 * found[1][step] and found[2]["memory, GiB"] < found[1]["memory, GiB"]
+        (row,) = (r for r in table(at) if r["what"].startswith("Our current setup"))
+        found[times] = [cell["order"] for cell in row["cells"]]
+    assert found[2][0] < 1.5 * found[1][0] and found[2][2] < found[1][2]
 
 
 OWN = {"model": "gpt2-xl", "cluster": "1x8-h100", "layers": "4", "setup": "dp=8,zero=1,accumulate=2,recompute=full"}

@@ -23,6 +23,7 @@ from explorer.text.glossary import mark_terms
 from explorer.text.option_words import page_wording, word_terms
 from planner_core.core import DeviceMesh, InputError, Sentence, axis_names, load_cluster, named
 from planner_core.core.plan_json import plan_from_json
+from planner_core.exporters.api import export_text
 from planner_core.exporters.targets import TARGETS
 from planner_core.planning.methods import CannotHold
 from planner_core.planning.pipeline import Result
@@ -290,6 +291,19 @@ def test_the_launch_line_of_torchtitan_leaves_the_comments_of_its_file_out() -> 
     """The file begins with a line about the plan, which must not become an argument."""
     line = commands.launch_command("torchtitan", load_cluster("2x8-h100"), "torchtitan.txt")
     assert line.endswith("-m torchtitan.train $(grep -v '^#' torchtitan.txt)")
+    own = commands.launch_command("torchtitan", load_cluster("2x8-h100"), "torchtitan.txt", "--training.seq_len 4096")
+    assert own.endswith("-m torchtitan.train --module MODEL --config CONFIG $(grep -v '^#' torchtitan.txt)")
+
+
+@pytest.mark.parametrize("target", sorted(commands.LAUNCHED))
+def test_the_dialog_says_a_launch_line_once(target: str) -> None:
+    """An exporter's remark has a launch line for the command line; on the page only what it adds stays."""
+    result = planned(Request("llama-3-8b", layers=2))
+    remarks = export_text(next(p for p in result.plans if p.method == "fsdp"), target).remarks
+    left = commands.drop_launch_remark(target, remarks)
+    assert len(left) + (target != "megatron") == len(remarks), "the remark that launches it is not known any more"
+    assert not any(word in line for line in left for word in ("pretrain_gpt.py", "torchtitan.train", "launch --"))
+    assert (target == "megatron") == any(line.startswith("yours to add: --tokenizer-type") for line in left)
 
 
 def test_a_mesh_of_one_axis_has_no_name_on_the_page() -> None:

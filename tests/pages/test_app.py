@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
 from explorer.address import settings
 from explorer.jobs import export as exporting
+from explorer.learn.lessons import by_key
 from explorer.text import units
 from planner_core.core import Plan
 from tests.pages.test_edits_stay import field
@@ -90,13 +92,43 @@ def test_the_first_page_sets_the_plans_beside_each_other() -> None:
     assert rows[1]["what"].startswith("the exact optimum") and len({r["name"] for r in rows}) == len(rows)
     plans = {p.name: p for p in planned(settings.build_request(settings.parse_query({})[0])).plans}
     for row, plan in ((rows[0], plans["FSDP"]), (rows[1], plans["best"])):
-        assert row["step"] == units.seconds(plan.cost.step_time_s) and row["memory"] == units.memory(
-            plan.cost.memory_bytes["peak"]
-        )
-        assert row["sent"] == units.traffic(sum(t.wire_bytes for t in plan.cost.traffic))
-    assert all(r["over"] and r["range"].startswith("of ") for r in rows if not r["fits"])
-    assert all(r["filled"] <= r["likely"] <= 1 for r in rows)
+        assert [cell["figure"] for cell in row["cells"]] == [
+            units.seconds(plan.cost.step_time_s),
+            units.traffic(sum(t.wire_bytes for t in plan.cost.traffic)),
+            units.memory(plan.cost.memory_bytes["peak"]),
+        ]
+    memory = {r["id"]: r["cells"][2] for r in rows}
+    assert all(
+        memory[r["id"]]["memory"][2] and memory[r["id"]]["below"].startswith("of ") for r in rows if not r["fits"]
+    )
+    assert all(filled <= likely <= 1 for filled, likely, _ in (cell["memory"] for cell in memory.values()))
     assert "FSDP 16 takes" in words(at)
+
+
+def test_words_of_names_are_defined_and_lead_to_their_lessons() -> None:
+    at = open_page("overview")
+    (drawn,) = (c.proto for c in at.get("bidi_component") if c.proto.component_name == "shardscope_plans")
+    named = set(re.findall(r"ZeRO-\d|[A-Z]{2,}", " ".join(r["name"] for r in table(at))))
+    assert {"FSDP", "TP"} <= named == set(json.loads(drawn.json)["terms"])
+    lessons = [link.proto for link in at.get("page_link")]
+    assert {link.label for link in lessons} == named and all(link.help for link in lessons)
+    assert all(by_key(query["lesson"][0]) for link in lessons for query in [parse_qs(link.query_string)])
+
+
+def test_equal_plans_are_one_row_with_both_names() -> None:
+    """BERT-large's best plan is data parallel: the first page names it once, and so does Plans."""
+    few = {"model": "bert-large", "layers": "4", "cluster": "1x8-h100"}
+    rows = table(open_page("overview", **few))
+    assert rows[0]["name"].startswith("DP") and rows[0]["what"].endswith("also data parallel")
+    rows = table(open_page("plans", **few))
+    assert [r["what"].count("Data parallel") for r in rows].count(1) == 1 and " = Data parallel" in rows[0]["what"]
+    assert len({r["name"] for r in rows}) == len(rows)
+
+
+def test_a_plan_that_does_not_fit_has_no_launch_line() -> None:
+    at = open_page("overview", plan="data-parallel")
+    assert not at.code and at.button(key="export").disabled
+    assert at.code or open_page("overview").code[0].value.startswith("PYTORCH_ALLOC_CONF")
 
 
 def test_a_chosen_plan_colours_the_graph_by_how_it_splits_weights() -> None:
@@ -184,11 +216,11 @@ def test_unknown_plan_and_node_are_told() -> None:
 
 def test_a_plan_of_a_method_is_charted_and_can_be_chosen() -> None:
     at = open_page("plans", model="gpt2-xl", layers="2", cluster="1x8-h100")
-    before = len(at.dataframe[0].value)
+    before = len(table(at))
     at.button(key="plan_methods").click().run()
     assert not at.exception
-    rows = at.dataframe[0].value
-    assert len(rows) > before and "bytes" in list(rows["minimises"])
+    rows = table(at)
+    assert len(rows) > before and any("TAP’s plan" in row["what"] and "least bytes" in row["what"] for row in rows)
     chosen = open_page(
         "overview", model="gpt2-xl", layers="2", cluster="1x8-h100", plan="best@layers:2;method:tap;cluster:1x8-h100"
     )
@@ -208,12 +240,15 @@ def test_the_worked_example_needs_neither_torch_nor_transformers() -> None:
 def test_days_and_money_stand_beside_every_plan_once_tokens_are_said() -> None:
     at = open_page("plans", model="gpt2-xl", cluster="1x8-h100", layers="4", tokens="300B", price="2")
     assert not at.exception
-    rows = next(f.value for f in at.dataframe if "MFU, %" in f.value.columns)
-    seconds = 300e9 / (8 * rows["tokens/s per GPU"])
-    assert list(rows["days"]) == pytest.approx(list(seconds / 86_400), rel=0.02)
-    assert list(rows["cost"]) == pytest.approx(list(seconds / 3600 * 8 * 2), rel=0.02)
+    for row in table(at):
+        speed = row["cells"][3]
+        seconds = 300e9 / (8 * float(speed["figure"].replace("\u202f", "")))
+        utilisation, days, cost = speed["below"].split("; ")
+        assert utilisation.endswith("% utilisation")
+        assert float(days.removesuffix(" days")) == pytest.approx(seconds / 86_400, rel=0.02)
+        assert float(cost.replace("\u202f", "")) == pytest.approx(seconds / 3600 * 8 * 2, rel=0.02)
     bare = open_page("plans", model="gpt2-xl", cluster="1x8-h100", layers="4")
-    assert not any({"days", "cost"} & set(f.value.columns) for f in bare.dataframe)
+    assert not any("days" in row["cells"][3]["below"] for row in table(bare))
 
 
 def test_a_hub_id_is_told_what_it_needs_and_a_pasted_config_is_read() -> None:
@@ -354,7 +389,7 @@ def test_a_setup_with_pipeline_stages_stands_on_every_page(page: str) -> None:
         (row,) = [r for r in drawn["shardscope_plans"]["rows"] if r["id"] == "our-current-setup"]
         assert row["name"] == "PP 4 × DP 4"
         assert "interleaved 2, 8 micro-batches; bubble " in row["what"]
-        assert any(key == "bubble" for key, _, _ in row["parts"])
+        assert any(key == "bubble" for key, _, _ in row["cells"][0]["bar"])
         assert [s for s, _ in drawn["shardscope_graph"]["overlay"]["stages"]["run:0"]] == list(range(8))
     if page == "compare":
         staged = drawn["shardscope_streams"]["plans"][0]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from streamlit.proto.BackMsg_pb2 import BackMsg
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Locator, Page, WebSocket
 
 LONG_MS = 180_000
 """How long a page may take; loaded machines take long."""
+ENDED = (ForwardMsg.FINISHED_SUCCESSFULLY, ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY)
 HERE = re.compile(r"^(?:(?:https?|wss?)://(?:127\.0\.0\.1|localhost)[:/]|data:|blob:|about:)")
 # On a deep link Streamlit looks for its endpoints below the page's path first.
 PROBE = re.compile(r"/_stcore/(?:health|host-config)")
@@ -28,6 +33,8 @@ class Visit:
         page.on("websocket", lambda w: None if HERE.match(w.url) else self.abroad.append(w.url))
         page.on("pageerror", lambda e: self.errors.append(str(e)))
         page.on("console", self._said)
+        self._unanswered = False
+        page.on("websocket", self._listen)
 
     def _said(self, message: object) -> None:
         kind, text = getattr(message, "type", ""), getattr(message, "text", "")
@@ -35,16 +42,40 @@ class Visit:
         if kind == "error" and not PROBE.search(where):
             self.errors.append(f"{text} ({where})")
 
+    def _listen(self, socket: WebSocket) -> None:
+        """Note when a run of the page is asked for, and when one has ended that no other interrupted: Streamlit's own messages."""
+        self._unanswered = True  # the first run begins by itself
+
+        def sent(frame: bytes | str) -> None:
+            if isinstance(frame, bytes) and BackMsg.FromString(frame).WhichOneof("type") == "rerun_script":
+                self._unanswered = True
+
+        def received(frame: bytes | str) -> None:
+            message = ForwardMsg.FromString(frame) if isinstance(frame, bytes) else None
+            if message and message.WhichOneof("type") == "script_finished" and message.script_finished in ENDED:
+                self._unanswered = False
+
+        socket.on("framesent", sent)
+        socket.on("framereceived", received)
+
     def open(self, path: str = "/") -> None:
         self.page.goto(self.base + path)
         self.settle()
 
     def settle(self) -> None:
-        """Wait until the sentence stands and nothing runs any more."""
+        """Wait until every run that was asked for has ended, and the browser has drawn it.
+
+        A moment without a running script is not enough: on a loaded machine it is also there between a click and the run that it starts,
+        and what is clicked then is replaced under the pointer.
+        """
         self.page.wait_for_selector(".st-key-sentence, .st-key-lesson_head", timeout=LONG_MS)
-        self.page.wait_for_timeout(300)
+        self.page.wait_for_timeout(300)  # a click asks for its run by then
+        end = time.monotonic() + LONG_MS / 1e3
+        while self._unanswered and time.monotonic() < end:
+            self.page.wait_for_timeout(50)
         self.page.wait_for_selector("[data-testid=stStatusWidget]", state="detached", timeout=LONG_MS)
         self.page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=LONG_MS)
+        self.page.wait_for_selector("[data-testid=stMain] [data-stale=true]", state="detached", timeout=LONG_MS)
 
     def turn(self, title: str) -> None:
         self.page.get_by_role("link", name=title, exact=True).click()

@@ -50,8 +50,11 @@ def show_export_bar(result: Result, plan_id: str, plan: Plan) -> None:
             disabled=not plan.fits,
             on_click=lambda: st.session_state.update(form=target.name, exporting=True),
         )
-        launch = commands.launch_command(target.name, result.cluster, file_name(target))
-        st.code(launch, language="bash", wrap_lines=True)
+        if plan.fits:
+            launch = commands.launch_command(target.name, result.cluster, file_name(target))
+            st.code(launch, language="bash", wrap_lines=True)
+        else:
+            st.caption("A plan that does not fit is not launched.")
     if st.session_state.get("exporting"):
         show_export_dialog(result, plan_id, plan)
 
@@ -103,7 +106,7 @@ def show_export(home: Result, plan_id: str, plan: Plan, target: Target) -> None:
         st.info(f"{target_title(target)} cannot be told this plan: {frame.escape(exported.problem)}")
         _offer_to_plan_for(target)
         return
-    for remark in exported.remarks:
+    for remark in commands.drop_launch_remark(target.name, exported.remarks):
         st.caption(frame.escape(words.capitalize(remark)))
     if exported.nearest:
         st.markdown(difference_table(exported.nearest))
@@ -119,7 +122,7 @@ def _offer_export(home: Result, plan: Plan, target: Target, content: str) -> Non
     if target.plan_suffix:
         plan_name = file.removesuffix(target.suffix) + target.plan_suffix
         frame.offer_file(f"Download {plan_name}", exporting.plan_text(plan), plan_name, "download_beside")
-    st.code(commands.launch_command(target.name, home.cluster, file), language="bash", wrap_lines=True)
+    st.code(commands.launch_command(target.name, home.cluster, file, content), language="bash", wrap_lines=True)
     lines = content.splitlines()
     st.code("\n".join(lines[:PREVIEW_LINES]), language=LANGUAGES.get(target.suffix, "text"), height=260)
     if len(lines) > PREVIEW_LINES:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
 
 from explorer import components
-from explorer.address import setups
+from explorer.address import settings, setups
 from explorer.analysis import step_parts
 from explorer.analysis.shortlist import ListedPlan
 from explorer.components import frame
 from explorer.session import current_setup, state
-from explorer.text import recipe, units, words
+from explorer.text import glossary, recipe, spending, units, words
 from planner_core.core import Plan
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Request, Result
 from planner_core.planning.methods import EXACT
-from planner_core.planning.pricing import count_model_flops, measure_speed, predict_reserved
+from planner_core.planning.pricing import Speed, count_model_flops, measure_speed, predict_reserved
 
 PART_NAMES = {
     step_parts.COMPUTE: "compute",
@@ -56,34 +56,94 @@ def _cached_flops(request: Request, _home: Result) -> int:
 
 
 def show_table(result: Result, plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str) -> None:
-    """Draw the table, its legend, and the sentence about the chosen plan."""
+    """Draw the table, its legend, what its words mean, and the sentence about the chosen plan."""
+    names = recipe.distinct_names({one.name: plans[one.name] for one in listed})
+    parts = draw_plans(result, plans, listed, names, chosen, with_speed=False)
+    _link_terms(names.values())
+    if chosen in parts:
+        st.markdown(frame.escape(explain_choice(plans, listed, names, chosen, parts)))
+
+
+def draw_plans(
+    result: Result,
+    plans: Mapping[str, Plan],
+    listed: Sequence[ListedPlan],
+    names: Mapping[str, str],
+    chosen: str,
+    *,
+    with_speed: bool,
+) -> Mapping[str, Parts]:
+    """Draw a row for each listed plan, which a click chooses, and the legend; return the parts of each step.
+
+    `with_speed` adds the tokens of a second, utilisation, and what all tokens take.
+    """
     parts = {one.name: step_parts_of(one.name, plans[one.name], result) for one in listed}
     steps = [sum(parts[n].values()) for n in ([n for n in parts if plans[n].fits] or parts)]
     # One slow plan must not make all other bars specks.
     longest = min(max(steps), MAX_BAR_RATIO * min(steps))
-    rows = [_table_row(plans[one.name], one, parts[one.name], longest, result) for one in listed]
+    rows = []
+    for one in listed:
+        plan, home = plans[one.name], current_setup.result_of(one.name, result)
+        speed = measure_speed(plan, _cached_flops(home.request, home), home.cluster)
+        cells = [_step_cell(plan, speed, parts[one.name], longest), _traffic_cell(plan, parts[one.name])]
+        cells += [_memory_cell(plan, home), *([_speed_cell(speed, home)] if with_speed else [])]
+        rows.append({"id": one.name, "name": names[one.name], "what": one.what, "fits": plan.fits, "cells": cells})
 
     def choose() -> None:
         plan_id = str((st.session_state["plans_table"].get("chosen") or {}).get("id") or "")
         if plan_id in plans:
             state.change(plan=plan_id)
 
-    components.draw_plans_table({"label": "Plans", "rows": rows, "chosen": chosen}, key="plans_table", on_choose=choose)
+    head = ["one step", "communication per GPU", "memory per GPU", *(["tokens/s per GPU"] if with_speed else [])]
+    terms = {word: glossary.LAYOUT_TERMS[word][0] for word in glossary.layout_terms(names.values())}
+    data = {"label": "Plans", "head": head, "rows": rows, "chosen": chosen, "terms": terms}
+    components.draw_plans_table(data, key="plans_table", on_choose=choose)
     legend = [p for p in step_parts.PARTS if any(of_plan[p] for of_plan in parts.values())]
     st.html(
         "<p class='bar-keys'>"
         + "".join(f"<span><i class='{frame.part_class(p)}'></i>{PART_NAMES[p]}</span>" for p in legend)
         + "</p>"
     )
-    if chosen in parts:
-        st.markdown(frame.escape(explain_choice(plans, listed, chosen, parts)))
+    return parts
 
 
-def _table_row(plan: Plan, listed: ListedPlan, parts: Parts, longest: float, result: Result) -> dict[str, Any]:
-    speed = measure_speed(plan, _cached_flops(result.request, result), result.cluster)
-    peak, capacity = plan.cost.memory_bytes["peak"], result.cluster.gpu.memory_bytes
-    reserved = predict_reserved(plan, result.cluster)
-    work = recipe.describe_extra_work(plan)
+def _link_terms(names: Iterable[str]) -> None:
+    """Draw a link to the lesson of each word in the names of plans; its meaning is shown on hover."""
+    with st.container(horizontal=True, vertical_alignment="center", gap="small", key="meanings"):
+        st.markdown("What is", width="content")
+        for word in glossary.layout_terms(names):
+            meaning, lesson = glossary.LAYOUT_TERMS[word]
+            query = {**settings.to_query(state.values()), "lesson": lesson}
+            st.page_link("explorer/pages/learn.py", label=word, query_params=query, help=meaning, width="content")
+
+
+def _step_cell(plan: Plan, speed: Speed, parts: Parts, longest: float) -> dict[str, Any]:
+    return {
+        "figure": units.seconds(speed.step_time_s),
+        "below": " – ".join(filter(None, speed.between(units.seconds))) if plan.fits else "",
+        "order": speed.step_time_s,
+        "bar": _bar(parts, longest),
+    }
+
+
+def _traffic_cell(plan: Plan, parts: Parts) -> dict[str, Any]:
+    exposed = units.seconds(parts[step_parts.WAITS] + parts[step_parts.WEIGHTS])
+    sent = sent_per_gpu(plan)
+    return {"figure": units.traffic(sent), "below": f"{exposed} of it show", "order": sent}
+
+
+def _speed_cell(speed: Speed, home: Result) -> dict[str, Any]:
+    spent = spending.budget_cells(state.training_budget(), speed, home.cluster.num_gpus)
+    return {
+        "figure": units.whole(speed.tokens_per_s_per_gpu),
+        "below": "; ".join((f"{units.percent(speed.mfu)} utilisation", *spent)),
+        "order": -speed.tokens_per_s_per_gpu,
+    }
+
+
+def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
+    peak, capacity = plan.cost.memory_bytes["peak"], home.cluster.gpu.memory_bytes
+    reserved = predict_reserved(plan, home.cluster)
     # The allocator never reserves less than the tensors take.
     low, high = (max(peak, n) / units.GIB for n in (reserved.low_bytes, reserved.high_bytes))
     if not plan.fits:
@@ -93,22 +153,12 @@ def _table_row(plan: Plan, listed: ListedPlan, parts: Parts, longest: float, res
     else:
         reserved_gib = " – ".join(dict.fromkeys((f"{low:.0f}", f"{high:.0f}")))
         memory_range = f"{reserved_gib} reserved of {capacity / units.GIB:.3g}"
-    exposed = units.seconds(parts[step_parts.WAITS] + parts[step_parts.WEIGHTS])
+    likely = max(peak / capacity, min(1.0, reserved.high_bytes / capacity)) if plan.fits else 1.0
     return {
-        "id": listed.name,
-        "name": recipe.layout_name(plan),
-        "what": f"{listed.what}; {work}" if work else listed.what,
-        "fits": plan.fits,
-        "step": units.seconds(speed.step_time_s),
-        "band": " – ".join(filter(None, speed.between(units.seconds))) if plan.fits else "",
-        "parts": _bar(parts, longest),
-        "sent": units.traffic(sent_per_gpu(plan)),
-        "shows": f"{exposed} of it show",
-        "memory": units.memory(peak),
-        "filled": min(1.0, peak / capacity),
-        "over": not plan.fits or reserved.short,
-        "range": memory_range,
-        "likely": max(peak / capacity, min(1.0, reserved.high_bytes / capacity)) if plan.fits else 1.0,
+        "figure": units.memory(peak),
+        "below": memory_range,
+        "order": peak,
+        "memory": [min(1.0, peak / capacity), likely, not plan.fits or reserved.short],
     }
 
 
@@ -119,17 +169,20 @@ def _bar(parts: Parts, longest: float) -> list[list[Any]]:
 
 
 def explain_choice(
-    plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str, parts: Mapping[str, Parts]
+    plans: Mapping[str, Plan],
+    listed: Sequence[ListedPlan],
+    names: Mapping[str, str],
+    chosen: str,
+    parts: Mapping[str, Parts],
 ) -> str:
     """Explain why the chosen plan takes more or less time than the one that it is measured against."""
-    plan = plans[chosen]
-    name = recipe.layout_name(plan)
+    plan, name = plans[chosen], names[chosen]
     if not plan.fits:
         return f"{name} does not fit: a GPU would need {units.memory(plan.cost.memory_bytes['peak'])}."
     other = _opponent(plans, listed, chosen)
     if other is None:
         return f"{name} is the only plan here that fits."
-    against = _name_opponent(plan, plans[other], other)
+    against = "what you run now" if other == setups.PLAN_ID else names[other]
     rounded = step_parts.round_steps({n: parts[n] for n in (chosen, other)}, chosen)
     causes = step_parts.explain_difference(rounded, chosen, other)
     if not causes:
@@ -139,14 +192,6 @@ def explain_choice(
     time = f"{share} {'less' if gap > 0 else 'more'} than" if gap else "as long as"
     tie = " The prediction cannot tell the two apart." if words.is_tie(plan, plans[other]) else ""
     return f"{name} takes {time} {against}: it {causes}.{tie}"
-
-
-def _name_opponent(plan: Plan, other: Plan, other_id: str) -> str:
-    """Name the plan that another one is measured against; one of the same layout by what its step does."""
-    if other_id == setups.PLAN_ID:
-        return "what you run now"
-    name = recipe.layout_name(other)
-    return name if name != recipe.layout_name(plan) else f"this layout in {recipe.describe_work(other)}"
 
 
 def _opponent(plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str) -> str | None:

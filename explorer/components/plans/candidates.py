@@ -13,7 +13,7 @@ from explorer.analysis import rows as table_rows
 from explorer.analysis import step_parts
 from explorer.analysis.filters import PLACEMENTS
 from explorer.components import frame
-from explorer.components.plans.choice import CHART_OPTIONS, chart_generation, clear_marks, current_filter, round_figures
+from explorer.components.plans.choice import CHART_OPTIONS, chart_generation, clear_marks, current_filter
 from explorer.figures import scatter
 from explorer.session import state
 from explorer.text import units
@@ -274,3 +274,8 @@ def describe_dropped(result: Result) -> None:
 def gathers_weights(plan: Plan) -> bool:
     """Tell whether a plan gathers weights of repeated blocks at use, which no candidate does."""
     return any(p.gathered for label, block in plan.blocks.items() if label for p in block.params.values())
+
+
+def round_figures(value: float) -> float:
+    """Round to three significant figures; the result stays a number, so that the column sorts."""
+    return float(f"{value:.3g}")

@@ -10,17 +10,17 @@ from explorer.address import pins, settings, setups
 from explorer.analysis import filters as choosing
 from explorer.analysis import rows as table_rows
 from explorer.analysis import step_parts
+from explorer.analysis.shortlist import merge_equal
 from explorer.components import frame
+from explorer.components.overview import table
 from explorer.components.plans import methods_panel
 from explorer.figures import scatter
 from explorer.session import current_setup, state
-from explorer.text import glossary, recipe, units, words
+from explorer.text import recipe, words
 from explorer.text.notebook import build_notebook
 from planner_core.core import Plan
-from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Result, edit
 from planner_core.planning.methods import ALL
-from planner_core.planning.pricing import Speed, count_model_flops, measure_speed
 
 CHART_OPTIONS = {**frame.CHART, "modeBarButtonsToRemove": ["autoScale2d"], "displayModeBar": True}
 AXIS_NAMES = {"communication": "communication", "exposed": "exposed communication", "step": "step time"}
@@ -139,7 +139,7 @@ def clear_marks(**changes: Any) -> None:
 
 
 def show_plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None:
-    """Draw a row for every plan, figures before long words, which a narrow window cuts off; a click chooses."""
+    """Draw a row for every plan, or for those that are marked in the chart; a click chooses."""
     frame.warn_missing("plan", state.value("among"), list(plans), "It is left out of what is marked")
     marked = [n for n in state.value("among") if n in shown]
     listed = {n: shown[n] for n in marked} if marked else shown
@@ -150,54 +150,11 @@ def show_plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) ->
     if not listed:
         st.info("No plan passes the filter.")
         return
-    ids = list(listed)
-    unit = "s" if any(p.cost.step_time_s >= 1 for p in plans.values()) else "ms"
-    homes = {n: current_setup.result_of(n, result) for n in ids}
-    frame.choose_record(
-        f"plans_table_{chosen}_{'-'.join(ids)}",
-        "The plans as a table",
-        [_plan_record(p, homes[n], result, unit) for n, p in listed.items()],
-        lambda row: state.change(plan=ids[row]),
-        row_height=34,
-        selection_default={"selection": {"rows": [ids.index(chosen)] if chosen in ids else []}},
-        column_config=_column_config(unit),
+    rows = merge_equal(listed, chosen)
+    table.draw_plans(
+        result, listed, rows, recipe.distinct_names({r.name: listed[r.name] for r in rows}), chosen, with_speed=True
     )
-    _offer_files(result, listed, homes)
-
-
-def _plan_record(plan: Plan, home: Result, result: Result, unit: str) -> dict[str, object]:
-    speed = measure_speed(plan, count_model_flops(home.graph), result.cluster)
-    scale = 1.0 if unit == "s" else 1e3
-    work = recipe.describe_extra_work(plan)
-    return {
-        "plan": recipe.layout_name(plan),
-        f"step, {unit}": round_figures(plan.cost.step_time_s * scale),
-        "sent, GB": round_figures(sent_per_gpu(plan) / 1e9),
-        f"communication, {unit}": round_figures(plan.cost.comm_time_s * scale),
-        "memory, GiB": round_figures(plan.cost.memory_bytes["peak"] / units.GIB),
-        "what": words.plan_title(plan) + (f", {work}" if work else ""),
-        f"of it exposed, {unit}": round_figures(plan.cost.exposed_comm_time_s * scale),
-        "fits": "yes" if plan.fits else "no",
-        "minimises": objective_of(plan),
-        "tokens/s per GPU": round_figures(speed.tokens_per_s_per_gpu),
-        "MFU, %": round_figures(100 * speed.mfu),
-        **_budget_columns(speed, result),
-    }
-
-
-def objective_of(plan: Plan) -> str:
-    """Name what the search of a plan minimised: the papers' methods do not count seconds of a step."""
-    method = ALL.get(plan.method)
-    if method is not None and method.by_volume:
-        return "bytes"
-    return {"time": "step", "communication": "communication"}.get(plan.objective, plan.objective)
-
-
-def _budget_columns(speed: Speed, result: Result) -> dict[str, float]:
-    """Return days and money for all tokens, where the address says how many, and what a GPU hour costs."""
-    budget = state.training_budget()
-    amounts = budget.to_json(speed, result.cluster.num_gpus) if budget else {}
-    return {name: round_figures(x) for name in ("days", "cost") if (x := amounts.get(name)) is not None}
+    _offer_files(result, listed, {n: current_setup.result_of(n, result) for n in listed})
 
 
 def _offer_files(result: Result, listed: Plans, homes: dict[str, Result]) -> None:
@@ -215,27 +172,6 @@ def _offer_files(result: Result, listed: Plans, homes: dict[str, Result]) -> Non
             icon=":material/code:",
             help="Makes these plans and both charts from the library",
         )
-
-
-def _column_config(unit: str) -> dict[str, Any]:
-    text, number = st.column_config.TextColumn, st.column_config.NumberColumn
-    mfu = "Model FLOPs utilisation: the model’s work, without what is computed again, over the GPUs’ peak"
-    return {
-        "plan": text(width=232, help=glossary.PLAN_WORDS),
-        "what": text(width=214),
-        "fits": text(width=50),
-        "sent, GB": number(help="Bytes that one GPU sends in a step"),
-        f"communication, {unit}": number(help="Time of all collectives of a step, hidden or not"),
-        "memory, GiB": number(help="The most that one GPU holds at once"),
-        "MFU, %": number(help=mfu),
-        f"of it exposed, {unit}": number(help=glossary.GLOSSARY["exposed"]),
-        "minimises": text(help="TAP counts bytes, TAPS and ATP communication; the exact search the step"),
-    }
-
-
-def round_figures(value: float) -> float:
-    """Round to three significant figures; the result stays a number, so that the column sorts."""
-    return float(f"{value:.3g}")
 
 
 # --- pins ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from explorer.components.request_form.setup import show_setup_chip
 from explorer.jobs.upload import TIME_LIMIT_S, describe_capture, describe_config, model_title, store_model
 from explorer.session import state
 from explorer.text import units
+from explorer.text.commands import is_uploaded_model
 from explorer.text.words import cluster_words
 from explorer.text.words import escape as plain
 from planner_core.core import (
@@ -64,8 +65,18 @@ def show_sentence(*, brief: bool = False) -> None:
         if not brief:
             show_setup_chip(v, cluster)
         complete_address(*state.query_to_add())
-    for one in state.edit_notes():
-        st.caption(plain(one))
+    if state.edit_notes():
+        _show_edit_notes(v)
+
+
+def _show_edit_notes(v: dict[str, Any]) -> None:
+    """Draw what the last edit changed in other settings, until the next one, with a way back."""
+    with st.container(horizontal=True, vertical_alignment="center", key="edit_notes"):
+        st.markdown(":material/info: " + " ".join(map(plain, state.edit_notes())), width="content")
+        typed = state.settings_before_edit()["batch"]
+        if typed not in (None, v["batch"]):
+            st.button(f"Batch {units.whole(typed)}", key="typed_batch", on_click=state.change, kwargs={"batch": typed})
+        st.button("Undo", key="undo_edit", on_click=state.undo_edit)
 
 
 def _word(text: str) -> None:
@@ -91,7 +102,7 @@ def current_cluster(v: dict[str, Any]) -> Cluster:
 
 def model_name(name: str) -> str:
     """Name a model as people do."""
-    return model_title(name) if name.startswith("own-") else settings.model_title(name)
+    return model_title(name) if is_uploaded_model(name) else settings.model_title(name)
 
 
 def cluster_name(name: str) -> str:

@@ -10,6 +10,7 @@ import streamlit as st
 from explorer.address import settings, setups
 from explorer.components.request_form.fields import Form
 from explorer.session import state
+from explorer.text.commands import is_uploaded_model
 from planner_core.core import Cluster, InputError
 from planner_core.planning.methods import check_layout
 
@@ -71,11 +72,12 @@ def _take_file(name: str, content: bytes, v: dict[str, Any], cluster: Cluster) -
     except InputError as error:
         st.session_state["setup_problem"] = state.page_wording(error)
         return
-    if v["model"].startswith(setups.OWN_PREFIX):
+    if is_uploaded_model(v["model"]):
         work = {k: value for k, value in work.items() if k != "seq"}
     stated, left = stated.for_model(v["model"])
     notes = (*notes, *[left] * bool(left))
+    before = {**v}
     state.change(setup=stated.write(), **work)
     description = ", ".join(f"{k} {value}" for k, value in {**work, **dict(stated.options)}.items())
     # below the sentence and not in the popover, which the edit has closed
-    state.add_edit_notes(f"Read from {name}: {description}.", *map(state.page_wording, notes))
+    state.add_edit_notes(before, f"Read from {name}: {description}.", *map(state.page_wording, notes))

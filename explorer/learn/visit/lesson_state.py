@@ -13,6 +13,7 @@ from explorer.learn.lesson import Choice, Lesson
 from explorer.learn.lessons import LESSONS, by_key
 from explorer.learn.visit import address, progress
 from explorer.session import state
+from explorer.text.commands import is_uploaded_model
 
 
 @dataclass(slots=True)
@@ -112,4 +113,4 @@ def clear_address() -> None:
 def current_learner() -> Learner:
     """The model and cluster of the settings."""
     request = state.plain_request()
-    return Learner(request, state.uploaded_graph if request.model.startswith("own-") else None)
+    return Learner(request, state.uploaded_graph if is_uploaded_model(request.model) else None)

@@ -175,25 +175,27 @@ export interface Sketch {
   slips: { values: (number | null)[]; why: string }[];
 }
 
-/** A row of the first page's table of plans (explorer/components/overview/table.py). */
+/** One figure of a plan (explorer/components/overview/table.py). `order` sorts; `memory` is what is filled, and what is likely. */
+export interface PlanCell {
+  figure: string;
+  below: string;
+  order: number;
+  bar?: [part: string, share: number, words: string][];
+  memory?: [filled: number, likely: number, over: boolean];
+}
+/** A row of a table of plans. */
 export interface PlanRow {
   id: string;
   name: string;
   what: string;
   fits: boolean;
-  step: string;
-  band: string;
-  parts: [part: string, share: number, words: string][];
-  sent: string;
-  shows: string;
-  memory: string;
-  range: string;
-  filled: number;
-  likely: number;
-  over: boolean;
+  cells: PlanCell[];
 }
+/** `terms` are the words of names with their meanings. */
 export interface PlansData {
   label: string;
+  head: string[];
   rows: PlanRow[];
   chosen: string;
+  terms: Record<string, string>;
 }

@@ -1,6 +1,7 @@
-// The plans of the first page as a table: a row chooses its plan, by a click or by the keys.
+// Plans as a table: a row chooses its plan, by a click or by the keys; a head sorts.
 
 /** @typedef {import("../types").PlanRow} PlanRow */
+/** @typedef {import("../types").PlanCell} PlanCell */
 
 /** @type {WeakMap<Element, string>} */
 const shown = new WeakMap();
@@ -18,24 +19,10 @@ function part(tag, kind, text) {
   return box;
 }
 
-/**
- * A cell of figures: what is drawn above, the figure, and what bounds it below.
- * @param {string} label
- * @param {HTMLElement} drawn
- * @param {string} figure
- * @param {string} below
- */
-function cell(label, drawn, figure, below) {
-  const box = part("td", "");
-  box.dataset.label = label;
-  box.append(drawn, part("strong", "", figure), part("small", "", below));
-  return box;
-}
-
-/** @param {PlanRow} row */
-function bar(row) {
+/** @param {NonNullable<PlanCell["bar"]>} parts */
+function bar(parts) {
   const box = part("span", "bar");
-  for (const [name, share, words] of row.parts) {
+  for (const [name, share, words] of parts) {
     const piece = part("i", `p-${name.replace(" ", "-")}`);
     piece.style.width = `${100 * share}%`;
     piece.title = words;
@@ -44,38 +31,85 @@ function bar(row) {
   return box;
 }
 
-/** @param {PlanRow} row */
-function memory(row) {
-  const box = part("span", row.over ? "mem over" : "mem");
+/** @param {NonNullable<PlanCell["memory"]>} memory */
+function filling([filled, likely, over]) {
+  const box = part("span", over ? "mem over" : "mem");
   const held = part("b", "");
-  const likely = part("em", "");
-  held.style.width = `${100 * row.filled}%`;
-  likely.style.left = `${100 * row.filled}%`;
-  likely.style.width = `${100 * Math.max(0, row.likely - row.filled)}%`;
-  box.append(held, likely);
+  const more = part("em", "");
+  held.style.width = `${100 * filled}%`;
+  more.style.left = `${100 * filled}%`;
+  more.style.width = `${100 * Math.max(0, likely - filled)}%`;
+  box.append(held, more);
+  return box;
+}
+
+/**
+ * A cell of figures: what is drawn above, the figure, and what bounds it below.
+ * @param {string} label
+ * @param {PlanCell} data
+ */
+function cell(label, data) {
+  const box = part("td", "");
+  box.dataset.label = label.replace(" per GPU", ""); // for a phone, where each row is a card
+  const drawn = data.bar ? bar(data.bar) : data.memory ? filling(data.memory) : part("span", "none");
+  box.append(drawn, part("strong", "", data.figure), part("small", "", data.below));
+  return box;
+}
+
+/**
+ * A plan's name, in which each word that is defined shows its meaning on hover.
+ * @param {string} name
+ * @param {Record<string, string>} terms
+ */
+function named(name, terms) {
+  const box = part("button", "");
+  box.setAttribute("type", "button");
+  const words = Object.keys(terms).sort((a, b) => b.length - a.length);
+  for (const piece of words.length ? name.split(new RegExp(`\\b(${words.join("|")})\\b`)) : [name]) {
+    if (terms[piece]) box.append(Object.assign(part("abbr", "", piece), { title: terms[piece] }));
+    else box.append(piece);
+  }
   return box;
 }
 
 /**
  * @param {PlanRow} row
- * @param {boolean} chosen
+ * @param {import("../types").PlansData} data
  * @param {(id: string) => void} choose
  */
-function line(row, chosen, choose) {
+function line(row, data, choose) {
   const box = part("tr", row.fits ? "" : "unfit");
   const head = part("th", "");
-  const name = part("button", "", row.name);
   head.setAttribute("scope", "row");
-  name.setAttribute("type", "button");
-  head.append(name, part("small", "", row.what));
-  if (chosen) box.setAttribute("aria-current", "true");
-  box.append(
-    head,
-    cell("one step", bar(row), row.step, row.band),
-    cell("sent per GPU", part("span", "none"), row.sent, row.shows),
-    cell("memory per GPU", memory(row), row.memory, row.range),
-  );
+  head.append(named(row.name, data.terms), part("small", "", row.what));
+  box.dataset.id = row.id;
+  if (row.id === data.chosen) box.setAttribute("aria-current", "true");
+  box.append(head, ...row.cells.map((one, k) => cell(data.head[k], one)));
   box.addEventListener("click", () => choose(row.id));
+  return box;
+}
+
+/**
+ * The head of a column, whose button sorts the rows by it: upwards, then downwards.
+ * @param {string} title
+ * @param {number} column
+ * @param {HTMLTableElement} table
+ * @param {PlanRow[]} rows
+ */
+function sorter(title, column, table, rows) {
+  const box = Object.assign(part("th", ""), { scope: "col" });
+  const button = part("button", "", title);
+  button.setAttribute("type", "button");
+  button.addEventListener("click", () => {
+    const down = box.getAttribute("aria-sort") === "ascending";
+    for (const other of table.tHead?.rows[0].cells ?? []) other.removeAttribute("aria-sort");
+    box.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const order = new Map(rows.map((row) => [row.id, row.cells[column].order * (down ? -1 : 1)]));
+    const lines = [...table.tBodies[0].rows];
+    lines.sort((a, b) => (order.get(a.dataset.id ?? "") ?? 0) - (order.get(b.dataset.id ?? "") ?? 0));
+    table.tBodies[0].append(...lines);
+  });
+  box.append(button);
   return box;
 }
 
@@ -88,17 +122,21 @@ export default function ({ data, parentElement, setStateValue }) {
   shown.set(box, text);
   const table = document.createElement("table");
   table.setAttribute("aria-label", data.label);
-  const head = table.createTHead().insertRow();
-  for (const title of ["plan", "one step", "communication per GPU", "memory per GPU"])
-    head.append(Object.assign(part("th", "", title), { scope: "col" }));
+  table
+    .createTHead()
+    .insertRow()
+    .append(
+      Object.assign(part("th", "", "plan"), { scope: "col" }),
+      ...data.head.map((title, k) => sorter(title, k, table, data.rows)),
+    );
   /** @param {string} id */
   const choose = (id) => {
-    for (const row of table.tBodies[0].rows) row.removeAttribute("aria-current");
-    const at = data.rows.findIndex((row) => row.id === id);
-    table.tBodies[0].rows[at].setAttribute("aria-current", "true"); // at once; Python follows
+    for (const row of table.tBodies[0].rows) row.toggleAttribute("aria-current", false);
+    const row = [...table.tBodies[0].rows].find((one) => one.dataset.id === id);
+    row?.setAttribute("aria-current", "true"); // at once; Python follows
     setStateValue("chosen", { at: Date.now(), id });
   };
-  table.createTBody().append(...data.rows.map((row) => line(row, row.id === data.chosen, choose)));
+  table.createTBody().append(...data.rows.map((row) => line(row, data, choose)));
   const had = parentElement instanceof ShadowRoot && parentElement.activeElement?.textContent;
   box.replaceChildren(table);
   if (had) for (const b of box.querySelectorAll("button")) if (b.textContent === had) b.focus();
