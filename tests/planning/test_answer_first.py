@@ -12,6 +12,8 @@ from planner_core.core import Note, NoteKind, Plan
 from planner_core.planning import FASTEST, Request, pipeline, plan_model, prove
 from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.fitting import micro_batches
+from planner_core.planning.fitting.mesh_search import choose_mesh
+from planner_core.planning.planner import Planner
 from planner_core.planning.request import THOROUGH
 from planner_core.search.algebra import PointAllowance
 from tests.support.plans import planned
@@ -149,3 +151,16 @@ def test_the_first_plan_does_not_wait_for_the_search_to_the_end(monkeypatch: pyt
     assert isinstance(first, Plan) and then == "to the end" and first.fits and first.bound is not None
     assert first.bound <= result.best.cost.gpu_time_s * (1 + 1e-6) and result.best.bound is not None
     assert result.best.cost.gpu_time_s <= first.cost.gpu_time_s * (1 + 1e-6)
+
+
+def test_no_number_that_leaves_gpus_without_a_sample_is_searched_first() -> None:
+    """Memory is so tight that without recomputation only 16 micro-batches seem to fit. The first plan does not wait for them."""
+    searched: list[int] = []
+
+    def search(planner: Planner, *args: Any, **options: Any) -> Plan:
+        searched.append(planner.workload.accumulate)
+        return choose_mesh(planner, *args, **options)
+
+    request = Request("llama-3-70b", cluster="2x8-h100", batch=16, accumulate=None, recompute="auto")
+    _, plan = micro_batches.choose_micro_batches(request, None, lambda text: None, search=search)
+    assert plan.fits and plan.workload["accumulate"] == 1 == searched[0] and 16 not in searched

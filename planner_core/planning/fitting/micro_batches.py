@@ -134,9 +134,10 @@ class _MicroBatchSearch:
             room, gpus = _micro_batches_that_fit(count), count.planner.cluster.num_gpus
             self.free = self.best = _best_without_recomputation(count, numbers, room, self.search, self.say)
             room = room if room < np.inf else self.numbers.last / gpus  # else about one sample for each GPU at once
-            # A good plan makes the searches of all other numbers short.
+            # A good plan makes the searches of all other numbers short. With less than a sample for each GPU it is no good one: Llama-3-70B
+            # with 16 samples on 16 H100 takes 5.1 s with one micro-batch and recomputation, and 9.6 s with 16.
             if self.free is None and not _no_number_can_fit(count, numbers):
-                self._between(room, count.options, most=1)
+                self._between(min(room, numbers.last / gpus), count.options, most=1)
             self._in_steps(count)
             if self.best is not None:
                 self._between(room, count.options, MOST_BETWEEN if numbers.effort is not THOROUGH else numbers.last)
