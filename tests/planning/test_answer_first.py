@@ -164,3 +164,18 @@ def test_no_number_that_leaves_gpus_without_a_sample_is_searched_first() -> None
     request = Request("llama-3-70b", cluster="2x8-h100", batch=16, accumulate=None, recompute="auto")
     _, plan = micro_batches.choose_micro_batches(request, None, lambda text: None, search=search)
     assert plan.fits and plan.workload["accumulate"] == 1 == searched[0] and 16 not in searched
+
+
+def test_where_nothing_can_fit_the_first_number_says_so() -> None:
+    """The last number of micro-batches needs another capture of most models, so the plan that is shown does not wait for it."""
+    events: list[object] = []
+    request = Request("llama-3-8b", cluster="1x8-h100", layers=600, mesh="8", batch=16, seq=2048, accumulate=None)
+
+    def search(planner: Planner, *args: Any, **options: Any) -> Plan:
+        events.append(planner.workload.accumulate)
+        return choose_mesh(planner, *args, **options)
+
+    micro_batches.choose_micro_batches(request, None, lambda text: None, search=search, show_first=events.append)
+    first, plan, *more = events
+    assert first == 1 and isinstance(plan, Plan) and not plan.fits
+    assert more and all(isinstance(number, int) for number in more), "one plan is shown"

@@ -92,11 +92,12 @@ def choose_micro_batches(
 
     Each number is searched without proof first. That saves the exact searches most of their work. The plan's bound holds for all numbers.
     `effort`: what proofs may take; None: a moment, or all that it takes where the request says `prove`. `like`: an earlier planner of the
-    same model, whose graphs serve again. `show_first` gets the plan of the search without proof, with a bound that holds for all numbers,
-    as soon as it is known. Raises NoPlanFits if the user gave a budget that no plan fits, and InputError.
+    same model, whose graphs serve again. `show_first` gets one plan as soon as it is known: that of the search without proof, with a bound
+    that holds for all numbers; where nothing can fit, that of least memory with the first number. Raises NoPlanFits if the user gave a
+    budget that no plan fits, and InputError.
     """
     effort = effort or (THOROUGH if request.prove else MOMENT)
-    return _MicroBatchSearch(MicroBatchNumbers(request, graph, say, effort, like), search, say).run(show_first)
+    return _MicroBatchSearch(MicroBatchNumbers(request, graph, say, effort, like), search, say, show_first).run()
 
 
 class _MicroBatchSearch:
@@ -105,8 +106,11 @@ class _MicroBatchSearch:
     `best`: the best plan that fits. `free`: the best plan of any memory of a number, where it fits: no multiple of that number is better.
     """
 
-    def __init__(self, numbers: MicroBatchNumbers, search: MeshSearch, say: Progress) -> None:
+    def __init__(
+        self, numbers: MicroBatchNumbers, search: MeshSearch, say: Progress, show_first: Callable[[Plan], None]
+    ) -> None:
         self.numbers, self.search, self.say = numbers, search, say
+        self._show_first: Callable[[Plan], None] | None = show_first
         self.best: tuple[Planner, Plan] | None = None
         self.free: tuple[Planner, Plan] | None = None
         self.seen: list[MicroBatchCandidate] = []
@@ -124,7 +128,13 @@ class _MicroBatchSearch:
         """The value of the best plan that fits."""
         return self.best[0].value(self.best[1]) if self.best else np.inf
 
-    def run(self, show_first: Callable[[Plan], None]) -> tuple[Planner, Plan]:
+    def show(self, plan: Plan) -> None:
+        """Show a plan, unless one was shown already."""
+        if self._show_first is not None:
+            self._show_first(plan)
+        self._show_first = None
+
+    def run(self) -> tuple[Planner, Plan]:
         """The best plan over all numbers, with a bound that holds for all of them."""
         numbers = self.numbers
         count = MicroBatchCandidate.of(numbers.first, candidate_meshes(numbers.first.request, numbers.first.cluster))
@@ -146,12 +156,10 @@ class _MicroBatchSearch:
         if numbers.several and self.best is None:
             # Nothing fits: more work finds another plan at most at the number that needs the least memory.
             self.seen = [min(self.seen, key=lambda c: self.needed[c.micro_batches])]
-        early = self._over_all(*self.best)[1] if self.best else None
-        if early is not None:
-            show_first(early)
+        if self.best is not None:
+            self.show(self._over_all(*self.best)[1])
         found = self._over_all(*_search_exactly(self.seen, self.best, self.free, self.bounds, self.search, self.say))
-        if early is None:
-            show_first(found[1])
+        self.show(found[1])
         return found
 
     @property
@@ -166,7 +174,10 @@ class _MicroBatchSearch:
         options = count.options
         while count.micro_batches != self._end:
             if count.micro_batches not in self.least:
-                options = self._look_at(count)
+                options, plan = self._look_at(count)
+                # That nothing fits is the answer. The last number, whose graph may have to be captured first, decides by how much alone.
+                if vain and plan is not None:
+                    self.show(plan)
             if not options or (self.best and count.planner.objective() == "communication"):
                 return
             number = self.numbers.after(count.micro_batches)
@@ -175,28 +186,30 @@ class _MicroBatchSearch:
                 return
             count = MicroBatchCandidate.of(following, options)
 
-    def _look_at(self, count: MicroBatchCandidate) -> Sequence[DeviceMesh]:
-        """Search one number without proof. Returns the meshes on which a multiple of it may be better than what is known."""
+    def _look_at(self, count: MicroBatchCandidate) -> tuple[Sequence[DeviceMesh], Plan | None]:
+        """Search one number without proof. Returns the meshes on which a multiple of it may be better than what is known, and its plan, if
+        it has one."""
         number, known = count.micro_batches, self.known
         count = count.below(known * (1 - TIE))
         # Meshes that were left out have no plan below `known`, so `known` bounds them.
         bounds = [_mesh_bound(count.plain, mesh) for mesh in count.options] if self.states_fit else [0.0]
         self.least[number] = min([known, *bounds])
         if not count.options:
-            return ()
+            return (), None
         # At the first number it was looked for already.
         if self.states_fit and number != self.numbers.first.workload.accumulate:
             found = _unlimited_best_if_fits(count, self.search, self.say, known)
             if found is not None:
                 # Of any memory, and it fits: more micro-batches or recomputation would not help.
                 self.best = self.free = found
-                return ()
+                return (), found[1]
         self.seen.append(count)
+        plan: Plan | None = None
         if self.numbers.several:
-            self.best, self.needed[number] = _better_of_number(
-                count, self.best, known, self.bounds, self.search, self.say
-            )
-        return count.options
+            plan, self.needed[number] = _plan_number(count, known, self.bounds, self.search, self.say)
+            if plan is not None and plan.fits and (self.best is None or _is_better((count.planner, plan), self.best)):
+                self.best = count.planner, plan
+        return count.options, plan
 
     def _between(self, room: float, options: Sequence[DeviceMesh], most: int) -> None:
         """Look at up to `most` numbers of all that divide the samples, those first that leave about as much room as it takes. A number is
@@ -258,26 +271,19 @@ def _mesh_bound(planner: Planner, mesh: DeviceMesh) -> float:
         return min((0.0 if p.unrestricted is not None else rough_bound(p, objective) for p in problems), default=np.inf)
 
 
-def _better_of_number(
-    count: MicroBatchCandidate,
-    best: tuple[Planner, Plan] | None,
-    below: float,
-    bounds: dict[int, float],
-    search: MeshSearch,
-    say: Progress,
-) -> tuple[tuple[Planner, Plan] | None, float]:
-    """The better of `best` and of a plan of this number, searched without proof; and the bytes per GPU that the latter takes. What no
-    plan of this number is below is put in `bounds`."""
+def _plan_number(
+    count: MicroBatchCandidate, below: float, bounds: dict[int, float], search: MeshSearch, say: Progress
+) -> tuple[Plan | None, float]:
+    """A plan of this number, searched without proof, None if none is within the user's budget; and the bytes per GPU that it takes. What
+    no plan of this number is below is put in `bounds`."""
     try:
         plan = search(count.planner, count.options, say, below=below, prove=False)
     except NoPlanFits as error:
         bounds[count.micro_batches] = min(below, error.bound)
-        return best, error.needed_bytes
+        return None, error.needed_bytes
     # A plan that does not fit is returned only where none that fits is below `below`.
     bounds[count.micro_batches] = min(below, plan.bound or 0.0) if plan.fits else below
-    if plan.fits and (best is None or _is_better((count.planner, plan), best)):
-        best = count.planner, plan
-    return best, plan.cost.memory_bytes["peak"]
+    return plan, plan.cost.memory_bytes["peak"]
 
 
 def _best_without_recomputation(
