@@ -84,10 +84,10 @@ def answer_by_number(lesson: Lesson, question: Question, widget: str) -> None:
 
 def take_answer(lesson: Lesson, question: Question, option: int | None, hint: str = "") -> None:
     """Keep an answer; the right one opens the rest."""
-    here, right = state_of(lesson), option == question.answer
-    st.session_state["learn_rerun_page"] = right and not here.solved
-    here.answer, here.hint = option, hint
-    here.revealed, here.solved = here.revealed or right, here.solved or right
+    here = state_of(lesson)
+    here.take_answer(question, option)
+    here.hint = hint
+    st.session_state["learn_rerun_page"] = option is not None  # the rail keeps it in the browser
     st.session_state["learn_answers"] = st.session_state.get("learn_answers", 0) + 1
 
 
@@ -111,7 +111,7 @@ def show_rail(lesson: Lesson) -> None:
         query = urlencode({**everywhere, **address.write_lesson_address(x, known.values, known.step)})
         mark = "here" if x is lesson else "done" if known.solved else "new"
         name = {"number": x.number, "key": x.key, "title": x.title}
-        links.append({**name, "query": query, "state": mark, "done": known.solved})
+        links.append({**name, "query": query, "state": mark, "done": known.solved, "answer": known.kept_answer})
     with st.container(horizontal=True, vertical_alignment="center", key="rail"):
         lesson_links(
             links,
@@ -310,6 +310,7 @@ def show_lesson(number: int) -> None:
             f"This lesson has {len(scene.steps)} steps, there is no step {here.requested_step + 1}; showing the last."
         )
     here.requested_step, here.step = 0, min(here.step, len(scene.steps) - 1)
+    here.restore_answer(question)
     prefetch_next(number, learner)
     write_address(lesson)
     with st.container(key="lesson_wide"):

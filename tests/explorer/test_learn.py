@@ -525,6 +525,8 @@ def test_steps_pictures_and_questions_at_every_setting(lesson: Lesson) -> None:
             assert step.says and step.title and "nan" not in step.says
             label = re.search(r'aria-label="([^"]*)"', step.picture)
             assert "<table" in step.picture or (label and label[1])
+            film = re.search(r'class="film".*? width="(\d+)"', step.picture)
+            assert not film or 0.6 * int(film[1]) <= 368, "a phone of 400 pixels shows the whole of what moves"
 
 
 def test_13_tells_one_time_for_one_choice() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from explorer.figures.svg_tensors import svg
+from explorer.graph.stripes import split_of
 from explorer.learn import recent
 from explorer.learn.blocks import arranged, code
 from explorer.learn.blocks.arranged import WEIGHTS, ArrangedBlock
@@ -148,3 +149,20 @@ def test_the_generated_block_has_f_and_g() -> None:
     f, g = ("same_back_all_reduce", "all_reduce_back_same")
     assert [f in line for line in found.sending_lines] == [True, False, True, False]
     assert [g in line for line in found.sending_lines] == [False, True, False, True]
+
+
+def test_a_weight_is_called_the_same_in_the_lessons_and_on_the_overview() -> None:
+    """Columns of the mathematics are dim 0 of PyTorch's weight, in the block of the lessons, in their prose, and in the graph's words."""
+    case = arranged.arrange_megatron(LLAMA, 2, False)
+    assert case and case.plan
+    for name, placed in case.plan.blocks[case.block].params.items():
+        short = arranged.short_name(name)
+        if short in WEIGHTS:
+            dim = {"columns": 0, "rows": 1}[block.CUTS[case.weights[short]]]
+            assert split_of(placed, case.plan.mesh).words == f"dim {dim} / 2" and case.weights[short] == f"S({dim})"
+    for cut, dim in (("columns", 0), ("rows", 1)):
+        says = LESSONS[1].scene(LLAMA, {**LESSONS[1].defaults(), "cut": cut, "devices": 2}).steps[1].says
+        assert f"a cut by {cut} is one along dim {dim} there" in says and f"“dim {dim} / 2” on the Overview" in says
+    for number in (5, 6):
+        scene = LESSONS[number - 1].scene(LLAMA, LESSONS[number - 1].defaults())
+        assert any(re.search("S\\(0\\)[^.]*“dim 0” on the Overview[^.]*by columns", step.says) for step in scene.steps)

@@ -592,6 +592,17 @@ def test_progress_travels_as_text(keys: tuple[str, ...]) -> None:
     assert progress.from_cookie(".".join(keys)) == set(keys)
 
 
+def test_answers_travel_in_the_cookie_and_only_to_their_question() -> None:
+    question, other = (LESSONS[1].question(LLAMA, {**LESSONS[1].defaults(), "cut": cut}) for cut in ("columns", "rows"))
+    for option in range(len(question.options)):
+        kept = progress.write_answer(question, option)
+        assert progress.read_answer(question, kept) == option and progress.read_answer(other, kept) is None
+        cookie = f"memory.cuts~{kept}.mlp.no-lesson~1~ab"
+        assert progress.answers_from_cookie(cookie) == {"cuts": kept}
+        assert progress.from_cookie(cookie) == {"memory", "mlp"}
+    assert progress.read_answer(question, "") is None and progress.answers_from_cookie("") == {}
+
+
 def test_what_was_kept_by_number_names_the_same_lesson() -> None:
     """Links, cookies, assignments and saved answers of the time when folding was lesson 9: all lead to it, not to today's ninth."""
     titles = {

@@ -252,13 +252,47 @@ def test_the_browser_remembers_what_is_done(window: BrowserContext, app: str) ->
         if not again:
             visit.at_step(scene.reveal)
             answer(visit, question, question.answer)
-        visit.page.wait_for_function("document.cookie.split('; ').includes('shardscope_done=cuts')")
+        visit.page.wait_for_function(
+            r"document.cookie.split('; ').some((pair) => /^shardscope_done=cuts\.cuts~/.test(pair))"
+        )
         assert mine.get_attribute("class") == "here"
         visit.page.get_by_role("button", name="Contents").click()
         visit.page.get_by_text(f"What you can do now: 1 of {len(LESSONS)} lessons").wait_for()
         assert not visit.wrong
         visit.page.close()
     window.clear_cookies()
+
+
+def test_a_reload_keeps_answers_and_what_they_opened(window: BrowserContext, app: str) -> None:
+    """A wrong answer and its reply are there again, then the right one and the steps behind it; another case asks anew."""
+    window.clear_cookies()
+    question, scene = (f(LLAMA, LESSONS[1].defaults()) for f in (LESSONS[1].question, LESSONS[1].scene))
+    wrong = (question.answer + 1) % len(question.options)
+    visit = Visit(window.new_page())
+    visit.page.set_default_timeout(90_000)
+    visit.page.goto(f"{app}/learn?lesson=2&step={scene.reveal}")
+    visit.settle()
+    reply, onward = visit.page.locator(".st-key-reply"), visit.page.get_by_role("button", name="Next", exact=True)
+    for option in (wrong, question.answer):
+        answer(visit, question, option)
+        expect(reply).to_contain_text(plain(question.why[option]))
+        visit.page.wait_for_function(f"document.cookie.includes('cuts~{option}~')")
+        visit.page.reload()
+        visit.settle()
+        expect(reply).to_contain_text(plain(question.why[option]))
+        expect(onward).to_be_enabled() if option == question.answer else expect(onward).to_be_disabled()
+    other = f"{app}/learn?lesson=2&step={scene.reveal}&with=cut:rows"
+    visit.page.goto(other)
+    visit.settle()
+    expect(visit.page.get_by_text(plain(question.why[question.answer]))).to_have_count(0)
+    assert not visit.wrong
+    visit.page.close()
+    window.clear_cookies()
+
+
+def plain(text: str) -> str:
+    """What a page shows of a text, without marks of Markdown."""
+    return re.sub(r"[`*]", "", text)
 
 
 def test_the_rail_is_links_for_mouse_keys_and_new_windows(visit: Visit, app: str) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from explorer.figures.palette import MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
 from explorer.figures.svg_tensors import PAPER, Drawing, at, column, dots, on_colour, row, text, tile
 
-WIDTH = 640.0
+WIDTH = 608.0
+"""Pixels of a chart, and the most of a film: on a phone of 400 pixels a film is shown at 0.6 of its size, in the 368 of the page."""
 AXIS_COLOUR = "#8a97a3"
 
 

@@ -9,7 +9,7 @@ import streamlit as st
 
 from explorer.address import settings
 from explorer.learn.learner import Learner
-from explorer.learn.lesson import Choice, Lesson
+from explorer.learn.lesson import Choice, Lesson, Question
 from explorer.learn.lessons import LESSONS, by_key
 from explorer.learn.visit import address, progress
 from explorer.session import state
@@ -22,7 +22,7 @@ class LessonState:
 
     `revealed` opens the steps after the question; `answer` is the option given last, `solved` whether one was right before. `hint` is said to
     a typed answer that no option expects; `as_list` shows options where one could type; `with_code` shows the block's code.
-    `requested_step` is the step that a link asked for, until the lesson's steps are known.
+    `requested_step` is the step that a link asked for, until the lesson's steps are known; `kept_answer` is the answer as the browser keeps it.
     """
 
     values: dict[str, Choice]
@@ -34,10 +34,23 @@ class LessonState:
     as_list: bool = False
     with_code: bool = False
     requested_step: int = 0
+    kept_answer: str = ""
+
+    def take_answer(self, question: Question, option: int | None) -> None:
+        """Keep an answer; the right one opens the rest."""
+        right = option == question.answer
+        self.answer, self.revealed, self.solved = option, self.revealed or right, self.solved or right
+        self.kept_answer = progress.write_answer(question, option) if option is not None else ""
+
+    def restore_answer(self, question: Question) -> None:
+        """Take the answer that the browser kept, if it is one to this question: after a reload all is as it was."""
+        option = progress.read_answer(question, self.kept_answer) if self.answer is None else None
+        if option is not None:
+            self.take_answer(question, option)
 
     def forget_answer(self) -> None:
         """Drop the answer and the hint: the question may have changed."""
-        self.answer, self.hint = None, ""
+        self.answer, self.hint, self.kept_answer = None, "", ""
 
 
 def open_lesson() -> Lesson | None:
@@ -46,7 +59,10 @@ def open_lesson() -> Lesson | None:
     session = st.session_state
     if "learn" not in session:
         session["learn"] = {}
-        mark_solved(progress.from_cookie(st.context.cookies.get(progress.COOKIE, "")))
+        kept = st.context.cookies.get(progress.COOKIE, "")
+        mark_solved(progress.from_cookie(kept))
+        for key, answer in progress.answers_from_cookie(kept).items():
+            state_of(by_key(key)).kept_answer = answer
     params = {k: v for k, v in st.query_params.to_dict().items() if k in address.KEYS}
     elsewhere, unknown = progress.read_progress(params.get("done", ""))
     mark_solved(elsewhere)
@@ -60,7 +76,12 @@ def open_lesson() -> Lesson | None:
         if not before or (before.values, before.step) != (values, step):
             solved = bool(before and before.solved)
             session["learn"][lesson.number] = LessonState(
-                values, step, revealed=solved, solved=solved, requested_step=step
+                values,
+                step,
+                revealed=solved,
+                solved=solved,
+                requested_step=step,
+                kept_answer=before.kept_answer if before else "",
             )
         session["learn_number"] = lesson.number if params.keys() - {"done"} else 0
     number = int(session.setdefault("learn_number", 0))
@@ -88,6 +109,7 @@ def forget_progress() -> None:
     """Callback: forget what was solved, here and in the browser."""
     for x in LESSONS:
         state_of(x).solved = False
+        state_of(x).forget_answer()
     st.session_state["learn_forgotten"] = st.session_state.get("learn_forgotten", 0) + 1
 
 

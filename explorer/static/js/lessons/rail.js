@@ -20,14 +20,17 @@ function kept() {
 }
 
 /**
- * Keep what is done where the page finds it when it opens; a browser that keeps no cookies forgets.
+ * Keep what is done and answered where the page finds it when it opens; a browser that keeps no cookies forgets.
  * @param {import("../types").RailData} data
  */
 function remember(data) {
-  const here = data.lessons.filter((lesson) => lesson.done).map((lesson) => lesson.key);
+  const done = data.lessons.filter((lesson) => lesson.done).map((lesson) => lesson.key);
+  const answered = data.lessons.filter((lesson) => lesson.answer);
   const before = data.forgotten === forgotten ? kept() : [];
   forgotten = data.forgotten;
-  const all = [...new Set([...before, ...here])].join(".");
+  // a lesson's new answer takes the place of the one before
+  const others = before.filter((part) => !answered.some((lesson) => part.startsWith(`${lesson.key}~`)));
+  const all = [...new Set([...others, ...done, ...answered.map((lesson) => `${lesson.key}~${lesson.answer}`)])].join(".");
   // biome-ignore lint/suspicious/noDocumentCookie: the page reads it when it opens; the Cookie Store API is not everywhere
   document.cookie = `${KEPT}=${all}; path=/; max-age=${YEAR_S}; samesite=strict`;
 }
