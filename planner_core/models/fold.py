@@ -167,17 +167,6 @@ def _format_shapes(row: tuple[str, str, tuple[tuple[int, ...], ...]]) -> str:
     return f"{row[1]} {' '.join('x'.join(map(str, s)) for s in row[2])}"
 
 
-def count_matrices(block: Block) -> int:
-    """Count the weights of a block with at least two dims, without those that are its inputs."""
-    passed = set(block.inputs)
-    return sum(v.kind == "parameter" and len(v.meta.shape) > 1 and i not in passed for i, v in enumerate(block.values))
-
-
-def count_candidates(block: Block) -> int:
-    """Count the plans of a block on one mesh axis: each matrix is Replicate, S(0) or S(1) (TAP), so 3 ** matrices."""
-    return int(3 ** count_matrices(block))
-
-
 def why_not_folded(graph: Graph, prefix_a: str, prefix_b: str, limit: int = 8) -> list[str]:
     """Explain why two module calls are not one block; empty if they do the same."""
     flat = unfold(graph).top

@@ -24,7 +24,6 @@ from explorer.learn.lessons.layers import l05_mlp, l06_heads, l07_sequence, l08_
 from explorer.learn.lessons.planners import l10_topology, l12_experts, l13_choose, l22_two_dims
 from explorer.learn.visit import address
 from explorer.text import units
-from planner_core.cost.communication import ring_time_s
 from planner_core.models.zoo import load_snapshot
 from planner_core.planning.request import Request
 from tests.support.fitted import FITTED, H100, NETWORK, NVLINK, across_s, inside_s
@@ -378,7 +377,8 @@ def test_22_gpts_layer_is_the_papers() -> None:
     layer, tokens = gpt2.layer(), gpt2.planner.workload.batch * gpt2.planner.workload.seq
     assert l22_two_dims.axis_ratio(layer) == 3
     for mesh in l22_two_dims.list_meshes(64):
-        want = ring_time_s(*mesh, 2e11, 4e11, layers=48, tokens=tokens, hidden=1600)
+        bracket = (mesh[0] - 1) / 2e11 + 3 * (mesh[1] - 1) / 4e11
+        want = 8 * 48 * tokens * 1600 * 2 / 64 * bracket
         assert l22_two_dims.ring_s(layer, tokens, mesh, 2e11, 4e11) == pytest.approx(want)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from planner_core.core import Pipeline, StageCost
 from planner_core.cost import most_in_flight
-from planner_core.cost.schedule.pipeline.timing import closed_form_s
+from planner_core.cost.schedule.pipeline.timing import closed_form_by_rank
 from planner_core.planning.stages.cuts import find_best_cut
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.interleaved import find_interleaved_cut, list_interleaved_cuts
@@ -127,7 +127,7 @@ def interleaved_by_hand(
         held[rank] += most[stage] * policy.sent_bytes[last - 1]
         passing[rank] = max(passing[rank], *(float(policy.passing_bytes[i]) for i in each))
     fits = all(h + p <= budget for h, p in zip(held, passing, strict=True))
-    return closed_form_s(pipeline, stages, micro_batches) if fits else float("inf")
+    return max(closed_form_by_rank(pipeline, stages, micro_batches)) if fits else float("inf")
 
 
 @pytest.mark.parametrize("seed", range(16))

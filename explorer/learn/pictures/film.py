@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 
-from explorer.figures.svg_tensors import PAPER, Drawing, at, svg
+from explorer.figures.svg_tensors import PAPER, Drawing, svg
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,6 @@ class Film:
             not 0 <= f.leaves < stops - 1 for f in self.flights
         ):
             raise ValueError(f"a film of {stops} stops has cells of as many, and flights between two of them")
-
-    def at_stop(self, stop: int) -> Drawing:
-        """The still picture of one stop."""
-        parts = [at(c.x, c.y, body) for c in self.cells if (body := c.bodies[stop])]
-        return Drawing(self.width, self.height, self.still.body + "".join(parts))
 
     def markup(self, alt: str) -> str:
         """The film for the page: without JavaScript its first stop stands still."""

@@ -4,7 +4,6 @@ from planner_core.cost.communication.atp import (
     LayerMatrix,
     chunk_timeline,
     reductions,
-    ring_time_s,
 )
 from planner_core.cost.communication.collectives import algorithms, collective_time, collective_times, wire_bytes
 from planner_core.cost.communication.links import AxisLink, axis_links, pipe_link, rank_links, volume_link
@@ -42,7 +41,6 @@ __all__ = [
     "placement_code",
     "rank_links",
     "reductions",
-    "ring_time_s",
     "route",
     "sent_per_gpu",
     "volume_link",

@@ -11,7 +11,6 @@ ranks send more than leaves.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -147,10 +146,3 @@ def _tree_edges(order: Ints, members: Sequence[int]) -> Iterator[tuple[int, int]
         for unit in units:
             yield from ((unit[k], unit[(k - 1) // 2]) for k in range(1, len(unit)))
         leaders = [unit[0] for unit in units]
-
-
-def bytes_leaving_units(src: Ints, dst: Ints, num_bytes: Floats, unit_gpus: int, num_gpus: int) -> Floats:
-    """[unit]: bytes that leave each unit of `unit_gpus` adjacent GPUs."""
-    out = src // unit_gpus != dst // unit_gpus
-    units = math.ceil(num_gpus / unit_gpus)
-    return np.bincount(src[out] // unit_gpus, weights=num_bytes[out], minlength=units).astype(np.float64)

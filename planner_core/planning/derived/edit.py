@@ -292,11 +292,6 @@ def parse_edit(text: str) -> tuple[str, Placements]:
     return key, parse_placements(letters.replace(".", ","))
 
 
-def format_edit(weight: WeightKey, placements: Placements) -> str:
-    """The inverse of `parse_edit`, for a weight of its block."""
-    return f"{weight_key(weight)}:{format_placements(placements).replace(',', '.')}"
-
-
 def weight_key(weight: WeightKey) -> str:
     """`Block/name`; the name alone at the top."""
     return f"{weight[0]}/{weight[1]}" if weight[0] else weight[1]

@@ -202,7 +202,7 @@ def _host_seconds(cost: StageCost, what: Pass) -> float:
 
 def bound_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> float:
     """Seconds that the schedule's step is not below: the closed form, and what ranks by themselves wait for (see the head)."""
-    by_rank = _closed_form_by_rank(pipeline, stages, micro_batches)
+    by_rank = closed_form_by_rank(pipeline, stages, micro_batches)
     # A rank alone takes as long as its part of a simulated step, so only a few are. Ranks in front wait longest for a micro-batch to come
     # back, those behind until they begin; a rank with most work sets the pace.
     last = pipeline.ranks - 1
@@ -210,12 +210,8 @@ def bound_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int)
     return max(*by_rank, *(_seconds_alone(pipeline, stages, micro_batches, rank) for rank in alone))
 
 
-def closed_form_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> float:
-    """Seconds that no order of the schedule's work is below (see the head of the file)."""
-    return max(_closed_form_by_rank(pipeline, stages, micro_batches))
-
-
-def _closed_form_by_rank(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> list[float]:
+def closed_form_by_rank(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> list[float]:
+    """Seconds that no order of each rank's work is below (see the head of the file)."""
     apart, m = pipeline.schedule in SPLIT, micro_batches
     once = [sum(stages[s].step_s for s in pipeline.stages_of(r)) for r in range(pipeline.ranks)]
     found = []

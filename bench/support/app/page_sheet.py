@@ -1,7 +1,7 @@
 """Pictures of every page and state of the explorer, and the sheet that shows them: docs/SHEET.md.
 
-    python -m tests.support.page_sheet            # all; some minutes
-    python -m tests.support.page_sheet learn-11   # only states whose name begins so; the sheet lists all that lie there
+    python -m bench.support.app.page_sheet            # all; some minutes
+    python -m bench.support.app.page_sheet learn-11   # only states whose name begins so; the sheet lists all that lie there
 
 To have another state photographed, give it a line in STATES. A picture is halved and kept as JPEG, so that all together stay below
 MOST_BYTES.
@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from bench.support.app.running_explorer import explorer
 
-from bench.support.app.running_explorer import explorer  # noqa: E402
-
+ROOT = Path(__file__).resolve().parents[3]
 SHEET, PICTURES = ROOT / "docs" / "SHEET.md", ROOT / "docs" / "images" / "sheet"
 MOST_BYTES = 4_000_000
 QUALITY = 62
@@ -149,7 +147,7 @@ def sheet() -> str:
     lines = [
         "# Every page and state, seen",
         "",
-        "Made by `python -m tests.support.page_sheet` in headless Chromium: 1440 pixels wide, light and dark, 800 and 400. Pictures are halved.",
+        "Made by `python -m bench.support.app.page_sheet` in headless Chromium: 1440 pixels wide, light and dark, 800 and 400. Pictures are halved.",
         "Llama-3-8B on two nodes of eight H100 unless an address says otherwise.",
         "",
     ]
