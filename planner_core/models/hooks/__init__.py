@@ -18,8 +18,6 @@ if TYPE_CHECKING:
         RECURRENT,
         draws_dropout_mask,
         draws_random_numbers,
-        host_state,
-        set_host_state,
         without_dropout_masks,
     )
     from planner_core.models.hooks.finite import (
@@ -58,7 +56,6 @@ __all__ = [
     "disable_subclass_functions",
     "draws_dropout_mask",
     "draws_random_numbers",
-    "host_state",
     "is_library_file",
     "is_plain",
     "list_containers",
@@ -68,7 +65,6 @@ __all__ = [
     "recorded_results",
     "rewrite_call",
     "scratch_tensors",
-    "set_host_state",
     "storage_id",
     "storage_key",
     "tensors",

@@ -112,13 +112,3 @@ def host_state() -> tuple[Any, ...]:
         return random.getstate(), None
     name, keys, *rest = numpy.random.get_state()
     return random.getstate(), (name, keys.tobytes(), *rest)
-
-
-def set_host_state(state: tuple[Any, ...]) -> None:
-    """Set both generators to the states that `host_state` returned."""
-    python, of_numpy = state
-    random.setstate(python)
-    if of_numpy is not None:
-        numpy = sys.modules["numpy"]
-        name, keys, *rest = of_numpy
-        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))

@@ -11,8 +11,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from planner_core.models.capture import ForeignTensors, Recorder
-from planner_core.models.hooks import host_state, set_host_state
-from planner_core.runtime.mismatch import CannotRewrite
 from planner_core.runtime.record.frozen import FrozenModel
 from planner_core.runtime.record.source_names import refuse_model_collectives
 from planner_core.runtime.record.tape import Tape
@@ -27,19 +25,6 @@ def record(frozen: FrozenModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     args, kwargs = pytree.tree_map_only(
         torch.Tensor, lambda t: t if t.is_meta else t.detach().cpu(), (args, dict(kwargs))
     )
-    before = host_state()
-    tape, calls = _record_once(frozen, args, kwargs)
-    if host_state() != before:  # a layer may be left out at a rate of 0
-        repeated = _record_once(frozen, args, kwargs)[1]
-        set_host_state(before)
-        if repeated != calls:
-            raise CannotRewrite(
-                "forward draws random numbers of Python or numpy, of which each rank would draw its own; draw them by torch (torch.rand)"
-            )
-    return tape
-
-
-def _record_once(frozen: FrozenModel, args: Any, kwargs: Mapping[str, Any]) -> tuple[Tape, Any]:
     frozen.types.restore()
     with torch.random.fork_rng(), refuse_model_collectives():
         # Nothing is replayed: a replayed call has no arguments, of which the program is written.
@@ -48,7 +33,7 @@ def _record_once(frozen: FrozenModel, args: Any, kwargs: Mapping[str, Any]) -> t
         writer.add_arguments(_positional_names(frozen.twin.forward), args, kwargs)
         # torch runs the model's own hooks around the forward of the plan.
         out = recorder.run(dict(kwargs), args=args, with_hooks=False)
-        return writer.finish(out), recorder.facts.transcript
+        return writer.finish(out)
 
 
 def _positional_names(forward: Callable[..., Any]) -> list[str]:

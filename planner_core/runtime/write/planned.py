@@ -24,9 +24,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import CaptureError, Op, Plan, named
+from planner_core.core import CaptureError, Op, Plan, SitePlan, Value, named
 from planner_core.models.hooks import ModuleState
 from planner_core.models.sources import argument_name, is_unknown_input, lacks_samples, positional_names
+from planner_core.ops import rows
 from planner_core.runtime.mismatch import (
     PlanMismatch,
     describe_other_versions,
@@ -47,7 +48,6 @@ from planner_core.runtime.record.batch import (
     results_without_tensors,
     uses_sample_count,
 )
-from planner_core.runtime.record.by_rules import check_call_by_rules
 from planner_core.runtime.record.frozen import FrozenModel
 from planner_core.runtime.record.tape import INPUT
 from planner_core.runtime.write.placed_tape import (
@@ -275,7 +275,7 @@ class PlannedForward:
         """Raise PlanMismatch if an operator cannot run by its row with the arguments of a recording."""
         for call in (c for c in tape.calls if c.kind == "op"):
             op = Op(call.site, call.fn, call.inputs, call.outputs, dict(call.attrs or {}))
-            check_call_by_rules(op, tape.values, layout.row(call), layout.sizes)
+            _check_call(op, tape.values, layout.row(call), layout.sizes)
         for number, name in layout.parameters.items():
             if number in layout.with_planned_gradient and name in self.stored and not self.stored[name].trained:
                 refuse_planned_gradient(name)
@@ -310,6 +310,22 @@ class PlannedForward:
     def _title(self) -> str:
         sizes = "x".join(str(a.size) for a in self.axes)
         return f"{self.plan.model['name']} under the plan {self.plan.name!r} on a mesh of {sizes}: one rank's program."
+
+
+def _check_call(op: Op, values: Sequence[Value], row: SitePlan, sizes: Sequence[int]) -> None:
+    """Raise PlanMismatch if `op` cannot run by `row` on a mesh of `sizes`. `values` have global shapes, or those of some samples."""
+    # Arguments may have changed since the model was planned, as its code reads them from attributes. Example: x.softmax(self.dim) was
+    # planned with the last dim, and split by samples. With dim = 0 the same row would give each rank a softmax of its own samples.
+    planned_ways = [[*map(str, (p for p, _ in (*r.inputs, *r.outputs)))] for r in rows(op, values)]
+    for axis, size in enumerate(sizes):
+        takes = [str(e.dst.forward[axis]) for e in row.inputs]
+        makes = [str(e.src.forward[axis]) for e in row.outputs]
+        if size > 1 and [*takes, *makes] not in planned_ways:
+            raise PlanMismatch(
+                f"{op.name} is planned to take {', '.join(takes) or 'nothing'} and make {', '.join(makes)} on mesh axis {axis}, which is "
+                f"not one of the ways in which {op.fn} can run with the arguments and shapes that the model gives it now; set the model "
+                "as it was when it was planned, or plan it again"
+            )
 
 
 def local_samples(x: torch.Tensor, dim: int, data_axes: Sequence[int], axes: Sequence[Axis]) -> torch.Tensor:
