@@ -110,6 +110,7 @@ def _fit_known_gpu(
     first, found = cluster, []
     collectives = read_nccl_tests(args.nccl_tests) if args.nccl_tests else list(machine.collectives) if machine else []
     products = read_products(args.gemm) if args.gemm else list(machine.products) if machine else []
+    # In this order, each from the constants that the one before has fitted: a whole step depends on both links and products.
     if collectives:
         found.append(
             fit_collectives(cluster, collectives, Path(args.nccl_tests).name if args.nccl_tests else _source_name(args))

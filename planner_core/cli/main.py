@@ -273,9 +273,11 @@ def _run_plan(args: argparse.Namespace) -> int:
         text,
     )
 
+    # The report is of all plans, so without a file to write the option would do nothing.
     if args.pick and not args.output and not args.trace:
         raise InputError(f"--pick {args.pick!r} chooses the plan that -o writes; say where with -o FILE")
     request, budget = _make_request(args), read_budget(args)
+    # Before the search, which may take a minute: a folder that cannot be written is said at once.
     for file in filter(None, (args.output, args.trace)):
         check_writable(Path(file))
     result = plan_model(

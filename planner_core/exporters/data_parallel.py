@@ -156,6 +156,7 @@ def write_fsdp2(plan: Plan) -> WrittenText:
 
 def write_accelerate(plan: Plan) -> WrittenText:
     """A file for `accelerate launch --config_file`. Raises InputError for a plan that shards more than the batch."""
+    # One switch for all units: accelerate cannot free some after forward and keep others, as FSDP2's own code can.
     sharding, nodes = find_batch_sharding(plan), max(1, plan.mesh.num_devices // 8)
     precision = {"bfloat16": "bf16", "float16": "fp16"}.get(str(plan.workload["dtype"]), "'no'")
     free = "true" if not sharding.units or any(sharding.units.values()) else "false"

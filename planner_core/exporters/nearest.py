@@ -155,6 +155,7 @@ def megatron_alternatives(plan: Plan) -> list[tuple[Plan, FormCost]]:
         result = search_within_budget(problem, objective="time")
         if result.assignment is not None:
             plans.append(planner.plan(problem, result, "Megatron-LM", "export", "time"))
+    # A plan that does not fit may be faster by its price; it comes behind every one that fits.
     plans.sort(key=lambda p: (not p.fits, p.cost.step_time_s))
     return [(found, _compare_costs(plan, found, planner)) for found in plans]
 
@@ -193,6 +194,7 @@ def _planner_of(plan: Plan, recompute: str | None = None) -> Planner:
         offload=bool(load.get("offload")),
     )
     planner = prepare_planner(request, load_plan_graph(plan)).changed(
+        # The forms make each product at once (`api._unsupported_features`), so their price has no chunks.
         workload=replace(cost_model_of(plan).workload, chunks=1)
     )
     return planner if recompute is None else with_recompute(planner, recompute)

@@ -88,6 +88,7 @@ def _fill_with_zeros(model: nn.Module) -> None:
 
 def _drop_custom_layers(layout: TpLayout, model: nn.Module) -> None:
     """Drop groups with a layer that stock styles cannot shard: any layer other than nn.Linear and nn.Embedding, such as a router."""
+    # By the exact type: the forward of a subclass may use its weight otherwise than the style assumes.
     stock = {star_numbers(n) for n, m in model.named_modules() if type(m) in (nn.Linear, nn.Embedding)}
     custom = {n for n in layout.styles if star_numbers(n) not in stock}
     for group in layout.groups:
@@ -151,6 +152,7 @@ def _common_parent(names: Sequence[str]) -> str:
 def _argument_position(
     wanted: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[int | None, int, str] | None:
+    # By identity: the layer was given this very tensor, so all columns of the group read it.
     for i, value in enumerate(args):
         if value is wanted:
             return i, len(args), ""

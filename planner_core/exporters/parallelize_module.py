@@ -41,6 +41,8 @@ def write_parallelize_module(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout
     styles = styles_by_pattern(plan, layout)
     _drop_experts(layout)
     if layout.sequence:
+        # Tokens are split in the plan. The text is written with split tokens first, and tried: some models' code reshapes by the number of
+        # tokens, which fails on tensors of a part of them. Then it is written with whole tokens, and the remarks say so.
         differences, layout.sequence = layout.differences, _can_split_tokens(layout, facts, styles)
         layout.differences = (
             [d for d in differences if d.kind is not DifferenceKind.TOKENS] if layout.sequence else differences
@@ -128,6 +130,7 @@ def _usage_remarks(layout: TpLayout, facts: ModelFacts) -> list[str]:
         "tokens are split between the blocks (SequenceParallel): gradients of norms are summed by the optimizer"
     ] * layout.sequence
     lines += [
+        # torch's foreach kernels take lists of one kind of tensor.
         "AdamW needs foreach=False, or FSDP2 over the data axis: split parameters are DTensors, the others are not"
     ]
     if facts.unshared:

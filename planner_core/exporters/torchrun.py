@@ -50,6 +50,7 @@ def write_torchrun_script(plan: Plan) -> str:
         )
     if plan.pipeline:
         check_schedule(plan.pipeline)
+    # To write blocks the model has to run once: code that a plan file names is not run here, and stages record a step of their own.
     blocks = Blocks() if user_code or plan.pipeline else blocks_of(plan)
     flops = 0 if user_code else count_model_flops(load_plan_graph(plan)) * int(plan.workload["accumulate"])
     parts = [f"{_docstring(plan)}\n\n{_imports(blocks)}\n\n{_constants(plan, blocks, flops)}"]
@@ -156,6 +157,7 @@ def _script_remarks(plan: Plan) -> list[str]:
 
 
 def _imports(blocks: Blocks) -> str:
+    # From the tree and not from the text, where a name may be part of a longer one.
     used = {node.id for node in ast.walk(ast.parse(blocks.source)) if isinstance(node, ast.Name)} - {"torch"}
     names = [n for n in program.__all__ if n in used]
     names = sorted(

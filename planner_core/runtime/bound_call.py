@@ -72,6 +72,8 @@ class BoundCall:
         order = {n: i for i, n in enumerate(self.program.outputs)}
         self.result_leaves = [(i, order[leaf.number]) for i, leaf in enumerate(self.leaves) if isinstance(leaf, Ref)]
         tensors = [self.layout.tape.tensors[n] for n in self.program.outputs]
+        # A number that the plan delivers is the loss of a model that returns one. Without one the caller makes a loss of what is returned,
+        # so all of it has to be whole in every dim but that of samples.
         trained = self.layout.loss
         loss = trained in self.layout.delivered_placements and self.layout.tape.tensors[trained].shape == ()
         self.deliveries: list[Delivery | None] = []
@@ -183,6 +185,7 @@ def adopt_script(
     """
     if written is None:
         return None
+    # Blocks name the sizes of heads and vocabulary, and their constants the number of tokens, so other shapes need other blocks.
     if prepared.inputs != dict(written.inputs):
         warnings.warn(
             f"the script's blocks are for inputs of shapes {dict(written.inputs)}, and this call has {prepared.inputs}: blocks for it are "

@@ -115,6 +115,7 @@ class Parallel:
         self.agreement.check_batch(args, kwargs, global_batch, self.model.training, self.planned.is_table)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         self._refuse_inputs(leaves)
+        # Before the key: an image in float32 and the same in bfloat16 are one kind of call.
         leaves = [self._cast(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         if unread := explain_unsupported(args, kwargs):
             raise PlanMismatch(f"the model was called with what was not planned: {unread}")
@@ -128,6 +129,7 @@ class Parallel:
         free = (v for v in range(MAX_VARIANTS) if (key, v) not in self.programs)
         variant = next(free, self.recorded % MAX_VARIANTS)
         args, kwargs = pytree.tree_unflatten(leaves, spec)
+        # A recording under inference mode would make tensors that autograd may never save, in tables that training uses too.
         with torch.inference_mode(False):
             self.programs[key, variant] = self._prepare(args, kwargs, global_batch)
         self.recorded += 1

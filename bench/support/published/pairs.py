@@ -94,6 +94,7 @@ def pairs(found: Sequence[PricedRun]) -> Iterator[tuple[PricedRun, PricedRun]]:
     groups: dict[object, list[PricedRun]] = {}
     for one in found:
         r, s = one.run, one.run.stated
+        # The global batch and not the micro-batch: two layouts of one batch are the choice that a person has.
         samples = s.micro_batch * s.accumulate * s.layout.data
         shape = json.dumps(r.config, sort_keys=True)
         groups.setdefault((r.source, shape, r.gpu, r.gpus, s.seq, samples), []).append(one)

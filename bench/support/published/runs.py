@@ -104,6 +104,7 @@ def _run(row: Row) -> Run:
     gpus, stated = int(row["gpus"]), _statement(row)
     nodes, seq = max(1, gpus // NODE), int(row["seq_len"])
     name = f"2x8-h100:nodes={nodes},gpus={min(NODE, gpus)},intra={intra},inter={_gbit(row, gpu) / 8:g},gpu={gpu}"
+    # Sources print tokens a second of one GPU, and the ranks of a tensor-parallel group share their tokens.
     tokens = stated.micro_batch * seq * stated.accumulate / stated.layout.tp
     return Run(
         row["id"], row["source"], row["model"], gpu, gpus, name, _config(row), stated, tokens / _tokens_per_s(row), row

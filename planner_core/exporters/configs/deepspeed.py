@@ -69,6 +69,7 @@ def write_deepspeed(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
         for style, kind in (("colwise", "column"), ("rowwise", "row"))
     ]
     stage = zero_stage(plan)
+    # The remarks below say what the file does not: a plan of ZeRO-3 is written as stage 2, and its price is that of stage 2.
     data = {
         **_step_settings(plan, autotp_stage(plan)),
         "tensor_parallel": {

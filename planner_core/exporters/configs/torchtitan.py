@@ -53,6 +53,7 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     }
     lines = ["--module llama3", f"--config {config}"] if config else []
     lines += [f"--{name} {value}" for name, value in options.items()]
+    # torchtitan splits tokens beside tensor parallelism unless it is told not to.
     lines += [] if layout.sequence or layout.size == 1 else ["--parallelism.no-enable_sequence_parallel"]
     policies = [p for p, _ in count_recompute_policies(plan).most_common()] or ["none"]
     policy = policies[0] if len(policies) == 1 and policies[0] in POLICIES else "full"
@@ -100,6 +101,7 @@ def _stage_options(plan: Plan) -> tuple[dict[str, Any], list[str]]:
         "parallelism.pipeline_parallel_degree": cut.ranks,
         "parallelism.pipeline_parallel_schedule": SCHEDULES[cut.schedule],
         "parallelism.pipeline_parallel_layers_per_stage": max(cut.copies),
+        # Its defaults take one layer from each end, for the embedding and the head, which the plan's cut has weighed already.
         "parallelism.pipeline_parallel_first_stage_less_layers": 0,
         "parallelism.pipeline_parallel_last_stage_less_layers": 0,
     }
@@ -122,6 +124,7 @@ def _batch_options(plan: Plan, layout: TpLayout) -> dict[str, Any]:
     micro = micro_batch_samples(plan, layout)
     if plan.pipeline is None:
         return {"training.local_batch_size": micro}
+    # With stages accumulation is the pipeline's own: a rank reads the samples of all micro-batches at once.
     samples = micro * int(plan.workload["accumulate"])
     return {"parallelism.pipeline_parallel_microbatch_size": micro, "training.local_batch_size": samples}
 

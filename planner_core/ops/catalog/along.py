@@ -41,6 +41,7 @@ def _reduction(sums: bool, linear: bool = True) -> RuleFn:
         rest: list[DimOf] = [None] * (len(ins) - 1)
         for d in range(rank):
             if d in along:
+                # A maximum of parts is no sum of anything: only what adds up may be Partial.
                 if sums and ins[0][d] > 1:
                     found.append(split(f"d{d}", [d, *rest], [None], ins[0][d]))
                 j += keep

@@ -17,6 +17,7 @@ def _embedding(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         return [dims["ids"] if i == ids else dims["table"] for i in range(len(ins))]
 
     found = [split(f"d{d}", at(ids=d, table=None), [d], n) for d, n in enumerate(ins[ids]) if n > 1]
+    # A split of the vocabulary leaves the ids whole, since each rank has to look which of them are its own.
     found.append(split("vocab", at(ids=None, table=0), [None], ins[table][0]))
     found.append(split("width", at(ids=None, table=1), [len(outs[0]) - 1], ins[table][1]))
     return Rule(tuple(found))

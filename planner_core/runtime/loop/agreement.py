@@ -63,6 +63,7 @@ class Agreement:
         """
         self.mesh, self.data_axes, self.names = mesh, tuple(data_axes), names
         all_ranks = self._ranks_with_same(())
+        # The store outlives a model, so each model has keys of its own. Ranks put models under plans in one order, so they count alike.
         _NUM_MODELS[all_ranks] += 1
         self.key = f"shardscope/{zlib.crc32(repr(all_ranks).encode())}/{_NUM_MODELS[all_ranks]:06}"
         self.no_store = mesh.size() == 1 or dist.get_backend() in ("fake", "mpi")  # these have no store
@@ -220,6 +221,7 @@ class Agreement:
         ranks = self._ranks_with_same(axes)
         if self.no_store or len(ranks) < 2:
             return {}
+        # Numbered, since a key that was set before would answer at once, with the values of an earlier comparison.
         self.num_comparisons[what] += 1
         key = f"{self.key}/{what}/{self.num_comparisons[what]}"
         first_rank, rank_here, store = ranks[0], dist.get_rank(), default_store()
@@ -234,6 +236,7 @@ class Agreement:
                 names = (n for n in {**own_values, **theirs} if not _nearly_equal(own_values.get(n), theirs.get(n)))
                 differing = {**dict.fromkeys(names, (rank_here, rank)), **differing}
         except PlanMismatch:
+            # With the shorter wait a rank may evaluate alone, which is right as long as forward sends nothing.
             if timeout_s == self.timeout_s:
                 raise
             differing = {}
@@ -313,6 +316,7 @@ def _nearly_equal(a: Any, b: Any) -> bool:
         return bool(a == b)
     if a and isinstance(a[-1], list):
         return a[0] == b[0] and _nearly_equal(a[-1], b[-1])
+    # By norms and not number by number: inputs that were computed on two GPUs differ in last digits, and a number near 0 by all of its own.
     distance, size = math.dist(a, b), max(math.hypot(*a), math.hypot(*b))
     return not distance > _REL_TOLERANCE * size or not math.isfinite(size)
 

@@ -144,6 +144,7 @@ def _from_user_code(source: str, weights: Path | None, seed: int) -> Start:
         raise InputError(
             f"{path}, whose {name} builds the model, is not here; give its place with --model path.py:{name}"
         )
+    # The same seed on every rank, and the CPU, whose generator does not depend on the GPU: each rank builds the same weights.
     torch.manual_seed(seed)
     loaded = python_source(source, "cpu")
     target = device()

@@ -84,6 +84,7 @@ def write_arguments(
     defaults = _defaults(func)
     named = {k: v for k, v in kwargs.items() if not (k in defaults and _is_default(defaults[k], v))}
     positional = list(args)
+    # torch's functions are in C and have no signature to read; at the end of their arguments None is the default of all of them.
     while len(positional) > 1 and positional[-1] is None and not named:
         positional.pop()
     return [literal(a, write) for a in positional], {k: literal(v, write) for k, v in named.items()}

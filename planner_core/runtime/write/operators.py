@@ -232,6 +232,7 @@ def _new(local: LocalCall) -> ast.expr:
 @_rule(*SPLITS)
 def _split(local: LocalCall) -> ast.expr:
     dim = local.argument("dim", 2, 0)
+    # A fused dim is sharded part by part, so a rank's pieces have the model's proportions and not its sizes.
     sizes = [local.result_shape(i)[dim] for i in range(len(local.call.outputs))]
     if len(set(sizes)) == 1:
         return local.method("chunk", len(sizes), dim)
@@ -258,6 +259,7 @@ def _conv(local: LocalCall) -> ast.expr:
     if groups == 1 or not local.axes(local.operand(0), 1):
         return local.unchanged()
     arguments = local.arguments_by_name("input", "weight", "bias", "stride", "padding", "dilation")
+    # Channels of a depthwise convolution are sharded with their kernels, one group each.
     arguments["groups"] = groups // math.prod(local.layout.sizes[a] for a in local.axes(local.operand(0), 1))
     x, weight = arguments.pop("input"), arguments.pop("weight")
     return make_call(
@@ -276,6 +278,7 @@ def _mean(local: LocalCall) -> ast.expr:
     parts = [a for a in local.layout.partial(local.row.outputs[0].src.forward) if a in split]
     if not parts or local.call.kwargs.get("reduction", "mean") != "mean":
         return local.unchanged()
+    # Shards are of equal length, so the mean of all is the mean of the ranks' means: of 1 3 | 5 7 it is (2 + 6) / 2 = 4.
     return ast.BinOp(local.unchanged(), ast.Div(), literal(math.prod(local.layout.sizes[a] for a in parts)))
 
 

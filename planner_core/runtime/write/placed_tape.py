@@ -167,6 +167,8 @@ class PlannedTape:
 
         It does not if a rank has an operand whole and its results are shards: the operand would get one term of a sum.
         """
+        # Example: x is whole on both ranks and w is split by columns. x's gradient is dy1 @ w1.T + dy2 @ w2.T, one term on each rank,
+        # and only a planned gradient has the all_reduce that sums them.
         row, trained = self.row(call), [t.grad for t in self.tape.tensors]
         operand_edges = [e for n, e in zip(call.inputs, row.inputs, strict=True) if trained[n]]
         result_edges = [e for n, e in zip(call.outputs, row.outputs, strict=True) if trained[n]]
@@ -339,6 +341,7 @@ def inputs_read_by_owner(planned: PlannedTape, axes: Sequence[int]) -> set[int]:
     """
     axes_in_use = [a for a, size in enumerate(planned.sizes) if size > 1]
     inputs = inputs_with_samples(planned)
+    # Which inputs each constant is made of: a mask that is made of ids is read by others where the ids are.
     inputs_of = {n: {n} for n in inputs}
     read: set[int] = set().union(*(inputs_of.get(n, set()) for n in planned.tape.results()))
     for call in planned.tape.calls:

@@ -80,6 +80,7 @@ class PlanTensor(DTensor):
         target = tuple(placements or self.placements)
         if target == self.placements:
             return self
+        # In two steps: rows first, then placements. torch's own redistribution would take the plan's order for the model's.
         result: DTensor = _InModelOrder.apply(self, self.placements if any(options.values()) else target)
         return result.redistribute(device_mesh, target, **options)
 
@@ -175,6 +176,8 @@ class _LocalPiece(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # torch copies a piece of a loaded tensor here, cut by the placements: other rows than this rank holds. All ranks come here, so
+        # they can exchange them.
         if func is torch.Tensor.copy_ and isinstance(args[0], _LocalPiece) and not isinstance(args[1], _LocalPiece):
             owner = args[0].of_tensor
             owner.copy_(with_local(args[1].to(owner._local_tensor), owner))
