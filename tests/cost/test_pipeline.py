@@ -22,6 +22,7 @@ from planner_core.cost.schedule.pipeline import (
     rank_orders,
     steady_orders,
     tied_weights,
+    timing,
 )
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
@@ -166,6 +167,49 @@ def test_no_step_is_below_its_bound(schedule: str, ranks: int, virtual: int) -> 
         lanes = [[s for s in found.spans if s.rank == rank] for rank in range(ranks)]
         assert all(a.end_s <= b.start_s for lane in lanes for a, b in itertools.pairwise(lane))
         assert max(s.end_s for s in found.spans) <= found.step_s
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "virtual"), [("1f1b", 2, 1), ("1f1b", 8, 1), ("interleaved", 4, 3)])
+@pytest.mark.parametrize("host", [0.0, 0.9, 1.05])
+def test_a_folded_step_takes_what_all_its_passes_take(
+    schedule: str, ranks: int, virtual: int, host: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal and unequal stages, slow sends, hosts that are ahead of their GPU and behind it: the simulation of every pass is the judge."""
+    chance, whole = random.Random(1), cut(schedule, ranks, virtual)
+    skip, skipped = timing._PipelineRun.skip_periods, list[bool]()
+    monkeypatch.setattr(
+        timing._PipelineRun, "skip_periods", lambda run, m: skipped.append(found := skip(run, m)) or found
+    )
+    for spread in (0.0, 0.002, 0.5):
+        for send_s in (0.0, 0.5, 5.0):
+            costs = [
+                stage(
+                    forward := 1 + spread * chance.random(),
+                    backward := 2 + spread * chance.random(),
+                    first_s=chance.random(),
+                    last_s=chance.random(),
+                    step_s=chance.random(),
+                    send_s=send_s * chance.random(),
+                    host_forward_s=host * forward * chance.uniform(0.9, 1),
+                    host_backward_s=host * backward * chance.uniform(0.9, 1),
+                    host_step_s=host,
+                )
+                for _ in whole.copies
+            ]
+            every = simulated_pipeline(whole, costs, 40 * ranks)
+            folded = timing.step_and_bubble_s(whole, costs, 40 * ranks)
+            assert folded == pytest.approx((every.step_s, every.bubble_s), rel=1e-9)
+            assert bound_s(whole, costs, 40 * ranks) <= every.step_s * (1 + 1e-9)
+    assert any(skipped)
+
+
+def test_a_step_of_many_micro_batches_takes_no_longer_to_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, orders, order = cut("1f1b", 8), list[int](), timing.rank_order
+    monkeypatch.setattr(timing, "rank_order", lambda p, rank, m: orders.append(m) or order(p, rank, m))
+    for micro_batches in (64, 4096):
+        step_s, _ = timing.step_and_bubble_s(whole, [stage(1, 2)] * 8, micro_batches)
+        assert step_s == pytest.approx(3 * (micro_batches + 7))
+    assert set(orders) == {timing.FOLDED_ROUNDS * 8}
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ from planner_core.cost.schedule.pipeline.stages import (
     boundary_states,
     stage_plans,
 )
-from planner_core.cost.schedule.pipeline.timing import SPLIT, bound_s, simulated_pipeline
+from planner_core.cost.schedule.pipeline.timing import SPLIT, bound_s, step_and_bubble_s
 from planner_core.cost.step import PricedUnit, priced_units, sum_traffic, unit_totals
 from planner_core.cost.step_messages import messages
 from planner_core.cost.step_time import Component, Floats
@@ -62,14 +62,14 @@ def price_pipeline(
     """
     stages = stage_plans(blocks, graph, pipeline)
     costs, whole = price_stages(stages, pipeline, model, ends)
-    time, m = simulated_pipeline(pipeline, costs, model.workload.accumulate), model.workload.accumulate
+    m = model.workload.accumulate
+    step_s, bubble_s = step_and_bubble_s(pipeline, costs, m)
     waits = 0.0
-    # The waits of ranks overlap with bubbles, so only a second simulation without a host tells what they add. It takes long for many
-    # passes, so it is left out where no host can be late.
+    # The waits of ranks overlap with bubbles, so only a second simulation without a host tells what they add.
     if not all(map(_is_ahead_of_gpu, costs)):
-        waits = max(0.0, time.step_s - simulated_pipeline(pipeline, tuple(map(_without_host, costs)), m).step_s)
+        waits = max(0.0, step_s - step_and_bubble_s(pipeline, tuple(map(_without_host, costs)), m)[0])
     # Where the two are equal, their sums are rounded in other orders.
-    found = PipelineCost(costs, time.bubble_s, min(bound_s(pipeline, costs, m), time.step_s))
+    found = PipelineCost(costs, bubble_s, min(bound_s(pipeline, costs, m), step_s))
     # The parts of a step are told of one rank. The one with most work has the least bubble.
     busiest = max(range(pipeline.ranks), key=lambda r: _busy_seconds(pipeline, costs, r, m))
     mine = pipeline.stages_of(busiest)
@@ -78,10 +78,10 @@ def price_pipeline(
     compute = m * sum(u.copies * (u.forward_s + u.backward_s) for own in units for u in own)
     optimizer = sum(u.copies * u.optimizer_s for own in units for u in own)
     return Cost(
-        step_time_s=time.step_s,
+        step_time_s=step_s,
         compute_time_s=compute + waits,
         comm_time_s=sum(t.time_s for t in traffic),
-        exposed_comm_time_s=max(0.0, time.step_s - compute - waits - optimizer - model.software.outside_s),
+        exposed_comm_time_s=max(0.0, step_s - compute - waits - optimizer - model.software.outside_s),
         optimizer_time_s=optimizer,
         outside_time_s=model.software.outside_s,
         host_wait_s=waits,

@@ -29,13 +29,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from planner_core.core import Pipeline, StageCost
-from planner_core.cost.schedule.pipeline.orders import Order, Pass, Work, check_micro_batches, rank_order
+from planner_core.cost.schedule.pipeline.orders import Pass, Work, check_micro_batches, rank_order
 
 LAST_OF_GRADIENTS = (Pass.BACKWARD, Pass.WEIGHT)
 """The passes that make gradients of weights."""
 SPLIT = ("zb", "zbv")
 """The schedules in which the gradients of weights are apart."""
+FOLDED_ROUNDS = 4
+"""Rounds of micro-batches that are simulated before the others are taken to be as long. Most steps are steady by then."""
+ROUNDING = 1e-13
+"""Sums of as many seconds as a step has differ by so small a part of it if they are equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +66,43 @@ class PipelineTime:
 
 
 def simulated_pipeline(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> PipelineTime:
-    """Simulate one step of all ranks. Raises InputError if the schedule cannot run this number of micro-batches."""
+    """Simulate one step of all ranks, every pass of it. Raises InputError if the schedule cannot run this number of micro-batches."""
     run = _PipelineRun(pipeline, stages, micro_batches)
     run.run()
-    ends = [run.end_of(rank) for rank in range(pipeline.ranks)]
-    step, busy = max(ends), sum(span.end_s - span.start_s for span in run.spans)
-    # What is done once a step is work too, so the bubble is what remains of the step on average over the ranks.
-    once = tuple(end - free for end, free in zip(ends, run.free, strict=True))
-    return PipelineTime(tuple(run.spans), step, step - (busy + sum(once)) / pipeline.ranks, once)
+    spans = tuple(
+        Span(rank, work, start_s, end_s)
+        for rank, order in run.orders.items()
+        for work, start_s, end_s in zip(order, run.starts[rank], run.ends[rank], strict=True)
+    )
+    step_s, bubble_s, once_s = run.results()
+    return PipelineTime(spans, step_s, bubble_s, once_s)
+
+
+def step_and_bubble_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> tuple[float, float]:
+    """Return the seconds of a step and of its bubble as `simulated_pipeline` does, with steps of many micro-batches folded (see the head).
+
+    Raises InputError if the schedule cannot run this number of micro-batches."""
+    return _folded_run(pipeline, stages, micro_batches).results()[:2]
+
+
+def _folded_run(
+    pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int, alone: int | None = None
+) -> _PipelineRun:
+    """Simulate a step as far as it differs from one period to the next."""
+    check_micro_batches(pipeline, micro_batches)
+    # Only these repeat one pair of passes for each rank from its first backward on, and only whole rounds all have one length.
+    repeats = pipeline.schedule == "1f1b" or (pipeline.schedule == "interleaved" and not micro_batches % pipeline.ranks)
+    few = FOLDED_ROUNDS * pipeline.ranks
+    # Ranks of which one is a little slower than the others take many periods until it sets the pace of all.
+    while repeats and 2 * few <= micro_batches:
+        run = _PipelineRun(pipeline, stages, few, alone)
+        run.run()
+        if run.skip_periods(micro_batches - few):
+            return run
+        few *= 4
+    run = _PipelineRun(pipeline, stages, micro_batches, alone)
+    run.run()
+    return run
 
 
 class _PipelineRun:
@@ -84,33 +119,80 @@ class _PipelineRun:
         self.gathered = [0.0] * pipeline.ranks  # when the weights of a rank's stages so far are there
         self.summed = [0.0] * pipeline.ranks  # when the gradients of a rank's stages so far are summed
         check_micro_batches(pipeline, micro_batches)
-        self.simulated = range(pipeline.ranks) if alone is None else (alone,)
-        # A step has 10^5 passes of a few kinds, so what depends on the kind alone is looked up.
-        self.seconds = {(k, what): _pass_seconds(c, what) for k, c in enumerate(stages) for what in Pass}
-        self.host = {(k, what): _host_seconds(c, what) for k, c in enumerate(stages) for what in Pass}
-        self.hops = {(k, forward): self._hop(k, forward) for k in range(len(stages)) for forward in (True, False)}
+        simulated = range(pipeline.ranks) if alone is None else (alone,)
+        self.orders = {rank: rank_order(pipeline, rank, micro_batches) for rank in simulated}
+        # The begin and the end of each pass of a rank's order that has run.
+        self.starts: dict[int, list[float]] = {rank: [] for rank in simulated}
+        self.ends: dict[int, list[float]] = {rank: [] for rank in simulated}
+        self.busy_s = [0.0] * pipeline.ranks
+        self.skipped_s = 0.0  # `skip_periods`: how much later the last passes end than `ends` has it
+        # A step has thousands of passes of a few kinds, so what depends on the kind alone is looked up.
+        self.seconds = {(k, what): s for k, c in enumerate(stages) for what, s in _pass_seconds(c).items()}
+        mine = [stage for rank in simulated for stage in pipeline.stages_of(rank)]
+        self.host = {(k, what): s for k in mine for what, s in _host_seconds(stages[k]).items()}
+        self.hops = {(k, forward): self._hop(k, forward) for k in mine for forward in (True, False)}
         arrival_s = 0.0 if alone is None else _arrival_s(stages[:alone])
-        self.there: dict[tuple[tuple[int, bool] | None, int], float] = {
-            ((alone or 0, True), k): arrival_s for k in range(micro_batches)
-        }
-        self.spans: list[Span] = []
+        # By stage, whether it is a forward, and micro-batch: when what the pass waits for is there.
+        self.there = {(alone or 0, True, k): arrival_s for k in range(micro_batches)}
 
     def run(self) -> None:
         """Run every rank as far as it comes, until all are done."""
-        todo: list[tuple[int, Order, int]] = [
-            (r, rank_order(self.pipeline, r, self.micro_batches), 0) for r in self.simulated
-        ]
+        todo = {rank: len(order) for rank, order in self.orders.items()}
         while todo:
-            before = len(self.spans)
-            todo = [(r, o, at) for r, o, begin in todo if (at := self._run_rank(r, o, begin)) < len(o)]
+            before = sum(todo.values())
+            todo = {rank: left for rank in todo if (left := self._run_rank(rank))}
             # No rank came further in a whole turn, so each waits for another one: no order of `orders` may do so.
-            if todo and len(self.spans) == before:
-                raise AssertionError(f"{self.pipeline.schedule} waits for itself at {[o[at] for _, o, at in todo]}")
+            if sum(todo.values()) == before:
+                waiting = [self.orders[rank][-left] for rank, left in todo.items()]
+                raise AssertionError(f"{self.pipeline.schedule} waits for itself at {waiting}")
+        for rank, starts in self.starts.items():
+            self.busy_s[rank] = sum(self.ends[rank]) - sum(starts)
 
-    def _hop(self, stage: int, forward: bool) -> tuple[tuple[int, bool] | None, float]:
+    def results(self) -> tuple[float, float, tuple[float, ...]]:
+        """Return the seconds of the step, the mean over ranks of those in which one is idle, and what follows each rank's last pass."""
+        ranks = self.pipeline.ranks
+        ends = [self.end_of(rank) for rank in range(ranks)]
+        # What is done once a step is work too, so the bubble is what remains of the step on average over the ranks.
+        once = tuple(end - free for end, free in zip(ends, self.free, strict=True))
+        return max(ends), max(ends) - (sum(self.busy_s) + sum(once)) / ranks, once
+
+    def skip_periods(self, micro_batches: int) -> bool:
+        """Add some micro-batches to the step behind those that were simulated, if its periods differ by one time (see the head)."""
+        ranks, virtual = self.pipeline.ranks, self.pipeline.virtual
+        each = 1 if virtual == 1 else ranks
+        pairs, number = each * virtual, micro_batches // each
+        # A pass waits for one of at most so many pairs before it: its micro-batch's pass in the stage before, which a rank with several
+        # stages ran `each` pairs before, or its forward, which a rank runs up to two passes ahead for every rank behind it.
+        window = each + 2 * ranks
+        ahead = {r: next(k for k, w in enumerate(o) if w.what is not Pass.FORWARD) - 1 for r, o in self.orders.items()}
+        steady = min(len(order) // 2 - ahead[rank] for rank, order in self.orders.items())
+        if steady < pairs + window:
+            return False
+        # The last `window` pairs of all ranks, and those one period before.
+        last = {r: slice(a + 2 * (steady - window), a + 2 * steady) for r, a in ahead.items()}
+        before = {r: slice(s.start - 2 * pairs, s.stop - 2 * pairs) for r, s in last.items()}
+        ends = np.concatenate([np.array(self.ends[r])[last[r]] for r in last])
+        paces = ends - np.concatenate([np.array(self.ends[r])[before[r]] for r in last])
+        pace_s = float(paces.mean())
+        if np.ptp(paces) > ROUNDING * ends.max():
+            return False
+        period = {r: slice(s.stop - 2 * pairs, s.stop) for r, s in last.items()}
+        hosts = {r: sum(self.host[w.stage, w.what] for w in self.orders[r][period[r]]) for r in last}
+        # A host that needs longer than a period falls behind by more in each, until it sets the pace.
+        if max(hosts.values()) > pace_s * (1 + ROUNDING):
+            return False
+        self.skipped_s = number * pace_s
+        for r in last:
+            self.free[r] += self.skipped_s
+            self.summed[r] += self.skipped_s
+            self.issued[r] += number * hosts[r]
+            self.busy_s[r] += number * (sum(self.ends[r][period[r]]) - sum(self.starts[r][period[r]]))
+        return True
+
+    def _hop(self, stage: int, forward: bool) -> tuple[int, bool, float]:
         """Return the next pass of a simulated rank that waits for a stage's forward or backward, and the seconds until it may begin.
 
-        The pass is None if there is none."""
+        The pass is a stage and whether it is a forward; the stage is -1 if there is none."""
         seconds, step = 0.0, 1 if forward else -1
         while True:
             last, at = stage == len(self.stages) - 1, stage
@@ -119,45 +201,48 @@ class _PipelineRun:
             else:
                 stage += step
             if stage < 0:
-                return None, seconds
+                return stage, False, seconds
             # In a V the two stages at its turn are on one rank, where nothing is sent.
             if self.pipeline.rank_of(stage) != self.pipeline.rank_of(at):
                 # A stage's `send_s` is to the next one. A gradient takes the same boundary back, so it takes that of the stage before.
                 seconds += self.stages[min(at, stage)].send_s
-            if self.pipeline.rank_of(stage) in self.simulated:
-                return (stage, forward), seconds
+            if self.pipeline.rank_of(stage) in self.orders:
+                return stage, forward, seconds
             back = Pass.INPUT if self.pipeline.schedule in SPLIT else Pass.BACKWARD
             seconds += self.seconds[stage, Pass.FORWARD if forward else back]
 
-    def _run_rank(self, rank: int, order: Order, at: int) -> int:
-        """Run a rank's work from `at` on, up to what waits for a rank that has not run so far. Returns where it stopped."""
+    def _run_rank(self, rank: int) -> int:
+        """Run a rank's work up to what waits for a rank that has not run so far. Returns how many passes are left."""
+        order, starts, ends, there = self.orders[rank], self.starts[rank], self.ends[rank], self.there
+        at, free, last = len(ends), self.free[rank], self.micro_batches - 1
         while at < len(order):
-            work = order[at]
-            stage, what, number = work.stage, work.what, work.micro_batch
+            stage, what, number = order[at]
             forward = what is Pass.FORWARD
             # The gradients of weights need only what this rank made before, in the first part of the same backward.
-            ready = 0.0 if what is Pass.WEIGHT else self.there.get(((stage, forward), number))
+            ready = 0.0 if what is Pass.WEIGHT else there.get((stage, forward, number))
             if ready is None:
                 break
-            start = max(self.free[rank], ready)
+            start = free if free > ready else ready
             # The gathers of a rank's stages come one after the other from the step's begin on. A later stage waits for its
             # first micro-batch meanwhile, so they often cost it nothing.
-            if forward and number == 0:
+            if number == 0 and forward:
                 self.gathered[rank] += self.stages[stage].first_s
                 start = max(start, self.gathered[rank])
-            end = self._end_of_pass(rank, start, self.seconds[stage, what], self.host[stage, what])
-            self.free[rank] = end
+            gpu_s, host_s = self.seconds[stage, what], self.host[stage, what]
+            free = self._end_of_pass(rank, start, gpu_s, host_s) if host_s else start + gpu_s
             # Sums leave behind the pass and do not delay what it sends. When each stage waited for them, they added up over all stages:
             # 28 s of the 103 s of a published model of 1 T parameters with 64 stages.
-            if number == self.micro_batches - 1 and what in LAST_OF_GRADIENTS:
-                self.summed[rank] = max(self.summed[rank], end) + self.stages[stage].last_s
-            self.spans.append(Span(rank, work, start, end))
+            if number == last and what in LAST_OF_GRADIENTS:
+                self.summed[rank] = max(self.summed[rank], free) + self.stages[stage].last_s
+            starts.append(start)
+            ends.append(free)
             if what is not Pass.WEIGHT:
                 # Results go to the next stage, gradients to the one before.
-                to, wait_s = self.hops[stage, forward]
-                self.there[to, number] = end + wait_s
+                to, to_forward, wait_s = self.hops[stage, forward]
+                there[to, to_forward, number] = free + wait_s
             at += 1
-        return at
+        self.free[rank] = free
+        return len(order) - at
 
     def end_of(self, rank: int) -> float:
         """Return when a rank has done what is done once a step. Its own stages do that one after the other on one host."""
@@ -184,20 +269,20 @@ def _arrival_s(before: Sequence[StageCost]) -> float:
     return seconds
 
 
-def _pass_seconds(cost: StageCost, what: Pass) -> float:
+def _pass_seconds(cost: StageCost) -> dict[Pass, float]:
     return {
         Pass.FORWARD: cost.forward_s,
         Pass.BACKWARD: cost.backward_s,
         Pass.INPUT: cost.backward_s - cost.weight_s,
         Pass.WEIGHT: cost.weight_s,
-    }[what]
+    }
 
 
-def _host_seconds(cost: StageCost, what: Pass) -> float:
+def _host_seconds(cost: StageCost) -> dict[Pass, float]:
     """Return the seconds in which the host issues a pass. The two parts of a backward share its calls as they share its time."""
-    if what is Pass.FORWARD:
-        return cost.host_forward_s
-    return cost.host_backward_s * (_pass_seconds(cost, what) / cost.backward_s if cost.backward_s else 1.0)
+    backward = {what: s / cost.backward_s if cost.backward_s else 1.0 for what, s in _pass_seconds(cost).items()}
+    host = {what: cost.host_backward_s * share for what, share in backward.items()}
+    return {**host, Pass.FORWARD: cost.host_forward_s}
 
 
 def bound_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> float:
@@ -231,14 +316,16 @@ def closed_form_by_rank(pipeline: Pipeline, stages: Sequence[StageCost], micro_b
 
 def _seconds_alone(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int, rank: int) -> float:
     """Seconds of a step in which only one rank has to do one pass after the other."""
-    run = _PipelineRun(pipeline, stages, micro_batches, alone=rank)
-    run.run()
+    run = _folded_run(pipeline, stages, micro_batches, rank)
     end = run.end_of(rank)
     if rank:
         # The gradients of every micro-batch still go back to the first stage. That then has its own weights' gradients, sums and updates.
         first = pipeline.stages_of(rank)[0]
-        back = max(span.end_s for span in run.spans if span.work.stage == first and span.work.what is not Pass.WEIGHT)
+        passes = zip(run.orders[rank], run.ends[rank], strict=True)
+        back = run.skipped_s + max(
+            end for (stage, what, _), end in passes if stage == first and what is not Pass.WEIGHT
+        )
         once_s = sum(stages[s].step_s for s in pipeline.stages_of(0))
         weights_s = stages[0].weight_s if pipeline.schedule in SPLIT else 0.0
-        end = max(end, back + run.hops[first, False][1] + weights_s + stages[0].last_s + once_s)
+        end = max(end, back + run.hops[first, False][2] + weights_s + stages[0].last_s + once_s)
     return end
