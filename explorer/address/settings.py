@@ -103,7 +103,7 @@ SETTINGS: dict[str, Setting] = {
     "chunks": Setting(1, parse.option_value("chunks")),
     "moments": Setting("gpu", parse.one_of(MOMENTS_NAMES, "place of the optimizer’s moments")),
     "recompute": Setting("auto", parse.option_value("recompute")),
-    "zero": Setting(3, parse.option_value("zero")),
+    "zero": Setting(AUTO, parse.option_value("zero")),
     "memory": Setting(None, parse.positive_number),
     "mesh": Setting(None, parse.mesh_sizes),
     "method": Setting("exact", parse.one_of(METHODS, "method")),

@@ -9,7 +9,6 @@ from explorer.analysis.step_parts import STATED_METHOD
 from explorer.text import recipe, units, words
 from planner_core.core import Plan
 from planner_core.planning import FASTEST, STAGES_PLAN_NAME, Choice, runs_on_stock_tools
-from planner_core.planning.analysis import name_zero_stages
 from planner_core.planning.methods import ALL, BASELINES
 
 MAX_LISTED = 5
@@ -43,8 +42,7 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     else:
         is_stock = runs_on_stock_tools(plans[recommended])
         descriptions = {recommended: f"recommended{': stock tools run it as it is' * is_stock}"}
-    scope = name_zero_stages(int(plans[fastest].workload["zero"]))  # another stage may be faster than what is proven
-    best = f"the exact optimum of {scope}" if plans[fastest].is_step_proven else "the best found"
+    best = "the exact optimum" if plans[fastest].is_step_proven else "the best found"
     of_one_stage = names.get(FASTEST, next(iter(plans)))
     if staged is not None:
         gain_words = _describe_stages(plans[staged], plans[of_one_stage])

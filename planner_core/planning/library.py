@@ -133,9 +133,7 @@ def plan(
     Returns:
         The result: `recommended` is the plan to run, and `choice` says why. `best` is the best of one stage, `staged` that with
         pipeline stages, if it is quicker. `plans` holds all of them, the corners of the Pareto front and the baselines. Times of a plan
-        are in seconds (`cost.step_time_s`), memory in bytes per GPU. `best.optimal` is a proof among plans of one pipeline stage that
-        give each weight ZeRO stage 0 or `zero` (3, if that is not given): one of another stage may be faster, and `zero=None` looks at
-        all.
+        are in seconds (`cost.step_time_s`), memory in bytes per GPU. `best.optimal` is a proof among plans of one pipeline stage.
 
     Raises:
         InputError: An option, the model or the cluster cannot be used.

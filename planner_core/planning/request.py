@@ -22,7 +22,7 @@ class Request(Software):
     `accumulate`: the number of micro-batches of a step; None: the search chooses it. `micro_batch`: samples that a data-parallel rank
     computes at once; None: what follows from the rest. `precision`: "mixed" (weights, moments and
     gradients in float32, and gradients reduced in it) or "pure" (all in the dtype that computes). `zero`: the ZeRO stage that
-    weights may have instead of stage 0; None: the search chooses the stage of the plan. `tool`: only plans that this tool
+    weights may have instead of stage 0; None: each weight has any stage on each axis. `tool`: only plans that this tool
     can be told, e.g. "megatron". `expert_imbalance`, `chunks` and `offload`: those of `Workload`; what runs the step is that of
     `Software`. `prove`: close the gap between the plan and its
     bound, however long that takes; False: as far as a moment's work does. `lora`: the rank of adapters beside the linear layers of a
@@ -37,7 +37,7 @@ class Request(Software):
     seq: int | None = None
     dtype: str | None = None
     optimizer: str = "adamw"
-    zero: int | None = 3
+    zero: int | None = None
     recompute: str = "none"
     accumulate: int | None = 1
     micro_batch: int | None = None

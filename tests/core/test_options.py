@@ -108,7 +108,7 @@ def test_no_message_outside_of_the_rims_has_a_flag() -> None:
 
 
 def test_the_command_of_a_page_has_every_option_of_its_request() -> None:
-    given = {"expert_imbalance": 2.0, "offload": True, "lora": 8, "zero": None, "tool": "megatron", "loss": "fused"}
+    given = {"expert_imbalance": 2.0, "offload": True, "lora": 8, "zero": 2, "tool": "megatron", "loss": "fused"}
     command = commands.plan_command(Request("gpt2-xl", recompute="auto", accumulate=None, **given), "plan.json")
-    wanted = "--zero auto --for megatron --expert-imbalance 2.0 --offload --lora 8 --loss fused -o plan.json"
+    wanted = "--zero 2 --for megatron --expert-imbalance 2.0 --offload --lora 8 --loss fused -o plan.json"
     assert command == f"python -m planner_core plan gpt2-xl --cluster 2x8-h100 {wanted}"

@@ -20,7 +20,7 @@ ASKED = {
     "tap": ({"method": "tap"}, "least bytes", "TAP's space"),
     "taps": ({"method": "taps"}, "least communication time", "TAPS's space"),
     "atp": ({"method": "atp"}, "least communication time", "ATP's space"),
-    "communication": ({"objective": "communication"}, "least communication time", "plans of ZeRO-0 or 3"),
+    "communication": ({"objective": "communication"}, "least communication time", "plans of one pipeline stage"),
 }
 
 

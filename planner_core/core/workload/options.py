@@ -156,7 +156,7 @@ _ENTRIES = (
     Option(
         "zero",
         int,
-        "0 | 1 | 2 | 3: the ZeRO stage that weights may have; auto: the best of them",
+        "0 | 1 | 2 | 3: the ZeRO stage that weights may have instead of 0; default auto: the best for each weight",
         "ZeRO stage",
         choices=ZERO,
         automatic=True,

@@ -8,15 +8,12 @@ from dataclasses import asdict
 from typing import Any
 
 from planner_core.core import (
-    AUTO,
     BlockLabel,
     Note,
     NoteKind,
     Plan,
     Workload,
     glob_name,
-    named,
-    option_switch,
     placements_by_pattern,
     states_by_pattern,
 )
@@ -104,11 +101,14 @@ def _micro_batch_flops(plan: Plan, result: Result) -> int:
 
 
 def describe_arrangement(plan: Plan) -> str:
-    """The mesh of a plan; with stages also those: `8 x (2 data×4 tensor), 16 stages, interleaved`."""
-    cut = plan.pipeline
-    if cut is None:
-        return str(plan.mesh)
-    return f"{cut.ranks} x ({plan.mesh}), {len(cut.copies)} stages, {cut.schedule}"
+    """Name the mesh of a plan and a ZeRO stage that its axes do not say: `16 data, ZeRO-2`.
+
+    Stages of a pipeline come between: `8 x (2 data×4 tensor), 16 stages, interleaved`.
+    """
+    cut, zero = plan.pipeline, zero_stage(plan)
+    mesh = str(plan.mesh) if cut is None else f"{cut.ranks} x ({plan.mesh}), {len(cut.copies)} stages, {cut.schedule}"
+    # An axis over which weights are stored in parts is called shard, which is ZeRO-3.
+    return f"{mesh}, ZeRO-{zero}" if zero in (1, 2) else mesh
 
 
 def graph_summary(coarse: CoarseGraph) -> dict[str, Any]:
@@ -243,34 +243,23 @@ def first_plan_text(plan: Plan, request: Request) -> str:
     )
 
 
-def name_zero_stages(zero: int | None) -> str:
-    """The ZeRO stages of which a search gives each weight one, where the request allows stage `zero` (None: the search chooses it).
-
-    Example: `ZeRO-0 or 3`: whole, or sharded with its gradient and states. A plan of another stage may be faster than what is proven among
-    these: of Llama-3-8B on two nodes one with ZeRO-2 is. Where the search chooses it, each weight has any stage on each axis.
-    """
-    if zero is None:
-        return "all ZeRO stages"
-    return f"ZeRO-0 or {zero}" if zero else "ZeRO-0"
-
-
 def describe_proof_scope(request: Request) -> str:
-    """The plans among which the chosen one is proven: `plans of ZeRO-0 or 3`, or what a tool can be told."""
+    """Name the plans among which the chosen one is proven: `plans of one pipeline stage`, and how the request narrows them."""
+    of_one_stage = "plans of one pipeline stage"
     if request.tool not in (None, FREE):
-        return f"plans that {request.tool} can be told"
-    return f"plans of {name_zero_stages(request.zero)}"
+        return f"{of_one_stage} that {request.tool} can be told"
+    if request.zero is None:
+        return of_one_stage
+    return f"{of_one_stage} and ZeRO-0 or {request.zero}" if request.zero else f"{of_one_stage} and ZeRO-0"
 
 
 def proof_text(request: Request) -> str:
     """What the column of proofs covers."""
-    every = "" if request.zero is None or request.tool not in (None, FREE) else option_switch(named("zero", AUTO))
-    more = f"; {every} looks at all stages" if every else ""
-    scope = f"{describe_proof_scope(request)} and one pipeline stage"
-    method = METHODS[request.method]
+    scope, method = describe_proof_scope(request), METHODS[request.method]
     if aim := method.describe_aim(request.objective):
         scope, separately = (f"{method.title}'s space", f"; {OWN_WORKLOAD}") if method.objective else (scope, "")
         return f"proven optimal, of best: the {aim} within {scope}, which says nothing of its step; other rows among their own{separately}"
-    return f"proven optimal: none is better among {scope}; usual layouts and methods among their own{more}"
+    return f"proven optimal: none is better among {scope}; usual layouts and methods among their own"
 
 
 def _describe_proof(plan: Plan, request: Request) -> str:
