@@ -141,7 +141,7 @@ def plan(
         NoPlanFits: No plan fits `memory_gb`. The message says the least memory that any plan of one stage needs, and what fills it.
 
     Example:
-        >>> result = shardscope.plan("llama-3-8b", cluster="2x8-h100", batch=64)
+        >>> result = shardscope.plan("llama-3-8b", cluster="2x8-h100", batch=16)
         >>> result.best.mesh.num_devices, result.best.optimal
         (16, True)
     """

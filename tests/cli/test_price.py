@@ -246,7 +246,7 @@ def test_a_proof_says_among_which_plans(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_plan_without_a_stated_stage_has_any_stage(capsys: pytest.CaptureFixture[str]) -> None:
     """The default searched stages 0 and 3, and `price` named a plan of ZeRO-2 that is 5 % faster than its "proven optimal"."""
-    line = ("llama-3-8b", "--cluster", "2x8-h100", "--batch", 16, "--layers", 2)
+    line = ("llama-3-8b", "--cluster", "2x8-h100", "--layers", 2)
     _, out, _ = run(capsys, "plan", *line, "--json")
     best = json.loads(out)["plans"][0]
     assert best["zero"] == 2 and best["optimal"]
