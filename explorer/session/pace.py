@@ -12,20 +12,20 @@ REPORT_INTERVAL_S = 0.1
 
 
 class PacedProgress:
-    """A progress callback that passes on a report every `REPORT_INTERVAL_S`, and ends a search after `MAX_POINT_S`.
+    """A progress callback that passes on a report every `REPORT_INTERVAL_S`, and ends a search after `max_s`.
 
-    After a click on Stop, Streamlit ends the run at the next report that the page draws.
+    After a click on Stop, or a newer edit, Streamlit ends the run at the next report that the page draws.
     """
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self.report = report
+    def __init__(self, report: Callable[[str], None], max_s: float = MAX_POINT_S) -> None:
+        self.report, self.max_s = report, max_s
         self._began_s = time.monotonic()
         self._reported_s = 0.0
 
     def __call__(self, text: str) -> None:
         """Report what is under way. Raises TimeoutError where the search takes too long."""
         now = time.monotonic()
-        if now - self._began_s > MAX_POINT_S:
+        if now - self._began_s > self.max_s:
             raise TimeoutError
         if now - self._reported_s > REPORT_INTERVAL_S:
             self._reported_s = now

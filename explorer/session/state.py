@@ -387,9 +387,12 @@ def progress_with_stop(place: Any, stop: Callable[[], None], key: str = "stop_pl
         nonlocal last
         now = time.perf_counter()
         elapsed_s = now - start
-        if elapsed_s < PATIENCE_S or now - last < REPORT_INTERVAL_S:
+        if now - last < REPORT_INTERVAL_S:
             return
         last = now
+        if elapsed_s < PATIENCE_S:
+            place.empty()  # shows nothing, and ends this run where a newer edit has come
+            return
         if not line:
             box = place.container(horizontal=True, vertical_alignment="center")
             box.button("Stop", on_click=stop, key=key)  # before the words, whose length would move it

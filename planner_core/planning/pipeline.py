@@ -180,7 +180,7 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
 
     larger, smaller = (remembered(draft.micro_batches(larger=more)) for more in (True, False))
     work = draft.chosen.cost.step_time_s - draft.chosen.cost.host_wait_s if draft.chosen.fits else math.inf
-    usual = tuple(plan_baselines(planner, every, draft.request.recompute, larger, smaller, work))
+    usual = tuple(plan_baselines(planner, every, draft.request.recompute, larger, smaller, work, say=draft.say))
     if stated := plan_stated_layout(planner, draft.request, draft.source, draft.say):
         planners.setdefault(stated[0].workload.graph_batch, stated[0])
         usual = (stated[1], *usual)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from explorer.session import state
 from planner_core.core.cluster import load_cluster
 from planner_core.core.errors import PlannerError
 from planner_core.core.plan import NoteKind
-from planner_core.planning import Result
+from planner_core.planning import FIRST_PASSES, Result
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from tests.pages.test_app import open_page, words
@@ -272,3 +273,23 @@ def test_a_sweep_of_two_that_was_stopped_shows_what_is_known_and_goes_on() -> No
     told = [c.value for c in at.caption]
     assert any(f"Stopped: 6 of {6 * panels} points are known." in c for c in told), told
     assert len(at.get("plotly_chart")) == panels and any(b.key == "sweep_on" for b in at.button)
+
+
+def test_a_search_draws_now_and_then_so_that_a_newer_edit_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streamlit ends a run at the next element that it draws: a stale search without one would be waited for."""
+    drawn: list[str] = []
+    state.progress_with_stop(SimpleNamespace(empty=lambda: drawn.append("page")), lambda: None)("search")
+    said: list[object] = []
+    search = whatif.best_plan
+
+    def noted(request: Request, graph: Any, say: Any) -> Any:
+        said.append(say)
+        return search(request, graph, say)
+
+    monkeypatch.setattr(whatif, "best_plan", noted)
+    at = open_page("whatif", model="bert-large", layers="2", cluster="1x8-h100", whatif="batch:72")
+    assert not at.exception and drawn == ["page"]
+    assert [type(say).__name__ for say in said] == ["PacedProgress"]
+    reports: list[str] = []
+    plan_model(Request("bert-large", layers=2, cluster="1x8-h100"), None, reports.append, passes=FIRST_PASSES)
+    assert sum(text.startswith("baselines: ") for text in reports) >= 4, "each takes tenths of a second"

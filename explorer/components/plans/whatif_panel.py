@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from explorer.address import settings
 from explorer.analysis import what_if
@@ -14,6 +16,7 @@ from explorer.components import frame
 from explorer.components.request_form.fields import control_label
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
+from explorer.session.pace import PacedProgress
 from explorer.text import recipe, words
 from planner_core.core import Plan, PlannerError
 from planner_core.planning import Progress, Request, Result
@@ -89,7 +92,7 @@ def show_what_if(result: Result, chosen: Plan) -> None:
                 _show_answer(chosen, early, "whatif_early")
             note.caption(EARLY_NOTE)
         with st.spinner("Planning", show_time=True):
-            plan = best_plan(request)
+            plan = best_plan(request, _stop_when_moved(st.empty()))
     except PlannerError as error:
         st.error(state.page_wording(error))
         _show_buttons(changes, False)
@@ -99,6 +102,15 @@ def show_what_if(result: Result, chosen: Plan) -> None:
     with place.container():
         _show_answer(chosen, plan, "whatif_answer")
     _show_buttons(changes, True)
+
+
+def _stop_when_moved(place: DeltaGenerator) -> Progress:
+    """Return a progress callback that draws nothing now and then: at an element Streamlit ends a run whose slider has moved on."""
+
+    def draw(text: str) -> None:
+        place.empty()
+
+    return PacedProgress(draw, max_s=math.inf)
 
 
 def _show_controls(result: Result, changes: dict[str, Any]) -> None:

@@ -62,8 +62,11 @@ def plan_baselines(
     larger: Iterable[Planner] = (),
     smaller: Iterable[Planner] = (),
     chosen_s: float = math.inf,
+    *,
+    baselines: Iterable[Method] = tuple(BASELINES.values()),
+    say: Progress = lambda text: None,
 ) -> list[Plan]:
-    """The best plan of each baseline over the meshes. A baseline that suits no mesh is left out.
+    """The best plan of each of these baselines over the meshes. A baseline that suits no mesh is left out.
 
     If its fastest plan does not fit with the recomputation of `planner`, it is planned with `recompute`; if it does not fit so either, at
     the next of the `larger` numbers of micro-batches. With `smaller` numbers it is planned as long as the same plan fits there and gets
@@ -75,8 +78,12 @@ def plan_baselines(
         _SharedIterator(_Number.of(p, recompute) for p in islice(numbers, MORE_NUMBERS))
         for numbers in (larger, smaller)
     )
-    found = (_BaselineSearch(b, options, chosen_s).best_over_numbers(number, more, fewer) for b in BASELINES.values())
-    return [plan for plan in found if plan is not None]
+    plans = []
+    for baseline in baselines:
+        say(f"baselines: {baseline.title}")  # each takes tenths of a second: a page stops at the next report
+        plan = _BaselineSearch(baseline, options, chosen_s).best_over_numbers(number, more, fewer)
+        plans += [plan] if plan is not None else []
+    return plans
 
 
 def plan_stated_layout(
