@@ -86,7 +86,7 @@ class Learner:
         """This learner if the model has transformer layers, else one with the standard model, and a sentence about it."""
         if _layer(self.graph) is not None:
             return self, ""
-        return with_standard_model(
+        return with_model(
             self
         ), f"{self.name} has no transformer layers, so this lesson shows {MODELS[STANDARD_MODEL]} on your cluster."
 
@@ -115,12 +115,7 @@ class Learner:
         return found
 
 
-def with_standard_model(learner: Learner) -> Learner:
-    """The standard model on the learner's cluster."""
-    return with_model(learner, STANDARD_MODEL)
-
-
-def with_model(learner: Learner, model: str) -> Learner:
+def with_model(learner: Learner, model: str = STANDARD_MODEL) -> Learner:
     """Another model of the zoo on the learner's cluster."""
     return Learner(replace(learner.request, model=model, batch=None, seq=None, layers=None))
 

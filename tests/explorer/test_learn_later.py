@@ -18,7 +18,7 @@ from explorer.learn.lessons import FORMER, LESSONS
 from explorer.learn.lessons.basics import l02_cuts, l03_placements, l04_collectives
 from explorer.learn.lessons.layers import l05_mlp, l07_sequence, l11_debug
 from explorer.learn.lessons.planners import l20_uneven, l21_long, l22_two_dims
-from explorer.learn.lessons.times import l09_algorithms, l18_micro_batches, l19_measured
+from explorer.learn.lessons.times import l09_algorithms, l18_micro_batches, l19_measured, stated
 from explorer.learn.pictures.film import Cell, Film, Flight
 from explorer.learn.visit import address, answers, progress
 from explorer.text import units
@@ -91,7 +91,7 @@ def test_18_prices_are_those_of_the_command_price(way: str, layout: str) -> None
 def test_18_the_last_step_names_the_quickest_that_fits() -> None:
     last = LESSONS[17].scene(LLAMA, LESSONS[17].defaults()).steps[-1]
     plans = {
-        (name, m): l18_micro_batches.price_sharding(LLAMA, str(way), m).plan
+        (name, m): stated.price_usual(LLAMA, str(way), l18_micro_batches.TOKENS // m, m).plan
         for way, name in LESSONS[17].controls[0].names.items()
         for m in (1, 2, 4, 8)
     }

@@ -10,7 +10,7 @@ import pytest
 from explorer.address import settings
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
-from explorer.learn.lessons.times import l14_pays, l15_step, l16_zero, l17_memory_walk
+from explorer.learn.lessons.times import l14_pays, l15_step, l16_zero, l17_memory_walk, stated
 from explorer.text import units
 from planner_core.core import ASSETS
 from planner_core.planning import price
@@ -315,7 +315,7 @@ def test_17_what_is_kept_goes_with_the_tokens_and_recomputation_keeps_inputs() -
 
 def test_17_the_question_asks_for_the_highest_point() -> None:
     for values in ({"recompute": "none", "m": 1}, {"recompute": "full", "m": 8}):
-        case = l17_memory_walk.price_fsdp(LLAMA, values["recompute"], values["m"])
+        case = stated.price_usual(LLAMA, "FSDP (ZeRO-3)", 8192 // values["m"], values["m"], values["recompute"])
         found, turn, step = l17_memory_walk.memory_moments(case)
         at = max(range(len(found)), key=lambda i: found[i].total)
         question = LESSONS[16].question(LLAMA, values)

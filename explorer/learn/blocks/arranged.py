@@ -12,7 +12,7 @@ from functools import lru_cache
 from explorer.address.settings import MODELS
 from explorer.learn.blocks import placing
 from explorer.learn.blocks.placing import BlockMessage
-from explorer.learn.learner import STANDARD_MODEL, Learner, with_standard_model
+from explorer.learn.learner import STANDARD_MODEL, Learner, with_model
 from planner_core.core import Block, BlockPlan, DeviceMesh, Plan
 from planner_core.ops import Kind, operator
 from planner_core.planning import Planner
@@ -66,7 +66,7 @@ def with_llama_block(learner: Learner) -> tuple[Learner, str, str]:
     for name, block in learner.graph.blocks.items():
         if tuple(short_name(block.values[w].name) for w in weight_matrices(block)) == WEIGHTS:
             return learner, name, ""
-    found, name, _ = with_llama_block(with_standard_model(learner))
+    found, name, _ = with_llama_block(with_model(learner))
     return (
         found,
         name,

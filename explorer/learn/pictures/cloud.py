@@ -2,62 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
-from explorer.figures.svg_tensors import PAPER, Drawing, column, text
-from explorer.learn.pictures.charts import WIDTH
+from explorer.figures.svg_tensors import Drawing, column, text
+from explorer.learn.pictures.charts import AXIS_COLOUR, WIDTH, label
 from explorer.text import units
 from planner_core.search.candidates import Candidates
+
+
+@dataclass(frozen=True, slots=True)
+class CloudFrame:
+    """Two linear axes with their names: `x_range` along the foot, `y_range` upwards from 0."""
+
+    x_range: tuple[float, float]
+    y_most: float
+    x_name: str
+    y_name: str
+    left: float = 62.0
+    top: float = 24.0
+    width: float = WIDTH - 80
+    height: float = 255.0
+
+    def x(self, value: Any) -> Any:
+        """Where a value, or an array of them, stands along the foot."""
+        low, high = self.x_range
+        return self.left + (value - low) / (high - low) * self.width
+
+    def y(self, value: Any) -> Any:
+        """How far from the top a value stands."""
+        return self.top + self.height - value / self.y_most * self.height
+
+    def path(self, points: Sequence[tuple[float, float]], style: str) -> str:
+        """A line through points."""
+        places = "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
+        return f'<path d="M{places}" fill="none" {style}/>'
+
+    def draw(self, inside: Sequence[str], x_ticks: Sequence[float]) -> Drawing:
+        """The chart with its axes and names."""
+        foot = self.top + self.height
+        axes = f'<path d="M{self.left} {self.top}V{foot}H{self.left + self.width}" stroke="{AXIS_COLOUR}" fill="none"/>'
+        numbers = [
+            label(self.left - 6, self.y(v) + 4, units.significant(v), "end", size=12)
+            for v in (0.0, self.y_most / 2, self.y_most)
+        ]
+        numbers += [label(self.x(v), foot + 18, units.significant(v), "middle", size=12) for v in x_ticks]
+        chart = Drawing(WIDTH, foot + 24, "".join([axes, *inside, *numbers]))
+        return column(text(self.y_name, 13, muted=True), chart, text(self.x_name, 13, muted=True), gap=6)
+
+
+def circle(x: float, y: float, radius: float, style: str) -> str:
+    """A dot or a ring, whichever `style` makes it."""
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" {style}/>'
 
 
 def draw_candidates(found: Candidates, mine: int, best: int) -> Drawing:
     """The candidates by communication and memory, with the front, and the rows `mine` and `best` marked."""
     x, y = found.comm_s * 1e3, found.memory_bytes / units.GIB
     ok = np.isfinite(x) & np.isfinite(y)
-    left, top, width, height = 64.0, 12.0, WIDTH - 80, 250.0
-    xs, ys = (0.0, float(x[ok].max()) * 1.04 or 1.0), (0.0, float(y[ok].max()) * 1.08)
-
-    def px(v: Any) -> Any:
-        return left + (v - xs[0]) / (xs[1] - xs[0]) * width
-
-    def py(v: Any) -> Any:
-        return top + height - (v - ys[0]) / (ys[1] - ys[0]) * height
-
-    spots = np.unique(np.rint(np.stack([px(x[ok]), py(y[ok])], axis=1)).astype(int), axis=0)
-    parts = [f'<path d="M{left} {top}V{top + height}H{left + width}" stroke="#8a97a3" fill="none"/>']
-    parts += [f'<circle cx="{a}" cy="{b}" r="2.6" fill="#8a97a3" fill-opacity="0.5"/>' for a, b in spots.tolist()]
+    most_x = float(x[ok].max()) * 1.04 or 1.0
+    frame = CloudFrame(
+        (0.0, most_x),
+        float(y[ok].max()) * 1.08,
+        "communication per layer, ms; the line is the front: no choice is better in both",
+        "memory per layer and GPU, GiB",
+    )
+    spots = np.unique(np.rint(np.stack([frame.x(x[ok]), frame.y(y[ok])], axis=1)).astype(int), axis=0)
+    parts = [circle(a, b, 2.6, f'fill="{AXIS_COLOUR}" fill-opacity="0.5"') for a, b in spots.tolist()]
     front = np.flatnonzero(found.on_front)
     front = front[np.argsort(x[front])]
-    parts.append(
-        f'<path d="M{"L".join(f"{px(x[i]):.1f} {py(y[i]):.1f}" for i in front)}" fill="none" '
-        f'stroke="{COMPUTE}" stroke-width="2"/>'
-    )
-    parts += [f'<circle cx="{px(x[i]):.1f}" cy="{py(y[i]):.1f}" r="4" fill="{COMPUTE}"/>' for i in front]
+    parts.append(frame.path([(x[i], y[i]) for i in front], f'stroke="{COMPUTE}" stroke-width="2"'))
+    parts += [circle(frame.x(x[i]), frame.y(y[i]), 4, f'fill="{COMPUTE}"') for i in front]
     named = [(best, "optimum", COMPUTE, 22.0)] + ([(mine, "yours", COMMUNICATION, -12.0)] if ok[mine] else [])
     for i, word, colour, down in named:
-        cx, cy = float(px(x[i])), float(py(y[i]))
-        parts.append(f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="9" fill="none" stroke="{colour}" stroke-width="3"/>')
-        parts.append(
-            f'<text x="{min(cx + 10, WIDTH - 60):.1f}" y="{cy + down + 4:.1f}" font-size="14" font-weight="600" '
-            f'fill="currentColor" stroke="{PAPER}" stroke-width="5" paint-order="stroke">{word}</text>'
-        )
-    parts += [
-        f'<text x="{left - 6}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" '
-        f'fill="currentColor">{units.significant(v)}</text>'
-        for v in (0.0, ys[1] / 2, ys[1])
-    ]
-    parts += [
-        f'<text x="{px(v):.1f}" y="{top + height + 18:.0f}" font-size="12" text-anchor="middle" '
-        f'fill="currentColor">{units.significant(v)}</text>'
-        for v in (xs[1] / 2, xs[1] * 0.97)
-    ]
-    chart = Drawing(WIDTH, top + height + 24, "".join(parts))
-    return column(
-        text("memory per layer and GPU, GiB", 13, muted=True),
-        chart,
-        text("communication per layer, ms; the line is the front: no choice is better in both", 13, muted=True),
-        gap=6,
-    )
+        cx, cy = float(frame.x(x[i])), float(frame.y(y[i]))
+        parts.append(circle(cx, cy, 9, f'fill="none" stroke="{colour}" stroke-width="3"'))
+        parts.append(label(min(cx + 10, WIDTH - 60), cy + down + 4, word, size=14, halo=5, bold=True))
+    return frame.draw(parts, (most_x / 2, most_x * 0.97))

@@ -22,7 +22,7 @@ from explorer.figures.svg_tensors import (
 )
 from explorer.learn.blocks import arranged
 from explorer.learn.blocks.arranged import ArrangedBlock
-from explorer.learn.learner import STANDARD_MODEL, Learner, with_standard_model
+from explorer.learn.learner import STANDARD_MODEL, Learner, with_model
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.stacks import gathered_bytes, megatron_memory
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -41,7 +41,7 @@ def divisible_learner(learner: Learner, devices: int) -> tuple[Learner, str]:
     if megatron_memory(found, devices) and megatron_memory(found, devices, sequence=True):
         return found, note
     why = f"Heads or tokens of {found.name} do not divide by {devices}, so this lesson shows {MODELS[STANDARD_MODEL]}."
-    return with_standard_model(learner), why
+    return with_model(learner), why
 
 
 def activation_bytes(learner: Learner, devices: int, sequence: bool) -> int:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from explorer.figures.palette import COMPUTE
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
-from explorer.learn.lessons.times.stated import price_layout, usual_layouts, with_16_bit_products, with_samples
+from explorer.learn.lessons.times.stated import price_layout, price_usual, with_16_bit_products, with_samples
 from explorer.learn.markdown import Live, read_lesson
 from explorer.learn.pictures.charts import columns
 from planner_core.planning.methods import Layout
@@ -58,10 +58,7 @@ def expert_compute_s(learner: Learner) -> float:
 @lru_cache(maxsize=16)
 def fsdp_step_s(learner: Learner) -> float:
     """Seconds of a step of the learner's model under FSDP on the learner's cluster, as the planner prices it."""
-    found, samples, _ = with_samples(learner, GPU_TOKENS)
-    made = price_layout(found, usual_layouts(found.cluster)["FSDP (ZeRO-3)"], samples)
-    assert made, "FSDP splits samples only"
-    return made.plan.cost.step_time_s
+    return price_usual(learner, "FSDP (ZeRO-3)", GPU_TOKENS).plan.cost.step_time_s
 
 
 def expert_parallel_size(learner: Learner) -> int:

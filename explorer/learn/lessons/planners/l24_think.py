@@ -11,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.figures.palette import COMMUNICATION, COMPUTE
-from explorer.figures.svg_tensors import PAPER, Drawing, column, text
+from explorer.figures.svg_tensors import Drawing
 from explorer.learn.blocks import placing
 from explorer.learn.blocks.arranged import with_llama_block
-from explorer.learn.learner import Learner, with_standard_model
+from explorer.learn.learner import Learner, with_model
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.planners.l13_choose import score_choices
 from explorer.learn.lessons.planners.prices import MemoryPrice, price_memory
 from explorer.learn.markdown import Live, read_lesson
-from explorer.learn.pictures.charts import WIDTH
+from explorer.learn.pictures.charts import AXIS_COLOUR, label
+from explorer.learn.pictures.cloud import CloudFrame, circle
 from explorer.text import units
 from planner_core.core import DeviceMesh
 from planner_core.search import Answer, RunTable, run_tables, search_within_budget
@@ -42,7 +43,7 @@ def foldable_learner(learner: Learner) -> tuple[Learner, str]:
     found, note = learner.transformer()
     if _run_table(found, 2) is not None:
         return found, note
-    return with_standard_model(
+    return with_model(
         learner
     ), f"The layers of {found.name} pass on more than one tensor, so this lesson shows Llama-3-8B on your cluster."
 
@@ -211,58 +212,31 @@ def _find_least_run(run: RunTable, exact: RunTable) -> dict[str, Any]:
 
 
 def _price_chart(p: MemoryPrice, ms: Floats, gib: Floats) -> Drawing:
-    left, top, width, height = 60.0, 24.0, WIDTH - 80, 260.0
-    most_x, low, most_y = (
-        float(gib.max()) * 1.03,
-        float(gib.min()) * 0.9,
-        min(float(ms.max()), 4 * p.best_ms) * 1.05 or 1.0,
-    )
-
-    def px(v: float) -> float:
-        return left + (v - low) / (most_x - low) * width
-
-    def py(v: float) -> float:
-        return top + height - v / most_y * height
-
+    most_x, low = float(gib.max()) * 1.03, float(gib.min()) * 0.9
+    most_y = min(float(ms.max()), 4 * p.best_ms) * 1.05 or 1.0
+    foot = "memory per layer and GPU, GiB; each dot is a choice, orange: below the best"
+    frame = CloudFrame((low, most_x), most_y, foot, "communication of a layer, ms")
     below = (ms + p.price * gib) < p.best_ms + p.price * p.room_gib - 1e-9
     spots = {
-        (round(px(a)), round(py(b)), bool(c))
+        (bool(c), round(frame.x(a)), round(frame.y(b)))
         for a, b, c in zip(gib.tolist(), ms.tolist(), below.tolist(), strict=True)
         if b <= most_y
     }
-    parts = [f'<path d="M{left} {top}V{top + height}H{left + width}" stroke="#8a97a3" fill="none"/>']
-    parts += [
-        f'<circle cx="{a}" cy="{b}" r="{3.4 if c else 2.4}" fill="{COMMUNICATION if c else "#8a97a3"}" fill-opacity="{0.9 if c else 0.4}"/>'
-        for a, b, c in sorted(spots, key=lambda s: s[2])
-    ]
+    grey, orange = f'fill="{AXIS_COLOUR}" fill-opacity="0.4"', f'fill="{COMMUNICATION}" fill-opacity="0.9"'
+    parts = [circle(a, b, 3.4 if c else 2.4, orange if c else grey) for c, a, b in sorted(spots)]
     ends = [(x, p.bound_ms + p.price * (p.room_gib - x)) for x in (low, most_x)]
     clipped = [(x, min(max(y, 0.0), most_y)) if p.price == 0 else _clip(p, x, y, most_y) for x, y in ends]
-    line = "L".join(f"{px(x):.1f} {py(y):.1f}" for x, y in clipped)
-    parts.append(f'<path d="M{line}" stroke="{COMPUTE}" stroke-width="2" fill="none"/>')
-    parts.append(f'<path d="M{px(p.room_gib):.1f} {top}V{top + height}" stroke="currentColor" stroke-dasharray="5 4"/>')
-    best, bound = (px(p.best_gib), py(p.best_ms)), (px(p.room_gib), py(p.bound_ms))
-    parts += _marks(p, best, bound, left + width, top, top + height)
-    parts += [
-        f'<text x="{left - 6}" y="{py(v) + 4:.1f}" font-size="12" text-anchor="end" fill="currentColor">{units.significant(v)}</text>'
-        for v in (0.0, most_y / 2, most_y)
-    ]
-    parts += [
-        f'<text x="{px(v):.1f}" y="{top + height + 18:.0f}" font-size="12" text-anchor="middle" fill="currentColor">{units.significant(v)}</text>'
-        for v in (float(gib.min()), (low + most_x) / 2, float(gib.max()))
-    ]
-    chart = Drawing(WIDTH, top + height + 24, "".join(parts))
-    return column(
-        text("communication of a layer, ms", 13, muted=True),
-        chart,
-        text("memory per layer and GPU, GiB; each dot is a choice, orange: below the best", 13, muted=True),
-        gap=6,
-    )
+    parts.append(frame.path(clipped, f'stroke="{COMPUTE}" stroke-width="2"'))
+    allowed = [(p.room_gib, most_y), (p.room_gib, 0.0)]
+    parts.append(frame.path(allowed, 'stroke="currentColor" stroke-dasharray="5 4"'))
+    parts += _marks(p, frame)
+    return frame.draw(parts, (float(gib.min()), (low + most_x) / 2, float(gib.max())))
 
 
-def _marks(
-    p: MemoryPrice, best: tuple[float, float], bound: tuple[float, float], right: float, top: float, bottom: float
-) -> list[str]:
+def _marks(p: MemoryPrice, frame: CloudFrame) -> list[str]:
     """Rings around the best choice and the bound, each with a line to its words, which stand apart however near the two are."""
+    right, bottom = frame.left + frame.width, frame.top + frame.height
+    best, bound = ((frame.x(x), frame.y(y)) for x, y in ((p.best_gib, p.best_ms), (p.room_gib, p.bound_ms)))
     x = bound[0]
     beside, toward = (x + 22, -3) if x + 175 < right else (x - 175, 75)
     above, under = min(best[1], bound[1]) - 28, min(max(best[1], bound[1]) + 30, bottom - 8)
@@ -273,24 +247,16 @@ def _marks(
     ):
         line = f"M{at_x:.1f} {at_y:.1f}L{beside + toward:.1f} {y - 4:.1f}"
         parts.append(f'<path d="{line}" stroke="{colour}" stroke-width="1.5"/>')
-        parts.append(
-            f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="5" fill="none" stroke="{colour}" stroke-width="2.5"/>'
-        )
-        parts.append(_word(beside, y, word))
-    return [*parts, _word(min(x - 4, right - 170), top - 7, f"memory allowed: {units.significant(p.room_gib)} GiB")]
+        parts.append(circle(at_x, at_y, 5, f'fill="none" stroke="{colour}" stroke-width="2.5"'))
+        parts.append(label(beside, y, word, halo=5, bold=True))
+    allowed = f"memory allowed: {units.significant(p.room_gib)} GiB"
+    return [*parts, label(min(x - 4, right - 170), frame.top - 7, allowed, halo=5, bold=True)]
 
 
 def _clip(p: MemoryPrice, x: float, y: float, most: float) -> tuple[float, float]:
     """The end of the line, moved along it into the picture."""
     inside = min(max(y, 0.0), most)
     return x + (y - inside) / p.price, inside
-
-
-def _word(x: float, y: float, word: str) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="13" font-weight="600" fill="currentColor" stroke="{PAPER}" stroke-width="5" '
-        f'paint-order="stroke">{word}</text>'
-    )
 
 
 LESSON = read_lesson("24-planners", live)

@@ -162,62 +162,49 @@ def _draw_member(rank: int, value: int, done: bool, got: bool) -> Drawing:
 
 
 def _ring_film() -> Film:
-    states = run_ring(FIRST_NUMBERS)
-    total, hops = sum(FIRST_NUMBERS), len(states) - 1
-    cells, flights = [], []
-    for i in range(NUM_MEMBERS):
-        bodies = tuple(
-            _draw_member(i, s[i], s[i] == total and k >= NUM_MEMBERS - 1, k > 0 and k % NUM_MEMBERS == i)
-            for k, s in enumerate(states)
-        )
-        cells.append(Cell(*_place_on_circle(i), bodies))
-    for k in range(hops):
-        source = k % NUM_MEMBERS
-        flights.append(
-            Flight(
-                k,
-                _place_on_circle(source),
-                _place_on_circle((k + 1) % NUM_MEMBERS),
-                tile(54, 30, ("S", source), str(states[k][source])),
-            )
-        )
-    said = [
-        f"Hop {k}: {_describe_hop(k, s, total)}" if k else "Eight members, a number each. All want the sum."
-        for k, s in enumerate(states)
-    ]
-    return Film(600, 290, tuple(said), Drawing(0, 0), tuple(cells), tuple(flights))
-
-
-def _describe_hop(k: int, state: list[int], total: int) -> str:
-    at_ = k % NUM_MEMBERS
-    return f"member {at_} holds {state[at_]}" + (", the sum." if state[at_] == total else ".")
+    n = NUM_MEMBERS
+    states = [(s, [((k - 1) % n, k % n)] if k else []) for k, s in enumerate(run_ring(FIRST_NUMBERS))]
+    said = ["Eight members, a number each. All want the sum."]
+    for k, (now, sent) in enumerate(states[1:], 1):
+        at_ = sent[0][1]
+        said.append(f"Hop {k}: member {at_} holds {now[at_]}{', the sum' * (now[at_] == sum(FIRST_NUMBERS))}.")
+    return _members_film(states, [_place_on_circle(i) for i in range(n)], said, 290)
 
 
 def _tree_film() -> Film:
     states = run_tree(FIRST_NUMBERS)
-    total = sum(FIRST_NUMBERS)
     rows = [0, *(3 - min(3, (i & -i).bit_length() - 1) for i in range(1, NUM_MEMBERS))]
     places = [(6.0 + 76 * i, 6.0 + 56 * rows[i]) for i in range(NUM_MEMBERS)]
-    cells, flights = [], []
-    for i in range(NUM_MEMBERS):
-        bodies = tuple(
-            _draw_member(i, s[i], s[i] == total and k >= 3, any(to == i for _, to in sent))
-            for k, (s, sent) in enumerate(states)
-        )
-        cells.append(Cell(*places[i], bodies))
-    for k, (_, sent) in enumerate(states[1:]):
-        for source, to in sent:
-            flights.append(
-                Flight(k, places[source], places[to], tile(54, 30, ("S", source), str(states[k][0][source])))
-            )
-    half = len(states) // 2
-    said = ["The same numbers. Members pair up."] + [
-        f"Round {k}: {len(sent)} send{'s' * (len(sent) > 1)} at once. {'Sums of ' + str(2**k) + ' numbers.' if k <= half else str(2 ** (k - half)) + ' members know the sum.'}"
-        for k, (_, sent) in enumerate(states[1:], 1)
-    ]
+    half, said = len(states) // 2, ["The same numbers. Members pair up."]
+    for k, (_, sent) in enumerate(states[1:], 1):
+        reached = f"Sums of {2**k} numbers." if k <= half else f"{2 ** (k - half)} members know the sum."
+        said.append(f"Round {k}: {len(sent)} send{'s' * (len(sent) > 1)} at once. {reached}")
     pairs = [pair for _, sent in states[1 : half + 1] for pair in sent]
-    still = Drawing(0, 0, "".join(_edge(places[a], places[b]) for a, b in pairs))
-    return Film(600, 212, tuple(said), still, tuple(cells), tuple(flights))
+    return _members_film(states, places, said, 212, "".join(_edge(places[a], places[b]) for a, b in pairs))
+
+
+def _members_film(
+    states: list[tuple[list[int], list[tuple[int, int]]]],
+    places: list[tuple[float, float]],
+    said: list[str],
+    height: float,
+    still: str = "",
+) -> Film:
+    """Members at their places, with what each holds and who sent to whom, stop by stop."""
+    total = sum(FIRST_NUMBERS)
+    cells = tuple(
+        Cell(
+            *place,
+            tuple(_draw_member(i, now[i], now[i] == total, any(to == i for _, to in sent)) for now, sent in states),
+        )
+        for i, place in enumerate(places)
+    )
+    flights = tuple(
+        Flight(k, places[source], places[to], tile(54, 30, ("S", source), str(states[k][0][source])))
+        for k, (_, sent) in enumerate(states[1:])
+        for source, to in sent
+    )
+    return Film(600, height, tuple(said), Drawing(0, 0, still), cells, flights)
 
 
 def _edge(a: tuple[float, float], b: tuple[float, float]) -> str:

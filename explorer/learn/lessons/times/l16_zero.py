@@ -75,11 +75,6 @@ def price_stages(learner: Learner, micro_batches: int) -> dict[str, PricedLayout
     return {name: case for name, case in found.items() if case}
 
 
-def sent_bytes(case: PricedLayout) -> int:
-    """Bytes that one GPU sends in a step of the planner's plan."""
-    return sum(t.wire_bytes for t in case.plan.cost.traffic)
-
-
 def live(learner: Learner, values: Values) -> Live:
     """What is kept, what is sent, what micro-batches make of it, and the planner's memory and time."""
     m = int(values["m"])
@@ -89,7 +84,7 @@ def live(learner: Learner, values: Values) -> Live:
     rule, block = sent_per_parameter("FSDP (ZeRO-3)", n, inner, m) * params, arrange_block(learner, {"m": m})
     numbers: dict[str, float] = {"params": params, "gpus": n, "inner": inner}
     for name, case in found.items():
-        numbers[f"{name} sent"] = sent_bytes(case)
+        numbers[f"{name} sent"] = case.sent_bytes
         numbers[f"{name} formula"] = sent_per_parameter(name, n, inner, m) * params
         numbers[f"{name} peak"] = case.plan.cost.memory_bytes["peak"]
         numbers[f"{name} s"] = case.plan.cost.step_time_s
@@ -105,7 +100,7 @@ def live(learner: Learner, values: Values) -> Live:
         "tokens": TOKENS,
         "dtype": DTYPES[learner.planner.workload.dtype],
         "fsdp_rule": rule,
-        "fsdp_sent": sent_bytes(found["FSDP (ZeRO-3)"]),
+        "fsdp_sent": found["FSDP (ZeRO-3)"].sent_bytes,
         "ratio": _fsdp_over_zero1(n, inner, m),
         "ratio_of_twice": _fsdp_over_zero1(n, inner, 2 * m),
         "late": late,
@@ -132,7 +127,7 @@ def _sent_by_kind(case: PricedLayout) -> dict[str, int]:
     found: dict[str, int] = {}
     for t in case.plan.cost.traffic:
         found[t.kind] = found.get(t.kind, 0) + t.wire_bytes
-    return {kind: size for kind, size in found.items() if size > 1e-3 * sent_bytes(case)}
+    return {kind: size for kind, size in found.items() if size > 1e-3 * case.sent_bytes}
 
 
 def _fsdp_over_zero1(n: int, inner: int, micro_batches: int) -> float:

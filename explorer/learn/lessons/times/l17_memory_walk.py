@@ -9,7 +9,7 @@ from explorer.figures.svg_tensors import Drawing
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.predictions import sketch_backward_memory
-from explorer.learn.lessons.times.stated import PricedLayout, price_layout, token_settings, usual_layouts, with_samples
+from explorer.learn.lessons.times.stated import PricedLayout, price_usual, token_settings, with_samples
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.area import Stratum, draw_area
 from explorer.learn.pictures.sketch import Prediction
@@ -24,14 +24,6 @@ GRADIENT = 4
 """Bytes of a parameter's gradient (fp32)."""
 MENTIONED_SHARE = 0.01
 """A share of what forward keeps that is told."""
-
-
-def price_fsdp(learner: Learner, recompute: str, micro_batches: int) -> PricedLayout:
-    """FSDP over all GPUs with `TOKENS` per GPU and step."""
-    found, samples, _ = with_samples(learner, TOKENS // micro_batches)
-    made = price_layout(found, usual_layouts(found.cluster)["FSDP (ZeRO-3)"], samples, micro_batches, recompute)
-    assert made, "FSDP splits samples only"
-    return made
 
 
 @lru_cache(maxsize=64)
@@ -69,7 +61,7 @@ def live(learner: Learner, values: Values) -> Live:
     """Forward, the whole curve, its fullest moment, recomputation, and micro-batches."""
     recompute, m = str(values["recompute"]), int(values["m"])
     shown, _, note = with_samples(learner, TOKENS)
-    made = price_fsdp(learner, recompute, m)
+    made = price_usual(learner, "FSDP (ZeRO-3)", TOKENS // m, m, recompute)
     found, turn, step = memory_moments(made)
     at, peak = fullest_moment(made)
     cost, base = made.plan.cost, standing_bytes(made)
@@ -85,7 +77,7 @@ def live(learner: Learner, values: Values) -> Live:
         "optimizer": step,
     }
     loss = found[turn - 1].kept - found[turn - 2].kept
-    before, after = (price_fsdp(learner, way, m).plan.cost for way in ("none", "full"))
+    before, after = (price_usual(learner, "FSDP (ZeRO-3)", TOKENS // m, m, way).plan.cost for way in ("none", "full"))
     facts = {
         "tokens": TOKENS,
         "loss": loss if loss > MENTIONED_SHARE * found[turn - 1].kept else 0,
@@ -126,8 +118,8 @@ def _price_cuts(learner: Learner, recompute: str) -> list[tuple[int, Plan, int, 
     """By the number of micro-batches: the plan, bytes of activations, and bytes that one GPU sends."""
     found = []
     for m in MICRO_BATCHES:
-        made = price_fsdp(learner, recompute, m)
-        kept, sent = max(x.kept for x in memory_moments(made)[0]), sum(t.wire_bytes for t in made.plan.cost.traffic)
+        made = price_usual(learner, "FSDP (ZeRO-3)", TOKENS // m, m, recompute)
+        kept, sent = max(x.kept for x in memory_moments(made)[0]), made.sent_bytes
         found.append((m, made.plan, kept, sent))
     return found
 

@@ -13,10 +13,9 @@ from explorer.learn.lessons.times.l14_pays import fastest_with_ties
 from explorer.learn.lessons.times.l17_memory_walk import MICRO_BATCHES, TOKENS
 from explorer.learn.lessons.times.stated import (
     PricedLayout,
-    price_layout,
+    price_usual,
     token_settings,
     unit_components,
-    usual_layouts,
     with_samples,
 )
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -46,14 +45,6 @@ def micro_batch_gradients(micro_batches: int) -> dict[str, Any]:
     return {"parts": parts, "whole": whole, "error": float((sum(parts) - whole).abs().max())}
 
 
-def price_sharding(learner: Learner, way: str, micro_batches: int) -> PricedLayout:
-    """A way to shard over all GPUs, with `TOKENS` per GPU and step."""
-    found, samples, _ = with_samples(learner, TOKENS // micro_batches)
-    made = price_layout(found, usual_layouts(found.cluster)[way], samples, micro_batches)
-    assert made, "these split samples only"
-    return made
-
-
 def layer_seconds(made: PricedLayout) -> dict[str, float]:
     """Seconds of all repeated layers in one micro-batch: compute, forward and backward, and the weight traffic beside each, split into what
     comes in every micro-batch and what comes once a step."""
@@ -67,14 +58,12 @@ def layer_seconds(made: PricedLayout) -> dict[str, float]:
     return found
 
 
-def sent(made: PricedLayout) -> int:
-    """Bytes that one GPU sends in a step."""
-    return sum(t.wire_bytes for t in made.plan.cost.traffic)
-
-
 def split_sent_bytes(learner: Learner, way: str) -> tuple[float, float]:
     """Bytes that one GPU sends once a step, and again in each micro-batch, from the planner's plans with one and with two."""
-    one, two = sent(price_sharding(learner, way, 1)), sent(price_sharding(learner, way, 2))
+    one, two = (
+        price_usual(learner, way, TOKENS // 1, 1).sent_bytes,
+        price_usual(learner, way, TOKENS // 2, 2).sent_bytes,
+    )
     return float(2 * one - two), float(two - one)
 
 
@@ -82,12 +71,12 @@ def live(learner: Learner, values: Values) -> Live:
     """The same gradient, a step in time, what repeats, what it costs in bytes, and what it buys."""
     way, m = str(values["way"]), int(values["m"])
     found, _, note = with_samples(learner, TOKENS)
-    made, c = price_sharding(learner, way, m), micro_batch_gradients(m)
+    made, c = price_usual(learner, way, TOKENS // m, m), micro_batch_gradients(m)
     once, again = split_sent_bytes(learner, way)
     fsdp, time, cost = split_sent_bytes(learner, "FSDP (ZeRO-3)"), layer_seconds(made), made.plan.cost
     numbers = {
         "error": c["error"],
-        "sent": sent(made),
+        "sent": made.sent_bytes,
         "once": once,
         "again": again,
         "step_s": cost.step_time_s,
@@ -97,7 +86,7 @@ def live(learner: Learner, values: Values) -> Live:
         **{f"{k}_s": v for k, v in time.items()},
     }
     layers_s, picture = _time_chart(made, time, way, m)
-    priced = {(w, k): price_sharding(learner, w, k) for w in _way_names() for k in MICRO_BATCHES}
+    priced = {(w, k): price_usual(learner, w, TOKENS // k, k) for w in _way_names() for k in MICRO_BATCHES}
     named = {f"{_way_names()[w]} with {k} micro-batch{'es' * (k > 1)}": x for (w, k), x in priced.items()}
     fits = {at: x.plan.cost.step_time_s for at, x in priced.items() if x.plan.fits}
     facts = {
@@ -114,7 +103,7 @@ def live(learner: Learner, values: Values) -> Live:
         "fits": fits,
         "ways": {w: (name, *split_sent_bytes(learner, w)) for w, name in _way_names().items()},
         "counts": MICRO_BATCHES,
-        "bought": [(k, priced[way, k].plan, sent(priced[way, k])) for k in MICRO_BATCHES],
+        "bought": [(k, priced[way, k].plan, priced[way, k].sent_bytes) for k in MICRO_BATCHES],
     }
     pictures: dict[str, Picture] = {
         "same": _draw_gradients(c),

@@ -10,7 +10,7 @@ from functools import lru_cache
 from explorer.figures.palette import COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing, at, number, text
 from explorer.learn import links
-from explorer.learn.learner import Learner, with_standard_model
+from explorer.learn.learner import Learner, with_model
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.times.stated import MAX_SAMPLE_TOKENS, with_samples
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -83,7 +83,7 @@ def stageable_learner(learner: Learner, ranks: int) -> tuple[Learner, str]:
         learner = Learner(replace(learner.request, cluster=FALLBACK_CLUSTER), learner.load)
         note = f"{note} {ranks} ranks cannot share your GPUs evenly, so two nodes of eight H100 are shown.".strip()
     if sum(learner.graph.num_repeats.values()) < 2 * ranks:
-        learner = with_standard_model(learner)
+        learner = with_model(learner)
         note = f"{note} {learner.name} is shown: your model has too few layers.".strip()
     return learner, note
 

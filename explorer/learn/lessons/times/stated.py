@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from explorer.address.settings import DTYPES
 from explorer.learn import links
-from explorer.learn.learner import Learner, with_standard_model
+from explorer.learn.learner import Learner, with_model
 from planner_core.core import ITEM_BYTES, Cluster, NoPlanFits, Plan, slow_dtype_notes
 from planner_core.cost import CostModel, PricedUnit, cost_model, priced_units, step_seconds, unit_totals
 from planner_core.planning import METHODS, Planner, candidate_meshes, choose_mesh
@@ -33,6 +33,11 @@ class PricedLayout:
     def model(self) -> CostModel:
         """What the plan was priced with."""
         return cost_model(self.planner.cluster, self.plan.mesh, self.planner.workload)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that one GPU sends in a step."""
+        return sum(t.wire_bytes for t in self.plan.cost.traffic)
 
     @property
     def units(self) -> list[PricedUnit]:
@@ -61,6 +66,16 @@ def price_layout(
     """The plan of `layout` with `samples` per GPU in each of `accumulate` micro-batches, in mixed precision; None where the
     model's operators cannot follow it. A layout that splits samples over fewer GPUs gives each of them more."""
     return price_batch(learner, layout, samples * learner.cluster.num_gpus, accumulate, recompute)
+
+
+def price_usual(
+    learner: Learner, name: str, tokens: int, micro_batches: int = 1, recompute: str = "none"
+) -> PricedLayout:
+    """The plan of a usual layout that splits samples only, with `tokens` per GPU in each micro-batch."""
+    found, samples, _ = with_samples(learner, tokens)
+    made = price_layout(found, usual_layouts(found.cluster)[name], samples, micro_batches, recompute)
+    assert made, "any model can follow it"
+    return made
 
 
 @lru_cache(maxsize=512)
@@ -117,7 +132,7 @@ def with_samples(learner: Learner, tokens: int) -> tuple[Learner, int, str]:
     found, note = learner.transformer()
     if "vocab_size" not in found.graph.config:
         found, note = (
-            with_standard_model(learner),
+            with_model(learner),
             f"This lesson shows Llama-3-8B on your cluster: the samples of {learner.name} have one length.",
         )
     note = f"{note} {numbers}".strip()
