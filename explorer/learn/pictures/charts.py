@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from explorer.figures.palette import MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
+from explorer.figures.palette import DEVICES, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
 from explorer.figures.svg_tensors import PAPER, Drawing, at, column, dots, on_colour, row, text, tile
 
 WIDTH = 608.0
@@ -141,47 +141,39 @@ def even_grid(boxes: Sequence[Drawing], width: float = 660) -> Drawing:
     return grid(boxes, -(-len(boxes) // num_rows))
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A curve through points; `dash` tells it apart without colour."""
-
-    name: str
-    points: tuple[tuple[float, float], ...]
-    colour: str
-    dash: str = ""
+LOOKS = ((DEVICES[0], ""), (DEVICES[5], "7 4"), (DEVICES[2], "2 3"), (DEVICES[3], "10 3 2 3"), (DEVICES[7], "1 4"))
+"""Colours and dashes of the curves of a plot, in order: dashes tell them apart without colour."""
 
 
 def plot(
-    items: Sequence[Line],
+    xs: Sequence[float],
+    curves: Mapping[str, Callable[[float], float]],
     x_name: str,
     y_name: str,
     x_shown: Callable[[float], str],
     y_shown: Callable[[float], str],
     marks: Sequence[tuple[float, str]] = (),
 ) -> Drawing:
-    """Curves on logarithmic scales (all values positive), `marks` vertical lines with their names."""
+    """Curves by their names at `xs`, on logarithmic scales (all values positive); `marks` are vertical lines with their names."""
     width, height, left, low = WIDTH, 270.0, 74.0, 44.0
-    xs = [x for line in items for x, _ in line.points]
-    ys = [y for line in items for _, y in line.points]
+    found = {name: [curve(x) for x in xs] for name, curve in curves.items()}
+    ys = [y for values in found.values() for y in values]
     px = _scale(min(xs), max(xs), left, width - 12)
     py = _scale(min(ys), max(ys), height - low, 34 + 12 * len(marks))
     parts = [_axes(px, py, (min(xs), max(xs)), (min(ys), max(ys)), x_shown, y_shown, (left, width - 12, height - low))]
-    for line in items:
-        path = "M" + "L".join(f"{px(x):.1f} {py(y):.1f}" for x, y in line.points)
-        dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
-        parts.append(f'<path d="{path}" fill="none" stroke="{line.colour}" stroke-width="2.5"{dash}/>')
+    keys = []
+    for (name, values), (colour, dash) in zip(found.items(), LOOKS, strict=False):
+        path = "L".join(f"{px(x):.1f} {py(y):.1f}" for x, y in zip(xs, values, strict=True))
+        look = f'fill="none" stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dash}"'
+        parts.append(f'<path d="M{path}" {look}/>')
+        stroke = Drawing(28, 10, f'<path d="M0 5H28" {look}/>')
+        keys.append(row(stroke, text(name, 13, muted=True), gap=6))
     for k, (at_x, words) in enumerate(marks):
         x, y = px(at_x), 31 + 16 * k  # below the name of the axis
         parts.append(f'<path d="M{x:.1f} {y + 4}V{height - low:.1f}" stroke="currentColor" stroke-dasharray="5 4"/>')
         parts.append(label(x - 5, y, words, "end", halo=4) if x > width * 0.6 else label(x + 5, y, words, halo=4))
     parts += _axis_names(x_name, y_name, left, width, height)
-    keys = [row(_stroke(line), text(line.name, 13, muted=True), gap=6) for line in items]
     return column(Drawing(width, height, "".join(parts)), wrap(keys, WIDTH), gap=8)
-
-
-def _stroke(line: Line) -> Drawing:
-    dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
-    return Drawing(28, 10, f'<path d="M0 5H28" stroke="{line.colour}" stroke-width="2.5"{dash}/>')
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from explorer.figures.palette import DEVICES
 from explorer.figures.svg_tensors import Drawing, Style, amount, column, device, row, text, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.board import BoardState, Chunk, board_film
-from explorer.learn.pictures.charts import Line, plot
+from explorer.learn.pictures.charts import plot
 from explorer.learn.pictures.film import Film
 from explorer.text import units
 from planner_core.core import DeviceMesh
@@ -121,20 +119,10 @@ def _draw_state(state: dict[str, Any], n: int) -> Drawing:
 
 
 def _time_chart(link: AxisLink, size: int, cross: float) -> Drawing:
+    curves = {a.name: a.seconds for a in algorithms("all_reduce", link)}
+    marks = [(float(size), f"yours: {amount(size)}"), (cross, f"crossover of the ring: {amount(cross)}")]
     xs = [2.0**k for k in range(12, 31)]
-    looks = itertools.cycle(((DEVICES[0], ""), (DEVICES[5], "7 4"), (DEVICES[2], "2 3")))
-    curves = [
-        Line(a.name, tuple((x, a.seconds(x)) for x in xs), *look)
-        for a, look in zip(algorithms("all_reduce", link), looks, strict=False)
-    ]
-    return plot(
-        curves,
-        "size of the tensor",
-        "time of one all_reduce",
-        amount,
-        units.seconds,
-        [(float(size), f"yours: {amount(size)}"), (cross, f"crossover of the ring: {amount(cross)}")],
-    )
+    return plot(xs, curves, "size of the tensor", "time of one all_reduce", amount, units.seconds, marks)
 
 
 LESSON = read_lesson("04-collectives", live)

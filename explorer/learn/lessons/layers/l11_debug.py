@@ -11,7 +11,7 @@ from explorer.figures.svg_tensors import Drawing
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.charts import Line, plot, timeline
+from explorer.learn.pictures.charts import plot, timeline
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh
 from planner_core.cost.communication import axis_links, collective_time
@@ -161,11 +161,11 @@ def live(learner: Learner, values: Values) -> Live:
 
 
 def _losses_chart(sick: dict[str, Any], well: dict[str, Any]) -> Drawing:
-    lines = [
-        Line("four GPUs", tuple((float(i + 1), v) for i, v in enumerate(sick["loss"])), COMMUNICATION),
-        Line("one GPU", tuple((float(i + 1), v) for i, v in enumerate(well["loss"])), COMPUTE, "7 4"),
-    ]
-    return plot(lines, "step", "loss on all samples", units.whole, "{:.3g}".format)
+    curves = {
+        name: lambda i, run=run: run["loss"][int(i) - 1] for name, run in (("one GPU", well), ("four GPUs", sick))
+    }
+    turns = [float(i) for i in range(1, TURNS + 1)]
+    return plot(turns, curves, "step", "loss on all samples", units.whole, "{:.3g}".format)
 
 
 def _trace_chart(cluster: Cluster, fault: str) -> Drawing:

@@ -7,12 +7,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing, amount, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.charts import Line, plot
+from explorer.learn.pictures.charts import plot
 from explorer.learn.pictures.film import Cell, Film, Flight
 from explorer.text import units
 from planner_core.core import ASSETS, Cluster, DeviceMesh
@@ -212,23 +211,22 @@ def _edge(a: tuple[float, float], b: tuple[float, float]) -> str:
 
 
 def _hops_chart(cluster: Cluster, n: int) -> Drawing:
-    counts = [int(k) for k in LESSON.controls[0].options]
-    found = {k: all_reduce_times(node_link(cluster, k), SMALL) for k in counts}
-    looks = {"ring": (COMPUTE, ""), "tree, in pieces": (COMMUNICATION, "7 4")}
-    lines = [Line(name, tuple((float(k), found[k][name]) for k in counts), *look) for name, look in looks.items()]
-    return plot(lines, "members", "time of one all_reduce", units.whole, units.seconds, [(float(n), f"yours: {n}")])
+    counts = [float(k) for k in LESSON.controls[0].options]
+    curves = {
+        name: lambda k, name=name: all_reduce_times(node_link(cluster, int(k)), SMALL)[name]
+        for name in ("ring", "tree, in pieces")
+    }
+    return plot(
+        counts, curves, "members", "time of one all_reduce", units.whole, units.seconds, [(float(n), f"yours: {n}")]
+    )
 
 
 def _bytes_chart(link: AxisLink, size: int) -> Drawing:
     xs = [2.0**k for k in range(12, 31)]
-    looks = {
-        "ring": (COMPUTE, ""),
-        "tree, whole tensors": (DEVICES[2], "2 3"),
-        "tree, in pieces": (COMMUNICATION, "7 4"),
-    }
-    lines = [Line(name, tuple((x, all_reduce_times(link, x)[name]) for x in xs), *look) for name, look in looks.items()]
+    names = ("ring", "tree, in pieces", "tree, whole tensors")  # each has one look in both charts
+    curves = {name: lambda x, name=name: all_reduce_times(link, x)[name] for name in names}
     yours = [(float(size), f"yours: {amount(size)}")]
-    return plot(lines, "size of the tensor", "time of one all_reduce", amount, units.seconds, yours)
+    return plot(xs, curves, "size of the tensor", "time of one all_reduce", amount, units.seconds, yours)
 
 
 def _node_link(cluster: Cluster) -> AxisLink:

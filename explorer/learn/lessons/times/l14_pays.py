@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing
 from explorer.learn.learner import Layer, Learner
 from explorer.learn.lesson import Values
@@ -19,7 +19,7 @@ from explorer.learn.lessons.times.stated import (
     with_samples,
 )
 from explorer.learn.markdown import Live, Picture, read_lesson
-from explorer.learn.pictures.charts import Line, plot
+from explorer.learn.pictures.charts import plot
 from explorer.learn.pictures.sketch import Prediction
 from explorer.text import units
 from planner_core.core import Cluster, DeviceMesh, Gpu
@@ -204,14 +204,14 @@ def _data_sheet_ridge(gpu: Gpu, dtype: str) -> float:
 def _roofline_chart(layer: Layer, gpu: Gpu, dtype: str, tokens: int) -> Drawing:
     peak, memory, top = gpu.flops_per_s(dtype), gpu.bytes_per_s, ridge_point(gpu, dtype)
     at, one = intensity(layer, tokens, 1), intensity(layer, 1, 1)
-    line = Line("what the GPU can reach", tuple((x, min(peak, x * memory)) for x in (0.5, 1, top, 1e4)), COMPUTE)
+    reach = {"what the GPU can reach": lambda x: min(peak, x * memory)}
     marks = [
         (one, f"1 token: {one:.2g}"),
         (top, f"ridge: {units.significant(top)}"),
         (at, f"yours: {units.significant(at)}"),
     ]
     below, beside = "FLOP per byte of memory traffic (intensity)", "reachable FLOP per second"
-    return plot([line], below, beside, "{:g}".format, units.count, marks)
+    return plot((0.5, 1, top, 1e4), reach, below, beside, "{:g}".format, units.count, marks)
 
 
 def _sketch(learner: Learner, speed: int) -> Prediction:
@@ -224,17 +224,16 @@ def _sketch(learner: Learner, speed: int) -> Prediction:
 
 def _crossing_chart(w: LayerTimes, tokens: int) -> Drawing:
     xs = [2.0**k for k in range(6, 18)]
-    found = [
-        Line("compute", tuple((x, x * w.compute_s) for x in xs), COMPUTE),
-        Line("gather of the weights (FSDP)", tuple((x, w.gather_s) for x in xs), COMMUNICATION, "7 4"),
-    ]
+    curves: dict[str, Callable[[float], float]] = {
+        "compute": lambda x: x * w.compute_s,
+        "gather of the weights (FSDP)": lambda x: w.gather_s,
+    }
     if w.sums_s:
-        name = f"two sums over {w.degree} GPUs (tensor)"
-        found.append(Line(name, tuple((x, x * w.sums_s) for x in xs), DEVICES[2], "2 3"))
+        curves[f"two sums over {w.degree} GPUs (tensor)"] = lambda x: x * w.sums_s
     marks = [(float(tokens), f"yours: {units.whole(tokens)} tokens")]
     if xs[0] <= w.crossing <= xs[-1]:
         marks.append((w.crossing, f"crossing: {units.whole(w.crossing)} tokens"))
-    return plot(found, "tokens per GPU", "time of one layer, forward", units.whole, units.seconds, marks)
+    return plot(xs, curves, "tokens per GPU", "time of one layer, forward", units.whole, units.seconds, marks)
 
 
 def _map_rows(learner: Learner) -> list[tuple[str, ...]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from explorer.address.settings import DTYPES
-from explorer.figures.palette import COMMUNICATION, COMPUTE, DEVICES
 from explorer.figures.svg_tensors import Drawing, amount
 from explorer.learn.blocks import arranged
 from explorer.learn.blocks.arranged import ArrangedBlock
@@ -24,7 +23,7 @@ from explorer.learn.lessons.times.stated import (
 )
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.block import carries_weight, draw_block
-from explorer.learn.pictures.charts import Line, plot
+from explorer.learn.pictures.charts import plot
 from explorer.learn.pictures.sketch import Prediction
 from explorer.text import units
 from planner_core.planning.methods import Layout
@@ -155,19 +154,10 @@ def _sketch(n: int, inner: int) -> Prediction:
 
 
 def _micro_batches_chart(n: int, inner: int, params: int, m: int) -> Drawing:
-    colours = (DEVICES[7], COMPUTE, DEVICES[2], COMMUNICATION, DEVICES[3])
-    dashes = ("", "7 4", "2 3", "", "10 3 2 3")
-    found = [
-        Line(
-            name,
-            tuple((float(k), sent_per_parameter(name, n, inner, k) * params) for k in (1, 2, 4, 8, 16)),
-            colour,
-            dash,
-        )
-        for name, colour, dash in zip(STAGES, colours, dashes, strict=True)
-    ]
+    curves = {name: lambda k, name=name: sent_per_parameter(name, n, inner, int(k)) * params for name in STAGES}
     marks = [(float(m), f"yours: {m}")]
-    return plot(found, "micro-batches of a step", "bytes that one GPU sends", units.whole, amount, marks)
+    below, beside = "micro-batches of a step", "bytes that one GPU sends"
+    return plot((1, 2, 4, 8, 16), curves, below, beside, units.whole, amount, marks)
 
 
 def arrange_block(learner: Learner, values: Values) -> ArrangedBlock | None:
