@@ -17,7 +17,7 @@ from planner_core.search.candidates import Candidates
 
 @dataclass(frozen=True, slots=True)
 class CloudFrame:
-    """Two linear axes with their names: `x_range` along the foot, `y_range` upwards from 0."""
+    """Two linear axes with their names: `x_range` along the foot, and from 0 up to `y_most`."""
 
     x_range: tuple[float, float]
     y_most: float
