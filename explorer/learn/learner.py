@@ -86,17 +86,15 @@ class Learner:
         """This learner if the model has transformer layers, else one with the standard model, and a sentence about it."""
         if _layer(self.graph) is not None:
             return self, ""
-        return with_model(
-            self
-        ), f"{self.name} has no transformer layers, so this lesson shows {MODELS[STANDARD_MODEL]} on your cluster."
+        note = f"{self.name} has no transformer layers, so this lesson shows {MODELS[STANDARD_MODEL]} on your cluster."
+        return with_model(self), note
 
     def routed(self) -> tuple[Learner, str]:
         """This learner if a router sends the model's tokens to experts, else one with a model where it does, and a sentence about it."""
         if _experts(self.graph) is not None:
             return self, ""
-        return with_model(
-            self, EXPERT_MODEL
-        ), f"{self.name} has no experts, so {MODELS[EXPERT_MODEL]} on your cluster is shown."
+        note = f"{self.name} has no experts, so {MODELS[EXPERT_MODEL]} on your cluster is shown."
+        return with_model(self, EXPERT_MODEL), note
 
     def experts(self) -> Experts:
         """The model's experts; call it on what `routed` gives."""

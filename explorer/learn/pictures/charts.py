@@ -232,7 +232,7 @@ def timeline(
         for k, (start, stop, words, colour) in enumerate(spans):
             x, w, room = left + start / end * width, (stop - start) / end * width, 8.0 * len(words) + 6
             behind = left + spans[k + 1][0] / end * width if k + 1 < len(spans) else left + width
-            parts.append(at(x, y, _span(w, words if w > room else "", colour)))
+            parts.append(at(x, y, draw_span(w, words if w > room else "", colour)))
             on_right = behind - room > x + w
             if w <= room and words:
                 parts += _label_next_to(words, x, x + w, y, filled + room < x, on_right)
@@ -250,14 +250,15 @@ def _label_next_to(words: str, start: float, stop: float, y: float, left: bool, 
     return [label(start - 4, y + 20, words, "end", size=12.5)] if left else []
 
 
-def _span(width: float, words: str, colour: str) -> Drawing:
-    body = f'<rect width="{max(1.0, width - 1.5):.1f}" height="30" rx="2" fill="{colour}"/>'
+def draw_span(width: float, words: str, colour: str, height: float = 30) -> Drawing:
+    """A span of time with its words."""
+    body = f'<rect width="{max(2.0, width - 1.5):.1f}" height="{height:.0f}" rx="2" fill="{colour}"/>'
     if words:
         body += (
-            f'<text x="{width / 2:.1f}" y="20" font-size="12.5" text-anchor="middle" '
+            f'<text x="{width / 2:.1f}" y="{height / 2 + 5:.0f}" font-size="12.5" text-anchor="middle" '
             f'fill="{on_colour(colour)}">{html.escape(words)}</text>'
         )
-    return Drawing(width, 30, body)
+    return Drawing(width, height, body)
 
 
 def nodes(groups: Sequence[int], per_node: int, words: str = "node") -> Drawing:

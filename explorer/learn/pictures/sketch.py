@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from explorer.figures.palette import COMPUTE, DEVICES
-from explorer.figures.svg_tensors import GREY, PAPER, Drawing, at, on_colour, svg, text
-from explorer.learn.pictures.charts import label
+from explorer.figures.svg_tensors import GREY, PAPER, Drawing, at, svg, text
+from explorer.learn.pictures.charts import draw_span, label
 from explorer.text import units
 
 WIDTH = 440.0
@@ -207,11 +207,8 @@ def _label(x: float, y: float, words: str, anchor: str = "start") -> str:
 
 
 def _span(x: float, y: float, wide: float, words: str, colour: str) -> str:
-    body = f'<rect width="{max(2.0, wide - 1.5):.1f}" height="{HIGH:.0f}" rx="2" fill="{colour}"/>'
-    room, short = 7.0 * len(words) + 4, _short_name(words)
-    shown = words if room < wide else short
-    told = f'<text x="{wide / 2:.1f}" y="18" font-size="12.5" text-anchor="middle" fill="{on_colour(colour)}">{html.escape(shown)}</text>'
-    return f'<g transform="translate({x:.1f} {y:.1f})">{body}{told}</g>'
+    shown = words if 7.0 * len(words) + 4 < wide else _short_name(words)
+    return at(x, y, draw_span(wide, shown, colour, HIGH))
 
 
 def _short_name(name: str) -> str:

@@ -101,7 +101,6 @@ def live(learner: Learner, values: Values) -> Live:
     c, usual = _choose(learner, block, values), arranged.arrange_megatron(learner, devices, False)
     comm, memory = c.found.comm_s, c.found.memory_bytes
     exact = arranged.arrange_best(learner, devices)
-    yours, least = _choice_facts(c), _optimum_facts(c, values)
     only_yours, only_least = placing.compare_messages(c.yours, c.least)
     numbers = {
         "mine_s": float(comm[c.row]),
@@ -111,65 +110,32 @@ def live(learner: Learner, values: Values) -> Live:
         "better": int(_dominates(comm, memory, c.row).sum()),
         "space": c.found.space,
         "scored": c.found.scored,
-        "mine_sent_s": yours["seconds"],
-        "best_sent_s": least["seconds"],
+        "mine_sent_s": sum(x.seconds for x in c.yours),
+        "best_sent_s": c.best.seconds,
         "mine_messages": len(c.yours),
         "best_messages": len(c.least),
     }
     facts = numbers | {
-        "yours": yours,
-        "least": least,
+        "own": c.own,
+        "sent": c.yours,
+        "best": c.best,
+        "differs": [f"{w} {CUTS[x]}" for w, x in c.best.weights.items() if x != values[w]],
+        "kinds": Counter(x.kind for x in c.least),
         "only_yours": only_yours,
         "only_least": only_least,
-        "exact": _exact_plan_facts(exact, learner.planner.graph.num_repeats[exact.block]),
+        "exact": exact,
+        "layers": learner.planner.graph.num_repeats[exact.block],
         "usual": usual.seconds if usual else None,
         "one_sum": _all_reduce_s(learner, devices),
         "stream_bytes": _stream_bytes(learner),
     }
     pictures: dict[str, Picture] = {
-        "builder": _draw_builder(learner, values, c, yours["seconds"]),
+        "builder": _draw_builder(learner, values, c, numbers["mine_sent_s"]),
         "cloud": draw_candidates(c.found, c.row, c.best_row),
         "optimum": draw_block(c.best),
         "exact": draw_block(exact),
     }
     return Live(facts, pictures, {k: v for k, v in numbers.items() if np.isfinite(v)}, learner, note)
-
-
-def _choice_facts(c: _Choice) -> dict[str, Any]:
-    """The learner's choice: what it sends and keeps, and what the whole model needs under it."""
-    return {
-        "runs": c.own is not None,
-        "messages": c.yours,
-        "slowest": max(c.yours, key=lambda x: x.seconds, default=None),
-        "seconds": sum(x.seconds for x in c.yours),
-        "scored_s": float(c.found.comm_s[c.row]),
-        "kept": float(c.found.memory_bytes[c.row]),
-        "peak": _peak_bytes(c.own) if c.own else 0,
-    }
-
-
-def _optimum_facts(c: _Choice, values: Values) -> dict[str, Any]:
-    """The optimum: what it sends, and where it differs from the learner's choice."""
-    return {
-        "seconds": sum(x.seconds for x in c.least),
-        "scored_s": float(c.found.comm_s[c.best_row]),
-        "differs": [f"{w} {CUTS[x]}" for w, x in c.best.weights.items() if x != values[w]],
-        "stream": c.best.wires[0, "start"],
-        "kinds": Counter(x.kind for x in c.least),
-    }
-
-
-def _exact_plan_facts(best: ArrangedBlock, layers: int) -> dict[str, Any]:
-    """What the planner takes if weights may also be gathered at each use, and time is what counts."""
-    assert best.plan and best.plan.cost, "the exact plan is priced"
-    gathered, step_s = len(best.gathered), best.plan.cost.step_time_s
-    return {
-        "gathered": gathered,
-        "layers": layers,
-        "step_s": step_s,
-        "seconds": best.seconds,
-        "peak": _peak_bytes(best),
-    }
 
 
 def _dominates(comm: Any, memory: Any, row: int) -> Any:
@@ -188,11 +154,6 @@ def _draw_builder(learner: Learner, values: Values, c: _Choice, mine_s: float) -
         else "This cannot run: a cut would not be even."
     )
     return draw_builder(case, told, c.found.comm_s, c.found.memory_bytes)
-
-
-def _peak_bytes(case: ArrangedBlock) -> int:
-    assert case.plan and case.plan.cost, "a case that runs is priced"
-    return case.plan.cost.memory_bytes["peak"]
 
 
 def _stream_bytes(learner: Learner) -> int:
