@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from bench.support.kept_rows import ROOT, KeptRows, add_before, made
+from bench.support.kept_rows import ROOT, KeptRows, add_before, describe_dates
 from bench.support.plan_reasons import why
 from planner_core.core import cluster_names
 from planner_core.models import ZOO
@@ -110,7 +110,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "MB are what one GPU sends in a step. Why ours needs less is read off the two plans: weights that lie otherwise, and collectives of "
         "one step that only one of them has, the first three of each. Made by `python -m bench.baselines`.",
         "",
-        made(rows),
+        describe_dates(rows),
         "",
         f"- {len(rows)} layouts: ours needs more in {count['MORE']}, as much in {count['same']}, less in {count['less']}",
         "",

@@ -19,7 +19,7 @@ from bench.coverage import BATCH, ROOT, _graph
 from bench.support.coverage.children import in_child, warm
 from bench.support.coverage.models import default_config
 from bench.support.coverage.tp_plan_models import PARTS, part_graph
-from bench.support.kept_rows import KeptRows, add_before, made
+from bench.support.kept_rows import KeptRows, add_before, describe_dates
 
 ROWS = KeptRows("hf_tp_plans", ("type",))
 TABLE = ROOT / "docs" / "HF_TP_PLANS.md"
@@ -157,7 +157,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "published (`bench/support/coverage/tp_plan_models.py`). A plan of a config says nothing of the head, which the class would split and gather "
         "(`_tp_plan`): it stays whole in both. Made by `python -m bench.hf_tp_plans`.",
         "",
-        made(rows),
+        describe_dates(rows),
         "",
         f"- ours needs more in {worse}, as much in {sum(r['outcome'] == 'same' for r in judged)}, less in "
         f"{sum(r['outcome'] == 'less' for r in judged)}",

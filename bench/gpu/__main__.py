@@ -40,21 +40,21 @@ def main() -> None:
         return
     if not args.table:
         target = args.output or ROWS / f"{time.strftime('%Y-%m-%d')}.jsonl"
-        measure(args.only, args.dry, args.limit, None if args.dry else target)
+        measure_jobs(args.only, args.dry, args.limit, None if args.dry else target)
     if not args.dry and args.output is None:
-        from bench.gpu.page import write
+        from bench.gpu.page import write_page
 
-        write()
+        write_page()
 
 
-def measure(only: Sequence[str], dry: bool, limit_s: float, target: Path | None) -> None:
+def measure_jobs(only: Sequence[str], dry: bool, limit_s: float, target: Path | None) -> None:
     """Run the jobs, and write each one's row as soon as it is there. What failed is told at the end."""
     end, failed = time.monotonic() + limit_s, []
     if target:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text("", encoding="utf-8")
-    for name, row in run(only, dry, end):
-        print(f"{limit_s - end + time.monotonic():5.0f} s  {name:28} {told(row)}", flush=True)
+    for name, row in run_jobs(only, dry, end):
+        print(f"{limit_s - end + time.monotonic():5.0f} s  {name:28} {describe_row(row)}", flush=True)
         if "error" in row or row.get("equal") is False:
             failed.append(name)
         if target:
@@ -64,7 +64,7 @@ def measure(only: Sequence[str], dry: bool, limit_s: float, target: Path | None)
         sys.exit(f"these failed: {', '.join(failed)}")
 
 
-def told(row: dict[str, Any]) -> str:
+def describe_row(row: dict[str, Any]) -> str:
     """A row in a line."""
     if "error" in row:
         return f"failed: {row['error'][-300:]}"
@@ -76,18 +76,18 @@ def told(row: dict[str, Any]) -> str:
     return f"{1e3 * row['step_s']:8.1f} ms, host {1e3 * row['host_s']:8.1f} ms, {peak:6.2f} GiB"
 
 
-def run(only: Sequence[str], dry: bool, end: float) -> Iterator[tuple[str, dict[str, Any]]]:
+def run_jobs(only: Sequence[str], dry: bool, end: float) -> Iterator[tuple[str, dict[str, Any]]]:
     """The jobs' rows by name, one after the other."""
     with tempfile.TemporaryDirectory(prefix="shardscope-gpu-") as name:
         folder = Path(name)
         if not only or SCRIPT in only:
-            yield SCRIPT, loop.row(folder, dry, JOB_S)
-        processes = _forks(dry)
+            yield SCRIPT, loop.compare_losses(folder, dry, JOB_S)
+        processes = make_fork_context(dry)
         for job in jobs(tuple(only)):
-            yield job.name, _row(job, processes, folder / "log", dry, end)
+            yield job.name, run_job(job, processes, folder / "log", dry, end)
 
 
-def _forks(dry: bool) -> ForkServerContext:
+def make_fork_context(dry: bool) -> ForkServerContext:
     """Processes that begin with torch and the planner imported, which takes seconds: once in all, and not once a job."""
     if dry:  # tiny products keep no second thread busy, and threads that wait for work take a processor from others
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -98,7 +98,7 @@ def _forks(dry: bool) -> ForkServerContext:
     return context
 
 
-def _row(job: Job, processes: ForkServerContext, log: Path, dry: bool, end: float) -> dict[str, Any]:
+def run_job(job: Job, processes: ForkServerContext, log: Path, dry: bool, end: float) -> dict[str, Any]:
     """What the job measured; or why there is nothing."""
     steps = DRY_STEPS if dry else job.case.steps
     receiver, sender = processes.Pipe(duplex=False)
@@ -108,9 +108,9 @@ def _row(job: Job, processes: ForkServerContext, log: Path, dry: bool, end: floa
     sender.close()  # the job's end is the only one, so waiting ends with the job
     try:
         if receiver.poll(max(0.0, min(JOB_S, end - time.monotonic()))):
-            found: dict[str, Any] = receiver.recv()
+            row: dict[str, Any] = receiver.recv()
             process.join(JOB_S)  # which frees the GPU's memory, and what a compiler has left
-            return found
+            return row
         why = "it took too long"
     except EOFError:
         why = " ".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:])

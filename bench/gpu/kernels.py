@@ -28,11 +28,11 @@ def kind_of(kernel: str) -> str:
     return next((kind for kind, pattern in KINDS if re.search(pattern, kernel)), "other")
 
 
-def by_kind(kernels: Mapping[str, tuple[float, int]]) -> dict[str, list[float]]:
+def sum_by_kind(kernels: Mapping[str, tuple[float, int]]) -> dict[str, list[float]]:
     """Microseconds and launches of each kind, the longest first."""
-    found: dict[str, list[float]] = {}
+    sums: dict[str, list[float]] = {}
     for name, (us, count) in kernels.items():
-        row = found.setdefault(kind_of(name), [0.0, 0])
+        row = sums.setdefault(kind_of(name), [0.0, 0])
         row[0] += us
         row[1] += count
-    return {kind: [round(us, 1), count] for kind, (us, count) in sorted(found.items(), key=lambda item: -item[1][0])}
+    return {kind: [round(us, 1), count] for kind, (us, count) in sorted(sums.items(), key=lambda item: -item[1][0])}

@@ -21,12 +21,12 @@ TOLERANCE = 1e-3
 """Allowed relative difference of a loss: rates and products are those of other kernels, and ten steps add up."""
 
 
-def row(folder: Path, dry: bool, limit_s: float) -> dict[str, Any]:
+def compare_losses(folder: Path, dry: bool, limit_s: float) -> dict[str, Any]:
     """The losses on both, or what the script said instead. `dry`: those of a tiny model on the CPU alone."""
     script = folder / "train.py"
     shardscope.export(shardscope.load_plan(str(PLAN)), "torchrun", str(script))
     options = ["--tiny"] if dry else ["--weights", str(_weights(folder))]
-    found = {"plan": PLAN.name, "way": "script", "compiled": False, "ranks": 1, "steps": STEPS}
+    row = {"plan": PLAN.name, "way": "script", "compiled": False, "ranks": 1, "steps": STEPS}
     for name, gpu in (("losses", False),) if dry else (("losses", True), ("cpu_losses", False)):
         report = folder / f"{name}.jsonl"
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -47,14 +47,14 @@ def row(folder: Path, dry: bool, limit_s: float) -> dict[str, Any]:
                 command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
             )
         except subprocess.TimeoutExpired:
-            return found | {"error": f"the script took longer than {limit_s:.0f} s"}
+            return row | {"error": f"the script took longer than {limit_s:.0f} s"}
         if done.returncode:
-            return found | {"error": (done.stderr.strip().splitlines() or ["no word"])[-1][:400]}
-        found[name] = [json.loads(line)["loss"] for line in report.read_text().splitlines()]
+            return row | {"error": (done.stderr.strip().splitlines() or ["no word"])[-1][:400]}
+        row[name] = [json.loads(line)["loss"] for line in report.read_text().splitlines()]
     if dry:
-        return found
-    apart = max(abs(a / b - 1) for a, b in zip(found["losses"], found["cpu_losses"], strict=True))
-    return found | {"largest_difference": apart, "equal": apart <= TOLERANCE}
+        return row
+    apart = max(abs(a / b - 1) for a, b in zip(row["losses"], row["cpu_losses"], strict=True))
+    return row | {"largest_difference": apart, "equal": apart <= TOLERANCE}
 
 
 def _weights(folder: Path) -> Path:
@@ -66,10 +66,10 @@ def _weights(folder: Path) -> Path:
 
     model = model_of(shardscope.load_plan(str(PLAN))).model
     init = initializer(model, 0, "cpu")
-    made: dict[int, torch.Tensor] = {}
+    values: dict[int, torch.Tensor] = {}
     where = folder / "weights"
     where.mkdir(exist_ok=True)
     for name, parameter in model.named_parameters():
-        made[id(parameter)] = init(name, parameter).contiguous()
-    save_file({name: made[id(p)] for name, p in model.named_parameters()}, str(where / "model.safetensors"))
+        values[id(parameter)] = init(name, parameter).contiguous()
+    save_file({name: values[id(p)] for name, p in model.named_parameters()}, str(where / "model.safetensors"))
     return where

@@ -18,28 +18,28 @@ GIB = 2**30
 MOST_KINDS = 8
 
 
-def rows() -> Iterator[dict[str, Any]]:
+def read_measured_rows() -> Iterator[dict[str, Any]]:
     """Every row that was measured, with the id of its line."""
     for file in sorted(ROWS.glob("*.jsonl")):
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             yield {"id": f"{file.stem}-{number}", **json.loads(line)}
 
 
-def steps() -> Iterator[tuple[Case, dict[str, Any]]]:
+def read_steps() -> Iterator[tuple[Case, dict[str, Any]]]:
     """The rows of steps, with their cases."""
-    for row in rows():
+    for row in read_measured_rows():
         case = CASES.get(Path(row["plan"]).stem)
         if case is not None and "step_s" in row:
             yield case, row
 
 
-def predicted(case: Case, compiled: bool) -> tuple[float, int]:
+def predict(case: Case, compiled: bool) -> tuple[float, int]:
     """Seconds of compute and optimizer of one rank, and bytes at the peak."""
-    return _predicted(case.name, compiled)
+    return _predict(case.name, compiled)
 
 
 @functools.cache
-def _predicted(name: str, compiled: bool) -> tuple[float, int]:
+def _predict(name: str, compiled: bool) -> tuple[float, int]:
     case = CASES[name]
     priced = shardscope.price(
         case.model, cluster=case.cluster, layout=case.layout, advise=False, compiled=compiled, **case.options
@@ -49,14 +49,14 @@ def _predicted(name: str, compiled: bool) -> tuple[float, int]:
     return cost.compute_time_s + cost.optimizer_time_s, int(cost.memory_bytes["peak"])
 
 
-def judged() -> Iterator[tuple[Case, dict[str, Any]]]:
+def read_judged_steps() -> Iterator[tuple[Case, dict[str, Any]]]:
     """The rows that predictions are held to: our own program, where a fake group does what a real one does."""
-    yield from ((case, row) for case, row in steps() if row["way"] == OURS and not row.get("note"))
+    yield from ((case, row) for case, row in read_steps() if row["way"] == OURS and not row.get("note"))
 
 
-def write() -> None:
+def write_page() -> None:
     """Write the page, and the file of predictions."""
-    found = [
+    predictions = [
         {
             "id": row["id"],
             "what": case.what,
@@ -67,22 +67,22 @@ def write() -> None:
             "date": row["date"],
             "torch": row["torch"],
             "measured_s": row["step_s"],
-            "predicted_s": round(predicted(case, row["compiled"])[0], 5),
+            "predicted_s": round(predict(case, row["compiled"])[0], 5),
             "measured_bytes": row["peak_allocated_bytes"],
-            "predicted_bytes": predicted(case, row["compiled"])[1],
+            "predicted_bytes": predict(case, row["compiled"])[1],
         }
-        for case, row in judged()
+        for case, row in read_judged_steps()
     ]
     with ONE_RANK_FILE.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(found[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, list(predictions[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(found)
-    PAGE.write_text(document(), encoding="utf-8")
+        writer.writerows(predictions)
+    PAGE.write_text(make_page(), encoding="utf-8")
 
 
-def document() -> str:
+def make_page() -> str:
     """The page."""
-    measured = list(steps())
+    measured = list(read_steps())
     machines = sorted({(r["date"], r["gpu"], r["torch"], r["transformers"]) for _, r in measured})
     lines = [
         "# One rank on real GPUs",
@@ -119,7 +119,7 @@ def document() -> str:
 def _line(case: Case, row: dict[str, Any]) -> str:
     ms = peak = "–"
     if row["way"] == OURS and not row.get("note"):
-        seconds, num_bytes = predicted(case, row["compiled"])
+        seconds, num_bytes = predict(case, row["compiled"])
         ms, peak = f"{1e3 * seconds:.0f}", f"{num_bytes / GIB:.1f}"
     star = r" \*" if row.get("note") else ""
     way = f"{row['way']}{', compiled' if row['compiled'] else ''}{star}"
@@ -132,14 +132,14 @@ def _line(case: Case, row: dict[str, Any]) -> str:
 def _kinds(measured: list[tuple[Case, dict[str, Any]]]) -> Iterator[str]:
     for case, row in measured:
         if kinds := row.get("kinds_us"):
-            told = ", ".join(
+            kinds_text = ", ".join(
                 f"{kind} {us / 1e3:.1f} ({count})" for kind, (us, count) in list(kinds.items())[:MOST_KINDS]
             )
-            yield f"- {case.what}, {row['way']}{', compiled' if row['compiled'] else ''} ({row['date']}): {told}"
+            yield f"- {case.what}, {row['way']}{', compiled' if row['compiled'] else ''} ({row['date']}): {kinds_text}"
 
 
 def _scripts() -> Iterator[str]:
-    for row in rows():
+    for row in read_measured_rows():
         if row["way"] == "script":
             yield ""
             yield (
@@ -150,4 +150,4 @@ def _scripts() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    write()
+    write_page()

@@ -20,8 +20,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import planner_core as shardscope
 from bench.gpu.cases import Case
-from bench.gpu.kernels import by_kind
-from bench.gpu.setups import Setup, set_up
+from bench.gpu.kernels import sum_by_kind
+from bench.gpu.setups import Setup, make_setup
 from planner_core.core import Plan
 from planner_core.runtime import training
 from planner_core.verification import scaled
@@ -36,24 +36,24 @@ def send_row(case: Case, way: str, steps: int, compiled: bool, dry: bool, log: P
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     warnings.simplefilter("ignore")
-    target.send(row(case, way, steps, compiled, dry))
+    target.send(measure_row(case, way, steps, compiled, dry))
 
 
-def row(case: Case, way: str, steps: int, compiled: bool, dry: bool) -> dict[str, Any]:
+def measure_row(case: Case, way: str, steps: int, compiled: bool, dry: bool) -> dict[str, Any]:
     """What was measured, in the fields of docs/HARDWARE.md's rows."""
     plan = shardscope.load_plan(str(case.plan))
-    plan = small(plan) if dry else plan
-    connect(plan.mesh.num_devices)
+    plan = scale_down(plan) if dry else plan
+    join_group(plan.mesh.num_devices)
     device = training.device()
     # a dry run compiles no kernels, which takes a CPU minutes
-    setup = set_up(plan, way, ("aot_eager" if dry else "inductor") if compiled else "", device)
+    setup = make_setup(plan, way, ("aot_eager" if dry else "inductor") if compiled else "", device)
     gpu = device.type == "cuda"
     if gpu:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    seconds, host, loss = timed(setup, steps, torch.cuda.synchronize if gpu else lambda: None)
+    seconds, host, loss = time_steps(setup, steps, torch.cuda.synchronize if gpu else lambda: None)
     load = plan.workload
-    found = {
+    row = {
         "plan": case.plan.name,
         "way": way,
         "compiled": compiled,
@@ -67,22 +67,22 @@ def row(case: Case, way: str, steps: int, compiled: bool, dry: bool) -> dict[str
         "loss": round(loss, 6) if math.isfinite(loss) else None,
     }
     if gpu:
-        found |= {
+        row |= {
             "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
             "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
         }
-    kernels = profiled(setup, gpu)
-    found |= {"kernels_us": dict(list(kernels.items())[:MOST_KERNELS]), "kinds_us": by_kind(kernels)}
-    found |= {"date": datetime.date.today().isoformat(), **versions(), "note": case.note, "dry": dry}
-    return {name: value for name, value in found.items() if value not in ("", False) or name == "compiled"}
+    kernels = profile_step(setup, gpu)
+    row |= {"kernels_us": dict(list(kernels.items())[:MOST_KERNELS]), "kinds_us": sum_by_kind(kernels)}
+    row |= {"date": datetime.date.today().isoformat(), **describe_machine(), "note": case.note, "dry": dry}
+    return {name: value for name, value in row.items() if value not in ("", False) or name == "compiled"}
 
 
-def small(plan: Plan) -> Plan:
+def scale_down(plan: Plan) -> Plan:
     """The same plan on a small model and few ranks, for a dry run."""
     return scaled(plan, min(DRY_RANKS, plan.mesh.num_devices))
 
 
-def connect(ranks: int) -> None:
+def join_group(ranks: int) -> None:
     """A fake group of `ranks`, of which this process is the first; a real one of one rank."""
     if ranks == 1:
         training.connect()
@@ -90,13 +90,13 @@ def connect(ranks: int) -> None:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
 
 
-def versions() -> dict[str, str]:
+def describe_machine() -> dict[str, str]:
     """Of the machine and its libraries."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     return {"gpu": name, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
-def timed(setup: Setup, steps: int, wait: Callable[[], Any]) -> tuple[list[float], list[float], float]:
+def time_steps(setup: Setup, steps: int, wait: Callable[[], Any]) -> tuple[list[float], list[float], float]:
     """Seconds of each step, seconds until the host had issued it, and the last loss."""
     seconds, host, loss = [], [], torch.zeros(())
     for _ in range(steps):
@@ -110,7 +110,7 @@ def timed(setup: Setup, steps: int, wait: Callable[[], Any]) -> tuple[list[float
     return seconds, host, float(loss.detach())
 
 
-def profiled(setup: Setup, gpu: bool) -> dict[str, tuple[float, int]]:
+def profile_step(setup: Setup, gpu: bool) -> dict[str, tuple[float, int]]:
     """Microseconds and launches of each kernel of one step, the longest first; on a CPU of each operator."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -118,10 +118,10 @@ def profiled(setup: Setup, gpu: bool) -> dict[str, tuple[float, int]]:
         setup.step()
         if gpu:
             torch.cuda.synchronize()
-    found: dict[str, tuple[float, int]] = {}
+    kernels: dict[str, tuple[float, int]] = {}
     for event in recorded.key_averages():
         us = float(event.self_device_time_total if gpu else event.self_cpu_time_total)
         if us > 0 and (not gpu or event.device_type == torch.autograd.DeviceType.CUDA):
-            before, count = found.get(event.key[:NAME], (0.0, 0))
-            found[event.key[:NAME]] = (round(before + us, 1), count + event.count)
-    return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+            before, count = kernels.get(event.key[:NAME], (0.0, 0))
+            kernels[event.key[:NAME]] = (round(before + us, 1), count + event.count)
+    return dict(sorted(kernels.items(), key=lambda item: -item[1][0]))

@@ -46,16 +46,16 @@ class Setup:
         return loss
 
 
-def set_up(plan: Plan, way: str, compiler: str, device: torch.device) -> Setup:
+def make_setup(plan: Plan, way: str, compiler: str, device: torch.device) -> Setup:
     """The plan's model in one of `WAYS`, with inputs of this rank's samples. `compiler`: a backend of torch.compile; "": none."""
     start = training.model_of(plan, seed=0, stand_in=True)
     inputs = next(training.open_data(plan, start, None, device).micro_batches(0))
     if way == OURS:
-        return _ours(plan, start, inputs, compiler)
-    return _stock(plan, start, inputs, compiler, device, way == PARALLELIZE)
+        return _make_own_setup(plan, start, inputs, compiler)
+    return _make_stock_setup(plan, start, inputs, compiler, device, way == PARALLELIZE)
 
 
-def _ours(plan: Plan, start: Start, inputs: dict[str, Any], compiler: str) -> Setup:
+def _make_own_setup(plan: Plan, start: Start, inputs: dict[str, Any], compiler: str) -> Setup:
     model: Any = shardscope.apply(
         start.model, plan, init=start.init, compile={"fullgraph": True, "backend": compiler} if compiler else False
     )
@@ -68,7 +68,9 @@ def _ours(plan: Plan, start: Start, inputs: dict[str, Any], compiler: str) -> Se
     return Setup(model, optimizer, lambda: shardscope.clip_grad_norm_(model.parameters(), 1.0), last, plan, inputs)
 
 
-def _stock(plan: Plan, start: Start, inputs: dict[str, Any], compiler: str, device: torch.device, split: bool) -> Setup:
+def _make_stock_setup(
+    plan: Plan, start: Start, inputs: dict[str, Any], compiler: str, device: torch.device, split: bool
+) -> Setup:
     """FSDP2 of each block and of the root over all ranks; `split`: tensor parallelism first, then FSDP2 over the data axes. As its guide
     has it: bfloat16 with gradients summed in float32, fused AdamW, torch's clip, AC of whole blocks where the plan recomputes them."""
     kind = type(start.model)
@@ -79,7 +81,7 @@ def _stock(plan: Plan, start: Start, inputs: dict[str, Any], compiler: str, devi
     with torch.device("meta"):
         model: Any = kind._from_config(config, dtype=torch.float32)  # type: ignore[attr-defined]
     training.with_planned_loss(model, plan.model)
-    blocks = [model.get_submodule(name) for name in _outermost(plan)]
+    blocks = [model.get_submodule(name) for name in _outermost_blocks(plan)]
     mesh = init_device_mesh(device.type, plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)
     if split:
         names: dict[str, Any] = {}
@@ -89,7 +91,7 @@ def _stock(plan: Plan, start: Start, inputs: dict[str, Any], compiler: str, devi
     elif mesh.ndim > 1:
         raise InputError(f"{plan.name} has a mesh of {mesh.ndim} axes, which FSDP2 alone does not run")
     if plan.workload["recompute"] in ("full", "selective"):
-        _recomputed(model, blocks, str(plan.workload["recompute"]))
+        _wrap_blocks(model, blocks, str(plan.workload["recompute"]))
     for block in blocks if compiler else ():
         block.compile(backend=compiler)
     low = getattr(torch, str(plan.workload["dtype"]))
@@ -97,8 +99,8 @@ def _stock(plan: Plan, start: Start, inputs: dict[str, Any], compiler: str, devi
     for part in (*blocks, model):
         fully_shard(part, mesh=mesh, mp_policy=policy)
     model.to_empty(device=device)
-    _fill(model, start, device)
-    groups = _by_mesh(model)
+    _fill_weights(model, start, device)
+    groups = _group_by_mesh(model)
     optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=RATE, fused=device.type == "cuda")
 
     @contextlib.contextmanager
@@ -106,18 +108,18 @@ def _stock(plan: Plan, start: Start, inputs: dict[str, Any], compiler: str, devi
         model.set_requires_gradient_sync(is_last)
         yield
 
-    return Setup(model.train(), optimizer, lambda: _clip(groups, 1.0), last, plan, inputs)
+    return Setup(model.train(), optimizer, lambda: _clip_gradients(groups, 1.0), last, plan, inputs)
 
 
-def _by_mesh(model: nn.Module) -> list[list[nn.Parameter]]:
+def _group_by_mesh(model: nn.Module) -> list[list[nn.Parameter]]:
     """The parameters that lie on the same mesh: torch's fused and foreach operators take those of one."""
-    found: dict[Any, list[nn.Parameter]] = {}
+    groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in model.parameters():
-        found.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-    return list(found.values())
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return list(groups.values())
 
 
-def _clip(groups: list[list[nn.Parameter]], most: float) -> None:
+def _clip_gradients(groups: list[list[nn.Parameter]], most: float) -> None:
     """Torch's clip, where parameters may lie on several meshes."""
     if len(groups) == 1:
         torch.nn.utils.clip_grad_norm_(groups[0], most)
@@ -128,19 +130,19 @@ def _clip(groups: list[list[nn.Parameter]], most: float) -> None:
         torch.nn.utils.clip_grads_with_norm_(group, most, total)
 
 
-def _outermost(plan: Plan) -> list[str]:
+def _outermost_blocks(plan: Plan) -> list[str]:
     """The paths of repeated blocks that lie in no other."""
     paths = sorted(path for block in plan.blocks.values() for path in block.prefixes if path)
     return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
 
 
-def _recomputed(model: nn.Module, blocks: list[nn.Module], how: str) -> None:
+def _wrap_blocks(model: nn.Module, blocks: list[nn.Module], how: str) -> None:
     """Wrap the blocks: all is computed again, or (selective) all but every second product and attention, as torchtitan has it."""
     from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
     products = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.addmm.default)
-    kept = (
+    kept_operators = (
         torch.ops.aten._scaled_dot_product_flash_attention.default,
         torch.ops.aten._scaled_dot_product_cudnn_attention.default,
         torch.ops.aten._scaled_dot_product_efficient_attention.default,
@@ -151,7 +153,7 @@ def _recomputed(model: nn.Module, blocks: list[nn.Module], how: str) -> None:
 
         def policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
             seen[ctx.is_recompute] += operator in products
-            keep = operator in kept or (operator in products and seen[ctx.is_recompute] % 2 == 1)
+            keep = operator in kept_operators or (operator in products and seen[ctx.is_recompute] % 2 == 1)
             return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
         return create_selective_checkpoint_contexts(policy)
@@ -163,7 +165,7 @@ def _recomputed(model: nn.Module, blocks: list[nn.Module], how: str) -> None:
     wrappers.apply_activation_checkpointing(model, wrapped, lambda module: any(module is b for b in blocks))
 
 
-def _fill(model: nn.Module, start: Start, device: torch.device) -> None:
+def _fill_weights(model: nn.Module, start: Start, device: torch.device) -> None:
     """Random weights; buffers as the plan's model has them."""
     buffers = {name.replace("_checkpoint_wrapped_module.", ""): b for name, b in start.model.named_buffers()}
     with torch.no_grad():

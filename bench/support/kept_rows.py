@@ -61,13 +61,13 @@ def add_before(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def made(rows: list[Row]) -> str:
+def describe_dates(rows: list[Row]) -> str:
     """On which days and at which commits the rows were made, for the head of a page."""
     days: dict[str, list[Row]] = {}
     for row in rows:
         days.setdefault(row.get("date", ""), []).append(row)
-    told = []
-    for day, found in sorted(days.items(), reverse=True):
-        commits = ", ".join(sorted({row["commit"] for row in found if "commit" in row}))
-        told.append(f"{len(found)} on {day} at {commits}" if day else f"{len(found)} at an unknown commit")
-    return "Rows were made: " + "; ".join(told) + "."
+    parts = []
+    for day, rows_of_day in sorted(days.items(), reverse=True):
+        commits = ", ".join(sorted({row["commit"] for row in rows_of_day if "commit" in row}))
+        parts.append(f"{len(rows_of_day)} on {day} at {commits}" if day else f"{len(rows_of_day)} at an unknown commit")
+    return "Rows were made: " + "; ".join(parts) + "."

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from bench.support.kept_rows import made
+from bench.support.kept_rows import describe_dates
 
 Row = dict[str, Any]
 GIB = 2**30
@@ -59,7 +59,7 @@ def _head(rows: list[Row]) -> list[str]:
         "- Traffic and memory: one step at full size on a fake process group of the mesh's world size, batch 16 (64 on 64×8), mixed "
         "precision with bf16, H100. The rewritten program runs, and the model's own code where it cannot be rewritten. Collectives must agree in phase, kind, count and bytes; memory is the peak of all live allocations of one rank, "
         "within 2 %.",
-        "- " + made([r for r in rows if r["check"] != "plan"]) + _last_day(rows),
+        "- " + describe_dates([r for r in rows if r["check"] != "plan"]) + _last_day(rows),
         "",
     ]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.gpu.cases import OURS
-from bench.gpu.page import steps
+from bench.gpu.page import read_steps
 from bench.support.published import reserved
 from bench.support.published.runs import Run, priced, runs
 from planner_core.core import InputError, load_cluster, timing
@@ -151,7 +151,7 @@ def own_peaks() -> list[reserved.Peak]:
     """The steps of one rank that `bench.gpu` measured, left out by model: what the allocator held beside the peak that it counted."""
     return [
         reserved.Peak(row["peak_allocated_bytes"], row["peak_reserved_bytes"], case.name, fitted=True)
-        for case, row in steps()
+        for case, row in read_steps()
         if row["way"] == OURS
     ]
 
