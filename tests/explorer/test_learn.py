@@ -555,7 +555,13 @@ def test_13_the_question_can_be_worked_out_from_what_it_says(monkeypatch: pytest
     assert exact.plan and exact.plan.cost
     for told in (exact.seconds, exact.plan.cost.step_time_s, exact.plan.cost.step_time_s / LAYERS):
         assert units.seconds(told) in steps[5].says
-    assert units.memory(exact.plan.cost.memory_bytes["peak"]) in steps[5].says and "as FSDP does" in steps[5].says
+    assert units.memory(exact.plan.cost.memory_bytes["peak"]) in steps[5].says
+    kept = {str(p.working[0]) for p in exact.plan.blocks[exact.block].params.values()}
+    parts = [p for p in exact.plan.blocks[exact.block].params.values() if p.stored != p.working and not p.gathered]
+    told = (
+        "as FSDP does" if exact.gathered else "as ZeRO does" if parts and kept == {"R"} else "keeps every weight where"
+    )
+    assert told in steps[5].says
     monkeypatch.setattr(l13_choose.arranged, "arrange_megatron", lambda *_: None)  # as with heads that do not divide
     cannot = lesson.question(LLAMA, lesson.defaults())
     assert cannot.options[cannot.answer] == "It cannot run here" and units.seconds(4 * one) in cannot.options

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from explorer.graph.stripes import split_of
 from explorer.learn.blocks import arranged, placing
 from explorer.learn.blocks.arranged import WEIGHTS, ArrangedBlock, with_llama_block
 from explorer.learn.learner import STANDARD_MODEL, Learner
@@ -124,6 +125,7 @@ def live(learner: Learner, values: Values) -> Live:
         "only_yours": only_yours,
         "only_least": only_least,
         "exact": exact,
+        "dealt": _is_dealt_out(exact),
         "layers": learner.planner.graph.num_repeats[exact.block],
         "usual": usual.seconds if usual else None,
         "one_sum": _all_reduce_s(learner, devices),
@@ -136,6 +138,12 @@ def live(learner: Learner, values: Values) -> Live:
         "exact": draw_block(exact),
     }
     return Live(facts, pictures, {k: v for k, v in numbers.items() if np.isfinite(v)}, learner, note)
+
+
+def _is_dealt_out(case: ArrangedBlock) -> bool:
+    """Whether the optimizer's parts of weights that are whole in use are dealt out."""
+    assert case.plan, "only a case that runs"
+    return any(split_of(p, case.plan.mesh).stored > 1 for p in case.plan.blocks[case.block].params.values())
 
 
 def _dominates(comm: Any, memory: Any, row: int) -> Any:
