@@ -64,7 +64,9 @@ def search_model(learner: Learner, devices: int) -> ModelSearch:
 def make_problem(learner: Learner, devices: int) -> tuple[Problem, float]:
     """What is searched, the learner's model on some neighbours, and the memory allowed on each."""
     planner = placing.on_neighbours(learner, devices)
-    return planner.problem(DeviceMesh(("gpus",), (devices,))), planner.budget
+    # one stage, FSDP's if the learner leaves it open: tables of all stages are larger, and their proof takes longer than a page may
+    zero = 3 if learner.request.zero is None else None
+    return planner.problem(DeviceMesh(("gpus",), (devices,)), zero=zero), planner.budget
 
 
 def then(a: Floats, b: Floats) -> Floats:
