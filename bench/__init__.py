@@ -9,7 +9,7 @@
     published     step times of published training runs against their predictions, and bands        docs/PUBLISHED.md
                   (and their peak memory, docs/PUBLISHED_MEMORY.md)
     runtime       a step under a plan beside DDP, FSDP2 and parallelize_module on gloo ranks         docs/RUNTIME.md
-    search        time of the search by depth and mesh, fronts, and TAPS against TAP                docs/BENCHMARKS.md
+    search        first plans, whole commands, and the search by depth and mesh; beside HiGHS       docs/BENCHMARKS.md
                   (and the step minimised beside the step simulated, docs/SIMULATION.md)
 
 `support/` is what they share; `support/results/` keeps the rows, so that a long run can be stopped and taken up again.

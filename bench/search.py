@@ -1,26 +1,26 @@
 """Speed of the search, in processor time; writes docs/BENCHMARKS.md.
 
-    python -m bench.search                        # sections that have no row yet, then the page, and docs/SIMULATION.md
-    python -m bench.search --only depth fronts    # some of the sections, measured again
-    python -m bench.search --before 2026-11-23    # sections of earlier days, measured again
+    python -m bench.search                            # parts that have no row yet, then the page, and docs/SIMULATION.md
+    python -m bench.search --only depth fronts        # some of the sections, measured again
+    python -m bench.search --before 2026-11-23        # parts of earlier days, measured again
+    python -m bench.search --peer ../autoparallel     # beside autoparallel too, from a checkout of it
 
-Processor time counts what a process works, so other programs on the machine disturb it little. Both sides of a ratio are
-measured in turns. Sections are stored in bench/support/results/search.jsonl.
+Processor time counts what a process works, so other programs on the machine disturb it less than a clock; both sides of a ratio are
+measured in turns. Each part of a section is printed and stored in bench/support/results/search.jsonl as it ends, so that a run that was
+stopped goes on. All of it takes some ten minutes of one core.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import resource
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.support import simulation, unusual  # noqa: E402
-from bench.support.kept_rows import KeptRows, add_before  # noqa: E402
+from bench.support import commands, peer, simulation  # noqa: E402
+from bench.support.kept_rows import KeptRows, Row, add_before, made  # noqa: E402
 from planner_core.core import DeviceMesh  # noqa: E402
 from planner_core.models import ZOO  # noqa: E402
 from planner_core.planning import (  # noqa: E402
@@ -44,7 +44,6 @@ from planner_core.planning import (  # noqa: E402
     prepare_planner,
 )
 from planner_core.planning.analysis import unfold_problem  # noqa: E402
-from planner_core.planning.methods import METHODS  # noqa: E402
 from planner_core.search import (  # noqa: E402
     find_least_memory,
     find_pareto_front,
@@ -81,10 +80,6 @@ def format_ms(s: float) -> str:
     return f"{1e3 * s:.1f} ms"
 
 
-def markdown_table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(r) + " |" for r in (head, ["---"] * len(head), *rows)] + [""]
-
-
 def prepare_problem(name: str, mesh: tuple[int, ...], layers: int | None = None) -> tuple[Planner, Problem]:
     """A planner of a zoo model, and its problem on one mesh of H100 with ample memory."""
     planner = prepare_planner(
@@ -93,270 +88,216 @@ def prepare_problem(name: str, mesh: tuple[int, ...], layers: int | None = None)
     return planner, planner.problem(DeviceMesh(("data", "tensor")[-len(mesh) :], mesh))
 
 
-def measure_networks() -> list[str]:
-    rows = []
-    for name in ZOO:
-        planner, problem = prepare_problem(name, (2, 8))
-        # A planner without networks: it computes the kernel times and tables that meshes and ZeRO stages share.
-        network = median_seconds(lambda p=planner: p.changed().problem(DeviceMesh(("data", "tensor"), (2, 8))), 3)
-        rows.append([name, format_ms(network), format_ms(fresh_search_seconds(problem, search_within_budget))])
-    return [
-        "## Network and search alone, (2, 8), memory ample",
-        "",
-        *markdown_table(["model", "network", "search"], rows),
-    ]
+Cells = list[str]
+Measurement = Callable[[], Cells]
 
 
-def measure_depths() -> list[str]:
-    rows = []
-    for name in ("llama-3-8b", "t5-large"):
-        built = [prepare_problem(name, (2, 8), n)[1] for n in (10, 1000)]
-        few, many = map(
-            statistics.median,
-            zip(*[[fresh_search_seconds(b, search_within_budget, 1) for b in built] for _ in range(7)], strict=True),
-        )
-        rows.append([name, format_ms(few), format_ms(many), f"{many / few:.2f}"])
-    return ["## Depth", "", *markdown_table(["model", "10 layers", "1000 layers", "ratio"], rows)]
+def measure_network(name: str) -> Cells:
+    """The time to build the network of a zoo model on (2, 8), and to search it with ample memory."""
+    planner, problem = prepare_problem(name, (2, 8))
+    # A planner without networks: it computes the kernel times and tables that meshes share.
+    network = median_seconds(lambda: planner.changed().problem(problem.model.mesh), 3)
+    return [format_ms(network), format_ms(fresh_search_seconds(problem, search_within_budget))]
 
 
-def measure_budgets() -> list[str]:
-    """Half way between the least memory and the fastest assignment's: bound, labels and proof."""
-    rows = []
-    for name in ZOO:
-        for mesh in ((16,), (2, 8)):
-            planner = prepare_planner(Request(name, cluster="2x8-h100"))
-            built = planner.problem(DeviceMesh(("data", "tensor")[-len(mesh) :], mesh))
-            free, least = search_within_budget(built).assignment, find_least_memory(built)
-            assert free is not None
-            assert least is not None
-            budget = (memory_bytes(free) + memory_bytes(least)) / 2
-            answer = search_within_budget(built, budget=budget)
-            took = fresh_search_seconds(built, partial(search_within_budget, budget=budget), 3)
-            rows.append([name, str(mesh), format_ms(took), "yes" if answer.optimal else f"gap {answer.gap:.1e}"])
-    return [
-        "## Search within a memory budget, 16 GPUs",
-        "",
-        *markdown_table(["model", "mesh", "time", "proven optimal"], rows),
-    ]
+def measure_depth(name: str) -> Cells:
+    """The search of 10 and of 1 000 layers, in turns."""
+    built = [prepare_problem(name, (2, 8), n)[1] for n in (10, 1000)]
+    runs = [[fresh_search_seconds(b, search_within_budget, 1) for b in built] for _ in range(7)]
+    few, many = map(statistics.median, zip(*runs, strict=True))
+    return [format_ms(few), format_ms(many), f"{many / few:.2f}"]
 
 
-def measure_fronts() -> list[str]:
+def measure_budget(name: str, mesh: tuple[int, ...]) -> Cells:
+    """A search half way between the least memory and that of the fastest assignment."""
+    planner = prepare_planner(Request(name, cluster="2x8-h100"))
+    built = planner.problem(DeviceMesh(("data", "tensor")[-len(mesh) :], mesh))
+    free, least = search_within_budget(built).assignment, find_least_memory(built)
+    assert free is not None
+    assert least is not None
+    budget = (memory_bytes(free) + memory_bytes(least)) / 2
+    answer = search_within_budget(built, budget=budget)
+    took = fresh_search_seconds(built, partial(search_within_budget, budget=budget), 3)
+    return [format_ms(took), "yes" if answer.optimal else f"gap {answer.gap:.1e}"]
+
+
+def measure_front(name: str, mesh: tuple[int, ...], objective: str) -> Cells:
     """Every plan with uniform repeats that no other beats."""
-    rows = []
-    for name, mesh in (
-        ("llama-3-8b", (2, 8)),
-        ("gpt2-xl", (2, 8)),
-        ("mixtral-8x7b", (2, 8)),
-        ("t5-large", (16,)),
-        ("vit-large", (2, 8)),
-    ):
-        planner = prepare_planner(Request(name, cluster="2x8-h100"))
-        built = planner.problem(DeviceMesh(("data", "tensor")[-len(mesh) :], mesh), uniform=True)
-        for objective in ("time", "communication"):
-            start = time.process_time()
-            found = find_pareto_front(built, objective)
-            took = time.process_time() - start
-            rows.append(
-                [name, str(mesh), objective, str(len(found.cost_s)), "yes" if found.exact else "no", f"{took:.2f} s"]
-            )
+    planner = prepare_planner(Request(name, cluster="2x8-h100"))
+    built = planner.problem(DeviceMesh(("data", "tensor")[-len(mesh) :], mesh), uniform=True)
+    start = time.process_time()
+    found = find_pareto_front(built, objective)
+    took = time.process_time() - start
+    return [str(len(found.cost_s)), "yes" if found.exact else "no", f"{took:.2f} s"]
+
+
+def measure_highs(mesh: tuple[int, ...], layers: int) -> Cells:
+    """The folded search of Llama-3-8B, and HiGHS on the unfolded network."""
+    _, built = prepare_problem("llama-3-8b", mesh, layers)
+    objective = make_objective(built, "time")
+    answer = solve_folded(built, objective)
+    net = unfold_problem(built, objective, answer)
+    before = fresh_search_seconds(built, partial(solve_folded, objective=objective))
+    start = time.process_time()
+    found = highs(net, time_limit=HIGHS_LIMIT_S, near=answer.seconds if answer else 1.0)
+    took = time.process_time() - start
+    folded = (before + fresh_search_seconds(built, partial(solve_folded, objective=objective))) / 2
+    stopped = took >= HIGHS_LIMIT_S
     return [
-        "## Exact front, all copies alike",
-        "",
-        *markdown_table(["model", "mesh", "objective", "points", "all of them", "time"], rows),
+        format_ms(folded),
+        f"over {HIGHS_LIMIT_S:.0f} s, stopped" if stopped else f"{took:.1f} s",
+        f"{'over ' * stopped}{took / folded:.0f}",
+        str(np.isfinite(found)),
     ]
 
 
-def compare_topology() -> list[str]:
-    """TAPS: the plan of least communication time against that of least volume, both on the real links."""
-    rows = []
-    for cluster in ("2x8-h100", "2x8-v100-eth", "4x8-a100"):
-        for name in (n for n in ZOO if n != "t5-large"):  # whose plan of least volume takes up to half a minute
-            planner = prepare_planner(Request(name, cluster=cluster, method="taps"))
-            options = candidate_meshes(planner.request, planner.cluster)
-            a = choose_mesh(planner, options)
-            b = choose_mesh(planner, options, method=replace(METHODS["taps"], by_volume=True))
-            t, v = a.cost.comm_time_s, b.cost.comm_time_s
-            saved = (
-                "neither fits"
-                if not (a.fits and b.fits)
-                else "both send nothing"
-                if not v
-                else f"{100 * (1 - t / v):.1f} %"
-            )
-            rows.append([cluster, name, f"{a.mesh}: {format_ms(t)}", f"{b.mesh}: {format_ms(v)}", saved])
-    head = ["cluster", "model", "by topology", "by volume", "communication saved"]
-    return ["## TAPS: cost by topology against cost by volume, weights kept", "", *markdown_table(head, rows)]
-
-
-def measure_captured_configs() -> list[str]:
-    """From a config to the chosen plan, torch and transformers imported before."""
-    from planner_core.models import open_model
-
-    with tempfile.TemporaryDirectory() as where:
-        config = Path(where) / "config.json"
-        config.write_text(json.dumps(prepare_planner(Request("llama-3-8b")).graph.config))
-        open_model(str(config), batch=16, seq=4096)  # imports
-        rows = []
-        for mesh, cluster in (("8", "1x8-h100"), ("2x8", "2x8-h100")):
-            request = Request(str(config), cluster=cluster, mesh=mesh, batch=16, seq=4096)
-
-            def run(request: Request = request) -> None:
-                planner = prepare_planner(request)
-                choose_mesh(planner, candidate_meshes(planner.request, planner.cluster))
-
-            rows.append([mesh, f"{median_seconds(run, 3):.2f} s"])
-    return [
-        "## Config to plan, capture included, Llama-3-8B with 32 layers",
-        "",
-        *markdown_table(["mesh", "time"], rows),
-    ]
-
-
-def compare_highs() -> list[str]:
-    rows = []
-    points: dict[str, list[tuple[int, float, float]]] = {}
-    for mesh in ((8,), (2, 8)):
-        for layers in (2, 4, 8, 16, 32):
-            _, built = prepare_problem("llama-3-8b", mesh, layers)
-            objective = make_objective(built, "time")
-            answer = solve_folded(built, objective)
-            net = unfold_problem(built, objective, answer)
-            before = fresh_search_seconds(built, partial(solve_folded, objective=objective))
-            start = time.process_time()
-            found = highs(net, time_limit=HIGHS_LIMIT_S, near=answer.seconds if answer else 1.0)
-            took = time.process_time() - start
-            folded = (before + fresh_search_seconds(built, partial(solve_folded, objective=objective))) / 2
-            said = f"{took:.1f} s" if took < HIGHS_LIMIT_S else f"over {HIGHS_LIMIT_S:.0f} s, stopped"
-            rows.append(
-                [
-                    str(mesh),
-                    str(layers),
-                    format_ms(folded),
-                    said,
-                    f"{'' if took < HIGHS_LIMIT_S else 'over '}{took / folded:.0f}",
-                    str(np.isfinite(found)),
-                ]
-            )
-            points.setdefault(str(mesh), []).append((layers, folded, took))
-            if took >= 0.9 * HIGHS_LIMIT_S:
-                break
-    (ROOT / "docs" / "images" / "bench_search.svg").write_text(plot_highs(points), encoding="utf-8")
-    head = ["mesh", "layers", "folded", "HiGHS, one-hot", "ratio", "HiGHS has a solution"]
-    return [
-        "## Folded search against HiGHS on the unfolded network, Llama-3-8B",
-        "",
-        "![time by depth](images/bench_search.svg)",
-        "",
-        *markdown_table(head, rows),
-    ]
-
-
-def plot_highs(points: dict[str, list[tuple[int, float, float]]]) -> str:
-    """Seconds by layers, both on a log scale, as SVG: folded solid, HiGHS dashed, a colour per mesh."""
-    width, height, left, bottom = 640, 360, 70, 50
-    colours = ("#2b6cb0", "#c05621")
-    ticks = [10.0**e for e in range(-4, 3)]
-
-    def x(layers: float) -> float:
-        return left + (np.log2(layers) - 1) / 4 * (width - left - 150)
-
-    def y(s: float) -> float:
-        return float(20 + (2 - np.log10(s)) / 6 * (height - bottom - 20))
-
-    parts = [
-        f'<line x1="{left}" x2="{width - 150}" y1="{y(t):.1f}" y2="{y(t):.1f}" stroke="#ccc"/>'
-        f'<text x="{left - 8}" y="{y(t) + 4:.1f}" text-anchor="end">{t:g} s</text>'
-        for t in ticks
-    ]
-    parts += [
-        f'<text x="{x(n):.1f}" y="{height - bottom + 20}" text-anchor="middle">{n}</text>' for n in (2, 4, 8, 16, 32)
-    ]
-    parts.append(
-        f'<text x="{(left + width - 150) / 2}" y="{height - 8}" text-anchor="middle">layers of Llama-3-8B</text>'
-    )
-    for colour, (mesh, found) in zip(colours, points.items(), strict=False):
-        for column, dash, name in ((1, "", "folded"), (2, "6 4", "HiGHS")):
-            path = " ".join(f"{x(p[0]):.1f},{y(p[column]):.1f}" for p in found)
-            parts.append(
-                f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
-            )
-            parts.append(
-                f'<text x="{x(found[-1][0]) + 8:.1f}" y="{y(found[-1][column]) + 4:.1f}" fill="{colour}">{name} {mesh}</text>'
-            )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">'
-    return f'{head}<rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}</svg>\n'
-
-
-def measure_whole_runs() -> list[str]:
-    rows = []
+def measure_all_meshes() -> Cells:
     planner = prepare_planner(Request("llama-3-8b", cluster="64x8-h100", batch=512))
-    rows.append(
-        [
-            "all factorisations of 512 GPUs, Llama-3-8B",
-            f"{median_seconds(lambda: choose_mesh(planner, candidate_meshes(planner.request, planner.cluster)), 1):.2f} s",
-        ]
-    )
+    options = candidate_meshes(planner.request, planner.cluster)
+    return [f"{processor_seconds(lambda: choose_mesh(planner, options)):.2f} s"]
+
+
+def measure_candidates() -> Cells:
     t5 = prepare_planner(Request("t5-large"))
     chosen = choose_mesh(t5, candidate_meshes(t5.request, t5.cluster))
-    rows.append(
-        [
-            "candidates of T5-large's blocks (729 + 59 049)",
-            f"{median_seconds(lambda: block_candidates(t5, chosen), 3):.2f} s",
-        ]
-    )
-    for mesh, cluster in (("8", "1x8-h100"), ("2x8", "2x8-h100")):
-        took = median_seconds(lambda m=mesh, c=cluster: plan_model(Request("llama-3-8b", cluster=c, mesh=m)), 3)
-        rows.append([f"snapshot to plans with baselines, Llama-3-8B, {mesh}", f"{took:.2f} s"])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    rows.append(["peak memory of this process so far", f"{peak:.2f} GB"])
-    return ["## Whole runs", "", *markdown_table(["what", "time"], rows)]
+    return [f"{median_seconds(lambda: block_candidates(t5, chosen), 3):.2f} s"]
+
+
+def measure_snapshot(mesh: str, cluster: str) -> Cells:
+    return [f"{median_seconds(lambda: plan_model(Request('llama-3-8b', cluster=cluster, mesh=mesh)), 3):.2f} s"]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table of the page: its title, what it says above the table, the names of its columns, and what measures the cells of each part
+    after the first column, by the first."""
+
+    title: str
+    columns: str
+    parts: Mapping[str, Measurement]
+    words: str = ""
 
 
 SECTIONS = {
-    "network": measure_networks,
-    "depth": measure_depths,
-    "whole": measure_whole_runs,
-    "budgets": measure_budgets,
-    "fronts": measure_fronts,
-    "topology": compare_topology,
-    "captured": measure_captured_configs,
-    "unusual": unusual.measure_commands,
-    "highs": compare_highs,
+    "first": Section(
+        "The first plan",
+        "model and cluster | imported | built on meta | first plan | what it says | memory of the planner",
+        {case.label: partial(commands.measure_first_plan, case) for case in commands.CASES},
+        commands.FIRST_WORDS,
+    ),
+    "commands": Section(
+        "From a command to its answer",
+        "model and cluster | processor time | imported and built | ratio | | peak memory | answer",
+        {case.label: partial(commands.measure_command, case) for case in commands.CASES if case.name not in ZOO},
+        commands.COMMAND_WORDS,
+    ),
+    "peer": Section(
+        "Beside autoparallel, Llama-3-8B's shape",
+        "layers and mesh | autoparallel | its peak memory | this planner | its peak memory | ratio",
+        {f"{layers} layers, {mesh}": partial(peer.measure, layers, mesh) for layers, mesh in peer.SIZES},
+        peer.WORDS,
+    ),
+    "network": Section(
+        "Network and search alone, (2, 8), memory ample",
+        "model | network | search",
+        {name: partial(measure_network, name) for name in ZOO},
+    ),
+    "depth": Section(
+        "Depth: the search alone",
+        "model | 10 layers | 1000 layers | ratio",
+        {name: partial(measure_depth, name) for name in ("llama-3-8b", "t5-large")},
+    ),
+    "whole": Section(
+        "Other parts of a request",
+        "what | time",
+        {
+            "all factorisations of 512 GPUs, Llama-3-8B": measure_all_meshes,
+            "candidates of T5-large's blocks (729 + 59 049)": measure_candidates,
+            **{
+                f"snapshot to plans with baselines, Llama-3-8B, {mesh}": partial(measure_snapshot, mesh, cluster)
+                for mesh, cluster in (("8", "1x8-h100"), ("2x8", "2x8-h100"))
+            },
+        },
+    ),
+    "budgets": Section(
+        "Search within a memory budget, 16 GPUs",
+        "model and mesh | time | proven optimal",
+        {f"{name}, {mesh}": partial(measure_budget, name, mesh) for name in ZOO for mesh in ((16,), (2, 8))},
+    ),
+    "fronts": Section(
+        "Exact front, all copies alike",
+        "model, mesh and objective | points | all of them | time",
+        {
+            f"{name}, {mesh}, {objective}": partial(measure_front, name, mesh, objective)
+            for name, mesh in (("llama-3-8b", (2, 8)), ("mixtral-8x7b", (2, 8)), ("t5-large", (16,)))
+            for objective in ("time", "communication")
+        },
+    ),
+    "highs": Section(
+        "Folded search against HiGHS on the unfolded network, Llama-3-8B",
+        "mesh and layers | folded | HiGHS, one-hot | ratio | HiGHS has a solution",
+        {
+            f"{mesh}, {layers}": partial(measure_highs, mesh, layers)
+            for mesh in ((8,), (2, 8))
+            for layers in (2, 4, 8, 16, 32)
+        },
+    ),
 }
-ROWS = KeptRows("search", ("section",))
+ROWS = KeptRows("search", ("section", "part"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], choices=SECTIONS, help="measure these sections again")
+    parser.add_argument("--peer", type=Path, metavar="FOLDER", help="a checkout of meta-pytorch/autoparallel")
     add_before(parser)
     args = parser.parse_args()
+    peer.CHECKOUT = args.peer
     for name in args.only or SECTIONS:
-        ROWS.forget(args.before, section=name)
-        if args.only or (name,) not in ROWS.read():
-            ROWS.append({"section": name, "lines": SECTIONS[name](), "machine": describe_machine()})
-            print(*ROWS.read()[name,]["lines"], sep="\n", flush=True)
+        if name == "peer" and args.peer is None:
+            continue
+        measure_section(name, args.before, again=bool(args.only))
     (ROOT / "docs" / "BENCHMARKS.md").write_text(write_page(ROWS.read()), encoding="utf-8")
     if not args.only:
         simulation.main()
+    print(f"{sum(used_seconds()):.0f} s of processor time")
 
 
-def describe_machine() -> str:
-    return f"{platform.machine()}, {os.cpu_count()} cores (shared), load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
+def measure_section(name: str, before: str, *, again: bool) -> None:
+    """Measure the parts of a section that have no row, or all of them `again`; print and store each as it ends."""
+    for part, measure in SECTIONS[name].parts.items():
+        ROWS.forget(before, section=name, part=part)
+        if again or (name, part) not in ROWS.read():
+            cells = measure()
+            ROWS.append({"section": name, "part": part, "cells": cells})
+            print(f"{name:9} | {part} | {' | '.join(cells)}", flush=True)
 
 
-def write_page(rows: dict[tuple[str, ...], dict[str, Any]]) -> str:
-    """The page: every section below the day, the commit and the machine of its measurement."""
+def used_seconds() -> list[float]:
+    """The user seconds of this process and of its children."""
+    return [resource.getrusage(who).ru_utime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+
+
+def write_page(rows: Mapping[tuple[str, ...], Row]) -> str:
+    """The page: each section with the days and commits of its parts."""
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     lines = [
         "# Benchmarks",
         "",
-        "Written by `python -m bench.search`. Each section says on which day, at which commit and on which machine it was measured. Times are "
-        "processor time of one process, imports excluded, where a section does not say otherwise.",
+        "Written by `python -m bench.search`. Times are processor time of one process, imports excluded, where a section does not say "
+        f"otherwise. The machine ({machine}) was shared with other work, which lengthens processor time too, by up to a half: "
+        "ratios within a row say more than seconds.",
         "",
     ]
-    for row in (rows[name,] for name in SECTIONS if (name,) in rows):
-        head, *rest = row["lines"]
-        lines += [head, "", f"{row['date']}, commit {row['commit']}, {row['machine']}", *rest]
+    for name, section in SECTIONS.items():
+        found = {part: rows[name, part] for part in section.parts if (name, part) in rows}
+        if not found:
+            continue
+        columns = section.columns.split(" | ")
+        lines += [f"## {section.title}", "", *([section.words, ""] if section.words else [])]
+        lines += [made(list(found.values())), "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        lines += [f"| {part} | {' | '.join(row['cells'])} |" for part, row in found.items()]
+        lines.append("")
     return "\n".join(lines)
 
 

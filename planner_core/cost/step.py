@@ -101,7 +101,11 @@ def price(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coars
     Raises:
         InputError: The plan and the graph do not belong together.
     """
-    units = priced_units(blocks, graph, model, coarse)
+    return cost_of_units(priced_units(blocks, graph, model, coarse), blocks, graph, model)
+
+
+def cost_of_units(units: Sequence[PricedUnit], blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Cost:
+    """The cost of one training step, where the units of a plan are priced already."""
     traffic = sum_traffic(messages(blocks, graph, model), model)
     step = step_seconds(units, model)
     compute = model.workload.accumulate * sum(u.copies * (u.forward_s + u.backward_s) for u in units)

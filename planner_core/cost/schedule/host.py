@@ -26,7 +26,7 @@ from planner_core.core import Block, BlockPlan, Cost, Graph, Op, Placements, Sha
 from planner_core.cost.compute.sdpa import MATH
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import block_of
-from planner_core.cost.step import price, priced_units, unit_totals
+from planner_core.cost.step import PricedUnit, cost_of_units, priced_units, unit_totals
 from planner_core.cost.step_messages import Message, micro_batch_messages, once_per_step_messages, recomputed_ops
 from planner_core.ops import AS_RUN, CoarseGraph, Kind, operator
 
@@ -56,21 +56,22 @@ def price_with_host(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
 ) -> Cost:
     """Price a plan of one stage as it runs: `price`, with the seconds in which the GPU waits for the host in its step and its compute."""
-    cost, waits = price(blocks, graph, model, coarse), host_wait_seconds(blocks, graph, model, coarse)
+    units = priced_units(blocks, graph, model, coarse)
+    cost, waits = cost_of_units(units, blocks, graph, model), host_wait_seconds(units, blocks, graph, model)
     return replace(
         cost, step_time_s=cost.step_time_s + waits, compute_time_s=cost.compute_time_s + waits, host_wait_s=waits
     )
 
 
 def host_wait_seconds(
-    blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None
+    units: Sequence[PricedUnit], blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel
 ) -> float:
     """Return the seconds of a step in which the GPU waits for the host; 0 where the stack's `call_s` is not known."""
     if not model.software.call_s:
         return 0.0
     micro_batches = model.workload.accumulate
     phases = [0.0, 0.0, 0.0]
-    for unit in priced_units(blocks, graph, model, coarse):
+    for unit in units:
         for phase, seconds in enumerate(model.step_time.phases(unit_totals(unit, model))):
             phases[phase] += unit.copies * float(seconds)
     host = host_seconds(blocks, graph, model)
