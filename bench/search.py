@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.support import commands, peer, simulation  # noqa: E402
-from bench.support.kept_rows import KeptRows, Row, add_before, made  # noqa: E402
+from bench.support.kept_rows import KeptRows, Row, add_before, describe_dates  # noqa: E402
 from planner_core.core import DeviceMesh  # noqa: E402
 from planner_core.models import ZOO  # noqa: E402
 from planner_core.planning import (  # noqa: E402
@@ -295,7 +295,7 @@ def write_page(rows: Mapping[tuple[str, ...], Row]) -> str:
             continue
         columns = section.columns.split(" | ")
         lines += [f"## {section.title}", "", *([section.words, ""] if section.words else [])]
-        lines += [made(list(found.values())), "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        lines += [describe_dates(list(found.values())), "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         lines += [f"| {part} | {' | '.join(row['cells'])} |" for part, row in found.items()]
         lines.append("")
     return "\n".join(lines)

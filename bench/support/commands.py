@@ -212,14 +212,15 @@ def describe_first_plan(printed: str) -> str:
         plan: dict[str, Any] = json.loads(printed)["plans"][0]
     except ValueError:
         return ""
-    step, work = f"{plan['step_time_s']:.4g} s", plan["step_time_s"] - plan["host_wait_s"]
+    waits: float = plan["host_wait_s"]
+    step, work = f"{plan['step_time_s']:.4g} s", plan["step_time_s"] - waits
     if not plan["fits"]:
         return f"{step}, does not fit"
     if not plan["bound_s"]:
         return step
     gap = work / plan["bound_s"] - 1
     how = "proven" if gap <= TIE else f"within {100 * gap:.2g} %"
-    return f"{step}, {how}" + f" but for {plan['host_wait_s']:.3g} s of waits for the host" * (plan["host_wait_s"] > 0)
+    return f"{step}, {how}, but for {waits:.3g} s of waits for the host" if waits else f"{step}, {how}"
 
 
 def run_python(*arguments: str, limit_s: int = LIMIT_S, **variables: str) -> CommandRun:
