@@ -28,7 +28,7 @@ from planner_core.core import VerificationFailed
 Work = Callable[..., Any]
 """A function that every rank calls. It must be importable by name and return plain data."""
 
-PRELOADED = (
+PRELOADED: tuple[str, ...] = (
     "planner_core.verification.numerics",
     "planner_core.verification.fake.group",
     "transformers.modeling_utils",
