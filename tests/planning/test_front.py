@@ -6,6 +6,7 @@ import pytest
 
 from planner_core.planning import Request, candidate_meshes, plan_model, prepare_planner
 from planner_core.planning.fitting.front import dominates, plan_trade_offs, unseen_corners
+from planner_core.planning.pipeline import add_trade_offs
 
 
 @pytest.mark.parametrize(
@@ -18,7 +19,8 @@ from planner_core.planning.fitting.front import dominates, plan_trade_offs, unse
     ],
 )
 def test_no_trade_off_is_beaten(model: str, layers: int | None, cluster: str, batch: int | None) -> None:
-    found = plan_model(Request(model=model, layers=layers, cluster=cluster, batch=batch))
+    request = Request(model=model, layers=layers, cluster=cluster, batch=batch)
+    found = plan_model(request, passes={"trade-offs": add_trade_offs})
     front = [p for p in found.plans if p.name.startswith("trade-off")]
     assert [p.name for p in front] == [f"trade-off {k + 1}" for k in range(len(front))]
     assert not [(p.name, q.name) for p in front for q in (found.best, *front) if dominates(q, p)]

@@ -8,6 +8,7 @@ import pytest
 from planner_core.core import NoPlanFits, Note, NoteKind
 from planner_core.planning import Request, candidate_meshes, choose_mesh, plan_model, prepare_planner
 from planner_core.planning.fitting.shortage import note_meshes_left_out
+from planner_core.planning.pipeline import add_baselines
 from planner_core.search.algebra import TooWide
 from tests.support.plans import searched
 
@@ -48,7 +49,9 @@ def test_every_does_not_fit_says_what_fills_the_memory() -> None:
             plan_model(replace(asked, recompute="auto", tool=tool))
         assert filled.search(str(refused.value)), refused.value
     # with a budget between the best plan's need and that of data parallel
-    found = plan_model(replace(asked, memory_gb=4, recompute="auto", layout="dp=4"))
+    found = plan_model(
+        replace(asked, memory_gb=4, recompute="auto", layout="dp=4"), passes={"baselines": add_baselines}
+    )
     short = [p for p in found.plans if not p.fits]
     assert {"our current setup", "data parallel"} <= {p.name for p in short}
     assert all(any(filled.search(n.sentence) for n in p.notes) for p in short), [p.notes for p in short]
@@ -58,15 +61,16 @@ def test_what_fills_the_fullest_stage_is_said_too() -> None:
     asked = Request(
         "gpt2-xl",
         cluster="1x4-a100-pcie",
+        mesh="4",
         batch=16,
         seq=512,
         layers=4,
         memory_gb=2.5,
         layout="dp=2,pp=2",
         accumulate=4,
-        recompute="auto",
+        recompute="none",
     )
-    (stated,) = [p for p in plan_model(asked).plans if p.pipeline is not None]
+    (stated,) = [p for p in plan_model(asked, passes={"baselines": add_baselines}).plans if p.pipeline is not None]
     assert not stated.fits
     (note,) = [n.sentence for n in stated.notes if "a GPU may hold" in n.sentence]
     parts = [float(x) for x in re.findall(r"([\d.]+) (?:are )?(?:the|what|gathered)", note)]
