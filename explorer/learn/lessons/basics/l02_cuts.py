@@ -115,7 +115,7 @@ def live(learner: Learner, values: Values) -> Live:
     }
     tops = [float(p[0, 0]) for p in c["pieces"]]
     numbers = {"error": c["error"], "y00": float(c["y"][0, 0]), **{f"piece{r}_00": v for r, v in enumerate(tops)}}
-    return Live({"error": c["error"], "tops": tops, "total": sum(tops)}, pictures, numbers)
+    return Live({"tops": tops, "total": sum(tops)}, pictures, numbers)
 
 
 def _draw_product(c: dict[str, Any], r: int, columns: bool) -> Any:

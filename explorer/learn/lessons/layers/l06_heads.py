@@ -56,14 +56,11 @@ def live(learner: Learner, values: Values) -> Live:
     }
     facts = {
         "degrees": [1, *map(int, LESSON.controls[0].options)],
-        "heads": heads,
-        "kv": kv,
         "queries_divide": queries,
         "keys_divide": keys,
-        "error": error,
         "block": told,
     }
-    numbers = {"heads": heads, "kv": kv, "even": float(queries and keys), "error": error, "per_device": heads / t}
+    numbers = {"heads": heads, "kv": kv, "even": float(queries and keys), "error": error}
     return Live(facts, pictures, numbers, learner, note)
 
 

@@ -105,11 +105,8 @@ def live(learner: Learner, values: Values) -> Live:
     layer, load = learner.layer(), learner.planner.workload
     num_bytes = load.batch * load.seq * layer.hidden * 2
     reduce, scatter, gather = (wire_bytes(k, num_bytes, n) for k in ("all_reduce", "reduce_scatter", "all_gather"))
-    plain, split, gathered = (
-        activation_bytes(learner, n, False),
-        activation_bytes(learner, n, True),
-        gathered_bytes(learner, n),
-    )
+    plain, split = (activation_bytes(learner, n, sequence) for sequence in (False, True))
+    gathered = gathered_bytes(learner, n)
     words, c, e = _vocabulary_size(learner), split_loss(n), split_embedding(n)
     block = arranged.arrange_megatron(learner, n, True)
     numbers = {

@@ -80,10 +80,8 @@ def list_layouts(learner: Learner, batch: int) -> tuple[GpuLayout, ...]:
             sizes, names = ((data, tensor), ("data", "tensor")) if inside else ((tensor, data), ("tensor", "data"))
             links = dict(zip(names, axis_links(cluster, DeviceMesh(names, sizes)), strict=True))
             activation = int(batch / data * seq * layer.hidden * 2)
-            per_layer, t_time = (
-                wire_bytes("all_reduce", activation, tensor),
-                collective_time("all_reduce", activation, links["tensor"])[0],
-            )
+            per_layer = wire_bytes("all_reduce", activation, tensor)
+            t_time = collective_time("all_reduce", activation, links["tensor"])[0]
             grads = weights // tensor
             volume = 4 * layer.layers * per_layer + wire_bytes("all_reduce", grads, data)
             g_time = collective_time("all_reduce", grads, links["data"])[0]

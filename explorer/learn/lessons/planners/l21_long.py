@@ -29,10 +29,7 @@ def run_ring_attention(n: int) -> dict[str, Any]:
     gen = torch.Generator().manual_seed(n)
     q, k, v = torch.randn(3, n * TOKENS_EACH, 8, generator=gen, dtype=torch.float64).unbind(0)
     top = [torch.full((TOKENS_EACH, 1), -torch.inf, dtype=torch.float64) for _ in range(n)]
-    weight, out = (
-        [torch.zeros(TOKENS_EACH, 1).double() for _ in range(n)],
-        [torch.zeros(TOKENS_EACH, 8).double() for _ in range(n)],
-    )
+    weight, out = ([torch.zeros(TOKENS_EACH, width).double() for _ in range(n)] for width in (1, 8))
     holds, weights = [list(range(n))], [[0.0] * n]
     for turn in range(n):
         for r, mine in enumerate(q.chunk(n)):
@@ -40,11 +37,9 @@ def run_ring_attention(n: int) -> dict[str, Any]:
             scores = mine @ k.chunk(n)[owner].T / 8**0.5
             higher = torch.maximum(top[r], scores.max(1, keepdim=True).values)
             old, new = (top[r] - higher).exp(), (scores - higher).exp()
-            out[r], weight[r], top[r] = (
-                out[r] * old + new @ v.chunk(n)[owner],
-                weight[r] * old + new.sum(1, keepdim=True),
-                higher,
-            )
+            out[r] = out[r] * old + new @ v.chunk(n)[owner]
+            weight[r] = weight[r] * old + new.sum(1, keepdim=True)
+            top[r] = higher
         weights.append([float((weight[r] * top[r].exp())[0]) for r in range(n)])
         holds.append([(r - turn - 1) % n for r in range(n)])
     whole = torch.softmax(q @ k.T / 8**0.5, dim=1) @ v
@@ -77,15 +72,8 @@ def sent(layer: Layer, tokens: int, n: int) -> dict[str, float]:
 
 def attention_s(learner: Learner, layer: Layer, tokens: int, n: int) -> float:
     """Seconds of a layer's causal attention forward on one of n GPUs, at the GPU's rate of products."""
-    return (
-        2
-        * tokens
-        * tokens
-        * layer.heads
-        * layer.head_dim
-        / n
-        / learner.cluster.gpu.flops_per_s(learner.planner.workload.dtype)
-    )
+    flops = 2 * tokens**2 * layer.heads * layer.head_dim  # 2 products of 2 FLOPs, of which the causal mask leaves half
+    return flops / n / learner.cluster.gpu.flops_per_s(learner.planner.workload.dtype)
 
 
 def live(learner: Learner, values: Values) -> Live:

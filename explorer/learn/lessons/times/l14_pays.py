@@ -132,11 +132,8 @@ def live(learner: Learner, values: Values) -> Live:
     tokens, speed = int(values["tokens"]), int(values["speed"])
     learner, _, note = with_samples(learner, max(TOKENS))
     layer, cluster, gpu = learner.layer(), scale_outer_links(learner.cluster, speed), learner.cluster.gpu
-    w, cases, dtype = (
-        layer_times(learner, tokens, speed),
-        price_layouts(learner, tokens),
-        learner.planner.workload.dtype,
-    )
+    w, cases = layer_times(learner, tokens, speed), price_layouts(learner, tokens)
+    dtype = learner.planner.workload.dtype
     best = best_layout(cases, cluster)
     numbers = {
         "tokens": tokens,

@@ -126,12 +126,8 @@ def live(learner: Learner, values: Values) -> Live:
     case, note = plan_layout(learner, way, tokens)
     forward, backward = layer_phases(case)
     fsdp, _ = layer_phases(plan_layout(learner, "fsdp", tokens)[0])
-    busy, cost, parts, together = (
-        fsdp.compute + fsdp.contention * fsdp.traffic,
-        case.plan.cost,
-        shown(case),
-        gather_times(case),
-    )
+    busy, cost = fsdp.compute + fsdp.contention * fsdp.traffic, case.plan.cost
+    parts, together = shown(case), gather_times(case)
     one_by_one = sum(optimizer_bytes(item_bytes(case), case.planner.workload, "foreach").values())
     numbers = {
         **_phase_numbers(forward, backward),

@@ -90,7 +90,6 @@ def live(learner: Learner, values: Values) -> Live:
     late = [name for name, case in found.items() if (x := case.plan.cost.memory_bytes)["grads"] > x["activations"]]
     fits = any(case.plan.fits for case in found.values())
     facts: dict[str, Any] = {
-        "inner": inner,
         "each": WORKING_BYTES + STORED + MOMENTS + GRADIENT,
         "working": WORKING_BYTES,
         "stored": STORED,
