@@ -83,7 +83,7 @@ def collective_times(plan: Plan, graph: Graph) -> list[CollectiveTime]:
     model = cost_model_of(plan)
     times = []
     for m in messages(plan.blocks, graph, model):
-        link = model.links[m.axis]
+        link = model.link(m.axes)
         if link.size == 1 or m.num_bytes <= 0:
             continue
         best = min(algorithms(m.kind, link), key=lambda a: a.seconds(m.num_bytes))

@@ -128,7 +128,7 @@ def _show_traffic(plan: Plan, result: Result) -> None:
         [
             t.phase,
             html.escape(t.kind),
-            plan.mesh.axis_names[t.axis],
+            plan.mesh.name_of(t.axes),
             units.whole(t.count),
             units.traffic(t.num_bytes),
             units.traffic(t.wire_bytes),
@@ -155,7 +155,7 @@ def _show_traffic(plan: Plan, result: Result) -> None:
                 "what": c.message.what,
                 "phase": c.message.phase,
                 "collective": c.message.kind,
-                "axis": plan.mesh.axis_names[c.message.axis],
+                "axis": plan.mesh.name_of(c.message.axes),
                 "algorithm": c.algorithm,
                 "bytes": c.message.num_bytes,
                 "fixed, ms": c.fixed_s * 1e3,

@@ -99,7 +99,7 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
     ] or ["forward"]
     figure = make_subplots(cols=len(phases), shared_yaxes=True, subplot_titles=phases, horizontal_spacing=0.04)
     names = [_plan_label(p) for p in plans.values()]
-    keys = dict.fromkeys((t.kind, p.mesh.axis_names[t.axis]) for p in plans.values() for t in p.cost.traffic)
+    keys = dict.fromkeys((t.kind, p.mesh.name_of(t.axes)) for p in plans.values() for t in p.cost.traffic)
     axes = sorted({axis for _, axis in keys}, key=lambda axis: (axis == "data", axis))
     for kind, axis in keys:
         for col, phase in enumerate(phases, 1):
@@ -139,7 +139,7 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
 
 
 def _sent_bytes_and_calls(plan: Plan, phase: str, kind: str, axis: str) -> tuple[int, int]:
-    traffic = [t for t in plan.cost.traffic if (t.phase, t.kind, plan.mesh.axis_names[t.axis]) == (phase, kind, axis)]
+    traffic = [t for t in plan.cost.traffic if (t.phase, t.kind, plan.mesh.name_of(t.axes)) == (phase, kind, axis)]
     return sum(t.wire_bytes for t in traffic), sum(t.count for t in traffic)
 
 

@@ -60,7 +60,7 @@ def _message_json(m: Message, plan: Plan) -> dict[str, Any]:
     return {
         "phase": m.phase,
         "kind": m.kind,
-        "axis": plan.mesh.axis_names[m.axis],
+        "axis": plan.mesh.name_of(m.axes),
         "bytes": m.num_bytes,
         "text": units.traffic(m.num_bytes),
         "count": m.count,

@@ -92,13 +92,14 @@ from planner_core.core.plan import (
     Traffic,
     data_axes_of,
     glob_name,
+    group_sums,
     params_by_pattern,
     placements_by_pattern,
     refuse_stages,
     shortest_steps,
     states_by_pattern,
 )
-from planner_core.core.plan_json import load_plan, plan_from_json, plan_to_json, save_plan
+from planner_core.core.plan_json import axes_to_json, load_plan, plan_from_json, plan_to_json, save_plan
 from planner_core.core.workload import (
     AUTO,
     CHUNKS,
@@ -209,6 +210,7 @@ __all__ = [
     "Value",
     "VerificationFailed",
     "Workload",
+    "axes_to_json",
     "axis_names",
     "check",
     "check_options",
@@ -222,6 +224,7 @@ __all__ = [
     "gpu_names",
     "graph_from_json",
     "graph_to_json",
+    "group_sums",
     "is_file",
     "is_folder",
     "is_installed",

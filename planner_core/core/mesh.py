@@ -30,6 +30,10 @@ class DeviceMesh:
         """Distance in ranks between neighbours along `axis`."""
         return math.prod(self.axis_sizes[axis + 1 :])
 
+    def name_of(self, axes: tuple[int, ...]) -> str:
+        """Return the name of an axis, or of several as one: `data_context`, as torch calls a flattened mesh."""
+        return "_".join(self.axis_names[axis] for axis in axes)
+
     @property
     def term(self) -> Term:
         """The mesh for a sentence: in Python `16 world` or `2 data×8 tensor`; the page has no name for the one axis."""

@@ -13,7 +13,8 @@ order in which they are listed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -62,6 +63,19 @@ def shortest_steps(src: Placements, dst: Placements) -> tuple[Step, ...]:
     changed = [Step(a, s, d) for a, (s, d) in enumerate(zip(src, dst, strict=True)) if s != d]
     gathers = [s for s in changed if isinstance(s.src, Shard)]
     return (*reversed(gathers), *(s for s in changed if not isinstance(s.src, Shard)))
+
+
+def group_sums(steps: Iterable[Step]) -> tuple[tuple[Step, ...], ...]:
+    """Return the steps of a weight or of its gradient in groups, each of which is one move: an all_reduce over several axes is one.
+
+    Example: a gradient is summed over 2 data × 4 context. By two all_reduces a GPU would send 2 · 1/2 B and 2 · 3/4 B, and in one group of
+    8 it sends 2 · 7/8 B, of which less leaves the node. DDP, FSDP2 and Megatron-LM sum over such a group too.
+    """
+    return tuple(
+        run
+        for is_sum, found in itertools.groupby(steps, lambda step: step.collective == "all_reduce")
+        for run in ([tuple(found)] if is_sum else [(step,) for step in found])
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +185,12 @@ class BlockPlan:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The collectives of one rank in one phase, of one kind, on one mesh axis. `num_bytes`: bytes of the tensors that are whole along
-    the axis. `wire_bytes`: bytes that the rank sends."""
+    """The collectives of one rank in one phase, of one kind, over one mesh axis or over several as one group. `num_bytes`: bytes of the
+    tensors that are whole along the axes. `wire_bytes`: bytes that the rank sends."""
 
     phase: str
     kind: str
-    axis: int
+    axes: tuple[int, ...]
     count: int
     num_bytes: int
     wire_bytes: int

@@ -79,7 +79,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
             **{n: s for n in ("outside_time_s", "host_wait_s") if (s := getattr(plan.cost, n))},
             "memory_bytes": dict(plan.cost.memory_bytes),
             "traffic": [
-                [t.phase, t.kind, t.axis, t.count, t.num_bytes, t.wire_bytes, t.time_s, t.algorithm]
+                [t.phase, t.kind, axes_to_json(t.axes), t.count, t.num_bytes, t.wire_bytes, t.time_s, t.algorithm]
                 for t in plan.cost.traffic
             ],
             **({} if plan.cost.pipeline is None else {"pipeline": _pipeline_cost_to_json(plan.cost.pipeline)}),
@@ -114,7 +114,7 @@ def plan_from_json(data: Any) -> Plan:
             compute_time_s=float(cost["compute_time_s"]),
             comm_time_s=float(cost["comm_time_s"]),
             exposed_comm_time_s=float(cost["exposed_comm_time_s"]),
-            traffic=tuple(Traffic(*row) for row in cost["traffic"]),
+            traffic=tuple(_traffic_from_json(*row) for row in cost["traffic"]),
             memory_bytes=dict(cost["memory_bytes"]),
             optimizer_time_s=float(cost["optimizer_time_s"]),
             outside_time_s=float(cost.get("outside_time_s", 0.0)),
@@ -184,7 +184,7 @@ def _plan_faults(plan: Plan) -> Iterator[str]:
     axes, costs = len(plan.mesh.axis_sizes), plan.cost
     if len(plan.mesh.axis_names) != axes or len(set(plan.mesh.axis_names)) != axes:
         yield f"mesh axes {list(plan.mesh.axis_names)} do not name {axes} axes of sizes {list(plan.mesh.axis_sizes)}"
-    if any(t.axis >= axes for t in costs.traffic):
+    if any(axis >= axes for t in costs.traffic for axis in t.axes):
         yield "traffic runs on a mesh axis that does not exist"
     yield from _stage_faults(plan)
     prefixes = [p for block in plan.blocks.values() for p in block.prefixes]
@@ -192,6 +192,15 @@ def _plan_faults(plan: Plan) -> Iterator[str]:
         yield "two blocks are for the same part of the model, or the top block is not for the whole of it"
     for label, block in plan.blocks.items():
         yield from _block_faults(label, block, axes)
+
+
+def axes_to_json(axes: tuple[int, ...]) -> int | list[int]:
+    """Return the number of an axis; of several over which one collective goes, their numbers."""
+    return axes[0] if len(axes) == 1 else list(axes)
+
+
+def _traffic_from_json(phase: str, kind: str, axes: int | list[int], *rest: Any) -> Traffic:
+    return Traffic(phase, kind, (axes,) if isinstance(axes, int) else tuple(axes), *rest)
 
 
 def _pipeline_json(cut: Pipeline) -> dict[str, Any]:

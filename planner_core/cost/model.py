@@ -22,7 +22,7 @@ from planner_core.core import (
     timing,
 )
 from planner_core.cost.communication.links import PIPE as PIPE
-from planner_core.cost.communication.links import AxisLink, rank_links
+from planner_core.cost.communication.links import AxisLink, JointLinks, joint_links, rank_links
 from planner_core.cost.communication.links import pipe_link as pipe_link
 from planner_core.cost.communication.links import whole_mesh as whole_mesh
 from planner_core.cost.step_time import StepTime
@@ -44,6 +44,7 @@ def searched_stages(zero: int) -> tuple[int, ...]:
 class CostModel:
     """A cluster, a mesh on it, and the workload of a step.
 
+    `links`: of each axis. `joint_links`: of each set of several axes, over which gradients are summed as over one.
     `contention`: seconds by which one second of weight traffic slows the compute beside it. `joined`: the axes that operators
     treat as one with the axis before; only weights may have another placement on them. `stages`: the ZeRO stages that weights
     may take, up to the workload's. `timing`: constants of a step that do not belong to a GPU. `software`: what runs the step.
@@ -53,6 +54,7 @@ class CostModel:
     mesh: DeviceMesh
     workload: Workload
     links: tuple[AxisLink, ...]
+    joint_links: JointLinks
     contention: float = field(default_factory=lambda: timing().contention)
     joined: tuple[int, ...] = ()
     stages: tuple[int, ...] = (0, 3)
@@ -69,6 +71,10 @@ class CostModel:
         """The factor by which compute takes longer, since the slowest node keeps the others waiting."""
         nodes = self.cluster.num_gpus / self.cluster.levels[0].size
         return 1 + self.timing.straggler * math.log2(nodes)
+
+    def link(self, axes: tuple[int, ...]) -> AxisLink:
+        """The link of an axis, or of several as one group."""
+        return self.links[axes[0]] if len(axes) == 1 else dict(self.joint_links)[axes]
 
     def load(self, row: Row) -> float:
         """How many times the mean the fullest GPU computes, and sends or gets in an all_to_all, if an operator runs by this row."""
@@ -109,9 +115,9 @@ class CostModel:
 
 def cost_model(cluster: Cluster, mesh: DeviceMesh, workload: Workload, pipe: PipelineAxis = ONE_RANK) -> CostModel:
     """Return the prices on one mesh of one cluster, or on the mesh of one rank of a pipeline while all ranks are at work."""
-    links = rank_links(cluster, mesh, pipe)
+    links, joint = rank_links(cluster, mesh, pipe), joint_links(cluster, mesh, pipe)
     stages = searched_stages(workload.zero)
-    return CostModel(cluster, mesh, workload, links, stages=stages, software=workload.resolved())
+    return CostModel(cluster, mesh, workload, links, joint, stages=stages, software=workload.resolved())
 
 
 def cost_model_of(plan: Plan, cluster: Cluster | None = None) -> CostModel:

@@ -133,28 +133,29 @@ def step_seconds(units: Iterable[PricedUnit], model: CostModel) -> float:
 
 
 def sum_traffic(found: Iterable[Message], model: CostModel) -> tuple[Traffic, ...]:
-    """Messages summed up by phase, kind and mesh axis."""
+    """Messages summed up by phase, kind and mesh axes."""
     # Messages of different operators that are equal are priced once.
-    counts: Counter[tuple[str, str, int, int, float, float]] = Counter()
+    counts: Counter[tuple[str, str, tuple[int, ...], int, float, float]] = Counter()
     for m in found:
-        counts[m.phase, m.kind, m.axis, m.num_bytes, m.share, m.load] += m.count
-    traffic: dict[tuple[str, str, int], Traffic] = {}
-    for (phase, kind, axis, num_bytes, share, load), count in counts.items():
-        seconds, algorithm = collective_time(kind, load * num_bytes, model.links[axis], share)
-        old = traffic.get((phase, kind, axis), Traffic(phase, kind, axis, 0, 0, 0, 0.0, algorithm))
+        counts[m.phase, m.kind, m.axes, m.num_bytes, m.share, m.load] += m.count
+    traffic: dict[tuple[str, str, tuple[int, ...]], Traffic] = {}
+    for (phase, kind, axes, num_bytes, share, load), count in counts.items():
+        link = model.link(axes)
+        seconds, algorithm = collective_time(kind, load * num_bytes, link, share)
+        old = traffic.get((phase, kind, axes), Traffic(phase, kind, axes, 0, 0, 0, 0.0, algorithm))
         total = old.num_bytes + count * num_bytes
-        traffic[phase, kind, axis] = Traffic(
+        traffic[phase, kind, axes] = Traffic(
             phase,
             kind,
-            axis,
+            axes,
             old.count + count,
             total,
-            wire_bytes(kind, total, model.sizes[axis]),
+            wire_bytes(kind, total, link.size),
             old.time_s + count * seconds,
             # a row of several sizes has the algorithm that carries the most bytes
             algorithm if count * num_bytes > old.num_bytes else old.algorithm,
         )
-    return tuple(sorted(traffic.values(), key=lambda t: (_PHASES[t.phase], t.axis, t.kind)))
+    return tuple(sorted(traffic.values(), key=lambda t: (_PHASES[t.phase], t.axes, t.kind)))
 
 
 _PHASES = {"forward": 0, "backward": 1, "optimizer": 2}

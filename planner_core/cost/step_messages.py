@@ -15,10 +15,13 @@ from planner_core.core import (
     Graph,
     InputError,
     Op,
+    P,
     ParamPlan,
     Placements,
+    R,
     SitePlan,
     Step,
+    group_sums,
 )
 from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.communication.redistribution import step_bytes
@@ -58,7 +61,7 @@ class Message:
     what: str
     phase: str
     kind: str
-    axis: int
+    axes: tuple[int, ...]
     num_bytes: int
     count: int
     category: str
@@ -80,12 +83,12 @@ def recomputed_ops(block: Block, bp: BlockPlan) -> Mapping[str, Rerun]:
 
 def message_time(m: Message, model: CostModel) -> float:
     """Seconds of all runs of a message in one step."""
-    return m.count * collective_time(m.kind, m.load * m.num_bytes, model.links[m.axis], m.share)[0]
+    return m.count * collective_time(m.kind, m.load * m.num_bytes, model.link(m.axes), m.share)[0]
 
 
 def waited_message_seconds(m: Message, model: CostModel) -> float:
     """Seconds of all runs of a message in one step that its operator, or the next one, is delayed by it."""
-    each = collective_time(m.kind, m.load * m.num_bytes, model.links[m.axis], m.share)[0]
+    each = collective_time(m.kind, m.load * m.num_bytes, model.link(m.axes), m.share)[0]
     return m.count * float(waited_seconds(each, m.behind_s, model.contention))
 
 
@@ -122,20 +125,21 @@ def once_per_step_messages(block: Block, bp: BlockPlan, model: CostModel) -> Ite
 
 def _weight_messages(buckets: Buckets, value: int, name: str, param: ParamPlan, model: CostModel) -> Iterator[Message]:
     block, share = buckets.block, buckets.share(value)
+    # Gradients that are summed late come whole to every rank, which then keeps its part.
+    late = tuple(Step(axis, P, R) for axis in param.reduced_axes)
     for phase, start, steps, what in (
         ("forward", param.stored, param.refresh_steps(), "working copy"),
-        ("backward", param.gradient, param.reduce_steps(), "gradient"),
+        ("backward", param.gradient, late if model.late_sums else param.reduce_steps(), "gradient"),
     ):
         gradient = phase == "backward"
         item = weight_gradient_item_bytes(block, value, model) if gradient else None
-        for kind, axis, n in collectives_of_steps(block, value, steps, start, model, item):
-            kind = "all_reduce" if gradient and model.late_sums else kind
+        for kind, axes, n in collectives_of_steps(block, value, steps, start, model, item, joint=True):
             yield Message(
                 name,
                 what,
                 phase,
                 kind,
-                axis,
+                axes,
                 n,
                 1,
                 ONCE,
@@ -168,13 +172,13 @@ def result_messages(block: Block, op: Op, site: SitePlan, again: Rerun | None, m
         there = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
         kernel = _chunk_seconds(block, op, site, edge.chunks, model) if edge.chunks > 1 else 0.0
         for phase, steps in (("forward", there), ("backward", there if again and again.delivers else [])):
-            for kind, axis, n in steps:
+            for kind, axes, n in steps:
                 last = Message(
                     op.name,
                     f"result {position}",
                     phase,
                     kind,
-                    axis,
+                    axes,
                     n // edge.chunks,
                     1,
                     WAIT,
@@ -184,13 +188,13 @@ def result_messages(block: Block, op: Op, site: SitePlan, again: Rerun | None, m
                 if edge.chunks > 1:
                     yield replace(last, count=edge.chunks - 1, behind_s=kernel, in_chunks=True)
                 yield last
-        for kind, axis, n in collectives_of_steps(block, value, edge.backward, edge.dst.gradient, model):
+        for kind, axes, n in collectives_of_steps(block, value, edge.backward, edge.dst.gradient, model):
             yield Message(
                 op.name,
                 f"gradient of result {position}",
                 "backward",
                 kind,
-                axis,
+                axes,
                 n,
                 1,
                 WAIT,
@@ -219,18 +223,18 @@ def _operand_messages(
     for phase, steps in (("forward", there), ("backward", there if regather or again else [])):
         yield from (
             Message(
-                op.name, what, phase, kind, axis, n, 1, category, "", v.name, share, source=source, position=position
+                op.name, what, phase, kind, axes, n, 1, category, "", v.name, share, source=source, position=position
             )
-            for kind, axis, n in steps
+            for kind, axes, n in steps
         )
     item = weight_gradient_item_bytes(block, value, model) if weight else None
-    for kind, axis, n in collectives_of_steps(block, value, edge.backward, edge.dst.gradient, model, item):
+    for kind, axes, n in collectives_of_steps(block, value, edge.backward, edge.dst.gradient, model, item):
         yield Message(
             op.name,
             f"gradient of {what}",
             "backward",
             kind,
-            axis,
+            axes,
             n,
             1,
             category,
@@ -262,7 +266,7 @@ def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, a
                     f"inside {op.fn}",
                     phase,
                     c.kind,
-                    axis,
+                    (axis,),
                     c.num_bytes // others,
                     c.runs(n),
                     WAIT,
@@ -278,12 +282,17 @@ def collectives_of_steps(
     start: Placements,
     model: CostModel,
     item_bytes: int | None = None,
-) -> Iterator[tuple[str, int, int]]:
-    """(kind, axis, bytes) of the steps that communicate, in the value's own dtype or in one of `item_bytes`."""
+    *,
+    joint: bool = False,
+) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """(kind, axes, bytes) of the steps that communicate, in the value's own dtype or in one of `item_bytes`. `joint`: sums over several
+    axes are one all_reduce."""
     meta = block.values[value].meta
     item = item_bytes or ITEM_BYTES[meta.dtype]
-    here = list(start)
-    for step in steps:
-        if step.collective and model.sizes[step.axis] > 1:
-            yield step.collective, step.axis, step_bytes(meta.shape, item, tuple(here), step, model.sizes)
-        here[step.axis] = step.dst
+    here, real = list(start), [step for step in steps if model.sizes[step.axis] > 1]
+    for move in group_sums(real) if joint else [(step,) for step in real]:
+        if kind := move[0].collective:
+            size = step_bytes(meta.shape, item, tuple(here), move[0], model.sizes)
+            yield kind, tuple(sorted(step.axis for step in move)), size
+        for step in move:
+            here[step.axis] = step.dst

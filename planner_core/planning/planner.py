@@ -318,7 +318,10 @@ def _without_zero(model: CostModel) -> CostModel:
 
 def _with_equal_links(model: CostModel) -> CostModel:
     """The same model where a byte costs the same on every axis."""
-    return replace(model, links=tuple(volume_link(link.size) for link in model.links))
+    links = tuple(volume_link(link.size) for link in model.links)
+    return replace(
+        model, links=links, joint_links=tuple((axes, volume_link(link.size)) for axes, link in model.joint_links)
+    )
 
 
 def recomputation_of(blocks: Mapping[str, BlockPlan]) -> str:

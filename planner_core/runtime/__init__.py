@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         CountCollectives,
         all_to_all_wire_bytes,
         collective_table,
+        rows_to_json,
     )
     from planner_core.runtime.program.engine import BoundProgram
     from planner_core.runtime.program.operators.dropout import seed_generators, unit_seed
@@ -58,6 +59,7 @@ __all__ = [
     "map_marked_leaves",
     "map_sample_leaves",
     "mesh_of",
+    "rows_to_json",
     "save",
     "seed_generators",
     "unit_seed",

@@ -29,7 +29,7 @@ from planner_core.runtime.mismatch import PlanMismatch, describe_other_versions
 from planner_core.runtime.program.collectives import apply_moves, check_torch
 from planner_core.runtime.program.engine import Engine
 from planner_core.runtime.program.names import EditableFunctions, GuardFailed
-from planner_core.runtime.program.setup import make_axes, make_moves, shard_model, shard_tensor
+from planner_core.runtime.program.setup import make_axes, make_joint_axes, make_moves, shard_model, shard_tensor
 from planner_core.runtime.program.weights import Weight, find_weight
 from planner_core.runtime.record.frozen import find_gradient_hook, refuse_gradient_hooks
 from planner_core.runtime.write.planned import InputSource, PlannedForward
@@ -68,6 +68,7 @@ class Parallel:
             )
         self.model, self.plan, self.mesh = model, plan, mesh
         self.axes = [written.adopt(a) if written else a for a in make_axes(mesh)]
+        joint = make_joint_axes(mesh, plan)
         self.planned = self.planned_forward()
         self.data_axes, self.frozen = self.planned.data_axes, self.planned.frozen
         self.device = _device_of_mesh(mesh)
@@ -80,14 +81,14 @@ class Parallel:
         self.agreement.note_model(model)
         self.leave_out()
         weights = shard_model(
-            model, self.planned.stored, mesh, self.axes, self.planned.dtypes, self.agreement.wrap_init(init)
+            model, self.planned.stored, mesh, self.axes, joint, self.planned.dtypes, self.agreement.wrap_init(init)
         )
         own_shapes = plan.own_shapes
         for weight in weights.values():
             weight.model = weakref.ref(self)
             weight.own_shape = next((own_shapes[n] for n in weight.names if n in own_shapes), None)
         self.agreement.compare_start(plan, seed)
-        self.engine = Engine(self.axes, weights, model.get_buffer, self.device)
+        self.engine = Engine(self.axes, joint, weights, model.get_buffer, self.device)
         self.engine.seed, self.engine.written = seed, written
         if written:
             written.check(plan)

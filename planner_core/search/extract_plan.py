@@ -85,7 +85,14 @@ class _BlockStates:
         v, share = self.block.values[value], self.buckets.share(value)
         weight = v.kind == "parameter"
         return all_redistributions(
-            v.meta.shape, item, self.model.sizes, self.model.links, self._fused(value), share, weight
+            v.meta.shape,
+            item,
+            self.model.sizes,
+            self.model.links,
+            self._fused(value),
+            share,
+            weight,
+            self.model.joint_links,
         )
 
     def _fused(self, value: int) -> Segments:

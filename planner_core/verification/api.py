@@ -10,6 +10,7 @@ Of a plan with pipeline stages a small pipeline runs, or a GPU of each rank of t
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -227,7 +228,11 @@ def _retarget(plan: Plan, graph: Graph, mesh: DeviceMesh, ranks: int) -> Plan:
         big = replace(big, cluster=replace(cluster, levels=(node,)))
     # The small mesh does not exist in the cluster, so its axes keep the links of the plan's axes.
     links = tuple(replace(link, size=n, stages=()) for link, n in zip(big.links, mesh.axis_sizes, strict=True))
-    return retarget_plan(plan, graph, replace(big, mesh=mesh, links=links), cut)
+    joint = tuple(
+        (axes, replace(link, size=math.prod(mesh.axis_sizes[a] for a in axes), stages=()))
+        for axes, link in big.joint_links
+    )
+    return retarget_plan(plan, graph, replace(big, mesh=mesh, links=links, joint_links=joint), cut)
 
 
 def _check_small_enough(plan: Plan) -> None:

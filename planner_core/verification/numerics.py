@@ -4,6 +4,7 @@ of a second batch, which finds values of the first batch that a program keeps.""
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +26,7 @@ from planner_core.runtime import (
     all_to_all_wire_bytes,
     collective_table,
     map_sample_leaves,
+    rows_to_json,
     seed_generators,
     unit_seed,
 )
@@ -82,19 +84,23 @@ def average_over_ranks(comparisons: Sequence[Mapping[str, Any]], sizes: Sequence
     The router decides what one rank sends to experts; the sum over ranks does not depend on it.
     """
     first = comparisons[0]
-    rows = {(phase, kind, axis): list(amounts) for phase, kind, axis, *amounts in first["by_axis"]}
+    rows = {
+        (phase, kind, (at,) if isinstance(at, int) else tuple(at)): list(amounts)
+        for phase, kind, at, *amounts in first["by_axis"]
+    }
     calls = [
         sorted(f["exchanges"], key=lambda call: call[:2]) for f in comparisons
     ]  # the ranks of an axis issue them in one order
     if any([c[:2] for c in own] != [c[:2] for c in calls[0]] for own in calls):
         raise VerificationFailed("the ranks issued different all_to_alls")
     for same in zip(*calls, strict=True):
-        (phase, axis, mine), n = same[0], sizes[same[0][1]]
+        phase, axes, mine = same[0]
+        n = math.prod(sizes[axis] for axis in axes)
         mean = sum(c[2] for c in same) // len(same)
-        row = rows[phase, "all_to_all", axis]
+        row = rows[phase, "all_to_all", tuple(axes)]
         row[1] += mean - mine
         row[2] += all_to_all_wire_bytes(mean, n) - all_to_all_wire_bytes(mine, n)
-    return {**first, "collectives": collective_table(rows), "by_axis": [[*key, *row] for key, row in rows.items()]}
+    return {**first, "collectives": collective_table(rows), "by_axis": rows_to_json(rows)}
 
 
 def make_report(plan: Plan, comparison: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
@@ -277,7 +283,7 @@ def compare_step(plan: Plan, seed: int, dtype: str, unsteady: frozenset[str] = f
         "param": param,
         "next_loss": _next_losses(whole, parallel, turned, chance),
         "collectives": counted.table(),
-        "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
+        "by_axis": rows_to_json(counted.rows),
         "exchanges": counted.exchanges,
         "dropout": chance.dropped,
         "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],

@@ -25,6 +25,7 @@ from planner_core.runtime import (
     collective_table,
     map_marked_leaves,
     mesh_of,
+    rows_to_json,
     seed_generators,
     unit_seed,
 )
@@ -55,8 +56,6 @@ from planner_core.verification.schedule import first_difference
 
 HANDSHAKE_BYTES = 4
 """torch's stages exchange messages of one number before their first step. They are not counted."""
-BETWEEN_STAGES = -1
-"""The axis number of a collective between stages."""
 
 
 @dataclass
@@ -68,12 +67,13 @@ class StageRecord:
 
     def data(self, counted: CountCollectives) -> dict[str, Any]:
         """Return the record and the counts as plain data."""
-        inside = {key: row for key, row in counted.rows.items() if key[2] != BETWEEN_STAGES}
+        # A collective between stages is along none of the axes of a stage's mesh.
+        inside = {key: row for key, row in counted.rows.items() if key[2]}
         events = [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in self.trace.events]
         return {
             "collectives": collective_table(inside),
-            "by_axis": [[*key, *row] for key, row in sorted(inside.items())],
-            "summed": [row[1] for key, row in counted.rows.items() if key[2] == BETWEEN_STAGES],
+            "by_axis": rows_to_json(inside),
+            "summed": [row[1] for key, row in counted.rows.items() if not key[2]],
             "sent": counted.sent,
             "received": counted.received,
             "passes": self.passes,

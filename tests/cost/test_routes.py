@@ -12,8 +12,8 @@ from planner_core.core.cluster import Cluster, load_cluster
 from planner_core.core.mesh import DeviceMesh, axis_names
 from planner_core.core.plan import PHASES, Cost, Plan, Traffic
 from planner_core.cost.communication.collectives import KINDS, collective_time, wire_bytes
-from planner_core.cost.communication.links import axis_links
-from planner_core.cost.communication.routes import axis_groups, bytes_between_gpus, hops, routes
+from planner_core.cost.communication.links import axis_links, rank_groups
+from planner_core.cost.communication.routes import bytes_between_gpus, hops, routes
 from planner_core.planning.request import Request
 from tests.support.plans import planned
 
@@ -82,7 +82,7 @@ def test_a_tree_sends_down_what_it_sends_up() -> None:
 
 
 def one_collective(kind: str, algorithm: str, mesh: DeviceMesh, axis: int, size: int) -> Plan:
-    traffic = Traffic("forward", kind, axis, 1, size, wire_bytes(kind, size, mesh.axis_sizes[axis]), 0.0, algorithm)
+    traffic = Traffic("forward", kind, (axis,), 1, size, wire_bytes(kind, size, mesh.axis_sizes[axis]), 0.0, algorithm)
     return Plan("one", "exact", "time", True, {}, {}, {}, mesh, {}, Cost(0, 0, 0, 0, (traffic,), {"peak": 0}))
 
 
@@ -133,8 +133,8 @@ def test_the_wire_is_never_busier_than_the_time_of_the_collective(sizes: tuple[i
 
 def test_groups_are_the_ranks_of_the_mesh() -> None:
     mesh = DeviceMesh(axis_names(2), (2, 4))
-    assert axis_groups(mesh, 0).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert axis_groups(mesh, 1).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert rank_groups(mesh.axis_sizes, (0,)).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert rank_groups(mesh.axis_sizes, (1,)).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_an_unknown_algorithm_is_refused() -> None:

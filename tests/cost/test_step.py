@@ -76,13 +76,11 @@ def test_messages_add_up_to_the_cost() -> None:
     blocks = make_block_plans(problem, answer.assignment)
     cost = price(blocks, planner.graph, problem.model)
     found = list(messages(blocks, planner.graph, problem.model))
-    seconds = sum(
-        m.count * collective_time(m.kind, m.num_bytes, problem.model.links[m.axis], m.share)[0] for m in found
-    )
+    seconds = sum(m.count * collective_time(m.kind, m.num_bytes, problem.model.link(m.axes), m.share)[0] for m in found)
     assert cost.comm_time_s == pytest.approx(seconds)
     assert sum(t.count for t in cost.traffic) == sum(m.count for m in found)
     assert sum(t.num_bytes for t in cost.traffic) == sum(m.count * m.num_bytes for m in found)
-    wire = sum(m.count * wire_bytes(m.kind, m.num_bytes, problem.model.sizes[m.axis]) for m in found)
+    wire = sum(m.count * wire_bytes(m.kind, m.num_bytes, problem.model.link(m.axes).size) for m in found)
     assert sum(t.wire_bytes for t in cost.traffic) == wire
     assert cost.step_time_s == pytest.approx(cost.compute_time_s + cost.optimizer_time_s + cost.exposed_comm_time_s)
     assert cost.exposed_comm_time_s <= cost.comm_time_s

@@ -76,7 +76,7 @@ def test_fsdp_goes_around_the_block() -> None:
         ("backward", "all_gather"): FULL // 8,
         ("backward", "reduce_scatter"): 2 * FULL // 8,
     }
-    assert {m.sent.axis for m in case.messages if block.carries_weight(case, m)} == {0}
+    assert {m.sent.axes for m in case.messages if block.carries_weight(case, m)} == {(0,)}
 
 
 def test_no_group_of_neighbours_no_block() -> None:

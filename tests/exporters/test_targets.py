@@ -604,7 +604,7 @@ def test_every_column_sums_by_itself_in_the_price() -> None:
     assert each[1].wire_bytes - one[1].wire_bytes == more
     # along the tensor axis: two in every layer and the head's; the rest are gradients of weights
     assert (
-        sum(t.count for t in one[0].cost.traffic if (t.phase, t.kind, t.axis) == ("backward", "all_reduce", 1))
+        sum(t.count for t in one[0].cost.traffic if (t.phase, t.kind, t.axes) == ("backward", "all_reduce", (1,)))
         == 2 * 32 + 1
     )
 

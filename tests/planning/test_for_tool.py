@@ -120,7 +120,7 @@ def test_layers_that_sum_their_gradients_alone_run_as_priced() -> None:
     graph_plan = searched(replace(ASKED, tool="hf", mesh="2x4", accumulate=1, batch=8, seq=512))
     (report,) = verify_fake_all([graph_plan], graphs=[load_plan_graph(graph_plan)])
     assert report["ok"] and report["order"]["ok"], report
-    sums = [t for t in graph_plan.cost.traffic if (t.phase, t.kind, t.axis) == ("backward", "all_reduce", 1)]
+    sums = [t for t in graph_plan.cost.traffic if (t.phase, t.kind, t.axes) == ("backward", "all_reduce", (1,))]
     assert sum(t.count for t in sums) >= 5 * ASKED.layers
 
 

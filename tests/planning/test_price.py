@@ -47,7 +47,7 @@ def bytes_of(plan: Plan, least: int = 10**7) -> Counter[tuple[str, str, str]]:
     """Bytes by (phase, kind, role of the axis), without what is small (norms, the loss)."""
     found: Counter[tuple[str, str, str]] = Counter()
     for t in plan.cost.traffic:
-        found[t.phase, t.kind, plan.mesh.axis_names[t.axis]] += t.num_bytes
+        found[t.phase, t.kind, plan.mesh.name_of(t.axes)] += t.num_bytes
     return Counter({k: v for k, v in found.items() if v >= least})
 
 

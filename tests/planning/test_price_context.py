@@ -40,7 +40,7 @@ def bytes_of(plan: Plan, role: str) -> Counter[tuple[str, str]]:
     """Bytes by phase and kind on the axis of a role."""
     found: Counter[tuple[str, str]] = Counter()
     for t in plan.cost.traffic:
-        if plan.mesh.axis_names[t.axis] == role:
+        if plan.mesh.name_of(t.axes) == role:
             found[t.phase, t.kind] += t.num_bytes
     return found
 

@@ -10,7 +10,7 @@ import torch
 
 import planner_core as shardscope
 from planner_core.core import Graph, Plan
-from planner_core.runtime import CountCollectives
+from planner_core.runtime import CountCollectives, rows_to_json
 from planner_core.runtime.library import applied
 from tests.runtime.test_own_loop import mixed_alone
 from tests.support import own_model
@@ -49,7 +49,7 @@ def _steps(plan_file: str) -> list[Any]:
             counted.phase = "optimizer"
             optimizer.step()
             optimizer.zero_grad()
-        sent = [[*key, *row] for key, row in sorted(counted.rows.items())]
+        sent = rows_to_json(counted.rows)
     return [
         losses,
         sent,
@@ -57,10 +57,10 @@ def _steps(plan_file: str) -> list[Any]:
     ]
 
 
-def traffic(rows: list[Any]) -> dict[tuple[str, str, int], tuple[int, int]]:
-    """(phase, kind, axis) -> tensors and bytes, without what the loss sends."""
+def traffic(rows: list[Any]) -> dict[tuple[str, str, Any], tuple[int, int]]:
+    """(phase, kind, axis, or axes of one group) -> tensors and bytes, without what the loss sends."""
     return {
-        (phase, kind, axis): (count, size)
+        (phase, kind, axis if isinstance(axis, int) else tuple(axis)): (count, size)
         for phase, kind, axis, count, size, _ in rows
         if not (kind == "all_reduce" and size <= 32)
     }
@@ -152,5 +152,5 @@ def _mixed_steps(plan_file: str) -> list[Any]:
             optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
-        sent = [[*key, *row] for key, row in sorted(counted.rows.items())]
+        sent = rows_to_json(counted.rows)
     return [losses, sent]

@@ -50,7 +50,7 @@ def one_axis(planner: Planner, mesh: DeviceMesh) -> CostModel:
     n = mesh.axis_sizes[0]
     whole = DeviceMesh(("data", "tensor"), (planner.cluster.num_gpus // n, n))
     model = cost_model(planner.cluster, whole, replace(planner.workload, zero=0))
-    return replace(model, mesh=mesh, links=model.links[-1:])
+    return replace(model, mesh=mesh, links=model.links[-1:], joint_links=())
 
 
 @lru_cache

@@ -6,7 +6,15 @@ from planner_core.cost.communication.atp import (
     reductions,
 )
 from planner_core.cost.communication.collectives import algorithms, collective_time, collective_times, wire_bytes
-from planner_core.cost.communication.links import AxisLink, axis_links, pipe_link, rank_links, volume_link
+from planner_core.cost.communication.links import (
+    AxisLink,
+    JointLinks,
+    axis_links,
+    joint_links,
+    pipe_link,
+    rank_links,
+    volume_link,
+)
 from planner_core.cost.communication.redistribution import (
     Redistributions,
     Segments,
@@ -25,6 +33,7 @@ from planner_core.cost.communication.routes import (
 __all__ = [
     "AxisLink",
     "Floats",
+    "JointLinks",
     "LayerMatrix",
     "Redistributions",
     "Segments",
@@ -37,6 +46,7 @@ __all__ = [
     "collective_times",
     "decode",
     "gpus_of_ranks",
+    "joint_links",
     "pipe_link",
     "placement_code",
     "rank_links",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.core import Cluster, DeviceMesh, InputError, Level, PipelineAxis
+from planner_core.core import ONE_RANK, Cluster, DeviceMesh, InputError, Level, PipelineAxis
 
 _Ranks: TypeAlias = NDArray[np.int64]
 PIPE = "pipe"
@@ -82,14 +83,21 @@ def volume_link(size: int) -> AxisLink:
     return AxisLink(size, ("volume",), 1e9, 1e9, 0.0, (size - 1) / size**2 / 1e9, (stage,), 0.0)
 
 
+JointLinks: TypeAlias = tuple[tuple[tuple[int, ...], AxisLink], ...]
+"""Pairs: several axes of a mesh, each of several ranks, and the link of the groups that lie along all of them."""
+
+
 def axis_links(cluster: Cluster, mesh: DeviceMesh) -> tuple[AxisLink, ...]:
     """One link per mesh axis. Ranks are row-major, so the last axis joins adjacent GPUs. Raises InputError on a wrong size."""
+    return rank_links(cluster, mesh, ONE_RANK)
+
+
+def _check_size(cluster: Cluster, mesh: DeviceMesh) -> None:
     if mesh.num_devices != cluster.num_gpus:
         raise InputError(
             f"mesh {mesh} has {mesh.num_devices} devices but {cluster.name} has {cluster.num_gpus} GPUs; "
             f"sizes must multiply to {cluster.num_gpus}"
         )
-    return tuple(_axis_link(cluster, mesh.axis_sizes[axis], mesh.stride(axis)) for axis in range(len(mesh.axis_sizes)))
 
 
 def whole_mesh(mesh: DeviceMesh, pipe: PipelineAxis) -> DeviceMesh:
@@ -101,9 +109,23 @@ def whole_mesh(mesh: DeviceMesh, pipe: PipelineAxis) -> DeviceMesh:
 
 def rank_links(cluster: Cluster, mesh: DeviceMesh, pipe: PipelineAxis) -> tuple[AxisLink, ...]:
     """One link per axis of a mesh, or of the mesh of one of the ranks of a pipeline."""
+    return tuple(link_along(cluster, mesh, (axis,), pipe) for axis in range(len(mesh.axis_sizes)))
+
+
+def joint_links(cluster: Cluster, mesh: DeviceMesh, pipe: PipelineAxis) -> JointLinks:
+    """The link of every set of several axes of a mesh, or of the mesh of one of the ranks of a pipeline."""
+    several = [axis for axis, size in enumerate(mesh.axis_sizes) if size > 1]
+    sets = [axes for count in range(2, len(several) + 1) for axes in itertools.combinations(several, count)]
+    return tuple((axes, link_along(cluster, mesh, axes, pipe)) for axes in sets)
+
+
+def link_along(cluster: Cluster, mesh: DeviceMesh, axes: tuple[int, ...], pipe: PipelineAxis) -> AxisLink:
+    """The link of the groups along some axes of a mesh, or of the mesh of one of the ranks of a pipeline."""
     whole = whole_mesh(mesh, pipe)
-    links = zip(whole.axis_names, axis_links(cluster, whole), strict=True)
-    return tuple(link for name, link in links if name != PIPE)
+    _check_size(cluster, whole)
+    # The pipeline's axis stands among those of the whole mesh, behind `outer` of them.
+    inserted = 0 if pipe.ranks == 1 else 1
+    return _link(cluster, whole.axis_sizes, tuple(a + inserted * (a >= pipe.outer) for a in axes))
 
 
 def pipe_link(cluster: Cluster, mesh: DeviceMesh, pipe: PipelineAxis) -> AxisLink:
@@ -112,14 +134,23 @@ def pipe_link(cluster: Cluster, mesh: DeviceMesh, pipe: PipelineAxis) -> AxisLin
     return axis_links(cluster, whole)[whole.axis_names.index(PIPE)]
 
 
+def _link(cluster: Cluster, sizes: tuple[int, ...], axes: tuple[int, ...]) -> AxisLink:
+    """The link of the groups along the axes `axes` of a mesh of `sizes`."""
+    # Neighbouring axes that are both in the groups, or both outside, are one: 4 x 2 x 8 along axis 0 is 4 x 16. So meshes share links.
+    runs = itertools.groupby(range(len(sizes)), lambda axis: axis in axes)
+    merged = [(is_along, math.prod(sizes[axis] for axis in run)) for is_along, run in runs]
+    along = tuple(number for number, (is_along, _) in enumerate(merged) if is_along)
+    return _group_link(cluster, tuple(size for _, size in merged), along)
+
+
 @lru_cache(maxsize=1024)
-def _axis_link(cluster: Cluster, size: int, stride: int) -> AxisLink:
+def _group_link(cluster: Cluster, sizes: tuple[int, ...], axes: tuple[int, ...]) -> AxisLink:
+    size = math.prod(sizes[axis] for axis in axes)
     if size == 1:
         return AxisLink(1)
-    ranks = np.arange(cluster.num_gpus, dtype=np.int64).reshape(-1, size, stride)
-    # Example: 2 nodes of 4 GPUs, size 2, stride 4. The groups are [[0, 4], [1, 5], [2, 6], [3, 7]], in the nodes [[0, 1], [0, 1], ...]. All
-    # four rings leave a node at once, so each of them gets a quarter of the node's rate.
-    groups = ranks.swapaxes(1, 2).reshape(-1, size)  # [number of groups, size], ascending in each row
+    # Example: 2 nodes of 4 GPUs, a mesh of 2 x 4, axis 0. The groups are [[0, 4], [1, 5], [2, 6], [3, 7]], in the nodes [[0, 1], [0, 1],
+    # ...]. All four rings leave a node at once, so each of them gets a quarter of the node's rate.
+    groups = rank_groups(sizes, axes)
     units = [groups // cluster.unit_gpus(i) for i in range(len(cluster.levels) + 1)]
     crossed = [i for i in range(len(cluster.levels)) if np.any(_units_touched(units[i]) > _units_touched(units[i + 1]))]
     local = int(_max_ranks_in_unit(units[1]))
@@ -151,6 +182,13 @@ def _axis_link(cluster: Cluster, size: int, stride: int) -> AxisLink:
         summing=summing,
         in_switch=measured.in_switch if measured and switch else 1.0,
     )
+
+
+def rank_groups(sizes: tuple[int, ...], axes: tuple[int, ...]) -> _Ranks:
+    """[group, rank]: the ranks that talk to each other along axes of a mesh of `sizes`, ascending in each row."""
+    ranks = np.arange(math.prod(sizes), dtype=np.int64).reshape(sizes)
+    last = range(len(sizes) - len(axes), len(sizes))
+    return np.moveaxis(ranks, axes, tuple(last)).reshape(-1, math.prod(sizes[axis] for axis in axes))
 
 
 def _rates(cluster: Cluster, local: int) -> list[float]:

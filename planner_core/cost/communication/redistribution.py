@@ -8,6 +8,11 @@ Example: a tensor of 8 MB on a mesh of 2 x 4 goes from (P, S(0)) to (S(1), R). T
 and the later all_gather on axis 1 carries 4 MB. The other order carries 8 MB twice.
 
 If two axes shard the same tensor dim, the outer axis holds the larger pieces, so only the innermost of them may move.
+
+The gradient of a weight that is Partial on several axes, and whole on them in the end, is summed over all of them by one all_reduce
+(`group_sums`). It is one move here too, on the link of the joint group, though the steps name each axis. Example: B bytes on 4 nodes of
+8 GPUs, summed over both axes. Axis by axis each of the 8 GPUs of a node sends 2 · 3/4 B through the node's cards, so 12 B leave it. In one
+group the GPUs of a node divide what leaves: 1.5 B.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +28,7 @@ from numpy.typing import NDArray
 
 from planner_core.core import P, Placement, Placements, R, Shard, Step, largest_local_shape, needs_uneven_split
 from planner_core.cost.communication.collectives import collective_times
-from planner_core.cost.communication.links import AxisLink
+from planner_core.cost.communication.links import AxisLink, JointLinks
 
 STEP_S = 1e-10
 """Price of a local move. Of two ways without communication the one with fewer moves wins."""
@@ -62,8 +67,7 @@ class Redistributions:
             if after < 0:
                 raise ValueError(f"no way from {src} to {dst}")
             a, b = decode(at, self.rank, self.num_axes), decode(after, self.rank, self.num_axes)
-            axis = next(i for i in range(self.num_axes) if a[i] != b[i])
-            found.append(Step(axis, a[axis], b[axis]))
+            found += [Step(i, a[i], b[i]) for i in range(self.num_axes) if a[i] != b[i]]  # several: one sum over them
             at = after
         return tuple(found)
 
@@ -121,10 +125,11 @@ def all_redistributions(
     segments: Segments = (),
     share: float = 1.0,
     weight: bool = False,
+    joint: JointLinks = (),
 ) -> Redistributions:
     """Every redistribution of a tensor of global `shape` on a mesh of `sizes`. The tensor is a `share` of each message. Parts of a
-    `weight` may differ in length (`needs_uneven_split`)."""
-    rank, axes = len(shape), len(sizes)
+    `weight` may differ in length (`needs_uneven_split`), and sums of its gradient over axes of `joint` are one all_reduce each."""
+    rank, axes, joint = len(shape), len(sizes), joint if weight else ()
     single = _single_moves(rank, axes, tuple(d for d in range(rank) if shape[d] > 1))
     loose = weight and any(needs_uneven_split(shape, dict(segments), d, n) for d in range(rank) for n in sizes)
     even = np.array(
@@ -151,7 +156,13 @@ def all_redistributions(
         first[i, j] = j
         if kind is None:
             silent.append((i, j))
-    _all_pairs(cost, first, single, np.flatnonzero(even))
+    for summed_axes, link in joint:
+        i = np.flatnonzero(even & single.partial[:, summed_axes].all(axis=1))
+        j = i - sum((2 + rank) ** (axes - 1 - axis) for axis in summed_axes)  # codes: Partial is 1 and Replicate 0
+        # Each of these axes would carry as much: the part that the other axes have left.
+        cost[i, j] = STEP_S + collective_times("all_reduce", num_bytes[summed_axes[0], i], link, share)
+        first[i, j] = j
+    _all_pairs(cost, first, single, np.flatnonzero(even), {axis for summed_axes, _ in joint for axis in summed_axes})
     return Redistributions(rank, axes, cost, first, _reachable_without_messages(even, silent, axes))
 
 
@@ -206,12 +217,13 @@ def _reachable_without_messages(
 
 @dataclass(frozen=True, slots=True)
 class _SingleMoves:
-    """What does not depend on sizes: all placements by code; whether each shards, or is Replicate, on each axis ([code, axis]); and
-    the codes (from, to) of every move on one axis, by that axis and its collective."""
+    """What does not depend on sizes: all placements by code; whether each shards, is Replicate, or is Partial on each axis ([code, axis]);
+    and the codes (from, to) of every move on one axis, by that axis and its collective."""
 
     placements: tuple[Placements, ...]
     sharded: NDArray[np.bool_]
     whole: NDArray[np.bool_]
+    partial: NDArray[np.bool_]
     by_kind: Mapping[tuple[int, str | None], tuple[NDArray[np.int64], NDArray[np.int64]]]
 
 
@@ -228,7 +240,7 @@ def _single_moves(rank: int, axes: int, dims: tuple[int, ...]) -> _SingleMoves:
     by_kind = {key: (np.array(pairs)[:, 0], np.array(pairs)[:, 1]) for key, pairs in found.items()}
     sharded = np.array([[isinstance(p, Shard) for p in here] for here in every]).reshape(len(every), axes)
     whole = np.array([[p == R for p in here] for here in every]).reshape(sharded.shape)
-    return _SingleMoves(every, sharded, whole, by_kind)
+    return _SingleMoves(every, sharded, whole, ~(sharded | whole), by_kind)
 
 
 def _innermost(here: Placements, to: Placement, axis: int) -> bool:
@@ -239,23 +251,40 @@ def _innermost(here: Placements, to: Placement, axis: int) -> bool:
 
 
 def _all_pairs(
-    cost: NDArray[np.float64], first: NDArray[np.int32], single: _SingleMoves, even: NDArray[np.int64]
+    cost: NDArray[np.float64],
+    first: NDArray[np.int32],
+    single: _SingleMoves,
+    even: NDArray[np.int64],
+    jointly: Collection[int],
 ) -> None:
     """Change `cost` and `first` [from, to] to those of the cheapest ways over the placements `even`.
 
     A sum over an axis stays one all_reduce, as a run sends it: a way from Partial or Replicate to Replicate on an axis does not
-    shard on that axis in between.
+    shard on that axis in between. Over the axes `jointly` a way has one sum at most, of terms that were there when it began, and does not
+    shard on them behind it. For a joint sum may be cheaper than two gathers or scatters, which runs do nevertheless.
     """
     among = np.ix_(even, even)
     least, start = cost[among], first[among]
     sharded, whole = single.sharded[even], single.whole[even]
     through, better = np.empty_like(least), np.empty(least.shape, dtype=bool)
     stays = [sharded[:, axis, None] | ~whole[None, :, axis] for axis in range(sharded.shape[1])]
+    partial, sums = single.partial[even], np.zeros(least.shape, dtype=bool)
+    for axis in jointly:
+        sums |= partial[:, axis, None] & whole[None, :, axis]
+    scatters = {axis: partial[:, axis, None] & sharded[None, :, axis] for axis in jointly}
+    has_terms = {axis: partial[:, axis, None] | partial[None, :, axis] for axis in jointly}
     for k in range(len(even)):
         np.add(least[:, k, None], least[None, k, :], out=through)
         np.less(through, least, out=better)
-        for axis in np.flatnonzero(sharded[k]):
+        for axis in np.flatnonzero(sharded[k]).tolist():
             better &= stays[axis]
+        if jointly:
+            better &= ~(sums[:, k, None] & sums[None, k, :])
+        for axis in jointly:
+            if whole[k, axis]:
+                better &= ~scatters[axis]
+            elif partial[k, axis]:
+                better &= has_terms[axis]
         if better.any():
             np.copyto(least, through, where=better)
             np.copyto(start, np.broadcast_to(start[:, k, None], start.shape), where=better)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core import PHASES, Cluster, DeviceMesh, Plan, Traffic
-from planner_core.cost.communication.links import AxisLink, rank_links
+from planner_core.cost.communication.links import AxisLink, link_along, rank_groups
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -78,32 +78,19 @@ def sent_per_gpu(plan: Plan, phases: Sequence[str] = PHASES) -> int:
     return sum(t.wire_bytes for t in plan.cost.traffic if t.phase in phases) + max(out.values(), default=0)
 
 
-def links_of(plan: Plan, cluster: Cluster) -> tuple[AxisLink, ...]:
-    """One link per axis of a plan's mesh, which may be that of one rank of a pipeline."""
-    return rank_links(cluster, plan.mesh, plan.pipeline_axis)
-
-
 def routes(plan: Plan, cluster: Cluster, phases: Iterable[str] = PHASES) -> Iterator[tuple[Ints, Ints, Floats]]:
     """(from, to, bytes) over all groups of an axis, for each row of the plan's traffic."""
-    links = links_of(plan, cluster)
     for t in plan.cost.traffic:
         if t.wire_bytes and t.phase in tuple(phases):
-            yield route(t, plan.mesh, links[t.axis])
+            yield route(t, plan.mesh, link_along(cluster, plan.mesh, t.axes, plan.pipeline_axis))
 
 
 def route(t: Traffic, mesh: DeviceMesh, link: AxisLink) -> tuple[Ints, Ints, Floats]:
-    """(from, to, bytes) of one row of traffic, all groups of its axis."""
-    groups = axis_groups(mesh, t.axis)
-    h = hops(t.algorithm, mesh.axis_sizes[t.axis], link.members, t.kind == "all_reduce")
+    """(from, to, bytes) of one row of traffic, all groups of its axes."""
+    groups = rank_groups(mesh.axis_sizes, t.axes)
+    h = hops(t.algorithm, groups.shape[1], link.members, t.kind == "all_reduce")
     num_bytes = np.broadcast_to(h.share * t.wire_bytes, (len(groups), len(h.share)))
     return groups[:, h.src].ravel(), groups[:, h.dst].ravel(), num_bytes.ravel()
-
-
-def axis_groups(mesh: DeviceMesh, axis: int) -> Ints:
-    """[groups, size] ranks that talk to each other along an axis, ascending."""
-    size, stride = mesh.axis_sizes[axis], mesh.stride(axis)
-    ranks: Ints = np.arange(mesh.num_devices, dtype=np.int64).reshape(-1, size, stride)
-    return ranks.swapaxes(1, 2).reshape(-1, size)
 
 
 def hops(algorithm: str, size: int, members: Sequence[int] = (), both_ways: bool = True) -> Hops:

@@ -31,7 +31,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from planner_core.core import Graph, Plan
+from planner_core.core import DeviceMesh, Graph, Plan
 from planner_core.cost.schedule.units import BucketStage, Chain, ScheduledUnit, join_chains, scheduled_units
 
 
@@ -77,16 +77,16 @@ def scheduled(plan: Plan, graph: Graph, *, micro_batches: int = 1) -> list[Event
 
     All micro-batches except the last run in `no_sync`, so gradients that are summed once a step are summed in the last one.
     """
-    rank = _Recorder(plan.mesh.axis_names)
+    rank = _Recorder(plan.mesh)
     rank.step(scheduled_units(plan, graph), micro_batches)
     return rank.events
 
 
 def scheduled_pass(
-    units: Sequence[ScheduledUnit], axes: Sequence[str], *, forward: bool, first: bool, last: bool
+    units: Sequence[ScheduledUnit], mesh: DeviceMesh, *, forward: bool, first: bool, last: bool
 ) -> list[Event]:
     """The events of one pass of a micro-batch, the `first` or the `last` of a step, through the units of a stage."""
-    rank = _Recorder(axes)
+    rank = _Recorder(mesh)
     if forward:
         rank.one_forward(units, first)
     else:
@@ -254,14 +254,14 @@ def _reach(coming: Iterable[list[PendingGather]]) -> int:
 class _Recorder(Rank):
     """Collects the events."""
 
-    def __init__(self, axes: Sequence[str]) -> None:
+    def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
-        self.axes = axes
+        self.mesh = mesh
         self.events: list[Event] = []
 
     def record_collective(self, what: str, stage: BucketStage) -> None:
-        kind, axis, num_bytes, packed = stage
-        self.events.append(Event(what, kind, self.axes[axis], num_bytes, packed))
+        kind, axes, num_bytes, packed = stage
+        self.events.append(Event(what, kind, self.mesh.name_of(axes), num_bytes, packed))
 
     def launch_issued(self) -> None:
         """What was issued is recorded one by one."""
@@ -276,4 +276,4 @@ class _Recorder(Rank):
             order = ("issue",) * early or ("issue", "wait") * m.count + ("wait",) * behind
             behind = early
             for what in order:
-                self.events.append(Scheduled(what, m.kind, self.axes[m.axis], m.num_bytes, 0, m.site))
+                self.events.append(Scheduled(what, m.kind, self.mesh.name_of(m.axes), m.num_bytes, 0, m.site))

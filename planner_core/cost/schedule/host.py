@@ -145,7 +145,7 @@ def _join_weight_messages(messages: Iterable[Message]) -> Iterator[Message]:
     seen: set[object] = set()
     for m in messages:
         # Weights of a block are packed into one message, an activation is sent by itself.
-        key = (m.phase, m.kind, m.axis, m.gradient)
+        key = (m.phase, m.kind, m.axes, m.gradient)
         if not m.weight:
             yield from repeat(m, m.count)
         elif key not in seen:

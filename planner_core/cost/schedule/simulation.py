@@ -68,9 +68,9 @@ class _Clock(Rank):
 
     def launch_issued(self) -> None:
         """Send what was issued: the stages of one kind over one axis in one message."""
-        together: dict[tuple[str, int], list[BucketStage]] = {}
+        together: dict[tuple[str, tuple[int, ...]], list[BucketStage]] = {}
         for stage in self.pending:
-            together.setdefault((stage.kind, stage.axis), []).append(stage)
+            together.setdefault((stage.kind, stage.axes), []).append(stage)
         self.pending = []
         for stages in together.values():
             # One stream sends one message after the other, so this one also waits for those before it.
@@ -100,7 +100,7 @@ class _Clock(Rank):
         self.sending = [(start, end) for start, end in self.sending if end > self.now]
 
     def _collective_seconds(self, stage: BucketStage) -> float:
-        return collective_time(stage.kind, stage.num_bytes, self.model.links[stage.axis])[0]
+        return collective_time(stage.kind, stage.num_bytes, self.model.link(stage.axes))[0]
 
     def _undisturbed_seconds(self, unit: ScheduledUnit, phase: str) -> float:
         """Seconds of a pass through a unit without traffic beside it: operators, and collectives for which they wait."""

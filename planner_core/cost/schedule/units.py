@@ -22,7 +22,7 @@ class BucketStage(NamedTuple):
     """One collective of a bucket of `packed` weights."""
 
     kind: str
-    axis: int
+    axes: tuple[int, ...]
     num_bytes: int
     packed: int = 1
 
@@ -244,7 +244,7 @@ _dtype, _gradient_dtype = attrgetter("dtype"), attrgetter("gradient_dtype")
 
 
 def _chain(found: Iterable[Message]) -> Chain:
-    return tuple(BucketStage(m.kind, m.axis, m.num_bytes) for m in found)
+    return tuple(BucketStage(m.kind, m.axes, m.num_bytes) for m in found)
 
 
 Chained = Callable[[ScheduledUse], Chain]
@@ -273,7 +273,7 @@ def _bucketed(groups: Iterable[list[ScheduledUse]], chain_of: Chained) -> list[C
 def join_chains(chains: Iterable[Chain]) -> Chain:
     """One chain for weights, or buckets, that take the same steps."""
     return tuple(
-        BucketStage(stage[0].kind, stage[0].axis, sum(s.num_bytes for s in stage), sum(s.packed for s in stage))
+        BucketStage(stage[0].kind, stage[0].axes, sum(s.num_bytes for s in stage), sum(s.packed for s in stage))
         for stage in zip(*chains, strict=True)
     )
 

@@ -13,6 +13,7 @@ reductions one unit later, beside work of the same kind; see `planner_core.cost.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -264,7 +265,7 @@ class _StepDrawing:
         note: str,
         message: Message | None = None,
     ) -> None:
-        sent = () if message is None else (message.kind, self.plan.mesh.axis_names[message.axis])
+        sent = () if message is None else (message.kind, self.plan.mesh.name_of(message.axes))
         place = (part.title, part.copy, part.copies, number)
         self.done.append(TraceWork(stream, kind, name, phase, *place, start_s, seconds, note, *sent))
 
@@ -388,7 +389,8 @@ def _describe_message(m: Message) -> str:
 
 
 def _axis_words(m: Message, plan: Plan) -> str:
-    return f"{m.num_bytes / 1e6:,.3g} MB over {plan.mesh.axis_sizes[m.axis]} ranks ({plan.mesh.axis_names[m.axis]})"
+    ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in m.axes)
+    return f"{m.num_bytes / 1e6:,.3g} MB over {ranks} ranks ({plan.mesh.name_of(m.axes)})"
 
 
 def _clip_to_step(done: list[TraceWork], end_s: float) -> list[TraceWork]:

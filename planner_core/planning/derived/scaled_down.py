@@ -174,7 +174,13 @@ class _Retargeting:
         v, (sizes, links) = block.values[value], (self.model.sizes, self.model.links)
         weight = v.kind == "parameter"
         return all_redistributions(
-            v.meta.shape, ITEM_BYTES[v.meta.dtype], sizes, links, self._fused(block, value), weight=weight
+            v.meta.shape,
+            ITEM_BYTES[v.meta.dtype],
+            sizes,
+            links,
+            self._fused(block, value),
+            weight=weight,
+            joint=self.model.joint_links,
         )
 
     def _site(self, prefix: str, block: Block, op: Op, delivered: dict[int, State]) -> SitePlan:

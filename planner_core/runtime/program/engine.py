@@ -27,7 +27,7 @@ from planner_core.runtime.program import names
 from planner_core.runtime.program.collectives import Axis, Trace
 from planner_core.runtime.program.collectives.counter import CountCollectives
 from planner_core.runtime.program.operators.dropout import unit_seed
-from planner_core.runtime.program.setup import make_moves
+from planner_core.runtime.program.setup import JointAxes, make_moves
 from planner_core.runtime.program.units import BackwardPass, RuntimeUnit, UnitCall, UnitWeight
 from planner_core.runtime.program.weights import Weight
 
@@ -40,11 +40,13 @@ class Engine:
     def __init__(
         self,
         axes: Sequence[Axis],
+        joint: JointAxes,
         weights: Mapping[str, Weight],
         buffer: Callable[[str], torch.Tensor],
         device: torch.device,
     ) -> None:
-        self.axes, self.weights, self.buffer, self.device = list(axes), weights, buffer, device
+        self.axes, self.joint = list(axes), joint
+        self.weights, self.buffer, self.device = weights, buffer, device
         self.by_name = {name: w for w in weights.values() for name in w.names}
         self.backward = BackwardPass()
         self.units: dict[object, RuntimeUnit] = {}
@@ -108,11 +110,12 @@ class Engine:
 
     def count_collectives(self, mesh: DeviceMesh) -> CountCollectives:
         """Return a mode that counts this model's collectives, and those that gather inputs separately."""
-        return CountCollectives(mesh, self.packed, lambda: self.gathers_inputs)
+        joint = {axis.group_name: axes for axes, axis in self.joint.items()}
+        return CountCollectives(mesh, self.packed, lambda: self.gathers_inputs, joint)
 
     def packed(self, group: str) -> int:
         """Return the number of tensors in the collective that is being issued on a group."""
-        return next((a.packed for a in self.axes if a.group_name == group), 1)
+        return next((a.packed for a in (*self.axes, *self.joint.values()) if a.group_name == group), 1)
 
     @contextlib.contextmanager
     def gathering_inputs(self) -> Iterator[None]:
@@ -128,7 +131,7 @@ class Engine:
     def trace(self, trace: Trace | None) -> None:
         """Record every collective in `trace` from now on; None stops it."""
         self.backward.trace = trace
-        for axis in self.axes:
+        for axis in (*self.axes, *self.joint.values()):
             axis.trace = trace
 
 

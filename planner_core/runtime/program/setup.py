@@ -13,14 +13,18 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, placement_types
 
-from planner_core.core import ParamPlan, Partial, Placements, Plan, Replicate, Shard, Step
+from planner_core.core import ParamPlan, Partial, Placements, Plan, Replicate, Shard, Step, group_sums
 from planner_core.models.hooks import TensorReplacement
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program.collectives import NO_SEGMENTS, Axis, AxisMove, Segments, local_shard, step_kind
+from planner_core.runtime.program.torch_private import flattened_group
 from planner_core.runtime.program.weights import Weight
 from planner_core.runtime.program.weights.orders import FusedOrder
 from planner_core.runtime.program.weights.plan_tensor import PlanTensor
+
+JointAxes = Mapping[tuple[int, ...], Axis]
+"""Several mesh axes as one axis, by their numbers."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,23 @@ def make_axes(mesh: DeviceMesh) -> list[Axis]:
     return [Axis(names[i], mesh.get_group(i), mesh.size(i), mesh.get_local_rank(i)) for i in range(mesh.ndim)]
 
 
+def make_joint_axes(mesh: DeviceMesh, plan: Plan) -> JointAxes:
+    """Return the axes over which the plan sums a gradient as over one. All ranks of the mesh must call it, since it makes groups."""
+    names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
+    named = mesh if mesh.mesh_dim_names else DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names)
+    sums = {
+        tuple(sorted(step.axis for step in group))
+        for param in plan.param_plans().values()
+        for group in group_sums(step for step in param.reduce_steps() if mesh.size(step.axis) > 1)
+        if len(group) > 1
+    }
+    found: dict[tuple[int, ...], Axis] = {}
+    for axes in sorted(sums):  # in the order of all ranks
+        group, rank = flattened_group(named, [names[a] for a in axes])
+        found[axes] = Axis(plan.mesh.name_of(axes), group, group.size(), rank)
+    return found
+
+
 def make_move(step: Step, axes: Sequence[Axis]) -> AxisMove:
     """Convert a plan's step to a move on this rank's axis."""
     src = step.src.dim if isinstance(step.src, Shard) else None
@@ -94,6 +115,16 @@ def make_move(step: Step, axes: Sequence[Axis]) -> AxisMove:
 def make_moves(steps: Iterable[Step], axes: Sequence[Axis]) -> tuple[AxisMove, ...]:
     """Convert a plan's steps, without those on axes of one rank."""
     return tuple(make_move(s, axes) for s in steps if axes[s.axis].size > 1)
+
+
+def make_sums(steps: Iterable[Step], axes: Sequence[Axis], joint: JointAxes) -> tuple[AxisMove, ...]:
+    """Convert the steps of a gradient, without those on axes of one rank. Sums over several axes are one move."""
+    return tuple(
+        make_move(group[0], axes)
+        if len(group) == 1
+        else AxisMove(joint[tuple(sorted(step.axis for step in group))], "all_reduce")
+        for group in group_sums(step for step in steps if axes[step.axis].size > 1)
+    )
 
 
 def shard_tensor(
@@ -114,6 +145,7 @@ def shard_model(
     stored: Mapping[str, ParamPlan],
     mesh: DeviceMesh,
     axes: Sequence[Axis],
+    joint: JointAxes,
     dtypes: Callable[[nn.Parameter], Precision],
     init: Init | None,
 ) -> dict[str, Weight]:
@@ -147,7 +179,7 @@ def shard_model(
                     parameter.__class__ = _replaced_class(type(parameter))
                     replaced[id(parameter)] = sharded
                 weights[id(parameter)] = make_weight(
-                    tuple(names[id(parameter)]), sharded, plan, axes, dtypes(parameter)
+                    tuple(names[id(parameter)]), sharded, plan, axes, joint, dtypes(parameter)
                 )
             module._parameters[name] = weights[id(parameter)].parameter
     # Modules also hold parameters in lists, dicts and objects, from which a forward would compute with the old ones.
@@ -205,10 +237,15 @@ def _replaced_class(kind: type[nn.Parameter]) -> type[nn.Parameter]:
 
 
 def make_weight(
-    names: tuple[str, ...], param: nn.Parameter, plan: ParamPlan, axes: Sequence[Axis], dtypes: Precision
+    names: tuple[str, ...],
+    param: nn.Parameter,
+    plan: ParamPlan,
+    axes: Sequence[Axis],
+    joint: JointAxes,
+    dtypes: Precision,
 ) -> Weight:
     """Make the weight of a parameter, with the moves between its stored form, its working copy and its accumulated gradient."""
-    refresh, final = make_moves(plan.refresh_steps(), axes), make_moves(plan.reduce_steps(), axes)
+    refresh, final = make_moves(plan.refresh_steps(), axes), make_sums(plan.reduce_steps(), axes, joint)
     # Over one rank nothing is gathered: a weight that computes as it is stored is used where it lies, and another is cast for each use.
     casts = bool(plan.gathered) and all(axes[a].size == 1 for a in plan.gathered) and not refresh
     return Weight(names, param, dtypes.working, dtypes.gradient, refresh, final, plan.segments, cast_per_use=casts)

@@ -3,13 +3,14 @@
 # mypy: allow-untyped-calls, disable-error-code=attr-defined
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import optimizer
@@ -35,6 +36,15 @@ def coalesce(group: Any) -> AbstractContextManager[Any]:
 def resolve_group(name: str) -> dist.ProcessGroup:
     """Return the group by the name that functional collectives take. Test: tests/verification/test_verify.py, by_axis."""
     return distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+
+
+def flattened_group(mesh: DeviceMesh, axes: Sequence[str]) -> tuple[dist.ProcessGroup, int]:
+    """Return the group of several axes of a mesh as one, and this rank's place in it. torch makes it once for a mesh.
+
+    torchtitan sums gradients over such a group too. Test: tests/runtime/test_joint_sums.py.
+    """
+    flat = mesh[tuple(axes)]._flatten()
+    return flat.get_group(), flat.get_local_rank()
 
 
 def default_store() -> Any:

@@ -153,7 +153,14 @@ class _Builder:
         share = self.buckets.share(value)
         weight = self.values[value].kind == "parameter"
         return all_redistributions(
-            meta.shape, item, self.model.sizes, self.model.links, self.segments(value), share, weight
+            meta.shape,
+            item,
+            self.model.sizes,
+            self.model.links,
+            self.segments(value),
+            share,
+            weight,
+            self.model.joint_links,
         )
 
     def _weight_moves(self, value: int) -> WeightMoves:

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from planner_core.core import Plan
 from planner_core.models.capture import FlashAttention
 from planner_core.models.hooks import RECURRENT, TorchDispatchMode
-from planner_core.runtime import Parallel, Trace, initializer, make_optimizer
+from planner_core.runtime import Parallel, Trace, initializer, make_optimizer, rows_to_json
 from planner_core.runtime.program import IN_FLIGHT as SENT
 from planner_core.runtime.program import UnitCall, supports_meta
 from planner_core.runtime.training import host_states, with_planned_loss
@@ -71,7 +71,7 @@ def run_program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
             step()
     return {
         "collectives": counted.table(),
-        "by_axis": [[*key, *row] for key, row in sorted(counted.rows.items())],
+        "by_axis": rows_to_json(counted.rows),
         "memory": {**memory.peak, "peak": sum(memory.peak.values())},
         "peak_of_kept_results": memory.peak_of_kept_results,
         "peak_of_constants": memory.peak_of_constants,

@@ -83,7 +83,7 @@ def _scheduled_pass_of(
     assert cut is not None
     forward = work.what is Pass.FORWARD
     first = work.micro_batch == 0
-    events = scheduled_pass(units, plan.mesh.axis_names, forward=forward, first=first, last=work.micro_batch == last)
+    events = scheduled_pass(units, plan.mesh, forward=forward, first=first, last=work.micro_batch == last)
     to = work.stage + (1 if forward else -1)
     there = 0 <= to < len(cut.copies) and cut.rank_of(to) != cut.rank_of(work.stage)
     if not there:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from planner_core.core import axes_to_json
 from planner_core.models.hooks import TorchDispatchMode
 from planner_core.runtime.program.torch_private import resolve_group
 
@@ -33,13 +34,18 @@ RESULT_FIRST_SUFFIXES = ("_base_", "tensor_coalesced_")
 """Ends of the names of operators that take what they send second, after their result."""
 
 
-class CountCollectives(TorchDispatchMode):
-    """Counts the collectives of one rank: `rows[phase, kind, axis] = [count, bytes, wire_bytes]`. The caller sets `phase`.
+CollectiveKey = tuple[str, str, tuple[int, ...]]
+"""Phase, kind and mesh axes of collectives."""
 
-    Bytes are those of the tensor that is whole along the axis. Wire bytes are what one rank sends by the ring formula. Axis -1
-    is a group that is not a mesh axis. `packed` gives the number of tensors in a collective of a group, each of which counts.
-    Collectives that gather the inputs of a call (`gathers_inputs`) are counted in `inputs`, since no operator of a plan issues
-    them. `exchanges` has phase, axis and bytes of every all_to_all in order: bytes sent to experts depend on the rank.
+
+class CountCollectives(TorchDispatchMode):
+    """Counts the collectives of one rank: `rows[phase, kind, axes] = [count, bytes, wire_bytes]`. The caller sets `phase`.
+
+    Bytes are those of the tensor that is whole along the axes. Wire bytes are what one rank sends by the ring formula. A group has one
+    mesh axis, several (`joint`, by the names of groups), or none if it is not along the mesh. `packed` gives the number of tensors in
+    a collective of a group, each of which counts. Collectives that gather the inputs of a call (`gathers_inputs`) are counted in `inputs`,
+    since no operator of a plan issues them. `exchanges` has phase, axes and bytes of every all_to_all in order: bytes sent to experts
+    depend on the rank.
     """
 
     def __init__(
@@ -47,17 +53,18 @@ class CountCollectives(TorchDispatchMode):
         mesh: DeviceMesh,
         packed: Callable[[str], int] | None = None,
         gathers_inputs: Callable[[], bool] = lambda: False,
+        joint: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         super().__init__()
         self.gathers_inputs, self.inputs = gathers_inputs, {"count": 0, "bytes": 0}
         self.packed = packed or (lambda group: 1)
         self.phase = "forward"
-        self.rows: dict[tuple[str, str, int], list[int]] = {}
-        self.exchanges: list[tuple[str, int, int]] = []
+        self.rows: dict[CollectiveKey, list[int]] = {}
+        self.exchanges: list[tuple[str, tuple[int, ...], int]] = []
         self.sent: list[tuple[int, int]] = []
         """The messages to single ranks between stages, in order: (rank in their group, bytes)."""
         self.received: list[tuple[int, int]] = []
-        self._axes = {mesh.get_group(axis).group_name: axis for axis in range(mesh.ndim)}
+        self._axes = {mesh.get_group(axis).group_name: (axis,) for axis in range(mesh.ndim)} | dict(joint or {})
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, DTensor) for t in types):
@@ -81,10 +88,10 @@ class CountCollectives(TorchDispatchMode):
         if self.gathers_inputs():
             self.inputs = {"count": self.inputs["count"] + 1, "bytes": self.inputs["bytes"] + num_bytes}
             return
-        axis = self._axes.get(group.group_name, -1)
+        axes = self._axes.get(group.group_name, ())
         if kind == "all_to_all":
-            self.exchanges.append((self.phase, axis, num_bytes))
-        row = self.rows.setdefault((self.phase, kind, axis), [0, 0, 0])
+            self.exchanges.append((self.phase, axes, num_bytes))
+        row = self.rows.setdefault((self.phase, kind, axes), [0, 0, 0])
         row[0] += self.packed(group.group_name)
         row[1] += num_bytes
         total = row[1]  # rounded down once: how the tensors were packed makes no difference
@@ -100,7 +107,12 @@ class CountCollectives(TorchDispatchMode):
         return collective_table(self.rows)
 
 
-def collective_table(rows: Mapping[tuple[str, str, int], Sequence[int]]) -> dict[str, dict[str, dict[str, int]]]:
+def rows_to_json(rows: Mapping[CollectiveKey, Sequence[int]]) -> list[list[Any]]:
+    """Return the rows as plain data, in order: phase, kind, axis (or a list of axes), count, bytes, wire bytes."""
+    return [[phase, kind, axes_to_json(axes), *row] for (phase, kind, axes), row in sorted(rows.items())]
+
+
+def collective_table(rows: Mapping[CollectiveKey, Sequence[int]]) -> dict[str, dict[str, dict[str, int]]]:
     """Sum rows over axes: phase -> kind -> count, bytes, wire_bytes."""
     table: dict[str, dict[str, dict[str, int]]] = {"forward": {}, "backward": {}, "optimizer": {}}
     for (phase, kind, _), amounts in sorted(rows.items()):
