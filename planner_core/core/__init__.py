@@ -61,12 +61,15 @@ from planner_core.core.placement import (
     Replicate,
     Shard,
     State,
+    Step,
     format_placements,
+    group_sums,
     largest_local_shape,
     local_shape,
     needs_uneven_split,
     parse_placement,
     parse_placements,
+    shortest_steps,
     unevenly_split_dims,
 )
 from planner_core.core.plan import (
@@ -88,15 +91,12 @@ from planner_core.core.plan import (
     Plan,
     SitePlan,
     StageCost,
-    Step,
     Traffic,
     data_axes_of,
     glob_name,
-    group_sums,
     params_by_pattern,
     placements_by_pattern,
     refuse_stages,
-    shortest_steps,
     states_by_pattern,
 )
 from planner_core.core.plan_json import axes_to_json, load_plan, plan_from_json, plan_to_json, save_plan

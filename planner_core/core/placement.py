@@ -7,6 +7,7 @@ sharded has the state (R, P). To sum the P is what data parallelism calls gradie
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -138,3 +139,47 @@ def unevenly_split_dims(
         for p, size in zip(placements, sizes, strict=True)
         if isinstance(p, Shard) and shape[p.dim] % size
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One move of one tensor on one mesh axis."""
+
+    axis: int
+    src: Placement
+    dst: Placement
+
+    @property
+    def collective(self) -> str | None:
+        """The collective that runs, or None for a local move (slice, pad with zeros, divide)."""
+        if isinstance(self.src, Partial):
+            return "all_reduce" if isinstance(self.dst, Replicate) else "reduce_scatter"
+        # A shard becomes a term of a sum without a message: each device pads its part with zeros. That sum is the whole tensor.
+        if isinstance(self.src, Shard) and not isinstance(self.dst, Partial):
+            return "all_gather" if isinstance(self.dst, Replicate) else "all_to_all"
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.axis}:{self.src}>{self.dst}"
+
+
+def shortest_steps(src: Placements, dst: Placements) -> tuple[Step, ...]:
+    """Return one step for each axis that changes: gathers from the innermost axis outwards, then the others inwards."""
+    # If two axes shard one dim, the inner axis holds the pieces of an outer piece. Example: 8 rows on 2 x 4 devices, both axes on dim 0.
+    # The inner gather joins 4 rows that lie together; an outer gather before it would interleave rows 0, 4, 1, 5, ...
+    changed = [Step(a, s, d) for a, (s, d) in enumerate(zip(src, dst, strict=True)) if s != d]
+    gathers = [s for s in changed if isinstance(s.src, Shard)]
+    return (*reversed(gathers), *(s for s in changed if not isinstance(s.src, Shard)))
+
+
+def group_sums(steps: Iterable[Step]) -> tuple[tuple[Step, ...], ...]:
+    """Return the steps of a weight or of its gradient in groups, each of which is one move: an all_reduce over several axes is one.
+
+    Example: a gradient is summed over 2 data × 4 context. By two all_reduces a GPU would send 2 · 1/2 B and 2 · 3/4 B, and in one group of
+    8 it sends 2 · 7/8 B, of which less leaves the node. DDP, FSDP2 and Megatron-LM sum over such a group too.
+    """
+    return tuple(
+        run
+        for is_sum, found in itertools.groupby(steps, lambda step: step.collective == "all_reduce")
+        for run in ([tuple(found)] if is_sum else [(step,) for step in found])
+    )

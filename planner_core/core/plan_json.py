@@ -12,7 +12,14 @@ from planner_core.core.errors import InputError
 from planner_core.core.files import is_file, path_exists, write_file
 from planner_core.core.forms import MAX_MESSAGE_END, first_schema_fault
 from planner_core.core.mesh import DeviceMesh
-from planner_core.core.placement import Placements, format_placements, parse_placement, parse_placements, parse_state
+from planner_core.core.placement import (
+    Placements,
+    Step,
+    format_placements,
+    parse_placement,
+    parse_placements,
+    parse_state,
+)
 from planner_core.core.plan import (
     ONE_EACH,
     V_SHAPED,
@@ -28,7 +35,6 @@ from planner_core.core.plan import (
     Plan,
     SitePlan,
     StageCost,
-    Step,
     Traffic,
 )
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from planner_core.core import BlockLabel, Graph, Plan
 from planner_core.core.graph import Block
-from planner_core.core.placement import P, Placement, Placements, R, Shard, State
-from planner_core.core.plan import BlockPlan, Edge, ParamPlan, SitePlan, Step
+from planner_core.core.placement import P, Placement, Placements, R, Shard, State, Step
+from planner_core.core.plan import BlockPlan, Edge, ParamPlan, SitePlan
 
 
 def at_stage(plan: Plan, graph: Graph, stage: int, axis: int) -> Plan:
