@@ -31,7 +31,7 @@ class DeviceMesh:
         return math.prod(self.axis_sizes[axis + 1 :])
 
     def name_of(self, axes: tuple[int, ...]) -> str:
-        """Return the name of an axis, or of several as one: `data_context`, as torch calls a flattened mesh."""
+        """Return the name of an axis, or of several as one: their names joined by _, as torch names a flattened mesh."""
         return "_".join(self.axis_names[axis] for axis in axes)
 
     @property
