@@ -123,7 +123,6 @@ SETTINGS: dict[str, Setting] = {
     "axis": Setting("step", parse.one_of(SCATTER_TIMES, "axis")),
     "candidate": Setting(None, parse.whole_number(0, 10**6)),
     "lasso": Setting((), parse.lasso_corners),
-    "among": Setting((), parse.text_list),
     "fits": Setting("all", parse.one_of(("all", "only"), "filter by memory")),
     "meshes": Setting((), parse.text_list),
     "methods": Setting((), parse.text_list),

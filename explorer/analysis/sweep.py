@@ -8,7 +8,7 @@ from typing import Any
 
 from explorer.address import settings
 from explorer.analysis import step_parts
-from explorer.analysis.what_if import current_numbers
+from explorer.analysis.what_if import DEFAULT_INTER_GB_PER_S, current_numbers
 from explorer.text import recipe
 from explorer.text.commands import is_uploaded_model
 from explorer.text.tables import Row
@@ -31,8 +31,6 @@ SIZE_FACTORS = (1 / 4, 1 / 2, 1, 2, 4, 8)
 LINK_FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)
 COUNTS = (1, 2, 4, 8, 16)
 MEMORY_GIB = (24, 40, 48, 64, 80, 96, 128, 180)
-DEFAULT_INTER_GB_PER_S = 400.0
-"""GB/s between nodes where a cluster of one node is given several."""
 NOT_COMPUTED = "not worked out"
 """Why a point that a stop left out has no plan."""
 

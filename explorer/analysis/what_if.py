@@ -43,6 +43,8 @@ POWERS = tuple(2**k for k in range(13))
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 GPUS = (1, 2, 4, 8, 16)
 GB_PER_S = (1, 2, 4, 8, 12, 16, 25, 32, 50, 64, 100, 150, 200, 300, 400, 450, 600, 800, 900, 1200, 1600, 1800, 3200)
+DEFAULT_INTER_GB_PER_S = 400.0
+"""GB/s out of a node where a cluster of one node is given several."""
 MAX_MOVED_SHOWN = 12
 PATIENCE_S = 2.0
 _PLANNING = threading.Lock()

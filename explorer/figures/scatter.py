@@ -56,11 +56,10 @@ def plans_scatter(
     theme: Theme,
     axis: str = "communication",
     all_plans: Mapping[str, Plan] | None = None,
-    marked: Sequence[str] = (),
 ) -> go.Figure:
     """Draw whole-model plans: time against memory per GPU, the GPU's memory as a line.
 
-    The chosen plan has a ring, those that tie with the fastest a dotted one; `marked` ones have a square. `all_plans` sets the axes,
+    The chosen plan has a ring, those that tie with the fastest a dotted one. `all_plans` sets the axes,
     so that they do not move while plans are filtered.
     """
     figure = go.Figure()
@@ -83,7 +82,6 @@ def plans_scatter(
         theme.muted,
     )
     _draw_rings(figure, [ends[chosen]] if chosen in plans else [], "chosen", (25, 2.0), theme.text)
-    _draw_rings(figure, [ends[n] for n in marked if n in plans], "marked", (31, 1.5), theme.text, "square-open")
     reach = [_point(p, axis) for p in (all_plans or plans).values()]
     wide = max((x for x, _ in reach), default=1.0) * 1.28 or 1.0  # room for the name of the rightmost plan
     high = max(capacity_bytes / GIB, *(y for _, y in reach), 0) * 1.12
@@ -130,7 +128,6 @@ def _draw_rings(
     name: str,
     size: tuple[float, float],
     colour: str,
-    symbol: str = "circle-open",
 ) -> None:
     """Draw open marks around points; `size` is the diameter and the line's width."""
     figure.add_scatter(
@@ -139,7 +136,7 @@ def _draw_rings(
         mode="markers",
         name=name,
         hoverinfo="skip",
-        marker={"symbol": symbol, "size": size[0], "color": colour, "line": {"width": size[1]}},
+        marker={"symbol": "circle-open", "size": size[0], "color": colour, "line": {"width": size[1]}},
         showlegend=bool(ends),
     )
 

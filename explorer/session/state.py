@@ -102,7 +102,7 @@ def change(**new: Any) -> None:
     current = values()
     after, notes = carry.apply_edit(current, new)
     if any(after[k] != current[k] for k in settings.REQUEST_KEYS):
-        after |= {k: () for k in ("lasso", "among") if k not in new}
+        after["lasso"] = new.get("lasso", ())
         st.session_state["edit_notes"], st.session_state["before_edit"] = notes, dict(current)
         cancel_jobs()
     if after != current:

@@ -1,55 +1,13 @@
-"""A person choosing a plan in a real browser: filter, lasso, click, pin, share the link."""
+"""A person choosing a plan in a real browser: filter, click, pin, share the link."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qs
 
 import pytest
 from playwright.sync_api import expect
 
 from tests.support.visiting import Visit
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Locator
-
-
-def drag(visit: Visit, chart: Locator, tool: str, ends: list[tuple[float, float]]) -> None:
-    """Draw with a tool of the chart along points given as shares of its plot."""
-    chart.hover()
-    chart.locator(f'.modebar-btn[data-title="{tool}"]').click()
-    box = chart.locator(".nsewdrag").first.bounding_box()
-    assert box is not None
-    places = [(box["x"] + u * box["width"], box["y"] + v * box["height"]) for u, v in ends]
-    visit.page.mouse.move(*places[0])
-    visit.page.mouse.down()
-    for place in places[1:]:
-        visit.page.mouse.move(*place, steps=6)
-    visit.page.mouse.up()
-
-
-def chart_of(visit: Visit) -> Locator:
-    """The chart of the page, once plotly has drawn it."""
-    found = visit.page.locator("[data-testid=stPlotlyChart]")
-    expect(found).to_have_count(1)
-    found.locator(".nsewdrag").first.wait_for()
-    visit.page.wait_for_timeout(500)
-    return found
-
-
-@pytest.mark.slow
-def test_a_lasso_among_plans_shortens_the_table(visit: Visit) -> None:
-    page = visit.page
-    visit.open("/plans")
-    drag(visit, chart_of(visit), "Box Select", [(0.25, 0.05), (0.75, 0.65)])
-    page.wait_for_function("location.search.includes('among=')")
-    visit.settle()
-    told = page.get_by_text(re.compile(r"^\d plans marked in the chart")).inner_text()
-    visit.asks(lambda query: len(parse_qs(query)["among"][0].split(",")) == int(told[0]))
-    page.get_by_role("button", name="Show all plans").click()
-    page.wait_for_function("!location.search.includes('among=')")
-
 
 PLACE = """
 (plot) => { const {xaxis: x, yaxis: y} = plot._fullLayout, front = plot._fullData[1];

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import streamlit as st
 
@@ -13,7 +14,7 @@ from explorer.analysis import rows as table_rows
 from explorer.analysis import step_parts
 from explorer.analysis.filters import PLACEMENTS
 from explorer.components import frame
-from explorer.components.plans.choice import CHART_OPTIONS, chart_generation, clear_marks, current_filter
+from explorer.components.plans.choice import current_filter
 from explorer.figures import scatter
 from explorer.session import state
 from explorer.text import units
@@ -21,6 +22,7 @@ from planner_core.core import Plan
 from planner_core.planning import Result
 from planner_core.search.candidates import Candidates
 
+CHART_OPTIONS = {**frame.CHART, "modeBarButtonsToRemove": ["autoScale2d"], "displayModeBar": True}
 MAX_ROWS = 500
 """Rows of the table of what is marked."""
 
@@ -274,6 +276,17 @@ def describe_dropped(result: Result) -> None:
 def gathers_weights(plan: Plan) -> bool:
     """Tell whether a plan gathers weights of repeated blocks at use, which no candidate does."""
     return any(p.gathered for label, block in plan.blocks.items() if label for p in block.params.values())
+
+
+def chart_generation() -> int:
+    """Count how often marks were cleared: a chart under a new key shows none of those that the browser remembers."""
+    return int(st.session_state.get("marked_generation", 0))
+
+
+def clear_marks(**changes: Any) -> None:
+    """Change settings, and forget what is marked in the chart."""
+    st.session_state["marked_generation"] = chart_generation() + 1
+    state.change(**changes)
 
 
 def round_figures(value: float) -> float:

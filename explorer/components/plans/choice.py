@@ -22,7 +22,6 @@ from planner_core.core import Plan
 from planner_core.planning import Result, edit
 from planner_core.planning.methods import ALL
 
-CHART_OPTIONS = {**frame.CHART, "modeBarButtonsToRemove": ["autoScale2d"], "displayModeBar": True}
 AXIS_NAMES = {"communication": "communication", "exposed": "exposed communication", "step": "step time"}
 METHOD_NAMES = {
     **{m.name: m.shown for m in ALL.values()},
@@ -82,7 +81,7 @@ def show_filters(plans: Plans, shown: Plans) -> None:
 
 
 def show_plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None:
-    """Draw whole-model plans; a click chooses one, a lasso or box marks several here and in the table."""
+    """Draw whole-model plans; a click chooses one."""
     widget = state.widget_key("w_axis", state.value("axis"))
     with st.container(horizontal=True, vertical_alignment="center", height=56, border=False, key="chart_head_plans"):
         st.markdown("**Plans for the whole model** by", width="content")
@@ -105,62 +104,39 @@ def show_plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) ->
         frame.theme(),
         state.value("axis"),
         plans,
-        state.value("among"),
     )
-    key = f"plans_chart{chart_generation()}"
+    key = "plans_chart"
 
     def choose() -> None:
-        selection = st.session_state[key]["selection"]
-        plan_ids = [n for n in dict.fromkeys(map(frame.point_data, selection["points"])) if n in plans]
-        if selection.get("lasso") or selection.get("box"):
-            state.change(among=tuple(plan_ids))
-        elif plan_ids:
-            state.change(plan=plan_ids[0])
+        points = st.session_state[key]["selection"]["points"]
+        if points and (plan_id := frame.point_data(points[0])) in plans:
+            state.change(plan=plan_id)
 
     frame.show_chart(
         figure,
         key,
         f"Plans by {AXIS_NAMES[state.value('axis')]} per step and memory per GPU",
         on_select=choose,
-        selection_mode=("points", "box", "lasso"),
-        config=CHART_OPTIONS,
+        selection_mode="points",
     )
-
-
-def chart_generation() -> int:
-    """Count how often marks were cleared: a chart under a new key shows none of those that the browser remembers."""
-    return int(st.session_state.get("marked_generation", 0))
-
-
-def clear_marks(**changes: Any) -> None:
-    """Change settings, and forget what is marked in the charts."""
-    st.session_state["marked_generation"] = chart_generation() + 1
-    state.change(**changes)
 
 
 def show_plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None:
-    """Draw a row for every plan, or for those that are marked in the chart; a click chooses."""
-    frame.warn_missing("plan", state.value("among"), list(plans), "It is left out of what is marked")
-    marked = [n for n in state.value("among") if n in shown]
-    listed = {n: shown[n] for n in marked} if marked else shown
-    if marked:
-        with st.container(horizontal=True, vertical_alignment="center"):
-            st.caption(f"{len(marked)} plans marked in the chart", width="content")
-            st.button("Show all plans", on_click=clear_marks, kwargs={"among": ()}, key="unmark_plans", type="tertiary")
-    if not listed:
+    """Draw a row for every plan that passes the filter; a click chooses, and a head sorts."""
+    if not shown:
         st.info("No plan passes the filter.")
         return
-    rows = merge_equal(listed, chosen)
+    rows = merge_equal(shown, chosen)
     table.draw_plans(
-        result, listed, rows, recipe.distinct_names({r.name: listed[r.name] for r in rows}), chosen, with_speed=True
+        result, shown, rows, recipe.distinct_names({r.name: shown[r.name] for r in rows}), chosen, with_speed=True
     )
-    _offer_files(result, listed, {n: current_setup.result_of(n, result) for n in listed})
+    _offer_files(result, shown, {n: current_setup.result_of(n, result) for n in shown})
 
 
-def _offer_files(result: Result, listed: Plans, homes: dict[str, Result]) -> None:
+def _offer_files(result: Result, shown: Plans, homes: dict[str, Result]) -> None:
     """Offer the rows as data, and a notebook that makes these plans."""
     with st.container(horizontal=True):
-        frame.offer_data("the plans", "plans", lambda: table_rows.plan_rows(listed, homes))
+        frame.offer_data("the plans", "plans", lambda: table_rows.plan_rows(shown, homes))
         methods_panel.offer_rows(result)
         frame.offer_file(
             "Notebook",

@@ -45,8 +45,6 @@ LAST_ANSWER_KEY = "whatif_last"
 """Where the session keeps its last answer: a plan for the next stop of a slider is near it."""
 WIDE, WIDEST, SHORT_NAME = 225, 340, 24
 """Pixels of a list, of one with long names, and the letters up to which a name is short."""
-DEFAULT_INTER = 400.0
-"""GB/s between nodes where a cluster of one node is given several."""
 
 
 @st.cache_resource(show_spinner=False)
@@ -122,7 +120,7 @@ def _show_controls(result: Result, changes: dict[str, Any]) -> None:
             if not one_node and not one_token:
                 # the address has what leaves a node; people know what a GPU has
                 size = changes.get("gpus", current["gpus"]) if key == "inter" else 1
-                start = current.get(key, DEFAULT_INTER)
+                start = current.get(key, what_if.DEFAULT_INTER_GB_PER_S)
                 _show_slider(key, steps, start, changes, alone="inter" not in current, size=size)
     more = st.expander("Numbers, optimizer, ZeRO, recomputation", expanded=bool(changes.keys() & set(CHOICES)))
     with more, st.container(horizontal=True, gap="medium"):
@@ -146,7 +144,7 @@ def _set_change(key: str, value: Any, current: Any, alone: bool = False) -> None
         changes[key] = value
     if alone and key == "nodes":  # several nodes need a link between them
         changes.pop("inter", None)
-        changes |= {"inter": DEFAULT_INTER} if value > 1 else {}
+        changes |= {"inter": what_if.DEFAULT_INTER_GB_PER_S} if value > 1 else {}
     state.change(whatif=what_if.format_changes(changes))
     state.sync_address()
 

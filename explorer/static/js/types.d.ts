@@ -179,6 +179,7 @@ export interface Sketch {
 export interface PlanCell {
   figure: string;
   below: string;
+  hover?: string;
   order: number;
   bar?: [part: string, share: number, words: string][];
   memory?: [filled: number, likely: number, over: boolean];

@@ -52,7 +52,8 @@ function cell(label, data) {
   const box = part("td", "");
   box.dataset.label = label.replace(" per GPU", ""); // for a phone, where each row is a card
   const drawn = data.bar ? bar(data.bar) : data.memory ? filling(data.memory) : part("span", "none");
-  box.append(drawn, part("strong", "", data.figure), part("small", "", data.below));
+  const below = Object.assign(part("small", "", data.below), { title: data.hover ?? "" });
+  box.append(drawn, part("strong", "", data.figure), below);
   return box;
 }
 
