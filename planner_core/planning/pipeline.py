@@ -167,7 +167,7 @@ def add_third_axis(draft: Draft) -> tuple[Draft, str]:
 
 
 def add_baselines(draft: Draft) -> tuple[Draft, str]:
-    """Plan every usual layout at its own best. Each says its gap, if it has one."""
+    """Plan every usual layout at micro-batches and recomputation of its own. Each says its gap, if it has one."""
     draft.say("baselines")
     planner, request = draft.planner, draft.planner.request
     every = candidate_meshes(replace(request, tool=None), planner.cluster)

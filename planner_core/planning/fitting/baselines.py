@@ -305,7 +305,7 @@ def note_compared_workload(workload: Workload) -> Note:
     recomputed = "no recomputation" if workload.recompute == "none" else f"recomputation {workload.recompute}"
     return Note(
         f"{', '.join(m.title for m in METHODS.values() if m.objective)} and the least communication are searched with {many} a step and "
-        f"{recomputed}, as the chosen plan has them; usual layouts are at their own best; {OWN_WORKLOAD}"
+        f"{recomputed}, as the chosen plan has them; usual layouts have numbers and recomputation of their own; {OWN_WORKLOAD}"
     )
 
 
