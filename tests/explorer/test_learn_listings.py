@@ -205,7 +205,7 @@ def test_listings_that_ask_the_planner_print_every_number_of_their_lesson(number
         assert found, (pattern, text)
         for name, shown in zip(names, found.groups(), strict=True):
             key, _, unit = name.partition(" ")
-            plain = float({"True": "1"}.get(shown, shown))
+            plain = float({"True": "1", "False": "0"}.get(shown, shown))
             half = 0.5 * 10.0 ** -len(shown.partition(".")[2])
             assert abs(of[key] / {"ms": 1e-3, "GiB": 2**30, "": 1}[unit] - plain) <= half * 1.001, (
                 name,

@@ -87,7 +87,7 @@ def test_the_sequence_is_split_beside_the_heads(attention: str | None, most: flo
     found = long("2x8", attention=attention)
     assert attention_of(found) == [(Shard(2), Shard(1))] * 4
     plan = found.plans[0]
-    assert plan.optimal and plan.fits
+    assert plan.fits and plan.bound is not None and plan.cost.gpu_time_s <= 1.005 * plan.bound
     assert floor_s(found) <= plan.cost.compute_time_s <= plan.cost.step_time_s <= most * floor_s(found)
     assert plan.cost.compute_time_s <= 1.17 * floor_s(found)
     assert plan.cost.exposed_comm_time_s == pytest.approx(long("2x8").plans[0].cost.exposed_comm_time_s, rel=1e-6)
