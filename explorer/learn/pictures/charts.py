@@ -141,7 +141,7 @@ def even_grid(boxes: Sequence[Drawing], width: float = 660) -> Drawing:
     return grid(boxes, -(-len(boxes) // num_rows))
 
 
-LOOKS = ((DEVICES[0], ""), (DEVICES[5], "7 4"), (DEVICES[2], "2 3"), (DEVICES[3], "10 3 2 3"), (DEVICES[7], "1 4"))
+LOOKS = ((DEVICES[0], ""), (DEVICES[5], "7 4"), (DEVICES[2], "2 3"), (DEVICES[3], "10 3 2 3"), (DEVICES[4], "14 5"))
 """Colours and dashes of the curves of a plot, in order: dashes tell them apart without colour."""
 
 
