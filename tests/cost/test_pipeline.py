@@ -149,7 +149,8 @@ def test_bubbles_are_those_of_the_papers(ranks: int, micro_batches: int) -> None
 @pytest.mark.parametrize(("schedule", "ranks", "virtual"), CASES)
 def test_no_step_is_below_its_bound(schedule: str, ranks: int, virtual: int) -> None:
     chance, whole = random.Random(1), cut(schedule, ranks, virtual)
-    for _ in range(20):
+    for number in range(20):
+        slow_host = number % 2  # its passes take longer to issue than to compute, some of them
         costs = [
             stage(
                 chance.uniform(1, 2),
@@ -159,9 +160,13 @@ def test_no_step_is_below_its_bound(schedule: str, ranks: int, virtual: int) -> 
                 last_s=chance.random(),
                 step_s=chance.random(),
                 send_s=chance.choice([0, 0.1, 1]),
+                host_forward_s=slow_host * chance.uniform(0.5, 3),
+                host_backward_s=slow_host * chance.uniform(1, 4),
             )
             for _ in whole.copies
         ]
+        many = 12 * ranks  # so many that some steps are folded
+        assert simulated_pipeline(whole, costs, many).step_s >= bound_s(whole, costs, many) * (1 - 1e-12)
         found = simulated_pipeline(whole, costs, 2 * ranks)
         assert found.step_s >= bound_s(whole, costs, 2 * ranks) * (1 - 1e-12)
         lanes = [[s for s in found.spans if s.rank == rank] for rank in range(ranks)]

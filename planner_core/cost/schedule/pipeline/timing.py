@@ -131,9 +131,10 @@ class _PipelineRun:
         mine = [stage for rank in simulated for stage in pipeline.stages_of(rank)]
         self.host = {(k, what): s for k in mine for what, s in _host_seconds(stages[k]).items()}
         self.hops = {(k, forward): self._hop(k, forward) for k in mine for forward in (True, False)}
-        arrival_s = 0.0 if alone is None else _arrival_s(stages[:alone])
+        before = stages[: alone or 0]
         # By stage, whether it is a forward, and micro-batch: when what the pass waits for is there.
-        self.there = {(alone or 0, True, k): arrival_s for k in range(micro_batches)}
+        self.there = {(alone or 0, True, k): there for k, there in enumerate(_arrivals_s(before, micro_batches))}
+        self.arrival_pace_s = max((max(c.forward_s, c.host_forward_s) for c in before), default=0.0)
 
     def run(self) -> None:
         """Run every rank as far as it comes, until all are done."""
@@ -178,8 +179,8 @@ class _PipelineRun:
             return False
         period = {r: slice(s.stop - 2 * pairs, s.stop) for r, s in last.items()}
         hosts = {r: sum(self.host[w.stage, w.what] for w in self.orders[r][period[r]]) for r in last}
-        # A host that needs longer than a period falls behind by more in each, until it sets the pace.
-        if max(hosts.values()) > pace_s * (1 + ROUNDING):
+        # A host that needs longer than a period falls behind by more in each, until it sets the pace; so do stages before that are slower.
+        if max(*hosts.values(), each * self.arrival_pace_s) > pace_s * (1 + ROUNDING):
             return False
         self.skipped_s = number * pace_s
         for r in last:
@@ -260,13 +261,20 @@ class _PipelineRun:
         return max(max(start, first) + gpu_s, self.issued[rank]) if host_s else start + gpu_s
 
 
-def _arrival_s(before: Sequence[StageCost]) -> float:
-    """Return when the first micro-batch has passed through the stages before one, each of them the first of its rank."""
-    seconds = 0.0
+def _arrivals_s(before: Sequence[StageCost], micro_batches: int) -> list[float]:
+    """Return when each micro-batch has at least passed through the stages before one, each of them the first of its rank.
+
+    A rank runs these forwards in order, whatever it does between them. Example: a GPU takes 9 ms for a forward, its host 15 ms to issue
+    it. The micro-batches leave the first stage after 15, 30, 45 ms, so the second stage has the third one not before 45 ms.
+    """
+    arrivals = [0.0] * micro_batches
     for cost in before:
-        # Its weights must be there, and the first pass ends after its host has issued it.
-        seconds = max(max(seconds, cost.first_s) + cost.forward_s, cost.host_forward_s) + cost.send_s
-    return seconds
+        free = cost.first_s  # its weights must be there
+        for number, there in enumerate(arrivals):
+            issued = number * cost.host_forward_s
+            free = max(max(free, there, issued) + cost.forward_s, issued + cost.host_forward_s)
+            arrivals[number] = free + cost.send_s
+    return arrivals
 
 
 def _pass_seconds(cost: StageCost) -> dict[Pass, float]:
