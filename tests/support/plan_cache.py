@@ -7,6 +7,7 @@ import functools
 import hashlib
 import pickle
 import shutil
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -18,11 +19,15 @@ from planner_core.planning.request import Request
 R = TypeVar("R")
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".pytest_cache" / "plans"
+IN_USE_S = 3600
 
 
 @functools.cache
 def _folder() -> Path:
-    """The folder of results of these sources and of these versions of what computes them. Those of other sources are gone."""
+    """Return the folder of results of these sources and of these versions of what computes them; remove those of older sources.
+
+    A folder that was written within the last hour stays: another run, begun before a source changed, may read it.
+    """
     digest = hashlib.sha256(" ".join(map(version, ("torch", "transformers", "numpy"))).encode())
     for folder in ("planner_core", "assets", "tests/support"):
         for path in sorted((ROOT / folder).rglob("*")):
@@ -32,7 +37,7 @@ def _folder() -> Path:
     mine = FOLDER / digest.hexdigest()[:20]
     mine.mkdir(parents=True, exist_ok=True)
     for other in FOLDER.iterdir():
-        if other != mine:
+        if other != mine and time.time() - other.stat().st_mtime > IN_USE_S:
             shutil.rmtree(other, ignore_errors=True)
     return mine
 
