@@ -124,8 +124,6 @@ SETTINGS: dict[str, Setting] = {
     "candidate": Setting(None, parse.whole_number(0, 10**6)),
     "lasso": Setting((), parse.lasso_corners),
     "fits": Setting("all", parse.one_of(("all", "only"), "filter by memory")),
-    "meshes": Setting((), parse.text_list),
-    "methods": Setting((), parse.text_list),
     "differs": Setting((), parse.text_list),
     "whatif": Setting((), parse.text_list),
     "edit": Setting((), parse.edit_texts),

@@ -32,11 +32,6 @@ def baseline_ids(plans: Mapping[str, Plan]) -> list[str]:
     return [n for n, p in plans.items() if p.method in BASELINES]
 
 
-def format_mesh(plan: Plan) -> str:
-    """Write a mesh as the settings do: `2x8`."""
-    return "x".join(map(str, plan.mesh.axis_sizes))
-
-
 # --- filters -----------------------------------------------------------------------------------------
 
 
@@ -45,12 +40,10 @@ class PlanFilter:
     """The conditions for a plan to be shown; an empty one passes all. `differs`: weights placed otherwise than by Megatron-LM."""
 
     fits: bool = False
-    meshes: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.fits or self.meshes or self.methods or self.differs)
+        return bool(self.fits or self.differs)
 
     def select_plans(self, plans: Mapping[str, Plan]) -> dict[str, Plan]:
         """Return the plans that pass."""
@@ -58,14 +51,11 @@ class PlanFilter:
         return {
             name: p
             for name, p in plans.items()
-            if (p.fits or not self.fits)
-            and (not self.meshes or format_mesh(p) in self.meshes)
-            and (not self.methods or p.method in self.methods)
-            and set(self.differs) <= differing.get(name, set())
+            if (p.fits or not self.fits) and set(self.differs) <= differing.get(name, set())
         }
 
     def select_candidates(self, candidates: Candidates, capacity_bytes: float, reference: Plan | None) -> BoolArray:
-        """Mark the candidates of a block that pass; mesh and method are the same for all of them."""
+        """Mark the candidates of a block that pass."""
         passes = np.isfinite(candidates.comm_s) & np.isfinite(candidates.memory_bytes)
         if self.fits:
             passes &= candidates.model_memory_bytes <= capacity_bytes
@@ -159,10 +149,11 @@ def candidate_of_plan(block: Candidates, plan: Plan) -> int | None:
 def candidate_placed_as(block: Candidates, plan: Plan) -> int | None:
     """Return the candidate that places the weights as a plan does on its last axis, of whatever size.
 
-    None for a plan that gathers weights: a candidate keeps every weight where it is used.
+    None for a plan that gathers weights, or shards their states there: a candidate keeps both whole.
     """
     variants = [b for label, b in plan.blocks.items() if BlockLabel.parse(label).block == block.block]
-    if any(p.gathered for b in variants for name, p in b.params.items() if name in block.weights):
+    placed = [p for b in variants for name, p in b.params.items() if name in block.weights]
+    if any(p.gathered or len(plan.mesh.axis_sizes) - 1 in p.once_gathered_axes for p in placed):
         return None
     choices = placement_choices(block, plan)
     if len(choices) < len(block.weights):

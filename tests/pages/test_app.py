@@ -211,7 +211,7 @@ def test_unknown_plan_and_node_are_told() -> None:
     assert any("no node" in w.value for w in open_page("overview", node="nothing/at/all").warning)
     found = [w.value for w in open_page("overview", open="run:99").warning]
     assert len(found) == 1 and "no block to open “run\\:99”" in found[0]
-    assert any("no mesh “9x9”" in w.value for w in open_page("plans", meshes="9x9").warning)
+    assert any("no weight “nothing”" in w.value for w in open_page("plans", differs="nothing").warning)
 
 
 def test_a_plan_of_a_method_is_charted_and_can_be_chosen() -> None:

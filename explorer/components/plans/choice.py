@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import streamlit as st
 
 from explorer.address import pins, settings, setups
@@ -19,27 +17,20 @@ from explorer.session import current_setup, state
 from explorer.text import recipe, words
 from explorer.text.notebook import build_notebook
 from planner_core.core import Plan
-from planner_core.planning import Result, edit
-from planner_core.planning.methods import ALL
+from planner_core.planning import Result
 
 AXIS_NAMES = {"communication": "communication", "exposed": "exposed communication", "step": "step time"}
-METHOD_NAMES = {
-    **{m.name: m.shown for m in ALL.values()},
-    edit.NAME: "by hand",
-    step_parts.STATED_METHOD: "what is run now",
-}
-
 Plans = dict[str, Plan]
 
 
 def current_filter() -> choosing.PlanFilter:
     """Return the filter in the address."""
     v = state.values()
-    return choosing.PlanFilter(v["fits"] == "only", v["meshes"], v["methods"], v["differs"])
+    return choosing.PlanFilter(v["fits"] == "only", v["differs"])
 
 
 def show_filters(plans: Plans, shown: Plans) -> None:
-    """Draw the filters: what fits, meshes, methods, weights that are placed unlike Megatron-LM's."""
+    """Draw the filters: what fits, and weights that are placed unlike Megatron-LM's."""
     on = current_filter()
     with st.expander(
         f"Filter: {len(shown)} of {len(plans)} plans" if on else "Filter", expanded=bool(on), key=f"filter_{bool(on)}"
@@ -51,29 +42,16 @@ def show_filters(plans: Plans, shown: Plans) -> None:
             key=widget,
             on_change=lambda: state.change(fits="only" if st.session_state[widget] else "all"),
         )
-        weights = sorted(set().union(*choosing.weights_unlike_reference(plans).values()))
+        weights = {
+            w: w.partition(":")[2] for w in sorted(set().union(*choosing.weights_unlike_reference(plans).values()))
+        }
         help = "Plans, and candidates of a block, that place all of these weights otherwise than Megatron-LM"
-        meshes = {choosing.format_mesh(p): words.mesh_words(p.mesh) for p in plans.values()}
-        methods = {p.method: METHOD_NAMES.get(p.method, p.method) for p in plans.values()}
-        lists: tuple[tuple[str, str, str, dict[str, str], dict[str, Any]], ...] = (
-            ("Mesh", "meshes", "mesh", meshes, {"placeholder": "any"}),
-            ("Method", "methods", "method", methods, {"placeholder": "any"}),
-            (
-                "Differs from Megatron-LM in",
-                "differs",
-                "weight",
-                {w: w.partition(":")[2] for w in weights},
-                {"placeholder": "any weight", "help": help},
-            ),
-        )
-        for column, (label, setting, what, names, options) in zip(st.columns(3), lists, strict=True):
-            with column:
-                frame.warn_missing(what, state.value(setting), list(names), "“Show all” takes it out of the filter")
-                frame.choose_several(label, setting, names, **options)
+        frame.warn_missing("weight", on.differs, list(weights), "“Show all” takes it out of the filter")
+        frame.choose_several("Differs from Megatron-LM in", "differs", weights, placeholder="any weight", help=help)
         if not weights:
             st.caption("Megatron-LM's plan suits no mesh here, so there is nothing to differ from.")
         if on:
-            cleared = {"fits": "all", "meshes": (), "methods": (), "differs": ()}
+            cleared = {"fits": "all", "differs": ()}
             st.button("Show all", on_click=state.change, kwargs=cleared, key="clear_filters")
 
 
