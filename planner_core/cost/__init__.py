@@ -68,6 +68,7 @@ from planner_core.cost.schedule import (
     stage_costs,
     stage_memories,
     stage_plans,
+    tied_seconds,
     weight_traffic,
     with_parts,
 )
@@ -182,6 +183,7 @@ __all__ = [
     "stage_memories",
     "stage_plans",
     "step_seconds",
+    "tied_seconds",
     "unit_starts",
     "unit_totals",
     "waited_message_seconds",

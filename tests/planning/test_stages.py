@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections import Counter
@@ -32,7 +33,7 @@ from planner_core.planning.methods.layout import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.planning.stages import search_stages
-from planner_core.planning.stages.cuts import outline_cut, price_cut
+from planner_core.planning.stages.cuts import find_best_cut, outline_cut, price_cut
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.interleaved import find_interleaved_cut
 from planner_core.planning.stages.pieces import RangeCosts, policy_from_plan
@@ -135,6 +136,50 @@ def test_a_range_takes_what_its_stage_takes() -> None:
         own, _, _ = costs.best(first, last, 1) or (0.0, 0.0, None)
         mine = 8 * (cost.forward_s + cost.backward_s) + cost.first_s + cost.last_s + cost.step_s
         assert own == pytest.approx(mine, rel=0.02)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 16)])
+def test_no_cut_is_better_where_embedding_and_head_are_tied(stages: int, micro_batches: int) -> None:
+    """Against the price of every cut. Over slow Ethernet the sum of a tied embedding takes as long as several layers."""
+    d = PipelineDegrees(stages, 1, 16 // stages, 1, 1, micro_batches, 1)
+    samples = 16 // stages * micro_batches
+    planner = prepare_planner(
+        Request(
+            "gpt2-xl",
+            cluster="2x8-v100-eth",
+            batch=samples,
+            seq=512,
+            accumulate=micro_batches,
+            layers=12,
+            dtype="float16",
+            zero=1,
+        )
+    )
+    problem, ends = planner.problem(d.mesh, uniform=True, pipe=d.pipe), ops_at_the_ends(planner.coarse)
+    found = search_within_budget(problem, objective="time")
+    assert found.assignment is not None
+    blocks = make_block_plans(problem, found.assignment)
+    model = cost_model(planner.cluster, d.mesh, planner.workload, d.pipe)
+
+    def form_s(copies: tuple[int, ...]) -> float:
+        """The form that the search minimises, of stages that are priced as they are."""
+        pipeline = Pipeline(stages, "1f1b", copies)
+        costs, _ = price_stages(stage_plans(blocks, planner.graph, pipeline), pipeline, model, ends)
+        delay_s, longest_s = 0.0, 0.0
+        for number, cost in enumerate(costs):
+            each_s = cost.forward_s + cost.backward_s
+            once_s = cost.last_s + cost.step_s + (0.0 if number else cost.first_s)
+            longest_s = max(longest_s, delay_s + micro_batches * each_s + once_s)
+            delay_s += each_s + 2 * cost.send_s
+        return longest_s
+
+    costs = RangeCosts(
+        [policy_from_plan("one", blocks, planner.graph, model, ends, d.pipe)], micro_batches, float("inf")
+    )
+    cut = find_best_cut(d, costs, float("inf"))
+    inner = itertools.combinations(range(1, 12), stages - 1)
+    every = [tuple(b - a for a, b in itertools.pairwise((0, *places, 12))) for places in inner]
+    assert cut is not None and form_s(cut[0]) <= 1.005 * min(map(form_s, every))
 
 
 def test_stages_share_the_work_of_pricing_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ from planner_core.cost.schedule.pipeline import (
     stage_costs,
     stage_memories,
     stage_plans,
+    tied_seconds,
     with_parts,
 )
 from planner_core.cost.schedule.simulation import simulated
@@ -83,6 +84,7 @@ __all__ = [
     "stage_costs",
     "stage_memories",
     "stage_plans",
+    "tied_seconds",
     "weight_traffic",
     "with_parts",
 ]

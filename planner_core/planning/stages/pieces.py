@@ -19,7 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core import BlockPlan, Graph, Pipeline, PipelineAxis
-from planner_core.cost import CostModel, Ends, boundary_states, pipe_link, stage_costs, stage_memories, stage_plans
+from planner_core.cost import (
+    CostModel,
+    Ends,
+    boundary_states,
+    pipe_link,
+    stage_costs,
+    stage_memories,
+    stage_plans,
+    tied_seconds,
+)
 
 Floats = NDArray[np.float64]
 
@@ -75,7 +84,14 @@ def policy_from_plan(
     calls = sum(graph.num_repeats.values())
     # Each piece is priced as a stage by itself, so that sums over pieces are the price of any stage, but for what stages add.
     pieces = stage_plans(blocks, graph, Pipeline(calls, "1f1b", (1,) * calls))
-    costs = stage_costs(pieces, model, ends, pipe_link(model.cluster, model.mesh, pipe))
+    link = pipe_link(model.cluster, model.mesh, pipe)
+    costs = stage_costs(pieces, model, ends, link)
+    step_s = np.array([c.step_s for c in costs])
+    if calls > 1:
+        # Whatever the cut, the first stage has the embedding and the last one the head. If they are tied both sum its gradient, so
+        # copies move from these stages to others.
+        tied = tied_seconds((pieces[0], pieces[-1]), Pipeline(2, "1f1b", (1, 1)), model, link)
+        step_s[[0, -1]] += tied[0], tied[1]
     memories = stage_memories(pieces, model)
     grads = np.array([m.state.grads for m in memories], dtype=float)
     states = np.array([m.state.params + m.state.moments - graph.buffer_bytes for m in memories], dtype=float)
@@ -90,7 +106,7 @@ def policy_from_plan(
         gather_s=np.array([c.first_s for c in costs]),
         reduce_s=np.array([c.last_s for c in costs]),
         # The seconds outside of the GPU's work are once a stage, not once a piece: `stage_s` adds them.
-        step_s=np.array([c.step_s for c in costs]) - model.software.outside_s,
+        step_s=step_s - model.software.outside_s,
         # The results go on, and their gradient comes back the same way.
         send_s=2 * np.array([c.send_s for c in costs]),
         state_bytes=states + grads,

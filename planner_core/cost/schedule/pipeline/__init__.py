@@ -20,7 +20,7 @@ from planner_core.cost.schedule.pipeline.orders import (
     steady_orders,
 )
 from planner_core.cost.schedule.pipeline.passes import RankWork, ranks_work
-from planner_core.cost.schedule.pipeline.price import price_pipeline, price_stages, stage_costs
+from planner_core.cost.schedule.pipeline.price import price_pipeline, price_stages, stage_costs, tied_seconds
 from planner_core.cost.schedule.pipeline.stages import (
     StagePlan,
     boundary_bytes,
@@ -59,6 +59,7 @@ __all__ = [
     "stage_memories",
     "stage_plans",
     "steady_orders",
+    "tied_seconds",
     "tied_weights",
     "with_parts",
 ]

@@ -97,7 +97,7 @@ def price_stages(
     """The seconds of each stage, and the memory of the fullest rank by kind: all of a price but the simulated step."""
     link = pipe_link(model.cluster, model.mesh, pipeline.axis)
     whole, peaks = fullest_rank(pipeline, stage_memories(stages, model), model)
-    tied = _tied_seconds(stages, pipeline, model, link)
+    tied = tied_seconds(stages, pipeline, model, link)
     plain = stage_costs(stages, model, ends, link, split=pipeline.schedule in SPLIT)
     costs = (
         replace(cost, step_s=cost.step_s + tied[k], peak_bytes=peaks[pipeline.rank_of(k)])
@@ -211,9 +211,7 @@ def _sent_to_next_stage(stages: Sequence[StagePlan], number: int, model: CostMod
     return total, seconds
 
 
-def _tied_seconds(
-    stages: Sequence[StagePlan], pipeline: Pipeline, model: CostModel, link: AxisLink
-) -> dict[int, float]:
+def tied_seconds(stages: Sequence[StagePlan], pipeline: Pipeline, model: CostModel, link: AxisLink) -> dict[int, float]:
     """Seconds once a step to sum the gradients of weights that stages on different ranks share, by stage."""
     found = dict.fromkeys(range(len(stages)), 0.0)
     for users, num_bytes in tied_bytes(stages, model):
