@@ -179,7 +179,7 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
             yield other
 
     larger, smaller = (remembered(draft.micro_batches(larger=more)) for more in (True, False))
-    work = draft.chosen.cost.step_time_s - draft.chosen.cost.host_wait_s if draft.chosen.fits else math.inf
+    work = draft.chosen.cost.gpu_time_s if draft.chosen.fits else math.inf
     usual = tuple(plan_baselines(planner, every, draft.request.recompute, larger, smaller, work, say=draft.say))
     if stated := plan_stated_layout(planner, draft.request, draft.source, draft.say):
         planners.setdefault(stated[0].workload.graph_batch, stated[0])

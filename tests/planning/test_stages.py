@@ -19,6 +19,7 @@ from planner_core.cost import (
     cost_model,
     ops_at_the_ends,
     pipe_link,
+    price_pipeline,
     price_stages,
     stage_costs,
     stage_plans,
@@ -33,7 +34,7 @@ from planner_core.planning.methods.layout import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.planning.stages import search_stages
-from planner_core.planning.stages.cuts import find_best_cut, outline_cut, price_cut
+from planner_core.planning.stages.cuts import find_best_cut, price_cut
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.interleaved import find_interleaved_cut
 from planner_core.planning.stages.pieces import RangeCosts, policy_from_plan
@@ -219,10 +220,14 @@ def test_an_interleaved_cut_is_refused_by_the_bound_of_its_price() -> None:
     costs = RangeCosts([policy], 8, float("inf"))
     cut = find_interleaved_cut(d, costs, float("inf"))
     assert cut is not None
-    plan = price_cut(d, planner, [policy], cut)
+    priced = price_cut(d, planner, [policy], cut)
+    plan = priced.plan()
     price = plan.cost.pipeline
     assert price is not None
-    assert outline_cut(d, planner, [policy], cut) == (price.bound_s, plan.cost.memory_bytes["peak"])
+    assert (priced.bound_s, priced.memory_bytes) == (price.bound_s, plan.cost.memory_bytes)
+    assert plan.cost == price_pipeline(
+        plan.blocks, planner.graph, priced.pipeline, model, ops_at_the_ends(planner.coarse)
+    )
     assert plan.pipeline is not None
     ahead = [replace(c, host_forward_s=0.0, host_backward_s=0.0, host_step_s=0.0) for c in price.stages]
     seconds = bound_s(plan.pipeline, ahead, d.micro_batches)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from planner_core.core import BlockLabel, BlockPlan, Graph, Pipeline, Plan
+from planner_core.core import BlockLabel, BlockPlan, Graph, Pipeline, Plan, StageCost
 from planner_core.cost import (
     CostModel,
     bound_s,
     cost_model,
     named_mesh,
     ops_at_the_ends,
-    price_pipeline,
+    price_simulated,
     price_stages,
     stage_plans,
     with_parts,
 )
+from planner_core.cost.schedule.pipeline import StagePlan
 from planner_core.planning.fitting.model_identity import model_identity
 from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner, recomputation_of
@@ -28,41 +29,53 @@ STAGES_PLAN_NAME = "stages"
 """The name of the best plan with pipeline stages."""
 
 
-def outline_cut(degrees: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], cut: Cut) -> tuple[float, int]:
-    """The closed form of a cut's step, and the bytes of its fullest rank: what is known of its price before the step is simulated."""
-    pipeline, blocks, model = _apply_cut(degrees, planner, policies, cut)
-    stages = stage_plans(blocks, planner.graph, pipeline)
-    costs, memory_bytes = price_stages(stages, pipeline, model, ops_at_the_ends(planner.coarse))
-    return bound_s(pipeline, costs, degrees.micro_batches), memory_bytes["peak"]
+@dataclass(frozen=True)
+class PricedCut:
+    """A cut with the price of its stages: all of its price but the simulated step. `memory_bytes`: of the fullest rank, by kind."""
+
+    planner: Planner
+    degrees: PipelineDegrees
+    pipeline: Pipeline
+    blocks: dict[str, BlockPlan]
+    model: CostModel
+    stages: tuple[StagePlan, ...]
+    costs: tuple[StageCost, ...]
+    memory_bytes: dict[str, int]
+
+    @property
+    def bound_s(self) -> float:
+        """Seconds that the simulated step is not below."""
+        return bound_s(self.pipeline, self.costs, self.degrees.micro_batches)
+
+    def plan(self) -> Plan:
+        """Return the plan of the cut, with the price of its simulated step."""
+        planner, graph = self.planner, self.planner.graph
+        ends = ops_at_the_ends(planner.coarse)
+        cost = price_simulated(self.stages, self.costs, self.memory_bytes, self.pipeline, self.model, ends)
+        return Plan(
+            name=STAGES_PLAN_NAME,
+            method=EXACT.name,
+            objective="time",
+            optimal=False,
+            model=model_identity(graph),
+            workload=replace(planner.workload, recompute=recomputation_of(self.blocks)).to_json(),
+            cluster=planner.cluster.to_json(),
+            mesh=named_mesh(self.degrees.mesh, self.blocks),
+            blocks=self.blocks,
+            cost=cost,
+            fits=cost.memory_bytes["peak"] <= planner.budget,
+            pipeline=with_parts(self.pipeline, graph),
+        )
 
 
-def _apply_cut(
-    degrees: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], cut: Cut
-) -> tuple[Pipeline, dict[str, BlockPlan], CostModel]:
+def price_cut(degrees: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], cut: Cut) -> PricedCut:
+    """Price the stages of a cut."""
     pipeline = Pipeline(degrees.ranks, degrees.schedule, cut[0], outer=degrees.outer)
     blocks = combine_blocks(planner.graph, policies, pipeline, cut[1])
-    return pipeline, blocks, cost_model(planner.cluster, degrees.mesh, planner.workload, degrees.pipe)
-
-
-def price_cut(degrees: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], cut: Cut) -> Plan:
-    """The plan of a cut, with the price of its simulated step and the walk of its memory."""
-    pipeline, blocks, model = _apply_cut(degrees, planner, policies, cut)
-    pipeline, graph = with_parts(pipeline, planner.graph), planner.graph
-    cost = price_pipeline(blocks, graph, pipeline, model, ops_at_the_ends(planner.coarse))
-    return Plan(
-        name=STAGES_PLAN_NAME,
-        method=EXACT.name,
-        objective="time",
-        optimal=False,
-        model=model_identity(graph),
-        workload=replace(planner.workload, recompute=recomputation_of(blocks)).to_json(),
-        cluster=planner.cluster.to_json(),
-        mesh=named_mesh(degrees.mesh, blocks),
-        blocks=blocks,
-        cost=cost,
-        fits=cost.memory_bytes["peak"] <= planner.budget,
-        pipeline=pipeline,
-    )
+    model = cost_model(planner.cluster, degrees.mesh, planner.workload, degrees.pipe)
+    stages = stage_plans(blocks, planner.graph, pipeline)
+    costs, memory_bytes = price_stages(stages, pipeline, model, ops_at_the_ends(planner.coarse))
+    return PricedCut(planner, degrees, pipeline, blocks, model, stages, costs, memory_bytes)
 
 
 def find_best_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> Cut | None:

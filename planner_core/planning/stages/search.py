@@ -46,7 +46,7 @@ from planner_core.planning.fitting.shortage import least_state_bytes
 from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner, prepare_planner, with_recompute, with_zero
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.stages.cuts import find_best_cut, outline_cut, price_cut
+from planner_core.planning.stages.cuts import find_best_cut, price_cut
 from planner_core.planning.stages.degrees import ModelKey, PipelineDegrees, list_degrees
 from planner_core.planning.stages.estimates import DegreeEstimates
 from planner_core.planning.stages.interleaved import find_interleaved_cut
@@ -142,7 +142,9 @@ class _StageSearch:
         estimates: Rough steps of degrees at the ZeRO stages that the request allows.
         planners: Planners by number of micro-batches and ZeRO stage; None where the model has no such batch.
         micro_batches: Seconds and activation bytes of a micro-batch of the whole model, by tensor degree and samples.
-        policies: The copy policies by `whole_model`, and whether ranks have several stages.
+        policies: The copy policies with the bounds of their searches, by `whole_model`, recomputation and share of memory; None where
+            nothing fits, or the bound ended the search.
+        uniform: The last network in which all copies are alike, by `whole_model` and recomputation.
         model_s: The bound S by `PipelineDegrees.whole_model`.
         prices: The prices of memory that gave this bound, by the same key.
         best: The best plan so far, with its planner and degrees.
@@ -164,7 +166,8 @@ class _StageSearch:
         self.estimates = DegreeEstimates(planner, zero_stages)
         self.planners: dict[tuple[int, int], Planner | None] = {}
         self.micro_batches: dict[tuple[int, int], tuple[float, float]] = {}
-        self.policies: dict[tuple[ModelKey, bool], _LazyPolicies] = {}
+        self.policies: dict[tuple[ModelKey, str, float], tuple[CopyPolicy | None, float]] = {}
+        self.uniform: tuple[tuple[ModelKey, str], Problem | None] | None = None
         self.model_s: dict[ModelKey, float] = {}
         self.prices: dict[ModelKey, tuple[float, float]] = {}
         self.best: tuple[Plan, Planner, PipelineDegrees] | None = None
@@ -305,20 +308,20 @@ class _StageSearch:
         """Search the best cut of some degrees. Returns whether its plan is the best so far."""
         stages = f"{d.ranks * d.virtual} stages on {d.ranks} x "
         self.say(Sentence(stages, d.mesh.term, f", {d.micro_batches} micro-batches"))
-        planner, key = self.planner(d), (d.whole_model, d.virtual > 1)
+        planner = self.planner(d)
         if planner is None:
             return False
-        if key not in self.policies:
-            self.policies[key] = _LazyPolicies(self.find_policies(d, limit))
         # No cut beats the quickest policy without a budget. If even that is too slow, the slower policies need no search.
         quickest, find_cut = (
-            next(iter(self.policies[key]), None),
+            next(self.find_policies(d, limit), None),
             find_interleaved_cut if d.virtual > 1 else find_best_cut,
         )
-        if quickest is None or not find_cut(d, RangeCosts([quickest], d.micro_batches, math.inf), limit):
+        if quickest is None:
+            return False
+        if limit < math.inf and not find_cut(d, RangeCosts([quickest], d.micro_batches, math.inf), limit):
             return False
         best_before = self.best
-        policies = sorted(self.policies[key], key=lambda policy: float(policy.micro_batch_s.sum()))
+        policies = sorted(self.find_policies(d, limit), key=lambda policy: float(policy.micro_batch_s.sum()))
         for boundary in dict.fromkeys(policy.boundary for policy in policies):  # only equal boundaries mix
             plan = self.plan_of_cut(d, planner, [p for p in policies if p.boundary == boundary], limit)
             if plan:
@@ -335,11 +338,12 @@ class _StageSearch:
             if cut is None:
                 return None
             # A step of thousands of passes takes seconds to simulate, so only that of a cut that may win is.
-            step_s, peak_bytes = outline_cut(d, planner, policies, cut)
-            if step_s >= limit:
+            priced = price_cut(d, planner, policies, cut)
+            if priced.bound_s >= limit:
                 return None
+            peak_bytes = priced.memory_bytes["peak"]
             if peak_bytes <= planner.budget:
-                plan = price_cut(d, planner, policies, cut)
+                plan = priced.plan()
                 return plan if plan.cost.step_time_s < limit else None
             # The cut sums pieces; the walk of its memory counts what pieces cannot, so the excess moves the budget.
             budget -= 1.01 * (peak_bytes - planner.budget)
@@ -351,7 +355,6 @@ class _StageSearch:
         # Several stages a rank all run under one policy, so a policy that is too slow for equal stages needs no search to the end. One
         # stage a rank mixes policies: a slow one may serve the few copies for which memory lacks.
         max_s = d.micro_batches * limit / d.optimistic_s(1.0) if d.virtual > 1 else math.inf
-        prices = self.prices.get(d.whole_model, (0.0, 0.0))
         requested = self.first.request.recompute
         others = STRONG_RECOMPUTATIONS if requested == "auto" else ()
         seen: list[Mapping[str, BlockPlan]] = []
@@ -359,32 +362,42 @@ class _StageSearch:
             (requested, MEMORY_SHARES),
             *((other, (POLICY_MEMORY_SHARE,)) for other in others),
         ):
-            problem = self.problem(d, recompute, uniform=True)
-            for share in shares if problem else ():
-                assert problem is not None
-                with self.first.clock("search"):
-                    budget = self.model_budget(d, share)
-                    limits = SearchLimits(abandon_above=max_s, prove=False, prices=prices)
-                    result = search_within_budget(problem, budget=budget, limits=limits)
+            for share in shares:
+                policy = self.search_policy(d, recompute, share, max_s)
                 # The shares fall, so the plans of those that follow are slower still, or do not fit either.
-                if result.assignment is None or result.bound > max_s:
+                if policy is None:
                     break
-                blocks = make_block_plans(problem, result.assignment)
                 # Where memory is plenty, several shares and recomputations have the same best plan.
-                if blocks not in seen:
-                    seen.append(blocks)
-                    ends, name = ops_at_the_ends(self.first.coarse), f"{recompute} {share:g}"
-                    yield policy_from_plan(name, blocks, problem.coarse.graph, problem.model, ends, d.pipe)
+                if policy.blocks not in seen:
+                    seen.append(policy.blocks)
+                    yield policy
 
+    def search_policy(self, d: PipelineDegrees, recompute: str, share: float, max_s: float) -> CopyPolicy | None:
+        """The copy policy of the best plan in a share of the ranks' memory; None if nothing fits, or a micro-batch of all ranks takes more
+        than `max_s` for sure."""
+        key = d.whole_model, recompute, share
+        # Ranks with one stage and with several have the same policies, so only a search that was given up too early is begun again.
+        policy, bound = self.policies.get(key, (None, -math.inf))
+        if policy is None and bound <= max_s:
+            policy, bound = self.policies[key] = self.search_new_policy(d, recompute, share, max_s)
+        return policy if bound <= max_s else None
 
-class _LazyPolicies:
-    """Copy policies, each searched when it is first needed."""
-
-    def __init__(self, source: Iterator[CopyPolicy]) -> None:
-        self._source, self._searched = source, list[CopyPolicy]()
-
-    def __iter__(self) -> Iterator[CopyPolicy]:
-        yield from self._searched
-        for policy in self._source:
-            self._searched.append(policy)
-            yield policy
+    def search_new_policy(
+        self, d: PipelineDegrees, recompute: str, share: float, max_s: float
+    ) -> tuple[CopyPolicy | None, float]:
+        """Search as `search_policy` does. Returns the policy with its bound; the bound is infinite if nothing fits."""
+        # The shares of one recomputation follow each other, and the second begins with the solutions of the first.
+        if self.uniform is None or self.uniform[0] != (d.whole_model, recompute):
+            self.uniform = (d.whole_model, recompute), self.problem(d, recompute, uniform=True)
+        problem = self.uniform[1]
+        if problem is None:
+            return None, math.inf
+        with self.first.clock("search"):
+            prices = self.prices.get(d.whole_model, (0.0, 0.0))
+            limits = SearchLimits(abandon_above=max_s, prove=False, prices=prices)
+            result = search_within_budget(problem, budget=self.model_budget(d, share), limits=limits)
+        if result.assignment is None or result.bound > max_s:
+            return None, result.bound if result.bound > max_s else math.inf
+        blocks, ends = make_block_plans(problem, result.assignment), ops_at_the_ends(self.first.coarse)
+        name = f"{recompute} {share:g}"
+        return policy_from_plan(name, blocks, problem.coarse.graph, problem.model, ends, d.pipe), result.bound

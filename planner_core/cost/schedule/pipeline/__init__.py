@@ -20,7 +20,13 @@ from planner_core.cost.schedule.pipeline.orders import (
     steady_orders,
 )
 from planner_core.cost.schedule.pipeline.passes import RankWork, ranks_work
-from planner_core.cost.schedule.pipeline.price import price_pipeline, price_stages, stage_costs, tied_seconds
+from planner_core.cost.schedule.pipeline.price import (
+    price_pipeline,
+    price_simulated,
+    price_stages,
+    stage_costs,
+    tied_seconds,
+)
 from planner_core.cost.schedule.pipeline.stages import (
     StagePlan,
     boundary_bytes,
@@ -51,6 +57,7 @@ __all__ = [
     "in_flight",
     "most_in_flight",
     "price_pipeline",
+    "price_simulated",
     "price_stages",
     "rank_orders",
     "ranks_work",

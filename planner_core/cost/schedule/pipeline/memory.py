@@ -12,8 +12,7 @@ Example: 1F1B with 4 ranks. Rank 0 holds 4 micro-batches when it runs the first 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner_core.core import Pipeline, State
@@ -21,7 +20,7 @@ from planner_core.cost.memory import Moment, StandingMemory, num_update_tensors,
 from planner_core.cost.memory.peak import KnownCopies
 from planner_core.cost.model import CostModel
 from planner_core.cost.resolved_ops import local_bytes
-from planner_core.cost.schedule.pipeline.orders import Order, Pass, steady_orders
+from planner_core.cost.schedule.pipeline.orders import Situation, steady_situations
 from planner_core.cost.schedule.pipeline.stages import StagePlan, boundary_states
 
 
@@ -62,7 +61,7 @@ def _stage_memory(stage: StagePlan, states: Mapping[int, State], model: CostMode
 
 
 def rank_memory(
-    pipeline: Pipeline, rank: int, memories: Sequence[StageMemory], order: Order, model: CostModel
+    pipeline: Pipeline, rank: int, memories: Sequence[StageMemory], situations: Sequence[Situation], model: CostModel
 ) -> dict[str, int]:
     """Bytes at the fullest moment of a GPU of a rank, by kind, as `Walk.memory_bytes`."""
     mine = pipeline.stages_of(rank)
@@ -71,7 +70,7 @@ def rank_memory(
     )
     largest = max(memories[s].state.largest_param for s in mine)
     peak = Moment(0, reduced, num_update_tensors(model.workload) * largest)  # the optimizer's step
-    for moment in _highest_moments(mine, memories, order, grads):
+    for moment in _highest_moments(mine, memories, situations, grads):
         peak = max(peak, moment, key=lambda m: m.total)
     return {
         "params": params,
@@ -85,27 +84,14 @@ def rank_memory(
 
 
 def _highest_moments(
-    mine: Sequence[int], memories: Sequence[StageMemory], order: Order, grads: int
-) -> Sequence[Moment]:
-    """Return the highest moment of each different situation of a rank: its pass, the stage, and the micro-batches in flight."""
-    in_flight: Counter[int] = Counter()
-    seen: dict[tuple[object, ...], Moment] = {}
-    for work in order:
-        stage, forward = work.stage, work.what is Pass.FORWARD
-        # A backward's own micro-batch is in the moments of its pass already; a forward's is not in flight before it has run.
-        others = tuple(in_flight[s] - (s == stage and not forward) for s in mine)
-        # A step has thousands of passes, but few situations: the same pass with as many in flight has the same moment.
-        if work.what is not Pass.WEIGHT and (at := (stage, forward, others)) not in seen:
-            now = memories[stage].forward if forward else memories[stage].backward
-            kept = sum(n * memories[s].kept for s, n in zip(mine, others, strict=True))
-            # A pass brings the gradients of its own stage; those of the rank's other stages are there too.
-            elsewhere = grads - memories[stage].state.grads
-            seen[at] = now + Moment(kept, elsewhere)
-        if forward:
-            in_flight[stage] += 1
-        elif work.what is not Pass.INPUT:
-            in_flight[stage] -= 1
-    return tuple(seen.values())
+    mine: Sequence[int], memories: Sequence[StageMemory], situations: Sequence[Situation], grads: int
+) -> Iterator[Moment]:
+    """Yield the highest moment of each situation of a rank."""
+    for stage, forward, others in situations:
+        now = memories[stage].forward if forward else memories[stage].backward
+        kept = sum(n * memories[s].kept for s, n in zip(mine, others, strict=True))
+        # A pass brings the gradients of its own stage; those of the rank's other stages are there too.
+        yield now + Moment(kept, grads - memories[stage].state.grads)
 
 
 def fullest_rank(
@@ -113,7 +99,7 @@ def fullest_rank(
 ) -> tuple[dict[str, int], tuple[int, ...]]:
     """The bytes of the fullest rank by kind, and the peak of every rank."""
     every = [
-        rank_memory(pipeline, rank, memories, order, model)
-        for rank, order in enumerate(steady_orders(pipeline, model.workload.accumulate))
+        rank_memory(pipeline, rank, memories, situations, model)
+        for rank, situations in enumerate(steady_situations(pipeline, model.workload.accumulate))
     ]
     return max(every, key=lambda m: m["peak"]), tuple(m["peak"] for m in every)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -39,6 +39,15 @@ class Work(NamedTuple):
     stage: int
     what: Pass
     micro_batch: int
+
+
+class Situation(NamedTuple):
+    """A pass of a rank, and for each of the rank's stages how many other micro-batches are in flight there. What a rank holds depends on
+    these alone, and a step of thousands of passes has few of them."""
+
+    stage: int
+    forward: bool
+    others: tuple[int, ...]
 
 
 Order = tuple[Work, ...]
@@ -94,10 +103,48 @@ def steady_orders(pipeline: Pipeline, micro_batches: int) -> tuple[Order, ...]:
     return rank_orders(pipeline, min(micro_batches, few) if whole_rounds else micro_batches)
 
 
+def steady_situations(pipeline: Pipeline, micro_batches: int) -> tuple[tuple[Situation, ...], ...]:
+    """Each rank's different situations of a step."""
+    return _situations_in_stages(pipeline.ranks, pipeline.schedule, len(pipeline.copies), micro_batches)
+
+
+# Like orders, situations do not depend on where the model is cut, and a search walks the memory of many cuts.
+@functools.lru_cache(maxsize=64)
+def _situations_in_stages(
+    ranks: int, schedule: str, stages: int, micro_batches: int
+) -> tuple[tuple[Situation, ...], ...]:
+    pipeline = Pipeline(ranks, schedule, (1,) * stages)
+    return tuple(
+        tuple(_situations(pipeline.stages_of(rank), order))
+        for rank, order in enumerate(steady_orders(pipeline, micro_batches))
+    )
+
+
+def _situations(stages: Sequence[int], order: Order) -> dict[Situation, None]:
+    in_flight = dict.fromkeys(stages, 0)
+    seen: dict[Situation, None] = {}
+    for stage, what, _ in order:
+        forward = what is Pass.FORWARD
+        # A backward's own micro-batch is in the moments of its pass already; a forward's is not in flight before it has run.
+        if what is not Pass.WEIGHT:
+            seen[Situation(stage, forward, tuple(n - (s == stage and not forward) for s, n in in_flight.items()))] = (
+                None
+            )
+        if forward:
+            in_flight[stage] += 1
+        elif what is not Pass.INPUT:
+            in_flight[stage] -= 1
+    return seen
+
+
 def most_in_flight(pipeline: Pipeline, micro_batches: int) -> tuple[int, ...]:
     """The most micro-batches that are in flight in each stage."""
-    by_rank = [in_flight(order) for order in steady_orders(pipeline, micro_batches)]
-    return tuple(by_rank[pipeline.rank_of(stage)][stage] for stage in range(len(pipeline.copies)))
+    most = [0] * len(pipeline.copies)
+    for rank, situations in enumerate(steady_situations(pipeline, micro_batches)):
+        turn = {stage: k for k, stage in enumerate(pipeline.stages_of(rank))}
+        for stage, _, others in situations:
+            most[stage] = max(most[stage], others[turn[stage]] + 1)
+    return tuple(most)
 
 
 def in_flight(order: Order) -> Counter[int]:

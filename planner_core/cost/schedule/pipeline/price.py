@@ -35,7 +35,7 @@ from planner_core.cost.schedule.pipeline.stages import (
     boundary_states,
     stage_plans,
 )
-from planner_core.cost.schedule.pipeline.timing import SPLIT, bound_s, step_and_bubble_s
+from planner_core.cost.schedule.pipeline.timing import SPLIT, bound_s, step_seconds
 from planner_core.cost.step import PricedUnit, priced_units, sum_traffic, unit_totals
 from planner_core.cost.step_messages import messages
 from planner_core.cost.step_time import Component, Floats
@@ -61,13 +61,21 @@ def price_pipeline(
         InputError: The schedule cannot run this number of micro-batches, or plan and graph do not belong together.
     """
     stages = stage_plans(blocks, graph, pipeline)
-    costs, whole = price_stages(stages, pipeline, model, ends)
+    costs, memory_bytes = price_stages(stages, pipeline, model, ends)
+    return price_simulated(stages, costs, memory_bytes, pipeline, model, ends)
+
+
+def price_simulated(
+    stages: Sequence[StagePlan],
+    costs: tuple[StageCost, ...],
+    memory_bytes: dict[str, int],
+    pipeline: Pipeline,
+    model: CostModel,
+    ends: Ends,
+) -> Cost:
+    """The cost of one step whose stages have been priced (`price_stages`)."""
     m = model.workload.accumulate
-    step_s, bubble_s = step_and_bubble_s(pipeline, costs, m)
-    waits = 0.0
-    # The waits of ranks overlap with bubbles, so only a second simulation without a host tells what they add.
-    if not all(map(_is_ahead_of_gpu, costs)):
-        waits = max(0.0, step_s - step_and_bubble_s(pipeline, tuple(map(_without_host, costs)), m)[0])
+    step_s, bubble_s, waits = step_seconds(pipeline, costs, m)
     # Where the two are equal, their sums are rounded in other orders.
     found = PipelineCost(costs, bubble_s, min(bound_s(pipeline, costs, m), step_s))
     # The parts of a step are told of one rank. The one with most work has the least bubble.
@@ -86,7 +94,7 @@ def price_pipeline(
         outside_time_s=model.software.outside_s,
         host_wait_s=waits,
         traffic=traffic,
-        memory_bytes=whole,
+        memory_bytes=memory_bytes,
         pipeline=found,
     )
 
@@ -104,16 +112,6 @@ def price_stages(
         for k, cost in enumerate(plain)
     )
     return tuple(costs), whole
-
-
-def _is_ahead_of_gpu(cost: StageCost) -> bool:
-    """Whether the host issues every pass in less time than it runs. Then it is never waited for: if it is done with one pass before the GPU
-    is, so it is with the next. The hosts of one rank's stages share the step's end, hence the sum there."""
-    return cost.host_forward_s <= cost.forward_s and cost.host_backward_s <= cost.backward_s and not cost.host_step_s
-
-
-def _without_host(cost: StageCost) -> StageCost:
-    return replace(cost, host_forward_s=0.0, host_backward_s=0.0, host_step_s=0.0)
 
 
 def _busy_seconds(pipeline: Pipeline, costs: Sequence[StageCost], rank: int, micro_batches: int) -> float:

@@ -27,7 +27,7 @@ and back, 0.25 s of work on rank 0. It has at most 4 micro-batches on their way,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -78,11 +78,30 @@ def simulated_pipeline(pipeline: Pipeline, stages: Sequence[StageCost], micro_ba
     return PipelineTime(spans, step_s, bubble_s, once_s)
 
 
-def step_and_bubble_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> tuple[float, float]:
-    """Return the seconds of a step and of its bubble as `simulated_pipeline` does, with steps of many micro-batches folded (see the head).
+def step_seconds(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> tuple[float, float, float]:
+    """Return the seconds of a step, of its bubble, and by which waits for hosts make it longer.
 
-    Raises InputError if the schedule cannot run this number of micro-batches."""
-    return _folded_run(pipeline, stages, micro_batches).results()[:2]
+    They are those of `simulated_pipeline`, with steps of many micro-batches folded (see the head). Raises InputError if the schedule cannot
+    run this number of micro-batches."""
+    run = _folded_run(pipeline, stages, micro_batches)
+    step_s, bubble_s, _ = run.results()
+    if all(map(_is_ahead_of_gpu, stages)):
+        # Hosts delay at most what is done once a step.
+        without_s = max(run.ready_s(r) + sum(stages[s].step_s for s in pipeline.stages_of(r)) for r in run.orders)
+    else:
+        # The waits of ranks overlap with bubbles, so only a second simulation without a host tells what they add.
+        without_s = _folded_run(pipeline, tuple(map(_without_host, stages)), micro_batches).results()[0]
+    return step_s, bubble_s, max(0.0, step_s - without_s)
+
+
+def _is_ahead_of_gpu(cost: StageCost) -> bool:
+    """Whether the host issues every pass in less time than it runs. Then no pass waits for it: if it is done with one pass before the GPU
+    is, so it is with the next."""
+    return cost.host_forward_s <= cost.forward_s and cost.host_backward_s <= cost.backward_s
+
+
+def _without_host(cost: StageCost) -> StageCost:
+    return replace(cost, host_forward_s=0.0, host_backward_s=0.0, host_step_s=0.0)
 
 
 def _folded_run(
@@ -93,13 +112,12 @@ def _folded_run(
     # Only these repeat one pair of passes for each rank from its first backward on, and only whole rounds all have one length.
     repeats = pipeline.schedule == "1f1b" or (pipeline.schedule == "interleaved" and not micro_batches % pipeline.ranks)
     few = FOLDED_ROUNDS * pipeline.ranks
-    # Ranks of which one is a little slower than the others take many periods until it sets the pace of all.
-    while repeats and 2 * few <= micro_batches:
+    if repeats and few < micro_batches:
         run = _PipelineRun(pipeline, stages, few, alone)
         run.run()
         if run.skip_periods(micro_batches - few):
             return run
-        few *= 4
+    # A rank that is a little slower than the others may take any number of periods until it sets the pace of all.
     run = _PipelineRun(pipeline, stages, micro_batches, alone)
     run.run()
     return run
@@ -248,8 +266,13 @@ class _PipelineRun:
     def end_of(self, rank: int) -> float:
         """Return when a rank has done what is done once a step. Its own stages do that one after the other on one host."""
         mine = [self.stages[s] for s in self.pipeline.stages_of(rank)]
-        begin = max(self.free[rank], self.summed[rank])
-        return self._end_of_pass(rank, begin, sum(c.step_s for c in mine), sum(c.host_step_s for c in mine))
+        return self._end_of_pass(
+            rank, self.ready_s(rank), sum(c.step_s for c in mine), sum(c.host_step_s for c in mine)
+        )
+
+    def ready_s(self, rank: int) -> float:
+        """Return when a rank has done all passes and its gradients are summed."""
+        return max(self.free[rank], self.summed[rank])
 
     def _end_of_pass(self, rank: int, start: float, gpu_s: float, host_s: float) -> float:
         """Return the end of `gpu_s` seconds of work that the rank's host issues in `host_s`, and let the host issue it.
