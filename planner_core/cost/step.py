@@ -21,6 +21,8 @@ from planner_core.core import (
     Cost,
     Graph,
     Op,
+    P,
+    R,
     SitePlan,
     Step,
     Traffic,
@@ -30,6 +32,7 @@ from planner_core.cost.communication.collectives import collective_time, wire_by
 from planner_core.cost.compute import (
     accumulated_seconds,
     copied_seconds,
+    divided_seconds,
     has_kernels,
     kernel_seconds,
     op_time,
@@ -304,6 +307,8 @@ def weight_seconds(block: Block, op: Op, site: SitePlan, again: bool, model: Cos
             gradient *= model.workload.gradient_item(ITEM_BYTES[v.meta.dtype])
             spent = copied_seconds if _communicates(edge.backward, model) else accumulated_seconds
             backward += spent(gradient, model)
+            if any((step.src, step.dst) == (R, P) and model.sizes[step.axis] > 1 for step in edge.backward):
+                backward += divided_seconds(gradient, model)
     return forward, backward
 
 

@@ -19,6 +19,14 @@ def copied_seconds(moved: Bytes, model: CostModel) -> Bytes:
     return model.timing.sharded_copy * moved / model.cluster.gpu.bytes_per_s
 
 
+def divided_seconds(gradient: Bytes, model: CostModel) -> Bytes:
+    """Seconds to divide a gradient that is equal on all ranks of an axis, so that it is summed over them: one kernel reads and writes it.
+
+    It pays for a large weight only, whose sum over one more axis sends less between nodes.
+    """
+    return 2 * gradient / model.cluster.gpu.bytes_per_s + model.cluster.gpu.launch_s
+
+
 def accumulated_seconds(gradient: Bytes, model: CostModel) -> Bytes:
     """Seconds to add a gradient to the accumulated gradient of `gradient` bytes, if it is not scattered.
 
