@@ -63,6 +63,12 @@ def figures(plan: Plan) -> list[str]:
     return [recipe.layout_name(plan), units.seconds(plan.cost.step_time_s), units.traffic(sent_per_gpu(plan)), peak]
 
 
+def is_row_of(plan: Plan, row: list[str]) -> bool:
+    """Whether a row has the plan's figures under its layout's name, to which what tells rows of one layout apart may be added."""
+    name, *numbers = figures(plan)
+    return row[0].startswith(name) and row[1:] == numbers
+
+
 def run_command_in_dialog(visit: Visit, file: Path) -> Plan:
     """Type the command that the export's dialog gives for the plan, and return what it makes."""
     visit.settle()  # until then the dialog holds what it held before
@@ -113,14 +119,14 @@ def test_an_engineer_changes_everything_and_finds_every_figure_on_the_command_li
     with page.expect_download() as waiting:
         dialog.get_by_role("button", name="Download torchtitan.txt").click()
     assert "--training.global_batch_size 32" in Path(waiting.value.path()).read_text(encoding="utf-8")
-    assert figures(run_command_in_dialog(visit, tmp_path / "recommended.json")) == recommended
+    assert is_row_of(run_command_in_dialog(visit, tmp_path / "recommended.json"), recommended)
     page.keyboard.press("Escape")
     visit.settle()
     page.locator(".plans tbody tr", has_text="what you run now").locator("button").click()
     visit.settle()
     visit.asks(lambda query: "plan=our-current-setup" in query)
     page.locator(".st-key-export button").click()
-    assert figures(run_command_in_dialog(visit, tmp_path / "now.json")) == now
+    assert is_row_of(run_command_in_dialog(visit, tmp_path / "now.json"), now)
     page.keyboard.press("Escape")
     visit.settle()
 
