@@ -18,7 +18,8 @@ from planner_core.planning import Progress, Request, Result
 from tests.support.app_test import AppTest
 from tests.support.plans import planned
 
-SCRIPT = Path(__file__).resolve().parents[2] / "explorer/pages/overview.py"
+ENTRY = Path(__file__).resolve().parents[2] / "streamlit_app.py"
+"""The whole app: a page alone knows no other page to link to."""
 REQUEST = {"model": "llama-3-8b", "cluster": "1x8-h100", "layers": "2", "batch": "64", "seq": "4096"}
 
 
@@ -47,7 +48,7 @@ def captions(at: AppTest) -> str:
 
 def opened(monkeypatch: pytest.MonkeyPatch, first: Result) -> AppTest:
     monkeypatch.setattr(state, "plan_model", lambda *_, **__: first)
-    at = AppTest.from_file(SCRIPT, default_timeout=60)
+    at = AppTest.from_file(ENTRY, default_timeout=60)
     for key, text in REQUEST.items():
         at.query_params[key] = text
     at.run()

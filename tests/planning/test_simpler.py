@@ -83,9 +83,9 @@ def test_the_page_says_that_it_is_a_tie(result: Result) -> None:
         (fastest, f"the exact optimum; {gain} faster is less than the doubt"),
     ]
     parts = {one.name: split_step(plans[one.name], result.graph, result.coarse) for one in listed}
-    told = table.explain_choice(plans, listed, fastest, parts)
-    assert f"less than {recipe.layout_name(plans[run])}: it " in told
-    assert told.endswith(" The prediction cannot tell the two apart.")
+    sentence = table.explain_choice(plans, listed, recipe.distinct_names(plans), fastest, parts)
+    assert f"less than {recipe.layout_name(plans[run])}: it " in sentence
+    assert sentence.endswith(" The prediction cannot tell the two apart.")
 
 
 def test_it_does_not_lead_where_the_simulation_disagrees(
