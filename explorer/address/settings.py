@@ -27,7 +27,7 @@ from planner_core.core import (
     load_cluster,
 )
 from planner_core.exporters import TARGETS
-from planner_core.models import DEFAULT_BATCH, DEFAULT_SEQ, ZOO
+from planner_core.models import ZOO, default_sizes
 from planner_core.planning import Request, methods
 
 MODELS = {
@@ -213,8 +213,7 @@ GPUS_PER_ZOO_BATCH = 16
 
 def batch_and_tokens(values: Mapping[str, Value]) -> tuple[int, int]:
     """Return (samples of a step, tokens of a sample): as set, else the model's own, whose batch grows with the cluster."""
-    model = ZOO.get(values["model"])
-    batch, seq = (model.batch, model.seq) if model else (DEFAULT_BATCH, DEFAULT_SEQ)
+    batch, seq = default_sizes(values["model"])
     return values["batch"] or batch * _batch_scale(values), values["seq"] or seq
 
 

@@ -22,8 +22,8 @@ from planner_core.planning.pricing import (
 
 STATEMENT_OPTIONS = tuple(f.name for f in fields(Statement) if f.name not in ("layout", *SOFTWARE))
 STATEMENT_WORDS = {
-    "micro_batch": "samples of one data-parallel rank at once; default: those of a model's own example inputs, else 1",
-    "accumulate": "micro-batches of a step; default 1",
+    "micro_batch": "samples of one data-parallel rank at once; default: its share of the batch that `plan` takes by default",
+    "accumulate": "micro-batches of a step; default 1, and with stages as many as a rank has samples",
     "recompute": f"{' | '.join(RECOMPUTE)}; default none",
     "expert_imbalance": "with ep: load of the fullest GPU over the mean, or the capacity factor that experts are padded to; default 1",
     "memory_gb": "memory per GPU that the run may take (10^9 bytes)",
@@ -98,11 +98,9 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
     layout = parse_layout(text) if text is not None else setup.layout
     pricer = Pricer(args.model, cluster, getattr(args, "memory_gb", None), say)
     options = {**setup.options, **given}
-    if "micro_batch" not in options:
-        options["micro_batch"] = pricer.usual_micro_batch(layout)
-    stated = Statement(layout=layout, **options)
-    notes = setup.describe(pricer.planner(stated).graph.config) if args.config is not None else ()
-    priced = price_statement(pricer, stated, advise=not args.alone, notes=notes)
+    stated, notes = pricer.state_run(layout, options)
+    read = setup.describe(pricer.planner(stated).graph.config) if args.config is not None else ()
+    priced = price_statement(pricer, stated, advise=not args.alone, notes=(*read, *notes))
     priced = _name_flags(priced)
     from planner_core.planning.analysis import price_report, price_text
 

@@ -14,11 +14,10 @@ from planner_core.models import fold
 from planner_core.models.batches import BatchGraphs
 from planner_core.models.fold import FoldGroup, FoldStep, fold_steps, list_weight_nodes, shared_subgraphs
 from planner_core.models.loading import (
-    DEFAULT_BATCH,
-    DEFAULT_SEQ,
     VOCABULARY,
     capture_graph,
     complete_config,
+    default_sizes,
     has_own_inputs,
     load_model,
     load_plan_graph,
@@ -30,8 +29,6 @@ from planner_core.models.loading import (
 from planner_core.models.zoo import SNAPSHOT_TRANSFORMERS, ZOO, load_snapshot
 
 __all__ = [
-    "DEFAULT_BATCH",
-    "DEFAULT_SEQ",
     "SNAPSHOT_TRANSFORMERS",
     "VOCABULARY",
     "ZOO",
@@ -40,6 +37,7 @@ __all__ = [
     "FoldStep",
     "capture_graph",
     "complete_config",
+    "default_sizes",
     "fold",
     "fold_steps",
     "has_own_inputs",

@@ -194,6 +194,11 @@ def package_versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("torch", "transformers") if is_installed(name)}
 
 
+def default_sizes(model: str) -> tuple[int, int]:
+    """Return (samples of a step, tokens of a sample) of a model without example inputs, where nobody states them."""
+    return (ZOO[model].batch, ZOO[model].seq) if model in ZOO else (DEFAULT_BATCH, DEFAULT_SEQ)
+
+
 def open_model(
     model: str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None, layers: int | None = None
 ) -> Graph:
@@ -206,7 +211,7 @@ def open_model(
         return graph if dtype == SNAPSHOT_DTYPES[0] else with_dtype(graph, dtype)
     asked = {"batch": batch, "seq": seq}
     if model in ZOO:
-        batch, seq = batch or ZOO[model].batch, seq or ZOO[model].seq
+        batch, seq = batch or default_sizes(model)[0], seq or default_sizes(model)[1]
     graph = capture_graph(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
     if model.endswith(".pt2"):
         _check_exported_sizes(model, graph, asked)

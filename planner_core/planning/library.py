@@ -188,7 +188,7 @@ def price(
     cluster: ClusterLike = DEFAULT_CLUSTER,
     inputs: Any = None,
     micro_batch: int | None = None,
-    accumulate: int = 1,
+    accumulate: int | None = None,
     memory_gb: float | None = None,
     advise: bool = True,
     progress: Progress | None = None,
@@ -203,8 +203,8 @@ def price(
             tensor parallelism. `sp`: tokens are sharded between its products. `cp`: ranks that share the tokens of a sample, with attention
             by `cp_type=ring|ulysses|gather`. `ep`: ranks of `fsdp`, or else of `dp`, over which experts are dealt out. The product of
             the other degrees is the number of GPUs.
-        micro_batch: Samples of one micro-batch of one data-parallel rank. Default: those of the example inputs, else 1.
-        accumulate: Micro-batches of a step.
+        micro_batch: Samples of one micro-batch of one data-parallel rank. Default: its share of the batch that `plan` takes by default.
+        accumulate: Micro-batches of a step. Default: 1, and with stages and no `micro_batch` as many as a rank has samples.
         memory_gb: Memory per GPU that the run may take, in 10^9 bytes.
         advise: Whether to search for changes that would help, and for the best plan.
         **options: Those below.
@@ -222,18 +222,18 @@ def price(
         (True, (2, 8))
     """
     known = tuple(f.name for f in fields(Statement) if f.name not in ("layout", "micro_batch", "accumulate"))
-    typed = {} if micro_batch is None else {"micro_batch": micro_batch}
-    _check_options({**options, **typed, "accumulate": accumulate}, Statement, (*known, "micro_batch", "accumulate"))
+    sizes = {"micro_batch": micro_batch, "accumulate": accumulate}
+    given = {**options, **{name: n for name, n in sizes.items() if n is not None}}
+    _check_options(given, Statement, (*known, *sizes))
     named = str(model) if isinstance(model, (str, Path)) else ""
 
     def load(_: str, **wanted: Any) -> Graph:
         return load_model(model, inputs=inputs, **wanted)
 
     there = load_cluster(cluster)
-    degrees = parse_layout(layout)
     pricer = Pricer(named, there, memory_gb, progress or (lambda text: None), load, has_inputs=has_own_inputs(model))
-    samples = pricer.usual_micro_batch(degrees) if micro_batch is None else micro_batch
-    return price_statement(pricer, Statement(degrees, samples, accumulate, **options), advise=advise)
+    stated, notes = pricer.state_run(parse_layout(layout), given)
+    return price_statement(pricer, stated, advise=advise, notes=notes)
 
 
 @dataclass(frozen=True, slots=True)

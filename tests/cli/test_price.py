@@ -114,7 +114,7 @@ def test_the_words_say_what_the_numbers_are(capsys: pytest.CaptureFixture[str]) 
         capsys, "price", "llama-3-8b", "--layers", 2, "--seq", 1024, "--layout", "dp=2,tp=8", "--tokens", "1e9"
     )
     assert status == 0
-    assert "dp=2,tp=8, micro-batch 1 x 1, 1024 tokens" in out
+    assert "dp=2,tp=8, micro-batch 8 x 1, 1024 tokens" in out
     assert "limited by" in out and "what helps most:" in out and "1e+09 tokens take" in out
 
 

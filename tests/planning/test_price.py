@@ -250,6 +250,39 @@ def test_speed_is_tokens_over_seconds_and_gpus() -> None:
     assert run["cost"] == pytest.approx(run["days"] * 24 * 8 * 2.0)
 
 
+@pytest.mark.parametrize("model", ["llama-3-8b", "gpt2-xl"])
+def test_the_best_plan_takes_as_long_as_its_layout(model: str) -> None:
+    """Without a batch `price` took one sample of a rank and `plan` the model's own batch, so that their step times told nothing."""
+    best = shardscope.plan(model, cluster="1x8-h100", layers=2, tool="fsdp2").best
+    priced = shardscope.price(model, cluster="1x8-h100", layers=2, layout="fsdp=8", advise=False)
+    assert (best.workload["accumulate"], best.workload["recompute"], priced.stated.recompute) == (1, "none", "none")
+    assert priced.plan is not None and priced.stated.batch == best.workload["batch"] and not priced.notes
+    assert priced.plan.cost.step_time_s == pytest.approx(best.cost.step_time_s)
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "sizes"),
+    [
+        ("dp=2,tp=8", {}, (8, 1)),
+        ("fsdp=16", {"accumulate": 4}, (1, 4)),
+        ("dp=4,tp=2,pp=2", {}, (1, 4)),
+        ("dp=4,tp=2,pp=2", {"accumulate": 2}, (2, 2)),
+        ("fsdp=12", {}, (1, 1)),
+        ("dp=5", {}, (3, 1)),
+        ("fsdp=16", {"micro_batch": 3}, (3, 1)),
+    ],
+)
+def test_a_step_has_the_batch_of_a_plan_where_no_size_is_stated(
+    layout: str, options: dict[str, int], sizes: tuple[int, int]
+) -> None:
+    """16 samples, or the nearest number that the ranks share; a note says so, unless the size was stated."""
+    pricer = Pricer("llama-3-8b", load_cluster("2x8-h100"))
+    stated, notes = pricer.state_run(parse_layout(layout), options)
+    assert (stated.micro_batch, stated.accumulate) == sizes
+    assert len(notes) == (stated.batch != 16 and "micro_batch" not in options)
+    assert all(f"a step has {stated.batch} samples" in n and "the 16 samples that a plan has" in n for n in notes)
+
+
 @pytest.mark.parametrize(
     ("cluster", "text", "kind", "others"),
     [

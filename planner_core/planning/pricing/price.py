@@ -8,13 +8,13 @@ A layout leaves few choices; the search makes these optimally. Suggestions are p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Note, Plan, Software, named
+from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Note, Plan, Sentence, Software, named
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
-from planner_core.models import VOCABULARY, has_own_inputs, load_model, pad_vocabulary, with_adapters
+from planner_core.models import VOCABULARY, default_sizes, has_own_inputs, load_model, pad_vocabulary, with_adapters
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout, check_layout
 from planner_core.planning.planner import STATED, Planner, prepare_planner
@@ -47,12 +47,32 @@ class Pricer:
     def __post_init__(self) -> None:
         self.has_inputs = has_own_inputs(self.model) if self.has_inputs is None else self.has_inputs
 
-    def usual_micro_batch(self, layout: Layout) -> int:
-        """The default samples of a rank's micro-batch: its share of the example inputs, or 1. Raises InputError."""
-        if not self.has_inputs:
-            return 1
+    def state_run(self, layout: Layout, options: Mapping[str, Any]) -> tuple[Statement, tuple[Sentence, ...]]:
+        """Return the run of a layout, and a note if its batch is not the one that `plan` takes by default. Raises InputError.
+
+        Args:
+            options: Values of `Statement`. Without `micro_batch` among them, a step has the default batch of `plan`, so that the two step
+                times can be compared; or the number of samples nearest to it that the data-parallel ranks share evenly.
+        """
+        if "micro_batch" in options:
+            return Statement(layout, **options), ()
+        if self.has_inputs:
+            return Statement(layout, self._share_of_inputs(layout), **options), ()
+        batch, number = default_sizes(self.model)[0], options.get("accumulate")
+        # 64 samples on fsdp=24 are 3 samples of a rank: 72 in a step, which is nearer than 48.
+        samples = max(1, round(batch / (layout.data * max(1, number or 1))))
+        # As `Layout.count_micro_batches`: with stages, ranks stand idle less with many micro-batches than with large ones.
+        sizes = (1, samples) if layout.pp > 1 and number is None else (samples, 1 if number is None else number)
+        stated = Statement(layout, **{**options, "micro_batch": sizes[0], "accumulate": sizes[1]})
+        if stated.batch == batch:
+            return stated, ()
+        ranks = f"the {layout.data} data-parallel ranks of {layout} cannot share the {_count_samples(batch)} that a plan has"
+        return stated, (Sentence(f"a step has {_count_samples(stated.batch)}: {ranks}; ", named("micro_batch"), " states others"),)
+
+    def _share_of_inputs(self, layout: Layout) -> int:
+        """The samples of the example inputs that each data-parallel rank has. Raises InputError."""
         graph = self._graph_of_inputs(None)
-        batch = graph.workload["batch"]
+        batch: int = graph.workload["batch"]
         if batch % layout.data:
             raise InputError(
                 f"the example inputs of {graph.name} have {_count_samples(batch)}, which cannot be dealt to the {layout.data} "
