@@ -12,7 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from planner_core.core import PUBLISHED_STACKS, SOFTWARE, Cluster, Graph, InputError, Note, Plan, Sentence, Software, named
+from planner_core.core import (
+    PUBLISHED_STACKS,
+    SOFTWARE,
+    Cluster,
+    Graph,
+    InputError,
+    Note,
+    Plan,
+    Sentence,
+    Software,
+    named,
+)
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
 from planner_core.models import VOCABULARY, default_sizes, has_own_inputs, load_model, pad_vocabulary, with_adapters
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
@@ -67,7 +78,9 @@ class Pricer:
         if stated.batch == batch:
             return stated, ()
         ranks = f"the {layout.data} data-parallel ranks of {layout} cannot share the {_count_samples(batch)} that a plan has"
-        return stated, (Sentence(f"a step has {_count_samples(stated.batch)}: {ranks}; ", named("micro_batch"), " states others"),)
+        return stated, (
+            Sentence(f"a step has {_count_samples(stated.batch)}: {ranks}; ", named("micro_batch"), " states others"),
+        )
 
     def _share_of_inputs(self, layout: Layout) -> int:
         """The samples of the example inputs that each data-parallel rank has. Raises InputError."""
