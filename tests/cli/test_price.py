@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planner_core.cli.main import main
+from planner_core.planning import Request
+from planner_core.planning.analysis.reporting import format_seconds, text
+from tests.support.plans import planned
 
 KEYS = {
     "schema",
@@ -208,6 +212,18 @@ def test_a_bubble_is_not_communication(capsys: pytest.CaptureFixture[str]) -> No
     exposed, bubble = (own[: head.index(name) + len(name)].split()[-2:] for name in ("exposed comm", "bubble"))
     as_s = {"ms": 1e-3, "s": 1.0}
     assert float(exposed[0]) * as_s[exposed[1]] < float(bubble[0]) * as_s[bubble[1]]
+
+
+def test_a_wait_for_the_host_is_not_computation() -> None:
+    """A plan of many small kernels seemed to compute longer than one of few. What does not wait has no such column."""
+    few, many = (planned(Request("gpt2-xl", cluster="1x8-h100", layers=1, batch=n, seq=256)) for n in (8, 2048))
+    assert few.best.cost.host_wait_s and not any(p.cost.host_wait_s for p in many.plans)
+    head, _, row, *_ = text(few).split("\n\n")[1].splitlines()
+    cells = dict(zip(re.split(r" {2,}", head), re.split(r" {2,}", row), strict=True))
+    cost = few.best.cost
+    assert cells["compute"] == format_seconds(cost.compute_time_s - cost.host_wait_s)
+    assert cells["host wait"] == format_seconds(cost.host_wait_s)
+    assert "host wait" not in text(many)
 
 
 def test_a_usual_layout_of_another_micro_batch_is_named(capsys: pytest.CaptureFixture[str]) -> None:

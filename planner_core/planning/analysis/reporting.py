@@ -299,9 +299,10 @@ def _proven_mark(plan: Plan) -> str:
 
 
 def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget | None = None) -> str:
-    """One line per plan. The bubble of plans with stages is a column of its own, if there are any."""
-    staged = any(p.pipeline for p in plans)
-    columns = ["step", "from", "to", "tokens/s/GPU", "MFU %", "compute", "exposed comm", *["bubble"] * staged]
+    """One line per plan. Waits for the host, and the bubble of plans with stages, are columns where a plan has them."""
+    staged, waits = any(p.pipeline for p in plans), any(p.cost.host_wait_s for p in plans)
+    columns = ["step", "from", "to", "tokens/s/GPU", "MFU %", "compute", *["host wait"] * waits, "exposed comm"]
+    columns += ["bubble"] * staged
     rows = [["plan", "mesh", "micro-batch", "recompute", *columns, "all comm", "memory GiB", "fits", "proven optimal"]]
     rows[0] += [] if budget is None else ["days", "cost"]
     for p, speed in zip(plans, speeds, strict=True):
@@ -316,7 +317,9 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget
                 *speed.between(format_seconds),
                 f"{speed.tokens_per_s_per_gpu:,.0f}",
                 f"{100 * speed.mfu:.1f}",
-                format_seconds(c.compute_time_s),
+                # Without the wait: a plan of small kernels would seem to compute longer than one of large kernels.
+                format_seconds(c.compute_time_s - c.host_wait_s),
+                *[format_seconds(c.host_wait_s)] * waits,
                 format_seconds(exposed),
                 *[format_seconds(bubble)] * staged,
                 format_seconds(c.comm_time_s),
