@@ -280,7 +280,8 @@ def test_a_step_has_the_batch_of_a_plan_where_no_size_is_stated(
     stated, notes = pricer.state_run(parse_layout(layout), options)
     assert (stated.micro_batch, stated.accumulate) == sizes
     assert len(notes) == (stated.batch != 16 and "micro_batch" not in options)
-    assert all(f"a step has {stated.batch} samples" in n and "the 16 samples that a plan has" in n for n in notes)
+    assert all(f"a step has {stated.batch} samples" in n and "do not share the 16 that a plan has" in n for n in notes)
+    assert all(("accumulate=4" in n) == ("accumulate" in options) for n in notes)
 
 
 @pytest.mark.parametrize(

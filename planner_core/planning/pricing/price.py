@@ -77,10 +77,10 @@ class Pricer:
         stated = Statement(layout, **{**options, "micro_batch": sizes[0], "accumulate": sizes[1]})
         if stated.batch == batch:
             return stated, ()
-        ranks = f"the {layout.data} data-parallel ranks of {layout} cannot share the {_count_samples(batch)} that a plan has"
-        return stated, (
-            Sentence(f"a step has {_count_samples(stated.batch)}: {ranks}; ", named("micro_batch"), " states others"),
-        )
+        why = f"a step has {_count_samples(stated.batch)}: {layout.data} data-parallel ranks"
+        count = () if number is None else (" with ", named("accumulate", number))
+        missed = f" do not share the {batch} that a plan has by default evenly; "
+        return stated, (Sentence(why, *count, missed, named("micro_batch"), " states others"),)
 
     def _share_of_inputs(self, layout: Layout) -> int:
         """The samples of the example inputs that each data-parallel rank has. Raises InputError."""
