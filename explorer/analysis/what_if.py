@@ -85,7 +85,7 @@ def quick_plan(request: Request, before: Plan, graph: GraphSource = None) -> Pla
         usual = _mesh_sizes(cluster, planner.workload.graph_batch)
         # where every GPU has samples data parallel is the usual layout, else Megatron-LM's: each takes 0.1 s, and all take 0.4
         names = MEGATRON_METHODS if len(usual) > 1 else ("data-parallel",)
-        of_these = [BASELINES[name] for name in names]
+        of_these = {name: BASELINES[name] for name in names}
         plans += plan_baselines(planner, [m for m in meshes if m.axis_sizes == usual], baselines=of_these)
     return min((p for p in plans if p.fits), key=lambda p: p.cost.step_time_s, default=None)
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from explorer.address import settings
-from explorer.components.plans.choice import METHOD_NAMES
 from explorer.text import glossary, words
 from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHODS
 from planner_core.planning.pipeline import compare_methods, plan_model
@@ -39,7 +38,6 @@ def test_an_entry_is_whole_and_names_are_used_once() -> None:
 
 def test_the_explorer_reads_its_lists_from_the_registry() -> None:
     assert list(settings.METHODS) == list(METHODS) == list(words.METHOD_TITLES)
-    assert set(METHOD_NAMES) == {*ALL, "edited", "layout"}
     assert set(words.TITLES) == {b.title for b in BASELINES.values()}
     assert set(glossary.PLANS) == {"exact", "trade-off", *BASELINES}
     assert settings.SETTINGS["method"].parse("taps") == "taps"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -63,7 +63,7 @@ def plan_baselines(
     smaller: Iterable[Planner] = (),
     chosen_s: float = math.inf,
     *,
-    baselines: Iterable[Method] = tuple(BASELINES.values()),
+    baselines: Mapping[str, Method] = BASELINES,
     say: Progress = lambda text: None,
 ) -> list[Plan]:
     """The best plan of each of these baselines over the meshes. A baseline that suits no mesh is left out.
@@ -79,7 +79,7 @@ def plan_baselines(
         for numbers in (larger, smaller)
     )
     plans = []
-    for baseline in baselines:
+    for baseline in baselines.values():
         say(f"baselines: {baseline.title}")  # each takes tenths of a second: a page stops at the next report
         plan = _BaselineSearch(baseline, options, chosen_s).best_over_numbers(number, more, fewer)
         plans += [plan] if plan is not None else []
