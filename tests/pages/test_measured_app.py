@@ -17,7 +17,7 @@ from explorer.figures.palette import LIGHT
 from explorer.text import units
 from planner_core.core import ASSETS
 from planner_core.planning.pricing import FITS, STAGES, load_own_runs, load_published_runs
-from tests.pages.test_app import open_page, words
+from tests.pages.test_app import open_page, table, words
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,10 +51,10 @@ def test_plans_with_stages_have_a_range_and_the_page_tells_its_runs() -> None:
 def test_a_plan_with_stages_sends_the_same_on_every_page() -> None:
     """What a stage hands to the next counts on Compare too, as it does on Overview and Plans."""
     address = {"model": "bert-large", "layers": "8", "setup": "dp=8,pp=2"}
-    table = open_page("plans", **address, plan="our-current-setup").dataframe[0].value
-    sent = table[table["what"].str.startswith("Our current setup")].iloc[0]["sent, GB"]
+    rows = table(open_page("plans", **address, plan="our-current-setup"))
+    (sent,) = (r["cells"][1]["figure"] for r in rows if r["what"].startswith("Our current setup"))
     compared = words(open_page("compare", **address, compare="our-current-setup,fsdp"))
-    assert f"A GPU sends at most {units.traffic(sent * 1e9)}" in compared
+    assert f"A GPU sends at most {sent}" in compared
 
 
 def test_the_page_tells_all_runs_and_then_those_that_are_asked_for() -> None:
