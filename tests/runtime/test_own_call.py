@@ -78,17 +78,23 @@ def _bytes(x: Any) -> int:
 
 
 def _step(plan: Plan) -> dict[str, int]:
-    """What the second step of rank 0 sends: the first one is recorded, too."""
+    """What the second step of rank 0 sends: the first one is recorded, too.
+
+    A step ends with the optimizer's: weights that are gathered once a step (ZeRO-1 and 2) are gathered again only if that changed them.
+    """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     try:
         model, parsed = build_whole_model(plan.model["config"], "float32", 0)
         inputs = make_example_inputs(model, parsed, plan.workload, 0)
         model = shardscope.apply(model, plan)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         own = BATCH // batch_position(plan, 0)[1]
         for _ in range(2):
             with _Sent() as sent:
                 out = model(**{name: x[:own] for name, x in inputs.items()})
                 out.loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
         return dict(sent.rows)
     finally:
         dist.destroy_process_group()
