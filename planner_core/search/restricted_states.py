@@ -48,7 +48,7 @@ from planner_core.search.network.folded import (
     with_elimination_order,
 )
 from planner_core.search.network.search_cache import Answer
-from planner_core.search.network.states import Bools, Floats, TensorStates
+from planner_core.search.network.states import NO_STAGE, Bools, Floats, TensorStates, WeightState
 from planner_core.search.objective import EVEN_SHARES
 from planner_core.search.units.dual_shares import best_shares
 from planner_core.search.units.tables import weighted_tables
@@ -87,6 +87,15 @@ def _same_on_every_axis(states: TensorStates) -> Bools:
 def _replicate(states: TensorStates) -> Bools:
     """[state]: the tensor and its gradient are Replicate on all axes."""
     return np.asarray((states.forward == 0) & (states.gradient == 0))
+
+
+def _lowest_and_highest_stage(states: TensorStates) -> Bools:
+    """[state] of a weight: on every axis its ZeRO stage, where it has one, is 0 or the highest that it may have.
+
+    The highest is kept, since only there a plan may fit.
+    """
+    stages = np.array([stage for *_, stage in states.axis_states])
+    return np.asarray(np.isin(stages, (NO_STAGE, 0, stages.max()))[states.index].all(axis=1))
 
 
 def _on_every_axis(states: TensorStates, ok: Callable[[Placement, Placement], bool]) -> Bools:
@@ -142,8 +151,15 @@ def restrict_states(
     levels = [
         _allowed_by_level("", range(len(coarse.graph.top.values)), coarse.graph.top, top, level) for level in LEVELS
     ]
+    # No level narrows the table of a weight and its one operator, e.g. of an embedding: of two axes it has 100 * 36 entries with all
+    # ZeRO stages, and 36 * 36 with two of them.
+    of_two_stages = {
+        ("", v): _lowest_and_highest_stage(states)
+        for v, states in top.tensors.items()
+        if isinstance(states.axis_states[0], WeightState) and ("", v) not in allowed
+    }
     # Give up as little as possible: at first only the states of shared weights, then also more and more states between blocks.
-    for further in ({}, *levels):
+    for further in ({}, *levels, levels[-1] | of_two_stages):
         try:
             return replace(
                 make_problem(networks, StateRestriction(restrict, allowed | further)),
