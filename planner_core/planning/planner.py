@@ -176,7 +176,9 @@ class Planner:
             stages = ZERO
         same: dict[str, Any] = {"zero": zero, "uniform": uniform, "by_volume": by_volume, "stages": stages}
         same |= {"joined": joined, "usual": usual, "pipe": pipe}
-        make_at_least = functools.cache(functools.partial(self.problem, mesh, restrict, **same, at_least=True))
+        # By a planner that does not keep this problem: a problem that held its own planner would live until a collection of cycles.
+        twin = replace(self, problems={})
+        make_at_least = functools.cache(functools.partial(twin.problem, mesh, restrict, **same, at_least=True))
         workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
         workload = replace(workload, chunks=1) if usual or by_volume else workload
         joined = tuple(range(1, len(mesh.axis_sizes) - 1)) if joined is None else joined

@@ -26,7 +26,7 @@ from planner_core.search.algebra.bucket_tree import BucketTree
 from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.algebra.pareto_points import PointAllowance, TooManyPoints
 from planner_core.search.network.folded import Problem
-from planner_core.search.network.search_cache import Assignment, Copy
+from planner_core.search.network.search_cache import Assignment, Copy, SearchCache
 from planner_core.search.objective import EVEN_SHARES, TIE, Objective
 from planner_core.search.repeated_block import Chain, between_bytes, boundary, chain_states
 from planner_core.search.units.dual_shares import best_shares
@@ -121,7 +121,9 @@ class FoldedTables:
     """A folded network under an objective: the tables of its runs (`runs`), and those of the top block (`top_tables`)."""
 
     def __init__(self, problem: Problem, objective: Objective) -> None:
-        self.problem, self.objective = problem, objective
+        # The problem's cache holds tables. Were the cache held by them in turn, they would stay until a collection of cycles, and a search
+        # of many problems would take half as much memory again.
+        self.problem, self.objective = replace(problem, cache=SearchCache()), objective
         priced = bool(objective.after_forward or objective.after_backward)
         self.points = problem.cache.unit_points if priced else PointAllowance(problem.max_unit_points)
         self.units = {n: UnitCost(variants, objective, points=self.points) for n, variants in problem.blocks.items()}
@@ -129,7 +131,7 @@ class FoldedTables:
         first_of_kind: dict[tuple[object, ...], Chain] = {}
         for run in problem.runs:
             kind = run.block, len(run.calls), run.chain_in, run.chain_out
-            self.runs.append(Chain(problem, run, self.units[run.block], first_of_kind.get(kind)))
+            self.runs.append(Chain(self.problem, run, self.units[run.block], first_of_kind.get(kind)))
             first_of_kind.setdefault(kind, self.runs[-1])
         self.shares: Shares = objective.top_shares or EVEN_SHARES
         self.top_tables = weighted_tables(problem.top.factors, objective.weights(self.shares))

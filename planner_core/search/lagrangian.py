@@ -258,6 +258,8 @@ def search_within_budget(
     state.consider(smallest)
     state.reuse_known()
     state.price_memory(unlimited, smallest)
+    # Memory has a price, so nobody asks for the exact plan of any memory, and what was kept for that takes most of a problem's bytes.
+    problem.cache.rough.clear()
     if limits.prove:
         state.close_gap()
     problem.cache.last_tables = None

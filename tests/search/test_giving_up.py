@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -82,3 +84,19 @@ def test_points_that_an_earlier_question_took_are_not_missing() -> None:
     answer = search_within_budget(problem, budget=0.9 * least + 0.1 * memory_bytes(free))
     # this question formed points of its own, and has some left
     assert answer.optimal and 0 < problem.cache.unit_points.left < problem.max_unit_points
+
+
+def test_what_nobody_holds_any_more_leaves_memory_at_once() -> None:
+    """A request searches dozens of networks, each with tens of MB of tables. In a cycle they would wait for the collector."""
+    planner = prepare_planner(Request("gpt2-xl", cluster="2x8-h100", layers=1, batch=16))
+    problem = planner.problem(DeviceMesh(axis_names(1), (16,)))
+    assert problem.make_at_least is not None
+    rough_bound(problem.make_at_least(), "time")
+    rough_bound(problem, "time")
+    left = [weakref.ref(value) for value in (planner, problem, problem.cache.last_tables, problem.make_at_least())]
+    gc.disable()
+    try:
+        del planner, problem
+        assert [ref() for ref in left] == [None] * 4
+    finally:
+        gc.enable()

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
 from planner_core.core import DeviceMesh
 from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Request
-from planner_core.search import fit_simulated_memory, memory_bytes, solve_folded
+from planner_core.search import SearchLimits, fit_simulated_memory, memory_bytes, solve_folded
+from planner_core.search.budget import memory_fit
 from planner_core.search.budget.limits import UNPROVEN
 from planner_core.search.budget.memory_fit import simulated_peak
 from planner_core.search.lagrangian import make_objective
@@ -62,3 +64,25 @@ def test_a_bound_holds_for_a_plan_whose_sum_is_above_its_walk(recompute: str) ->
     assert memory_bytes(found) > 1.05 * peak
     answer = fit_simulated_memory(problem, asked.graph, peak, "time", UNPROVEN)
     assert answer.bound <= found.seconds * (1 + PRICE_ROUNDING)
+
+
+def test_no_proof_is_begun_that_cannot_lift_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walk's bound is below that of the sums, so a proof among these leaves the answer's gap as it is."""
+    asked = planner("t5-large", "full")
+    proofs = 0
+
+    def count_proofs(*args: Any, **options: Any) -> Any:
+        nonlocal proofs
+        proofs += options["limits"].prove
+        return search(*args, **options)
+
+    search = memory_fit.search_within_budget
+    monkeypatch.setattr(memory_fit, "search_within_budget", count_proofs)
+    peaks = [simulated_peak(asked.problem(MESH), asked.graph, a, float("inf")) for a in solutions(asked.problem(MESH))]
+    budget, answers = 0.4 * min(peaks) + 0.6 * max(peaks), []
+    for gap, expected in ((0.01, 0), (0.0, 2)):
+        problem, proofs = asked.changed().problem(MESH), 0
+        answers.append(fit_simulated_memory(problem, asked.graph, budget, "time", SearchLimits(max_open_gap=gap)))
+        assert proofs == expected
+    quick, thorough = answers
+    assert quick.bound == pytest.approx(thorough.bound) and thorough.value <= quick.value <= thorough.value * 1.01

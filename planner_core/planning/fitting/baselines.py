@@ -254,7 +254,7 @@ def _best_answer(planner: Planner, problems: list[Problem], chosen_s: float) -> 
         # Nobody asked to prove a usual layout, and it says its gap. But prices of memory find only the ends of a mixture. Example: FSDP of
         # Llama-3-8B on 8 H100 lacks 0.4 GiB. With one price all 32 blocks are recomputed, and the step takes 6.7 % longer than with one. So
         # a gap is closed where that may make the layout as fast as the chosen plan.
-        limits = SearchLimits(abandon_above=least, prove=False)
+        limits = SearchLimits(abandon_above=least, prove=False, max_open_gap=MAX_OPEN_GAP)
         answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", limits)
         if answer.assignment is not None and answer.bound < min(
             answer.value / (1 + MAX_OPEN_GAP), chosen_s * (1 + NEARLY_CHOSEN)

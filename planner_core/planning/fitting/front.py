@@ -33,7 +33,9 @@ def unseen_corners(planner: Planner, options: Iterable[DeviceMesh], shown: Seque
     """Plans that are not `shown`, at the corners of what the search knows of the front: it sums memory up to the end of forward. Most
     plans between two corners are mixtures of the two."""
     points: list[tuple[float, float, Problem, Assignment]] = []
-    for mesh in options:
+    # The mesh of the best plan first: its corners are the lowest, so that most others are given up at their first bound.
+    best_first = sorted(options, key=lambda mesh: all(mesh.axis_sizes != plan.mesh.axis_sizes for plan in shown))
+    for mesh in best_first:
         for build in planner.builders(EXACT, mesh):
             with contextlib.suppress(TooWide), planner.clock("front"):
                 problem = build()

@@ -280,7 +280,7 @@ def rank_by_bound(
         if is_clearly_less(best, bound := rough_bound(problem, objective)):
             found.append((False, bound, RoughSearch(problem, bound=bound)))
             continue
-        limits = SearchLimits(best, progress_callback(say, problem), prove=False, prices=prices)
+        limits = SearchLimits(best, progress_callback(say, problem), prove=False, bound_only=True, prices=prices)
         answer = search_within_budget(problem, objective=objective, budget=budget, limits=limits)
         given_up = answer.assignment is None and answer.bound > best
         nothing = answer.assignment is None and not given_up
