@@ -69,8 +69,14 @@ def test_a_usual_layout_of_mixed_recomputation_is_not_simpler(tight: Result) -> 
         assert not (plan.name in tied and runs_on_stock_tools(plan))
     assert tight.choice.recommended == tight.best.name and tight.choice.simplicity is None
     assert tight.choice.sentence.endswith("best is the fastest, and none of them is simpler")
+    # Of all ZeRO stages it takes 0.4 % less than the best of ZeRO-3 alone, since weights that stay gathered leave less room but send less.
+    again = sum(len(b.prefixes) for b in tight.best.blocks.values() if b.recompute == "keep-matmuls")
     listed = shortlist(plan_ids(tight.plans), tight.choice, "")
-    assert listed[0].what == "recommended"
+    assert again == 2
+    assert listed[0].what == f"recommended; recomputation of all but matmuls and attention in {again} of 32 blocks"
+    zero_3 = planned(replace(tight.request, zero=3)).best
+    assert zero_3.optimal and set(recomputation(zero_3).values()) == {"none"}
+    assert tight.best.cost.step_time_s < 0.9965 * zero_3.cost.step_time_s
 
 
 def test_a_usual_layout_is_as_fast_as_its_own_price(tight: Result) -> None:
