@@ -28,9 +28,9 @@ TOKENS = 131072
 
 
 @cache
-def long(recompute: str = "none", layers: int | None = None) -> Result:
+def long(recompute: str = "none", layers: int | None = None, zero: int | None = None) -> Result:
     """The plan of one sequence of 131 072 tokens on two nodes of eight GPUs."""
-    how = {"seq": TOKENS, "mesh": "2x8", "recompute": recompute, "layers": layers}
+    how = {"seq": TOKENS, "mesh": "2x8", "recompute": recompute, "layers": layers, "zero": zero}
     return planned(Request("llama-3-8b", cluster="2x8-h100", batch=1, **how))  # type: ignore[arg-type]
 
 
@@ -45,13 +45,21 @@ def in_a_ring(name: str, sizes: tuple[int, ...], axis: int = 0) -> Plan:
     return make_plan(graph, sizes, lambda op, found, at: _ring(found) if at == axis else found[0])
 
 
-def test_the_ring_is_chosen_beside_the_heads() -> None:
+@pytest.mark.parametrize("zero", [None, 3])
+def test_the_ring_is_chosen_beside_the_heads(zero: int | None) -> None:
     """Eight key-value heads inside the nodes, and a ring over the two nodes."""
-    plan = long().plans[0]
+    plan = long(zero=zero).plans[0]
     block = next(b for label, b in plan.blocks.items() if label)
     site = block.sites[SDPA]
     assert [e.dst.forward for e in site.inputs] == [(Shard(2), Shard(1))] * 3
-    assert plan.optimal and plan.fits and plan.cost.collectives()["forward"]["send_recv"]["count"] == 32
+    assert plan.fits and plan.cost.collectives()["forward"]["send_recv"]["count"] == 32
+    if zero:
+        assert plan.optimal
+    else:
+        # It fills the GPU with weights that stay gathered. A faster one has a sum of memory that fits, and a peak that does not, so the
+        # bound stays below; it says that no plan of any stage takes 0.2 % less.
+        assert plan.bound is not None and plan.bound > 0.998 * plan.cost.gpu_time_s
+        assert plan.cost.step_time_s < 0.996 * long(zero=3).plans[0].cost.step_time_s
 
 
 def test_it_runs_as_predicted() -> None:
