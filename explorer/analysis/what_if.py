@@ -1,7 +1,7 @@
 """What if: the best plan for some changed settings, and how it differs from the current plan.
 
 Only the best plan is searched, on every mesh; trade-offs, baselines and candidates wait until the settings are applied.
-`quick_plan` answers sooner: it searches one mesh and one number of micro-batches. No Streamlit here.
+`quick_plan` answers sooner: it searches two meshes and one or two numbers of micro-batches. No Streamlit here.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 
 from explorer.address import settings
 from explorer.address.settings import SETTINGS, Unreadable
-from explorer.analysis.shortlist import MEGATRON_METHODS
 from explorer.jobs.malloc_trim import trim_memory
 from explorer.text import units, words
 from planner_core.core import Cluster, NoPlanFits, Plan, divisors, glob_name, join_name
 from planner_core.planning import (
     FIRST_PASSES,
-    NO_PROOF,
     Effort,
     GraphSource,
+    Planner,
     Progress,
     Request,
     candidate_meshes,
     choose_mesh,
     choose_micro_batches,
+    least_state_bytes,
     plan_baselines,
     plan_model,
     prepare_planner,
@@ -52,6 +52,13 @@ EFFORT = Effort(30_000, 40_000)
 """Points that a search may form for a proof: a few hundredths of a second. More points close little of a gap: of 25 re-plans one kept
 0.32 % open, and 0.27 % at ten times as many. The page states the gap, and a full plan searches further."""
 
+FIRST_FIGURES = Effort(0, 0)
+"""Nothing that the first figures say is a proof. Points of a network alone took 0.5 of 0.7 s on two nodes with a slow link."""
+WIDE_GAP = 0.01
+"""A gap of the first plan from which on more micro-batches are looked at."""
+TENSOR_PARALLEL = ("megatron", "megatron-sp", "hf-expert")
+"""Usual layouts that split weights, of 0.05 s each."""
+
 
 def best_plan(request: Request, graph: GraphSource = None, say: Progress = lambda text: None) -> Plan:
     """Find the best plan alone; raises PlannerError as `plan_model` does."""
@@ -66,25 +73,31 @@ def best_plan(request: Request, graph: GraphSource = None, say: Progress = lambd
 
 
 def quick_plan(request: Request, before: Plan, graph: GraphSource = None) -> Plan | None:
-    """Find a good plan at once, unproven: on one mesh, in as many micro-batches as memory should need.
+    """Find a good plan at once, unproven: on two meshes, in as many micro-batches as memory should need.
 
-    The mesh is that of `before` on its cluster, and nodes x GPUs of a node on another one. Where its GPUs would wait for their hosts,
-    which no search minimises, usual layouts are priced too: of Llama-3-8B with 2 samples on 2 x 8 H100, 269 ms and not 336.
+    The meshes are that of `before`, if its cluster stands, and nodes x GPUs of a node. Where the GPUs would wait for their hosts, which no
+    search minimises, usual layouts are priced too: of Llama-3-8B with 2 samples on 2 x 8 H100, 252 ms and not 298.
     None if nothing of the kind fits; then only `best_plan` can tell. Raises InputError as `best_plan` does.
     """
-    closed = _close_open_choices(request, before)
-    planner = prepare_planner(closed, graph(closed) if callable(graph) else graph, effort=NO_PROOF)
+    planner = _close_open_choices(request, before, graph)
     cluster, meshes = planner.cluster, candidate_meshes(planner.request, planner.cluster)
-    near = before.mesh.axis_sizes
-    if cluster.to_json() != before.cluster:
-        near = _mesh_sizes(cluster, cluster.num_gpus // cluster.levels[0].size)
+    near = {_mesh_sizes(cluster, cluster.num_gpus // cluster.levels[0].size)}
+    if cluster.to_json() == before.cluster:
+        near.add(before.mesh.axis_sizes)
+    options = [m for m in meshes if m.axis_sizes in near]
     plans = []
     with suppress(NoPlanFits):
-        plans += [choose_mesh(planner, [m], prove=False) for m in meshes if m.axis_sizes == near]
+        plans.append(plan := choose_mesh(planner, options, prove=False))
+        number = planner.workload.accumulate
+        more = next((n for n in divisors(planner.workload.batch) if n > number and n % number == 0), None)
+        # A gap is what the limit of memory may cost, and with fewer activations a faster layout may fit: over 25 GB/s between nodes
+        # Llama-3-8B takes 1042 ms in one micro-batch, and 1003 in two.
+        if request.accumulate is None and more and plan.bound and planner.value(plan) > (1 + WIDE_GAP) * plan.bound:
+            plans.append(choose_mesh(_at_number(planner, more, graph), options, prove=False))
     if request.tool is None and any(plan.cost.host_wait_s for plan in plans):
         usual = _mesh_sizes(cluster, planner.workload.graph_batch)
-        # where every GPU has samples data parallel is the usual layout, else Megatron-LM's: each takes 0.1 s, and all take 0.4
-        names = MEGATRON_METHODS if len(usual) > 1 else ("data-parallel",)
+        # where every GPU has samples data parallel is the usual layout, else those that split weights
+        names = TENSOR_PARALLEL if len(usual) > 1 else ("data-parallel",)
         of_these = {name: BASELINES[name] for name in names}
         plans += plan_baselines(planner, [m for m in meshes if m.axis_sizes == usual], baselines=of_these)
     return min((p for p in plans if p.fits), key=lambda p: p.cost.step_time_s, default=None)
@@ -97,20 +110,40 @@ def _mesh_sizes(cluster: Cluster, outer: int) -> tuple[int, ...]:
     return tuple(size for size in (outer, num_gpus // outer) if size > 1)
 
 
-def _close_open_choices(request: Request, before: Plan) -> Request:
-    """Choose what the request leaves open, from the plan before.
+def _close_open_choices(request: Request, before: Plan, graph: GraphSource) -> Planner:
+    """Return the planner of a request whose open choices are made from the plan before.
 
-    The number of micro-batches is the least with which that plan would fit if its activations grew with the tokens.
+    The number of micro-batches is the least with which that plan would fit if its activations grew with the tokens. An open ZeRO stage
+    lets the search shard all weights and states, which leaves room for fewer micro-batches; recomputation is then left to the search too.
+    Example: 128 samples of Llama-3-8B on 16 H100 take 8 micro-batches as the plan for 16 samples keeps its weights, and 4 with all sharded.
     """
     batch, seq, number = (int(before.workload[k]) for k in ("batch", "seq", "accumulate"))
     tokens = batch * seq / number
     batch, seq = request.batch or batch, request.seq or seq
     memory = before.cost.memory_bytes
     growing_bytes = memory["activations"] + memory["buffers"]
-    room_bytes = usable_bytes(before.cluster["gpu"]["memory_bytes"], request) - (memory["peak"] - growing_bytes)
-    fitting = (n for n in divisors(batch) if growing_bytes * batch * seq / n <= room_bytes * tokens)
+    usable = usable_bytes(before.cluster["gpu"]["memory_bytes"], request)
+
+    def least_number(states_bytes: float) -> int:
+        room_bytes = usable - states_bytes
+        fitting = (n for n in divisors(batch) if growing_bytes * batch * seq / n <= room_bytes * tokens)
+        return next(fitting, batch)
+
+    number = request.accumulate or least_number(memory["peak"] - growing_bytes)
     recompute = before.workload["recompute"] if request.recompute == "auto" else request.recompute
-    return replace(request, batch=batch, accumulate=request.accumulate or next(fitting, batch), recompute=recompute)
+    closed = replace(request, batch=batch, accumulate=number, recompute=recompute)
+    planner = prepare_planner(closed, graph(closed) if callable(graph) else graph, effort=FIRST_FIGURES)
+    if request.accumulate is None and request.zero is None:
+        fewer = least_number(least_state_bytes(planner))
+        if fewer < number:
+            return _at_number(replace(planner, request=replace(closed, recompute=request.recompute)), fewer, graph)
+    return planner
+
+
+def _at_number(planner: Planner, number: int, graph: GraphSource) -> Planner:
+    """Return the planner with another number of micro-batches."""
+    asked = replace(planner.request, accumulate=number)
+    return prepare_planner(asked, graph(asked) if callable(graph) else graph, effort=FIRST_FIGURES)
 
 
 @contextmanager

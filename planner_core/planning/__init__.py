@@ -22,7 +22,7 @@ from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
-from planner_core.planning.fitting.shortage import replicated_gpus
+from planner_core.planning.fitting.shortage import least_state_bytes, replicated_gpus
 from planner_core.planning.fitting.simpler import FASTEST, leads_by_simplicity
 from planner_core.planning.library import Folded, Front, compare, fold, front, plan, price
 from planner_core.planning.methods import METHODS
@@ -80,6 +80,7 @@ __all__ = [
     "follow_tp_layout",
     "front",
     "leads_by_simplicity",
+    "least_state_bytes",
     "may_use_stages",
     "plan",
     "plan_baselines",
