@@ -4,7 +4,8 @@ If all copies of a block share its weights (ALBERT's layer, Zamba's attention), 
 table over the boundary is too large. The same holds for a block that shares keys and values with layers before it (Gemma 3n).
 
 *Restriction* (`restrict_states`): each shared weight gets the best state for a single copy, and tensors pass between blocks in
-fewer states, until every table can be made. The answer is the best plan of this smaller space.
+fewer states, until every table can be made; at last weights of the top block have stage 0 or the highest. The answer is the best
+plan of this smaller space.
 
 *Relaxation* (`relax`): each copy may have what it shares in a state of its own. The least cost of this larger space is a lower
 bound on every plan of the whole space:
