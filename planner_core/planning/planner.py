@@ -87,7 +87,7 @@ USABLE_MEMORY = timing().usable_memory
 
 def usable_bytes(gpu_memory_bytes: int, request: Request) -> float:
     """Bytes per GPU that a plan may take: the user's budget, or the GPU's memory less the share that the simulation does not count."""
-    return gpu_memory_bytes * (1.0 if request.memory_gb is not None else USABLE_MEMORY)
+    return gpu_memory_bytes * USABLE_MEMORY if request.memory_gb is None else int(request.memory_gb * 1e9)
 
 
 @dataclass
@@ -368,8 +368,6 @@ def prepare_planner(
     clock, graphs = (like.clock, like.graphs) if like else (Clock(), BatchGraphs())
     work = like.work if like and like.effort == effort else PointAllowance(effort.request)
     cluster = load_cluster(request.cluster)
-    if request.memory_gb is not None:
-        cluster = cluster.with_memory(int(request.memory_gb * 1e9))
     if request.layout is not None:
         check_layout(parse_layout(request.layout), cluster)
     given = request.dtype

@@ -12,6 +12,7 @@ import pytest
 from bench.support.published import memory
 from bench.support.published.reserved import TENSORS_ALONE, Fit, Peak, close_left_out, fitted
 from planner_core.core import ASSETS, load_cluster
+from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis import price_report, price_text
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import (
@@ -83,6 +84,15 @@ def test_more_than_the_gpu_is_said_and_not_shown() -> None:
     small = replace(cluster, gpu=replace(cluster.gpu, memory_bytes=memory_bytes))
     found = predict_reserved(plan, small)
     assert found.short and found.likely_bytes == found.high_bytes == memory_bytes
+
+
+def test_a_budget_is_not_the_memory_of_the_gpu() -> None:
+    """The allocator does not know of a budget: 18.6 GiB of an 80 GiB GPU make it free nothing."""
+    asked = Request("llama-3-8b", cluster="2x8-h100", layers=2, mesh="16", batch=16, seq=512)
+    peak = plan_model(asked, passes={}).best.cost.memory_bytes["peak"]
+    result = plan_model(replace(asked, memory_gb=peak * 1.001 / 1e9), passes={})
+    reserved = predict_reserved(result.best, result.cluster)
+    assert result.best.fits and not reserved.short and reserved.likely_bytes > result.planner.budget
 
 
 def test_the_command_tells_it() -> None:

@@ -147,7 +147,7 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
     # The allocator never reserves less than the tensors take.
     low, high = (max(peak, n) / units.GIB for n in (reserved.low_bytes, reserved.high_bytes))
     if not plan.fits:
-        memory_range = f"of {units.memory(capacity)}"
+        memory_range = f"of {units.memory(step_parts.memory_limit_bytes(home))}"
     elif reserved.short:
         memory_range = f"would reserve all {capacity / units.GIB:.3g}"
     else:
