@@ -13,7 +13,7 @@ from explorer.address.amounts import parse_batch
 from explorer.address.settings import Unreadable
 from explorer.analysis import step_parts
 from explorer.analysis.differences import compare_weights
-from explorer.analysis.shortlist import MAX_LISTED, ListedPlan, shortlist
+from explorer.analysis.shortlist import MAX_LISTED, ListedPlan, merge_equal, shortlist
 from explorer.components.overview.table import explain_choice
 from explorer.figures.weight_picture import weight_picture
 from explorer.graph.modules import group_by_module
@@ -95,6 +95,17 @@ def test_the_few_plans_begin_with_what_is_recommended_and_differ(result: Result)
     assert len({recipe.layout_name(plans[one.name]) for one in listed}) == len(listed)
     assert any("Megatron-LM at its best" in one.what for one in listed)
     assert all(("does not fit" in one.what) != plans[one.name].fits for one in listed)
+
+
+def test_only_equal_plans_share_a_row(result: Result) -> None:
+    """TAP's and TAPS's plans have one name and, rounded, the same figures: they are two. A plan under another method's name is one."""
+    tap, taps = (planned(Request("llama-3-8b", method=m)).searched for m in ("tap", "taps"))
+    assert recipe.layout_name(tap) == recipe.layout_name(taps) and tap.cost.step_time_s < taps.cost.step_time_s
+    plans = {"tap": tap, "taps": taps, "again": replace(tap, method="taps")}
+    assert [row.name for row in merge_equal(plans, "")] == ["tap", "taps"]
+    assert [row.name for row in merge_equal(plans, "again")] == ["again", "taps"]
+    names = recipe.distinct_names({n: plans[n] for n in ("tap", "taps")})
+    assert names["tap"] != names["taps"]
 
 
 def test_what_does_not_fit_is_not_recommended() -> None:
