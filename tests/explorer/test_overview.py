@@ -14,7 +14,7 @@ from explorer.address.settings import Unreadable
 from explorer.analysis import step_parts
 from explorer.analysis.differences import compare_weights
 from explorer.analysis.shortlist import MAX_LISTED, ListedPlan, merge_equal, shortlist
-from explorer.components.overview.table import explain_choice
+from explorer.components.overview.table import explain_choice, scale_bar
 from explorer.figures.weight_picture import weight_picture
 from explorer.graph.modules import group_by_module
 from explorer.graph.scene import build_scene
@@ -106,6 +106,15 @@ def test_only_equal_plans_share_a_row(result: Result) -> None:
     assert [row.name for row in merge_equal(plans, "again")] == ["again", "taps"]
     names = recipe.distinct_names({n: plans[n] for n in ("tap", "taps")})
     assert names["tap"] != names["taps"]
+
+
+def test_bars_of_a_table_have_one_scale_and_a_longer_one_is_cut() -> None:
+    none = dict.fromkeys(step_parts.PARTS, 0.0)
+    steps = {s: none | {step_parts.COMPUTE: 0.75 * s, step_parts.OPTIMIZER: 0.25 * s} for s in (0.5, 1.5, 2.0, 4.0)}
+    bars = {s: scale_bar(parts, 1.5) for s, parts in steps.items()}
+    lengths = {s: sum(share for _, share, _ in pieces) for s, (pieces, _) in bars.items()}
+    assert lengths == pytest.approx({0.5: 1 / 3, 1.5: 1.0, 2.0: 1.0, 4.0: 1.0})
+    assert [is_cut for _, is_cut in bars.values()] == [False, False, True, True]
 
 
 def test_what_does_not_fit_is_not_recommended() -> None:

@@ -31,7 +31,7 @@ PART_NAMES = {
     step_parts.OUTSIDE: "the GPU has no work",
 }
 MAX_BAR_RATIO = 3.0
-"""A bar this many times as long as the shortest fills its place, and so do longer ones."""
+"""A bar this many times as long as the shortest fills its place; longer ones are cut there, and drawn as cut."""
 
 Parts = Mapping[str, float]
 """Seconds of a step by what they go to."""
@@ -78,7 +78,7 @@ def draw_plans(
     `with_speed` adds the tokens of a second, utilisation, and what all tokens take.
     """
     parts = {one.name: step_parts_of(one.name, plans[one.name], result) for one in listed}
-    steps = [sum(parts[n].values()) for n in ([n for n in parts if plans[n].fits] or parts)]
+    steps = [sum(of_plan.values()) for of_plan in parts.values()]
     # One slow plan must not make all other bars specks.
     longest = min(max(steps), MAX_BAR_RATIO * min(steps))
     rows = []
@@ -118,11 +118,13 @@ def _link_terms(names: Iterable[str]) -> None:
 
 
 def _step_cell(plan: Plan, speed: Speed, parts: Parts, longest: float) -> dict[str, Any]:
+    pieces, is_cut = scale_bar(parts, longest)
     return {
         "figure": units.seconds(speed.step_time_s),
         "below": " – ".join(filter(None, speed.between(units.seconds))) if plan.fits else "",
         "order": speed.step_time_s,
-        "bar": _bar(parts, longest),
+        "bar": pieces,
+        "cut": is_cut,
     }
 
 
@@ -164,10 +166,19 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
     }
 
 
-def _bar(parts: Parts, longest: float) -> list[list[Any]]:
-    """Return the parts of a step as [part, share of the longest bar, words]."""
-    length = max(longest, sum(parts.values()))
-    return [[p, parts[p] / length, f"{PART_NAMES[p]}: {units.seconds(parts[p])}"] for p in step_parts.PARTS if parts[p]]
+def scale_bar(parts: Parts, longest: float) -> tuple[list[list[Any]], bool]:
+    """Return the parts of a step as [part, share of the place of `longest` seconds, words], and whether the bar is cut there.
+
+    All bars of a table have this scale: parts beyond the place are left out.
+    """
+    pieces: list[list[Any]] = []
+    room = longest
+    for part in step_parts.PARTS:
+        if parts[part] and room > 0:
+            pieces.append([part, min(parts[part], room) / longest, f"{PART_NAMES[part]}: {units.seconds(parts[part])}"])
+            room -= parts[part]
+    # A bar of just this length is not cut, though its parts summed in another order differ in the last digit.
+    return pieces, sum(parts.values()) > longest * (1 + 1e-9)
 
 
 def explain_choice(

@@ -175,13 +175,15 @@ export interface Sketch {
   slips: { values: (number | null)[]; why: string }[];
 }
 
-/** One figure of a plan (explorer/components/overview/table.py). `order` sorts; `memory` is what is filled, and what is likely. */
+/** One figure of a plan (explorer/components/overview/table.py). `order` sorts; `memory` is what is filled, and what is likely. A
+ * bar that is `cut` is longer than its place. */
 export interface PlanCell {
   figure: string;
   below: string;
   hover?: string;
   order: number;
   bar?: [part: string, share: number, words: string][];
+  cut?: boolean;
   memory?: [filled: number, likely: number, over: boolean];
 }
 /** A row of a table of plans. */

@@ -19,9 +19,12 @@ function part(tag, kind, text) {
   return box;
 }
 
-/** @param {NonNullable<PlanCell["bar"]>} parts */
-function bar(parts) {
-  const box = part("span", "bar");
+/**
+ * @param {NonNullable<PlanCell["bar"]>} parts
+ * @param {boolean} cut
+ */
+function bar(parts, cut) {
+  const box = part("span", cut ? "bar cut" : "bar");
   for (const [name, share, words] of parts) {
     const piece = part("i", `p-${name.replace(" ", "-")}`);
     piece.style.width = `${100 * share}%`;
@@ -51,7 +54,7 @@ function filling([filled, likely, over]) {
 function cell(label, data) {
   const box = part("td", "");
   box.dataset.label = label.replace(" per GPU", ""); // for a phone, where each row is a card
-  const drawn = data.bar ? bar(data.bar) : data.memory ? filling(data.memory) : part("span", "none");
+  const drawn = data.bar ? bar(data.bar, data.cut ?? false) : data.memory ? filling(data.memory) : part("span", "none");
   const below = Object.assign(part("small", "", data.below), { title: data.hover ?? "" });
   box.append(drawn, part("strong", "", data.figure), below);
   return box;
