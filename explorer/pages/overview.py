@@ -68,7 +68,7 @@ def _searches(result: Result) -> None:
     elif proof.is_pending(result):
         job, line = proof.start(result), f"{describe_gap(result.searched)}, still proving"
     else:
-        st.rerun()
+        state.rerun_page()
     if not job.done:
         message = word_terms(job.last_message)
         st.caption(frame.escape(f"{line}: {message}" if message else line))

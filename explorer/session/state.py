@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlencode
 
 import streamlit as st
@@ -158,6 +158,16 @@ def sync_address() -> None:
     """Write the address at once: for a fragment, which runs without the head of the page."""
     _write_address(settings.to_query(values()))
     st.session_state["changed"] = False
+
+
+def rerun_page() -> NoReturn:
+    """Run the whole page again, from a fragment that runs by itself, with the settings as they are.
+
+    The run of such a fragment may carry an address from before the last click, which `begin_page` would read as a newer one: a plan
+    that was chosen just as a search ended was let go of.
+    """
+    st.session_state["changed"] = True
+    st.rerun()
 
 
 def take_widget_value(key: str, widget: str) -> None:
