@@ -124,9 +124,8 @@ def choose_step(
         elif request.tool in (None, FREE):
             planner, chosen = choose_micro_batches(request, graph, say, like=like, show_first=show_first)
         else:
-            planner, chosen, price = choose_for_tool(request, graph, say)
+            planner, chosen, notes = choose_for_tool(request, graph, say)
             show_first(chosen)
-            notes = (price,)
     except NoPlanFits as error:
         raise error.with_memory() from None
     # What fills the memory is found by a walk through every layer: for the plan that is shown, not for each that was tried.
@@ -242,6 +241,8 @@ def add_trade_offs(draft: Draft) -> tuple[Draft, str]:
     """Add the corners of the front of time and memory, without proof. Where no plan fits, there is nothing to trade."""
     if not draft.chosen.fits:
         return draft, "no plan fits"
+    if draft.for_tool:  # a corner mixes placements and recomputation as no setting of a tool says
+        return draft, "a tool can be told no corner of the front"
     draft.say("trade-offs")
     options = candidate_meshes(draft.planner.request, draft.planner.cluster)
     found = tuple(keep_micro_batch_size(draft.planner.request, plan_trade_offs(draft.planner, options, draft.leading)))

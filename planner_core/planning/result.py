@@ -38,7 +38,7 @@ from planner_core.planning.fitting.for_tool import runs_on_stock_tools
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import UnevenBatch
 from planner_core.planning.fitting.simpler import leads_by_simplicity, without_simpler
-from planner_core.planning.methods import BASELINES, METHODS, DataAxis
+from planner_core.planning.methods import BASELINES, FREE, METHODS, DataAxis
 from planner_core.planning.planner import Planner
 from planner_core.planning.pricing import Z_NINE_IN_TEN, time_band, time_sigma
 from planner_core.planning.request import Request
@@ -99,6 +99,8 @@ class Choice:
             )
             time = f"; its step takes {longer} that of {self.fastest}" if self.recommended != self.fastest else ""
             return f"{self.recommended} is the plan asked for, of {self.aim}{time}"
+        if self.tool not in (None, FREE):
+            return f"{self.fastest} is the fastest plan found of those that {self.tool} can be told; no other row comes from that search"
         doubt = "the prediction's doubt"
         if not self.ties and self.no_evidence:
             return f"{self.fastest} is predicted faster than every other plan that fits; how sure that is is not known: {self.no_evidence}"
@@ -212,6 +214,8 @@ def _choose_among_ties(result: Result) -> Choice:
         quick = min((p for p in result.plans if p.fits), key=lambda p: p.cost.step_time_s)
         slower = result.best.cost.step_time_s / quick.cost.step_time_s - 1
         return Choice(quick.name, (), result.best.name, tool, aim=aim, slower=slower)
+    if tool not in (None, FREE):  # the tool may not run what the other rows say, so none of them is a tie
+        return Choice(result.best.name, (), result.best.name, tool)
     # `best` and `searched` by the names under which they stand in the report
     of_one_stage = result.plans[: 2 if leads_by_simplicity(result.best) else 1]
     fastest = staged or of_one_stage[-1]

@@ -10,8 +10,9 @@ from planner_core.core import InputError, Note, load_cluster
 from planner_core.exporters.api import export_text
 from planner_core.models import load_plan_graph
 from planner_core.planning import Request, plan_model
+from planner_core.planning.analysis import first_plan_text
 from planner_core.planning.methods import TOOLS, check_layout, tool_spaces
-from planner_core.planning.pipeline import compare_methods
+from planner_core.planning.pipeline import add_notes, compare_methods
 from planner_core.verification import verify_fake_all
 from tests.support.plans import searched
 
@@ -46,10 +47,29 @@ def test_its_tensor_axis_shards_products(found) -> None:  # type: ignore[no-unty
 def test_it_is_not_better_than_the_best_of_all_and_says_by_how_much(found) -> None:  # type: ignore[no-untyped-def]
     tool, result = found
     (told,) = [n for n in map(str, result.notes) if n.startswith(f"for {tool}: ")]
-    assert "slower than the best of all plans" in told or "as fast as the best of all plans" in told
+    assert (
+        "slower than the best of all plans of one pipeline stage" in told
+        or "as fast as the best of all plans of" in told
+    )
     assert "-" not in told.partition("ms a step")[2].partition("slower")[0]
     assert result.choice.recommended == result.best.name
     assert result.best.fits and Note(f"the best that {tool} can be told") in result.best.notes
+
+
+def test_no_row_is_compared_that_the_tool_may_not_run(found) -> None:  # type: ignore[no-untyped-def]
+    tool, result = found
+    assert not [p.name for p in result.plans if p.name.startswith("trade-off")] and not result.choice.ties
+    assert f"of those that {tool} can be told" in result.choice.sentence and "every other" not in result.choice.sentence
+
+
+def test_what_is_not_searched_for_a_tool_is_not_promised() -> None:
+    """Several nodes: stages follow the first plan of a free search, and a note of one for a tool says how to price some."""
+    free = replace(ASKED, cluster="2x8-h100")
+    result = plan_model(replace(free, tool="megatron"), passes={"notes": add_notes})
+    assert first_plan_text(result.best, result.asked).endswith("; usual layouts follow")
+    assert first_plan_text(result.best, free).endswith("; usual layouts, trade-offs and stages follow")
+    (note,) = [str(n) for n in result.notes if "stages are not searched" in str(n)]
+    assert 'layout="tp=8,pp=2"' in note
 
 
 def test_megatron_is_told_every_degree() -> None:

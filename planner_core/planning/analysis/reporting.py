@@ -14,6 +14,7 @@ from planner_core.core import (
     Plan,
     Workload,
     glob_name,
+    load_cluster,
     placements_by_pattern,
     states_by_pattern,
 )
@@ -39,6 +40,7 @@ from planner_core.planning.pricing import (
 )
 from planner_core.planning.request import Request
 from planner_core.planning.result import Choice, Result
+from planner_core.planning.stages import may_use_stages
 from planner_core.search import describe_gap
 from planner_core.search.candidates import weight_matrices
 
@@ -233,10 +235,17 @@ def format_seconds(value: float) -> str:
 
 
 def first_plan_text(plan: Plan, request: Request) -> str:
-    """One line on the plan that is known before usual layouts, trade-offs and stages are searched: its step, memory and bound."""
+    """One line on the plan that is known before the other passes run, and which passes those are: its step, memory and bound."""
     if not plan.fits:
         return f"no plan fits so far: the smallest takes {format_peak_gib(plan)} GiB a GPU"
-    following = f"{'the proof, ' if request.prove else ''}usual layouts, trade-offs and stages follow"
+    passes = {
+        "the proof": request.prove,
+        "usual layouts": True,
+        "trade-offs": request.tool in (None, FREE),
+        "stages": may_use_stages(request, load_cluster(request.cluster)),
+    }
+    *first, last = (name for name, runs in passes.items() if runs)
+    following = f"{', '.join(first)} and {last} follow" if first else f"{last} follow"
     return (
         f"first plan: {describe_arrangement(plan)}, {format_seconds(plan.cost.step_time_s)} a step, {format_peak_gib(plan)} GiB a GPU, "
         f"{_describe_proof(plan, request)}; {following}"

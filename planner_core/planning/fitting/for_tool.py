@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from planner_core.core import (
+    Cluster,
     DeviceMesh,
     InputError,
     NoPlanFits,
@@ -41,6 +42,8 @@ from planner_core.planning.planner import Planner
 from planner_core.planning.request import Progress, Request
 from planner_core.search import search_within_budget
 
+TOOLS_WITH_STAGES = ("megatron", "torchtitan")
+"""The tools whose settings say pipeline stages."""
 SWITCHES = ("none", "full")
 """A tool recomputes all blocks or none: its settings know no copies."""
 
@@ -54,8 +57,8 @@ def runs_on_stock_tools(plan: Plan) -> bool:
     return plan.method in BASELINES and len(switches) <= 1 and switches <= set(SWITCHES)
 
 
-def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan, Note]:
-    """The planner and the best plan among those that the request's tool can be told, and a note about its price.
+def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan, tuple[Note, ...]]:
+    """The planner and the best plan among those that the request's tool can be told, and notes about its price and its stages.
 
     Raises InputError for an unknown tool or another method, and NoPlanFits if the user gave a budget that none of them fits.
     """
@@ -94,7 +97,19 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     planner, plan = min(found, key=lambda f: (not f[1].fits, f[1].cost.step_time_s if f[1].fits else _peak_bytes(f[1])))
     plan = _bound_over_all(planner, plan, [one for _, one in found])
     plan = replace(plan, notes=(*plan.notes, Note(Sentence("the best that ", _tool_name(request), " can be told"))))
-    return planner, plan, _note_tool_price(request, plan, free)
+    return planner, plan, (_note_tool_price(request, plan, free), *_note_stages(request, planner.cluster))
+
+
+def _note_stages(request: Request, cluster: Cluster) -> tuple[Note, ...]:
+    """A note that a tool's stages are not searched, with a layout that has some; none for one node, and for tools without stages."""
+    node = cluster.levels[0].size
+    if request.tool not in TOOLS_WITH_STAGES or node == cluster.num_gpus:
+        return ()
+    layout = named("layout", f"tp={node},pp={cluster.num_gpus // node}")
+    tool = _tool_name(request)
+    return (
+        Note(Sentence("for ", tool, ": pipeline stages are not searched; `price` with e.g. ", layout, " prices them")),
+    )
 
 
 def _search_layer_pairs(
@@ -201,7 +216,7 @@ def _note_tool_price(request: Request, plan: Plan, free: Plan) -> Note:
         _tool_name(request),
         ": ",
         time_amount(plan.cost.step_time_s),
-        f" a step, {difference} the best of all plans (",
+        f" a step, {difference} the best of all plans of one pipeline stage (",
         time_amount(free.cost.step_time_s),
         f", which the {FREE} script runs)",
     )
