@@ -49,6 +49,7 @@ from planner_core.planning.fitting.shortage import (
     note_host_wait,
     note_memory,
     note_repeated_work,
+    note_small_batch,
     note_uncounted_memory,
     note_uneven_vocabulary,
 )
@@ -297,7 +298,14 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
         *note_uneven_vocabulary(layout, planner.graph),
         *(note_schedule(parse_layout(layout), planner.request.stack) if layout is not None else ()),
     )
-    first = (uneven.note,) if uneven and chosen.fits else ()
+    # the note on repeated work names the batch that would do already
+    repeated = any(note.kind is NoteKind.REPEATED_WORK for note in (*own, *chosen.notes))
+    few = (
+        ()
+        if repeated
+        else note_small_batch(planner.workload.batch, planner.cluster.num_gpus, draft.request.accumulate or 1)
+    )
+    first = (uneven.note,) if uneven and chosen.fits else few
     notes = (*first, *draft.notes, *own, *map(Note, sentences))
     # No later pass reads what was built for the search, which takes most of the memory.
     return replace(draft, notes=notes, planner=planner.changed()), f"{len(notes)} notes"

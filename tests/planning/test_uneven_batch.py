@@ -8,7 +8,8 @@ import pytest
 
 from planner_core.core import InputError
 from planner_core.planning import Request, plan_model, prepare_planner
-from planner_core.planning.fitting.shortage import find_uneven_batch
+from planner_core.planning.fitting.shortage import find_uneven_batch, note_small_batch
+from planner_core.planning.pipeline import add_notes
 
 ASKED = Request(model="llama-3-8b", layers=2, cluster="2x8-h100", batch=17, seq=512)
 
@@ -32,3 +33,17 @@ def test_the_nearest_numbers_of_samples_stand_on_both_sides(batch: int, near: tu
     cluster = "1x8-h200:nodes=6,inter=400"
     found = find_uneven_batch(prepare_planner(Request("gpt2-xl", cluster=cluster, batch=batch, layers=1)))
     assert (found and (found.below, found.above)) == near
+
+
+@pytest.mark.parametrize(
+    ("batch", "told"), [(16, "16 samples a step give each of 32 GPUs less"), (1, "1 sample a"), (32, "")]
+)
+def test_fewer_samples_than_gpus_are_said_with_the_batch_that_would_do(batch: int, told: str) -> None:
+    notes = [note.sentence for note in note_small_batch(batch, 32, 2)]
+    assert [str(s).startswith(told) and "; batch=64 would" in str(s) for s in notes] == [True] * bool(told)
+
+
+def test_the_first_note_is_that_samples_are_few() -> None:
+    asked = Request("mixtral-8x7b", cluster="1x8-h100", layers=1, batch=4, seq=256)
+    found = plan_model(asked, passes={"notes": add_notes})
+    assert str(found.notes[0]) == "4 samples a step give each of 8 GPUs less than a sample; batch=8 would give each one"

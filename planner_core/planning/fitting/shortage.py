@@ -211,6 +211,14 @@ def find_uneven_batch(planner: Planner) -> UnevenBatch | None:
     return UnevenBatch(batch, gpus, below, below + gpus) if batch > gpus and below != batch else None
 
 
+def note_small_batch(batch: int, num_gpus: int, accumulate: int) -> tuple[Note, ...]:
+    """A note that a step has fewer samples than GPUs, with the batch that gives each GPU a sample of each of `accumulate` micro-batches."""
+    if batch >= num_gpus:
+        return ()
+    few = f"{batch:,} sample{'s' * (batch > 1)} a step give each of {num_gpus:,} GPUs less than a sample; "
+    return (Note(Sentence(few, named("batch", num_gpus * accumulate), " would give each one")),)
+
+
 def note_repeated_work(plan: Plan) -> tuple[Note, ...]:
     """A message if GPUs of a plan do the same work, since the samples of a step cannot be dealt out to them."""
     mesh, batch, alone = plan.mesh, int(plan.workload["batch"]), replicated_gpus(plan)
