@@ -11,9 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner_core.core import STANDIN_LOSS, InputError, Plan, Sentence, plan_to_json, refuse_stages, write_file
-from planner_core.exporters.nearest import FormCost, data_parallel_plans, fills_cluster, megatron_alternatives
+from planner_core.exporters.nearest import (
+    FormCost,
+    data_parallel_plans,
+    fills_cluster,
+    megatron_alternatives,
+    price_file,
+)
 from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
-from planner_core.planning.methods import WHOLE_PLANS, CannotHold
+from planner_core.planning.methods import WHOLE_PLANS, CannotHold, TpLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +54,32 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
         remarks = (*remarks, own)
     if not target.runs_whole_plan:
         remarks = (*remarks, *_unsupported_features(plan, target))
-    if target.price is None or layout is None:
+    if not target.shards_pairs_only or layout is None:
         return ExportedPlan(text, remarks, companion=companion)
     if layout.recompute is None:
         remark = "it has no price in this form: the planner does not price which layers are recomputed here"
         return ExportedPlan(text, (*remarks, remark))
-    # A plan that was scaled down for a few processes fills no cluster, so its links have no bandwidth to price.
-    priced = target.price(plan, layout) if fills_cluster(plan) else None
+    try:
+        priced = _price_form(plan, target, text, layout)
+    except InputError as error:
+        # The file is what was asked for, so it is written; only its price is lacking.
+        return ExportedPlan(text, (*remarks, Sentence("it has no price in this form: ", error.sentence)))
     if priced is None:
         return ExportedPlan(text, (*remarks, "what this form does could not be priced on the plan's mesh"))
+    if target.states_run:
+        stack = f"the price below is of the written file, as price --config reads it: a run on {target.title}'s own kernels and buffers"
+        remarks = (*remarks, stack)
     return ExportedPlan(text, remarks, priced[1])
+
+
+def _price_form(plan: Plan, target: Target, text: str, layout: TpLayout) -> tuple[Plan, FormCost] | None:
+    # A plan that was scaled down for a few processes fills no cluster, so its links have no bandwidth to price.
+    if not fills_cluster(plan):
+        return None
+    if target.states_run:
+        return price_file(plan, text)
+    assert target.price is not None
+    return target.price(plan, layout)
 
 
 def _unsupported_features(plan: Plan, target: Target) -> Iterator[str]:
@@ -163,7 +185,8 @@ class _Alternative:
 
 
 def _can_be_priced(plan: Plan) -> bool:
-    return fills_cluster(plan) and not {"callable", "module"} & set(plan.model["config"])
+    # The nearest plans lie on the plan's mesh without stages, which alone does not fill the cluster.
+    return not plan.pipeline and fills_cluster(plan) and not {"callable", "module"} & set(plan.model["config"])
 
 
 def _find_alternative(plan: Plan, form: Target) -> _Alternative | None:

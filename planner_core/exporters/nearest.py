@@ -7,11 +7,13 @@ axis, the residual stream is Replicate or sharded by tokens, and the other axes 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from planner_core.core import (
     Cluster,
     DeviceMesh,
-    InputError,
+    Graph,
     Plan,
     Sentence,
     axis_names,
@@ -20,7 +22,7 @@ from planner_core.core import (
 )
 from planner_core.cost import cost_model_of
 from planner_core.models import load_plan_graph
-from planner_core.planning import Planner, Request, follow_tp_layout, prepare_planner, shards_data, with_recompute
+from planner_core.planning import Planner, Request, follow_tp_layout, prepare_planner, with_recompute
 from planner_core.planning.methods import (
     Layout,
     TpLayout,
@@ -30,6 +32,7 @@ from planner_core.planning.methods import (
     is_used_in_parts,
     sums_gradient_whole,
 )
+from planner_core.planning.pricing import Pricer, check_statement, read_text
 from planner_core.search import search_within_budget
 
 
@@ -72,7 +75,7 @@ class FormCost:
             Sentence(amount(here), f"{of}, the plan ", amount(there), _percent_change(here, there))
             for here, there, amount, of in rows
         ]
-        return Sentence(Sentence.from_list("; ", parts), "" if self.fits else "; it does not fit")
+        return Sentence("" if self.fits else "it does not fit; ", Sentence.from_list("; ", parts))
 
 
 def _percent_change(here: float, there: float) -> str:
@@ -83,8 +86,8 @@ def _percent_change(here: float, there: float) -> str:
 
 
 def fills_cluster(plan: Plan) -> bool:
-    """Whether the plan's mesh fills its cluster. A plan that was scaled down for a few processes has no links to price."""
-    return plan.mesh.num_devices == Cluster.from_json(dict(plan.cluster)).num_gpus
+    """Whether the plan's mesh and stages fill its cluster. A plan that was scaled down for a few processes has no links to price."""
+    return plan.num_gpus == Cluster.from_json(dict(plan.cluster)).num_gpus
 
 
 def nearest_plan(
@@ -109,30 +112,24 @@ def nearest_plan(
     return found, _compare_costs(plan, found, planner)
 
 
-def plan_by_degrees(
-    plan: Plan, layout: TpLayout, *, sequence: bool, may_shard: int = 0
-) -> tuple[Plan, FormCost] | None:
-    """The plan of a program that takes only degrees: Megatron-LM's sharding of every layer, with data parallelism.
+def price_file(plan: Plan, text: str) -> tuple[Plan, FormCost] | None:
+    """Price a file of Megatron-LM or torchtitan as `price --config` does: the run that it states, on the tool's own stack.
 
-    `may_shard`: the ZeRO stage of the weights if the plan stores them sharded over the data axes."""
-    planner = _planner_of(plan, layout.recompute)
-    stage = may_shard if shards_data(plan, layout) else 0
-    fsdp = layout.shards if may_shard == 3 else 1
-    stated = Layout(
-        dp=layout.data // fsdp,
-        fsdp=fsdp,
-        tp=layout.size,
-        sp=sequence and layout.size > 1,
-        cp=layout.context,
-        cp_type=layout.cp_type if layout.context > 1 else "ring",
-        ep=layout.expert,
-        zero=3 if may_shard == 3 and fsdp == 1 < layout.context else 1 if stage == 1 else 0,
-    )
-    try:
-        found = planner.of_layout(stated, "by degrees")
-    except InputError:  # the experts do not divide over its ranks
-        return None
-    return (found, _compare_costs(plan, found, planner)) if found else None
+    Both files state degrees, batch, tokens and recomputation. None: the model cannot follow the degrees. Raises InputError."""
+    has_inputs = "callable" in plan.model["config"]
+
+    def load(model: str, *, layers: int | None, **sizes: Any) -> Graph:
+        # Example inputs fix the sizes of a graph, and a file names no depth: the graph has the plan's.
+        stated = {} if has_inputs else {**sizes, "accumulate": 1}
+        return load_plan_graph(replace(plan, workload={**plan.workload, **stated}))
+
+    cluster = Cluster.from_json(dict(plan.cluster))
+    pricer = Pricer(str(plan.model["name"]), cluster, load=load, has_inputs=has_inputs)
+    setup = read_text(text, "the written file", cluster.num_gpus, Path())
+    stated, _ = pricer.state_run(setup.layout, setup.options)
+    check_statement(stated, cluster)
+    found = pricer.plan(stated, "by degrees")
+    return (found, _compare_costs(plan, found, pricer.planner(stated))) if found else None
 
 
 def megatron_alternatives(plan: Plan) -> list[tuple[Plan, FormCost]]:

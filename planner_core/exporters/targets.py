@@ -33,7 +33,8 @@ class Target:
         title, description: Its title and text on a page.
         suffix: The suffix of its file.
         write: Writes a plan. Raises InputError for a plan that the form cannot hold.
-        price: Prices the execution that the written layout describes; None if the form is the plan itself.
+        price: Prices the execution that the written layout describes; None if the form is the plan itself, or states its run.
+        states_run: Whether the file states a whole run, which `price --config` reads: it is priced by what it says.
         plan_suffix: The suffix of the plan file that the form reads and that is written next to it; empty if it reads none.
         runs_whole_plan: Whether the program that runs the form supports every feature of a plan, such as products in chunks.
         states_offload: Whether the form states that the optimizer's moments are in the host's memory.
@@ -47,6 +48,7 @@ class Target:
     description: str
     write: Callable[[Plan], WrittenForm]
     price: Callable[[Plan, TpLayout], PricedForm | None] | None = None
+    states_run: bool = False
     plan_suffix: str = ""
     runs_whole_plan: bool = False
     states_offload: bool = False
@@ -56,7 +58,7 @@ class Target:
     @property
     def shards_pairs_only(self) -> bool:
         """Whether the form only holds plans that shard matrices in pairs, by output features and then by input features."""
-        return self.price is not None
+        return self.price is not None or self.states_run
 
 
 def _write_json(plan: Plan) -> WrittenForm:
@@ -105,18 +107,6 @@ def _price_autotp(plan: Plan, layout: TpLayout) -> PricedForm | None:
     from planner_core.exporters.nearest import nearest_plan
 
     return nearest_plan(plan, layout, each_column=True, stage=autotp_stage(plan))
-
-
-def _price_degrees(plan: Plan, layout: TpLayout) -> PricedForm | None:
-    from planner_core.exporters.nearest import plan_by_degrees
-
-    return plan_by_degrees(plan, layout, sequence=layout.sequence, may_shard=1)
-
-
-def _price_sharded_degrees(plan: Plan, layout: TpLayout) -> PricedForm | None:
-    from planner_core.exporters.nearest import plan_by_degrees
-
-    return plan_by_degrees(plan, layout, sequence=layout.sequence, may_shard=3)
 
 
 TARGETS: Mapping[str, Target] = {
@@ -186,7 +176,7 @@ TARGETS: Mapping[str, Target] = {
             ".txt",
             "Arguments for the degrees and the architecture: Megatron-LM cannot be told where each weight goes.",
             _writer("configs.megatron", "write_megatron"),
-            _price_degrees,
+            states_run=True,
         ),
         Target(
             "torchtitan",
@@ -194,7 +184,7 @@ TARGETS: Mapping[str, Target] = {
             ".txt",
             "Degrees only, as options of torchtitan’s command line; its own parser takes them, no training was run.",
             _writer("configs.torchtitan", "write_torchtitan"),
-            _price_sharded_degrees,
+            states_run=True,
         ),
     )
 }

@@ -17,7 +17,7 @@ each mesh, the search, the memory simulation, the baselines, pipeline stages. `c
 from planner_core.planning.derived import edit, retarget_plan, shrink_config, shrunk_configs, small_mesh
 from planner_core.planning.derived.edit import Editable
 from planner_core.planning.fitting.baselines import OWN_WORKLOAD, plan_baselines
-from planner_core.planning.fitting.for_tool import follow_tp_layout, runs_on_stock_tools, shards_data
+from planner_core.planning.fitting.for_tool import follow_tp_layout, runs_on_stock_tools
 from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
@@ -92,7 +92,6 @@ __all__ = [
     "replicated_gpus",
     "retarget_plan",
     "runs_on_stock_tools",
-    "shards_data",
     "shrink_config",
     "shrunk_configs",
     "small_mesh",

@@ -37,6 +37,7 @@ def of_layout(text: str, layers: int = 8) -> Plan:
 )
 def test_megatron_is_told_of_stages(text: str) -> None:
     made = export_text(of_layout(text), "megatron")
+    assert made.nearest is not None, "stages are priced too"
     stated = parse_layout(text)
     assert megatron_flags(made.text)["pipeline-model-parallel-size"] == stated.pp
     fields, notes = megatron.read_arguments(made.text, "exported")

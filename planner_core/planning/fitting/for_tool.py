@@ -15,7 +15,6 @@ from planner_core.core import (
     Note,
     Plan,
     Sentence,
-    Shard,
     Term,
     memory_amount,
     named,
@@ -184,16 +183,6 @@ def follow_tp_layout(
     blocks = sum_for_each_column(found, planner.graph, layout.axis)
     cost = price_with_host(blocks, planner.graph, cost_model_of(found), planner.coarse)
     return replace(found, blocks=blocks, cost=cost, fits=cost.memory_bytes["peak"] <= planner.budget)
-
-
-def shards_data(plan: Plan, layout: TpLayout) -> bool:
-    """Whether weights that are used whole on another axis than the tensor axis are stored in parts there."""
-    params = (p for block in plan.blocks.values() for p in block.params.values())
-    return any(
-        isinstance(s, Shard) and a != layout.axis and (a in p.gathered or a in p.once_gathered_axes)
-        for p in params
-        for a, s in enumerate(p.stored)
-    )
 
 
 def _peak_bytes(plan: Plan) -> float:

@@ -9,8 +9,8 @@ from planner_core.planning.pricing.bands import (
     time_sigma,
 )
 from planner_core.planning.pricing.configs.fields import Setup
-from planner_core.planning.pricing.configs.reading import read_setup
-from planner_core.planning.pricing.price import BUBBLE, EXPOSED_COMM, Pricer, split_pipeline_step
+from planner_core.planning.pricing.configs.reading import read_setup, read_text
+from planner_core.planning.pricing.price import BUBBLE, EXPOSED_COMM, Pricer, check_statement, split_pipeline_step
 from planner_core.planning.pricing.published import (
     FITS,
     ONE_RANK_FILE,
@@ -51,6 +51,7 @@ __all__ = [
     "Setup",
     "Speed",
     "Statement",
+    "check_statement",
     "count_model_flops",
     "count_runs",
     "describe_software",
@@ -61,6 +62,7 @@ __all__ = [
     "predict_reserved",
     "price_statement",
     "read_setup",
+    "read_text",
     "split_pipeline_step",
     "time_band",
     "time_sigma",

@@ -67,7 +67,13 @@ def read_setup(path: str | Path, num_gpus: int) -> Setup:
         name, _, function = name.rpartition(":")
     file = Path(name)
     where = f"config {file.name}"
-    text = _read_text(file, where)
+    return read_text(_read_text(file, where), where, num_gpus, file, function)
+
+
+def read_text(text: str, where: str, num_gpus: int, file: Path, function: str | None = None) -> Setup:
+    """Read the settings of a tool from text that is, or would be, in a file. Raises InputError.
+
+    The suffix decides where it is of a format; a file of another suffix is known by its content."""
     suffix = file.suffix.lower()
     if suffix == ".py":
         return _read_python(text, function, where, num_gpus)
@@ -77,6 +83,11 @@ def read_setup(path: str | Path, num_gpus: int) -> Setup:
         return _read_mapping(_parse(json.loads, text, where, "JSON"), where, num_gpus, file.parent)
     if suffix in (".yaml", ".yml"):
         return _read_mapping(_parse(_load_yaml, text, where, "YAML"), where, num_gpus, file.parent)
+    return _read_options(text, where, num_gpus)
+
+
+def _read_options(text: str, where: str, num_gpus: int) -> Setup:
+    """Read arguments or a launch script of torchtitan or Megatron-LM. Raises InputError."""
     fields, notes = megatron.read_arguments(text, where)
     if any(option.startswith(torchtitan.ARGUMENT_SIGNATURE) for option in fields.values):
         fields, notes = torchtitan.read_arguments(text, where)
