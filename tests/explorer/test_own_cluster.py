@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from explorer.address import settings, uploaded_cluster
+from explorer.components.request_form.sentence import describe_cluster
 from explorer.text import commands
 from planner_core.cli.main import main
 from planner_core.core import InputError, load_cluster
@@ -145,3 +146,19 @@ def test_measured_shows_a_calibration_before_and_after(name: str, hardware: Path
     (row,) = at.dataframe[0].value.to_dict("records")
     assert row["what"] == "products" and row["after, %"] < 5 < row["median off before, %"]
     assert "before and after its calibration" not in words(open_page("measured", cluster="2x8-h100"))
+
+
+@pytest.mark.parametrize(
+    ("edits", "said"),
+    [
+        ({}, "2 nodes × 8 H100"),
+        ({"inter": "32"}, "2 nodes × 8 H100, 4 GB/s between nodes"),
+        ({"inter": "400"}, "2 nodes × 8 H100"),
+        ({"intra": "100"}, "2 nodes × 8 H100, 100 GB/s inside a node"),
+        ({"gpus": "4", "inter": "200"}, "2 nodes × 4 H100"),  # a GPU keeps its link
+        ({"cluster": "1x8-h100", "nodes": "2", "inter": "400"}, "2 nodes × 8 H100, 50 GB/s between nodes"),
+    ],
+)
+def test_the_sentence_names_a_link_that_is_not_the_clusters_own(edits: dict[str, str], said: str) -> None:
+    values, problems = settings.parse_query(edits)
+    assert not problems and describe_cluster(values) == said

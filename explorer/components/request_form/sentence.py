@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -111,10 +112,24 @@ def cluster_name(name: str) -> str:
 
 
 def describe_cluster(v: dict[str, Any]) -> str:
-    """Describe the cluster with its mesh and its limit of memory."""
+    """Describe the cluster with its edited links, its mesh and its limit of memory."""
     budget = f" within {units.memory(v['memory'] * 1e9)}" if v["memory"] else ""
     mesh = f", mesh {v['mesh'].replace('x', ' × ')}" if v["mesh"] else ""
-    return cluster_words(current_cluster(v)) + mesh + budget
+    cluster = current_cluster(v)
+    return cluster_words(cluster) + _describe_edited_links(cluster, v) + mesh + budget
+
+
+def _describe_edited_links(cluster: Cluster, v: dict[str, Any]) -> str:
+    """Name the links of a GPU that are not those of the cluster from the list: `, 4 GB/s between nodes`."""
+    if v["intra"] is None and v["inter"] is None:
+        return ""
+    start = load_cluster(settings.cluster_spec({**v, **dict.fromkeys(settings.CLUSTER_KEYS)}))
+    # Per GPU: the address has what leaves a node, which changes with the GPUs of a node while a GPU keeps its link.
+    links = [(cluster.levels[0].unit_bytes_per_s / 1e9, start.levels[0].unit_bytes_per_s / 1e9, "inside a node")]
+    if len(cluster.levels) > 1:
+        own = _inter_gb_per_s(start) if len(start.levels) > 1 else 0.0
+        links.append((_inter_gb_per_s(cluster), own, "between nodes"))
+    return "".join(f", {rate:.3g} GB/s {where}" for rate, own, where in links if not math.isclose(rate, own))
 
 
 def describe_workload(v: dict[str, Any]) -> str:
