@@ -9,6 +9,7 @@ import pytest
 
 from planner_core.cli.main import main
 from planner_core.core import Note, NoteKind, Plan
+from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import FASTEST, Request, pipeline, plan_model, prove
 from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.fitting import micro_batches
@@ -66,6 +67,16 @@ def test_a_step_is_not_called_optimal_whose_gpus_wait_for_their_host() -> None:
     )
     assert plan_summary(plan)["optimal"] and not plan.cost.host_wait_s
     assert not plan_summary(waits)["optimal"] and plan_summary(waits)["bound_s"] == plan.bound
+
+
+def test_the_bound_of_a_search_for_the_least_bytes_is_in_bytes() -> None:
+    plan = planned(Request("llama-3-8b", method="tap")).searched
+    summary, sent = plan_summary(plan), sent_per_gpu(plan)
+    assert summary["objective"] == "volume" and summary["bound_s"] is None
+    assert 0.9 * sent < summary["bound_bytes"] <= sent
+    taps = plan_summary(planned(Request("llama-3-8b", method="taps")).searched)
+    assert taps["objective"] == "communication" and "bound_bytes" not in taps
+    assert 0.9 * taps["comm_time_s"] < taps["bound_s"] <= taps["comm_time_s"] * (1 + 1e-3)
 
 
 def test_a_proof_is_not_worse_and_reports_its_progress() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from planner_core.core import Cluster, Plan
 from planner_core.cost import CostModel, cost_model_of, ops_at_the_ends, price_pipeline, price_with_host
@@ -69,3 +70,13 @@ def _step_seconds(plan: Plan, result: Result, scenario: Scenario) -> float:
         ends = ops_at_the_ends(result.coarse)
         return price_pipeline(plan.blocks, result.graph, plan.pipeline, model, ends).step_time_s
     return price_with_host(plan.blocks, result.graph, model, result.coarse).step_time_s
+
+
+def regret_report(found: Sequence[Regret]) -> dict[str, Any]:
+    """What `plan --regret --json` adds: each plan's step in every scenario, and the share that it loses to the best plan there."""
+    return {
+        "scenarios": [s.title for s in SCENARIOS],
+        "plans": [
+            {"name": r.name, "step_time_s": list(r.step_time_s), "lost": list(r.lost), "worst": r.worst} for r in found
+        ],
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,12 +20,13 @@ from planner_core.core import (
     states_by_pattern,
 )
 from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
+from planner_core.cost.communication import sent_per_gpu
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.regret import SCENARIOS, Regret
 from planner_core.planning.fitting.baselines import OWN_WORKLOAD, samples_at_once
 from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.simpler import leads_by_simplicity
-from planner_core.planning.methods import FREE, METHODS
+from planner_core.planning.methods import EXACT, FREE, METHODS
 from planner_core.planning.planner import usable_bytes
 from planner_core.planning.pricing import (
     BUBBLE,
@@ -160,11 +162,19 @@ def plan_summary(plan: Plan, speed: Speed | None = None, reserved: ReservedMemor
         **({} if reserved is None else {"memory_reserved": reserved.to_json()}),
         "placements": placements_by_pattern(plan),
         "states": states_by_pattern(plan),
-        "objective": plan.objective,
         "optimal": plan.is_step_proven,
-        "bound_s": plan.bound,
+        **_aim_summary(plan),
         "notes": [note.sentence for note in plan.notes],
     }
+
+
+def _aim_summary(plan: Plan) -> dict[str, Any]:
+    """What the plan's search minimised, and the bound of it in its own unit."""
+    if not METHODS.get(plan.method, EXACT).by_volume:
+        return {"objective": plan.objective, "bound_s": plan.bound}
+    # A search by volume counts the bytes that a GPU sends as seconds at 1 GB/s (`volume_link`).
+    num_bytes = None if plan.bound is None else min(sent_per_gpu(plan), math.floor(1e9 * plan.bound))
+    return {"objective": "volume", "bound_s": None, "bound_bytes": num_bytes}
 
 
 def _pipeline_summary(plan: Plan) -> dict[str, Any]:
@@ -478,18 +488,8 @@ def front_text(points: Sequence[FrontPoint], exact: bool, objective: str) -> str
     return f"{head}\n\n{format_table(rows, frozenset({1, 2}))}"
 
 
-def regret_report(found: Sequence[Regret]) -> dict[str, Any]:
-    """What `plan --regret --json` adds: each plan's step in every scenario, and the share that it loses to the best plan there."""
-    return {
-        "scenarios": [s.title for s in SCENARIOS],
-        "plans": [
-            {"name": r.name, "step_time_s": list(r.step_time_s), "lost": list(r.lost), "worst": r.worst} for r in found
-        ],
-    }
-
-
 def regret_text(found: Sequence[Regret]) -> str:
-    """The same as a table: seconds, and the share that each plan loses to the best plan of that scenario."""
+    """The steps of `regret_report` as a table: seconds, and the share that each plan loses to the best plan of that scenario."""
     rows = [["plan", *(s.title for s in SCENARIOS), "loses at most"]]
     for r in found:
         cells = [f"{format_seconds(t)} (+{100 * lost:.1f} %)" for t, lost in zip(r.step_time_s, r.lost, strict=True)]
