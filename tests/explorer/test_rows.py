@@ -7,6 +7,7 @@ import io
 import json
 
 from explorer.analysis import rows as table_rows
+from explorer.components.plans.methods_panel import FAIRNESS_NOTE
 from explorer.text.tables import csv_text, json_text
 from planner_core.planning import METHODS, Request
 from planner_core.planning.analysis import count_spaces
@@ -46,3 +47,10 @@ def test_a_method_without_a_plan_says_why() -> None:
     made = table_rows.compare_methods({"exact": exact, "atp": "ATP suits no mesh here."}, {})
     assert made[1].plan is None and made[1].above(exact.searched) is None and made[1].proof == ""
     assert table_rows.method_rows(made)[1]["why"] == "ATP suits no mesh here."
+
+
+def test_the_note_on_methods_names_what_every_one_of_them_lacks() -> None:
+    others = [m for m in METHODS.values() if m.name != "exact"]
+    assert all(m.zero == 0 and m.objective == "communication" for m in others)
+    first = FAIRNESS_NOTE.partition(". ")[0]
+    assert all(m.shown in first for m in others) and "recomputation" in first and "ZeRO" in first

@@ -14,8 +14,9 @@ from planner_core.planning import METHODS, OWN_WORKLOAD, Request, Result
 from planner_core.planning.analysis import count_spaces
 
 FAIRNESS_NOTE = (
-    "TAP, TAPS and ATP make bytes or communication least, not the step, and choose neither micro-batches nor recomputation. TAP need "
-    f"not split the batch: where its plan sends nothing, all GPUs do the same work. {OWN_WORKLOAD[0].upper()}{OWN_WORKLOAD[1:]}."
+    "TAP, TAPS, ATP and Alpa-like make bytes or communication least, not the step, choose neither micro-batches nor recomputation, and "
+    "split no weights, gradients or moments as ZeRO does. TAP need not split the batch: where its plan sends nothing, "
+    f"all GPUs do the same work. {OWN_WORKLOAD[0].upper()}{OWN_WORKLOAD[1:]}."
 )
 
 
