@@ -9,7 +9,6 @@ import streamlit as st
 from explorer.analysis.shortlist import nearly_equal
 from explorer.components import frame
 from explorer.components.plans import sweep_panel, whatif_panel
-from explorer.session import current_setup, state
 from explorer.text import recipe, units
 from planner_core.core import Plan
 from planner_core.planning import Result
@@ -19,9 +18,10 @@ from planner_core.planning.analysis import SCENARIOS, plan_regrets
 def page() -> None:
     """Draw the page."""
     result = frame.open_page("whatif")
-    _, plan = state.chosen_plan(current_setup.with_extra_plans(state.plan_ids(result.plans), result), result)
-    st.markdown(f"**One change**, set against {frame.escape(recipe.layout_name(plan))}")
-    whatif_panel.show_what_if(result, plan)
+    st.markdown(
+        f"**One change**: the best plan for it against the best now, {frame.escape(recipe.layout_name(result.searched))}"
+    )
+    whatif_panel.show_what_if(result)
     st.markdown("**A sweep** of one quantity, or two")
     sweep_panel.show_sweep(result)
     st.markdown("**A machine worse than assumed**, and what each plan loses there on the best one")

@@ -155,6 +155,15 @@ def test_a_slider_plans_again_and_the_settings_stay() -> None:
     assert at.session_state["values"]["batch"] == 64
 
 
+def test_a_change_to_what_is_so_already_changes_nothing() -> None:
+    """The page recommends FSDP 16, which ties with a faster plan: the search's plans are compared, before and after."""
+    at = open_page("whatif", whatif="batch:16", plan="fsdp")
+    assert not at.exception
+    assert {m.label: m.delta for m in at.metric} == dict.fromkeys(
+        ("step", "communication", "memory per GPU", "plan"), "as before"
+    )
+
+
 @pytest.mark.slow
 def test_one_node_that_is_given_several_gets_a_link() -> None:
     at = open_page("whatif", cluster="1x8-h100", model="gpt2-xl")

@@ -66,8 +66,8 @@ def known_plan(request: Request) -> Plan | None:
 
 
 @st.fragment
-def show_what_if(result: Result, chosen: Plan) -> None:
-    """Draw the controls, and the best plan for them against the chosen one."""
+def show_what_if(result: Result) -> None:
+    """Draw the controls, and the best plan for them against the best one now."""
     if st.session_state.pop("whatif_taken", False):
         st.rerun()
     changes = what_if.parse_changes(state.value("whatif"))
@@ -76,18 +76,20 @@ def show_what_if(result: Result, chosen: Plan) -> None:
     _show_controls(result, changes)
     if not changes:
         st.caption(
-            "Move a slider: the best plan for it is found at once and set against the chosen plan. Nothing else changes."
+            "Move a slider: the best plan for it is found at once and set against the best plan now. Nothing else changes."
         )
         return
     request = what_if.changed_request(state.values(), changes)
+    # Not the chosen plan: the recommended one may be slower by less than the doubt, and its distance to the best is no effect of a change.
+    before = result.searched
     try:
-        early = None if known_plan(request) else _quick_plan(request, chosen)
+        early = None if known_plan(request) else _quick_plan(request, before)
         place = st.empty()  # not sooner: it clears the answer before, which stands until there is another
         # In a place of its own: what a shorter container does not replace, Streamlit leaves below it.
         note = st.empty()
         if early is not None:
             with place.container():
-                _show_answer(chosen, early, "whatif_early")
+                _show_answer(before, early, "whatif_early")
             note.caption(EARLY_NOTE)
         with st.spinner("Planning", show_time=True):
             plan = best_plan(request, _stop_when_moved(st.empty()))
@@ -98,7 +100,7 @@ def show_what_if(result: Result, chosen: Plan) -> None:
     st.session_state[LAST_ANSWER_KEY] = plan
     note.empty()
     with place.container():
-        _show_answer(chosen, plan, "whatif_answer")
+        _show_answer(before, plan, "whatif_answer")
     _show_buttons(changes, True)
 
 
@@ -128,9 +130,9 @@ def _show_controls(result: Result, changes: dict[str, Any]) -> None:
             _show_choice(key, settings.VALUE_NAMES[key], changes)
 
 
-def _quick_plan(request: Request, chosen: Plan) -> Plan | None:
-    """Find a good plan at once, near the panel's last answer or near the chosen plan."""
-    for near in filter(None, (st.session_state.get(LAST_ANSWER_KEY), chosen)):
+def _quick_plan(request: Request, before: Plan) -> Plan | None:
+    """Find a good plan at once, near the panel's last answer or near the best plan now."""
+    for near in filter(None, (st.session_state.get(LAST_ANSWER_KEY), before)):
         if plan := what_if.quick_plan(request, near, state.uploaded_source(request)):
             return plan
     return None
