@@ -145,11 +145,11 @@ def export_text(plan: Plan, target: str) -> ExportedPlan:
 
 def _describe_alternative(plan: Plan, form: Target) -> Sentence | None:
     """Describe the nearest plan that a form can hold, with its price; None if there is none."""
-    if not form.shards_pairs_only or not _can_be_priced(plan):
+    if not form.offers_nearest or not _can_be_priced(plan):
         return None
     if (other := _find_alternative(plan, form)) is not None:
         return Sentence(f"{other.name} is the nearest that it holds (--nearest): ", other.cost.sentence())
-    plain = min(data_parallel_plans(plan, zero=False), key=lambda p: _order(p[1]), default=None)
+    plain = min(data_parallel_plans(plan), key=lambda p: _order(p[1]), default=None)
     if plain is None:
         return None
     return Sentence(f"{plain[0].name} over all GPUs is the nearest, and needs no file: ", plain[1].sentence())
@@ -190,12 +190,13 @@ def _can_be_priced(plan: Plan) -> bool:
 
 
 def _find_alternative(plan: Plan, form: Target) -> _Alternative | None:
-    """The fastest plan that fits, of Megatron-LM's and ZeRO's, in a form that cannot hold `plan`, with the prices of both; None if the
-    form holds none."""
-    if not (form.shards_pairs_only and _can_be_priced(plan)):
+    """The fastest plan that fits in a form that cannot hold `plan`, with the prices of both; None if the form holds none.
+
+    It is one of Megatron-LM's, or data parallel."""
+    if not (form.offers_nearest and _can_be_priced(plan)):
         return None
     found: list[_Alternative] = []
-    for megatron_plan, cost in megatron_alternatives(plan):
+    for megatron_plan, cost in megatron_alternatives(plan) if form.shards_pairs_only else ():
         try:
             export = write_form(megatron_plan, form)
         except InputError:
@@ -205,8 +206,8 @@ def _find_alternative(plan: Plan, form: Target) -> _Alternative | None:
         # A form may take more memory than Megatron-LM does, so the next mesh is tried where the best one does not fit.
         if found[-1].cost.fits:
             break
-    for zero_plan, cost in data_parallel_plans(plan, zero=True) if form.states_zero else ():
-        found.append(_Alternative(f"{zero_plan.name} over all GPUs", write_form(zero_plan, form), cost))
+    for whole_plan, cost in data_parallel_plans(plan, form.data_parallel):
+        found.append(_Alternative(f"{whole_plan.name} over all GPUs", write_form(whole_plan, form), cost))
     return min(found, key=lambda a: _order(a.cost), default=None)
 
 

@@ -6,6 +6,7 @@ axis, the residual stream is Replicate or sharded by tokens, and the other axes 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -157,16 +158,21 @@ def megatron_alternatives(plan: Plan) -> list[tuple[Plan, FormCost]]:
     return [(found, _compare_costs(plan, found, planner)) for found in plans]
 
 
-def data_parallel_plans(plan: Plan, *, zero: bool) -> list[tuple[Plan, FormCost]]:
-    """Data parallelism over all GPUs, with its price: by DDP and FSDP2, which every trainer runs, or by the stages of ZeRO."""
+def data_parallel_plans(plan: Plan, names: Collection[str] = ("DDP", "FSDP2")) -> list[tuple[Plan, FormCost]]:
+    """Data parallelism over all GPUs, with its price: by DDP and FSDP2, which every trainer runs, or by the stages of ZeRO.
+
+    `names`: of DDP, FSDP2, ZeRO-1, ZeRO-2 and ZeRO-3, those that a form states."""
     planner, n = _planner_of(plan), plan.mesh.num_devices
-    layouts = (
-        {"ZeRO-1": Layout(dp=n, zero=1), "ZeRO-2": Layout(dp=n, zero=2), "ZeRO-3": Layout(fsdp=n)}
-        if zero
-        else {"DDP": Layout(dp=n), "FSDP2": Layout(fsdp=n)}
-    )
+    layouts = {
+        "DDP": Layout(dp=n),
+        "FSDP2": Layout(fsdp=n),
+        "ZeRO-1": Layout(dp=n, zero=1),
+        "ZeRO-2": Layout(dp=n, zero=2),
+        "ZeRO-3": Layout(fsdp=n),
+    }
     plans = []
-    for name, layout in layouts.items():
+    for name in names:
+        layout = layouts[name]
         found = planner.of_layout(layout, name)
         # No trainer's switch recomputes some layers, or parts of one: where the fastest plan does, the run recomputes all of them.
         if found is not None and any(b.recompute != "none" for b in found.blocks.values()):

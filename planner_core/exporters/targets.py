@@ -38,7 +38,7 @@ class Target:
         plan_suffix: The suffix of the plan file that the form reads and that is written next to it; empty if it reads none.
         runs_whole_plan: Whether the program that runs the form supports every feature of a plan, such as products in chunks.
         states_offload: Whether the form states that the optimizer's moments are in the host's memory.
-        states_zero: Whether the form states a stage of ZeRO over all GPUs, also without tensor parallelism.
+        data_parallel: The kinds of data parallelism over all GPUs that the form states, which may take the place of a plan.
         why_no_stages: Why the form cannot hold pipeline stages, where its program does run them.
     """
 
@@ -52,13 +52,18 @@ class Target:
     plan_suffix: str = ""
     runs_whole_plan: bool = False
     states_offload: bool = False
-    states_zero: bool = False
+    data_parallel: tuple[str, ...] = ()
     why_no_stages: str = ""
 
     @property
     def shards_pairs_only(self) -> bool:
         """Whether the form only holds plans that shard matrices in pairs, by output features and then by input features."""
         return self.price is not None or self.states_run
+
+    @property
+    def offers_nearest(self) -> bool:
+        """Whether another plan may take the place of one that the form cannot hold."""
+        return self.shards_pairs_only or bool(self.data_parallel)
 
 
 def _write_json(plan: Plan) -> WrittenForm:
@@ -143,6 +148,7 @@ TARGETS: Mapping[str, Target] = {
             ".py",
             "A Python module that shards a model by fully_shard, for plans that split the batch only (FSDP, HSDP).",
             _writer("data_parallel", "write_fsdp2"),
+            data_parallel=("FSDP2",),
         ),
         Target(
             "accelerate",
@@ -150,6 +156,7 @@ TARGETS: Mapping[str, Target] = {
             ".yaml",
             "A configuration for accelerate launch, for plans that split the batch only.",
             _writer("data_parallel", "write_accelerate"),
+            data_parallel=("FSDP2",),
         ),
         Target(
             "hf",
@@ -167,7 +174,7 @@ TARGETS: Mapping[str, Target] = {
             _writer("configs.deepspeed", "write_deepspeed"),
             _price_autotp,
             states_offload=True,
-            states_zero=True,
+            data_parallel=("ZeRO-1", "ZeRO-2", "ZeRO-3"),
             why_no_stages="DeepSpeed's pipeline runs a model whose code lists its layers (PipelineModule), which no configuration says",
         ),
         Target(

@@ -36,7 +36,7 @@ STATED = (  # a model, a layout, what Megatron-LM and torchtitan are told of it,
         "dp=2,cp=8,zero=1",
         {"context-parallel-size": 8, "cp-comm-type": "p2p"},
         True,
-        (2, 1, 1, 8, 1),
+        (1, 2, 1, 8, 1),
         False,
     ),
     (

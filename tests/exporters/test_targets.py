@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Collection
 from dataclasses import field, make_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 import planner_core as shardscope
 from explorer.text.option_words import page_wording
-from planner_core.core import load_cluster
+from planner_core.core import Shard, load_cluster
 from planner_core.core.errors import InputError
 from planner_core.core.plan import Plan
 from planner_core.cost import zero_stage
@@ -234,6 +235,23 @@ def test_deepspeed_is_told_zero_3_and_plain_data_parallelism(tmp_path: Path) -> 
     assert read_setup(tmp_path / "ds.json", 8).layout == parse_layout("fsdp=8")
 
 
+def test_data_parallel_forms_give_one_reason_and_write_the_nearest() -> None:
+    """A ZeRO-2 plan with its embedding in parts: DeepSpeed spoke of linear layers, and the others offered nothing."""
+    plan = of_layout("dp=8,zero=2")
+    params = dict(plan.blocks[""].params)
+    name = "model.embed_tokens.weight"
+    params[name] = replace(params[name], working=(Shard(0),))
+    plan = replace(plan, blocks={**plan.blocks, "": replace(plan.blocks[""], params=params)})
+    for target, written in (("deepspeed", '"stage": '), ("fsdp2", "REPLICATE, SHARD = 1, 8"), ("accelerate", "FSDP")):
+        with pytest.raises(
+            InputError, match=rf"splits the work of {name} over mesh axis .*is the nearest that it holds"
+        ):
+            export_text(plan, target)
+        near = api.nearest_text(plan, target)
+        assert near.nearest is not None and near.nearest.fits and written in near.text
+    assert "data_parallel_shard_degree 8\n" in export_text(plan, "torchtitan").text, "DDP holds whole states"
+
+
 def test_nothing_that_does_not_fit_is_written_in_place_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what the form holds the fastest that fits is written; if none does, nothing is, and the smallest is named."""
     plan = of_layout("dp=2,fsdp=4")
@@ -242,8 +260,8 @@ def test_nothing_that_does_not_fit_is_written_in_place_of_a_plan(monkeypatch: py
     assert json.loads(near.text)["zero_optimization"]["stage"] in (1, 2, 3)
     find = api.data_parallel_plans
 
-    def none_fits(plan: Plan, *, zero: bool) -> list[tuple[Plan, FormCost]]:
-        return [(found, replace(cost, fits=False)) for found, cost in find(plan, zero=zero)]
+    def none_fits(plan: Plan, names: Collection[str]) -> list[tuple[Plan, FormCost]]:
+        return [(found, replace(cost, fits=False)) for found, cost in find(plan, names)]
 
     monkeypatch.setattr(api, "data_parallel_plans", none_fits)
     monkeypatch.setattr(api, "megatron_alternatives", lambda plan: [])
@@ -260,7 +278,7 @@ def test_degrees_for_megatron_and_torchtitan() -> None:
     assert "Megatron-LM itself was not run" in " ".join(made.remarks)
     made = export_text(plan, "torchtitan")
     assert "--parallelism.tensor_parallel_degree 8\n" in made.text
-    assert "--parallelism.data_parallel_replicate_degree 2\n" in made.text
+    assert "--parallelism.data_parallel_shard_degree 2\n" in made.text, "its states are in parts: ZeRO-1"
     assert "enable_sequence_parallel" not in made.text  # torchtitan's default
     assert "it was not run" in " ".join(made.remarks)
     assert "--parallelism.no-enable_sequence_parallel" in export_text(plans["Megatron-LM"], "torchtitan").text

@@ -100,7 +100,7 @@ def show_export(home: Result, plan_id: str, plan: Plan, target: Target) -> None:
     key = (home.request, plan_id, state.edit_of(plan_id), target.name, target.suffix, plan)
     with st.spinner(f"Writing it for {target_title(target)}", show_time=True):
         exported = export_plan(*key)
-        if exported.problem and target.shards_pairs_only:
+        if exported.problem and target.offers_nearest:
             exported = export_plan(*key, near=True)
     if exported.problem:
         st.info(f"{target_title(target)} cannot be told this plan: {frame.escape(exported.problem)}")

@@ -49,6 +49,7 @@ def write_deepspeed(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
         layout = tensor_layout(plan)
     except NothingSplit:
         if not splits_batch_only(plan):
+            find_batch_sharding(plan)  # raises what hinders ZeRO: that no linear layer is split does not
             raise
         return _write_zero(plan)
     drop_summed(layout)

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from planner_core.core import InputError, Plan
+from planner_core.cost import zero_stage
 from planner_core.exporters.configs.common import (
     check_single_stack,
     count_recompute_policies,
@@ -38,7 +39,7 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     layout = parallel_degrees(plan)
     config = _config_name(dict(plan.model.get("config") or {}))
     stages, stage_remarks = _stage_options(plan)
-    differences = [*_rank_remarks(layout), *stage_remarks]
+    differences = [*_rank_remarks(layout), *_state_remarks(plan, layout), *stage_remarks]
     load = plan.workload
     options = {
         "parallelism.data_parallel_replicate_degree": layout.data // layout.shards,
@@ -127,6 +128,16 @@ def _batch_options(plan: Plan, layout: TpLayout) -> dict[str, Any]:
     # With stages accumulation is the pipeline's own: a rank reads the samples of all micro-batches at once.
     samples = micro * int(plan.workload["accumulate"])
     return {"parallelism.pipeline_parallel_microbatch_size": micro, "training.local_batch_size": samples}
+
+
+def _state_remarks(plan: Plan, layout: TpLayout) -> list[str]:
+    """A remark on optimizer states in parts. torchtitan has them only with weights in parts, which `layout` takes over."""
+    stage = zero_stage(plan)
+    if stage not in (1, 2) or layout.data == 1 or layout.shards > 1:
+        return []
+    # Whole weights with whole states (DDP) would be as fast as the plan, but take memory that the plan may not have.
+    layout.shards = layout.data
+    return [f"weights are whole while they run in the plan (ZeRO-{stage}); torchtitan shards them too (FSDP)"]
 
 
 def _rank_remarks(layout: TpLayout) -> list[str]:
