@@ -333,6 +333,8 @@ def test_experts_that_a_tool_deals_out_elsewhere_are_told(tmp_path: Path) -> Non
         ),
         ("a.toml", "= 3", "is not TOML"),
         ("a.json", "{", "is not JSON"),
+        ("a.json", "--tensor-model-parallel-size 8", "has options of a launch script; name it .sh or .txt"),
+        ("a.toml", '{"train_batch_size": 16}', "it is JSON; name it .json"),
         ("a.json", "[]", "must be settings by name"),
         ("a.json", '{"hidden_size": 3}', "has the keys hidden_size, by which no tool is known"),
         ("a.json", '{"zero_optimization": {"stage": 4}}', "zero_optimization.stage is 4, but must be 0, 1, 2 or 3"),
@@ -362,6 +364,17 @@ def test_what_cannot_be_priced_is_one_sentence(name: str, text: str, said: str, 
     with pytest.raises(InputError) as error:
         read(tmp_path, name, text)
     assert said in str(error.value) and f"config {name}" in str(error.value)
+
+
+@pytest.mark.parametrize("suffix", ["", ".deepspeed", ".txt"])
+def test_a_file_without_a_suffix_of_its_format_is_known_by_its_content(suffix: str, tmp_path: Path) -> None:
+    for text, layout in (
+        ('{"train_batch_size": 32, "zero_optimization": {"stage": 3}}', "fsdp=32"),
+        ("[parallelism]\ntensor_parallel_degree = 8", "fsdp=4,tp=8,sp"),
+        ("distributed_type: FSDP\nnum_processes: 32", "fsdp=32"),
+        ("--tensor-model-parallel-size 8", "dp=4,tp=8"),
+    ):
+        assert read(tmp_path, f"a{suffix}", text).layout == parse_layout(layout), text
 
 
 def test_a_file_that_is_not_there_is_one_sentence() -> None:

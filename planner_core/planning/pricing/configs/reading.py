@@ -41,6 +41,10 @@ UNSUPPORTED = {
     "marin / levanter": ("trainer", "model", "optimizer"),
 }
 """Tools whose files are recognised and not read: a file with all of these keys is refused by the tool's name."""
+FORMATS = {".json": "JSON", ".toml": "TOML", ".yaml": "YAML", ".yml": "YAML", ".py": "Python"}
+"""The format of a file's text by its suffix."""
+OPTION_SIGNATURES = (*megatron.SIGNATURE, *torchtitan.ARGUMENT_SIGNATURE)
+"""Text by which the options of Megatron-LM or torchtitan are known in a file of another suffix."""
 Recognises = Callable[[Mapping[str, Any]], bool]
 Reader = Callable[[Fields, int], Setup]
 READERS: tuple[tuple[str, Recognises, Reader], ...] = (
@@ -73,17 +77,30 @@ def read_setup(path: str | Path, num_gpus: int) -> Setup:
 def read_text(text: str, where: str, num_gpus: int, file: Path, function: str | None = None) -> Setup:
     """Read the settings of a tool from text that is, or would be, in a file. Raises InputError.
 
-    The suffix decides where it is of a format; a file of another suffix is known by its content."""
-    suffix = file.suffix.lower()
-    if suffix == ".py":
+    A suffix of a format decides it; a file of another suffix is known by its content."""
+    form = FORMATS.get(file.suffix.lower()) or _find_format(text)
+    if form == "Python":
         return _read_python(text, function, where, num_gpus)
-    if suffix == ".toml":
-        return _read_toml(_parse(tomllib.loads, text, where, "TOML"), where, num_gpus)
-    if suffix == ".json":
-        return _read_mapping(_parse(json.loads, text, where, "JSON"), where, num_gpus, file.parent)
-    if suffix in (".yaml", ".yml"):
-        return _read_mapping(_parse(_load_yaml, text, where, "YAML"), where, num_gpus, file.parent)
+    if form == "TOML":
+        return _read_toml(_parse(text, form, where), where, num_gpus)
+    if form is not None:
+        return _read_mapping(_parse(text, form, where), where, num_gpus, file.parent)
     return _read_options(text, where, num_gpus)
+
+
+def _find_format(text: str) -> str | None:
+    """The format in which a text is settings by name; None: options. JSON comes first, since YAML reads it too."""
+    for form, parse in PARSERS.items():
+        # A script may read as YAML where one of its lines has a colon.
+        if form == "YAML" and any(option in text for option in OPTION_SIGNATURES):
+            return None
+        try:
+            data = parse(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(data, Mapping) and data:
+            return form
+    return None
 
 
 def _read_options(text: str, where: str, num_gpus: int) -> Setup:
@@ -128,7 +145,7 @@ def _read_mapping(data: Mapping[str, Any], where: str, num_gpus: int, folder: Pa
                 f"{where}: {field} names {short(path)}, which is neither beside it nor in a folder above; put it there, or give "
                 "it as --config"
             )
-        return _parse(json.loads, _read_text(file, where), f"{where}'s {file.name}", "JSON")
+        return _parse(_read_text(file, where), "JSON", f"{where}'s {file.name}")
 
     for tool, recognises, read in READERS:
         if recognises(data):
@@ -172,12 +189,21 @@ def _load_yaml(text: str) -> Any:
         raise ValueError(str(error).replace("\n", " ")) from None
 
 
-def _parse(parse: Callable[[str], Any], text: str, where: str, form: str) -> Mapping[str, Any]:
+PARSERS: Mapping[str, Callable[[str], Any]] = {"JSON": json.loads, "TOML": tomllib.loads, "YAML": _load_yaml}
+
+
+def _parse(text: str, form: str, where: str) -> Mapping[str, Any]:
     """The text as a mapping. Raises InputError if it is not one."""
     try:
-        data = parse(text)
+        data = PARSERS[form](text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where} is not {form} ({str(error)[:100]}); mend it, or give a file of {TOOLS}") from None
+        why = f"{where} is not {form} ({str(error)[:100]})"
+        if any(option in text for option in OPTION_SIGNATURES):
+            raise InputError(f"{why}, but has options of a launch script; name it .sh or .txt") from None
+        found = _find_format(text)
+        other = next((suffix for suffix, name in FORMATS.items() if name == found), None)
+        change = f"it is {FORMATS[other]}; name it {other}" if other else "mend it"
+        raise InputError(f"{why}; {change}, or give a file of {TOOLS}") from None
     if not isinstance(data, Mapping):
         raise InputError(f"{where} is {short(data)}, but must be settings by name; give a file of {TOOLS}")
     return data
