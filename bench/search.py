@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.support import commands, peer, simulation  # noqa: E402
 from bench.support.kept_rows import KeptRows, Row, add_before, describe_dates  # noqa: E402
-from planner_core.core import DeviceMesh  # noqa: E402
+from planner_core.core import DeviceMesh, load_cluster  # noqa: E402
 from planner_core.models import ZOO  # noqa: E402
 from planner_core.planning import (  # noqa: E402
     Planner,
@@ -82,9 +82,8 @@ def format_ms(s: float) -> str:
 
 def prepare_problem(name: str, mesh: tuple[int, ...], layers: int | None = None) -> tuple[Planner, Problem]:
     """A planner of a zoo model, and its problem on one mesh of H100 with ample memory."""
-    planner = prepare_planner(
-        Request(name, cluster="2x8-h100" if np.prod(mesh) == 16 else "1x8-h100", layers=layers, memory_gb=1e5)
-    )
+    cluster = load_cluster("2x8-h100" if np.prod(mesh) == 16 else "1x8-h100").with_memory(10**15)
+    planner = prepare_planner(Request(name, cluster=cluster, layers=layers))
     return planner, planner.problem(DeviceMesh(("data", "tensor")[-len(mesh) :], mesh))
 
 

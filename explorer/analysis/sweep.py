@@ -86,7 +86,8 @@ def quantity_values(name: str, result: Result) -> list[tuple[str, Changes]]:
     if name in ("batch", "seq"):
         numbers = {max(1, round(now * f)) for f in SIZE_FACTORS}
     elif name == "memory":
-        numbers = {float(v) for v in MEMORY_GIB} | {now}
+        # a plan may take no more than the GPU has
+        numbers = {float(v) for v in MEMORY_GIB if v * 2**30 <= result.cluster.gpu.memory_bytes} | {now}
     elif name in ("intra", "inter"):
         numbers = {float(f"{now * f:.4g}") for f in LINK_FACTORS}
     else:

@@ -25,6 +25,7 @@ from planner_core.core import (
     Workload,
     axis_names,
     load_cluster,
+    memory_amount,
     mesh_shapes,
     named,
     parse_mesh,
@@ -368,6 +369,7 @@ def prepare_planner(
     clock, graphs = (like.clock, like.graphs) if like else (Clock(), BatchGraphs())
     work = like.work if like and like.effort == effort else PointAllowance(effort.request)
     cluster = load_cluster(request.cluster)
+    _check_memory(request, cluster)
     if request.layout is not None:
         check_layout(parse_layout(request.layout), cluster)
     given = request.dtype
@@ -398,6 +400,22 @@ def prepare_planner(
         coarse = coarsen(graph)
         strategies = graph_strategies(coarse)
     return Planner(request, graph, cluster, workload, coarse, strategies, clock, effort, work, graphs)
+
+
+def _check_memory(request: Request, cluster: Cluster) -> None:
+    """Raise InputError for a budget above the memory of the GPU: a plan that fits it need not run there."""
+    gpu, budget_gb = cluster.gpu, request.memory_gb
+    if budget_gb is not None and int(budget_gb * 1e9) > gpu.memory_bytes:
+        most = named("memory_gb", gpu.memory_bytes // 10**6 / 1000)
+        has = memory_amount(gpu.memory_bytes, f"{gpu.memory_bytes / 2**30:.1f} GiB")
+        raise InputError(
+            named("memory_gb", budget_gb),
+            " is more than the ",
+            has,
+            f" of {gpu.name}; give at most ",
+            most,
+            ", or another GPU",
+        )
 
 
 def _model_dtype(graph: Graph, asked: str | None) -> str | None:

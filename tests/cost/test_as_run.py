@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from planner_core.core import InputError, Op, Plan, load_cluster, load_gpu, load_plan, save_plan
+from planner_core.core import InputError, Op, Plan, load_gpu, load_plan, save_plan
 from planner_core.cost import optimizer_bytes
 from planner_core.cost.compute.compiled import compiled_block
 from planner_core.cost.compute.sdpa import attention_kernel
@@ -15,13 +15,14 @@ from planner_core.cost.compute.stated_loss import with_stated_loss
 from planner_core.models import load_model
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
+from tests.support.plans import with_ample_memory
 
 TOKENS = 4096
 GIB = 2**30
 
 
 def priced(model: str, layout: str, cluster: str = "1x8-h100", **stated: object) -> Plan:
-    found = Pricer(model, load_cluster(cluster), 1e5).plan(Statement(parse_layout(layout), **stated))  # type: ignore[arg-type]
+    found = Pricer(model, with_ample_memory(cluster)).plan(Statement(parse_layout(layout), **stated))  # type: ignore[arg-type]
     assert found is not None
     return found
 

@@ -35,7 +35,7 @@ from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.verification.fake.group import verify_fake_all
 from planner_core.verification.fake.memory_tracker import MemoryTracker
-from tests.support.plans import planned
+from tests.support.plans import planned, with_ample_memory
 from tests.support.ranks import run_ranks
 
 SHAPES = ((8, 12, 4), (4, 16), (1, 8, 16))
@@ -208,7 +208,8 @@ def test_blocks_that_keep_some_results_take_what_was_predicted(model: str) -> No
         ("keep-attention", ["Megatron-LM"]),
         ("full", ["FSDP"]),
     ):
-        asked = Request(model, cluster="1x8-h100", mesh="8", batch=16, layers=4, recompute=policy, memory_gb=1000.0)
+        ample = with_ample_memory("1x8-h100")
+        asked = Request(model, cluster=ample, mesh="8", batch=16, layers=4, recompute=policy)
         planner = prepare_planner(asked)
         made = {
             p.name: p
@@ -227,7 +228,7 @@ def test_recomputed_blocks_take_what_was_predicted() -> None:
     found = []
     for how, names in (("none", ["Megatron-LM"]), ("full", ["Megatron-LM", "best", "FSDP"])):
         planner = prepare_planner(
-            Request("llama-3-8b", cluster="1x8-h100", mesh="8", batch=16, recompute=how, memory_gb=1000.0)
+            Request("llama-3-8b", cluster=with_ample_memory("1x8-h100"), mesh="8", batch=16, recompute=how)
         )
         options = candidate_meshes(planner.request, planner.cluster)
         by_name = {p.name: p for p in (choose_mesh(planner, options), *plan_baselines(planner, options))}

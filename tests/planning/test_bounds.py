@@ -21,6 +21,7 @@ from planner_core.planning.pipeline import choose_step
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.search import TIE
+from tests.support.plans import with_ample_memory
 
 CLUSTERS = ("1x8-h100:gpus=4", "1x8-h100:gpus=6", "1x4-a100-pcie")
 AMPLE_GB = 1000.0
@@ -29,7 +30,7 @@ POLICIES = ("none", "keep-matmuls", "selective", "keep-attention", "full")
 
 @cache
 def pricer(model: str, cluster: str, memory_gb: float) -> Pricer:
-    return Pricer(model, load_cluster(cluster), memory_gb)
+    return Pricer(model, with_ample_memory(cluster), memory_gb)
 
 
 TOOLS = (None, None, None, "megatron", "torchtitan", "fsdp2", "deepspeed")
@@ -102,7 +103,9 @@ def check_bound(asked: tuple[Request, Statement], room: float) -> None:
     if plan is None:
         return
     memory_gb = math.ceil(room * plan.cost.memory_bytes["peak"] / 1e6) / 1e3
-    plan, best = stated_plan(request, stated, memory_gb), chosen(replace(request, memory_gb=memory_gb))
+    assert isinstance(request.cluster, str)
+    bounded = replace(request, cluster=with_ample_memory(request.cluster), memory_gb=memory_gb)
+    plan, best = stated_plan(request, stated, memory_gb), chosen(bounded)
     assert plan is not None and plan.fits and best is not None and best.bound is not None
     assert plan.cost.gpu_time_s >= best.bound * (1 - PRICE_ROUNDING)
     assert not best.optimal or best.cost.gpu_time_s <= best.bound * (1 + PRICE_ROUNDING)

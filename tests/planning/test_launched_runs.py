@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.support.published.runs import AMPLE_GB, Run, runs
+from bench.support.published.runs import AMPLE_BYTES, Run, runs
 from planner_core.core import load_cluster
 from planner_core.planning import Request, plan_model
 from planner_core.planning.pricing import Pricer
@@ -47,7 +47,7 @@ def test_torchtitans_runs_are_stated_and_the_choice_is_no_slower(
     run = published[name]
     assert (str(run.stated.layout), run.stated.recompute) == TITAN[name]
     (tmp_path / "config.json").write_text(json.dumps(run.config))
-    pricer = Pricer(str(tmp_path / "config.json"), load_cluster(run.cluster), AMPLE_GB)
+    pricer = Pricer(str(tmp_path / "config.json"), load_cluster(run.cluster).with_memory(AMPLE_BYTES))
     plan = pricer.plan(run.stated)
     assert plan is not None and plan.fits
     best = pricer.best(run.stated, plan)

@@ -34,7 +34,7 @@ from planner_core.planning.planner import Planner, candidate_meshes, prepare_pla
 from planner_core.planning.request import Request
 from planner_core.search import make_objective, search_within_budget
 from planner_core.search.network import Network, allow_only
-from tests.support.plans import planned, searched
+from tests.support.plans import planned, search_alone, searched, with_ample_memory
 
 HIDDEN = {
     "llama-3-8b": 4096,
@@ -49,7 +49,7 @@ HIDDEN = {
 @lru_cache
 def plans(name: str, layers: int | None, mesh: str = "8", cluster: str = "1x8-h100") -> tuple[Planner, dict[str, Plan]]:
     # With memory for all of them: a layout that does not fit is shown near the least memory that it can take.
-    planner = prepare_planner(Request(name, cluster=cluster, mesh=mesh, layers=layers, memory_gb=1000.0))
+    planner = prepare_planner(Request(name, cluster=with_ample_memory(cluster), mesh=mesh, layers=layers))
     return planner, {p.method: p for p in plan_baselines(planner, candidate_meshes(planner.request, planner.cluster))}
 
 
@@ -265,7 +265,7 @@ def test_topology_saves_communication_over_volume(name: str, cluster: str, least
 def test_alpas_plan_does_no_product_twice(name: str, mesh: str) -> None:
     """Every product is split on every axis. On one axis data parallelism splits all of them too, and communicates no less."""
     planner, usual = plans(name, 2, mesh)
-    plan = searched(Request(name, cluster="1x8-h100", mesh=mesh, layers=2, method="alpa", memory_gb=10**3))
+    plan = search_alone(Request(name, cluster=with_ample_memory("1x8-h100"), mesh=mesh, layers=2, method="alpa"))
     for label, block in plan.blocks.items():
         ops = {op.name: op for op in block_of(planner.graph, label).ops}
         for site, how in block.sites.items():

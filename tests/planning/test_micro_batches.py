@@ -17,7 +17,7 @@ from planner_core.planning.methods import METHODS, parse_layout
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.search import TIE, search_within_budget
 from planner_core.verification.api import verify
-from tests.support.plans import searched
+from tests.support.plans import searched, with_ample_memory
 
 ASKED = Request(
     "llama-3-8b", cluster="1x8-h100", batch=16, seq=2048, layers=2, accumulate=None, recompute="auto", precision="pure"
@@ -74,7 +74,14 @@ def test_weights_are_gathered_in_every_micro_batch_and_gradients_summed_once() -
     """FSDP gathers in every micro-batch; data parallelism sums the gradients of all of them once."""
 
     def num_bytes(layout: str, accumulate: int, kinds: tuple[str, ...]) -> int:
-        asked = replace(ASKED, batch=32, accumulate=accumulate, recompute="none", memory_gb=500.0)
+        asked = replace(
+            ASKED,
+            cluster=with_ample_memory("1x8-h100"),
+            batch=32,
+            accumulate=accumulate,
+            recompute="none",
+            memory_gb=500.0,
+        )
         stated = prepare_planner(asked).stated(parse_layout(layout))
         assert stated.workload["accumulate"] == accumulate
         return sum(t.num_bytes for t in stated.cost.traffic if t.kind in kinds)
@@ -159,7 +166,7 @@ def test_the_value_of_a_plan_is_that_of_its_search(method: str) -> None:
 @pytest.mark.parametrize("gb", [500.0, 5.0])
 def test_a_stage_that_is_left_open_is_no_worse_than_any(gb: float) -> None:
     """One network holds all stages, so the plan may give each weight its own."""
-    request = Request("llama-3-8b", cluster="2x8-h100", batch=16, seq=2048, layers=2, memory_gb=gb)
+    request = Request("llama-3-8b", cluster=with_ample_memory("2x8-h100"), batch=16, seq=2048, layers=2, memory_gb=gb)
     seconds, bounds = {}, {}
     for zero in (None, 3, 2, 1):
         planner, plan = choose_micro_batches(replace(request, zero=zero), None, lambda text: None)

@@ -22,7 +22,7 @@ from planner_core.planning.planner import STATED, Planner, candidate_meshes, pre
 from planner_core.planning.request import Clock, Request
 from planner_core.search import search_within_budget
 from planner_core.search.network import Problem
-from tests.support.plans import planned, searched
+from tests.support.plans import planned, search_alone, searched, with_ample_memory
 
 
 def split(plan: Plan, part: str) -> dict[str, list[str]]:
@@ -34,15 +34,21 @@ def split(plan: Plan, part: str) -> dict[str, list[str]]:
 @pytest.mark.slow(but=("gpt2-xl", "vit-large"))
 def test_ample_memory_and_a_large_batch_give_data_parallel(name: str) -> None:
     """Within the model's own error (a few per cent) of pure data parallelism, and every matrix of a block is kept whole."""
-    best = searched(
-        Request(name, cluster="1x8-h200", batch=4096 if name != "vit-large" else 8192, memory_gb=100000.0, zero=0)
+    best = search_alone(
+        Request(
+            name,
+            cluster=with_ample_memory("1x8-h200"),
+            batch=4096 if name != "vit-large" else 8192,
+            memory_gb=100000.0,
+            zero=0,
+        )
     )
     assert split(best, "layer") == {} and split(best, ".h.") == {} and split(best, "block") == {}
 
 
 def test_tight_memory_is_kept_at_a_price() -> None:
     asked = Request("llama-3-8b", cluster="1x8-h100", batch=8, precision="pure")
-    ample = searched(replace(asked, memory_gb=100000.0))
+    ample = search_alone(replace(asked, cluster=with_ample_memory("1x8-h100"), memory_gb=100000.0))
     tight = searched(replace(asked, memory_gb=38.5))
     assert tight.fits and tight.cost.memory_bytes["peak"] <= 38.5e9 < ample.cost.memory_bytes["peak"]
     assert tight.cost.step_time_s >= ample.cost.step_time_s

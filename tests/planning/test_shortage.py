@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import NoPlanFits, Note, NoteKind
+from planner_core.core import InputError, NoPlanFits, Note, NoteKind, load_cluster
 from planner_core.planning import Request, candidate_meshes, choose_mesh, plan_model, prepare_planner
 from planner_core.planning.fitting.shortage import note_meshes_left_out
+from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import add_baselines
+from planner_core.planning.pricing import Pricer, Statement
 from planner_core.search.algebra import TooWide
 from tests.support.plans import searched
 
@@ -24,6 +26,23 @@ def test_the_memory_that_is_named_is_enough() -> None:
     needs = re.search(r"needs is (?:at most )?([\d.]+) GiB", str(error.value))
     assert needs and float(needs[1]) * 2**30 <= int(found[1]) * 1e9
     assert "do not divide" not in str(error.value)
+
+
+def test_a_budget_above_the_memory_of_the_gpu_is_refused() -> None:
+    """In plans and prices, with the budget that would do; and no shortage names a budget that the GPU has not."""
+    most = load_cluster("1x4-a100-pcie").gpu.memory_bytes
+    asked = Request("gpt2-xl", cluster="1x4-a100-pcie", batch=16, seq=512, layers=2, memory_gb=200)
+    with pytest.raises(
+        InputError, match=r"memory_gb=200 is more than the [\d.]+ GiB of .*; give at most memory_gb="
+    ) as error:
+        plan_model(asked)
+    enough = float(re.findall(r"memory_gb=([\d.]+)", str(error.value))[-1])
+    assert most - 1e8 <= enough * 1e9 <= most and searched(replace(asked, memory_gb=enough)).fits
+    with pytest.raises(InputError, match="is more than the"):
+        Pricer("gpt2-xl", load_cluster("1x4-a100-pcie"), 200).plan(Statement(parse_layout("dp=4"), layers=2))
+    with pytest.raises(NoPlanFits) as short:
+        searched(Request("llama-3-70b", cluster="1x4-a100-pcie", batch=4, seq=512, recompute="full", memory_gb=enough))
+    assert "use more GPUs, a smaller batch or a larger accumulate; " in str(short.value)
 
 
 def test_the_least_memory_is_of_the_plans_that_were_looked_at() -> None:

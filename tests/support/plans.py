@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
-from planner_core.core import Plan, load_cluster
+from planner_core.core import Cluster, Plan, load_cluster
 from planner_core.cost import can_run_in_chunks, cost_model_of, price
 from planner_core.cost.resolved_ops import block_of
 from planner_core.models import load_plan_graph
@@ -12,6 +12,11 @@ from planner_core.planning.pipeline import Result, add_third_axis, plan_model
 from planner_core.planning.pricing import Pricer
 from planner_core.planning.request import Request
 from tests.support.plan_cache import on_disk
+
+
+def with_ample_memory(cluster: str) -> Cluster:
+    """A cluster whose GPUs hold every plan, for budgets that are never exceeded."""
+    return load_cluster(cluster).with_memory(10**15)
 
 
 @lru_cache(maxsize=64)

@@ -39,7 +39,7 @@ GPUS = {
 }
 """The preset of each GPU as the sources name it, and GB/s one way out of it inside a node."""
 NODE = 8
-AMPLE_GB = 1e5
+AMPLE_BYTES = 10**14
 """Memory per GPU while a stated layout is priced: it ran, whatever is thought of its memory."""
 USUAL_GBIT = {"h": 3200, "a": 1600}
 """Gbit/s out of a node where a source names none: eight links of 400 beside an H100 or H200, of 200 beside an A100."""
@@ -80,7 +80,7 @@ def priced(run: Run) -> tuple[Plan | None, Planner]:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(run.config))
-        pricer = Pricer(str(config), load_cluster(run.cluster), AMPLE_GB)
+        pricer = Pricer(str(config), load_cluster(run.cluster).with_memory(AMPLE_BYTES))
         return pricer.plan(run.stated), pricer.planner(run.stated)
 
 

@@ -293,9 +293,14 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem) ->
             helps.append(Sentence("a larger ", named("accumulate")))
         helps += [] if planner.workload.recompute in ("auto", "full") else [named("recompute", "full")]
         short = Sentence.from_list("; ", (note.sentence for note in (first, *rest)))
-        enough, others = named("memory_gb", math.ceil(peak / 1e9)), Sentence.from_list(", ", helps)
+        enough = math.ceil(peak / 1e9)
+        last: str | Term
+        if enough * 1e9 <= planner.cluster.gpu.memory_bytes:
+            *helps, last = *helps, named("memory_gb", enough)
+        else:  # no budget that the GPU can hold is enough
+            *helps, last = helps
         filled = partial(describe_memory, plan, planner.graph, planner.budget)
-        message = ("no plan fits: ", short, "; use ", others, " or ", enough)
+        message = ("no plan fits: ", short, "; use ", Sentence.from_list(", ", helps), " or ", last)
         raise NoPlanFits(*message, needed_bytes=peak, describe_memory=filled)
     shortage = replace(first, sentence=Sentence("does not fit: ", first.sentence))
     return replace(plan, fits=False, notes=(shortage, *rest))
