@@ -596,7 +596,10 @@ def test_what_the_form_does_is_priced(target: str, same: bool) -> None:
     assert made.nearest is not None
     here, there = made.nearest.step_time_s, plan.cost.step_time_s
     assert there == made.nearest.plan_step_time_s
-    assert here == pytest.approx(there) if same else here > 1.002 * there
+    if same:  # Megatron-LM's own kernels take another time; what the layout sends is the plan's
+        assert made.nearest.wire_bytes == made.nearest.plan_wire_bytes
+    else:
+        assert here > 1.002 * there
     assert made.lines[-1].startswith("in this form: ") and made.remarks == made.lines[:-1]
 
 
@@ -639,7 +642,7 @@ def test_the_price_of_a_form_has_times_as_everywhere() -> None:
         "it does not fit; 20.94 s a step, the plan 500 ms (+4088.0 %); 3 GB sent per GPU, the plan 1 GB (+200.0 %); "
         "1 GiB at the peak, the plan 1 GiB (the same)"
     )
-    assert page_wording(cost.sentence()).startswith("it does not fit; 20.9 s a step, the plan 500 ms")
+    assert page_wording(cost.sentence()).startswith("It does not fit; 20.9 s a step, the plan 500 ms")
 
 
 @pytest.mark.parametrize("target", ["parallelize_module", "hf", "deepspeed"])

@@ -261,9 +261,9 @@ def schedule_ratios(found: Sequence[StagedRun]) -> list[float]:
     groups: dict[object, dict[str, list[StagedRun]]] = defaultdict(lambda: defaultdict(list))
     for t in found:
         stated, row = t.run.stated, t.run.row
-        if stated.layout.order == "zb" and _number(row["mem_gb"]) > 1.2 * least_memory(found, t):
+        if stated.layout.schedule == "zb" and _number(row["mem_gb"]) > 1.2 * least_memory(found, t):
             continue  # ZB-2p
-        groups[t.run.name, t.run.gpus, stated.micro_batch, stated.accumulate][stated.layout.order].append(t)
+        groups[t.run.name, t.run.gpus, stated.micro_batch, stated.accumulate][stated.layout.schedule].append(t)
     return [
         t.error - group["1f1b"][0].error
         for group in groups.values()
