@@ -117,7 +117,15 @@ export interface LegendKey {
 }
 
 export interface RailData {
-  lessons: { number: number; key: string; title: string; query: string; state: string; done: boolean; answer: string }[];
+  lessons: {
+    number: number;
+    key: string;
+    title: string;
+    query: string;
+    state: string;
+    done: boolean;
+    answer: string;
+  }[];
   forgotten: number;
 }
 

@@ -54,7 +54,9 @@ function filling([filled, likely, over]) {
 function cell(label, data) {
   const box = part("td", "");
   box.dataset.label = label.replace(" per GPU", ""); // for a phone, where each row is a card
-  const drawn = data.bar ? bar(data.bar, data.cut ?? false) : data.memory ? filling(data.memory) : part("span", "none");
+  let drawn = part("span", "none");
+  if (data.bar) drawn = bar(data.bar, data.cut ?? false);
+  else if (data.memory) drawn = filling(data.memory);
   const below = Object.assign(part("small", "", data.below), { title: data.hover ?? "" });
   box.append(drawn, part("strong", "", data.figure), below);
   return box;

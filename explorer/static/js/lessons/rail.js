@@ -30,7 +30,9 @@ function remember(data) {
   forgotten = data.forgotten;
   // a lesson's new answer takes the place of the one before
   const others = before.filter((part) => !answered.some((lesson) => part.startsWith(`${lesson.key}~`)));
-  const all = [...new Set([...others, ...done, ...answered.map((lesson) => `${lesson.key}~${lesson.answer}`)])].join(".");
+  const all = [...new Set([...others, ...done, ...answered.map((lesson) => `${lesson.key}~${lesson.answer}`)])].join(
+    ".",
+  );
   // biome-ignore lint/suspicious/noDocumentCookie: the page reads it when it opens; the Cookie Store API is not everywhere
   document.cookie = `${KEPT}=${all}; path=/; max-age=${YEAR_S}; samesite=strict`;
 }
