@@ -60,10 +60,7 @@ def layer_seconds(made: PricedLayout) -> dict[str, float]:
 
 def split_sent_bytes(learner: Learner, way: str) -> tuple[float, float]:
     """Bytes that one GPU sends once a step, and again in each micro-batch, from the planner's plans with one and with two."""
-    one, two = (
-        price_usual(learner, way, TOKENS // 1, 1).sent_bytes,
-        price_usual(learner, way, TOKENS // 2, 2).sent_bytes,
-    )
+    one, two = (price_usual(learner, way, TOKENS // m, m).sent_bytes for m in (1, 2))
     return float(2 * one - two), float(two - one)
 
 

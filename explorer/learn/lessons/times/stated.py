@@ -11,6 +11,7 @@ from explorer.learn import links
 from explorer.learn.learner import Learner, with_model
 from planner_core.core import ITEM_BYTES, Cluster, NoPlanFits, Plan, slow_dtype_notes
 from planner_core.cost import CostModel, PricedUnit, cost_model, priced_units, step_seconds, unit_totals
+from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import METHODS, Planner, candidate_meshes, choose_mesh
 from planner_core.planning.methods import Layout
 from planner_core.search import search_within_budget
@@ -37,7 +38,7 @@ class PricedLayout:
     @property
     def sent_bytes(self) -> int:
         """Bytes that one GPU sends in a step."""
-        return sum(t.wire_bytes for t in self.plan.cost.traffic)
+        return sent_per_gpu(self.plan)
 
     @property
     def units(self) -> list[PricedUnit]:
