@@ -78,7 +78,6 @@ def live(learner: Learner, values: Values) -> Live:
         "gradients": gradients,
         "averages": averages,
         "sixteen": BYTES_WITH_16_BIT_GRADIENTS,
-        "layer": None if learner.transformer()[1] else learner.layer(),
         "words": learner.graph.config.get("vocab_size"),
         "sketch": bool(sketch),
         "shares": shares,

@@ -175,7 +175,6 @@ def live(learner: Learner, values: Values) -> Live:
         "held": number(numbers["held"]),
         "layers": sum(cut.copies),
         "copies": cut.copies,
-        "name": found.name,
         "pays": "unfit" if not plan.fits else "stages" if ahead > near else "fsdp" if -ahead > near else "tie",
         "shares": [(k, [bubble_share(ranks, int(k), each) for each in (1, 2, 4)]) for k in LESSON.controls[1].options],
         "ranks": _list_ranks(plan),
