@@ -12,7 +12,7 @@ from explorer.analysis.shortlist import shortlist
 from explorer.components import frame, graphs, remedies
 from explorer.components.overview import launch, node, table
 from explorer.session import current_setup, pipeline_plan, proof, state
-from explorer.text import recipe, units
+from explorer.text import recipe, units, words
 from explorer.text.option_words import word_terms
 from planner_core.core import Note, NoteKind, Plan
 from planner_core.planning import Result, replicated_gpus
@@ -78,15 +78,15 @@ def describe_gap(plan: Plan) -> str:
     """Say how far the fastest plan may be from the best there is."""
     gap = gap_of(plan)
     # Another plan may be recommended, and is what the page opens with.
-    name = f"The fastest found, {recipe.layout_name(plan)},"
+    name = f"the fastest found, {recipe.layout_name(plan)},"
     if gap is None:
-        return f"{name} is not proven"
+        return words.capitalize(f"{name} is not proven")
     # A gap that would be written as 0 % is not closed all the same.
     share = units.percent(max(gap, SMALLEST_GAP))
     if plan.cost.host_wait_s:
         # The bound is of the GPU's part alone, and says little of a step that is mostly a wait for the host.
-        return f"The GPU work of t{name[1:]} is within {share} of the least there is"
-    return f"{name} is within {share} of the best there is"
+        return f"The GPU work of {name} is within {share} of the least there is"
+    return words.capitalize(f"{name} is within {share} of the best there is")
 
 
 def folded(result: Result) -> str:

@@ -8,6 +8,7 @@ from explorer.address import pins, settings
 from explorer.analysis import rows
 from explorer.components import frame
 from explorer.session import state
+from explorer.text import words
 from explorer.text.tables import Row
 from planner_core.core import Plan, PlannerError
 from planner_core.planning import METHODS, OWN_WORKLOAD, Request, Result
@@ -16,7 +17,7 @@ from planner_core.planning.analysis import count_spaces
 FAIRNESS_NOTE = (
     "TAP, TAPS, ATP and Alpa-like make bytes or communication least, not the step, choose neither micro-batches nor recomputation, and "
     "split no weights, gradients or moments as ZeRO does. TAP need not split the batch: where its plan sends nothing, "
-    f"all GPUs do the same work. {OWN_WORKLOAD[0].upper()}{OWN_WORKLOAD[1:]}."
+    f"all GPUs do the same work. {words.capitalize(OWN_WORKLOAD)}."
 )
 
 
