@@ -9,7 +9,7 @@ from typing import Any
 from explorer.address import settings
 from explorer.analysis import step_parts
 from explorer.analysis.what_if import DEFAULT_INTER_GB_PER_S, current_numbers
-from explorer.text import recipe
+from explorer.text import recipe, units
 from explorer.text.commands import is_uploaded_model
 from explorer.text.tables import Row
 from planner_core.core import Cluster, Plan, cluster_names
@@ -87,7 +87,7 @@ def quantity_values(name: str, result: Result) -> list[tuple[str, Changes]]:
         numbers = {max(1, round(now * f)) for f in SIZE_FACTORS}
     elif name == "memory":
         # a plan may take no more than the GPU has
-        numbers = {float(v) for v in MEMORY_GIB if v * 2**30 <= result.cluster.gpu.memory_bytes} | {now}
+        numbers = {float(v) for v in MEMORY_GIB if v * units.GIB <= result.cluster.gpu.memory_bytes} | {now}
     elif name in ("intra", "inter"):
         numbers = {float(f"{now * f:.4g}") for f in LINK_FACTORS}
     else:
@@ -133,14 +133,14 @@ def current_value(name: str, result: Result) -> str:
 
 def _current_number(name: str, result: Result) -> Any:
     if name == "memory":
-        return float(f"{step_parts.memory_limit_bytes(result) / 2**30:.4g}")
+        return float(f"{step_parts.memory_limit_bytes(result) / units.GIB:.4g}")
     now = current_numbers(result.cluster, result.workload.batch, result.workload.seq)[name]
     return float(f"{now:.4g}") if name in ("intra", "inter") else now
 
 
 def _settings_of(name: str, value: float, cluster: Cluster) -> Changes:
     if name == "memory":
-        return {"memory": value * 2**30 / 1e9}
+        return {"memory": value * units.GIB / 1e9}
     if name == "nodes" and value > 1 and len(cluster.levels) == 1:
         return {"nodes": value, "inter": DEFAULT_INTER_GB_PER_S}
     return {name: value}
