@@ -1,4 +1,4 @@
-"""The plans of the first page: a row each, and in a sentence why the chosen one is as fast as it is."""
+"""Plans as a table: a row each, and in a sentence why the chosen one is as fast as it is."""
 
 from __future__ import annotations
 

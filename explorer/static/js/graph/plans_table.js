@@ -137,7 +137,7 @@ export default function ({ data, parentElement, setStateValue }) {
     );
   /** @param {string} id */
   const choose = (id) => {
-    for (const row of table.tBodies[0].rows) row.toggleAttribute("aria-current", false);
+    for (const row of table.tBodies[0].rows) row.removeAttribute("aria-current");
     const row = [...table.tBodies[0].rows].find((one) => one.dataset.id === id);
     row?.setAttribute("aria-current", "true"); // at once; Python follows
     setStateValue("chosen", { at: Date.now(), id });
