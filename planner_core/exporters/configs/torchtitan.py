@@ -147,7 +147,6 @@ def _rank_remarks(layout: TpLayout) -> list[str]:
         remarks.append(
             f"attention runs by {layout.cp_type} over the context ranks in the plan; torchtitan 0.3 gathers keys and values"
         )
-        layout.cp_type = "gather"
     if layout.shards % layout.expert:
         remarks.append(
             "weights are whole on the ranks that experts are dealt out over; torchtitan shards weights over these ranks"
