@@ -47,7 +47,7 @@ class Setup:
 
 
 def make_setup(plan: Plan, way: str, compiler: str, device: torch.device) -> Setup:
-    """The plan's model in one of `WAYS`, with inputs of this rank's samples. `compiler`: a backend of torch.compile; "": none."""
+    """The plan's model in a way of `bench.gpu.cases`, with inputs of this rank's samples. `compiler`: a backend of torch.compile; "": none."""
     start = training.model_of(plan, seed=0, stand_in=True)
     inputs = next(training.open_data(plan, start, None, device).micro_batches(0))
     if way == OURS:
