@@ -22,6 +22,12 @@ weights are apart, nothing need follow a rank's own work but what it does once a
 The *bound* adds what one rank waits for. Let all other ranks take any number of micro-batches at once: then only this rank's order, and
 the way of a micro-batch through the other stages, are left, and no real rank is quicker. Example: `1f1b` on 4 ranks, a way of 1.6 s there
 and back, 0.25 s of work on rank 0. It has at most 4 micro-batches on their way, so it does 4 of them, 1 s of work, in 1.6 s.
+
+Steps of many micro-batches are *folded*. Behind its first forwards a rank of `1f1b` or `interleaved` repeats pairs of a forward and a
+backward. A period is the pairs of one micro-batch, or of a round of them if ranks have several stages. Once all passes end by one time
+later than those a period before, every further period takes that time. So `FOLDED_ROUNDS` rounds are simulated, and the other periods are
+added. Example: 8 ranks, forward 1 s, backward 2 s, 64 micro-batches. The 32 that are simulated take 117 s, the others 3 s each: 213 s in
+all. If periods still differ after these rounds, every pass is simulated.
 """
 
 from __future__ import annotations
