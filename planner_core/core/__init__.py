@@ -99,7 +99,14 @@ from planner_core.core.plan import (
     refuse_stages,
     states_by_pattern,
 )
-from planner_core.core.plan_json import axes_to_json, load_plan, plan_from_json, plan_to_json, save_plan
+from planner_core.core.plan_json import (
+    axes_from_json,
+    axes_to_json,
+    load_plan,
+    plan_from_json,
+    plan_to_json,
+    save_plan,
+)
 from planner_core.core.workload import (
     AUTO,
     CHUNKS,
@@ -210,6 +217,7 @@ __all__ = [
     "Value",
     "VerificationFailed",
     "Workload",
+    "axes_from_json",
     "axes_to_json",
     "axis_names",
     "check",

@@ -205,8 +205,13 @@ def axes_to_json(axes: tuple[int, ...]) -> int | list[int]:
     return axes[0] if len(axes) == 1 else list(axes)
 
 
+def axes_from_json(axes: int | list[int]) -> tuple[int, ...]:
+    """Return the axes that `axes_to_json` wrote."""
+    return (axes,) if isinstance(axes, int) else tuple(axes)
+
+
 def _traffic_from_json(phase: str, kind: str, axes: int | list[int], *rest: Any) -> Traffic:
-    return Traffic(phase, kind, (axes,) if isinstance(axes, int) else tuple(axes), *rest)
+    return Traffic(phase, kind, axes_from_json(axes), *rest)
 
 
 def _pipeline_json(cut: Pipeline) -> dict[str, Any]:

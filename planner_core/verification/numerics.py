@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils import _pytree as pytree
 
-from planner_core.core import Graph, Plan, VerificationFailed
+from planner_core.core import Graph, Plan, VerificationFailed, axes_from_json
 from planner_core.cost import Event, scheduled
 from planner_core.runtime import (
     HostStates,
@@ -84,10 +84,7 @@ def average_over_ranks(comparisons: Sequence[Mapping[str, Any]], sizes: Sequence
     The router decides what one rank sends to experts; the sum over ranks does not depend on it.
     """
     first = comparisons[0]
-    rows = {
-        (phase, kind, (at,) if isinstance(at, int) else tuple(at)): list(amounts)
-        for phase, kind, at, *amounts in first["by_axis"]
-    }
+    rows = {(phase, kind, axes_from_json(at)): list(amounts) for phase, kind, at, *amounts in first["by_axis"]}
     calls = [
         sorted(f["exchanges"], key=lambda call: call[:2]) for f in comparisons
     ]  # the ranks of an axis issue them in one order
