@@ -82,15 +82,19 @@ def choose_dtypes(model: nn.Module, plan: Plan, stored: Mapping[str, ParamPlan])
     return dtypes
 
 
+def _axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
+    return mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
+
+
 def make_axes(mesh: DeviceMesh) -> list[Axis]:
     """Return the mesh's axes as this rank sees them."""
-    names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
+    names = _axis_names(mesh)
     return [Axis(names[i], mesh.get_group(i), mesh.size(i), mesh.get_local_rank(i)) for i in range(mesh.ndim)]
 
 
 def make_joint_axes(mesh: DeviceMesh, plan: Plan) -> JointAxes:
     """Return the axes over which the plan sums a gradient as over one. All ranks of the mesh must call it, since it makes groups."""
-    names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
+    names = _axis_names(mesh)
     named = mesh if mesh.mesh_dim_names else DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names)
     sums = {
         tuple(sorted(step.axis for step in group))
