@@ -117,8 +117,7 @@ def test_a_stack_that_is_given_more_weights_than_numpy_has_dims() -> None:
 @pytest.mark.slow(but=("llama-3-8b",))
 def test_whatever_the_largest_table_there_is_a_plan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Less and less room for tables: the plan costs no less than the best, and what it says of its gap is true."""
-    # with one stage of ZeRO: the states of all stages do not go into the smallest of these tables
-    request = Request(model=name, mesh="2x8", layers=2, zero=3)
+    request = Request(model=name, mesh="2x8", layers=2)
     planner = prepare_planner(request)
     options = candidate_meshes(request, planner.cluster)
     best = choose_mesh(planner, options)
