@@ -263,7 +263,9 @@ def first_plan_text(plan: Plan, request: Request) -> str:
 
 
 def describe_proof_scope(request: Request) -> str:
-    """Name the plans among which the chosen one is proven: `plans of one pipeline stage`, and how the request narrows them."""
+    """Name what the chosen plan is proven among: a method's space, or `plans of one pipeline stage` as the request narrows them."""
+    if (method := METHODS[request.method]).objective:
+        return f"{method.title}'s space"
     of_one_stage = "plans of one pipeline stage"
     if request.tool not in (None, FREE):
         return f"{of_one_stage} that {request.tool} can be told"
@@ -276,18 +278,17 @@ def proof_text(request: Request) -> str:
     """What the column of proofs covers."""
     scope, method = describe_proof_scope(request), METHODS[request.method]
     if aim := method.describe_aim(request.objective):
-        scope, separately = (f"{method.title}'s space", f"; {OWN_WORKLOAD}") if method.objective else (scope, "")
+        separately = f"; {OWN_WORKLOAD}" if method.objective else ""
         return f"proven optimal, of best: the {aim} within {scope}, which says nothing of its step; other rows among their own{separately}"
     return f"proven optimal: none is better among {scope}; usual layouts and methods among their own"
 
 
 def _describe_proof(plan: Plan, request: Request) -> str:
-    method = METHODS[request.method]
-    if aim := method.describe_aim(request.objective):  # its bound is none of the step
-        scope = f"{method.title}'s space" if method.objective else describe_proof_scope(request)
+    scope = describe_proof_scope(request)
+    if aim := METHODS[request.method].describe_aim(request.objective):  # its bound is none of the step
         return f"the {aim}{' found' * (not plan.optimal)} within {scope}, {'proven' if plan.optimal else 'not proven so far'}"
     if plan.is_step_proven:
-        return f"proven optimal among {describe_proof_scope(request)}"
+        return f"proven optimal among {scope}"
     if plan.optimal:
         return "the least work of GPUs, which wait for their host"
     if not plan.bound:
