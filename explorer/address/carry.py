@@ -34,7 +34,7 @@ def apply_edit(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict
     notes: list[str] = []
     if after["model"] != current["model"]:
         after.update({k: v for k, v in MODEL_SETTINGS.items() if k not in new})
-        if not {"batch", "seq"} <= new.keys():  # both are stated where an edit is taken back
+        if not {"batch", "seq"} <= new.keys():  # a row of a sweep states both
             _carry_batch_and_tokens(current, after, notes)
     if after["cluster"] != current["cluster"]:
         after.update({k: None for k in settings.CLUSTER_KEYS if k not in new})

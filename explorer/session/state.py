@@ -78,11 +78,11 @@ def query_to_add() -> tuple[str, str]:
 
 
 def _write_address(query: Mapping[str, str]) -> None:
-    for key in [k for k in st.query_params if k in settings.SETTINGS and k not in query]:
-        del st.query_params[key]
-    for key, text in query.items():
-        if st.query_params.get(key) != text:
-            st.query_params[key] = text
+    address = st.query_params.to_dict()
+    new = {**{k: text for k, text in address.items() if k not in settings.SETTINGS}, **query}
+    if new != address:
+        # All at once: the browser makes an entry of its history of each message, and *Back* went to addresses with half of an edit.
+        st.query_params.from_dict(new)
     st.session_state["written"] = dict(query)
 
 
@@ -103,7 +103,7 @@ def change(**new: Any) -> None:
     after, notes = carry.apply_edit(current, new)
     if any(after[k] != current[k] for k in settings.REQUEST_KEYS):
         after["lasso"] = new.get("lasso", ())
-        st.session_state["edit_notes"], st.session_state["before_edit"] = notes, dict(current)
+        st.session_state["edit_notes"] = notes
         cancel_jobs()
     if after != current:
         st.session_state["version"] = version() + 1
@@ -132,21 +132,9 @@ def edit_notes() -> tuple[str, ...]:
     return notes
 
 
-def settings_before_edit() -> dict[str, Any]:
-    """Return the settings before the last edit of the request."""
-    before: dict[str, Any] = st.session_state["before_edit"]
-    return before
-
-
-def undo_edit() -> None:
-    """Take the last edit back, and with it what it changed in other settings; a callback."""
-    change(**settings_before_edit())
-    st.session_state["edit_notes"] = ()
-
-
-def add_edit_notes(before: Mapping[str, Any], *notes: str) -> None:
-    """Add sentences about an edit that was just made of the settings `before`."""
-    st.session_state["edit_notes"], st.session_state["before_edit"] = (*edit_notes(), *notes), dict(before)
+def add_edit_notes(*notes: str) -> None:
+    """Add sentences about an edit that was just made."""
+    st.session_state["edit_notes"] = (*edit_notes(), *notes)
 
 
 def version() -> int:

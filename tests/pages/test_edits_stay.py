@@ -100,19 +100,15 @@ def test_what_was_not_edited_stays_or_the_page_says_so(seed: int) -> None:
                 assert re.search(SAID.get(name, "$ never"), said), (edited, name, before[name], after[name], said)
 
 
-def test_what_an_edit_changed_besides_is_seen_and_can_be_taken_back() -> None:
-    """A typed batch grows where a model has fewer positions: the page says so with the way back, until the next edit."""
+def test_what_an_edit_changed_besides_is_seen_until_the_next_one() -> None:
+    """A typed batch grows where a model has fewer positions: the page says what it was."""
     at = AppTest.from_string(SCRIPT, default_timeout=60)
     at.query_params["batch"] = "96"
-    before = shown(at.run())
+    at.run()
     field(at, "model", "w").set_value("gpt2-xl").run()
     assert shown(at)["batch"] == "384" and "it was 96 × " in str([m.value for m in at.markdown])
-    at.button(key="typed_batch").click().run()
-    assert shown(at)["batch"] == "96" and not [b for b in at.button if b.key == "undo_edit"]
-    field(at, "model", "w").set_value("llama-3-8b").run()
-    field(at, "model", "w").set_value("vit-large").run()
-    at.button(key="undo_edit").click().run()
-    assert {**before, "seq": shown(at)["seq"]} == shown(at) and not at.session_state["edit_notes"]
+    field(at, "tool", "w").set_value("torchtitan").run()
+    assert shown(at)["batch"] == "384" and "it was 96 × " not in str([m.value for m in at.markdown])
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -210,3 +206,25 @@ def test_in_the_browser_an_edit_does_not_undo_another(visit: Visit) -> None:
     assert "1 node × 8 H100" in page.locator(".st-key-sentence").inner_text()
     page.locator("[class*='st-key-chip_batch'] button").first.click()
     expect(page.get_by_role("spinbutton", name="Tokens of a sample")).to_have_value(re.compile("1,?024"))
+
+
+def test_back_and_forward_take_one_edit_each(visit: Visit) -> None:
+    """An edit of several settings is one entry of the browser's history: the page is never at half of it."""
+    page = visit.page
+    model, batch = (page.locator(f"[class*='st-key-chip_{name}']") for name in ("model", "batch"))
+    visit.open("/?layers=2&batch=96&seq=2048")
+    before, entries = visit.query, page.evaluate("history.length")
+    page.locator("[class*='st-key-chip_model'] button").first.click()
+    page.get_by_role("combobox", name="Model").click()
+    page.get_by_role("option", name="GPT-2 XL").click()
+    visit.settle()
+    after = visit.query
+    assert "batch=192" in after and "layers" not in after and page.evaluate("history.length") == entries + 1
+    page.go_back()
+    expect(model).to_contain_text("Llama-3-8B")
+    expect(batch).to_contain_text("96 × 2")
+    visit.asks(lambda query: query == before)
+    page.go_forward()
+    expect(model).to_contain_text("GPT-2 XL")
+    expect(batch).to_contain_text("192 × 1")
+    visit.asks(lambda query: query == after)

@@ -67,17 +67,8 @@ def show_sentence(*, brief: bool = False) -> None:
             show_setup_chip(v, cluster)
         complete_address(*state.query_to_add())
     if state.edit_notes():
-        _show_edit_notes(v)
-
-
-def _show_edit_notes(v: dict[str, Any]) -> None:
-    """Draw what the last edit changed in other settings, until the next one, with a way back."""
-    with st.container(horizontal=True, vertical_alignment="center", key="edit_notes"):
-        st.markdown(":material/info: " + " ".join(map(plain, state.edit_notes())), width="content")
-        typed = state.settings_before_edit()["batch"]
-        if typed not in (None, v["batch"]):
-            st.button(f"Batch {units.whole(typed)}", key="typed_batch", on_click=state.change, kwargs={"batch": typed})
-        st.button("Undo", key="undo_edit", on_click=state.undo_edit)
+        with st.container(key="edit_notes"):
+            st.markdown(":material/info: " + " ".join(map(plain, state.edit_notes())))
 
 
 def _word(text: str) -> None:

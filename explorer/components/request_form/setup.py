@@ -76,8 +76,7 @@ def _take_file(name: str, content: bytes, v: dict[str, Any], cluster: Cluster) -
         work = {k: value for k, value in work.items() if k != "seq"}
     stated, left = stated.for_model(v["model"])
     notes = (*notes, *[left] * bool(left))
-    before = {**v}
     state.change(setup=stated.write(), **work)
     description = ", ".join(f"{k} {value}" for k, value in {**work, **dict(stated.options)}.items())
     # below the sentence and not in the popover, which the edit has closed
-    state.add_edit_notes(before, f"Read from {name}: {description}.", *map(state.page_wording, notes))
+    state.add_edit_notes(f"Read from {name}: {description}.", *map(state.page_wording, notes))
