@@ -30,10 +30,10 @@ from planner_core.core import (
 )
 from planner_core.cost.communication.collectives import collective_time, wire_bytes
 from planner_core.cost.compute import (
-    accumulated_seconds,
     copied_seconds,
     divided_seconds,
     has_kernels,
+    kept_gradient_seconds,
     kernel_seconds,
     op_time,
     optimizer_seconds,
@@ -303,10 +303,14 @@ def weight_seconds(block: Block, op: Op, site: SitePlan, again: bool, model: Cos
         forward += gathered
         backward += gathered if again or value in op.saved else 0.0
         if v.grad:
-            gradient = local_bytes(block, value, edge.dst.gradient, model) / ITEM_BYTES[v.meta.dtype]
-            gradient *= model.workload.gradient_item(ITEM_BYTES[v.meta.dtype])
-            spent = copied_seconds if _communicates(edge.backward, model) else accumulated_seconds
-            backward += spent(gradient, model)
+            made, kept = ITEM_BYTES[v.meta.dtype], model.workload.gradient_item(ITEM_BYTES[v.meta.dtype])
+            gradient = local_bytes(block, value, edge.dst.gradient, model) / made * kept
+            if _communicates(edge.backward, model):
+                backward += copied_seconds(gradient, model)
+            else:
+                is_sent_later = any(p == P and n > 1 for p, n in zip(edge.src.gradient, model.sizes, strict=True))
+                copied = gradient if is_sent_later or kept > made else 0.0
+                backward += kept_gradient_seconds(gradient, copied, model)
             if any((step.src, step.dst) == (R, P) and model.sizes[step.axis] > 1 for step in edge.backward):
                 backward += divided_seconds(gradient, model)
     return forward, backward

@@ -36,8 +36,8 @@ Written by `python -m bench.support.published.memory`: every training run of gra
 `assets/measurements/published/runs.csv` that `price` can state and whose source gives its peak memory. Shown is predicted
 over measured. Predicted is what tensors take at the fullest moment of a step. nanotron's figure is read off its plot;
 torchtitan and torchao report what the allocator had *reserved*, which holds fragments and blocks that it keeps for later.
-nanotron's ZeRO-1 takes some 4 bytes a parameter more than gradients, weights and sharded states: it seems to keep a whole
-copy of the weights in float32.
+nanotron's float32 buffer of all gradients stands through the whole step and is not divided by ZeRO-1, by its code
+(`FP32GradientAccumulator`), and is stated so.
 """
 
 

@@ -19,16 +19,16 @@ from planner_core.core import ITEM_BYTES, P, R, Shard
 from planner_core.cost import Component, CostModel
 from planner_core.cost.communication import Redistributions, placement_code
 from planner_core.cost.compute import (
-    accumulated_seconds,
     copied_seconds,
     divided_seconds,
+    kept_gradient_seconds,
     optimizer_seconds,
     weight_handout_seconds,
 )
 from planner_core.cost.memory import has_working_copy, weight_bytes
 from planner_core.ops import Pair
 from planner_core.search.network.factors import zero_costs
-from planner_core.search.network.states import Floats, Ints, TensorStates, joint_any, joint_codes, joint_parts
+from planner_core.search.network.states import Bools, Floats, Ints, TensorStates, joint_any, joint_codes, joint_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +128,19 @@ def use_traffic(
         produced = joint_codes([placement_code(g) for _, g in consumed], index, base)
         scatter = moves.gradient.cost[produced[:, None], states.gradient[None, :]]
         is_local = moves.gradient.local[produced[:, None], states.gradient[None, :]]
-        gradient = _local_bytes(states, consumed, 1, model.workload.gradient_item(item), index, model)
-        added, copied = accumulated_seconds(gradient, model), copied_seconds(gradient, model)
-        backward = backward + np.where(is_local, added[:, None], copied[:, None])
-        # Made whole, and summed later over an axis of several ranks.
-        divides = np.array(
-            [[g == R and state[1] == P for state in states.axis_states] for _, g in consumed], dtype=bool
-        )
+        kept = model.workload.gradient_item(item)
+        gradient = _local_bytes(states, consumed, 1, kept, index, model)[:, None]
         several = [axis for axis, size in enumerate(model.sizes) if size > 1]
+        is_term: Bools = np.array([state[1] == P for state in states.axis_states], dtype=bool)
+        is_sent_later: Bools = np.asarray(is_term[states.index[:, several]].any(axis=1))
+        copied = np.where(is_sent_later[None, :] | (kept > item), gradient, 0.0)
+        backward = backward + np.where(
+            is_local, kept_gradient_seconds(gradient, copied, model), copied_seconds(gradient, model)
+        )
+        # Made whole, and summed later over an axis of several ranks.
+        divides = np.array([[g == R] for _, g in consumed], dtype=bool) & is_term
         is_divided = joint_any(divides, index[:, several], states.index[:, several])
-        backward = backward + np.where(is_divided, divided_seconds(gradient, model)[:, None], 0.0)
+        backward = backward + np.where(is_divided, divided_seconds(gradient, model), 0.0)
     return UseTraffic(gather, gather if needed_in_backward else np.zeros_like(gather), scatter, forward, backward)
 
 
