@@ -28,7 +28,7 @@ BoolArray = NDArray[np.bool_]
 
 
 def baseline_ids(plans: Mapping[str, Plan]) -> list[str]:
-    """Return the ids of the plans of usual layouts."""
+    """Return the ids of the plans of baselines."""
     return [n for n, p in plans.items() if p.method in BASELINES]
 
 

@@ -24,7 +24,7 @@ def plan_rows(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> list[Ro
 
 
 def gap_of(plan: Plan) -> float | None:
-    """Return the share by which a plan may be above the best there is; None where no bound of the step is known."""
+    """Return the share by which a plan may be above its bound; None where no bound of the step is known."""
     value = plan.cost.seconds(plan.objective)
     return None if plan.optimal or not plan.bound or plan.objective != "time" else max(0.0, value / plan.bound - 1)
 
@@ -35,6 +35,7 @@ def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
         "plan": name,
         "method": plan.method,
         "mesh": "x".join(map(str, plan.mesh.axis_sizes)),
+        "mesh_axes": "x".join(plan.mesh.axis_names),
         "recipe": recipe.describe_plan(plan),
         "fits": plan.fits,
         "proven": plan.is_step_proven,
@@ -119,7 +120,7 @@ def restriction_rows(steps: Sequence[AblationStep]) -> list[Row]:
 class ComparedMethod:
     """A method's best plan; None if it has none, and `why`.
 
-    `minimises`: "time", "communication" or "volume". `search_s`: seconds of its search alone; None for usual layouts, which are
+    `minimises`: "time", "communication" or "volume". `search_s`: seconds of its search alone; None for baselines, which are
     searched together. `size`: log10 of the number of plans of its space, at most.
     """
 
@@ -131,20 +132,20 @@ class ComparedMethod:
     size: float | None = None
 
     def above(self, exact: Plan | None) -> float | None:
-        """Return the share by which its step is longer than the exact plan's; None if one of the two does not exist."""
+        """Return the share by which its step is longer than the best plan's; None if one of the two does not exist."""
         return self.plan.cost.step_time_s / exact.cost.step_time_s - 1 if self.plan and exact else None
 
     @property
     def proof(self) -> str:
-        """Whether its plan is proven the best of its space; the gap that remains where it is not."""
+        """Whether its plan is proven the best of its space, or why it is not."""
         if self.plan is None:
             return ""
         reasons = [note.sentence for note in self.plan.notes if note.kind in UNPROVEN]
-        return "optimal" if self.plan.optimal else ", ".join(reasons) or "best found"
+        return "proven" if self.plan.optimal else ", ".join(reasons) or "not proven"
 
 
 def compare_methods(results: Mapping[str, Result | str], sizes: Mapping[str, float]) -> list[ComparedMethod]:
-    """Return a row per method (`results` holds a sentence where it has no plan), then the exact search's usual layouts.
+    """Return a row per method (`results` holds a sentence where it has no plan), then the baselines.
 
     `sizes`: log10 of the size of each method's space.
     """

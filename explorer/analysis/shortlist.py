@@ -17,7 +17,7 @@ MAX_LISTED = 5
 NEARLY_EQUAL = 0.02
 """Steps, and memory, that differ by less than this share are nearly the same."""
 MIN_GAIN = 0.001
-"""The exact optimum is not listed if it gains a smaller share by a layout of the same name."""
+"""The best plan is not listed beside the recommended one if it gains a smaller share by a layout of the same name."""
 MEGATRON_METHODS = ("megatron", "megatron-sp")
 
 
@@ -44,12 +44,12 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     else:
         is_stock = runs_on_stock_tools(plans[recommended])
         descriptions = {recommended: f"recommended{': stock tools run it as it is' * is_stock}"}
-    best = "the exact optimum" if plans[fastest].is_step_proven else "the best found"
+    best = f"the best plan, {'' if plans[fastest].is_step_proven else 'not '}proven"
     of_one_stage = names.get(FASTEST, next(iter(plans)))
     if staged is not None:
         gain_words = _describe_stages(plans[staged], plans[of_one_stage])
         descriptions[staged] = f"recommended: {gain_words}" if choice.fits and recommended == staged else gain_words
-        descriptions.setdefault(of_one_stage, "the best without pipeline stages")
+        descriptions.setdefault(of_one_stage, "the best plan of one stage")
     elif choice.aim is not None:
         descriptions[recommended] = f"as asked: {choice.aim}"
         descriptions.setdefault(fastest, "the fastest of these plans")
@@ -59,8 +59,10 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
             note = f"; {units.percent(gain)} faster is less than the doubt" if gain >= MIN_GAIN else ""
             descriptions[fastest] = best + note
         else:
-            descriptions[recommended] += f", as fast as {best}"
-    descriptions |= {n: "what you run now" for n, p in plans.items() if p.method == STATED_METHOD}
+            descriptions[recommended] += f"; as fast as {best}"
+    elif choice.fits:
+        descriptions[recommended] += f"; {best}"
+    descriptions |= {n: "our current setup" for n, p in plans.items() if p.method == STATED_METHOD}
     megatron = [n for n, p in plans.items() if p.method in MEGATRON_METHODS]
     if megatron:
         descriptions.setdefault(
@@ -75,7 +77,7 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     )
     descriptions.update(
         {
-            n: "other trade-off"
+            n: "trade-off"
             for n, p in plans.items()
             if p.method == "exact" and p.fits and n not in (*descriptions, fastest)
         }
@@ -86,7 +88,7 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
 def _list_described(
     plans: Mapping[str, Plan], descriptions: Mapping[str, str], always: Sequence[str | None]
 ) -> list[ListedPlan]:
-    """List at most five; a usual layout that is nearly equal to a listed plan is named in that plan's row."""
+    """List at most five; a baseline that is nearly equal to a listed plan is named in that plan's row."""
     listed: dict[str, str] = {}
     for name, what in descriptions.items():
         twin = next((k for k in listed if nearly_equal(plans[name], plans[k])), None)

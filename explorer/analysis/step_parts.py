@@ -51,7 +51,7 @@ def memory_limit_bytes(result: Result) -> int:
 
 
 def rank_rivals(plans: Mapping[str, Plan], chosen: str) -> list[str]:
-    """Return what the visitor runs now, then usual layouts: those that fit first, the fastest first."""
+    """Return what the visitor runs now, then baselines: those that fit first, the fastest first."""
     others = [n for n, p in plans.items() if n != chosen and p.method in (STATED_METHOD, *BASELINES)]
     return sorted(
         others, key=lambda n: (plans[n].method != STATED_METHOD, not plans[n].fits, plans[n].cost.step_time_s)

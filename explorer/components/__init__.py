@@ -39,8 +39,8 @@ _PLANS = st.components.v2.component(
 )
 
 
-def draw_plans_table(data: dict[str, Any], *, key: str, on_choose: Callable[[], None]) -> None:
-    """Draw a table of plans (see plans_table.js); a click on a row puts `{"id"}` at `st.session_state[key]["chosen"]`."""
+def draw_rows(data: dict[str, Any], *, key: str, on_choose: Callable[[], None]) -> None:
+    """Draw a table (see plans_table.js); a click on a row puts `{"id"}` at `st.session_state[key]["chosen"]`."""
     _PLANS(key=key, data=data, on_chosen_change=on_choose)
 
 

@@ -45,7 +45,7 @@ def explain(shown: PlansById, homes: Mapping[str, Result], against: str) -> None
     same_work = len({(p.workload["batch"], p.workload["seq"]) for p in shown.values()}) == 1
     if same_work and rounded.total(first) != rounded.total(against):
         causes = step_parts.explain_difference(rounded, first, against)
-        st.markdown(frame.escape(f"{words.plan_title(shown[first])} {causes}."))
+        st.markdown(frame.escape(f"{words.capitalize(words.title_in_sentence(shown[first]))} {causes}."))
     # The room is reserved: the markup comes a moment later, and what is below would jump.
     with st.container(key="room_steps", height=STEPS + ROW * len(shown), border=False):
         st.html(steps_table(rounded, shown, homes, against if same_work else ""))
@@ -244,13 +244,13 @@ def show_restrictions(result: Result) -> None:
         "restriction to those above and searches exactly again.",
     )
     methods = {m: name for m, name in settings.METHODS.items() if m != "exact"}
-    frame.choose_one("From exact to", "rungs", methods, optional=True)
+    frame.choose_one("From the exact search to", "rungs", methods, optional=True)
     method = state.value("rungs")
     if not method:
         st.caption("Choose a method to see what it gives up, and what each part of that costs here.")
         return
     name = methods[method]
-    with st.spinner(f"From exact to {name}", show_time=True):
+    with st.spinner(f"From the exact search to {name}", show_time=True):
         # a method's space is compared with the free one, whatever tool the page plans for
         steps = _ablation_steps(
             replace(result.request, method="exact", objective="time", tool=None, prove=False), method
@@ -258,7 +258,7 @@ def show_restrictions(result: Result) -> None:
     st.markdown(frame.escape(words.describe_restrictions(name, [(step.says, step.plan) for step in steps])))
     body = [_ablation_row(step, steps[k - 1] if k else None) for k, step in enumerate(steps)]
     head = ["each row adds", "mesh", "sent per GPU", "communication", "step", "memory", "fits"]
-    frame.show_table(head, body, f"from exact to {name}")
+    frame.show_table(head, body, f"from the exact search to {name}")
     frame.offer_data("these rows", f"restrictions-{method}", lambda: rows.restriction_rows(steps))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 import streamlit as st
 
+from explorer import components
 from explorer.address import settings
 from explorer.components.request_form import sentence
 from explorer.figures.palette import Theme, theme_of
@@ -156,6 +157,30 @@ def choose_record(key: str, alt: str, records: Any, on_choose: Callable[[int], N
             on_choose(selected[0])
 
     st.dataframe(records, hide_index=True, on_select=choose, selection_mode="single-row", key=key, alt=alt, **options)
+
+
+def choose_row(
+    key: str,
+    label: str,
+    head: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    on_choose: Callable[[str], None],
+    *,
+    chosen: str = "",
+    terms: Mapping[str, str] | None = None,
+) -> None:
+    """Draw rows of a name and figures (see plans_table.js); `on_choose` gets the id of the row, and a head sorts.
+
+    On a phone each row is a card, where a table of `st.dataframe` is as wide as its columns. `head` begins with that of the names.
+    """
+
+    def choose() -> None:
+        if row_id := str((st.session_state[key].get("chosen") or {}).get("id") or ""):
+            on_choose(row_id)
+
+    first, *others = head
+    data = {"label": label, "first": first, "head": others, "rows": rows, "chosen": chosen, "terms": dict(terms or {})}
+    components.draw_rows(data, key=key, on_choose=choose)
 
 
 def show_chart(figure: go.Figure, key: str, alt: str, **options: Any) -> None:

@@ -72,12 +72,12 @@ def plans_scatter(
     _draw_plans(figure, methods, ends, "other methods", "triangle-up", METHOD_COLOUR, theme)
     others = {n: plans[n] for n in baselines if n in plans}
     _draw_plans(figure, others, ends, "baselines", "diamond", COMMUNICATION, theme)
-    _draw_plans(figure, stated, ends, "what you run now", "square", STATED_COLOUR, theme)
+    _draw_plans(figure, stated, ends, "our current setup", "square", STATED_COLOUR, theme)
     tied = [n for n in choosing.find_ties(plans) if n in plans]
     _draw_rings(
         figure,
         [ends[n] for n in tied],
-        "a tie with the fastest",
+        "a tie with the best plan",
         (19, 1.2),
         theme.muted,
     )

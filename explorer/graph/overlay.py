@@ -86,7 +86,7 @@ def nodes_without_rule(drawing: Scene, unknown: tuple[str, ...]) -> dict[str, st
 def overlay_legends(plan: Plan) -> dict[str, str]:
     """Say what each overlay shows, of which plan, and with its unit."""
     mesh = words.mesh_words(plan.mesh)
-    whose = f"{words.plan_title(plan)} on {mesh}"
+    whose = f"{words.title_in_sentence(plan)} on {mesh}"
     sends = f"under {whose}: bytes of whole tensors, in one copy of each block; thicker is more"
     return {
         "memory": f"weights and what is kept for backward, on one GPU under {whose}",

@@ -48,6 +48,21 @@ class WeightSplit:
         parts += [f"dim {d} / {n}" for d, n in self.split.items()]
         return " · ".join(parts) or WHOLE
 
+    @property
+    def sentence(self) -> str:
+        """The same for who does not know these words; they stand in brackets, as the graph and the names of plans have them."""
+        parts = []
+        if self.gathered > 1:
+            parts.append(
+                f"each of {self.gathered} GPUs keeps a part, and gathers the whole for each use (FSDP {self.gathered})"
+            )
+        if self.stored > 1:
+            parts.append(
+                f"each of {self.stored} GPUs updates a part, and all of them hold the whole (ZeRO {self.stored})"
+            )
+        parts += [f"each of {n} GPUs computes with a part alone (dim {d} / {n})" for d, n in self.split.items()]
+        return "; ".join(parts) or "every GPU holds the whole"
+
 
 def split_of(p: ParamPlan, mesh: DeviceMesh) -> WeightSplit:
     """Return how a weight is split over a mesh."""

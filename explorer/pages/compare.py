@@ -24,7 +24,7 @@ def choose_plans(plans: dict[str, Plan], result: Result) -> dict[str, Plan]:
     if len(requested) < 2:
         first = requested[0] if requested else state.chosen_plan(plans, result)[0]
         others = step_parts.rank_rivals(plans, first) or [n for n in plans if n != first]
-        # a usual layout that the search chose too differs in nothing
+        # a baseline that the search chose too differs in nothing
         unlike = [n for n in others if not nearly_equal(plans[n], plans[first])]
         requested = [first, *(unlike or others)[:1]]
     current = requested[: settings.MAX_COMPARED]

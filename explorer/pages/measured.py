@@ -114,7 +114,8 @@ def picked(runs: Sequence[PublishedRun], out: str) -> None:
     run = next((r for r in runs if r.id == st.session_state.get("run_picked")), None)
     if run is None:
         st.caption(
-            "Between the dotted lines, and in the grey band, a prediction is at most 10 % off. A click on a point tells its source."
+            "Between the dotted lines, and in the grey band, a prediction is at most 10 % off. "
+            "A click on a point or a row shows its source."
         )
         return
     contradiction = (
@@ -128,7 +129,8 @@ def picked(runs: Sequence[PublishedRun], out: str) -> None:
 
 
 def table(runs: Sequence[PublishedRun], out: str) -> None:
-    """Draw every run, the furthest off first."""
+    """Draw every run, the furthest off first; a click shows its source."""
+    furthest_first = sorted(runs, key=lambda r: -abs(r.error(out)))
     rows = [
         {
             "model": r.model,
@@ -141,16 +143,34 @@ def table(runs: Sequence[PublishedRun], out: str) -> None:
             "work": r.workload,
             "source": f"{r.source}: {r.reference}",
         }
-        for r in sorted(runs, key=lambda r: -abs(r.error(out)))
+        for r in furthest_first
     ]
-    number = st.column_config.NumberColumn
-    columns = {
-        "measured, s": number(format="%.3g"),
-        "predicted, s": number(format="%.3g"),
-        "error, %": number(format="%+.1f"),
-    }
-    frame.show_records(rows, "The runs as a table, the furthest off first", row_height=34, column_config=columns)
+    with st.container(height=480, border=False):
+        frame.choose_row(
+            "runs_table",
+            "The runs, the furthest off first",
+            ["run", "measured step", "predicted step", "error"],
+            [_table_row(r, out) for r in furthest_first],
+            lambda run_id: st.session_state.update(run_picked=run_id),
+            chosen=st.session_state.get("run_picked", ""),
+        )
     frame.offer_data("these runs", "published-runs", lambda: rows, of_request=False)
+
+
+def _table_row(run: PublishedRun, out: str) -> dict[str, object]:
+    """Return a run as a row that can be chosen."""
+    figures = (
+        (units.seconds(run.measured_s), run.measured_s),
+        (units.seconds(run.seconds[out]), run.seconds[out]),
+        (units.change(run.error(out)), run.error(out)),
+    )
+    return {
+        "id": run.id,
+        "name": f"{run.model} on {run.gpus} × {run.gpu}",
+        "what": f"{run.layout}; {run.workload}",
+        "fits": True,
+        "cells": [{"figure": figure, "below": "", "order": order} for figure, order in figures],
+    }
 
 
 def calibrated() -> None:

@@ -75,18 +75,18 @@ def _searches(result: Result) -> None:
 
 
 def describe_gap(plan: Plan) -> str:
-    """Say how far the fastest plan may be from the best there is."""
+    """Say how far the best plan may be above the bound."""
     gap = gap_of(plan)
     # Another plan may be recommended, and is what the page opens with.
-    name = f"the fastest found, {recipe.layout_name(plan)},"
+    name = f"the best plan, {recipe.layout_name(plan)},"
     if gap is None:
         return words.capitalize(f"{name} is not proven")
     # A gap that would be written as 0 % is not closed all the same.
     share = units.percent(max(gap, SMALLEST_GAP))
     if plan.cost.host_wait_s:
         # The bound is of the GPU's part alone, and says little of a step that is mostly a wait for the host.
-        return f"The GPU work of {name} is within {share} of the least there is"
-    return words.capitalize(f"{name} is within {share} of the best there is")
+        return f"The GPU work of {name} is at most {share} above the bound"
+    return words.capitalize(f"{name} is at most {share} above the bound")
 
 
 def folded(result: Result) -> str:

@@ -1,4 +1,4 @@
-"""Plans: every plan of the search, of every method and of the usual layouts; behind a tab every candidate of a block."""
+"""Plans: every plan of the search, of every method and the baselines; behind a tab every candidate of a block."""
 
 from __future__ import annotations
 

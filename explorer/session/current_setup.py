@@ -59,11 +59,11 @@ def with_extra_plans(plans: Mapping[str, Plan], result: Result) -> dict[str, Pla
     """Insert what is run now after the first plan; warn where the setup cannot be priced."""
     setup = priced_setup(result)
     if isinstance(setup, str):
-        st.warning(f"Your current setup cannot be priced. {setup}")
+        st.warning(f"The current setup cannot be priced. {setup}")
     if text := state.value("setup"):
         _, left = setups.parse_setup(text).for_model(result.request.model)
         if left:
-            st.caption(f"Of your current setup {left}.")
+            st.caption(f"Of the current setup {left}.")
     first = next(iter(plans))
     extra = {setups.PLAN_ID: setup.best} if isinstance(setup, Result) else {}
     return {first: plans[first], **extra, **plans}

@@ -1,4 +1,4 @@
-"""The proof of the fastest plan: its gap is closed in the background, while the first answer is read."""
+"""The proof of the best plan: its gap is closed in the background, while the first answer is read."""
 
 from __future__ import annotations
 

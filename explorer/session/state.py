@@ -229,7 +229,7 @@ def _method_plans() -> ResultCache[Request, Result]:
 
 
 def plan_method(request: Request) -> Result:
-    """Return the best plan of a method for the table of methods, without the usual layouts, trade-offs and notes beside it.
+    """Return the best plan of a method for the table of methods, without baselines, trade-offs and notes.
 
     They take half of the time. What another page asks of the same request is planned in full (see `plan_request`).
     """

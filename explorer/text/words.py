@@ -40,6 +40,7 @@ def family(name: str) -> str:
     return name.rpartition(".")[0].rpartition(".")[2] or name
 
 
+BEST_PLAN, SIMPLER_PLAN, STAGED_PLAN = EXACT.shown_plan, "Simpler plan", "Plan with stages"
 METHOD_TITLES = {m.name: m.shown_plan for m in METHODS.values()}
 TITLES = {b.title: b.shown_plan for b in BASELINES.values()}
 """What the page calls the plan of a baseline, by the plan's name."""
@@ -50,22 +51,23 @@ def plan_title(plan: Plan) -> str:
     if plan.name in TITLES:
         return TITLES[plan.name]
     if plan.name == FASTEST:
-        return "Fastest plan"
+        return BEST_PLAN
     if plan.name == STAGES_PLAN_NAME:
-        return "Plan with stages"
+        return STAGED_PLAN
     if leads_by_simplicity(plan):
-        return "Simpler plan"
+        return SIMPLER_PLAN
     if plan.name == "best":
-        if plan.method == EXACT.name and not plan.is_step_proven:
-            return "Best plan found"
-        return METHOD_TITLES.get(plan.method, "Best plan")
+        return METHOD_TITLES.get(plan.method, BEST_PLAN)
     return plan.name[:1].upper() + plan.name[1:]
 
 
 def title_in_sentence(plan: Plan) -> str:
-    """Return a plan's title inside a sentence: `our current setup`, but `Exact plan`, which is a name."""
-    called = plan_title(plan)
-    return called[:1].lower() + called[1:] if called.startswith(("Our ", "The ")) else called
+    """Return a plan's title inside a sentence: `the best plan`, `our current setup`, but `Megatron-LM`, which is a name."""
+    title = plan_title(plan)
+    lower = title[:1].lower() + title[1:]
+    if title.startswith((BEST_PLAN, SIMPLER_PLAN, STAGED_PLAN)):  # a pin's goes on with what its settings change
+        return f"the {lower}"
+    return lower if title.startswith(("Our ", "The ")) else title
 
 
 def describe_axes(plan: Plan) -> str:
@@ -187,15 +189,16 @@ def compare_steps(a: Plan, b: Plan) -> str:
     times = f"{units.seconds(min(ta, tb))} against {units.seconds(max(ta, tb))} a {of}"
     if max(ta, tb) <= min(ta, tb) * (1 + time_doubt(a, b)):
         head, who = (
-            f"{plan_title(a)} and {title_in_sentence(b)} tie in time ({times}, closer than such estimates tell apart)",
-            plan_title(a),
+            f"{capitalize(title_in_sentence(a))} and {title_in_sentence(b)} tie in time ({times}, closer than such estimates tell apart)",
+            capitalize(title_in_sentence(a)),
         )
     else:
         a, b = (a, b) if ta < tb else (b, a)
         gain = 1 - min(ta, tb) / max(ta, tb)
-        head, who = f"{plan_title(a)} takes {units.percent(gain)} less time than {title_in_sentence(b)} ({times})", "It"
-    fits = [plan_title(p) for p in (a, b) if not p.fits]
-    tail = f" {' and '.join(fits)} {'does' if len(fits) == 1 else 'do'} not fit the memory." if fits else ""
+        head = f"{capitalize(title_in_sentence(a))} takes {units.percent(gain)} less time than {title_in_sentence(b)} ({times})"
+        who = "It"
+    fits = [title_in_sentence(p) for p in (a, b) if not p.fits]
+    tail = f" {capitalize(' and '.join(fits))} {'does' if len(fits) == 1 else 'do'} not fit the memory." if fits else ""
     return f"{head}. {who} {compare_sizes(a, b)}.{tail}"
 
 
@@ -208,14 +211,14 @@ def compare_sizes(a: Plan, b: Plan) -> str:
 
 
 def describe_restrictions(method: str, steps: Sequence[tuple[str, Plan | None]]) -> str:
-    """Say what a method's restrictions cost against exact, and which costs most; `steps` are (what it adds, best plan)."""
+    """Say what a method's restrictions cost against the exact search, and which costs most; `steps` are (what it adds, best plan)."""
     known = [(says, p) for says, p in steps if p is not None]
     if not known or steps[0][1] is None:
         return f"No plan fits here, so {method} cannot be compared with the exact search."
     first, last = known[0][1].cost, known[-1][1]
     text = (
         f"{method}’s plan takes {_ratio(last.cost.step_time_s, first.step_time_s, 'step time')} and "
-        f"{_ratio(last.cost.comm_time_s, first.comm_time_s, 'communication')} against the exact plan."
+        f"{_ratio(last.cost.comm_time_s, first.comm_time_s, 'communication')} against the best plan."
     )
     added = [
         (b.cost.step_time_s - a.cost.step_time_s, says) for (_, a), (says, b) in pairwise(known) if a.fits and b.fits

@@ -129,7 +129,7 @@ def test_a_plan_is_not_measured_against_its_own_name(result: Result) -> None:
     """Plans of one layout that do not do the same in a step are told apart by what they do."""
     plan = result.best
     slower = replace(plan, workload={**plan.workload, "accumulate": 2})
-    listed = [ListedPlan("a", "recommended"), ListedPlan("b", "other trade-off")]
+    listed = [ListedPlan("a", "recommended"), ListedPlan("b", "trade-off")]
     nothing = dict.fromkeys(step_parts.PARTS, 0.0)
     parts = {"a": nothing | {step_parts.COMPUTE: 1.0}, "b": nothing | {step_parts.COMPUTE: 1.5}}
     plans = {"a": plan, "b": slower}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from bench.support.app.soak import resident_mb
 from explorer.address import settings
 from explorer.analysis import sweep
 from explorer.analysis import what_if as whatif
+from explorer.components.plans import sweep_panel
 from explorer.figures import scaling
 from explorer.figures.palette import LIGHT
 from explorer.jobs.malloc_trim import trim_memory
@@ -264,8 +267,11 @@ def test_a_sweep_of_two_quantities_is_drawn_as_small_multiples_with_the_same_axe
 def test_a_sweep_on_the_page_takes_a_value_over() -> None:
     at = open_page("whatif", model="gpt2-xl", layers="2", sweep="batch")
     assert not at.exception
-    rows = next(d.value for d in at.dataframe if "best plan" in d.value)
-    assert len(rows) == 6 and rows["best plan"].str.contains(r" \d").all()
+    (drawn,) = (c.proto for c in at.get("bidi_component") if c.proto.component_name == "shardscope_plans")
+    rows = json.loads(drawn.json)["rows"]
+    assert len(rows) == 6 and all(
+        re.search(r" \d", r["what"]) and r["cells"][0]["order"] < sweep_panel.UNKNOWN for r in rows
+    )
     assert any(b.key == "stop_sweep" for b in at.button) is False, "the work is done"
     assert open_page("whatif", model="gpt2-xl", layers="2", sweep="moon").warning
 

@@ -126,7 +126,7 @@ def test_a_headline_says_who_is_faster(result: Result) -> None:
             text = words.compare_steps(plan, other)
             assert ("tie in time" in text) == (max(a, b) <= min(a, b) * (1 + words.time_doubt(plan, other)))
             if "tie in time" not in text:
-                assert text.startswith(f"{words.plan_title(plan if a < b else other)} takes")
+                assert text.startswith(f"{words.capitalize(words.title_in_sentence(plan if a < b else other))} takes")
             assert ("not fit" in text) == (not plan.fits or not other.fits)
         if len(plans) > 1:
             against = plans[step_parts.fastest_other(plans, name)]

@@ -64,7 +64,7 @@ def test_the_step_in_time_opens_down_to_operators_and_downloads_as_a_trace(visit
     page = visit.page
     visit.open("/compare?compare=best,megatron-lm&layers=4")
     canvas, card = page.locator(".streams canvas"), page.locator(".streams .card")
-    expect(canvas).to_have_attribute("aria-label", re.compile("Exact plan: .*compute .*; Megatron-LM: .*waits"))
+    expect(canvas).to_have_attribute("aria-label", re.compile("Best plan: .*compute .*; Megatron-LM: .*waits"))
     canvas.scroll_into_view_if_needed()
     page.get_by_role("button", name="One layer").click()
 
@@ -80,7 +80,7 @@ def test_the_step_in_time_opens_down_to_operators_and_downloads_as_a_trace(visit
         page.get_by_role("button", name="Chrome trace").click()
     waiting.value.save_as(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
-    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["Exact plan", "Megatron-LM"]
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["Best plan", "Megatron-LM"]
 
 
 def words_at(page: Page, canvas: Locator, card: Locator, x: float, y: float) -> str:

@@ -104,7 +104,7 @@ def test_an_engineer_changes_everything_and_finds_every_figure_on_the_command_li
     page.get_by_role("option", name="torchtitan").click()
     visit.settle()
     chip(visit, "setup")
-    page.get_by_role("textbox", name=re.compile("What you run now")).fill("FSDP 4 x TP 8, mbs 1, selective")
+    page.get_by_role("textbox", name=re.compile("Our current setup")).fill("FSDP 4 x TP 8, mbs 1, selective")
     press(visit, "setup")
     chip(visit, "batch")
     page.get_by_role("textbox", name="Batch of a step").fill("32")
@@ -113,7 +113,7 @@ def test_an_engineer_changes_everything_and_finds_every_figure_on_the_command_li
     expect(page.locator("[data-testid=stAlert]")).to_have_count(0)
     expect(page.locator(".plans tbody small", has_text="8 micro-batches")).to_have_count(1)
 
-    recommended, now = row_of(visit, "recommended: torchtitan runs it"), row_of(visit, "what you run now")
+    recommended, now = row_of(visit, "recommended: torchtitan runs it"), row_of(visit, "our current setup")
     page.get_by_role("button", name="Export to torchtitan").click()
     dialog = page.get_by_role("dialog")
     with page.expect_download() as waiting:
@@ -122,7 +122,7 @@ def test_an_engineer_changes_everything_and_finds_every_figure_on_the_command_li
     assert is_row_of(run_command_in_dialog(visit, tmp_path / "recommended.json"), recommended)
     page.keyboard.press("Escape")
     visit.settle()
-    page.locator(".plans tbody tr", has_text="what you run now").locator("button").click()
+    page.locator(".plans tbody tr", has_text="our current setup").locator("button").click()
     visit.settle()
     visit.asks(lambda query: "plan=our-current-setup" in query)
     page.locator(".st-key-export button").click()

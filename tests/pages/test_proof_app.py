@@ -69,7 +69,7 @@ def test_the_line_settles_when_the_gap_is_closed(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(proof, "prove", prove)
     at = opened(monkeypatch, first)
-    assert "is within 2 % of the best there is, still proving" in captions(at)
+    assert "is at most 2 % above the bound, still proving" in captions(at)
     ready.append(True)
     for _ in range(100):
         at.run()
@@ -89,7 +89,7 @@ def test_a_gap_that_stays_open_is_said(monkeypatch: pytest.MonkeyPatch, proven: 
         if "proving" not in captions(at):
             break
         time.sleep(0.05)
-    assert "is within 2 % of the best there is." in captions(at)
+    assert "is at most 2 % above the bound." in captions(at)
 
 
 def test_a_proof_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch, proven: Result) -> None:
@@ -122,12 +122,12 @@ def test_an_open_gap_is_not_written_as_none(proven: Result) -> None:
     plan = unproven(proven.best)
     nearly = replace(plan, bound=plan.cost.seconds(plan.objective) * (1 - 1e-5))
     name = recipe.layout_name(plan)
-    assert describe_gap(nearly) == f"The fastest found, {name}, is within 0.1 % of the best there is"
+    assert describe_gap(nearly) == f"The best plan, {name}, is at most 0.1 % above the bound"
 
 
 def test_the_gap_of_a_step_that_waits_for_the_host_is_of_the_gpus_part(proven: Result) -> None:
     """T5-large on 16 H100: 273 ms, of which the GPU works 68; that 68 is near its bound says nothing of 273."""
     plan = unproven(proven.best)
     cost = replace(plan.cost, step_time_s=4 * plan.cost.step_time_s, host_wait_s=3 * plan.cost.step_time_s)
-    line = f"The GPU work of the fastest found, {recipe.layout_name(plan)}, is within 2 % of the least there is"
+    line = f"The GPU work of the best plan, {recipe.layout_name(plan)}, is at most 2 % above the bound"
     assert describe_gap(replace(plan, cost=cost)) == line

@@ -73,14 +73,14 @@ def test_the_report_says_that_it_is_a_tie(result: Result) -> None:
 
 def test_the_page_says_that_it_is_a_tie(result: Result) -> None:
     """It recommends the one, says what the other gains and that this is less than the doubt, and of the two that they tie."""
-    assert [words.plan_title(p) for p in result.plans[:2]] == ["Simpler plan", "Fastest plan"]
+    assert [words.plan_title(p) for p in result.plans[:2]] == ["Simpler plan", "Best plan"]
     plans = plan_ids(result.plans)
     (run, fastest), found = list(plans)[:2], result.choice
     listed = shortlist(plans, found, "")
     gain = units.percent(plans[run].cost.step_time_s / plans[fastest].cost.step_time_s - 1)
     assert [(one.name, one.what) for one in listed[:2]] == [
         (run, "recommended"),
-        (fastest, f"the exact optimum; {gain} faster is less than the doubt"),
+        (fastest, f"the best plan, proven; {gain} faster is less than the doubt"),
     ]
     parts = {one.name: split_step(plans[one.name], result.graph, result.coarse) for one in listed}
     sentence = table.explain_choice(plans, listed, recipe.distinct_names(plans), fastest, parts)

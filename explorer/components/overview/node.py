@@ -20,6 +20,14 @@ from planner_core.models import fold
 from planner_core.planning import Request, Result
 
 MAX_CACHED = 64
+DONE = {
+    "all_gather": "gathered on every GPU",
+    "all_reduce": "summed, the sum on every GPU",
+    "reduce_scatter": "summed, a part of the sum on each GPU",
+    "all_to_all": "exchanged, a slice for each GPU",
+    "send_recv": "passed around a ring of GPUs",
+}
+"""What a collective does with the bytes that it moves."""
 
 
 def show_node(result: Result, plan_id: str, plan: Plan) -> None:
@@ -73,18 +81,21 @@ def _show_node(result: Result, drawing: graph_view.Scene, node: graph_view.Node,
     if weight:
         name, placed = weight
         shape = next(meta.shape for other, meta in node.weights if other == name)
-        left, text = st.columns([2, 3], gap="medium")
+        left, text = st.columns([5, 9])
         with left:
             components.draw_svg(weight_picture(placed, plan.mesh, shape), key="weight_picture")
+    lines = [f"weight {units.shape(shape)}: {split_of(placed, plan.mesh).sentence}"] if weight else []
+    lines += [
+        f"all GPUs together: {units.flops(node.flops)} in forward, {units.memory(node.saved_bytes)} kept for backward",
+        *_describe_traffic(result, node, plan_id, plan),
+    ]
     with text:
-        st.markdown(f"**{frame.escape(node.name)}** {frame.escape(node.module)}")
-        if weight:
-            st.caption(f"weight {units.shape(shape)}: {split_of(placed, plan.mesh).words}")
-        st.caption(f"{units.flops(node.flops)} forward · {units.memory(node.saved_bytes)} kept for backward, whole")
+        with st.container(horizontal=True, vertical_alignment="center", gap="small", key="node_head"):
+            st.markdown(f"**{frame.escape(node.name)}** {frame.escape(node.module)}", width="content")
+            _show_choices(result, node)
+        st.caption("  \n".join(map(frame.escape, lines)))
         if problem := overlay.nodes_without_rule(drawing, result.unknown_ops).get(node.id):
             st.warning(frame.escape(problem[:1].upper() + problem[1:] + "."))
-        _show_traffic(result, node, plan_id, plan)
-    _show_choices(result, node)
 
 
 @st.cache_resource(max_entries=MAX_CACHED, show_spinner=False)
@@ -94,24 +105,28 @@ def _messages(
     return overlay.node_messages(_plan, state.model_drawing(request), _home.graph)
 
 
-def _show_traffic(result: Result, node: graph_view.Node, plan_id: str, plan: Plan) -> None:
-    """Say what one copy of the node sends in a step."""
+def _describe_traffic(result: Result, node: graph_view.Node, plan_id: str, plan: Plan) -> list[str]:
+    """Say for each phase of a step what one copy of the node sends."""
     home = current_setup.result_of(plan_id, result)
     messages = _messages(result.request, plan_id, state.edit_of(plan_id), plan, home).get(node.id, [])
-    lines = dict.fromkeys(f"{m['phase']}: {m['kind']} of {m['text']} over {m['axis']}" for m in messages)
-    st.caption("sends " + "; ".join(lines).replace("_", "\\_") if lines else "sends nothing")
+    by_phase: dict[str, list[str]] = {}
+    for m in messages:
+        sent = f"{m['text']} {DONE[str(m['kind'])]} ({m['kind']} over {m['axis']})"
+        by_phase.setdefault(str(m["phase"]), []).append(sent)
+    return [f"{phase}: {'; '.join(dict.fromkeys(sent))}" for phase, sent in by_phase.items()] or ["it sends nothing"]
 
 
 def _show_choices(result: Result, node: graph_view.Node) -> None:
     options = graph_view.node_choices(node, result.coarse)
-    with st.expander(f"{len(options)} choices on one mesh axis, {len(node.ops)} operations", key="node_choices"):
+    with st.popover(f"{len(options)} ways to share this work", type="tertiary", key="node_choices"):
         if options:
+            st.caption("Along one axis of the mesh: what each GPU holds of the inputs, and of the result")
             rows = [[html.escape(name), _chips(ins), _chips(outs)] for name, ins, outs in options]
             lead = graph_view.lead_op(node)
             out = graph_view.find_block(node, result.coarse).values[lead.outputs[0]].meta if lead else None
             head = f"result {units.shape(out.shape)}" if out else "result"
-            frame.show_table(["choice", "operands", head], rows, "choices")
-        st.caption(", ".join(f"`{op.name}`" for op in node.ops))
+            frame.show_table(["way", "inputs", head], rows, "choices")
+        st.caption(f"{len(node.ops)} operations: {', '.join(f'`{op.name}`' for op in node.ops)}")
 
 
 def _chips(letters: str) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 import streamlit as st
 
-from explorer import components
 from explorer.address import settings, setups
 from explorer.analysis import step_parts
 from explorer.analysis.shortlist import ListedPlan
@@ -59,7 +58,6 @@ def show_table(result: Result, plans: Mapping[str, Plan], listed: Sequence[Liste
     """Draw the table, its legend, what its words mean, and the sentence about the chosen plan."""
     names = recipe.distinct_names({one.name: plans[one.name] for one in listed})
     parts = draw_plans(result, plans, listed, names, chosen, with_speed=False)
-    _link_terms(names.values())
     if chosen in parts:
         st.markdown(frame.escape(explain_choice(plans, listed, names, chosen, parts)))
 
@@ -75,7 +73,7 @@ def draw_plans(
 ) -> Mapping[str, Parts]:
     """Draw a row for each listed plan, which a click chooses, and the legend; return the parts of each step.
 
-    `with_speed` adds the tokens of a second, utilisation, and what all tokens take.
+    `with_speed` adds the tokens of a second, utilisation, and what all tokens take; without it the legend links words to lessons.
     """
     parts = {one.name: step_parts_of(one.name, plans[one.name], result) for one in listed}
     steps = [sum(of_plan.values()) for of_plan in parts.values()]
@@ -89,28 +87,29 @@ def draw_plans(
         cells += [_memory_cell(plan, home), *([_speed_cell(speed, home)] if with_speed else [])]
         rows.append({"id": one.name, "name": names[one.name], "what": one.what, "fits": plan.fits, "cells": cells})
 
-    def choose() -> None:
-        plan_id = str((st.session_state["plans_table"].get("chosen") or {}).get("id") or "")
+    def choose(plan_id: str) -> None:
         if plan_id in plans:
             state.change(plan=plan_id)
 
-    head = ["one step", "communication per GPU", "memory per GPU", *(["tokens/s per GPU"] if with_speed else [])]
+    head = [
+        "plan",
+        "one step",
+        "communication per GPU",
+        "memory per GPU",
+        *(["tokens/s per GPU"] if with_speed else []),
+    ]
     terms = {word: glossary.LAYOUT_TERMS[word][0] for word in glossary.layout_terms(names.values())}
-    data = {"label": "Plans", "head": head, "rows": rows, "chosen": chosen, "terms": terms}
-    components.draw_plans_table(data, key="plans_table", on_choose=choose)
-    legend = [p for p in step_parts.PARTS if any(of_plan[p] for of_plan in parts.values())]
-    st.html(
-        "<p class='bar-keys'>"
-        + "".join(f"<span><i class='{frame.part_class(p)}'></i>{PART_NAMES[p]}</span>" for p in legend)
-        + "</p>"
-    )
+    frame.choose_row("plans_table", "Plans", head, rows, choose, chosen=chosen, terms=terms)
+    _show_legend(parts, () if with_speed else names.values())
     return parts
 
 
-def _link_terms(names: Iterable[str]) -> None:
-    """Draw a link to the lesson of each word in the names of plans; its meaning is shown on hover."""
+def _show_legend(parts: Mapping[str, Parts], names: Iterable[str]) -> None:
+    """Draw the legend of the bars, and a link to the lesson of each word in `names`, with its meaning on hover."""
+    legend = [p for p in step_parts.PARTS if any(of_plan[p] for of_plan in parts.values())]
+    keys = "".join(f"<span><i class='{frame.part_class(p)}'></i>{PART_NAMES[p]}</span>" for p in legend)
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="meanings"):
-        st.markdown("What is", width="content")
+        st.html(f"<p class='bar-keys'>{keys}</p>", width="content")
         for word in glossary.layout_terms(names):
             meaning, lesson = glossary.LAYOUT_TERMS[word]
             query = {**settings.to_query(state.values()), "lesson": lesson}
@@ -147,14 +146,13 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
     peak, capacity = plan.cost.memory_bytes["peak"], home.cluster.gpu.memory_bytes
     reserved = predict_reserved(plan, home.cluster)
     # The allocator never reserves less than the tensors take.
-    low, high = (max(peak, n) / units.GIB for n in (reserved.low_bytes, reserved.high_bytes))
+    low, high = (units.significant(max(peak, n) / units.GIB) for n in (reserved.low_bytes, reserved.high_bytes))
     if not plan.fits:
         memory_range = f"of {units.memory(step_parts.memory_limit_bytes(home))}"
     elif reserved.short:
-        memory_range = f"would reserve all {capacity / units.GIB:.3g}"
+        memory_range = f"reserves all {units.significant(capacity / units.GIB)}"
     else:
-        reserved_gib = " – ".join(dict.fromkeys((f"{low:.0f}", f"{high:.0f}")))
-        memory_range = f"{reserved_gib} of {capacity / units.GIB:.3g}"
+        memory_range = f"reserves {' – '.join(dict.fromkeys((low, high)))} of {units.significant(capacity / units.GIB)}"
     likely = max(peak / capacity, min(1.0, reserved.high_bytes / capacity)) if plan.fits else 1.0
     return {
         "figure": units.memory(peak),
@@ -195,7 +193,7 @@ def explain_choice(
     other = _opponent(plans, listed, chosen)
     if other is None:
         return f"{name} is the only plan here that fits."
-    against = "what you run now" if other == setups.PLAN_ID else names[other]
+    against = "our current setup" if other == setups.PLAN_ID else names[other]
     rounded = step_parts.round_steps({n: parts[n] for n in (chosen, other)}, chosen)
     causes = step_parts.explain_difference(rounded, chosen, other)
     if not causes:

@@ -113,7 +113,7 @@ def _show_comparison(before: Plan, after: Plan) -> None:
     with st.container(horizontal=True, key="edit_answer", gap="large"):
         whatif_panel.show_metrics(before, after)
     metrics = ", ".join(f"{m.name} {m.now}" for m in what_if.metric_changes(before, before))
-    st.caption(f"Before, in {frame.escape(words.plan_title(before))}: {metrics}.")
+    st.caption(f"Before, in {frame.escape(words.title_in_sentence(before))}: {metrics}.")
     refusal = "" if after.fits else " It does not fit the memory."
     st.markdown(f"{frame.escape(words.describe_axes(after))}.{refusal}")
     for note in after.notes:

@@ -25,6 +25,10 @@ MAX_CACHED = 400
 """Refusals kept for all sessions."""
 ACROSS = 4
 """Small multiples in a row."""
+MAX_TABLE_HEIGHT = 480
+"""Pixels of the table of a sweep of two quantities, which has up to a hundred rows."""
+UNKNOWN = 1e30
+"""By what a point without figures is sorted: JSON has no infinity."""
 TOO_LONG = f"not found within {MAX_POINT_S:.0f} s"
 
 Panels = Mapping[str, Sequence[SweepPoint]]
@@ -180,28 +184,35 @@ def _show_two(quantities: Sequence[str], panels: Panels, result: Result) -> None
 
 def _show_table(quantities: Sequence[str], panels: Panels) -> None:
     """Draw the points as a table, which keys reach; a row takes its value over into the sentence."""
-    points = [(panel, p) for panel, row in panels.items() for p in row]
+    points = {f"{panel}:{p.name}": (panel, p) for panel, row in panels.items() for p in row}
     title = " and ".join(sweep.QUANTITIES[n] for n in quantities)
-    frame.choose_record(
-        f"sweep_rows_{'_'.join(quantities)}",
-        f"The best plan by {title}",
-        [_table_row(quantities, panel, p) for panel, p in points],
-        lambda row: state.change(**points[row][1].changes, plan=""),
-        height="auto" if len(quantities) < 2 else 360,
-    )
+    with st.container(height=MAX_TABLE_HEIGHT if len(quantities) > 1 else "content", border=False):
+        frame.choose_row(
+            f"sweep_rows_{'_'.join(quantities)}",
+            f"The best plan by {title}",
+            [title, "step", "tokens/s", "memory per GPU"],
+            [{"id": row_id, **_table_row(panel, p)} for row_id, (panel, p) in points.items()],
+            lambda row_id: state.change(**points[row_id][1].changes, plan=""),
+        )
     st.caption("Choose a row to plan it: what it changes comes into the sentence above.")
 
 
-def _table_row(quantities: Sequence[str], panel: str, point: SweepPoint) -> dict[str, object]:
-    values = dict(zip((sweep.QUANTITIES[n] for n in quantities), (point.name, panel), strict=False))
-    plan = point.plan
+def _table_row(panel: str, point: SweepPoint) -> dict[str, object]:
+    """Return a point as a row that can be chosen; one without a plan says why, and is sorted behind all others."""
+    plan, name = point.plan, ", ".join(filter(None, (point.name, panel)))
     if plan is None:
-        return {**values, "step": "–", "tokens/s": "–", "memory": "–", "best plan": point.why}
+        cells = [{"figure": "–", "below": "", "order": UNKNOWN}] * 3
+        return {"name": name, "what": point.why, "fits": False, "cells": cells}
+    peak = plan.cost.memory_bytes["peak"]
+    figures = (
+        (units.seconds(plan.cost.step_time_s), plan.cost.step_time_s),
+        (units.count(point.tokens_per_s), -point.tokens_per_s),
+        (units.memory(peak), peak),
+    )
+    layout = ", ".join(filter(None, (recipe.layout_name(plan), recipe.describe_extra_work(plan))))
     return {
-        **values,
-        "step": units.seconds(plan.cost.step_time_s),
-        "tokens/s": units.count(point.tokens_per_s),
-        "memory": units.memory(plan.cost.memory_bytes["peak"]),
-        "best plan": ", ".join(filter(None, (recipe.layout_name(plan), recipe.describe_extra_work(plan))))
-        + ("" if plan.fits else " (does not fit)"),
+        "name": name,
+        "what": layout + ("" if plan.fits else ", does not fit"),
+        "fits": plan.fits,
+        "cells": [{"figure": figure, "below": "", "order": order} for figure, order in figures],
     }

@@ -221,7 +221,9 @@ def show_moved_weights(before: Plan, after: Plan, where: str) -> None:
     if not moved:
         st.caption("Every weight lies as before.")
         return
-    title = f"{len(moved)} placement{'s differ' if len(moved) > 1 else ' differs'} from {words.plan_title(before)}"
+    title = (
+        f"{len(moved)} placement{'s differ' if len(moved) > 1 else ' differs'} from {words.title_in_sentence(before)}"
+    )
     # The key holds the place: the answer stands before the early one is gone.
     with st.expander(title, key=f"moved_{where}"):
         rows = [list(map(html.escape, row)) for row in moved[: what_if.MAX_MOVED_SHOWN]]

@@ -16,7 +16,7 @@ from explorer.learn.learner import STANDARD_MODEL, Learner, with_model
 from planner_core.core import Block, BlockPlan, DeviceMesh, Plan
 from planner_core.ops import Kind, operator
 from planner_core.planning import Planner
-from planner_core.planning.methods import BASELINES
+from planner_core.planning.methods import BASELINES, EXACT
 from planner_core.search import search_within_budget
 from planner_core.search.candidates import weight_matrices
 from planner_core.search.network import Problem
@@ -92,11 +92,11 @@ def arrange_megatron(learner: Learner, devices: int, sequence: bool) -> Arranged
 
 @lru_cache(maxsize=64)
 def arrange_best(learner: Learner, devices: int) -> ArrangedBlock:
-    """The exact plan on `devices` neighbours, the one of least time."""
+    """The best plan on `devices` neighbours, the one of least time."""
     learner, name, _ = with_llama_block(learner)
     planner = placing.on_neighbours(learner, devices)
     found = _search_and_arrange(
-        planner, planner.problem(DeviceMesh(("tensor",), (devices,))), name, "Exact plan", "time"
+        planner, planner.problem(DeviceMesh(("tensor",), (devices,))), name, EXACT.shown_plan, "time"
     )
     assert found, "a plan that replicates everything can always run"
     return found

@@ -194,7 +194,7 @@ export interface PlanCell {
   cut?: boolean;
   memory?: [filled: number, likely: number, over: boolean];
 }
-/** A row of a table of plans. */
+/** A row that can be chosen: a plan, a point of a sweep, a published run. */
 export interface PlanRow {
   id: string;
   name: string;
@@ -202,9 +202,10 @@ export interface PlanRow {
   fits: boolean;
   cells: PlanCell[];
 }
-/** `terms` are the words of names with their meanings. */
+/** `first` heads the names; `terms` are words of them with their meanings. */
 export interface PlansData {
   label: string;
+  first: string;
   head: string[];
   rows: PlanRow[];
   chosen: string;

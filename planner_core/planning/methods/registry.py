@@ -23,7 +23,7 @@ EXACT = Method(
     name="exact",
     title="exact search",
     words="the best of all under the stated cost model",
-    plan_title="Exact plan",
+    plan_title="Best plan",
 )
 
 METHODS: Mapping[str, Method] = {

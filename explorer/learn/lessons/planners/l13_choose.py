@@ -96,7 +96,7 @@ def _letters_of_row(found: Candidates, row: int) -> tuple[str, ...]:
 
 
 def live(learner: Learner, values: Values) -> Live:
-    """The block to build, the messages it causes, all candidates, the optimum as a block, why it is better, and the exact plan."""
+    """The block to build, the messages it causes, all candidates, the optimum as a block, why it is better, and the best plan of the model."""
     learner, block, note = with_llama_block(learner)
     devices = int(values["t"])
     c, usual = _choose(learner, block, values), arranged.arrange_megatron(learner, devices, False)

@@ -1,4 +1,4 @@
-// Plans as a table: a row chooses its plan, by a click or by the keys; a head sorts.
+// Plans, points of a sweep or runs as a table: a row is chosen by a click or by the keys; a head sorts.
 
 /** @typedef {import("../types").PlanRow} PlanRow */
 /** @typedef {import("../types").PlanCell} PlanCell */
@@ -50,15 +50,16 @@ function filling([filled, likely, over]) {
  * A cell of figures: what is drawn above, the figure, and what bounds it below.
  * @param {string} label
  * @param {PlanCell} data
+ * @param {boolean} drawn whether the row has a drawing, above which figures of other cells leave room
  */
-function cell(label, data) {
+function cell(label, data, drawn) {
   const box = part("td", "");
   box.dataset.label = label.replace(" per GPU", ""); // for a phone, where each row is a card
-  let drawn = part("span", "none");
-  if (data.bar) drawn = bar(data.bar, data.cut ?? false);
-  else if (data.memory) drawn = filling(data.memory);
+  if (data.bar) box.append(bar(data.bar, data.cut ?? false));
+  else if (data.memory) box.append(filling(data.memory));
+  else if (drawn) box.append(part("span", "none"));
   const below = Object.assign(part("small", "", data.below), { title: data.hover ?? "" });
-  box.append(drawn, part("strong", "", data.figure), below);
+  box.append(part("strong", "", data.figure), below);
   return box;
 }
 
@@ -90,7 +91,8 @@ function line(row, data, choose) {
   head.append(named(row.name, data.terms), part("small", "", row.what));
   box.dataset.id = row.id;
   if (row.id === data.chosen) box.setAttribute("aria-current", "true");
-  box.append(head, ...row.cells.map((one, k) => cell(data.head[k], one)));
+  const drawn = row.cells.some((one) => one.bar || one.memory);
+  box.append(head, ...row.cells.map((one, k) => cell(data.head[k], one, drawn)));
   box.addEventListener("click", () => choose(row.id));
   return box;
 }
@@ -132,7 +134,7 @@ export default function ({ data, parentElement, setStateValue }) {
     .createTHead()
     .insertRow()
     .append(
-      Object.assign(part("th", "", "plan"), { scope: "col" }),
+      Object.assign(part("th", "", data.first), { scope: "col" }),
       ...data.head.map((title, k) => sorter(title, k, table, data.rows)),
     );
   /** @param {string} id */
