@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -59,7 +59,7 @@ from planner_core.planning.methods import FREE, METHODS, Method, note_schedule, 
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, replace_request
 from planner_core.planning.request import THOROUGH, Progress, Request
 from planner_core.planning.result import Result
-from planner_core.planning.stages import StagedPlan, find_staged_plan, may_use_stages
+from planner_core.planning.stages import STAGED_NAMES, StagedPlan, find_staged_plans, may_use_stages
 from planner_core.search import OBJECTIVES, TIE
 
 
@@ -80,8 +80,8 @@ class Draft:
     reasons: Mapping[str, str] = field(default_factory=dict)
     planners: Mapping[int, Planner] = field(default_factory=dict)
     """By the samples of a global micro-batch: the planner of each usual layout with another number of micro-batches."""
-    staged: StagedPlan | None = None
-    """The best plan with pipeline stages, if it is quicker than the chosen one."""
+    staged: tuple[StagedPlan, ...] = ()
+    """The best plan with pipeline stages, if it is quicker than the chosen one, and the best of those that Megatron-LM can be told."""
 
     @property
     def for_tool(self) -> bool:
@@ -316,7 +316,7 @@ def search_stages(draft: Draft) -> tuple[Draft, str]:
     if not may_use_stages(draft.request, draft.planner.cluster, draft.source):
         return draft, "one node, or the request or the model leaves no room for stages"
     try:
-        staged = find_staged_plan(draft.request, draft.chosen, draft.say, draft.source, draft.planner)
+        staged = find_staged_plans(draft.request, draft.chosen, draft.say, draft.source, draft.planner)
     except PlannerError as error:  # the answer of one stage stands without it
         return draft, f"stages could not be searched: {error.sentence}"
     return replace(draft, staged=staged), "stages are quicker" if staged else "no plan with stages is quicker"
@@ -381,15 +381,17 @@ def plan_model(
         uneven_batch=find_uneven_batch(planner),
         planners=draft.planners,
     )
-    return _append_staged(result, draft.staged.plan, draft.staged.planner) if draft.staged else result
+    return _append_staged(result, ((one.plan, one.planner) for one in draft.staged))
 
 
-def _append_staged(result: Result, plan: Plan, planner: Planner) -> Result:
-    """The result with a plan with stages as its last one, and with the planner of its number of micro-batches."""
-    samples = samples_at_once(plan)
-    known = {result.planner.workload.graph_batch, *result.planners}
-    planners = result.planners if samples in known else {**result.planners, samples: planner.changed()}
-    return replace(result, plans=(*result.plans, plan), planners=planners)
+def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Result:
+    """The result with plans with stages as its last ones, and with the planners of their numbers of micro-batches."""
+    for plan, planner in staged:
+        samples = samples_at_once(plan)
+        known = {result.planner.workload.graph_batch, *result.planners}
+        planners = result.planners if samples in known else {**result.planners, samples: planner.changed()}
+        result = replace(result, plans=(*result.plans, plan), planners=planners)
+    return result
 
 
 def add_stages(result: Result, progress: Progress | None = None) -> Result:
@@ -399,7 +401,7 @@ def add_stages(result: Result, progress: Progress | None = None) -> Result:
     draft = Draft(result.asked, result.source, result.planner, result.searched, progress or (lambda text: None))
     draft, reason = search_stages(draft)
     result = replace(result, reasons={**result.reasons, "stages": reason})
-    return _append_staged(result, draft.staged.plan, draft.staged.planner) if draft.staged else result
+    return _append_staged(result, ((one.plan, one.planner) for one in draft.staged))
 
 
 def prove(result: Result, progress: Progress | None = None) -> Result:
@@ -420,10 +422,9 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
         return replace(result, plans=(*raised, *result.plans[leading:]))
     if "stages" in result.reasons:  # their search does not depend on a proof, so what it found stands
         proven = replace(proven, reasons={**proven.reasons, "stages": result.reasons["stages"]})
-    staged = result.staged
-    if staged is None or proven.searched.cost.step_time_s <= staged.cost.step_time_s:
-        return proven
-    return _append_staged(proven, staged, result.of_plan(staged).planner)
+    staged = (p for p in result.plans if p.name in STAGED_NAMES)
+    quicker = [p for p in staged if p.cost.step_time_s < proven.searched.cost.step_time_s]
+    return _append_staged(proven, ((plan, result.of_plan(plan).planner) for plan in quicker))
 
 
 def compare_methods(request: Request, progress: Progress | None = None, graph: Graph | None = None) -> Result:

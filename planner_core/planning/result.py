@@ -215,7 +215,8 @@ def _choose_among_ties(result: Result) -> Choice:
         slower = result.best.cost.step_time_s / quick.cost.step_time_s - 1
         return Choice(quick.name, (), result.best.name, tool, aim=aim, slower=slower)
     if tool not in (None, FREE):  # the tool may not run what the other rows say, so none of them is a tie
-        return Choice(result.best.name, (), result.best.name, tool)
+        name = (staged or result.best).name
+        return Choice(name, (), name, tool)
     # `best` and `searched` by the names under which they stand in the report
     of_one_stage = result.plans[: 2 if leads_by_simplicity(result.best) else 1]
     fastest = staged or of_one_stage[-1]

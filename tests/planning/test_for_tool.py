@@ -12,7 +12,7 @@ from planner_core.models import load_plan_graph
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis import first_plan_text
 from planner_core.planning.methods import TOOLS, check_layout, tool_spaces
-from planner_core.planning.pipeline import add_notes, compare_methods
+from planner_core.planning.pipeline import compare_methods
 from planner_core.verification import verify_fake_all
 from tests.support.plans import searched
 
@@ -62,14 +62,13 @@ def test_no_row_is_compared_that_the_tool_may_not_run(found) -> None:  # type: i
     assert f"of those that {tool} can be told" in result.choice.sentence and "every other" not in result.choice.sentence
 
 
-def test_what_is_not_searched_for_a_tool_is_not_promised() -> None:
-    """Several nodes: stages follow the first plan of a free search, and a note of one for a tool says how to price some."""
+def test_stages_are_promised_where_the_tool_has_them() -> None:
+    """Several nodes: stages follow the first plan of a free search, and that of a tool whose settings say stages."""
     free = replace(ASKED, cluster="2x8-h100")
-    result = plan_model(replace(free, tool="megatron"), passes={"notes": add_notes})
-    assert first_plan_text(result.best, result.asked).endswith("; usual layouts follow")
-    assert first_plan_text(result.best, free).endswith("; usual layouts, trade-offs and stages follow")
-    (note,) = [str(n) for n in result.notes if "stages are not searched" in str(n)]
-    assert 'layout="tp=8,pp=2"' in note
+    best = searched(free)
+    assert first_plan_text(best, replace(free, tool="fsdp2")).endswith("; usual layouts follow")
+    assert first_plan_text(best, replace(free, tool="megatron")).endswith("; usual layouts and stages follow")
+    assert first_plan_text(best, free).endswith("; usual layouts, trade-offs and stages follow")
 
 
 def test_megatron_is_told_every_degree() -> None:

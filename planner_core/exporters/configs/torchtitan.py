@@ -137,6 +137,9 @@ def _state_remarks(plan: Plan, layout: TpLayout) -> list[str]:
         return []
     # Whole weights with whole states (DDP) would be as fast as the plan, but take memory that the plan may not have.
     layout.shards = layout.data
+    # With stages torchtitan gathers weights once a step and scatters gradients once: what the plan calls ZeRO-1.
+    if plan.pipeline and stage == 1:
+        return []
     return [f"weights are whole while they run in the plan (ZeRO-{stage}); torchtitan shards them too (FSDP)"]
 
 

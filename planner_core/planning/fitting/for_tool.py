@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 from planner_core.core import (
-    Cluster,
     DeviceMesh,
     InputError,
     NoPlanFits,
@@ -29,6 +28,7 @@ from planner_core.planning.methods import (
     EXACT,
     FREE,
     PAIR_FORMS,
+    SWITCHES,
     PairForm,
     TpLayout,
     check_tool,
@@ -41,11 +41,6 @@ from planner_core.planning.planner import Planner
 from planner_core.planning.request import Progress, Request
 from planner_core.search import search_within_budget
 
-TOOLS_WITH_STAGES = ("megatron", "torchtitan")
-"""The tools whose settings say pipeline stages."""
-SWITCHES = ("none", "full")
-"""A tool recomputes all blocks or none: its settings know no copies."""
-
 
 def runs_on_stock_tools(plan: Plan) -> bool:
     """Whether a stock tool can be told a plan: a usual layout whose blocks are all recomputed alike, wholly or not at all.
@@ -57,7 +52,7 @@ def runs_on_stock_tools(plan: Plan) -> bool:
 
 
 def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan, tuple[Note, ...]]:
-    """The planner and the best plan among those that the request's tool can be told, and notes about its price and its stages.
+    """The planner and the best plan of one stage among those that the request's tool can be told, and a note about its price.
 
     Raises InputError for an unknown tool or another method, and NoPlanFits if the user gave a budget that none of them fits.
     """
@@ -96,19 +91,7 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     planner, plan = min(found, key=lambda f: (not f[1].fits, f[1].cost.step_time_s if f[1].fits else _peak_bytes(f[1])))
     plan = _bound_over_all(planner, plan, [one for _, one in found])
     plan = replace(plan, notes=(*plan.notes, Note(Sentence("the best that ", _tool_name(request), " can be told"))))
-    return planner, plan, (_note_tool_price(request, plan, free), *_note_stages(request, planner.cluster))
-
-
-def _note_stages(request: Request, cluster: Cluster) -> tuple[Note, ...]:
-    """A note that a tool's stages are not searched, with a layout that has some; none for one node, and for tools without stages."""
-    node = cluster.levels[0].size
-    if request.tool not in TOOLS_WITH_STAGES or node == cluster.num_gpus:
-        return ()
-    layout = named("layout", f"tp={node},pp={cluster.num_gpus // node}")
-    tool = _tool_name(request)
-    return (
-        Note(Sentence("for ", tool, ": pipeline stages are not searched; `price` with e.g. ", layout, " prices them")),
-    )
+    return planner, plan, (_note_tool_price(request, plan, free),)
 
 
 def _search_layer_pairs(

@@ -39,7 +39,7 @@ from planner_core.planning.methods.restrictions import (
     pass_any,
     sums_gradient_whole,
 )
-from planner_core.planning.methods.tools import FREE, TOOLS, check_tool, tool_spaces
+from planner_core.planning.methods.tools import FREE, SWITCHES, TOOLS, check_tool, tool_spaces
 from planner_core.planning.methods.tp_layout import (
     NothingSplit,
     TensorParallelGroup,
@@ -62,6 +62,7 @@ __all__ = [
     "METHODS",
     "PAIR_FORMS",
     "PEERS_TYPES",
+    "SWITCHES",
     "TOKENS_OR_GATHERED",
     "TOOLS",
     "WHOLE_PLANS",

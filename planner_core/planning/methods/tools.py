@@ -20,6 +20,8 @@ from planner_core.planning.methods.pair_forms import PAIR_FORMS
 
 FREE = "torchrun"
 """The form that runs every plan."""
+SWITCHES = ("none", "full")
+"""A tool recomputes all blocks or none: its settings know no copies."""
 LONG_TOKENS = 16_384
 """Samples of so many tokens, or fewer samples than GPUs, may be shared by context ranks."""
 

@@ -5,23 +5,23 @@ estimates  which of them to search first, and where the pipeline lies among the 
 pieces   time and memory of each copy as a part of a stage; the least seconds of any range of copies
 cuts     the best cut of a model into stages, and its plan
 interleaved  the copies of each stage where ranks have several
+tool_forms  the stages that a tool can be told
 search   the degrees that may be quicker, and the best plan of them
+answer   the best plan beside that of one stage, and beside that of a stock tool
 trace    the simulated step, one row for each rank
 """
 
+from planner_core.planning.stages.answer import STAGED_NAMES, STOCK_PLAN_NAME, find_staged_plans, may_use_stages
 from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
-from planner_core.planning.stages.search import (
-    StagedPlan,
-    find_staged_plan,
-    may_use_stages,
-    search_stages,
-)
+from planner_core.planning.stages.search import StagedPlan, search_stages
 from planner_core.planning.stages.trace import stage_trace
 
 __all__ = [
+    "STAGED_NAMES",
     "STAGES_PLAN_NAME",
+    "STOCK_PLAN_NAME",
     "StagedPlan",
-    "find_staged_plan",
+    "find_staged_plans",
     "may_use_stages",
     "search_stages",
     "stage_trace",

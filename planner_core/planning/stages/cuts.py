@@ -9,6 +9,7 @@ from planner_core.cost import (
     CostModel,
     bound_s,
     cost_model,
+    even_copies,
     named_mesh,
     ops_at_the_ends,
     price_simulated,
@@ -21,7 +22,7 @@ from planner_core.planning.fitting.model_identity import model_identity
 from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner, recomputation_of
 from planner_core.planning.stages.degrees import PipelineDegrees
-from planner_core.planning.stages.interleaved import Cut
+from planner_core.planning.stages.interleaved import Cut, list_interleaved_cuts
 from planner_core.planning.stages.pieces import CopyPolicy, PolicyMix, RangeCosts
 from planner_core.search.algebra import StageOption, best_partition
 
@@ -89,6 +90,21 @@ def find_best_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> 
 
     cut = best_partition(len(costs.kinds), degrees.ranks, options, limit)
     return (cut.copies, tuple(c for c in cut.choices if isinstance(c, PolicyMix))) if cut else None
+
+
+def find_even_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> Cut | None:
+    """The cut into stages of as many copies, or one more, all under one policy; None if it does not fit or takes `limit` seconds."""
+    copies = even_copies(len(costs.kinds), degrees.ranks * degrees.virtual)
+    if degrees.virtual > 1:
+        return next((cut for cut, _ in list_interleaved_cuts(degrees, costs, limit) if cut[0] == copies), None)
+    delay_s, longest_s, mixes, first = 0.0, 0.0, [], 0
+    for stage, count in enumerate(copies):
+        best = costs.best(first, first + count, min(degrees.micro_batches, degrees.ranks - stage))
+        if best is None:
+            return None
+        longest_s, delay_s, first = max(longest_s, delay_s + best[0]), delay_s + best[1], first + count
+        mixes.append(best[2])
+    return (copies, tuple(mixes)) if longest_s < limit else None
 
 
 def combine_blocks(

@@ -12,8 +12,9 @@ MICRO_BATCH_SAMPLES = (1, 2, 4)
 """Samples of a micro-batch on one data-parallel rank. Small micro-batches suit stages, since more of them make a smaller bubble."""
 STAGES_PER_RANK = (1, 2, 3, 4, 5, 6, 7, 8)
 MAX_RANKS = 64
-ModelKey = tuple[int, int, int, int, int]
-"""What a search of the whole model on the mesh of a rank depends on: ranks and their place, tensor degree, samples, ZeRO stage."""
+ModelKey = tuple[int, int, int, int, int, str]
+"""What a search of the whole model on the mesh of a rank depends on: ranks and their place, tensor degree, samples, ZeRO stage, and what
+inner ranks share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,8 @@ class PipelineDegrees:
     """Ranks of the pipeline, stages of each rank, the data and tensor degrees of a rank's mesh, and the micro-batches of a step.
 
     `samples`: the samples of a micro-batch on one data-parallel rank. `zero`: the ZeRO stage that weights may have. `outer`: how many axes
-    of a rank's mesh lie outside of the pipeline's (`PipelineAxis`)."""
+    of a rank's mesh lie outside of the pipeline's (`PipelineAxis`). `inner`: what the tensor ranks share where a tool has to be told
+    (`tool_forms.Inner`); empty if every operator may use them in its own way."""
 
     ranks: int
     virtual: int
@@ -31,11 +33,12 @@ class PipelineDegrees:
     micro_batches: int
     zero: int = 1
     outer: int = 0
+    inner: str = ""
 
     @property
     def whole_model(self) -> ModelKey:
         """The degrees on which a search of the whole model on the mesh of a rank depends."""
-        return self.ranks, self.outer, self.tensor, self.samples, self.zero
+        return self.ranks, self.outer, self.tensor, self.samples, self.zero, self.inner
 
     @property
     def pipe(self) -> PipelineAxis:

@@ -18,6 +18,7 @@ from planner_core.cost import boundary_bytes
 from planner_core.cost.communication import AxisLink, collective_time, pipe_link, rank_links
 from planner_core.planning.planner import Planner
 from planner_core.planning.stages.degrees import PipelineDegrees
+from planner_core.planning.stages.tool_forms import Inner, ToolForm
 
 MIN_ACTIVATION_SHARE, RECOMPUTE_OVERHEAD = 0.04, 0.33
 """The least share of activations under recomputation, and the most that it adds to a step."""
@@ -27,10 +28,12 @@ FORWARD_SHARE = 1 / 3
 
 @dataclass(frozen=True)
 class DegreeEstimates:
-    """The estimates of one request. `planner`: its planner. `zero_stages`: the ZeRO stages that it allows, the lowest first."""
+    """The estimates of one request. `planner`: its planner. `zero_stages`: the ZeRO stages that it allows, the lowest first. `form`: what
+    the request's tool can be told."""
 
     planner: Planner
     zero_stages: tuple[int, ...]
+    form: ToolForm | None = None
 
     def estimate(
         self, d: PipelineDegrees, micro_batch_s: float, activation_bytes: float
@@ -63,6 +66,8 @@ class DegreeEstimates:
         # The outermost place comes first, whatever place `d` has: what the tensor ranks have there is the measure for the others.
         for outer in range(len(d.mesh.axis_sizes) + 1):
             at = replace(d, outer=outer)
+            if self.form and self.form.layout(at) is None:
+                continue
             links = (*rank_links(self.planner.cluster, d.mesh, at.pipe), self._pipe_link(at))
             # Tensor ranks send most, so they stay on the links that they have where nothing lies between them.
             if links not in seen and not (seen and d.tensor > 1 and links[-2].levels != seen[0][-2].levels):
@@ -108,7 +113,8 @@ class DegreeEstimates:
     def _sharded_bytes(self, d: PipelineDegrees) -> tuple[float, float]:
         """Bytes of weights and of gradients of a GPU's part of a rank's stages, before they are sharded over the data axis."""
         load = self.planner.workload
-        share = self._num_params / (d.ranks * d.tensor)
+        # Context ranks hold the same weights. Where every operator chooses, most products are sharded.
+        share = self._num_params / (d.ranks * (d.tensor if d.inner in ("", Inner.TENSOR) else 1))
         item = ITEM_BYTES[load.dtype]
         return share * item, share * load.gradient_item(item)
 

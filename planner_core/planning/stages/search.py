@@ -17,40 +17,42 @@ With several stages a rank the bound is S / p. Until S is searched, the S of deg
 A copy policy is the best plan of the whole model, with equal copies, in a share of that memory. The memory of a stage counts the
 micro-batches in flight on its rank. The walk of the priced plan decides whether a cut fits. If a rank exceeds the budget there, the cut
 is searched again with the budget lowered by the excess.
+
+For a tool the same search sees fewer plans (`tool_forms`): one layout on the mesh of a rank, so that a policy is a recomputation, and no
+two policies in one plan.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner_core.core import (
     BlockPlan,
-    Cluster,
     Graph,
     InputError,
     Note,
     NoteKind,
     Plan,
     Sentence,
-    time_amount,
 )
 from planner_core.cost import (
     Component,
     ops_at_the_ends,
 )
-from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import least_state_bytes
-from planner_core.planning.methods import EXACT
+from planner_core.planning.methods import SWITCHES
+from planner_core.planning.methods.legality import unsearchable_faults
 from planner_core.planning.planner import Planner, prepare_planner, with_recompute, with_zero
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.stages.cuts import find_best_cut, price_cut
+from planner_core.planning.stages.cuts import find_best_cut, find_even_cut, price_cut
 from planner_core.planning.stages.degrees import ModelKey, PipelineDegrees, list_degrees
 from planner_core.planning.stages.estimates import DegreeEstimates
-from planner_core.planning.stages.interleaved import find_interleaved_cut
+from planner_core.planning.stages.interleaved import Cut, find_interleaved_cut
 from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts, policy_from_plan
+from planner_core.planning.stages.tool_forms import FORMS, MOST_ZERO_OF_TOOLS
 from planner_core.search import SearchLimits, make_block_plans, search_roughly, search_within_budget
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
@@ -59,8 +61,8 @@ ZERO_STAGES = (1, 2, 3)
 """The ZeRO stages of plans with stages. Stage 2 scatters gradients and stage 3 gathers weights in every micro-batch, and stages need
 many micro-batches. So a higher one is searched only where the one before leaves too little memory for activations."""
 MAX_SEARCHED, MAX_FAILURES = 10, 5
-"""The search ends after this many searches of the whole model. It ends for a ZeRO stage after this many degrees in a row of which no cut
-was quicker."""
+"""After this many searches of the whole model only degrees that need no further one are tried. The search ends for a ZeRO stage after
+this many degrees in a row of which no cut was quicker."""
 MEMORY_SHARES, POLICY_MEMORY_SHARE = (1.0, 0.35), 0.6
 """The shares of the ranks' memory in which a copy policy is searched: with recomputation chosen for each block, and with one
 recomputation for all."""
@@ -83,45 +85,6 @@ class StagedPlan:
     bound: float
 
 
-def find_staged_plan(
-    request: Request,
-    chosen: Plan,
-    say: Progress = lambda text: None,
-    source: GraphSource = None,
-    like: Planner | None = None,
-) -> StagedPlan | None:
-    """The best plan with stages for the same samples a step; None unless it is quicker than the `chosen` plan of one stage.
-
-    `like`: the planner of that plan, whose graphs are reused."""
-    staged_request = replace(request, batch=chosen.workload["batch"], seq=chosen.workload["seq"], accumulate=1)
-    load_graph = source if callable(source) else None
-    try:
-        planner = prepare_planner(staged_request, load_graph(staged_request) if load_graph else None, like=like)
-    except InputError:  # the model has no such micro-batch
-        return None
-    staged = search_stages(planner, say, load_graph, known=chosen if chosen.fits else None)
-    if staged is None:
-        return None
-    step_s, note = staged.plan.cost.step_time_s, "it fits"
-    if chosen.fits:
-        chosen_s = chosen.cost.step_time_s
-        note = Sentence(
-            "a step of ", time_amount(step_s), ", where the best plan of one stage takes ", time_amount(chosen_s)
-        )
-    return replace(staged, plan=replace(staged.plan, notes=(Note(note), *staged.plan.notes)))
-
-
-def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = None) -> bool:
-    """Whether stages are searched: with several nodes, and if the request fixes neither mesh nor tool nor micro-batches.
-
-    The model is built for each size of a micro-batch, so it must come from a config or the zoo."""
-    if isinstance(source, Graph) or ".py:" in request.model or request.model.endswith(".pt2"):
-        return False
-    free = request.mesh is None and request.tool is None and request.method == EXACT.name
-    several = cluster.num_gpus > cluster.levels[0].size and request.objective == "time"
-    return free and several and request.accumulate is None and request.micro_batch is None
-
-
 def search_stages(
     planner: Planner,
     say: Progress = lambda text: None,
@@ -139,9 +102,10 @@ class _StageSearch:
         first: The planner of the request.
         below_s: The step of the known plan of one stage.
         min_compute_s: The least compute that other degrees are taken to have.
-        estimates: Rough steps of degrees at the ZeRO stages that the request allows.
+        form: What the request's tool can be told; None if every plan may be chosen.
+        estimates: Rough steps of degrees at the ZeRO stages that the request and the tool allow.
         planners: Planners by number of micro-batches and ZeRO stage; None where the model has no such batch.
-        micro_batches: Seconds and activation bytes of a micro-batch of the whole model, by tensor degree and samples.
+        micro_batches: Seconds and activation bytes of a micro-batch of the whole model, by tensor degree, samples and use of inner ranks.
         policies: The copy policies with the bounds of their searches, by `whole_model`, recomputation and share of memory; None where
             nothing fits, or the bound ended the search.
         uniform: The last network in which all copies are alike, by `whole_model` and recomputation.
@@ -162,10 +126,12 @@ class _StageSearch:
             * (COMPUTE_SHARE_WITHOUT_RECOMPUTE if recomputes else 1.0)
             * (known.cost.compute_time_s - known.cost.host_wait_s if known else 0.0)
         )
-        zero_stages = tuple(z for z in ZERO_STAGES if z <= planner.workload.zero) or (planner.workload.zero,)
-        self.estimates = DegreeEstimates(planner, zero_stages)
+        self.form = FORMS.get(str(planner.request.tool))
+        highest = min(planner.workload.zero, MOST_ZERO_OF_TOOLS if self.form else max(ZERO_STAGES))
+        zero_stages = tuple(z for z in ZERO_STAGES if z <= highest) or (highest,)
+        self.estimates = DegreeEstimates(planner, zero_stages, self.form)
         self.planners: dict[tuple[int, int], Planner | None] = {}
-        self.micro_batches: dict[tuple[int, int], tuple[float, float]] = {}
+        self.micro_batches: dict[tuple[int, int, str], tuple[float, float]] = {}
         self.policies: dict[tuple[ModelKey, str, float], tuple[CopyPolicy | None, float]] = {}
         self.uniform: tuple[tuple[ModelKey, str], Problem | None] | None = None
         self.model_s: dict[ModelKey, float] = {}
@@ -183,9 +149,10 @@ class _StageSearch:
         ]
         for d in sorted(candidates, key=lambda d: -d.ranks):  # the most ranks first: there memory binds least
             self.say("degrees of pipeline stages")
-            # Degrees with these two alike have the same work per GPU, so one search without a budget serves all of them.
-            if (d.tensor, d.samples) not in self.micro_batches and (quickest := self.unconstrained(d)) is not None:
-                self.micro_batches[d.tensor, d.samples] = quickest
+            # Degrees with these alike have the same work per GPU, so one search without a budget serves all of them.
+            key = d.tensor, d.samples, d.inner
+            if key not in self.micro_batches and (quickest := self.unconstrained(d)) is not None:
+                self.micro_batches[key] = quickest
         self.search_promising(candidates)
         if self.best is None:
             return None
@@ -199,13 +166,17 @@ class _StageSearch:
         """Search the candidates in the order of their estimates, until no other one may be quicker."""
         failures = Counter[int]()
         for estimate_s, d in sorted(self.estimate_degrees(candidates), key=lambda pair: pair[0]):
-            if len(self.model_s) >= MAX_SEARCHED or estimate_s > MAX_SLOWDOWN * self.limit:
+            if estimate_s > MAX_SLOWDOWN * self.limit:
                 break
+            # Other stages a rank of a whole model that has been searched cost little. Example: the tenth search was that of 8 x 8 tensor
+            # ranks with one stage each, 13.2 s; with two stages, which came next, the step takes 12.0 s.
+            if len(self.model_s) >= MAX_SEARCHED and d.whole_model not in self.model_s:
+                continue
             # The estimates of ZeRO-2 and 3 miss traffic that compute does not hide, so failures there must not end the search of ZeRO-1.
             # These seconds may come from another data-parallel degree, hence the margin.
             if (
                 failures[d.zero] == MAX_FAILURES
-                or d.optimistic_s(self.micro_batches[d.tensor, d.samples][0]) >= MAX_SLOWDOWN * self.limit
+                or d.optimistic_s(self.micro_batches[d.tensor, d.samples, d.inner][0]) >= MAX_SLOWDOWN * self.limit
             ):
                 continue
             if (is_best := self.search_degrees(d)) is not None:
@@ -231,14 +202,15 @@ class _StageSearch:
 
     @property
     def degrees(self) -> Iterator[PipelineDegrees]:
-        """All degrees that suit the cluster, the batch and the model."""
+        """All degrees that suit the cluster, the batch, the model and the tool."""
         first = self.first
-        return list_degrees(first.cluster, first.workload.batch, sum(first.graph.num_repeats.values()))
+        for d in list_degrees(first.cluster, first.workload.batch, sum(first.graph.num_repeats.values())):
+            yield from self.form.list_degrees(d, first.graph) if self.form else (d,)
 
     def estimate_degrees(self, candidates: list[PipelineDegrees]) -> Iterator[tuple[float, PipelineDegrees]]:
         """A rough step of each candidate, at each ZeRO stage that it may need."""
         for d in candidates:
-            if known := self.micro_batches.get((d.tensor, d.samples)):
+            if known := self.micro_batches.get((d.tensor, d.samples, d.inner)):
                 yield from self.estimates.estimate(d, *known)
 
     def planner(self, d: PipelineDegrees) -> Planner | None:
@@ -261,8 +233,15 @@ class _StageSearch:
         planner = self.planner(d)
         if planner is None:
             return None
+        planner = with_recompute(planner, recompute)
+        layout = self.form.layout(d) if self.form else None
         try:
-            problem = with_recompute(planner, recompute).problem(d.mesh, uniform=uniform, pipe=d.pipe)
+            if layout is None:
+                problem = planner.problem(d.mesh, uniform=uniform, pipe=d.pipe)
+            elif unsearchable_faults(planner.graph, layout):
+                return None
+            else:
+                problem = planner.of_space(layout.space(), uniform)
         except TooWide:
             return None
         # A restricted problem bounds only its own smaller space, and every bound here must hold for the whole one.
@@ -312,18 +291,18 @@ class _StageSearch:
         if planner is None:
             return False
         # No cut beats the quickest policy without a budget. If even that is too slow, the slower policies need no search.
-        quickest, find_cut = (
-            next(self.find_policies(d, limit), None),
-            find_interleaved_cut if d.virtual > 1 else find_best_cut,
-        )
+        quickest = next(self.find_policies(d, limit), None)
         if quickest is None:
             return False
-        if limit < math.inf and not find_cut(d, RangeCosts([quickest], d.micro_batches, math.inf), limit):
+        if limit < math.inf and not self.find_cut(d, RangeCosts([quickest], d.micro_batches, math.inf), limit):
             return False
         best_before = self.best
         policies = sorted(self.find_policies(d, limit), key=lambda policy: float(policy.micro_batch_s.sum()))
-        for boundary in dict.fromkeys(policy.boundary for policy in policies):  # only equal boundaries mix
-            plan = self.plan_of_cut(d, planner, [p for p in policies if p.boundary == boundary], limit)
+        mixable: dict[object, list[CopyPolicy]] = {}
+        for policy in policies:  # only equal boundaries mix, and a tool runs all copies in one way
+            mixable.setdefault(policy.name if self.form else policy.boundary, []).append(policy)
+        for mixed in mixable.values():
+            plan = self.plan_of_cut(d, planner, mixed, limit)
             if plan:
                 self.best, limit = (plan, planner, d), plan.cost.step_time_s
         return self.best is not best_before
@@ -332,9 +311,9 @@ class _StageSearch:
         self, d: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], limit: float
     ) -> Plan | None:
         """The plan of the best cut under these policies, if it fits and is below a limit."""
-        budget, find_cut = planner.budget, find_interleaved_cut if d.virtual > 1 else find_best_cut
+        budget = planner.budget
         for _ in range(MAX_REPAIRS):
-            cut = find_cut(d, RangeCosts(policies, d.micro_batches, budget), limit)
+            cut = self.find_cut(d, RangeCosts(policies, d.micro_batches, budget), limit)
             if cut is None:
                 return None
             # A step of thousands of passes takes seconds to simulate, so only that of a cut that may win is.
@@ -349,19 +328,20 @@ class _StageSearch:
             budget -= 1.01 * (peak_bytes - planner.budget)
         return None
 
+    def find_cut(self, d: PipelineDegrees, costs: RangeCosts, limit: float) -> Cut | None:
+        """The best cut that the tool can be told; None if none is below a limit."""
+        if self.form and self.form.even:
+            return find_even_cut(d, costs, limit)
+        return (find_interleaved_cut if d.virtual > 1 else find_best_cut)(d, costs, limit)
+
     def find_policies(self, d: PipelineDegrees, limit: float) -> Iterator[CopyPolicy]:
         """The copy policies on the mesh of a rank: the best plans in shares of the ranks' memory, then the best plan under each
         recomputation that saves much memory, since the first ranks hold many micro-batches."""
         # Several stages a rank all run under one policy, so a policy that is too slow for equal stages needs no search to the end. One
         # stage a rank mixes policies: a slow one may serve the few copies for which memory lacks.
         max_s = d.micro_batches * limit / d.optimistic_s(1.0) if d.virtual > 1 else math.inf
-        requested = self.first.request.recompute
-        others = STRONG_RECOMPUTATIONS if requested == "auto" else ()
         seen: list[Mapping[str, BlockPlan]] = []
-        for recompute, shares in (
-            (requested, MEMORY_SHARES),
-            *((other, (POLICY_MEMORY_SHARE,)) for other in others),
-        ):
+        for recompute, shares in self.recomputations:
             for share in shares:
                 policy = self.search_policy(d, recompute, share, max_s)
                 # The shares fall, so the plans of those that follow are slower still, or do not fit either.
@@ -371,6 +351,15 @@ class _StageSearch:
                 if policy.blocks not in seen:
                     seen.append(policy.blocks)
                     yield policy
+
+    @property
+    def recomputations(self) -> Sequence[tuple[str, Sequence[float]]]:
+        """The recomputations under which copy policies are searched, each with its shares of memory."""
+        requested = self.first.request.recompute
+        if self.form:  # a layout leaves no choice that trades time for memory
+            return [(one, (1.0,)) for one in (SWITCHES if requested == "auto" else (requested,))]
+        others = STRONG_RECOMPUTATIONS if requested == "auto" else ()
+        return [(requested, MEMORY_SHARES), *((other, (POLICY_MEMORY_SHARE,)) for other in others)]
 
     def search_policy(self, d: PipelineDegrees, recompute: str, share: float, max_s: float) -> CopyPolicy | None:
         """The copy policy of the best plan in a share of the ranks' memory; None if nothing fits, or a micro-batch of all ranks takes more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from planner_core.core import OPTIMIZER_KERNELS, InputError
@@ -124,14 +125,15 @@ def _read_layout(fields: Fields, num_gpus: int) -> Layout:
         **_read_schedule(fields, pp),
     )
     reshard = fields.read_word("parallelism.fsdp_reshard_after_forward", "default", ("default", "always", "never"))
-    # Weights that stay whole after forward, with gradients and states in shards, are what a layout calls ZeRO-2.
-    if reshard == "never" and fsdp > 1:
-        if dp > 1 or cp > 1:
+    # Weights that stay whole after forward, with gradients and states in shards, are what a layout calls ZeRO-2. With stages that is the
+    # default, and torch's stages also keep gradients whole and scatter them after the last micro-batch: ZeRO-1.
+    if fsdp > 1 and (reshard == "never" or (reshard == "default" and pp > 1 and dp == 1)):
+        if dp > 1 or (cp > 1 and pp == 1):
             raise InputError(
                 f"{fields.where}: parallelism.fsdp_reshard_after_forward never keeps gathered weights beside replicas or context "
                 "ranks, which cannot be priced; set it to default"
             )
-        return Layout(dp=fsdp, zero=2, tp=tp, sp=sp, ep=layout.ep)
+        return replace(layout, dp=fsdp, fsdp=1, zero=1 if pp > 1 else 2)
     return layout
 
 

@@ -1,0 +1,95 @@
+"""What a tool can be told of pipeline stages: the layout of a rank's mesh, the ZeRO stage, where stages are cut, and one recomputation.
+
+A tool's settings know no weight and no copy. So all copies run under one layout and one recomputation, and a search for a tool chooses
+degrees, the use of the inner ranks (`Inner`), and how many copies each stage has.
+
+    Megatron-LM   any copies (--pipeline-model-parallel-layout), any stages a rank, ZeRO-1 (its distributed optimizer)
+    torchtitan    equally many copies, at most two stages a rank, FSDP: weights are gathered once a step and gradients scattered once,
+                  which is ZeRO-1 (with stages it does not reshard after forward, and torch's stages sum after the last backward alone)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from planner_core.core import Graph
+from planner_core.planning.methods import FREE, Layout
+from planner_core.planning.methods.layout import ORDERS
+from planner_core.planning.methods.legality import may_state
+from planner_core.planning.stages.degrees import PipelineDegrees
+
+MOST_ZERO_OF_TOOLS = 1
+"""The highest ZeRO stage of weights that run in stages: both tools send their traffic once a step."""
+
+
+class Inner(StrEnum):
+    """What the inner ranks of a rank's mesh share. Context ranks by the names of `CP_TYPES`."""
+
+    TENSOR = "tensor"
+    EXPERT = "expert"
+    RING = "ring"
+    ULYSSES = "ulysses"
+    GATHER = "gather"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolForm:
+    """The stages of a tool.
+
+    Attributes:
+        inner: What inner ranks may share.
+        orders: Where the pipeline's ranks may lie, in the words of a layout.
+        most_virtual: The most stages of a rank.
+        even: Whether all stages have as many copies, or one more.
+    """
+
+    inner: tuple[Inner, ...]
+    orders: tuple[str, ...]
+    most_virtual: int
+    even: bool
+
+    def list_degrees(self, degrees: PipelineDegrees, graph: Graph) -> Iterator[PipelineDegrees]:
+        """The degrees once for each use of their inner ranks; none if the tool does not run as many stages, or stages of such a model."""
+        if degrees.virtual > self.most_virtual or not _is_single_stack(graph):
+            return
+        words = may_state(graph)
+        for inner in self.inner if degrees.tensor > 1 else (Inner.TENSOR,):
+            # Experts are dealt to ranks that share the samples, so each of them needs some.
+            if inner is Inner.EXPERT and ("ep" not in words or degrees.samples % degrees.tensor):
+                continue
+            if inner not in (Inner.TENSOR, Inner.EXPERT) and "cp" not in words:
+                continue
+            yield replace(degrees, inner=inner)
+
+    def layout(self, d: PipelineDegrees) -> Layout | None:
+        """The degrees as a layout; None if the tool does not know this place of the pipeline's ranks."""
+        n, data = d.tensor, d.data
+        layout = Layout(dp=data, zero=d.zero if data > 1 else 0, pp=d.ranks, vp=d.virtual)
+        if d.inner == Inner.TENSOR:
+            layout = replace(layout, tp=n, sp=n > 1)
+        elif d.inner == Inner.EXPERT:
+            layout = replace(layout, dp=data * n, ep=n, zero=d.zero)
+        else:  # context ranks hold the same weights, so the ZeRO stage is over them too
+            layout = replace(layout, cp=n, cp_type=d.inner, zero=d.zero)
+        places = (replace(layout, order=order) for order in self.orders)
+        return next((one for one in places if one.pipe == d.pipe), None)
+
+
+FORMS: Mapping[str, ToolForm] = {
+    "megatron": ToolForm(tuple(Inner), ORDERS[:2], most_virtual=8, even=False),
+    "torchtitan": ToolForm((Inner.TENSOR, Inner.GATHER), ORDERS[:1], most_virtual=2, even=True),
+}
+"""The tools whose settings state pipeline stages, as `export --to` names them."""
+
+
+def _is_single_stack(graph: Graph) -> bool:
+    """Whether the model is layers in a row, of which alone these tools make stages; not an encoder and a decoder, or parts of a ResNet."""
+    calls = sum(graph.num_repeats.values())
+    return len(graph.num_repeats) == 1 or graph.config.get("num_hidden_layers") == calls
+
+
+def may_have_stages(tool: str | None) -> bool:
+    """Whether plans for a tool may have stages: it is one of `FORMS`, or every plan may be chosen."""
+    return tool in (None, FREE, *FORMS)

@@ -1,0 +1,137 @@
+"""A search for a tool finds the best layout with stages that the tool can be told, and its file is priced as the plan."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from planner_core.core import InputError, Plan, load_cluster
+from planner_core.cost import even_copies
+from planner_core.exporters.api import export_text
+from planner_core.planning import Request, plan_model, prepare_planner
+from planner_core.planning.methods import operator_faults, parse_layout
+from planner_core.planning.pipeline import PASSES
+from planner_core.planning.planner import Planner
+from planner_core.planning.pricing import Pricer, Statement
+from planner_core.planning.stages import STOCK_PLAN_NAME, search_stages
+from planner_core.planning.stages.degrees import PipelineDegrees
+from planner_core.planning.stages.tool_forms import FORMS, Inner
+
+ASKED = Request(
+    "llama-3-70b", cluster="2x8-h100:inter=5", batch=64, seq=2048, layers=8, recompute="auto", accumulate=None
+)
+"""Two nodes of slow Ethernet, where gradients of all weights take longer than stages."""
+
+
+def best_with_stages(request: Request) -> Plan:
+    found = search_stages(prepare_planner(replace(request, accumulate=1)))
+    assert found is not None
+    return found.plan
+
+
+@pytest.mark.parametrize("tool", FORMS)
+def test_its_file_is_priced_as_the_plan(tool: str) -> None:
+    """The tool's stack is stated, so that the two prices are of the same kernels."""
+    plan = best_with_stages(replace(ASKED, tool=tool, stack=tool))
+    assert plan.fits and plan.pipeline is not None and plan.workload["zero"] <= 1
+    assert len({b.recompute for label, b in plan.blocks.items() if label}) == 1
+    made = export_text(plan, tool)
+    assert made.nearest is not None and not [r for r in made.remarks if r.startswith("differs")]
+    assert made.nearest.step_time_s == pytest.approx(plan.cost.step_time_s, rel=1e-9)
+
+
+def test_torchtitan_cuts_evenly_and_megatron_as_its_layout_says() -> None:
+    """The head takes as long as some layers, so stages of unequal numbers of layers are quicker."""
+    copies = {tool: best_with_stages(replace(ASKED, tool=tool)).pipeline for tool in FORMS}
+    titan, megatron = copies["torchtitan"], copies["megatron"]
+    assert titan is not None and titan.copies == even_copies(8, len(titan.copies)) and titan.virtual <= 2
+    assert megatron is not None and len(set(megatron.copies)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", FORMS)
+def test_no_stated_layout_is_quicker(tool: str) -> None:
+    """Every layout that the tool can be told with equally many layers in its stages, each priced by itself, is the judge."""
+    cluster = load_cluster(ASKED.cluster)
+    best = best_with_stages(replace(ASKED, tool=tool, layers=4))
+    planners: dict[tuple[int, str], Planner] = {}
+    seconds = []
+    for pp, tp, vp, samples, recompute in itertools.product((2, 4), (1, 2, 4, 8), (1, 2), (1, 2, 4), ("none", "full")):
+        dp = cluster.num_gpus // (pp * tp)
+        if dp == 0 or 64 % (dp * samples) or pp * vp > 4:
+            continue
+        layout = parse_layout(f"dp={dp},tp={tp},pp={pp},vp={vp},zero={int(dp > 1)}{',sp' * (tp > 1)}")
+        key = 64 // (dp * samples), recompute
+        if key not in planners:
+            asked = replace(ASKED, layers=4, accumulate=key[0], recompute=recompute, zero=1)
+            planners[key] = prepare_planner(asked)
+        try:
+            plan = planners[key].of_layout(layout)
+        except InputError:  # too few micro-batches
+            continue
+        if plan is not None and plan.fits and not operator_faults(planners[key].graph, layout):
+            seconds.append(plan.cost.step_time_s)
+    assert len(seconds) > 30
+    assert best.cost.step_time_s <= min(seconds) * (1 + 1e-9)
+
+
+def test_the_answer_for_a_tool_has_stages() -> None:
+    result = plan_model(replace(ASKED, tool="megatron"), passes={"stages": PASSES["stages"]})
+    plan = result.recommended
+    assert plan is result.staged and plan.cost.step_time_s < result.best.cost.step_time_s
+    assert "the best with stages that megatron can be told" in map(str, plan.notes)
+    assert [p.name for p in result.plans] == ["best", "stages"]  # no second row of the same tool
+
+
+@pytest.mark.slow
+def test_a_large_model_on_slow_links_is_told_of_stages() -> None:
+    """Llama-3-70B on 8 nodes of 12.5 GB/s: 32 s without stages, 6.3 s with them, no more than a layout that teams state."""
+    best = best_with_stages(
+        replace(
+            ASKED, model="llama-3-70b", cluster="8x8-h100:inter=12.5", batch=64, seq=4096, layers=80, tool="megatron"
+        )
+    )
+    pricer = Pricer("llama-3-70b", load_cluster("8x8-h100:inter=12.5"))
+    stated = pricer.plan(Statement(parse_layout("tp=8,sp,pp=8,vp=2"), 1, 64, 4096))
+    assert stated is not None and stated.fits
+    assert best.cost.step_time_s <= stated.cost.step_time_s * (1 + 1e-9) < 7
+
+
+def test_a_stock_tool_stands_beside_the_best_plan_with_stages() -> None:
+    """Without a tool the best of Megatron-LM is a row, and the one to run where the two tie."""
+    result = plan_model(ASKED, passes={"stages": PASSES["stages"]})
+    best, stock = result.staged, next(p for p in result.plans if p.name == STOCK_PLAN_NAME)
+    assert best is not None and stock.method in ("megatron", "megatron-sp") and stock.fits
+    assert best.cost.step_time_s <= stock.cost.step_time_s
+    assert [str(n) for n in best.notes if str(n).startswith(STOCK_PLAN_NAME)]
+    assert export_text(stock, "megatron").nearest is not None
+    if stock.name in {t.name for t in result.choice.ties}:
+        assert result.recommended is stock and "stock tools run it as it is" in result.choice.sentence
+
+
+def test_degrees_as_layouts() -> None:
+    form, d = FORMS["megatron"], PipelineDegrees(2, 2, 4, 2, 2, 8, 1, inner=Inner.TENSOR)
+    assert str(form.layout(d)) == "dp=4,tp=2,pp=2,vp=2,sp,zero=1"
+    assert str(form.layout(replace(d, outer=1))) == "dp=4,tp=2,pp=2,vp=2,sp,order=tp-pp-dp,zero=1"
+    assert form.layout(replace(d, outer=2)) is None  # Megatron-LM has no order pp-tp-dp
+    assert str(form.layout(replace(d, data=1, inner=Inner.ULYSSES))) == "cp=2,pp=2,vp=2,cp_type=ulysses,zero=1"
+    assert str(form.layout(replace(d, inner=Inner.EXPERT))) == "dp=8,ep=2,pp=2,vp=2,zero=1"
+    assert FORMS["torchtitan"].layout(replace(d, outer=1)) is None
+
+
+def test_what_stages_of_a_tool_cannot_be() -> None:
+    """Experts need samples of their own, torchtitan is told of two stages a rank at most, and no tool cuts an encoder and a decoder."""
+    dense, experts = (prepare_planner(replace(ASKED, model=m, layers=2)).graph for m in ("llama-3-8b", "mixtral-8x7b"))
+    d = PipelineDegrees(2, 2, 4, 2, 2, 4)
+
+    def uses(tool: str, degrees: PipelineDegrees, graph: object = dense) -> set[str]:
+        return {one.inner for one in FORMS[tool].list_degrees(degrees, graph)}  # type: ignore[arg-type]
+
+    assert uses("megatron", d) == {"tensor", "ring", "ulysses", "gather"}
+    assert uses("megatron", d, experts) >= {"tensor", "expert"} and "expert" not in uses(
+        "megatron", replace(d, samples=1), experts
+    )
+    assert uses("torchtitan", d) == {"tensor", "gather"} and not uses("torchtitan", replace(d, virtual=3))
+    assert not uses("megatron", d, prepare_planner(Request("t5-large", cluster="2x8-h100", batch=8, layers=2)).graph)
