@@ -123,8 +123,6 @@ SETTINGS: dict[str, Setting] = {
     "axis": Setting("step", parse.one_of(SCATTER_TIMES, "axis")),
     "candidate": Setting(None, parse.whole_number(0, 10**6)),
     "lasso": Setting((), parse.lasso_corners),
-    "fits": Setting("all", parse.one_of(("all", "only"), "filter by memory")),
-    "differs": Setting((), parse.text_list),
     "whatif": Setting((), parse.text_list),
     "edit": Setting((), parse.edit_texts),
     "sweep": Setting((), parse.one_or_two_of(SWEEP_QUANTITIES)),

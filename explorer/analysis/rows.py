@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from explorer.analysis.filters import PLACEMENTS
+from explorer.analysis.candidate_marks import PLACEMENTS
 from explorer.text import recipe
 from explorer.text.tables import Row
 from planner_core.core import UNPROVEN, Plan

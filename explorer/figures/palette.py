@@ -11,6 +11,8 @@ from typing import Any
 
 DEVICES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999933")
 """Okabe–Ito, black replaced by an olive that shows on both themes; grey is Replicate."""
+GREY = "#8a97a3"
+"""Axes and frames, and what no GPU has for itself: readable on both themes."""
 COMPUTE, COMMUNICATION = "#0072B2", "#D55E00"
 MEMORY_KINDS = ("params", "grads", "optimizer", "activations", "buffers")
 MEMORY_NAMES = {
@@ -41,7 +43,7 @@ class Theme:
     faint: str
 
 
-LIGHT = Theme(text="#1c2024", muted="#5b636b", grid="#e4e7ea", surface="#ffffff", faint="#8a97a3")
+LIGHT = Theme(text="#1c2024", muted="#5b636b", grid="#e4e7ea", surface="#ffffff", faint=GREY)
 DARK = Theme(text="#eceff2", muted="#a5aeb8", grid="#333a42", surface="#14181d", faint="#7d8a97")
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from explorer.analysis import filters as choosing
-from explorer.analysis.filters import BoolArray
+from explorer.analysis import candidate_marks as marks
 from explorer.analysis.step_parts import STATED_METHOD
 from explorer.figures import name_placement
 from explorer.figures.palette import COMMUNICATION, COMPUTE, Theme
@@ -19,7 +18,7 @@ from explorer.figures.style import GIB, apply_style, draw_limit_line
 from explorer.text import units
 from explorer.text.words import plan_title
 from planner_core.core import Plan
-from planner_core.planning.methods import EXACT, METHODS
+from planner_core.planning.methods import BASELINES, EXACT, METHODS
 from planner_core.planning.pricing import PublishedRun, load_own_runs, load_published_runs
 from planner_core.planning.pricing.calibration import Fit
 from planner_core.search.candidates import Candidates
@@ -39,7 +38,7 @@ TIMES = {
 }
 PLACEMENT_COLOURS = ("#009E73", "#E69F00", "#CC79A7")
 PLACEMENT_SYMBOLS = ("circle", "square", "diamond", "circle")
-"""Of marks that tell how a weight is placed, in the order of `filters.PLACEMENTS`; the last for candidates that differ."""
+"""Of marks that tell how a weight is placed, in the order of `candidate_marks.PLACEMENTS`; the last for candidates that differ."""
 METHOD_COLOUR = "#CC79A7"
 """The colour of the plans of the papers' methods."""
 STATED_COLOUR = "#009E73"
@@ -51,40 +50,29 @@ BORDERLESS_FROM = 20_000
 def plans_scatter(
     plans: Mapping[str, Plan],
     chosen: str,
-    baselines: Sequence[str],
     capacity_bytes: int,
     theme: Theme,
     axis: str = "communication",
-    all_plans: Mapping[str, Plan] | None = None,
 ) -> go.Figure:
     """Draw whole-model plans: time against memory per GPU, the GPU's memory as a line.
 
-    The chosen plan has a ring, those that tie with the fastest a dotted one. `all_plans` sets the axes,
-    so that they do not move while plans are filtered.
+    The chosen plan has a ring, those that tie with the best a thin one.
     """
     figure = go.Figure()
     ends = {n: _point(p, axis) for n, p in plans.items()}
     stated = {n: p for n, p in plans.items() if p.method == STATED_METHOD}
     # of other methods no line can be drawn: their plans are no front
     methods = {n: p for n, p in plans.items() if p.method in METHODS and p.method != EXACT.name}
-    front = sorted((n for n in plans if n not in (*baselines, *stated, *methods)), key=lambda n: ends[n])
+    baselines = {n: p for n, p in plans.items() if p.method in BASELINES}
+    front = sorted((n for n in plans if n not in {**baselines, **stated, **methods}), key=lambda n: ends[n])
     _draw_plans(figure, {n: plans[n] for n in front}, ends, "best and trade-offs", "circle", COMPUTE, theme)
     _draw_plans(figure, methods, ends, "other methods", "triangle-up", METHOD_COLOUR, theme)
-    others = {n: plans[n] for n in baselines if n in plans}
-    _draw_plans(figure, others, ends, "baselines", "diamond", COMMUNICATION, theme)
+    _draw_plans(figure, baselines, ends, "baselines", "diamond", COMMUNICATION, theme)
     _draw_plans(figure, stated, ends, "our current setup", "square", STATED_COLOUR, theme)
-    tied = [n for n in choosing.find_ties(plans) if n in plans]
-    _draw_rings(
-        figure,
-        [ends[n] for n in tied],
-        "a tie with the best plan",
-        (19, 1.2),
-        theme.muted,
-    )
-    _draw_rings(figure, [ends[chosen]] if chosen in plans else [], "chosen", (25, 2.0), theme.text)
-    reach = [_point(p, axis) for p in (all_plans or plans).values()]
-    wide = max((x for x, _ in reach), default=1.0) * 1.28 or 1.0  # room for the name of the rightmost plan
-    high = max(capacity_bytes / GIB, *(y for _, y in reach), 0) * 1.12
+    _draw_rings(figure, [ends[n] for n in marks.find_ties(plans)], "a tie with the best plan", (19, 1.2), theme.muted)
+    _draw_rings(figure, [ends[chosen]], "chosen", (25, 2.0), theme.text)
+    wide = max(x for x, _ in ends.values()) * 1.28 or 1.0  # room for the name of the rightmost plan
+    high = max(capacity_bytes / GIB, *(y for _, y in ends.values())) * 1.12
     draw_limit_line(figure, capacity_bytes, theme)
     _draw_names(figure, plans, list(ends.values()), capacity_bytes / GIB, (wide, high), theme)
     figure.update_xaxes(title=TIMES[axis], range=[-0.02 * wide, wide])
@@ -210,22 +198,21 @@ def candidates_scatter(
     capacity_bytes: int,
     theme: Theme,
     *,
-    keep: BoolArray | None = None,
     region: Sequence[str] = (),
     same: int | None = None,
     by: str = "",
 ) -> go.Figure:
     """Draw every assignment of a block's matrices as a plan of the whole model, their Pareto front, and the GPU's memory.
 
-    `keep` selects the candidates that are drawn, `region` is the marked region, `same` the candidate that the chosen plan
-    equals. `by` names a weight: colours and symbols show how each candidate places it.
+    `region` is the marked region, `same` the candidate that the chosen plan equals.
+    `by` names a weight: colours and symbols show how each candidate places it.
     """
-    keep = np.isfinite(block.comm_s) & np.isfinite(block.memory_bytes) if keep is None else keep
+    drawn = marks.can_run(block)
     x, y = block.model_comm_s * 1e3, block.model_memory_bytes / GIB
-    front = np.flatnonzero(block.on_front & keep)
+    front = np.flatnonzero(block.on_front & drawn)
     front = front[np.argsort(x[front])]
     figure = go.Figure()
-    _draw_candidates(figure, block, keep, by, theme)
+    _draw_candidates(figure, block, by, theme)
     figure.add_scattergl(
         x=x[front].astype(np.float32),
         y=y[front].astype(np.float32),
@@ -236,11 +223,11 @@ def candidates_scatter(
         line={"width": 1.2, "color": COMPUTE},
         hovertemplate="communication %{x:.3g} ms<br>memory %{y:.3g} GiB<extra>on the front</extra>",
     )
-    if same is not None and keep[same]:
+    if same is not None and drawn[same]:
         _draw_open_mark(
             figure, (x[same], y[same]), "as the chosen plan does", {"symbol": "diamond-open", "size": 14}, theme
         )
-    if picked is not None and 0 <= picked < len(x) and keep[picked]:
+    if picked is not None and 0 <= picked < len(x) and drawn[picked]:
         _draw_open_mark(
             figure, (x[picked], y[picked]), "chosen candidate", {"symbol": "circle-open", "size": 20}, theme
         )
@@ -255,10 +242,10 @@ def candidates_scatter(
             line={"width": 1.5, "dash": "dot", "color": theme.text},
         )
     draw_limit_line(figure, capacity_bytes, theme)
-    low, high = _axis_range(y[keep])
+    low, high = _axis_range(y[drawn])
     if high < capacity_bytes / GIB < MAX_LIMIT_RATIO * high:
         high = 1.08 * capacity_bytes / GIB
-    figure.update_xaxes(title="communication per step, ms", range=_axis_range(x[keep]))
+    figure.update_xaxes(title="communication per step, ms", range=_axis_range(x[drawn]))
     figure.update_yaxes(title="memory per GPU, GiB", range=(low, high))
     return apply_style(figure, theme, 430)
 
@@ -276,15 +263,15 @@ def _axis_range(values: NDArray[np.float64]) -> tuple[float, float]:
     return (low - margin if low > 0.5 * high else 0.0), high + margin
 
 
-def _draw_candidates(figure: go.Figure, block: Candidates, keep: BoolArray, by: str, theme: Theme) -> None:
-    """Draw a mark for each cost of the candidates in `keep`; in one look, or by how they place the weight `by`."""
+def _draw_candidates(figure: go.Figure, block: Candidates, by: str, theme: Theme) -> None:
+    """Draw a mark for each cost of the candidates that can run; in one look, or by how they place the weight `by`."""
     weight = block.weights.index(by) if by in block.weights else None
-    drawn = choosing.group_by_cost(block, keep, weight or 0)
+    drawn = marks.group_by_cost(block, weight or 0)
     if weight is None:
         everything = np.arange(len(drawn.first))
-        _draw_marks(figure, drawn, everything, f"{units.whole(keep.sum())} candidates", ("circle", theme.faint))
+        _draw_marks(figure, drawn, everything, f"{units.whole(drawn.count.sum())} candidates", ("circle", theme.faint))
         return
-    for letter in range(choosing.MIXED, -1, -1):
+    for letter in range(marks.MIXED, -1, -1):
         chosen = np.flatnonzero(drawn.placed == letter)
         if len(chosen):
             colour, name = _placement_look(letter, by, theme)
@@ -293,7 +280,7 @@ def _draw_candidates(figure: go.Figure, block: Candidates, keep: BoolArray, by: 
 
 def _draw_marks(
     figure: go.Figure,
-    drawn: choosing.CandidateMarks,
+    drawn: marks.CandidateMarks,
     some: NDArray[np.int64],
     name: str,
     look: tuple[str, str],
@@ -324,9 +311,9 @@ def _draw_marks(
 
 def _placement_look(letter: int, weight: str, theme: Theme) -> tuple[str, str]:
     """Return the colour and words of the candidates that place a weight in one way."""
-    if letter == choosing.MIXED:
+    if letter == marks.MIXED:
         return theme.faint, "several ways at one cost"
-    return PLACEMENT_COLOURS[letter], f"{_escape(choosing.short_weight_name(weight))} {choosing.PLACEMENTS[letter]}"
+    return PLACEMENT_COLOURS[letter], f"{_escape(marks.short_weight_name(weight))} {marks.PLACEMENTS[letter]}"
 
 
 def _draw_open_mark(figure: go.Figure, at: tuple[Any, Any], name: str, marker: dict[str, object], theme: Theme) -> None:

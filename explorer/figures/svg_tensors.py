@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from explorer.figures.palette import DEVICES, device_colour
+from explorer.figures.palette import DEVICES, GREY, device_colour
 from explorer.text import units
 
 CELL_W, CELL_H = 44.0, 30.0
-GREY = "#8a97a3"
 PAPER = "var(--st-background-color, #fff)"
 Style = tuple[str, int | None]
 """(look, rank): look is "R", "S", "P" or "" (plain)."""

@@ -54,7 +54,7 @@ class WeightSplit:
         parts = []
         if self.gathered > 1:
             parts.append(
-                f"each of {self.gathered} GPUs keeps a part, and gathers the whole for each use (FSDP {self.gathered})"
+                f"each of {self.gathered} GPUs keeps a part, gathered whole for each use (FSDP {self.gathered})"
             )
         if self.stored > 1:
             parts.append(

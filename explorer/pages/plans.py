@@ -5,7 +5,6 @@ from __future__ import annotations
 import streamlit as st
 
 from explorer.address import settings
-from explorer.analysis.filters import REFERENCE_METHOD
 from explorer.components import comparing, frame, plan_numbers
 from explorer.components.plans import candidates, choice, edit_panel, methods_panel
 from explorer.session import current_setup, state
@@ -25,8 +24,7 @@ def page() -> None:
     frame.choose_one("Part of the page", "tab", settings.TABS, label_visibility="collapsed")
     chosen, plan = state.chosen_plan(plans, result)
     if state.value("tab") == "block":
-        reference = next((p for p in plans.values() if p.method == REFERENCE_METHOD), None)
-        candidates.show_candidates(result, plan, reference)
+        candidates.show_candidates(result, plan)
         candidates.describe_dropped(result)
     elif state.value("tab") == "weight":
         # What is run now was not found by the search, and edits start from a plan that was.
@@ -38,15 +36,13 @@ def page() -> None:
 
 def _show_plans(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan) -> None:
     """Draw the chart, the table, and the chosen plan in full."""
-    shown = choice.current_filter().select_plans(plans)
     with st.container(key="wide"):
         left, right = st.columns([2, 3], gap="medium")
     with left:
-        choice.show_plans_chart(result, plans, shown, chosen)
+        choice.show_plans_chart(result, plans, chosen)
     with right:
         methods_panel.show_methods()
-        choice.show_plans_table(result, plans, shown, chosen)
-        choice.show_filters(plans, shown)
+        choice.show_plans_table(result, plans, chosen)
     st.markdown(f"### {frame.escape(recipe.layout_name(plan))}")
     st.markdown(
         f"{frame.escape(words.capitalize(recipe.describe_plan(plan)))}. {units.seconds(plan.cost.step_time_s)} a step."

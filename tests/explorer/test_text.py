@@ -141,7 +141,7 @@ def test_headline_comes_from_the_numbers(result: Result) -> None:
 def test_figures_carry_units_and_every_plan(result: Result, theme: Theme) -> None:
     plans = {p.name: p for p in result.plans}
     capacity = result.cluster.gpu.memory_bytes
-    scatter = scatters.plans_scatter(plans, "best", [n for n in plans if n != "best"], capacity, theme)
+    scatter = scatters.plans_scatter(plans, "best", capacity, theme)
     assert scatter.layout.xaxis.title.text.endswith("ms")
     assert scatter.layout.yaxis.title.text.endswith("GiB")
     assert {n for t in scatter.data if t.customdata is not None for n in t.customdata} == set(plans)

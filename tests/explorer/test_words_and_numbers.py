@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from explorer.analysis import filters, step_parts
+from explorer.analysis import candidate_marks, step_parts
 from explorer.session.state import page_wording, plan_ids
 from explorer.text import recipe, words
 from planner_core.core import (
@@ -140,7 +140,7 @@ def test_a_headline_says_who_is_faster(result: Result) -> None:
 def test_candidates_that_are_called_the_chosen_plans_place_as_it_does(result: Result) -> None:
     for found in result.candidates:
         for plan in result.plans:
-            if filters.candidate_of_plan(found, plan) is not None:
+            if candidate_marks.candidate_of_plan(found, plan) is not None:
                 blocks = [b for label, b in plan.blocks.items() if BlockLabel.parse(label).block == found.block]
                 assert not any(b.params[w].gathered for b in blocks for w in found.weights if w in b.params)
 

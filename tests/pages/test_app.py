@@ -177,7 +177,7 @@ def test_what_is_run_now_stands_among_the_plans() -> None:
     )
     assert not at.exception
     row = next(r for r in table(at) if r["what"].startswith("our current setup"))
-    assert row["name"] == "ZeRO-1 8" and "2 micro-batches, full recomputation" in row["what"]
+    assert row["name"].startswith("ZeRO-1 8") and "2 micro-batches, full recomputation" in row["what"]
     assert "our current setup" in words(at)
 
 
@@ -220,7 +220,6 @@ def test_unknown_plan_and_node_are_told() -> None:
     assert any("no node" in w.value for w in open_page("overview", node="nothing/at/all").warning)
     found = [w.value for w in open_page("overview", open="run:99").warning]
     assert len(found) == 1 and "no block to open “run\\:99”" in found[0]
-    assert any("no weight “nothing”" in w.value for w in open_page("plans", differs="nothing").warning)
 
 
 def test_a_plan_of_a_method_is_charted_and_can_be_chosen() -> None:

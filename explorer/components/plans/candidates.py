@@ -9,12 +9,11 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.analysis import filters as choosing
+from explorer.analysis import candidate_marks as marks
 from explorer.analysis import rows as table_rows
 from explorer.analysis import step_parts
-from explorer.analysis.filters import PLACEMENTS
+from explorer.analysis.candidate_marks import PLACEMENTS
 from explorer.components import frame
-from explorer.components.plans.choice import current_filter
 from explorer.figures import scatter
 from explorer.session import state
 from explorer.text import units
@@ -27,8 +26,8 @@ MAX_ROWS = 500
 """Rows of the table of what is marked."""
 
 
-def show_candidates(result: Result, plan: Plan, reference: Plan | None) -> None:
-    """Draw every assignment of one unique block; `reference` is the plan that the filter "differs" compares with."""
+def show_candidates(result: Result, plan: Plan) -> None:
+    """Draw every assignment of one unique block."""
     block = current_block(result)
     if block is None:
         st.caption(
@@ -43,7 +42,6 @@ def show_candidates(result: Result, plan: Plan, reference: Plan | None) -> None:
     limit = step_parts.memory_limit_bytes(result)
     if not _may_fit(block, limit):
         return
-    keep = current_filter().select_candidates(block, limit, reference)
     index = current_candidate(block)
     if index is None and state.value("candidate") is not None:
         st.warning(
@@ -53,7 +51,7 @@ def show_candidates(result: Result, plan: Plan, reference: Plan | None) -> None:
 
     def choose() -> None:
         selection = st.session_state[key]["selection"]
-        region = choosing.selected_region(selection)
+        region = marks.selected_region(selection)
         if region:
             state.change(lasso=region, block=block.block)
         elif selection["points"]:
@@ -64,9 +62,8 @@ def show_candidates(result: Result, plan: Plan, reference: Plan | None) -> None:
         index,
         limit,
         frame.theme(),
-        keep=keep,
         region=state.value("lasso"),
-        same=choosing.candidate_of_plan(block, plan),
+        same=marks.candidate_of_plan(block, plan),
         by=by,
     )
     frame.show_chart(
@@ -77,12 +74,12 @@ def show_candidates(result: Result, plan: Plan, reference: Plan | None) -> None:
         selection_mode=("points", "box", "lasso"),
         config=CHART_OPTIONS,
     )
-    choose_from_front(block, keep, index)
+    choose_from_front(block, index)
     frame.offer_data(
         f"every candidate of {block.block}", f"candidates-{block.block}", lambda: table_rows.candidate_rows(block)
     )
-    describe_candidate(block, index, index is None or bool(keep[index]))
-    show_candidate_table(block, keep, index, limit)
+    describe_candidate(block, index)
+    show_candidate_table(block, index, limit)
 
 
 def _may_fit(block: Candidates, limit: int) -> bool:
@@ -120,7 +117,7 @@ def _show_head(result: Result, block: Candidates, names: list[str]) -> str:
                 list(block.weights),
                 key=f"coloured_{block.block}",
                 index=None,
-                format_func=choosing.short_weight_name,
+                format_func=marks.short_weight_name,
                 width=190,
                 label_visibility="collapsed",
                 placeholder="coloured by a weight",
@@ -133,8 +130,8 @@ def _show_head(result: Result, block: Candidates, names: list[str]) -> str:
 def describe_common(block: Candidates, marked: Sequence[int]) -> str:
     """Say what all marked candidates have in common: `All place q_proj R, up_proj S(1).`"""
     common = [
-        f"{choosing.short_weight_name(weight)} {placements[0]}"
-        for weight, placements in choosing.placements_by_weight(block, marked).items()
+        f"{marks.short_weight_name(weight)} {placements[0]}"
+        for weight, placements in marks.placements_by_weight(block, marked).items()
         if len(placements) == 1
     ]
     return f"All place {', '.join(common)}." if common else "They place no weight all alike."
@@ -152,9 +149,9 @@ def current_candidate(block: Candidates) -> int | None:
     return index if index is not None and index < block.space else None
 
 
-def choose_from_front(block: Candidates, keep: choosing.BoolArray, index: int | None) -> None:
+def choose_from_front(block: Candidates, index: int | None) -> None:
     """Draw the candidates of the front as a list, for those who use no mouse."""
-    front = sorted((block.on_front & keep).nonzero()[0].tolist(), key=lambda i: float(block.model_comm_s[i]))
+    front = sorted(block.on_front.nonzero()[0].tolist(), key=lambda i: float(block.model_comm_s[i]))
     options = [*front, *([index] if index is not None and index not in front else [])]
     if not options:
         return
@@ -178,8 +175,8 @@ def _candidate_name(block: Candidates, i: int) -> str:
     return f"{units.seconds(float(block.model_comm_s[i]))}, {units.memory(float(block.model_memory_bytes[i]))}"
 
 
-def describe_candidate(block: Candidates, index: int | None, passes: bool) -> None:
-    """Describe the clicked candidate, and whether it passes the filter; without one, what the points are."""
+def describe_candidate(block: Candidates, index: int | None) -> None:
+    """Describe the clicked candidate; without one, what the points are."""
     if index is None:
         st.caption(
             f"Each point puts every one of {len(block.weights)} weight matrices whole (R), split along dim 0, S(0), or "
@@ -189,37 +186,36 @@ def describe_candidate(block: Candidates, index: int | None, passes: bool) -> No
         )
         return
     chips = (
-        f"{html.escape(choosing.short_weight_name(w))} {frame.chip(PLACEMENTS[int(c)])}"
+        f"{html.escape(marks.short_weight_name(w))} {frame.chip(PLACEMENTS[int(c)])}"
         for w, c in zip(block.weights, block.choice[index], strict=True)
     )
     st.html(" ".join(chips))
-    st.caption(_describe_cost(block, index, passes))
+    st.caption(_describe_cost(block, index))
     st.button(
         "Let go of this candidate", on_click=clear_marks, kwargs={"candidate": None}, key="unpick", type="tertiary"
     )
 
 
-def _describe_cost(block: Candidates, index: int, passes: bool) -> str:
+def _describe_cost(block: Candidates, index: int) -> str:
     if not math.isfinite(float(block.comm_s[index])):
         return f"It would split unevenly over {block.axis_size} GPUs, so it cannot run and has no cost."
-    equal = len(choosing.find_equal_cost(block, index))
+    equal = len(marks.find_equal_cost(block, index))
     return (
         f"{units.seconds(float(block.model_comm_s[index]))} of communication = {block.repeats} × "
         f"{units.seconds(float(block.comm_s[index]))} in the copies + {units.seconds(block.rest_comm_s)} in the rest; "
         f"{units.memory(float(block.model_memory_bytes[index]))} = {block.repeats} × "
         f"{units.memory(float(block.memory_bytes[index]))} + {units.memory(block.rest_memory_bytes)}, at the end of forward."
         + (f" {units.whole(equal)} candidates cost the same." if equal > 1 else "")
-        + ("" if passes else " The filter leaves it out of the chart.")
     )
 
 
-def show_candidate_table(block: Candidates, keep: choosing.BoolArray, index: int | None, limit_bytes: int) -> None:
+def show_candidate_table(block: Candidates, index: int | None, limit_bytes: int) -> None:
     """Draw what the lasso marked, or what costs the same as the chosen candidate; a row chooses."""
     region = state.value("lasso")
     if region:
-        indices = choosing.find_marked(block, keep, region)
+        indices = marks.find_marked(block, region)
     elif index is not None and math.isfinite(float(block.comm_s[index])):
-        indices = choosing.find_equal_cost(block, index)
+        indices = marks.find_equal_cost(block, index)
     else:
         return
     if len(indices) < 2 and not region:
@@ -242,7 +238,7 @@ def show_candidate_table(block: Candidates, keep: choosing.BoolArray, index: int
         "fits": ["yes" if v <= limit_bytes else "no" for v in block.model_memory_bytes[indices]],
     }
     for k, weight in enumerate(block.weights):
-        columns[choosing.short_weight_name(weight)] = [PLACEMENTS[int(c)] for c in block.choice[indices, k]]
+        columns[marks.short_weight_name(weight)] = [PLACEMENTS[int(c)] for c in block.choice[indices, k]]
     frame.choose_record(
         f"candidate_rows_{block.block}_{hash(region)}_{'' if region else index}",
         "The marked candidates: costs and the placement of every weight",

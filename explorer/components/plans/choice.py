@@ -1,11 +1,10 @@
-"""Whole-model plans: filters, their scatter and table, and pins. The candidates of a block are in `candidates`."""
+"""Whole-model plans: their scatter and table, and pins. The candidates of a block are in `candidates`."""
 
 from __future__ import annotations
 
 import streamlit as st
 
 from explorer.address import pins, settings, setups
-from explorer.analysis import filters as choosing
 from explorer.analysis import rows as table_rows
 from explorer.analysis import step_parts
 from explorer.analysis.shortlist import merge_equal
@@ -23,42 +22,7 @@ AXIS_NAMES = {"communication": "communication", "exposed": "exposed communicatio
 Plans = dict[str, Plan]
 
 
-def current_filter() -> choosing.PlanFilter:
-    """Return the filter in the address."""
-    v = state.values()
-    return choosing.PlanFilter(v["fits"] == "only", v["differs"])
-
-
-def show_filters(plans: Plans, shown: Plans) -> None:
-    """Draw the filters: what fits, and weights that are placed unlike Megatron-LM's."""
-    on = current_filter()
-    with st.expander(
-        f"Filter: {len(shown)} of {len(plans)} plans" if on else "Filter", expanded=bool(on), key=f"filter_{bool(on)}"
-    ):
-        widget = state.widget_key("w_fits", state.value("fits") == "only")
-        st.checkbox(
-            "Only what fits the memory",
-            value=state.value("fits") == "only",
-            key=widget,
-            on_change=lambda: state.change(fits="only" if st.session_state[widget] else "all"),
-        )
-        weights = {
-            w: w.partition(":")[2] for w in sorted(set().union(*choosing.weights_unlike_reference(plans).values()))
-        }
-        help = "Plans, and candidates of a block, that place all of these weights otherwise than Megatron-LM"
-        frame.warn_missing("weight", on.differs, list(weights), "“Show all” takes it out of the filter")
-        frame.choose_several("Differs from Megatron-LM in", "differs", weights, placeholder="any weight", help=help)
-        if not weights:
-            st.caption("Megatron-LM's plan suits no mesh here, so there is nothing to differ from.")
-        if on:
-            cleared = {"fits": "all", "differs": ()}
-            st.button("Show all", on_click=state.change, kwargs=cleared, key="clear_filters")
-
-
-# --- whole-model plans ----------------------------------------------------------------------------------
-
-
-def show_plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) -> None:
+def show_plans_chart(result: Result, plans: Plans, chosen: str) -> None:
     """Draw whole-model plans; a click chooses one."""
     widget = state.widget_key("w_axis", state.value("axis"))
     with st.container(horizontal=True, vertical_alignment="center", height=56, border=False, key="chart_head_plans"):
@@ -74,15 +38,8 @@ def show_plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) ->
             args=("axis", widget),
             label_visibility="collapsed",
         )
-    figure = scatter.plans_scatter(
-        shown,
-        chosen,
-        choosing.baseline_ids(plans),
-        step_parts.memory_limit_bytes(result),
-        frame.theme(),
-        state.value("axis"),
-        plans,
-    )
+    limit = step_parts.memory_limit_bytes(result)
+    figure = scatter.plans_scatter(plans, chosen, limit, frame.theme(), state.value("axis"))
     key = "plans_chart"
 
     def choose() -> None:
@@ -99,22 +56,18 @@ def show_plans_chart(result: Result, plans: Plans, shown: Plans, chosen: str) ->
     )
 
 
-def show_plans_table(result: Result, plans: Plans, shown: Plans, chosen: str) -> None:
-    """Draw a row for every plan that passes the filter; a click chooses, and a head sorts."""
-    if not shown:
-        st.info("No plan passes the filter.")
-        return
-    rows = merge_equal(shown, chosen)
-    table.draw_plans(
-        result, shown, rows, recipe.distinct_names({r.name: shown[r.name] for r in rows}), chosen, with_speed=True
-    )
-    _offer_files(result, shown, {n: current_setup.result_of(n, result) for n in shown})
+def show_plans_table(result: Result, plans: Plans, chosen: str) -> None:
+    """Draw a row for every plan; a click chooses, and a head sorts."""
+    rows = merge_equal(plans, chosen)
+    names = recipe.distinct_names({r.name: plans[r.name] for r in rows})
+    table.draw_plans(result, plans, rows, names, chosen, with_speed=True)
+    _offer_files(result, plans, {n: current_setup.result_of(n, result) for n in plans})
 
 
-def _offer_files(result: Result, shown: Plans, homes: dict[str, Result]) -> None:
+def _offer_files(result: Result, plans: Plans, homes: dict[str, Result]) -> None:
     """Offer the rows as data, and a notebook that makes these plans."""
     with st.container(horizontal=True):
-        frame.offer_data("the plans", "plans", lambda: table_rows.plan_rows(shown, homes))
+        frame.offer_data("the plans", "plans", lambda: table_rows.plan_rows(plans, homes))
         methods_panel.offer_rows(result)
         frame.offer_file(
             "Notebook",

@@ -6,8 +6,9 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from explorer.figures.palette import GREY
 from explorer.figures.svg_tensors import PAPER, Drawing, column, row, text
-from explorer.learn.pictures.charts import AXIS_COLOUR, WIDTH, label, swatch, wrap
+from explorer.learn.pictures.charts import WIDTH, label, swatch, wrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def draw_area(
     for start, name in parts:
         drawn.append(f'<path d="M{px(start):.1f} {height - low:.1f}v6" stroke="currentColor"/>')
         drawn.append(label(px(start) + 2, height - low + 18, name, size=12.5, halo=3))
-    drawn.append(f'<path d="M{left} {height - low:.1f}H{width - 8:.1f}" stroke="{AXIS_COLOUR}"/>')
+    drawn.append(f'<path d="M{left} {height - low:.1f}H{width - 8:.1f}" stroke="{GREY}"/>')
     if mark is not None:
         x, y, end = px(mark[0]), py(totals[mark[0]]), px(mark[0]) > width * 0.6
         drawn.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="currentColor" stroke-width="2"/>')

@@ -11,9 +11,8 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from explorer.figures.palette import KIND_COLOURS
+from explorer.figures.palette import GREY, KIND_COLOURS
 from explorer.figures.svg_tensors import (
-    GREY,
     PAPER,
     Drawing,
     amount,

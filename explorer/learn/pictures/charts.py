@@ -7,12 +7,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from explorer.figures.palette import DEVICES, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
+from explorer.figures.palette import DEVICES, GREY, MEMORY_COLOURS, MEMORY_KINDS, MEMORY_NAMES
 from explorer.figures.svg_tensors import PAPER, Drawing, at, column, dots, on_colour, row, text, tile
 
 WIDTH = 608.0
 """Pixels of a chart, and the most of a film: on a phone of 400 pixels a film is shown at 0.6 of its size, in the 368 of the page."""
-AXIS_COLOUR = "#8a97a3"
 
 
 def label(
@@ -193,10 +192,10 @@ def _axes(
     left, right, bottom = edges
     parts = []
     for v in ticks(*y_range):
-        parts.append(f'<path d="M{left:.0f} {py(v):.1f}H{right:.0f}" stroke="{AXIS_COLOUR}" stroke-opacity="0.3"/>')
+        parts.append(f'<path d="M{left:.0f} {py(v):.1f}H{right:.0f}" stroke="{GREY}" stroke-opacity="0.3"/>')
         parts.append(label(left - 6, py(v) + 4, y_shown(v), "end", size=12))
     for v in ticks(*x_range):
-        parts.append(f'<path d="M{px(v):.1f} {bottom:.0f}v5" stroke="{AXIS_COLOUR}"/>')
+        parts.append(f'<path d="M{px(v):.1f} {bottom:.0f}v5" stroke="{GREY}"/>')
         parts.append(label(px(v), bottom + 18, x_shown(v), "middle", size=12))
     return "".join(parts)
 
@@ -238,7 +237,7 @@ def timeline(
                 parts += _label_next_to(words, x, x + w, y, filled + room < x, on_right)
             filled = x + w + (room if w <= room and on_right else 0)
     height = len(tracks) * 44.0 + 20
-    parts.append(f'<path d="M{left} {height - 18:.0f}H{left + width:.0f}" stroke="{AXIS_COLOUR}"/>')
+    parts.append(f'<path d="M{left} {height - 18:.0f}H{left + width:.0f}" stroke="{GREY}"/>')
     parts += [label(left, height, "0", size=12.5), label(left + width, height, shown(end), "end", size=12.5)]
     return Drawing(WIDTH, height, "".join(parts))
 
@@ -270,7 +269,7 @@ def nodes(groups: Sequence[int], per_node: int, words: str = "node") -> Drawing:
         here = groups[n * per_node : (n + 1) * per_node]
         squares = row(*(tile(side, side, ("S", g), str(g)) for g in here), gap=3)
         w, h = squares.width + 16, side + 34
-        frame = f'<rect width="{w:.0f}" height="{h:.0f}" rx="5" fill="none" stroke="{AXIS_COLOUR}"/>'
+        frame = f'<rect width="{w:.0f}" height="{h:.0f}" rx="5" fill="none" stroke="{GREY}"/>'
         boxes.append(Drawing(w, h, frame + at(8, 4, text(f"{words} {n}", 12.5, muted=True)) + at(8, 24, squares)))
     return wrap(boxes, WIDTH, gap=10)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from explorer.figures.palette import COMMUNICATION, COMPUTE
+from explorer.figures.palette import COMMUNICATION, COMPUTE, GREY
 from explorer.figures.svg_tensors import Drawing, column, text
-from explorer.learn.pictures.charts import AXIS_COLOUR, WIDTH, label
+from explorer.learn.pictures.charts import WIDTH, label
 from explorer.text import units
 from planner_core.search.candidates import Candidates
 
@@ -45,7 +45,7 @@ class CloudFrame:
     def draw(self, inside: Sequence[str], x_ticks: Sequence[float]) -> Drawing:
         """The chart with its axes and names."""
         foot = self.top + self.height
-        axes = f'<path d="M{self.left} {self.top}V{foot}H{self.left + self.width}" stroke="{AXIS_COLOUR}" fill="none"/>'
+        axes = f'<path d="M{self.left} {self.top}V{foot}H{self.left + self.width}" stroke="{GREY}" fill="none"/>'
         numbers = [
             label(self.left - 6, self.y(v) + 4, units.significant(v), "end", size=12)
             for v in (0.0, self.y_most / 2, self.y_most)
@@ -72,7 +72,7 @@ def draw_candidates(found: Candidates, mine: int, best: int) -> Drawing:
         "memory per layer and GPU, GiB",
     )
     spots = np.unique(np.rint(np.stack([frame.x(x[ok]), frame.y(y[ok])], axis=1)).astype(int), axis=0)
-    parts = [circle(a, b, 2.6, f'fill="{AXIS_COLOUR}" fill-opacity="0.5"') for a, b in spots.tolist()]
+    parts = [circle(a, b, 2.6, f'fill="{GREY}" fill-opacity="0.5"') for a, b in spots.tolist()]
     front = np.flatnonzero(found.on_front)
     front = front[np.argsort(x[front])]
     parts.append(frame.path([(x[i], y[i]) for i in front], f'stroke="{COMPUTE}" stroke-width="2"'))

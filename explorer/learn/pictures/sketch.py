@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from explorer.figures.palette import COMPUTE, DEVICES
-from explorer.figures.svg_tensors import GREY, PAPER, Drawing, at, svg, text
+from explorer.figures.palette import COMPUTE, DEVICES, GREY
+from explorer.figures.svg_tensors import PAPER, Drawing, at, svg, text
 from explorer.learn.pictures.charts import draw_span, label
 from explorer.text import units
 

@@ -16,12 +16,13 @@ from explorer.figures.palette import (
     COMMUNICATION,
     COMPUTE,
     DEVICES,
+    GREY,
     KIND_COLOURS,
     MEMORY_COLOURS,
     MEMORY_KINDS,
     MEMORY_NAMES,
 )
-from explorer.figures.svg_tensors import GREY, Drawing, table
+from explorer.figures.svg_tensors import Drawing, table
 from explorer.learn.pictures.charts import BarPiece, StackedBar, bars
 
 ROW = re.compile(r"^\|>?|\| *$")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.figures.palette import COMMUNICATION, COMPUTE
+from explorer.figures.palette import COMMUNICATION, COMPUTE, GREY
 from explorer.figures.svg_tensors import Drawing
 from explorer.learn.blocks import placing
 from explorer.learn.blocks.arranged import with_llama_block
@@ -19,7 +19,7 @@ from explorer.learn.lesson import Values
 from explorer.learn.lessons.planners.l13_choose import score_choices
 from explorer.learn.lessons.planners.prices import MemoryPrice, price_memory
 from explorer.learn.markdown import Live, read_lesson
-from explorer.learn.pictures.charts import AXIS_COLOUR, label
+from explorer.learn.pictures.charts import label
 from explorer.learn.pictures.cloud import CloudFrame, circle
 from explorer.text import units
 from planner_core.core import DeviceMesh
@@ -224,7 +224,7 @@ def _price_chart(p: MemoryPrice, ms: Floats, gib: Floats) -> Drawing:
         for a, b, c in zip(gib.tolist(), ms.tolist(), below.tolist(), strict=True)
         if b <= most_y
     }
-    grey, orange = f'fill="{AXIS_COLOUR}" fill-opacity="0.4"', f'fill="{COMMUNICATION}" fill-opacity="0.9"'
+    grey, orange = f'fill="{GREY}" fill-opacity="0.4"', f'fill="{COMMUNICATION}" fill-opacity="0.9"'
     parts = [circle(a, b, 3.4 if c else 2.4, orange if c else grey) for c, a, b in sorted(spots)]
     ends = [(x, p.bound_ms + p.price * (p.room_gib - x)) for x in (low, most_x)]
     clipped = [(x, min(max(y, 0.0), most_y)) if p.price == 0 else _clip(p, x, y, most_y) for x, y in ends]

@@ -1,4 +1,4 @@
-"""Filters plans and candidates of a block: by limits, by marked regions, by ties. No Streamlit here.
+"""Candidates of a block as points: grouped by cost, marked by hand, placed as a plan does; and plans that tie. No Streamlit here.
 
 A candidate is named by its index: the digits of its choices in base 3, the first weight the highest.
 """
@@ -16,75 +16,12 @@ from numpy.typing import NDArray
 from explorer.address.parse import MAX_CORNERS
 from explorer.text import words
 from planner_core.core import BlockLabel, Plan, Shard
-from planner_core.planning.methods import BASELINES
 from planner_core.search.candidates import Candidates
 
 PLACEMENTS = ("R", "S(0)", "S(1)")
 MIXED = len(PLACEMENTS)
 """The placement of a weight that candidates of equal cost place in several ways."""
-REFERENCE_METHOD = "megatron"
-"""The method whose plan others are compared with."""
 BoolArray = NDArray[np.bool_]
-
-
-def baseline_ids(plans: Mapping[str, Plan]) -> list[str]:
-    """Return the ids of the plans of baselines."""
-    return [n for n, p in plans.items() if p.method in BASELINES]
-
-
-# --- filters -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PlanFilter:
-    """The conditions for a plan to be shown; an empty one passes all. `differs`: weights placed otherwise than by Megatron-LM."""
-
-    fits: bool = False
-    differs: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.fits or self.differs)
-
-    def select_plans(self, plans: Mapping[str, Plan]) -> dict[str, Plan]:
-        """Return the plans that pass."""
-        differing = weights_unlike_reference(plans) if self.differs else {}
-        return {
-            name: p
-            for name, p in plans.items()
-            if (p.fits or not self.fits) and set(self.differs) <= differing.get(name, set())
-        }
-
-    def select_candidates(self, candidates: Candidates, capacity_bytes: float, reference: Plan | None) -> BoolArray:
-        """Mark the candidates of a block that pass."""
-        passes = np.isfinite(candidates.comm_s) & np.isfinite(candidates.memory_bytes)
-        if self.fits:
-            passes &= candidates.model_memory_bytes <= capacity_bytes
-        reference_choice = placement_choices(candidates, reference) if reference else {}
-        for weight in self.differs:
-            block_name, _, name = weight.partition(":")
-            if block_name == candidates.block and name in reference_choice:
-                passes &= candidates.choice[:, candidates.weights.index(name)] != reference_choice[name]
-        return passes
-
-
-def weights_unlike_reference(plans: Mapping[str, Plan]) -> dict[str, set[str]]:
-    """Return per plan the weights (`block:name`) that it places otherwise than the Megatron-LM baseline, in any copy."""
-    reference = next((p for p in plans.values() if p.method == REFERENCE_METHOD), None)
-    if reference is None:
-        return {}
-    reference_weights = words.placements_by_weight(reference)
-    unlike = {}
-    for name, plan in plans.items():
-        placements = words.placements_by_weight(plan)
-        unlike[name] = {
-            f"{block}:{weight}"
-            for block, weight, prefix in placements.keys() | reference_weights.keys()
-            if placements.get((block, weight, prefix)) != reference_weights.get((block, weight, prefix))
-        }
-    return unlike
-
-
-# --- candidates --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +36,14 @@ class CandidateMarks:
     """How all candidates of a mark place one weight, as in `PLACEMENTS`; SEVERAL where they do not place it alike."""
 
 
-def group_by_cost(block: Candidates, keep: BoolArray, weight: int = 0) -> CandidateMarks:
-    """Group the candidates in `keep` by their cost as drawn; `weight` is the one whose placement `placed` holds."""
-    index = np.flatnonzero(keep)
+def can_run(block: Candidates) -> BoolArray:
+    """Mark the candidates that split evenly: the others have no cost."""
+    return np.isfinite(block.comm_s) & np.isfinite(block.memory_bytes)
+
+
+def group_by_cost(block: Candidates, weight: int = 0) -> CandidateMarks:
+    """Group the candidates that can run by their cost as drawn; `weight` is the one whose placement `placed` holds."""
+    index = np.flatnonzero(can_run(block))
     points = np.stack([block.model_comm_s[index] * 1e3, block.model_memory_bytes[index] / 2**30]).astype(np.float32)
     as_complex = np.ascontiguousarray(points.T).view(np.complex64).ravel()
     _, first, group, count = np.unique(as_complex, return_index=True, return_inverse=True, return_counts=True)
@@ -191,10 +133,10 @@ def points_inside(region: Sequence[str], x: NDArray[Any], y: NDArray[Any]) -> Bo
     return inside
 
 
-def find_marked(block: Candidates, keep: BoolArray, region: Sequence[str]) -> NDArray[np.int64]:
-    """Return the candidates in `keep` inside a region of the chart (milliseconds of communication, GiB)."""
-    marked = points_inside(region, block.model_comm_s * 1e3, block.model_memory_bytes / 2**30) & keep
-    return np.flatnonzero(marked)
+def find_marked(block: Candidates, region: Sequence[str]) -> NDArray[np.int64]:
+    """Return the candidates that can run inside a region of the chart (milliseconds of communication, GiB)."""
+    inside = points_inside(region, block.model_comm_s * 1e3, block.model_memory_bytes / 2**30)
+    return np.flatnonzero(inside & can_run(block))
 
 
 # --- ties --------------------------------------------------------------------------------------------

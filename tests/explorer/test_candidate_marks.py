@@ -1,4 +1,4 @@
-"""Filters, marked regions, ties, pins and the shelf of results."""
+"""Candidates as points, marked regions, ties, pins and the shelf of results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from explorer.address import parse, pins, settings
 from explorer.address.settings import Unreadable
 from explorer.analysis import breakdown as parts
-from explorer.analysis import filters as choosing
+from explorer.analysis import candidate_marks as marks
 from explorer.figures import scatter
 from explorer.figures.palette import LIGHT, MEMORY_KINDS
 from explorer.jobs.result_cache import ResultCache
@@ -42,85 +42,42 @@ def made_up(n: int) -> Candidates:
     return Candidates("Block", names, grid, comm, memory, np.zeros(n, dtype=bool), 8, 4)
 
 
-# --- filters -----------------------------------------------------------------------------------------
-
-
-def test_an_empty_filter_keeps_everything(plans: dict[str, Any]) -> None:
-    assert choosing.PlanFilter().select_plans(plans) == plans
-    assert not choosing.PlanFilter()
-
-
-def test_what_does_not_fit_is_left_out(plans: dict[str, Any]) -> None:
-    fits = choosing.PlanFilter(fits=True).select_plans(plans)
-    assert fits and all(p.fits for p in fits.values()) and len(fits) < len(plans)
-
-
-def test_differs_from_megatron_is_read_off_the_placements(plans: dict[str, Any]) -> None:
-    other = choosing.weights_unlike_reference(plans)
-    assert other["megatron-lm"] == set()
-    gate = "LlamaDecoderLayer:mlp.gate_proj.weight"
-    assert gate in other["fsdp"] and gate in other["data-parallel"]
-    kept = choosing.PlanFilter(differs=(gate,)).select_plans(plans)
-    assert "megatron-lm" not in kept and "fsdp" in kept
-    assert set(kept) == {n for n in plans if gate in other[n]}
-
-
-def test_candidates_are_filtered_too(result: Result, plans: dict[str, Any]) -> None:
-    (found,) = result.candidates
-    capacity = result.cluster.gpu.memory_bytes
-    everything = choosing.PlanFilter().select_candidates(found, capacity, None)
-    fits = choosing.PlanFilter(fits=True).select_candidates(found, capacity, None)
-    assert 0 < fits.sum() < everything.sum()
-    assert (found.model_memory_bytes[fits] <= capacity).all()
-    name = "self_attn.q_proj.weight"
-    differs = choosing.PlanFilter(differs=(f"{found.block}:{name}",)).select_candidates(
-        found, capacity, plans["megatron-lm"]
-    )
-    theirs = choosing.placement_choices(found, plans["megatron-lm"])[name]
-    assert (found.choice[differs, found.weights.index(name)] != theirs).all()
-    assert differs.sum() * 3 == everything.sum() * 2
-
-
 # --- candidates --------------------------------------------------------------------------------------
 
 
 def test_marks_hold_every_candidate_once(result: Result) -> None:
     (found,) = result.candidates
-    keep = np.isfinite(found.comm_s)
-    drawn = choosing.group_by_cost(found, keep)
-    assert drawn.count.sum() == keep.sum() and len(drawn.first) < keep.sum()
+    running = np.isfinite(found.comm_s).sum()
+    drawn = marks.group_by_cost(found)
+    assert drawn.count.sum() == running and len(drawn.first) < running
     for first, count in list(zip(drawn.first, drawn.count, strict=True))[:20]:
-        assert len(choosing.find_equal_cost(found, int(first))) == count
-        assert first in choosing.find_equal_cost(found, int(first))
+        assert len(marks.find_equal_cost(found, int(first))) == count
+        assert first in marks.find_equal_cost(found, int(first))
 
 
 def test_a_plan_is_found_among_the_candidates(result: Result) -> None:
     (found,) = result.candidates
     for plan in result.plans:
-        index = choosing.candidate_of_plan(found, plan)
+        index = marks.candidate_of_plan(found, plan)
         if plan.mesh.axis_sizes[-1] != found.axis_size:
             assert index is None
         elif index is not None:
-            chosen = choosing.placement_choices(found, plan)
+            chosen = marks.placement_choices(found, plan)
             assert [int(c) for c in found.choice[index]] == [chosen[w] for w in found.weights]
-    assert any(
-        choosing.candidate_of_plan(found, p) is not None for p in planned(Request("llama-3-8b", mesh="2x8")).plans
-    )
+    assert any(marks.candidate_of_plan(found, p) is not None for p in planned(Request("llama-3-8b", mesh="2x8")).plans)
 
 
 def test_what_marked_candidates_have_in_common_and_which_plans_place_so(result: Result, plans: dict[str, Any]) -> None:
     (found,) = result.candidates
     region = ("200", "0", "300", "0", "300", "150", "200", "150")
-    held = choosing.find_marked(found, np.isfinite(found.comm_s), region).tolist()
-    given = choosing.placements_by_weight(found, held)
+    held = marks.find_marked(found, region).tolist()
+    given = marks.placements_by_weight(found, held)
     for k, weight in enumerate(found.weights):
-        assert set(given[weight]) == {choosing.PLACEMENTS[c] for c in found.choice[held, k]}
-    alike = choosing.find_marked(
-        found, np.isfinite(found.comm_s), ("250", "95", "260", "95", "260", "100", "250", "100")
-    )
-    common = choosing.placements_by_weight(found, alike.tolist())
+        assert set(given[weight]) == {marks.PLACEMENTS[c] for c in found.choice[held, k]}
+    alike = marks.find_marked(found, ("250", "95", "260", "95", "260", "100", "250", "100"))
+    common = marks.placements_by_weight(found, alike.tolist())
     assert common["mlp.up_proj.weight"] == ("S(0)",) and common["mlp.down_proj.weight"] == ("S(1)",)
-    like = {n: choosing.candidate_placed_as(found, p) for n, p in plans.items()}
+    like = {n: marks.candidate_placed_as(found, p) for n, p in plans.items()}
     assert like["megatron-lm"] in held and like["data-parallel"] == 0 and 0 not in held
     assert like["megatron-lm"] in alike
     # they gather weights, or shard what belongs to them, which no candidate does
@@ -129,12 +86,10 @@ def test_what_marked_candidates_have_in_common_and_which_plans_place_so(result: 
 
 def test_marks_tell_how_one_weight_is_placed(result: Result) -> None:
     (found,) = result.candidates
-    drawn = choosing.group_by_cost(
-        found, np.isfinite(found.comm_s), weight := found.weights.index("self_attn.q_proj.weight")
-    )
+    drawn = marks.group_by_cost(found, weight := found.weights.index("self_attn.q_proj.weight"))
     for first, placed in list(zip(drawn.first, drawn.placed, strict=True))[::40]:
-        ways = set(found.choice[choosing.find_equal_cost(found, int(first)), weight].tolist())
-        assert ways == {placed} if placed != choosing.MIXED else len(ways) > 1
+        ways = set(found.choice[marks.find_equal_cost(found, int(first)), weight].tolist())
+        assert ways == {placed} if placed != marks.MIXED else len(ways) > 1
     figure = scatter.candidates_scatter(found, None, 80 * 2**30, LIGHT, by="self_attn.q_proj.weight")
     coloured = [t for t in figure.data if t.name.startswith("self_attn.q_proj ") or t.name.startswith("several")]
     assert sum(len(t.x) for t in coloured) == len(drawn.first) and len({t.marker.color for t in coloured}) == len(
@@ -154,24 +109,24 @@ def test_a_large_scatter_is_drawn_by_webgl_with_every_mark(n: int) -> None:
 
 def test_inside_a_box_and_a_star() -> None:
     x, y = np.array([0.5, 1.5, 0.5, -0.1]), np.array([0.5, 0.5, 2.0, 0.5])
-    box = choosing.selected_region({"box": [{"x": [0, 1], "y": [0, 1]}]})
-    assert choosing.points_inside(box, x, y).tolist() == [True, False, False, False]
+    box = marks.selected_region({"box": [{"x": [0, 1], "y": [0, 1]}]})
+    assert marks.points_inside(box, x, y).tolist() == [True, False, False, False]
     notched = ("0", "0", "4", "0", "4", "4", "2", "1", "0", "4")
     points = np.array([[1.0, 1.0], [2.0, 2.0], [3.5, 2.5], [2.0, 0.5]]).T
-    assert choosing.points_inside(notched, *points).tolist() == [True, False, True, True]
+    assert marks.points_inside(notched, *points).tolist() == [True, False, True, True]
 
 
 def test_a_long_lasso_is_thinned_to_what_the_address_keeps() -> None:
     turn = np.linspace(0, 2 * np.pi, 700)
-    region = choosing.selected_region({"lasso": [{"x": list(np.cos(turn)), "y": list(np.sin(turn))}]})
+    region = marks.selected_region({"lasso": [{"x": list(np.cos(turn)), "y": list(np.sin(turn))}]})
     assert 6 <= len(region) <= 2 * parse.MAX_CORNERS
     assert settings.SETTINGS["lasso"].parse(",".join(region)) == region
-    assert choosing.points_inside(region, np.array([0.0, 0.95, 1.2]), np.array([0.0, 0.0, 0.0])).tolist() == [
+    assert marks.points_inside(region, np.array([0.0, 0.95, 1.2]), np.array([0.0, 0.0, 0.0])).tolist() == [
         True,
         True,
         False,
     ]
-    assert choosing.selected_region({"points": [1], "lasso": [], "box": []}) == ()
+    assert marks.selected_region({"points": [1], "lasso": [], "box": []}) == ()
 
 
 @pytest.mark.parametrize("text", ["1,2", "1,2,3,4,5", "a,b,c,d,e,f", "1,2,3,4,5,nan", ",".join("1" * 100)])
@@ -184,16 +139,16 @@ def test_a_region_that_is_none_is_told(text: str) -> None:
 
 
 def test_ties_are_those_within_the_error_and_fit(plans: dict[str, Any]) -> None:
-    near = choosing.find_ties(plans)
+    near = marks.find_ties(plans)
     best = min(p.cost.step_time_s for p in plans.values() if p.fits)
     assert set(near) == {n for n, p in plans.items() if p.fits and p.cost.step_time_s <= 1.05 * best}
-    assert choosing.find_ties({"a": plans[near[0]]}) == []
+    assert marks.find_ties({"a": plans[near[0]]}) == []
 
 
 def test_the_scatter_rings_the_ties(plans: dict[str, Any]) -> None:
-    figure = scatter.plans_scatter(plans, "best", choosing.baseline_ids(plans), 80 * 2**30, LIGHT)
+    figure = scatter.plans_scatter(plans, "best", 80 * 2**30, LIGHT)
     ring = next(t for t in figure.data if "tie" in t.name)
-    assert len(ring.x) == len(choosing.find_ties(plans)) > 1
+    assert len(ring.x) == len(marks.find_ties(plans)) > 1
 
 
 # --- pins ------------------------------------------------------------------------------------------------
