@@ -55,7 +55,7 @@ def _function_variables(function: FunctionType) -> Iterator[tuple[Any, ReadVaria
         names += code.co_names
         codes += [c for c in code.co_consts if isinstance(c, CodeType)]
     here = function.__globals__
-    files = [v for n in names if isinstance(v := here.get(n), ModuleType) and not _library(v.__name__)]
+    files = [v for n in names if isinstance(v := here.get(n), ModuleType) and not is_library(v.__name__)]
     for space in (here, *map(vars, files)):
         yield from (((id(space), n), functools.partial(space.get, n)) for n in names if n in space)
     yield from (
@@ -67,10 +67,11 @@ def _function_variables(function: FunctionType) -> Iterator[tuple[Any, ReadVaria
 
 def from_library(item: Any) -> bool:
     """Return whether a function, a class or the class of a value belongs to torch, numpy or Python's library."""
-    return _library(getattr(item, "__module__", None) or "")
+    return is_library(getattr(item, "__module__", None) or "")
 
 
-def _library(name: str) -> bool:
+def is_library(name: str) -> bool:
+    """Return whether a module of this name belongs to torch, numpy or Python's library."""
     return name.partition(".")[0] in _LIBRARIES
 
 

@@ -6,6 +6,8 @@ Two calls do the same if four things are equal:
 3. the *reads*: every attribute that the recorded call read from any module has the same value now;
 4. every variable of a file, class or closure that its code names (`outside`).
 
+An integer that a copy reads and makes no use of may differ: `opaque_index` proves it.
+
 A call is always traced if it writes module attributes or its arguments, returns an opaque object, uses computed tensors that are
 not its arguments, or runs hooks: these may collect what they get, as transformers does with hidden states and router scores.
 """
@@ -24,6 +26,12 @@ from torch.utils import _pytree as pytree
 
 from planner_core.models.capture.record.graph_writer import GraphWriter
 from planner_core.models.capture.recording import BUFFER, Replay, Scope, is_within, walk_scopes
+from planner_core.models.capture.replay.opaque_index import (
+    IndexIsUsed,
+    IndexTrials,
+    OpaqueIndex,
+    have_same_records,
+)
 from planner_core.models.capture.replay.tokens import Tokens, nested_items, relative_token, signature
 from planner_core.models.capture.values import ValueTable
 from planner_core.models.hooks import callsites as sites
@@ -42,6 +50,7 @@ _OWN = frozenset(nn.Module().__dict__) | {
     "__call__",
 }
 
+_MISSING = object()
 Read = tuple[str | nn.Module, str]
 """(The path of a part of the called module, or a module outside of it; the name of the attribute)."""
 
@@ -71,13 +80,29 @@ class Template:
     spec: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a call reads now where a template has read before. `indices`: integers that differ; nothing else does."""
+
+    template: Template
+    reads: dict[Read, Any]
+    indices: dict[Read, nn.Module]
+
+
 class Replayer:
     """Decide for each module call whether to trace it or to replay an earlier one."""
 
     def __init__(
-        self, model: nn.Module, values: ValueTable, graph: GraphWriter, scopes: sites.Scopes, trace: sites.Intercept
+        self,
+        model: nn.Module,
+        values: ValueTable,
+        graph: GraphWriter,
+        scopes: sites.Scopes,
+        trace: sites.Intercept,
+        trials: IndexTrials,
     ) -> None:
         self.values, self.graph, self.scopes, self.trace = values, graph, scopes, trace
+        self.trials = trials
         self.recording = values.recording
         self.path_of = {id(m): n for n, m in list_modules(model)}
         self.structures: dict[int, int] = {}
@@ -137,13 +162,16 @@ class Replayer:
 
     @contextmanager
     def watch_attributes(self) -> Iterator[None]:
-        """Note reads and writes of module attributes while entered."""
+        """Note reads and writes of module attributes while entered. Raises IndexIsUsed, with every write taken back."""
         # `__getattr__` would miss what lies in a module's `__dict__`: layer_idx, window sizes, flags, all that makes layers differ.
         plain_get, replayer = object.__getattribute__, self
         plain_set = nn.Module.__setattr__
+        before: dict[tuple[nn.Module, str], Any] = {}
 
         def get(module: nn.Module, name: str) -> Any:
             value = plain_get(module, name)
+            if (index := replayer.trials.find(module, name)) is not None:
+                return index
             if replayer.watches and name not in _OWN and not name.startswith("__"):
                 # A method of the class is part of the structure. One that was set on the object may differ between equal modules.
                 of_class = isinstance(value, types.MethodType) and name not in plain_get(module, "__dict__")
@@ -154,12 +182,19 @@ class Replayer:
         def put(module: nn.Module, name: str, value: Any) -> None:
             for watch in replayer.watches:
                 watch.opaque = True
+            before.setdefault((module, name), _own_attribute(module, name))
             plain_set(module, name, value)
 
         nn.Module.__getattribute__ = get  # type: ignore[method-assign, assignment]
         nn.Module.__setattr__ = put  # type: ignore[method-assign, assignment]
         try:
-            yield
+            with self.trials.watch_pass():
+                yield
+        except IndexIsUsed:
+            # The next pass must not read what this one has left: it would take a computed tensor for a constant.
+            for (module, name), value in before.items():
+                delattr(module, name) if value is _MISSING else plain_set(module, name, value)
+            raise
         finally:
             del nn.Module.__getattribute__
             nn.Module.__setattr__ = plain_set  # type: ignore[method-assign]
@@ -220,10 +255,12 @@ class Replayer:
         assert module is not None
         number = self.structures.get(id(module), -1)
         key: Any = None
+        copy: Comparison | None = None
         leaves: list[Any] = []
         # Without a watch this is the call of the model itself, which runs once. A name with `@` is a further call of one module.
         may_repeat = self.watches and (self.counts.get(number, 0) > 1 or "@" in frame.scope)
-        if self.has_weighted_parts.get(number) and may_repeat and not _has_hooks(module):
+        given_index = any(type(leaf) is OpaqueIndex for leaf in (*args, *kwargs.values()))
+        if self.has_weighted_parts.get(number) and may_repeat and not given_index and not _has_hooks(module):
             # What is asked of tensors in here is not the model's own work, and must not be recorded.
             with disable_torch_functions():
                 leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -235,24 +272,51 @@ class Replayer:
                 given = self._argument_tokens([*leaves, *keys], frame.path)
                 key = (number, str(spec), given, torch.is_grad_enabled(), around)
                 for template in self.templates.get(key, ()):
-                    reads = self._matches(template, frame, leaves)
-                    if reads is not None:
-                        return self._replay(template, frame, leaves, reads)
-        watch = TracedCall(Scope("", frame.path, ""), module, len(self.recording.values))
-        self.watches.append(watch)
-        # Only a write into what is older than this reaches beyond the call (`note_write`).
-        watch.scope.start = self.values.clock
-        try:
-            out = self.trace(frame, call, args, kwargs)
-        finally:
-            self.watches.pop()
-            self._pass_to_caller(watch)
+                    compared = self._compare(template, frame, leaves)
+                    if compared is not None and not compared.indices:
+                        return self._replay(template, frame, leaves, compared.reads)
+                    copy = copy or compared
+        hidden = [(owner, name) for (_, name), owner in copy.indices.items()] if copy else []
+        with self.trials.hide(hidden):
+            watch, out = self._trace_call(frame, call, args, kwargs)
+        made: Template | None = None
         if key is not None and not watch.opaque:
             with disable_torch_functions():
                 # a call that changed a variable of a file or closure cannot stand for another
                 if key[-1] == self._outside_tokens(number, frame, leaves):
-                    self._add_template(key, watch, frame, leaves, out)
+                    made = self._make_template(watch, frame, leaves, out)
+        if copy is not None:
+            if made is None or not self._is_copy(copy.template, made):
+                raise IndexIsUsed((type(owner), name) for owner, name in hidden)
+            for read in copy.indices:
+                copy.template.reads.pop(read, None)
+        elif made is not None:
+            self.templates.setdefault(key, []).append(made)
         return out
+
+    def _trace_call(
+        self, frame: sites.Frame, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[TracedCall, Any]:
+        """Trace a call. Returns what it read and wrote, and its result."""
+        assert frame.module is not None
+        watch = TracedCall(Scope("", frame.path, ""), frame.module, len(self.recording.values))
+        self.watches.append(watch)
+        # Only a write into what is older than this reaches beyond the call (`note_write`).
+        watch.scope.start = self.values.clock
+        try:
+            return watch, self.trace(frame, call, args, kwargs)
+        finally:
+            self.watches.pop()
+            self._pass_to_caller(watch)
+
+    def _is_copy(self, template: Template, made: Template) -> bool:
+        """Return whether a call that was traced with opaque indices did what the template did."""
+        one, other = template.results, made.results
+        ports = [pair for pair in zip(template.ports, made.ports, strict=True) if pair[0] >= 0]
+        outs = [(x[1], y[1]) for (kind, x), (_, y) in zip(one, other, strict=False) if kind == "out"]
+        kinds = [[kind if kind == "out" else (kind, what) for kind, what in results] for results in (one, other)]
+        same = kinds[0] == kinds[1] and template.spec == made.spec
+        return same and have_same_records(self.recording, template.scope, made.scope, ports, outs)
 
     def _pass_to_caller(self, watch: TracedCall) -> None:
         if not self.watches:
@@ -298,23 +362,30 @@ class Replayer:
         given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
         return tuple(relative_token(self.tokens.outside_token(c), frame.path, given) for c in self.classes[number])
 
-    def _matches(self, template: Template, frame: sites.Frame, leaves: list[Any]) -> dict[Read, Any] | None:
-        """Return the reads of a call that does the same as the template; None if it may differ."""
+    def _compare(self, template: Template, frame: sites.Frame, leaves: list[Any]) -> Comparison | None:
+        """Compare what a call would read with what a template has read; None if more than integers differs."""
         for position, values in template.constants:
             if leaves[position] is not values and not torch.equal(leaves[position], values):
                 return None
         reads: dict[Read, Any] = {}
+        indices: dict[Read, nn.Module] = {}
         for (where, name), token in template.reads.items():
             try:
                 owner = where if isinstance(where, nn.Module) else _submodule(frame.module, where)
-                reads[where, name] = self.token(getattr(owner, name))
+                value = getattr(owner, name)
             except AttributeError:
                 return None
-            if relative_token(reads[where, name], frame.path) != token:
+            if type(value) is not OpaqueIndex:
+                reads[where, name] = self.token(value)
+                if relative_token(reads[where, name], frame.path) == token:
+                    continue
+            if not (isinstance(token, tuple) and token[0] == "int" and self.trials.may_hide(owner, name, value)):
                 return None
-        return reads
+            indices[where, name] = owner
+        return Comparison(template, reads, indices)
 
-    def _add_template(self, key: Any, watch: TracedCall, frame: sites.Frame, leaves: list[Any], out: Any) -> None:
+    def _make_template(self, watch: TracedCall, frame: sites.Frame, leaves: list[Any], out: Any) -> Template | None:
+        """Return a template of a call that was traced; None if no other call may replay it."""
         scope = next(i for i in reversed(self.graph.scope.items) if isinstance(i, Scope))
         numbers = (self.values.find(t) for t in leaves if isinstance(t, torch.Tensor))
         ports = [-1 if number is None else number for number in numbers]
@@ -328,18 +399,18 @@ class Replayer:
                 results.append(("in", same))
             elif isinstance(leaf, torch.Tensor):
                 if not self.values.is_tracked(leaf) or not self._is_fresh(leaf, watch, returned):
-                    return
+                    return None
                 results.append(("out", (leaf, self.values.number(leaf))))
-            elif leaf is None or isinstance(leaf, (int, float, str, bool)):
+            elif leaf is None or (type(leaf) is not OpaqueIndex and isinstance(leaf, (int, float, str, bool))):
                 results.append(("literal", leaf))
             else:
-                return
+                return None
         if not self._is_closed(scope, watch, set(ports)):
-            return
+            return None
         constants = [(i, x) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and not x.is_meta]
         given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
         reads = {read: relative_token(token, frame.path, given) for read, token in watch.reads.items()}
-        self.templates.setdefault(key, []).append(Template(scope, reads, ports, constants, results, spec))
+        return Template(scope, reads, ports, constants, results, spec)
 
     def _is_fresh(self, leaf: torch.Tensor, watch: TracedCall, returned: list[Any]) -> bool:
         """Return whether a result was allocated in this call and shares no memory with another result."""
@@ -394,6 +465,13 @@ class Replayer:
         # The caller may become a template itself, and then depends on what this call would have read.
         self._pass_to_caller(TracedCall(Scope("", frame.path, ""), frame.module, 0, reads))  # type: ignore[arg-type]
         return pytree.tree_unflatten(returned, template.spec)
+
+
+def _own_attribute(module: nn.Module, name: str) -> Any:
+    """Return an attribute, weight, buffer or part of the object itself; `_MISSING` if it has none of this name."""
+    space = object.__getattribute__(module, "__dict__")
+    tables = (space, space["_parameters"], space["_buffers"], space["_modules"])
+    return next((table[name] for table in tables if name in table), _MISSING)
 
 
 def _submodule(module: Any, path: str) -> Any:
