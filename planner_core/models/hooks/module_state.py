@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.models.hooks.model_parts import list_modules
+from planner_core.models.hooks.model_parts import list_buffers, list_modules, list_parameters
 
 MISSING = object()
 """Stands for a missing value."""
@@ -40,12 +40,16 @@ def is_plain(value: Any) -> bool:
 def list_containers(model: nn.Module) -> Iterator[tuple[str, Container]]:
     """Yield every container of state, each once, with its name: a module's `__dict__`, and its lists, dicts, sets and objects."""
     seen: set[int] = set()
-    for name, module in model.named_modules():
+    for name, module in list_modules(model):
         # Also where it is large: `MAX_ITEMS` is for containers of data, and a module's attributes are its state.
         yield name, module.__dict__
         for key, value in list(module.__dict__.items()):
+            if (
+                key in _MODULE_INTERNALS or type(value) in _PLAIN
+            ):  # most attributes: a model of 1 000 layers has 600 000
+                continue
             container = value if isinstance(value, _CONTAINERS) else getattr(value, "__dict__", None)
-            other = isinstance(value, (nn.Module, torch.Tensor, type)) or callable(value) or key in _MODULE_INTERNALS
+            other = isinstance(value, (nn.Module, torch.Tensor, type)) or callable(value)
             if (
                 isinstance(container, _CONTAINERS)
                 and not other
@@ -60,7 +64,7 @@ class ModuleState:
     """A snapshot of the Python state of a model's modules."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._weight_ids = {id(t) for t in (*model.parameters(), *model.buffers())}
+        self._weight_ids = {id(t) for _, t in (*list_parameters(model), *list_buffers(model))}
         self._snapshots = [
             (name, container, self._read_entries(container)) for name, container in list_containers(model)
         ]
@@ -70,6 +74,8 @@ class ModuleState:
         changes = []
         for name, container, before in self._snapshots:
             now = self._read_entries(container)
+            if not (before or now):  # the buffers and hooks of most modules
+                continue
             for key in {**before, **now}:
                 if _has_changed(before.get(key, MISSING), now.get(key, MISSING)):
                     path = f"{name.removesuffix('_buffers').rstrip('.')}.{key}".strip(".")
@@ -91,7 +97,9 @@ class ModuleState:
         """Return the entries of a container by key or index: a tensor that is not a weight with its version, a generator by its state."""
         items = container.items() if isinstance(container, dict) else enumerate(container)
         return {
-            key: (value, value._version)
+            key: value
+            if type(value) in _PLAIN
+            else (value, value._version)
             if isinstance(value, torch.Tensor) and self._counts_writes(value)
             else _comparable_state(value)
             for key, value in items
@@ -145,7 +153,7 @@ class WeightDtypes:
     """The dtypes of a model's weights. Code may convert a weight at its first call (routers of transformers, to float32)."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._dtypes = [(p, p.dtype) for p in model.parameters()]
+        self._dtypes = [(p, p.dtype) for _, p in list_parameters(model)]
 
     def restore(self) -> None:
         """Convert the weights back, so that each pass starts from the same dtypes."""

@@ -16,6 +16,7 @@ from torch import nn
 
 from planner_core.core import Block, CaptureError, Op
 from planner_core.models.capture.checks.refusals import model_line
+from planner_core.models.hooks.model_parts import list_modules
 from planner_core.models.hooks.module_state import ModuleState, WeightDtypes, scratch_tensors
 from planner_core.models.hooks.torch_private import storage_id
 
@@ -117,7 +118,7 @@ def _run_watched(
     model: nn.Module, run: Callable[[Leftovers], ForwardPass], left: Leftovers
 ) -> tuple[ForwardPass, str, Leftovers, dict[str, str]]:
     """Run a pass. Returns it, the name of a value that it has set, its leftovers, and the lines that set attributes, by name."""
-    state, names = ModuleState(model), {id(m): n for n, m in model.named_modules()}
+    state, names = ModuleState(model), {id(m): n for n, m in list_modules(model)}
     with _note_assignments(names) as where:
         forward = run(left)
     leftovers, named = dict[int, str](), ""
