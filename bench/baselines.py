@@ -56,7 +56,8 @@ def measure(model: str, cluster: str) -> None:
 
 def compare(model: str, cluster: str) -> Iterator[dict[str, Any]]:
     """One row for each baseline that has a plan of the model on the cluster."""
-    planner = prepare_planner(Request(model, cluster=cluster, dtype="float16" if "v100" in cluster else "bfloat16"))
+    dtype = "float16" if "v100" in cluster else "bfloat16"
+    planner = prepare_planner(Request(model, cluster=cluster, batch=ZOO[model].batch, dtype=dtype))
     for usual in BASELINES.values():
         row = against(planner, usual)
         if row:
@@ -103,7 +104,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     text = [
         "# Usual layouts under their own constraints",
         "",
-        "Each baseline on the mesh on which it takes least time (batch and length as the explorer starts; mixed precision, so gradients are reduced in float32), the plan of that layout that "
+        "Each baseline on the mesh on which it takes least time (batch and length of the zoo, whatever the cluster; mixed precision, so gradients are reduced in float32), the plan of that layout that "
         "communicates least, beside ours: least communication time on the same mesh, with the same ZeRO stage and no more memory. "
         "Memory is here the sum that the search bounds: it counts the 16-bit copy that a split weight keeps, and not the weights that FSDP "
         "gathers for a moment. So beside FSDP ours has little room, even where its peak would be far lower. "

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from planner_core.core import Plan
 from planner_core.cost import simulated
+from planner_core.models import ZOO
 from planner_core.planning import FASTEST, Request, plan_model
 
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "SIMULATION.md"
@@ -20,7 +21,7 @@ REQUESTS = (
     ),
     Request("t5-large", cluster="1x8-h100"),
     Request("llama-3-8b", cluster=TWO_NODES, batch=256, accumulate=4),
-    *(Request(m, cluster=EIGHT_NODES) for m in ("llama-3-8b", "gpt2-xl", "bert-large")),
+    *(Request(m, cluster=EIGHT_NODES, batch=ZOO[m].batch) for m in ("llama-3-8b", "gpt2-xl", "bert-large")),
 )
 LEADING = ("best", FASTEST)
 ROW = "| {model} | {cluster} | {plan} | {mesh} | {objective:.2f} | {simulated:.2f} | {off:+.1f} |"

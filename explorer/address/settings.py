@@ -198,28 +198,18 @@ def cluster_spec(values: Mapping[str, Value]) -> str:
     return f"{base}:{changes}" if changes else base
 
 
-def _batch(values: Mapping[str, Value]) -> int | None:
-    """Return the batch to plan: None where the model's own is that of the step."""
-    return values["batch"] or (batch_and_tokens(values)[0] if _batch_scale(values) > 1 else None)
-
-
 EXPORTED_PREFIX = f"{OWN_PREFIX}pt2"
 """How the name of an exported program begins, whose example inputs fix batch, tokens and number format."""
-GPUS_PER_ZOO_BATCH = 16
-"""The zoo's batches are for this many GPUs; on more of them they grow as they do."""
 
 
 def batch_and_tokens(values: Mapping[str, Value]) -> tuple[int, int]:
     """Return (samples of a step, tokens of a sample): as set, else the model's own, whose batch grows with the cluster."""
-    batch, seq = default_sizes(values["model"])
-    return values["batch"] or batch * _batch_scale(values), values["seq"] or seq
-
-
-def _batch_scale(values: Mapping[str, Value]) -> int:
     try:
-        return max(1, load_cluster(cluster_spec(values)).num_gpus // GPUS_PER_ZOO_BATCH)
-    except InputError:
-        return 1
+        gpus = load_cluster(cluster_spec(values)).num_gpus
+    except InputError:  # the page says what is wrong with the cluster
+        gpus = 1
+    batch, seq = default_sizes(values["model"], gpus)
+    return values["batch"] or batch, values["seq"] or seq
 
 
 def nearest_divisors(batch: int, number: int) -> list[int]:
@@ -266,7 +256,7 @@ def build_request(values: Mapping[str, Value]) -> Request:
         model=values["model"],
         cluster=cluster_spec(values),
         mesh=values["mesh"],
-        batch=None if fixed else _batch(values),
+        batch=None if fixed else values["batch"] if values["model"] in ZOO else batch_and_tokens(values)[0],
         seq=None if fixed else values["seq"],
         dtype=None if fixed else values["dtype"],
         precision=values["precision"],

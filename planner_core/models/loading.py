@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner_core.core import (
     DTYPES,
+    MAX_SAMPLES,
     Block,
     CaptureError,
     Graph,
@@ -33,6 +34,8 @@ VOCABULARY = "vocab_size"
 """The field of a config with the number of words."""
 DEFAULT_BATCH, DEFAULT_SEQ = 16, 2048
 """The default workload of a model that is not in the zoo. A model with fewer positions gets as many tokens as it has positions."""
+GPUS_PER_DEFAULT_BATCH = 16
+"""A model's default batch is for this many GPUs. On more GPUs it grows as they do, so that each keeps its work."""
 SNAPSHOT_DTYPES = ("bfloat16", "float16")
 """The dtypes that the zoo's snapshots serve. They were captured in the first one."""
 
@@ -194,9 +197,13 @@ def package_versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("torch", "transformers") if is_installed(name)}
 
 
-def default_sizes(model: str) -> tuple[int, int]:
-    """Return (samples of a step, tokens of a sample) of a model without example inputs, where nobody states them."""
-    return (ZOO[model].batch, ZOO[model].seq) if model in ZOO else (DEFAULT_BATCH, DEFAULT_SEQ)
+def default_sizes(model: str, num_gpus: int = 1) -> tuple[int, int]:
+    """Return (samples of a step, tokens of a sample) of a model without example inputs, where nobody states them.
+
+    Example: Llama-3-8B has 16 samples a step on up to 31 GPUs, 32 on 32 to 47, and 64 on 64.
+    """
+    batch, seq = (ZOO[model].batch, ZOO[model].seq) if model in ZOO else (DEFAULT_BATCH, DEFAULT_SEQ)
+    return batch * max(1, min(num_gpus // GPUS_PER_DEFAULT_BATCH, MAX_SAMPLES // batch)), seq
 
 
 def open_model(

@@ -15,7 +15,7 @@ from planner_core.ops import CoarseGraph, coarsen
 from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.methods import FREE, METHODS, TOOLS, parse_layout
 from planner_core.planning.pipeline import compare_methods, plan_model
-from planner_core.planning.planner import candidate_meshes, prepare_planner
+from planner_core.planning.planner import candidate_meshes, prepare_planner, with_default_batch
 from planner_core.planning.pricing import PricedRun, Pricer, Statement, price_statement
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.result import Result
@@ -338,6 +338,7 @@ def _resolve_request(
     wanted = {k: options.get(k) for k in ("batch", "seq", "dtype", "layers")}
     if isinstance(model, Mapping):  # a config is built in the dtype that suits the cluster
         wanted["dtype"] = wanted["dtype"] or there.gpu.training_dtype
+        wanted["batch"] = with_default_batch(Request("", cluster=there, **options), there).batch
     parts, batch = options.get("accumulate") or 1, wanted["batch"]
     if batch is not None and batch % parts:
         raise InputError(

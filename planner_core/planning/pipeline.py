@@ -27,6 +27,7 @@ from planner_core.core import (
     Sentence,
     Shard,
     Value,
+    named,
     slow_dtype_notes,
     time_amount,
 )
@@ -306,9 +307,19 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
         else note_small_batch(planner.workload.batch, planner.cluster.num_gpus, draft.request.accumulate or 1)
     )
     first = (uneven.note,) if uneven and chosen.fits else few
+    if draft.request.batch is None and planner.request.batch is not None:
+        first = (*first, _note_default_batch(planner))
     notes = (*first, *draft.notes, *own, *map(Note, sentences))
     # No later pass reads what was built for the search, which takes most of the memory.
     return replace(draft, notes=notes, planner=planner.changed()), f"{len(notes)} notes"
+
+
+def _note_default_batch(planner: Planner) -> Note:
+    """A note on the samples of a step that a request left to the model and the cluster."""
+    default = (
+        f"{planner.workload.batch:,} samples a step are assumed, the default on {planner.cluster.num_gpus:,} GPUs; "
+    )
+    return Note(Sentence(default, named("batch"), " states another number"))
 
 
 def search_stages(draft: Draft) -> tuple[Draft, str]:

@@ -44,7 +44,7 @@ from planner_core.cost import (
     with_parts,
 )
 from planner_core.cost.communication import volume_link
-from planner_core.models import BatchGraphs, pad_vocabulary, with_adapters
+from planner_core.models import BatchGraphs, default_sizes, has_own_inputs, pad_vocabulary, with_adapters
 from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, graph_strategies
 from planner_core.planning.fitting.model_identity import model_identity
 from planner_core.planning.methods.layout import Layout, Space, check_layout, parse_layout
@@ -374,6 +374,8 @@ def prepare_planner(
         check_layout(parse_layout(request.layout), cluster)
     given = request.dtype
     request = replace(request, dtype=given or cluster.gpu.training_dtype)
+    if graph is None:
+        request = with_default_batch(request, cluster)
     assert request.dtype is not None
     asked = request.workload()
     asked.check()
@@ -400,6 +402,25 @@ def prepare_planner(
         coarse = coarsen(graph)
         strategies = graph_strategies(coarse)
     return Planner(request, graph, cluster, workload, coarse, strategies, clock, effort, work, graphs)
+
+
+def with_default_batch(request: Request, cluster: Cluster) -> Request:
+    """Return the request with the samples of a step, where it does not state them and no example inputs fix them.
+
+    They are those of a step, whatever the number of micro-batches, as those of `price` are. Raises InputError if they cannot be dealt to
+    the micro-batches.
+    """
+    if request.batch is not None or has_own_inputs(request.model):
+        return request
+    batch, parts = default_sizes(request.model, cluster.num_gpus)[0], request.accumulate or 1
+    if batch % parts:
+        raise InputError(
+            named("accumulate", parts),
+            f" does not divide the {batch:,} samples that a step has by default; give a divisor of them, or ",
+            named("batch"),
+            " too",
+        )
+    return replace(request, batch=batch)
 
 
 def _check_memory(request: Request, cluster: Cluster) -> None:

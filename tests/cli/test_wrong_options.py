@@ -63,7 +63,7 @@ def test_too_many_samples_are_blamed_on_what_was_typed(capsys: pytest.CaptureFix
     line = ("gpt2-xl", "--layers", "1", "--cluster", "1x8-h100")
     assert main(["plan", *line, "--accumulate", "900000"]) == 2
     err = capsys.readouterr().err
-    assert "--accumulate 900000 micro-batches of 32 samples" in err and "--batch" not in err
+    assert "--accumulate 900000 does not divide the 32 samples that a step has by default" in err
     assert main(["price", *line, "--layout", "dp=8", "--accumulate", "900000"]) == 2
     err = capsys.readouterr().err
     assert "--accumulate 900000 make 7,200,000 samples a step over 8 data-parallel ranks" in err

@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 
 from explorer.address import carry, settings
 from planner_core.core import InputError, load_cluster
+from planner_core.planning import prepare_planner
 from tests.support.app_test import AppTest
 from tests.support.visiting import Visit
 
@@ -161,7 +162,8 @@ def test_a_batch_nobody_set_goes_with_the_gpus() -> None:
         16,
         64,
     ) and "goes with the GPUs" in told[0]
-    assert settings.build_request(values).batch is None and settings.build_request(after).batch == 64
+    requests = [settings.build_request(v) for v in (values, after)]
+    assert [prepare_planner(r).workload.batch for r in requests] == [16, 64]
 
 
 def test_a_link_per_gpu_stays_where_the_gpus_of_a_node_change() -> None:

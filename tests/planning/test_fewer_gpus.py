@@ -10,7 +10,9 @@ from tests.support.plans import searched
 
 
 def _told(cluster: str) -> list[str]:
-    notes = plan_model(Request(model="llama-3-8b", layers=2, cluster=cluster), passes={"notes": add_notes}).notes
+    notes = plan_model(
+        Request(model="llama-3-8b", layers=2, batch=16, cluster=cluster), passes={"notes": add_notes}
+    ).notes
     return [note.sentence for note in notes if "GPUs alone" in note.sentence]
 
 
@@ -18,7 +20,7 @@ def test_a_part_of_a_cluster_that_would_be_faster_is_named_and_is() -> None:
     (told,) = _told("12500x8-h100")
     found = re.match(r"([\d,]+) of these GPUs alone \((\d+) x 8\) would take ([\d.]+) ms instead of ([\d.]+) ms", told)
     assert found, told
-    alone = searched(Request(model="llama-3-8b", layers=2, cluster=f"{found[2]}x8-h100"))
+    alone = searched(Request(model="llama-3-8b", layers=2, batch=16, cluster=f"{found[2]}x8-h100"))
     assert 1e3 * alone.cost.step_time_s <= float(found[3]) * 1.001 < float(found[4])
 
 

@@ -1,4 +1,4 @@
-"""A batch that does not divide is dealt out by no baseline and no layout: tokens in its place are another method."""
+"""Which samples a step has by default, and that a batch which does not divide is dealt out by no baseline and no layout."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import InputError
+import planner_core as shardscope
+from planner_core.core import InputError, load_cluster
 from planner_core.planning import Request, plan_model, prepare_planner
 from planner_core.planning.fitting.shortage import find_uneven_batch, note_small_batch
+from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import add_notes
+from planner_core.planning.pricing import Pricer
 
 ASKED = Request(model="llama-3-8b", layers=2, cluster="2x8-h100", batch=17, seq=512)
 
@@ -47,3 +50,36 @@ def test_the_first_note_is_that_samples_are_few() -> None:
     asked = Request("mixtral-8x7b", cluster="1x8-h100", layers=1, batch=4, seq=256)
     found = plan_model(asked, passes={"notes": add_notes})
     assert str(found.notes[0]) == "4 samples a step give each of 8 GPUs less than a sample; batch=8 would give each one"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "batch"), [("1x8-h100", 16), ("2x8-h100", 16), ("3x8-h100", 16), ("4x8-h100", 32), ("8x8-h100", 64)]
+)
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_the_default_batch_grows_with_the_cluster_for_a_plan_and_a_price(
+    cluster: str, batch: int, accumulate: int
+) -> None:
+    """The page planned 64 samples on 64 GPUs, the command line and Python 16; and with four micro-batches four times as many as `price`."""
+    asked = Request("llama-3-8b", cluster=cluster, layers=1, seq=256, accumulate=accumulate)
+    found = plan_model(asked, passes={"notes": add_notes})
+    assert found.workload.batch == batch
+    note = (
+        f"{batch} samples a step are assumed, the default on {found.cluster.num_gpus} GPUs; batch states another number"
+    )
+    assert note in map(str, found.notes)
+    assert note not in map(str, plan_model(replace(asked, batch=batch), passes={"notes": add_notes}).notes)
+    stated, _ = Pricer("llama-3-8b", load_cluster(cluster)).state_run(
+        parse_layout("dp=2,tp=4"), {"accumulate": accumulate}
+    )
+    assert stated.batch == batch
+
+
+def test_a_config_has_the_default_batch_of_a_file() -> None:
+    config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 256, "vocab_size": 512}
+    result = shardscope.plan(config, cluster="4x8-h100", seq=64, accumulate=2, mesh="32", objective="communication")
+    assert (result.workload.batch, result.workload.graph_batch) == (32, 16)
+
+
+def test_micro_batches_that_the_default_batch_cannot_be_dealt_to_are_refused() -> None:
+    with pytest.raises(InputError, match="accumulate=3 does not divide the 16 samples that a step has by default"):
+        prepare_planner(Request("llama-3-8b", layers=1, accumulate=3))

@@ -69,7 +69,7 @@ class Pricer:
             return Statement(layout, **options), ()
         if self.has_inputs:
             return Statement(layout, self._share_of_inputs(layout), **options), ()
-        batch, number = default_sizes(self.model)[0], options.get("accumulate")
+        batch, number = default_sizes(self.model, self.cluster.num_gpus)[0], options.get("accumulate")
         # 64 samples on fsdp=24 are 3 samples of a rank: 72 in a step, which is nearer than 48.
         samples = max(1, round(batch / (layout.data * max(1, number or 1))))
         # As `Layout.count_micro_batches`: with stages, ranks stand idle less with many micro-batches than with large ones.
