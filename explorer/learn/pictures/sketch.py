@@ -105,7 +105,7 @@ def bars(sketch: Sketch, known: tuple[str, float], limit: tuple[float, str] | No
     for i, h in enumerate(sketch.handles):
         y = top + i * ROW_HEIGHT
         still.append(at(0, y + 4, text(h.name, 14)))
-        still.append(f'<path d="M{left:.1f} {y:.1f}v{HIGH + LOW + 4:.0f}" stroke="#8a97a3"/>')
+        still.append(f'<path d="M{left:.1f} {y:.1f}v{HIGH + LOW + 4:.0f}" stroke="{GREY}"/>')
         truth.append(
             f'<rect x="{left:.1f}" y="{y + HIGH + 2:.1f}" width="{max(1.0, h.truth * scale):.1f}" height="{LOW:.0f}" fill="none" stroke="currentColor" '
             f'stroke-width="2"/>{_label(left + h.truth * scale + 6, y + HIGH + LOW, f"is {sketch.said(h.truth)}")}'
@@ -131,7 +131,7 @@ def spans(sketch: Sketch, tracks: Sequence[tuple[str, Sequence[tuple[float, floa
     for i, (name, fixed) in enumerate(tracks):
         y = top + i * ROW_HEIGHT
         still.append(at(0, y + 4, text(name, 14)))
-        still.append(f'<path d="M{left:.1f} {y + HIGH + LOW + 6:.1f}H{right:.1f}" stroke="#8a97a3"/>')
+        still.append(f'<path d="M{left:.1f} {y + HIGH + LOW + 6:.1f}H{right:.1f}" stroke="{GREY}"/>')
         still += [_span(left + a * scale, y, (b - a) * scale, words, colour) for a, b, words, colour in fixed]
     for i, h in enumerate(sketch.handles):
         y, wide = top + h.at * ROW_HEIGHT, h.long * scale
@@ -155,7 +155,7 @@ def curves(
     coordinates of `curve_scales`."""
     px, py = curve_scales(sketch.most)
     frame, truth, moving = [still, _label(0, 14, y_name)], [], []
-    frame.append(f'<path d="M{px(0):.1f} {TOP_Y}V{LOW_Y}H{px(1):.1f}" fill="none" stroke="#8a97a3"/>')
+    frame.append(f'<path d="M{px(0):.1f} {TOP_Y}V{LOW_Y}H{px(1):.1f}" fill="none" stroke="{GREY}"/>')
     frame += [_label(px(x), LOW_Y + 18, words, "end" if x > 0.97 else "middle" if x else "start") for x, words in ticks]
     frame += [
         _label(LEFT - 6, LOW_Y + 4, "0", "end"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from explorer.figures.palette import COMPUTE
+from explorer.figures.palette import COMPUTE, GREY
 from explorer.figures.svg_tensors import Drawing, at, column, row, text
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
@@ -71,7 +71,7 @@ def _draw_groups(groups: tuple[FoldGroup, ...]) -> Drawing:
 
 
 def _draw_group(group: FoldGroup) -> Drawing:
-    colour = COMPUTE if group.kept else "#8a97a3"
+    colour = COMPUTE if group.kept else GREY
     side = max(3.0, min(16.0, 440 / group.count - 2))
     shown = min(group.count, 192)
     where = [((i % 64) * (side + 2), (i // 64) * 16) for i in range(shown)]

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from explorer.figures.palette import GREY
 from explorer.figures.svg_tensors import Drawing, amount, tile
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
@@ -207,7 +208,7 @@ def _members_film(
 
 
 def _edge(a: tuple[float, float], b: tuple[float, float]) -> str:
-    return f'<path d="M{a[0] + 27:.0f} {a[1] + 15:.0f}L{b[0] + 27:.0f} {b[1] + 15:.0f}" stroke="#8a97a3" stroke-opacity="0.5" stroke-width="1.5"/>'
+    return f'<path d="M{a[0] + 27:.0f} {a[1] + 15:.0f}L{b[0] + 27:.0f} {b[1] + 15:.0f}" stroke="{GREY}" stroke-opacity="0.5" stroke-width="1.5"/>'
 
 
 def _hops_chart(cluster: Cluster, n: int) -> Drawing:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from explorer.figures.palette import COMPUTE, DEVICES
+from explorer.figures.palette import COMPUTE, DEVICES, GREY
 from explorer.figures.svg_tensors import Drawing, at, number, text
 from explorer.learn import links
 from explorer.learn.learner import Learner, with_model
 from explorer.learn.lesson import Values
-from explorer.learn.lessons.times.stated import MAX_SAMPLE_TOKENS, with_samples
+from explorer.learn.lessons.times.stated import MAX_SAMPLE_TOKENS, PricedLayout, price_batch, with_samples
 from explorer.learn.markdown import Live, Picture, read_lesson
 from explorer.learn.pictures.charts import WIDTH, timeline
 from explorer.learn.pictures.film import Cell, Film, Flight
@@ -31,7 +31,7 @@ from planner_core.cost import (
     simulated_pipeline,
     step_seconds,
 )
-from planner_core.planning import Planner, doubt_between, prepare_planner
+from planner_core.planning import doubt_between
 from planner_core.planning.methods import Layout
 
 RANKS = 4
@@ -88,38 +88,20 @@ def stageable_learner(learner: Learner, ranks: int) -> tuple[Learner, str]:
     return learner, note
 
 
-@lru_cache(maxsize=64)
-def plan_layout(learner: Learner, layout: Layout, micro_batches: int, batch: int) -> tuple[Plan, Planner] | None:
-    """The plan of a layout with `batch` samples a step; None where the model cannot follow it."""
-    asked = replace(
-        learner.request,
-        batch=batch,
-        accumulate=micro_batches,
-        layout=str(layout),
-        mesh=None,
-        recompute="none",
-        zero=3,
-        precision="mixed",
-    )
-    planner = prepare_planner(asked, learner.load(asked) if learner.load else None)
-    plan = planner.of_layout(layout, str(layout))
-    return (plan, planner) if plan else None
-
-
-def plan_stages(learner: Learner, order: str, micro_batches: int, ranks: int) -> tuple[Plan, Planner]:
+def plan_stages(learner: Learner, order: str, micro_batches: int, ranks: int) -> PricedLayout:
     """The learner's model in stages, with a sample a micro-batch and data-parallel rank."""
     data = learner.cluster.num_gpus // ranks
     layout = Layout(dp=data, pp=ranks, vp=2 if order == "interleaved" else 1, schedule=order, zero=1 if data > 1 else 0)
-    found = plan_layout(learner, layout, micro_batches, data * micro_batches)
-    assert found, "stages split layers only"
-    return found
+    made = price_batch(learner, layout, data, micro_batches)
+    assert made, "stages split layers only"
+    return made
 
 
-def plan_fsdp(learner: Learner, micro_batches: int, batch: int) -> tuple[Plan, Planner]:
+def plan_fsdp(learner: Learner, micro_batches: int, batch: int) -> PricedLayout:
     """FSDP over all GPUs for the same samples."""
-    found = plan_layout(learner, Layout(fsdp=learner.cluster.num_gpus), micro_batches, batch)
-    assert found, "FSDP splits samples only"
-    return found
+    made = price_batch(learner, Layout(fsdp=learner.cluster.num_gpus), batch // micro_batches, micro_batches)
+    assert made, "FSDP splits samples only"
+    return made
 
 
 def with_link_speed(cluster: Cluster, bytes_per_s: float) -> Cluster:
@@ -129,9 +111,9 @@ def with_link_speed(cluster: Cluster, bytes_per_s: float) -> Cluster:
     return cluster.with_bandwidth(bytes_per_s / each, len(cluster.levels) - 1)
 
 
-def step_seconds_on(made: tuple[Plan, Planner], cluster: Cluster) -> float:
+def step_seconds_on(made: PricedLayout, cluster: Cluster) -> float:
     """A plan's step on another cluster of as many GPUs."""
-    plan, planner = made
+    plan, planner = made.plan, made.planner
     model = cost_model_of(plan, cluster)
     if plan.pipeline:
         ends = ops_at_the_ends(planner.coarse)
@@ -147,13 +129,14 @@ def live(learner: Learner, values: Values) -> Live:
     order, m, ranks = str(values["order"]), int(values["m"]), int(values["stages"])
     hand, alone = simulate_by_hand(order, m), simulate_by_hand("gpipe", 1)
     found, note = stageable_learner(learner, ranks)
-    plan, _ = made = plan_stages(found, order, m, ranks)
+    made = plan_stages(found, order, m, ranks)
+    plan = made.plan
     cut, cost = plan.pipeline, plan.cost.pipeline
     assert cut and cost
     rates = with_link_speed(found.cluster, float(values["speed"]) * 1e9)
     took, ways = _layout_times(made, found, m, ranks, rates)
-    best = min((name for name in took if name != STAGES), key=lambda name: (not ways[name][0].fits, took[name]))
-    near = doubt_between(plan, ways[best][0], rates)
+    best = min((name for name in took if name != STAGES), key=lambda name: (not ways[name].plan.fits, took[name]))
+    near = doubt_between(plan, ways[best].plan, rates)
     ahead = took[best] / took[STAGES] - 1
     numbers = {
         "alone_bubble": alone.bubble_s / alone.step_s,
@@ -178,7 +161,7 @@ def live(learner: Learner, values: Values) -> Live:
         "pays": "unfit" if not plan.fits else "stages" if ahead > near else "fsdp" if -ahead > near else "tie",
         "shares": [(k, [bubble_share(ranks, int(k), each) for each in (1, 2, 4)]) for k in LESSON.controls[1].options],
         "ranks": _list_ranks(plan),
-        "took": {name: (seconds, ways[name][0].fits) for name, seconds in took.items()},
+        "took": {name: (seconds, ways[name].plan.fits) for name, seconds in took.items()},
     }
     pictures: dict[str, Picture] = {
         "alone": pipeline_film(alone, 1, flights=True),
@@ -201,10 +184,10 @@ def _list_ranks(plan: Plan) -> list[tuple[int, int, int]]:
 
 
 def _layout_times(
-    made: tuple[Plan, Planner], found: Learner, m: int, ranks: int, rates: Cluster
-) -> tuple[dict[str, float], dict[str, tuple[Plan, Planner]]]:
+    made: PricedLayout, found: Learner, m: int, ranks: int, rates: Cluster
+) -> tuple[dict[str, float], dict[str, PricedLayout]]:
     """Seconds of a step with stages and with FSDP, in one micro-batch and in as many as give a GPU one sample at a time."""
-    batch = int(made[0].workload["batch"])
+    batch = int(made.plan.workload["batch"])
     parts = sorted({1, max(1, m // ranks)})
     ways = {STAGES: made} | {f"FSDP, {k} micro-batch{'es' * (k > 1)}": plan_fsdp(found, k, batch) for k in parts}
     return {name: step_seconds_on(way, rates) for name, way in ways.items()}, ways
@@ -228,7 +211,7 @@ def pipeline_film(time: PipelineTime, micro_batches: int, *, flights: bool = Fal
             moves.append(Flight(first, place, there, _draw_pass(span, wide)))
     names = "".join(at(0, r * ROW + 3, text(f"rank {r}", NAME_SIZE, 600)) for r in range(ranks))
     lines = "".join(
-        f'<path d="M{NAMES_WIDTH} {r * ROW + 30:.0f}H{WIDTH:.0f}" stroke="#8a97a3" stroke-opacity="0.4"/>'
+        f'<path d="M{NAMES_WIDTH} {r * ROW + 30:.0f}H{WIDTH:.0f}" stroke="{GREY}" stroke-opacity="0.4"/>'
         for r in range(ranks)
     )
     # what is to come, so that gaps are seen at once
@@ -298,7 +281,7 @@ def focus(learner: Learner, values: Values) -> dict[str, str]:
     """The same stages as the setup that is run now, beside the planner's choice."""
     order, m, ranks = str(values["order"]), int(values["m"]), int(values["stages"])
     found, _ = stageable_learner(learner, ranks)
-    plan, _ = plan_stages(found, order, m, ranks)
+    plan = plan_stages(found, order, m, ranks).plan
     told = [str(plan.name), f"accumulate={m}"]
     sizes = {"batch": str(plan.workload["batch"]), "seq": str(plan.workload["seq"])}
     return {**links.model_setting(learner, found), **sizes, "setup": ",".join(told), "plan": "our-current-setup"}

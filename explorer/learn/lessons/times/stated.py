@@ -1,4 +1,4 @@
-"""Usual layouts of the learner's model on its cluster, priced by the planner: what the lessons on time and memory compare."""
+"""Baselines and other layouts of the learner's model on its cluster, priced by the planner: what the lessons on time and memory compare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from planner_core.cost import CostModel, PricedUnit, cost_model, priced_units, s
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import METHODS, Planner, candidate_meshes, choose_mesh
 from planner_core.planning.methods import Layout
-from planner_core.search import search_within_budget
 
 WORKING_BYTES = 2
 """Bytes of a number that products take in these lessons."""
@@ -85,13 +84,8 @@ def price_batch(
 ) -> PricedLayout | None:
     """The same with `batch` samples over all GPUs in each micro-batch."""
     planner = _planner(learner, batch, accumulate, recompute)
-    problem = planner.of_space(layout.space())
-    if problem.is_infeasible:
-        return None
-    answer = search_within_budget(problem, objective="time")  # whether it fits is told, not asked for
-    if answer.assignment is None:
-        return None
-    return PricedLayout(layout, planner.plan(problem, answer, str(layout), "layout", "time"), planner)
+    plan = planner.of_layout(layout, str(layout))
+    return PricedLayout(layout, plan, planner) if plan else None
 
 
 @lru_cache(maxsize=64)
