@@ -23,12 +23,6 @@ def plan_rows(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> list[Ro
     return [_plan_columns(name, p) | _speed_columns(p, homes[name]) for name, p in shown.items()]
 
 
-def gap_of(plan: Plan) -> float | None:
-    """Return the share by which a plan may be above its bound; None where no bound of the step is known."""
-    value = plan.cost.seconds(plan.objective)
-    return None if plan.optimal or not plan.bound or plan.objective != "time" else max(0.0, value / plan.bound - 1)
-
-
 def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
     c = plan.cost
     return {
@@ -39,7 +33,7 @@ def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
         "recipe": recipe.describe_plan(plan),
         "fits": plan.fits,
         "proven": plan.is_step_proven,
-        "gap": 0.0 if plan.is_step_proven else gap_of(plan),
+        "gap": 0.0 if plan.is_step_proven else recipe.gap_of(plan),
         "zero": zero_stage(plan),
         "micro_batches": int(plan.workload["accumulate"]),
         "step_time_s": c.step_time_s,

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 import streamlit as st
 
 from explorer.address import settings
-from explorer.analysis.rows import gap_of
 from explorer.analysis.shortlist import shortlist
 from explorer.components import frame, graphs, remedies
 from explorer.components.overview import launch, node, table
 from explorer.session import current_setup, pipeline_plan, proof, state
-from explorer.text import recipe, units, words
+from explorer.text import recipe, units
 from explorer.text.option_words import word_terms
 from planner_core.core import Note, NoteKind, Plan
 from planner_core.planning import Result, replicated_gpus
@@ -20,8 +19,6 @@ from planner_core.planning.methods import EXACT
 from planner_core.search.network import find_runs
 
 WIDTH, HEIGHT = 470, 660  # pixels of the graph
-SMALLEST_GAP = 0.001
-"""The share that is written for a smaller gap."""
 
 
 def page() -> None:
@@ -54,7 +51,7 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
         if pipeline_plan.is_pending() or proof.is_pending(result):
             _searches(result)
         elif result.searched.fits and not result.searched.optimal and result.searched.method == EXACT.name:
-            st.caption(frame.escape(f"{describe_gap(result.searched)}."))
+            st.caption(frame.escape(f"{recipe.describe_gap(result.searched)}."))
         for note in notes_of(result):
             st.caption(frame.escape(state.page_wording(note)))
         node.show_node(result, chosen, plan)
@@ -66,27 +63,12 @@ def _searches(result: Result) -> None:
     if pipeline_plan.is_pending():
         job, line = pipeline_plan.start_search(), "Looking at pipeline stages"
     elif proof.is_pending(result):
-        job, line = proof.start(result), f"{describe_gap(result.searched)}, still proving"
+        job, line = proof.start(result), f"{recipe.describe_gap(result.searched)}, still proving"
     else:
         state.rerun_page()
     if not job.done:
         message = word_terms(job.last_message)
         st.caption(frame.escape(f"{line}: {message}" if message else line))
-
-
-def describe_gap(plan: Plan) -> str:
-    """Say how far the best plan may be above the bound."""
-    gap = gap_of(plan)
-    # Another plan may be recommended, and is what the page opens with.
-    name = f"the best plan, {recipe.layout_name(plan)},"
-    if gap is None:
-        return words.capitalize(f"{name} is not proven")
-    # A gap that would be written as 0 % is not closed all the same.
-    share = units.percent(max(gap, SMALLEST_GAP))
-    if plan.cost.host_wait_s:
-        # The bound is of the GPU's part alone, and says little of a step that is mostly a wait for the host.
-        return f"The GPU work of {name} is at most {share} above the bound"
-    return words.capitalize(f"{name} is at most {share} above the bound")
 
 
 def folded(result: Result) -> str:

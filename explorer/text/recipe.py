@@ -22,6 +22,8 @@ RECOMPUTED = {
     "keep-attention": "recomputation of all but attention",
     "full": "full recomputation",
 }
+SMALLEST_GAP = 0.001
+"""The share that is written for a smaller gap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,27 @@ def layout_line(layout: Layout) -> str:
     parts += [f"order={layout.order}"] if layout.order != Layout().order else []
     parts += [f"copies={'-'.join(map(str, layout.copies))}"] if layout.copies else []
     return ", ".join(parts)
+
+
+def gap_of(plan: Plan) -> float | None:
+    """Return the share by which a plan may be above its bound; None where no bound of the step is known."""
+    value = plan.cost.seconds(plan.objective)
+    return None if plan.optimal or not plan.bound or plan.objective != "time" else max(0.0, value / plan.bound - 1)
+
+
+def describe_gap(plan: Plan) -> str:
+    """Say how far the best plan may be above the bound."""
+    gap = gap_of(plan)
+    # Another plan may be recommended, and is what the page opens with.
+    name = f"the best plan, {layout_name(plan)},"
+    if gap is None:
+        return words.capitalize(f"{name} is not proven")
+    # A gap that would be written as 0 % is not closed all the same.
+    share = units.percent(max(gap, SMALLEST_GAP))
+    if plan.cost.host_wait_s:
+        # The bound is of the GPU's part alone, and says little of a step that is mostly a wait for the host.
+        return f"The GPU work of {name} is at most {share} above the bound"
+    return words.capitalize(f"{name} is at most {share} above the bound")
 
 
 def describe_extra_work(plan: Plan) -> str:

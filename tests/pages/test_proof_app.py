@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from explorer.address import settings
-from explorer.pages.overview import describe_gap
 from explorer.session import proof, state
-from explorer.text import recipe
 from planner_core.core import Plan
 from planner_core.planning import Progress, Request, Result
 from tests.support.app_test import AppTest
@@ -116,18 +114,3 @@ def test_a_proof_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch, pro
 
 def state_request(at: AppTest) -> Request:
     return settings.build_request(at.session_state["values"])
-
-
-def test_an_open_gap_is_not_written_as_none(proven: Result) -> None:
-    plan = unproven(proven.best)
-    nearly = replace(plan, bound=plan.cost.seconds(plan.objective) * (1 - 1e-5))
-    name = recipe.layout_name(plan)
-    assert describe_gap(nearly) == f"The best plan, {name}, is at most 0.1 % above the bound"
-
-
-def test_the_gap_of_a_step_that_waits_for_the_host_is_of_the_gpus_part(proven: Result) -> None:
-    """T5-large on 16 H100: 273 ms, of which the GPU works 68; that 68 is near its bound says nothing of 273."""
-    plan = unproven(proven.best)
-    cost = replace(plan.cost, step_time_s=4 * plan.cost.step_time_s, host_wait_s=3 * plan.cost.step_time_s)
-    line = f"The GPU work of the best plan, {recipe.layout_name(plan)}, is at most 2 % above the bound"
-    assert describe_gap(replace(plan, cost=cost)) == line

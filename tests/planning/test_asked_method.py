@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from explorer.analysis.rows import gap_of
 from explorer.analysis.shortlist import shortlist
 from explorer.session.state import plan_ids
+from explorer.text.recipe import gap_of
 from planner_core.core import DeviceMesh
 from planner_core.planning.analysis.reporting import first_plan_text, plan_report, text
 from planner_core.planning.request import Request
