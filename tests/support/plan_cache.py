@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from planner_core.models.zoo import ZOO
 from planner_core.planning.request import Request
 
+P = ParamSpec("P")
 R = TypeVar("R")
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".pytest_cache" / "plans"
@@ -42,21 +43,21 @@ def _folder() -> Path:
     return mine
 
 
-def on_disk(work: Callable[[Request], R]) -> Callable[[Request], R]:
+def on_disk(work: Callable[Concatenate[Request, P], R]) -> Callable[Concatenate[Request, P], R]:
     """`work` that is done once for all processes, if the request names no file, which may change. An error is not kept."""
 
     @functools.wraps(work)
-    def shared(request: Request) -> R:
+    def shared(request: Request, *args: P.args, **options: P.kwargs) -> R:
         if request.model not in ZOO or "/" in repr(request):
-            return work(request)
-        name = hashlib.sha256(repr(request).encode()).hexdigest()[:20]
+            return work(request, *args, **options)
+        name = hashlib.sha256(repr((request, args, options)).encode()).hexdigest()[:20]
         path = _folder() / f"{work.__name__}-{name}"
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():
                 found: R = pickle.loads(path.read_bytes())
                 return found
-            result = work(request)
+            result = work(request, *args, **options)
             unfinished = path.with_suffix(".part")
             unfinished.write_bytes(pickle.dumps(result, pickle.HIGHEST_PROTOCOL))
             unfinished.rename(path)

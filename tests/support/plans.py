@@ -1,5 +1,6 @@
 """Plans that tests share: a request is planned once for all processes."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
@@ -8,9 +9,10 @@ from planner_core.core import Cluster, Plan, load_cluster
 from planner_core.cost import can_run_in_chunks, cost_model_of, price
 from planner_core.cost.resolved_ops import block_of
 from planner_core.models import load_plan_graph
-from planner_core.planning.pipeline import Result, add_third_axis, plan_model
+from planner_core.planning import GraphSource, Result
+from planner_core.planning.pipeline import PASSES, Pass, add_third_axis, plan_model
 from planner_core.planning.pricing import Pricer
-from planner_core.planning.request import Request
+from planner_core.planning.request import Progress, Request
 from tests.support.plan_cache import on_disk
 
 
@@ -27,6 +29,35 @@ def planned(request: Request) -> Result:
     A test of planning itself (that it stops, that it tells its progress, that two runs agree) calls `plan_model`.
     """
     return plan_model(request)
+
+
+@lru_cache(maxsize=16)
+@on_disk
+def _recorded(request: Request, passes: tuple[str, ...], shows_first: bool) -> tuple[list[str | Plan], Result]:
+    """What `plan_model` tells on its way, progress and first plans in their order, and what it finds."""
+    told: list[str | Plan] = []
+    by_name = {name: PASSES[name] for name in passes}
+    show = told.append if shows_first else None
+    return told, plan_model(request, progress=told.append, show_first=show, passes=by_name)
+
+
+def replay_plan_model(
+    request: Request,
+    graph: GraphSource = None,
+    progress: Progress | None = None,
+    show_first: Callable[[Plan], None] | None = None,
+    passes: Mapping[str, Pass] = PASSES,
+) -> Result:
+    """What `plan_model` tells and finds, computed once for all processes; for tests of what is made of it."""
+    if graph is not None:
+        return plan_model(request, graph, progress, show_first=show_first, passes=passes)
+    told, result = _recorded(request, tuple(passes), show_first is not None)
+    for one in told:
+        if isinstance(one, str) and progress:
+            progress(one)
+        elif isinstance(one, Plan) and show_first:
+            show_first(one)
+    return result
 
 
 def search_alone(request: Request) -> Plan:
