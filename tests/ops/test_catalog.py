@@ -18,26 +18,23 @@ from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.ops.registry import known_functions, operator, rows, rule_of
 from planner_core.ops.rules import Row
 from tests.support.operators.cases import CASES, t
+from tests.support.operators.every_case import EVERY, mark_repetitions
 from tests.support.operators.judge import Case, all_rows, even, judge
-from tests.support.operators.more_cases import MORE
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", EVERY, ids=str)
 def test_every_row_on_one_axis(case: Case) -> None:
+    op, values = case.op()
     for row in all_rows(case):
-        op, values = case.op()
         if even(op, values, (row,), (2,)):
             assert judge(case, (row,), (2,)) == "", f"{case} by row {row.name}: {row}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", mark_repetitions(), ids=str)
 def test_every_two_rows_on_two_axes(case: Case) -> None:
-    found = all_rows(case)
-    pairs = list(itertools.product(found, found))
-    if len(pairs) > 20:
-        pairs = random.Random(0).sample(pairs, 20)
+    pairs = list(itertools.product(all_rows(case), repeat=2))
     op, values = case.op()
-    for chosen in pairs:
+    for chosen in random.Random(0).sample(pairs, min(len(pairs), 20)):
         if even(op, values, chosen, (2, 2)):
             assert judge(case, chosen, (2, 2)) == "", f"{case} by rows {[r.name for r in chosen]}: {chosen}"
 
@@ -52,7 +49,7 @@ def test_three_parts_and_unequal_axes() -> None:
 
 
 def test_every_rule_is_judged() -> None:
-    assert known_functions() - {operator(c.fn).name for c in (*CASES, *MORE)} == set()
+    assert known_functions() - {operator(c.fn).name for c in EVERY} == set()
 
 
 def test_every_function_of_the_zoo_has_a_rule() -> None:

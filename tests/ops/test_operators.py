@@ -32,10 +32,10 @@ from planner_core.ops.operators import FLOPS_BOUND_KINDS
 from planner_core.ops.registry import operators_by_name
 from planner_core.ops.rules import unknown
 from planner_core.runtime.write import operators
-from tests.support.operators.cases import CASES, t
+from tests.support.operators.cases import t
+from tests.support.operators.every_case import EVERY, mark_repetitions
 from tests.support.operators.judge import LOCAL, Case, all_rows, even, judge
 from tests.support.operators.local_judge import judge_local
-from tests.support.operators.more_cases import MORE
 
 # --- one entry ---------------------------------------------------------------------------------------------
 
@@ -143,7 +143,6 @@ def _fits(own: list[str], order: list[str]) -> bool:
 
 # --- on one GPU's part -------------------------------------------------------------------------------------
 
-EVERY = [*CASES, *MORE]
 OWN_FORM = [c for c in EVERY if operator(c.fn).local_execution is not LocalExecution.AS_IT_IS]
 
 
@@ -157,7 +156,7 @@ def test_every_operator_runs_as_itself_or_has_a_local_form() -> None:
     assert {operator(c.fn).name for c in OWN_FORM} == needs  # and below each is judged
 
 
-@pytest.mark.parametrize("case", EVERY, ids=str)
+@pytest.mark.parametrize("case", mark_repetitions(keep=tuple(OWN_FORM)), ids=str)
 def test_the_runtime_computes_every_row(case: Case) -> None:
     op, values = case.op()
     for row in all_rows(case):
