@@ -12,13 +12,13 @@ from planner_core.cost import micro_batch
 from planner_core.planning import Request, plan_model
 from tests.support.plans import planned
 
-ASKED = Request("llama-3-8b", "1x8-h100", layers=4, batch=32, seq=2048, recompute="auto", accumulate=None)
+ASKED = Request("llama-3-8b", "1x8-h100", layers=1, batch=32, seq=2048, recompute="auto", accumulate=None)
 
 
 def test_it_bounds_the_search() -> None:
     """Whatever the size, no plan of that size that is shown is faster than the best; and the size of the free optimum gives it back."""
     free = planned(ASKED).best
-    for size in (1, 2, micro_batch(free)):
+    for size in (1, micro_batch(free)):
         result = planned(replace(ASKED, micro_batch=size))
         best = result.best
         assert {micro_batch(p) for p in result.plans} == {size}

@@ -139,7 +139,7 @@ def test_compare_says_what_each_restriction_costs() -> None:
 
 def test_compare_plans_what_plan_plans() -> None:
     """`compare` took one micro-batch without recomputation, and said of a batch of 64 that no plan fits; `plan` has one that fits."""
-    asked = {"cluster": "1x4-a100-pcie", "layers": 2, "batch": 64, "seq": 512, "memory_gb": 3}
+    asked = {"cluster": "1x4-a100-pcie:gpus=2", "layers": 1, "batch": 64, "seq": 512, "memory_gb": 3}
     best = shardscope.plan("gpt2-xl", **asked).best
     assert best.fits and (best.workload["accumulate"] > 1 or best.workload["recompute"] != "none")
     result = shardscope.compare("gpt2-xl", **asked)
@@ -152,7 +152,7 @@ def test_compare_plans_what_plan_plans() -> None:
 
 
 def test_a_method_without_a_plan_in_the_memory_is_named() -> None:
-    asked = {"cluster": "1x8-h100", "layers": 4, "batch": 8, "seq": 512}
+    asked = {"cluster": "1x8-h100", "layers": 1, "batch": 8, "seq": 512}
     enough = shardscope.plan("llama-3-8b", **asked, recompute="full").best.cost.memory_bytes["peak"]
     result = shardscope.compare("llama-3-8b", **asked, memory_gb=1.1 * enough / 1e9)
     rows, notes = {p.name for p in result.plans}, "; ".join(map(str, result.notes))
@@ -250,9 +250,9 @@ SHARED = Request(
     "1x8-h100",
     batch=16,
     seq=2048,
-    layers=2,
+    layers=1,
     precision="pure",
-    memory_gb=5.0,
+    memory_gb=4.5,
     recompute="auto",
     accumulate=None,
 )

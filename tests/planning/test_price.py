@@ -359,8 +359,9 @@ def test_suggestions_are_single_changes_at_their_own_price() -> None:
     speeds = [s.tokens_per_s_per_gpu for s in priced.suggestions]
     assert speeds == sorted(speeds, reverse=True) and speeds[-1] > priced.speed.tokens_per_s_per_gpu
     assert any(s.change == "sequence parallelism" for s in priced.suggestions)
+    fresh = Pricer("llama-3-8b", load_cluster("2x8-h100"))
     for s in priced.suggestions:
-        again = Pricer("llama-3-8b", load_cluster("2x8-h100")).plan(s.stated)
+        again = fresh.plan(s.stated)
         assert again is not None and s.plan.fits
         assert again.cost.step_time_s == s.plan.cost.step_time_s
 

@@ -15,7 +15,7 @@ class Tagger(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(262_144, 1024)
-        layers = [m for _ in range(6) for m in (nn.Linear(1024, 1024), nn.LayerNorm(1024), nn.GELU())]
+        layers = [m for _ in range(2) for m in (nn.Linear(1024, 1024), nn.LayerNorm(1024), nn.GELU())]
         self.body = nn.Sequential(*layers)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
