@@ -102,7 +102,8 @@ def choose_mesh(
         if nothing_fits and (known < float("inf") or (least and least[0].least_memory <= problem.least_bytes)):
             continue
         if rough.bound > known:
-            bound = min(bound, bound_of_walk(problem, planner.budget, objective, rough.bound, rough.prices))
+            # The least of all bounds is asked for. The first meshes have the lowest bounds, so most later ones need no search.
+            bound = bound_of_walk(problem, planner.budget, objective, min(bound, rough.bound), rough.prices)
             continue
         say(Sentence("search on ", problem.model.mesh.term))
         prices = best[2].prices if best else rough.prices

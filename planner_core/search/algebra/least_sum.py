@@ -31,9 +31,9 @@ MIN_ENTRIES_BY_PAIR = 400
 
 
 def least_sum(tables: Sequence[Floats]) -> Floats:
-    """[variant, others...]: the minimum over the second dim of the sum of `tables` [variant, v, others...].
+    """[row, others...]: the minimum over the second dim of the sum of `tables` [row, v, others...].
 
-    Dims of size 1 are broadcast, but all tables have all variants and all states of v. They are added in the given order.
+    Dims of size 1 are broadcast, but all tables have all states of v. They are added in the given order.
     """
     shape = np.broadcast_shapes(*(t.shape for t in tables))
     if math.prod(shape[1:]) >= MIN_SPARSE_ENTRIES and (pairs := _sparsest_table(tables, shape)) is not None:

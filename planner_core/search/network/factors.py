@@ -6,10 +6,8 @@ Example: an operator with 3 strategies reads a tensor with 4 states. Each is a v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 
 import numpy as np
 
@@ -39,36 +37,46 @@ class Factor:
         return np.asarray(self.allowed.any(axis=1)), np.asarray(self.allowed.any(axis=0))
 
 
-@dataclass(frozen=True, slots=True)
-class DistinctTables:
-    """The tables of some factors, each once. A model that calls one operator twenty times in a row has its table twenty times.
+class TablePool:
+    """The tables of the factors of a block in all its variants, each once and numbered.
 
-    `kinds` [factor] is the number of its table. `costs` [component, entry] and `barrier` [entry] hold all tables side by side, each
-    from the entry `starts` [kind] on.
+    A model that calls one operator twenty times in a row has its table twenty times, and most tables of a block that is recomputed are
+    those of the block that is kept.
     """
 
-    kinds: tuple[int, ...]
-    costs: Floats
-    barrier: Floats
-    starts: tuple[int, ...]
+    def __init__(self) -> None:
+        self.tables: list[Factor] = []
+        """The first factor that has each table."""
+        self._numbers_by_id: dict[int, int] = {}
+        self._numbers_by_sample: dict[tuple[object, ...], list[int]] = {}
 
+    def number(self, f: Factor) -> int:
+        """Return the number of a factor's table. The factor then holds the array of the first one that is equal."""
+        number = self._numbers_by_id.get(id(f.cost))
+        if number is None:
+            number = self._number_of_equal(f)
+            table = self.tables[number]
+            f.cost, f.allowed = table.cost, table.allowed
+            # The table stays here, so no other array gets its id.
+            self._numbers_by_id[id(f.cost)] = number
+        return number
 
-def distinct_tables(factors: Sequence[Factor]) -> DistinctTables:
-    """Return the tables of the factors without repetition. The factors become views of them, so that each is held once."""
-    table_numbers: dict[tuple[tuple[int, ...], bytes, bytes], int] = {}
-    kinds = tuple(
-        table_numbers.setdefault((f.allowed.shape, f.cost.tobytes(), f.allowed.tobytes()), len(table_numbers))
-        for f in factors
-    )
-    # Reversed, so that of equal factors the first is written last and stays.
-    first_of_kind = dict(zip(reversed(kinds), reversed(factors), strict=True))  # the first factor of each kind
-    flat_costs = [first_of_kind[k].cost.reshape(NUM_COMPONENTS, -1) for k in range(len(table_numbers))]
-    starts = tuple(accumulate((table.shape[1] for table in flat_costs[:-1]), initial=0))
-    costs_of_tables = np.concatenate(flat_costs, axis=1)
-    barrier = np.concatenate([first_of_kind[k].barrier.ravel() for k in range(len(table_numbers))])
-    for f, k in zip(factors, kinds, strict=True):
-        f.cost = costs_of_tables[:, starts[k] : starts[k] + f.allowed.size].reshape(f.cost.shape)
-    return DistinctTables(kinds, costs_of_tables, barrier, starts)
+    def _number_of_equal(self, f: Factor) -> int:
+        # A hash of all bytes takes longer than a comparison, and most tables that differ do so in each sixteenth entry.
+        sample = f.allowed.shape, f.cost.reshape(NUM_COMPONENTS, -1)[:, ::16].tobytes()
+        numbers = self._numbers_by_sample.setdefault(sample, [])
+        for number in numbers:
+            table = self.tables[number]
+            if np.array_equal(table.cost, f.cost) and np.array_equal(table.allowed, f.allowed):
+                return number
+        numbers.append(len(self.tables))
+        self.tables.append(f)
+        return numbers[-1]
+
+    def weighted(self, number: int, weights: Floats) -> Floats:
+        """[entry]: the costs of a table weighted with `weights` [component]; infinite where an entry is impossible."""
+        f = self.tables[number]
+        return np.asarray(weights @ f.cost.reshape(NUM_COMPONENTS, -1) + f.barrier.ravel())
 
 
 def zero_costs(*shape: int) -> Floats:

@@ -28,11 +28,10 @@ from planner_core.search.algebra.elimination_order import choose_elimination_ord
 from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointAllowance
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import (
-    DistinctTables,
     Factor,
     Network,
+    TablePool,
     allow_only,
-    distinct_tables,
     tensor_name,
 )
 from planner_core.search.network.group_work import BlockCache, KernelTimes, UnitOptions
@@ -65,10 +64,13 @@ class CompiledNetwork:
     """How the inside is eliminated, by the scopes and the kinds of its tables, as far as that was worked out (see `units.reduction`).
     Variants share it."""
 
+    pool: TablePool = field(default_factory=TablePool)
+    """The tables of the factors, each once. Variants share it."""
+
     @cached_property
-    def distinct(self) -> DistinctTables:
-        """The tables of all factors, each once."""
-        return distinct_tables(self.factors)
+    def kinds(self) -> tuple[int, ...]:
+        """[factor]: the number of its table in `pool`."""
+        return tuple(self.pool.number(f) for f in self.factors)
 
     @cached_property
     def least_bytes(self) -> Floats:
@@ -406,8 +408,8 @@ def prune_states(net: Network) -> CompiledNetwork:
 def _select_states(f: Factor, alive: Mapping[str, NDArray[np.int64]]) -> Factor:
     """Remove the states that are not `alive` from a factor.
 
-    The result is always a new object: a compiled network replaces the costs of its factors by views of one array
-    (`distinct_tables`), and other networks may have this factor too.
+    The result is always a new object: a compiled network replaces the arrays of its factors by equal ones (`TablePool`), and other
+    networks may have this factor too.
     """
     if all(len(alive[v]) == n for v, n in zip(f.vars, f.allowed.shape, strict=True)):
         return Factor(f.vars, f.cost, f.allowed)

@@ -1,10 +1,12 @@
 """Eliminate the inside of a block in all its variants at once.
 
 The variants of a block have the same variables and tables, and the same order of elimination; only the numbers differ. So which
-tables are added for which variable is worked out once for a block (`Recipe`), and every array has a leading dim [variant].
+tables are added for which variable is worked out once for a block (`Recipe`), and every array has a leading dim [row]. Variants whose
+tables are equal share a row.
 
 Example: a block has the tables [x, w] and [w, y], and is kept or recomputed. Its recipe has one step: add table 0 and table 1
-over (w, x, y), and keep the minimum over w as table 2. The sum has the shape [2, w, x, y], and table 2 has [2, x, y].
+over (w, x, y), and keep the minimum over w as table 2. If only table 0 differs between the two, table 0 has the shape [2, x, w] and
+table 1 has [1, w, y]. The sum has the shape [2, w, x, y], and table 2 has [2, x, y].
 
 Where a block repeats itself, so does its elimination. Tables that are equal under all weights are one array, and steps that add
 equal arrays in the same order are computed once.
@@ -33,11 +35,18 @@ each such state separately."""
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A table of a sum: the number of its array, and the order and the shape [variant, ...] in which it is added."""
+    """A table of a sum: the number of its array, the `rows` of the array that are added (all of them, if None), and the order and the
+    shape [row, ...] in which they are."""
 
     array: int
+    rows: tuple[int, ...] | None
     order: tuple[int, ...]
     shape: tuple[int, ...]
+
+    def of(self, arrays: Sequence[Floats]) -> Floats:
+        """Return the table from the `arrays` of a block."""
+        array = arrays[self.array] if self.rows is None else arrays[self.array][[*self.rows]]
+        return array.transpose(self.order).reshape(self.shape)
 
 
 @dataclass(slots=True)
@@ -45,24 +54,28 @@ class Recipe:
     """The order of operations that eliminates the inside of a block. It does not depend on the costs.
 
     `scopes` has the variables of each table, and `arrays` the number of its array: first those of the block's factors, then the
-    result of each step that has tables. `sums` are the distinct sums: the minimum of each over its first variable is a further array.
+    result of each step that has tables. `rows` [array, variant] is the row of the array in which the variant's table stands: variants
+    whose tables are equal have one row. `sums` are the distinct sums: the minimum of each over its first variable is a further array.
     `steps` has each variable with the tables that contained it. `remaining_tables` are the tables at the end, and `remaining` the
     variables of the block's sequence that are not eliminated.
     """
 
     scopes: list[tuple[str, ...]]
     arrays: list[int]
+    rows: list[tuple[int, ...]]
     sums: list[tuple[Term, ...]]
     steps: list[tuple[str, list[int]]]
     remaining_tables: list[int]
     remaining: list[str]
 
 
-def elimination_recipe(compiled: CompiledNetwork, scopes: Sequence[tuple[str, ...]], kinds: Sequence[int]) -> Recipe:
-    """Return the recipe of a network with tables over the variables `scopes` [table]. Tables of one of the `kinds` [table] are equal. What
-    needs a table of more than SMALL entries is left. The network keeps it."""
-    if (key := (tuple(scopes), tuple(kinds))) not in compiled.recipes:
-        compiled.recipes[key] = _make_recipe(compiled, Recipe([*scopes], [*kinds], [], [], [], []))
+def elimination_recipe(
+    compiled: CompiledNetwork, scopes: Sequence[tuple[str, ...]], kinds: Sequence[int], rows: Sequence[tuple[int, ...]]
+) -> Recipe:
+    """Return the recipe of a network with tables over the variables `scopes` [table]. Tables of one of the `kinds` [table] are equal, and
+    have the `rows` [kind, variant]. What needs a table of more than MAX_JOINT_ENTRIES entries is left. The network keeps it."""
+    if (key := (tuple(scopes), tuple(kinds), tuple(rows))) not in compiled.recipes:
+        compiled.recipes[key] = _make_recipe(compiled, Recipe([*scopes], [*kinds], [*rows], [], [], [], []))
     recipe: Recipe = compiled.recipes[key]
     return recipe
 
@@ -94,10 +107,17 @@ def _make_recipe(compiled: CompiledNetwork, recipe: Recipe) -> Recipe:
         del tables_of[v]
         recipe.steps.append((v, own_tables))
         if own_tables:
-            parts = tuple(_make_term(recipe.arrays[table], scopes[table], (v, *others), sizes) for table in own_tables)
+            rows, rows_of_tables = _join_rows([recipe.rows[recipe.arrays[table]] for table in own_tables])
+            parts = tuple(
+                _make_term(recipe.arrays[table], rows_of_table, scopes[table], (v, *others), sizes)
+                for table, rows_of_table in zip(own_tables, rows_of_tables, strict=True)
+            )
             scopes.append(others)
             entries.append(size)
-            recipe.arrays.append(first_sum + sum_numbers.setdefault(parts, len(sum_numbers)))
+            if parts not in sum_numbers:
+                sum_numbers[parts] = len(sum_numbers)
+                recipe.rows.append(rows)
+            recipe.arrays.append(first_sum + sum_numbers[parts])
             put(len(scopes) - 1)
     recipe.sums, recipe.remaining = [*sum_numbers], [v for v in compiled.sequence if v in tables_of]
     # Postponed variables are eliminated later, for each state of the shared tensors, where their tables are smaller.
@@ -105,41 +125,71 @@ def _make_recipe(compiled: CompiledNetwork, recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _make_term(array: int, scope: tuple[str, ...], target_scope: tuple[str, ...], sizes: Mapping[str, int]) -> Term:
+def _join_rows(
+    rows_of_tables: Sequence[tuple[int, ...]],
+) -> tuple[tuple[int, ...], list[tuple[int, ...] | None]]:
+    """Return the rows [variant] of a sum of tables with these rows [table, variant], and which rows of each table are added in its rows;
+    None if they are those of the table.
+
+    Example: a block is kept, recomputed in part, or recomputed, and two tables have the rows (0, 0, 1) and (0, 1, 1). Their sum has the
+    rows (0, 1, 2): the rows 0, 0, 1 of the first table and 0, 1, 1 of the second.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    rows = tuple(numbers.setdefault(joint, len(numbers)) for joint in zip(*rows_of_tables, strict=True))
+    added = [tuple(joint[k] for joint in numbers) for k in range(len(rows_of_tables))]
+    # One row is broadcast, so it is not repeated.
+    return rows, [
+        None if max(of) == 0 or a == tuple(range(max(of) + 1)) else a
+        for of, a in zip(rows_of_tables, added, strict=True)
+    ]
+
+
+def _make_term(
+    array: int,
+    rows: tuple[int, ...] | None,
+    scope: tuple[str, ...],
+    target_scope: tuple[str, ...],
+    sizes: Mapping[str, int],
+) -> Term:
     positions = [target_scope.index(v) for v in scope]
     order = sorted(range(len(scope)), key=positions.__getitem__)
     shape = tuple(sizes[v] if v in scope else 1 for v in target_scope)
-    return Term(array, (0, *(1 + k for k in order)), (-1, *shape))
+    return Term(array, rows, (0, *(1 + k for k in order)), (-1, *shape))
 
 
 class ReducedBlock:
-    """Arrays [variant, ...] of networks of one form, after the eliminations of a recipe."""
+    """Arrays [row, ...] of networks of one form, after the eliminations of a recipe."""
 
     def __init__(self, recipe: Recipe, arrays: list[Floats]) -> None:
         self.recipe, self.arrays = recipe, arrays
         for parts in recipe.sums:
-            arrays.append(least_sum([arrays[p.array].transpose(p.order).reshape(p.shape) for p in parts]))
+            arrays.append(least_sum([part.of(arrays) for part in parts]))
 
 
 def eliminate_inside(variants: Sequence[CompiledNetwork], weights: Floats) -> ReducedBlock:
     """Return the `variants` of a block after their inside was eliminated, with costs that are weighted with `weights` [component]."""
-    first, tables_of_variants = variants[0], [c.distinct for c in variants]
-    sizes = first.sizes
-    flat = [weights @ d.costs + d.barrier for d in tables_of_variants]
+    first = variants[0]
+    sizes, pool = first.sizes, first.pool
+    weighted: dict[int, Floats] = {}
     kind_numbers: dict[tuple[int, ...], int] = {}
     kinds: list[int] = []
     scopes: list[tuple[str, ...]] = []
     arrays: list[Floats] = []
+    rows: list[tuple[int, ...]] = []
     # Factors are equal if they are equal in each variant.
-    for f, kind in zip(first.factors, zip(*(d.kinds for d in tables_of_variants), strict=True), strict=True):
+    for f, kind in zip(first.factors, zip(*(c.kinds for c in variants), strict=True), strict=True):
         scopes.append(tuple(v for v in f.vars if sizes[v] != 1))
         kinds.append(kind_numbers.setdefault(kind, len(kind_numbers)))
         if kinds[-1] == len(arrays):
-            starts = [d.starts[k] for d, k in zip(tables_of_variants, kind, strict=True)]
-            variant_tables = [table[start : start + f.allowed.size] for table, start in zip(flat, starts, strict=True)]
-            stacked = np.stack(variant_tables) if len(variant_tables) > 1 else variant_tables[0]
+            row_numbers: dict[int, int] = {}
+            rows.append(tuple(row_numbers.setdefault(number, len(row_numbers)) for number in kind))
+            for number in row_numbers:
+                if number not in weighted:
+                    weighted[number] = pool.weighted(number, weights)
+            tables = [weighted[number] for number in row_numbers]
+            stacked = np.stack(tables) if len(tables) > 1 else tables[0]
             arrays.append(stacked.reshape(-1, *(sizes[v] for v in scopes[-1])))
-    return ReducedBlock(elimination_recipe(first, scopes, kinds), arrays)
+    return ReducedBlock(elimination_recipe(first, scopes, kinds, rows), arrays)
 
 
 def eliminate_all(compiled: CompiledNetwork, tables: Sequence[Table]) -> Elimination:
@@ -149,7 +199,7 @@ def eliminate_all(compiled: CompiledNetwork, tables: Sequence[Table]) -> Elimina
     # Equal links share one array object, so identity finds them without comparing numbers. The caller holds them, so no id is reused.
     kinds = [numbers.setdefault(id(array), len(numbers)) for _, array in tables]
     arrays = list({id(array): array[None] for _, array in tables}.values())
-    recipe = elimination_recipe(compiled, names, kinds)
+    recipe = elimination_recipe(compiled, names, kinds, [(0,)] * len(arrays))
     reduced = ReducedVariant(ReducedBlock(recipe, arrays), 0)
     solution = eliminate(compiled.sizes, reduced.remaining_tables, reduced.remaining, ())
     solution.previous = reduced
@@ -166,7 +216,8 @@ class ReducedVariant:
 
     def _table(self, number: int) -> Table:
         recipe = self._reduced.recipe
-        return recipe.scopes[number], self._reduced.arrays[recipe.arrays[number]][self._k]
+        array = recipe.arrays[number]
+        return recipe.scopes[number], self._reduced.arrays[array][recipe.rows[array][self._k]]
 
     @cached_property
     def steps(self) -> Steps:
