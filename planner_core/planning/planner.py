@@ -72,8 +72,8 @@ from planner_core.search import (
 from planner_core.search.algebra import PointAllowance, TooWide
 from planner_core.search.network import (
     BlockCache,
-    KernelTimes,
     ModelNetworks,
+    OperatorCache,
     Problem,
     Restriction,
     build_networks,
@@ -112,7 +112,7 @@ class Planner:
     """The problems of networks without a restriction; the second part of the key is whether all copies of a block are equal."""
     runs: dict[CostModel, dict[str, BlockCache]] = field(default_factory=dict)
     """What networks of one mesh share, by block. The key is a cost model without ZeRO, which these parts do not depend on."""
-    kernels: dict[str, KernelTimes] = field(default_factory=dict)
+    operators: dict[str, OperatorCache] = field(default_factory=dict)
     """What networks of all meshes share, by block."""
     counts_open: bool = False
     """Whether other numbers of micro-batches are looked at too, so that a sentence about this one holds for all of them."""
@@ -124,7 +124,7 @@ class Planner:
 
     def changed(self, **fields: Any) -> Planner:
         """The same planner with other `fields`, and with nothing kept of what was built for the old ones."""
-        return replace(self, networks={}, problems={}, runs={}, kernels={}, **fields)
+        return replace(self, networks={}, problems={}, runs={}, operators={}, **fields)
 
     def objective(self, method: Method | None = None) -> str:
         """What the method minimises; the request's method if none is given."""
@@ -212,7 +212,7 @@ class Planner:
     def _networks_of(self, key: CostModel, model: CostModel, at_least: bool) -> ModelNetworks:
         if (key, at_least) not in self.networks:
             known = self.runs.setdefault(_without_zero(key), {})
-            nets = build_networks(self.coarse, self.strategies, model, known, self.kernels, at_least)
+            nets = build_networks(self.coarse, self.strategies, model, known, self.operators, at_least)
             self.networks[key, at_least] = nets
         return self.networks[key, at_least]
 
@@ -468,19 +468,19 @@ def candidate_meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
 
 
 def with_recompute(planner: Planner, recompute: str) -> Planner:
-    """The same planner with another choice of recomputation. It shares `runs` and `kernels`, which hold each block kept and recomputed."""
+    """The same planner with another choice of recomputation. It shares `runs` and `operators`, which hold blocks kept and recomputed."""
     changed = planner.changed(
         request=replace(planner.request, recompute=recompute), workload=replace(planner.workload, recompute=recompute)
     )
-    return replace(changed, runs=planner.runs, kernels=planner.kernels)
+    return replace(changed, runs=planner.runs, operators=planner.operators)
 
 
 def with_zero(planner: Planner, zero: int) -> Planner:
-    """The same planner with another ZeRO stage that weights may have. It shares `runs` and `kernels`, which do not depend on it."""
+    """The same planner with another ZeRO stage that weights may have. It shares `runs` and `operators`, which do not depend on it."""
     changed = planner.changed(
         request=replace(planner.request, zero=zero), workload=replace(planner.workload, zero=zero)
     )
-    return replace(changed, runs=planner.runs, kernels=planner.kernels)
+    return replace(changed, runs=planner.runs, operators=planner.operators)
 
 
 def replace_request(planner: Planner, **changes: Any) -> Planner:

@@ -10,7 +10,7 @@ from planner_core.search.network.folded import (
     build_networks,
     build_problem,
 )
-from planner_core.search.network.group_work import BlockCache, KernelTimes
+from planner_core.search.network.group_work import BlockCache, OperatorCache
 from planner_core.search.network.runs import Run, find_runs
 from planner_core.search.network.samples import DimByValue, SampleDims, find_sample_dims, input_sample_dims
 from planner_core.search.network.states import NO_STAGE, AxisState, Bools, Ints
@@ -23,9 +23,9 @@ __all__ = [
     "DimByValue",
     "Factor",
     "Ints",
-    "KernelTimes",
     "ModelNetworks",
     "Network",
+    "OperatorCache",
     "Problem",
     "Restriction",
     "Run",

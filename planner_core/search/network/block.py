@@ -30,7 +30,7 @@ from planner_core.cost.memory import viewed_operands
 from planner_core.ops import BlockStrategies, CoarseBlock, GroupStrategy, memory_passes
 from planner_core.search.network.chunks import least_delay, may_run_in_chunks
 from planner_core.search.network.factors import Factor, GroupRows, Network, tensor_name, zero_costs
-from planner_core.search.network.group_work import BlockCache, GroupWork, UnitOptions
+from planner_core.search.network.group_work import BlockCache, GroupWork, UnitOptions, form_number
 from planner_core.search.network.parameters import (
     UseTraffic,
     WeightMoves,
@@ -117,15 +117,20 @@ class _Builder:
             self.net.factors[0] = Factor(first.vars, cost, first.allowed)
         return self.net
 
-    def _add_shared_factor(self, make: Callable[[], Factor], cost_key: object, *position: object) -> None:
-        """Add a factor that other networks of this block have too, where they agree in all that it depends on (`cost_key`)."""
-        if (key := (cost_key, *position)) not in self.cache.factors:
-            self.cache.factors[key] = make()
-        self.net.factors.append(self.cache.factors[key])
+    def _add_shared_factor(self, make: Callable[[], Factor], names: tuple[str, ...], *key: object) -> None:
+        """Add a factor over the variables `names`. `key` is all on which its table depends but the mesh: networks and blocks with the same
+        key share the table, and networks of one block the factor."""
+        factors, tables = self.cache.factors, self.cache.tables
+        if (factor := factors.get((names, key))) is None:
+            if key not in tables:
+                made = make()
+                tables[key] = made.cost, made.allowed
+            factor = factors[names, key] = Factor(names, *tables[key])
+        self.net.factors.append(factor)
 
-    def _weight_key(self, *cost_key: object) -> object:
-        """Return the kind of a factor of a weight: it also depends on the ZeRO stages."""
-        return self.axes.stages, self.model.workload.zero, *cost_key
+    def _weight_key(self, value: int) -> tuple[object, ...]:
+        """Return what the costs of a weight depend on besides the forms of the weight and of the group that reads it."""
+        return self.axes.stages, self.model.workload.zero, self.buckets.share(value), self.options.repeats
 
     def _crossing_values(self) -> set[int]:
         """Return the values that pass between groups, into calls, or through the block's boundary; and every parameter, used or not."""
@@ -201,7 +206,9 @@ class _Builder:
                 self.net.saved_ports.add(value)
             return
         if v.kind == "parameter":
-            self._add_shared_factor(partial(self._storage_factor, value), self._weight_key("stored"), value)
+            meta, segments = (v.meta, v.grad), self.segments(value)
+            key = "stored", meta, segments, value in self.at_the_ends, *self._weight_key(value)
+            self._add_shared_factor(partial(self._storage_factor, value), (name,), *key)
             return
         cost = zero_costs(len(states))
         if value in self.kept_results:
@@ -232,36 +239,58 @@ class _Builder:
     # --- groups --------------------------------------------------------------------------------------
 
     def _add_group(self, number: int, s: GroupStrategy) -> None:
-        if number not in self.cache.index:
+        forms = self.cache.operators.forms
+        if number not in forms:
+            forms[number] = form_number(self.block, s, self.strategies.segments, self.passes)
+        form, name = forms[number], s.group.name
+        if form not in self.cache.index:
             index = joint_index(len(s.rows), len(self.model.sizes), self.model.joined)
-            self.cache.index[number] = index[self._splits_evenly(s, index)]
-        index, name = self.cache.index[number], s.group.name
+            self.cache.index[form] = index[self._splits_evenly(s, index)]
+        index = self.cache.index[form]
         # Rows that split unevenly never become states, so no factor has to forbid them.
         self.net.sizes[name], self.net.nodes[name] = len(index), GroupRows(s, index)
         work = GroupWork(
             self.block, s, index, self.model, self.options, self.passes, self._is_saved_by_reader, self.cache
         )
-        self._add_shared_factor(
-            lambda: Factor((name,), work.cost(), np.ones(len(index), dtype=bool)), work.cost_key, number
-        )
+
+        def make_own() -> Factor:
+            return Factor((name,), work.cost(), np.ones(len(index), dtype=bool))
+
+        self._add_shared_factor(make_own, (name,), "work", form, work.cost_key)
         for value, uses in self._operands(s).items():
+            names, share = (name, tensor_name(value)), self.buckets.share(value)
             if self.values[value].kind == "parameter":
-                counts_working_copy = value not in self.with_working_copy
-                self.with_working_copy.add(value)
-                reruns = tuple(s.ops[k].name in self.options.reruns for k, _ in uses)
-                cost_key = counts_working_copy, reruns, self.options.saved_share if any(reruns) else 1.0
-                make_factor = partial(self._weight_factor, s, index, value, uses, counts_working_copy)
-                self._add_shared_factor(make_factor, self._weight_key(cost_key), number, value)
+                self._add_weight(form, s, index, value, uses)
             else:
-                self._add_shared_factor(
-                    partial(self._operand_factor, name, s, index, value, uses), "operand", number, value
-                )
+                make_factor = partial(self._operand_factor, name, s, index, value, uses)
+                self._add_shared_factor(make_factor, names, "operand", form, tuple(uses), share)
         for k, op in enumerate(s.ops):
             for j, value in enumerate(op.outputs):
                 if value in self.crossing:
                     is_redelivered, second_share = self._is_delivered_again(op), self._second_tensor_share(s, op, value)
                     make_factor = partial(self._result_factor, work, value, (k, j), is_redelivered, second_share)
-                    self._add_shared_factor(make_factor, (is_redelivered, second_share), number, value, k, j)
+                    # A result that is kept is not made in chunks.
+                    key = (
+                        form,
+                        k,
+                        j,
+                        self.buckets.share(value),
+                        is_redelivered,
+                        second_share,
+                        op.name in self.options.kept_ops,
+                    )
+                    self._add_shared_factor(make_factor, (name, tensor_name(value)), "result", *key)
+
+    def _add_weight(self, form: int, s: GroupStrategy, index: Ints, value: int, uses: list[tuple[int, int]]) -> None:
+        """Add the factor of a weight and the group of a `form` that reads it."""
+        counts_working_copy = value not in self.with_working_copy
+        self.with_working_copy.add(value)
+        reruns = tuple(s.ops[k].name in self.options.reruns for k, _ in uses)
+        saved_share = self.options.saved_share if any(reruns) else 1.0
+        at_ends = tuple(s.group.name in side for side in self.options.ends)
+        make_factor = partial(self._weight_factor, s, index, value, uses, counts_working_copy)
+        key = form, tuple(uses), counts_working_copy, reruns, saved_share, at_ends, *self._weight_key(value)
+        self._add_shared_factor(make_factor, (s.group.name, tensor_name(value)), "weight", *key)
 
     def _operands(self, s: GroupStrategy) -> dict[int, list[tuple[int, int]]]:
         """Return the crossing tensors that the group reads, with the positions (op, operand) where it reads them.

@@ -34,7 +34,7 @@ from planner_core.search.network.factors import (
     allow_only,
     tensor_name,
 )
-from planner_core.search.network.group_work import BlockCache, KernelTimes, UnitOptions
+from planner_core.search.network.group_work import BlockCache, OperatorCache, UnitOptions
 from planner_core.search.network.runs import Run, find_runs, mark_kept_chain_tensors
 from planner_core.search.network.search_cache import SearchCache
 from planner_core.search.network.states import Bools, Floats
@@ -172,24 +172,26 @@ def build_networks(
     strategies: Mapping[str, BlockStrategies],
     model: CostModel,
     caches: dict[str, BlockCache] | None = None,
-    kernels: dict[str, KernelTimes] | None = None,
+    operators: dict[str, OperatorCache] | None = None,
     at_least: bool = False,
 ) -> ModelNetworks:
     """Build the networks of the top block and of every repeated block.
 
     `strategies` are the operator strategies by block; the name of the top block is "". `caches` hold values of earlier networks of the
-    same mesh, with other ZeRO stages or recomputation. `kernels` hold kernel times of earlier networks, on any mesh of the cluster.
+    same mesh, with other ZeRO stages or recomputation. `operators` hold those of earlier networks on any mesh of the cluster.
     `at_least`: count only the memory that is held when forward ends, so that no plan's sum is above its simulated peak.
     """
-    caches, kernels = {} if caches is None else caches, {} if kernels is None else kernels
+    caches, operators = {} if caches is None else caches, {} if operators is None else operators
     graph = coarse.graph
+    any_cache = next(iter(caches.values()), BlockCache())
+    for name in ("", *coarse.blocks):
+        caches.setdefault(name, any_cache.of_block(operators.setdefault(name, OperatorCache())))
     runs, inside = find_runs(graph.top)
     repeats = graph.num_repeats
     kept_by_reader = kept_results(graph, in_all_copies=at_least)
     blocks: dict[str, dict[str, Network]] = {}
     for name, block in coarse.blocks.items():
         blocks[name] = {}
-        block_cache = caches.setdefault(name, BlockCache(kernels=kernels.setdefault(name, {})))
         for variant, kept_ops in recompute_policies(block.block, model.workload.recompute).items():
             keeps_all = variant == "none"
             reruns = {} if keeps_all else rerun_ops(block.block, kept_ops)
@@ -204,7 +206,7 @@ def build_networks(
                 kept_results=kept_by_reader[name],
                 at_least=at_least and keeps_all,
             )
-            net = build_block(block, strategies[name], model, options, block_cache)
+            net = build_block(block, strategies[name], model, options, caches[name])
             if not keeps_all:  # the recomputation starts from the block's inputs
                 activations = (i for i in block.block.inputs if block.block.values[i].kind == "activation")
                 net.saved_ports.update(activations)
@@ -218,8 +220,7 @@ def build_networks(
         fixed_bytes=graph.buffer_bytes,
         at_least=at_least,
     )
-    top_runs = caches.setdefault("", BlockCache(kernels=kernels.setdefault("", {})))
-    top = build_block(coarse.top, strategies[""], model, options, top_runs)
+    top = build_block(coarse.top, strategies[""], model, options, caches[""])
     _require_replicated_results(coarse.top.block, top)
     return ModelNetworks(runs, top, blocks)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from planner_core.ops import (
     GroupStrategy,
     MemoryPasses,
     Row,
+    SegmentMap,
     extra_bytes,
     extra_saved_bytes,
     global_bytes,
@@ -28,23 +31,87 @@ from planner_core.ops import (
 from planner_core.search.network.factors import Factor, zero_costs
 from planner_core.search.network.states import Bools, Floats, Ints, joint_parts
 
-KernelTimes = dict[tuple[object, ...], tuple[float, float]]
-"""Seconds of an operator's kernels forward and backward, by its name, its chunks, and into how many parts each row splits it."""
+
+@dataclass(frozen=True, slots=True)
+class OperatorCache:
+    """What all networks of one block share, on any mesh of a cluster.
+
+    `kernels`: seconds of an operator's kernels forward and backward, by its name, its chunks, and into how many parts each row splits it.
+    `forms` [number of the group]: what `form_number` returned.
+    """
+
+    kernels: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
+    forms: dict[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+Tables = dict[tuple[object, ...], tuple[Floats, Bools]]
+"""The cost and the possible entries of factors, by everything on which they depend."""
+
+
+@dataclass(frozen=True, slots=True)
 class BlockCache:
     """Values that all networks of one block on one mesh share, whatever ZeRO stages the weights may have.
 
-    `seconds` [operator name] is what `GroupWork._seconds` computes, and `index` [number of the group] are the joint rows. Both are the
-    same for each policy of recomputation. `factors` are tables, by their position and by everything on which they depend. `kernels`
-    are the same on every mesh of the cluster.
+    `seconds` [operator name] is what `GroupWork._seconds` computes, and `index` [form of the group] are the joint rows. Both are the
+    same for each policy of recomputation. `factors` are those of `tables`, by their variables too. The blocks of a model share `tables` and
+    `index`, and `operators` are the same on every mesh of the cluster.
     """
 
     seconds: dict[str, tuple[Floats, Floats, Floats, Floats]] = field(default_factory=dict)
     index: dict[int, Ints] = field(default_factory=dict)
     factors: dict[tuple[object, ...], Factor] = field(default_factory=dict)
-    kernels: KernelTimes = field(default_factory=dict)
+    tables: Tables = field(default_factory=dict)
+    operators: OperatorCache = field(default_factory=OperatorCache)
+
+    def of_block(self, operators: OperatorCache) -> BlockCache:
+        """Return the cache of another block of the model."""
+        return BlockCache(index=self.index, tables=self.tables, operators=operators)
+
+
+_numbers_of_forms = count()
+
+
+@lru_cache(maxsize=65_536)
+def _number(form: tuple[object, ...]) -> int:
+    # Numbers are as good keys as forms, and are compared at once. A form that was dropped gets a new number, which shares nothing.
+    return next(_numbers_of_forms)
+
+
+def form_number(block: Block, strategy: GroupStrategy, segments: SegmentMap, passes: Mapping[str, MemoryPasses]) -> int:
+    """Return the number of a group's form: all on which its rows and its costs depend, but not its names and its place in the model.
+
+    Example: the projections to keys and to values are of one form, and so are the layers of a model with and without a window, but for
+    their attention.
+    """
+    places: dict[int, int] = {}
+    for op in strategy.ops:
+        for v in (*op.inputs, *op.outputs):
+            places.setdefault(v, len(places))
+
+    def place(v: int) -> int:
+        return places.get(v, -1)
+
+    values = []
+    for v in places:
+        value = block.values[v]
+        fused = tuple((d, segments[v, d]) for d in range(len(value.meta.shape)) if (v, d) in segments)
+        values.append((value.meta, value.kind, value.grad, value.parts, value.computed, place(root(block, v)), fused))
+    ops = []
+    for op in strategy.ops:
+        of_op = passes[op.name]
+        ends = tuple(tuple(map(place, side)) for side in (op.inputs, op.outputs, op.saved))
+        saved_roots = tuple(place(root(block, v)) for v in op.saved)
+        ops.append((op.fn, repr(op.attrs), ends, saved_roots, op.saved_extra, of_op.forward, of_op.backward))
+    rows = {id(row): row for group_row in strategy.rows for row in group_row}
+    numbers = {i: n for n, i in enumerate(rows)}
+    choices = tuple(tuple(numbers[id(row)] for row in group_row) for group_row in strategy.rows)
+    return _number((tuple(values), tuple(ops), tuple(map(_row_form, rows.values())), choices))
+
+
+def _row_form(row: Row) -> tuple[object, ...]:
+    segments = tuple(row.segments.items())
+    limits = row.divides, row.exchanged, row.excludes, row.routed, row.within
+    return row.name, row.inputs, row.outputs, row.internal, segments, limits
 
 
 NO_ENDS = Ends()
@@ -100,11 +167,11 @@ class GroupWork:
 
     @property
     def cost_key(self) -> tuple[object, ...]:
-        """All on which `cost` depends except the mesh and the workload. Variants with the same key share one table."""
+        """All on which `cost` depends except the form of the group, the mesh and the workload."""
         reruns = self.options.reruns
-        inner = {v for op in self.strategy.ops for v in op.outputs}
+        inner = {v: (k, j) for k, op in enumerate(self.strategy.ops) for j, v in enumerate(op.outputs)}
         counted_here = {
-            v for op in self.strategy.ops for v in self._saved_roots(op) if v in inner and self._counts(v, inner)
+            inner[v] for op in self.strategy.ops for v in self._saved_roots(op) if v in inner and self._counts(v, inner)
         }
         per_op = [
             (reruns.get(op.name), is_recomputed(op, reruns), op.name in self.options.kept_ops, self.options.share(op))
@@ -240,7 +307,7 @@ class GroupWork:
             parts[row] = parts.get(row, 1) * size
         # Only products count: a row on axes of 2 and 4 is one entry of 8 parts, as on one axis of 8.
         key = op.name, chunks, frozenset(parts.items())
-        cached = self.cache.kernels
+        cached = self.cache.operators.kernels
         if key not in cached:
             cached[key] = kernel_seconds(op, self.block.values, [rows[r] for r in joint], self.model, chunks)
         return cached[key]
