@@ -45,6 +45,8 @@ MAX_SHARED = 200
 """Shared states of one run that are compared to close a gap."""
 MAX_LONGEST_PARTS_LOG2 = 6
 """A run is put together of fewer than 2 to this power parts of the greatest length."""
+ROUNDING = 1e-12
+"""The share of the limit up to which margins are equal: of equal runs they differ by the order in which costs were added."""
 NUMBERS_PER_CHUNK = 4_000_000
 """Numbers that one step of a (min, +) product holds at once (32 MB)."""
 
@@ -69,6 +71,12 @@ class RunPoints:
     `margin` has the shape of the chain's own table: the least weighted cost of the whole model through each entry. `make_copy_points` makes
     the points of one copy: by default all of them (`AllCopyPoints`).
     """
+
+    own_points: Points
+    """The points by entry of the chain's own table, with rows, after `points`."""
+    block: CopyPoints
+    lines: dict[int, _EqualCopies | _DifferingCopies]
+    chosen: FormingPoints
 
     def __init__(
         self, chain: Chain, tree: BucketTree, goal: Goal, make_copy_points: MakeCopyPoints | None = None
@@ -105,16 +113,34 @@ class RunPoints:
             self.chain.compute_power(s)
         return bool(uncomputed)
 
-    def points(self) -> Points:
-        """Return the points of the run, by entry of the top variables that it touches. Raises TooManyPoints."""
-        if self.chain.count == 1:
+    @property
+    def kind(self) -> tuple[int, bytes]:
+        """Runs of one kind have the same points: as many copies of one block, with the same margins.
+
+        Example: layers with and without a window alternate in 16 runs each. Where the model's best states repeat, the runs in the middle
+        have the same margins, up to rounding.
+        """
+        return id(self.chain.bounds), np.round(self.margin / (ROUNDING * self.goal.limit)).tobytes()
+
+    def points(self, like: RunPoints | None = None) -> Points:
+        """Return the points of the run, by entry of the top variables that it touches: those of a run of the same kind, if `like` is one
+        that has them. Raises TooManyPoints."""
+        if like is not None:
+            self.own_points = like.own_points
+            if self.chain.count == 1:
+                self.block = like.block
+            else:
+                self.lines, self.chosen = like.lines, like.chosen
+        elif self.chain.count == 1:
             self.block = self.make_copy_points(self.chain, self.goal, 0, self.margin)
-            return self.block.points.for_entries(self.entries)
-        kind = _EqualCopies if self.chain.problem.uniform else _DifferingCopies
-        self.lines = {s: kind(self, s) for s in self.states_within_limit}
-        forming = concatenate_points([line.enumerate_points() for line in self.lines.values()])
-        points, self.chosen = group_points(forming, forming.row, self.margin.size, self.goal.pruning)
-        return points.for_entries(self.entries)
+            self.own_points = self.goal.as_rows(self.block.points)
+        else:
+            differ = _EqualCopies if self.chain.problem.uniform else _DifferingCopies
+            self.lines = {s: differ(self, s) for s in self.states_within_limit}
+            forming = concatenate_points([line.enumerate_points() for line in self.lines.values()])
+            points, self.chosen = group_points(forming, forming.row, self.margin.size, self.goal.pruning)
+            self.own_points = self.goal.as_rows(points)
+        return self.own_points.for_entries(self.entries)
 
     def copy_points(self) -> list[CopyPoints]:
         """Return the points of one copy, by shared state, after `points`."""

@@ -64,7 +64,12 @@ def enumerate_points(
         copies = [RunPoints(run, tree, goal, make_copy_points) for run in folded.runs]
         if not sum(c.compute_shared_states() for c in copies):
             break
-    sets = [(c.names, goal.as_rows(c.points())) for c in copies]
+    first_of_kind: dict[tuple[int, bytes], RunPoints] = {}
+    sets = []
+    for c in copies:
+        like = first_of_kind.get(c.kind)
+        sets.append((c.names, c.points(like)))
+        first_of_kind.setdefault(c.kind, c)
     # A run of 32 copies is one set of points over the top variables that it touches, so the top network carries it like any table.
     points = tree.enumerate_points(goal.row_tables(problem.top.factors), sets, goal.row_pruning)
     return ModelPoints(problem, goal.objective, tree, copies, goal.sums_of_rows(points.cost))

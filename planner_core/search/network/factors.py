@@ -6,10 +6,13 @@ Example: an operator with 3 strategies reads a tensor with 4 states. Each is a v
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner_core.cost import NUM_COMPONENTS
 from planner_core.ops import GroupStrategy
@@ -47,18 +50,35 @@ class TablePool:
     def __init__(self) -> None:
         self.tables: list[Factor] = []
         """The first factor that has each table."""
-        self._numbers_by_id: dict[int, int] = {}
+        self._selections: dict[tuple[object, ...], tuple[Factor, Factor]] = {}
+        self._numbers_by_id: dict[tuple[int, int], int] = {}
         self._numbers_by_sample: dict[tuple[object, ...], list[int]] = {}
+
+    def select(self, f: Factor, alive: Mapping[str, NDArray[np.int64]]) -> Factor:
+        """Return a factor without the states that are not `alive`. Factors that have one table get one table.
+
+        The result is always a new object: `number` replaces its arrays by equal ones, and other networks may have `f` too.
+        """
+        if all(len(alive[v]) == n for v, n in zip(f.vars, f.allowed.shape, strict=True)):
+            return Factor(f.vars, f.cost, f.allowed)
+        key = id(f.cost), id(f.allowed), *(alive[v].tobytes() for v in f.vars)
+        if key not in self._selections:
+            first, *second = (alive[v] for v in f.vars)
+            pick: tuple[Any, ...] = (first[:, None], *second) if second else (first,)
+            # The factor is kept, so that no other table gets its id.
+            self._selections[key] = f, Factor(f.vars, f.cost[(slice(None), *pick)], f.allowed[pick])
+        selected = self._selections[key][1]
+        return Factor(f.vars, selected.cost, selected.allowed)
 
     def number(self, f: Factor) -> int:
         """Return the number of a factor's table. The factor then holds the array of the first one that is equal."""
-        number = self._numbers_by_id.get(id(f.cost))
+        number = self._numbers_by_id.get((id(f.cost), id(f.allowed)))
         if number is None:
             number = self._number_of_equal(f)
             table = self.tables[number]
             f.cost, f.allowed = table.cost, table.allowed
             # The table stays here, so no other array gets its id.
-            self._numbers_by_id[id(f.cost)] = number
+            self._numbers_by_id[id(f.cost), id(f.allowed)] = number
         return number
 
     def _number_of_equal(self, f: Factor) -> int:

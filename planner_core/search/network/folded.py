@@ -364,7 +364,7 @@ def compile_like(
         if f is merged_first[selected.vars]:
             factors.append(selected)
             continue
-        factors.append(_select_states(f, first.alive))
+        factors.append(first.pool.select(f, first.alive))
     return replace(first, net=net, factors=factors)
 
 
@@ -402,21 +402,8 @@ def prune_states(net: Network) -> CompiledNetwork:
             if possible_states.tobytes() != alive[other].tobytes():
                 alive[other] = possible_states
                 changed[other] = None
-    index = {v: np.flatnonzero(a) for v, a in alive.items()}
-    return CompiledNetwork(net, (), index, [_select_states(f, index) for f in merged.values()], [])
-
-
-def _select_states(f: Factor, alive: Mapping[str, NDArray[np.int64]]) -> Factor:
-    """Remove the states that are not `alive` from a factor.
-
-    The result is always a new object: a compiled network replaces the arrays of its factors by equal ones (`TablePool`), and other
-    networks may have this factor too.
-    """
-    if all(len(alive[v]) == n for v, n in zip(f.vars, f.allowed.shape, strict=True)):
-        return Factor(f.vars, f.cost, f.allowed)
-    first, *second = (alive[v] for v in f.vars)
-    pick: tuple[Any, ...] = (first[:, None], *second) if second else (first,)
-    return Factor(f.vars, f.cost[(slice(None), *pick)], f.allowed[pick])
+    index, pool = {v: np.flatnonzero(a) for v, a in alive.items()}, TablePool()
+    return CompiledNetwork(net, (), index, [pool.select(f, index) for f in merged.values()], [], pool=pool)
 
 
 def boundary_pairs(problem: Problem, run: Run) -> list[tuple[str, str]]:
