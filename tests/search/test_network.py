@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,12 @@ from planner_core.core.mesh import parse_mesh
 from planner_core.core.workload import Workload
 from planner_core.cost.model import cost_model
 from planner_core.models.zoo import ZOO, load_snapshot
+from planner_core.planning import Request, prepare_planner
 from planner_core.search.algebra.elimination import eliminate
 from planner_core.search.algebra.elimination_order import TooWide, choose_elimination_order
 from planner_core.search.algebra.minplus import MinPlusPower, min_plus_power, min_plus_product
+from planner_core.search.network import BlockCache, build_networks
+from planner_core.search.network import block as block_module
 from planner_core.search.network.block import build_block
 from planner_core.search.network.factors import NUM_COMPONENTS
 from planner_core.search.network.folded import boundary_pairs, build_problem, merge_factors
@@ -237,3 +240,24 @@ def test_rows_of_a_group_agree_inside_it() -> None:
                         for v, pair in zip(op.inputs, row.inputs, strict=True):
                             assert made.get(v, pair) == pair
                         made.update(zip(op.outputs, row.outputs, strict=True))
+
+
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "t5-large"])
+def test_groups_of_one_form_have_one_table(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What equal groups share, within a block and between blocks, is what each of them has by itself."""
+    planner = prepare_planner(Request(model, recompute="auto"))
+    cost = cost_model(planner.cluster, parse_mesh("2x8", 16), planner.workload)
+    caches: dict[str, BlockCache] = {}
+    shared = build_networks(planner.coarse, planner.strategies, cost, caches)
+    numbers = count()
+    monkeypatch.setattr(block_module, "form_number", lambda *group: next(numbers))
+    own_caches: dict[str, BlockCache] = {}
+    own = build_networks(planner.coarse, planner.strategies, cost, own_caches)
+    pairs = [(shared.top, own.top)]
+    pairs += [(net, own.blocks[name][variant]) for name, nets in shared.blocks.items() for variant, net in nets.items()]
+    for one, other in pairs:
+        for f, g in zip(one.factors, other.factors, strict=True):
+            assert f.vars == g.vars
+            np.testing.assert_array_equal(f.cost, g.cost)
+            np.testing.assert_array_equal(f.allowed, g.allowed)
+    assert len(caches[""].tables) < len(own_caches[""].tables)

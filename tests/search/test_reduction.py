@@ -86,6 +86,20 @@ def test_equal_parts_of_a_block_are_eliminated_once(links: int) -> None:
         assert cost == pytest.approx(float(plain[i, j]), rel=1e-12)
 
 
+def test_variants_share_the_rows_of_equal_tables() -> None:
+    """Of two variants that differ in the last link, all sums but the last have one row."""
+    kept = chain(4, 3, seed=0)
+    last = kept.factors[-1]
+    other = replace(kept, factors=[*kept.factors[:-1], Factor(last.vars, 2 * last.cost, last.allowed)])
+    weights = np.random.default_rng(3).random(NUM_COMPONENTS)
+    together = eliminate_inside([kept, other], weights)
+    assert together.recipe.rows.count((0, 1)) < len(together.recipe.rows) and (0, 0) in together.recipe.rows
+    for k, c in enumerate((kept, other)):
+        inside = ReducedVariant(together, k)
+        table = eliminate(c.sizes, inside.remaining_tables, inside.remaining, c.boundary).table
+        assert table == pytest.approx(alone(c, weights), rel=1e-12)
+
+
 @pytest.mark.parametrize("mesh", [(16,), (2, 8)])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.slow(only=("t5-large-mesh1",))
