@@ -26,6 +26,8 @@ from planner_core.models.sources import (
 from planner_core.runtime import Init, Parallel, PlanMismatch, initializer, map_marked_leaves
 from planner_core.runtime.training import has_hooks, position_along
 
+SEED = 0
+"""The seed of the weights and inputs of every verification, so that all ranks have the same."""
 MAX_STD = 0.05
 POSITIONAL = "*"
 """The key of positional arguments in a dict of inputs."""

@@ -32,6 +32,7 @@ from planner_core.runtime import (
 )
 from planner_core.runtime.training import with_planned_loss
 from planner_core.verification.build_models import (
+    SEED,
     Float64Casts,
     WithoutDropout,
     build_whole_model,
@@ -54,23 +55,21 @@ LEARNING_RATE = 1e-3
 ADAM_EPS = 1e-2  # large, so that the rounding of a gradient that is nearly zero does not decide its step
 
 
-def verify_numbers(
-    plan: Plan, *, graph: Graph | None = None, timeout_s: float = 300.0, seed: int = 0
-) -> dict[str, Any]:
+def verify_numbers(plan: Plan, *, graph: Graph | None = None, timeout_s: float = 300.0) -> dict[str, Any]:
     """Run a plan (of few ranks and a small model) on gloo, and return the report of docs/CONTRACT.md without memory.
 
     With `graph`, that of the plan's model, the order of the collectives is compared with the schedule. Raises
     VerificationFailed if a rank fails or hangs.
     """
-    return verify_all([plan], graphs=[graph], timeout_s=timeout_s, seed=seed)[0]
+    return verify_all([plan], graphs=[graph], timeout_s=timeout_s)[0]
 
 
 def verify_all(
-    plans: list[Plan], *, graphs: Sequence[Graph | None] | None = None, timeout_s: float = 300.0, seed: int = 0
+    plans: list[Plan], *, graphs: Sequence[Graph | None] | None = None, timeout_s: float = 300.0
 ) -> list[dict[str, Any]]:
     """Run several plans for the same number of ranks in the same processes, and return their reports."""
     ranks = plans[0].mesh.num_devices
-    comparisons = run_ranks(_run_all, ranks, (plans, seed), timeout_s=timeout_s)
+    comparisons = run_ranks(_run_all, ranks, (plans,), timeout_s=timeout_s)
     joined = [
         average_over_ranks(rows, p.mesh.axis_sizes)
         for rows, p in zip(zip(*comparisons, strict=True), plans, strict=True)
@@ -145,24 +144,24 @@ def _nonzero_rows(kinds: Mapping[str, Any]) -> dict[str, Any]:
     return {kind: dict(row) for kind, row in kinds.items() if row["count"]}
 
 
-def _run_all(plans: list[Plan], seed: int) -> list[dict[str, Any]]:
-    return [compare_with_fallback(plan, seed) for plan in plans]
+def _run_all(plans: list[Plan]) -> list[dict[str, Any]]:
+    return [compare_with_fallback(plan) for plan in plans]
 
 
-def compare_with_fallback(plan: Plan, seed: int = 0) -> dict[str, Any]:
+def compare_with_fallback(plan: Plan) -> dict[str, Any]:
     """Compare in float32; if rounding may explain the difference (batch norms amplify it), let float64 decide.
 
     Weights whose gradients are rounding errors even in float64 are left out, if they are few, and named in the report.
     """
-    comparison = compare_step(plan, seed, "float32")
+    comparison = compare_step(plan, "float32")
     if is_within_tolerance(comparison):
         return comparison
     try:
         with default_dtype(torch.float64), Float64Casts():  # default_dtype: for tensors that forward makes
-            exact = compare_step(plan, seed, "float64")
-            unsteady = frozenset[str]() if is_within_tolerance(exact) else _find_unsteady(plan, seed)
+            exact = compare_step(plan, "float64")
+            unsteady = frozenset[str]() if is_within_tolerance(exact) else _find_unsteady(plan)
             if unsteady:
-                exact = {**compare_step(plan, seed, "float64", unsteady), "unsteady": sorted(unsteady)}
+                exact = {**compare_step(plan, "float64", unsteady), "unsteady": sorted(unsteady)}
     except PlanMismatch:  # the model's code takes another path in float64
         return comparison
     return {
@@ -198,20 +197,18 @@ def are_close(single: float, parallel: float) -> bool:
     return abs(single - parallel) <= TOLERANCE * max(1.0, abs(single))
 
 
-def _run_single_process(
-    plan: Plan, seed: int, dtype: str, nudge: float = 0.0
-) -> tuple[nn.Module, torch.Tensor, WithoutDropout]:
+def _run_single_process(plan: Plan, dtype: str, nudge: float = 0.0) -> tuple[nn.Module, torch.Tensor, WithoutDropout]:
     """Run a step in one process: the model with its gradients, the loss, and a record of dropout.
 
     Each weight is first changed by a random share of the order of `nudge`.
     """
-    model, parsed = build_whole_model(plan.model["config"], dtype, seed)
+    model, parsed = build_whole_model(plan.model["config"], dtype, SEED)
     if nudge:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(SEED)
         with torch.no_grad():
             for param in model.parameters():
                 param.mul_(1 + nudge * torch.randn(param.shape, generator=generator))
-    inputs = make_example_inputs(model, parsed, {**plan.workload, "dtype": dtype}, seed)
+    inputs = make_example_inputs(model, parsed, {**plan.workload, "dtype": dtype}, SEED)
     chance = WithoutDropout()
     # a model that draws numbers draws those of the plan's first step
     with seed_generators(unit_seed(0, 0), torch.device("cpu")), chance:
@@ -220,17 +217,13 @@ def _run_single_process(
     return model, loss, chance
 
 
-def _find_unsteady(plan: Plan, seed: int) -> frozenset[str]:
+def _find_unsteady(plan: Plan) -> frozenset[str]:
     """Find weights whose gradients are rounding errors even in float64: a change of all weights by `NUDGE` moves them.
 
     Returns an empty set if they are more than `MAX_UNSTEADY_SHARE`.
     """
     grads, moved = (
-        {
-            n: p.grad
-            for n, p in _run_single_process(plan, seed, "float64", nudge)[0].named_parameters()
-            if p.grad is not None
-        }
+        {n: p.grad for n, p in _run_single_process(plan, "float64", nudge)[0].named_parameters() if p.grad is not None}
         for nudge in (0.0, NUDGE)
     )
     floor = RELATIVE_FLOOR * max(map(max_abs, grads.values()))
@@ -238,14 +231,14 @@ def _find_unsteady(plan: Plan, seed: int) -> frozenset[str]:
     return frozenset(unsteady if len(unsteady) <= MAX_UNSTEADY_SHARE * len(grads) else ())
 
 
-def compare_step(plan: Plan, seed: int, dtype: str, unsteady: frozenset[str] = frozenset()) -> dict[str, Any]:
+def compare_step(plan: Plan, dtype: str, unsteady: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return this rank's errors between a step under the plan and one in a single process, without those of `unsteady` weights."""
     mesh = init_device_mesh("cpu", plan.mesh.axis_sizes, mesh_dim_names=plan.mesh.axis_names)
     workload, config = plan.workload, plan.model["config"]
-    whole, single, chance = _run_single_process(plan, seed, dtype)
-    model, parsed = build_whole_model(config, dtype, seed)
+    whole, single, chance = _run_single_process(plan, dtype)
+    model, parsed = build_whole_model(config, dtype, SEED)
     # Made a second time, since the forward of one process may have written into the first ones.
-    inputs = make_example_inputs(model, parsed, {**workload, "dtype": dtype}, seed)
+    inputs = make_example_inputs(model, parsed, {**workload, "dtype": dtype}, SEED)
     turned = reverse_samples(inputs)
     plan = replace(plan, workload={**workload, "dtype": dtype, "gradient_dtype": dtype})
     model.__dict__["forward"] = chance.wrap(model.forward)

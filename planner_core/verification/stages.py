@@ -32,6 +32,7 @@ from planner_core.runtime import (
 from planner_core.runtime.training import position_along, with_planned_loss
 from planner_core.verification.build_models import (
     POSITIONAL,
+    SEED,
     Float64Casts,
     WithoutDropout,
     build_whole_model,
@@ -174,9 +175,9 @@ def _name_pass(passes: Sequence[Any]) -> str:
 # --- numbers ------------------------------------------------------------------------------------------
 
 
-def verify_stages(plan: Plan, graph: Graph, *, timeout_s: float = 300.0, seed: int = 0) -> dict[str, Any]:
+def verify_stages(plan: Plan, graph: Graph, *, timeout_s: float = 300.0) -> dict[str, Any]:
     """Run a plan with stages (of few ranks and a small model) on gloo, and return the report of docs/CONTRACT.md without memory."""
-    comparisons = run_ranks(_compare_with_fallback, plan.num_gpus, (plan_to_json(plan), seed), timeout_s=timeout_s)
+    comparisons = run_ranks(_compare_with_fallback, plan.num_gpus, (plan_to_json(plan),), timeout_s=timeout_s)
     first = comparisons[0]
     per_rank = compare_ranks(plan, graph, [comparisons[int(gpu)]["record"] for gpu in gpus_of_ranks(plan)[:, 0]])
     single, parallel = first["loss"]
@@ -218,27 +219,27 @@ def _is_same(row: Mapping[str, Any]) -> bool:
     )
 
 
-def _compare_with_fallback(plan: dict[str, Any], seed: int) -> dict[str, Any]:
+def _compare_with_fallback(plan: dict[str, Any]) -> dict[str, Any]:
     """Compare in float32; if rounding may explain the difference, let float64 decide. All ranks get the same errors."""
-    comparison = compare_step(plan_from_json(plan), seed, "float32")
+    comparison = compare_step(plan_from_json(plan), "float32")
     if is_within_tolerance(comparison):
         return comparison
     try:
         with default_dtype(torch.float64), Float64Casts():
-            exact = compare_step(plan_from_json(plan), seed, "float64")
+            exact = compare_step(plan_from_json(plan), "float64")
     except PlanMismatch:  # the model's code takes another path in float64
         return comparison
     return {**exact, "record": comparison["record"]}
 
 
-def compare_step(plan: Plan, seed: int, dtype: str) -> dict[str, Any]:
+def compare_step(plan: Plan, dtype: str) -> dict[str, Any]:
     """Return the errors, over all ranks, between a step under the plan and the same micro-batches in one process."""
     config, chance = plan.model["config"], WithoutDropout()
-    model, parsed = build_whole_model(config, dtype, seed)
+    model, parsed = build_whole_model(config, dtype, SEED)
     plan = replace(plan, workload={**plan.workload, "dtype": dtype, "gradient_dtype": dtype})
     model.__dict__["forward"] = chance.wrap(model.forward)
     parallel = StagedParallel(with_planned_loss(model, plan.model), plan, mesh_of(plan, "cpu"))
-    inputs = _repeat_for_step(parallel, make_example_inputs(model, parsed, dict(plan.workload), seed))
+    inputs = _repeat_for_step(parallel, make_example_inputs(model, parsed, dict(plan.workload), SEED))
     turned = reverse_samples(inputs)
     counted = parallel.engine.count_collectives(parallel.mesh)
     with record_step(parallel, counted) as record:
@@ -253,7 +254,7 @@ def compare_step(plan: Plan, seed: int, dtype: str) -> dict[str, Any]:
         trained.grad = None
     args, kwargs, next_batches = _step_and_micro_batches(parallel, turned)
     next_loss = parallel.step(*args, **kwargs)
-    global_batch = build_whole_model(config, dtype, seed)[0]
+    global_batch = build_whole_model(config, dtype, SEED)[0]
     single = _single_process_loss(global_batch, batches, chance)
     wanted = {n: p.grad for n, p in global_batch.named_parameters() if p.grad is not None}
     top = max(map(max_abs, wanted.values()))

@@ -82,11 +82,11 @@ def test_a_saved_tensor_left_out_of_the_walk_is_found() -> None:
 
 def _dealt_right_and_as_one(plan: Plan) -> list[dict[str, Any]]:
     """The second run deals fused weights as if q, k and v were one: what each rank stores is another part of them."""
-    right = numerics.compare_step(plan, 0, "float32")
+    right = numerics.compare_step(plan, "float32")
     share = setup.local_shard
     setup.local_shard = lambda x, dim, size, rank, segments=None: share(x, dim, size, rank)  # type: ignore[assignment]
     try:
-        return [right, numerics.compare_step(plan, 0, "float32")]
+        return [right, numerics.compare_step(plan, "float32")]
     finally:
         setup.local_shard = share
 

@@ -41,7 +41,7 @@ def _unsteady_of(tmp_path: Path, odd: int) -> frozenset[str]:
     (tmp_path / f"odd{odd}.py").write_text(MODULE.replace("ODD", str(odd)))
     plan = planned(Request(f"{tmp_path}/odd{odd}.py:make", cluster="1x8-h100:gpus=2")).best
     with default_dtype(torch.float64), Float64Casts():
-        return _find_unsteady(plan, 0)
+        return _find_unsteady(plan)
 
 
 def test_gradients_that_turn_with_the_last_digits_are_told_from_others(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def _without_gathering(plan: Plan) -> dict[str, Any]:
     from planner_core.verification.numerics import compare_step
 
     Parallel.gather_buffers = lambda self: None  # type: ignore[method-assign]
-    return compare_step(plan, 0, "float64")
+    return compare_step(plan, "float64")
 
 
 def whole_keys(plan: Plan) -> Plan:

@@ -103,7 +103,7 @@ class Agreement:
         """Note first values by name. Up to 1 024 elements of each are compared: values that were drawn or loaded separately
         differ in those."""
         if not self.no_store:
-            self.digests |= {n: _digest(_sample(x)) for n, x in values if _is_readable(x)}
+            self.digests |= {n: _digest(_sample(x, _DIGEST_ELEMENTS)) for n, x in values if _is_readable(x)}
 
     def compare_start(self, plan: Plan, seed: int) -> None:
         """Check that all ranks start from one plan and seed. Weights that differ may be loaded until the first call."""
@@ -118,7 +118,7 @@ class Agreement:
         for name, value in state.items():
             self.mismatches.pop(name, None)
             if not self.no_store and isinstance(value, torch.Tensor) and _is_readable(value):
-                self.loaded_digests[name] = _digest(_sample(value))
+                self.loaded_digests[name] = _digest(_sample(value, _DIGEST_ELEMENTS))
 
     def check_batch(
         self, args: Any, kwargs: Any, global_batch: bool, training: bool, is_table: Callable[[str], bool]
@@ -297,17 +297,15 @@ def _is_readable(x: torch.Tensor) -> bool:
     return not x.is_meta and x.layout is torch.strided and not x.is_nested and not isinstance(x, DTensor)
 
 
-def _sample(x: torch.Tensor, most: int = _DIGEST_ELEMENTS) -> torch.Tensor:
+def _sample(x: torch.Tensor, most: int) -> torch.Tensor:
     flat = x.detach().flatten()
     return flat[:: max(1, len(flat) // most)][:most]
 
 
-def _sampled_values(x: torch.Tensor | None, most: int = _COMPARED_ELEMENTS) -> list[float]:
-    """Return some elements of a tensor; none of None."""
-    if x is None:
-        return []
+def _sampled_values(x: torch.Tensor) -> list[float]:
+    """Return some elements of a tensor."""
     real = torch.view_as_real(x) if x.is_complex() else x
-    return [float(v) for v in _sample(real, most).double().tolist()]
+    return [float(v) for v in _sample(real, _COMPARED_ELEMENTS).double().tolist()]
 
 
 def _nearly_equal(a: Any, b: Any) -> bool:

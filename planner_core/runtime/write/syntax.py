@@ -161,14 +161,14 @@ def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 # --- line breaks ------------------------------------------------------------------------------------
 
 
-def wrap_lines(source: str, width: int = WIDTH) -> str:
-    """Return the same program with lines of at most `width` columns where brackets allow it."""
-    return "\n".join(line for long in source.split("\n") for line in _break_line(long, width))
+def wrap_lines(source: str) -> str:
+    """Return the same program with lines of at most `WIDTH` columns where brackets allow it."""
+    return "\n".join(line for long in source.split("\n") for line in _break_line(long))
 
 
-def _break_line(line: str, width: int) -> list[str]:
+def _break_line(line: str) -> list[str]:
     """Break one line after the opening bracket of its widest bracket, whose items are indented, as many in a line as fit."""
-    if len(line) <= width or line.lstrip().startswith(("#", '"""')):
+    if len(line) <= WIDTH or line.lstrip().startswith(("#", '"""')):
         return [line]
     indent, body = line[: len(line) - len(line.lstrip())], line.lstrip()
     for word in ("return ", "del "):
@@ -185,12 +185,12 @@ def _break_line(line: str, width: int) -> list[str]:
         items[-1] += ","
     rows: list[str] = []
     for item in items:
-        if rows and len(rows[-1]) + 1 + len(item) <= width:
+        if rows and len(rows[-1]) + 1 + len(item) <= WIDTH:
             rows[-1] += f" {item}"
         else:
             rows.append(margin + item)
-    inner = [piece for row in rows for piece in (_break_line(row, width) if row.strip() != line.strip() else [row])]
-    return [line[: start + 1], *inner, *_break_line(indent + line[end:], width)]
+    inner = [piece for row in rows for piece in (_break_line(row) if row.strip() != line.strip() else [row])]
+    return [line[: start + 1], *inner, *_break_line(indent + line[end:])]
 
 
 def _outer_brackets(line: str) -> list[tuple[int, int, list[int]]]:

@@ -36,10 +36,10 @@ class MemoryTracker(TorchDispatchMode):
     `peak_of_constants` is their own highest sum, with the constants. Masks and positions have values, on the CPU, so they do not count.
     """
 
-    def __init__(self, ignored: Callable[[], bool] = lambda: False) -> None:
-        """Count nothing while `ignored()` is true."""
+    def __init__(self) -> None:
         super().__init__()
-        self.ignored = ignored
+        self.ignored: Callable[[], bool] = lambda: False
+        """Nothing is counted while it returns true."""
         self.kind = "activations"
         self.live = dict.fromkeys(KINDS, 0)
         self.peak = dict(self.live)
