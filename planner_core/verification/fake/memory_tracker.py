@@ -38,8 +38,8 @@ class MemoryTracker(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ignored: Callable[[], bool] = lambda: False
-        """Nothing is counted while it returns true."""
+        self.ignored = False
+        """Nothing is counted while it is true."""
         self.kind = "activations"
         self.live = dict.fromkeys(KINDS, 0)
         self.peak = dict(self.live)
@@ -54,7 +54,7 @@ class MemoryTracker(TorchDispatchMode):
         if any(issubclass(t, DTensor) for t in types):
             return NotImplemented  # comes back as ops on local tensors
         out = func(*args, **(kwargs or {}))
-        if self.ignored():
+        if self.ignored:
             return out
         given = pytree.tree_leaves((args, kwargs))
         if func is torch.ops.aten.empty_like.default and not args[0].is_meta:

@@ -135,11 +135,11 @@ def _ignoring_host_states(memory: MemoryTracker) -> Iterator[None]:
     """Leave optimizer states on the host out of the count while entered, until they move to the GPU."""
 
     def away(state: torch.Tensor) -> torch.Tensor:
-        counts, memory.ignored = memory.ignored, lambda: True
+        before, memory.ignored = memory.ignored, True
         try:
             return torch.empty_like(state)
         finally:
-            memory.ignored = counts
+            memory.ignored = before
 
     def back(state: torch.Tensor, device: torch.device) -> torch.Tensor:
         return torch.empty_like(state)
