@@ -1,4 +1,4 @@
-"""Autograd functions of a model's own: known checkpoints are opened, others are one operator, which may do what it returns and no more."""
+"""Autograd functions of a model's own: each is one operator, which may do what it returns and no more."""
 
 import re
 from collections.abc import Callable
@@ -11,36 +11,6 @@ from torch import nn  # noqa: E402
 
 from planner_core.core import CaptureError  # noqa: E402
 from planner_core.models.capture.module import capture_module  # noqa: E402
-
-
-class ByLength(torch.autograd.Function):
-    """As in guided-diffusion: gradients of the inputs and of the weights that are handed over."""
-
-    @staticmethod
-    def forward(ctx: Any, run: Callable[..., Any], length: int, *args: Any) -> Any:
-        ctx.run, ctx.inputs, ctx.weights = run, list(args[:length]), list(args[length:])
-        with torch.no_grad():
-            return run(*ctx.inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise NotImplementedError
-
-
-class ByFlag(torch.autograd.Function):
-    """As in Megatron-LM: weights get their gradients beside the function."""
-
-    @staticmethod
-    def forward(ctx: Any, run: Callable[..., Any], keep: bool, *args: Any) -> Any:
-        with torch.no_grad():
-            return run(*args)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise NotImplementedError
-
-
-ByLength.__name__ = ByFlag.__name__ = "CheckpointFunction"
 
 
 class Coupled(torch.autograd.Function):
@@ -117,43 +87,13 @@ class Model(nn.Module):
         super().__init__()
         self.run = run
         self.first, self.norm, self.lin, self.block = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(4, 4)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)) for _ in range(3))
         self.register_buffer("scale", torch.ones(8))
 
     def inner(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.lin(self.norm(x))
 
-    def pair(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.norm(x), self.lin(x)
-
     def forward(self, x: torch.Tensor) -> Any:
         return self.run(self, x)
-
-
-def _in_turn(m: Any, x: torch.Tensor) -> torch.Tensor:
-    for block in m.blocks:
-        x = ByLength.apply(lambda y, block=block: block(y), 1, x, *block.parameters())
-    return x
-
-
-INNER = ["layer_norm", "linear", "add"]
-OPENED = [
-    ("weights handed over", lambda m, x: ByLength.apply(m.inner, 1, x, *m.parameters()).mean(), [*INNER, "mean"]),
-    ("weights beside", lambda m, x: ByFlag.apply(m.inner, False, m.first(x)).mean(), ["linear", *INNER, "mean"]),
-    ("blocks alike", lambda m, x: _in_turn(m, x).mean(), [*["linear", "relu", "linear"] * 3, "mean"]),
-    (
-        "two results",
-        lambda m, x: torch.cat(ByFlag.apply(m.pair, True, m.first(x))).mean(),
-        ["linear", "layer_norm", "linear", "cat", "mean"],
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "run", "fns"), OPENED, ids=[c[0] for c in OPENED])
-def test_a_known_checkpoint_function_is_recorded_op_by_op(name: str, run: Any, fns: list[str]) -> None:
-    graph = capture_module(Model(run), {"x": torch.zeros(6, 8)}, flat=True)
-    assert [op.fn for op in graph.top.ops] == fns
-    assert "is run as a plain call: recompute says what is computed again" in graph.assumptions[0]
 
 
 GIVEN = "gives a function to run to the autograd function"

@@ -43,7 +43,6 @@ from planner_core.models.hooks.wrappers import (
     CHECKPOINT_HELP,
     ContextFactory,
     batch_first_attention,
-    checkpoint_call,
     takes_a_callable,
     unwrap_torch,
 )
@@ -345,18 +344,13 @@ class Scopes:
     def _wrap_function_apply(self, plain: Any) -> Callable[..., Any]:
         """Return an `autograd.Function.apply` that a TorchFunctionMode sees as one call, named after the class.
 
-        A known checkpoint function becomes a call of the function that it gets. Functions of torch and of the planner stay as they are.
+        Functions of torch and of the planner stay as they are.
         """
 
         def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
             run = plain.__get__(None, cls)
             if cls.__module__.startswith("torch.") or getattr(cls, "_shardscope", False):
                 return run(*args, **kwargs)
-            checkpointed = checkpoint_call(cls.__name__, args)
-            if checkpointed is not None:
-                self.opened_wrappers.add(cls.__name__)
-                with self.checkpoint_context():
-                    return checkpointed()
             if takes_a_callable(args):
                 raise self.make_refusal(
                     f"gives a function to run to the autograd function {cls.__name__}", CHECKPOINT_HELP

@@ -1,7 +1,6 @@
 """Open torch's wrappers, which would hide operators from a mode, while a model is captured or runs under a plan.
 
     checkpoint(f, x)            runs f, as a part of the model that is recomputed
-    CheckpointFunction.apply    runs its function, if it is that of Megatron or of guided diffusion
     torch.jit.script(f)(x)      runs the Python function that was scripted
     torch.compile(f)(x)         runs f eagerly
     nn.SyncBatchNorm            is nn.BatchNorm: statistics are those of all samples, and its own collectives are not called
@@ -122,21 +121,6 @@ def takes_a_callable(args: Sequence[Any]) -> bool:
     The operators and weights of that callable would be missing from the graph.
     """
     return any(isinstance(a, _CALLABLES) for a in args)
-
-
-def checkpoint_call(name: str, args: Sequence[Any]) -> Callable[[], Any] | None:
-    """Return what a known checkpoint function runs, as a plain call; None for any other autograd function.
-
-    Two signatures are known, both of a class `CheckpointFunction`:
-    Megatron-LM passes (function, distribute_saved_activations: bool, *arguments);
-    guided diffusion and latent diffusion pass (function, number of arguments: int, *arguments, *weights of the function).
-    """
-    if name != "CheckpointFunction" or len(args) < 2 or not isinstance(args[0], _CALLABLES):
-        return None
-    function, how, *given = args
-    if isinstance(how, bool):
-        return lambda: function(*given)
-    return (lambda: function(*given[:how])) if isinstance(how, int) else None
 
 
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
