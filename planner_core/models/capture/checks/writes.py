@@ -52,21 +52,6 @@ class InplaceWrites:
         for key in (storage_id(target), self._key(target)):
             self._last[key] = _Write(target, time)
 
-    def scratch_arguments(
-        self, scope: str, fn: str, given: Iterable[tuple[torch.Tensor, int]], returned: Iterable[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Return the arguments that an autograd function of the model has written in place, as sparsemax does; nothing may read them later.
-
-        `given` are its arguments with their versions before the call. Raises CaptureError for a written weight, or a result.
-        """
-        written = [t for t, version in given if t._version != version]
-        returned_storages = {storage_id(t) for t in returned}
-        if any(isinstance(t, torch.nn.Parameter) or storage_id(t) in returned_storages for t in written):
-            raise refusal(
-                scope, f"writes in place into an argument of the autograd function {fn}", "let it return a new tensor"
-            )
-        return [t.detach() for t in written]
-
     def check(self, scope: str, fn: str, args: tuple[Any, ...], tensor: torch.Tensor, time: int) -> None:
         """Refuse to read a `tensor` of time `time` whose memory was written since through another tensor."""
         last = self._last.get(self._key(tensor)) if self._last else None
@@ -78,6 +63,14 @@ class InplaceWrites:
 
     def _key(self, tensor: torch.Tensor) -> int:
         return storage_id(self.meta_form(tensor) if self.meta_forms and id(tensor) in self.meta_forms else tensor)
+
+
+def check_arguments_unwritten(scope: str, fn: str, given: Iterable[tuple[torch.Tensor, int]]) -> None:
+    """Refuse an autograd function of the model that has written into its arguments, `given` with their versions before the call."""
+    if any(tensor._version != version for tensor, version in given):
+        raise refusal(
+            scope, f"writes in place into an argument of the autograd function {fn}", "let it return a new tensor"
+        )
 
 
 def _are_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:

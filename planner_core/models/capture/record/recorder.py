@@ -23,7 +23,13 @@ from planner_core.models.capture.checks import refusals
 from planner_core.models.capture.checks.explain import CurrentCall, explain_error
 from planner_core.models.capture.checks.input_sizes import InputSizes
 from planner_core.models.capture.checks.random_constants import RandomConstants
-from planner_core.models.capture.checks.writes import OUTLIVES_STEP, InplaceWrites, RunningStatistics, WriteUndo
+from planner_core.models.capture.checks.writes import (
+    OUTLIVES_STEP,
+    InplaceWrites,
+    RunningStatistics,
+    WriteUndo,
+    check_arguments_unwritten,
+)
 from planner_core.models.capture.constants import (
     MAX_COMPUTED_ELEMENTS,
     TAKES_SIZES,
@@ -331,9 +337,7 @@ class Recorder(TorchFunctionMode):
             return (attend_on_meta if fn == "scaled_dot_product_attention" else func)(*args, **kwargs)
         given = [(t, t._version) for t in sites.tensors((args, kwargs))]
         out = func(*args, **kwargs)
-        writes = self.writes.inplace
-        for scratch in writes.scratch_arguments(self.scopes.frame.scope, fn, given, sites.tensors(out)):
-            writes.note_write(scratch, self.values.tick())
+        check_arguments_unwritten(self.scopes.frame.scope, fn, given)
         return out
 
     def _results(self, fn: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
