@@ -53,6 +53,6 @@ class BatchGraphs:
             pair = next(((b, 2 * b) for b in self._captured if 2 * b in self._captured), None)
             proofs = [g for b, g in self._captured.items() if pair and b not in pair]
             if pair and proofs:
-                self._symbolic = merge_samples(self._captured[pair[0]], self._captured[pair[1]], proofs)
+                self._symbolic = merge_samples(*(self._captured[b] for b in pair), *proofs)
                 self._irregular = self._symbolic is None
         return None if self._symbolic is None else graph_from_json(self._symbolic, batch=batch)

@@ -9,6 +9,7 @@ Example: an integer is 3200, 6400 and 6400 in the three captures at b = 10, s = 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from planner_core.core import CaptureError, Graph, graph_from_json, graph_to_json
@@ -52,10 +53,11 @@ def merge_symbolic_batch(first: Graph, wide: Graph, *proofs: Graph) -> dict[str,
 def _check_proofs(merged: dict[str, Any], proofs: Sequence[Graph]) -> dict[str, Any]:
     """Return `merged` if it equals every proof at that proof's workload. Raises CaptureError."""
     for proof in proofs:
-        found = graph_difference(
-            graph_from_json(merged, batch=proof.workload["batch"], seq=proof.workload["seq"]), proof
-        )
-        if found:
+        graph = graph_from_json(merged, batch=proof.workload["batch"], seq=proof.workload["seq"])
+        # Folded first: a difference is looked for op by op, which takes seconds for a thousand layers.
+        if replace(graph, assumptions=()) == replace(proof, assumptions=()):
+            continue
+        if found := graph_difference(graph, proof):
             raise CaptureError(f"the graph depends on the workload in no simple way ({found}): no snapshot can hold it")
     return merged
 
