@@ -301,6 +301,8 @@ class NoteKind(Enum):
     """GPUs do the same work, since they cannot share the samples."""
     UNEVEN_BATCH = "uneven batch"
     """The samples do not divide over the GPUs."""
+    DEFAULT_BATCH = "default batch"
+    """The samples of a step that a request left open: pages have them in their first line."""
     METHOD = "method"
     """What the plan's method admits; the sentence begins with the method's title, which is the plan's name."""
     EDIT = "edit"

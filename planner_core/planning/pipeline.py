@@ -319,7 +319,7 @@ def _note_default_batch(planner: Planner) -> Note:
     default = (
         f"{planner.workload.batch:,} samples a step are assumed, the default on {planner.cluster.num_gpus:,} GPUs; "
     )
-    return Note(Sentence(default, named("batch"), " states another number"))
+    return Note(Sentence(default, named("batch"), " states another number"), NoteKind.DEFAULT_BATCH)
 
 
 def search_stages(draft: Draft) -> tuple[Draft, str]:

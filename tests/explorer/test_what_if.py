@@ -130,6 +130,15 @@ def test_first_figures_stand_where_hosts_or_another_cluster_decide(changes: dict
     assert early.cost.step_time_s < most * best.cost.step_time_s
 
 
+def test_first_figures_are_of_the_mesh_with_the_shorter_step() -> None:
+    """With whole states GPUs wait for their hosts: 2 x 8 has less work for a GPU than one axis, and a step half as long again."""
+    asked = Request("gpt2-xl", "2x8-h100", recompute="auto", accumulate=None)
+    before, changed = whatif.best_plan(asked), replace(asked, batch=8, zero=0)
+    early, one_axis = (whatif.quick_plan(r, before) for r in (changed, replace(changed, mesh="16")))
+    assert before.mesh.axis_sizes == (16,) and early is not None and one_axis is not None
+    assert early.cost.step_time_s <= one_axis.cost.step_time_s
+
+
 def test_where_nothing_of_the_kind_fits_only_the_best_plan_can_tell() -> None:
     before = whatif.best_plan(Request("llama-3-8b", mesh="2x8"))
     assert whatif.quick_plan(Request("llama-3-8b", batch=16, accumulate=1, seq=65_536), before) is None
