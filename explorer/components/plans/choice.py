@@ -14,7 +14,6 @@ from explorer.components.plans import methods_panel
 from explorer.figures import scatter
 from explorer.session import current_setup, state
 from explorer.text import recipe, words
-from explorer.text.notebook import build_notebook
 from planner_core.core import Plan
 from planner_core.planning import Result
 
@@ -61,24 +60,10 @@ def show_plans_table(result: Result, plans: Plans, chosen: str) -> None:
     rows = merge_equal(plans, chosen)
     names = recipe.distinct_names({r.name: plans[r.name] for r in rows})
     table.draw_plans(result, plans, rows, names, chosen, with_speed=True)
-    _offer_files(result, plans, {n: current_setup.result_of(n, result) for n in plans})
-
-
-def _offer_files(result: Result, plans: Plans, homes: dict[str, Result]) -> None:
-    """Offer the rows as data, and a notebook that makes these plans."""
+    homes = {n: current_setup.result_of(n, result) for n in plans}
     with st.container(horizontal=True):
         frame.offer_data("the plans", "plans", lambda: table_rows.plan_rows(plans, homes))
         methods_panel.offer_rows(result)
-        frame.offer_file(
-            "Notebook",
-            lambda: build_notebook(result.request),
-            "plans.ipynb",
-            "plans_notebook",
-            mime="application/x-ipynb+json",
-            type="tertiary",
-            icon=":material/code:",
-            help="Makes these plans and both charts from the library",
-        )
 
 
 # --- pins ------------------------------------------------------------------------------------------------
