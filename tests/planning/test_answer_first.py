@@ -126,14 +126,17 @@ def test_a_request_for_a_proof_gets_its_answer_first() -> None:
 def test_a_request_for_a_proof_keeps_the_better_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search for a proof that ends at a slower plan leaves the first one, with the higher of the two bounds."""
     shown: list[Plan] = []
+    drafts: list[pipeline.Draft] = []
     choose_step = pipeline.choose_step
 
     def choose_slower(asked: Request, *more: Any) -> pipeline.Draft:
-        draft = choose_step(replace(asked, prove=False), *more)
-        plan = draft.chosen
+        if not asked.prove:
+            drafts.append(choose_step(asked, *more))
+            return drafts[0]
+        plan = drafts[0].chosen
         assert plan.bound is not None
         slower = replace(plan, cost=replace(plan.cost, step_time_s=2 * plan.cost.step_time_s), bound=1.01 * plan.bound)
-        return replace(draft, chosen=slower) if asked.prove else draft
+        return replace(drafts[0], chosen=slower)
 
     monkeypatch.setattr(pipeline, "choose_step", choose_slower)
     request = replace(TIGHT, prove=True)
