@@ -30,12 +30,12 @@ from planner_core.models.sources.huggingface import build_from_config
 from planner_core.planning.methods import parse_layout, tool_spaces
 from planner_core.planning.methods.tp_layout import tensor_layout
 from planner_core.planning.pipeline import plan_model
-from planner_core.planning.pricing import read_setup
+from planner_core.planning.pricing import Statement, read_setup
 from planner_core.planning.request import Request
 from planner_core.verification.api import scaled
 from planner_core.verification.build_models import gentle_initializer, materialise
 from tests.support.export_spec import DEEPSPEED, model_spec
-from tests.support.plans import with_ample_memory
+from tests.support.plans import pricer, searched, with_ample_memory
 from tests.support.ranks import run_ranks
 from tests.support.torchrun import run_script
 
@@ -188,17 +188,17 @@ def test_a_mask_that_all_heads_share_breaks_no_pair() -> None:
 
 
 def test_two_tensor_axes_are_refused() -> None:
-    plan = next(p for p in plan_model(Request("llama-3-8b", cluster="2x8-h100", mesh="2x8", method="atp")).plans)
+    plan = searched(Request("llama-3-8b", cluster="2x8-h100", mesh="2x8", layers=2, method="atp"))
     for target in OTHERS:
         with pytest.raises(InputError, match="over 2 mesh axes"):
             export_text(plan, target)
 
 
 def of_layout(layout: str) -> Plan:
-    request = Request(
-        "llama-3-8b", cluster="1x8-h100", mesh="8", layers=2, batch=16, seq=512, layout=layout, method="atp"
-    )
-    return next(p for p in plan_model(request).plans if p.method == "layout")
+    stated = parse_layout(layout)
+    plan = pricer("llama-3-8b", "1x8-h100").plan(Statement(stated, 16 // stated.data, seq=512, layers=2))
+    assert plan is not None
+    return plan
 
 
 def test_zero_stages_of_deepspeed_and_megatron() -> None:
