@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import random
 from functools import cache
 
 import networkx as nx
@@ -15,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner_core.core import STANDIN_LOSS
-from planner_core.core.errors import CaptureError, InputError, PlannerError
+from planner_core.core.errors import CaptureError, InputError
 from planner_core.core.graph import Call, unfold
 from planner_core.core.graph_json import graph_from_json, graph_to_json
 from planner_core.models.adapters import experts as moe
@@ -637,22 +636,6 @@ def test_bad_files_in_one_sentence(tmp_path, name, content, words):
     path.write_text(content)
     with pytest.raises((InputError, CaptureError), match=words):
         capture_graph(f"{path}:make" if name.endswith(".py") else str(path), batch=1, seq=8)
-
-
-def test_mutated_configs_are_captured_or_refused_in_one_sentence():
-    rng = random.Random(0)
-    odd = [-1, 0, None, "x", 1e9, 3.5, [], {}, True, 7, 10**12, "", [1, 2], float("nan")]
-    refused = 0
-    for _ in range(60):
-        model = rng.choice(list(ZOO.values()))
-        config = {**model.config, **dict.fromkeys(model.depth, 1)}
-        config[rng.choice(list(config))] = rng.choice(odd)
-        try:
-            capture_graph(config, batch=1, seq=8)
-        except PlannerError as error:
-            refused += 1
-            assert "\n" not in str(error)
-    assert refused > 15
 
 
 def test_unknown_name_suggests_the_nearest():
