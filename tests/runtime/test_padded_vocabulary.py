@@ -105,7 +105,9 @@ def plan_of(config: dict[str, Any]) -> shardscope.Plan:
     return shardscope.plan(config, cluster="1x8-h100:gpus=1", batch=4, seq=16, dtype="float32", accumulate=1).best
 
 
-@pytest.mark.parametrize(("layout", "tied"), [("tp=2,sp", False), ("fsdp=2", True), ("dp=2", False)])
+@pytest.mark.parametrize(
+    ("layout", "tied"), [("tp=2,sp", False), ("fsdp=2", True), pytest.param("dp=2", False, marks=pytest.mark.slow)]
+)
 def test_a_checkpoint_of_a_padded_vocabulary_is_the_model_s_own(layout: str, tied: bool, tmp_path: Path) -> None:
     plan = plan_from_json(plan_to_json(padded_plan(layout, tied)))
     own = {EMBEDDING: (OWN, 32)} if tied else {EMBEDDING: (OWN, 32), HEAD: (OWN, 32)}

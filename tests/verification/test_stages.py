@@ -34,7 +34,7 @@ def of_layout(model: str, text: str, layers: int = 4) -> Plan:
     [
         ("llama-3-8b", "dp=1,tp=2,pp=2", 4),
         ("gpt2-xl", "dp=2,pp=2,zero=1", 3),
-        ("gpt2-xl", "dp=2,pp=2,order=tp-pp-dp,zero=2", 3),
+        pytest.param("gpt2-xl", "dp=2,pp=2,order=tp-pp-dp,zero=2", 3, marks=pytest.mark.slow),
         ("llama-3-8b", "fsdp=2,pp=2,vp=2,schedule=interleaved", 5),
     ],
     ids=["tensor", "tied, ZeRO-1", "tied, ZeRO-2", "interleaved, sharded"],
