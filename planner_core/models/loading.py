@@ -129,6 +129,7 @@ def _capture_config(
     """
     from planner_core.models.capture.checks.refusals import TooManyPositions
     from planner_core.models.capture.constants import MAX_COMPUTED_ELEMENTS
+    from planner_core.models.capture.recording import paused_garbage_collection
     from planner_core.models.sandbox.memory_limit import limited_memory
     from planner_core.models.snapshots.widened import capture_wide_batch
     from planner_core.models.sources.positions import stretched_note, too_long_message
@@ -140,7 +141,8 @@ def _capture_config(
         if graph is not None:
             return graph
     named = source if isinstance(source, str) else str(source.get("model_type", "the model"))
-    with limited_memory(named, batch=batch, seq=seq or DEFAULT_SEQ):
+    # Paused while the model is built too: a thousand layers are a million objects that stay, and each collection would walk all of them.
+    with paused_garbage_collection(), limited_memory(named, batch=batch, seq=seq or DEFAULT_SEQ):
         model = resolve(source, batch=batch, seq=seq, dtype=dtype, layers=layers)
         tokens, limit = model.workload["seq"], model.positions
         beyond = limit.beyond(tokens)
