@@ -44,16 +44,6 @@ SEGMENTS = {
     "mlp_ratios": [2, 2],
     "image_size": 32,
 }
-SERIES = {
-    "context_length": 16,
-    "patch_length": 4,
-    "patch_stride": 4,
-    "d_model": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "ffn_dim": 32,
-    "num_input_channels": 3,
-}
 CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], int | None]]]] = {
     "BertForQuestionAnswering": (
         {"model_type": "bert", **TEXT},
@@ -80,10 +70,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], int | No
     "SegformerForSemanticSegmentation": (
         {"model_type": "segformer", "num_labels": 5, **SEGMENTS},
         {"labels": ((8, 32, 32), 5)},
-    ),
-    "PatchTSTForClassification": (
-        {"model_type": "patchtst", "num_targets": 3, **SERIES},
-        {"target_values": ((8,), None)},
     ),
 }
 

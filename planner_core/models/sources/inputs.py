@@ -15,11 +15,7 @@ from planner_core.models.sources.labels import NUM_CHOICES, ends_in_eos, has_lm_
 _SIGNALS = ("pixel_values", "pixel_values_videos", "input_values", "input_features")
 _VIDEO = ("videomae", "vivit", "timesformer", "xclip_vision_model")
 """Types whose `pixel_values` are the frames of a video, [batch, frames, channels, height, width]."""
-_SERIES = ("patchtst", "patchtsmixer")
-"""Types that read time series."""
 _READ_BOTH = ("git", "blip", "blip-2", "instructblip", "clipseg")
-_CLAP_FRAMES = 1001
-"""Frames in the ten seconds of sound that CLAP's feature extractor returns."""
 
 
 def make_training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dtype: str) -> dict[str, torch.Tensor]:
@@ -69,34 +65,11 @@ def _type_specific_inputs(
         found["t_cond"] = torch.empty(1, 1, text_config(config).hidden_size, dtype=dtype, device="meta")
     if _is_required(model, "bool_masked_pos"):
         found["bool_masked_pos"] = _masked_patches(config, batch)
-    if model_type == "bros":  # the box of each word on its page: left, top, right, bottom
-        found["bbox"] = torch.empty(batch, seq, 4, dtype=dtype, device="meta")
-    if kind == "SplinterForPreTraining":  # one question, and the first and the last token of its answer
-        places = ("question_positions", "start_positions", "end_positions")
-        found.update({name: torch.ones(batch, 1, dtype=torch.long) for name in places})
-    if model_type == "clap" and kind == "ClapModel":  # of one channel; the model stretches it to a square
-        sound = config.audio_config
-        frames = min(_CLAP_FRAMES, sound.spec_size**2 // sound.num_mel_bins)
-        found["input_features"] = torch.empty(batch, 1, frames, sound.num_mel_bins, dtype=dtype, device="meta")
-    if model_type in _SERIES:
-        found.update(_series_inputs(config, kind, batch, dtype))
     if (
         kind.startswith("Siglip2") and "text_model" not in model_type
     ):  # patches in a row, and how many there are in each direction
         found.update(_patch_inputs(getattr(config, "vision_config", config), batch, dtype))
     return found
-
-
-def _series_inputs(config: Any, kind: str, batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Make time series [batch, times, channels]: the past, and for a forecast the future; labels for other heads."""
-    times = {"past_values": config.context_length}
-    times |= {"future_values": config.prediction_length} if kind.endswith("ForPrediction") else {}
-    made = {n: torch.empty(batch, t, config.num_input_channels, dtype=dtype, device="meta") for n, t in times.items()}
-    if kind.endswith("Classification"):
-        made["target_values"] = torch.zeros(batch, dtype=torch.long)
-    if kind.endswith("ForRegression"):
-        made["target_values"] = torch.empty(batch, config.num_targets, dtype=dtype, device="meta")
-    return made
 
 
 def _patch_inputs(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
