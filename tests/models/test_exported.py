@@ -222,12 +222,15 @@ def test_changed_programs_are_refused_in_one_sentence(what: str, files: Callable
 
 
 class Bomb:
-    """Runs code when it is unpickled."""
+    """Runs code when it is unpickled, which leaves a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
 
     def __reduce__(self) -> Any:
         import os
 
-        return (os.system, ("touch /tmp/shardscope-was-here",))
+        return (os.system, (f"touch {self.mark}",))
 
 
 def test_what_is_no_program_is_refused_and_nothing_is_unpickled(files: Callable[[str], Path], tmp_path: Path) -> None:
@@ -240,7 +243,7 @@ def test_what_is_no_program_is_refused_and_nothing_is_unpickled(files: Callable[
     }
     for name, (content, _) in cases.items():
         (tmp_path / f"{name}.pt2").write_bytes(content)
-    torch.save(Bomb(), tmp_path / "pickle.pt2")
+    torch.save(Bomb(tmp_path / "mark"), tmp_path / "pickle.pt2")
     for name, inner in (
         ("old", "serialized_exported_program.json"),
         ("compiled", "x/data/aotinductor/m.so"),
@@ -269,13 +272,13 @@ def test_what_is_no_program_is_refused_and_nothing_is_unpickled(files: Callable[
         assert not watch.seen and "\n" not in str(error.value)
     with pytest.raises(InputError, match="not an exported program"):
         capture_graph(str(tmp_path / "pickle.pt2"), batch=1, seq=1)  # in the process of its own
-    assert not Path("/tmp/shardscope-was-here").exists()
+    assert not (tmp_path / "mark").exists()
 
 
 def test_the_example_inputs_are_a_pickle_and_stay_closed(files: Callable[[str], Path], tmp_path: Path) -> None:
     """The archive's own pickle is replaced by one that runs code: the program is read all the same."""
     target = tmp_path / "armed.pt2"
-    torch.save(Bomb(), tmp_path / "bomb")
+    torch.save(Bomb(tmp_path / "mark"), tmp_path / "bomb")
     with zipfile.ZipFile(files("mlp")) as old, zipfile.ZipFile(target, "w") as new:
         names = old.namelist()
         assert any(n.endswith("sample_inputs/model.pt") or "sample_inputs" in n for n in names)
@@ -283,7 +286,7 @@ def test_the_example_inputs_are_a_pickle_and_stay_closed(files: Callable[[str], 
             new.writestr(name, (tmp_path / "bomb").read_bytes() if "sample_inputs" in name else old.read(name))
     with watched() as watch:
         assert [op.fn for op in read(target).top.ops][:3] == ["linear", "gelu", "layer_norm"]
-    assert not watch.seen and not Path("/tmp/shardscope-was-here").exists()
+    assert not watch.seen and not (tmp_path / "mark").exists()
 
 
 def test_control_flow_by_values_names_the_line(tmp_path: Path) -> None:
