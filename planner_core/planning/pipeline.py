@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from planner_core.core import (
@@ -41,8 +40,9 @@ from planner_core.planning.fitting.baselines import (
 )
 from planner_core.planning.fitting.for_tool import choose_for_tool
 from planner_core.planning.fitting.front import dominates, plan_trade_offs
+from planner_core.planning.fitting.host_waits import choose_shortest_step
 from planner_core.planning.fitting.mesh_search import choose_mesh
-from planner_core.planning.fitting.micro_batch_numbers import GraphSource, other_numbers
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource, open_numbers
 from planner_core.planning.fitting.micro_batch_size import choose_for_micro_batch_size, keep_micro_batch_size
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import (
@@ -56,7 +56,7 @@ from planner_core.planning.fitting.shortage import (
 )
 from planner_core.planning.fitting.simpler import leads_by_simplicity, prefer_simpler, without_simpler
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
-from planner_core.planning.methods import FREE, METHODS, Method, note_schedule, parse_layout, tool_spaces
+from planner_core.planning.methods import METHODS, Method, note_schedule, parse_layout, tool_spaces
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, replace_request
 from planner_core.planning.request import THOROUGH, Progress, Request
 from planner_core.planning.result import Result
@@ -80,25 +80,18 @@ class Draft:
     trade_offs: tuple[Plan, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     planners: Mapping[int, Planner] = field(default_factory=dict)
-    """By the samples of a global micro-batch: the planner of each usual layout with another number of micro-batches."""
+    """By the samples of a global micro-batch: the planner of each baseline with another number of micro-batches."""
     staged: tuple[StagedPlan, ...] = ()
     """The best plan with pipeline stages, if it is quicker than the chosen one, and the best of those that Megatron-LM can be told."""
 
     @property
     def for_tool(self) -> bool:
         """Whether a tool has to run the plan, which then may be no other than what the tool can be told."""
-        return self.request.tool not in (None, FREE)
-
-    def micro_batches(self, *, larger: bool) -> Iterator[Planner]:
-        """The planners of larger (or smaller) numbers of micro-batches than that of the chosen plan, if the request leaves the number
-        open."""
-        asked = self.request
-        if asked.accumulate is None and asked.micro_batch is None and not isinstance(self.source, Graph):
-            yield from other_numbers(self.planner, self.source, self.say, larger=larger)
+        return self.request.bounding_tool is not None
 
     @property
     def others(self) -> list[Plan]:
-        """The usual layouts, as far as they compute as many samples at once as the request says."""
+        """The baselines, as far as they compute as many samples at once as the request says."""
         return keep_micro_batch_size(self.request, self.usual)
 
 
@@ -123,11 +116,13 @@ def choose_step(
         if request.micro_batch is not None:
             planner, chosen = choose_for_micro_batch_size(request, graph, say)
             show_first(chosen)
-        elif request.tool in (None, FREE):
+        elif request.bounding_tool is None:
             planner, chosen = choose_micro_batches(request, graph, say, like=like, show_first=show_first)
         else:
             planner, chosen, notes = choose_for_tool(request, graph, say)
             show_first(chosen)
+        if request.bounding_tool is None:
+            planner, chosen = choose_shortest_step(request, graph, planner, chosen, say)
     except NoPlanFits as error:
         raise error.with_memory() from None
     # What fills the memory is found by a walk through every layer: for the plan that is shown, not for each that was tried.
@@ -168,7 +163,7 @@ def add_third_axis(draft: Draft) -> tuple[Draft, str]:
 
 
 def add_baselines(draft: Draft) -> tuple[Draft, str]:
-    """Plan every usual layout at micro-batches and recomputation of its own. Each says its gap, if it has one."""
+    """Plan every baseline at micro-batches and recomputation of its own. Each says its gap, if it has one."""
     draft.say("baselines")
     planner, request = draft.planner, draft.planner.request
     every = candidate_meshes(replace(request, tool=None), planner.cluster)
@@ -179,7 +174,9 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
             planners[other.workload.graph_batch] = other
             yield other
 
-    larger, smaller = (remembered(draft.micro_batches(larger=more)) for more in (True, False))
+    larger, smaller = (
+        remembered(open_numbers(draft.request, planner, draft.source, draft.say, larger=more)) for more in (True, False)
+    )
     work = draft.chosen.cost.gpu_time_s if draft.chosen.fits else math.inf
     usual = tuple(plan_baselines(planner, every, draft.request.recompute, larger, smaller, work, say=draft.say))
     if stated := plan_stated_layout(planner, draft.request, draft.source, draft.say):
@@ -188,7 +185,7 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
     used = {samples_at_once(plan) for plan in usual} - {planner.workload.graph_batch}
     # without what was built for the search, which takes most of a planner's memory
     kept = {size: other.changed() for size, other in planners.items() if size in used}
-    return replace(draft, usual=usual, planners=kept), f"{len(usual)} usual layouts have a plan"
+    return replace(draft, usual=usual, planners=kept), f"{len(usual)} baselines have a plan"
 
 
 def note_whole_batch(plan: Plan, graph: Graph) -> tuple[str, ...]:
@@ -222,7 +219,7 @@ def _has_samples(value: Value, graph: Graph) -> bool:
 
 
 def take_better_baseline(draft: Draft) -> tuple[Draft, str]:
-    """Choose a usual layout that is better than what an unproven search found."""
+    """Choose a baseline that is better than what an unproven search found."""
     plan = draft.chosen if draft.for_tool else better_of_baselines(draft.chosen, draft.others)
     if plan is draft.chosen:
         return draft, "none is better"
@@ -252,33 +249,18 @@ def add_trade_offs(draft: Draft) -> tuple[Draft, str]:
 
 
 def lead_with_least_wait(draft: Draft) -> tuple[Draft, str]:
-    """Let another plan lead whose step is shorter than the chosen plan's, if the GPU waits for its host there: a trade-off, or the plan of
-    the least work on another mesh.
-
-    The search minimises the GPU's part of the step, so the plan of the least work need not have the shortest step. Example: GPT-2 XL with
-    two samples takes least work on 8 x 2 GPUs, where its host issues for 355 ms; on 16 it issues for 309.
-    """
-    lead, reason = draft.chosen, "the plan of the least work has the shortest step"
-    if draft.for_tool or not (
-        lead.fits and lead.objective == "time" and lead.method == "exact" and lead.cost.host_wait_s
-    ):
+    """Let a trade-off lead whose step is shorter than the chosen plan's, if the GPU waits for its host there."""
+    lead, reason = draft.chosen, "no trade-off has a shorter step"
+    if not (lead.fits and lead.objective == "time" and lead.method == "exact" and lead.cost.host_wait_s):
         return draft, reason
-    fitting = [p for p in (*draft.trade_offs, *_plan_each_mesh(draft)) if p.fits]
-    best = min(fitting, key=lambda p: p.cost.step_time_s, default=lead)
+    best = min((p for p in draft.trade_offs if p.fits), key=lambda p: p.cost.step_time_s, default=lead)
     if best.cost.step_time_s >= lead.cost.step_time_s:
         return draft, reason
     note = "its GPU waits less for its host than that of the plan with the least work"
     named = replace(best, name=lead.name, optimal=False, bound=lead.bound, notes=(Note(note),))
     rest = [p for p in (lead, *draft.trade_offs) if p is not best and not dominates(named, p)]
     trade_offs = tuple(replace(p, name=f"trade-off {k + 1}") for k, p in enumerate(rest))
-    return replace(draft, chosen=named, leading=(named,), trade_offs=trade_offs), "another plan waits less for its host"
-
-
-def _plan_each_mesh(draft: Draft) -> Iterator[Plan]:
-    """Yield the best plan of each mesh that has one, without a proof. A mesh of fewer axes needs fewer messages."""
-    for mesh in candidate_meshes(draft.planner.request, draft.planner.cluster):
-        with suppress(PlannerError):
-            yield choose_mesh(draft.planner, [mesh], say=draft.say, prove=False)
+    return replace(draft, chosen=named, leading=(named,), trade_offs=trade_offs), "a trade-off waits less for its host"
 
 
 def add_notes(draft: Draft) -> tuple[Draft, str]:

@@ -44,9 +44,15 @@ from planner_core.cost import (
     with_parts,
 )
 from planner_core.cost.communication import volume_link
-from planner_core.models import BatchGraphs, default_sizes, has_own_inputs, pad_vocabulary, with_adapters
+from planner_core.models import (
+    BatchGraphs,
+    default_sizes,
+    has_own_inputs,
+    model_identity,
+    pad_vocabulary,
+    with_adapters,
+)
 from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, graph_strategies
-from planner_core.planning.fitting.model_identity import model_identity
 from planner_core.planning.methods.layout import Layout, Space, check_layout, parse_layout
 from planner_core.planning.methods.legality import operator_faults, undecided_fault, unsearchable_faults
 from planner_core.planning.methods.method import Method
@@ -334,7 +340,7 @@ def recomputation_of(blocks: Mapping[str, BlockPlan]) -> str:
 
 
 def _proof_notes(problem: Problem, answer: Answer, aim: str | None, comm_time_s: float) -> tuple[Note, ...]:
-    """Notes attached to a plan that was not proven optimal. `aim`: what it makes least, if that is not the step."""
+    """Notes attached to a plan that was not proven. `aim`: what it makes least, if that is not the step."""
     least = "best there is" if aim is None else f"{aim} possible"
     words = describe_gap(answer.value, answer.bound, least)
     if aim is not None and comm_time_s == 0:

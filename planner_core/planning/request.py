@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from planner_core.core import DEFAULT_PRECISION, OPTIONS, SOFTWARE, ZERO, Cluster, Software, Workload, check_options
+from planner_core.planning.methods import FREE
 from planner_core.search.algebra import MAX_UNIT_POINTS
 
 Progress = Callable[[str], None]
@@ -55,6 +56,11 @@ class Request(Software):
     lora: int | None = None
     nf4: bool = False
     vocab_multiple: int = 1
+
+    @property
+    def bounding_tool(self) -> str | None:
+        """The tool whose settings bound the plans; None if every plan may be chosen, since none is named or the form that runs them all."""
+        return None if self.tool == FREE else self.tool
 
     def check(self) -> None:
         """Raise InputError for the first option whose value is impossible."""

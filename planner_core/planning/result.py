@@ -1,6 +1,6 @@
 """What a request returns: its plans, how sure their order is, and which of them is the plan to run.
 
-    plans        best, "fastest", trade-offs, usual layouts, stages: in this order, and all but the first only where they exist
+    plans        best, "fastest", trade-offs, baselines, stages: in this order, and all but the first only where they exist
     best         the best plan of one stage, or a simpler one that ties with it
     searched     what the search found, with its bound and proof: `best`, or the plan "fastest" behind it if a simpler one leads
     staged       the best plan with pipeline stages, if it is quicker than every plan of one stage
@@ -146,7 +146,7 @@ class Result:
     def of_plan(self, plan: Plan) -> Result:
         """The same result with the request, the graph and the groups of a plan's own number of micro-batches.
 
-        A usual layout stands at the number at which it is best. With one sample of a micro-batch the graph has other rows than with two,
+        A baseline stands at the number at which it is best. With one sample of a micro-batch the graph has other rows than with two,
         so that neither its price nor its simulation can be read from the chosen plan's graph."""
         planner = self.planners.get(samples_at_once(plan))
         return self if planner is None else self.of_planner(planner)
@@ -214,14 +214,16 @@ def _choose_among_ties(result: Result) -> Choice:
         quick = min((p for p in result.plans if p.fits), key=lambda p: p.cost.step_time_s)
         slower = result.best.cost.step_time_s / quick.cost.step_time_s - 1
         return Choice(quick.name, (), result.best.name, tool, aim=aim, slower=slower)
-    if tool not in (None, FREE):  # the tool may not run what the other rows say, so none of them is a tie
+    if (
+        result.request.bounding_tool is not None
+    ):  # the tool may not run what the other rows say, so none of them is a tie
         name = (staged or result.best).name
         return Choice(name, (), name, tool)
     # `best` and `searched` by the names under which they stand in the report
     of_one_stage = result.plans[: 2 if leads_by_simplicity(result.best) else 1]
     fastest = staged or of_one_stage[-1]
     ties = _ties_of(fastest, result)
-    # A usual layout with a mixture of recomputation needs the exported script, as the fastest plan does: it is no simpler.
+    # A baseline with a mixture of recomputation needs the exported script, as the fastest plan does: it is no simpler.
     order = list(BASELINES)
     stock = {p.name: order.index(p.method) for p in result.plans if runs_on_stock_tools(p)}
     simple = min((t for t in ties if t.name in stock), key=lambda t: stock[t.name], default=None)

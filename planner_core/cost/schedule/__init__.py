@@ -21,7 +21,13 @@ from planner_core.cost.schedule.exposed import (
     seconds_beyond_compute,
     weight_traffic,
 )
-from planner_core.cost.schedule.host import host_seconds, host_wait_seconds, price_with_host, seconds_waited_for_host
+from planner_core.cost.schedule.host import (
+    host_seconds,
+    host_wait_seconds,
+    least_host_seconds,
+    price_with_host,
+    seconds_waited_for_host,
+)
 from planner_core.cost.schedule.pipeline import (
     Pass,
     PipelineTime,
@@ -70,6 +76,7 @@ __all__ = [
     "host_wait_seconds",
     "in_chunks",
     "in_flight",
+    "least_host_seconds",
     "most_in_flight",
     "price_pipeline",
     "price_simulated",

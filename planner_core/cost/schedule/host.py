@@ -18,7 +18,7 @@ Example: T5-large with 8 x 512 tokens on an H100 has 8 900 calls of 29 us, 262 m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 
@@ -109,9 +109,42 @@ def seconds_waited_for_host(
     return max(waited, times * behind + max(0.0, last[1] - last[0]))
 
 
+def least_host_seconds(graph: Graph, model: CostModel, micro_batches: int) -> float:
+    """Return about the least seconds of the host of any plan of a step with so many micro-batches: nothing runs again, and each copy of a
+    block sends one message, since the GPUs share its samples or its weights."""
+    calls, repeats = 0, {"": 1} | graph.num_repeats
+    sent = MESSAGE_CALLS if model.mesh.num_devices > 1 else 0
+    for name, block in {"": graph.top, **graph.blocks}.items():
+        trained = len(_trained_weights(block))
+        forward, backward = _count_own_calls(block, trained, frozenset(), model)
+        once = STEP_CALLS * trained + (sent if trained else 0)
+        calls += repeats[name] * (micro_batches * (forward + backward) + once)
+    return model.software.call_s * calls
+
+
 def _count_calls(block: Block, plan: BlockPlan, model: CostModel) -> tuple[int, int, int]:
     """Calls of one copy of a block: forward and backward of a micro-batch, and of the step's end."""
-    again = recomputed_ops(block, plan)
+    # A stage's top block has the values of the whole model, but the plan of its own weights alone.
+    weights = [name for name in _trained_weights(block) if name in plan.params]
+    trained, cut = len(weights), sum(_is_sharded(plan.params[name].stored, model) for name in weights)
+    forward, backward = _count_own_calls(block, trained, recomputed_ops(block, plan), model)
+    sent = Counter(m.phase for m in _join_weight_messages(micro_batch_messages(block, plan, model)))
+    once = Counter(m.phase for m in _join_weight_messages(once_per_step_messages(block, plan, model)))
+    return (
+        forward + MESSAGE_CALLS * sent["forward"],
+        backward + MESSAGE_CALLS * sent["backward"],
+        STEP_CALLS * trained + DTENSOR_CALLS * cut + MESSAGE_CALLS * once.total(),
+    )
+
+
+def _trained_weights(block: Block) -> list[str]:
+    """The names of the weights of a block that are trained, without those that its caller passes in."""
+    return [v.name for i, v in enumerate(block.values) if v.kind == "parameter" and v.grad and i not in block.inputs]
+
+
+def _count_own_calls(block: Block, trained: int, again: Collection[str], model: CostModel) -> tuple[int, int]:
+    """Calls of a block's operators and of its `trained` weights in forward and backward of a micro-batch, without messages. `again`:
+    operators that backward recomputes."""
     forward = sum(_forward_calls(block, op) for op in block.ops)
     backward = sum(
         _backward_calls(block, op) + (_forward_calls(block, op) if op.name in again else 0) for op in block.ops
@@ -119,21 +152,8 @@ def _count_calls(block: Block, plan: BlockPlan, model: CostModel) -> tuple[int, 
     if model.workload.compiled:
         # Kernels of a compiled block need no dispatch, so their number does not count. What runs again costs a second forward.
         forward, backward = COMPILED // 2, COMPILED // 2 + (COMPILED // 2 if again else 0)
-    # A stage's top block has the values of the whole model, but the plan of its own weights alone.
-    weights = [
-        v.name
-        for i, v in enumerate(block.values)
-        if v.kind == "parameter" and v.grad and i not in block.inputs and v.name in plan.params
-    ]
-    trained, cut = len(weights), sum(_is_sharded(plan.params[name].stored, model) for name in weights)
-    sent = Counter(m.phase for m in _join_weight_messages(micro_batch_messages(block, plan, model)))
-    once = Counter(m.phase for m in _join_weight_messages(once_per_step_messages(block, plan, model)))
     half = MICRO_BATCH_CALLS // 2
-    return (
-        forward + half * trained + MESSAGE_CALLS * sent["forward"],
-        backward + half * trained + MESSAGE_CALLS * sent["backward"],
-        STEP_CALLS * trained + DTENSOR_CALLS * cut + MESSAGE_CALLS * once.total(),
-    )
+    return forward + half * trained, backward + half * trained
 
 
 def _is_sharded(stored: Placements, model: CostModel) -> bool:

@@ -20,6 +20,7 @@ from planner_core.core import (
     time_amount,
 )
 from planner_core.cost import cost_model_of, price_with_host
+from planner_core.planning.fitting.host_waits import choose_shortest_step
 from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.micro_batches import choose_micro_batches, with_lower_bound
@@ -43,7 +44,7 @@ from planner_core.search import search_within_budget
 
 
 def runs_on_stock_tools(plan: Plan) -> bool:
-    """Whether a stock tool can be told a plan: a usual layout whose blocks are all recomputed alike, wholly or not at all.
+    """Whether a stock tool can be told a plan: a baseline whose blocks are all recomputed alike, wholly or not at all.
 
     Example: Megatron-LM takes "recompute by keep-matmuls in 10 of 32 blocks" as full recomputation of all 32, which is 20 to 30 % slower.
     """
@@ -66,17 +67,18 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
             named("objective"),
             " out",
         )
-    free = choose_micro_batches(replace(request, tool=None, zero=None), graph, say)[
-        1
-    ]  # tools differ in their ZeRO stages
+    unbounded = replace(request, tool=None, zero=None)  # tools differ in their ZeRO stages
+    _, free = choose_shortest_step(unbounded, graph, *choose_micro_batches(unbounded, graph, say), say)
     form = PAIR_FORMS.get(str(request.tool))
     search_meshes: MeshSearch = choose_mesh if form is None else partial(_search_layer_pairs, form)
     found: list[tuple[Planner, Plan]] = []
     refused: NoPlanFits | None = None
     # With `auto` the copies of a block could differ, which no setting of a tool says. So each switch is a search of its own.
     for recompute in SWITCHES if request.recompute == "auto" else (request.recompute,):
+        asked = replace(request, recompute=recompute)
         try:
-            found.append(choose_micro_batches(replace(request, recompute=recompute), graph, say, search=search_meshes))
+            least_work = choose_micro_batches(asked, graph, say, search=search_meshes)
+            found.append(choose_shortest_step(asked, graph, *least_work, say))
         except NoPlanFits as error:
             refused = error
     if not found:

@@ -71,6 +71,14 @@ def other_numbers(planner: Planner, source: GraphSource, say: Progress, *, large
             return
 
 
+def open_numbers(
+    request: Request, planner: Planner, source: GraphSource, say: Progress, *, larger: bool
+) -> Iterator[Planner]:
+    """The planners of larger (or smaller) numbers of micro-batches than that of `planner`, if the request leaves the number open."""
+    if request.accumulate is None and request.micro_batch is None and not isinstance(source, Graph):
+        yield from other_numbers(planner, source, say, larger=larger)
+
+
 def _previous_divisor(number: int) -> int:
     """A number of micro-batches by its least prime; 0 if it is 1."""
     return next((number // p for p in range(2, number + 1) if number % p == 0), 0)

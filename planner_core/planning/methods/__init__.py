@@ -39,7 +39,7 @@ from planner_core.planning.methods.restrictions import (
     pass_any,
     sums_gradient_whole,
 )
-from planner_core.planning.methods.tools import FREE, SWITCHES, TOOLS, check_tool, tool_spaces
+from planner_core.planning.methods.tools import FREE, SWITCHES, TOOLS, check_tool, list_layouts, tool_spaces
 from planner_core.planning.methods.tp_layout import (
     NothingSplit,
     TensorParallelGroup,
@@ -87,6 +87,7 @@ __all__ = [
     "is_batch_split",
     "is_unsplit",
     "is_used_in_parts",
+    "list_layouts",
     "may_split_tokens",
     "merge_equal_layers",
     "note_schedule",

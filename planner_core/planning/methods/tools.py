@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
-from planner_core.core import Cluster, InputError, divisors, named
-from planner_core.planning.methods.layout import CP_TYPES, MOST_AXES, Layout, Space
+from planner_core.core import Cluster, Graph, InputError, divisors, named
+from planner_core.planning.methods.layout import CP_TYPES, MOST_AXES, SHARDED, WHOLE_STAGES, Layout, Space
+from planner_core.planning.methods.legality import may_state
 from planner_core.planning.methods.pair_forms import PAIR_FORMS
 
 FREE = "torchrun"
@@ -24,6 +26,8 @@ SWITCHES = ("none", "full")
 """A tool recomputes all blocks or none: its settings know no copies."""
 LONG_TOKENS = 16_384
 """Samples of so many tokens, or fewer samples than GPUs, may be shared by context ranks."""
+MOST_SEARCHED_AXES = 2
+"""The mesh axes of a search that nothing bounds."""
 
 
 def check_tool(tool: str | None) -> None:
@@ -42,9 +46,31 @@ def tool_spaces(
     if tool in (None, FREE):
         return ()
     check_tool(tool)
-    long = (seq or 0) >= LONG_TOKENS or (batch is not None and batch < cluster.num_gpus)
+    long = _are_long_or_few(seq or 0, batch, cluster.num_gpus)
     told = (x for x in TOOLS[tool](cluster.num_gpus) if (long or x.cp == 1) and len(x.degrees) <= MOST_AXES)
     return tuple(layout.space() for layout in told)
+
+
+def list_layouts(graph: Graph, batch: int, num_gpus: int) -> list[Layout]:
+    """List every layout of a model on meshes of one axis or two, for `batch` samples a step; context ranks if these are long or few."""
+    words, sizes = may_state(graph), divisors(num_gpus)
+    contexts = sizes if "cp" in words and _are_long_or_few(graph.workload["seq"], batch, num_gpus) else [1]
+    found = []
+    for tensor, context, shards in product(sizes, contexts, sizes):
+        replicas, rest = divmod(num_gpus, tensor * context * shards)
+        if rest:
+            continue
+        dealt = divisors(shards if shards > 1 else replicas) if "ep" in words else [1]
+        stages = WHOLE_STAGES if replicas > 1 else (0, SHARDED) if context > 1 and shards == 1 else (0,)
+        kinds = tuple(CP_TYPES) if context > 1 else ("ring",)
+        for tokens, experts, zero, kind in product((False, True)[: min(tensor, 2)], dealt, stages, kinds):
+            found.append(Layout(replicas, shards, tensor, tokens, context, experts, zero, kind))
+    return [layout for layout in found if len(layout.degrees) <= MOST_SEARCHED_AXES]
+
+
+def _are_long_or_few(seq: int, batch: int | None, num_gpus: int) -> bool:
+    """Whether context ranks may share samples of `seq` tokens, `batch` a step: they are long, or fewer than the GPUs."""
+    return seq >= LONG_TOKENS or (batch is not None and batch < num_gpus)
 
 
 def _fsdp_spaces(num_gpus: int) -> Iterator[Layout]:

@@ -26,6 +26,7 @@ from planner_core.core import (
 )
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
 from planner_core.models import VOCABULARY, default_sizes, has_own_inputs, load_model, pad_vocabulary, with_adapters
+from planner_core.planning.fitting.host_waits import choose_shortest_step
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout, check_layout
 from planner_core.planning.planner import STATED, Planner, prepare_planner
@@ -204,7 +205,7 @@ class Pricer:
             if self.has_inputs
             else lambda request: self._add_adapters(self._load_graph(request), stated, request)
         )
-        _, plan = choose_micro_batches(request, graph, self.say)
+        _, plan = choose_shortest_step(request, graph, *choose_micro_batches(request, graph, self.say), self.say)
         if known is None or plan.fits != known.fits:
             return plan if known is None or plan.fits else replace(known, name=plan.name)
         if not plan.fits:  # what does not fit is compared by memory: nobody can run the faster one

@@ -18,7 +18,7 @@ from planner_core.cost import (
     with_parts,
 )
 from planner_core.cost.schedule.pipeline import StagePlan
-from planner_core.planning.fitting.model_identity import model_identity
+from planner_core.models import model_identity
 from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner, recomputation_of
 from planner_core.planning.stages.degrees import PipelineDegrees

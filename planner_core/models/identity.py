@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from planner_core.core import Graph
-from planner_core.models import SNAPSHOT_TRANSFORMERS, package_versions
+from planner_core.models.loading import package_versions
+from planner_core.models.zoo import SNAPSHOT_TRANSFORMERS
 
 
 def model_identity(graph: Graph) -> dict[str, Any]:

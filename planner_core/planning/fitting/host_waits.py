@@ -1,0 +1,125 @@
+"""The plan of the shortest step, where the GPU waits for its host.
+
+The search minimises the GPU's own part of a step, which is a sum over operators. Where the host issues kernels more slowly than they
+run, the step is longer than that part, and the plan of the least work need not have the shortest step. So where the plan of the search
+waits, other plans of the request's space are priced whole: every layout that a team can state, and the plan of the least work on each
+mesh. No answer is then worse than a layout of its space.
+
+Example: GPT-2 XL with two samples a GPU on 16 GPUs. ZeRO-2 keeps the GPU busy for 83 ms and its host for 285, plain data parallelism
+the GPU for 117 ms and the host for 211.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+from planner_core.core import Note, Plan, PlannerError, parse_mesh
+from planner_core.cost import cost_model_of, host_seconds, least_host_seconds
+from planner_core.planning.fitting.mesh_search import choose_mesh
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource, open_numbers
+from planner_core.planning.fitting.micro_batch_size import keep_micro_batch_size
+from planner_core.planning.methods import EXACT, PAIR_FORMS, Layout, list_layouts, unsearchable_faults
+from planner_core.planning.planner import Planner, candidate_meshes
+from planner_core.planning.request import Progress, Request
+from planner_core.search import exceeds_budget_by_far, make_block_plans, search_roughly
+from planner_core.search.algebra import PointAllowance, TooWide
+from planner_core.search.network import Problem
+
+NEARLY_LEAST = 0.005
+"""A step that is longer than the host takes at least by this share is short enough: no other layout is looked at."""
+
+
+def choose_shortest_step(
+    request: Request, source: GraphSource, planner: Planner, plan: Plan, say: Progress
+) -> tuple[Planner, Plan]:
+    """Return the plan of the shortest step, with its planner: `plan`, the search's, or one whose GPU waits less for its host.
+
+    `planner`: that of `plan`, whose space is that of the request. Other numbers of micro-batches are looked at where the request leaves
+    them open: smaller ones as long as they help, larger ones while the host may issue so many in less than the best step.
+    """
+    timed = planner.request.method == EXACT.name and plan.objective == "time"
+    # A form that takes layers by name has plans of its own, which no layout states.
+    if not (timed and plan.fits and plan.cost.host_wait_s) or request.tool in PAIR_FORMS:
+        return planner, plan
+    best = _take_shorter(planner, (planner, plan), say)
+    for fewer in open_numbers(request, planner, source, say, larger=False):
+        known, best = best, _take_shorter(fewer, best, say)
+        if best is known:
+            break
+    more, model = open_numbers(request, planner, source, say, larger=True), cost_model_of(plan)
+    number = planner.workload.accumulate
+    # The next number is at least twice as large, and the host issues every operator in every micro-batch.
+    while least_host_seconds(planner.graph, model, 2 * number) < best[1].cost.step_time_s:
+        following = next(more, None)
+        if following is None:
+            break
+        number, best = following.workload.accumulate, _take_shorter(following, best, say)
+    if best[1] is plan:
+        return best
+    note = Note("its GPU waits less for its host than that of the plan with the least work")
+    shortest = replace(best[1], name=plan.name, method=plan.method, optimal=False, bound=plan.bound, notes=(note,))
+    return replace(best[0], counts_open=planner.counts_open), shortest
+
+
+def _take_shorter(planner: Planner, best: tuple[Planner, Plan], say: Progress) -> tuple[Planner, Plan]:
+    """The best plan, or the one of this planner's that has the shortest step."""
+    # An allowance of its own: proofs of the plan that the search found must not change what is found here.
+    looking = replace(planner, work=PointAllowance(planner.effort.request))
+    least_s = least_host_seconds(planner.graph, cost_model_of(best[1]), planner.workload.accumulate)
+    for layout in _list_admitted_layouts(planner):
+        say("layouts whose GPU waits less for its host")
+        known_s = best[1].cost.step_time_s
+        if known_s <= least_s * (1 + NEARLY_LEAST):
+            return best
+        if (plan := _plan_layout(looking, layout, known_s)) is not None:
+            best = planner, plan
+    # A tool's spaces are its layouts.
+    for plan in () if planner.spaces else keep_micro_batch_size(planner.request, _plan_each_mesh(looking, say)):
+        if plan.fits and plan.cost.step_time_s < best[1].cost.step_time_s:
+            best = planner, plan
+    return best
+
+
+def _plan_layout(planner: Planner, layout: Layout, below: float) -> Plan | None:
+    """The plan of a layout if it fits and its step takes less than `below` seconds; else None."""
+    samples = planner.workload.graph_batch
+    # Most layouts fail at the samples, which costs nothing to see.
+    if samples % layout.data or unsearchable_faults(planner.graph, layout):
+        return None
+    with suppress(PlannerError, TooWide):
+        if _may_be_shorter(planner, planner.of_space(layout.space()), below):
+            plan = planner.of_layout(layout)
+            if plan is not None and plan.fits and plan.cost.step_time_s < below:
+                return next(iter(keep_micro_batch_size(planner.request, [plan])), None)
+    return None
+
+
+def _may_be_shorter(planner: Planner, problem: Problem, below: float) -> bool:
+    """Whether a layout may fit, and its host issues a step in less than `below` seconds, judged by its plan of the least work."""
+    if problem.is_infeasible or exceeds_budget_by_far(problem, planner.budget):
+        return False
+    rough = search_roughly(problem, "time")
+    if rough is None or rough.bound >= below:
+        return False
+    host = host_seconds(make_block_plans(problem, rough), planner.graph, problem.model)
+    return planner.workload.accumulate * (host.forward + host.backward) + host.step < below
+
+
+def _list_admitted_layouts(planner: Planner) -> list[Layout]:
+    """The layouts of the request's space: its tool's, or all on two axes, on its mesh and with its ZeRO stage; those that send the fewest
+    messages first."""
+    request, gpus = planner.request, planner.cluster.num_gpus
+    sizes = request.mesh and parse_mesh(request.mesh, gpus).axis_sizes
+    every = [s.layout for s in planner.spaces] or list_layouts(planner.graph, planner.workload.batch, gpus)
+    stages = {0, 1, 2, 3} if request.zero is None else {0, request.zero}
+    admitted = [x for x in every if stages.issuperset(x.stages) and sizes in (None, x.mesh().axis_sizes)]
+    return sorted(admitted, key=lambda x: (x.cp, x.tp, x.sp, x.ep, x.fsdp > 1, x.zero))
+
+
+def _plan_each_mesh(planner: Planner, say: Progress) -> Iterator[Plan]:
+    """Yield the plan of the least work on each mesh that has one, without a proof. A mesh of fewer axes needs fewer messages."""
+    for mesh in candidate_meshes(planner.request, planner.cluster):
+        with suppress(PlannerError):
+            yield choose_mesh(planner, [mesh], say, prove=False)
