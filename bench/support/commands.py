@@ -115,7 +115,7 @@ AIM = 3.0
 FIRST_WORDS = (
     "*Imported*: torch, transformers, this planner, and the file of transformers that holds the model's code. *Built on meta* is given to "
     "compare, and is part of the *first plan*: all from reading the config to the first plan with its bound, which the command line prints "
-    f"at once; usual layouts, trade-offs and stages follow. The aim is {AIM:.0f} s. *Memory* is the growth of the process after import."
+    f"at once; baselines, trade-offs and stages follow. The aim is {AIM:.0f} s. *Memory* is the growth of the process after import."
 )
 COMMAND_WORDS = (
     "`python -m planner_core plan FILE --cluster CLUSTER --json`: processor time (user and system) and peak memory of the whole command, with "

@@ -205,7 +205,7 @@ def _clear_progress() -> None:
 
 
 def _show_first_plan(request: Request, plan: Plan) -> None:
-    """Print the first plan at once: the report follows when usual layouts, trade-offs and stages are searched too."""
+    """Print the first plan at once: the report follows when baselines, trade-offs and stages are searched too."""
     from planner_core.planning.analysis import first_plan_text
 
     _clear_progress()

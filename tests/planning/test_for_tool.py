@@ -66,9 +66,9 @@ def test_stages_are_promised_where_the_tool_has_them() -> None:
     """Several nodes: stages follow the first plan of a free search, and that of a tool whose settings say stages."""
     free = replace(ASKED, cluster="2x8-h100")
     best = searched(free)
-    assert first_plan_text(best, replace(free, tool="fsdp2")).endswith("; usual layouts follow")
-    assert first_plan_text(best, replace(free, tool="megatron")).endswith("; usual layouts and stages follow")
-    assert first_plan_text(best, free).endswith("; usual layouts, trade-offs and stages follow")
+    assert first_plan_text(best, replace(free, tool="fsdp2")).endswith("; baselines follow")
+    assert first_plan_text(best, replace(free, tool="megatron")).endswith("; baselines and stages follow")
+    assert first_plan_text(best, free).endswith("; baselines, trade-offs and stages follow")
 
 
 def test_megatron_is_told_every_degree() -> None:

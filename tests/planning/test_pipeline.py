@@ -120,7 +120,7 @@ def test_every_factorisation_is_searched(cluster: str) -> None:
 @pytest.mark.parametrize(("model", "batch"), [("gpt2-xl", 2), ("bert-large", None)])
 def test_no_single_mesh_has_a_shorter_step_than_the_answer(model: str, batch: int | None) -> None:
     """The waits of the GPUs for their host, most of this step, count in what leads the answer. With two samples neither a trade-off nor a
-    usual layout is as short as the best plan of one axis."""
+    baseline is as short as the best plan of one axis."""
     asked = Request(model, cluster="1x8-h100", batch=batch, layers=4)
     free, *each = (plan_model(replace(asked, mesh=text)) for text in (None, "8", "2x4", "4x2"))
     shortest = min(r.best.cost.step_time_s for r in each)

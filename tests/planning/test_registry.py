@@ -17,14 +17,14 @@ SMALL = Request("bert-large", cluster="1x8-h100", layers=2, mesh="8")
 
 def test_a_new_method_and_a_new_baseline_are_one_entry_each(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = replace(METHODS["taps"], name="mine", title="Mine", words="weights kept, copies may differ", uniform=False)
-    usual = replace(BASELINES["fsdp"], name="usual", title="our usual layout")
+    usual = replace(BASELINES["fsdp"], name="usual", title="our baseline")
     monkeypatch.setitem(METHODS, "mine", mine)  # type: ignore[arg-type]
     monkeypatch.setitem(BASELINES, "usual", usual)  # type: ignore[arg-type]
     assert plan_model(replace(SMALL, method="mine")).best.method == "mine"
     plans = {p.name: p for p in compare_methods(SMALL).plans}
     assert (plans["Mine"].method, plans["Mine"].objective) == ("mine", "communication")
     assert plans["Mine"].notes[0].sentence == "Mine: weights kept, copies may differ"
-    assert plans["our usual layout"].blocks == plans["FSDP"].blocks
+    assert plans["our baseline"].blocks == plans["FSDP"].blocks
     assert {p.method for p in plans.values()} >= {*METHODS, "usual"} - {"hf-expert"}
 
 

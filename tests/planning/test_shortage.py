@@ -60,7 +60,7 @@ def test_the_least_memory_is_of_the_plans_that_were_looked_at() -> None:
 
 
 def test_every_does_not_fit_says_what_fills_the_memory() -> None:
-    """In the refusal of a budget, for a tool, in the row of a usual layout and in that of a stated one, not only of the chosen plan."""
+    """In the refusal of a budget, for a tool, in the row of a baseline and in that of a stated one, not only of the chosen plan."""
     filled = re.compile(r"of [\d.]+ GiB, [\d.]+ are .*; a GPU may hold [\d.]+ GiB")
     asked = Request("gpt2-xl", cluster="1x4-a100-pcie", batch=16, seq=512, layers=4, memory_gb=0.5, accumulate=None)
     for tool in (None, "fsdp2"):

@@ -26,7 +26,7 @@ from planner_core.planning.analysis.regret import SCENARIOS, Regret
 from planner_core.planning.fitting.baselines import OWN_WORKLOAD, samples_at_once
 from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.simpler import leads_by_simplicity
-from planner_core.planning.methods import EXACT, FREE, METHODS
+from planner_core.planning.methods import EXACT, METHODS
 from planner_core.planning.planner import usable_bytes
 from planner_core.planning.pricing import (
     BUBBLE,
@@ -250,8 +250,8 @@ def first_plan_text(plan: Plan, request: Request) -> str:
         return f"no plan fits so far: the smallest takes {format_peak_gib(plan)} GiB a GPU"
     passes = {
         "the proof": request.prove,
-        "usual layouts": True,
-        "trade-offs": request.tool in (None, FREE),
+        "baselines": True,
+        "trade-offs": request.bounding_tool is None,
         "stages": may_use_stages(request, load_cluster(request.cluster)),
     }
     *first, last = (name for name, runs in passes.items() if runs)
@@ -267,8 +267,8 @@ def describe_proof_scope(request: Request) -> str:
     if (method := METHODS[request.method]).objective:
         return f"{method.title}'s space"
     of_one_stage = "plans of one pipeline stage"
-    if request.tool not in (None, FREE):
-        return f"{of_one_stage} that {request.tool} can be told"
+    if request.bounding_tool is not None:
+        return f"{of_one_stage} that {request.bounding_tool} can be told"
     if request.zero is None:
         return of_one_stage
     return f"{of_one_stage} and ZeRO-0 or {request.zero}" if request.zero else f"{of_one_stage} and ZeRO-0"
@@ -279,8 +279,8 @@ def proof_text(request: Request) -> str:
     scope, method = describe_proof_scope(request), METHODS[request.method]
     if aim := method.describe_aim(request.objective):
         separately = f"; {OWN_WORKLOAD}" if method.objective else ""
-        return f"proven optimal, of best: the {aim} within {scope}, which says nothing of its step; other rows among their own{separately}"
-    return f"proven optimal: none is better among {scope}; usual layouts and methods among their own"
+        return f"proven, of best: the {aim} within {scope}, which says nothing of its step; other rows among their own{separately}"
+    return f"proven: none is better among {scope}; baselines and methods among their own"
 
 
 def _describe_proof(plan: Plan, request: Request) -> str:
@@ -288,7 +288,7 @@ def _describe_proof(plan: Plan, request: Request) -> str:
     if aim := METHODS[request.method].describe_aim(request.objective):  # its bound is none of the step
         return f"the {aim}{' found' * (not plan.optimal)} within {scope}, {'proven' if plan.optimal else 'not proven so far'}"
     if plan.is_step_proven:
-        return f"proven optimal among {scope}"
+        return f"proven the best among {scope}"
     if plan.optimal:
         return "the least work of GPUs, which wait for their host"
     if not plan.bound:
@@ -323,7 +323,7 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget
     staged, waits = any(p.pipeline for p in plans), any(p.cost.host_wait_s for p in plans)
     columns = ["step", "from", "to", "tokens/s/GPU", "MFU %", "compute", *["host wait"] * waits, "exposed comm"]
     columns += ["bubble"] * staged
-    rows = [["plan", "mesh", "micro-batch", "recompute", *columns, "all comm", "memory GiB", "fits", "proven optimal"]]
+    rows = [["plan", "mesh", "micro-batch", "recompute", *columns, "all comm", "memory GiB", "fits", "proven"]]
     rows[0] += [] if budget is None else ["days", "cost"]
     for p, speed in zip(plans, speeds, strict=True):
         c, (exposed, bubble) = p.cost, exposed_and_bubble(p)
@@ -353,7 +353,7 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget
     return format_table(rows, frozenset(numbers))
 
 
-LEFT_COLUMNS = ("plan", "mesh", "micro-batch", "recompute", "fits", "proven optimal")
+LEFT_COLUMNS = ("plan", "mesh", "micro-batch", "recompute", "fits", "proven")
 
 
 def exposed_and_bubble(plan: Plan) -> tuple[float, float]:

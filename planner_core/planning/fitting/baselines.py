@@ -1,4 +1,4 @@
-"""The plans of usual layouts: the best plan of each baseline over the meshes. It fits if one of them fits."""
+"""The plans of baselines: the best plan of each baseline over the meshes. It fits if one of them fits."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from planner_core.search.algebra import PointAllowance
 from planner_core.search.network import Problem
 
 DEAL_OUT_SAMPLES = ("data-parallel", "fsdp")
-"""The usual layouts that give every GPU samples of its own."""
+"""The baselines that give every GPU samples of its own."""
 MORE_NUMBERS = 4
 """Larger, and smaller, numbers of micro-batches at which a layout is looked at beside the chosen plan's number."""
 MAX_OPEN_GAP = 0.01
-"""A usual layout whose gap is wider than this share is searched for the mixtures of recomputation between two prices of memory."""
+"""A baseline whose gap is wider than this share is searched for the mixtures of recomputation between two prices of memory."""
 MAX_GAP_POINTS = 40_000
 """Points that this search may form: some tenths of a second of one core, on each mesh that may still win."""
 NEARLY_CHOSEN = 0.02
-"""A usual layout that must take longer than the chosen plan by more than this share is not searched further: it leads no list."""
+"""A baseline that must take longer than the chosen plan by more than this share is not searched further: it leads no list."""
 NEARLY_LEAST = 1.05
-"""By what factor the sum of memory of a usual layout that does not fit may be shown above the least, to be the layout that people run."""
+"""By what factor the sum of memory of a baseline that does not fit may be shown above the least, to be the layout that people run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def plan_baselines(
     If its fastest plan does not fit with the recomputation of `planner`, it is planned with `recompute`; if it does not fit so either, at
     the next of the `larger` numbers of micro-batches. With `smaller` numbers it is planned as long as the same plan fits there and gets
     faster, or where it has no plan with more. So it fits if the layout fits at all within MORE_NUMBERS of these. If it fits nowhere, it is
-    shown near its least memory. `chosen_s`: the work of the chosen plan, with which usual layouts may tie.
+    shown near its least memory. `chosen_s`: the work of the chosen plan, with which baselines may tie.
     """
     options, number = list(options), _Number.of(planner, recompute)
     more, fewer = (
@@ -255,7 +255,7 @@ def _best_answer(planner: Planner, problems: list[Problem], chosen_s: float) -> 
             break
         if exceeds_budget_by_far(problem, planner.budget):
             continue
-        # Nobody asked to prove a usual layout, and it says its gap. But prices of memory find only the ends of a mixture. Example: FSDP of
+        # Nobody asked to prove a baseline, and it says its gap. But prices of memory find only the ends of a mixture. Example: FSDP of
         # Llama-3-8B on 8 H100 lacks 0.4 GiB. With one price all 32 blocks are recomputed, and the step takes 6.7 % longer than with one. So
         # a gap is closed where that may make the layout as fast as the chosen plan.
         limits = SearchLimits(abandon_above=least, prove=False, max_open_gap=MAX_OPEN_GAP)
@@ -309,7 +309,7 @@ def note_compared_workload(workload: Workload) -> Note:
     recomputed = "no recomputation" if workload.recompute == "none" else f"recomputation {workload.recompute}"
     return Note(
         f"{', '.join(m.title for m in METHODS.values() if m.objective)} and the least communication are searched with {many} a step and "
-        f"{recomputed}, as the chosen plan has them; usual layouts have numbers and recomputation of their own; {OWN_WORKLOAD}"
+        f"{recomputed}, as the chosen plan has them; baselines have numbers and recomputation of their own; {OWN_WORKLOAD}"
     )
 
 

@@ -26,7 +26,7 @@ def suits_every_model(graph: Graph) -> bool:
 class Method:
     """One way to plan, with all that other modules need to know of it.
 
-    A method of `--method` is an entry of `METHODS`; a usual layout is an entry of `BASELINES` (see `registry`). The command line,
+    A method of `--method` is an entry of `METHODS`; a baseline is an entry of `BASELINES` (see `registry`). The command line,
     the reports and the explorer read their lists from there.
     """
 

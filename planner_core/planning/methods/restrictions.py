@@ -273,7 +273,7 @@ class DataAxis(Restriction):
             net.factors.append(allow_only(name, ok))
 
 
-# --- usual layouts ----------------------------------------------------------------------------------------------
+# --- baselines ----------------------------------------------------------------------------------------------
 
 
 def data_parallel_rules(graph: Graph, mesh: DeviceMesh) -> Restriction | None:
