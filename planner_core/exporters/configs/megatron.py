@@ -63,7 +63,9 @@ def write_megatron(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     lines = [
         f"--{name}" if value is True else f"--{name} {value}" for name, value in flags.items() if value is not False
     ]
-    return "\n".join([*lines, ""]), list_remarks(layout, _usage_remarks(plan, flags), differences), layout
+    # Megatron-LM knows no FSDP2: where the plan shards weights, its distributed optimizer shards their states alone.
+    stage = 1 if flags["use-distributed-optimizer"] else 0
+    return "\n".join([*lines, ""]), list_remarks(layout, _usage_remarks(plan, flags), differences, stage), layout
 
 
 def _degree_flags(layout: TpLayout) -> dict[str, Any]:
