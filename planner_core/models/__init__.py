@@ -7,14 +7,12 @@ capture/    runs a module's forward and records it as a graph
 exported/   files of torch.export
 hooks/      what capture and run share: names of call sites, expert and scan layers as single calls
 sandbox/    runs user code in a process of its own
-identity    the fields by which a plan identifies its model
 fold        TAP's Algorithm 1, step by step
 """
 
 from planner_core.models import fold
 from planner_core.models.batches import BatchGraphs
 from planner_core.models.fold import FoldGroup, FoldStep, fold_steps, list_weight_nodes, shared_subgraphs
-from planner_core.models.identity import model_identity
 from planner_core.models.loading import (
     VOCABULARY,
     capture_graph,
@@ -23,6 +21,7 @@ from planner_core.models.loading import (
     has_own_inputs,
     load_model,
     load_plan_graph,
+    model_identity,
     open_model,
     package_versions,
     pad_vocabulary,

@@ -198,6 +198,24 @@ def package_versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("torch", "transformers") if is_installed(name)}
 
 
+def model_identity(graph: Graph) -> dict[str, Any]:
+    """The fields by which a plan identifies its model. `versions`: of the packages that name its operators; a zoo model that was planned
+    without torch is that of its snapshot."""
+    versions = package_versions()
+    if graph.source.startswith("zoo:") and "torch" not in versions:
+        versions = {**versions, "transformers": SNAPSHOT_TRANSFORMERS}
+    return {
+        "name": graph.name,
+        "source": graph.source,
+        "params": graph.num_params,
+        "loss": graph.loss,
+        "config": dict(graph.config),
+        "layers": graph.num_repeats,
+        "versions": versions,
+        **({"own_shapes": {n: list(shape) for n, shape in graph.own_shapes.items()}} if graph.own_shapes else {}),
+    }
+
+
 def default_sizes(model: str, num_gpus: int = 1) -> tuple[int, int]:
     """Return (samples of a step, tokens of a sample) of a model without example inputs, where nobody states them.
 
