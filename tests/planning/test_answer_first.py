@@ -193,3 +193,21 @@ def test_where_nothing_can_fit_the_first_number_says_so() -> None:
     first, plan, *more = events
     assert first == 1 and isinstance(plan, Plan) and not plan.fits
     assert more and all(isinstance(number, int) for number in more), "one plan is shown"
+
+
+def test_a_good_plan_is_shown_before_other_numbers_are_searched() -> None:
+    """Its bound holds for these too, so it is no higher than that of the end."""
+    events: list[object] = []
+    request = Request("llama-3-70b", cluster="2x8-h100", batch=16, accumulate=None, recompute="auto")
+
+    def search(planner: Planner, *args: Any, **options: Any) -> Plan:
+        events.append(planner.workload.accumulate)
+        return choose_mesh(planner, *args, **options)
+
+    _, plan = micro_batches.choose_micro_batches(
+        request, None, lambda text: None, search=search, show_first=events.append
+    )
+    number, first, *more = events
+    assert number == 1 and isinstance(first, Plan) and first.fits and {1, 2} <= set(more), "one plan is shown"
+    assert first.bound is not None and plan.bound is not None and first.bound < plan.bound
+    assert plan.cost.gpu_time_s <= first.cost.gpu_time_s <= first.bound * (1 + micro_batches.GOOD_GAP)

@@ -47,6 +47,8 @@ from planner_core.search import (
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
 
+GOOD_GAP = 1 / 3
+"""A plan at most this share above its bound is shown before the other numbers are looked at."""
 MOST_BETWEEN = 3
 """Numbers that the steps passed over and that are looked at, where no proof is asked for."""
 
@@ -92,9 +94,9 @@ def choose_micro_batches(
 
     Each number is searched without proof first. That saves the exact searches most of their work. The plan's bound holds for all numbers.
     `effort`: what proofs may take; None: a moment, or all that it takes where the request says `prove`. `like`: an earlier planner of the
-    same model, whose graphs serve again. `show_first` gets one plan as soon as it is known: that of the search without proof, with a bound
-    that holds for all numbers; where nothing can fit, that of least memory with the first number. Raises NoPlanFits if the user gave a
-    budget that no plan fits, and InputError.
+    same model, whose graphs serve again. `show_first` gets one plan as soon as a good one is known, at the latest that of the search
+    without proof, with a bound that holds for all numbers; where nothing can fit, that of least memory with the first number. Raises
+    NoPlanFits if the user gave a budget that no plan fits, and InputError.
     """
     effort = effort or (THOROUGH if request.prove else MOMENT)
     return _MicroBatchSearch(MicroBatchNumbers(request, graph, say, effort, like), search, say, show_first).run()
@@ -133,6 +135,15 @@ class _MicroBatchSearch:
         if self._show_first is not None:
             self._show_first(plan)
         self._show_first = None
+
+    def show_if_good(self, plan: Plan) -> None:
+        """Show a plan whose bound for all numbers says that it is a good one.
+
+        The other numbers mostly raise its bound alone. Example: Llama-3.1-405B on 512 H100 has its best plan after 3 s, with a bound 27 %
+        below it, and after 6 s a bound of 1.3 %.
+        """
+        if plan.bound is not None and plan.cost.gpu_time_s <= plan.bound * (1 + GOOD_GAP):
+            self.show(plan)
 
     def run(self) -> tuple[Planner, Plan]:
         """The best plan over all numbers, with a bound that holds for all of them."""
@@ -209,6 +220,12 @@ class _MicroBatchSearch:
             plan, self.needed[number] = _plan_number(count, known, self.bounds, self.search, self.say)
             if plan is not None and plan.fits and (self.best is None or _is_better((count.planner, plan), self.best)):
                 self.best = count.planner, plan
+            if self.best is not None and self.best[0] is count.planner:
+                self.show_if_good(self._over_all(*self.best)[1])
+        if count.plain is not count.planner:
+            # Its bounds are known now, and nothing else is asked of it: of large clusters it holds a tenth of a gigabyte.
+            count.plain.problems.clear()
+            count.plain.networks.clear()
         return count.options, plan
 
     def _between(self, room: float, options: Sequence[DeviceMesh], most: int) -> None:

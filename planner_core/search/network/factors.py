@@ -70,6 +70,10 @@ class TablePool:
         selected = self._selections[key][1]
         return Factor(f.vars, selected.cost, selected.allowed)
 
+    def forget_selections(self) -> None:
+        """Free the tables with all states that `select` keeps, once all variants are compiled."""
+        self._selections.clear()
+
     def number(self, f: Factor) -> int:
         """Return the number of a factor's table. The factor then holds the array of the first one that is equal."""
         number = self._numbers_by_id.get((id(f.cost), id(f.allowed)))

@@ -261,6 +261,7 @@ def build_problem(
         merged_first = merge_factors(first[1])
         # Variants differ in their costs only. So the states are pruned, and the order is chosen, once for all of them.
         compiled_others = {variant: compile_like(compiled_first, merged_first, net) for variant, net in others}
+        compiled_first.pool.forget_selections()
         blocks[name] = {first[0]: compiled_first} | compiled_others
     return assemble_problem(
         coarse, strategies, model, nets.runs, apply_restriction("", nets.top, restrict), blocks, uniform
