@@ -148,8 +148,11 @@ class _Builder:
 
     def segments(self, value: int) -> Segments:
         """Return the fused dims of a value, and the extents of their parts."""
-        rank = len(self.values[value].meta.shape)
-        return tuple((d, s) for d in range(rank) if (s := self.strategies.segments.get((value, d))))
+        known = self.cache.operators.segments
+        if value not in known:
+            rank = len(self.values[value].meta.shape)
+            known[value] = tuple((d, s) for d in range(rank) if (s := self.strategies.segments.get((value, d))))
+        return known[value]
 
     def _moves(self, value: int, item_bytes: int | None = None) -> Redistributions:
         """Return redistributions of a value on this mesh, in its own dtype or in a dtype of `item_bytes`."""
@@ -191,11 +194,15 @@ class _Builder:
     # --- tensors and weights -------------------------------------------------------------------------
 
     def _states(self, value: int) -> TensorStates:
-        v = self.values[value]
-        if v.kind == "parameter":
-            zero = 0 if is_small(self.block, value) else self.model.workload.zero
-            return parameter_states(v.meta, v.grad, self.axes, zero, self.segments(value))
-        return tensor_states(v.meta, v.grad, self.axes, self.segments(value))
+        v, known = self.values[value], self.cache.states
+        key = (value, self.axes.stages, self.model.workload.zero) if v.kind == "parameter" else (value,)
+        if key not in known:
+            if v.kind == "parameter":
+                zero = 0 if is_small(self.block, value) else self.model.workload.zero
+                known[key] = parameter_states(v.meta, v.grad, self.axes, zero, self.segments(value))
+            else:
+                known[key] = tensor_states(v.meta, v.grad, self.axes, self.segments(value))
+        return known[key]
 
     def _add_tensor(self, value: int) -> None:
         v, states, name = self.values[value], self._states(value), tensor_name(value)
@@ -210,13 +217,17 @@ class _Builder:
             key = "stored", meta, segments, value in self.at_the_ends, *self._weight_key(value)
             self._add_shared_factor(partial(self._storage_factor, value), (name,), *key)
             return
-        cost = zero_costs(len(states))
-        if value in self.kept_results:
-            cost[Component.AFTER_FORWARD] = states.local_bytes
         # A view has the storage of its root: if the root is kept already, saving the view holds no further byte.
-        elif value in self.saved_inputs and root(self.block, value) not in self.kept_results:
-            cost[Component.AFTER_FORWARD] = states.local_bytes * self.options.saved_share
-        self.net.factors.append(Factor((name,), cost, np.ones(len(states), dtype=bool)))
+        is_saved = value in self.saved_inputs and root(self.block, value) not in self.kept_results
+        share = 1.0 if value in self.kept_results else self.options.saved_share if is_saved else 0.0
+        make_factor = partial(self._delivered_factor, name, states, share)
+        self._add_shared_factor(make_factor, (name,), "delivered", v.meta, v.grad, self.segments(value), share)
+
+    def _delivered_factor(self, name: str, states: TensorStates, share: float) -> Factor:
+        """Return the factor of a tensor of whose bytes this `share` is kept for backward."""
+        cost = zero_costs(len(states))
+        cost[Component.AFTER_FORWARD] = states.local_bytes * share
+        return Factor((name,), cost, np.ones(len(states), dtype=bool))
 
     def _storage_factor(self, value: int) -> Factor:
         """Return the factor of a weight's cost without its uses."""

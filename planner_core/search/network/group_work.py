@@ -15,7 +15,7 @@ import numpy as np
 
 from planner_core.core import Block, Op, Shard, root
 from planner_core.cost import Component, CostModel, Ends, waited_seconds
-from planner_core.cost.communication import collective_times
+from planner_core.cost.communication import Segments, collective_times
 from planner_core.cost.compute import has_kernels, kernel_seconds, op_time
 from planner_core.cost.memory import Rerun, is_recomputed
 from planner_core.ops import (
@@ -29,7 +29,7 @@ from planner_core.ops import (
     splits_saved_tensor,
 )
 from planner_core.search.network.factors import Factor, zero_costs
-from planner_core.search.network.states import Bools, Floats, Ints, joint_parts
+from planner_core.search.network.states import Bools, Floats, Ints, TensorStates, joint_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,12 @@ class OperatorCache:
     """What all networks of one block share, on any mesh of a cluster.
 
     `kernels`: seconds of an operator's kernels forward and backward, by its name, its chunks, and into how many parts each row splits it.
-    `forms` [number of the group]: what `form_number` returned.
+    `forms` [number of the group]: what `form_number` returned. `segments` [value]: its fused dims, and the extents of their parts.
     """
 
     kernels: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
     forms: dict[int, int] = field(default_factory=dict)
+    segments: dict[int, Segments] = field(default_factory=dict)
 
 
 Tables = dict[tuple[object, ...], tuple[Floats, Bools]]
@@ -53,12 +54,13 @@ class BlockCache:
     """Values that all networks of one block on one mesh share, whatever ZeRO stages the weights may have.
 
     `seconds` [operator name] is what `GroupWork._seconds` computes, and `index` [form of the group] are the joint rows. Both are the
-    same for each policy of recomputation. `factors` are those of `tables`, by their variables too. The blocks of a model share `tables` and
-    `index`, and `operators` are the same on every mesh of the cluster.
+    same for each policy of recomputation. `states` are those of values, of weights by ZeRO stages too. `factors` are those of `tables`, by
+    their variables too. The blocks of a model share `tables` and `index`, and `operators` are the same on every mesh of the cluster.
     """
 
     seconds: dict[str, tuple[Floats, Floats, Floats, Floats]] = field(default_factory=dict)
     index: dict[int, Ints] = field(default_factory=dict)
+    states: dict[tuple[object, ...], TensorStates] = field(default_factory=dict)
     factors: dict[tuple[object, ...], Factor] = field(default_factory=dict)
     tables: Tables = field(default_factory=dict)
     operators: OperatorCache = field(default_factory=OperatorCache)
