@@ -1,6 +1,6 @@
 """Published steps with pipeline stages, and sweeps of layouts with what ran out of memory, against their predictions.
 
-`python -m bench.support.published.stages` prices what has no row yet (three minutes for all). No constant of the model is fitted to any of these sources: each is
+`python -m bench.support.published.stages` prices what has no row yet (all take three minutes of processor time). No constant of the model is fitted to any of these sources: each is
 stated by its shape, machine, layout and the stack that ran it, whose properties are read from its code (`assets/stacks.json`).
 """
 
@@ -38,13 +38,13 @@ HEAD = """\
 ## Pipeline stages, and sweeps of layouts
 
 Runs of `assets/measurements/published/stages.csv`. Nothing of the model is fitted to any of these sources, so each one is a test. The band of plans
-with stages is from them, each source counted alike. *Fits* says of how many runs, those that ran out of memory among them, the verdict is right. The stack of a run is
+with stages is from those whose kernels are published, each source counted alike. *Fits* says of how many runs, those that ran out of memory among them, the verdict is right. The stack of a run is
 that of its source, with properties that are read from its code; what a source does not state is taken as its stack's default.
 """
 MISSING = """\
 dgxc's NeMo hides tensor-parallel sums behind products (`ub_tp_comm_overlap: true` in its files), which is not priced: of Llama-3.1-70B on 64 GPUs these are 1.9 of
-17.2 s predicted, and 14.7 s were measured. Its gradients are kept and summed in bfloat16 (`grad_sync_dtype: bf16`), and stated so. The CI's runs are deterministic, which slows kernels. Aleph Alpha's runs of grade B have no flash attention; how
-its mask and softmax ran in 2023 is not published. Zero Bubble's runs with 45 GB and more are ZB-2p, which holds twice the micro-batches and is not an order that torch has.
+17.2 s predicted, and 14.7 s were measured. Its gradients are kept and summed in bfloat16 (`grad_sync_dtype: bf16`), and stated so. The CI's runs are deterministic, which slows kernels. How
+Aleph Alpha's mask and softmax without flash attention ran in 2023 is not published: these runs are in no band. Zero Bubble's runs with 45 GB and more are ZB-2p, which holds twice the micro-batches and is not an order that torch has.
 """
 
 
@@ -68,11 +68,15 @@ class StagedRun:
         return math.log(self.seconds / self.run.measured_s)
 
     @property
+    def has_known_kernels(self) -> bool:
+        """Whether it is published how the run computed attention. Of Aleph Alpha's runs without flash attention it is not."""
+        return "Aleph" not in self.run.source or "flash" in self.run.row["attention"]
+
+    @property
     def source(self) -> str:
-        """The name of the source in tables. Runs without flash attention are apart."""
+        """The name of the source in tables. Runs whose kernels are not known are a line of their own."""
         name = next(shown for part, shown in SOURCES.items() if part in self.run.source)
-        plain = name == "Aleph Alpha" and "flash" not in self.run.row["attention"]
-        return f"{name}, without flash attention" if plain else name
+        return name if self.has_known_kernels else f"{name}, without flash attention"
 
 
 def stage_runs() -> Iterator[Run]:
@@ -101,7 +105,9 @@ def statement(row: Row) -> Statement:
     dp, tp, pp, cp = (int(_number(row[k], 1)) or 1 for k in ("dp", "tp", "pp", "cp"))
     vp = (int(_number(row["vp"], 1)) or 1) if pp > 1 else 1
     order = {"zb": "zb" if vp == 1 else "zbv"}.get(row["schedule"], row["schedule"]) if pp > 1 else ""
-    zero = int(row["zero_stage"][:1] or 0) if dp > 1 else 0
+    # Aleph Alpha does not state the stage; what fits and what does not is that of sharded optimizer states with whole bfloat16 gradients.
+    usual = "1" if "Aleph" in row["source"] else "0"
+    zero = int(row["zero_stage"][:1] or usual) if dp > 1 else 0
     layout = Layout(
         dp=dp,
         tp=tp,
@@ -153,10 +159,10 @@ def main() -> None:
     with ROWS.open("a", encoding="utf-8") as file:
         for run in stage_runs():
             if run.id not in kept:
-                file.write(json.dumps([run.id, _price(run)]) + "\n")
+                file.write(json.dumps([run.id, price_run(run)]) + "\n")
 
 
-def _price(run: Run) -> list[Any] | None:
+def price_run(run: Run) -> list[Any] | None:
     """Predicted seconds, bytes, and whether it fits, in the memory of the run's GPU; None for a layout that is not legal."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
@@ -284,10 +290,10 @@ def least_memory(found: Sequence[StagedRun], of: StagedRun) -> float:
 
 
 def errors_of_sources_alike(found: Sequence[StagedRun]) -> Any:
-    """The errors of runs with stages: as many quantiles of each source, so that all count alike."""
+    """The errors of runs with stages and known kernels: as many quantiles of each source, so that all count alike."""
     by: dict[str, list[float]] = defaultdict(list)
     for t in found:
-        if t.ran and t.run.stated.layout.pp > 1:
+        if t.ran and t.has_known_kernels and t.run.stated.layout.pp > 1:
             by[t.source].append(t.error)
     quantiles = np.linspace(0.02, 0.98, 25)
     return np.concatenate([np.quantile(errors, quantiles) for errors in by.values()])

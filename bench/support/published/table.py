@@ -188,7 +188,7 @@ def bands(found: Found, paired: Sequence[PricedRun]) -> dict[str, Any]:
         groups.setdefault(kind(e.run), []).append(e.sources)
         of_one_stack.setdefault(kind(e.run), []).append(e.groups)
     # The runs of sweeps without stages are of other stacks, and no constant is fitted to them: each is left out already.
-    swept = [t for t in stages.priced_stage_runs() if t.ran and t.run.stated.layout.pp == 1]
+    swept = [t for t in stages.priced_stage_runs() if t.ran and t.has_known_kernels and t.run.stated.layout.pp == 1]
     for t in swept:
         groups.setdefault(kind(t.run), []).append(t.error)
     # Two plans that are compared share the error of their stack: `sigma` is of runs whose source the fit has seen.

@@ -3,8 +3,8 @@
     eager       as the model's code: a float32 copy of the logits, their log-softmax, and two copies more in backward
     fused       one kernel that reads the logits in their dtype, and writes their gradient in their place
     whole       one float32 copy of all logits, in whose place the gradient is written, as Megatron-LM does
-    gathered    as the model's code, of logits that every tensor-parallel rank has whole; those of the micro-batch before are still
-                held (DeepSpeed's pipeline and those after it keep results in buffers that the next pass overwrites)
+    gathered    as the model's code, of logits that every tensor-parallel rank has whole; they and those of the micro-batch before are
+                held until later passes overwrite them (the pipeline of Aleph Alpha's Scaling has two such buffers on the last stage)
     chunked:N   head and loss of one of N parts of the tokens after the other, forward and backward at once (Liger, Unsloth)
 
 A run whose blocks are compiled compiles the loss too, unless it states its loss: that reads the logits in their dtype, and writes their
@@ -62,8 +62,9 @@ def _replace_losses(block: Block, kind: str, parts: int) -> Block:
 
 def _replace_loss(block: Block, loss: Op, kind: str, parts: int) -> Block:
     if kind == GATHERED:
-        before = TensorMeta(block.values[loss.inputs[0]].meta.shape, _logits_dtype(block, loss))
-        there = replace(loss, saved_extra=(*loss.saved_extra, before), attrs={**loss.attrs, WHOLE_LOGITS: True})
+        # A buffer each for this micro-batch and the one before: the pass after next overwrites it, and backward does not free it.
+        held = TensorMeta(block.values[loss.inputs[0]].meta.shape, _logits_dtype(block, loss))
+        there = replace(loss, saved_extra=(*loss.saved_extra, held, held), attrs={**loss.attrs, WHOLE_LOGITS: True})
         return replace(block, items=tuple(there if item is loss else item for item in block.items))
     logits = root(block, loss.inputs[0])
     values, ops = list(block.values), {loss.name: _loss_as_run(block, loss, kind)}
