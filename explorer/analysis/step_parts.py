@@ -72,7 +72,7 @@ def split_step(plan: Plan, graph: Graph, coarse: CoarseGraph | None = None) -> d
     waits = sum(e.seconds for e in exposed if e.why == WAITED)
     # the model's compute time holds what is computed again and the wait for the host, which stand as parts of their own here
     return {
-        COMPUTE: plan.cost.compute_time_s - plan.cost.host_wait_s - recomputed_s,
+        COMPUTE: plan.cost.gpu_compute_s - recomputed_s,
         RECOMPUTATION: recomputed_s,
         WAITS: waits,
         WEIGHTS: sum(e.seconds for e in exposed) - waits,

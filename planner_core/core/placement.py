@@ -183,3 +183,8 @@ def group_sums(steps: Iterable[Step]) -> tuple[tuple[Step, ...], ...]:
         for is_sum, found in itertools.groupby(steps, lambda step: step.collective == "all_reduce")
         for run in ([tuple(found)] if is_sum else [(step,) for step in found])
     )
+
+
+def joint_axes(group: Iterable[Step]) -> tuple[int, ...]:
+    """Return the mesh axes of one group of `group_sums`, in the order of the mesh."""
+    return tuple(sorted(step.axis for step in group))

@@ -269,6 +269,11 @@ class Cost:
         """Seconds of the step without waits for the host: the form that the search minimises."""
         return self.step_time_s - self.host_wait_s
 
+    @property
+    def gpu_compute_s(self) -> float:
+        """Seconds in which the GPU computes: those of `compute_time_s` in which it does not wait for the host."""
+        return self.compute_time_s - self.host_wait_s
+
     def seconds(self, objective: str) -> float:
         """The seconds that a search for an objective minimises: the GPU's part of the step, or the communication alone."""
         return self.comm_time_s if objective == "communication" else self.gpu_time_s

@@ -22,6 +22,7 @@ from planner_core.core import (
     SitePlan,
     Step,
     group_sums,
+    joint_axes,
 )
 from planner_core.cost.communication.collectives import collective_time
 from planner_core.cost.communication.redistribution import step_bytes
@@ -293,6 +294,6 @@ def collectives_of_steps(
     for move in group_sums(real) if joint else [(step,) for step in real]:
         if kind := move[0].collective:
             size = step_bytes(meta.shape, item, tuple(here), move[0], model.sizes)
-            yield kind, tuple(sorted(step.axis for step in move)), size
+            yield kind, joint_axes(move), size
         for step in move:
             here[step.axis] = step.dst

@@ -202,7 +202,7 @@ def test_a_folded_step_takes_what_all_its_passes_take(
                 for _ in whole.copies
             ]
             every = simulated_pipeline(whole, costs, 40 * ranks)
-            folded = timing.step_seconds(whole, costs, 40 * ranks)
+            folded = timing.schedule_seconds(whole, costs, 40 * ranks)
             without = [replace(c, host_forward_s=0.0, host_backward_s=0.0, host_step_s=0.0) for c in costs]
             waits = every.step_s - simulated_pipeline(whole, without, 40 * ranks).step_s
             assert folded == pytest.approx((every.step_s, every.bubble_s, waits), rel=1e-9, abs=1e-9)
@@ -214,7 +214,7 @@ def test_a_step_of_many_micro_batches_takes_no_longer_to_simulate(monkeypatch: p
     whole, orders, order = cut("1f1b", 8), list[int](), timing.rank_order
     monkeypatch.setattr(timing, "rank_order", lambda p, rank, m: orders.append(m) or order(p, rank, m))
     for micro_batches in (64, 4096):
-        step_s, _, _ = timing.step_seconds(whole, [stage(1, 2)] * 8, micro_batches)
+        step_s, _, _ = timing.schedule_seconds(whole, [stage(1, 2)] * 8, micro_batches)
         assert step_s == pytest.approx(3 * (micro_batches + 7))
     assert set(orders) == {timing.FOLDED_ROUNDS * 8}
 

@@ -338,7 +338,7 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget
                 f"{speed.tokens_per_s_per_gpu:,.0f}",
                 f"{100 * speed.mfu:.1f}",
                 # Without the wait: a plan of small kernels would seem to compute longer than one of large kernels.
-                format_seconds(c.compute_time_s - c.host_wait_s),
+                format_seconds(c.gpu_compute_s),
                 *[format_seconds(c.host_wait_s)] * waits,
                 format_seconds(exposed),
                 *[format_seconds(bubble)] * staged,

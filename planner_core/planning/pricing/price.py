@@ -252,7 +252,7 @@ def split_step(plan: Plan, planner: Planner) -> dict[str, float]:
     exposed = exposed_parts(plan.blocks, planner.graph, model, planner.coarse)
     waits = sum(e.seconds for e in exposed if e.why == WAITED)
     return {
-        COMPUTE: plan.cost.compute_time_s - plan.cost.host_wait_s,
+        COMPUTE: plan.cost.gpu_compute_s,
         EXPOSED_COMM: waits,
         WEIGHT_TRAFFIC: sum(e.seconds for e in exposed) - waits,
         OPTIMIZER: plan.cost.optimizer_time_s,
@@ -265,8 +265,7 @@ def split_pipeline_step(plan: Plan) -> dict[str, float]:
     cost = plan.cost
     bubble = cost.pipeline.bubble_s if cost.pipeline else 0.0
     waits = max(0.0, cost.exposed_comm_time_s - bubble)
-    compute_s = cost.compute_time_s - cost.host_wait_s
-    parts = {COMPUTE: compute_s, EXPOSED_COMM: waits, OPTIMIZER: cost.optimizer_time_s, **_idle_parts(plan)}
+    parts = {COMPUTE: cost.gpu_compute_s, EXPOSED_COMM: waits, OPTIMIZER: cost.optimizer_time_s, **_idle_parts(plan)}
     # What is left, so that the parts add up to the step: the bubble is a mean over ranks, and the rest is of the busiest one.
     return {**parts, BUBBLE: cost.step_time_s - sum(parts.values())}
 

@@ -124,7 +124,7 @@ class _StageSearch:
         self.min_compute_s = (
             COMPUTE_SHARE
             * (COMPUTE_SHARE_WITHOUT_RECOMPUTE if recomputes else 1.0)
-            * (known.cost.compute_time_s - known.cost.host_wait_s if known else 0.0)
+            * (known.cost.gpu_compute_s if known else 0.0)
         )
         self.form = FORMS.get(str(planner.request.tool))
         highest = min(planner.workload.zero, MOST_ZERO_OF_TOOLS if self.form else max(ZERO_STAGES))

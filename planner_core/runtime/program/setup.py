@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, placement_types
 
-from planner_core.core import ParamPlan, Partial, Placements, Plan, Replicate, Shard, Step, group_sums
+from planner_core.core import ParamPlan, Partial, Placements, Plan, Replicate, Shard, Step, group_sums, joint_axes
 from planner_core.models.hooks import TensorReplacement
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
@@ -97,7 +97,7 @@ def make_joint_axes(mesh: DeviceMesh, plan: Plan) -> JointAxes:
     names = _axis_names(mesh)
     named = mesh if mesh.mesh_dim_names else DeviceMesh(mesh.device_type, mesh.mesh, mesh_dim_names=names)
     sums = {
-        tuple(sorted(step.axis for step in group))
+        joint_axes(group)
         for param in plan.param_plans().values()
         for group in group_sums(step for step in param.reduce_steps() if mesh.size(step.axis) > 1)
         if len(group) > 1
@@ -124,9 +124,7 @@ def make_moves(steps: Iterable[Step], axes: Sequence[Axis]) -> tuple[AxisMove, .
 def make_sums(steps: Iterable[Step], axes: Sequence[Axis], joint: JointAxes) -> tuple[AxisMove, ...]:
     """Convert the steps of a gradient, without those on axes of one rank. Sums over several axes are one move."""
     return tuple(
-        make_move(group[0], axes)
-        if len(group) == 1
-        else AxisMove(joint[tuple(sorted(step.axis for step in group))], "all_reduce")
+        make_move(group[0], axes) if len(group) == 1 else AxisMove(joint[joint_axes(group)], "all_reduce")
         for group in group_sums(step for step in steps if axes[step.axis].size > 1)
     )
 

@@ -48,7 +48,7 @@ class PricedLayout:
         """(compute, communication that shows, optimizer) of a step, were the cluster's links those of `cluster`."""
         model = cost_model(cluster, self.plan.mesh, self.planner.workload)
         cost = self.plan.cost
-        shown = step_seconds(self.units, model) - (cost.compute_time_s - cost.host_wait_s) - cost.optimizer_time_s
+        shown = step_seconds(self.units, model) - cost.gpu_compute_s - cost.optimizer_time_s
         return cost.compute_time_s, max(0.0, shown), cost.optimizer_time_s
 
     def __hash__(self) -> int:

@@ -35,7 +35,7 @@ from planner_core.cost.schedule.pipeline.stages import (
     boundary_states,
     stage_plans,
 )
-from planner_core.cost.schedule.pipeline.timing import SPLIT, bound_s, step_seconds
+from planner_core.cost.schedule.pipeline.timing import SPLIT, bound_s, schedule_seconds
 from planner_core.cost.step import PricedUnit, priced_units, sum_traffic, unit_totals
 from planner_core.cost.step_messages import messages
 from planner_core.cost.step_time import Component, Floats
@@ -75,7 +75,7 @@ def price_simulated(
 ) -> Cost:
     """The cost of one step whose stages have been priced (`price_stages`)."""
     m = model.workload.accumulate
-    step_s, bubble_s, waits = step_seconds(pipeline, costs, m)
+    step_s, bubble_s, waits = schedule_seconds(pipeline, costs, m)
     # Where the two are equal, their sums are rounded in other orders.
     found = PipelineCost(costs, bubble_s, min(bound_s(pipeline, costs, m), step_s))
     # The parts of a step are told of one rank. The one with most work has the least bubble.

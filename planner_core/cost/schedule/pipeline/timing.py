@@ -84,7 +84,7 @@ def simulated_pipeline(pipeline: Pipeline, stages: Sequence[StageCost], micro_ba
     return PipelineTime(spans, step_s, bubble_s, once_s)
 
 
-def step_seconds(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> tuple[float, float, float]:
+def schedule_seconds(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> tuple[float, float, float]:
     """Return the seconds of a step, of its bubble, and by which waits for hosts make it longer.
 
     They are those of `simulated_pipeline`, with steps of many micro-batches folded (see the head). Raises InputError if the schedule cannot
