@@ -28,13 +28,8 @@ _HELP = {
     "nested_tensor": "give one padded tensor and a mask",
     "bincount": "count without it: torch.nn.functional.one_hot(ids, n).sum(0)",
     "nonzero": "multiply by the mask, or choose with torch.where, so that sizes stay as they are",
-    "gaussian_nll_loss": "this function of torch checks its values: write the loss out, (var.log() + (x - y).square() / var).mean() / 2",
-    "batchnorm.py": "a normalisation with momentum=None weights by the number of its steps: give it a momentum",
-    "istft(": "torch.istft checks the sum of its windows: add the frames of torch.fft.irfft by torch.nn.functional.fold",
-    "cov(": "torch.cov checks its values: centre them, and give c @ c.T / (n - 1)",
-    "corrcoef(": "torch.corrcoef checks its values: centre and scale them, and give c @ c.T",
 }
-"""What would help, by the function, kernel or file of torch, or the call (`name(`), in which a capture ended."""
+"""What would help, by the function or kernel of torch in which a capture ended."""
 _HELP["masked_select"] = _HELP["nonzero"]
 
 
@@ -126,7 +121,5 @@ def _suggest(running: CurrentCall, stack: Iterable[traceback.FrameSummary], kern
         r"\b(if|while|assert)\b", own
     ):
         return "if a number is only looked at (a log), return the tensor, and call .item() outside"
-    lines, files = " ".join(f.line or "" for f in frames), [f.filename.rpartition("/")[2] for f in frames[-3:]]
-    forms = [name for name in _HELP if name[-1] == "(" and name in lines]
-    names = [*([kernel[1]] if kernel else []), *(f.name for f in frames), *files, *forms]
+    names = [*([kernel[1]] if kernel else []), *(f.name for f in frames)]
     return next((_HELP[name] for name in names if name in _HELP), _DEFAULT_HELP)
