@@ -166,6 +166,25 @@ def test_an_index_whose_value_can_be_read_would_be_missed(monkeypatch):
     assert graph_difference(folded, capture_module(Model(USES["compared"]), {"x": x}, flat=True)) is not None
 
 
+class Peeking(Layer):
+    """Reads its index where no read is seen, beside handing it on."""
+
+    def forward(self, x):
+        x = super().forward(x)
+        return torch.tanh(x) if vars(self)["index"] > 2 else x
+
+
+def test_an_index_that_is_read_from_the_dict_of_a_module_is_used():
+    def made():
+        model = Model(lambda i: 1)
+        model.layers = nn.ModuleList(Peeking(i, UNUSED["not read"]) for i in range(6))
+        return model
+
+    x = torch.zeros(6, 8)
+    folded = capture_module(made(), {"x": x})
+    assert graph_difference(folded, capture_module(made(), {"x": x}, flat=True)) is None
+
+
 class Filling(Layer):
     """Leaves a computed tensor in an attribute, then uses its index: the pass that follows may not read the tensor."""
 

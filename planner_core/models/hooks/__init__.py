@@ -24,9 +24,8 @@ if TYPE_CHECKING:
         AssumeFinite,
     )
     from planner_core.models.hooks.forms import makes_kv_cache, normalize_call, rewrite_call
-    from planner_core.models.hooks.model_parts import buffer_bytes
+    from planner_core.models.hooks.model_parts import MISSING, buffer_bytes
     from planner_core.models.hooks.module_state import (
-        MISSING,
         ModuleState,
         TensorReplacement,
         WeightDtypes,

@@ -28,6 +28,17 @@ def list_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
+MISSING = object()
+"""Stands for a missing value."""
+
+
+def own_attribute(module: nn.Module, name: str) -> Any:
+    """Return an attribute, weight, buffer or part of the object itself; MISSING if it has none of this name."""
+    space = object.__getattribute__(module, "__dict__")
+    tables = (space, space["_parameters"], space["_buffers"], space["_modules"])
+    return next((table[name] for table in tables if name in table), MISSING)
+
+
 def list_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """List all parameters with their names, each once, in the order of torch's `named_parameters`."""
     return _list_tensors(root, "_parameters")

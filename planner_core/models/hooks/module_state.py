@@ -15,10 +15,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.models.hooks.model_parts import list_buffers, list_modules, list_parameters
+from planner_core.models.hooks.model_parts import MISSING, list_buffers, list_modules, list_parameters
 
-MISSING = object()
-"""Stands for a missing value."""
 MAX_ITEMS = 64
 """A container of more items is taken for data and not compared."""
 _PLAIN = (bool, int, float, str, type(None))

@@ -79,6 +79,11 @@ def _find_type_calls(code: CodeType) -> str:
     return "" if not following else "first" if not rebound and all(after == own for after in following) else "any"
 
 
+def _is_of_model(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return not (is_library(name) or name.startswith("planner_core."))
+
+
 class IndexTrials:
     """The integers of modules that are on trial in one pass.
 
@@ -120,17 +125,23 @@ class IndexTrials:
             raise IndexIsUsed(names.values())
 
     def _note_call(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call":
-            name = frame.f_globals.get("__name__", "")
-            if is_library(name) or name.startswith("planner_core."):
-                return
-            asked = _find_type_calls(frame.f_code)
-            if asked == "any" or (asked and type(frame.f_locals[frame.f_code.co_varnames[0]]) is OpaqueIndex):
-                self._asks_types = True
+        if event != "call" or not _is_of_model(frame):
+            return
+        asked = _find_type_calls(frame.f_code)
+        if asked == "any" or (asked and type(frame.f_locals[frame.f_code.co_varnames[0]]) is OpaqueIndex):
+            self._asks_types = True
 
     def find(self, module: nn.Module, name: str) -> OpaqueIndex | None:
         """Return what code gets in place of an attribute on trial; None for any other attribute."""
-        index = self._hidden.get((id(module), name)) if self._hidden else None
+        if not self._hidden:
+            return None
+        if name == "__dict__" and _is_of_model(sys._getframe(2)):
+            # Whatever `vars(self)` is asked for next is seen by nobody. torch's own modules ask it all the time, for their weights.
+            hidden = [(type(module), other) for part, other in self._hidden if part == id(module)]
+            self.used.update(hidden)
+            if hidden:
+                raise IndexIsUsed(hidden)
+        index = self._hidden.get((id(module), name))
         if index is not None:
             self.handed_out.add((type(module), name))
         return index
@@ -157,6 +168,8 @@ def have_same_records(
 
     `ports`: the values of the arguments of both; `outs`: those of their results.
     """
+    # Two calls have no numbers in common, so what is compared is which operands are one value. Example: mul(7, 7) -> 9 and mul(4, 4) -> 5
+    # do the same, mul(4, 6) -> 8 does not, since 7 has the counterpart 4 when it comes again.
     values, counterparts = recording.values, dict(ports)
 
     def name_within(vid: int, scope: Scope) -> str | None:
@@ -174,7 +187,7 @@ def have_same_records(
             local = name_within(x, first)
             return x == y if local is None else local == name_within(y, second)
         if one.kind == "constant" and recording.birth_times[x] <= first.start:
-            return x == y
+            return x == y  # made before its call, a mask for all layers: a replay would read this very one
         # Of a view in a replayed call `storage` may be another view, so only roots can be compared.
         roots = recording.storage_root(x), recording.storage_root(y)
         return roots[0] == x if roots[1] == y else correspond(*roots)

@@ -35,7 +35,7 @@ from planner_core.models.capture.replay.opaque_index import (
 from planner_core.models.capture.replay.tokens import Tokens, nested_items, relative_token, signature
 from planner_core.models.capture.values import ValueTable
 from planner_core.models.hooks import callsites as sites
-from planner_core.models.hooks.model_parts import list_modules
+from planner_core.models.hooks.model_parts import MISSING, list_modules, own_attribute
 from planner_core.models.hooks.torch_private import disable_torch_functions, storage_id
 
 _OWN = frozenset(nn.Module().__dict__) | {
@@ -50,7 +50,6 @@ _OWN = frozenset(nn.Module().__dict__) | {
     "__call__",
 }
 
-_MISSING = object()
 Read = tuple[str | nn.Module, str]
 """(The path of a part of the called module, or a module outside of it; the name of the attribute)."""
 
@@ -182,7 +181,7 @@ class Replayer:
         def put(module: nn.Module, name: str, value: Any) -> None:
             for watch in replayer.watches:
                 watch.opaque = True
-            before.setdefault((module, name), _own_attribute(module, name))
+            before.setdefault((module, name), own_attribute(module, name))
             plain_set(module, name, value)
 
         nn.Module.__getattribute__ = get  # type: ignore[method-assign, assignment]
@@ -193,7 +192,7 @@ class Replayer:
         except IndexIsUsed:
             # The next pass must not read what this one has left: it would take a computed tensor for a constant.
             for (module, name), value in before.items():
-                delattr(module, name) if value is _MISSING else plain_set(module, name, value)
+                delattr(module, name) if value is MISSING else plain_set(module, name, value)
             raise
         finally:
             del nn.Module.__getattribute__
@@ -259,6 +258,7 @@ class Replayer:
         leaves: list[Any] = []
         # Without a watch this is the call of the model itself, which runs once. A name with `@` is a further call of one module.
         may_repeat = self.watches and (self.counts.get(number, 0) > 1 or "@" in frame.scope)
+        # What is asked of an index in here depends on the trial around it, so this call can be no template.
         given_index = any(type(leaf) is OpaqueIndex for leaf in (*args, *kwargs.values()))
         if self.has_weighted_parts.get(number) and may_repeat and not given_index and not _has_hooks(module):
             # What is asked of tensors in here is not the model's own work, and must not be recorded.
@@ -286,6 +286,8 @@ class Replayer:
                 if key[-1] == self._outside_tokens(number, frame, leaves):
                     made = self._make_template(watch, frame, leaves, out)
         if copy is not None:
+            # The template ran with its own integer and this call without one. If they differ, type checks or caught errors led it another
+            # way, and what was just recorded is not what the layer does.
             if made is None or not self._is_copy(copy.template, made):
                 raise IndexIsUsed((type(owner), name) for owner, name in hidden)
             for read in copy.indices:
@@ -465,13 +467,6 @@ class Replayer:
         # The caller may become a template itself, and then depends on what this call would have read.
         self._pass_to_caller(TracedCall(Scope("", frame.path, ""), frame.module, 0, reads))  # type: ignore[arg-type]
         return pytree.tree_unflatten(returned, template.spec)
-
-
-def _own_attribute(module: nn.Module, name: str) -> Any:
-    """Return an attribute, weight, buffer or part of the object itself; `_MISSING` if it has none of this name."""
-    space = object.__getattribute__(module, "__dict__")
-    tables = (space, space["_parameters"], space["_buffers"], space["_modules"])
-    return next((table[name] for table in tables if name in table), _MISSING)
 
 
 def _submodule(module: Any, path: str) -> Any:
