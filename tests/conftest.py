@@ -42,6 +42,9 @@ START_S = 60
 PATIENCE_MS = 90_000
 """How long a browser test waits for what must come: shared machines stall now and then."""
 
+# Threads sum in another order: without make, too, numbers must not depend on how many cores there are. Torch is not imported yet.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # shared machines stall now and then, and a red run must be repeatable
 settings.register_profile("shared", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("shared")
