@@ -29,6 +29,8 @@ from planner_core.planning.pricing import load_published_runs
 NOWRAP_LENGTH = 18
 """Cells of fewer characters, tags not counted, stay on one line."""
 TAG = re.compile("<[^>]*>")
+HEAD_HEIGHT, ROW_HEIGHT = 30, 48
+"""Pixels of a table's head, and of its lowest rows."""
 MAX_LISTED = 12
 """Names that a warning lists."""
 CHART = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "autoScale2d"], "scrollZoom": False}
@@ -178,6 +180,9 @@ def choose_row(
         if row_id := str((st.session_state[key].get("chosen") or {}).get("id") or ""):
             on_choose(row_id)
 
+    # The component comes a moment later: without its room what stands below would jump.
+    height = HEAD_HEIGHT + ROW_HEIGHT * len(rows)
+    st.html(f"<style>.st-key-{key} {{ min-height: {height}px; }}</style>")
     first, *others = head
     data = {"label": label, "first": first, "head": others, "rows": rows, "chosen": chosen, "terms": dict(terms or {})}
     components.draw_rows(data, key=key, on_choose=choose)
