@@ -19,6 +19,7 @@ from planner_core.cost.schedule.pipeline import (
     bound_s,
     boundary_states,
     in_flight,
+    most_in_flight,
     rank_orders,
     steady_orders,
     tied_weights,
@@ -112,6 +113,15 @@ def test_long_steps_have_the_situations_of_short_ones(schedule: str, ranks: int,
 
     whole = cut(schedule, ranks, virtual)
     assert situations(steady_orders(whole, 14 * ranks)) == situations(rank_orders(whole, 14 * ranks))
+
+
+@pytest.mark.parametrize(("ranks", "virtual"), [(2, 2), (3, 4), (4, 3), (8, 2)])
+def test_the_most_in_flight_follow_from_counts_of_forwards(ranks: int, virtual: int) -> None:
+    """No order is made for them: a search asks for those of 512 stages."""
+    pipeline = cut("interleaved", ranks, virtual)
+    for rounds in (1, 2, 3, 9):
+        most = {k: n for order in rank_orders(pipeline, rounds * ranks) for k, n in in_flight(order).items()}
+        assert most_in_flight(pipeline, rounds * ranks) == tuple(most[k] for k in range(ranks * virtual))
 
 
 def test_micro_batches_in_flight() -> None:

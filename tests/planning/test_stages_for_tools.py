@@ -56,24 +56,23 @@ def test_no_stated_layout_is_quicker(tool: str) -> None:
     """Every layout that the tool can be told with equally many layers in its stages, each priced by itself, is the judge."""
     cluster = load_cluster(ASKED.cluster)
     best = best_with_stages(replace(ASKED, tool=tool, layers=4))
-    planners: dict[tuple[int, str], Planner] = {}
+    planners: dict[int, Planner] = {}
     seconds = []
-    for pp, tp, vp, samples, recompute in itertools.product((2, 4), (1, 2, 4, 8), (1, 2), (1, 2, 4), ("none", "full")):
+    for pp, tp, vp, samples in itertools.product((2, 4), (1, 2, 4, 8), (1, 2), (1, 2)):
         dp = cluster.num_gpus // (pp * tp)
         if dp == 0 or 64 % (dp * samples) or pp * vp > 4:
             continue
         layout = parse_layout(f"dp={dp},tp={tp},pp={pp},vp={vp},zero={int(dp > 1)}{',sp' * (tp > 1)}")
-        key = 64 // (dp * samples), recompute
+        key = 64 // (dp * samples)
         if key not in planners:
-            asked = replace(ASKED, layers=4, accumulate=key[0], recompute=recompute, zero=1)
-            planners[key] = prepare_planner(asked)
+            planners[key] = prepare_planner(replace(ASKED, layers=4, accumulate=key, recompute="none", zero=1))
         try:
             plan = planners[key].of_layout(layout)
         except InputError:  # too few micro-batches
             continue
         if plan is not None and plan.fits and not operator_faults(planners[key].graph, layout):
             seconds.append(plan.cost.step_time_s)
-    assert len(seconds) > 30
+    assert len(seconds) > 12
     assert best.cost.step_time_s <= min(seconds) * (1 + 1e-9)
 
 

@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+import numpy as np
+
 from planner_core.core import InputError, Pipeline, named
 
 
@@ -51,7 +53,7 @@ class Situation(NamedTuple):
 
 
 Order = tuple[Work, ...]
-STEADY_ROUNDS = 6
+STEADY_ROUNDS = 4
 """Rounds of micro-batches after which a step has no situation that it did not have before."""
 
 
@@ -97,10 +99,14 @@ def steady_orders(pipeline: Pipeline, micro_batches: int) -> tuple[Order, ...]:
 
     A rank fills up in less than two rounds of micro-batches and empties in as many; between them every round is like the one before
     (`tests/cost/test_pipeline.py` compares the situations of long and short steps)."""
-    # Example: 1,024 micro-batches on 32 ranks are 32 rounds, and 6 have all that memory depends on.
+    return rank_orders(pipeline, _steady_micro_batches(pipeline, micro_batches))
+
+
+def _steady_micro_batches(pipeline: Pipeline, micro_batches: int) -> int:
+    # Example: 1,024 micro-batches on 32 ranks are 32 rounds, and 4 have all that memory depends on.
     few = STEADY_ROUNDS * pipeline.ranks
     whole_rounds = micro_batches % pipeline.ranks == 0 and pipeline.schedule != "gpipe"
-    return rank_orders(pipeline, min(micro_batches, few) if whole_rounds else micro_batches)
+    return min(micro_batches, few) if whole_rounds else micro_batches
 
 
 def steady_situations(pipeline: Pipeline, micro_batches: int) -> tuple[tuple[Situation, ...], ...]:
@@ -138,12 +144,21 @@ def _situations(stages: Sequence[int], order: Order) -> dict[Situation, None]:
 
 
 def most_in_flight(pipeline: Pipeline, micro_batches: int) -> tuple[int, ...]:
-    """The most micro-batches that are in flight in each stage."""
+    """The most micro-batches that are in flight in each stage of `interleaved`."""
+    assert pipeline.schedule == "interleaved"
+    ranks, virtual, micro_batches = pipeline.ranks, pipeline.virtual, _steady_micro_batches(pipeline, micro_batches)
+    each, total = _round_of(pipeline, micro_batches), micro_batches * virtual
+    turns = np.arange(total) // each % virtual
+    # Row j counts the passes of turn j among the first 0, 1, 2, ... of a rank. Backwards take the turns from the last one on.
+    forwards = np.cumsum(np.arange(virtual)[:, None] == np.concatenate([[-1], turns]), axis=1)
     most = [0] * len(pipeline.copies)
-    for rank, situations in enumerate(steady_situations(pipeline, micro_batches)):
-        turn = {stage: k for k, stage in enumerate(pipeline.stages_of(rank))}
-        for stage, _, others in situations:
-            most[stage] = max(most[stage], others[turn[stage]] + 1)
+    for rank in range(ranks):
+        ahead = _forwards_ahead(pipeline, rank, micro_batches)
+        # When the n-th forward has run, all backwards but those of the `ahead` forwards before it have.
+        done = np.arange(1, total + 1)
+        now = forwards[:, done] - forwards[::-1, np.maximum(0, done - 1 - ahead)]
+        for turn in range(virtual):
+            most[turn * ranks + rank] = int(now[turn].max())
     return tuple(most)
 
 
@@ -187,12 +202,8 @@ def _in_rounds(pipeline: Pipeline, rank: int, m: int, hops: int, weights_after: 
     """Rounds of micro-batches: a round goes through all stages of a rank before the next round begins. `hops`: how many more forwards a
     rank runs ahead for each rank behind it. `weights_after`: after how many backwards those of weights begin; None: they are not apart."""
     ranks, stages = pipeline.ranks, pipeline.virtual
-    # Rounds are of about as many micro-batches as there are ranks: 10 on 4 ranks are 10 // 4 = 2 rounds of 5.
-    each = m // max(1, m // ranks)
-    total = m * stages
-    # A first gradient comes back when a round is through all stages: all but the last of this rank's, then `hops` passes for each rank
-    # behind. So rank 0 runs furthest ahead, and the last rank the least.
-    ahead = min(total, (stages - 1) * each + hops * (ranks - 1 - rank))
+    each, total = _round_of(pipeline, m), m * stages
+    ahead = _forwards_ahead(pipeline, rank, m, hops)
     back = Pass.BACKWARD if weights_after is None else Pass.INPUT
     # 2 ranks of 2 stages in rounds of 2: rank 0 runs micro-batches 0 and 1 in stage 0, then both in stage 2, then 2 and 3 in stage 0.
     forward = _numbered(Pass.FORWARD, lambda k: (k // each) % stages * ranks + rank)
@@ -208,6 +219,19 @@ def _in_rounds(pipeline: Pipeline, rank: int, m: int, hops: int, weights_after: 
     # The gradients of weights that were put off fill the end, where a rank would wait.
     late = min(weights_after or 0, total)
     return found + [weight(k) for k in range(total - late, total)]
+
+
+def _round_of(pipeline: Pipeline, m: int) -> int:
+    """The micro-batches of a round, about as many as there are ranks: 10 on 4 ranks are 10 // 4 = 2 rounds of 5."""
+    return m // max(1, m // pipeline.ranks)
+
+
+def _forwards_ahead(pipeline: Pipeline, rank: int, m: int, hops: int = 2) -> int:
+    """The forwards of a rank before its first backward."""
+    # A first gradient comes back when a round is through all stages: all but the last of this rank's, then `hops` passes for each rank
+    # behind. So rank 0 runs furthest ahead, and the last rank the least.
+    behind = pipeline.ranks - 1 - rank
+    return min(m * pipeline.virtual, (pipeline.virtual - 1) * _round_of(pipeline, m) + hops * behind)
 
 
 def _numbered(what: Pass, stage_of: Callable[[int], int]) -> Callable[[int], Work]:
