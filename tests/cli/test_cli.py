@@ -188,9 +188,10 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    """The exit status of a command, and what it prints to the two streams."""
     try:
-        status = main(list(args))
+        status = main([str(a) for a in args])
     except SystemExit as stopped:
         status = int(stopped.code or 0)
     out = capsys.readouterr()

@@ -14,6 +14,7 @@ from planner_core.core import load_plan
 from planner_core.cost import zero_stage
 from planner_core.planning import Request
 from planner_core.planning.analysis.reporting import format_seconds, text
+from tests.cli.test_cli import run
 from tests.support.plans import planned
 
 KEYS = {
@@ -39,15 +40,6 @@ KEYS = {
     "suggestions",
     "best",
 }
-
-
-def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
-    try:
-        status = main([str(a) for a in args])
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    out, err = capsys.readouterr()
-    return status, out, err
 
 
 def price(capsys: pytest.CaptureFixture[str], *args: object) -> dict[str, Any]:

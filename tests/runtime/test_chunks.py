@@ -48,7 +48,7 @@ def test_traffic_and_memory_at_full_size(recompute: str, layers: int | None) -> 
 )
 def test_it_runs_as_predicted(recompute: str) -> None:
     """On real processes: loss, every gradient, a step of AdamW; kinds, numbers and bytes of all collectives by phase and axis."""
-    plans = [scaled(p, 4) for p in megatron(recompute=recompute)]
+    plans = [scaled(p, 4) for p in megatron(recompute=recompute, layers=4)]
     assert all(p.chunks == 4 for p in plans)
     for plan, found in zip(plans, verify_all(plans), strict=True):
         assert found["ok"], (plan.name, found["loss"], found["grad"], found["collectives"])
