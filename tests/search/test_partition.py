@@ -14,11 +14,17 @@ from planner_core.search.algebra import StageOption, best_partition
 Table = dict[tuple[int, int, int], list[StageOption]]
 
 
-def case(seed: int, copies: int, stages: int) -> Table:
-    """Random seconds of uneven layers, in a quick way and a small one; memory of ranges that are too long for a stage."""
+def case(seed: int, copies: int, stages: int, *, kinds: int = 0, tied: bool = False) -> Table:
+    """Random seconds of uneven layers, in a quick way and a small one; memory of ranges that are too long for a stage.
+
+    `kinds`: of how many kinds of blocks the layers are, one kind behind the other; 0: each is of its own. `tied`: embedding and head share
+    a weight, whose gradient the first and the last stage sum once a step."""
     chance = random.Random(seed)
-    each = [chance.uniform(1, 3) for _ in range(copies)]
-    need = [chance.uniform(1, 2) for _ in range(copies)]
+    number = kinds or copies
+    kind_of = [at * number // copies for at in range(copies)]
+    seconds_of, bytes_of = ([chance.uniform(1, most) for _ in range(number)] for most in (3, 2))
+    each, need = [seconds_of[k] for k in kind_of], [bytes_of[k] for k in kind_of]
+    tied_s = chance.uniform(1, 6) if tied else 0.0
     room = [chance.uniform(1.2, 2.5) * sum(need) / stages for _ in range(stages)]
     m = chance.choice([2, 4, 16])
     found: Table = {}
@@ -26,8 +32,9 @@ def case(seed: int, copies: int, stages: int) -> Table:
         if first < last:
             seconds, size = sum(each[first:last]), sum(need[first:last])
             ways = [(1.0, 1.0), (1.4, 0.5)]
+            once_s = tied_s * ((first == 0) + (last == copies))
             found[stage, first, last] = [
-                StageOption(slow * m * seconds, slow * seconds + 0.1, slow)
+                StageOption(slow * m * seconds + once_s, slow * seconds + 0.1, slow)
                 for slow, small in ways
                 if small * size <= room[stage]
             ]
@@ -90,6 +97,17 @@ def test_highs_finds_no_better_cut(seed: int) -> None:
     table = case(100 + seed, copies, stages)
     found = best_partition(copies, stages, lambda k, a, b: table[k, a, b])
     assert (found.seconds if found else float("inf")) == pytest.approx(by_highs(table, copies, stages), rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("kinds", "tied"), [(2, False), (0, True), (2, True)])
+def test_highs_finds_no_better_cut_of_two_kinds_of_blocks_or_tied_weights(seed: int, kinds: int, tied: bool) -> None:
+    copies, stages = [(6, 2), (7, 3)][seed % 2]
+    table = case(200 + seed, copies, stages, kinds=kinds, tied=tied)
+    found = best_partition(copies, stages, lambda k, a, b: table[k, a, b])
+    least = by_highs(table, copies, stages)
+    assert (found.seconds if found else float("inf")) == pytest.approx(least, rel=1e-6)
+    assert least == pytest.approx(by_force(table, copies, stages), rel=1e-6)
 
 
 def test_only_cuts_below_a_value_are_looked_for() -> None:
