@@ -14,7 +14,7 @@ FOLDERS ?= $(filter-out tests/support/ tests/__pycache__/,$(sort $(wildcard test
 # What runs in the inner loop: values, rules, costs, small networks, words and drawings; no browser, no process, no zoo.
 QUICK := $(addprefix tests/,core cost ops search/test_network.py search/test_search_page.py planning/test_registry.py models/test_fold.py \
   models/test_callsites.py explorer/test_static.py explorer/test_text.py test_architecture.py)
-LONGER := $(addprefix --ignore=tests/,core/test_plan_json.py cost/test_memory.py cost/test_published.py cost/test_simulation.py cost/test_deep.py cost/test_offload.py \
+LONGER := $(addprefix --ignore=tests/,core/test_plan_json.py cost/test_memory.py cost/test_published.py cost/test_simulation.py cost/test_deep.py \
   ops/test_opinfo.py ops/test_context.py)
 
 # What depends on the version of torch: programs and their ranks, verification, the exported script.

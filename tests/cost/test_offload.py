@@ -13,7 +13,8 @@ from planner_core.cost.memory import tensors_at_peak
 from planner_core.models import load_plan_graph
 from planner_core.planning import plan_model
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pricing import Pricer, Statement, price_statement
+from planner_core.planning.pricing import Pricer, Statement
+from planner_core.planning.pricing.suggest import find_suggestions
 from planner_core.planning.request import Request
 from tests.support.plans import planned, searched
 
@@ -49,9 +50,9 @@ def test_the_search_counts_them_as_the_plan_does() -> None:
 def test_it_makes_room_where_moments_are_what_does_not_fit() -> None:
     stated = Statement(parse_layout("fsdp=8"), recompute="full", seq=4096)
     pricer = Pricer("llama-3-8b", load_cluster("1x8-h100"), memory_gb=20)
-    priced = price_statement(pricer, stated)
-    assert priced.plan and not priced.plan.fits
-    assert "the optimizer's moments in the host's memory" in [s.change for s in priced.suggestions]
+    plan = pricer.plan(stated)
+    assert plan and not plan.fits
+    assert "the optimizer's moments in the host's memory" in [s.change for s in find_suggestions(pricer, stated, plan)]
 
 
 def test_what_cannot_be_is_refused() -> None:

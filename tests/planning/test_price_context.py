@@ -14,7 +14,7 @@ from planner_core.cost import axis_roles
 from planner_core.planning import Planner
 from planner_core.planning.methods import CP_TYPES, Layout, check_layout, parse_layout
 from planner_core.planning.pricing import Pricer, Statement, price_statement
-from planner_core.planning.pricing.suggest import list_changes
+from planner_core.planning.pricing.suggest import find_suggestions, list_changes
 from tests.support.plans import pricer
 
 LAYERS, SEQ = 2, 4096
@@ -218,9 +218,10 @@ def test_a_budget_that_no_plan_fits_still_has_a_price() -> None:
 def test_context_ranks_are_suggested_where_samples_are_long_and_there_are_none() -> None:
     """One sample of 131 072 tokens a GPU does not fit: its logits alone are 188 GiB. Over four context ranks it does."""
     run = stated("fsdp=8", seq=131072, recompute="full")
-    priced = price_statement(pricer("llama-3-8b", "1x8-h100"), run)
-    assert priced.plan is not None and not priced.plan.fits
-    found = [s for s in priced.suggestions if s.stated.layout.cp > 1]
+    made = pricer("llama-3-8b", "1x8-h100")
+    plan = made.plan(run)
+    assert plan is not None and not plan.fits
+    found = [s for s in find_suggestions(made, run, plan) if s.stated.layout.cp > 1]
     assert found and all(s.plan.fits and s.stated.batch == run.batch for s in found)
 
 
