@@ -168,34 +168,36 @@ class Planner:
         joined: tuple[int, ...] | None = None,
         usual: bool = False,
         pipe: PipelineAxis = ONE_RANK,
-        at_least: bool = False,
     ) -> Problem:
-        """The folded cost network on one mesh. `zero`: the ZeRO stage that weights may have instead of stage 0; None: that of the request,
-        which may leave it open. `by_volume`: a byte costs the same on every axis. `stages` and `joined` are those of `CostModel`. `usual`:
-        of runs as tools start them, whose products do not run in chunks. `pipe`: the axis of a pipeline, of one of whose ranks it is the
-        mesh. `at_least`: its sums of memory are of no plan above the simulated peak.
+        """Build the folded cost network on one mesh. Raises TooWide.
 
-        Of three or four axes, operators treat all but the last as one, and only weights tell them apart. Free, an operator
-        would have a strategy for each triple, and the tables would grow too large."""
+        Args:
+            zero: The ZeRO stage that weights may have instead of stage 0; None: that of the request, which may leave it open.
+            by_volume: A byte costs the same on every axis.
+            stages: As `joined`, that of `CostModel`. Of three or four axes, operators treat all but the last as one by default, and only
+                weights tell them apart. Free, an operator would have a strategy for each triple, and the tables would grow too large.
+            usual: Of runs as tools start them, whose products do not run in chunks.
+            pipe: The axis of a pipeline, of one of whose ranks it is the mesh.
+        """
         if stages is None and zero is None and self.request.zero is None:
             # One network holds all stages: each weight has one on each axis, and a weight's states are eliminated first. So it takes
             # hardly longer than with one stage, and also finds plans that gather some weights once a step and others at each use.
             stages = ZERO
-        same: dict[str, Any] = {"zero": zero, "uniform": uniform, "by_volume": by_volume, "stages": stages}
-        same |= {"joined": joined, "usual": usual, "pipe": pipe}
-        # By a planner that does not keep this problem: a problem that held its own planner would live until a collection of cycles.
-        twin = replace(self, problems={})
-        make_at_least = functools.cache(functools.partial(twin.problem, mesh, restrict, **same, at_least=True))
         workload = self.workload if zero is None else replace(self.workload, zero=min(zero, self.workload.zero))
         workload = replace(workload, chunks=1) if usual or by_volume else workload
         joined = tuple(range(1, len(mesh.axis_sizes) - 1)) if joined is None else joined
-        if type(restrict) is Restriction:  # it forbids nothing
-            restrict = None
         model = replace(cost_model(self.cluster, mesh, workload, pipe), joined=joined)
         model = model if stages is None else replace(model, stages=stages)
         model = _with_equal_links(model) if by_volume else model
+        forbids_nothing = type(restrict) is Restriction
+        return self._problem_of(model, None if forbids_nothing else restrict, uniform)
+
+    def _problem_of(
+        self, model: CostModel, restrict: Restriction | None, uniform: bool, *, at_least: bool = False
+    ) -> Problem:
+        """The network of a cost model. `at_least`: its sums of memory are of no plan above the simulated peak."""
         # The names of axes say what a plan does with them: layouts and searches that differ in them alone have one network.
-        key = replace(model, mesh=DeviceMesh(axis_names(len(mesh.axis_sizes)), mesh.axis_sizes))
+        key = replace(model, mesh=DeviceMesh(axis_names(len(model.mesh.axis_sizes)), model.mesh.axis_sizes))
         if restrict is None and (key, uniform, at_least) in self.problems:
             return self.problems[key, uniform, at_least]
         with self.clock("network"):
@@ -210,7 +212,9 @@ class Planner:
                 problem = restrict_states(nets, like, self.coarse, restrict)
         problem = problem.with_point_limit(self.effort.network)
         if not at_least:
-            problem = replace(problem, make_at_least=make_at_least)
+            # By a planner that does not keep this problem: one that held its own planner would live until a collection of cycles.
+            build = functools.partial(replace(self, problems={})._problem_of, model, restrict, uniform, at_least=True)
+            problem = replace(problem, make_at_least=functools.cache(build))
         if restrict is None:  # keep the problem: its solutions serve the next caller
             self.problems[key, uniform, at_least] = problem
         return problem
