@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from planner_core.cli.main import main
+
+SILENCED = """
+import os, logging
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+from planner_core.models.sources.huggingface import _silenced_transformers
+with _silenced_transformers():
+    import transformers
+assert logging.getLogger("transformers").level == logging.ERROR
+"""
+
+
+@pytest.mark.slow
+def test_the_verbosity_that_a_user_sets_outlives_the_first_model() -> None:
+    """`export --to torchrun` and `plan config.json` printed transformers' advice, since its first import was inside of what is silenced."""
+    subprocess.run([sys.executable, "-c", SILENCED], check=True, timeout=300)
+
 
 FILE = """
 import torch

@@ -273,6 +273,8 @@ def missing_kernel_notes(model: nn.Module) -> tuple[str, ...]:
 @contextmanager
 def _silenced_transformers() -> Iterator[None]:
     """Silence warnings of transformers while entered: they are advice for training."""
+    # Its first import sets the level that its environment variable asks for, which must be what is given back.
+
     root = logging.getLogger("transformers")
     level = root.level
     root.setLevel(logging.ERROR)
