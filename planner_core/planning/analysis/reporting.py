@@ -250,6 +250,7 @@ def first_plan_text(plan: Plan, request: Request) -> str:
         return f"no plan fits so far: the smallest takes {format_peak_gib(plan)} GiB a GPU"
     passes = {
         "the proof": request.prove,
+        "layouts whose GPU waits less": bool(plan.cost.host_wait_s) and request.bounding_tool is None,
         "baselines": True,
         "trade-offs": request.bounding_tool is None,
         "stages": may_use_stages(request, load_cluster(request.cluster)),
@@ -289,10 +290,12 @@ def _describe_proof(plan: Plan, request: Request) -> str:
         return f"the {aim}{' found' * (not plan.optimal)} within {scope}, {'proven' if plan.optimal else 'not proven so far'}"
     if plan.is_step_proven:
         return f"proven the best among {scope}"
-    if plan.optimal:
-        return "the least work of GPUs, which wait for their host"
     if not plan.bound:
         return "without a bound"
+    if plan.cost.host_wait_s:  # the bound is of the GPU's part of a step
+        return (
+            f"not proven, since the GPU waits for its host; no plan's step is shorter than {format_seconds(plan.bound)}"
+        )
     return describe_gap(plan.cost.seconds(plan.objective), plan.bound)
 
 

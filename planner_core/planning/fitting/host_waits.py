@@ -58,8 +58,7 @@ def choose_shortest_step(
         number, best = following.workload.accumulate, _take_shorter(following, best, say)
     if best[1] is plan:
         return best
-    note = Note("its GPU waits less for its host than that of the plan with the least work")
-    shortest = replace(best[1], name=plan.name, method=plan.method, optimal=False, bound=plan.bound, notes=(note,))
+    shortest = replace(best[1], name=plan.name, method=plan.method, optimal=False, bound=plan.bound)
     return replace(best[0], counts_open=planner.counts_open), shortest
 
 
@@ -92,6 +91,7 @@ def _plan_layout(planner: Planner, layout: Layout, below: float) -> Plan | None:
         if _may_be_shorter(planner, planner.of_space(layout.space()), below):
             plan = planner.of_layout(layout)
             if plan is not None and plan.fits and plan.cost.step_time_s < below:
+                plan = _say_why(plan, f"laid out as {layout}, whose")
                 return next(iter(keep_micro_batch_size(planner.request, [plan])), None)
     return None
 
@@ -122,4 +122,10 @@ def _plan_each_mesh(planner: Planner, say: Progress) -> Iterator[Plan]:
     """Yield the plan of the least work on each mesh that has one, without a proof. A mesh of fewer axes needs fewer messages."""
     for mesh in candidate_meshes(planner.request, planner.cluster):
         with suppress(PlannerError):
-            yield choose_mesh(planner, [mesh], say, prove=False)
+            yield _say_why(choose_mesh(planner, [mesh], say, prove=False), "its")
+
+
+def _say_why(plan: Plan, whose: str) -> Plan:
+    """The plan with a note, its only one, on why it is chosen."""
+    note = Note(f"{whose} GPU waits less for its host than that of the plan with the least work")
+    return replace(plan, notes=(note,))
