@@ -4,14 +4,13 @@ from planner_core.planning.analysis.ablation import AblationStep, ablation_steps
 from planner_core.planning.analysis.fold_graph import to_dot, to_graphml, to_networkx
 from planner_core.planning.analysis.folding import fold_report, fold_text
 from planner_core.planning.analysis.priced import price_report, price_text
-from planner_core.planning.analysis.regret import SCENARIOS, plan_regrets, regret_report
+from planner_core.planning.analysis.regret import SCENARIOS, plan_regrets, regret_report, regret_text
 from planner_core.planning.analysis.reporting import (
     first_plan_text,
     format_table,
     front_report,
     front_text,
     plan_report,
-    regret_text,
     simulate_steps,
     text,
     unknown_ops,

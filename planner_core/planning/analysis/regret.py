@@ -8,6 +8,7 @@ from typing import Any
 
 from planner_core.core import Cluster, Plan
 from planner_core.cost import CostModel, cost_model_of, ops_at_the_ends, price_pipeline, price_with_host
+from planner_core.planning.analysis.reporting import format_seconds, format_table
 from planner_core.planning.result import Result
 
 
@@ -80,3 +81,13 @@ def regret_report(found: Sequence[Regret]) -> dict[str, Any]:
             {"name": r.name, "step_time_s": list(r.step_time_s), "lost": list(r.lost), "worst": r.worst} for r in found
         ],
     }
+
+
+def regret_text(found: Sequence[Regret]) -> str:
+    """The steps of `regret_report` as a table: seconds, and the share that each plan loses to the best plan of that scenario."""
+    rows = [["plan", *(s.title for s in SCENARIOS), "loses at most"]]
+    for r in found:
+        cells = [f"{format_seconds(t)} (+{100 * lost:.1f} %)" for t, lost in zip(r.step_time_s, r.lost, strict=True)]
+        rows.append([r.name, *cells, f"{100 * r.worst:.1f} %"])
+    head = "if the machine is worse than assumed: step, and what it loses to the best of these plans there"
+    return f"{head}\n\n{format_table(rows, frozenset(range(1, len(rows[0]))))}"

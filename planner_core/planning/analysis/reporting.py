@@ -22,7 +22,6 @@ from planner_core.core import (
 from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.ops import CoarseGraph
-from planner_core.planning.analysis.regret import SCENARIOS, Regret
 from planner_core.planning.fitting.baselines import OWN_WORKLOAD, samples_at_once
 from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.simpler import leads_by_simplicity
@@ -490,13 +489,3 @@ def front_text(points: Sequence[FrontPoint], exact: bool, objective: str) -> str
     rows = [["mesh", objective, "memory GiB at the end of forward"]]
     rows += [[str(p.mesh), format_seconds(p.cost_s), f"{p.memory_bytes / 2**30:.2f}"] for p in points]
     return f"{head}\n\n{format_table(rows, frozenset({1, 2}))}"
-
-
-def regret_text(found: Sequence[Regret]) -> str:
-    """The steps of `regret_report` as a table: seconds, and the share that each plan loses to the best plan of that scenario."""
-    rows = [["plan", *(s.title for s in SCENARIOS), "loses at most"]]
-    for r in found:
-        cells = [f"{format_seconds(t)} (+{100 * lost:.1f} %)" for t, lost in zip(r.step_time_s, r.lost, strict=True)]
-        rows.append([r.name, *cells, f"{100 * r.worst:.1f} %"])
-    head = "if the machine is worse than assumed: step, and what it loses to the best of these plans there"
-    return f"{head}\n\n{format_table(rows, frozenset(range(1, len(rows[0]))))}"
