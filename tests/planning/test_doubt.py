@@ -11,8 +11,8 @@ from explorer.session.state import plan_ids
 from planner_core.core import placements_by_pattern
 from planner_core.core.cluster import load_cluster
 from planner_core.planning import runs_on_stock_tools
-from planner_core.planning.analysis.regret import SCENARIOS, plan_regrets
-from planner_core.planning.analysis.reporting import plan_report, recomputation, regret_text, text
+from planner_core.planning.analysis.regret import SCENARIOS, plan_regrets, regret_text
+from planner_core.planning.analysis.reporting import plan_report, recomputation, text
 from planner_core.planning.methods import BASELINES, parse_layout
 from planner_core.planning.pipeline import Result
 from planner_core.planning.pricing import Pricer, Statement, time_band
