@@ -53,7 +53,9 @@ def test_it_is_not_better_than_the_best_of_all_and_says_by_how_much(found) -> No
     )
     assert "-" not in told.partition("ms a step")[2].partition("slower")[0]
     assert result.choice.recommended == result.best.name
-    assert result.best.fits and Note(f"the best that {tool} can be told") in result.best.notes
+    assert (
+        result.best.fits and Note(f"the best plan of one pipeline stage that {tool} can be told") in result.best.notes
+    )
 
 
 def test_no_row_is_compared_that_the_tool_may_not_run(found) -> None:  # type: ignore[no-untyped-def]

@@ -92,7 +92,8 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
         )
     planner, plan = min(found, key=lambda f: (not f[1].fits, f[1].cost.step_time_s if f[1].fits else _peak_bytes(f[1])))
     plan = _bound_over_all(planner, plan, [one for _, one in found])
-    plan = replace(plan, notes=(*plan.notes, Note(Sentence("the best that ", _tool_name(request), " can be told"))))
+    note = Note(Sentence("the best plan of one pipeline stage that ", _tool_name(request), " can be told"))
+    plan = replace(plan, notes=(*plan.notes, note))
     return planner, plan, (_note_tool_price(request, plan, free),)
 
 
