@@ -153,11 +153,10 @@ class _MicroBatchSearch:
             self.free = self.best = _unlimited_best_if_fits(count, self.search, self.say)
         if self.states_fit and self.free is None and numbers.several and count.planner.objective() == "time":
             room, gpus = _micro_batches_that_fit(count), count.planner.cluster.num_gpus
-            self.free = self.best = _best_without_recomputation(count, numbers, room, self.search, self.say)
             room = room if room < np.inf else self.numbers.last / gpus  # else about one sample for each GPU at once
             # A good plan makes the searches of all other numbers short. With less than a sample for each GPU it is no good one: Llama-3-70B
             # with 16 samples on 16 H100 takes 5.1 s with one micro-batch and recomputation, and 9.6 s with 16.
-            if self.free is None and not _no_number_can_fit(count, numbers):
+            if not _no_number_can_fit(count, numbers):
                 self._between(min(room, numbers.last / gpus), count.options, most=1)
             self._in_steps(count)
             if self.best is not None:
@@ -301,21 +300,6 @@ def _plan_number(
     # A plan that does not fit is returned only where none that fits is below `below`.
     bounds[count.micro_batches] = min(below, plan.bound or 0.0) if plan.fits else below
     return plan, plan.cost.memory_bytes["peak"]
-
-
-def _best_without_recomputation(
-    count: MicroBatchCandidate, numbers: MicroBatchNumbers, room: float, search: MeshSearch, say: Progress
-) -> tuple[Planner, Plan] | None:
-    """The best plan of the first number of micro-batches at which the fastest layout of any memory seems to fit without recomputation;
-    None if it does not, or is not the best there. Only smaller numbers can be better.
-
-    Example: 40 GB of weights and states, and 100 GB of activations in one micro-batch. In 60 GB there is room at 8 micro-batches.
-    """
-    number = numbers.after(count.micro_batches)
-    while 0 < number < room:
-        number = numbers.after(number)
-    planner = numbers.at(number)
-    return _unlimited_best_if_fits(MicroBatchCandidate.of(planner, count.options), search, say) if planner else None
 
 
 def _no_number_can_fit(count: MicroBatchCandidate, numbers: MicroBatchNumbers) -> bool:
