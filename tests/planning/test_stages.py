@@ -107,9 +107,6 @@ def test_a_step_is_as_far_above_its_bound_as_measured(model: str) -> None:
         assert plan is not None and plan.cost.pipeline is not None
         gap = 100 * (plan.cost.step_time_s / plan.cost.pipeline.bound_s - 1)
         assert 0 <= gap < percent + 0.1, (layout, micro_batches)
-        # What is above 1 % is waits for hosts, which the search leaves out of what it minimises.
-        gpu_s = plan.cost.step_time_s - plan.cost.host_wait_s
-        assert gpu_s < 1.01 * plan.cost.pipeline.bound_s, (layout, micro_batches)
 
 
 @pytest.mark.slow
