@@ -82,7 +82,7 @@ def memory_bytes(a: Assignment) -> float:
 def describe_gap(value: float, bound: float, least: str = "best there is") -> str:
     """Return the distance between a plan's value and the value that no plan is below, in words."""
     percent = float(f"{100 * (value - bound) / max(bound, 1e-30):.2g}")  # two digits, but 120 and not 1.2e+02
-    return f"best found: at most {percent:g} % above the {least}"
+    return f"not proven: at most {percent:g} % above the {least}"
 
 
 @dataclass

@@ -140,6 +140,6 @@ def test_near_the_least_memory_no_method_refuses_what_another_fits(method: str) 
 
 def test_a_gap_of_some_meshes_is_not_told_where_another_one_was_left_out() -> None:
     found = searched(Request("gpt2-xl", cluster="1x4-a100-pcie", mesh="4", batch=16, seq=512, layers=1))
-    gap = Note("best found: at most 1 % above the best there is", NoteKind.GAP)
+    gap = Note("not proven: at most 1 % above the best there is", NoteKind.GAP)
     plan = note_meshes_left_out(replace(found, notes=(gap,)), TooWide(1e9))
     assert [note.kind for note in plan.notes] == [NoteKind.SCOPE] and plan.bound is None and not plan.optimal

@@ -55,7 +55,7 @@ HRM = {
 def gap(plan: Plan) -> float:
     """What the plan says that it may be above the best there is."""
     assert plan.notes[0] == Note(RESTRICTED_NOTE)
-    found = re.fullmatch("best found: at most ([0-9.e+]+) % above the best there is", plan.notes[1].sentence)
+    found = re.fullmatch("not proven: at most ([0-9.e+]+) % above the best there is", plan.notes[1].sentence)
     assert found, plan.notes
     return float(found[1]) / 100
 

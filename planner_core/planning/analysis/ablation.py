@@ -26,7 +26,7 @@ DESCRIPTIONS = {
 }
 """What each step adds, as text. The last step, `space`, has the method's own text (see `Method.space`)."""
 
-ATP_WORDS = "best found: by the search of a further step"
+ATP_WORDS = "not proven: by the search of a further step"
 
 
 @dataclass(frozen=True, slots=True)

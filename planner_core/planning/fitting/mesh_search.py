@@ -158,7 +158,7 @@ def _best_without_gathers(
     except NoPlanFits as raised:
         error = raised
     if plan is not None and plan.fits:
-        scope = Note("best found: only plans that gather no weights at their use were looked at", NoteKind.SCOPE)
+        scope = Note("not proven: only plans that gather no weights at their use were looked at", NoteKind.SCOPE)
         return replace(plan, optimal=False, bound=min(bound, planner.value(plan)), notes=(scope, *plan.notes))
     try:
         other = refuse_or_least_memory(planner, below, least, None, bound)

@@ -257,7 +257,7 @@ def note_meshes_left_out(plan: Plan, wide: TooWide | None) -> Plan:
     """The best plan of the meshes that were searched. `wide`: the error of a mesh that was not, which may have a better one."""
     if wide is None:
         return plan
-    sentence = f"best found: a mesh was left out, since its search needs a table of {wide.entries:.2g} numbers"
+    sentence = f"not proven: a mesh was left out, since its search needs a table of {wide.entries:.2g} numbers"
     # The gap of the meshes that were searched says nothing about the one that was not.
     rest = (note for note in plan.notes if note.kind is not NoteKind.GAP)
     return replace(plan, optimal=False, bound=None, notes=(Note(sentence, NoteKind.SCOPE), *rest))
