@@ -160,9 +160,11 @@ def test_hf_switches_the_built_in_rules_off() -> None:
 @pytest.mark.parametrize("target", ["parallelize_module", "hf", "deepspeed"])
 @pytest.mark.slow
 def test_what_cannot_be_expressed_is_named(target: str) -> None:
-    best = planned("gpt2-xl")["best"]
+    # Eight samples a GPU, since a GPU that waits for its host runs a stated layout, which lies as DeepSpeed's ZeRO does or is refused.
+    ample = with_ample_memory("2x8-h100")
+    best = searched(Request("gpt2-xl", cluster=ample, mesh="2x8", layers=2, batch=128, memory_gb=1000))
     if target == "deepspeed":  # a plan without tensor parallelism is a ZeRO stage there, and says how it differs
-        assert "of its 16 kinds of weights lie in another way there" in " ".join(export_text(best, target).remarks)
+        assert "11 of its 16 kinds of weights lie in another way there" in " ".join(export_text(best, target).remarks)
     else:
         with pytest.raises(InputError, match="splits no linear layer"):
             export_text(best, target)
