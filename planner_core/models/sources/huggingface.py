@@ -9,7 +9,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import difflib
 import importlib
 import inspect
-import logging
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -273,17 +272,17 @@ def missing_kernel_notes(model: nn.Module) -> tuple[str, ...]:
 @contextmanager
 def _silenced_transformers() -> Iterator[None]:
     """Silence warnings of transformers while entered: they are advice for training."""
-    # Its first import sets the level that its environment variable asks for, which must be what is given back.
+    # transformers' own module, since its first import sets the level that an environment variable asks for: that one is given back.
+    from transformers.utils import logging
 
-    root = logging.getLogger("transformers")
-    level = root.level
-    root.setLevel(logging.ERROR)
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        root.setLevel(level)
+        logging.set_verbosity(level)
 
 
 def _transformers_version() -> str:
