@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from planner_core.core import InputError
+from planner_core.core import InputError, NotRunnable
 from planner_core.models import capture_graph
 from planner_core.models.snapshots.compare import graph_difference
 from planner_core.models.snapshots.widened import capture_wide_batch
@@ -247,3 +247,10 @@ def test_a_recurrence_of_nine_billion_parameters() -> None:
 def test_a_class_that_only_the_tables_of_transformers_name_is_refused_in_a_sentence() -> None:
     with pytest.raises(InputError, match="has no model class for model_type 'voxtral_realtime_text'"):
         capture_graph({"model_type": "voxtral_realtime_text"})
+
+
+def test_groups_that_do_not_divide_the_heads_of_a_scan_are_refused() -> None:
+    """One call stands for the scan in a capture, and took heads and groups that the model's own code refuses at its first step."""
+    sizes = {"hidden_size": 64, "expand": 2, "state_size": 8, "num_heads": 4, "head_dim": 32, "n_groups": 8}
+    with pytest.raises(NotRunnable, match="8 groups do not divide 4 heads"):
+        capture_graph({"model_type": "mamba2", "num_hidden_layers": 2, "vocab_size": 64, **sizes}, batch=2, seq=16)

@@ -134,6 +134,13 @@ def test_windows_stay_shorter_than_samples(tmp_path: Path) -> None:
     assert numbers["ok"], numbers["grad"]
 
 
+def test_groups_of_heads_divide_the_heads_of_each_small_form() -> None:
+    """The form of four heads kept eight groups, and Mamba-2 shares each group's B and C among its heads."""
+    sizes = {"hidden_size": 64, "expand": 2, "state_size": 8, "num_heads": 8, "head_dim": 16, "n_groups": 8}
+    forms = [(small["num_heads"], small["n_groups"]) for small in shrunk_configs({"model_type": "mamba2", **sizes})]
+    assert forms == [(8, 8), (4, 4), (8, 8)]
+
+
 def test_a_layer_is_matched_by_operands_and_gradients() -> None:
     split, none = (True,), (False,)
     plan = [

@@ -55,6 +55,9 @@ def chunk_scan(
     **options: Any,
 ) -> Any:
     """Mamba-2: hidden [b, s, h, p]; dt [b, s, h]; A, D, dt_bias [h]; B, C [b, s, g, n], g groups of heads -> [b, s, h, p]."""
+    heads, groups = hidden_states.shape[2], B.shape[2]
+    if heads % groups:  # on meta tensors nothing else looks at the two
+        raise ValueError(f"{groups} groups do not divide {heads} heads")
     given = (hidden_states, dt, A, B, C, chunk_size, D, dt_bias)
     kept = (*dt.shape[:1], dt.shape[2], dt.shape[1])  # cumulated decays; chunk states are computed again
     return _scan(chunk_scan, given, plain, options, hidden_states.shape, kept)

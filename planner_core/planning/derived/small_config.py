@@ -147,7 +147,7 @@ class _SmallForm:
             return value
         if size == HEAD_DIM:
             return value if self.whole_heads else min(value, HEAD)
-        if "heads" in key:
+        if "heads" in key or "groups" in key:  # groups of heads must divide the heads
             return _power_of_two_below(min(value, size, self.heads)) if value > 0 else value
         return min(value, width if size == WIDTH else size)
 
