@@ -100,7 +100,8 @@ class Choice:
             time = f"; its step takes {longer} that of {self.fastest}" if self.recommended != self.fastest else ""
             return f"{self.recommended} is the plan asked for, of {self.aim}{time}"
         if self.tool not in (None, FREE):
-            return f"{self.fastest} is the fastest plan found of those that {self.tool} can be told; no other row comes from that search"
+            others = "of the other rows only best" if self.fastest == STAGES_PLAN_NAME else "no other row"
+            return f"{self.fastest} is the fastest plan found of those that {self.tool} can be told; {others} comes from that search"
         doubt = "the prediction's doubt"
         if not self.ties and self.no_evidence:
             return f"{self.fastest} is predicted faster than every other plan that fits; how sure that is is not known: {self.no_evidence}"

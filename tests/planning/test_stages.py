@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner_core.core import InputError, Pipeline, Plan, load_cluster
+from planner_core.core import InputError, Pipeline, Plan, StageCost, load_cluster
 from planner_core.cost import (
     bound_s,
     cost_model,
@@ -21,6 +21,7 @@ from planner_core.cost import (
     pipe_link,
     price_pipeline,
     price_stages,
+    simulated_pipeline,
     stage_costs,
     stage_plans,
     step,
@@ -268,6 +269,37 @@ def test_the_bound_of_any_cut() -> None:
     ends = [c * sum((1 - 1 / 16) ** s for s in range(r)) + 16 * c * (1 - 1 / 16) ** r for r in range(4)]
     assert np.ptp(ends) < 1e-9
     assert PipelineDegrees(4, 2, 8, 2, 1, 16).lower_bound_s(160.0) == 40.0
+
+
+@pytest.mark.parametrize("micro_batches", [4, 16])
+def test_the_stated_bound_holds_for_work_once_a_step(micro_batches: int) -> None:
+    """Steps of random stages are never below the even shares of all of their work, and below the bound of micro-batches alone where the
+    optimizer takes most."""
+    rng, p, m = np.random.default_rng(micro_batches), 4, micro_batches
+    d = PipelineDegrees(p, 1, 1, 1, 1, m)
+    below = 0
+    for once in (0.0, 0.1, 1.0, 100.0):
+        for _ in range(8):
+            stages = [
+                StageCost(
+                    *rng.uniform(0.1, 1.0, 2),
+                    0.0,
+                    0.0,
+                    0.0,
+                    once * rng.uniform(0.8, 1.0),
+                    0.0,
+                    send_bytes=0,
+                    peak_bytes=0,
+                )
+                for _ in range(p)
+            ]
+            whole_s = sum(m * (s.forward_s + s.backward_s) + s.step_s for s in stages)
+            step_s = simulated_pipeline(Pipeline(p, "1f1b", (1,) * p), stages, m).step_s
+            assert step_s >= whole_s / p * (1 - 1e-9)
+            below += step_s < d.lower_bound_s(whole_s)
+            if not once:
+                assert step_s >= d.lower_bound_s(whole_s) * (1 - 1e-9)
+    assert below
 
 
 @pytest.mark.parametrize("model", [pytest.param("t5-large", marks=pytest.mark.slow), "resnet50-100k"])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import InputError, Plan, load_cluster
+from planner_core.core import InputError, Plan, load_cluster, time_amount
 from planner_core.cost import even_copies
 from planner_core.exporters.api import export_text
 from planner_core.planning import Request, plan_model, prepare_planner
@@ -15,7 +15,7 @@ from planner_core.planning.methods import operator_faults, parse_layout
 from planner_core.planning.pipeline import PASSES
 from planner_core.planning.planner import Planner
 from planner_core.planning.pricing import Pricer, Statement
-from planner_core.planning.stages import STOCK_PLAN_NAME, search_stages
+from planner_core.planning.stages import STOCK_PLAN_NAME, answer, search_stages
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.tool_forms import FORMS, Inner
 
@@ -80,8 +80,27 @@ def test_the_answer_for_a_tool_has_stages() -> None:
     result = plan_model(replace(ASKED, tool="megatron"), passes={"stages": PASSES["stages"]})
     plan = result.recommended
     assert plan is result.staged and plan.cost.step_time_s < result.best.cost.step_time_s
-    assert "the best with stages that megatron can be told" in map(str, plan.notes)
+    assert any(str(n).startswith("the best found with stages that megatron can be told: at most") for n in plan.notes)
     assert [p.name for p in result.plans] == ["best", "stages"]  # no second row of the same tool
+    assert "of the other rows only best comes from that search" in result.choice.sentence
+    (price,) = (str(n) for n in result.notes if str(n).startswith("for megatron: "))
+    of_one_stage = str(time_amount(result.best.cost.step_time_s))
+    assert f"the best plan of one pipeline stage takes {of_one_stage} a step" in price
+
+
+@pytest.mark.parametrize("model", ["t5-large", "resnet50-100k"])
+def test_no_row_of_a_tool_that_cannot_state_the_model(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its export would refuse the plan that is recommended, so it is not searched either."""
+    searched: list[str | None] = []
+    real = answer.search_stages
+    monkeypatch.setattr(
+        answer,
+        "search_stages",
+        lambda planner, *a, **b: searched.append(planner.request.tool) or real(planner, *a, **b),
+    )
+    asked = Request(model, cluster="2x2-h100:inter=1", batch=64, layers=2 if model == "t5-large" else None)
+    result = plan_model(replace(asked, accumulate=None), passes={"stages": PASSES["stages"]})
+    assert searched == [None] and STOCK_PLAN_NAME not in {p.name for p in result.plans}
 
 
 @pytest.mark.slow

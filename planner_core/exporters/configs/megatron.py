@@ -14,7 +14,14 @@ from planner_core.exporters.configs.common import (
     list_remarks,
     micro_batch_samples,
 )
-from planner_core.planning.methods import PEERS_TYPES, TOKENS_OR_GATHERED, TpLayout, parallel_degrees, split_site
+from planner_core.planning.methods import (
+    PEERS_TYPES,
+    TOKENS_OR_GATHERED,
+    TpLayout,
+    linear_biases,
+    megatron_fault,
+    parallel_degrees,
+)
 
 CP_COMM_TYPES = {kind: word for word, kind in PEERS_TYPES.items() if word != "allgather"}
 """Megatron-LM's `--cp-comm-type` for each way of attention over context ranks."""
@@ -28,20 +35,14 @@ GPT2_NAMES = {
     "layer_norm_eps": "layer_norm_epsilon",
 }
 """GPT-2's names of sizes, by the names of most configs."""
-STATED_MODELS = ("llama", "mistral", "mixtral", "qwen2", "gpt2")
-"""The model types whose every part the flags state."""
-QKV = ("q_proj", "k_proj", "v_proj")
 
 
 def write_megatron(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     """Write the degrees and the architecture, an argument a line. Megatron-LM has no plan by weight."""
     layout = parallel_degrees(plan)
     config = _with_llama_names(plan.model.get("config") or {})
-    if "hidden_size" not in config or "num_attention_heads" not in config:
-        raise InputError(
-            f"{plan.model['name']} has no hidden_size and num_attention_heads in its config, so Megatron-LM's flags do not describe it"
-        )
-    _check_architecture(plan, config)
+    if fault := megatron_fault(plan):
+        raise InputError(fault)
     recompute, differences = _recompute_flags(plan)
     if recompute.get("recompute-method") == "block":
         layout.recompute = None
@@ -219,49 +220,12 @@ def _architecture_flags(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value is not None and value is not False}
 
 
-def _check_architecture(plan: Plan, config: Mapping[str, Any]) -> None:
-    """Raise InputError for a model with a part that the flags do not state: GPTModel would be another model, of another price."""
-    names = {name for block in plan.blocks.values() for name in block.params}
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    scaling = rope.get("rope_type", rope.get("type", "default"))
-    window, kinds = config.get("sliding_window"), config.get("layer_types")
-    slides = "sliding_attention" in kinds if kinds else config.get("use_sliding_window", True)
-    parts = {
-        "norms of queries and keys": any("q_norm" in name for name in names),
-        # A window of the whole sequence masks nothing.
-        f"sliding-window attention ({window} tokens)": bool(window and slides and window < plan.workload["seq"]),
-        "norms behind the feed-forward": any("post_feedforward_layernorm" in name for name in names),
-        f"rotary positions scaled by {scaling}": scaling not in ("default", "llama3"),
-        f"the activation {config.get('hidden_act')}": config.get("hidden_act", "silu") != "silu",
-    }
-    kind = config.get("model_type")
-    lacking = [part for part, present in parts.items() if present]
-    if kind not in STATED_MODELS and not lacking:
-        lacking = [f"what a model of type {kind} has beside the parts of {', '.join(STATED_MODELS)}"]
-    if lacking:
-        raise InputError(
-            f"the flags written for Megatron-LM do not state {' and '.join(lacking)} of {plan.model['name']}"
-        )
-
-
 def _bias_flags(plan: Plan) -> dict[str, bool]:
-    """The flags for biases of linear layers: in all, in none, or in queries, keys and values only. Raises InputError for others."""
-    # The head has no bias in GPTModel, whatever the flags say.
-    layers = {
-        scope: f"{scope}.bias" in block.params
-        for block in plan.blocks.values()
-        for scope, fn in map(split_site, block.sites)
-        if fn in ("linear", "addmm") and scope != "lm_head"  # GPT-2's Conv1D is an addmm
-    }
-    biased = [scope for scope, has_bias in layers.items() if has_bias]
-    if layers and len(biased) == len(layers):
+    """The flags for biases of linear layers: in all of them, or in none but queries, keys and values (`megatron_fault` refuses others)."""
+    biases = linear_biases(plan)
+    if biases and all(biases.values()):
         return {}
-    if all(scope.rpartition(".")[2] in QKV for scope in biased):
-        return {"disable-bias-linear": True, "add-qkv-bias": bool(biased)}
-    raise InputError(
-        f"Megatron-LM has biases in all linear layers, in none, or in queries, keys and values only; {plan.model['name']} has them in "
-        + ", ".join(biased)
-    )
+    return {"disable-bias-linear": True, "add-qkv-bias": any(biases.values())}
 
 
 def _size_flags(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from planner_core.planning.methods import (
     check_tool,
     form_rules,
     may_split_tokens,
+    megatron_fault,
     splittable_layers,
     sum_for_each_column,
 )
@@ -69,6 +70,9 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
         )
     unbounded = replace(request, tool=None, zero=None)  # tools differ in their ZeRO stages
     _, free = choose_shortest_step(unbounded, graph, *choose_micro_batches(unbounded, graph, say), say)
+    # Read from a plan, as the export reads it: what Megatron-LM cannot be told at all has no best plan for it.
+    if request.tool == "megatron" and (fault := megatron_fault(free)):
+        raise InputError(fault, "; leave ", named("tool", request.tool), " out, or name another tool")
     form = PAIR_FORMS.get(str(request.tool))
     search_meshes: MeshSearch = choose_mesh if form is None else partial(_search_layer_pairs, form)
     found: list[tuple[Planner, Plan]] = []
@@ -189,9 +193,9 @@ def _note_tool_price(request: Request, plan: Plan, free: Plan) -> Note:
     sentence = Sentence(
         "for ",
         _tool_name(request),
-        ": ",
+        ": the best plan of one pipeline stage takes ",
         time_amount(plan.cost.step_time_s),
-        f" a step, {difference} the best of all plans of one pipeline stage (",
+        f" a step, {difference} the best of all such plans (",
         time_amount(free.cost.step_time_s),
         f", which the {FREE} script runs)",
     )

@@ -19,7 +19,13 @@ from planner_core.planning.methods.layout import (
     note_schedule,
     parse_layout,
 )
-from planner_core.planning.methods.legality import operator_faults, undecided_fault, unsearchable_faults
+from planner_core.planning.methods.legality import (
+    linear_biases,
+    megatron_fault,
+    operator_faults,
+    undecided_fault,
+    unsearchable_faults,
+)
 from planner_core.planning.methods.method import Method, unrestricted
 from planner_core.planning.methods.pair_forms import (
     PAIR_FORMS,
@@ -87,8 +93,10 @@ __all__ = [
     "is_batch_split",
     "is_unsplit",
     "is_used_in_parts",
+    "linear_biases",
     "list_layouts",
     "may_split_tokens",
+    "megatron_fault",
     "merge_equal_layers",
     "note_schedule",
     "operator_faults",

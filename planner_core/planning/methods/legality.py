@@ -1,12 +1,13 @@
-"""Why a model cannot follow a stated layout: each reason is a sentence with the value, and what would do."""
+"""Why a model cannot follow a stated layout, or Megatron-LM cannot state a model: each reason is a sentence with the value."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner_core.core import Block, Graph, Op
+from planner_core.core import Block, Graph, Op, Plan
 from planner_core.ops import DISPATCH, Kind, operator, rows
 from planner_core.planning.methods.layout import CP_TYPES, Layout
+from planner_core.planning.methods.tp_layout import split_site
 from planner_core.search.network import Problem, find_infeasible_group
 
 OTHERS = {
@@ -14,6 +15,9 @@ OTHERS = {
     "ulysses": "cp_type=ring or cp_type=gather",
     "gather": "cp_type=ulysses",
 }
+STATED_MODELS = ("llama", "mistral", "mixtral", "qwen2", "gpt2")
+"""The model types whose every part Megatron-LM's flags state."""
+QKV = ("q_proj", "k_proj", "v_proj")
 
 
 def may_state(graph: Graph) -> frozenset[str]:
@@ -131,3 +135,46 @@ def _uneven_experts(graph: Graph, layout: Layout) -> Iterator[str]:
 def _ops_of(graph: Graph) -> Iterator[tuple[Block, Op]]:
     for block in (graph.top, *graph.blocks.values()):
         yield from ((block, op) for op in block.ops)
+
+
+def megatron_fault(plan: Plan) -> str:
+    """Why the flags written for Megatron-LM do not state a plan's model; empty if they do. Its GPTModel would be another model, of another
+    price. Read from the plan, so that an export needs no graph."""
+    name, config = plan.model["name"], plan.model.get("config") or {}
+    if config.get("model_type") != "gpt2" and not {"hidden_size", "num_attention_heads"} <= config.keys():
+        return f"{name} has no hidden_size and num_attention_heads in its config, so Megatron-LM's flags do not describe it"
+    params = {param for block in plan.blocks.values() for param in block.params}
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    window, kinds = config.get("sliding_window"), config.get("layer_types")
+    slides = "sliding_attention" in kinds if kinds else config.get("use_sliding_window", True)
+    parts = {
+        "norms of queries and keys": any("q_norm" in param for param in params),
+        # A window of the whole sequence masks nothing.
+        f"sliding-window attention ({window} tokens)": bool(window and slides and window < plan.workload["seq"]),
+        "norms behind the feed-forward": any("post_feedforward_layernorm" in param for param in params),
+        f"rotary positions scaled by {scaling}": scaling not in ("default", "llama3"),
+        f"the activation {config.get('hidden_act')}": config.get("hidden_act", "silu") != "silu",
+    }
+    kind = config.get("model_type")
+    lacking = [part for part, present in parts.items() if present]
+    if kind not in STATED_MODELS and not lacking:
+        lacking = [f"what a model of type {kind} has beside the parts of {', '.join(STATED_MODELS)}"]
+    if lacking:
+        return f"the flags written for Megatron-LM do not state {' and '.join(lacking)} of {name}"
+    biases = linear_biases(plan)
+    biased = [scope for scope, has_bias in biases.items() if has_bias]
+    if len(biased) == len(biases) or all(scope.rpartition(".")[2] in QKV for scope in biased):
+        return ""
+    where = ", ".join(biased)
+    return f"Megatron-LM has biases in all linear layers, in none, or in queries, keys and values only; {name} has them in {where}"
+
+
+def linear_biases(plan: Plan) -> dict[str, bool]:
+    """Whether each linear layer of a plan's blocks has a bias. The head is left out: GPTModel's has none, whatever the flags say."""
+    return {
+        scope: f"{scope}.bias" in block.params
+        for block in plan.blocks.values()
+        for scope, fn in map(split_site, block.sites)
+        if fn in ("linear", "addmm") and scope != "lm_head"  # GPT-2's Conv1D is an addmm
+    }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner_core.core import Cluster, Graph, InputError, Note, Plan, Sentence, Term, time_amount
+from planner_core.core import Cluster, Graph, InputError, Note, NoteKind, Plan, Sentence, Term, time_amount
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
-from planner_core.planning.methods import BASELINES, EXACT
+from planner_core.planning.methods import BASELINES, EXACT, megatron_fault
 from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
@@ -28,26 +28,30 @@ def find_staged_plans(
 ) -> tuple[StagedPlan, ...]:
     """Find the best plan with stages for the same samples a step, and the best of those that a stock tool can be told.
 
-    Empty unless stages are quicker than the `chosen` plan of one stage. A request for a tool gets the best plan of that tool alone. `like`:
-    the planner of the chosen plan, whose graphs are reused."""
+    Empty unless stages are quicker than the `chosen` plan of one stage. A request for a tool gets the best plan of that tool alone, and a
+    model that the stock tool cannot state the best of all alone. `like`: the planner of the chosen plan, whose graphs are reused."""
     best = _find_staged_plan(request, chosen, say, source, like)
     if best is None:
         return ()
-    if request.tool in FORMS:
-        tool = Term("tool", str(request.tool), None, str(request.tool))
-        return (_add_note(best, Sentence("the best with stages that ", tool, " can be told")),)
+    bounding = str(request.tool) if request.tool in FORMS else None
+    # The second search costs about as much as the first, so the model is judged before it.
+    if bounding or megatron_fault(chosen):
+        return (_add_notes(best, chosen, bounding),)
     stock = _find_staged_plan(replace(request, tool=STOCK_TOOL), chosen, say, source, like)
     if stock is None:
-        return (best,)
+        return (_add_notes(best, chosen),)
     # Each search ends before all degrees are tried, so that of the tool may meet a better plan, which is one of all plans too.
     if stock.plan.cost.step_time_s < best.plan.cost.step_time_s:
-        best = replace(stock, bound=best.bound)
+        best = replace(stock, bound=min(best.bound, stock.bound))
     slower = stock.plan.cost.step_time_s / best.plan.cost.step_time_s - 1
-    comparison = f"takes {100 * slower:.2g} % longer" if slower else "is as fast"
+    comparison = f"takes {100 * slower:.1f} % longer" if slower else "is as fast"
     # `ToolForm.layout` splits tokens wherever products are sharded.
     method = "megatron-sp" if "tensor" in stock.plan.mesh.axis_names else "megatron"
     row = replace(stock.plan, name=STOCK_PLAN_NAME, method=BASELINES[method].name)
-    return _add_note(best, f"{STOCK_PLAN_NAME} {comparison}"), replace(stock, plan=row)
+    return (
+        _add_notes(best, chosen, more=f"{STOCK_PLAN_NAME} {comparison}"),
+        _add_notes(replace(stock, plan=row), chosen, STOCK_TOOL),
+    )
 
 
 def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = None) -> bool:
@@ -71,17 +75,21 @@ def _find_staged_plan(
         planner = prepare_planner(staged_request, load_graph(staged_request) if load_graph else None, like=like)
     except InputError:  # the model has no such micro-batch
         return None
-    staged = search_stages(planner, say, load_graph, known=chosen if chosen.fits else None)
-    if staged is None:
-        return None
-    step_s, note = staged.plan.cost.step_time_s, "it fits"
+    return search_stages(planner, say, load_graph, known=chosen if chosen.fits else None)
+
+
+def _add_notes(staged: StagedPlan, chosen: Plan, tool: str | None = None, more: str = "") -> StagedPlan:
+    """Add what a plan with stages gains over the `chosen` one, and how near it is to its bound: among all plans, or those of a tool."""
+    plan, bound = staged.plan, staged.bound
+    gain = Sentence("it fits, where no plan of one stage does")
     if chosen.fits:
-        chosen_s = chosen.cost.step_time_s
-        note = Sentence(
-            "a step of ", time_amount(step_s), ", where the best plan of one stage takes ", time_amount(chosen_s)
-        )
-    return replace(staged, plan=replace(staged.plan, notes=(Note(note), *staged.plan.notes)))
-
-
-def _add_note(staged: StagedPlan, sentence: str) -> StagedPlan:
-    return replace(staged, plan=replace(staged.plan, notes=(*staged.plan.notes, Note(sentence))))
+        step, of_one_stage = (time_amount(p.cost.step_time_s) for p in (plan, chosen))
+        gain = Sentence("a step of ", step, ", where the best plan of one stage takes ", of_one_stage)
+    told = Sentence(" that ", Term("tool", tool, None, tool), " can be told") if tool else Sentence()
+    gap = Sentence("the best found with stages", told)
+    if bound < plan.cost.step_time_s:
+        above = f": at most {100 * (plan.cost.step_time_s / bound - 1):.2g} % above the best of the degrees that were looked at. "
+        what = "a bound in which each rank holds one micro-batch and never waits"
+        gap = Sentence(gap, above, "None takes less than ", time_amount(bound), f", {what}")
+    notes = (Note(gain), Note(gap, NoteKind.GAP), *plan.notes, *((Note(more),) if more else ()))
+    return replace(staged, plan=replace(plan, notes=notes))

@@ -58,7 +58,8 @@ class PipelineDegrees:
         return DeviceMesh(axis_names(2), (self.data, self.tensor))
 
     def lower_bound_s(self, model_s: float) -> float:
-        """A lower bound on the step of any cut. `model_s`: seconds of the whole model on one rank's mesh, for all micro-batches.
+        """A lower bound on the step of any cut without work once a step. `model_s`: seconds of the whole model on one rank's mesh, for all
+        micro-batches.
 
         For 1F1B the head of `stages.search` derives the bound. Several stages a rank share the work evenly at best."""
         m, p = self.micro_batches, self.ranks

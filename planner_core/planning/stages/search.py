@@ -4,7 +4,7 @@
         -> the best plan of the whole model on that mesh, within the memory of all ranks together: a bound on every cut
         -> policies for the copies, the quickest first -> the best cut (`search.algebra.partition`) -> simulated price
 
-Two bounds prune degrees. Every rank holds at least one micro-batch of its stages, so all ranks together hold what the whole model holds
+Two estimates prune degrees. Every rank holds at least one micro-batch of its stages, so all ranks together hold what the whole model holds
 on the mesh of one rank. A search of the whole model within the sum of their budgets therefore gives S, a lower bound on the seconds of
 all stages together. With m micro-batches and p stages in 1F1B a step takes at least
 
@@ -12,7 +12,9 @@ all stages together. With m micro-batches and p stages in 1F1B a step takes at l
 
 for every cut. Rank r starts after one micro-batch of each stage before it, so later stages must be smaller; the bound is the cut in which
 all ranks end at once. Example: S = 8 s, m = 4, p = 2: 2 / (1 - 0.75²) = 4.57 s, while equal stages take 1 s · (4 + 1) = 5 s.
-With several stages a rank the bound is S / p. Until S is searched, the S of degrees with the same work per GPU stands in for it.
+With several stages a rank it is S / p. Work once a step, such as the optimizer's, delays no other rank: were all of S such work, a step
+could take S / p. So S / p is the bound that an answer states. Until S is searched, the S of degrees with the same work per GPU stands in
+for it.
 
 A copy policy is the best plan of the whole model, with equal copies, in a share of that memory. The memory of a stage counts the
 micro-batches in flight on its rank. The walk of the priced plan decides whether a cut fits. If a rank exceeds the budget there, the cut
@@ -33,8 +35,6 @@ from planner_core.core import (
     BlockPlan,
     Graph,
     InputError,
-    Note,
-    NoteKind,
     Plan,
     Sentence,
 )
@@ -157,10 +157,7 @@ class _StageSearch:
         if self.best is None:
             return None
         plan, planner, _ = self.best
-        gap = plan.cost.step_time_s / min(self.bound, plan.cost.step_time_s) - 1
-        sentence = f"at most {100 * gap:.2g} % above the best there is with stages of the degrees that were looked at"
-        note = Note(sentence, NoteKind.GAP)
-        return StagedPlan(replace(plan, notes=(note, *plan.notes)), planner, self.bound)
+        return StagedPlan(plan, planner, min(self.bound, plan.cost.step_time_s))
 
     def search_promising(self, candidates: list[PipelineDegrees]) -> None:
         """Search the candidates in the order of their estimates, until no other one may be quicker."""
@@ -197,7 +194,8 @@ class _StageSearch:
         limit = self.limit
         model_s = self.search_model_s(d, limit)
         # Taken before any cut is tried: a cut that the search misses is still not below it.
-        self.bound = min(self.bound, d.lower_bound_s(model_s))
+        # Not `lower_bound_s`: that holds for the work of micro-batches alone, and S has the work once a step too.
+        self.bound = min(self.bound, model_s / d.ranks)
         return self.try_degrees(d, limit) if d.optimistic_s(model_s / d.micro_batches) < limit else None
 
     @property
