@@ -22,9 +22,9 @@ from planner_core.verification.stages import compare_ranks
 
 
 @cache
-def of_layout(model: str, text: str, layers: int = 4) -> Plan:
+def of_layout(model: str, text: str, layers: int = 4, gpus: int = 4) -> Plan:
     stated = Statement(parse_layout(text), accumulate=4, seq=256, layers=layers, micro_batch=2)
-    plan = Pricer(model, load_cluster("1x8-h100:gpus=4")).plan(stated)
+    plan = Pricer(model, load_cluster(f"1x8-h100:gpus={gpus}")).plan(stated)
     assert plan is not None
     return plan
 
@@ -77,6 +77,20 @@ def test_every_rank_at_full_size(model: str, layout: str, layers: int) -> None:
     assert plan.pipeline is not None
     assert found["ok"], [(row["rank"], row["order"], row["messages"], row["memory_bytes"]) for row in found["stages"]]
     assert [row["messages"]["measured"]["sent"] for row in found["stages"]] == [4 * (2 * plan.pipeline.virtual - 1)] * 2
+
+
+def test_gradients_are_scattered_over_two_axes_inside_stages() -> None:
+    """Context ranks hold the same weights, so ZeRO shards over data and context ranks: the first axis scatters all of a gradient, the
+    second one half of it, under ZeRO-2 in each of four micro-batches and under ZeRO-1 once a step. Every rank issues it so."""
+    scattered = {}
+    for zero in (1, 2):
+        plan = of_layout("llama-3-8b", f"dp=2,cp=2,pp=2,cp_type=ulysses,zero={zero}", 2, gpus=8)
+        found = verify(plan, timeout_s=240)
+        assert all(row["order"]["ok"] for row in found["stages"]), found
+        sums = {t.axes: (t.count, t.num_bytes) for t in plan.cost.traffic if t.kind == "reduce_scatter"}
+        assert sums.keys() == {(0,), (1,)} and sums[0,][0] == sums[1,][0] and sums[0,][1] == 2 * sums[1,][1]
+        scattered[zero] = sums
+    assert scattered[2] == {axes: (4 * count, 4 * size) for axes, (count, size) in scattered[1].items()}
 
 
 def _count_recordings(data: dict[str, Any]) -> tuple[int, int]:
