@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import InputError, Plan, load_cluster, time_amount
+from planner_core.core import InputError, Note, NoteKind, Plan, load_cluster, time_amount
 from planner_core.cost import even_copies
 from planner_core.exporters.api import export_text
-from planner_core.planning import Request, plan_model, prepare_planner
+from planner_core.planning import Request, add_stages, plan_model, prepare_planner
 from planner_core.planning.methods import operator_faults, parse_layout
 from planner_core.planning.pipeline import PASSES
 from planner_core.planning.planner import Planner
@@ -127,6 +127,15 @@ def test_a_stock_tool_stands_beside_the_best_plan_with_stages() -> None:
     assert export_text(stock, "megatron").nearest is not None
     if stock.name in {t.name for t in result.choice.ties}:
         assert result.recommended is stock and "stock tools run it as it is" in result.choice.sentence
+
+
+def test_the_gap_of_a_plan_of_one_stage_is_not_to_the_best_of_all() -> None:
+    result = plan_model(ASKED, passes={})
+    gap = Note("not proven: at most 15 % above the best there is", NoteKind.GAP)
+    unproven = replace(result, plans=(replace(result.best, notes=(gap,)),))
+    added = add_stages(unproven)
+    assert added.staged is not None
+    assert str(added.best.notes[0]) == f"{gap}, of one pipeline stage" and unproven.best.notes == (gap,)
 
 
 def test_degrees_as_layouts() -> None:
