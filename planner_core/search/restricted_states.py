@@ -44,7 +44,6 @@ from planner_core.search.network.folded import (
     boundary_variables,
     compile_like,
     compile_network,
-    merge_factors,
     prune_states,
     with_elimination_order,
 )
@@ -333,10 +332,7 @@ def relax(problem: Problem, networks: ModelNetworks, largest: float | None = Non
         while name not in blocks:
             try:
                 first = with_elimination_order(pruned, boundary)
-                merged_first = merge_factors(first.net)
-                blocks[name] = {
-                    v: compile_like(first, merged_first, net) if k else first for k, (v, net) in enumerate(nets.items())
-                }
+                blocks[name] = {v: compile_like(first, net) if k else first for k, (v, net) in enumerate(nets.items())}
             except TooWide:
                 if not releasable:
                     raise

@@ -22,8 +22,8 @@ from planner_core.search.algebra.minplus import MinPlusPower, min_plus_power, mi
 from planner_core.search.network import BlockCache, build_networks
 from planner_core.search.network import block as block_module
 from planner_core.search.network.block import build_block
-from planner_core.search.network.factors import NUM_COMPONENTS
-from planner_core.search.network.folded import boundary_pairs, build_problem, merge_factors
+from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network, TablePool
+from planner_core.search.network.folded import boundary_pairs, build_problem
 from tests.support.random_graphs import B, S, prepared, random_graph
 from tests.support.solvers import brute_force, evaluate, highs, toulbar2
 
@@ -184,7 +184,7 @@ def test_pruned_states_are_in_no_solution(name: str) -> None:
         for v, n in net.sizes.items():
             for s in set(range(n)) - set(compiled.alive[v].tolist()):
                 blocked = compiled is problem.top and s in by_runs.get(v, ())
-                for f in merge_factors(net).values():
+                for f in TablePool().merge(net).values():
                     if v in f.vars:
                         axis = f.vars.index(v)
                         row = f.allowed.take(s, axis)
@@ -261,3 +261,28 @@ def test_groups_of_one_form_have_one_table(model: str, monkeypatch: pytest.Monke
             np.testing.assert_array_equal(f.cost, g.cost)
             np.testing.assert_array_equal(f.allowed, g.allowed)
     assert len(caches[""].tables) < len(own_caches[""].tables)
+
+
+def test_equal_sums_of_factors_are_formed_once() -> None:
+    """Pairs of variables whose factors have the same tables get one table of the sum, and one of the states that are left."""
+    dice = np.random.default_rng(0)
+    shape = 3, 2
+    tables = [(dice.random((NUM_COMPONENTS, *shape)), dice.random(shape) < 0.8) for _ in range(3)]
+    pairs = [("a", "x"), ("b", "y"), ("c", "z")]
+    numbers = [(0, 1), (0, 1), (0, 2)]  # the third pair adds another table
+    net = Network(
+        {v: n for a, x in pairs for v, n in ((a, 3), (x, 2))},
+        [Factor(pair, *tables[k]) for pair, both in zip(pairs, numbers, strict=True) for k in both],
+    )
+    pool = TablePool()
+    first, same, other = (pool.merge(net)[pair] for pair in pairs)
+    assert same.vars == ("b", "y")
+    assert same.cost is first.cost
+    assert same.allowed is first.allowed
+    for merged, both in zip((first, same, other), numbers, strict=True):
+        assert np.array_equal(merged.cost, tables[both[0]][0] + tables[both[1]][0])
+        assert np.array_equal(merged.allowed, tables[both[0]][1] & tables[both[1]][1])
+    rows, states = np.array([0, 2]), np.array([1])
+    alive = dict.fromkeys("abc", rows) | dict.fromkeys("xyz", states)
+    assert pool.select(same, alive).cost is pool.select(first, alive).cost
+    assert np.array_equal(pool.select(other, alive).cost, other.cost[:, rows[:, None], states])

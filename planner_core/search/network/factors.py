@@ -32,13 +32,6 @@ class Factor:
         """[a(, b)]: zero where an entry is possible, infinite elsewhere."""
         return np.where(self.allowed, 0.0, np.inf)
 
-    @cached_property
-    def possible_states(self) -> tuple[Bools, ...]:
-        """For each variable [state]: whether some entry of the state is possible."""
-        if len(self.vars) == 1:
-            return (self.allowed,)
-        return np.asarray(self.allowed.any(axis=1)), np.asarray(self.allowed.any(axis=0))
-
 
 class TablePool:
     """The tables of the factors of a block in all its variants, each once and numbered.
@@ -50,9 +43,33 @@ class TablePool:
     def __init__(self) -> None:
         self.tables: list[Factor] = []
         """The first factor that has each table."""
+        self._sums: dict[tuple[object, ...], tuple[list[Factor], Factor]] = {}
         self._selections: dict[tuple[object, ...], tuple[Factor, Factor]] = {}
         self._numbers_by_id: dict[tuple[int, int], int] = {}
         self._numbers_by_sample: dict[tuple[object, ...], list[int]] = {}
+
+    def merge(self, net: Network) -> dict[tuple[str, ...], Factor]:
+        """Add up a network's factors over the same variables, so that each set of variables has one factor. Equal sums get one table."""
+        by_scope: dict[tuple[str, ...], list[Factor]] = {}
+        for f in net.factors:
+            by_scope.setdefault(f.vars, []).append(f)
+        return {scope: self._sum(factors) for scope, factors in by_scope.items()}
+
+    def _sum(self, factors: list[Factor]) -> Factor:
+        """Return the sum of factors over the same variables."""
+        first, *others = factors
+        if not others:
+            return first
+        # DeepSeek-V4's networks on the four meshes of 16 GPUs have 5 876 such sums, of which 404 differ.
+        key = tuple((id(f.cost), id(f.allowed)) for f in factors)
+        if key not in self._sums:
+            cost, allowed = first.cost, first.allowed
+            for f in others:
+                cost, allowed = cost + f.cost, allowed & f.allowed
+            # The factors are kept, so that no other table gets the id of one of theirs.
+            self._sums[key] = factors, Factor(first.vars, cost, allowed)
+        total = self._sums[key][1]
+        return Factor(first.vars, total.cost, total.allowed)
 
     def select(self, f: Factor, alive: Mapping[str, NDArray[np.int64]]) -> Factor:
         """Return a factor without the states that are not `alive`. Factors that have one table get one table.
@@ -61,7 +78,8 @@ class TablePool:
         """
         if all(len(alive[v]) == n for v, n in zip(f.vars, f.allowed.shape, strict=True)):
             return Factor(f.vars, f.cost, f.allowed)
-        key = id(f.cost), id(f.allowed), *(alive[v].tobytes() for v in f.vars)
+        # `prune_states` gives equal states as one array.
+        key = id(f.cost), id(f.allowed), *(id(alive[v]) for v in f.vars)
         if key not in self._selections:
             first, *second = (alive[v] for v in f.vars)
             pick: tuple[Any, ...] = (first[:, None], *second) if second else (first,)
@@ -70,8 +88,9 @@ class TablePool:
         selected = self._selections[key][1]
         return Factor(f.vars, selected.cost, selected.allowed)
 
-    def forget_selections(self) -> None:
-        """Free the tables with all states that `select` keeps, once all variants are compiled."""
+    def forget_whole_tables(self) -> None:
+        """Free the tables with all states that `merge` and `select` keep, once all variants are compiled."""
+        self._sums.clear()
         self._selections.clear()
 
     def number(self, f: Factor) -> int:

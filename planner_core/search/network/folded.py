@@ -258,10 +258,9 @@ def build_problem(
     for name, variants in nets.blocks.items():
         first, *others = restrict_variants(name, variants, restrict).items()
         compiled_first = compile_network(first[1], boundary_variables(coarse.graph.blocks[name]))
-        merged_first = merge_factors(first[1])
         # Variants differ in their costs only. So the states are pruned, and the order is chosen, once for all of them.
-        compiled_others = {variant: compile_like(compiled_first, merged_first, net) for variant, net in others}
-        compiled_first.pool.forget_selections()
+        compiled_others = {variant: compile_like(compiled_first, net) for variant, net in others}
+        compiled_first.pool.forget_whole_tables()
         blocks[name] = {first[0]: compiled_first} | compiled_others
     return assemble_problem(
         coarse, strategies, model, nets.runs, apply_restriction("", nets.top, restrict), blocks, uniform
@@ -351,31 +350,13 @@ def with_elimination_order(pruned: CompiledNetwork, wanted_boundary: tuple[str, 
     )
 
 
-def compile_like(
-    first: CompiledNetwork, merged_first: Mapping[tuple[str, ...], Factor], net: Network
-) -> CompiledNetwork:
-    """Compile another variant of the block whose `first` variant is compiled; `merged_first` are the merged factors of the first.
+def compile_like(first: CompiledNetwork, net: Network) -> CompiledNetwork:
+    """Compile another variant of the block whose `first` variant is compiled.
 
     Variables, states and constraints are the same; only costs differ.
     """
-    merged, factors = merge_factors(net), []
-    for selected in first.factors:
-        f = merged[selected.vars]
-        # The same factor object in both variants: its states were selected already, for the first.
-        if f is merged_first[selected.vars]:
-            factors.append(selected)
-            continue
-        factors.append(first.pool.select(f, first.alive))
-    return replace(first, net=net, factors=factors)
-
-
-def merge_factors(net: Network) -> dict[tuple[str, ...], Factor]:
-    """Add up the factors over the same variables, so that each set of variables has one factor."""
-    merged: dict[tuple[str, ...], Factor] = {}
-    for f in net.factors:
-        old = merged.get(f.vars)
-        merged[f.vars] = f if old is None else Factor(f.vars, old.cost + f.cost, old.allowed & f.allowed)
-    return merged
+    merged = first.pool.merge(net)
+    return replace(first, net=net, factors=[first.pool.select(merged[f.vars], first.alive) for f in first.factors])
 
 
 def prune_states(net: Network) -> CompiledNetwork:
@@ -385,10 +366,15 @@ def prune_states(net: Network) -> CompiledNetwork:
     another state impossible, so the factors around a changed variable are looked at again.
     """
     alive: dict[str, Bools] = {v: np.ones(n, dtype=bool) for v, n in net.sizes.items()}
-    merged = merge_factors(net)
+    pool = TablePool()
+    merged = pool.merge(net)
+    possible_states: dict[int, tuple[Bools, ...]] = {}  # by the identity of the table, which many factors share
     factors_of: dict[str, list[tuple[Factor, int]]] = {v: [] for v in alive}
     for f in merged.values():
-        for axis, (v, possible) in enumerate(zip(f.vars, f.possible_states, strict=True)):
+        if (table := id(f.allowed)) not in possible_states:
+            both = f.allowed if len(f.vars) == 2 else f.allowed[:, None]
+            possible_states[table] = np.asarray(both.any(axis=1)), np.asarray(both.any(axis=0))
+        for axis, (v, possible) in enumerate(zip(f.vars, possible_states[table], strict=False)):
             # What one factor forbids by itself goes first, so the loop starts only from variables that lost a state.
             alive[v] = alive[v] & possible
             if len(f.vars) == 2:
@@ -399,11 +385,14 @@ def prune_states(net: Network) -> CompiledNetwork:
         for f, axis in factors_of[v]:
             other = f.vars[1 - axis]
             # [state of the other]: whether it goes with a state that is left; a product of truth values is "and", a sum "or"
-            possible_states = alive[other] & (alive[v] @ f.allowed if axis == 0 else f.allowed @ alive[v])
-            if possible_states.tobytes() != alive[other].tobytes():
-                alive[other] = possible_states
+            remaining = alive[other] & (alive[v] @ f.allowed if axis == 0 else f.allowed @ alive[v])
+            if remaining.tobytes() != alive[other].tobytes():
+                alive[other] = remaining
                 changed[other] = None
-    index, pool = {v: np.flatnonzero(a) for v, a in alive.items()}, TablePool()
+    numbers: dict[bytes, NDArray[np.int64]] = {}  # one array for equal states, so that the pool finds them by identity
+    for states in alive.values():
+        numbers.setdefault(states.tobytes(), np.flatnonzero(states))
+    index = {v: numbers[states.tobytes()] for v, states in alive.items()}
     return CompiledNetwork(net, (), index, [pool.select(f, index) for f in merged.values()], [], pool=pool)
 
 
