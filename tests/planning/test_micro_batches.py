@@ -43,8 +43,13 @@ def test_the_choice_is_the_best_of_all_counts(mesh: str | None, gb: float) -> No
     each = {n: best(replace(ASKED, memory_gb=gb, mesh=mesh, accumulate=n)) for n in (1, 2, 4, 8, 16)}
     assert free is not None and any(each.values())
     # The search minimises the GPU's own part of a step: of four micro-batches it is less than of two, and the step with its waits is more.
-    least = min(p.cost.gpu_time_s for p in each.values() if p is not None)
-    assert free.cost.gpu_time_s == pytest.approx(least, rel=1e-5)
+    plans = [p for p in each.values() if p is not None]
+    least_work, shortest = (
+        min(plans, key=lambda p, name=name: getattr(p.cost, name)) for name in ("gpu_time_s", "step_time_s")
+    )
+    assert free.bound is not None and free.bound <= least_work.cost.gpu_time_s * (1 + 1e-6)
+    # Numbers below that of the least work are planned without a proof.
+    assert free.cost.step_time_s <= shortest.cost.step_time_s * (1 + (1e-5 if shortest is least_work else 5e-3))
     assert each[free.workload["accumulate"]] is not None
 
 

@@ -21,7 +21,7 @@ from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, open_numbers
 from planner_core.planning.fitting.micro_batch_size import keep_micro_batch_size
 from planner_core.planning.methods import EXACT, PAIR_FORMS, Layout, list_layouts, unsearchable_faults
-from planner_core.planning.planner import Planner, candidate_meshes
+from planner_core.planning.planner import Planner, candidate_meshes, with_recompute
 from planner_core.planning.request import Progress, Request
 from planner_core.search import exceeds_budget_by_far, make_block_plans, search_roughly
 from planner_core.search.algebra import PointAllowance, TooWide
@@ -44,7 +44,9 @@ def choose_shortest_step(
     if not (timed and plan.fits and plan.cost.host_wait_s) or request.tool in PAIR_FORMS:
         return planner, plan
     best = _take_shorter(planner, (planner, plan), say)
-    for fewer in open_numbers(request, planner, source, say, larger=False):
+    # Where the search found that its number fits without recomputation, its planner has none; fewer micro-batches may fit with it alone.
+    opened = with_recompute(planner, request.recompute)
+    for fewer in open_numbers(request, opened, source, say, larger=False):
         known, best = best, _take_shorter(fewer, best, say)
         if best is known:
             break

@@ -185,7 +185,8 @@ def _missed_plan(
     best: Plan | None = None
     for policy in (p for p in RECOMPUTE if p != "auto"):
         try:
-            other = choose_mesh(with_recompute(planner, policy), options, say, method, below=below, prove=False)
+            # Not told of `below`: a search without proof gives up early below it (Llama-3-8B of two layers in 5 GB: 66.9 ms, else 66.3).
+            other = choose_mesh(with_recompute(planner, policy), options, say, method, prove=False)
         except PlannerError:
             continue
         if other.fits and planner.value(other) < below:
