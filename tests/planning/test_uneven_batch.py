@@ -8,6 +8,7 @@ import pytest
 
 import planner_core as shardscope
 from planner_core.core import InputError, load_cluster
+from planner_core.models import default_sizes
 from planner_core.planning import Request, plan_model, prepare_planner
 from planner_core.planning.fitting.shortage import find_uneven_batch, note_small_batch
 from planner_core.planning.methods import parse_layout
@@ -53,7 +54,7 @@ def test_the_first_note_is_that_samples_are_few() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "batch"), [("1x8-h100", 16), ("2x8-h100", 16), ("3x8-h100", 16), ("4x8-h100", 32), ("8x8-h100", 64)]
+    ("cluster", "batch"), [("1x8-h100", 16), ("2x8-h100", 16), ("3x8-h100", 24), ("4x8-h100", 32), ("8x8-h100", 64)]
 )
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_the_default_batch_grows_with_the_cluster_for_a_plan_and_a_price(
@@ -72,6 +73,15 @@ def test_the_default_batch_grows_with_the_cluster_for_a_plan_and_a_price(
         parse_layout("dp=2,tp=4"), {"accumulate": accumulate}
     )
     assert stated.batch == batch
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch"),
+    [(1, 16), (4, 16), (7, 14), (8, 16), (12, 12), (13, 13), (16, 16), (24, 24), (32, 32), (40, 40), (48, 48), (104, 104)],
+)
+def test_the_default_batch_can_be_dealt_to_the_gpus(gpus: int, batch: int) -> None:
+    """16 samples were assumed on 7 and on 13 GPUs: 4.1 and 7.8 s, where 14 and 13 samples take 1.0 and 0.5 s."""
+    assert default_sizes("llama-3-8b", gpus)[0] == batch
 
 
 def test_a_config_has_the_default_batch_of_a_file() -> None:
