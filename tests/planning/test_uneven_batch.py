@@ -77,7 +77,20 @@ def test_the_default_batch_grows_with_the_cluster_for_a_plan_and_a_price(
 
 @pytest.mark.parametrize(
     ("gpus", "batch"),
-    [(1, 16), (4, 16), (7, 14), (8, 16), (12, 12), (13, 13), (16, 16), (24, 24), (32, 32), (40, 40), (48, 48), (104, 104)],
+    [
+        (1, 16),
+        (4, 16),
+        (7, 14),
+        (8, 16),
+        (12, 12),
+        (13, 13),
+        (16, 16),
+        (24, 24),
+        (32, 32),
+        (40, 40),
+        (48, 48),
+        (104, 104),
+    ],
 )
 def test_the_default_batch_can_be_dealt_to_the_gpus(gpus: int, batch: int) -> None:
     """16 samples were assumed on 7 and on 13 GPUs: 4.1 and 7.8 s, where 14 and 13 samples take 1.0 and 0.5 s."""
