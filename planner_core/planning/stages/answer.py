@@ -26,10 +26,11 @@ def find_staged_plans(
     source: GraphSource = None,
     like: Planner | None = None,
 ) -> tuple[StagedPlan, ...]:
-    """Find the best plan with stages for the same samples a step, and the best of those that a stock tool can be told.
+    """Find the best plan with stages for the same samples a step, after the best of those that a stock tool can be told.
 
-    Empty unless stages are quicker than the `chosen` plan of one stage. A request for a tool gets the best plan of that tool alone, and a
-    model that the stock tool cannot state the best of all alone. `like`: the planner of the chosen plan, whose graphs are reused."""
+    The best of all is the last (docs/CONTRACT.md). Empty unless stages are quicker than the `chosen` plan of one stage. A tool's request
+    gets the best plan of that tool alone, and a model that the stock tool cannot state the best of all alone. `like`: the planner of the
+    chosen plan, whose graphs are reused."""
     best = _find_staged_plan(request, chosen, say, source, like)
     if best is None:
         return ()
@@ -49,8 +50,8 @@ def find_staged_plans(
     method = "megatron-sp" if "tensor" in stock.plan.mesh.axis_names else "megatron"
     row = replace(stock.plan, name=STOCK_PLAN_NAME, method=BASELINES[method].name)
     return (
-        _add_notes(best, chosen, more=f"{STOCK_PLAN_NAME} {comparison}"),
         _add_notes(replace(stock, plan=row), chosen, STOCK_TOOL),
+        _add_notes(best, chosen, more=f"{STOCK_PLAN_NAME} {comparison}"),
     )
 
 
