@@ -282,7 +282,18 @@ def test_equal_sums_of_factors_are_formed_once() -> None:
     for merged, both in zip((first, same, other), numbers, strict=True):
         assert np.array_equal(merged.cost, tables[both[0]][0] + tables[both[1]][0])
         assert np.array_equal(merged.allowed, tables[both[0]][1] & tables[both[1]][1])
-    rows, states = np.array([0, 2]), np.array([1])
+    rows, states = pool.states(np.array([True, False, True])), pool.states(np.array([False, True]))
     alive = dict.fromkeys("abc", rows) | dict.fromkeys("xyz", states)
     assert pool.select(same, alive).cost is pool.select(first, alive).cost
     assert np.array_equal(pool.select(other, alive).cost, other.cost[:, rows[:, None], states])
+
+
+def test_blocks_of_a_model_share_tables() -> None:
+    """T5's layers of the encoder and of the decoder have one array of each table that is in both."""
+    encoder, decoder = ([*variants.values()] for variants in zoo_problem("t5-large", "2x8").blocks.values())
+    of_both = [{number for c in variants for number in c.kinds} for variants in (encoder, decoder)]
+    shared = set.intersection(*of_both)
+    assert shared
+    for number in shared:
+        factors = [f for c in (*encoder, *decoder) for f, n in zip(c.factors, c.kinds, strict=True) if n == number]
+        assert len({id(f.cost) for f in factors}) == 1

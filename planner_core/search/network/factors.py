@@ -34,16 +34,17 @@ class Factor:
 
 
 class TablePool:
-    """The tables of the factors of a block in all its variants, each once and numbered.
+    """The tables of the factors of a model's blocks in all their variants, each once and numbered.
 
     A model that calls one operator twenty times in a row has its table twenty times, and most tables of a block that is recomputed are
-    those of the block that is kept.
+    those of the block that is kept. Kinds of layers that differ in their attention share those of all else.
     """
 
     def __init__(self) -> None:
         self.tables: list[Factor] = []
         """The first factor that has each table."""
         self._sums: dict[tuple[object, ...], tuple[list[Factor], Factor]] = {}
+        self._states: dict[bytes, NDArray[np.int64]] = {}
         self._selections: dict[tuple[object, ...], tuple[Factor, Factor]] = {}
         self._numbers_by_id: dict[tuple[int, int], int] = {}
         self._numbers_by_sample: dict[tuple[object, ...], list[int]] = {}
@@ -71,14 +72,20 @@ class TablePool:
         total = self._sums[key][1]
         return Factor(first.vars, total.cost, total.allowed)
 
+    def states(self, is_alive: Bools) -> NDArray[np.int64]:
+        """Return the numbers of the states that are left, for `select`. Equal ones are one array."""
+        key = is_alive.tobytes()
+        if key not in self._states:
+            self._states[key] = np.flatnonzero(is_alive)
+        return self._states[key]
+
     def select(self, f: Factor, alive: Mapping[str, NDArray[np.int64]]) -> Factor:
-        """Return a factor without the states that are not `alive`. Factors that have one table get one table.
+        """Return a factor without the states that are not `alive` (arrays of `states`). Factors that have one table get one table.
 
         The result is always a new object: `number` replaces its arrays by equal ones, and other networks may have `f` too.
         """
         if all(len(alive[v]) == n for v, n in zip(f.vars, f.allowed.shape, strict=True)):
             return Factor(f.vars, f.cost, f.allowed)
-        # `prune_states` gives equal states as one array.
         key = id(f.cost), id(f.allowed), *(id(alive[v]) for v in f.vars)
         if key not in self._selections:
             first, *second = (alive[v] for v in f.vars)
@@ -89,7 +96,7 @@ class TablePool:
         return Factor(f.vars, selected.cost, selected.allowed)
 
     def forget_whole_tables(self) -> None:
-        """Free the tables with all states that `merge` and `select` keep, once all variants are compiled."""
+        """Free the tables with all states that `merge` and `select` keep, once all blocks are compiled."""
         self._sums.clear()
         self._selections.clear()
 

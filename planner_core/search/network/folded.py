@@ -65,7 +65,7 @@ class CompiledNetwork:
     Variants share it."""
 
     pool: TablePool = field(default_factory=TablePool)
-    """The tables of the factors, each once. Variants share it."""
+    """The tables of the factors, each once. All blocks of a problem share it."""
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
@@ -255,13 +255,14 @@ def build_problem(
     """
     nets = networks or build_networks(coarse, strategies, model)
     blocks: dict[str, dict[str, CompiledNetwork]] = {}
+    pool = TablePool()
     for name, variants in nets.blocks.items():
         first, *others = restrict_variants(name, variants, restrict).items()
-        compiled_first = compile_network(first[1], boundary_variables(coarse.graph.blocks[name]))
+        compiled_first = compile_network(first[1], boundary_variables(coarse.graph.blocks[name]), pool)
         # Variants differ in their costs only. So the states are pruned, and the order is chosen, once for all of them.
         compiled_others = {variant: compile_like(compiled_first, net) for variant, net in others}
-        compiled_first.pool.forget_whole_tables()
         blocks[name] = {first[0]: compiled_first} | compiled_others
+    pool.forget_whole_tables()
     return assemble_problem(
         coarse, strategies, model, nets.runs, apply_restriction("", nets.top, restrict), blocks, uniform
     )
@@ -334,9 +335,9 @@ def boundary_variables(block: Block) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tensor_name(v) for v in both if block.values[v].kind != "constant"))
 
 
-def compile_network(net: Network, boundary: tuple[str, ...]) -> CompiledNetwork:
+def compile_network(net: Network, boundary: tuple[str, ...], pool: TablePool | None = None) -> CompiledNetwork:
     """Remove states that no solution uses, merge factors of the same variables, and choose an order. Raises TooWide."""
-    return with_elimination_order(prune_states(net), boundary)
+    return with_elimination_order(prune_states(net, pool), boundary)
 
 
 def with_elimination_order(pruned: CompiledNetwork, wanted_boundary: tuple[str, ...]) -> CompiledNetwork:
@@ -359,14 +360,14 @@ def compile_like(first: CompiledNetwork, net: Network) -> CompiledNetwork:
     return replace(first, net=net, factors=[first.pool.select(merged[f.vars], first.alive) for f in first.factors])
 
 
-def prune_states(net: Network) -> CompiledNetwork:
+def prune_states(net: Network, pool: TablePool | None = None) -> CompiledNetwork:
     """Remove states that no solution uses (arc consistency), and merge factors of the same variables.
 
     A state is removed if, in one of its factors, it goes with no state of the other variable that is left. A removal may make
-    another state impossible, so the factors around a changed variable are looked at again.
+    another state impossible, so the factors around a changed variable are looked at again. `pool`: that of the model's other blocks.
     """
     alive: dict[str, Bools] = {v: np.ones(n, dtype=bool) for v, n in net.sizes.items()}
-    pool = TablePool()
+    pool = TablePool() if pool is None else pool
     merged = pool.merge(net)
     possible_states: dict[int, tuple[Bools, ...]] = {}  # by the identity of the table, which many factors share
     factors_of: dict[str, list[tuple[Factor, int]]] = {v: [] for v in alive}
@@ -389,10 +390,7 @@ def prune_states(net: Network) -> CompiledNetwork:
             if remaining.tobytes() != alive[other].tobytes():
                 alive[other] = remaining
                 changed[other] = None
-    numbers: dict[bytes, NDArray[np.int64]] = {}  # one array for equal states, so that the pool finds them by identity
-    for states in alive.values():
-        numbers.setdefault(states.tobytes(), np.flatnonzero(states))
-    index = {v: numbers[states.tobytes()] for v, states in alive.items()}
+    index = {v: pool.states(states) for v, states in alive.items()}
     return CompiledNetwork(net, (), index, [pool.select(f, index) for f in merged.values()], [], pool=pool)
 
 
