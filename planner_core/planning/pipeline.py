@@ -272,7 +272,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
     sentences = (
         *(note_host_wait(chosen) if chosen.fits else ()),
         *note_whole_batch(chosen, planner.graph),
-        *note_fewer_gpus(planner, chosen, draft.say),
+        *note_fewer_gpus(planner, chosen, draft.request, draft.source, draft.say),
         *note_uncounted_memory(chosen, planner.graph),
         *slow_dtype_notes(planner.cluster.gpu, planner.workload.dtype),
         *planner.workload.assumptions,

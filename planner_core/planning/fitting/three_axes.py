@@ -28,11 +28,12 @@ from planner_core.core import (
     time_amount,
 )
 from planner_core.planning.fitting.mesh_search import choose_mesh
+from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import least_state_bytes, replicated_gpus
 from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner
-from planner_core.planning.request import Progress
+from planner_core.planning.request import Progress, Request
 
 FEW = 64
 """Number of GPUs up to which two axes are enough."""
@@ -82,9 +83,14 @@ def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
     return replace(found, optimal=found.optimal and plan.optimal, bound=bound)
 
 
-def note_fewer_gpus(planner: Planner, plan: Plan, say: Progress) -> tuple[str, ...]:
-    """A note if a part of the cluster would be faster than a plan in which GPUs do the same work. Where an outer axis has copies, operators
-    see the rest of the mesh as one axis; that part has two of its own."""
+def note_fewer_gpus(
+    planner: Planner, plan: Plan, asked: Request, source: GraphSource, say: Progress
+) -> tuple[str, ...]:
+    """Return a note if a part of the cluster would be faster than a plan in which GPUs do the same work.
+
+    Where an outer axis has copies, operators see the rest of the mesh as one axis; that part has two of its own. `asked` and `source`:
+    the request as it was given and where its graphs come from, since `planner` has the number of micro-batches that suits all GPUs.
+    """
     used = plan.mesh.num_devices // replicated_gpus(plan)
     if planner.request.mesh or not plan.fits or used == plan.mesh.num_devices:
         return ()
@@ -99,8 +105,11 @@ def note_fewer_gpus(planner: Planner, plan: Plan, say: Progress) -> tuple[str, .
                 name = (
                     f"{gpus:,} of these GPUs alone ({' x '.join(str(level.size) for level in reversed(part.levels))})"
                 )
-                request = replace(planner.request, cluster=part)
-                found[name] = choose_micro_batches(request, planner.graph, say, search=partial(_best_below, most))[1]
+                # Without accumulate: 16 samples go one at a time where 13 GPUs do the same work, and two at a time to 8.
+                request = replace(asked, batch=planner.request.batch, cluster=part)
+                found[name] = choose_micro_batches(
+                    request, source, say, search=partial(_best_below, most), like=planner
+                )[1]
                 if timed and found[name].fits:
                     most = min(most, found[name].cost.step_time_s)  # the best part is told of
     name, best = min(found.items(), key=lambda item: (not item[1].fits, item[1].cost.step_time_s), default=("", plan))
