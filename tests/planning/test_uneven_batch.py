@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 import planner_core as shardscope
-from planner_core.core import InputError, load_cluster
+from planner_core.core import InputError, NoteKind, load_cluster
+from planner_core.cost import axis_roles
 from planner_core.models import default_sizes
 from planner_core.planning import Request, plan_model, prepare_planner
 from planner_core.planning.fitting.shortage import find_uneven_batch, note_small_batch
@@ -24,6 +25,16 @@ def test_no_baseline_splits_tokens_where_samples_do_not_divide() -> None:
     assert any(note.startswith("data parallel, FSDP without a plan: ") for note in notes)
     assert any(note.startswith("baselines that no plan") and ": Megatron-LM, " in note for note in notes)
     assert {p.name for p in found.plans} <= {"best", "fastest", *(f"trade-off {k}" for k in range(1, 7))}
+
+
+def test_gpus_that_share_the_tokens_of_each_sample_do_not_repeat_work() -> None:
+    """Of 2 data x 8 context it was said that groups of 2 GPUs do the same work, where all 16 share the tokens of every product."""
+    asked = replace(ASKED, layers=None, seq=None, recompute="auto", accumulate=None)
+    found = plan_model(asked, passes={"notes": add_notes})
+    axes = dict(zip(axis_roles(found.best), found.best.mesh.axis_sizes, strict=True))
+    assert axes == {"data": 2, "context": 8} and not found.best.data_axes
+    assert [note.kind for note in found.notes].count(NoteKind.REPEATED_WORK) == 0
+    assert str(found.notes[0]) == "17 samples do not divide over 16 GPUs; 16 or 32 do"
 
 
 @pytest.mark.parametrize("layout", ["dp=16", "dp=2,fsdp=8", "dp=2,tp=8"])
