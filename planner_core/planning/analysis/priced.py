@@ -7,6 +7,7 @@ from typing import Any
 from planner_core.core import Cluster, Plan
 from planner_core.cost import zero_stage
 from planner_core.planning.analysis.reporting import (
+    describe_bands,
     describe_micro_batches,
     describe_recomputation,
     format_peak_gib,
@@ -102,6 +103,7 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
         "",
         format_table(rows, frozenset(range(1, 8))),
         *([f"from ... to is not known: {priced.speed.band.why}"] if priced.speed.band.why else []),
+        *([describe_bands([("stated", priced.speed)])] if priced.speed.band.host_s else []),
         "",
         f"a step is {parts}; limited by {priced.limited_by}",
         *([priced.fills] if priced.fills else []),
