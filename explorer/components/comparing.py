@@ -171,9 +171,10 @@ def show_traffic_matrices(shown: PlansById) -> None:
             trees = any(t.algorithm == "tree" for t in plan.cost.traffic if t.phase in phases and t.wire_bytes)
             # with stages the ranks hand different bytes to the next
             who = "A GPU sends at most" if plan.pipeline else "Each GPU sends"
+            reach = topology.describe_reach(plan, phases)
             st.caption(
-                f"{who} {units.traffic(sent_per_gpu(plan, phases))}"
-                + (" on average: in a tree, inner ranks send more than leaves." if trees else ": the sum of a row.")
+                f"{who} {units.traffic(sent_per_gpu(plan, phases))}{' on average' * trees}{': ' * bool(reach)}{reach}."
+                + " In a tree, inner ranks send more than leaves." * trees
             )
             alt = f"Bytes that each {grid.unit} sends each other one under {title}"
             frame.show_chart(charts.traffic_matrix(grid, most, look), f"matrix_{k}", alt)

@@ -48,6 +48,24 @@ def traffic_grid(plan: Plan, phases: Sequence[str] = PHASES) -> TrafficGrid:
     return TrafficGrid("node", nodes, matrix.reshape(nodes, per_node, nodes, per_node).sum(axis=(1, 3)))
 
 
+def describe_reach(plan: Plan, phases: Sequence[str] = PHASES) -> str:
+    """Say how much of what a GPU sends stays inside its node; "" on one node.
+
+    Of the GPU that sends most, or of the mean where a tree lets ranks differ: the GPU whose sum the page writes before it.
+    """
+    cluster = cluster_of(plan)
+    matrix, per_node = bytes_between_gpus(plan, cluster, phases), cluster.levels[0].size
+    if len(matrix) == per_node:
+        return ""
+    node = np.arange(len(matrix)) // per_node
+    sent, inside = matrix.sum(axis=1), np.where(node[:, None] == node[None, :], matrix, 0.0).sum(axis=1)
+    busiest = int(sent.argmax())
+    near, whole = (inside[busiest], sent[busiest]) if plan.pipeline else (inside.mean(), sent.mean())
+    # In a ring over several nodes only the GPUs at a node's ends send to another node.
+    mean = "on average " if not plan.pipeline and np.ptp(inside) > 1e-6 * whole else ""
+    return f"{mean}{units.traffic(near)} inside its node, {units.traffic(whole - near)} to other nodes"
+
+
 # --- drawing ------------------------------------------------------------------------------------------
 
 
@@ -122,14 +140,15 @@ def _node(k: int, x: float, y: float, cluster: Cluster, matrix: Floats, scale: _
     per_node = cluster.levels[0].size
     gpus, first = min(per_node, MAX_GPUS), k * per_node
     members = slice(first, first + per_node)
-    busiest = float(matrix[members].sum(axis=1).max())
+    # Without what goes on to other nodes: those bytes stand at the trunk, and the two add up to what the GPUs send.
+    inside_node = float(matrix[members, members].sum(axis=1).mean())
     bar, row = y + 44, y + 88
     name = html.escape(cluster.levels[0].name)
     parts = [
         f'<rect x="{x}" y="{y}" width="{NODE_W}" height="{NODE_H}" rx="8" fill="none" stroke="{theme.faint}"/>',
         _text(x + 12, y + 20, f"node {k}", theme, 13, bold=True),
         _text(
-            x + NODE_W - 12, y + 20, f"{cluster.levels[0].name}: {units.traffic(busiest)} per GPU", theme, 12.5, "end"
+            x + NODE_W - 12, y + 20, f"{cluster.levels[0].name}: {units.traffic(inside_node)} per GPU", theme, 12.5, "end"
         ),
     ]
     step = min(GPU + GAP, (NODE_W - 24) / gpus)
@@ -178,7 +197,8 @@ def _trunk(cluster: Cluster, matrix: Floats, scale: _Scale, width: float, top: f
     for k in range(cols):
         middle = 8 + k * (NODE_W + NODE_GAP) + NODE_W / 2
         parts.append(_line(middle, 36, middle, top, load, scale, theme))
-    parts.append(_text(8, 16, f"{names}: {units.traffic(load)} out of each node", theme, 12.5))
+    per_gpu = units.traffic(load / cluster.levels[0].size)
+    parts.append(_text(8, 16, f"{names}: {per_gpu} per GPU, {units.traffic(load)} out of each node", theme, 12.5))
     return "".join(parts)
 
 
