@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from explorer.analysis import step_parts
 from explorer.analysis.candidate_marks import PLACEMENTS
 from explorer.text import recipe
 from explorer.text.tables import Row
@@ -14,13 +15,13 @@ from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import METHODS, Result, stage_trace
 from planner_core.planning.analysis import AblationStep, TraceWork
 from planner_core.planning.methods import BASELINES, Method
-from planner_core.planning.pricing import count_model_flops, measure_speed
+from planner_core.planning.pricing import count_model_flops, measure_speed, predict_reserved
 from planner_core.search.candidates import Candidates
 
 
 def plan_rows(shown: Mapping[str, Plan], homes: Mapping[str, Result]) -> list[Row]:
     """Return all figures of whole-model plans; `homes` are the results that they belong to."""
-    return [_plan_columns(name, p) | _speed_columns(p, homes[name]) for name, p in shown.items()]
+    return [_plan_columns(name, p) | _columns_on_cluster(p, homes[name]) for name, p in shown.items()]
 
 
 def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
@@ -34,10 +35,13 @@ def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
         "fits": plan.fits,
         "proven": plan.is_step_proven,
         "gap": 0.0 if plan.is_step_proven else recipe.gap_of(plan),
+        "objective": plan.objective,
+        "bound": plan.bound,
+        "optimizer": plan.workload["optimizer"],
         "zero": zero_stage(plan),
         "micro_batches": int(plan.workload["accumulate"]),
         "step_time_s": c.step_time_s,
-        "compute_time_s": c.compute_time_s,
+        "gpu_compute_s": c.gpu_compute_s,
         "communication_s": c.comm_time_s,
         "exposed_communication_s": c.exposed_comm_time_s,
         "optimizer_time_s": c.optimizer_time_s,
@@ -48,9 +52,16 @@ def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
     }
 
 
-def _speed_columns(plan: Plan, result: Result) -> dict[str, object]:
+def _columns_on_cluster(plan: Plan, result: Result) -> dict[str, object]:
     s = measure_speed(plan, count_model_flops(result.of_plan(plan).graph), result.cluster)
+    peak, reserved = plan.cost.memory_bytes["peak"], predict_reserved(plan, result.cluster)
     return {
+        "precision": result.request.precision,
+        "memory_limit_bytes": step_parts.memory_limit_bytes(result),
+        "gpu_memory_bytes": result.cluster.gpu.memory_bytes,
+        # The allocator never reserves less than the tensors take.
+        "reserved_low_bytes": max(peak, reserved.low_bytes),
+        "reserved_high_bytes": max(peak, reserved.high_bytes),
         "step_time_low_s": s.low_s,
         "step_time_high_s": s.high_s,
         "tokens_per_s_per_gpu": s.tokens_per_s_per_gpu,

@@ -200,6 +200,11 @@ def test_what_is_drawn_leaves_as_rows(result: Result) -> None:
     for row, same, plan in zip(read, again, plans.values(), strict=True):
         assert float(row["step_time_s"]) == same["step_time_s"] == plan.cost.step_time_s
         assert int(row["peak_bytes"]) == plan.cost.memory_bytes["peak"]
+        parts = ("gpu_compute_s", "host_wait_s", "exposed_communication_s", "optimizer_time_s", "outside_time_s")
+        assert sum(same[p] for p in parts) == pytest.approx(same["step_time_s"]), "no part holds another"
+        assert same["fits"] == (same["peak_bytes"] <= same["memory_limit_bytes"])
+        assert same["peak_bytes"] <= same["reserved_low_bytes"] <= same["reserved_high_bytes"]
+        assert same["bound"] == plan.bound and (same["optimizer"], same["precision"]) == ("adamw", "mixed")
     for found in result.candidates:
         drawn = rows.candidate_rows(found)
         assert len(drawn) == int((np.isfinite(found.comm_s) & np.isfinite(found.memory_bytes)).sum())
