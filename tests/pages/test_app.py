@@ -106,6 +106,10 @@ def test_the_first_page_sets_the_plans_beside_each_other() -> None:
     assert all(
         memory[r["id"]]["memory"][2] and memory[r["id"]]["below"].startswith("of ") for r in rows if not r["fits"]
     )
+    # the limit of a row that does not fit is of what is allocated, that of the others of what is reserved
+    assert all(
+        re.search(r"may take 73.3 GiB, 92 % of the GPU.*all of it, 79.6 GiB", c["hover"]) for c in memory.values()
+    )
     assert all(filled <= likely <= 1 for filled, likely, _ in (cell["memory"] for cell in memory.values()))
     assert "FSDP 16 takes" in words(at)
 

@@ -144,11 +144,12 @@ def _speed_cell(speed: Speed, home: Result) -> dict[str, Any]:
 
 def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
     peak, capacity = plan.cost.memory_bytes["peak"], home.cluster.gpu.memory_bytes
+    limit = step_parts.memory_limit_bytes(home)
     reserved = predict_reserved(plan, home.cluster)
     # The allocator never reserves less than the tensors take.
     low, high = (units.significant(max(peak, n) / units.GIB) for n in (reserved.low_bytes, reserved.high_bytes))
     if not plan.fits:
-        memory_range = f"of {units.memory(step_parts.memory_limit_bytes(home))}"
+        memory_range = f"of {units.memory(limit)}"
     elif reserved.short:
         memory_range = f"reserves all {units.significant(capacity / units.GIB)}"
     else:
@@ -157,8 +158,8 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
     return {
         "figure": units.memory(peak),
         "below": memory_range,
-        "hover": "GiB that PyTorch’s allocator will have reserved, as nine in ten published runs of this kind had"
-        * plan.fits,
+        "hover": f"The tensors of a plan may take {units.memory(limit)}, {units.percent(limit / capacity)} of the GPU. What PyTorch’s "
+        f"allocator reserves for them may take all of it, {units.memory(capacity)}; nine in ten published runs of this kind lie in the range.",
         "order": peak,
         "memory": [min(1.0, peak / capacity), likely, not plan.fits or reserved.short],
     }
@@ -206,7 +207,7 @@ def explain_choice(
 
 
 def _opponent(plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str) -> str | None:
-    """Choose what a plan is measured against: what is run now, else the recommended plan; for that one, the next that fits."""
+    """Choose what a plan is measured against: what is run now, else the recommended plan; for that one the fastest, or the next that fits."""
     recommended = listed[0].name
     others = [one.name for one in listed if one.name != chosen]
     if setups.PLAN_ID in others:
@@ -214,6 +215,10 @@ def _opponent(plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: s
     if recommended in others:
         return recommended
     fitting = [n for n in others if plans[n].fits]
+    # What is recommended need not be the fastest: a reader asks first what that costs.
+    faster = [n for n in fitting if plans[n].cost.step_time_s < plans[chosen].cost.step_time_s]
+    if faster:
+        return min(faster, key=lambda n: plans[n].cost.step_time_s)
     # Against a usual layout rather than another plan of the same search, whose difference tells little.
     usual = [n for n in fitting if plans[n].method != EXACT.name]
     return next(iter(usual or fitting), None)
