@@ -30,7 +30,7 @@ class ListedPlan:
 
 
 def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[ListedPlan]:
-    """Choose at most five plans: recommended, fastest, run now, Megatron-LM at its best, FSDP, then trade-offs.
+    """Choose at most five plans: recommended, fastest, run now, Megatron-LM's tensor parallelism, FSDP, then trade-offs.
 
     A plan that is nearly equal to a listed one is left out, unless the visitor asked for it.
     """
@@ -66,7 +66,7 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     megatron = [n for n, p in plans.items() if p.method in MEGATRON_METHODS]
     if megatron:
         descriptions.setdefault(
-            min(megatron, key=lambda n: (not plans[n].fits, plans[n].cost.step_time_s)), "Megatron-LM at its best"
+            min(megatron, key=lambda n: (not plans[n].fits, plans[n].cost.step_time_s)), "Megatron-LM, tensor parallel"
         )
     descriptions.update(
         {

@@ -93,7 +93,7 @@ def test_the_few_plans_begin_with_what_is_recommended_and_differ(result: Result)
     listed = shortlist(plans, found, "")
     assert 3 <= len(listed) <= MAX_LISTED and plans[listed[0].name].name == found.recommended
     assert len({recipe.layout_name(plans[one.name]) for one in listed}) == len(listed)
-    assert any("Megatron-LM at its best" in one.what for one in listed)
+    assert any("Megatron-LM, tensor parallel" in one.what for one in listed)
     assert all(("does not fit" in one.what) != plans[one.name].fits for one in listed)
 
 
@@ -136,6 +136,18 @@ def test_a_plan_is_not_measured_against_its_own_name(result: Result) -> None:
     told = explain_choice(plans, listed, recipe.distinct_names(plans), "a", parts)
     name = recipe.layout_name(plan)
     assert told.startswith(f"{name}, 1 micro-batch takes 33 % less than {name}, 2 micro-batches: it computes")
+
+
+def test_what_is_recommended_is_measured_against_a_faster_plan_first(result: Result) -> None:
+    """What the recommendation costs is asked before what it gains over a usual layout."""
+    plans = plan_ids(result.plans)
+    by_method = {p.method: n for n, p in reversed(plans.items())}
+    fsdp, best, usual = by_method["fsdp"], by_method["exact"], by_method["megatron-sp"]
+    assert plans[best].cost.step_time_s < plans[fsdp].cost.step_time_s
+    listed = [ListedPlan(fsdp, "recommended"), ListedPlan(best, "the best"), ListedPlan(usual, "Megatron-LM")]
+    names = recipe.distinct_names({one.name: plans[one.name] for one in listed})
+    parts = {n: step_parts.split_step(plans[n], result.graph) for n in names}
+    assert f" {names[best]}: it " in explain_choice(plans, listed, names, fsdp, parts)
 
 
 def test_names_tell_plans_of_one_layout_apart_in_the_words_of_the_field(result: Result) -> None:
