@@ -339,6 +339,8 @@ def show_lesson(number: int) -> None:
 def show_page() -> None:
     """The page."""
     lesson = open_lesson()
+    if lesson is not None:
+        write_address(lesson)  # before the lesson is computed, which may take seconds
     import_torch()
     if lesson is None:
         course.show_contents(go)

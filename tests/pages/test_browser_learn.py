@@ -319,6 +319,14 @@ def test_the_rail_is_links_for_mouse_keys_and_new_windows(visit: Visit, app: str
     assert not visit.wrong
 
 
+def test_a_lesson_of_the_contents_is_in_the_address(visit: Visit, app: str) -> None:
+    page = visit.page
+    page.goto(f"{app}/learn")
+    page.get_by_role("link", name=LESSONS[1].title).click()
+    page.get_by_role("heading", name=f"2. {LESSONS[1].title}", level=2).wait_for()
+    page.wait_for_url(re.compile(f"lesson={LESSONS[1].key}"), timeout=10_000)
+
+
 def test_keys_reach_the_question_and_its_answer(visit: Visit, app: str) -> None:
     """Past the numbers by one link; a closed button passes the focus on; arrows choose and do not answer; the answer has the focus; the
     next lesson begins at its top."""

@@ -120,7 +120,9 @@ def write_address(lesson: Lesson) -> None:
     now = st.query_params.to_dict()
     # a page just turned to has a bare address, so the settings are written too
     new = {**{k: v for k, v in now.items() if k not in address.KEYS}, **settings.to_query(state.values()), **wanted}
-    if new != now:
+    # A link of the contents leads to this very page: Streamlit takes its settings and leaves the browser's address bare.
+    from_contents = st.session_state.get("learn_written", wanted) is None
+    if new != now or from_contents:
         st.query_params.from_dict(new)  # at once: one entry in the browser's history
     st.session_state["learn_written"] = wanted
 
