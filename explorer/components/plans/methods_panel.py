@@ -8,16 +8,14 @@ from explorer.address import pins, settings
 from explorer.analysis import rows
 from explorer.components import frame
 from explorer.session import state
-from explorer.text import words
 from explorer.text.tables import Row
 from planner_core.core import Plan, PlannerError
-from planner_core.planning import METHODS, OWN_WORKLOAD, Request, Result
+from planner_core.planning import METHODS, Request, Result
 from planner_core.planning.analysis import count_spaces
 
 FAIRNESS_NOTE = (
-    "TAP, TAPS, ATP and Alpa-like make bytes or communication least, not the step, choose neither micro-batches nor recomputation, and "
-    "split no weights, gradients or moments as ZeRO does. TAP need not split the batch: where its plan sends nothing, "
-    f"all GPUs do the same work. {words.capitalize(OWN_WORKLOAD)}."
+    "TAP, TAPS, ATP and Alpa-like make traffic least, not the step: without recomputation, ZeRO or a choice of micro-batches. "
+    "Where a plan of TAP sends nothing, all GPUs do the same work."
 )
 
 
@@ -52,7 +50,7 @@ def plan_next() -> None:
         if request in failed:
             st.caption(f"{settings.METHODS[name]}: {frame.escape(failed[request])}")
         elif not state.known_method(request):
-            with st.spinner(f"Planning by {settings.METHODS[name]}", show_time=True):
+            with st.spinner(f"Searching {settings.METHODS[name]}", show_time=True):
                 try:
                     state.plan_method(request)
                 except PlannerError as error:
