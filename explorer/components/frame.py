@@ -33,7 +33,8 @@ HEAD_HEIGHT, ROW_HEIGHT = 30, 48
 """Pixels of a table's head, and of its lowest rows."""
 MAX_LISTED = 12
 """Names that a warning lists."""
-CHART = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "autoScale2d"], "scrollZoom": False}
+CHART = {"displaylogo": False, "displayModeBar": False, "scrollZoom": False}
+"""Without Plotly's toolbar: it lies over the words at the top of a chart. Dragging moves a chart, a double click resets it."""
 
 
 def open_page(name: str, *, short: Callable[[], None] = lambda: None) -> Result:

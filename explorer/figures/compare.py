@@ -97,9 +97,14 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
     phases = [
         ph for ph in PHASES if any(t.phase == ph and t.wire_bytes for p in plans.values() for t in p.cost.traffic)
     ] or ["forward"]
-    figure = make_subplots(cols=len(phases), shared_yaxes=True, subplot_titles=phases, horizontal_spacing=0.04)
+    # One scale for all phases: bars beside each other are compared by their length.
+    figure = make_subplots(
+        cols=len(phases), shared_xaxes="all", shared_yaxes=True, subplot_titles=phases, horizontal_spacing=0.04
+    )
     names = [_plan_label(p) for p in plans.values()]
-    keys = dict.fromkeys((t.kind, p.mesh.name_of(t.axes)) for p in plans.values() for t in p.cost.traffic)
+    keys = dict.fromkeys(
+        (t.kind, p.mesh.name_of(t.axes)) for p in plans.values() for t in p.cost.traffic if t.wire_bytes
+    )
     axes = sorted({axis for _, axis in keys}, key=lambda axis: (axis == "data", axis))
     for kind, axis in keys:
         for col, phase in enumerate(phases, 1):

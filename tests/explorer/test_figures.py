@@ -47,6 +47,9 @@ def test_bars_hold_the_plans_numbers(result: Result, plans: dict[str, Plan], the
     assert any(LIMIT_WORDS in a.text for a in stacks.layout.annotations)
     bars = charts.collectives_bars(plans, theme)
     assert sum(t.x[0] for t in bars.data) * 1e9 == pytest.approx(sum(t.wire_bytes for t in result.best.cost.traffic))
+    assert all(any(any(t.x) for t in bars.data if t.name == shown.name) for shown in bars.data), "a name, and no bar"
+    assert {axis.matches for axis in bars.select_xaxes()} <= {None, "x"}, "the phases have one scale"
+    assert sum(axis.matches is None for axis in bars.select_xaxes()) == 1
     # in one column, as on a phone: Plotly scrolls what is higher than half of the figure, or than the height stated
     entries = sum(t.showlegend for t in bars.data)
     assert bars.layout.legend.maxheight > charts.LEGEND_ROW * entries < bars.layout.height - 150
