@@ -148,7 +148,12 @@ def _node(k: int, x: float, y: float, cluster: Cluster, matrix: Floats, scale: _
         f'<rect x="{x}" y="{y}" width="{NODE_W}" height="{NODE_H}" rx="8" fill="none" stroke="{theme.faint}"/>',
         _text(x + 12, y + 20, f"node {k}", theme, 13, bold=True),
         _text(
-            x + NODE_W - 12, y + 20, f"{cluster.levels[0].name}: {units.traffic(inside_node)} per GPU", theme, 12.5, "end"
+            x + NODE_W - 12,
+            y + 20,
+            f"{cluster.levels[0].name}: {units.traffic(inside_node)} per GPU",
+            theme,
+            12.5,
+            "end",
         ),
     ]
     step = min(GPU + GAP, (NODE_W - 24) / gpus)

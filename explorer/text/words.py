@@ -186,20 +186,21 @@ def compare_steps(a: Plan, b: Plan) -> str:
     (ba, sa), (bb, sb) = ((int(p.workload["batch"]), int(p.workload["seq"])) for p in (a, b))
     of, na, nb = ("token", ba * sa, bb * sb) if sa != sb else ("sample", ba, bb) if ba != bb else ("step", 1, 1)
     ta, tb = a.cost.step_time_s / na, b.cost.step_time_s / nb
-    times = f"{units.seconds(min(ta, tb))} against {units.seconds(max(ta, tb))} a {of}"
+
+    def times(one: float, other: float) -> str:
+        return f"{units.seconds(one)} against {units.seconds(other)} a {of}"
+
     if max(ta, tb) <= min(ta, tb) * (1 + time_doubt(a, b)):
-        head, who = (
-            f"{capitalize(title_in_sentence(a))} and {title_in_sentence(b)} tie in time ({times}, closer than such estimates tell apart)",
-            capitalize(title_in_sentence(a)),
-        )
+        names, who = f"{title_in_sentence(a)} and {title_in_sentence(b)}", capitalize(title_in_sentence(a))
+        head = f"{names} tie in time ({times(ta, tb)}, closer than such estimates tell apart)"
     else:
-        a, b = (a, b) if ta < tb else (b, a)
-        gain = 1 - min(ta, tb) / max(ta, tb)
-        head = f"{capitalize(title_in_sentence(a))} takes {units.percent(gain)} less time than {title_in_sentence(b)} ({times})"
-        who = "It"
+        if tb < ta:
+            a, b, ta, tb = b, a, tb, ta
+        who, gain = "It", units.percent(1 - ta / tb)
+        head = f"{title_in_sentence(a)} takes {gain} less time than {title_in_sentence(b)} ({times(ta, tb)})"
     fits = [title_in_sentence(p) for p in (a, b) if not p.fits]
     tail = f" {capitalize(' and '.join(fits))} {'does' if len(fits) == 1 else 'do'} not fit the memory." if fits else ""
-    return f"{head}. {who} {compare_sizes(a, b)}.{tail}"
+    return f"{capitalize(head)}. {who} {compare_sizes(a, b)}.{tail}"
 
 
 def compare_sizes(a: Plan, b: Plan) -> str:

@@ -136,6 +136,9 @@ def test_headline_comes_from_the_numbers(result: Result) -> None:
     assert units.seconds(a.cost.step_time_s) in text
     assert "less time than Megatron-LM" in text
     assert "tie" in words.compare_steps(a, a)
+    slower = replace(a, cost=replace(a.cost, step_time_s=a.cost.step_time_s * 1.005))
+    of_slower, of_a = (units.seconds(p.cost.step_time_s) for p in (slower, a))
+    assert of_slower != of_a and f"({of_slower} against {of_a} a step" in words.compare_steps(slower, a)
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])

@@ -158,8 +158,9 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
     return {
         "figure": units.memory(peak),
         "below": memory_range,
-        "hover": f"The tensors of a plan may take {units.memory(limit)}, {units.percent(limit / capacity)} of the GPU. What PyTorch’s "
-        f"allocator reserves for them may take all of it, {units.memory(capacity)}; nine in ten published runs of this kind lie in the range.",
+        "hover": f"The tensors of a plan may take {units.memory(limit)}, {units.percent(limit / capacity)} of the GPU. "
+        f"What PyTorch’s allocator reserves for them may take all of it, {units.memory(capacity)}; "
+        "nine in ten published runs of this kind lie in the range.",
         "order": peak,
         "memory": [min(1.0, peak / capacity), likely, not plan.fits or reserved.short],
     }
@@ -207,7 +208,7 @@ def explain_choice(
 
 
 def _opponent(plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str) -> str | None:
-    """Choose what a plan is measured against: what is run now, else the recommended plan; for that one the fastest, or the next that fits."""
+    """Choose what a plan is measured against: what is run now, else the recommended plan; for that one the fastest, else the next."""
     recommended = listed[0].name
     others = [one.name for one in listed if one.name != chosen]
     if setups.PLAN_ID in others:
