@@ -307,7 +307,7 @@ class NoteKind(Enum):
     UNEVEN_BATCH = "uneven batch"
     """The samples do not divide over the GPUs."""
     DEFAULT_BATCH = "default batch"
-    """The samples of a step that a request left open: pages have them in their first line."""
+    """The samples of a step or the tokens of a sample that a request left open: pages have them in their first line."""
     METHOD = "method"
     """What the plan's method admits; the sentence begins with the method's title, which is the plan's name."""
     EDIT = "edit"

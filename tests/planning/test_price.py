@@ -256,7 +256,7 @@ def test_the_best_plan_takes_as_long_as_its_layout(model: str) -> None:
     best = shardscope.plan(model, cluster="1x8-h100", layers=2, tool="fsdp2").best
     priced = shardscope.price(model, cluster="1x8-h100", layers=2, layout="fsdp=8", advise=False)
     assert (best.workload["accumulate"], best.workload["recompute"], priced.stated.recompute) == (1, "none", "none")
-    assert priced.plan is not None and priced.stated.batch == best.workload["batch"] and not priced.notes
+    assert priced.plan is not None and priced.stated.batch == best.workload["batch"]
     assert priced.plan.cost.step_time_s == pytest.approx(best.cost.step_time_s)
 
 
@@ -275,13 +275,24 @@ def test_the_best_plan_takes_as_long_as_its_layout(model: str) -> None:
 def test_a_step_has_the_batch_of_a_plan_where_no_size_is_stated(
     layout: str, options: dict[str, int], sizes: tuple[int, int]
 ) -> None:
-    """16 samples, or the nearest number that the ranks share; a note says so, unless the size was stated."""
+    """16 samples, or the nearest number that the ranks share; a note says what is assumed, unless the size was stated."""
     pricer = Pricer("llama-3-8b", load_cluster("2x8-h100"))
     stated, notes = pricer.state_run(parse_layout(layout), options)
     assert (stated.micro_batch, stated.accumulate) == sizes
-    assert len(notes) == (stated.batch != 16 and "micro_batch" not in options)
-    assert all(f"a step has {stated.batch} samples" in n and "do not share the 16 that a plan has" in n for n in notes)
-    assert all(("accumulate=4" in n) == ("accumulate" in options) for n in notes)
+    assert len(notes) == ("micro_batch" not in options)
+    assert all(f"a step has {stated.batch} samples" in n for n in notes)
+    assert all(
+        f"micro-batch {stated.micro_batch} is assumed" in n
+        if stated.batch == 16
+        else "do not share the 16 that a plan has" in n and ("accumulate=4" in n) == ("accumulate" in options)
+        for n in notes
+    )
+
+
+@pytest.mark.parametrize("seq", [None, 4096])
+def test_tokens_that_nobody_stated_are_said_to_be_assumed(seq: int | None) -> None:
+    priced = shardscope.price("llama-3-8b", cluster="1x8-h100", layers=1, layout="fsdp=8", advise=False, seq=seq)
+    assert (", 4096 tokens by default, recompute" in price_text(priced)) == (seq is None)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,23 @@ def test_the_default_batch_can_be_dealt_to_the_gpus(gpus: int, batch: int) -> No
     assert default_sizes("llama-3-8b", gpus)[0] == batch
 
 
+@pytest.mark.parametrize(
+    ("batch", "seq", "said"),
+    [
+        (None, None, "16 samples a step of 4,096 tokens are assumed, the default on 8 GPUs; batch and seq state other"),
+        (16, None, "4,096 tokens a sample are assumed, the default; seq states another number"),
+        (None, 512, "16 samples a step are assumed, the default on 8 GPUs; batch states another number"),
+        (16, 512, ""),
+    ],
+)
+def test_what_a_request_leaves_open_is_said_with_its_default(batch: int | None, seq: int | None, said: str) -> None:
+    """A zoo model had 4096 tokens and its config.json 2048, and nothing said that either was assumed."""
+    asked = Request("llama-3-8b", layers=1, batch=batch, seq=seq)
+    notes = plan_model(replace(asked, cluster="1x8-h100"), passes={"notes": add_notes}).notes
+    found = [str(note) for note in notes if note.kind is NoteKind.DEFAULT_BATCH]
+    assert len(found) == bool(said) and all(note.startswith(said) for note in found)
+
+
 def test_a_config_has_the_default_batch_of_a_file() -> None:
     config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 256, "vocab_size": 512}
     result = shardscope.plan(config, cluster="4x8-h100", seq=64, accumulate=2, mesh="32", objective="communication")

@@ -6,6 +6,7 @@ from typing import Any
 
 from planner_core.core import Cluster, Plan
 from planner_core.cost import zero_stage
+from planner_core.models import has_own_inputs
 from planner_core.planning.analysis.reporting import (
     describe_bands,
     describe_micro_batches,
@@ -81,9 +82,10 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
 def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
     """The report as text."""
     stated = priced.stated
+    assumed = " by default" if stated.seq is None and priced.seq > 1 and not has_own_inputs(priced.model) else ""
     head = (
         f"{priced.model} on {priced.cluster.name} ({priced.cluster.num_gpus} x {priced.cluster.gpu.name}): {stated.layout}, "
-        f"micro-batch {stated.micro_batch} x {stated.accumulate}, {priced.seq} tokens, recompute {stated.recompute}"
+        f"micro-batch {stated.micro_batch} x {stated.accumulate}, {priced.seq} tokens{assumed}, recompute {stated.recompute}"
     )
     if priced.plan is None or priced.speed is None:
         return "\n".join([head, "not legal for this model:", *priced.reasons])

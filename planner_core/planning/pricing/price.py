@@ -60,7 +60,7 @@ class Pricer:
         self.has_inputs = has_own_inputs(self.model) if self.has_inputs is None else self.has_inputs
 
     def state_run(self, layout: Layout, options: Mapping[str, Any]) -> tuple[Statement, tuple[Sentence, ...]]:
-        """Return the run of a layout, and a note if its batch is not the one that `plan` takes by default. Raises InputError.
+        """Return the run of a layout, and a note on its micro-batch if that is assumed. Raises InputError.
 
         Args:
             options: Values of `Statement`. Without `micro_batch` among them, a step has the default batch of `plan`, so that the two step
@@ -77,7 +77,8 @@ class Pricer:
         sizes = (1, samples) if layout.pp > 1 and number is None else (samples, 1 if number is None else number)
         stated = Statement(layout, **{**options, "micro_batch": sizes[0], "accumulate": sizes[1]})
         if stated.batch == batch:
-            return stated, ()
+            assumed = f"micro-batch {stated.micro_batch} is assumed, as a step has {_count_samples(batch)} in a plan by default; "
+            return stated, (Sentence(assumed, named("micro_batch"), " states another"),)
         why = f"a step has {_count_samples(stated.batch)}: {layout.data} data-parallel ranks"
         count = () if number is None else (" with ", named("accumulate", number))
         missed = f" do not share the {batch} that a plan has by default evenly; "
