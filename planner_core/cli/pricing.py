@@ -41,7 +41,8 @@ def add_price(p: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the layout and the rest from the file of a tool: torchtitan TOML or Python "
         "(FILE.py:FUNCTION, read and not run), Megatron-LM's arguments or launch script, Megatron-Bridge, NeMo, DeepSpeed, accelerate, "
-        "axolotl, LLaMA-Factory, TrainingArguments, nanotron, OLMo, transformers' tp_plan; options given beside it count instead",
+        "axolotl, LLaMA-Factory, TrainingArguments, nanotron, OLMo, transformers' tp_plan; options given beside it count instead, "
+        "and a step keeps the samples that the file states",
     )
     add_options(p, *STATEMENT_OPTIONS, "memory_gb", **STATEMENT_WORDS)
     add_software(p)
@@ -97,8 +98,7 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
         raise InputError(f"price needs a layout: --layout {EXAMPLE}, or --config FILE of the tool that runs it")
     layout = parse_layout(text) if text is not None else setup.layout
     pricer = Pricer(args.model, cluster, getattr(args, "memory_gb", None), say)
-    options = {**setup.options, **given}
-    stated, notes = pricer.state_run(layout, options)
+    stated, notes = pricer.state_run(layout, setup.options_beside(layout, given))
     read = setup.describe(pricer.planner(stated).graph.config) if args.config is not None else ()
     priced = price_statement(pricer, stated, advise=not args.alone, notes=(*read, *notes))
     priced = _name_flags(priced)

@@ -10,7 +10,7 @@ import pytest
 
 from planner_core.core import InputError
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pricing import Setup, read_setup
+from planner_core.planning.pricing import Setup, Statement, read_setup
 
 TITAN = """
 [model]
@@ -289,6 +289,67 @@ def test_what_is_not_read_is_told(tmp_path: Path) -> None:
     assert (found.notes, found.unread) == ((), ())
     assert found.describe({})[0].startswith("config run.sh, a file of Megatron-LM; read: --bf16, --global-batch-size, ")
     assert read(tmp_path, "auto.json", {"tp_plan": "auto"}).notes == ()
+
+
+BATCHES = (
+    ("run.sh", "torchrun a.py --tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 128"),
+    ("t.toml", "[parallelism]\ntensor_parallel_degree = 2\n[training]\nlocal_batch_size = 1\nglobal_batch_size = 128"),
+    (
+        "ds.json",
+        '{"train_batch_size": 128, "train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": 2}}',
+    ),
+    (
+        "neox.yml",
+        "model_parallel_size: 2\ntrain_batch_size: 128\ntrain_micro_batch_size_per_gpu: 1\nfp16: {enabled: true}",
+    ),
+    ("olmo.yaml", "device_train_microbatch_size: 1\nglobal_train_batch_size: 128\nmodel: {max_sequence_length: 2048}"),
+)
+
+
+@pytest.mark.parametrize(("name", "text"), BATCHES, ids=[case[0] for case in BATCHES])
+@pytest.mark.parametrize(
+    ("layout", "given"),
+    [
+        ("", {}),
+        ("tp=1,dp=16,zero=1", {}),
+        ("tp=8,dp=2", {}),
+        ("", {"micro_batch": 2}),
+        ("", {"accumulate": 4}),
+        ("dp=4,pp=4", {"micro_batch": 4}),
+    ],
+)
+def test_a_step_keeps_the_samples_of_a_file(
+    name: str, text: str, layout: str, given: dict[str, int], tmp_path: Path
+) -> None:
+    setup = read(tmp_path, name, text, gpus=16)
+    stated_layout = parse_layout(layout) if layout else setup.layout
+    stated = Statement(stated_layout, **setup.options_beside(stated_layout, given))
+    assert (
+        stated.batch == 128
+        and given.items() <= {"micro_batch": stated.micro_batch, "accumulate": stated.accumulate}.items()
+    )
+
+
+def test_samples_of_a_file_that_options_do_not_divide_are_one_sentence(tmp_path: Path) -> None:
+    setup = read(tmp_path, *BATCHES[0], gpus=16)
+    with pytest.raises(
+        InputError, match="--global-batch-size 128 is not a multiple of 3 samples on each of 8 data-par"
+    ):
+        setup.options_beside(setup.layout, {"micro_batch": 3})
+    both = {"micro_batch": 3, "accumulate": 2}
+    assert both.items() <= setup.options_beside(setup.layout, both).items()
+    # only a batch is stated here, so a rank's samples follow from the layout
+    alone = read(tmp_path, "ds.json", '{"train_batch_size": 128, "gradient_accumulation_steps": 4}', gpus=16)
+    assert alone.options_beside(parse_layout("dp=2,tp=8"), {})["micro_batch"] == 16
+    with pytest.raises(
+        InputError, match=r"128 is not the 64 samples of gradient_accumulation_steps 4 x .* leave one of the three"
+    ):
+        read(
+            tmp_path,
+            "ds.json",
+            '{"train_batch_size": 128, "gradient_accumulation_steps": 4, "train_micro_batch_size_per_gpu": 1}',
+            gpus=16,
+        )
 
 
 def test_experts_that_a_tool_deals_out_elsewhere_are_told(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from planner_core.core import InputError, listed, short
+from planner_core.core import InputError, listed, named, short
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing.configs.neutral import is_neutral, is_risky, refusal_text
 
@@ -41,6 +41,21 @@ class UnknownValue:
 
 
 @dataclass(frozen=True, slots=True)
+class StatedBatch:
+    """The samples of a step over all GPUs, which a file states.
+
+    Attributes:
+        field: The file's field.
+        samples: Its value.
+        derived: The option that follows from the samples: `accumulate` or `micro_batch`.
+    """
+
+    field: str
+    samples: int
+    derived: str = "accumulate"
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """A run as a tool's file states it.
 
@@ -52,6 +67,7 @@ class Setup:
         tool: The name of the tool.
         read, unread, without_effect: The fields of the file, each in one of the three.
         sizes: Sizes of the model, by the names of Hugging Face configs.
+        batch: The samples of a step, if the file states them.
     """
 
     layout: Layout
@@ -63,6 +79,35 @@ class Setup:
     unread: tuple[str, ...] = ()
     without_effect: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
+    batch: StatedBatch | None = None
+
+    def options_beside(self, layout: Layout, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The file's options where options and a layout are given beside the file, which count instead.
+
+        A step keeps the samples that the file states, unless the micro-batch and the number of micro-batches are both given: 128 samples
+        as 8 of 1 on 16 data-parallel ranks are 32 of 1 on 4 ranks, and with micro_batch=2 they are 16 of 2. Raises InputError for samples
+        that cannot be shared so."""
+        options = {**self.options, **given}
+        both = ("micro_batch", "accumulate")
+        if self.batch is None or all(name in given for name in both):
+            return options
+        # What was given stands, so the other one follows from the samples.
+        derived = next(
+            (other for name, other in zip(both, both[::-1], strict=True) if name in given), self.batch.derived
+        )
+        kept = both[1 - both.index(derived)]
+        number, samples = options.get(kept, 1), self.batch.samples
+        if samples % (number * layout.data):
+            what = f"{number} samples on each" if kept == "micro_batch" else f"{number} micro-batches"
+            raise InputError(
+                f"{self.where}: {self.batch.field} {samples} is not a multiple of {what} of {layout.data} data-parallel ranks; give ",
+                named(kept),
+                " or another layout that divides it, or both ",
+                named("micro_batch"),
+                " and ",
+                named("accumulate"),
+            )
+        return {**options, kept: number, derived: samples // (number * layout.data)}
 
     def describe(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """The sentences to show before the price: the fields that were read, a warning if the file's sizes differ from those in
@@ -257,8 +302,15 @@ class Fields:
             return row.kind[self.read_word(name, str(row.default), tuple(row.kind))]
         return self.read_int(name, row.default or 1)
 
-    def finish(self, table: Table, layout: Layout, options: Mapping[str, Any], notes: tuple[str, ...] = ()) -> Setup:
-        """The run that was read. Raises InputError for an unread field that may change the layout."""
+    def finish(
+        self,
+        table: Table,
+        layout: Layout,
+        options: Mapping[str, Any],
+        notes: tuple[str, ...] = (),
+        batch: StatedBatch | None = None,
+    ) -> Setup:
+        """The run that was read. Raises InputError for an unread field that may change the layout, or a batch that ranks do not share."""
         sizes = {size: self.read_int(name, 1) for name, size in table.sizes.items() if self.has_value(name)}
         self.ignore(table.no_effect)
         read = tuple(sorted(self.read & self.values.keys()))
@@ -268,7 +320,8 @@ class Fields:
         if risky:
             raise InputError(refusal_text(self.where, self.tool, risky))
         tool = self.tool or table.tool
-        return Setup(layout, options, notes, self.where, tool, read, unread, without_effect, sizes)
+        setup = Setup(layout, options, notes, self.where, tool, read, unread, without_effect, sizes, batch)
+        return replace(setup, options=setup.options_beside(layout, {}))
 
 
 def _leaves(data: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
@@ -292,16 +345,25 @@ def remaining_ranks(fields: Fields, name: str, num_gpus: int, others: int) -> in
     return num_gpus // others
 
 
-def micro_batches_of_step(fields: Fields, name: str, micro_batch: int, ranks: int) -> int | None:
-    """Micro-batches of a step, from the field with the samples of a whole step; None if that field has no value."""
-    batch = fields.read_optional_int(name)
-    if batch is None:
-        return None
-    if batch % (micro_batch * ranks):
+def read_batch(fields: Fields, name: str, derived: str = "accumulate") -> StatedBatch | None:
+    """The samples of a whole step, from their field; None if that field has no value."""
+    samples = fields.read_optional_int(name)
+    return None if samples is None else StatedBatch(name, samples, derived)
+
+
+def read_batch_of_deepspeed(fields: Fields, micro_batch: str, ranks: int) -> tuple[dict[str, int], StatedBatch | None]:
+    """DeepSpeed's batch sizes, of which it takes two of three and derives the third; with the samples of a step alone, a step has one
+    micro-batch. `micro_batch`: the field with the samples of one rank. Raises InputError if all three are stated and contradict."""
+    count = "gradient_accumulation_steps"
+    sizes = {"micro_batch": fields.read_int(micro_batch, 1), "accumulate": fields.read_int(count, 1)}
+    batch = read_batch(fields, "train_batch_size", "accumulate" if fields.has_value(micro_batch) else "micro_batch")
+    product = math.prod(sizes.values()) * ranks
+    if batch and batch.samples != product and fields.has_value(micro_batch) and fields.has_value(count):
         raise InputError(
-            f"{fields.where}: {name} {batch} is not a multiple of {micro_batch} samples on each of {ranks} data-parallel ranks"
+            f"{fields.where}: train_batch_size {batch.samples} is not the {product} samples of {count} {sizes['accumulate']} x "
+            f"{micro_batch} {sizes['micro_batch']} x {ranks} data-parallel ranks, which DeepSpeed refuses; leave one of the three out"
         )
-    return batch // (micro_batch * ranks)
+    return sizes, batch
 
 
 def read_dtype_flags(fields: Fields, bf16: str, fp16: str) -> dict[str, str]:

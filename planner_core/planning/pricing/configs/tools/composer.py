@@ -14,7 +14,7 @@ from planner_core.planning.pricing.configs.fields import (
     choice,
     count,
     fsdp_layout,
-    micro_batches_of_step,
+    read_batch,
     read_fsdp_strategy,
     switch,
 )
@@ -141,5 +141,4 @@ def _finish(
     """The run of these degrees, with the options of the tool's table and the micro-batches of a step."""
     layout = fsdp_layout(fields, num_gpus, degrees, "fsdp")
     stated = fields.read_options(table)
-    micro_batches = micro_batches_of_step(fields, BATCH, stated["micro_batch"], layout.data)
-    return fields.finish(table, layout, {**stated, "accumulate": micro_batches or 1, **options}, notes)
+    return fields.finish(table, layout, {**stated, "accumulate": 1, **options}, notes, read_batch(fields, BATCH))

@@ -11,7 +11,7 @@ from planner_core.planning.pricing.configs.fields import (
     Fields,
     Setup,
     Table,
-    micro_batches_of_step,
+    read_batch_of_deepspeed,
     read_dtype_flags,
     remaining_ranks,
 )
@@ -47,7 +47,14 @@ def read(fields: Fields, num_gpus: int) -> Setup:
     degree_field = "tensor_parallel.autotp_size" if cp == 1 else "sequence_parallel_size"
     ranks = remaining_ranks(fields, degree_field, num_gpus, tp * cp)
     layout = zero_layout(fields, "zero_optimization.stage", ranks, tp, cp)
-    return fields.finish(TABLE, layout, {**_read_options(fields, ranks), **offload}, notes)
+    sizes, batch = read_batch_of_deepspeed(fields, "train_micro_batch_size_per_gpu", ranks)
+    options = {
+        **sizes,
+        "optimizer": "sgd" if fields.read_word("optimizer.type", "adamw") == "sgd" else "adamw",
+        **read_dtype_flags(fields, "bf16.enabled", "fp16.enabled"),
+        **offload,
+    }
+    return fields.finish(TABLE, layout, options, notes, batch)
 
 
 def zero_layout(fields: Fields, name: str, ranks: int, tp: int = 1, cp: int = 1, default: int = 0) -> Layout:
@@ -77,23 +84,3 @@ def read_offload(fields: Fields, optimizer: str, weights: str) -> tuple[dict[str
             "the host's memory"
         )
     return {"offload": True}, (f"{optimizer} cpu of {fields.where}: {STATES_ON_HOST}",)
-
-
-def _read_options(fields: Fields, ranks: int) -> dict[str, Any]:
-    """Batch sizes, dtype and optimizer. DeepSpeed takes two of three batch sizes and derives the third."""
-    name, accumulate = "train_micro_batch_size_per_gpu", fields.read_int("gradient_accumulation_steps", 1)
-    if fields.has_value(name):
-        micro_batch = fields.read_int(name, 1)
-        if not fields.has_value("gradient_accumulation_steps"):
-            accumulate = micro_batches_of_step(fields, "train_batch_size", micro_batch, ranks) or 1
-        fields.read.add("train_batch_size")
-    else:
-        fields.read.add(name)
-        # batch / (accumulate x ranks) is the same division with the two factors exchanged
-        micro_batch = micro_batches_of_step(fields, "train_batch_size", accumulate, ranks) or 1
-    return {
-        "micro_batch": micro_batch,
-        "accumulate": accumulate,
-        "optimizer": "sgd" if fields.read_word("optimizer.type", "adamw") == "sgd" else "adamw",
-        **read_dtype_flags(fields, "bf16.enabled", "fp16.enabled"),
-    }

@@ -12,7 +12,7 @@ from planner_core.planning.pricing.configs.fields import (
     Table,
     choice,
     count,
-    micro_batches_of_step,
+    read_batch,
     read_dtype_flags,
     remaining_ranks,
     switch,
@@ -129,7 +129,7 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
     options = fields.read_options(TABLE)
     options |= {
         "stack": "megatron",
-        "accumulate": micro_batches_of_step(fields, "--global-batch-size", options["micro_batch"], ranks) or 1,
+        "accumulate": 1,
         "recompute": _read_recompute(fields),
         "vocab_multiple": _read_vocab_multiple(fields, tp),
         **_read_imbalance(fields, layout),
@@ -144,7 +144,8 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
         *_notes_on_unpriced(fields),
         *_launch_note(fields, num_gpus),
     )
-    return fields.finish(TABLE, layout, {**options, **offload}, notes)
+    batch = read_batch(fields, "--global-batch-size")
+    return fields.finish(TABLE, layout, {**options, **offload}, notes, batch)
 
 
 def _read_vocab_multiple(fields: Fields, tp: int) -> int:

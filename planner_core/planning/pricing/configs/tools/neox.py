@@ -17,7 +17,7 @@ from planner_core.planning.pricing.configs.fields import (
     Setup,
     Table,
     count,
-    micro_batches_of_step,
+    read_batch_of_deepspeed,
     remaining_ranks,
     switch,
 )
@@ -25,7 +25,6 @@ from planner_core.planning.pricing.configs.fields import (
 TABLE = Table(
     "GPT-NeoX",
     (
-        count("micro_batch", "train_micro_batch_size_per_gpu", default=1),
         count("seq", "seq_length"),
         switch("recompute", "checkpoint_activations", off="none", on="full"),
     ),
@@ -72,13 +71,9 @@ def read(fields: Fields, num_gpus: int) -> Setup:
         )
     for name in ("zero_optimization.cpu_offload", "partition_activations"):
         fields.require_off(name, "memory of the host or of other ranks")
-    options = fields.read_options(TABLE)
-    accumulate = fields.read_int("gradient_accumulation_steps", 1)
-    if not fields.has_value("gradient_accumulation_steps"):
-        accumulate = micro_batches_of_step(fields, "train_batch_size", options["micro_batch"], ranks) or 1
-    fields.read.add("train_batch_size")
-    options |= {
-        "accumulate": accumulate,
+    sizes, batch = read_batch_of_deepspeed(fields, "train_micro_batch_size_per_gpu", ranks)
+    options = fields.read_options(TABLE) | {
+        **sizes,
         "dtype": _read_dtype(fields),
         "stack": "megatron",  # the same kernels by their names: fused softmax, bias with GELU, Apex's FusedAdam
         "optimizer": "sgd" if fields.read_word("optimizer.type", "adam") == "sgd" else "adamw",
@@ -86,7 +81,7 @@ def read(fields: Fields, num_gpus: int) -> Setup:
         **_read_attention(fields),
     }
     layout = Layout(dp=ranks, tp=tp, pp=pp, zero=stage, sp=fields.read_flag("sequence_parallel") and tp > 1)
-    return fields.finish(TABLE, layout, options)
+    return fields.finish(TABLE, layout, options, batch=batch)
 
 
 def _read_dtype(fields: Fields) -> str:

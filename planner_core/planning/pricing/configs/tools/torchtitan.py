@@ -15,7 +15,7 @@ from planner_core.planning.pricing.configs.fields import (
     Table,
     choice,
     count,
-    micro_batches_of_step,
+    read_batch,
     remaining_ranks,
 )
 from planner_core.planning.pricing.configs.shell import options_of
@@ -78,13 +78,11 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
     )
     layout = _read_layout(fields, num_gpus)
     options = fields.read_options(TABLE)
-    local_batch = options["micro_batch"]
-    micro_batch, parts = _pipeline_micro_batches(fields, layout, local_batch)
-    steps = micro_batches_of_step(fields, "training.global_batch_size", local_batch, layout.data) or 1
+    micro_batch, parts = _pipeline_micro_batches(fields, layout, options["micro_batch"])
     options |= {
         "stack": "torchtitan",
         "micro_batch": micro_batch,
-        "accumulate": steps * parts,
+        "accumulate": parts,
         "recompute": _read_recompute(fields),
         "optimizer": _read_optimizer(fields),
         "compiled": _compiles_model(fields),
@@ -95,7 +93,8 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
     if fields.read_word("loss.()", "").startswith("chunkedloss"):
         options["loss"] = f"chunked:{fields.read_int('loss.num_chunks', 8)}"
     notes = (*notes, *_expert_note(fields, layout), *_low_precision_note(fields), *_async_tp_note(fields))
-    return fields.finish(TABLE, layout, options, notes)
+    batch = read_batch(fields, "training.global_batch_size")
+    return fields.finish(TABLE, layout, options, notes, batch)
 
 
 def _read_layout(fields: Fields, num_gpus: int) -> Layout:
