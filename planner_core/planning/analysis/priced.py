@@ -7,8 +7,8 @@ from typing import Any
 from planner_core.core import Cluster, Plan
 from planner_core.cost import zero_stage
 from planner_core.models import has_own_inputs
+from planner_core.planning.analysis.legend import describe_bands
 from planner_core.planning.analysis.reporting import (
-    describe_bands,
     describe_micro_batches,
     describe_recomputation,
     format_peak_gib,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +22,7 @@ from planner_core.core import (
 from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.ops import CoarseGraph
+from planner_core.planning.analysis.legend import describe_bands, describe_missing_stages, describe_open_gap
 from planner_core.planning.fitting.baselines import OWN_WORKLOAD, samples_at_once
 from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.simpler import leads_by_simplicity
@@ -48,8 +49,6 @@ from planner_core.search.candidates import weight_matrices
 SCHEMA = "shardscope.report/1"
 SIMULATION_AGREES = 0.01
 """A simulation that is closer to a plan's time than this share agrees with it."""
-BAND_WORDS = "from ... to: nine in ten published runs of such a kind were measured between these (assets/bands.json)"
-HOST_END = "to is none of these, but what a host needs that launches each operator in host.call_s of that file"
 SLOWED = "exposed comm above all comm: collectives at one time slow each other and computation; all comm is each of them by itself"
 
 
@@ -414,25 +413,20 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
         *unknown,
         "",
         plans_table(result.plans, speeds, budget),
-        proof_text(result.asked),
+        proof_text(result.asked) + describe_open_gap(result),
         describe_bands(zip((p.name for p in result.plans), speeds, strict=True)),
         *([SLOWED] if any(exposed_and_bubble(p)[0] > p.cost.comm_time_s for p in result.plans) else []),
         simulation_text(result.plans, times or simulate_steps(result)),
         f"how sure the order is: {result.choice.sentence}",
         *reserved,
         *notes,
+        *describe_missing_stages(result),
         "",
         # the plan that -o writes
         f"how {recommended.name}{', the recommended plan,' if result.choice.fits else ''} keeps the weights on each mesh axis:",
         format_table(_weight_rows(recommended)),
     ]
     return "\n".join(parts)
-
-
-def describe_bands(rows: Iterable[tuple[str, Speed]]) -> str:
-    """Say what both ends of a band are, and which rows end above the published runs, at the pace of a host."""
-    hosted = [name for name, speed in rows if speed.band.host_s]
-    return f"{BAND_WORDS}; of {', '.join(hosted)} {HOST_END}" if hosted else BAND_WORDS
 
 
 def _name_row(plan: Plan, note: Note) -> str:

@@ -1,0 +1,37 @@
+"""Sentences beneath the table of plans: what its columns say, and what stands in no row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from planner_core.planning.pricing import Speed
+from planner_core.planning.result import Result
+from planner_core.planning.stages import may_use_stages
+
+BAND_WORDS = "from ... to: nine in ten published runs of such a kind were measured between these (assets/bands.json)"
+HOST_END = "to is none of these, but what a host needs that launches each operator in host.call_s of that file"
+WIDE_GAP = 0.01
+"""A gap from which on a reader is told how to close it."""
+
+
+def describe_bands(rows: Iterable[tuple[str, Speed]]) -> str:
+    """Say what both ends of a band are, and which rows end above the published runs, at the pace of a host."""
+    hosted = [name for name, speed in rows if speed.band.host_s]
+    return f"{BAND_WORDS}; of {', '.join(hosted)} {HOST_END}" if hosted else BAND_WORDS
+
+
+def describe_open_gap(result: Result) -> str:
+    """End a sentence with how a wide gap of the searched plan may be closed; empty where none is left or the request says `prove`."""
+    plan = result.searched
+    if result.asked.prove or not plan.fits or not plan.bound or plan.objective != "time":
+        return ""
+    # The search minimises the GPU's part of a step, so the bound is of this part.
+    is_wide = plan.cost.gpu_time_s > plan.bound * (1 + WIDE_GAP)
+    return "; --prove narrows the gap that is left, as far as it can be closed" if is_wide else ""
+
+
+def describe_missing_stages(result: Result) -> tuple[str, ...]:
+    """Say why no row has pipeline stages where these were searched, as the first line announces."""
+    if result.staged is not None or not may_use_stages(result.asked, result.cluster, result.source):
+        return ()
+    return (f"stages: {result.reasons['stages']}",) if "stages" in result.reasons else ()

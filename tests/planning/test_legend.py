@@ -1,0 +1,31 @@
+"""What the sentences beneath the table of plans say of what stands in no row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner_core.planning import Request, Result, plan_model
+from planner_core.planning.analysis.reporting import first_plan_text, text
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return plan_model(Request("llama-3-8b", layers=2, cluster="2x8-h100", seq=512, batch=32, accumulate=None))
+
+
+def test_stages_that_are_announced_have_a_reason_for_no_row(result: Result) -> None:
+    """The first line said that stages follow, and only the JSON said why none did."""
+    assert first_plan_text(result.best, result.asked).endswith("and stages follow") and result.staged is None
+    assert "\nstages: no plan with stages is quicker\n" in text(result)
+    fixed = replace(result, asked=replace(result.asked, accumulate=1))  # fixes the micro-batches, so none are searched
+    assert "stages: " not in text(fixed)
+
+
+@pytest.mark.parametrize(("share", "prove", "named"), [(0.27, False, True), (0.27, True, False), (0.002, False, False)])
+def test_a_wide_gap_names_what_closes_it(result: Result, share: float, prove: bool, named: bool) -> None:
+    """A gap of "at most 27 % above the best there is" stood without a word that --prove exists."""
+    best = replace(result.best, bound=result.best.cost.gpu_time_s / (1 + share), optimal=False)
+    open_gap = replace(result, plans=(best, *result.plans[1:]), asked=replace(result.asked, prove=prove))
+    assert ("; --prove narrows the gap that is left" in text(open_gap)) == named
