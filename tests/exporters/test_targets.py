@@ -214,6 +214,8 @@ def test_zero_stages_of_deepspeed_and_megatron() -> None:
         made = export_text(of_layout(layout), "deepspeed")
         data = json.loads(made.text)
         assert data["zero_optimization"] == {"stage": stage}, layout
+        assert data["communication_data_type"] == "fp32" and ("data_types" in data) == (stage > 0)
+        assert ("gradients are kept in bfloat16 here" in " ".join(made.remarks)) == (stage == 0)
         assert ("tensor_parallel" in data) == ("tp" in layout)
         assert ("3 of its 12 kinds" in " ".join(made.remarks)) == ("tp" not in layout), "norms stay at stage 0"
     for layout, distributed in (("dp=2,tp=4,zero=1", True), ("dp=2,tp=4", False)):
@@ -235,7 +237,8 @@ def test_deepspeed_is_told_zero_3_and_plain_data_parallelism(tmp_path: Path) -> 
         export_text(of_layout("dp=2,fsdp=4"), "deepspeed")
     assert parse_layout("fsdp=8") in [s.layout for s in tool_spaces("deepspeed", load_cluster("1x8-h100"))]
     (tmp_path / "ds.json").write_text(made.text)
-    assert read_setup(tmp_path / "ds.json", 8).layout == parse_layout("fsdp=8")
+    found = read_setup(tmp_path / "ds.json", 8)
+    assert found.layout == parse_layout("fsdp=8") and found.options["gradients"] == "float32" and not found.notes
 
 
 def test_data_parallel_forms_give_one_reason_and_write_the_nearest() -> None:

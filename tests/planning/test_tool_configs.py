@@ -140,13 +140,13 @@ def read(tmp_path: Path, name: str, text: str | dict[str, Any], gpus: int = 32) 
             "ds.json",
             DEEPSPEED,
             "dp=32,zero=2",
-            {"micro_batch": 2, "accumulate": 2, "dtype": "bfloat16", "optimizer": "adamw"},
+            {"micro_batch": 2, "accumulate": 2, "dtype": "bfloat16", "gradients": "bfloat16", "optimizer": "adamw"},
         ),
         (
             "ds3.json",
             {"zero_optimization": {"stage": 3}, "fp16": {"enabled": True}},
             "fsdp=32",
-            {"micro_batch": 1, "accumulate": 1, "dtype": "float16", "optimizer": "adamw"},
+            {"micro_batch": 1, "accumulate": 1, "dtype": "float16", "gradients": "bfloat16", "optimizer": "adamw"},
         ),
         (
             "fsdp.yaml",
@@ -350,6 +350,36 @@ def test_samples_of_a_file_that_options_do_not_divide_are_one_sentence(tmp_path:
             '{"train_batch_size": 128, "gradient_accumulation_steps": 4, "train_micro_batch_size_per_gpu": 1}',
             gpus=16,
         )
+
+
+@pytest.mark.parametrize(
+    ("settings", "gradients", "notes"),
+    [
+        ({"bf16": {"enabled": True}}, "bfloat16", 0),
+        ({}, None, 0),
+        ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}, "float32", 1),
+        (
+            {
+                "bf16": {"enabled": True},
+                "communication_data_type": "fp32",
+                "data_types": {"grad_accum_dtype": "fp32"},
+            },
+            "float32",
+            0,
+        ),
+        ({"bf16": {"enabled": True}, "sequence_parallel_size": 4}, "float32", 1),
+    ],
+)
+def test_gradients_of_deepspeed_have_the_dtype_of_the_model(
+    settings: dict[str, Any], gradients: str | None, notes: int, tmp_path: Path
+) -> None:
+    found = read(tmp_path, "ds.json", {"train_micro_batch_size_per_gpu": 1, **settings})
+    assert found.options.get("gradients") == gradients and len(found.notes) == notes and not found.unread
+
+
+def test_the_dtype_in_which_torchtitan_sums_gradients_is_read(tmp_path: Path) -> None:
+    found = read(tmp_path, "t.toml", "[training]\nlocal_batch_size = 1\nmixed_precision_reduce = 'bfloat16'")
+    assert found.options["gradients"] == "bfloat16" and not found.unread
 
 
 def test_experts_that_a_tool_deals_out_elsewhere_are_told(tmp_path: Path) -> None:

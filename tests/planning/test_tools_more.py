@@ -221,6 +221,7 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
             "recompute": "none",
             "compiled": False,
             "dtype": "bfloat16",
+            "gradients": "bfloat16",
             "optimizer": "adamw",
         },
     ),
@@ -312,7 +313,7 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
         "stages.toml",
         "[parallelism]\npipeline_parallel_degree = 4\npipeline_parallel_schedule = 'Interleaved1F1B'\n[training]\nlocal_batch_size = 8",
         "torchtitan",
-        "fsdp=8,pp=4,vp=2,schedule=interleaved",
+        "dp=8,zero=1,pp=4,vp=2,schedule=interleaved",
         {
             "stack": "torchtitan",
             "micro_batch": 1,

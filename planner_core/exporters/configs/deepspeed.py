@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner_core.core import Plan
-from planner_core.cost import zero_stage
+from planner_core.cost import cost_model_of, zero_stage
 from planner_core.exporters.configs.common import column_remarks, dump_json, list_remarks
 from planner_core.exporters.data_parallel import find_batch_sharding, splits_batch_only
 from planner_core.exporters.observe import inspect_model, styles_by_pattern
@@ -81,7 +81,8 @@ def write_deepspeed(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
     if stage > AUTOTP_STAGE:
         difference = f"weights are gathered at use in the plan (ZeRO-3), whole here: AutoTP goes to stage {AUTOTP_STAGE}; more memory"
         layout.differences.append(Difference(difference))
-    remarks = list_remarks(layout, [USAGE, *column_remarks(layout)], recompute_by_hand(plan), autotp_stage(plan))
+    differences = [*_gradient_remarks(plan, autotp_stage(plan)), *recompute_by_hand(plan)]
+    remarks = list_remarks(layout, [USAGE, *column_remarks(layout)], differences, autotp_stage(plan))
     written = {n: s for n, s in layout.styles.items() if s in ("colwise", "rowwise")}
     return dump_json(data), remarks, replace(layout, styles=written, experts=[])
 
@@ -113,7 +114,7 @@ def _write_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
             if differing
             else []
         ),
-        *(f"differs from the plan: {d}" for d in recompute_by_hand(plan)),
+        *(f"differs from the plan: {d}" for d in (*_gradient_remarks(plan, stage), *recompute_by_hand(plan))),
     )
     return dump_json(data), remarks, None
 
@@ -144,7 +145,31 @@ def _step_settings(plan: Plan, stage: int) -> dict[str, Any]:
             **({"offload_optimizer": {"device": "cpu", "pin_memory": True}} if plan.workload.get("offload") else {}),
         },
         **({"bf16": {"enabled": True}} if plan.workload["dtype"] == "bfloat16" else {}),
+        **_gradient_settings(plan, stage),
     }
+
+
+def _gradient_settings(plan: Plan, stage: int) -> dict[str, Any]:
+    """The dtype of gradients as the plan was priced, which DeepSpeed keeps and sums in that of the model unless a file says more."""
+    if _gradients(plan) == plan.workload["dtype"]:
+        return {}
+    # Without ZeRO DeepSpeed refuses to keep gradients in another dtype than the model's, so there they are only summed in it.
+    kept = {"data_types": {"grad_accum_dtype": "fp32"}} if stage else {}
+    return {"communication_data_type": "fp32", **kept}
+
+
+def _gradients(plan: Plan) -> str:
+    return str(cost_model_of(plan).workload.summed_in(str(plan.workload["dtype"])))
+
+
+def _gradient_remarks(plan: Plan, stage: int) -> list[str]:
+    """The difference from the plan where gradients are kept in the model's dtype and summed in another."""
+    if stage or _gradients(plan) == plan.workload["dtype"]:
+        return []
+    return [
+        f"gradients are kept in {plan.workload['dtype']} here and in {_gradients(plan)} in the plan: DeepSpeed keeps them in another "
+        "dtype than the model's with ZeRO only"
+    ]
 
 
 def _regex(name: str) -> str:

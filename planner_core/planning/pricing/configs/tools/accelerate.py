@@ -19,7 +19,7 @@ from planner_core.planning.pricing.configs.fields import (
     remaining_ranks,
     switch,
 )
-from planner_core.planning.pricing.configs.tools.deepspeed import read_offload, zero_layout
+from planner_core.planning.pricing.configs.tools.deepspeed import read_gradients, read_offload, zero_layout
 
 CONFIG, DEEPSPEED, FSDP = "parallelism_config.parallelism_config_", "deepspeed_config.", "fsdp_config.fsdp_"
 MEGATRON = "megatron_lm_config.megatron_lm_"
@@ -132,7 +132,10 @@ def _deepspeed_layout(
     offload, notes = read_offload(fields, f"{DEEPSPEED}offload_optimizer_device", f"{DEEPSPEED}offload_param_device")
     ranks = remaining_ranks(fields, "parallelism_config_sp_size", num_gpus, degrees.tp * degrees.cp)
     layout = zero_layout(fields, f"{DEEPSPEED}zero_stage", ranks, degrees.tp, degrees.cp, default=2)
-    return layout, notes, offload
+    # A DeepSpeed section of accelerate has no fields for these dtypes, so DeepSpeed's own defaults hold.
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(fields.lowered("mixed_precision"))
+    gradients, gradient_notes = read_gradients(fields, dtype, degrees.cp)
+    return layout, (*notes, *gradient_notes), {**offload, **gradients}
 
 
 def _megatron_layout(fields: Fields, num_gpus: int) -> Layout:

@@ -22,11 +22,16 @@ TABLE = Table(
         zero_optimization.*bucket_size zero_optimization.sub_group_size zero_optimization.stage3_*
         activation_checkpointing.* zero_optimization.offload_*.pin_memory zero_optimization.offload_*.buffer_*
         zero_optimization.offload_*.fast_init zero_optimization.round_robin_gradients steps_per_print checkpoint.*
-        data_types.* flops_profiler.* tensor_parallel.partition_config.* optimizer.params.* scheduler.* fp16.* bf16.*
+        flops_profiler.* tensor_parallel.partition_config.* optimizer.params.* scheduler.* fp16.* bf16.*
         curriculum_learning.* aio.*
     """,
 )
 SIGNATURE = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
+DTYPES_OF_GRADIENTS = {
+    **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16"), "bfloat16"),
+    **dict.fromkeys(("fp32", "float32"), "float32"),
+}
+"""The dtype in which gradients are priced, by DeepSpeed's words: float16 has the bytes of bfloat16."""
 STATES_ON_HOST = "DeepSpeed keeps weights in float32 there too and updates on the CPU; priced with moments there and the update on the GPU"
 
 
@@ -48,13 +53,35 @@ def read(fields: Fields, num_gpus: int) -> Setup:
     ranks = remaining_ranks(fields, degree_field, num_gpus, tp * cp)
     layout = zero_layout(fields, "zero_optimization.stage", ranks, tp, cp)
     sizes, batch = read_batch_of_deepspeed(fields, "train_micro_batch_size_per_gpu", ranks)
+    dtype = read_dtype_flags(fields, "bf16.enabled", "fp16.enabled")
+    gradients, gradient_notes = read_gradients(fields, dtype.get("dtype"), cp)
     options = {
         **sizes,
         "optimizer": "sgd" if fields.read_word("optimizer.type", "adamw") == "sgd" else "adamw",
-        **read_dtype_flags(fields, "bf16.enabled", "fp16.enabled"),
+        **dtype,
+        **gradients,
         **offload,
     }
-    return fields.finish(TABLE, layout, options, notes, batch)
+    return fields.finish(TABLE, layout, options, (*notes, *gradient_notes), batch)
+
+
+def read_gradients(fields: Fields, dtype: str | None, cp: int) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The dtype of gradients as an option, and a note where they are summed in another dtype than they are kept in.
+
+    DeepSpeed keeps and sums gradients in the dtype of the model (the properties of its engine), but sums
+    in float32 with sequence parallelism. `dtype`: the model's, if a file states it."""
+    sums = "communication_data_type" if cp == 1 else "seq_parallel_communication_data_type"
+    kept = "data_types.grad_accum_dtype"
+    summed_in, kept_in = (
+        DTYPES_OF_GRADIENTS[fields.read_word(name, default or "float32", tuple(DTYPES_OF_GRADIENTS))]
+        for name, default in ((sums, dtype if cp == 1 else "float32"), (kept, dtype))
+    )
+    if dtype is None and not fields.has_value(sums) and not fields.has_value(kept):
+        return {}, ()
+    if summed_in == kept_in:
+        return {"gradients": kept_in}, ()
+    note = f"gradients of {fields.where} are kept in {kept_in} ({kept}) and summed in {summed_in} ({sums}); priced in float32 for both"
+    return {"gradients": "float32"}, (note,)
 
 
 def zero_layout(fields: Fields, name: str, ranks: int, tp: int = 1, cp: int = 1, default: int = 0) -> Layout:

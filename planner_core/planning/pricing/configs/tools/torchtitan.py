@@ -26,6 +26,7 @@ TABLE = Table(
         count("micro_batch", "training.local_batch_size", "training.batch_size", default=1),
         count("seq", "training.seq_len"),
         choice("dtype", "training.mixed_precision_param", {name: name for name in ("bfloat16", "float16", "float32")}),
+        choice("gradients", "training.mixed_precision_reduce", {name: name for name in ("bfloat16", "float32")}),
     ),
     no_effect="""
     () *.() checkpoint.* metrics.* profiling.* profiler.* job.* dataloader.* hf_assets_path

@@ -309,8 +309,10 @@ def _deepspeed_layout(
         settings, "zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device"
     )
     layout = deepspeed.zero_layout(settings, "zero_optimization.stage", ranks, degrees.tp, degrees.cp)
+    dtype = read_dtype_flags(fields, "bf16", "fp16") or read_dtype_flags(settings, "bf16.enabled", "fp16.enabled")
+    gradients, gradient_notes = deepspeed.read_gradients(settings, dtype.get("dtype"), degrees.cp)
     settings.ignore(f"{deepspeed.TABLE.no_effect} {BATCH_OF_TRAINER}")
     fields.values.update({f"deepspeed.{name}": value for name, value in data.items()})
     fields.read.update(["deepspeed", *(f"deepspeed.{name}" for name in settings.read)])
     fields.without_effect.update(f"deepspeed.{name}" for name in settings.without_effect)
-    return layout, notes, offload
+    return layout, (*notes, *gradient_notes), {**offload, **gradients}
