@@ -63,10 +63,25 @@ LAUNCHED = {
 """What an exporter's own remark about launching a form holds, where it has one."""
 
 
-def drop_launch_remark(target: str, remarks: Sequence[str]) -> list[str]:
-    """Return an exporter's remarks without the launch line, which the page writes for this cluster; what is to be added to it stays."""
+NOT_RUN = "this plan was not run by the export"
+"""How the remark begins that says how to verify a plan, for which the page has *Verify it*."""
+PRICE_WORDS = ("the price below is of the written file, as price --config reads it", "the table is of the written file")
+"""What an exporter says of the price of a run that its file states, and what the page says of it."""
+
+
+def select_page_remarks(target: str, remarks: Sequence[str]) -> list[str]:
+    """Return an exporter's remarks that the page does not say itself.
+
+    It writes the launch line for this cluster; what is to be added to that stays. Options of the command line are left out.
+    """
     kept = [r.partition("; ")[2] if LAUNCHED.get(target, "\n") in r else r for r in remarks]
+    kept = [r.partition("; use --to ")[0].replace(*PRICE_WORDS) for r in kept if not r.startswith(NOT_RUN)]
     return [remark for remark in kept if remark]
+
+
+def join_sentences(texts: Sequence[str]) -> str:
+    """Join remarks to one paragraph: each a sentence with a capital and a full stop."""
+    return " ".join(f"{text[:1].upper()}{text[1:].removesuffix('.')}." for text in texts if text)
 
 
 def launch_command(target: str, cluster: Cluster, file: str, content: str = "") -> str:

@@ -14,6 +14,7 @@ from explorer.address.settings import Unreadable
 from explorer.analysis import step_parts
 from explorer.analysis.differences import compare_weights
 from explorer.analysis.shortlist import MAX_LISTED, ListedPlan, merge_equal, shortlist
+from explorer.components.overview import launch
 from explorer.components.overview.table import explain_choice, scale_bar
 from explorer.figures.weight_picture import weight_picture
 from explorer.graph.modules import group_by_module
@@ -136,6 +137,30 @@ def test_a_plan_is_not_measured_against_its_own_name(result: Result) -> None:
     told = explain_choice(plans, listed, recipe.distinct_names(plans), "a", parts)
     name = recipe.layout_name(plan)
     assert told.startswith(f"{name}, 1 micro-batch takes 33 % less than {name}, 2 micro-batches: it computes")
+
+
+PRICED = {"step_time_s": 0.6, "wire_bytes": 10**9, "peak_bytes": 79 * 2**30, "fits": False} | {
+    "plan_step_time_s": 0.5,
+    "plan_wire_bytes": 10**9,
+    "plan_peak_bytes": 50 * 2**30,
+}
+
+
+def test_a_form_that_does_not_fit_or_is_slower_is_said_in_one_sentence() -> None:
+    limit = 73 * 2**30
+    assert launch.warn_of_form({**PRICED, "fits": True}, 0.61, limit) == ""
+    assert launch.warn_of_form({**PRICED, "fits": True}, None, limit) == ""
+    slower = "takes 600 ms a step, the plan at most 550 ms"
+    too_large = "does not fit: it takes 79.0 GiB of 73.0 GiB"
+    assert launch.warn_of_form({**PRICED, "fits": True}, 0.55, limit) == f"This form {slower}."
+    assert launch.warn_of_form(PRICED, 0.55, limit) == f"This form {too_large}, and {slower}."
+
+
+def test_the_table_of_a_form_has_every_row_where_one_differs() -> None:
+    names = [line.split("|")[1].strip() for line in launch.difference_table(PRICED).splitlines()[2:]]
+    assert names == ["step", "sent per GPU", "memory per GPU", "fits"]
+    same = {k: PRICED[f"plan_{k}"] for k in ("step_time_s", "wire_bytes", "peak_bytes")}
+    assert "|" not in launch.difference_table({**PRICED, **same, "fits": True})
 
 
 def test_what_is_recommended_is_measured_against_a_faster_plan_first(result: Result) -> None:

@@ -22,6 +22,7 @@ from explorer.jobs.upload import MAX_BYTES, MAX_EXPORTED_BYTES, store_model
 from explorer.text import commands, recipe, units, words
 from explorer.text.glossary import mark_terms
 from explorer.text.option_words import page_wording, word_terms
+from planner_core.cli import main
 from planner_core.core import DeviceMesh, InputError, Sentence, axis_names, load_cluster, named
 from planner_core.core.plan_json import plan_from_json
 from planner_core.exporters.api import export_text
@@ -304,8 +305,12 @@ def test_the_dialog_says_a_launch_line_once(target: str) -> None:
     """An exporter's remark has a launch line for the command line; on the page only what it adds stays."""
     result = planned(Request("llama-3-8b", layers=2))
     remarks = export_text(next(p for p in result.plans if p.method == "fsdp"), target).remarks
-    left = commands.drop_launch_remark(target, remarks)
+    left = commands.select_page_remarks(target, [*remarks, f"{commands.NOT_RUN}; verify it: python -m planner_core"])
+    assert commands.NOT_RUN in Path(main.__file__).read_text(), "the command line's own remark is not known any more"
     assert len(left) + (target != "megatron") == len(remarks), "the remark that launches it is not known any more"
+    assert not any(word in line for line in left for word in ("planner_core", "--config", "--to ", "below"))
+    paragraph = commands.join_sentences(["", *left])
+    assert paragraph.count("not run") <= 1 and paragraph.endswith(".") and ".." not in paragraph
     assert not any(word in line for line in left for word in ("pretrain_gpt.py", "torchtitan.train", "launch --"))
     assert (target == "megatron") == any(line.startswith("yours to add: --tokenizer-type") for line in left)
 

@@ -8,14 +8,16 @@ from typing import Any
 import streamlit as st
 
 from explorer.address import pins, settings, setups
+from explorer.analysis import step_parts
 from explorer.components import frame
 from explorer.components.overview import verify
 from explorer.jobs import export as exporting
 from explorer.session import current_setup, pipeline_plan, state
-from explorer.text import commands, recipe, units, words
+from explorer.text import commands, recipe, units
 from planner_core.core import Plan
 from planner_core.exporters import TARGETS, TARGETS_WITH_STAGES, Target
 from planner_core.planning import Request, Result
+from planner_core.planning.pricing import time_band
 
 TRAINING_SCRIPT = "torchrun"
 PREVIEW_LINES = 40
@@ -95,21 +97,27 @@ def export_plan(
 
 
 def show_export(home: Result, plan_id: str, plan: Plan, target: Target) -> None:
-    """Draw one form: its file, how to launch it, and what it does otherwise than the plan."""
-    st.caption(target.description)
+    """Draw one form: what it does otherwise than the plan, its file, and how to launch it."""
     key = (home.request, plan_id, state.edit_of(plan_id), target.name, target.suffix, plan)
     with st.spinner(f"Writing it for {target_title(target)}", show_time=True):
         exported = export_plan(*key)
         if exported.problem and target.offers_nearest:
             exported = export_plan(*key, near=True)
     if exported.problem:
+        st.caption(target.description)
         st.info(f"{target_title(target)} cannot be told this plan: {frame.escape(exported.problem)}")
         _offer_to_plan_for(target)
         return
-    for remark in commands.drop_launch_remark(target.name, exported.remarks):
-        st.caption(frame.escape(words.capitalize(remark)))
     if exported.nearest:
+        high = time_band(plan, home.cluster).high
+        highest_s = plan.cost.step_time_s * high if high else None
+        if warning := warn_of_form(exported.nearest, highest_s, step_parts.memory_limit_bytes(home)):
+            st.warning(warning)
         st.markdown(difference_table(exported.nearest))
+    # what states a whole run says itself what it holds
+    description = "" if target.states_run else target.description
+    remarks = commands.select_page_remarks(target.name, exported.remarks)
+    st.caption(frame.escape(commands.join_sentences([description, *remarks])))
     mixed = len({b.recompute for label, b in plan.blocks.items() if label}) > 1
     if mixed and not target.runs_whole_plan:
         _offer_to_plan_for(target)
@@ -140,6 +148,18 @@ def _offer_to_plan_for(target: Target) -> None:
         st.button(f"Plan for {target_title(target)}", key="plan_for_form", on_click=plan_for_tool)
 
 
+def warn_of_form(priced: Mapping[str, Any], highest_s: float | None, limit_bytes: int) -> str:
+    """Say in a sentence that a form does not fit, or is slower than the plan may be; "" where it does neither.
+
+    `highest_s`: the upper end of the plan's range, None where there is none.
+    """
+    step_s, peak = priced["step_time_s"], priced["peak_bytes"]
+    causes = [] if priced["fits"] else [f"does not fit: it takes {units.memory(peak)} of {units.memory(limit_bytes)}"]
+    if highest_s is not None and step_s > highest_s:
+        causes.append(f"takes {units.seconds(step_s)} a step, the plan at most {units.seconds(highest_s)}")
+    return f"This form {', and '.join(causes)}." if causes else ""
+
+
 def difference_table(priced: Mapping[str, Any]) -> str:
     """Return what a form does against the plan as a Markdown table; a sentence where nothing differs."""
     quantities = (
@@ -147,16 +167,17 @@ def difference_table(priced: Mapping[str, Any]) -> str:
         ("sent per GPU", units.traffic, "wire_bytes"),
         ("memory per GPU", units.memory, "peak_bytes"),
     )
-    rows = []
+    rows, differs = [], not priced["fits"]
     for name, show, key in quantities:
         of_form, of_plan = priced[key], priced[f"plan_{key}"]
+        difference = ""
         if abs(of_form - of_plan) >= 0.0005 * of_plan:
+            differs = True
             difference = units.change(of_form / of_plan - 1) if of_plan else ""
-            rows.append(f"| {name} | {show(of_form)} | {show(of_plan)} | {difference} |")
-    if not priced["fits"]:
-        rows.append("| fits | no | yes | |")
-    if not rows:
+        rows.append(f"| {name} | {show(of_form)} | {show(of_plan)} | {difference} |")
+    if not differs:
         return "This form does what the plan does: step, traffic and memory are the plan’s."
+    rows.append(f"| fits | {'yes' if priced['fits'] else 'no'} | yes | |")  # a plan that does not fit is not exported
     return "| | in this form | the plan | difference |\n|---|---:|---:|---:|\n" + "\n".join(rows)
 
 
