@@ -25,6 +25,8 @@ from planner_core.core import PHASES, Plan
 GIB = units.GIB
 LEGEND_ROW = 20
 """Pixels of one entry of a legend."""
+MIN_NAMED_SHARE = 0.005
+"""A collective of a smaller share of the largest is a bar of less than a pixel or two, which the legend does not name."""
 PATTERNS = ("", "/", ".")
 """One per mesh axis, so that axes differ without colour; the innermost is plain."""
 
@@ -105,6 +107,10 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
     keys = dict.fromkeys(
         (t.kind, p.mesh.name_of(t.axes)) for p in plans.values() for t in p.cost.traffic if t.wire_bytes
     )
+    largest = {
+        (kind, axis): max(_sent_bytes_and_calls(p, phase, kind, axis)[0] for p in plans.values() for phase in phases)
+        for kind, axis in keys
+    }
     axes = sorted({axis for _, axis in keys}, key=lambda axis: (axis == "data", axis))
     for kind, axis in keys:
         for col, phase in enumerate(phases, 1):
@@ -115,7 +121,7 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
                 orientation="h",
                 name=f"{kind} on {axis}",
                 legendgroup=f"{kind}{axis}",
-                showlegend=col == 1,
+                showlegend=col == 1 and largest[kind, axis] >= MIN_NAMED_SHARE * max(largest.values()),
                 row=1,
                 col=col,
                 customdata=[f"{phase},{kind},{axis}"] * len(names),
