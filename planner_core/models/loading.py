@@ -41,7 +41,7 @@ SNAPSHOT_DTYPES = ("bfloat16", "float16")
 NF4 = "nf4"
 NF4_NOTE = (
     "every linear layer but the head keeps its frozen weight in 4 bits (NF4, double quantization: 0.516 bytes a number): this is a price; "
-    "peft with bitsandbytes runs it, and no exported script does"
+    "peft with bitsandbytes runs it as data parallel or FSDP, with all blocks recomputed or none, and no exported script does"
 )
 """The assumption that a plan with 4-bit weights (QLoRA) states."""
 

@@ -48,6 +48,8 @@ from planner_core.search.candidates import Candidates, score_candidates
 
 MOST_DOUBT = 0.10
 """A plan that is slower by more than this share is called slower, whatever the scatter of its kind."""
+RUN_IN_4_BITS = ("data-parallel", "fsdp")
+"""The methods whose layouts peft with bitsandbytes runs with frozen weights in 4 bits."""
 
 
 class Simplicity(Enum):
@@ -74,7 +76,8 @@ class Choice:
     the request's `tool`. `simplicity`: why it is the simplest, if it is another than the fastest. `fits`: some plan fits; where none
     does, the chosen one takes the least memory and is not the fastest. `no_evidence`: why no measured run tells the doubt between the
     fastest plan and the next; empty where some do. `aim`: what the request makes least, if that is not the step's
-    time: its plan is recommended, as asked for, and takes `slower` longer than the fastest (1: twice as long)."""
+    time, or what its plan must be: that plan is recommended, as asked for, and takes `slower` longer than the fastest (1: twice as
+    long)."""
 
     fastest: str
     ties: tuple[Tie, ...]
@@ -212,14 +215,17 @@ def _choose_among_ties(result: Result) -> Choice:
     if staged is None and not result.best.fits:
         return Choice(result.best.name, (), result.best.name, tool, fits=False)
     if aim := METHODS[result.request.method].describe_aim(result.request.objective):
-        quick = min((p for p in result.plans if p.fits), key=lambda p: p.cost.step_time_s)
-        slower = result.best.cost.step_time_s / quick.cost.step_time_s - 1
-        return Choice(quick.name, (), result.best.name, tool, aim=aim, slower=slower)
+        return _choose_asked(result, result.best, aim)
     if (
         result.request.bounding_tool is not None
     ):  # the tool may not run what the other rows say, so none of them is a tie
         name = (staged or result.best).name
         return Choice(name, (), name, tool)
+    # A split of context with ZeRO-2 was recommended for weights in 4 bits, which neither peft nor an exported script runs.
+    runs = [p for p in result.plans if p.fits and p.method in RUN_IN_4_BITS] if result.request.nf4 else []
+    if runs:
+        quickest = min(runs, key=lambda p: p.cost.step_time_s)
+        return _choose_asked(result, quickest, "a layout that peft with bitsandbytes runs")
     # `best` and `searched` by the names under which they stand in the report
     of_one_stage = result.plans[: 2 if leads_by_simplicity(result.best) else 1]
     fastest = staged or of_one_stage[-1]
@@ -240,6 +246,13 @@ def _choose_among_ties(result: Result) -> Choice:
     # A plan that leads by its one axis is not in doubt: `fitting.simpler` compared the two by the simulation.
     leads = result.best is not fastest
     return Choice(fastest.name, ties, result.best.name, tool, Simplicity.ONE_AXIS if leads else None)
+
+
+def _choose_asked(result: Result, asked: Plan, aim: str) -> Choice:
+    """Recommend the plan that was `asked` for, whatever it takes beside the fastest one."""
+    quick = min((p for p in result.plans if p.fits), key=lambda p: p.cost.step_time_s)
+    slower = asked.cost.step_time_s / quick.cost.step_time_s - 1
+    return Choice(quick.name, (), asked.name, result.request.tool, aim=aim, slower=slower)
 
 
 def _find_missing_evidence(choice: Choice, result: Result) -> str:

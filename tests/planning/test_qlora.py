@@ -15,6 +15,7 @@ from planner_core.models import load_model, with_adapters
 from planner_core.models.adapters.nf4 import LEVELS, FourBitLinear
 from planner_core.planning import Request, plan_model
 from planner_core.planning.methods import parse_layout
+from planner_core.planning.pipeline import add_baselines
 from planner_core.planning.pricing import PricedRun, Pricer, Statement, predict_reserved, price_statement, read_setup
 from planner_core.verification import verify
 
@@ -108,6 +109,18 @@ def test_a_plan_is_made_and_told_to_be_a_price_alone(tmp_path: Path) -> None:
     assert any("this is a price; peft with bitsandbytes runs it" in note for note in found.graph.assumptions)
     with pytest.raises((InputError, VerificationFailed), match="in 4 bits, which is priced and not run here"):
         verify(next(p for p in found.plans if p.name == "data parallel"))
+
+
+def test_the_recommended_plan_is_one_that_somebody_runs() -> None:
+    """A split of context with ZeRO-2 was recommended, since it is the quickest, which neither peft nor an exported script runs."""
+    asked = Request("llama-3-8b", layers=2, cluster="1x8-h100", batch=8, seq=512, lora=8, nf4=True)
+    found = plan_model(asked, passes={"baselines": add_baselines})
+    half = replace(found.best, cost=replace(found.best.cost, step_time_s=found.best.cost.step_time_s / 2))
+    quick = replace(found, plans=(half, *found.plans[1:]))
+    assert quick.recommended.method in ("data-parallel", "fsdp") and quick.recommended.fits
+    assert "of a layout that peft with bitsandbytes runs; its step takes" in quick.choice.sentence
+    free = replace(quick, request=replace(quick.request, nf4=False))
+    assert free.recommended is half
 
 
 def test_weights_in_4_bits_are_counted_as_the_numbers_that_they_hold() -> None:
