@@ -154,6 +154,18 @@ def write_fsdp2(plan: Plan) -> WrittenText:
     return "\n".join(head) + "\n\n\n" + template_text("fsdp_template", "shard"), remarks, None
 
 
+def _batch_remark(plan: Plan) -> tuple[str, ...]:
+    """The micro-batches of a step, for which accelerate's file has no field: the training script states them."""
+    number = int(plan.workload["accumulate"])
+    samples = int(plan.workload["batch"]) // number // plan.mesh.num_devices
+    if number == 1:
+        return ()
+    return (
+        f"the file cannot state micro-batches: train.py has to take batches of {samples} samples on each rank and "
+        f"Accelerator(gradient_accumulation_steps={number})",
+    )
+
+
 def write_accelerate(plan: Plan) -> WrittenText:
     """A file for `accelerate launch --config_file`. Raises InputError for a plan that shards more than the batch."""
     # One switch for all units: accelerate cannot free some after forward and keep others, as FSDP2's own code can.
@@ -196,6 +208,9 @@ def write_accelerate(plan: Plan) -> WrittenText:
     ]
     return (
         "\n".join(lines),
-        _remarks(sharding, "accelerate launch --config_file FILE train.py, by accelerate 1.15"),
+        (
+            *_remarks(sharding, "accelerate launch --config_file FILE train.py, by accelerate 1.15"),
+            *_batch_remark(plan),
+        ),
         None,
     )

@@ -169,6 +169,15 @@ def test_accelerate_reads_its_configuration(tmp_path: Path, monkeypatch: pytest.
     assert plugin.transformer_cls_names_to_wrap == ["LlamaDecoderLayer"]
 
 
+def test_accelerate_leaves_micro_batches_to_the_script() -> None:
+    """Its file has no field for them, so a remark says what the script has to state."""
+    plan = plans()["FSDP"]
+    parts = replace(plan, workload={**plan.workload, "batch": 24, "accumulate": 3})
+    said = "batches of 4 samples on each rank and Accelerator(gradient_accumulation_steps=3)"
+    assert said in " ".join(export_text(parts, "accelerate").remarks)
+    assert "gradient_accumulation_steps" not in " ".join(export_text(plan, "accelerate").remarks)
+
+
 def test_any_plan_of_the_report_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["gpt2-xl", "--cluster", "1x8-h100", "--layers", "2", "--mesh", "8"]
     assert main(["plan", *options, "--pick", "FSDP", "-o", str(tmp_path / "plan.json")]) == 0
