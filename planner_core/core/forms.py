@@ -140,7 +140,9 @@ def short(value: Any) -> str:
 
 def nearest(text: str, names: Sequence[str]) -> str:
     """The end of a sentence about an unknown name: the names that may be meant."""
-    close = get_close_matches(text.lower(), names, n=1, cutoff=0.4)
+    # A beginning is meant before letters alike: h200 is h200-sxm, although b200 has more of its letters in proportion.
+    begins = [name for name in names if text and name.startswith(text.lower())]
+    close = begins or get_close_matches(text.lower(), names, n=1, cutoff=0.4)
     return f"did you mean {close[0]}?" if close else f"there are {listed(names)}"
 
 

@@ -375,6 +375,7 @@ def test_a_change_may_name_another_gpu() -> None:
         ("2x8-h100:nodes", 'nodes is "", but must be'),
         ("2x8-h100:inter=nan", 'inter is "nan", but must be GB/s one way, more than 0; give for example inter=400'),
         ("2x8-h100:nodes=2,nodes=4", "nodes is given twice; leave one out"),
+        ("2x8-h100:gpu=h200", 'no GPU is called "h200"; did you mean h200-sxm'),
         ("2x8-h100:gpu=h100-smx", 'no GPU is called "h100-smx"; did you mean h100-sxm'),
         ("1x8-h100:nodes=2", "a cluster of one node does not say how nodes are linked; give the GB/s too"),
     ],
