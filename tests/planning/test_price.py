@@ -78,6 +78,7 @@ def test_a_layout_is_read_and_told_back(text: str, layout: Layout) -> None:
         ("dp=2,dp=4", "dp is given twice; leave one out"),
         ("dp=8,zero=4", 'zero is "4", but must be 0, 1 or 2'),
         ("dp=8,zero=3", "zero=3 shards the weights too; say fsdp=8 instead of dp=8,zero=3"),
+        ("dp=1,zero=3,tp=8,sp", "zero=3 shards the weights too; say fsdp=N for N ranks instead of zero=3"),
         ("dp=8,sp", "sp splits tokens over the tensor ranks; give tp=2 or more, or leave sp out"),
         ("hsdp=8", 'hsdp is "8", but must be replicas x shards, e.g. hsdp=2x8'),
     ],

@@ -79,7 +79,7 @@ def test_the_axes_stand_as_tools_order_their_ranks() -> None:
             'cp_type is "rings", but must be ring, ulysses, gather, or Megatron-LM\'s p2p, a2a, all_gather',
         ),
         ("fsdp=16,cp_type=gather", "cp_type says how attention runs over the context ranks; give cp=2 or more"),
-        ("fsdp=2,cp=8,zero=3", "zero=3 shards the weights too; say fsdp=8 instead of dp=8,zero=3"),
+        ("fsdp=2,cp=8,zero=3", "fsdp=2 shards the weights already; leave zero=3 out"),
         ("fsdp=16,ep=3", "the 3 ranks of ep are of the 16 ranks of fsdp; give a divisor of 16"),
         (
             "dp=2,fsdp=8,ep=4,cp=2,tp=2",

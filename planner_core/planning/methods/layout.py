@@ -296,9 +296,15 @@ def parse_layout(text: str) -> Layout:
 
 def _contradiction(layout: Layout) -> str:
     """What contradicts itself in a layout, and what would do; empty if nothing does."""
-    over = layout.dp if layout.dp > 1 else 8
-    if layout.zero == 3 and (layout.cp == 1 or layout.fsdp > 1):
-        return f"zero=3 shards the weights too; say fsdp={over} instead of dp={over},zero=3"
+    if layout.zero == 3 and layout.fsdp > 1:
+        return f"fsdp={layout.fsdp} shards the weights already; leave zero=3 out"
+    if layout.zero == 3 and layout.cp == 1:
+        stated = (
+            f"fsdp={layout.dp} instead of dp={layout.dp},zero=3"
+            if layout.dp > 1
+            else "fsdp=N for N ranks instead of zero=3"
+        )
+        return f"zero=3 shards the weights too; say {stated}"
     if layout.sp and layout.tp == 1:
         return "sp splits tokens over the tensor ranks; give tp=2 or more, or leave sp out"
     if layout.cp_type != "ring" and layout.cp == 1:
