@@ -173,6 +173,7 @@ class Locked(nn.Module):
     [
         (nn.Linear(4, 4), {}, "Linear needs example inputs: inputs=(x, y)"),
         (nn.Linear(4, 4), {"inputs": torch.randn(8, 4), "batch": 16}, "the inputs of Linear have batch 8, not 16"),
+        (nn.Linear(4, 4), {"inputs": torch.randn(8, 4), "seq": 16}, "have seq 1, not 16, since they are not token ids"),
         (nn.Linear(4, 4), {"inputs": torch.randn(8, 4), "layers": 2}, "layers=2 cannot be applied"),
         (nn.Linear(4, 4), {"inputs": torch.tensor(1.0)}, "hold no tensor with a batch dim"),
         (Locked(), {"inputs": torch.randn(8, 4)}, "Locked cannot be copied: lock is a lock (TypeError:"),

@@ -404,8 +404,9 @@ def _check_sizes(name: str, size: Mapping[str, int], asked: Mapping[str, int | N
     """Raise InputError if a size is asked for that the example inputs do not have."""
     for what, number in asked.items():
         if number is not None and number != size[what]:
+            why = ", since they are not token ids of several tokens" if (what, size[what]) == ("seq", 1) else ""
             raise InputError(
-                f"the inputs of {name} have {what} {size[what]}, not {number}; leave it out, or give other inputs"
+                f"the inputs of {name} have {what} {size[what]}, not {number}{why}; leave it out, or give other inputs"
             )
 
 

@@ -68,7 +68,7 @@ def test_shapes_types_and_the_loss_are_said_first(file: Path, capsys: pytest.Cap
     said = capsys.readouterr()
     head = said.out.splitlines()
     assert head[0].startswith("first plan: ") and head[2] == "trained on the first of the model's results, a number"
-    assert "batch 8 x 1 tokens, float32" in head[3]
+    assert "; batch 8, float32" in head[3]
     assert "inputs float32 [8, 16]; parameters float32" in said.out
 
 

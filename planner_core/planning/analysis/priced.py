@@ -82,10 +82,11 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
 def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
     """The report as text."""
     stated = priced.stated
-    assumed = " by default" if stated.seq is None and priced.seq > 1 and not has_own_inputs(priced.model) else ""
+    assumed = " by default" if stated.seq is None and not has_own_inputs(priced.model) else ""
+    tokens = f" {priced.seq} tokens{assumed}," if priced.seq > 1 else ""  # a model without token ids has seq 1
     head = (
         f"{priced.model} on {priced.cluster.name} ({priced.cluster.num_gpus} x {priced.cluster.gpu.name}): {stated.layout}, "
-        f"micro-batch {stated.micro_batch} x {stated.accumulate}, {priced.seq} tokens{assumed}, recompute {stated.recompute}"
+        f"micro-batch {stated.micro_batch} x {stated.accumulate},{tokens} recompute {stated.recompute}"
     )
     if priced.plan is None or priced.speed is None:
         return "\n".join([head, "not legal for this model:", *priced.reasons])

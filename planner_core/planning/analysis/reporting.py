@@ -393,7 +393,9 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
         + ", ".join(f"{b['name']} x{b['repeats']}" for b in g["unique_blocks"])
     )
     c = result.cluster
-    where = f"{c.name}: {c.num_gpus} x {c.gpu.name}; batch {w.batch} x {w.seq} tokens, {_describe_precision(w)}, {w.optimizer}"
+    # A graph without token ids has seq 1: 32 samples of 128 x 256 numbers were called "32 x 1 tokens".
+    size = f"batch {w.batch}{f' x {w.seq} tokens' if w.seq > 1 else ''}"
+    where = f"{c.name}: {c.num_gpus} x {c.gpu.name}; {size}, {_describe_precision(w)}, {w.optimizer}"
     about = describe_software(result.graph, c, w, usable_bytes(c.gpu.memory_bytes, result.request))
     own = [] if result.graph.source.startswith("zoo:") else [f"trained on {result.graph.loss}"]
     recommended = result.recommended
