@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from explorer.address import settings
+from explorer.components.plans import methods_panel
 from explorer.jobs import export as exporting
 from explorer.learn.lessons import by_key
 from explorer.text import units
@@ -222,6 +223,15 @@ def test_unknown_plan_and_node_are_told() -> None:
     assert any("no node" in w.value for w in open_page("overview", node="nothing/at/all").warning)
     found = [w.value for w in open_page("overview", open="run:99").warning]
     assert len(found) == 1 and "no block to open “run\\:99”" in found[0]
+
+
+def test_the_search_of_the_methods_is_named_where_its_button_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods_panel, "plan_next", lambda: None)
+    monkeypatch.setattr(methods_panel.state, "known_method", lambda request: request.method == "atp" or None)
+    monkeypatch.setattr(methods_panel, "known_plans", dict)
+    at = open_page("plans")
+    at.button(key="plan_methods").click().run()
+    assert "Searching Alpa-like, then TAPS, then TAP …" in words(at)
 
 
 def test_a_plan_of_a_method_is_charted_and_can_be_chosen() -> None:

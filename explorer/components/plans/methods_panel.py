@@ -67,6 +67,11 @@ def show_methods() -> None:
             on_click=lambda: st.session_state.update(methods_wanted=state.current_request()),
         )
         return
+    # Where the button was: the search itself is drawn last, below what the window shows.
+    failed = st.session_state.get("methods_failed", {})
+    waiting = [n for n, request in _requests().items() if request not in failed and not state.known_method(request)]
+    if waiting:
+        st.caption(f"Searching {', then '.join(settings.METHODS[n] for n in waiting)} …")
     st.caption(FAIRNESS_NOTE)
 
 
