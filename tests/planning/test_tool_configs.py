@@ -382,6 +382,23 @@ def test_the_dtype_in_which_torchtitan_sums_gradients_is_read(tmp_path: Path) ->
     assert found.options["gradients"] == "bfloat16" and not found.unread
 
 
+def test_modules_that_megatron_runs_again_are_priced_or_named(tmp_path: Path) -> None:
+    run = (
+        "torchrun a.py --tensor-model-parallel-size 2 --recompute-granularity selective --recompute-modules core_attn "
+    )
+    assert len(read(tmp_path, "run.sh", run).notes) == 1
+    found = read(tmp_path, "run.sh", run + "layernorm moe_act")
+    assert found.notes[0].startswith(
+        "--recompute-modules layernorm moe_act of config run.sh: priced as no recomputation"
+    )
+    assert not found.unread
+    with pytest.raises(InputError, match="--recompute-modules core_attn mlp layernorm runs parts of a layer again"):
+        read(tmp_path, "run.sh", run + "mlp layernorm")
+    bridge = "model: {tensor_model_parallel_size: 2, recompute_granularity: selective, recompute_modules: [mlp]}\ntrain: {}\n"
+    with pytest.raises(InputError, match="--recompute-modules mlp runs parts of a layer again"):
+        read(tmp_path, "bridge.yaml", bridge)
+
+
 def test_experts_that_a_tool_deals_out_elsewhere_are_told(tmp_path: Path) -> None:
     assert read(tmp_path, "experts.sh", MEGATRON_EXPERTS).notes == ()
     told = read(

@@ -16,11 +16,13 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from planner_core.core import InputError
 from planner_core.planning.pricing.configs.fields import UnknownValue
 
 OPTION = re.compile(r"--[a-zA-Z][a-zA-Z0-9_.-]*")  # torchtitan's have dots: --training.seq_len
+LIST_WORD = re.compile(r"[\w${}]+")  # neither an option nor the end of a command: ; && 2>&1
 STARTS_PROGRAM = re.compile(r"(^|[\s;&|\"'(/])(torchrun|python3?|deepspeed|srun|mpirun|accelerate|\S+\.py)([\s\"']|$)")
 ASSIGNMENT = re.compile(r"^\s*(?:export\s+|local\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*|[0-9@*])(?:\[[@*]\])?(?::?-([^{}]*))?\}|\$([A-Za-z_]\w*|[0-9@*])")
@@ -85,8 +87,9 @@ class Options:
     notes: tuple[str, ...] = ()
 
 
-def options_of(text: str, where: str, flags: Collection[str] = ()) -> Options:
-    """Read the options of a script or of a plain list of arguments. `flags` have no value. Raises InputError."""
+def options_of(text: str, where: str, flags: Collection[str] = (), lists: Collection[str] = ()) -> Options:
+    """Read the options of a script or of a plain list of arguments. `flags` have no value, `lists` have all words up to the next option.
+    Raises InputError."""
     script = Script()
     depth = 0
     for line in _statements(text):
@@ -99,7 +102,9 @@ def options_of(text: str, where: str, flags: Collection[str] = ()) -> Options:
         depth = max(0, depth + (first in OPENING) - (first in CLOSING))
     words = _launch_words(script, where) or _all_words(script, where)
     conditional = {n for value in script.ambiguous for n in _option_names(script.variables.get(value, ""))}
-    values = dict(_pair_options(words, flags))  # of an option that is given twice the last counts, as for argparse
+    values = dict(
+        _pair_options(words, flags, lists)
+    )  # of an option that is given twice the last counts, as for argparse
     values |= {n: UnknownValue("given under a condition") for n in conditional if n not in values}
     notes = (
         (f"{where} passes on the arguments of its own call ($@), which the file does not have",)
@@ -197,9 +202,11 @@ def _shell_words(text: str, where: str) -> list[str]:
     return [word for word in separate if word not in ("(", ")")]
 
 
-def _pair_options(words: list[str], flags: Collection[str]) -> Iterator[tuple[str, object]]:
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+def _pair_options(words: list[str], flags: Collection[str], lists: Collection[str]) -> Iterator[tuple[str, object]]:
+    for place, (word, after) in enumerate(zip(words, [*words[1:], ""], strict=True)):
         name, given, value = word.partition("=")
+        if name in lists and not given:
+            after = " ".join(takewhile(LIST_WORD.fullmatch, words[place + 1 :]))
         if OPTION.fullmatch(name):
             alone = name in flags or OPTION.match(after) or NO_VALUE.match(after)
             argument = value if given else True if alone else after.rstrip(")")

@@ -68,7 +68,7 @@ def read(fields: Fields, num_gpus: int) -> Setup:
     fields.tool = NEMO if any(n.startswith("trainer.") for n in fields.values) else TABLE.tool
     values, origins = _megatron_options(fields)
     options = Fields(fields.where, values, tool=fields.tool)
-    options.ignore("--cuda-graph-* --recompute-modules --*.()")
+    options.ignore("--cuda-graph-* --*.()")
     setup = megatron.read(options, num_gpus, _low_precision_note(fields))
     read, unread, without_effect = (
         tuple(sorted(name for option in options for name in origins.get(option, ())))

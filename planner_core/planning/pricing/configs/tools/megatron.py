@@ -95,7 +95,7 @@ PRICED_OTHERWISE = {
 
 def read_arguments(text: str, where: str) -> tuple[Fields, tuple[str, ...]]:
     """The options of a command line or a launch script, and notes about values that the text does not give. Raises InputError."""
-    options = options_of(text, where, FLAGS)
+    options = options_of(text, where, FLAGS, ("--recompute-modules",))
     return Fields(where, dict(options.values), tool=TABLE.tool), options.notes
 
 
@@ -265,11 +265,27 @@ def _read_recompute(fields: Fields) -> str:
     return "full" if granularity == "full" or old_option else "none"
 
 
+PRODUCTS_AGAIN = frozenset({"mlp", "moe", "shared_experts"})
+"""Values of `--recompute-modules` that run most of a layer's products again, which no policy of the planner does."""
+
+
 def _recompute_notes(fields: Fields) -> tuple[str, ...]:
-    """Notes about recomputation that is priced in another way."""
+    """Notes about recomputation that is priced in another way. Raises InputError for parts of a layer that change the price much."""
     short_option = fields.read_flag("--recompute-activations")
     granularity = fields.read_word("--recompute-granularity", "none")
+    modules = fields.read_words("--recompute-modules") if granularity == "selective" else ()
+    fields.read.add("--recompute-modules")
+    again = [module for module in modules if module != "core_attn"]
+    if PRODUCTS_AGAIN & set(again):
+        raise InputError(
+            f"{fields.where}: --recompute-modules {' '.join(modules)} runs parts of a layer again, which cannot be priced; set "
+            "--recompute-granularity full, or leave core_attn alone there"
+        )
     notes = []
+    if again:
+        notes.append(
+            f"--recompute-modules {' '.join(again)} of {fields.where}: priced as no recomputation, which takes more memory and less time"
+        )
     if short_option or granularity == "selective":
         name = "--recompute-activations" if short_option else "--recompute-granularity selective"
         notes.append(
