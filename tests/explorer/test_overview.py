@@ -22,7 +22,7 @@ from explorer.graph.scene import build_scene
 from explorer.graph.stripes import node_stripes, split_of
 from explorer.jobs import upload
 from explorer.session.state import plan_ids
-from explorer.text import commands, recipe
+from explorer.text import commands, recipe, units
 from planner_core.core import InputError, load_cluster
 from planner_core.planning import Request, Result, prepare_planner
 from tests.support.plans import planned
@@ -172,7 +172,9 @@ def test_what_is_recommended_is_measured_against_a_faster_plan_first(result: Res
     listed = [ListedPlan(fsdp, "recommended"), ListedPlan(best, "the best"), ListedPlan(usual, "Megatron-LM")]
     names = recipe.distinct_names({one.name: plans[one.name] for one in listed})
     parts = {n: step_parts.split_step(plans[n], result.graph) for n in names}
-    assert f" {names[best]}: it " in explain_choice(plans, listed, names, fsdp, parts)
+    share = units.percent(plans[fsdp].cost.step_time_s / plans[best].cost.step_time_s - 1)
+    assert f" takes {share} more than {names[best]}: it " in explain_choice(plans, listed, names, fsdp, parts)
+    assert any(f"{share} faster" in one.what for one in shortlist(plans, result.choice, "")), "as the row has it"
 
 
 def test_names_tell_plans_of_one_layout_apart_in_the_words_of_the_field(result: Result) -> None:
