@@ -33,6 +33,7 @@ from planner_core.core import (
     check_writable,
     load_plan,
     naming_extras,
+    option_switch,
     save_plan,
     write_file,
 )
@@ -286,7 +287,7 @@ def _run_plan(args: argparse.Namespace) -> int:
     result = name_flags_in_result(result)
     chosen = _pick_plan(result.plans, args.pick) if args.pick else result.recommended
     times = simulate_steps(result)
-    data, words = plan_report(result, budget, times), text(result, budget, times)
+    data, words = plan_report(result, budget, times), text(result, budget, times, option_switch)
     if args.front:
         planner = prepare_planner(result.request, result.graph)
         points, exact = exact_front(
@@ -344,7 +345,7 @@ def _run_compare(args: argparse.Namespace) -> int:
     budget = read_budget(args)
     result = name_flags_in_result(compare_methods(_make_request(args), progress=_show_progress))
     times = simulate_steps(result)
-    return _print_result(args, plan_report(result, budget, times), text(result, budget, times))
+    return _print_result(args, plan_report(result, budget, times), text(result, budget, times, option_switch))
 
 
 def _run_network(args: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner_core.core import option_switch
 from planner_core.planning import Request, Result, plan_model
 from planner_core.planning.analysis.reporting import first_plan_text, text
 
@@ -28,4 +29,4 @@ def test_a_wide_gap_names_what_closes_it(result: Result, share: float, prove: bo
     """A gap of "at most 27 % above the best there is" stood without a word that --prove exists."""
     best = replace(result.best, bound=result.best.cost.gpu_time_s / (1 + share), optimal=False)
     open_gap = replace(result, plans=(best, *result.plans[1:]), asked=replace(result.asked, prove=prove))
-    assert ("; --prove narrows the gap that is left" in text(open_gap)) == named
+    assert ("; --prove narrows the gap that is left" in text(open_gap, word=option_switch)) == named

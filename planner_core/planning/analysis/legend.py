@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from planner_core.core import Sentence, named
 from planner_core.planning.pricing import Speed
 from planner_core.planning.result import Result
 from planner_core.planning.stages import may_use_stages
@@ -20,14 +21,18 @@ def describe_bands(rows: Iterable[tuple[str, Speed]]) -> str:
     return f"{BAND_WORDS}; of {', '.join(hosted)} {HOST_END}" if hosted else BAND_WORDS
 
 
-def describe_open_gap(result: Result) -> str:
+def describe_open_gap(result: Result) -> Sentence:
     """End a sentence with how a wide gap of the searched plan may be closed; empty where none is left or the request says `prove`."""
     plan = result.searched
     if result.asked.prove or not plan.fits or not plan.bound or plan.objective != "time":
-        return ""
+        return Sentence()
     # The search minimises the GPU's part of a step, so the bound is of this part.
     is_wide = plan.cost.gpu_time_s > plan.bound * (1 + WIDE_GAP)
-    return "; --prove narrows the gap that is left, as far as it can be closed" if is_wide else ""
+    return (
+        Sentence("; ", named("prove"), " narrows the gap that is left, as far as it can be closed")
+        if is_wide
+        else Sentence()
+    )
 
 
 def describe_missing_stages(result: Result) -> tuple[str, ...]:

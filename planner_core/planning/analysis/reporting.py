@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +13,7 @@ from planner_core.core import (
     Note,
     NoteKind,
     Plan,
+    Term,
     Workload,
     glob_name,
     load_cluster,
@@ -383,8 +384,13 @@ def _describe_precision(w: Workload) -> str:
     return f"{w.dtype} mixed precision" if w.precision == "mixed" else f"pure {w.dtype}"
 
 
-def text(result: Result, budget: Budget | None = None, times: Sequence[float] | None = None) -> str:
-    """The report to read. `budget` and `times` are those of `plan_report`."""
+def text(
+    result: Result,
+    budget: Budget | None = None,
+    times: Sequence[float] | None = None,
+    word: Callable[[Term], str] = str,
+) -> str:
+    """The report to read. `budget` and `times` are those of `plan_report`; `word` names an option where the reader gives it."""
     speeds = [measure_speed(p, _micro_batch_flops(p, result), result.cluster) for p in result.plans]
     g = graph_summary(result.coarse)
     w = result.workload
@@ -415,7 +421,7 @@ def text(result: Result, budget: Budget | None = None, times: Sequence[float] | 
         *unknown,
         "",
         plans_table(result.plans, speeds, budget),
-        proof_text(result.asked) + describe_open_gap(result),
+        proof_text(result.asked) + describe_open_gap(result).worded(word),
         describe_bands(zip((p.name for p in result.plans), speeds, strict=True)),
         *([SLOWED] if any(exposed_and_bubble(p)[0] > p.cost.comm_time_s for p in result.plans) else []),
         simulation_text(result.plans, times or simulate_steps(result)),
