@@ -255,6 +255,11 @@ def test_what_does_not_fit_is_not_called_best(capsys: pytest.CaptureFixture[str]
         (("--zero", 3), {3}, "plans of one pipeline stage and ZeRO-0 or 3"),
         (("--zero", 0), {0}, "plans of one pipeline stage and ZeRO-0"),
         (("--for", "deepspeed"), {1, 2}, "plans of one pipeline stage that deepspeed can be told"),
+        (
+            ("--for", "torchtitan"),
+            {0, 3},
+            "plans of one pipeline stage that torchtitan can be told with weights freed after forward",
+        ),
     ],
 )
 def test_a_proof_says_among_which_plans(

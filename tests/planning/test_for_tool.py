@@ -12,7 +12,7 @@ from planner_core.exporters.configs.megatron import write_megatron
 from planner_core.models import load_plan_graph
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis import first_plan_text
-from planner_core.planning.methods import TOOLS, check_layout, tool_spaces
+from planner_core.planning.methods import TOOLS, check_layout, describe_tool_space, tool_spaces
 from planner_core.planning.pipeline import compare_methods
 from planner_core.planning.stages.tool_forms import FORMS
 from planner_core.verification import verify_fake_all
@@ -55,9 +55,8 @@ def test_it_is_not_better_than_the_best_of_all_and_says_by_how_much(found) -> No
     assert "slower than the best of all such plans" in told or "as fast as the best of all such plans" in told
     assert "-" not in told.partition("ms a step")[2].partition("slower")[0]
     assert result.choice.recommended == result.best.name
-    assert (
-        result.best.fits and Note(f"the best plan of one pipeline stage that {tool} can be told") in result.best.notes
-    )
+    assert result.best.fits
+    assert Note(f"the best plan of one pipeline stage {describe_tool_space(tool)}") in result.best.notes
 
 
 def test_no_row_is_compared_that_the_tool_may_not_run(found) -> None:  # type: ignore[no-untyped-def]
@@ -182,3 +181,21 @@ def test_what_cannot_bound_the_search_is_refused() -> None:
         plan_model(replace(ASKED, tool="json"))
     with pytest.raises(InputError, match="leave method and objective out"):
         plan_model(replace(ASKED, tool="fsdp2", method="tap"))
+
+
+def test_what_of_a_tool_is_not_searched_is_said() -> None:
+    """reshard_after_forward=False is a setting of FSDP2, priced as ZeRO-2 and not searched: "proven the best that fsdp2 can be told" was
+    beaten by a script that FSDP2 runs."""
+    result = plan_model(replace(ASKED, tool="fsdp2", accumulate=1))
+    setups = plan_model(replace(ASKED, layout="dp=8,zero=2", accumulate=1)).plans
+    kept = next(p for p in setups if p.method == "layout")
+    assert kept.fits and kept.cost.step_time_s < (result.best.bound or 0)
+    first = first_plan_text(result.best, result.asked)
+    assert "that fsdp2 can be told with weights freed after forward" in first
+
+
+@pytest.mark.parametrize(("stack", "named"), [(None, True), ("megatron", False)])
+def test_the_price_of_another_stack_is_not_called_that_of_the_script(stack: str | None, named: bool) -> None:
+    result = plan_model(replace(ASKED, tool="fsdp2", stack=stack, accumulate=1))
+    (told,) = [n for n in map(str, result.notes) if n.startswith("for fsdp2: ")]
+    assert (", which the torchrun script runs)" in told) == named

@@ -27,7 +27,7 @@ from planner_core.planning.analysis.legend import describe_bands, describe_missi
 from planner_core.planning.fitting.baselines import OWN_WORKLOAD, samples_at_once
 from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.simpler import leads_by_simplicity
-from planner_core.planning.methods import EXACT, METHODS
+from planner_core.planning.methods import EXACT, METHODS, describe_tool_space
 from planner_core.planning.planner import usable_bytes
 from planner_core.planning.pricing import (
     BUBBLE,
@@ -269,7 +269,7 @@ def describe_proof_scope(request: Request) -> str:
         return f"{method.title}'s space"
     of_one_stage = "plans of one pipeline stage"
     if request.bounding_tool is not None:
-        return f"{of_one_stage} that {request.bounding_tool} can be told"
+        return f"{of_one_stage} {describe_tool_space(request.bounding_tool)}"
     if request.zero is None:
         return of_one_stage
     return f"{of_one_stage} and ZeRO-0 or {request.zero}" if request.zero else f"{of_one_stage} and ZeRO-0"

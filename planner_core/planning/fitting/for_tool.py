@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from planner_core.core import (
+    USUAL_STACK,
     DeviceMesh,
     InputError,
     NoPlanFits,
@@ -29,6 +30,7 @@ from planner_core.planning.methods import (
     EXACT,
     FREE,
     PAIR_FORMS,
+    SEARCHED_FORMS,
     SWITCHES,
     PairForm,
     TpLayout,
@@ -96,7 +98,9 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
         )
     planner, plan = min(found, key=lambda f: (not f[1].fits, f[1].cost.step_time_s if f[1].fits else _peak_bytes(f[1])))
     plan = _bound_over_all(planner, plan, [one for _, one in found])
-    note = Note(Sentence("the best plan of one pipeline stage that ", _tool_name(request), " can be told"))
+    searched = SEARCHED_FORMS.get(str(request.tool))
+    form_words = f" can be told {searched}" if searched else " can be told"
+    note = Note(Sentence("the best plan of one pipeline stage that ", _tool_name(request), form_words))
     plan = replace(plan, notes=(*plan.notes, note))
     return planner, plan, (_note_tool_price(request, plan, free),)
 
@@ -197,6 +201,6 @@ def _note_tool_price(request: Request, plan: Plan, free: Plan) -> Note:
         time_amount(plan.cost.step_time_s),
         f" a step, {difference} the best of all such plans (",
         time_amount(free.cost.step_time_s),
-        f", which the {FREE} script runs)",
+        f", which the {FREE} script runs)" if request.stack in (None, USUAL_STACK) else ")",
     )
     return Note(Sentence(sentence))

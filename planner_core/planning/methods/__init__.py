@@ -45,7 +45,16 @@ from planner_core.planning.methods.restrictions import (
     pass_any,
     sums_gradient_whole,
 )
-from planner_core.planning.methods.tools import FREE, SWITCHES, TOOLS, check_tool, list_layouts, tool_spaces
+from planner_core.planning.methods.tools import (
+    FREE,
+    SEARCHED_FORMS,
+    SWITCHES,
+    TOOLS,
+    check_tool,
+    describe_tool_space,
+    list_layouts,
+    tool_spaces,
+)
 from planner_core.planning.methods.tp_layout import (
     NothingSplit,
     TensorParallelGroup,
@@ -68,6 +77,7 @@ __all__ = [
     "METHODS",
     "PAIR_FORMS",
     "PEERS_TYPES",
+    "SEARCHED_FORMS",
     "SWITCHES",
     "TOKENS_OR_GATHERED",
     "TOOLS",
@@ -88,6 +98,7 @@ __all__ = [
     "check_layout",
     "check_tool",
     "describe_modules",
+    "describe_tool_space",
     "drop_summed",
     "form_rules",
     "is_batch_split",

@@ -29,6 +29,21 @@ LONG_TOKENS = 16_384
 MOST_SEARCHED_AXES = 2
 """The mesh axes of a search that nothing bounds."""
 
+SEARCHED_FORMS = {
+    "fsdp2": "with weights freed after forward",
+    "accelerate": "by FSDP with weights freed after forward",
+    "torchtitan": "with weights freed after forward",
+    "megatron": "without its FSDP",
+}
+"""Which settings of a tool are searched where it has others, which `price` reads: reshard_after_forward=False (ZeRO-2 in one
+micro-batch), accelerate's DeepSpeed plugin, and Megatron-LM's two kinds of FSDP. Without these words "the best that torchtitan can be told"
+was beaten by a file that torchtitan takes."""
+
+
+def describe_tool_space(tool: str) -> str:
+    """Name the plans that a search for a tool is among, after "plans" or "the best plan"."""
+    return " ".join(filter(None, (f"that {tool} can be told", SEARCHED_FORMS.get(tool))))
+
 
 def check_tool(tool: str | None) -> None:
     """Raise InputError for a tool whose settings are not known here."""
