@@ -93,7 +93,7 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
     rows = [["", "step", "from", "to", "tokens/s/GPU", "MFU", "memory GiB", "fits"]]
     rows += [_plan_row("stated", priced.plan, priced.speed)]
     if priced.best is not None and priced.best_speed is not None:
-        rows.append(_plan_row(f"{_name_best(priced.best)}: {priced.best.mesh}", priced.best, priced.best_speed))
+        rows.append(_plan_row(f"{_name_best(priced.best, priced.cluster)}: {priced.best.mesh}", priced.best, priced.best_speed))
     parts = ", ".join(f"{what} {format_seconds(s)}" for what, s in (priced.parts or {}).items())
     helps = [
         f"{s.change}: {format_seconds(s.plan.cost.step_time_s)}, {s.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
@@ -110,7 +110,7 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
         "",
         f"a step is {parts}; limited by {priced.limited_by}",
         *([priced.fills] if priced.fills else []),
-        *([] if priced.best is None else [_describe_choices(priced.best)]),
+        *([] if priced.best is None else [_describe_choices(priced.best, priced.cluster)]),
         *([reserved_text(predict_reserved(priced.plan, priced.cluster))] if priced.plan.fits else []),
     ]
     if helps:
@@ -118,17 +118,20 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
     return "\n".join([*lines, *(_cost_lines(budget, priced.speed, priced.cluster) if budget else [])])
 
 
-def _name_best(plan: Plan) -> str:
-    """What the plan beside a stated one is called: nothing that does not fit is best."""
-    return "best" if plan.fits else "needs least"
+def _name_best(plan: Plan, cluster: Cluster) -> str:
+    """What the plan beside a stated one is called: nothing that does not fit is best, and stages, which may win over several nodes, are
+    searched by `plan` alone."""
+    if not plan.fits:
+        return "needs least"
+    return "best" if cluster.num_gpus == cluster.levels[0].size else "best of one stage"
 
 
-def _describe_choices(best: Plan) -> str:
+def _describe_choices(best: Plan, cluster: Cluster) -> str:
     """What the best plan chose beside its mesh."""
     way = (
         f"micro-batch {describe_micro_batches(best)}, ZeRO-{zero_stage(best)}, recompute {describe_recomputation(best)}"
     )
-    return f"{_name_best(best)}: {way}"
+    return f"{_name_best(best, cluster)}: {way}"
 
 
 def _plan_row(name: str, plan: Plan, speed: Speed) -> list[str]:
