@@ -254,11 +254,15 @@ def test_what_does_not_fit_is_not_called_best(capsys: pytest.CaptureFixture[str]
         ((), {1, 2}, "plans of one pipeline stage"),
         (("--zero", 3), {3}, "plans of one pipeline stage and ZeRO-0 or 3"),
         (("--zero", 0), {0}, "plans of one pipeline stage and ZeRO-0"),
-        (("--for", "deepspeed"), {1, 2}, "plans of one pipeline stage that deepspeed can be told"),
+        (
+            ("--for", "deepspeed"),
+            {1, 2},
+            "plans of one pipeline stage that deepspeed can be told by ZeRO-1 to 3 over all ranks",
+        ),
         (
             ("--for", "torchtitan"),
             {0, 3},
-            "plans of one pipeline stage that torchtitan can be told with weights freed after forward",
+            "plans of one pipeline stage that torchtitan can be told with weights freed after forward and no or full recomputation",
         ),
     ],
 )

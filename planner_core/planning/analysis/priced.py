@@ -93,7 +93,9 @@ def price_text(priced: PricedRun, budget: Budget | None = None) -> str:
     rows = [["", "step", "from", "to", "tokens/s/GPU", "MFU", "memory GiB", "fits"]]
     rows += [_plan_row("stated", priced.plan, priced.speed)]
     if priced.best is not None and priced.best_speed is not None:
-        rows.append(_plan_row(f"{_name_best(priced.best, priced.cluster)}: {priced.best.mesh}", priced.best, priced.best_speed))
+        rows.append(
+            _plan_row(f"{_name_best(priced.best, priced.cluster)}: {priced.best.mesh}", priced.best, priced.best_speed)
+        )
     parts = ", ".join(f"{what} {format_seconds(s)}" for what, s in (priced.parts or {}).items())
     helps = [
         f"{s.change}: {format_seconds(s.plan.cost.step_time_s)}, {s.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"

@@ -31,13 +31,15 @@ MOST_SEARCHED_AXES = 2
 
 SEARCHED_FORMS = {
     "fsdp2": "with weights freed after forward",
-    "accelerate": "by FSDP with weights freed after forward",
-    "torchtitan": "with weights freed after forward",
+    "accelerate": "by FSDP alone with weights freed after forward",
+    "deepspeed": "by ZeRO-1 to 3 over all ranks",
+    "torchtitan": "with weights freed after forward and no or full recomputation",
     "megatron": "without its FSDP",
+    **dict.fromkeys(PAIR_FORMS, "with layers sharded in pairs"),
 }
 """Which settings of a tool are searched where it has others, which `price` reads: reshard_after_forward=False (ZeRO-2 in one
-micro-batch), accelerate's DeepSpeed plugin, and Megatron-LM's two kinds of FSDP. Without these words "the best that torchtitan can be told"
-was beaten by a file that torchtitan takes."""
+micro-batch), accelerate's DeepSpeed plugin and tensor ranks, DeepSpeed's tensor and context ranks, Megatron-LM's two kinds of FSDP. Without
+these words "the best that torchtitan can be told" was beaten by a file that torchtitan takes."""
 
 
 def describe_tool_space(tool: str) -> str:
