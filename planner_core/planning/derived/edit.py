@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -146,7 +147,15 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
         raise _explain_refusal(planner, answer, [weights[w] for w in changes], keep)
     found = planner.plan(problem, answer, NAME, NAME, planner.request.objective)
     unlike = (Note(f"what passes between operations no longer follows {plan.name}"),) if left else ()
-    return replace(found, notes=(_note_edit(weights, changes, plan, keep), *unlike, *found.notes))
+    found = replace(found, notes=(_note_edit(weights, changes, plan, keep), *unlike, *found.notes))
+    if not keep and found.cost.host_wait_s:
+        # The search minimises the GPUs' work, and `plan` may have been chosen for waiting less. Example: two layers of GPT-2
+        # XL on 2x8 GPUs, 15.3 ms with the rest kept and 16.7 ms with a rest of least work.
+        with suppress(InputError, NoPlanFits):
+            kept = plan_with_pins(planner, plan, changes, keep=True)
+            if kept.fits and kept.cost.step_time_s < found.cost.step_time_s:
+                return replace(kept, notes=(found.notes[0], *kept.notes[1:]))
+    return found
 
 
 def _rules_kept(graph: Graph, plan: Plan, changes: Mapping[WeightKey, Placements]) -> tuple[AxisRules, ...]:
