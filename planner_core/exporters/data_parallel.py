@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from planner_core.core import BlockLabel, ParamPlan, Plan, Shard, glob_name
+from planner_core.cost import micro_batch
 from planner_core.exporters.source import template_text
 from planner_core.planning.methods import CannotHold, recompute_by_hand
 
@@ -157,11 +158,10 @@ def write_fsdp2(plan: Plan) -> WrittenText:
 def _batch_remark(plan: Plan) -> tuple[str, ...]:
     """The micro-batches of a step, for which accelerate's file has no field: the training script states them."""
     number = int(plan.workload["accumulate"])
-    samples = int(plan.workload["batch"]) // number // plan.mesh.num_devices
     if number == 1:
         return ()
     return (
-        f"the file cannot state micro-batches: train.py has to take batches of {samples} samples on each rank and "
+        f"the file cannot state micro-batches: train.py has to take batches of {micro_batch(plan)} samples on each rank and "
         f"Accelerator(gradient_accumulation_steps={number})",
     )
 
@@ -208,9 +208,6 @@ def write_accelerate(plan: Plan) -> WrittenText:
     ]
     return (
         "\n".join(lines),
-        (
-            *_remarks(sharding, "accelerate launch --config_file FILE train.py, by accelerate 1.15"),
-            *_batch_remark(plan),
-        ),
+        _remarks(sharding, "accelerate launch --config_file FILE train.py, by accelerate 1.15") + _batch_remark(plan),
         None,
     )

@@ -15,7 +15,6 @@ from planner_core.core import (
     Note,
     Plan,
     Sentence,
-    Term,
     memory_amount,
     named,
     time_amount,
@@ -40,6 +39,7 @@ from planner_core.planning.methods import (
     megatron_fault,
     splittable_layers,
     sum_for_each_column,
+    tool_term,
 )
 from planner_core.planning.planner import Planner
 from planner_core.planning.request import Progress, Request
@@ -90,7 +90,7 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     if not found:
         raise NoPlanFits(
             "for ",
-            _tool_name(request),
+            tool_term(str(request.tool)),
             ": ",
             refused.sentence if refused else "no plan fits",
             needed_bytes=refused.needed_bytes if refused else 0,
@@ -98,10 +98,11 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
         )
     planner, plan = min(found, key=lambda f: (not f[1].fits, f[1].cost.step_time_s if f[1].fits else _peak_bytes(f[1])))
     plan = _bound_over_all(planner, plan, [one for _, one in found])
-    searched = SEARCHED_FORMS.get(str(request.tool))
-    form_words = f" can be told {searched}" if searched else " can be told"
-    note = Note(Sentence("the best plan of one pipeline stage that ", _tool_name(request), form_words))
-    plan = replace(plan, notes=(*plan.notes, note))
+    tool = str(request.tool)
+    told = Sentence(
+        "the best plan of one pipeline stage that ", tool_term(tool), f" can be told {SEARCHED_FORMS[tool]}"
+    )
+    plan = replace(plan, notes=(*plan.notes, Note(told)))
     return planner, plan, (_note_tool_price(request, plan, free),)
 
 
@@ -183,24 +184,19 @@ def _peak_bytes(plan: Plan) -> float:
     return plan.cost.memory_bytes["peak"]
 
 
-def _tool_name(request: Request) -> Term:
-    """The request's tool for a sentence; the page has another name for it."""
-    return Term("tool", str(request.tool), None, str(request.tool))
-
-
 def _note_tool_price(request: Request, plan: Plan, free: Plan) -> Note:
     if not (plan.fits and free.fits):
         fits = "no plan fits" if not plan.fits else "the plan fits"
-        return Note(Sentence("for ", _tool_name(request), f": {fits}"))
+        return Note(Sentence("for ", tool_term(str(request.tool)), f": {fits}"))
     more = plan.cost.step_time_s / free.cost.step_time_s - 1
     difference = "as fast as" if abs(more) < 0.0005 else f"{100 * more:.1f} % slower than"
     sentence = Sentence(
         "for ",
-        _tool_name(request),
+        tool_term(str(request.tool)),
         ": the best plan of one pipeline stage takes ",
         time_amount(plan.cost.step_time_s),
         f" a step, {difference} the best of all such plans (",
         time_amount(free.cost.step_time_s),
         f", which the {FREE} script runs)" if request.stack in (None, USUAL_STACK) else ")",
     )
-    return Note(Sentence(sentence))
+    return Note(sentence)

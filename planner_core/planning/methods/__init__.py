@@ -54,6 +54,7 @@ from planner_core.planning.methods.tools import (
     describe_tool_space,
     list_layouts,
     tool_spaces,
+    tool_term,
 )
 from planner_core.planning.methods.tp_layout import (
     NothingSplit,
@@ -122,6 +123,7 @@ __all__ = [
     "sums_gradient_whole",
     "tensor_layout",
     "tool_spaces",
+    "tool_term",
     "undecided_fault",
     "unrestricted",
     "unsearchable_faults",

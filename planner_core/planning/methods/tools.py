@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-from planner_core.core import Cluster, Graph, InputError, divisors, named
+from planner_core.core import Cluster, Graph, InputError, Term, divisors, named
 from planner_core.planning.methods.layout import CP_TYPES, MOST_AXES, SHARDED, WHOLE_STAGES, Layout, Space
 from planner_core.planning.methods.legality import may_state
 from planner_core.planning.methods.pair_forms import PAIR_FORMS
@@ -42,9 +42,14 @@ micro-batch), accelerate's DeepSpeed plugin and tensor ranks, DeepSpeed's tensor
 these words "the best that torchtitan can be told" was beaten by a file that torchtitan takes."""
 
 
+def tool_term(tool: str) -> Term:
+    """A tool for a sentence; the page has another name for it."""
+    return Term("tool", tool, None, tool)
+
+
 def describe_tool_space(tool: str) -> str:
     """Name the plans that a search for a tool is among, after "plans" or "the best plan"."""
-    return " ".join(filter(None, (f"that {tool} can be told", SEARCHED_FORMS.get(tool))))
+    return f"that {tool} can be told {SEARCHED_FORMS[tool]}"
 
 
 def check_tool(tool: str | None) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner_core.core import Cluster, Graph, InputError, Note, NoteKind, Plan, Sentence, Term, time_amount
+from planner_core.core import Cluster, Graph, InputError, Note, NoteKind, Plan, Sentence, time_amount
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
-from planner_core.planning.methods import BASELINES, EXACT, megatron_fault
+from planner_core.planning.methods import BASELINES, EXACT, megatron_fault, tool_term
 from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
@@ -86,7 +86,7 @@ def _add_notes(staged: StagedPlan, chosen: Plan, tool: str | None = None, more: 
     if chosen.fits:
         step, of_one_stage = (time_amount(p.cost.step_time_s) for p in (plan, chosen))
         gain = Sentence("a step of ", step, ", where the best plan of one stage takes ", of_one_stage)
-    told = Sentence(" that ", Term("tool", tool, None, tool), " can be told") if tool else Sentence()
+    told = Sentence(" that ", tool_term(tool), " can be told") if tool else Sentence()
     gap = Sentence("the best found with stages", told)
     if bound < plan.cost.step_time_s:
         above = f": at most {100 * (plan.cost.step_time_s / bound - 1):.2g} % above the best of the degrees that were looked at. "
