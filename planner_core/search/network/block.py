@@ -252,7 +252,7 @@ class _Builder:
     def _add_group(self, number: int, s: GroupStrategy) -> None:
         forms = self.cache.operators.forms
         if number not in forms:
-            forms[number] = form_number(self.block, s, self.strategies.segments, self.passes)
+            forms[number] = form_number(self.block, s, self.segments, self.passes)
         form, name = forms[number], s.group.name
         if form not in self.cache.index:
             index = joint_index(len(s.rows), len(self.model.sizes), self.model.joined)

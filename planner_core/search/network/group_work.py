@@ -22,7 +22,6 @@ from planner_core.ops import (
     GroupStrategy,
     MemoryPasses,
     Row,
-    SegmentMap,
     extra_bytes,
     extra_saved_bytes,
     global_bytes,
@@ -79,11 +78,13 @@ def _number(form: tuple[object, ...]) -> int:
     return next(_numbers_of_forms)
 
 
-def form_number(block: Block, strategy: GroupStrategy, segments: SegmentMap, passes: Mapping[str, MemoryPasses]) -> int:
+def form_number(
+    block: Block, strategy: GroupStrategy, segments: Callable[[int], Segments], passes: Mapping[str, MemoryPasses]
+) -> int:
     """Return the number of a group's form: all on which its rows and its costs depend, but not its names and its place in the model.
 
     Example: the projections to keys and to values are of one form, and so are the layers of a model with and without a window, but for
-    their attention.
+    their attention. `segments` returns the fused dims of a value.
     """
     places: dict[int, int] = {}
     for op in strategy.ops:
@@ -96,8 +97,8 @@ def form_number(block: Block, strategy: GroupStrategy, segments: SegmentMap, pas
     values = []
     for v in places:
         value = block.values[v]
-        fused = tuple((d, segments[v, d]) for d in range(len(value.meta.shape)) if (v, d) in segments)
-        values.append((value.meta, value.kind, value.grad, value.parts, value.computed, place(root(block, v)), fused))
+        base = place(root(block, v))
+        values.append((value.meta, value.kind, value.grad, value.parts, value.computed, base, segments(v)))
     ops = []
     for op in strategy.ops:
         of_op = passes[op.name]
