@@ -135,8 +135,8 @@ class RunPoints:
             self.block = self.make_copy_points(self.chain, self.goal, 0, self.margin)
             self.own_points = self.goal.as_rows(self.block.points)
         else:
-            differ = _EqualCopies if self.chain.problem.uniform else _DifferingCopies
-            self.lines = {s: differ(self, s) for s in self.states_within_limit}
+            make_line = _EqualCopies if self.chain.problem.uniform else _DifferingCopies
+            self.lines = {s: make_line(self, s) for s in self.states_within_limit}
             forming = concatenate_points([line.enumerate_points() for line in self.lines.values()])
             points, self.chosen = group_points(forming, forming.row, self.margin.size, self.goal.pruning)
             self.own_points = self.goal.as_rows(points)
