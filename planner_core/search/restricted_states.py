@@ -33,7 +33,7 @@ from planner_core.search.algebra.elimination_order import TooWide
 from planner_core.search.budget.limits import UNPROVEN
 from planner_core.search.folded_solver import FoldedTables
 from planner_core.search.lagrangian import make_objective, search_within_budget
-from planner_core.search.network.factors import Factor, Network, allow_only, tensor_name
+from planner_core.search.network.factors import Factor, Network, TablePool, allow_only, tensor_name
 from planner_core.search.network.folded import (
     CompiledNetwork,
     ModelNetworks,
@@ -322,9 +322,10 @@ def relax(problem: Problem, networks: ModelNetworks, largest: float | None = Non
     As few tensors are let go as it takes to make every table. Raises TooWide if that is not enough.
     """
     blocks: dict[str, dict[str, CompiledNetwork]] = {}
+    pool = TablePool()
     for name, nets in networks.blocks.items():
         pruned, boundary, releasable = (
-            prune_states(_first_variant(nets)),
+            prune_states(_first_variant(nets), pool),
             boundary_variables(problem.coarse.graph.blocks[name]),
             _releasable_ports(problem, name, networks),
         )
@@ -338,6 +339,7 @@ def relax(problem: Problem, networks: ModelNetworks, largest: float | None = Non
                     raise
                 released = releasable.pop()
                 boundary = tuple(k for k in boundary if k != released)
+    pool.forget_whole_tables()
     return assemble_problem(
         problem.coarse, problem.strategies, problem.model, networks.runs, networks.top, blocks, largest=largest
     )
