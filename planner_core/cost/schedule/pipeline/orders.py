@@ -55,6 +55,8 @@ class Situation(NamedTuple):
 Order = tuple[Work, ...]
 STEADY_ROUNDS = 4
 """Rounds of micro-batches after which a step has no situation that it did not have before."""
+INTERLEAVED_HOPS = 2
+"""How many more forwards a rank of `interleaved` runs ahead for each rank behind it."""
 
 
 def rank_orders(pipeline: Pipeline, micro_batches: int) -> tuple[Order, ...]:
@@ -153,7 +155,7 @@ def most_in_flight(pipeline: Pipeline, micro_batches: int) -> tuple[int, ...]:
     forwards = np.cumsum(np.arange(virtual)[:, None] == np.concatenate([[-1], turns]), axis=1)
     most = [0] * len(pipeline.copies)
     for rank in range(ranks):
-        ahead = _forwards_ahead(pipeline, rank, micro_batches)
+        ahead = _forwards_ahead(pipeline, rank, micro_batches, INTERLEAVED_HOPS)
         # When the n-th forward has run, all backwards but those of the `ahead` forwards before it have.
         done = np.arange(1, total + 1)
         now = forwards[:, done] - forwards[::-1, np.maximum(0, done - 1 - ahead)]
@@ -190,7 +192,7 @@ def _one_f_one_b(pipeline: Pipeline, rank: int, m: int) -> list[Work]:
 
 
 def _interleaved(pipeline: Pipeline, rank: int, m: int) -> list[Work]:
-    return _in_rounds(pipeline, rank, m, hops=2, weights_after=None)
+    return _in_rounds(pipeline, rank, m, INTERLEAVED_HOPS, weights_after=None)
 
 
 def _zero_bubble(pipeline: Pipeline, rank: int, m: int) -> list[Work]:
@@ -226,7 +228,7 @@ def _round_of(pipeline: Pipeline, m: int) -> int:
     return m // max(1, m // pipeline.ranks)
 
 
-def _forwards_ahead(pipeline: Pipeline, rank: int, m: int, hops: int = 2) -> int:
+def _forwards_ahead(pipeline: Pipeline, rank: int, m: int, hops: int) -> int:
     """The forwards of a rank before its first backward."""
     # A first gradient comes back when a round is through all stages: all but the last of this rank's, then `hops` passes for each rank
     # behind. So rank 0 runs furthest ahead, and the last rank the least.
