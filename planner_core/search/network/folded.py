@@ -65,7 +65,7 @@ class CompiledNetwork:
     Variants share it."""
 
     pool: TablePool = field(default_factory=TablePool)
-    """The tables of the factors, each once. All blocks of a problem share it."""
+    """The tables of the factors, each once. All repeated blocks of a problem share it; the top block has one of its own."""
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
