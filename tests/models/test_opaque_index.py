@@ -201,3 +201,20 @@ def test_a_pass_that_is_given_up_leaves_no_attributes():
     with pytest.raises(opaque_index.IndexIsUsed):
         Recorder(model.to("meta")).run({"x": torch.zeros(6, 8, device="meta")})
     assert not any(hasattr(layer, "seen") for layer in model.layers)
+
+
+class Deleting(nn.Linear):
+    """Sets an attribute and deletes it before it returns."""
+
+    def forward(self, x):
+        self.scratch = x
+        out = super().forward(self.scratch)
+        del self.scratch
+        return out
+
+
+def test_a_pass_that_is_given_up_may_have_deleted_what_it_set():
+    model, x = Model(USES["compared"]), torch.zeros(6, 8)
+    model.first = Deleting(8, 8)
+    flat = capture_module(model, {"x": x}, flat=True)
+    assert graph_difference(capture_module(model, {"x": x}), flat) is None

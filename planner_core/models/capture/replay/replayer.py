@@ -35,7 +35,7 @@ from planner_core.models.capture.replay.opaque_index import (
 from planner_core.models.capture.replay.tokens import Tokens, nested_items, relative_token, signature
 from planner_core.models.capture.values import ValueTable
 from planner_core.models.hooks import callsites as sites
-from planner_core.models.hooks.model_parts import MISSING, list_modules, own_attribute
+from planner_core.models.hooks.model_parts import list_modules, own_attribute, restore_attributes
 from planner_core.models.hooks.torch_private import disable_torch_functions, storage_id
 
 _OWN = frozenset(nn.Module().__dict__) | {
@@ -191,8 +191,7 @@ class Replayer:
                 yield
         except IndexIsUsed:
             # The next pass must not read what this one has left: it would take a computed tensor for a constant.
-            for (module, name), value in before.items():
-                delattr(module, name) if value is MISSING else plain_set(module, name, value)
+            restore_attributes(before, plain_set)
             raise
         finally:
             del nn.Module.__getattribute__
