@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from planner_core.ops.registry import operator
@@ -21,10 +23,9 @@ def mark_repetitions(keep: tuple[Case, ...] = ()) -> list[Case | object]:
     parameters: list[Case | object] = []
     for case in EVERY:
         operands = tuple((tuple(x.shape), x.dtype) for x in case.tensors)
-        arguments = put((case.args, case.kwargs), iter(case.tensors))
-        others = repr(put(arguments, iter(["tensor"] * len(operands))))
+        others = repr(put((case.args, case.kwargs), itertools.repeat("tensor")))
         key = (operator(case.fn).rule, case.kinds, operands, others)
         repeats = key in seen and case not in keep
-        parameters.append(pytest.param(case, id=str(case), marks=pytest.mark.slow) if repeats else case)
+        parameters.append(pytest.param(case, marks=pytest.mark.slow) if repeats else case)
         seen.add(key)
     return parameters
