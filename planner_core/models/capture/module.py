@@ -138,7 +138,7 @@ def _record_once(
         )
     top, blocks = GraphBuilder(recorder.recording, fold=not flat).build(values.number(final))
     notes = (
-        *_checkpoint_notes(recorder.scopes.opened_wrappers, recorder.recording, (top, *blocks.values())),
+        *_checkpoint_notes(recorder.recording, (top, *blocks.values())),
         *_finite_notes(facts.finite_questions),
         *_mask_notes(recorder.sizes.picked_by_line),
     )
@@ -151,19 +151,19 @@ def _record_once(
     )
 
 
-def _checkpoint_notes(wrappers: Collection[str], recording: Recording, blocks: Sequence[Block]) -> tuple[str, ...]:
+def _checkpoint_notes(recording: Recording, blocks: Sequence[Block]) -> tuple[str, ...]:
     """Say what becomes of checkpoints in the model's code: parts that backward recomputes, or plain calls."""
-    if not wrappers:
-        return ()
-    names = " and ".join(sorted(wrappers))
     every = count_checkpoints(recording.root)
+    if not every:
+        return ()
+    name = "torch.utils.checkpoint"
     parts = recording.checkpoint_parts if any(block.recomputed for block in blocks) else []
     notes: list[str] = (
-        [f"the model's own {names} is run as its code says, in {_count_recomputed_parts(len(parts))}"] if parts else []
+        [f"the model's own {name} is run as its code says, in {_count_recomputed_parts(len(parts))}"] if parts else []
     )
     if every > sum(map(count_checkpoints, parts)):
         where = " around repeated modules" * bool(parts)
-        plain = f"the model's own {names}{where} is run as a plain call: "
+        plain = f"the model's own {name}{where} is run as a plain call: "
         notes.append(Sentence(plain, named("recompute"), " says what is computed again"))
     norms = any(op.fn == "batch_norm" for block in blocks for op in block.ops)
     twice = "; running statistics in it count a step once, where torch counts it twice" * norms

@@ -305,7 +305,6 @@ class Scopes:
         self.used_names: set[str] = set()  # scopes of this run of the model
         self._patched: list[tuple[Any, str, Any]] = []
         self._contexts = ExitStack()
-        self.opened_wrappers: set[str] = set()  # names of wrappers that were opened
         self.make_refusal: Callable[[str, str], Exception] = lambda what, help_: RuntimeError(
             f"the model {what}; {help_}"
         )
@@ -324,7 +323,7 @@ class Scopes:
             "apply",
             classmethod(self._wrap_function_apply(apply_function)),
         )
-        self._contexts.enter_context(unwrap_torch(self.opened_wrappers.add, self.checkpoint_context))
+        self._contexts.enter_context(unwrap_torch(self.checkpoint_context))
         plain_attention = without_dispatch(nn.functional.multi_head_attention_forward)
         self._patch(nn.functional, "multi_head_attention_forward", batch_first_attention(plain_attention))
         return self

@@ -20,7 +20,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -49,17 +49,10 @@ ContextFactory = Callable[[], AbstractContextManager[None]]
 
 
 @contextmanager
-def unwrap_torch(
-    on_wrapper: Callable[[str], None] = lambda name: None, checkpoint_context: ContextFactory = nullcontext
-) -> Iterator[None]:
-    """Run wrapped code as if it were not wrapped, while entered.
-
-    Args:
-        on_wrapper: Called with the name of each wrapper that is opened.
-        checkpoint_context: Makes the context in which the function of a checkpoint runs.
-    """
+def unwrap_torch(checkpoint_context: ContextFactory) -> Iterator[None]:
+    """Run wrapped code as if it were not wrapped, while entered. The function of a checkpoint runs in `checkpoint_context()`."""
     with ExitStack() as stack:
-        for owner, name, value in _replacements(on_wrapper, checkpoint_context):
+        for owner, name, value in _replacements(checkpoint_context):
             # Before the change, so that what is there comes back even if a later replacement fails.
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
@@ -72,14 +65,13 @@ def unwrap_torch(
         yield
 
 
-def _replacements(on_wrapper: Callable[[str], None], checkpoint_context: ContextFactory) -> list[tuple[Any, str, Any]]:
+def _replacements(checkpoint_context: ContextFactory) -> list[tuple[Any, str, Any]]:
     without_reentry = getattr(*CHECKPOINT_GENERATOR)
 
     def generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
         if getattr(function, KEEP_WRAPPED, False):
             yield from without_reentry(function, *args, **kwargs)
         else:
-            on_wrapper("torch.utils.checkpoint")
             with checkpoint_context():
                 yield
 
@@ -89,7 +81,6 @@ def _replacements(on_wrapper: Callable[[str], None], checkpoint_context: Context
         @staticmethod
         def apply(function: Any, preserve: bool, *args: Any) -> Any:
             """Run the function once."""
-            on_wrapper("torch.utils.checkpoint")
             with checkpoint_context():
                 return function(*args)
 
