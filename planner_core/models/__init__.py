@@ -23,7 +23,6 @@ from planner_core.models.loading import (
     load_plan_graph,
     model_identity,
     open_model,
-    package_versions,
     pad_vocabulary,
     with_adapters,
 )
@@ -48,7 +47,6 @@ __all__ = [
     "load_snapshot",
     "model_identity",
     "open_model",
-    "package_versions",
     "pad_vocabulary",
     "shared_subgraphs",
     "with_adapters",
