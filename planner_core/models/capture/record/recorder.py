@@ -44,7 +44,7 @@ from planner_core.models.capture.record.fused_kernels import OpaqueFunctions, at
 from planner_core.models.capture.record.graph_writer import GraphWriter
 from planner_core.models.capture.record.listener import CallKind, FunctionCall, PassListener
 from planner_core.models.capture.recording import BUFFER, Record, Recording, Scope
-from planner_core.models.capture.replay import IndexName, IndexTrials, Replayer
+from planner_core.models.capture.replay import IndexName, Replayer
 from planner_core.models.capture.values import BEFORE_PASS, ValueTable
 from planner_core.models.hooks import AssumeFinite, meta_kernels, normalize_call, rewrite_call  # noqa: F401 - registers
 from planner_core.models.hooks import callsites as sites
@@ -122,9 +122,8 @@ class Recorder(TorchFunctionMode):
             model, self._call_module, lambda: self.graph.checkpoint(self.scopes.frame, self.values.clock)
         )
         self.scopes.make_refusal = lambda *reason: refusals.refusal(self.scopes.frame.scope, *reason)
-        trials = IndexTrials(used_indices)
         self.replayer = (
-            Replayer(model, self.values, self.graph, self.scopes, self.trace_module, trials) if replay else None
+            Replayer(model, self.values, self.graph, self.scopes, self.trace_module, used_indices) if replay else None
         )
         self.opaque_functions, self.current = OpaqueFunctions(), CurrentCall()
         self._packed_tensors: list[torch.Tensor] = []  # by autograd, since the last operator

@@ -1,6 +1,6 @@
 """Fold before tracing: repeated module calls are replayed."""
 
-from planner_core.models.capture.replay.opaque_index import IndexIsUsed, IndexName, IndexTrials
+from planner_core.models.capture.replay.opaque_index import IndexIsUsed, IndexName
 from planner_core.models.capture.replay.replayer import Replayer
 
-__all__ = ["IndexIsUsed", "IndexName", "IndexTrials", "Replayer"]
+__all__ = ["IndexIsUsed", "IndexName", "Replayer"]

@@ -15,7 +15,7 @@ not its arguments, or runs hooks: these may collect what they get, as transforme
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ from planner_core.models.capture.record.graph_writer import GraphWriter
 from planner_core.models.capture.recording import BUFFER, Replay, Scope, is_within, walk_scopes
 from planner_core.models.capture.replay.opaque_index import (
     IndexIsUsed,
+    IndexName,
     IndexTrials,
     OpaqueIndex,
     have_same_records,
@@ -98,10 +99,10 @@ class Replayer:
         graph: GraphWriter,
         scopes: sites.Scopes,
         trace: sites.Intercept,
-        trials: IndexTrials,
+        used_indices: Iterable[IndexName],
     ) -> None:
         self.values, self.graph, self.scopes, self.trace = values, graph, scopes, trace
-        self.trials = trials
+        self.trials = IndexTrials(used_indices)
         self.recording = values.recording
         self.path_of = {id(m): n for n, m in list_modules(model)}
         self.structures: dict[int, int] = {}
