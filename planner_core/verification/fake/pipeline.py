@@ -26,7 +26,7 @@ from planner_core.ops import coarsen
 from planner_core.runtime import StagedParallel, initializer, make_optimizer, mesh_of
 from planner_core.runtime.program import fake_store
 from planner_core.runtime.training import with_planned_loss
-from planner_core.verification.build_models import build_model, make_example_inputs
+from planner_core.verification.build_models import SEED, build_model, make_example_inputs
 from planner_core.verification.fake.group import MEMORY_TOLERANCE, SMALL_BYTES
 from planner_core.verification.fake.memory_tracker import IN_FLIGHT, MemoryTracker
 from planner_core.verification.fake.program import counting_memory, running_on_meta
@@ -120,7 +120,7 @@ def _run_step(plan: Plan, recordings: SharedRecordings) -> dict[str, Any]:
     load = plan.workload
     model, parsed = build_model(plan.model["config"], load["dtype"])
     initializer(model)  # buffers only
-    inputs = make_example_inputs(model, parsed, dict(load), 0, meta_signals=True)
+    inputs = make_example_inputs(model, parsed, dict(load), SEED, meta_signals=True)
     with_planned_loss(model, plan.model)
     parallel = StagedParallel(model, plan, mesh_of(plan, "cpu"))
     parallel.on_meta = True

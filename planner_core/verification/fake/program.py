@@ -25,7 +25,13 @@ from planner_core.runtime import Parallel, Trace, initializer, make_optimizer, r
 from planner_core.runtime.program import IN_FLIGHT as SENT
 from planner_core.runtime.program import UnitCall, supports_meta
 from planner_core.runtime.training import host_states, with_planned_loss
-from planner_core.verification.build_models import build_model, call_as_in_a_loop, extract_loss, make_example_inputs
+from planner_core.verification.build_models import (
+    SEED,
+    build_model,
+    call_as_in_a_loop,
+    extract_loss,
+    make_example_inputs,
+)
 from planner_core.verification.fake.memory_tracker import IN_FLIGHT, MemoryTracker
 
 _COMPARES_DEVICES = frozenset({*RECURRENT, "quantile", "nanquantile", "take_along_dim", "stft", "istft"})
@@ -37,7 +43,7 @@ def run_program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
     model, parsed = build_model(plan.model["config"], load["dtype"])
     initializer(model)  # buffers only
     inputs = make_example_inputs(
-        model, parsed, {**load, "batch": load["batch"] // load["accumulate"]}, 0, meta_signals=True
+        model, parsed, {**load, "batch": load["batch"] // load["accumulate"]}, SEED, meta_signals=True
     )
     with_planned_loss(model, plan.model)
     parallel = Parallel(model, plan, mesh)
