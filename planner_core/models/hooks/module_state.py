@@ -42,9 +42,8 @@ def list_containers(model: nn.Module) -> Iterator[tuple[str, Container]]:
         # Also where it is large: `MAX_ITEMS` is for containers of data, and a module's attributes are its state.
         yield name, module.__dict__
         for key, value in list(module.__dict__.items()):
-            if (
-                key in _MODULE_INTERNALS or type(value) in _PLAIN
-            ):  # most attributes: a model of 1 000 layers has 600 000
+            # Most attributes are of these: a model of 1 000 layers has 600 000.
+            if key in _MODULE_INTERNALS or type(value) in _PLAIN:
                 continue
             container = value if isinstance(value, _CONTAINERS) else getattr(value, "__dict__", None)
             other = isinstance(value, (nn.Module, torch.Tensor, type)) or callable(value)
@@ -72,8 +71,6 @@ class ModuleState:
         changes = []
         for name, container, before in self._snapshots:
             now = self._read_entries(container)
-            if not (before or now):  # the buffers and hooks of most modules
-                continue
             for key in {**before, **now}:
                 if _has_changed(before.get(key, MISSING), now.get(key, MISSING)):
                     path = f"{name.removesuffix('_buffers').rstrip('.')}.{key}".strip(".")
