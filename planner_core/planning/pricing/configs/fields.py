@@ -351,10 +351,10 @@ def read_batch(fields: Fields, name: str, derived: str = "accumulate") -> Stated
     return None if samples is None else StatedBatch(name, samples, derived)
 
 
-def read_batch_of_deepspeed(fields: Fields, micro_batch: str, ranks: int) -> tuple[dict[str, int], StatedBatch | None]:
+def read_batch_of_deepspeed(fields: Fields, ranks: int) -> tuple[dict[str, int], StatedBatch | None]:
     """DeepSpeed's batch sizes, of which it takes two of three and derives the third; with the samples of a step alone, a step has one
-    micro-batch. `micro_batch`: the field with the samples of one rank. Raises InputError if all three are stated and contradict."""
-    count = "gradient_accumulation_steps"
+    micro-batch. Raises InputError if all three are stated and contradict."""
+    micro_batch, count = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
     sizes = {"micro_batch": fields.read_int(micro_batch, 1), "accumulate": fields.read_int(count, 1)}
     batch = read_batch(fields, "train_batch_size", "accumulate" if fields.has_value(micro_batch) else "micro_batch")
     product = math.prod(sizes.values()) * ranks

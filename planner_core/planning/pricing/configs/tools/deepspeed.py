@@ -52,7 +52,7 @@ def read(fields: Fields, num_gpus: int) -> Setup:
     degree_field = "tensor_parallel.autotp_size" if cp == 1 else "sequence_parallel_size"
     ranks = remaining_ranks(fields, degree_field, num_gpus, tp * cp)
     layout = zero_layout(fields, "zero_optimization.stage", ranks, tp, cp)
-    sizes, batch = read_batch_of_deepspeed(fields, "train_micro_batch_size_per_gpu", ranks)
+    sizes, batch = read_batch_of_deepspeed(fields, ranks)
     dtype = read_dtype_flags(fields, "bf16.enabled", "fp16.enabled")
     gradients, gradient_notes = read_gradients(fields, dtype.get("dtype"), cp)
     options = {

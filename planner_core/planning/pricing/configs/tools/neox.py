@@ -71,7 +71,7 @@ def read(fields: Fields, num_gpus: int) -> Setup:
         )
     for name in ("zero_optimization.cpu_offload", "partition_activations"):
         fields.require_off(name, "memory of the host or of other ranks")
-    sizes, batch = read_batch_of_deepspeed(fields, "train_micro_batch_size_per_gpu", ranks)
+    sizes, batch = read_batch_of_deepspeed(fields, ranks)
     options = fields.read_options(TABLE) | {
         **sizes,
         "dtype": _read_dtype(fields),
