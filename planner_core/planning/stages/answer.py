@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner_core.core import Cluster, Graph, InputError, Note, NoteKind, Plan, Sentence, time_amount
+from planner_core.models import has_own_inputs
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.methods import BASELINES, EXACT, megatron_fault, tool_term
 from planner_core.planning.planner import Planner, prepare_planner
@@ -59,7 +60,7 @@ def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = Non
     """Whether stages are searched: with several nodes, and if the request fixes neither mesh nor micro-batches, nor a tool without stages.
 
     The model is built for each size of a micro-batch, so it must come from a config or the zoo."""
-    if isinstance(source, Graph) or ".py:" in request.model or request.model.endswith(".pt2"):
+    if isinstance(source, Graph) or has_own_inputs(request.model):
         return False
     free = request.mesh is None and may_have_stages(request.tool) and request.method == EXACT.name
     several = cluster.num_gpus > cluster.levels[0].size and request.objective == "time"
