@@ -12,7 +12,7 @@ from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
 from planner_core.planning.stages.search import StagedPlan, search_stages
-from planner_core.planning.stages.tool_forms import FORMS, may_have_stages
+from planner_core.planning.stages.tool_forms import FORMS
 
 STOCK_TOOL, STOCK_PLAN_NAME = "megatron", "Megatron-LM with stages"
 """The tool whose best plan with stages stands beside the best of all, and the name of that plan."""
@@ -35,7 +35,7 @@ def find_staged_plans(
     best = _find_staged_plan(request, chosen, say, source, like)
     if best is None:
         return ()
-    bounding = str(request.tool) if request.tool in FORMS else None
+    bounding = request.bounding_tool  # one of `FORMS` (`may_use_stages`)
     # The second search costs about as much as the first, so the model is judged before it.
     if bounding or megatron_fault(chosen):
         return (_add_notes(best, chosen, bounding),)
@@ -62,7 +62,7 @@ def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = Non
     The model is built for each size of a micro-batch, so it must come from a config or the zoo."""
     if isinstance(source, Graph) or has_own_inputs(request.model):
         return False
-    free = request.mesh is None and may_have_stages(request.tool) and request.method == EXACT.name
+    free = request.mesh is None and request.bounding_tool in (None, *FORMS) and request.method == EXACT.name
     several = cluster.num_gpus > cluster.levels[0].size and request.objective == "time"
     return free and several and request.accumulate is None and request.micro_batch is None
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from planner_core.core import Graph
-from planner_core.planning.methods import FREE, Layout
+from planner_core.planning.methods import Layout
 from planner_core.planning.methods.layout import ORDERS
 from planner_core.planning.methods.legality import may_state
 from planner_core.planning.stages.degrees import PipelineDegrees
@@ -88,8 +88,3 @@ def _is_single_stack(graph: Graph) -> bool:
     """Whether the model is layers in a row, of which alone these tools make stages; not an encoder and a decoder, or parts of a ResNet."""
     calls = sum(graph.num_repeats.values())
     return len(graph.num_repeats) == 1 or graph.config.get("num_hidden_layers") == calls
-
-
-def may_have_stages(tool: str | None) -> bool:
-    """Whether plans for a tool may have stages: it is one of `FORMS`, or every plan may be chosen."""
-    return tool in (None, FREE, *FORMS)
