@@ -41,7 +41,7 @@ from planner_core.planning.fitting.baselines import (
 )
 from planner_core.planning.fitting.for_tool import choose_for_tool
 from planner_core.planning.fitting.front import dominates, plan_trade_offs
-from planner_core.planning.fitting.host_waits import choose_shortest_step
+from planner_core.planning.fitting.host_waits import choose_shortest_step, say_why_shorter
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, open_numbers
 from planner_core.planning.fitting.micro_batch_size import choose_for_micro_batch_size, keep_micro_batch_size
@@ -257,8 +257,7 @@ def lead_with_least_wait(draft: Draft) -> tuple[Draft, str]:
     best = min((p for p in draft.trade_offs if p.fits), key=lambda p: p.cost.step_time_s, default=lead)
     if best.cost.step_time_s >= lead.cost.step_time_s:
         return draft, reason
-    note = "its GPU waits less for its host than that of the plan with the least work"
-    named = replace(best, name=lead.name, optimal=False, bound=lead.bound, notes=(Note(note),))
+    named = replace(say_why_shorter(best), name=lead.name, optimal=False, bound=lead.bound)
     rest = [p for p in (lead, *draft.trade_offs) if p is not best and not dominates(named, p)]
     trade_offs = tuple(replace(p, name=f"trade-off {k + 1}") for k, p in enumerate(rest))
     return replace(draft, chosen=named, leading=(named,), trade_offs=trade_offs), "a trade-off waits less for its host"

@@ -93,7 +93,7 @@ def _plan_layout(planner: Planner, layout: Layout, below: float) -> Plan | None:
         if _may_be_shorter(planner, planner.of_space(layout.space()), below):
             plan = planner.of_layout(layout)
             if plan is not None and plan.fits and plan.cost.step_time_s < below:
-                plan = _say_why(plan, f"laid out as {layout}, whose")
+                plan = say_why_shorter(plan, f"laid out as {layout}, whose")
                 return next(iter(keep_micro_batch_size(planner.request, [plan])), None)
     return None
 
@@ -124,10 +124,10 @@ def _plan_each_mesh(planner: Planner, say: Progress) -> Iterator[Plan]:
     """Yield the plan of the least work on each mesh that has one, without a proof. A mesh of fewer axes needs fewer messages."""
     for mesh in candidate_meshes(planner.request, planner.cluster):
         with suppress(PlannerError):
-            yield _say_why(choose_mesh(planner, [mesh], say, prove=False), "its")
+            yield say_why_shorter(choose_mesh(planner, [mesh], say, prove=False))
 
 
-def _say_why(plan: Plan, whose: str) -> Plan:
-    """The plan with a note, its only one, on why it is chosen."""
+def say_why_shorter(plan: Plan, whose: str = "its") -> Plan:
+    """The plan with a note, its only one, on why its step is shorter."""
     note = Note(f"{whose} GPU waits less for its host than that of the plan with the least work")
     return replace(plan, notes=(note,))
