@@ -216,9 +216,8 @@ def _choose_among_ties(result: Result) -> Choice:
         return Choice(result.best.name, (), result.best.name, tool, fits=False)
     if aim := METHODS[result.request.method].describe_aim(result.request.objective):
         return _choose_asked(result, result.best, aim)
-    if (
-        result.request.bounding_tool is not None
-    ):  # the tool may not run what the other rows say, so none of them is a tie
+    # A tool may not run what the other rows say, so none of them is a tie.
+    if result.request.bounding_tool is not None:
         name = (staged or result.best).name
         return Choice(name, (), name, tool)
     # A split of context with ZeRO-2 was recommended for weights in 4 bits, which neither peft nor an exported script runs.

@@ -102,9 +102,8 @@ def options_of(text: str, where: str, flags: Collection[str] = (), lists: Collec
         depth = max(0, depth + (first in OPENING) - (first in CLOSING))
     words = _launch_words(script, where) or _all_words(script, where)
     conditional = {n for value in script.ambiguous for n in _option_names(script.variables.get(value, ""))}
-    values = dict(
-        _pair_options(words, flags, lists)
-    )  # of an option that is given twice the last counts, as for argparse
+    # Of an option that is given twice the last counts, as for argparse.
+    values = dict(_pair_options(words, flags, lists))
     values |= {n: UnknownValue("given under a condition") for n in conditional if n not in values}
     notes = (
         (f"{where} passes on the arguments of its own call ($@), which the file does not have",)
