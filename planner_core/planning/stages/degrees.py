@@ -41,6 +41,11 @@ class PipelineDegrees:
         return self.ranks, self.outer, self.tensor, self.samples, self.zero, self.inner
 
     @property
+    def gpu_work(self) -> tuple[int, int, str]:
+        """The degrees that have to be alike for the same work per GPU."""
+        return self.tensor, self.samples, self.inner
+
+    @property
     def pipe(self) -> PipelineAxis:
         """The axis of the pipeline in the mesh of all GPUs."""
         return PipelineAxis(self.ranks, self.outer)

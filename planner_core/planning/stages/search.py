@@ -105,7 +105,7 @@ class _StageSearch:
         form: What the request's tool can be told; None if every plan may be chosen.
         estimates: Rough steps of degrees at the ZeRO stages that the request and the tool allow.
         planners: Planners by number of micro-batches and ZeRO stage; None where the model has no such batch.
-        micro_batches: Seconds and activation bytes of a micro-batch of the whole model, by tensor degree, samples and use of inner ranks.
+        micro_batches: Seconds and activation bytes of a micro-batch of the whole model, by `gpu_work`.
         policies: The copy policies with the bounds of their searches, by `whole_model`, recomputation and share of memory; None where
             nothing fits, or the bound ended the search.
         uniform: The last network in which all copies are alike, by `whole_model` and recomputation.
@@ -149,10 +149,9 @@ class _StageSearch:
         ]
         for d in sorted(candidates, key=lambda d: -d.ranks):  # the most ranks first: there memory binds least
             self.say("degrees of pipeline stages")
-            # Degrees with these alike have the same work per GPU, so one search without a budget serves all of them.
-            key = d.tensor, d.samples, d.inner
-            if key not in self.micro_batches and (quickest := self.unconstrained(d)) is not None:
-                self.micro_batches[key] = quickest
+            # One search without a budget serves all degrees with the same work.
+            if d.gpu_work not in self.micro_batches and (quickest := self.unconstrained(d)) is not None:
+                self.micro_batches[d.gpu_work] = quickest
         self.search_promising(candidates)
         if self.best is None:
             return None
@@ -173,7 +172,7 @@ class _StageSearch:
             # These seconds may come from another data-parallel degree, hence the margin.
             if (
                 failures[d.zero] == MAX_FAILURES
-                or d.optimistic_s(self.micro_batches[d.tensor, d.samples, d.inner][0]) >= MAX_SLOWDOWN * self.limit
+                or d.optimistic_s(self.micro_batches[d.gpu_work][0]) >= MAX_SLOWDOWN * self.limit
             ):
                 continue
             if (is_best := self.search_degrees(d)) is not None:
@@ -208,7 +207,7 @@ class _StageSearch:
     def estimate_degrees(self, candidates: list[PipelineDegrees]) -> Iterator[tuple[float, PipelineDegrees]]:
         """A rough step of each candidate, at each ZeRO stage that it may need."""
         for d in candidates:
-            if known := self.micro_batches.get((d.tensor, d.samples, d.inner)):
+            if known := self.micro_batches.get(d.gpu_work):
                 yield from self.estimates.estimate(d, *known)
 
     def planner(self, d: PipelineDegrees) -> Planner | None:
