@@ -3,7 +3,7 @@
 The search minimises the GPU's own part of a step, which is a sum over operators. Where the host issues kernels more slowly than they
 run, the step is longer than that part, and the plan of the least work need not have the shortest step. So where the plan of the search
 waits, other plans of the request's space are priced whole: every layout that a team can state, and the plan of the least work on each
-mesh. No answer is then worse than a layout of its space.
+mesh. An answer then takes at most NEARLY_LEAST longer than a layout of its space, of the numbers of micro-batches that are looked at.
 
 Example: GPT-2 XL with two samples a GPU on 16 GPUs. ZeRO-2 keeps the GPU busy for 83 ms and its host for 285, plain data parallelism
 the GPU for 117 ms and the host for 211.

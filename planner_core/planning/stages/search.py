@@ -257,7 +257,8 @@ class _StageSearch:
     def search_model_s(self, d: PipelineDegrees, limit: float) -> float:
         """The bound S: least seconds of the whole model on the mesh of a rank, for all micro-batches, in the memory of all ranks.
 
-        The search stops early once S proves that no cut is below the `limit`; the result is then a smaller bound."""
+        The search stops early once every cut would take the `limit` if no work were once a step (`lower_bound_s`); the result is then
+        a smaller bound."""
         key = d.whole_model
         if key not in self.model_s:
             self.say(Sentence(f"the whole model on {d.ranks} x ", d.mesh.term, f", ZeRO {d.zero}"))
