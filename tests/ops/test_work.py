@@ -14,15 +14,15 @@ from planner_core.models.adapters import scans
 from planner_core.models.zoo import ZOO, load_snapshot
 from planner_core.ops import Attention, Gemm, GroupedGemm, Kind, Work, is_free, operator, work_of
 from planner_core.ops.operators import FLOPS_BOUND_KINDS
-from tests.support.operators.cases import CASES, ids, t
+from tests.support.operators.cases import ids, t
 from tests.support.operators.counted import counted_case, counted_op
+from tests.support.operators.every_case import EVERY
 from tests.support.operators.judge import Case, all_rows, even
-from tests.support.operators.more_cases import MORE
 
 SDPA = F.scaled_dot_product_attention
 COUNTED = FLOPS_BOUND_KINDS - {Kind.SCAN}
 PRODUCTS = [
-    *(c for c in (*CASES, *MORE) if operator(c.fn).kind in COUNTED),
+    *(c for c in EVERY if operator(c.fn).kind in COUNTED),
     Case("linear", F.linear, (t(4, 4, 8), t(12, 8)), kinds="ac", name="linear with a frozen weight"),
     Case("linear", F.linear, (t(8), t(12, 8)), name="linear of one row"),
     Case("matmul", torch.matmul, (t(3, 1, 8, 4), t(5, 4, 12)), kinds="aa", name="matmul that broadcasts both"),
@@ -109,9 +109,7 @@ def flops(op: Op, block: Block) -> int:
     return work_of(op, block.values).flops
 
 
-@pytest.mark.parametrize(
-    "case", [*PRODUCTS, *(c for c in (*CASES, *MORE) if operator(c.fn).kind is Kind.SCAN)], ids=str
-)
+@pytest.mark.parametrize("case", [*PRODUCTS, *(c for c in EVERY if operator(c.fn).kind is Kind.SCAN)], ids=str)
 @pytest.mark.parametrize("sizes", [(2,), (2, 2)], ids=str)
 def test_each_gpu_does_its_share(case: Case, sizes: tuple[int, ...]) -> None:
     """Kernels on the shapes of one GPU: all GPUs together do the work of one, and of what is not split each does it all.
@@ -165,7 +163,7 @@ def test_shapes_of_other_products() -> None:
 
 def test_shapes_of_experts() -> None:
     """16 tokens, each to 2 of 4 experts [8 -> 16 gated, 8 -> 8]: 8 rows an expert."""
-    experts = next(c for c in CASES if str(c) == "moe_experts")
+    experts = next(c for c in EVERY if str(c) == "moe_experts")
     up, down = GroupedGemm(32, 16, 8, 4), GroupedGemm(32, 8, 8, 4)
     (forward, backward) = kernels(experts)
     assert forward == (up, down)
@@ -208,7 +206,7 @@ def test_causal_attention_counts_half() -> None:
 
 
 def test_a_mask_that_is_a_tensor_saves_nothing() -> None:
-    plain, masked = (next(c for c in CASES if str(c) == n) for n in ("attention", "attention with a mask"))
+    plain, masked = (next(c for c in EVERY if str(c) == n) for n in ("attention", "attention with a mask"))
     assert whole(plain).flops == whole(masked).flops
 
 
