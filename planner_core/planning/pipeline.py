@@ -357,6 +357,7 @@ def plan_model(
     that the user gave.
     """
     start = time.perf_counter()
+    request = request.with_tool_stack()
     first = request if show_first is None else replace(request, prove=False)
     show = show_first or (lambda plan: None)
     draft = replace(choose_step(first, graph, progress or (lambda text: None), like, show), request=request)

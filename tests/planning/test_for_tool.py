@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,6 @@ from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis import first_plan_text
 from planner_core.planning.methods import TOOLS, check_layout, describe_tool_space, tool_spaces
 from planner_core.planning.pipeline import compare_methods
-from planner_core.planning.stages.tool_forms import FORMS
 from planner_core.verification import verify_fake_all
 from tests.support.plans import searched
 
@@ -26,9 +26,7 @@ ASKED = Request("llama-3-8b", cluster="1x8-h100", batch=32, seq=1024, layers=2, 
     params=[pytest.param(t, marks=() if t in ("fsdp2", "hf") else pytest.mark.slow) for t in TOOLS],
 )
 def found(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
-    # Files of these tools are priced on their own stacks.
-    stack = request.param if request.param in FORMS else None
-    return request.param, plan_model(replace(ASKED, tool=request.param, stack=stack))
+    return request.param, plan_model(replace(ASKED, tool=request.param))
 
 
 @pytest.mark.slow(only=("hf",))
@@ -52,8 +50,12 @@ def test_it_is_not_better_than_the_best_of_all_and_says_by_how_much(found) -> No
     tool, result = found
     (told,) = [n for n in map(str, result.notes) if n.startswith(f"for {tool}: ")]
     assert "the best plan of one pipeline stage takes" in told
-    assert "slower than the best of all such plans" in told or "as fast as the best of all such plans" in told
-    assert "-" not in told.partition("ms a step")[2].partition("slower")[0]
+    # The tool's own kernels may be quicker than those of the script that runs every plan.
+    own = result.workload.stack is not None
+    assert ("on its own kernels" in told) == own == ("such plans on those of PyTorch" in told)
+    assert re.search("(slower than|as fast as) the best of all such plans" if not own else "the best of all such", told)
+    assert told.endswith("which the torchrun script runs)")
+    assert "-" not in told.partition("ms a step")[2].partition(" % ")[0]
     assert result.choice.recommended == result.best.name
     assert result.best.fits
     assert Note(f"the best plan of one pipeline stage {describe_tool_space(tool)}") in result.best.notes

@@ -70,7 +70,9 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
             named("objective"),
             " out",
         )
-    unbounded = replace(request, tool=None, zero=None)  # tools differ in their ZeRO stages
+    # Tools differ in their ZeRO stages; and what a script of this project runs in their place has torch's kernels.
+    stack = None if request.stack == request.tool else request.stack
+    unbounded = replace(request, tool=None, zero=None, stack=stack)
     _, free = choose_shortest_step(unbounded, graph, *choose_micro_batches(unbounded, graph, say), say)
     # Read from a plan, as the export reads it: what Megatron-LM cannot be told at all has no best plan for it.
     if request.tool == "megatron" and (fault := megatron_fault(free)):
@@ -188,15 +190,18 @@ def _note_tool_price(request: Request, plan: Plan, free: Plan) -> Note:
     if not (plan.fits and free.fits):
         fits = "no plan fits" if not plan.fits else "the plan fits"
         return Note(Sentence("for ", tool_term(str(request.tool)), f": {fits}"))
+    own_kernels = request.stack == request.tool
     more = plan.cost.step_time_s / free.cost.step_time_s - 1
-    difference = "as fast as" if abs(more) < 0.0005 else f"{100 * more:.1f} % slower than"
+    difference = f"{100 * abs(more):.1f} % {'slower' if more > 0 else 'faster'} than"
     sentence = Sentence(
         "for ",
         tool_term(str(request.tool)),
         ": the best plan of one pipeline stage takes ",
         time_amount(plan.cost.step_time_s),
-        f" a step, {difference} the best of all such plans (",
+        f" a step{' on its own kernels' * own_kernels}, ",
+        "as fast as" if abs(more) < 0.0005 else difference,
+        f" the best of all such plans{' on those of PyTorch' * own_kernels} (",
         time_amount(free.cost.step_time_s),
-        f", which the {FREE} script runs)" if request.stack in (None, USUAL_STACK) else ")",
+        f", which the {FREE} script runs)" if own_kernels or request.stack in (None, USUAL_STACK) else ")",
     )
     return Note(sentence)
