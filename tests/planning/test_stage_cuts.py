@@ -152,4 +152,23 @@ def test_no_interleaved_cut_is_better(seed: int, copies: int, ranks: int, virtua
             if mixes[0].fast == number
         ]
         assert min(mine, default=float("inf")) == pytest.approx(least, rel=1e-9)
+        # The copies that a rank may have within a limit leave the best cut in.
+        if least < float("inf"):
+            assert list_interleaved_cuts(degrees, RangeCosts([policy], micro_batches, budget), 1.001 * least)
     assert (find_interleaved_cut(degrees, costs, float("inf")) in found) == bool(found)
+
+
+def test_no_copy_is_moved_where_no_move_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of 500 layers on 256 stages, nine times too large, took 12 s of moves that nothing came of."""
+    (policy, *_), d = random_policies(0, 60), PipelineDegrees(4, 3, 4, 1, 1, 16)
+    copies = (5,) * 12
+    least = next(
+        b for b in np.arange(10.0, 1000.0, 10.0) if interleaved_by_hand(policy, copies, 4, 16, b) < float("inf")
+    )
+    assert find_interleaved_cut(d, RangeCosts([policy], 16, 1.2 * least), float("inf"))
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("a copy was moved")
+
+    monkeypatch.setattr("planner_core.planning.stages.interleaved._CopiesSearch.improve", refuse)
+    assert find_interleaved_cut(d, RangeCosts([policy], 16, 0.5 * least), float("inf")) is None

@@ -48,8 +48,8 @@ def list_interleaved_cuts(
     found = {}
     for number in range(len(costs.policies)):
         search = _CopiesSearch(degrees, costs, number)
-        # No moves help where even the work of all ranks, evenly dealt, takes too long.
-        if search.seconds(even).mean() >= limit:
+        # No moves help where no cut is quick enough, or where ranks that are as full as they may be lack room.
+        if search.least_seconds() >= limit or search.most_copies(limit).sum() < len(costs.kinds):
             continue
         for copies in (even, search.improve(even)):
             if search.num_bytes(copies).max() <= costs.budget and search.seconds(copies).max() < limit:
@@ -132,6 +132,27 @@ class _CopiesSearch:
         end_s[..., 0] = own_end[..., 0]
         seconds: Floats = np.maximum(gather[..., :ranks], before_s) + work + end_s
         return seconds
+
+    def least_seconds(self) -> float:
+        """A bound on every cut: the work of all ranks, evenly dealt, and their waits for one copy of each stage before them."""
+        ranks = self.degrees.ranks
+        work_s = self.degrees.micro_batches * self.times[:2, -1].sum() / ranks
+        return float(work_s + (ranks - 1) / 2 * np.diff(self.times[:2]).min(axis=-1).sum())
+
+    def most_copies(self, limit: float) -> Floats:
+        """[ranks] no cut within the budget and `limit` seconds gives a rank more copies. Zero if a rank cannot have a copy a stage."""
+        states, activations = np.diff(self.memory).min(axis=-1)
+        copy_s = np.diff(self.times[:2]).sum(axis=0).min()
+        in_flight = self._of_ranks(self.in_flight)
+        virtual = len(in_flight)
+        # Each stage has a copy. All others are taken to be of the least kind, where the fewest micro-batches are in flight. Example: 2 and
+        # 1 in flight, 3 GB of states and 1 GB of activations a copy, 25 GB: the first copies take 5 + 4 GB and each other 4 GB, so 6 fit.
+        first_bytes = virtual * states + in_flight.sum(axis=0) * activations
+        next_bytes = np.maximum(1.0, states + in_flight.min(axis=0) * activations)
+        by_memory = virtual + np.floor((self.budget - first_bytes) / next_bytes)
+        by_time = np.floor(limit / max(self.degrees.micro_batches * copy_s, 1e-30))
+        most: Floats = np.minimum(by_memory, by_time)
+        return np.where(most < virtual, 0.0, most)
 
     def stage_costs(self, copies: Ints) -> list[StageCost]:
         """The seconds of each stage of one cut, without waits for the host."""
