@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import sys
@@ -37,7 +36,7 @@ from planner_core.core import (
     save_plan,
     write_file,
 )
-from planner_core.planning import METHODS, Request, Result
+from planner_core.planning import METHODS, Request, Result, rare_collections
 from planner_core.planning.methods import EXAMPLE, FREE, TOOLS
 
 PLAN_OPTIONS = (
@@ -86,11 +85,8 @@ def run_command(argv: list[str] | None) -> int:
     """Run one command. Returns the exit status. Raises PlannerError, whose sentence still has its terms."""
     # what transformers says of the numbers of tokens would hide the one line of an error
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # Planning builds millions of small values that live until its end. Young collections, 700 values apart by default, free few of them
-    # and take a tenth of a run.
-    gc.set_threshold(100_000, 50, 100)
     args = _parser().parse_args(argv)
-    with naming_extras():
+    with naming_extras(), rare_collections():
         return int(args.run(args))
 
 

@@ -42,7 +42,7 @@ from planner_core.planning.planner import (
     usable_bytes,
     with_recompute,
 )
-from planner_core.planning.request import NO_PROOF, Effort, Progress, Request
+from planner_core.planning.request import NO_PROOF, Effort, Progress, Request, rare_collections
 from planner_core.planning.result import MOST_DOUBT, Choice, Result, block_candidates, doubt_between
 from planner_core.planning.stages import STAGES_PLAN_NAME, may_use_stages, stage_trace
 
@@ -88,6 +88,7 @@ __all__ = [
     "prepare_planner",
     "price",
     "prove",
+    "rare_collections",
     "replace_request",
     "replicated_gpus",
     "retarget_plan",

@@ -59,7 +59,7 @@ from planner_core.planning.fitting.simpler import leads_by_simplicity, prefer_si
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
 from planner_core.planning.methods import METHODS, Method, note_schedule, parse_layout, tool_spaces
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, replace_request
-from planner_core.planning.request import THOROUGH, Progress, Request
+from planner_core.planning.request import THOROUGH, Progress, Request, rare_collections
 from planner_core.planning.result import Result
 from planner_core.planning.stages import STAGED_NAMES, StagedPlan, find_staged_plans, may_use_stages
 from planner_core.search import OBJECTIVES, TIE
@@ -338,6 +338,7 @@ PASSES: Mapping[str, Pass] = {**FIRST_PASSES, "stages": search_stages}
 page shows the answer of `FIRST_PASSES`, and calls `add_stages` behind it."""
 
 
+@rare_collections()
 def plan_model(
     request: Request,
     graph: GraphSource = None,
@@ -407,6 +408,7 @@ def _limit_gap_to_one_stage(plan: Plan) -> Plan:
     return replace(plan, notes=tuple(notes))
 
 
+@rare_collections()
 def add_stages(result: Result, progress: Progress | None = None) -> Result:
     """Run the pass that `FIRST_PASSES` lack, after the answer: the result with the best plan with stages, if that is quicker."""
     if "stages" in result.reasons:

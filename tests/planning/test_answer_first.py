@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.fitting import micro_batches
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.planner import Planner
-from planner_core.planning.request import THOROUGH
+from planner_core.planning.request import RARE_COLLECTIONS, THOROUGH
 from planner_core.search.algebra import PointAllowance
 from tests.support.plans import planned
 
@@ -211,3 +212,10 @@ def test_a_good_plan_is_shown_before_other_numbers_are_searched() -> None:
     assert number == 1 and isinstance(first, Plan) and first.fits and {1, 2} <= set(more), "one plan is shown"
     assert first.bound is not None and plan.bound is not None and first.bound < plan.bound
     assert plan.cost.gpu_time_s <= first.cost.gpu_time_s <= first.bound * (1 + micro_batches.GOOD_GAP)
+
+
+def test_cycles_are_collected_rarely_while_a_request_is_planned() -> None:
+    before, while_planning = gc.get_threshold(), set[tuple[int, int, int]]()
+    plan_model(SMALL, progress=lambda text: while_planning.add(gc.get_threshold()))
+    assert while_planning == {RARE_COLLECTIONS}
+    assert gc.get_threshold() == before

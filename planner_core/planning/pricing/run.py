@@ -20,6 +20,7 @@ from planner_core.planning.pricing.software import describe_software
 from planner_core.planning.pricing.speed import Speed
 from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.pricing.suggest import Suggestion, find_suggestions
+from planner_core.planning.request import rare_collections
 
 BEST = "best"
 EXIT_NOT_LEGAL = 3
@@ -62,6 +63,7 @@ class PricedRun:
         return self.plan is not None
 
 
+@rare_collections()
 def price_statement(
     pricer: Pricer, stated: Statement, *, advise: bool = True, notes: tuple[str, ...] = ()
 ) -> PricedRun:
