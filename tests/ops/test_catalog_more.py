@@ -10,8 +10,9 @@ import torch
 from planner_core.models.adapters import scans
 from planner_core.ops.operators import Kind
 from planner_core.ops.registry import operator, rule_of, work_of
+from tests.support.operators.cases import t
 from tests.support.operators.judge import Case, all_rows
-from tests.support.operators.more_cases import MORE, t
+from tests.support.operators.more_cases import MORE
 
 
 def test_the_rows_that_matter_are_there() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from planner_core.models.adapters import scans
 from planner_core.models.adapters.experts import moe_experts
 from planner_core.models.adapters.nf4 import LinearNF4
 from planner_core.ops.catalog import elementwise
@@ -605,85 +604,4 @@ def layers() -> list[Case]:
     ]
 
 
-def _selective(hidden_states, dt, A, B, C, D=None, z=None, delta_bias=None):  # type: ignore[no-untyped-def]  # noqa: N803
-    dt = dt if delta_bias is None else dt + delta_bias[:, None]
-    state = torch.zeros(*hidden_states.shape[:2], A.shape[1], dtype=DOUBLE)
-    out = []
-    for i in range(hidden_states.shape[2]):
-        state = torch.exp(dt[:, :, i, None] * A) * state + (dt * hidden_states)[:, :, i, None] * B[:, None, :, i]
-        out.append((state * C[:, None, :, i]).sum(-1))
-    y = torch.stack(out, 2) + (0 if D is None else D[:, None] * hidden_states)
-    return y if z is None else y * F.silu(z)
-
-
-def _chunked(hidden_states, dt, A, B, C, chunk_size=256, D=None, dt_bias=None):  # type: ignore[no-untyped-def]  # noqa: N803
-    dt = dt if dt_bias is None else dt + dt_bias
-    b, c = (t.repeat_interleave(hidden_states.shape[2] // t.shape[2], 2) for t in (B, C))
-    state = torch.zeros(hidden_states.shape[0], *hidden_states.shape[2:], b.shape[-1], dtype=DOUBLE)
-    out = []
-    for i in range(hidden_states.shape[1]):
-        state = (
-            torch.exp(dt[:, i] * A)[..., None, None] * state
-            + (dt[:, i, :, None] * hidden_states[:, i])[..., None] * b[:, i, :, None]
-        )
-        out.append((state * c[:, i, :, None]).sum(-1))
-    return torch.stack(out, 1) + (0 if D is None else D[:, None] * hidden_states)
-
-
-def _delta(query, key, value, g, beta):  # type: ignore[no-untyped-def]
-    state = torch.zeros(key.shape[0], *key.shape[2:], value.shape[-1], dtype=DOUBLE)
-    out = []
-    for i in range(key.shape[1]):
-        state = state * g[:, i].exp()[..., None, None]
-        seen = (state * key[:, i][..., None]).sum(-2)
-        state = state + key[:, i][..., None] * (beta[:, i][..., None] * (value[:, i] - seen))[..., None, :]
-        out.append((state * query[:, i][..., None]).sum(-2))
-    return torch.stack(out, 1)
-
-
-def _wkv(time_decay, time_first, key, value):  # type: ignore[no-untyped-def]
-    top, low, out = 0, 0, []
-    for i in range(key.shape[1]):
-        k, v = key[:, i], value[:, i]
-        out.append((top + (time_first + k).exp() * v) / (low + (time_first + k).exp()))
-        top, low = (-time_decay.exp()).exp() * top + k.exp() * v, (-time_decay.exp()).exp() * low + k.exp()
-    return torch.stack(out, 1)
-
-
-def scan_cases() -> list[Case]:
-    """State-space scans, with plain recurrences in place of the kernels."""
-    mamba = (t(4, 8, 3), pos(4, 8, 3), -pos(8, 2), t(4, 2, 3), t(4, 2, 3), t(8), t(4, 8, 3), t(8))
-    chunk = (t(4, 3, 8, 2), pos(4, 3, 8), -pos(8))
-    delta = (t(4, 3, 4, 2), t(4, 3, 4, 2), t(4, 3, 4, 3), -pos(4, 3, 4), pos(4, 3, 4))
-    more: dict[str, Any] = {"D": t(8), "dt_bias": t(8)}
-    return [
-        Case("selective_scan", scans.selective_scan, mamba, {"plain": _selective}, "aapaapap"),
-        Case(
-            "chunk_scan",
-            scans.chunk_scan,
-            (*chunk, t(4, 3, 1, 2), t(4, 3, 1, 2)),
-            {**more, "plain": _chunked},
-            "aapaapp",
-        ),
-        Case(
-            "chunk_scan",
-            scans.chunk_scan,
-            (*chunk, t(4, 3, 4, 2), t(4, 3, 4, 2)),
-            {**more, "plain": _chunked},
-            "aapaapp",
-            "chunk_scan grouped",
-        ),
-        Case("delta_rule", scans.delta_rule, delta, {"plain": _delta_pair}, "aaaaa"),
-        Case("wkv", scans.wkv, (t(8), t(8), t(4, 3, 8), t(4, 3, 8)), {"plain": _wkv_pair}, "ppaa"),
-    ]
-
-
-def _delta_pair(**given: torch.Tensor) -> Any:
-    return _delta(**given), None
-
-
-def _wkv_pair(**given: torch.Tensor) -> Any:
-    return _wkv(**given), None
-
-
-CASES = [*scan_cases(), *unary(), *binary(), *shapes(), *along(), *products(), *layers()]
+CASES = [*unary(), *binary(), *shapes(), *along(), *products(), *layers()]

@@ -10,20 +10,9 @@ import torch.nn.functional as F
 
 from planner_core.models.adapters import scans
 from planner_core.models.adapters.experts import expert_linear
+from tests.support.operators.cases import ids, pos, t
 from tests.support.operators.judge import Case
 from tests.support.operators.rare_cases import RARE
-
-
-def t(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def pos(*shape: int) -> torch.Tensor:
-    return torch.rand(*shape, dtype=torch.float64) * 0.8 + 0.1
-
-
-def ids(high: int, *shape: int) -> torch.Tensor:
-    return torch.randint(high, shape)
 
 
 def write(target: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
@@ -168,7 +157,7 @@ def scanning() -> list[Case]:
             scans.selective_scan,
             (u, t(b, d, s), -pos(d, n), t(b, n, s), t(b, n, s), t(d), t(b, d, s), t(d)),
             {"plain": mamba},
-            "aaaaaaaa",
+            "aapaapap",
         ),
         *(
             Case(
@@ -176,7 +165,7 @@ def scanning() -> list[Case]:
                 scans.chunk_scan,
                 (x, t(b, s, h), -pos(h), m, m.flip(3), 2, t(h), t(h)),
                 {"plain": mamba2},
-                "aaaaapp",
+                "aapaapp",
                 name,
             )
             for m, name in ((one, "chunk_scan one group"), (many, "chunk_scan"))

@@ -8,19 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from tests.support.operators.cases import ids, pos, t
 from tests.support.operators.judge import Case
-
-
-def t(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def pos(*shape: int) -> torch.Tensor:
-    return torch.rand(*shape, dtype=torch.float64) * 0.8 + 0.1
-
-
-def ids(high: int, *shape: int) -> torch.Tensor:
-    return torch.randint(high, shape)
 
 
 def matrices() -> torch.Tensor:
