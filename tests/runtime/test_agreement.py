@@ -6,7 +6,6 @@ import functools
 import gc
 import warnings
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate
 
 import planner_core as shardscope
-from planner_core.runtime import PlanMismatch
 from planner_core.runtime.library import applied
+from tests.support.plans_train_alike import refusal_of
 from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
@@ -37,14 +36,6 @@ class Net(nn.Module):
 def _net(seed: int = 0) -> Net:
     torch.manual_seed(seed)
     return Net()
-
-
-def _said(do: Callable[[], object]) -> str:
-    try:
-        do()
-    except PlanMismatch as told:
-        return str(told)
-    return ""
 
 
 def _running(rank: int) -> Net:
@@ -92,7 +83,7 @@ def _unread(file: str) -> dict[str, str]:
     for reads in ("", "value", "write"):
         torch.manual_seed(0)
         model = shardscope.apply(Untouched(reads), shardscope.load_plan(file))
-        found[reads] = _said(functools.partial(_called, model))
+        found[reads] = refusal_of(functools.partial(_called, model))
     return found
 
 
@@ -120,20 +111,20 @@ def _starts(split: str, whole: str) -> dict[str, str]:
         bare = Net()
     bare.norm.running_mean, bare.norm.running_var = torch.zeros(16), torch.ones(16)
     return {
-        "seeds of weights": _said(lambda: _called(shardscope.apply(_net(rank), plan))),
-        "buffers": _said(lambda: _called(shardscope.apply(_running(rank), plan))),
-        "first values": _said(
+        "seeds of weights": refusal_of(lambda: _called(shardscope.apply(_net(rank), plan))),
+        "buffers": refusal_of(lambda: _called(shardscope.apply(_running(rank), plan))),
+        "first values": refusal_of(
             lambda: _called(shardscope.apply(bare, plan, init=lambda _, p: torch.full(p.shape, float(rank))))
         ),
-        "loaded": _said(lambda: _called(_loaded(shardscope.apply(_net(rank), plan), _net().state_dict()))),
-        "loaded in part": _said(
+        "loaded": refusal_of(lambda: _called(_loaded(shardscope.apply(_net(rank), plan), _net().state_dict()))),
+        "loaded in part": refusal_of(
             lambda: _called(_loaded(shardscope.apply(_net(rank), plan), {"up.weight": _net().up.weight}))
         ),
-        "scratch": _said(lambda: _called(shardscope.apply(_scratched(rank), plan))),
-        "twice": _said(lambda: shardscope.apply(shardscope.apply(_net(), plan), plan)),
-        "plans": _said(lambda: shardscope.apply(_net(), shardscope.load_plan((split, whole)[rank]))),
-        "seeds of dropout": _said(lambda: shardscope.apply(_net(), plan, seed=rank)),
-        "alike": _said(lambda: shardscope.apply(_net(), plan)),
+        "scratch": refusal_of(lambda: _called(shardscope.apply(_scratched(rank), plan))),
+        "twice": refusal_of(lambda: shardscope.apply(shardscope.apply(_net(), plan), plan)),
+        "plans": refusal_of(lambda: shardscope.apply(_net(), shardscope.load_plan((split, whole)[rank]))),
+        "seeds of dropout": refusal_of(lambda: shardscope.apply(_net(), plan, seed=rank)),
+        "alike": refusal_of(lambda: shardscope.apply(_net(), plan)),
     }
 
 
@@ -160,13 +151,13 @@ def _calls(split: str, whole: str) -> dict[str, str]:
     other, mine = SAMPLES + rank, (SAMPLES.chunk(2)[rank], TRUTH.chunk(2)[rank])
     for name, file in (("Megatron-LM", split), ("data parallel", whole)):
         model = shardscope.apply(_net(), shardscope.load_plan(file))
-        said[f"{name}, own"] = _said(lambda model=model: model(*mine))
+        said[f"{name}, own"] = refusal_of(lambda model=model: model(*mine))
         model = shardscope.apply(_net(), shardscope.load_plan(file))
-        said[f"{name}, all"] = _said(lambda model=model: model(SAMPLES, TRUTH, global_batch=True))
+        said[f"{name}, all"] = refusal_of(lambda model=model: model(SAMPLES, TRUTH, global_batch=True))
         with torch.no_grad():
-            said[f"{name}, other"] = _said(lambda model=model: model(other, y=TRUTH, global_batch=True))
+            said[f"{name}, other"] = refusal_of(lambda model=model: model(other, y=TRUTH, global_batch=True))
         model.eval()
-        said[f"{name}, by name"] = _said(lambda model=model: model(SAMPLES, y=TRUTH + rank, global_batch=True))
+        said[f"{name}, by name"] = refusal_of(lambda model=model: model(SAMPLES, y=TRUTH + rank, global_batch=True))
     return said
 
 
@@ -225,8 +216,8 @@ def _fed(file: str) -> tuple[list[str], str, str]:
         warnings.simplefilter("always")
         model(SAMPLES.chunk(2)[rank], BANK + rank, 1)
     shared = DTensor.from_local(BANK, applied(model).mesh, [Replicate()])
-    refused = _said(lambda: model(SAMPLES, shared, 1, global_batch=True))
-    return [str(w.message) for w in seen], refused, _said(lambda: model(SAMPLES.chunk(2)[rank], 1, scale=SAMPLES))
+    refused = refusal_of(lambda: model(SAMPLES, shared, 1, global_batch=True))
+    return [str(w.message) for w in seen], refused, refusal_of(lambda: model(SAMPLES.chunk(2)[rank], 1, scale=SAMPLES))
 
 
 def test_other_tables_on_other_ranks_are_told_and_parts_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 import planner_core as shardscope
-from planner_core.runtime import PlanMismatch
+from tests.support.plans_train_alike import check_plans_train_alike, refusal_of, whole
 from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
@@ -88,52 +87,39 @@ def _batch(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _loss(out: Any) -> Tensor:
-    found: Tensor = out[0] if isinstance(out, (tuple, list)) else out
-    return found
+def _made(how: str) -> Mixed:
+    torch.manual_seed(0)
+    return Mixed(how)
 
 
-def _run(files: dict[str, list[str]]) -> list[tuple[str, list[float], list[float]]]:
-    found = []
-    for how, named in files.items():
-        for file in named:
-            torch.manual_seed(0)
-            alone = Mixed(how)
-            model: Any = shardscope.apply(copy.deepcopy(alone), shardscope.load_plan(file))
-            batches = [_batch(seed) for seed in range(3)]
-            outs = [model(*b, global_batch=True) for b in batches]
-            if how == "unchanged":
-                assert torch.equal(outs[1][1], batches[1][0]) and torch.equal(outs[1][2][0], batches[1][1])
-            _loss(outs[-1]).backward()
-            found.append(
-                (how, [float(_loss(alone(*b)).detach()) for b in batches], [float(_loss(o).detach()) for o in outs])
-            )
-    return found
-
-
-def test_every_plan_sees_all_samples(tmp_path: Path) -> None:
+def _sees_all_samples(report: shardscope.Result, plan: shardscope.Plan) -> bool:
     """The best plan, in which each rank has all of them, and those that split them."""
-    files: dict[str, list[str]] = {}
-    for how in HOW:
-        report, saved = saved_plans(Mixed(how), _batch(9), tmp_path, f"{how} ")
-        files[how] = [
-            f for plan, f in zip(report.plans, saved, strict=True) if plan is report.best or plan.data_axes == (0,)
-        ]
-        assert len(files[how]) >= 3, how
-    for found in run_ranks(_run, 2, (files,), timeout_s=300):
-        assert {how for how, *_ in found} == set(HOW)
-        for how, alone, got in found:
-            assert got == pytest.approx(alone, rel=1e-5), how
+    return plan is report.best or plan.data_axes == (0,)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_every_plan_sees_all_samples(how: str, tmp_path: Path) -> None:
+    batches = [_batch(seed) for seed in range(3)]
+    report = check_plans_train_alike(partial(_made, how), batches, tmp_path, chosen=_sees_all_samples)
+    assert sum(_sees_all_samples(report, plan) for plan in report.plans) >= 3
+
+
+def _returned(file: str) -> bool:
+    model: Any = shardscope.apply(_made("unchanged"), shardscope.load_plan(file))
+    x, y, partner = _batch(1)
+    out = model(x, y, partner, global_batch=True)
+    return torch.equal(out[1], x) and torch.equal(out[2][0], y)
+
+
+def test_what_forward_returns_unchanged_is_what_it_was_given(tmp_path: Path) -> None:
+    _, files = saved_plans(_made("unchanged"), _batch(9), tmp_path)
+    assert run_ranks(_returned, 2, (files[0],)) == [True, True]
 
 
 def _needs_gradient(file: str) -> str:
-    model: Any = shardscope.apply(Mixed("flip"), shardscope.load_plan(file))
+    model: Any = shardscope.apply(_made("flip"), shardscope.load_plan(file))
     x, y, partner = _batch(0)
-    try:
-        model(x.requires_grad_(), y, partner, global_batch=True)
-    except PlanMismatch as error:
-        return str(error)
-    return ""
+    return refusal_of(lambda: model(x.requires_grad_(), y, partner, global_batch=True))
 
 
 def test_an_input_that_needs_a_gradient_is_refused(tmp_path: Path) -> None:
@@ -172,14 +158,10 @@ def _heads(files: list[str]) -> list[tuple[list[float], list[float], int, float]
             first["ce"].backward(retain_graph=True)
             first["mse"].backward()
         pairs = zip(own.parameters(), model.parameters(), strict=True)
-        apart = max(float((_whole(b.grad) - a.grad).abs().max()) for a, b in pairs)
+        apart = max(float((whole(b.grad) - a.grad).abs().max()) for a, b in pairs)
         losses = ([float(o["ce"].detach()) for o in made] for made in (wanted, outs))
         found.append((*losses, outs[0]["samples"], apart))
     return found
-
-
-def _whole(gradient: Any) -> Tensor:
-    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient  # type: ignore[no-any-return]
 
 
 def test_buffers_branches_and_second_losses(tmp_path: Path) -> None:

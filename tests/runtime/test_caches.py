@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 
 import planner_core as shardscope
 from planner_core.core import CaptureError
-from planner_core.runtime import PlanMismatch
+from tests.support.plans_train_alike import check_plans_train_alike, refusal_of
 from tests.support.ranks import run_ranks
 from tests.support.saved_plans import TWO, saved_plans
 
@@ -95,30 +95,9 @@ def _warm(kind: type[Rotary]) -> Rotary:
     return model
 
 
-def _three_steps(model: Any, **options: Any) -> list[float]:
-    found = []
-    for _ in range(3):
-        loss = model(*_inputs(), **options)
-        found.append(float(loss.detach()))
-        loss.backward()
-        torch.optim.SGD(model.parameters(), lr=0.1).step()
-        model.zero_grad()
-    return found
-
-
-def _run(kind: type[Rotary], files: list[str]) -> list[tuple[list[float], list[float]]]:
-    wanted, found = _three_steps(copy.deepcopy(_warm(kind))), []
-    for file in files:
-        got = _three_steps(shardscope.apply(_warm(kind), shardscope.load_plan(file)), global_batch=True)
-        found.append((wanted, got))
-    return found
-
-
 @pytest.mark.parametrize("kind", [OfBuffer, AsBuffer, Written])
 def test_a_cache_runs_as_generated_code(kind: type[Rotary], tmp_path: Path) -> None:
-    _, files = saved_plans(_warm(kind), _inputs(), tmp_path)
-    for wanted, got in run_ranks(_run, 2, (kind, files))[0]:
-        assert got == pytest.approx(wanted, rel=1e-5)
+    check_plans_train_alike(partial(_warm, kind), [_inputs()] * 3, tmp_path)
 
 
 def test_a_first_call_with_other_operations_is_refused_with_what_helps() -> None:
@@ -148,14 +127,8 @@ def _lengths(file: str) -> list[str]:
     """What a shorter and a longer input say after the first."""
     torch.manual_seed(0)
     model: Any = shardscope.apply(Grown(), shardscope.load_plan(file))
-    said = []
-    for length in (LENGTH, LENGTH // 2, 2 * LENGTH):
-        try:
-            model(torch.randn(8, length, WIDTH), torch.arange(8), global_batch=True)
-            said.append("")
-        except PlanMismatch as error:
-            said.append(str(error))
-    return said
+    inputs = [(torch.randn(8, length, WIDTH), torch.arange(8)) for length in (LENGTH, LENGTH // 2, 2 * LENGTH)]
+    return [refusal_of(partial(model, *batch, global_batch=True)) for batch in inputs]
 
 
 def test_a_table_that_grows_is_refused_and_not_taken_as_it_was(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Casts under a plan: by the names of types, and those without effect, in a model that runs its own code."""
+"""Casts under a plan: by the names of types, and those without effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.saved_plans import saved_plans
 
 
 class Casts(nn.Module):
-    """The weight of `first` is computed by a hook, so that the model runs its own code."""
+    """The weight of `first` is computed by a hook."""
 
     def __init__(self) -> None:
         super().__init__()

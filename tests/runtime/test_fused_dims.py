@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import planner_core as shardscope
-from tests.support.ranks import run_ranks
-from tests.support.saved_plans import saved_plans
+from tests.support.plans_train_alike import check_plans_train_alike
 
 WIDTH, KINDS = 16, 4
 
@@ -106,31 +105,12 @@ def _made(kind: str) -> nn.Module:
     return Net(MODELS[kind][0]())
 
 
-def _losses(model: nn.Module, **options: bool) -> list[float]:
-    drawn = torch.Generator().manual_seed(1)
-    x, y = torch.randn(8, WIDTH, generator=drawn), torch.randint(0, KINDS, (8,), generator=drawn)
-    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
-    for _ in range(2):
-        loss = model(x, y, **options)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(float(loss.detach()))
-    return found
-
-
-def _all(kind: str, files: list[str]) -> dict[str, list[float]]:
-    return {f: _losses(shardscope.apply(_made(kind), shardscope.load_plan(f)), global_batch=True) for f in files}
-
-
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_plan_trains_as_one_process_does(kind: str, tmp_path: Path) -> None:
-    inputs = (torch.zeros(8, WIDTH), torch.zeros(8, dtype=torch.int64))
-    report, files = saved_plans(_made(kind), inputs, tmp_path)
+    drawn = torch.Generator().manual_seed(1)
+    batch = torch.randn(8, WIDTH, generator=drawn), torch.randint(0, KINDS, (8,), generator=drawn)
+    report = check_plans_train_alike(partial(_made, kind), [batch] * 2, tmp_path)
     assert any(not p.data_axes for p in report.plans), "no plan splits features"
     # Thirds of the shared layer in the blocks are no parts of its last use, and Megatron-LM does not split it by its input.
     assert any(p.name == "Megatron-LM" for p in report.plans) == (not kind.startswith("shared"))
     assert max(report.graph.num_repeats.values(), default=0) == MODELS[kind][1]
-    wanted = _losses(_made(kind))
-    for name, losses in run_ranks(_all, 2, (kind, files))[0].items():
-        assert losses == pytest.approx(wanted, rel=1e-5), name

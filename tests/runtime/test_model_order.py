@@ -23,6 +23,7 @@ import planner_core as shardscope
 from planner_core.runtime import PlanMismatch
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
+from tests.support.plans_train_alike import whole
 from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
@@ -37,16 +38,12 @@ SEEN: dict[str, Callable[[nn.Parameter], Any]] = {
 }
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def _of(file: str, module: Callable[[], nn.Module]) -> Any:
     return shardscope.apply(module(), shardscope.load_plan(file))
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((_whole(a) - b).detach().abs().max())
+    return float((whole(a) - b).detach().abs().max())
 
 
 def _pair(file: str) -> tuple[Any, Any]:
@@ -85,15 +82,15 @@ def _stepped(model: Any) -> list[torch.Tensor]:
     for k in range(2):
         options = {"global_batch": True} if any(isinstance(p, DTensor) for p in model.parameters()) else {}
         slopes = [torch.linspace(-1, 1, p.numel()).reshape(p.shape) for p in model.parameters()]
-        term = sum((_whole(p) * slope).sum() for p, slope in zip(model.parameters(), slopes, strict=True))
+        term = sum((whole(p) * slope).sum() for p, slope in zip(model.parameters(), slopes, strict=True))
         (model(*own_model.batch(k), **options) + 0.01 * term).backward()
         with torch.no_grad():
             for p in model.parameters():
-                direction = (whole := _whole(p.grad)) / whole.norm()
+                direction = (gradient := whole(p.grad)) / gradient.norm()
                 update = -0.1 * direction * torch.arange(p.shape[0]).reshape(-1, *[1] * (p.dim() - 1))
                 p.add_(distribute_tensor(update, p.device_mesh, p.placements) if isinstance(p, DTensor) else update)
                 p.grad = None
-    return [_whole(p.detach()) for p in model.parameters()]
+    return [whole(p.detach()) for p in model.parameters()]
 
 
 def _updates(file: str) -> list[float]:
@@ -122,8 +119,8 @@ def _through_torch(file: str, module: Callable[[], nn.Module], batch: Any) -> li
             one(*batch, **options).backward()
             own.step()
             own.zero_grad()
-        whole = get_model_state_dict(model, options=FULL)
-        found.append((what, max(_distance(whole[k], v) for k, v in alone.state_dict().items() if k in whole)))
+        state = get_model_state_dict(model, options=FULL)
+        found.append((what, max(_distance(state[k], v) for k, v in alone.state_dict().items() if k in state)))
         return optimizer
 
     first, optimizer = adam(alone), adam(model)
@@ -180,7 +177,7 @@ def _gradients(files: list[str]) -> list[tuple[str, str, float]]:
         model(_batch(), global_batch=True).backward()
         for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
             assert q.grad is not None, name
-            found.append((file, name, float((_whole(p.grad) - q.grad).abs().max() / q.grad.abs().max())))
+            found.append((file, name, float((whole(p.grad) - q.grad).abs().max() / q.grad.abs().max())))
     return found
 
 
@@ -266,7 +263,7 @@ def _gradients_of_terms(file: str) -> list[float]:
     (alone(_batch()) + _terms(alone)).backward()
     (model(_batch(), global_batch=True) + _terms(model)).backward()
     pairs = zip(model.parameters(), alone.parameters(), strict=True)
-    return [float(abs(_whole(p.grad) - q.grad).max()) for p, q in pairs]  # type: ignore[operator]
+    return [float(abs(whole(p.grad) - q.grad).max()) for p, q in pairs]  # type: ignore[operator]
 
 
 def test_terms_of_a_loop_that_take_a_dim_whole_have_right_gradients(tmp_path: Path) -> None:

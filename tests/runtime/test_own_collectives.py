@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,8 +14,8 @@ import torch.distributed.nn.functional as dist_nn
 from torch import nn
 
 import planner_core as shardscope
-from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.record.source_names import refuse_model_collectives
+from tests.support.plans_train_alike import refusal_of
 from tests.support.ranks import run_ranks
 
 HOW = ("in place", "with gradient", "of the data", "gathered", "as an operator", "of a constant")
@@ -49,22 +50,15 @@ class Averaged(nn.Module):
         return self.b(h - m).square().mean()  # type: ignore[no-any-return]
 
 
-def _said(file: str) -> list[str]:
-    found = []
-    for how in HOW:
-        model: Any = shardscope.apply(Averaged(how), shardscope.load_plan(file))
-        try:
-            model(torch.ones(8, 16), global_batch=True)
-            found.append("")
-        except PlanMismatch as error:
-            found.append(str(error))
-    return found
+def _refusals(file: str) -> list[str]:
+    models = [shardscope.apply(Averaged(how), shardscope.load_plan(file)) for how in HOW]
+    return [refusal_of(partial(model, torch.ones(8, 16), global_batch=True)) for model in models]
 
 
 def test_a_collective_of_the_models_own_is_refused_by_its_line(tmp_path: Path) -> None:
     report = shardscope.plan(Averaged("in place"), inputs=(torch.ones(8, 16),), cluster="1x8-h100:gpus=2", accumulate=1)
     shardscope.save_plan(report.plans[0], tmp_path / "plan")
-    for how, said in zip(HOW, run_ranks(_said, 2, (str(tmp_path / "plan"),), timeout_s=200)[0], strict=True):
+    for how, said in zip(HOW, run_ranks(_refusals, 2, (str(tmp_path / "plan"),), timeout_s=200)[0], strict=True):
         assert "calls a collective of torch.distributed (all" in said, (how, said)
         assert "at test_own_collectives.py:" in said and "leave its own out" in said, said
 

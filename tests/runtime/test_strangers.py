@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,11 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import planner_core as shardscope
-from planner_core.runtime import PlanMismatch
+from tests.support.plans_train_alike import check_plans_train_alike, first_result, refusal_of
 from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
 
-WIDTH, KINDS, STEPS = 16, 12, 3
+WIDTH, KINDS = 16, 12
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -36,10 +37,6 @@ class LossBesideLogits(nn.Module):
         logits = self.head(x)
         return logits, F.cross_entropy(logits.view(-1, KINDS), y.view(-1), ignore_index=-1)
 
-    def loss(self, out: Any, y: torch.Tensor) -> torch.Tensor:
-        """What the loop trains on."""
-        return out[1]  # type: ignore[no-any-return]
-
 
 class ActorAndCritic(nn.Module):
     """Two results of two heads, and a number that is no loss. The loop makes its loss of them."""
@@ -54,10 +51,12 @@ class ActorAndCritic(nn.Module):
         logits = self.actor(h)
         return logits, self.critic(h), F.linear(logits, self.table).softmax(-1), h.detach().mean()
 
-    def loss(self, out: Any, y: torch.Tensor) -> torch.Tensor:
-        """What the loop trains on."""
-        logits, value, shares, _ = out
-        return F.cross_entropy(logits.flatten(0, 1), y.flatten()) + value.square().mean() + shares.square().mean()
+
+def actor_and_critic_loss(out: Any) -> torch.Tensor:
+    """What the loop trains on."""
+    logits, value, shares, _ = out
+    y = torch.arange(logits[..., 0].numel()) % KINDS
+    return F.cross_entropy(logits.flatten(0, 1), y) + value.square().mean() + shares.square().mean()
 
 
 class Setting:
@@ -89,10 +88,6 @@ class WeightsInLists(nn.Module):
             loss = loss + sum(much * w.square().sum() for w in weights)
         return loss + self.named["a"].square().sum() + self.setting.weight.square().mean()
 
-    def loss(self, out: Any, y: torch.Tensor) -> torch.Tensor:
-        """What the loop trains on."""
-        return out  # type: ignore[no-any-return]
-
 
 class Synced(nn.Module):
     """As xcit and Tacotron 2: SyncBatchNorm, which is BatchNorm in one process; a state that is made as before torch 0.4."""
@@ -105,52 +100,6 @@ class Synced(nn.Module):
         h = self.norm(self.body(x).flatten(0, 1))
         state = torch.autograd.Variable(h.data.new(len(h), 24).zero_())
         return F.cross_entropy(self.head(torch.tanh(h + state)), y.flatten())
-
-    def loss(self, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """What the loop trains on."""
-        return out
-
-
-MODELS: tuple[Callable[[], Any], ...] = (LossBesideLogits, ActorAndCritic, WeightsInLists, Synced)
-
-
-def _made(kind: int) -> Any:
-    torch.manual_seed(0)
-    return MODELS[kind]()
-
-
-def _given(model: Any, step: int) -> tuple[torch.Tensor, ...]:
-    x, y = _batch(step)
-    return (x,) if isinstance(model, ActorAndCritic) else (x, y)
-
-
-def _losses(model: Any, loss: Callable[..., torch.Tensor], kind: Any, **options: Any) -> list[float]:
-    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
-    for step in range(STEPS):
-        value = loss(model(*_given(kind, step), **options), _batch(step)[1])
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(float(value.detach()))
-    return found
-
-
-def _all(kind: int, files: list[str]) -> dict[str, list[float]]:
-    plain, found = _made(kind), {}
-    for file in files:
-        model = shardscope.apply(_made(kind), shardscope.load_plan(file))
-        found[Path(file).name] = _losses(model, plain.loss, plain, global_batch=True)
-    return found
-
-
-@pytest.mark.parametrize("kind", range(len(MODELS)), ids=[m.__name__ for m in MODELS])
-def test_every_plan_trains_as_one_process_does(kind: int, tmp_path: Path) -> None:
-    model = _made(kind)
-    report, files = saved_plans(model, _given(model, 0), tmp_path)
-    assert any(p.name == "Megatron-LM" for p in report.plans)
-    wanted = _losses(model, model.loss, model)
-    for name, losses in run_ranks(_all, 2, (kind, files))[0].items():
-        assert losses == pytest.approx(wanted, rel=1e-5), name
 
 
 class Closed(nn.Module):
@@ -178,36 +127,34 @@ class Averaged(nn.Module):
         return F.mse_loss(self.online(x), self.target(x).detach())
 
 
+def _set_target(made: Any) -> None:
+    made(*_batch(0), global_batch=True)
+    for mine, theirs in zip(made.target.parameters(), made.online.parameters(), strict=True):
+        mine.data = mine.data * 0.5 + theirs.data * 0.5
+    made(*_batch(1), global_batch=True)
+
+
 def _refused(file: str) -> str:
+    return refusal_of(partial(_set_target, shardscope.apply(_made(Averaged), shardscope.load_plan(file))))
+
+
+def _made(kind: type[nn.Module]) -> nn.Module:
     torch.manual_seed(0)
-    made: Any = shardscope.apply(Averaged(), shardscope.load_plan(file))
-    try:
-        made(*_batch(0), global_batch=True)
-        for mine, theirs in zip(made.target.parameters(), made.online.parameters(), strict=True):
-            mine.data = mine.data * 0.5 + theirs.data * 0.5
-        made(*_batch(1), global_batch=True)
-    except PlanMismatch as told:
-        return str(told)
-    return ""
+    return kind()
 
 
-def _closed(file: str) -> list[float]:
-    torch.manual_seed(0)
-    return _losses(shardscope.apply(Closed(), shardscope.load_plan(file)), lambda x, y: x, None, global_batch=True)
+LOSSES = {LossBesideLogits: itemgetter(1), ActorAndCritic: actor_and_critic_loss}
+"""What the loop trains on, if it is not the model's first result."""
 
 
-@pytest.mark.parametrize("name", ["best", "data parallel", "FSDP"])
-def test_a_weight_in_a_closure_is_trained(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = Closed()
-    _, files = saved_plans(model, _batch(0), tmp_path)
-    wanted = _losses(model, lambda x, y: x, None)
-    for found in run_ranks(_closed, 2, (next(f for f in files if f.endswith(name)),)):
-        assert found == pytest.approx(wanted, rel=1e-5)
+@pytest.mark.parametrize("kind", [LossBesideLogits, ActorAndCritic, WeightsInLists, Synced, Closed])
+def test_every_plan_trains_as_one_process_does(kind: type[nn.Module], tmp_path: Path) -> None:
+    batches = [_batch(step)[: 1 if kind is ActorAndCritic else 2] for step in range(3)]
+    report = check_plans_train_alike(partial(_made, kind), batches, tmp_path, loss_of=LOSSES.get(kind, first_result))
+    assert kind is Closed or any(p.name == "Megatron-LM" for p in report.plans)
 
 
 def test_weights_whose_data_a_loop_sets_are_refused(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    named = saved_plans(Averaged(), _batch(0), tmp_path)[1]
+    named = saved_plans(_made(Averaged), _batch(0), tmp_path)[1]
     said = run_ranks(_refused, 2, (next(f for f in named if f.endswith("FSDP")),))[0]
     assert said.startswith("the data of target.weight was set")
