@@ -33,7 +33,7 @@ from planner_core.search.algebra.elimination_order import TooWide
 from planner_core.search.budget.limits import UNPROVEN
 from planner_core.search.folded_solver import FoldedTables
 from planner_core.search.lagrangian import make_objective, search_within_budget
-from planner_core.search.network.factors import Factor, Network, TablePool, allow_only, tensor_name
+from planner_core.search.network.factors import Costs, Factor, Network, TablePool, allow_only, tensor_name
 from planner_core.search.network.folded import (
     CompiledNetwork,
     ModelNetworks,
@@ -196,8 +196,9 @@ def _move_weight_costs_to_calls(networks: ModelNetworks, coarse: CoarseGraph, pr
             # A sum of maxima is not linear in its sides, so only seconds that are a plain sum can be moved from block to block.
             plain[: Component.STEP] = 0.0
             plain[Component.STEP] = prices[: Component.STEP + 1] @ part[: Component.STEP + 1]
+            costs = Costs.of(plain)  # one object for all variants, so that they share the table
             for net in nets.values():
-                net.factors.append(Factor((tensor_name(v),), plain, free))
+                net.factors.append(Factor((tensor_name(v),), costs, free))
             top.factors += [Factor((tensor_name(o),), -part, free) for o in outer]
     return ModelNetworks(networks.runs, top, blocks)
 

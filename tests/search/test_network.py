@@ -22,7 +22,7 @@ from planner_core.search.algebra.minplus import MinPlusPower, min_plus_power, mi
 from planner_core.search.network import BlockCache, build_networks
 from planner_core.search.network import block as block_module
 from planner_core.search.network.block import build_block
-from planner_core.search.network.factors import NUM_COMPONENTS, Factor, Network, TablePool
+from planner_core.search.network.factors import NUM_COMPONENTS, Costs, Factor, Network, TablePool
 from planner_core.search.network.folded import boundary_pairs, build_problem
 from tests.support.random_graphs import B, S, prepared, random_graph
 from tests.support.solvers import brute_force, evaluate, highs, toulbar2
@@ -263,11 +263,32 @@ def test_groups_of_one_form_have_one_table(model: str, monkeypatch: pytest.Monke
     assert len(caches[""].tables) < len(own_caches[""].tables)
 
 
+def test_costs_without_their_zero_components_are_those_of_the_whole_arrays() -> None:
+    """Sums, selections and weighted sums, of tables with none, some and all of the components."""
+    dice = np.random.default_rng(0)
+    used = [[], [3], [3], [0, 3, 9], range(NUM_COMPONENTS)]
+    arrays = [np.zeros((NUM_COMPONENTS, 4, 3)) for _ in used]
+    for array, components in zip(arrays, used, strict=True):
+        array[list(components)] = dice.random((len(components), 4, 3))
+    weights, pick = dice.random((2, NUM_COMPONENTS)), (np.array([[0], [2]]), np.array([1, 2]))
+    for array, components in zip(arrays, used, strict=True):
+        costs = Costs.of(array)
+        assert len(costs.rows) == len(components)
+        assert np.array_equal(costs.dense(), array)
+        assert np.array_equal(costs[pick].dense(), array[(slice(None), *pick)])
+        np.testing.assert_allclose(costs.weighted(weights), np.tensordot(weights, array, axes=1), rtol=1e-14)
+        np.testing.assert_allclose(costs.weighted(weights[0]), np.tensordot(weights[0], array, axes=1), rtol=1e-14)
+        assert np.array_equal(costs.component(3), array[3])
+        for other in arrays:
+            assert np.array_equal((costs + Costs.of(other)).dense(), array + other)
+            assert costs.equals(Costs.of(other)) == np.array_equal(array, other)
+
+
 def test_equal_sums_of_factors_are_formed_once() -> None:
     """Pairs of variables whose factors have the same tables get one table of the sum, and one of the states that are left."""
     dice = np.random.default_rng(0)
     shape = 3, 2
-    tables = [(dice.random((NUM_COMPONENTS, *shape)), dice.random(shape) < 0.8) for _ in range(3)]
+    tables = [(Costs.of(dice.random((NUM_COMPONENTS, *shape))), dice.random(shape) < 0.8) for _ in range(3)]
     pairs = [("a", "x"), ("b", "y"), ("c", "z")]
     numbers = [(0, 1), (0, 1), (0, 2)]  # the third pair adds another table
     net = Network(
@@ -277,14 +298,14 @@ def test_equal_sums_of_factors_are_formed_once() -> None:
     pool = TablePool()
     first, same, other = (pool.merge(net)[pair] for pair in pairs)
     assert same.vars == ("b", "y")
-    assert same.cost is first.cost
+    assert same.costs is first.costs
     assert same.allowed is first.allowed
     for merged, both in zip((first, same, other), numbers, strict=True):
-        assert np.array_equal(merged.cost, tables[both[0]][0] + tables[both[1]][0])
+        assert merged.costs.equals(tables[both[0]][0] + tables[both[1]][0])
         assert np.array_equal(merged.allowed, tables[both[0]][1] & tables[both[1]][1])
     rows, states = pool.states(np.array([True, False, True])), pool.states(np.array([False, True]))
     alive = dict.fromkeys("abc", rows) | dict.fromkeys("xyz", states)
-    assert pool.select(same, alive).cost is pool.select(first, alive).cost
+    assert pool.select(same, alive).costs is pool.select(first, alive).costs
     assert np.array_equal(pool.select(other, alive).cost, other.cost[:, rows[:, None], states])
 
 
@@ -296,4 +317,4 @@ def test_blocks_of_a_model_share_tables() -> None:
     assert shared
     for number in shared:
         factors = [f for c in (*encoder, *decoder) for f, n in zip(c.factors, c.kinds, strict=True) if n == number]
-        assert len({id(f.cost) for f in factors}) == 1
+        assert len({id(f.costs) for f in factors}) == 1

@@ -68,7 +68,7 @@ def test_a_state_that_is_dropped_is_in_no_assignment_within_the_limit(accumulate
     sums = sums_around(Shares(), TimeSums(objective))
     for seed, wide in itertools.product(range(8), (1.02, 1.3)):
         unit = random_unit(seed)
-        unit.factors[0].cost[:, 2] += 5.0  # state 2 of a
+        unit.factors[0].costs.rows[:, 2] += 5.0  # state 2 of a
         limit = wide * brute_force(unit, objective)
         part = PrunedUnit.from_network(unit, unit.sequence, {})
         part, _ = prune_by_limit(part, part.bucket_tree(objective, Shares()), sums, limit)

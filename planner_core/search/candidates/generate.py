@@ -22,7 +22,7 @@ from planner_core.search.algebra.elimination import Floats
 from planner_core.search.algebra.elimination_order import TooWide, choose_elimination_order
 from planner_core.search.algebra.pareto_points import TablesTooLarge, TooManyPoints
 from planner_core.search.candidates.two_sums import SUMS, TIE, TwoSums, limit_between
-from planner_core.search.network.factors import Factor
+from planner_core.search.network.factors import Costs, Factor
 from planner_core.search.network.folded import CompiledNetwork
 from planner_core.search.units.reduction import ReducedVariant, eliminate_inside
 from planner_core.search.units.unit import VariantSolver, sum_factors
@@ -53,15 +53,15 @@ def tie_variables(compiled: CompiledNetwork, first: str, last: str) -> CompiledN
     pick = {v: np.searchsorted(compiled.alive[v], common) for v in (first, last)}
 
     def tie(f: Factor) -> Factor:
-        cost, allowed = f.cost, f.allowed
+        cost, allowed = f.costs.rows, f.allowed
         for axis, v in enumerate(f.vars):
             if v in pick:
                 cost, allowed = cost.take(pick[v], axis + 1), allowed.take(pick[v], axis)
         names = tuple(first if v == last else v for v in f.vars)
         # A table over both is looked up at equal states only: its diagonal is a table over one variable.
         if len(set(names)) < len(names):
-            return Factor((first,), np.diagonal(cost, axis1=1, axis2=2), np.diagonal(allowed))
-        return Factor(names, cost, allowed)
+            names, cost, allowed = (first,), np.diagonal(cost, axis1=1, axis2=2), np.diagonal(allowed)
+        return Factor(names, Costs(f.costs.components, cost), allowed)
 
     alive = {v: common if v == first else states for v, states in compiled.alive.items() if v != last}
     compiled_pair = CompiledNetwork(compiled.net, (), alive, [tie(f) for f in compiled.factors], [])

@@ -201,7 +201,11 @@ def _tables_by_choice(compiled: CompiledNetwork, names: list[str]) -> list[tuple
     """Tables (variables, communication, memory) in which each matrix has three states; its other axes are at their best."""
     owned = {n: [f for f in compiled.factors if n in f.vars] for n in names}
     out = [
-        (f.vars, np.where(f.allowed, f.cost[Component.COMMUNICATION], np.inf), f.cost[Component.AFTER_FORWARD])
+        (
+            f.vars,
+            np.where(f.allowed, f.costs.component(Component.COMMUNICATION), np.inf),
+            f.costs.component(Component.AFTER_FORWARD),
+        )
         for f in compiled.factors
         if not set(f.vars) & set(names)
     ]
@@ -214,12 +218,12 @@ def _tables_by_choice(compiled: CompiledNetwork, names: list[str]) -> list[tuple
                 continue
             axis = f.vars.index(name)
             other = f.vars[1 - axis]
-            cost = np.where(f.allowed, f.cost[Component.COMMUNICATION], np.inf)
-            memory = f.cost[Component.AFTER_FORWARD]
+            cost = np.where(f.allowed, f.costs.component(Component.COMMUNICATION), np.inf)
+            memory = f.costs.component(Component.AFTER_FORWARD)
             cost, memory = (cost, memory) if axis else (cost.T, memory.T)
             for u in unary:
-                cost = cost + np.where(u.allowed, u.cost[Component.COMMUNICATION], np.inf)
-                memory = memory + u.cost[Component.AFTER_FORWARD]
+                cost = cost + np.where(u.allowed, u.costs.component(Component.COMMUNICATION), np.inf)
+                memory = memory + u.costs.component(Component.AFTER_FORWARD)
             total[other] = _best_of_each_kind(cost, memory, kind)
             out.append(((other, name), *total[other]))
     return out

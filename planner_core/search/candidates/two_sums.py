@@ -48,7 +48,7 @@ class TwoSums:
         """Return the network of a whole block. The caller wants the states of the variables in `reported`."""
         tables = []
         for f in compiled.factors:
-            sums = f.cost[SUMS]
+            sums = np.stack([f.costs.component(number) for number in SUMS])
             # Bytes stay 0: at a price of 0 an infinite number of bytes would give 0 * inf, which is not a number.
             sums[:, ~f.allowed] = [[np.inf], [0.0]]
             tables.append(drop_fixed_variables(f.vars, sums))

@@ -111,7 +111,7 @@ class _Builder:
             self._add_group(i, strategy)
         if self.net.factors and (self.options.fixed_s or self.options.fixed_bytes):
             first = self.net.factors[0]
-            cost = first.cost.copy()  # other networks may have this factor too
+            cost = first.cost  # an array of its own: other networks may have this factor too
             cost[Component.STEP] += self.options.fixed_s
             cost[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]] += self.options.fixed_bytes
             self.net.factors[0] = Factor(first.vars, cost, first.allowed)
@@ -124,7 +124,7 @@ class _Builder:
         if (factor := factors.get((names, key))) is None:
             if key not in tables:
                 made = make()
-                tables[key] = made.cost, made.allowed
+                tables[key] = made.costs, made.allowed
             factor = factors[names, key] = Factor(names, *tables[key])
         self.net.factors.append(factor)
 

@@ -75,12 +75,12 @@ class CompiledNetwork:
     @cached_property
     def least_bytes(self) -> Floats:
         """[end]: bytes that no assignment of the block is below when forward and when backward ends: the sum of each factor's least."""
-        ends = slice(Component.AFTER_FORWARD, Component.AFTER_BACKWARD + 1)
+        ends = Component.AFTER_FORWARD, Component.AFTER_BACKWARD
         least = np.zeros(2)
         for f in self.factors:
-            bytes_ = f.cost[ends]
-            if bytes_.any():  # most tables hold no memory
-                least += (bytes_ + f.barrier).reshape(2, -1).min(axis=1)
+            for k, end in enumerate(ends):
+                if (bytes_ := f.costs.component(end)).any():  # most tables hold no memory
+                    least[k] += (bytes_ + f.barrier).min()
         return least
 
     @property

@@ -27,7 +27,7 @@ from planner_core.ops import (
     global_bytes,
     splits_saved_tensor,
 )
-from planner_core.search.network.factors import Factor, zero_costs
+from planner_core.search.network.factors import Costs, Factor, zero_costs
 from planner_core.search.network.states import Bools, Floats, Ints, TensorStates, joint_parts
 
 
@@ -44,7 +44,7 @@ class OperatorCache:
     segments: dict[int, Segments] = field(default_factory=dict)
 
 
-Tables = dict[tuple[object, ...], tuple[Floats, Bools]]
+Tables = dict[tuple[object, ...], tuple[Costs, Bools]]
 """The cost and the possible entries of factors, by everything on which they depend."""
 
 

@@ -101,7 +101,7 @@ class PrunedUnit:
         """Return the part as several plain sums. Raises TablesTooLarge."""
         tables = []
         for f in self.factors:
-            names, table = drop_fixed_variables(f.vars, np.tensordot(sums.weights, f.cost, axes=1) + f.barrier)
+            names, table = drop_fixed_variables(f.vars, f.costs.weighted(sums.weights) + f.barrier)
             tables.append(((*names, SUM_NUMBER), np.moveaxis(table, 0, -1)))
         for names, table in self.other_tables:
             tables.append(((*names, SUM_NUMBER), np.repeat(table[..., None], len(sums.weights), axis=-1)))
@@ -137,7 +137,7 @@ class WeightedSums:
 
 def _select_states(f: Factor, pick: Mapping[str, Ints]) -> Factor:
     where: tuple[Any, ...] = np.ix_(*(pick[v] for v in f.vars))
-    return Factor(f.vars, f.cost[(slice(None), *where)], f.allowed[where])
+    return Factor(f.vars, f.costs[where], f.allowed[where])
 
 
 def prune_by_limit(

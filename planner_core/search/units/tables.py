@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from planner_core.cost import NUM_COMPONENTS
 from planner_core.search.algebra.elimination import Floats, Table
 from planner_core.search.network.factors import Factor
 
 
 def weighted_tables(factors: Sequence[Factor], weights: Floats) -> list[Table]:
     """Tables of one number per entry: the components weighted with `weights` [component]; infinite if an entry is impossible."""
-    tables = []
-    for f in factors:
-        priced = (weights @ f.cost.reshape(NUM_COMPONENTS, -1)).reshape(f.allowed.shape)
-        tables.append(drop_fixed_variables(f.vars, priced + f.barrier))
-    return tables
+    return [drop_fixed_variables(f.vars, f.costs.weighted(weights) + f.barrier) for f in factors]
 
 
 def sum_tables(factors: Sequence[Factor], sums: Floats) -> list[Table]:
     """Tables [sum, entry of their variables]: several weighted sums of the components, with weights `sums` [sum, component]."""
-    return [drop_fixed_variables(f.vars, np.tensordot(sums, f.cost, axes=1)) for f in factors]
+    return [drop_fixed_variables(f.vars, f.costs.weighted(sums)) for f in factors]
 
 
 def drop_fixed_variables(names: tuple[str, ...], array: Floats) -> Table:

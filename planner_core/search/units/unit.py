@@ -275,5 +275,5 @@ def sum_factors(factors: Sequence[Factor], states: Mapping[str, int]) -> Floats:
     total = np.zeros(NUM_COMPONENTS)
     for f in factors:
         where: tuple[Any, ...] = (slice(None), *(states[v] for v in f.vars))
-        total += f.cost[where]
+        total[f.costs.components] += f.costs.rows[where]
     return total
