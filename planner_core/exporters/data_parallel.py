@@ -1,12 +1,14 @@
-"""Export plans that shard only the batch and store weights whole or sharded: FSDP2 (and HSDP) code, and accelerate's configuration."""
+"""Export plans that shard only the batch and store weights whole or sharded: FSDP2 (and HSDP) code."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner_core.core import BlockLabel, ParamPlan, Plan, Shard, glob_name
-from planner_core.cost import micro_batch
+from planner_core.cost import zero_stage
+from planner_core.exporters.configs.common import gathering_remarks, gradient_dtype
 from planner_core.exporters.source import template_text
 from planner_core.planning.methods import CannotHold, recompute_by_hand
 
@@ -93,34 +95,27 @@ def _differences(plan: Plan, stored: list[int]) -> list[str]:
             if stored and not any(_is_sharded(p, a) for a in stored)
         }
     )
-    once = [
-        n
-        for b in plan.blocks.values()
-        for n, p in b.params.items()
-        if any(_is_sharded(p, a) for a in stored) and not p.gathered
-    ]
     differences = []
     if whole:
         shown = ", ".join(whole[:3]) + (f" and {len(whole) - 3} more" if len(whole) > 3 else "")
         differences.append(
             f"{shown}: whole in the plan, sharded here with the rest of their unit; less memory, more traffic"
         )
-    if once:
-        differences.append(
-            "weights that the plan gathers once a step (ZeRO-1, ZeRO-2) are gathered here in every micro-batch"
-        )
-    differences += recompute_by_hand(plan)
     if any(b.kept for b in plan.blocks.values()):
         differences.append("some results are kept in the plan, and none here: less memory, more compute")
     return differences
 
 
-def _remarks(sharding: BatchSharding, use: str) -> tuple[str, ...]:
+def list_fsdp_remarks(
+    plan: Plan, sharding: BatchSharding, use: str, differences: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """List how to use a form of FSDP2, and what it does otherwise than the plan."""
     axes = f"{sharding.shard} shards" + (f", {sharding.replicate} times" if sharding.replicate > 1 else "")
+    once = gathering_remarks(plan) if zero_stage(plan) in (1, 2) else []
     return (
         use,
         f"every weight is stored in {axes}; each rank trains on its own part of the batch",
-        *(f"differs from the plan: {d}" for d in sharding.differences),
+        *(f"differs from the plan: {d}" for d in (*sharding.differences, *once, *differences)),
     )
 
 
@@ -128,7 +123,7 @@ def write_fsdp2(plan: Plan) -> WrittenText:
     """A Python module with `shard(model)`. Raises InputError for a plan that shards more than the batch."""
     sharding, load = find_batch_sharding(plan), plan.workload
     use = "Import `shard` from FILE and call shard(model) on the whole model, equal on every rank, before the optimizer is made"
-    remarks = _remarks(sharding, use)
+    remarks = list_fsdp_remarks(plan, sharding, use, recompute_by_hand(plan))
     quoted = json.dumps(plan.name, ensure_ascii=False)
     head = [
         f'"""FSDP2 of {plan.model["name"]} over {plan.mesh.num_devices} devices: the plan {quoted}, written by Shardscope.',
@@ -150,64 +145,6 @@ def write_fsdp2(plan: Plan) -> WrittenText:
         "UNITS = {  # pattern of modules -> whether gathered weights are freed after forward, and gathered again for backward",
         *(f'    "{pattern}": {frees},' for pattern, frees in sharding.units.items()),
         "}",
-        f"DTYPE, REDUCE = torch.{load['dtype']}, torch.{load.get('gradient_dtype', 'float32')}",
+        f"DTYPE, REDUCE = torch.{load['dtype']}, torch.{gradient_dtype(plan)}",
     ]
     return "\n".join(head) + "\n\n\n" + template_text("fsdp_template", "shard"), remarks, None
-
-
-def _batch_remark(plan: Plan) -> tuple[str, ...]:
-    """The micro-batches of a step, for which accelerate's file has no field: the training script states them."""
-    number = int(plan.workload["accumulate"])
-    if number == 1:
-        return ()
-    return (
-        f"the file cannot state micro-batches: train.py has to take batches of {micro_batch(plan)} samples on each rank and "
-        f"Accelerator(gradient_accumulation_steps={number})",
-    )
-
-
-def write_accelerate(plan: Plan) -> WrittenText:
-    """A file for `accelerate launch --config_file`. Raises InputError for a plan that shards more than the batch."""
-    # One switch for all units: accelerate cannot free some after forward and keep others, as FSDP2's own code can.
-    sharding, nodes = find_batch_sharding(plan), max(1, plan.mesh.num_devices // 8)
-    precision = {"bfloat16": "bf16", "float16": "fp16"}.get(str(plan.workload["dtype"]), "'no'")
-    free = "true" if not sharding.units or any(sharding.units.values()) else "false"
-    wraps = [f"  fsdp_transformer_layer_cls_to_wrap: {','.join(sharding.classes)}"] if sharding.classes else []
-    hybrid = (
-        [
-            "parallelism_config:",
-            f"  parallelism_config_dp_replicate_size: {sharding.replicate}",
-            f"  parallelism_config_dp_shard_size: {sharding.shard}",
-        ]
-        if sharding.replicate > 1
-        else []
-    )
-    lines = [
-        f"# {plan.model['name']}, plan {json.dumps(plan.name)}, written by Shardscope: accelerate launch --config_file THIS train.py",
-        "compute_environment: LOCAL_MACHINE",
-        "debug: false",
-        "distributed_type: FSDP",
-        "fsdp_config:",
-        "  fsdp_version: 2",
-        f"  fsdp_auto_wrap_policy: {'TRANSFORMER_BASED_WRAP' if wraps else 'NO_WRAP'}",
-        *wraps,
-        f"  fsdp_reshard_after_forward: {free}",
-        "  fsdp_offload_params: false",
-        "  fsdp_state_dict_type: SHARDED_STATE_DICT",
-        "  fsdp_cpu_ram_efficient_loading: true",
-        *hybrid,
-        "machine_rank: 0  # another on every node",
-        "main_training_function: main",
-        f"mixed_precision: {precision}",
-        f"num_machines: {nodes}",
-        f"num_processes: {plan.mesh.num_devices}",
-        "rdzv_backend: static",
-        "same_network: true",
-        "use_cpu: false",
-        "",
-    ]
-    return (
-        "\n".join(lines),
-        _remarks(sharding, "accelerate launch --config_file FILE train.py, by accelerate 1.15") + _batch_remark(plan),
-        None,
-    )

@@ -155,7 +155,7 @@ TARGETS: Mapping[str, Target] = {
             "accelerate",
             ".yaml",
             "A configuration for accelerate launch, for plans that split the batch only.",
-            _writer("data_parallel", "write_accelerate"),
+            _writer("configs.accelerate", "write_accelerate"),
             data_parallel=("FSDP2",),
         ),
         Target(

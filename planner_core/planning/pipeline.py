@@ -175,8 +175,10 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
             planners[other.workload.graph_batch] = other
             yield other
 
+    # accelerate's DeepSpeed plugin sums gradients in another dtype than its FSDP, and all rows are of the dtype of the chosen plan.
+    asked = replace(draft.request, gradients=request.gradients)
     larger, smaller = (
-        remembered(open_numbers(draft.request, planner, draft.source, draft.say, larger=more)) for more in (True, False)
+        remembered(open_numbers(asked, planner, draft.source, draft.say, larger=more)) for more in (True, False)
     )
     work = draft.chosen.cost.gpu_time_s if draft.chosen.fits else math.inf
     usual = tuple(plan_baselines(planner, every, draft.request.recompute, larger, smaller, work, say=draft.say))
@@ -358,7 +360,7 @@ def plan_model(
     that the user gave.
     """
     start = time.perf_counter()
-    request = request.with_tool_stack()
+    request = request.with_tool_software()
     first = request if show_first is None else replace(request, prove=False)
     show = show_first or (lambda plan: None)
     draft = replace(choose_step(first, graph, progress or (lambda text: None), like, show), request=request)

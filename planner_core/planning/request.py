@@ -20,7 +20,7 @@ from planner_core.core import (
     check_options,
     stack_names,
 )
-from planner_core.planning.methods import FREE
+from planner_core.planning.methods import FREE, GRADIENTS
 from planner_core.search.algebra import MAX_UNIT_POINTS
 
 Progress = Callable[[str], None]
@@ -92,13 +92,15 @@ class Request(Software):
         """The tool whose settings bound the plans; None if every plan may be chosen, since none is named or the form that runs them all."""
         return None if self.tool == FREE else self.tool
 
-    def with_tool_stack(self) -> Request:
-        """Return the request with the stack of its tool, if it states none and the tool's is known (`assets/stacks.json`).
+    def with_tool_software(self) -> Request:
+        """Return the request with the stack and the dtype of gradients of its tool, where it states none and the tool's are known.
 
         A tool runs its own kernels and keeps its own buffers. Example: Llama-3-8B under ZeRO-1 on 16 H100 takes 524 ms and 51 GiB on
         torch's kernels, and 441 ms and 74 GiB on Megatron-LM's, which do not fit. Kernels that the request states count as they do
         beside a tool's file."""
-        return replace(self, stack=self.tool) if self.stack is None and self.tool in stack_names() else self
+        stack = self.tool if self.stack is None and self.tool in stack_names() else self.stack
+        gradients = GRADIENTS.get(str(self.tool)) if self.gradients is None else self.gradients
+        return replace(self, stack=stack, gradients=gradients)
 
     def check(self) -> None:
         """Raise InputError for the first option whose value is impossible."""

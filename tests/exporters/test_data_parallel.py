@@ -18,7 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import planner_core as shardscope
 from planner_core.cli.main import main
 from planner_core.core import DeviceMesh, Edge, InputError, ParamPlan, Plan, SitePlan, State, load_plan
+from planner_core.cost import zero_stage
 from planner_core.exporters.api import export, export_text
+from planner_core.planning import Request, plan_model
 from tests.support.ranks import run_ranks
 
 SIZES = {
@@ -167,6 +169,22 @@ def test_accelerate_reads_its_configuration(tmp_path: Path, monkeypatch: pytest.
     plugin = FullyShardedDataParallelPlugin()
     assert plugin.fsdp_version == 2 and plugin.reshard_after_forward is True
     assert plugin.transformer_cls_names_to_wrap == ["LlamaDecoderLayer"]
+
+
+def test_accelerate_reads_its_deepspeed_plugin_and_ddp(tmp_path: Path) -> None:
+    """A plan of ZeRO whose gradients are summed in 16 bits is DeepSpeed's, which alone does so; whole states are DDP."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+    asked = {"cluster": "1x8-h100", "batch": 32, "seq": 2048, "layers": 2, "accumulate": 2}
+    plan = plan_model(Request("llama-3-8b", tool="accelerate", **asked), passes={}).best
+    file = tmp_path / "accelerate.yaml"
+    export(plan, "accelerate", file)
+    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(["--config_file", str(file), "train.py"]))
+    assert args.use_deepspeed and not args.use_fsdp and args.gradient_accumulation_steps == 2
+    assert args.zero_stage == zero_stage(plan) > 0 and args.mixed_precision == "bf16"
+    export(plans()["data parallel"], "accelerate", file)
+    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(["--config_file", str(file), "train.py"]))
+    assert args.multi_gpu and not args.use_deepspeed and not args.use_fsdp
 
 
 def test_accelerate_leaves_micro_batches_to_the_script() -> None:

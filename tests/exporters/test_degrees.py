@@ -221,11 +221,9 @@ def test_torchtitans_own_config_takes_context_and_experts(name: str, text: str, 
     configs = pytest.importorskip("torchtitan.config.configs")
     tyro = pytest.importorskip("tyro")
     lines = export_text(of_layout(name, text), "torchtitan").text.splitlines()
-    options = [
-        word.removeprefix("--parallelism.") for x in lines if x.startswith("--parallelism.") for word in x.split()
-    ]
-    options = [f"--{word}" if not word.isdecimal() else word for word in options]
-    read = tyro.cli(configs.ParallelismConfig, args=options)
+    options = [x.replace("--parallelism.", "--").split() for x in lines if x.startswith("--parallelism.")]
+    read = tyro.cli(configs.ParallelismConfig, args=[word for words in options for word in words])
+    assert (read.fsdp_reshard_after_forward == "never") == ("zero=1" in text and "cp" not in text)
     assert (read.data_parallel_replicate_degree, read.data_parallel_shard_degree, read.tensor_parallel_degree) == sizes[
         :3
     ]

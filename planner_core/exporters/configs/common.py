@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner_core.core import InputError, Pipeline, Plan
+from planner_core.cost import cost_model_of
 from planner_core.planning.methods import TpLayout
 
 
@@ -63,6 +64,20 @@ def check_single_stack(plan: Plan, cut: Pipeline) -> None:
             f"{plan.model['name']} is {sum(cut.copies)} copies of blocks, not its {layers} layers in a row, and stages of this tool hold "
             "nothing else; give --to json"
         )
+
+
+def gathering_remarks(plan: Plan) -> list[str]:
+    """A remark on traffic of once a step (ZeRO-1 and 2), for FSDP2 that keeps gathered weights through backward."""
+    if plan.workload["accumulate"] == 1:
+        return []  # all of it is once a step there too
+    return [
+        "weights that the plan gathers once a step (ZeRO-1, ZeRO-2) are gathered here in every micro-batch, and gradients scattered in each"
+    ]
+
+
+def gradient_dtype(plan: Plan) -> str:
+    """Return the dtype in which the gradients of a plan's weights are summed."""
+    return cost_model_of(plan).workload.summed_in(str(plan.workload["dtype"]))
 
 
 def dump_json(data: dict[str, Any]) -> str:

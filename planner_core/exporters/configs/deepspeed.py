@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from planner_core.core import Plan
-from planner_core.cost import cost_model_of, zero_stage
-from planner_core.exporters.configs.common import column_remarks, dump_json, list_remarks
+from planner_core.cost import zero_stage
+from planner_core.exporters.configs.common import column_remarks, dump_json, gradient_dtype, list_remarks
 from planner_core.exporters.data_parallel import find_batch_sharding, splits_batch_only
 from planner_core.exporters.observe import inspect_model, styles_by_pattern
 from planner_core.models import load_plan_graph
@@ -151,23 +151,19 @@ def _step_settings(plan: Plan, stage: int) -> dict[str, Any]:
 
 def _gradient_settings(plan: Plan, stage: int) -> dict[str, Any]:
     """The dtype of gradients as the plan was priced, which DeepSpeed keeps and sums in that of the model unless a file says more."""
-    if _gradients(plan) == plan.workload["dtype"]:
+    if gradient_dtype(plan) == plan.workload["dtype"]:
         return {}
     # Without ZeRO DeepSpeed refuses to keep gradients in another dtype than the model's, so there they are only summed in it.
     kept = {"data_types": {"grad_accum_dtype": "fp32"}} if stage else {}
     return {"communication_data_type": "fp32", **kept}
 
 
-def _gradients(plan: Plan) -> str:
-    return str(cost_model_of(plan).workload.summed_in(str(plan.workload["dtype"])))
-
-
 def _gradient_remarks(plan: Plan, stage: int) -> list[str]:
     """The difference from the plan where gradients are kept in the model's dtype and summed in another."""
-    if stage or _gradients(plan) == plan.workload["dtype"]:
+    if stage or gradient_dtype(plan) == plan.workload["dtype"]:
         return []
     return [
-        f"gradients are kept in {plan.workload['dtype']} here and in {_gradients(plan)} in the plan: DeepSpeed keeps them in another "
+        f"gradients are kept in {plan.workload['dtype']} here and in {gradient_dtype(plan)} in the plan: DeepSpeed keeps them in another "
         "dtype than the model's with ZeRO only"
     ]
 

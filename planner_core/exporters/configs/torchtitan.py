@@ -11,6 +11,7 @@ from planner_core.cost import zero_stage
 from planner_core.exporters.configs.common import (
     check_single_stack,
     count_recompute_policies,
+    gathering_remarks,
     list_remarks,
     micro_batch_samples,
 )
@@ -39,7 +40,9 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
     layout = parallel_degrees(plan)
     config = _config_name(dict(plan.model.get("config") or {}))
     stages, stage_remarks = _stage_options(plan)
-    differences = [*_rank_remarks(layout), *_state_remarks(plan, layout), *stage_remarks]
+    # torchtitan may keep gathered weights through backward, but here not beside context ranks, where its reader has no price.
+    keeps_weights = plan.pipeline is None and zero_stage(plan) in (1, 2) and layout.data > layout.context == 1
+    differences = [*_rank_remarks(layout), *_state_remarks(plan, layout, keeps_weights), *stage_remarks]
     load = plan.workload
     options = {
         "parallelism.data_parallel_replicate_degree": layout.data // layout.shards,
@@ -47,6 +50,7 @@ def write_torchtitan(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout]:
         "parallelism.tensor_parallel_degree": layout.size,
         **({"parallelism.context_parallel_degree": layout.context} if layout.context > 1 else {}),
         **({"parallelism.expert_parallel_degree": layout.expert} if layout.expert > 1 else {}),
+        **({"parallelism.fsdp_reshard_after_forward": "never"} if keeps_weights else {}),
         **stages,
         **_batch_options(plan, layout),
         "training.global_batch_size": load["batch"],
@@ -130,8 +134,9 @@ def _batch_options(plan: Plan, layout: TpLayout) -> dict[str, Any]:
     return {"parallelism.pipeline_parallel_microbatch_size": micro, "training.local_batch_size": samples}
 
 
-def _state_remarks(plan: Plan, layout: TpLayout) -> list[str]:
-    """A remark on optimizer states in parts. torchtitan has them only with weights in parts, which `layout` takes over."""
+def _state_remarks(plan: Plan, layout: TpLayout, keeps_weights: bool) -> list[str]:
+    """A remark on optimizer states in parts. torchtitan has them only with weights in parts, which `layout` takes over.
+    `keeps_weights`: the gathered weights stay until backward is over."""
     stage = zero_stage(plan)
     if stage not in (1, 2) or layout.data == 1 or layout.shards > 1:
         return []
@@ -140,7 +145,9 @@ def _state_remarks(plan: Plan, layout: TpLayout) -> list[str]:
     # With stages torchtitan gathers weights once a step and scatters gradients once: what the plan calls ZeRO-1.
     if plan.pipeline and stage == 1:
         return []
-    return [f"weights are whole while they run in the plan (ZeRO-{stage}); torchtitan shards them too (FSDP)"]
+    if not keeps_weights:
+        return [f"weights are whole while they run in the plan (ZeRO-{stage}); torchtitan shards them too (FSDP)"]
+    return gathering_remarks(plan)
 
 
 def _rank_remarks(layout: TpLayout) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -28,20 +28,23 @@ from planner_core.planning.methods import (
     BASELINES,
     EXACT,
     FREE,
+    GRADIENTS,
     PAIR_FORMS,
+    PLUGINS,
     SEARCHED_FORMS,
     SWITCHES,
     PairForm,
     TpLayout,
     check_tool,
     form_rules,
+    list_switches,
     may_split_tokens,
     megatron_fault,
     splittable_layers,
     sum_for_each_column,
     tool_term,
 )
-from planner_core.planning.planner import Planner
+from planner_core.planning.planner import Planner, replace_request
 from planner_core.planning.request import Progress, Request
 from planner_core.search import search_within_budget
 
@@ -73,7 +76,7 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     # Tools differ in their ZeRO stages; and what a script of this project runs in their place has torch's kernels.
     stack = None if request.stack == request.tool else request.stack
     unbounded = replace(request, tool=None, zero=None, stack=stack)
-    _, free = choose_shortest_step(unbounded, graph, *choose_micro_batches(unbounded, graph, say), say)
+    free = _choose_free(unbounded, graph, say)
     # Read from a plan, as the export reads it: what Megatron-LM cannot be told at all has no best plan for it.
     if request.tool == "megatron" and (fault := megatron_fault(free)):
         raise InputError(fault, "; leave ", named("tool", request.tool), " out, or name another tool")
@@ -81,9 +84,7 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     search_meshes: MeshSearch = choose_mesh if form is None else partial(_search_layer_pairs, form)
     found: list[tuple[Planner, Plan]] = []
     refused: NoPlanFits | None = None
-    # With `auto` the copies of a block could differ, which no setting of a tool says. So each switch is a search of its own.
-    for recompute in SWITCHES if request.recompute == "auto" else (request.recompute,):
-        asked = replace(request, recompute=recompute)
+    for asked in _list_uniform_requests(request):
         try:
             least_work = choose_micro_batches(asked, graph, say, search=search_meshes)
             found.append(choose_shortest_step(asked, graph, *least_work, say))
@@ -99,13 +100,33 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
             describe_memory=refused.describe_memory if refused else None,
         )
     planner, plan = min(found, key=lambda f: (not f[1].fits, f[1].cost.step_time_s if f[1].fits else _peak_bytes(f[1])))
+    planner = replace_request(planner, tool=request.tool)
+    if (gradients := planner.request.gradients) != request.gradients:
+        free = _choose_free(replace(unbounded, gradients=gradients), graph, say)
     plan = _bound_over_all(planner, plan, [one for _, one in found])
     tool = str(request.tool)
     told = Sentence(
         "the best plan of one pipeline stage that ", tool_term(tool), f" can be told {SEARCHED_FORMS[tool]}"
     )
     plan = replace(plan, notes=(*plan.notes, Note(told)))
-    return planner, plan, (_note_tool_price(request, plan, free),)
+    return planner, plan, (_note_tool_price(planner.request, plan, free),)
+
+
+def _choose_free(unbounded: Request, graph: GraphSource, say: Progress) -> Plan:
+    """Return the best plan of one stage that no tool bounds."""
+    return choose_shortest_step(unbounded, graph, *choose_micro_batches(unbounded, graph, say), say)[1]
+
+
+def _list_uniform_requests(request: Request) -> Iterator[Request]:
+    """Yield the requests whose searches together see what the tool can be told: one for the tool and each of its plugins, and for each
+    recomputation. With `auto` the copies of a block could differ, which no setting of a tool says."""
+    tool, gradients = str(request.tool), request.gradients
+    # A section for a plugin has no field for the dtype of gradients.
+    plugins = [p for p in PLUGINS.get(tool, ()) if gradients in (None, GRADIENTS.get(p))]
+    for name in (tool, *plugins):
+        one = replace(request, tool=name).with_tool_software()
+        for recompute in list_switches(name) if request.recompute == "auto" else (request.recompute,):
+            yield replace(one, recompute=recompute)
 
 
 def _search_layer_pairs(
@@ -198,7 +219,9 @@ def _note_tool_price(request: Request, plan: Plan, free: Plan) -> Note:
         tool_term(str(request.tool)),
         ": the best plan of one pipeline stage takes ",
         time_amount(plan.cost.step_time_s),
-        f" a step{' on its own kernels' * own_kernels}, ",
+        " a step",
+        f" with gradients in {request.gradients}" if request.gradients else "",
+        f"{' on its own kernels' * own_kernels}, ",
         "as fast as" if abs(more) < 0.0005 else difference,
         f" the best of all such plans{' on those of PyTorch' * own_kernels} (",
         time_amount(free.cost.step_time_s),

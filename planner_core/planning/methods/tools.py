@@ -24,22 +24,30 @@ FREE = "torchrun"
 """The form that runs every plan."""
 SWITCHES = ("none", "full")
 """A tool recomputes all blocks or none: its settings know no copies."""
+MORE_SWITCHES = {"torchtitan": ("none", "selective", "full")}
+"""The recomputations of a tool that has others, from the one of the least work."""
+PLUGINS = {"accelerate": ("deepspeed",)}
+"""The tools that another tool starts as well, by a section of its own file."""
+GRADIENTS = {"deepspeed": "bfloat16"}
+"""The dtype in which a tool keeps and sums gradients unless its file says another: DeepSpeed those of the model, float16 too, which has
+the bytes of bfloat16 (its engine.py: communication_data_type, get_data_types)."""
 LONG_TOKENS = 16_384
 """Samples of so many tokens, or fewer samples than GPUs, may be shared by context ranks."""
 MOST_SEARCHED_AXES = 2
 """The mesh axes of a search that nothing bounds."""
 
 SEARCHED_FORMS = {
-    "fsdp2": "with weights freed after forward",
-    "accelerate": "by FSDP alone with weights freed after forward",
+    "fsdp2": "with reshard_after_forward True, or False without replicas",
+    "accelerate": "of data-parallel ranks alone: by DDP, FSDP, HSDP, or ZeRO-1 to 3 of its DeepSpeed plugin",
     "deepspeed": "by ZeRO-1 to 3 over all ranks",
-    "torchtitan": "with weights freed after forward and no or full recomputation",
-    "megatron": "without its FSDP",
+    "torchtitan": "with tensor ranks that split tokens, experts over data-parallel ranks alone, and context ranks that gather, for long or "
+    "few samples",
+    "megatron": "without its FSDP, and with context ranks for long or few samples and not beside expert ranks",
     **dict.fromkeys(PAIR_FORMS, "with layers sharded in pairs"),
 }
-"""Which settings of a tool are searched where it has others, which `price` reads: reshard_after_forward=False (ZeRO-2 in one
-micro-batch), accelerate's DeepSpeed plugin and tensor ranks, DeepSpeed's tensor and context ranks, Megatron-LM's two kinds of FSDP. Without
-these words "the best that torchtitan can be told" was beaten by a file that torchtitan takes."""
+"""Which settings of a tool are searched where it has others, which `price` reads: accelerate's tensor ranks, DeepSpeed's tensor and
+context ranks, Megatron-LM's two kinds of FSDP. Without these words "the best that torchtitan can be told" was beaten by a file that
+torchtitan takes."""
 
 
 def tool_term(tool: str) -> Term:
@@ -95,11 +103,26 @@ def _are_long_or_few(seq: int, batch: int | None, num_gpus: int) -> bool:
     return seq >= LONG_TOKENS or (batch is not None and batch < num_gpus)
 
 
+def list_switches(tool: str | None) -> tuple[str, ...]:
+    """List the recomputations that a tool can be told, each of all blocks."""
+    return MORE_SWITCHES.get(str(tool), SWITCHES)
+
+
 def _fsdp_spaces(num_gpus: int) -> Iterator[Layout]:
-    """FSDP2 and HSDP: every rank has its own samples."""
+    """FSDP2 and HSDP: every rank has its own samples. With reshard_after_forward=False weights stay whole between forward and backward,
+    and gradients and states are sharded: ZeRO-2."""
     # As many replicas as GPUs would be plain data parallelism, which is not FSDP.
     for replicas in divisors(num_gpus)[: -1 if num_gpus > 1 else 1]:
         yield Layout(dp=replicas, fsdp=num_gpus // replicas)
+    if num_gpus > 1:
+        yield Layout(dp=num_gpus, zero=2)
+
+
+def _accelerate_spaces(num_gpus: int) -> Iterator[Layout]:
+    """DDP and FSDP; what its DeepSpeed plugin runs is that tool's (`PLUGINS`)."""
+    yield from _fsdp_spaces(num_gpus)
+    if num_gpus > 1:
+        yield Layout(dp=num_gpus)
 
 
 def _deepspeed_spaces(num_gpus: int) -> Iterator[Layout]:
@@ -118,14 +141,16 @@ def _megatron_spaces(num_gpus: int) -> Iterator[Layout]:
             for sequence in (False, True) if tensor > 1 else (False,):
                 yield Layout(dp=ranks, tp=tensor, sp=sequence, zero=zero)
             for n in divisors(ranks)[1:]:
-                for kind in CP_TYPES:
-                    yield Layout(dp=ranks // n, tp=tensor, sp=tensor > 1, cp=n, cp_type=kind, zero=zero)
+                for kind, sequence in product(CP_TYPES, (False, True) if tensor > 1 else (False,)):
+                    yield Layout(dp=ranks // n, tp=tensor, sp=sequence, cp=n, cp_type=kind, zero=zero)
+                # Beside tensor ranks Megatron-LM deals out experts with sequence parallelism alone.
                 yield Layout(dp=ranks, tp=tensor, sp=tensor > 1, ep=n, zero=zero)
 
 
 def _torchtitan_spaces(num_gpus: int) -> Iterator[Layout]:
     """Replicate, FSDP2 or HSDP, beside tensor parallelism, which always splits the tokens between the products. Context ranks shard
-    weights too, and gather keys and values. Experts are dealt to ranks that shard weights."""
+    weights too, and gather keys and values. Experts are dealt to ranks that shard weights. Without replicas and context ranks
+    fsdp_reshard_after_forward may be "never", which is ZeRO-2."""
     for tensor in divisors(num_gpus):
         for context in divisors(num_gpus // tensor):
             ranks = num_gpus // tensor // context
@@ -133,9 +158,13 @@ def _torchtitan_spaces(num_gpus: int) -> Iterator[Layout]:
                 states = 3 if context > 1 and replicas == ranks else 0
                 layout = Layout(dp=replicas, fsdp=ranks // replicas, tp=tensor, sp=tensor > 1, cp=context, zero=states)
                 yield replace(layout, cp_type="gather") if context > 1 else layout
+            if context == 1 < ranks:
+                yield Layout(dp=ranks, tp=tensor, sp=tensor > 1, zero=2)
     for shards in divisors(num_gpus)[1:]:
         for experts in divisors(shards)[1:]:
             yield Layout(dp=num_gpus // shards, fsdp=shards, ep=experts)
+    for experts in divisors(num_gpus)[1:]:
+        yield Layout(dp=num_gpus, ep=experts, zero=2)
 
 
 def _pair_spaces(num_gpus: int, *, tokens: bool) -> Iterator[Layout]:
@@ -150,7 +179,7 @@ def _pair_spaces(num_gpus: int, *, tokens: bool) -> Iterator[Layout]:
 
 TOOLS: Mapping[str, Callable[[int], Iterator[Layout]]] = {
     "fsdp2": _fsdp_spaces,
-    "accelerate": _fsdp_spaces,
+    "accelerate": _accelerate_spaces,
     "deepspeed": _deepspeed_spaces,
     "megatron": _megatron_spaces,
     "torchtitan": _torchtitan_spaces,

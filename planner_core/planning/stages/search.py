@@ -43,7 +43,7 @@ from planner_core.cost import (
     ops_at_the_ends,
 )
 from planner_core.planning.fitting.shortage import least_state_bytes
-from planner_core.planning.methods import SWITCHES
+from planner_core.planning.methods import list_switches
 from planner_core.planning.methods.legality import unsearchable_faults
 from planner_core.planning.planner import Planner, prepare_planner, with_recompute, with_zero
 from planner_core.planning.request import Progress, Request
@@ -355,7 +355,8 @@ class _StageSearch:
         """The recomputations under which copy policies are searched, each with its shares of memory."""
         requested = self.first.request.recompute
         if self.form:  # a layout leaves no choice that trades time for memory
-            return [(one, (1.0,)) for one in (SWITCHES if requested == "auto" else (requested,))]
+            switches = list_switches(self.first.request.tool) if requested == "auto" else (requested,)
+            return [(one, (1.0,)) for one in switches]
         others = STRONG_RECOMPUTATIONS if requested == "auto" else ()
         return [(requested, MEMORY_SHARES), *((other, (POLICY_MEMORY_SHARE,)) for other in others)]
 
