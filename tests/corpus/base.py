@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -24,3 +25,16 @@ def images(size: int = 16, batch: int = 8) -> Tensor:
 def classes(kinds: int, shape: tuple[int, ...] = (8,)) -> Tensor:
     """Whole numbers below `kinds`."""
     return torch.randint(0, kinds, shape)
+
+
+def variants(kind: type[nn.Module], inputs: Callable[[], Any]) -> dict[str, Callable[[], Made]]:
+    """The modules that `kind(name)` makes, where `name` is a method of its own with a docstring: what happens in forward."""
+
+    def maker(name: str, method: Any) -> Callable[[], Made]:
+        def make() -> Made:
+            return kind(name), inputs()
+
+        make.__name__, make.__doc__, make.__module__ = name, method.__doc__, kind.__module__
+        return make
+
+    return {n: maker(n, m) for n, m in vars(kind).items() if m.__doc__ and not n.startswith("_")}

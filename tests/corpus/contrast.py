@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.corpus.base import Made, classes, numbers
+from tests.corpus.base import Made, classes, numbers, variants
 
 WIDTH = 16
 
@@ -22,56 +22,66 @@ class Pairs(nn.Module):
         self.predict = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return getattr(self, "_" + self.loss)(self.net(a), self.net(b))
+        return getattr(self, self.loss)(self.net(a), self.net(b))
 
-    def _info(self, a: Tensor, b: Tensor) -> Tensor:
+    def clip_loss(self, a: Tensor, b: Tensor) -> Tensor:
+        """Every pair of the batch, both ways, with a learned heat."""
         logits = F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).t() * self.heat.exp()
         right = torch.arange(logits.shape[0], device=logits.device)
         return (F.cross_entropy(logits, right) + F.cross_entropy(logits.t(), right)) / 2
 
-    def _simclr(self, a: Tensor, b: Tensor) -> Tensor:
+    def simclr(self, a: Tensor, b: Tensor) -> Tensor:
+        """Both views joined, the diagonal masked out."""
         z = F.normalize(torch.cat([a, b]), dim=1)
         n = len(a)
         near = (z @ z.T / 0.5).masked_fill(torch.eye(2 * n, dtype=torch.bool), float("-inf"))
         right = torch.cat([torch.arange(n, 2 * n), torch.arange(n)])
         return F.cross_entropy(near, right)
 
-    def _barlow(self, a: Tensor, b: Tensor) -> Tensor:
+    def barlow_twins(self, a: Tensor, b: Tensor) -> Tensor:
+        """A cross-correlation of features over the batch."""
         a, b = ((z - z.mean(0)) / (z.std(0) + 1e-5) for z in (a, b))
         c = a.T @ b / len(a)
         on = torch.diagonal(c).add(-1).pow(2).sum()
         off = c.flatten()[:-1].view(WIDTH - 1, WIDTH + 1)[:, 1:].pow(2).sum()
         return on + 0.005 * off
 
-    def _vicreg(self, a: Tensor, b: Tensor) -> Tensor:
+    def vicreg(self, a: Tensor, b: Tensor) -> Tensor:
+        """Variance and covariance over the batch."""
         spread = sum(F.relu(1 - (z.var(0) + 1e-4).sqrt()).mean() for z in (a, b))
         a = a - a.mean(dim=0)
         cov = (a.T @ a) / (a.size(0) - 1)
         cov = cov - torch.diag(torch.diagonal(cov))
         return F.mse_loss(a, b) + spread + cov.square().sum() / WIDTH
 
-    def _siam(self, a: Tensor, b: Tensor) -> Tensor:
+    def simsiam(self, a: Tensor, b: Tensor) -> Tensor:
+        """Cosine similarity with a stopped gradient."""
         return (
             -F.cosine_similarity(self.predict(a), b.detach()).mean() / 2
             - F.cosine_similarity(self.predict(b), a.detach()).mean() / 2
         )
 
-    def _sigmoid(self, a: Tensor, b: Tensor) -> Tensor:
+    def siglip(self, a: Tensor, b: Tensor) -> Tensor:
+        """A sigmoid for each pair."""
         logits = a @ b.mT * self.heat.exp() - 1.0
         signs = 2 * torch.eye(len(a)) - torch.ones(len(a), len(b))
         return -F.logsigmoid(signs * logits).sum(-1).mean()
 
-    def _alignment(self, a: Tensor, b: Tensor) -> Tensor:
+    def uniformity(self, a: Tensor, b: Tensor) -> Tensor:
+        """All distances within the batch by pdist."""
         apart = torch.pdist(F.normalize(a))
         return (a - b).norm(dim=1).pow(2).mean() + apart.pow(2).mul(-2).exp().mean().log()
 
-    def _mmd(self, a: Tensor, b: Tensor) -> Tensor:
+    def mean_discrepancy(self, a: Tensor, b: Tensor) -> Tensor:
+        """A kernel of all pairs by broadcasting."""
+
         def kernel(x: Tensor, y: Tensor) -> Tensor:
             return torch.exp(-((x[:, None] - y[None]) ** 2).sum(-1) / WIDTH).mean()
 
         return kernel(a, a) + kernel(b, b) - 2 * kernel(a, b)
 
-    def _sinkhorn(self, a: Tensor, b: Tensor) -> Tensor:
+    def swav(self, a: Tensor, b: Tensor) -> Tensor:
+        """Sinkhorn steps under no_grad."""
         scores = F.normalize(a) @ F.normalize(self.predict.weight).T
         with torch.no_grad():
             q = (F.normalize(b) @ F.normalize(self.predict.weight).T / 0.1).exp().t()
@@ -81,53 +91,7 @@ class Pairs(nn.Module):
         return -(q.t() * F.log_softmax(scores / 0.1, 1)).sum(1).mean()
 
 
-def _pair(loss: str) -> Made:
-    return Pairs(loss), (numbers(8, WIDTH), numbers(8, WIDTH))
-
-
-def clip_loss() -> Made:
-    """Every pair of the batch, both ways, with a learned heat."""
-    return _pair("info")
-
-
-def simclr() -> Made:
-    """Both views joined, the diagonal masked out."""
-    return _pair("simclr")
-
-
-def barlow_twins() -> Made:
-    """A cross-correlation of features over the batch."""
-    return _pair("barlow")
-
-
-def vicreg() -> Made:
-    """Variance and covariance over the batch."""
-    return _pair("vicreg")
-
-
-def simsiam() -> Made:
-    """Cosine similarity with a stopped gradient."""
-    return _pair("siam")
-
-
-def siglip() -> Made:
-    """A sigmoid for each pair."""
-    return _pair("sigmoid")
-
-
-def uniformity() -> Made:
-    """All distances within the batch by pdist."""
-    return _pair("alignment")
-
-
-def mean_discrepancy() -> Made:
-    """A kernel of all pairs by broadcasting."""
-    return _pair("mmd")
-
-
-def swav() -> Made:
-    """Sinkhorn steps under no_grad."""
-    return _pair("sinkhorn")
+globals().update(variants(Pairs, lambda: (numbers(8, WIDTH), numbers(8, WIDTH))))
 
 
 class Triplet(nn.Module):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.corpus.base import Made, classes, images, numbers
+from tests.corpus.base import Made, classes, images, numbers, variants
 
 WIDTH, KINDS, EXPERTS = 16, 4, 4
 
@@ -21,36 +21,42 @@ class Experts(nn.Module):
         self.down = nn.Parameter(numbers(EXPERTS, 32, WIDTH) * 0.1)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.head(x + getattr(self, "_" + self.how)(x, self.router(x))), y)
+        return F.cross_entropy(self.head(x + getattr(self, self.how)(x, self.router(x))), y)
 
     def _each(self, x: Tensor) -> Tensor:
         return torch.einsum("ebf,efd->ebd", F.gelu(torch.einsum("bd,edf->ebf", x, self.up)), self.down)
 
-    def _soft(self, x: Tensor, scores: Tensor) -> Tensor:
+    def experts_soft(self, x: Tensor, scores: Tensor) -> Tensor:
+        """Every expert on every row, mixed by a softmax."""
         return torch.einsum("be,ebd->bd", scores.softmax(-1), self._each(x))
 
-    def _top(self, x: Tensor, scores: Tensor) -> Tensor:
+    def experts_top_two(self, x: Tensor, scores: Tensor) -> Tensor:
+        """topk unpacked, weights scattered into gates."""
         weights, picked = scores.softmax(-1).topk(2, dim=-1)
         weights = weights / weights.sum(-1, keepdim=True)
         gates = torch.zeros_like(scores).scatter(1, picked, weights)
         return (gates.t().unsqueeze(-1) * self._each(x)).sum(0)
 
-    def _named(self, x: Tensor, scores: Tensor) -> Tensor:
+    def experts_named_results(self, x: Tensor, scores: Tensor) -> Tensor:
+        """topk by its names values and indices, experts gathered."""
         top = scores.topk(1, -1)
         made = self._each(x).transpose(0, 1)
         return made.gather(1, top.indices[..., None].expand(-1, -1, WIDTH)).squeeze(1) * top.values.sigmoid()
 
-    def _choice(self, x: Tensor, scores: Tensor) -> Tensor:
+    def experts_choose_rows(self, x: Tensor, scores: Tensor) -> Tensor:
+        """Every expert takes its best rows; index_add puts them back."""
         weights, rows = scores.softmax(-1).t().topk(4, -1)
         made = torch.bmm(F.relu(torch.bmm(x[rows], self.up)), self.down) * weights[..., None]
         return torch.zeros_like(x).index_add(0, rows.flatten(), made.flatten(0, 1))
 
-    def _picked(self, x: Tensor, scores: Tensor) -> Tensor:
+    def experts_picked_weights(self, x: Tensor, scores: Tensor) -> Tensor:
+        """Weights are indexed by the choice of each row."""
         picked = scores.argmax(-1)
         h = F.relu(torch.bmm(x.unsqueeze(1), self.up[picked]))
         return torch.bmm(h, self.down[picked]).squeeze(1) * scores.softmax(-1).amax(-1, keepdim=True)
 
-    def _capacity(self, x: Tensor, scores: Tensor) -> Tensor:
+    def experts_with_capacity(self, x: Tensor, scores: Tensor) -> Tensor:
+        """One-hot places within a capacity, sent by einsum as in GShard."""
         p = scores.softmax(-1)
         chosen = F.one_hot(p.argmax(-1), EXPERTS).to(x.dtype)
         place = (chosen.cumsum(0) - 1) * chosen
@@ -61,7 +67,8 @@ class Experts(nn.Module):
         back = torch.einsum("ecf,efd->ecd", made, self.down)
         return torch.einsum("bec,ecd->bd", send * p[..., None], back)
 
-    def _loop(self, x: Tensor, scores: Tensor) -> Tensor:
+    def experts_masked_loop(self, x: Tensor, scores: Tensor) -> Tensor:
+        """A loop over experts with a mask of rows."""
         made = torch.zeros_like(x)
         picked = scores.argmax(-1)
         for e in range(EXPERTS):
@@ -69,7 +76,8 @@ class Experts(nn.Module):
             made = made + mask * (F.relu(x @ self.up[e]) @ self.down[e])
         return made
 
-    def _where(self, x: Tensor, scores: Tensor) -> Tensor:
+    def experts_where_loop(self, x: Tensor, scores: Tensor) -> Tensor:
+        """A loop over experts that picks rows by torch.where, so sizes depend on data."""
         made = torch.zeros_like(x)
         for e in range(EXPERTS):
             (rows,) = torch.where(scores.argmax(-1) == e)
@@ -77,48 +85,7 @@ class Experts(nn.Module):
         return made
 
 
-def _routed(how: str) -> Made:
-    return Experts(how), (numbers(8, WIDTH), classes(KINDS))
-
-
-def experts_soft() -> Made:
-    """Every expert on every row, mixed by a softmax."""
-    return _routed("soft")
-
-
-def experts_top_two() -> Made:
-    """topk unpacked, weights scattered into gates."""
-    return _routed("top")
-
-
-def experts_named_results() -> Made:
-    """topk by its names values and indices, experts gathered."""
-    return _routed("named")
-
-
-def experts_choose_rows() -> Made:
-    """Every expert takes its best rows; index_add puts them back."""
-    return _routed("choice")
-
-
-def experts_picked_weights() -> Made:
-    """Weights are indexed by the choice of each row."""
-    return _routed("picked")
-
-
-def experts_with_capacity() -> Made:
-    """One-hot places within a capacity, sent by einsum as in GShard."""
-    return _routed("capacity")
-
-
-def experts_masked_loop() -> Made:
-    """A loop over experts with a mask of rows."""
-    return _routed("loop")
-
-
-def experts_where_loop() -> Made:
-    """A loop over experts that picks rows by torch.where, so sizes depend on data."""
-    return _routed("where")
+globals().update(variants(Experts, lambda: (numbers(8, WIDTH), classes(KINDS))))
 
 
 class Balanced(nn.Module):

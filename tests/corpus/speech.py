@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.corpus.base import Made, classes, numbers
+from tests.corpus.base import Made, classes, numbers, variants
 
 WORDS, WIDTH, TOKENS = 64, 32, 16
 
@@ -222,69 +222,48 @@ class Attention(nn.Module):
         q, k, v = (
             z.view(b, t, self.heads, d // self.heads).transpose(1, 2) for z in self.qkv(self.norm(h)).split(d, -1)
         )
-        h = h + self.out(getattr(self, "_" + self.mix)(q, k, v).transpose(1, 2).reshape(b, t, d))
+        h = h + self.out(getattr(self, self.mix)(q, k, v).transpose(1, 2).reshape(b, t, d))
         return F.cross_entropy(self.head(h).view(-1, WORDS), y.view(-1))
 
     def _mask(self, t: int) -> Tensor:
         return torch.triu(torch.ones(t, t, dtype=torch.bool), 1)
 
-    def _alibi(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention_alibi(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Scores by einsum with learned slopes and a mask."""
         t = q.shape[2]
         apart = torch.arange(t)[None, :] - torch.arange(t)[:, None]
         scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1]) + self.slopes * apart
         return torch.einsum("bhij,bhjd->bhid", scores.masked_fill(self._mask(t), float("-inf")).softmax(-1), v)
 
-    def _linear(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention_linear(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Linear attention by a cumulative sum of outer products."""
         q, k = F.elu(q) + 1, F.elu(k) + 1
         state = torch.einsum("bhtd,bhte->bhtde", k, v).cumsum(2)
         return torch.einsum("bhtd,bhtde->bhte", q, state) / (q * k.cumsum(2)).sum(-1, keepdim=True)
 
-    def _windowed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention_windowed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention within blocks of tokens, by unflatten and flatten."""
         q, k, v = (z.unflatten(2, (z.shape[2] // 4, 4)) for z in (q, k, v))
         return F.scaled_dot_product_attention(q, k, v).flatten(2, 3)
 
-    def _batched(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention_batched(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Batch and heads as one dim, baddbmm and bmm, softmax in float32."""
         b, h, t, d = q.shape
         q, k, v = (z.reshape(b * h, t, d) for z in (q, k, v))
         scores = torch.baddbmm(torch.zeros(t, t).masked_fill(self._mask(t), -1e4), q, k.mT, alpha=d**-0.5)
         return torch.bmm(F.softmax(scores, -1, dtype=torch.float32).type_as(q), v).view(b, h, t, d)
 
-    def _masked(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention_masked(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """scaled_dot_product_attention with a mask and a scale."""
         allowed = ~self._mask(q.shape[2]) & (torch.rand(q.shape[2], generator=torch.Generator().manual_seed(0)) > -1)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=0.3)
 
-    def _causal(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention_causal(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """scaled_dot_product_attention, causal."""
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def attention_alibi() -> Made:
-    """Scores by einsum with learned slopes and a mask."""
-    return Attention("alibi"), _text()
-
-
-def attention_linear() -> Made:
-    """Linear attention by a cumulative sum of outer products."""
-    return Attention("linear"), _text()
-
-
-def attention_windowed() -> Made:
-    """Attention within blocks of tokens, by unflatten and flatten."""
-    return Attention("windowed"), _text()
-
-
-def attention_batched() -> Made:
-    """Batch and heads as one dim, baddbmm and bmm, softmax in float32."""
-    return Attention("batched"), _text()
-
-
-def attention_masked() -> Made:
-    """scaled_dot_product_attention with a mask and a scale."""
-    return Attention("masked"), _text()
-
-
-def attention_causal() -> Made:
-    """scaled_dot_product_attention, causal."""
-    return Attention("causal"), _text()
+globals().update(variants(Attention, _text))
 
 
 class EncoderDecoder(nn.Module):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.corpus.base import Made, classes, numbers
+from tests.corpus.base import Made, classes, numbers, variants
 
 NODES, EDGES, WIDTH = 32, 64, 16
 
@@ -27,57 +27,40 @@ class GraphNet(nn.Module):
 
     def forward(self, x: Tensor, edges: Tensor, y: Tensor) -> Tensor:
         for _ in range(2):
-            x = F.relu(self.update(torch.cat([x, getattr(self, "_" + self.join)(x, *edges)], -1)))
+            x = F.relu(self.update(torch.cat([x, getattr(self, self.join)(x, *edges)], -1)))
         return F.cross_entropy(self.head(x), y)
 
     def _pairs(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
         return torch.cat([x[source], x[target]], -1)
 
-    def _sum(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    def graph_sum(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        """Messages are summed by index_add."""
         return torch.zeros_like(x).index_add(0, target, self.message(self._pairs(x, source, target)))
 
-    def _mean(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    def graph_mean(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        """Messages are averaged by counts of edges."""
         count = torch.bincount(target, minlength=NODES).clamp(min=1)
-        return self._sum(x, source, target) / count[:, None]
+        return self.graph_sum(x, source, target) / count[:, None]
 
-    def _scatter(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    def graph_scatter(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        """Messages are summed by scatter_add_ in place."""
         made = self.message(self._pairs(x, source, target))
         return x.new_zeros(x.shape).scatter_add_(0, target[:, None].expand_as(made), made)
 
-    def _attention(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    def graph_attention(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        """Softmax over the edges of a node, written out."""
         pairs = self._pairs(x, source, target)
         weight = F.leaky_relu(self.weigh(pairs), 0.2).exp()
         total = torch.zeros(NODES, 1).index_add_(0, target, weight)
         return torch.zeros_like(x).index_add_(0, target, weight / (total[target] + 1e-6) * self.message(pairs))
 
-    def _largest(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    def graph_largest(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        """The largest message by scatter_reduce."""
         made = self.message(self._pairs(x, source, target))
         return torch.zeros_like(x).scatter_reduce(0, target[:, None].expand_as(made), made, "amax")
 
 
-def graph_sum() -> Made:
-    """Messages are summed by index_add."""
-    return GraphNet("sum"), _graph()
-
-
-def graph_mean() -> Made:
-    """Messages are averaged by counts of edges."""
-    return GraphNet("mean"), _graph()
-
-
-def graph_scatter() -> Made:
-    """Messages are summed by scatter_add_ in place."""
-    return GraphNet("scatter"), _graph()
-
-
-def graph_attention() -> Made:
-    """Softmax over the edges of a node, written out."""
-    return GraphNet("attention"), _graph()
-
-
-def graph_largest() -> Made:
-    """The largest message by scatter_reduce."""
-    return GraphNet("largest"), _graph()
+globals().update(variants(GraphNet, _graph))
 
 
 class DenseGraph(nn.Module):

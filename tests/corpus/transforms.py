@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tests.corpus.base import Made, classes, numbers
+from tests.corpus.base import Made, classes, numbers, variants
 
 WIDTH, KINDS = 32, 8
 
@@ -21,87 +21,108 @@ class Changed(nn.Module):
         super().__init__()
         self.how, self.first, self.last = how, nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, KINDS)
         self.stack = nn.Parameter(numbers(4, WIDTH, WIDTH) * 0.1)
-        self.compiled = torch.compile(nn.Linear(WIDTH, WIDTH)) if how == "compiled" else nn.Linear(WIDTH, WIDTH)
+        self.compiled = torch.compile(nn.Linear(WIDTH, WIDTH)) if how == "compiled_part" else nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.last(getattr(self, "_" + self.how)(x)), y)
+        return F.cross_entropy(self.last(getattr(self, self.how)(x)), y)
 
-    def _vmap(self, x: Tensor) -> Tensor:
+    def func_vmap(self, x: Tensor) -> Tensor:
+        """torch.func.vmap over a stack of weights."""
         return torch.func.vmap(lambda w: torch.tanh(x @ w))(self.stack).mean(0)
 
-    def _call(self, x: Tensor) -> Tensor:
+    def func_functional_call(self, x: Tensor) -> Tensor:
+        """torch.func.functional_call with the module's own weights."""
         return torch.func.functional_call(self.first, dict(self.first.named_parameters()), (x,))
 
-    def _grad(self, x: Tensor) -> Tensor:
+    def inner_gradient_step(self, x: Tensor) -> Tensor:
+        """A step of learning inside forward (MAML), by torch.autograd.grad."""
         (slope,) = torch.autograd.grad(self.first(x).sum(), self.first.weight, create_graph=True)
         return F.linear(x, self.first.weight - 0.1 * slope)
 
-    def _checkpoint(self, x: Tensor) -> Tensor:
+    def checkpointed(self, x: Tensor) -> Tensor:
+        """torch.utils.checkpoint, reentrant and not."""
         return checkpoint(self._plain, checkpoint(self._plain, x, use_reentrant=False), use_reentrant=True)
 
-    def _sequence(self, x: Tensor) -> Tensor:
+    def checkpointed_sequence(self, x: Tensor) -> Tensor:
+        """checkpoint_sequential."""
         return checkpoint_sequential(nn.Sequential(self.first, nn.ReLU(), self.compiled), 2, x, use_reentrant=False)
 
     def _plain(self, x: Tensor) -> Tensor:
         return F.relu(self.first(x))
 
-    def _compiled(self, x: Tensor) -> Tensor:
+    def compiled_part(self, x: Tensor) -> Tensor:
+        """A part wrapped in torch.compile."""
         return F.gelu(self.compiled(x))
 
-    def _scripted(self, x: Tensor) -> Tensor:
+    def scripted_function(self, x: Tensor) -> Tensor:
+        """A function of torch.jit.script."""
         return fused_gelu(self.first(x))
 
-    def _autocast(self, x: Tensor) -> Tensor:
+    def autocast_region(self, x: Tensor) -> Tensor:
+        """torch.autocast inside forward."""
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return self.first(x).float()
 
-    def _autocast_off(self, x: Tensor) -> Tensor:
+    def autocast_switched_off(self, x: Tensor) -> Tensor:
+        """A region that switches autocast off."""
         with torch.autocast("cpu", enabled=False):
             return self.first(x.float())
 
-    def _inference(self, x: Tensor) -> Tensor:
+    def no_grad_inside(self, x: Tensor) -> Tensor:
+        """no_grad and enable_grad inside forward."""
         with torch.no_grad():
             scale = self.first(x).abs().mean(-1, keepdim=True)
         with torch.enable_grad():
             return self.first(x) / (1 + scale)
 
-    def _start(self, x: Tensor) -> Tensor:
+    def start_without_grad(self, x: Tensor) -> Tensor:
+        """A layer runs under no_grad, then again on what came out."""
         with torch.no_grad():
             h = torch.tanh(self.first(x))
         return self.first(h)
 
-    def _sign(self, x: Tensor) -> Tensor:
+    def function_sign(self, x: Tensor) -> Tensor:
+        """A custom function: straight-through sign."""
         return Sign.apply(self.first(x))
 
-    def _rows(self, x: Tensor) -> Tensor:
+    def function_row_norm(self, x: Tensor) -> Tensor:
+        """A custom function that reduces along rows."""
         return RowNorm.apply(self.first(x))
 
-    def _batch(self, x: Tensor) -> Tensor:
+    def function_across_the_batch(self, x: Tensor) -> Tensor:
+        """A custom function that reduces along the batch."""
         return Centre.apply(self.first(x)).relu()
 
-    def _linear(self, x: Tensor) -> Tensor:
+    def function_linear(self, x: Tensor) -> Tensor:
+        """A custom function with gradients of weights."""
         return OwnLinear.apply(x, self.first.weight, self.first.bias)
 
-    def _reverse(self, x: Tensor) -> Tensor:
+    def function_gradient_reversal(self, x: Tensor) -> Tensor:
+        """A custom function with a number beside its tensor."""
         return Reverse.apply(self.first(x), 0.5) + x
 
-    def _hook(self, x: Tensor) -> Tensor:
+    def hook_on_a_tensor(self, x: Tensor) -> Tensor:
+        """A hook on a gradient inside forward."""
         h = self.first(x)
         h.register_hook(lambda g: g.clamp(-1, 1))
         return h
 
-    def _item(self, x: Tensor) -> Tensor:
+    def decides_by_item(self, x: Tensor) -> Tensor:
+        """A branch on .item() of a computed tensor."""
         h = self.first(x)
         return h * 2 if h.mean().item() > 0 else h
 
-    def _numpy(self, x: Tensor) -> Tensor:
+    def goes_through_numpy(self, x: Tensor) -> Tensor:
+        """A value that leaves torch."""
         return self.first(x) + torch.from_numpy(self.first(x).detach().numpy()).mean()
 
-    def _nested(self, x: Tensor) -> Tensor:
+    def nested_tensor(self, x: Tensor) -> Tensor:
+        """A nested tensor of two lengths."""
         both = torch.nested.nested_tensor([x[:3], x[3:]])
         return self.first(both).to_padded_tensor(0.0).flatten(0, 1)[: len(x)]
 
-    def _data(self, x: Tensor) -> Tensor:
+    def writes_a_weight(self, x: Tensor) -> Tensor:
+        """A weight is clamped by .data inside forward."""
         self.first.weight.data.clamp_(-1, 1)
         return self.first(x)
 
@@ -170,43 +191,7 @@ class Reverse(torch.autograd.Function):
         return -ctx.rate * grad, None
 
 
-def _changed(how: str) -> Made:
-    return Changed(how), (numbers(8, WIDTH), classes(KINDS))
-
-
-def func_vmap() -> Made:
-    """torch.func.vmap over a stack of weights."""
-    return _changed("vmap")
-
-
-def func_functional_call() -> Made:
-    """torch.func.functional_call with the module's own weights."""
-    return _changed("call")
-
-
-def inner_gradient_step() -> Made:
-    """A step of learning inside forward (MAML), by torch.autograd.grad."""
-    return _changed("grad")
-
-
-def checkpointed() -> Made:
-    """torch.utils.checkpoint, reentrant and not."""
-    return _changed("checkpoint")
-
-
-def checkpointed_sequence() -> Made:
-    """checkpoint_sequential."""
-    return _changed("sequence")
-
-
-def compiled_part() -> Made:
-    """A part wrapped in torch.compile."""
-    return _changed("compiled")
-
-
-def scripted_function() -> Made:
-    """A function of torch.jit.script."""
-    return _changed("scripted")
+globals().update(variants(Changed, lambda: (numbers(8, WIDTH), classes(KINDS))))
 
 
 def scripted_module() -> Made:
@@ -214,79 +199,9 @@ def scripted_module() -> Made:
     return torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())), (numbers(8, WIDTH),)
 
 
-def autocast_region() -> Made:
-    """torch.autocast inside forward."""
-    return _changed("autocast")
-
-
-def autocast_switched_off() -> Made:
-    """A region that switches autocast off."""
-    return _changed("autocast_off")
-
-
-def no_grad_inside() -> Made:
-    """no_grad and enable_grad inside forward."""
-    return _changed("inference")
-
-
-def start_without_grad() -> Made:
-    """A layer runs under no_grad, then again on what came out."""
-    return _changed("start")
-
-
-def function_sign() -> Made:
-    """A custom function: straight-through sign."""
-    return _changed("sign")
-
-
-def function_row_norm() -> Made:
-    """A custom function that reduces along rows."""
-    return _changed("rows")
-
-
-def function_across_the_batch() -> Made:
-    """A custom function that reduces along the batch."""
-    return _changed("batch")
-
-
-def function_linear() -> Made:
-    """A custom function with gradients of weights."""
-    return _changed("linear")
-
-
-def function_gradient_reversal() -> Made:
-    """A custom function with a number beside its tensor."""
-    return _changed("reverse")
-
-
-def hook_on_a_tensor() -> Made:
-    """A hook on a gradient inside forward."""
-    return _changed("hook")
-
-
-def decides_by_item() -> Made:
-    """A branch on .item() of a computed tensor."""
-    return _changed("item")
-
-
-def goes_through_numpy() -> Made:
-    """A value that leaves torch."""
-    return _changed("numpy")
-
-
-def nested_tensor() -> Made:
-    """A nested tensor of two lengths."""
-    return _changed("nested")
-
-
-def writes_a_weight() -> Made:
-    """A weight is clamped by .data inside forward."""
-    return _changed("data")
-
-
 def forward_hook() -> Made:
     """A forward hook that changes a result, and one before that changes an operand."""
-    model = Changed("plain")
+    model = Changed("_plain")
     model.first.register_forward_hook(lambda module, args, out: out * 2 - args[0])
     model.last.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
     return model, (numbers(8, WIDTH), classes(KINDS))
@@ -294,14 +209,14 @@ def forward_hook() -> Made:
 
 def backward_hook() -> Made:
     """A full backward hook on a module."""
-    model = Changed("plain")
+    model = Changed("_plain")
     model.first.register_full_backward_hook(lambda module, into, out: None)
     return model, (numbers(8, WIDTH), classes(KINDS))
 
 
 def gradient_hook_on_a_weight() -> Made:
     """A hook on a parameter's gradient."""
-    model = Changed("plain")
+    model = Changed("_plain")
     model.first.weight.register_hook(lambda grad: grad * 0.5)
     return model, (numbers(8, WIDTH), classes(KINDS))
 
@@ -365,7 +280,7 @@ def detached_judge() -> Made:
 
 def hooks_of_the_model_itself() -> Made:
     """Forward hooks of the model and of a layer, each of which changes the result."""
-    model = Changed("plain")
+    model = Changed("_plain")
     model.first.register_forward_hook(lambda module, args, out: out.tanh())
     model.register_forward_hook(lambda module, args, loss: loss * 1.5)
     return model, (numbers(8, WIDTH), classes(KINDS))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.corpus.base import Made, classes, numbers
+from tests.corpus.base import Made, classes, numbers, variants
 
 WIDTH, KINDS = 32, 8
 
@@ -19,59 +19,70 @@ class Written(nn.Module):
         self.how, self.first, self.last = how, nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, KINDS)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.last(getattr(self, "_" + self.how)(self.first(x))), y)
+        return F.cross_entropy(self.last(getattr(self, self.how)(self.first(x))), y)
 
-    def _slices(self, h: Tensor) -> Tensor:
+    def writes_slices(self, h: Tensor) -> Tensor:
+        """Slices are scaled, added to and set in place."""
         h = F.leaky_relu_(h, 0.1).clone()
         h[:, ::2] *= 0.5
         h[:, :8].add_(1.0)
         h[:, 0] = h[:, 1]
         return h.clamp_(-10, 10)
 
-    def _masked(self, h: Tensor) -> Tensor:
+    def writes_by_mask(self, h: Tensor) -> Tensor:
+        """Elements are set where a mask says."""
         h = h.clone()
         h[h > 1] = 1.0
         h.masked_fill_(h < -1, -1.0)
         return h
 
-    def _filled(self, h: Tensor) -> Tensor:
+    def fills_zeros(self, h: Tensor) -> Tensor:
+        """A new tensor of zeros is filled in parts."""
         made = torch.zeros(h.shape[0], 2 * h.shape[1], device=h.device)
         made[:, : h.shape[1]] = h
         made[:, h.shape[1] :] = -h
         return made.view(len(h), 2, -1).sum(1)
 
-    def _filled_like(self, h: Tensor) -> Tensor:
+    def fills_like_another(self, h: Tensor) -> Tensor:
+        """New tensors with as many samples as another, joined to it."""
         h = torch.cat([h, h[:, :4]], 1)
         bias = h.new_full((h.shape[0], 2, WIDTH), fill_value=0.5).masked_fill(h[:, None, :WIDTH] > 0, -1.0)
         state = h.new_zeros(h.shape[0], 3, dtype=torch.int64)
         return h[:, :WIDTH] * torch.cat([bias, h.new_ones(size=(len(h), 1, WIDTH))], 1).sum(1) + state.sum()
 
-    def _rows(self, h: Tensor) -> Tensor:
+    def copies_and_fills_columns(self, h: Tensor) -> Tensor:
+        """copy_ and index_fill_."""
         return torch.empty_like(h).copy_(h).index_fill_(1, torch.tensor([0, 3]), 0.5)
 
-    def _out(self, h: Tensor) -> Tensor:
+    def writes_to_out(self, h: Tensor) -> Tensor:
+        """The argument out=."""
         made = torch.empty_like(h)
         torch.mul(h.detach(), 2.0, out=made)
         return h + made
 
-    def _strided(self, h: Tensor) -> Tensor:
+    def odd_strides(self, h: Tensor) -> Tensor:
+        """as_strided, unfold, flip, roll."""
         a = h.as_strided((h.shape[0], WIDTH // 2), (WIDTH, 2))
         b = h.unfold(1, 4, 4).flip(-1).mean(-1)
         return torch.cat([a, b, b], 1) + h.roll(3, 1).narrow(1, 0, WIDTH)
 
-    def _views(self, h: Tensor) -> Tensor:
+    def views_of_views(self, h: Tensor) -> Tensor:
+        """view, permute, contiguous, movedim, expand in one chain."""
         a = h.view(-1, 4, 8).permute(2, 0, 1).contiguous().movedim(0, -1).reshape_as(h)
         return a + h.t().contiguous().t() + h.expand(1, -1, -1).squeeze(0)
 
-    def _index(self, h: Tensor) -> Tensor:
+    def indexes(self, h: Tensor) -> Tensor:
+        """Rows in reverse, columns picked, new dims, an ellipsis."""
         at = torch.arange(len(h) - 1, -1, -1, device=h.device)
         return h[at] + h.index_select(1, torch.tensor([1, 0]).repeat(WIDTH // 2)) + h[:, None][:, 0] + h[..., -1:]
 
-    def _put(self, h: Tensor) -> Tensor:
+    def puts_elements(self, h: Tensor) -> Tensor:
+        """index_put and index_add."""
         rows, cols = torch.arange(8), torch.arange(8)
         return h.clone().index_put((rows, cols), torch.zeros(8)).index_add(1, torch.tensor([0, 1]), h[:, :2])
 
-    def _sizes(self, h: Tensor) -> Tensor:
+    def sizes_in_python(self, h: Tensor) -> Tensor:
+        """Sizes of tensors in the arithmetic and in a branch."""
         b, d = h.shape
         parts = h.split([8, d - 8], 1)
         h = torch.cat([parts[1], parts[0]], 1) / d**0.5
@@ -79,73 +90,13 @@ class Written(nn.Module):
             h = h.view(b // 2, 2, d).mean(1).repeat_interleave(2, 0)
         return h * (1 + b / 100)
 
-    def _tuples(self, h: Tensor) -> Tensor:
+    def unpacks_tuples(self, h: Tensor) -> Tensor:
+        """unbind with a star, stack, hstack."""
         a, *rest, c = h.unbind(1)
         return torch.stack([c, *rest, a], dim=-1) + torch.hstack([h[:, 16:], h[:, :16]])
 
 
-def _written(how: str) -> Made:
-    return Written(how), (numbers(8, WIDTH), classes(KINDS))
-
-
-def writes_slices() -> Made:
-    """Slices are scaled, added to and set in place."""
-    return _written("slices")
-
-
-def writes_by_mask() -> Made:
-    """Elements are set where a mask says."""
-    return _written("masked")
-
-
-def fills_zeros() -> Made:
-    """A new tensor of zeros is filled in parts."""
-    return _written("filled")
-
-
-def fills_like_another() -> Made:
-    """New tensors with as many samples as another, joined to it."""
-    return _written("filled_like")
-
-
-def copies_and_fills_columns() -> Made:
-    """copy_ and index_fill_."""
-    return _written("rows")
-
-
-def writes_to_out() -> Made:
-    """The argument out=."""
-    return _written("out")
-
-
-def odd_strides() -> Made:
-    """as_strided, unfold, flip, roll."""
-    return _written("strided")
-
-
-def views_of_views() -> Made:
-    """view, permute, contiguous, movedim, expand in one chain."""
-    return _written("views")
-
-
-def indexes() -> Made:
-    """Rows in reverse, columns picked, new dims, an ellipsis."""
-    return _written("index")
-
-
-def puts_elements() -> Made:
-    """index_put and index_add."""
-    return _written("put")
-
-
-def sizes_in_python() -> Made:
-    """Sizes of tensors in the arithmetic and in a branch."""
-    return _written("sizes")
-
-
-def unpacks_tuples() -> Made:
-    """unbind with a star, stack, hstack."""
-    return _written("tuples")
+globals().update(variants(Written, lambda: (numbers(8, WIDTH), classes(KINDS))))
 
 
 class Learns(nn.Module):
@@ -165,30 +116,35 @@ class Learns(nn.Module):
     codes: Tensor
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.last(getattr(self, "_" + self.how)(self.first(x))), y)
+        return F.cross_entropy(self.last(getattr(self, self.how)(self.first(x))), y)
 
-    def _average(self, h: Tensor) -> Tensor:
+    def running_average(self, h: Tensor) -> Tensor:
+        """A buffer is averaged in place, another counts."""
         with torch.no_grad():
             self.mean.mul_(0.9).add_(h.mean(0), alpha=0.1)
             self.steps += 1
         return h - self.mean
 
-    def _lerped(self, h: Tensor) -> Tensor:
+    def running_average_by_lerp(self, h: Tensor) -> Tensor:
+        """lerp_ of a buffer with a detached mean."""
         self.mean.lerp_(h.detach().mean(0), 0.1)
         return h - self.mean
 
-    def _assigned(self, h: Tensor) -> Tensor:
+    def buffer_assigned_anew(self, h: Tensor) -> Tensor:
+        """A buffer's name is given a new tensor."""
         self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
         return h - self.mean
 
-    def _queued(self, h: Tensor) -> Tensor:
+    def queue_of_keys(self, h: Tensor) -> Tensor:
+        """A slice of a buffer is overwritten (MoCo)."""
         q = F.normalize(h, dim=1)
         near = q @ self.queue.clone().detach()
         with torch.no_grad():
             self.queue[:, : len(h)] = q.T
         return h + near.repeat(1, 2)
 
-    def _clustered(self, h: Tensor) -> Tensor:
+    def codes_that_learn(self, h: Tensor) -> Tensor:
+        """A codebook follows the mean of what it is given."""
         picked = (h @ self.codes.t()).argmax(-1)
         q = self.codes[picked]
         with torch.no_grad():
@@ -197,33 +153,7 @@ class Learns(nn.Module):
         return h + (q - h).detach()
 
 
-def _learns(how: str) -> Made:
-    return Learns(how), (numbers(8, WIDTH), classes(KINDS))
-
-
-def running_average() -> Made:
-    """A buffer is averaged in place, another counts."""
-    return _learns("average")
-
-
-def running_average_by_lerp() -> Made:
-    """lerp_ of a buffer with a detached mean."""
-    return _learns("lerped")
-
-
-def buffer_assigned_anew() -> Made:
-    """A buffer's name is given a new tensor."""
-    return _learns("assigned")
-
-
-def queue_of_keys() -> Made:
-    """A slice of a buffer is overwritten (MoCo)."""
-    return _learns("queued")
-
-
-def codes_that_learn() -> Made:
-    """A codebook follows the mean of what it is given."""
-    return _learns("clustered")
+globals().update(variants(Learns, lambda: (numbers(8, WIDTH), classes(KINDS))))
 
 
 class Results(nn.Module):

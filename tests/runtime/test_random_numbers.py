@@ -15,14 +15,14 @@ from tests.corpus import chance, speech
 from tests.support.ranks import run_ranks
 
 TWO = "1x8-h100:gpus=2"
-HOW = ("like", "slopes", "coins", "places")
+HOW = ("noise_like", "random_slopes", "coins", "shuffled")
 
 
 def _model(how: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     if how == "blocks":
         return chance.noisy_blocks()
-    return speech.lstm_with_dropout() if how == "lstm" else chance._made(how)
+    return speech.lstm_with_dropout() if how == "lstm" else getattr(chance, how)()
 
 
 def saved(folder: Path, how: str, recompute: str = "none") -> str:

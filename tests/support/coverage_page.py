@@ -99,7 +99,7 @@ def unknown(graph: Graph) -> list[str]:
 
 def _portable(sentence: str) -> str:
     """A refusal without paths of this machine and line numbers, for a cell of a table."""
-    short = re.sub(r" at \S+\.py:\d+ \((.*)\)(?=; |, which |, whose |$)", r" (`\1`)", sentence)
+    short = re.sub(r" at \S+\.py:\d+ \((.*)\)(?=; |, so |, which |, whose |$)", r" (`\1`)", sentence)
     return short.replace("|", "\\|")
 
 
