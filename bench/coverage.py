@@ -1,33 +1,39 @@
-"""Which models go from config to plan: every causal type of transformers and a spread of others, on a 2x8 mesh of H100s.
+"""Which models go from config to plan, and after how many seconds: every causal type of transformers and a spread of others, on 2 x 8 H100s.
 
     python -m bench.coverage                 # what has no row yet, then docs/TRANSFORMERS.md
     python -m bench.coverage --redo failed   # those that did not reach a plan again (or: all, or names)
     python -m bench.coverage --table         # docs/TRANSFORMERS.md alone
     python -m bench.coverage --depth         # seconds and memory as models grow deeper, for the head of that page
 
-Rows are kept in bench/support/results/coverage.jsonl, so a sweep can be stopped and taken up again. Each model runs in a
-forked child with a time and a memory limit. A default config is cut to at most four layers wherever it names a depth.
+Rows are kept in bench/support/results/coverage.jsonl, so a sweep can be stopped and taken up again. Each model is planned at its own
+depth, as the command line plans it, in a forked child with a time and a memory limit.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import resource
+import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.support.coverage.children import in_child, warm
 from bench.support.coverage.models import GAPS, OTHERS, causal_models, default_config
+from bench.support.kept_rows import ROOT, KeptRows, Row, describe_dates
 
-ROOT = Path(__file__).resolve().parent.parent
-ROWS = ROOT / "bench" / "support" / "results" / "coverage.jsonl"
+ROWS = KeptRows("coverage", ("kind", "type"))
 TABLE = ROOT / "docs" / "TRANSFORMERS.md"
-BATCH, SEQ, MESH, CLUSTER = 16, 512, "2x8", "2x8-h100"
+BATCH, SEQ, CLUSTER = 16, 512, "2x8-h100"
+LIMITS = {"first_s": 3.0, "answer_s": 10.0, "rss_mb": 1000.0}
+"""What the head of the page counts: seconds after import to the first plan with its bound and to the answer, and MB of the process."""
+T = TypeVar("T")
 
 
 def main() -> None:
@@ -54,18 +60,16 @@ def main() -> None:
     print(summary(rows))
 
 
-def read_rows() -> list[dict[str, Any]]:
+def read_rows() -> list[Row]:
     """The last row of each model, in the order of the list."""
-    lines = ROWS.read_text(encoding="utf-8").splitlines() if ROWS.exists() else []
-    last = {(r["kind"], r["type"]): r for r in map(json.loads, lines)}
-    return [last[k] for k in sorted(last, key=lambda k: (k[0] != "causal", k))]
+    rows = ROWS.read()
+    return [rows[k] for k in sorted(rows, key=lambda k: (k[0] != "causal", k))]
 
 
 def sweep(redo: set[str], only: set[str]) -> None:
-    done = {(r["kind"], r["type"]): r for r in read_rows()}
+    done = ROWS.read()
     models = [("causal", t, c) for t, c in causal_models()] + [(k, t, c) for k, t, c in OTHERS]
     warm()
-    ROWS.parent.mkdir(exist_ok=True)
     for kind, model_type, cls in models:
         old = done.get((kind, model_type))
         again = (
@@ -75,8 +79,7 @@ def sweep(redo: set[str], only: set[str]) -> None:
         if (only and model_type not in only) or (old is not None and not again):
             continue
         row = {"kind": kind, "type": model_type, "class": cls, **limited(model_type, cls)}
-        with ROWS.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        ROWS.append(row)
         print(
             f"{kind:12} {model_type:28} {row['outcome']:14} {row.get('total_s', 0):7.1f} s  {row.get('reason', '')[:150]}",
             flush=True,
@@ -89,22 +92,43 @@ def limited(model_type: str, cls: str) -> dict[str, Any]:
 
 
 def _measure(model_type: str, cls: str, tell: Any) -> None:
-    from planner_core.core import UNPROVEN, PlannerError
-    from planner_core.planning import Request, candidate_meshes, choose_mesh, prepare_planner
+    from planner_core.core import UNPROVEN, PlannerError, load_cluster
+    from planner_core.planning import Request, plan_model
+    from planner_core.planning.analysis import plan_report, simulate_steps
 
     try:
-        config = default_config(model_type, cls)
+        config = default_config(model_type, cls, whole_depth=True)
     except Exception as error:
         tell(outcome="transformers", reason=f"no default config: {type(error).__name__}: {_line(error)}")
         return
-    tell(outcome="capture", reason="while capturing")
-    start = time.process_time()
-    try:
-        graph, dtype = _graph(config, model_type, cls)
+    import_code(model_type, cls)
+    tell(outcome="planning", reason="while planning")
+    cluster = load_cluster(CLUSTER)
+
+    def answer(seq: int | None, dtype: str) -> None:
+        start = time.process_time()
+
+        def show(plan: Any) -> None:
+            unproven = [note.sentence for note in plan.notes if note.kind in UNPROVEN and plan.fits]
+            first_s = round(time.process_time() - start, 2)
+            tell(
+                first_s=first_s,
+                first_mb=peak_mb(),
+                first_says=", ".join(map(str, unproven)),
+                bound=plan.bound is not None,
+            )
+
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "config.json"
+            file.write_text(json.dumps(config), encoding="utf-8")
+            request = Request(str(file), cluster=cluster, seq=seq, dtype=dtype, recompute="auto", accumulate=None)
+            result = plan_model(request, show_first=show)
+        plan_report(result, None, simulate_steps(result))
+        best, graph = result.searched, result.graph
         tell(
-            outcome="planning",
-            reason="while planning",
-            capture_s=round(time.process_time() - start, 2),
+            outcome="plan",
+            reason=", ".join(str(note.sentence) for note in best.notes if note.kind in UNPROVEN and best.fits),
+            answer_s=round(time.process_time() - start, 2),
             params=graph.num_params,
             ops=graph.num_ops,
             blocks=len(graph.blocks),
@@ -112,21 +136,13 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
             dtype=dtype,
             tokens=graph.workload["seq"],
             assumptions=list(graph.assumptions),
+            unknown=dict(Counter(_unknown(result))),
+            fits=best.fits,
+            optimal=best.optimal,
         )
-        start = time.process_time()
-        request = Request(model=model_type, cluster=CLUSTER, mesh=MESH, dtype=dtype)
-        planner = prepare_planner(request, graph)
-        unknown = Counter(_unknown(planner))
-        tell(unknown=dict(unknown))
-        plan = choose_mesh(planner, candidate_meshes(request, planner.cluster))
-        unproven = [note.sentence for note in plan.notes if note.kind in UNPROVEN and plan.fits]
-        tell(
-            outcome="plan",
-            reason=", ".join(unproven),
-            plan_s=round(time.process_time() - start, 2),
-            fits=plan.fits,
-            optimal=plan.optimal,
-        )
+
+    try:
+        at_supported_sizes(answer, None)
     except PlannerError as error:
         where = plainly(model_type, cls)
         tell(outcome="transformers" if where else "refused", reason=where or str(error))
@@ -137,21 +153,36 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
 
         at = traceback.extract_tb(error.__traceback__)[-1]
         tell(outcome="error", reason=f"{type(error).__name__}: {_line(error)} ({Path(at.filename).name}:{at.lineno})")
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    tell(rss_mb=rss // 1024)
+    tell(rss_mb=peak_mb())
 
 
-def _graph(config: dict[str, Any], model_type: str, cls: str) -> tuple[Any, str]:
-    """The capture: at full depth where the cut broke the config, in float32 where the model's own code needs that, and with the model's
-    own number of tokens where it has one."""
+def peak_mb() -> int:
+    """The most memory that this process has had, with all libraries."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def import_code(model_type: str, cls: str) -> None:
+    """Import what a request for this model would import, so that only the planning is timed."""
+    import transformers
+
+    import planner_core.cli.main
+    import planner_core.models.capture.module
+    import planner_core.models.sources.resolve  # noqa: F401
+
+    with contextlib.suppress(Exception):
+        getattr(transformers, cls)
+        transformers.CONFIG_MAPPING[model_type]()
+
+
+def at_supported_sizes(work: Callable[[int | None, str], T], seq: int | None) -> T:
+    """What `work` returns for (tokens, dtype): in float32 where the model's own code needs that, and with the number of tokens that a
+    refusal names. Raises the last refusal."""
     from planner_core.core import PlannerError, Term
-    from planner_core.models import capture_graph
 
-    seq: int | None = tokens(config)
     dtype = "bfloat16"
     for _ in range(3):
         try:
-            return capture_graph(config, batch=BATCH, seq=seq, dtype=dtype), dtype
+            return work(seq, dtype)
         except PlannerError as error:
             last = error
             named = {(term.name, term.value) for term in error.sentence.parts if isinstance(term, Term)}
@@ -159,11 +190,28 @@ def _graph(config: dict[str, Any], model_type: str, cls: str) -> tuple[Any, str]
                 dtype = "float32"
             elif lengths := [value for name, value in named if name == "seq" and value != seq]:
                 seq = lengths[0]  # "give seq=77 or less"; None for "leave seq out"
-            elif "cannot be built" in str(error) or "not valid" in str(error):
-                config = default_config(model_type, cls, whole_depth=True)
             else:
                 break
     raise last
+
+
+def graph_and_dtype(model_type: str, cls: str) -> tuple[Any, str]:
+    """The graph of a default config with at most four layers of each kind, at its own depth where transformers cannot build the cut one."""
+    from planner_core.core import PlannerError
+    from planner_core.models import capture_graph
+
+    config = default_config(model_type, cls)
+
+    def capture(seq: int | None, dtype: str) -> tuple[Any, str]:
+        return capture_graph(config, batch=BATCH, seq=seq, dtype=dtype), dtype
+
+    try:
+        return at_supported_sizes(capture, tokens(config))
+    except PlannerError as error:
+        if "cannot be built" not in str(error) and "not valid" not in str(error):
+            raise
+    config = default_config(model_type, cls, whole_depth=True)
+    return at_supported_sizes(capture, tokens(config))
 
 
 def tokens(config: dict[str, Any]) -> int:
@@ -173,10 +221,10 @@ def tokens(config: dict[str, Any]) -> int:
     return SEQ if not most or min(most) > SEQ else min(most) // 2
 
 
-def _unknown(planner: Any) -> Iterable[str]:
+def _unknown(result: Any) -> Iterable[str]:
     from planner_core.ops import rule_of
 
-    for part in (planner.coarse.top, *planner.coarse.blocks.values()):
+    for part in (result.coarse.top, *result.coarse.blocks.values()):
         for op in part.block.ops:
             if not rule_of(op, part.block.values).is_known:
                 yield op.fn
@@ -246,18 +294,21 @@ def table(rows: list[dict[str, Any]]) -> str:
     text = [
         "# Coverage",
         "",
-        f"From a default config of transformers to a plan on a {MESH} mesh of `{CLUSTER}`, batch {BATCH}, {SEQ} tokens; at most four "
-        "layers of each kind; one core, times in seconds. Made by `python -m bench.coverage`. *transformers*: the library alone cannot "
+        f"`plan FILE --cluster {CLUSTER} --json` of a default config of transformers, at its own depth. Processor seconds after imports (torch, "
+        "transformers and the model's code): to the first plan with its bound, and to the whole answer with baselines, trade-offs and stages; "
+        "the most memory of the process, with all libraries. Made by `python -m bench.coverage`. *transformers*: the library alone cannot "
         "make this class from its own default config. blt is given patches of `patch_size` bytes, which a net of its own would choose. "
         "Unknown ops run replicated and are named in the result. Fields that a default "
         f"leaves open, filled as published: {'; '.join(f'{k}: ' + ', '.join(v) for k, v in sorted(GAPS.items()))}.",
         "",
+        describe_dates(rows),
+        "",
         *(f"- {line}" for line in summary(rows).splitlines()),
-        f"- plans by time: {_times(rows)}",
+        *(f"- {line}" for line in describe_seconds(rows)),
         *_depth(),
         "",
-        "| type | class | parameters | ops | unique blocks | capture | plan | outcome | unknown ops | reason |",
-        "|---|---|---:|---:|---:|---:|---:|---|---|---|",
+        "| type | class | parameters | ops | unique blocks | first plan | answer | memory | outcome | unknown ops | reason |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---|---|---|",
     ]
     for r in rows:
         told = ", ".join(f"{k} x{v}" if v > 1 else k for k, v in sorted(r.get("unknown", {}).items()))
@@ -267,8 +318,9 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{r['params'] / 1e6:,.0f} M" if "params" in r else "",
             r.get("ops", ""),
             r.get("blocks", ""),
-            r.get("capture_s", ""),
-            r.get("plan_s", ""),
+            f"{r['first_s']:.2f} s" if "first_s" in r else "",
+            f"{r['answer_s']:.2f} s" if "answer_s" in r else "",
+            f"{r['rss_mb'] / 1e3:.2f} GB" if "rss_mb" in r else "",
             r["outcome"],
             told,
             r.get("reason", "").replace("|", "/")[:240],
@@ -286,7 +338,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def _depth() -> list[str]:
     """What `--depth` measured."""
-    file = ROWS.parent / "depth.jsonl"
+    file = ROWS.path.with_name("depth.jsonl")
     rows = [json.loads(x) for x in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
     return [
         f"- {r['name']}: {r['params'] / 1e9:,.0f} B parameters, {r['ops']:,} ops, {' and '.join(map(str, r['blocks'].values()))} copies; "
@@ -295,15 +347,23 @@ def _depth() -> list[str]:
     ]
 
 
-def _times(rows: list[dict[str, Any]]) -> str:
-    found = sorted(r["plan_s"] for r in rows if r["outcome"] == "plan")
-    if not found:
-        return "none"
-    slow = sorted((r for r in rows if r["outcome"] == "plan"), key=lambda r: -r["plan_s"])[:5]
-    return (
-        f"median {found[len(found) // 2]:.2f} s, 90 % within {found[int(0.9 * (len(found) - 1))]:.2f} s; slowest "
-        + ", ".join(f"{r['type']} {r['plan_s']:.0f} s" for r in slow)
-    )
+def describe_seconds(rows: list[dict[str, Any]]) -> list[str]:
+    """How long first plans and answers take and how much memory, over all models that have a plan."""
+    planned = [r for r in rows if "first_s" in r]
+    lines = []
+    for field, title, form in (
+        ("first_s", "first plan", "{:.1f} s"),
+        ("answer_s", "whole answer", "{:.1f} s"),
+        ("rss_mb", "memory", "{:.0f} MB"),
+    ):
+        found = sorted((r for r in planned if field in r), key=lambda r: -r[field])
+        if found:
+            median = form.format(statistics.median(r[field] for r in found))
+            worst = ", ".join(f"{r['type']} {form.format(r[field])}" for r in found[:10])
+            within = sum(r[field] <= LIMITS[field] for r in found)
+            limit = form.format(LIMITS[field])
+            lines.append(f"{title}: median {median}, {within} of {len(found)} within {limit}; the worst: {worst}")
+    return lines
 
 
 if __name__ == "__main__":

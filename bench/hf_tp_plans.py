@@ -15,9 +15,8 @@ import argparse
 from functools import partial
 from typing import Any
 
-from bench.coverage import BATCH, ROOT, _graph
+from bench.coverage import BATCH, ROOT, graph_and_dtype
 from bench.support.coverage.children import in_child, warm
-from bench.support.coverage.models import default_config
 from bench.support.coverage.tp_plan_models import PARTS, part_graph
 from bench.support.kept_rows import KeptRows, add_before, describe_dates
 
@@ -83,7 +82,7 @@ def _measure(kind: str, cls: str, tell: Any) -> None:
     from planner_core.core import PlannerError
 
     try:
-        graph, dtype = (part_graph(kind), "bfloat16") if kind in PARTS else _graph(default_config(kind, cls), kind, cls)
+        graph, dtype = (part_graph(kind), "bfloat16") if kind in PARTS else graph_and_dtype(kind, cls)
         tell(**compare(graph, dtype), **({"left_out": PARTS[kind].left_out} if kind in PARTS else {}))
     except PlannerError as error:
         tell(outcome="refused", reason=str(error))

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-LIMIT_S = 100
+LIMIT_S = 300
 """What a child may take; and `limit_memory`'s 2 GB beyond the libraries."""
 
 
 def warm() -> None:
     """Import once what every child needs, in one thread, so that a fork is safe."""
     import torch
+    import transformers  # noqa: F401
 
     torch.set_num_threads(1)
 
