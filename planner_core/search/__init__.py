@@ -17,6 +17,7 @@ from planner_core.search.budget.memory_fit import (
     exceeds_budget_by_far,
     fit_simulated_memory,
     infeasible_answer,
+    no_plan_fits,
     rough_plan_fits,
 )
 from planner_core.search.budget.pareto_front import find_corners_below, find_pareto_front
@@ -61,6 +62,7 @@ __all__ = [
     "make_block_plans",
     "make_objective",
     "memory_bytes",
+    "no_plan_fits",
     "objective_value",
     "possible_winners",
     "restrict_states",

@@ -241,7 +241,7 @@ def search_within_budget(
         top_shares: If given, the top block is priced as a plain sum at these shares, so that the answer is a lower bound.
 
     Returns:
-        The answer. Its `assignment` is None if nothing fits.
+        The answer. Its `assignment` is None if nothing fits; its `bound` is infinite if that is proven.
     """
     if limits.points is None:
         problem.cache.unit_points.left = problem.max_unit_points  # a question of its own, whatever was asked before
@@ -254,7 +254,9 @@ def search_within_budget(
     assert smallest is not None
     least_bytes = memory_bytes(smallest)
     if least_bytes > budget:
-        return Answer(None, float("inf"), state.bound, least_bytes, state.solves, smallest)
+        # Where no sum is within the budget, the price can rise without end, and the bound with it.
+        bound = float("inf") if no_sum_fits(problem, budget) else state.bound
+        return Answer(None, float("inf"), bound, least_bytes, state.solves, smallest)
     state.consider(smallest)
     state.reuse_known()
     state.price_memory(unlimited, smallest)
@@ -284,6 +286,16 @@ def find_least_memory(problem: Problem, objective: str = "time") -> Assignment |
         if (share == 1.0 and ends[0] >= ends[1]) or (share == 0.0 and ends[1] >= ends[0]):
             return assignments[-1]
     return min(assignments, key=memory_bytes)
+
+
+def no_sum_fits(problem: Problem, budget: float) -> bool:
+    """Return whether it is proven that every assignment holds more than `budget` bytes when forward or when backward ends."""
+    # The least of each end by itself: find_least_memory, which asks for both, gave these solutions already.
+    for end, share in ((FORWARD, 1.0), (BACKWARD, 0.0)):
+        a = solve_folded(problem, least_memory_objective(problem.model.step_time, share))
+        if a is None or a.totals[end] > budget:
+            return True
+    return False
 
 
 def _price_memory(

@@ -9,10 +9,19 @@ from typing import Any
 
 import pytest
 
-from planner_core.core import DeviceMesh
+from planner_core.core import DeviceMesh, NoPlanFits
+from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.planner import Planner, prepare_planner
 from planner_core.planning.request import Request
-from planner_core.search import SearchLimits, fit_simulated_memory, memory_bytes, solve_folded
+from planner_core.search import (
+    SearchLimits,
+    bound_of_walk,
+    find_least_memory,
+    fit_simulated_memory,
+    memory_bytes,
+    rough_bound,
+    solve_folded,
+)
 from planner_core.search.budget import memory_fit
 from planner_core.search.budget.limits import UNPROVEN
 from planner_core.search.budget.memory_fit import simulated_peak
@@ -86,3 +95,31 @@ def test_no_proof_is_begun_that_cannot_lift_the_bound(monkeypatch: pytest.Monkey
         assert proofs == expected
     quick, thorough = answers
     assert quick.bound == pytest.approx(thorough.bound) and thorough.value <= quick.value <= thorough.value * 1.01
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_where_no_plan_can_fit_the_bound_says_so(recompute: str) -> None:
+    """The least memory is above the budget, though not by so much that no search is begun: the bound of a search of any memory is none."""
+    asked = planner("t5-large", recompute)
+    problem = asked.problem(MESH)
+    assert problem.make_at_least is not None
+    least = find_least_memory(problem.make_at_least())
+    assert least is not None
+    # The smallest peak is above this budget, since no such sum is above its peak.
+    answer = fit_simulated_memory(problem, asked.graph, 0.99 * memory_bytes(least), "time", UNPROVEN)
+    assert answer.smallest is not None and answer.bound == float("inf")
+    # A sum within the budget leaves open whether a plan fits, so its bound is finite.
+    above = bound_of_walk(problem, 1.01 * memory_bytes(least), "time", float("inf"))
+    assert above < float("inf")
+
+
+def test_a_number_that_cannot_fit_leaves_no_gap() -> None:
+    """All samples at once need 1.2 times the memory that there is. Told of a plan of another number, the search bounds this one by it."""
+    asked = Request("llama-3-8b", cluster="1x8-h100", batch=64, seq=2048, layers=2, mesh="8", accumulate=1)
+    problem = prepare_planner(asked).problem(DeviceMesh(("world",), (8,)))
+    assert problem.make_at_least is not None
+    tight = replace(asked, memory_gb=problem.make_at_least().least_bytes / 1.2e9)
+    known = 2 * rough_bound(problem, "time")
+    with pytest.raises(NoPlanFits) as refused:
+        choose_mesh(prepare_planner(tight), [problem.model.mesh], below=known, prove=False)
+    assert refused.value.bound == known

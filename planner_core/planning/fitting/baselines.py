@@ -18,9 +18,9 @@ from planner_core.search import (
     UNPROVEN,
     Answer,
     SearchLimits,
-    exceeds_budget_by_far,
     fit_simulated_memory,
     memory_bytes,
+    no_plan_fits,
     possible_winners,
     rough_bound,
     rough_plan_fits,
@@ -253,7 +253,7 @@ def _best_answer(planner: Planner, problems: list[Problem], chosen_s: float) -> 
         # Sorted by this bound, so all that follow are no better.
         if rough_bound(problem, "time") >= least:
             break
-        if exceeds_budget_by_far(problem, planner.budget):
+        if no_plan_fits(problem, planner.budget):
             continue
         # Nobody asked to prove a baseline, and it says its gap. But prices of memory find only the ends of a mixture. Example: FSDP of
         # Llama-3-8B on 8 H100 lacks 0.4 GiB. With one price all 32 blocks are recomputed, and the step takes 6.7 % longer than with one. So

@@ -23,7 +23,7 @@ from planner_core.planning.fitting.micro_batch_size import keep_micro_batch_size
 from planner_core.planning.methods import EXACT, PAIR_FORMS, Layout, list_layouts, unsearchable_faults
 from planner_core.planning.planner import Planner, candidate_meshes, with_recompute
 from planner_core.planning.request import Progress, Request
-from planner_core.search import exceeds_budget_by_far, make_block_plans, search_roughly
+from planner_core.search import make_block_plans, no_plan_fits, search_roughly
 from planner_core.search.algebra import PointAllowance, TooWide
 from planner_core.search.network import Problem
 
@@ -100,7 +100,7 @@ def _plan_layout(planner: Planner, layout: Layout, below: float) -> Plan | None:
 
 def _may_be_shorter(planner: Planner, problem: Problem, below: float) -> bool:
     """Whether a layout may fit, and its host issues a step in less than `below` seconds, judged by its plan of the least work."""
-    if problem.is_infeasible or exceeds_budget_by_far(problem, planner.budget):
+    if problem.is_infeasible or no_plan_fits(problem, planner.budget):
         return False
     rough = search_roughly(problem, "time")
     if rough is None or rough.bound >= below:

@@ -45,6 +45,7 @@ from planner_core.search import (
     describe_gap,
     exceeds_budget_by_far,
     memory_bytes,
+    no_plan_fits,
     rough_bound,
     search_roughly,
     search_within_budget,
@@ -97,9 +98,10 @@ def choose_mesh(
     ranked, wide = _ranked_problems(planner, options, method, say, below)
     for rough in ranked:
         problem, known = rough.problem, best[0] if best else below
-        nothing_fits = exceeds_budget_by_far(problem, planner.budget)
         # Where nothing can fit, a mesh is searched for the plan of least memory alone: only if none is known that fits or needs less.
-        if nothing_fits and (known < float("inf") or (least and least[0].least_memory <= problem.least_bytes)):
+        if known < float("inf") and no_plan_fits(problem, planner.budget):
+            continue
+        if least and least[0].least_memory <= problem.least_bytes and exceeds_budget_by_far(problem, planner.budget):
             continue
         if rough.bound > known:
             # The least of all bounds is asked for. The first meshes have the lowest bounds, so most later ones need no search.
@@ -114,11 +116,12 @@ def choose_mesh(
         if answer.assignment is not None and (best is None or is_clearly_less(answer.value, best[0])):
             best = (answer.value, problem, answer)
         bound = min(bound, answer.bound)
+    # Problems that gave up states bound their smaller space alone, so their whole spaces are bounded by a relaxation.
+    narrowed = [p.problem for p in ranked if p.problem.unrestricted is not None and not (best and p.problem is best[1])]
+    bound = min([bound, *(_bound_of_unrestricted(planner, p, objective) for p in narrowed)])
     if best:
         problem, answer = planner.bounded(*best[1:], objective)
-        # Problems that gave up states bound their smaller space alone, so their whole spaces are bounded by a relaxation.
-        narrowed = [p.problem for p in ranked if p.problem.unrestricted is not None and p.problem is not best[1]]
-        bound = min(bound, *(_bound_of_unrestricted(planner, p, objective) for p in narrowed), answer.bound)
+        bound = min(bound, answer.bound)
         answer = replace(answer, bound=bound)  # a gap that another mesh leaves open stays open
         plan = planner.plan(problem, answer, "best", planner.request.method, objective)
         if prove and problem.unrestricted is None:
@@ -274,7 +277,7 @@ def rank_by_bound(
     go last, since a plan of another one may make their searches short. Last of all are those in which nothing can fit, the least memory
     first."""
     found: list[tuple[bool, float, RoughSearch]] = []
-    near = [p for p in problems if not exceeds_budget_by_far(p, budget)]
+    near = [p for p in problems if not no_plan_fits(p, budget)]
     fit = [a.seconds * (1 + TIE) for p in near if (a := search_roughly(p, objective)) and memory_bytes(a) <= budget]
     # A rough plan that fits lets every search below stop at its value.
     best, prices = min([below, *fit]), (0.0, 0.0)
@@ -284,16 +287,17 @@ def rank_by_bound(
             continue
         limits = SearchLimits(best, progress_callback(say, problem), prove=False, bound_only=True, prices=prices)
         answer = search_within_budget(problem, objective=objective, budget=budget, limits=limits)
-        given_up = answer.assignment is None and answer.bound > best
-        nothing = answer.assignment is None and not given_up
+        nothing = answer.smallest is not None
+        given_up = answer.assignment is None and not nothing
         # What fits by the walk may have a sum above the budget. The Lagrange bound falls by the price of each byte more: at 2 s a GB,
         # 80 GB and a factor of 1.05 by 2 * 0.05 * 80 = 8 s.
-        bound = answer.bound - sum(answer.prices) * (FIRST_BUDGET_FACTOR - 1) * budget
-        found.append((nothing, answer.bound, RoughSearch(problem, None if given_up else answer, bound, answer.prices)))
+        within = rough_bound(problem, objective) if nothing else answer.bound
+        bound = within - sum(answer.prices) * (FIRST_BUDGET_FACTOR - 1) * budget
+        found.append((nothing, within, RoughSearch(problem, None if given_up else answer, bound, answer.prices)))
         best = answer.value if is_clearly_less(answer.value, best) else best
         prices = answer.prices if any(answer.prices) else prices
     # They come last, since a plan that fits makes a search for the least memory needless.
-    far = sorted((p for p in problems if exceeds_budget_by_far(p, budget)), key=lambda p: p.least_bytes)
+    far = sorted((p for p in problems if no_plan_fits(p, budget)), key=lambda p: p.least_bytes)
     return [one for *_, one in sorted(found, key=lambda f: (f[0], _round_for_order(f[1])))] + [
         RoughSearch(p) for p in far
     ]

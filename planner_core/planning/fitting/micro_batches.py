@@ -37,8 +37,8 @@ from planner_core.planning.request import MOMENT, THOROUGH, Effort, Progress, Re
 from planner_core.search import (
     TIE,
     describe_gap,
-    exceeds_budget_by_far,
     least_value_bound,
+    no_plan_fits,
     possible_winners,
     rough_bound,
     rough_plan_fits,
@@ -323,7 +323,7 @@ def _some_plan_may_fit(count: MicroBatchCandidate) -> bool:
         problems = _build_problems(count.planner, count.options)
     except TooWide:
         return True
-    return any(p.unrestricted is not None or not exceeds_budget_by_far(p, count.planner.budget) for p in problems)
+    return any(p.unrestricted is not None or not no_plan_fits(p, count.planner.budget) for p in problems)
 
 
 def _micro_batches_that_fit(count: MicroBatchCandidate) -> float:

@@ -26,6 +26,7 @@ from planner_core.search.lagrangian import (
     find_least_memory,
     make_objective,
     memory_bytes,
+    no_sum_fits,
     rough_bound,
     search_roughly,
     search_within_budget,
@@ -67,16 +68,27 @@ def simulated_peak(problem: Problem, graph: Graph, assignment: Assignment, budge
     return assignment.peak
 
 
-def exceeds_budget_by_far(problem: Problem, budget: float) -> bool:
-    """Return whether lower bounds on the sums of memory prove that no assignment of a problem fits into `budget` bytes per GPU."""
-    # All weights, gradients and states are there when backward ends, so no peak is below that sum. The sum at the end of forward also
-    # counts tensors, and the simulation may free some of them.
+def no_plan_fits(problem: Problem, budget: float) -> bool:
+    """Return whether sums of the least bytes of each table prove that the simulated peak of every assignment is above `budget` bytes.
+
+    If False, it is still open whether one fits.
+    """
+    # All weights, gradients and states are there when backward ends, so no peak is below that sum. The sum at the end of forward may be
+    # above its peak, so the network whose sums are not decides there. It is built only where this one's sum leaves the question open.
     if problem.least_bytes_at_ends[1] > budget:
         return True
-    if problem.least_bytes <= MAX_SIMULATED_FACTOR * budget:
+    if problem.least_bytes <= budget:
         return False
-    # A recomputed T5 of two layers has a sum of 1.33 times its peak, so the least sum alone does not say it.
     return problem.make_at_least is None or problem.make_at_least().least_bytes > budget
+
+
+def exceeds_budget_by_far(problem: Problem, budget: float) -> bool:
+    """Return whether no assignment fits, and by so much that its sum says well enough how much memory is needed.
+
+    Near the budget it matters by how much a plan exceeds it, so the least peak is searched among several plans (`best_of_small_sums`).
+    """
+    states_exceed = bool(problem.least_bytes_at_ends[1] > budget)
+    return states_exceed or (problem.least_bytes > MAX_SIMULATED_FACTOR * budget and no_plan_fits(problem, budget))
 
 
 def infeasible_answer(problem: Problem, rough: Answer | None, budget: float, objective: str) -> Answer | None:
@@ -139,22 +151,23 @@ def fit_simulated_memory(
 
 
 def bound_of_walk(
-    problem: Problem, budget: float, objective: str, bound: float, prices: tuple[float, float] = (0.0, 0.0)
+    problem: Problem,
+    budget: float,
+    objective: str,
+    bound: float,
+    prices: tuple[float, float] = (0.0, 0.0),
+    abandon_above: float = float("inf"),
 ) -> float:
     """Return a value, at most `bound`, that no assignment is below whose simulated peak is within `budget` bytes per GPU.
 
     `bound` holds for assignments whose sum is within the budget, found at `prices` of memory. The sum counts one copy of every recomputed
     block at work, and the walk holds one of them at a time: T5's sum is up to 10 % above its walk. So the bound is that of the network
-    whose sums leave these out, since what is left is held when forward ends.
+    whose sums leave these out, since what is left is held when forward ends. The bound is infinite if not even such a sum is within the
+    budget. A value above `abandon_above` is high enough.
     """
-    if (
-        problem.make_at_least is None
-        or problem.unrestricted is not None
-        or bound in (0.0, float("inf"))
-        or bound <= rough_bound(problem, objective)
-    ):
+    if problem.make_at_least is None or problem.unrestricted is not None or bound <= rough_bound(problem, objective):
         return bound
-    limits = SearchLimits(abandon_above=bound, prove=False, bound_only=True, prices=prices)
+    limits = SearchLimits(abandon_above=min(bound, abandon_above), prove=False, bound_only=True, prices=prices)
     return min(
         bound, search_within_budget(problem.make_at_least(), objective=objective, budget=budget, limits=limits).bound
     )
@@ -211,7 +224,8 @@ class _MemoryFit:
 
     def lower_bound_to_walk(self, answer: Answer) -> Answer:
         """Return the answer with a bound that holds for every assignment whose simulated peak fits."""
-        bound = bound_of_walk(self.problem, self.budget, self.objective, answer.bound, answer.prices)
+        limit = self.limits.abandon_above
+        bound = bound_of_walk(self.problem, self.budget, self.objective, answer.bound, answer.prices, limit)
         return answer if bound >= answer.bound else replace(answer, bound=bound)
 
     def find_unproven(self, fastest: Assignment) -> Answer:
@@ -231,9 +245,9 @@ class _MemoryFit:
             # No sum is within the budget. A peak may be, but rarely is: the few assignments of nearly the least memory decide it, and save
             # searches among sums of up to FIRST_BUDGET_FACTOR times the budget.
             self.simulate(smallest)
-            infeasible = self.best_of_small_sums(
-                Answer(None, float("inf"), fastest.bound, memory_bytes(smallest)), memory_bytes(smallest)
-            )
+            bound = float("inf") if no_sum_fits(self.problem, self.budget) else fastest.bound
+            nothing_fits = Answer(None, float("inf"), bound, memory_bytes(smallest))
+            infeasible = self.best_of_small_sums(nothing_fits, memory_bytes(smallest))
             if infeasible.assignment is None:
                 return infeasible
         unproven, most = replace(self.limits, prove=False, max_open_gap=0.0), memory_bytes(fastest)
@@ -258,7 +272,7 @@ class _MemoryFit:
                 self.least_within_sum = min(self.least_within_sum, answer.value)
             if peak > self.budget:
                 if sum_bytes > sum_budget and best is None:  # nothing has a smaller sum, and it does not fit
-                    return self.best_of_small_sums(answer, sum_bytes)
+                    return self.best_of_small_sums(self._abandoned(answer, sum_budget), sum_bytes)
                 upper = min(sum_budget, sum_bytes)
                 if not limits.prove and sum_bytes - (peak - self.budget) < self.budget < upper:
                     sum_budget = self.budget  # since the bound there holds for the answer
@@ -292,7 +306,7 @@ class _MemoryFit:
         return sum_budget
 
     def _abandoned(self, answer: Answer, sum_budget: float) -> Answer:
-        """Return the answer of a search that ended early, since a better plan is known elsewhere, with a bound on every plan that fits.
+        """Return the answer of a search that ended without a plan, with a bound on every plan that fits.
 
         A plan with a larger sum than `sum_budget` may fit by its peak, so only bounds at the GPU's budget and above it hold. Example:
         with 80 GB, no plan of a sum up to 78 GB takes less than 9 s, and none up to 80 GB less than 7 s. A plan of 79 GB may take 7 s.
