@@ -168,6 +168,7 @@ class Planner:
         joined: tuple[int, ...] | None = None,
         usual: bool = False,
         pipe: PipelineAxis = ONE_RANK,
+        at_least: bool = False,
     ) -> Problem:
         """Build the folded cost network on one mesh. Raises TooWide.
 
@@ -178,6 +179,7 @@ class Planner:
                 weights tell them apart. Free, an operator would have a strategy for each triple, and the tables would grow too large.
             usual: Of runs as tools start them, whose products do not run in chunks.
             pipe: The axis of a pipeline, of one of whose ranks it is the mesh.
+            at_least: Its sums of memory are of no plan above the simulated peak.
         """
         if stages is None and zero is None and self.request.zero is None:
             # One network holds all stages: each weight has one on each axis, and a weight's states are eliminated first. So it takes
@@ -190,7 +192,7 @@ class Planner:
         model = model if stages is None else replace(model, stages=stages)
         model = _with_equal_links(model) if by_volume else model
         forbids_nothing = type(restrict) is Restriction
-        return self._problem_of(model, None if forbids_nothing else restrict, uniform)
+        return self._problem_of(model, None if forbids_nothing else restrict, uniform, at_least=at_least)
 
     def _problem_of(
         self, model: CostModel, restrict: Restriction | None, uniform: bool, *, at_least: bool = False
@@ -251,10 +253,10 @@ class Planner:
         """What the request's tool can be told; empty if every plan may be chosen."""
         return tool_spaces(self.request.tool, self.cluster, self.request.seq, self.request.batch)
 
-    def of_space(self, space: Space, uniform: bool = False) -> Problem:
+    def of_space(self, space: Space, uniform: bool = False, at_least: bool = False) -> Problem:
         """The folded cost network of one combination of degrees. Raises TooWide."""
         build = functools.partial(self.problem, space.mesh, space.restriction(self.graph), uniform=uniform, usual=True)
-        return build(stages=space.stages, joined=space.joined, pipe=space.pipe)
+        return build(stages=space.stages, joined=space.joined, pipe=space.pipe, at_least=at_least)
 
     def stated(self, layout: Layout) -> Plan:
         """The plan of a layout that somebody runs. Raises InputError if the model cannot follow it."""

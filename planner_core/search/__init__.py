@@ -22,7 +22,7 @@ from planner_core.search.budget.memory_fit import (
 )
 from planner_core.search.budget.pareto_front import find_corners_below, find_pareto_front
 from planner_core.search.extract_plan import make_block_plans
-from planner_core.search.folded_solver import RunTable, run_tables, solve_folded, total_of_copies
+from planner_core.search.folded_solver import RunTable, least_copy_costs, run_tables, solve_folded, total_of_copies
 from planner_core.search.lagrangian import (
     describe_gap,
     find_least_memory,
@@ -34,6 +34,7 @@ from planner_core.search.lagrangian import (
     search_roughly,
     search_within_budget,
 )
+from planner_core.search.network.folded import Problem as Problem
 from planner_core.search.network.search_cache import Answer, Assignment
 from planner_core.search.objective import OBJECTIVES, TIE, Objective, objective_value
 from planner_core.search.restricted_states import NO_BOUND_NOTE, RESTRICTED_NOTE, restrict_states, with_relaxed_bound
@@ -58,6 +59,7 @@ __all__ = [
     "find_pareto_front",
     "fit_simulated_memory",
     "infeasible_answer",
+    "least_copy_costs",
     "least_value_bound",
     "make_block_plans",
     "make_objective",

@@ -30,9 +30,9 @@ from planner_core.search.network.search_cache import Assignment, Copy, SearchCac
 from planner_core.search.objective import EVEN_SHARES, TIE, Objective
 from planner_core.search.repeated_block import Chain, between_bytes, boundary, chain_states
 from planner_core.search.units.dual_shares import best_shares
-from planner_core.search.units.reduction import eliminate_all
+from planner_core.search.units.reduction import ReducedVariant, eliminate_all, eliminate_inside
 from planner_core.search.units.tables import weighted_tables
-from planner_core.search.units.unit import UnitCost, sum_factors
+from planner_core.search.units.unit import UnitCost, VariantSolver, sum_factors
 from planner_core.search.units.unit_points import least_by_points
 
 MAX_TOP_SHARES = 6
@@ -95,6 +95,16 @@ def run_tables(problem: Problem) -> list[RunTable]:
         names = tuple(f"{forward}|{gradient}" for forward, gradient in pairs)
         result.append(RunTable(run.run.block, run.count, names, log10_states, run.copy_matrix(0), run.cost[0]))
     return result
+
+
+def least_copy_costs(problem: Problem, weights: Floats) -> dict[str, float]:
+    """Return by block the least cost of one copy at `weights` [component], whatever the units around it pass on."""
+    found = {}
+    for name, variants in problem.blocks.items():
+        together = eliminate_inside([*variants.values()], weights)
+        solvers = (VariantSolver(c, ReducedVariant(together, k)) for k, c in enumerate(variants.values()))
+        found[name] = min(float(solver.eliminate_except((), {}).table) for solver in solvers)
+    return found
 
 
 def tables_at(problem: Problem, objective: Objective) -> FoldedTables:

@@ -5,6 +5,7 @@ estimates  which of them to search first, and where the pipeline lies among the 
 pieces   time and memory of each copy as a part of a stage; the least seconds of any range of copies
 cuts     the best cut of a model into stages, and its plan
 interleaved  the copies of each stage where ranks have several
+rank_bound  the copies that each rank has time and memory for, and the bound that follows
 tool_forms  the stages that a tool can be told
 search   the degrees that may be quicker, and the best plan of them
 answer   the best plan beside that of one stage, and beside that of a stock tool

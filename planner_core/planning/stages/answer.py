@@ -91,7 +91,7 @@ def _add_notes(staged: StagedPlan, chosen: Plan, tool: str | None = None, more: 
     gap = Sentence("the best found with stages", told)
     if bound < plan.cost.step_time_s:
         above = f": at most {100 * (plan.cost.step_time_s / bound - 1):.2g} % above the best of the degrees that were looked at. "
-        what = "a bound in which each rank holds one micro-batch and never waits"
+        what = "a bound of each rank's time and memory, without most of its waits"
         gap = Sentence(gap, above, "None takes less than ", time_amount(bound), f", {what}")
     notes = (Note(gain), Note(gap, NoteKind.GAP), *plan.notes, *((Note(more),) if more else ()))
     return replace(staged, plan=replace(plan, notes=notes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from planner_core.core import BlockLabel, BlockPlan, Graph, Pipeline, Plan, StageCost
@@ -43,7 +44,7 @@ class PricedCut:
     costs: tuple[StageCost, ...]
     memory_bytes: dict[str, int]
 
-    @property
+    @functools.cached_property
     def bound_s(self) -> float:
         """Seconds that the simulated step is not below."""
         return bound_s(self.pipeline, self.costs, self.degrees.micro_batches)
@@ -52,7 +53,9 @@ class PricedCut:
         """Return the plan of the cut, with the price of its simulated step."""
         planner, graph = self.planner, self.planner.graph
         ends = ops_at_the_ends(planner.coarse)
-        cost = price_simulated(self.stages, self.costs, self.memory_bytes, self.pipeline, self.model, ends)
+        cost = price_simulated(
+            self.stages, self.costs, self.memory_bytes, self.pipeline, self.model, ends, self.bound_s
+        )
         return Plan(
             name=STAGES_PLAN_NAME,
             method=EXACT.name,

@@ -1,20 +1,22 @@
 """Search pipeline stages: their number, the mesh of each, the micro-batches, the cut of the model, and the policy of each copy.
 
     degrees (ranks, stages a rank, mesh of a rank, micro-batch), the most promising first
-        -> the best plan of the whole model on that mesh, within the memory of all ranks together: a bound on every cut
+        -> the copies that each rank has time and memory for (`rank_bound`): a bound on every cut
+        -> the best plan of the whole model on that mesh, within the memory of all ranks together: another bound on every cut
         -> policies for the copies, the quickest first -> the best cut (`search.algebra.partition`) -> simulated price
 
-Two estimates prune degrees. Every rank holds at least one micro-batch of its stages, so all ranks together hold what the whole model holds
-on the mesh of one rank. A search of the whole model within the sum of their budgets therefore gives S, a lower bound on the seconds of
-all stages together. With m micro-batches and p stages in 1F1B a step takes at least
+Two bounds prune degrees. That of `rank_bound` counts the micro-batches in flight on each rank. For the other, every rank holds at least
+one micro-batch of its stages, so all ranks together hold what the whole model holds on the mesh of one rank. A search of the whole model
+within the sum of their budgets therefore gives S, a lower bound on the seconds of all stages together. With m micro-batches and p stages
+in 1F1B a step takes at least
 
     S / m / (1 - (1 - 1/m)^p)
 
 for every cut. Rank r starts after one micro-batch of each stage before it, so later stages must be smaller; the bound is the cut in which
 all ranks end at once. Example: S = 8 s, m = 4, p = 2: 2 / (1 - 0.75²) = 4.57 s, while equal stages take 1 s · (4 + 1) = 5 s.
 With several stages a rank it is S / p. Work once a step, such as the optimizer's, delays no other rank: were all of S such work, a step
-could take S / p. So S / p is the bound that an answer states. Until S is searched, the S of degrees with the same work per GPU stands in
-for it.
+could take S / p. So S / p is what an answer states, or the bound of `rank_bound` where it is higher. Until S is searched, the S of degrees
+with the same work per GPU stands in for it.
 
 A copy policy is the best plan of the whole model, with equal copies, in a share of that memory. The memory of a stage counts the
 micro-batches in flight on its rank. The walk of the priced plan decides whether a cut fits. If a rank exceeds the budget there, the cut
@@ -26,6 +28,8 @@ two policies in one plan.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +56,7 @@ from planner_core.planning.stages.degrees import ModelKey, PipelineDegrees, list
 from planner_core.planning.stages.estimates import DegreeEstimates
 from planner_core.planning.stages.interleaved import Cut, find_interleaved_cut
 from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts, policy_from_plan
+from planner_core.planning.stages.rank_bound import RankBound, rank_bound
 from planner_core.planning.stages.tool_forms import FORMS, MOST_ZERO_OF_TOOLS
 from planner_core.search import SearchLimits, make_block_plans, search_roughly, search_within_budget
 from planner_core.search.algebra import TooWide
@@ -60,9 +65,10 @@ from planner_core.search.network import Problem
 ZERO_STAGES = (1, 2, 3)
 """The ZeRO stages of plans with stages. Stage 2 scatters gradients and stage 3 gathers weights in every micro-batch, and stages need
 many micro-batches. So a higher one is searched only where the one before leaves too little memory for activations."""
-MAX_SEARCHED, MAX_FAILURES = 10, 5
-"""After this many searches of the whole model only degrees that need no further one are tried. The search ends for a ZeRO stage after
-this many degrees in a row of which no cut was quicker."""
+MAX_BOUNDED, MAX_SEARCHED, MAX_FAILURES = 20, 10, 5
+"""Whole models whose ranks are bounded: beyond as many, only degrees that need no further bound are tried, and beyond as many searches
+of a whole model only those that need no further one. The search ends for a ZeRO stage after this many degrees in a row of which no cut was
+quicker."""
 MEMORY_SHARES, POLICY_MEMORY_SHARE = (1.0, 0.35), 0.6
 """The shares of the ranks' memory in which a copy policy is searched: with recomputation chosen for each block, and with one
 recomputation for all."""
@@ -112,7 +118,9 @@ class _StageSearch:
         model_s: The bound S by `PipelineDegrees.whole_model`.
         prices: The prices of memory that gave this bound, by the same key.
         best: The best plan so far, with its planner and degrees.
-        bound: The least bound of the searched degrees.
+        bounding: The networks of bounds by `whole_model`.
+        rank_bounds: The least costs of a copy by `whole_model`; None where the model has no plan.
+        shared_s: By searched degrees S / p, the bound S evenly shared by the ranks.
     """
 
     def __init__(
@@ -137,7 +145,9 @@ class _StageSearch:
         self.model_s: dict[ModelKey, float] = {}
         self.prices: dict[ModelKey, tuple[float, float]] = {}
         self.best: tuple[Plan, Planner, PipelineDegrees] | None = None
-        self.bound = math.inf
+        self.bounding: dict[ModelKey, Problem | None] = {}
+        self.rank_bounds: dict[ModelKey, RankBound | None] = {}
+        self.shared_s: dict[PipelineDegrees, float] = {}
 
     def run(self) -> StagedPlan | None:
         """Search the degrees that may be quicker, the most promising first."""
@@ -156,14 +166,12 @@ class _StageSearch:
         if self.best is None:
             return None
         plan, planner, _ = self.best
-        return StagedPlan(plan, planner, min(self.bound, plan.cost.step_time_s))
+        return StagedPlan(plan, planner, self.least_step_s(plan.cost.step_time_s))
 
     def search_promising(self, candidates: list[PipelineDegrees]) -> None:
-        """Search the candidates in the order of their estimates, until no other one may be quicker."""
+        """Search the candidates, the most promising first, until no other one may be quicker."""
         failures = Counter[int]()
-        for estimate_s, d in sorted(self.estimate_degrees(candidates), key=lambda pair: pair[0]):
-            if estimate_s > MAX_SLOWDOWN * self.limit:
-                break
+        for d in self.by_promise(candidates):
             # Other stages a rank of a whole model that has been searched cost little. Example: the tenth search was that of 8 x 8 tensor
             # ranks with one stage each, 13.2 s; with two stages, which came next, the step takes 12.0 s.
             if len(self.model_s) >= MAX_SEARCHED and d.whole_model not in self.model_s:
@@ -183,6 +191,21 @@ class _StageSearch:
                 if at != d:
                     self.search_degrees(at)
 
+    def by_promise(self, candidates: list[PipelineDegrees]) -> Iterator[PipelineDegrees]:
+        """Yield candidates in the order of their estimates, or of the bounds of their ranks where these are higher; none that are too slow.
+
+        The bound is found when its estimate is the least, so few are. Example: ZeRO-3 is estimated to take 169 s and ZeRO-1 172 s. The
+        bounds are 180 and 170 s, so ZeRO-1 is searched first, and its plan of 180.5 s leaves little to do for ZeRO-3."""
+        numbers = itertools.count()  # candidates that tie are not compared
+        queue = [(estimate_s, next(numbers), d, False) for estimate_s, d in self.estimate_degrees(candidates)]
+        heapq.heapify(queue)
+        while queue and queue[0][0] <= MAX_SLOWDOWN * self.limit:
+            seconds, _, d, is_bounded = heapq.heappop(queue)
+            if is_bounded:
+                yield d
+            elif len(self.rank_bounds) < MAX_BOUNDED or d.whole_model in self.rank_bounds:
+                heapq.heappush(queue, (max(seconds, self.rank_bound_s(d)), next(numbers), d, True))
+
     @property
     def limit(self) -> float:
         """The step that a plan must be below: that of one stage from the begin, since what is not below it is of no use."""
@@ -192,16 +215,41 @@ class _StageSearch:
         """Search some degrees. Returns whether their plan is the best so far; None if their bound says that it cannot be."""
         limit = self.limit
         model_s = self.search_model_s(d, limit)
-        # Taken before any cut is tried: a cut that the search misses is still not below it.
         # Not `lower_bound_s`: that holds for the work of micro-batches alone, and S has the work once a step too.
-        self.bound = min(self.bound, model_s / d.ranks)
-        return self.try_degrees(d, limit) if d.optimistic_s(model_s / d.micro_batches) < limit else None
+        self.shared_s[d] = model_s / d.ranks
+        if d.optimistic_s(model_s / d.micro_batches) >= limit or self.rank_bound_s(d) >= limit:
+            return None
+        return self.try_degrees(d, limit)
+
+    def rank_bound_s(self, d: PipelineDegrees) -> float:
+        """The bound of `stages.rank_bound` on every cut; infinite if the model has no plan on these degrees."""
+        if (key := d.whole_model) not in self.rank_bounds:
+            problem = self.bounding_problem(d)
+            self.rank_bounds[key] = (
+                rank_bound(problem, self.first.budget, d.ranks, self.copies) if problem is not None else None
+            )
+        known = self.rank_bounds[key]
+        return known.least_step_s(d, self.copies) if known else math.inf
+
+    def least_step_s(self, step_s: float) -> float:
+        """The least bound of the searched degrees, or `step_s` if that is less. A cut that the search missed is not below it either."""
+        for d, shared_s in sorted(self.shared_s.items(), key=lambda pair: pair[1]):
+            # The bounds of ranks are not below these, which rise, so those that follow change nothing.
+            if shared_s >= step_s:
+                break
+            step_s = min(step_s, max(shared_s, self.rank_bound_s(d)))
+        return step_s
+
+    @property
+    def copies(self) -> int:
+        """The copies of all repeated blocks."""
+        return sum(self.first.graph.num_repeats.values())
 
     @property
     def degrees(self) -> Iterator[PipelineDegrees]:
         """All degrees that suit the cluster, the batch, the model and the tool."""
         first = self.first
-        for d in list_degrees(first.cluster, first.workload.batch, sum(first.graph.num_repeats.values())):
+        for d in list_degrees(first.cluster, first.workload.batch, self.copies):
             yield from self.form.list_degrees(d, first.graph) if self.form else (d,)
 
     def estimate_degrees(self, candidates: list[PipelineDegrees]) -> Iterator[tuple[float, PipelineDegrees]]:
@@ -225,8 +273,9 @@ class _StageSearch:
             self.planners[key] = other and with_zero(other, d.zero)
         return self.planners[key]
 
-    def problem(self, d: PipelineDegrees, recompute: str, *, uniform: bool) -> Problem | None:
-        """The network of the whole model on the mesh of a rank; None if it has no plan, or its cost is not a sum over its parts."""
+    def problem(self, d: PipelineDegrees, recompute: str, *, uniform: bool, at_least: bool = False) -> Problem | None:
+        """The network of the whole model on the mesh of a rank; None if it has no plan, or its cost is not a sum over its parts.
+        `at_least`: its sums of memory are of no plan above what a GPU holds, as a bound needs."""
         planner = self.planner(d)
         if planner is None:
             return None
@@ -234,15 +283,21 @@ class _StageSearch:
         layout = self.form.layout(d) if self.form else None
         try:
             if layout is None:
-                problem = planner.problem(d.mesh, uniform=uniform, pipe=d.pipe)
+                problem = planner.problem(d.mesh, uniform=uniform, pipe=d.pipe, at_least=at_least)
             elif unsearchable_faults(planner.graph, layout):
                 return None
             else:
-                problem = planner.of_space(layout.space(), uniform)
+                problem = planner.of_space(layout.space(), uniform, at_least)
         except TooWide:
             return None
         # A restricted problem bounds only its own smaller space, and every bound here must hold for the whole one.
         return None if problem.is_infeasible or problem.unrestricted is not None else problem
+
+    def bounding_problem(self, d: PipelineDegrees) -> Problem | None:
+        """The network of the bounds on all cuts of some degrees."""
+        if (key := d.whole_model) not in self.bounding:
+            self.bounding[key] = self.problem(d, self.first.request.recompute, uniform=False, at_least=True)
+        return self.bounding[key]
 
     def unconstrained(self, d: PipelineDegrees) -> tuple[float, float] | None:
         """Seconds and activation bytes of a micro-batch of the whole model on the mesh of a rank, without recomputation or a budget."""
@@ -262,7 +317,7 @@ class _StageSearch:
         key = d.whole_model
         if key not in self.model_s:
             self.say(Sentence(f"the whole model on {d.ranks} x ", d.mesh.term, f", ZeRO {d.zero}"))
-            problem = self.problem(d, self.first.request.recompute, uniform=False)
+            problem = self.bounding_problem(d)
             with self.first.clock("search"):
                 max_s = limit / d.lower_bound_s(1.0)  # the bound is linear in S
                 self.model_s[key] = math.inf

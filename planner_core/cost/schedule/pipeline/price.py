@@ -62,7 +62,8 @@ def price_pipeline(
     """
     stages = stage_plans(blocks, graph, pipeline)
     costs, memory_bytes = price_stages(stages, pipeline, model, ends)
-    return price_simulated(stages, costs, memory_bytes, pipeline, model, ends)
+    known_s = bound_s(pipeline, costs, model.workload.accumulate)
+    return price_simulated(stages, costs, memory_bytes, pipeline, model, ends, known_s)
 
 
 def price_simulated(
@@ -72,12 +73,13 @@ def price_simulated(
     pipeline: Pipeline,
     model: CostModel,
     ends: Ends,
+    known_s: float,
 ) -> Cost:
-    """The cost of one step whose stages have been priced (`price_stages`)."""
+    """The cost of one step whose stages have been priced (`price_stages`), and which takes `known_s` at least (`bound_s`)."""
     m = model.workload.accumulate
     step_s, bubble_s, waits = schedule_seconds(pipeline, costs, m)
     # Where the two are equal, their sums are rounded in other orders.
-    found = PipelineCost(costs, bubble_s, min(bound_s(pipeline, costs, m), step_s))
+    found = PipelineCost(costs, bubble_s, min(known_s, step_s))
     # The parts of a step are told of one rank. The one with most work has the least bubble.
     busiest = max(range(pipeline.ranks), key=lambda r: _busy_seconds(pipeline, costs, r, m))
     mine = pipeline.stages_of(busiest)

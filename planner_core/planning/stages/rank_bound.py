@@ -1,0 +1,124 @@
+"""A bound on every cut of some degrees that holds each rank's time and memory together.
+
+A copy that runs on a rank with k micro-batches in flight takes t seconds of a step, its weights, gradients and states take s bytes, and
+a micro-batch of it keeps a bytes. At a price of x seconds per byte, no copy, in whatever placements and with whatever recomputation, is
+cheaper than
+
+    least(x, k) = min over all plans of a copy of   t + x · (s + k a)
+
+A cut that takes less than T seconds leaves a rank T - d seconds, where d passes while its first micro-batch comes from the stages before
+and the last gradient goes back to them; and it has B bytes. So for every price the rank has at most
+
+    (T - d + x B) / least(x, k)     copies, which are whole
+
+If these are fewer than the model's copies on all ranks together, no cut takes less than T seconds. The bound is the least T that is left.
+
+Example: a copy takes 3 s and 2 GB, or 4 s and 1 GB where it recomputes, with one micro-batch in flight; 2 ranks of 4 GB, 7 copies. In
+12 s each rank computes 4 copies of 3 s, but 4 of them take 8 GB. At 1 s per GB a copy costs 5 in both ways, and a rank has 12 + 4 = 16, for
+3 copies. In 16 s it has 20, for the 4 copies of which one rank needs as many.
+
+What a model has beside its copies (embedding, head, optimizer, traffic of once a step) is left out, and so are the highest moments of a
+pass, sends, waits for hosts, and that stages of few copies do not divide the work evenly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner_core.core import Pipeline
+from planner_core.cost import Component, Shares, most_in_flight
+from planner_core.planning.stages.degrees import PipelineDegrees
+from planner_core.planning.stages.pieces import Floats
+from planner_core.search import Problem, least_copy_costs
+
+PRICES = (0.0, 0.15, 0.4, 1.0)
+"""Prices of memory at which the bound is taken, as shares of a rank's seconds per byte of its memory. Twice as many raise it by 0.2 %."""
+MIDDLE_IN_FLIGHT = 4
+"""Micro-batches in flight for which the least costs are found, beside one and one for each rank."""
+PRECISION = 1e-4
+"""How near to the least T the bound is, as a share."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankBound:
+    """The least costs of a copy on the mesh of a rank.
+
+    Attributes:
+        budget: Bytes of a GPU.
+        in_flight: Numbers of micro-batches in flight for which the least costs are known.
+        prices: Seconds per byte.
+        least: [in flight, price] the least cost of a copy, in seconds of a step.
+        pass_s: The least seconds of a copy's forward and backward, of all micro-batches.
+    """
+
+    budget: float
+    in_flight: Floats
+    prices: Floats
+    least: Floats
+    pass_s: float
+
+    def least_step_s(self, d: PipelineDegrees, copies: int) -> float:
+        """Seconds that no cut of a model of so many copies takes less than."""
+        # A minimum of functions that are linear in the number in flight is concave, so a chord is not above it; and no number in flight
+        # makes a copy cheaper than a smaller one does.
+        least = np.stack([np.interp(_in_flight(d), self.in_flight, column) for column in self.least.T], axis=-1)
+        low = copies * self.pass_s / d.ranks
+        high = low
+        while not self._may_take(high, d, copies, least):
+            low, high = high, 2 * high
+            if high > 1e9 * self.pass_s:
+                return np.inf  # no time is enough: a rank lacks the memory of one copy
+        while high > low * (1 + PRECISION):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._may_take(middle, d, copies, least) else (middle, high)
+        return low
+
+    def _may_take(self, seconds: float, d: PipelineDegrees, copies: int, least: Floats) -> bool:
+        """Whether ranks that are as full as `seconds` and their memory allow have all copies. `least`: [stage of a rank, rank, price]."""
+        rank = np.arange(d.ranks)
+        before = rank * 1.0  # each stage before has a copy
+        while True:
+            room = (seconds - before * self.pass_s / d.micro_batches)[:, None] + self.prices * self.budget
+            # Each stage of a rank has one copy. The others are cheapest where the fewest micro-batches are in flight.
+            more = np.floor((room - least.sum(axis=0)) / least.min(axis=0) + 1e-9).min(axis=-1)
+            most = d.virtual + more
+            if more.min() < 0 or most.sum() < copies:
+                return False
+            if d.virtual > 1:  # other stages of a rank follow behind
+                return True
+            # What this rank and those behind it cannot hold is before it, and delays it. Example: 7 copies, at most 2 a rank: the third of
+            # four ranks has 3 before it at least.
+            known, before = before, np.maximum(before, copies - np.cumsum(most[::-1])[::-1])
+            if np.array_equal(known, before):
+                return True
+
+
+def rank_bound(problem: Problem, budget: float, ranks: int, copies: int) -> RankBound:
+    """Find the least costs of a copy of a network, whose sums of memory are of no plan above what a GPU holds."""
+    # The side of the maxima that computes bounds them (`cost.step_time`). Traffic of once a step hides in bubbles, and what is done once
+    # a step delays no other rank, so both are left out.
+    weights = problem.model.step_time.linear(Shares()).array()
+    weights[[Component.FORWARD_ONCE, Component.BACKWARD_ONCE, Component.STEP]] = 0.0
+
+    def least_cost(in_flight: int, price: float) -> float:
+        # When backward ends no activation is left, so the difference of the two ends is what one micro-batch keeps:
+        # s + k a = k (s + a) - (k - 1) s.
+        weights[Component.AFTER_FORWARD] = price * in_flight
+        weights[Component.AFTER_BACKWARD] = -price * (in_flight - 1)
+        return min(least_copy_costs(problem, weights).values())
+
+    pass_s = least_cost(1, 0.0)
+    prices = np.array(PRICES) * copies * pass_s / ranks / budget
+    in_flight = sorted({1, min(MIDDLE_IN_FLIGHT, ranks), ranks})
+    least = [[pass_s, *(least_cost(k, price) for price in prices[1:])] for k in in_flight]
+    return RankBound(budget, np.array(in_flight, dtype=float), prices, np.array(least), pass_s)
+
+
+def _in_flight(d: PipelineDegrees) -> Floats:
+    """[stage of a rank, rank] micro-batches in flight."""
+    if d.virtual == 1:
+        return np.minimum(d.micro_batches, d.ranks - np.arange(d.ranks))[None].astype(float)
+    pipeline = Pipeline(d.ranks, d.schedule, (1,) * (d.ranks * d.virtual))
+    return np.array(most_in_flight(pipeline, d.micro_batches), dtype=float).reshape(d.virtual, d.ranks)

@@ -1,0 +1,121 @@
+"""The bound on stages that holds each rank's time and memory together: against every cut, and against the plans that are found."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner_core.core import Pipeline
+from planner_core.cost import most_in_flight
+from planner_core.planning import prepare_planner
+from planner_core.planning.request import Request
+from planner_core.planning.stages.degrees import PipelineDegrees
+from planner_core.planning.stages.rank_bound import PRECISION, RankBound
+from planner_core.planning.stages.search import _StageSearch
+
+Way = tuple[float, float, float]
+"""A way to run a copy: seconds of a step, bytes of states, bytes that a micro-batch keeps."""
+
+
+def bound_of(ways: list[Way], budget: float, in_flight: list[int], prices: list[float]) -> RankBound:
+    least = [[min(t + x * (s + k * a) for t, s, a in ways) for x in prices] for k in in_flight]
+    return RankBound(budget, np.array(in_flight, dtype=float), np.array(prices), np.array(least), least[0][0])
+
+
+def test_the_example_of_the_head() -> None:
+    bound = bound_of([(3.0, 1.0, 1.0), (4.0, 1.0, 0.0)], 4.0, [1], [0.0, 1.0])
+    d = PipelineDegrees(2, 1, 1, 1, 1, 10**9)  # so many micro-batches that no delay counts
+    assert bound.least_step_s(d, 7) == pytest.approx(16.0, rel=PRECISION)
+    assert bound.least_step_s(d, 6) == pytest.approx(11.0, rel=PRECISION)
+    assert bound.least_step_s(d, 8) == pytest.approx(16.0, rel=PRECISION)
+    assert bound.least_step_s(d, 9) > 16.0
+
+
+def least_stage_s(ways: list[Way], copies: int, in_flight: int, budget: float) -> float:
+    every = itertools.combinations_with_replacement(ways, copies)
+    fits = (sum(t for t, _, _ in one) for one in every if sum(s + in_flight * a for _, s, a in one) <= budget)
+    return min(fits, default=math.inf)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_no_cut_into_one_stage_a_rank_is_below(seed: int, ranks: int) -> None:
+    chance, copies, m = random.Random(seed), 7, 6
+    ways = [(chance.uniform(1, 1.4), chance.uniform(1, 2), chance.uniform(0.1, 1)) for _ in range(4)]
+    budget = chance.uniform(6, 14)
+    least = math.inf
+    for inner in itertools.combinations(range(1, copies), ranks - 1):
+        work = [
+            least_stage_s(ways, last - first, min(m, ranks - k), budget)
+            for k, (first, last) in enumerate(itertools.pairwise((0, *inner, copies)))
+        ]
+        least = min(least, max(sum(work[:k]) / m + work[k] for k in range(ranks)))
+    bound = bound_of(ways, budget, [1, ranks], [0.0, 0.1, 0.2, 0.5])
+    found = bound.least_step_s(PipelineDegrees(ranks, 1, 1, 1, 1, m), copies)
+    assert found <= least
+    if least < math.inf:  # and it is worth more than the work that all ranks share
+        assert found > copies * min(ways)[0] / ranks
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_cut_into_several_stages_a_rank_is_below(seed: int) -> None:
+    chance, copies, ranks, virtual, m = random.Random(seed), 7, 2, 2, 6
+    ways = [(chance.uniform(1, 1.4), chance.uniform(1, 2), chance.uniform(0.1, 1)) for _ in range(3)]
+    budget = chance.uniform(8, 16)
+    most = most_in_flight(Pipeline(ranks, "interleaved", (1,) * 4), m)
+    least = math.inf
+    for inner in itertools.combinations(range(1, copies), ranks * virtual - 1):
+        sizes = [b - a for a, b in itertools.pairwise((0, *inner, copies))]
+        seconds = []
+        for rank in range(ranks):
+            every = itertools.product(
+                *(itertools.combinations_with_replacement(ways, sizes[s]) for s in (rank, rank + ranks))
+            )
+            fits = [
+                sum(t for one in pair for t, _, _ in one)
+                for pair in every
+                if sum(s + most[rank + k * ranks] * a for k, one in enumerate(pair) for _, s, a in one) <= budget
+            ]
+            seconds.append(min(fits, default=math.inf))
+        least = min(least, max(seconds))
+    bound = bound_of(ways, budget, [1, 2], [0.0, 0.1, 0.2, 0.5])
+    # A rank behind the first one waits for a copy there and back, so the bound may be above the work alone by that.
+    wait_s = (ranks - 1) * min(ways)[0] / m
+    assert bound.least_step_s(PipelineDegrees(ranks, virtual, 1, 1, 1, m), copies) <= least + wait_s
+
+
+def test_plans_of_all_degrees_are_above_and_memory_raises_it(tmp_path: Path) -> None:
+    """A model of 3.5 G weights in 14 GB on 8 GPUs: the first ranks must recompute, which the whole model's memory does not show."""
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4096,
+        "num_hidden_layers": 16,
+    }
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 1024}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config, **heads, "max_position_embeddings": 4096, "tie_word_embeddings": False}))
+    asked = Request(
+        str(path), cluster="2x4-h100:inter=50", batch=64, seq=4096, accumulate=1, recompute="auto", memory_gb=14, zero=1
+    )
+    planner, raised = prepare_planner(asked), 0
+    every = _StageSearch(planner, lambda text: None, None, None)
+    degrees = [
+        PipelineDegrees(4, 1, 2, 1, 1, 32),
+        PipelineDegrees(8, 1, 1, 1, 1, 64),
+        PipelineDegrees(8, 2, 1, 1, 1, 64),
+    ]
+    for d in degrees:
+        alone = _StageSearch(planner, lambda text: None, None, None)
+        alone.planners = every.planners
+        assert alone.try_degrees(d, math.inf) and alone.best is not None
+        bound_s, shared_s = every.rank_bound_s(d), every.search_model_s(d, math.inf) / d.ranks
+        assert bound_s <= alone.best[0].cost.step_time_s
+        raised += bound_s > 1.05 * shared_s
+    assert raised == len(degrees)
