@@ -104,31 +104,20 @@ def test_a_flat_reading_equals_the_folded_one(files: Callable[[str], Path]) -> N
     assert graph_difference(unfold(read(files("llama-like"))), read(files("llama-like"), flat=True)) is None
 
 
-def test_hugging_face_experts_are_one_op(tmp_path: Path) -> None:
-    """Exported with transformers' own grouped matmuls, which are no ATen op."""
+def test_exported_experts_are_refused_with_what_would_do(tmp_path: Path) -> None:
+    """Exported with transformers' own grouped products."""
     import transformers
 
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "num_local_experts": 4,
-    }
-    config = transformers.MixtralConfig(**sizes, num_hidden_layers=2, vocab_size=64, use_cache=False)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_local_experts": 4}
+    config = transformers.MixtralConfig(
+        **sizes, num_key_value_heads=4, num_hidden_layers=1, vocab_size=64, use_cache=False
+    )
     model = transformers.MixtralForCausalLM(config).train()
     ids = torch.ones(2, 8, dtype=torch.long)
     path = tmp_path / "moe.pt2"
     torch.export.save(torch.export.export(model, (), {"input_ids": ids, "labels": ids}, strict=False), path)
-    graph = read(path)
-    (op,) = [op for op in graph.blocks["MixtralDecoderLayer"].ops if op.fn == "moe_experts"]
-    shapes = [graph.blocks["MixtralDecoderLayer"].values[v].meta.shape for v in op.inputs]
-    assert (
-        shapes == [(16, 32), (16, 2), (16, 2), (4, 96, 32), (4, 32, 48)]
-        and op.attrs["gated"]
-        and not op.attrs["transposed"]
-    )
-    assert graph.num_repeats == {"MixtralDecoderLayer": 2}
+    with pytest.raises(InputError, match=r"layer of experts as grouped products.*give the model's config\.json"):
+        read(path)
 
 
 @pytest.mark.slow

@@ -25,7 +25,6 @@ _PRIVATE = frozenset(
         "_log_softmax",
         "_to_copy",
         "_unsafe_view",
-        "_grouped_mm",
         "_weight_norm",
         "_weight_norm_interface",
         "_native_batch_norm_legit",
@@ -84,6 +83,11 @@ class NamedOp:
 @cache
 def find_overload(target: str) -> Any:
     """Find the op that `torch.ops.aten.name.overload` names. Raises InputError for any other name, and for an unsafe schema."""
+    if "grouped_mm" in target:
+        raise InputError(
+            "the program holds a layer of experts as grouped products, which do not say what weights belong to an expert; give the "
+            "model's config.json, or path.py:callable"
+        )
     parts = re.fullmatch(r"torch\.ops\.aten\.(\w+)\.(\w+)", target)
     refused = f"the program uses the op {target.removeprefix('torch.ops.')[:80]}, which is not one that is known to compute tensors only"
     if parts is None or (parts[1].startswith("_") and not parts[1].startswith("__") and parts[1] not in _PRIVATE):

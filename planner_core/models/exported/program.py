@@ -20,7 +20,6 @@ from planner_core.core import CaptureError, InputError
 from planner_core.models.capture.constants import MAX_COMPUTED_ELEMENTS
 from planner_core.models.exported import aten
 from planner_core.models.exported.archive import ExportedOp, ExportedProgram, TorchConstant, ValueName, read_exported
-from planner_core.models.exported.grouped_mm import find_references, run_experts
 
 _SIZE_OPERATORS: dict[str, Callable[..., Any]] = {
     "_operator.add": operator.add,
@@ -154,8 +153,6 @@ class ProgramRunner:
                 self.values[name] = example_input(self.exported, name)
         steps = self.exported.steps
         depth = len(self.open_calls)
-        if depth and self._run_as_experts(shell, depth):
-            return None
         while self.position < len(steps) and list(steps[self.position].stack[:depth]) == self.open_calls:
             step = steps[self.position]
             if len(step.stack) == depth:
@@ -167,21 +164,6 @@ class ProgramRunner:
             self.shells[step.stack[depth][1]]()
             self.open_calls.pop()
         return self._collect_results() if shell is self.root else None
-
-    def _run_as_experts(self, shell: Shell, depth: int) -> bool:
-        """Run this call as one op if it is one of experts, and return whether it is."""
-        if not any(p is not None and p.dim() == 3 for p in shell._parameters.values()):
-            return False
-        steps, end = self.exported.steps, self.position
-        while end < len(steps) and list(steps[end].stack[:depth]) == self.open_calls:
-            end += 1
-        found = run_experts(self.exported, steps[self.position : end], end, shell, self.values)
-        if found is None:
-            return False
-        before, self.position = self.position, end
-        self.values[found[0]] = found[1]
-        self._free_values(before)
-        return True
 
     def _free_values(self, before: int) -> None:
         """Free the values that no later step uses, as the model's code would."""
@@ -225,7 +207,7 @@ class ProgramRunner:
 
     def _compute(self, step: ExportedOp) -> Any:
         self.device = (
-            "cpu" if all(_is_computed(self._shape_of(r)) for r in find_references(step.outputs)) else "meta"
+            "cpu" if all(_is_computed(self._shape_of(r)) for r in _find_references(step.outputs)) else "meta"
         )  # of what is made from nothing
         args = {name: self._resolve(value) for name, _, value in step.args}
         if step.target == "same":
@@ -317,6 +299,13 @@ class ProgramRunner:
         return tuple(items)
 
 
+def _find_references(tree: Any) -> list[ValueName]:
+    """List all references in nested lists and tuples, in order."""
+    if isinstance(tree, ValueName):
+        return [tree]
+    return [r for t in tree for r in _find_references(t)] if isinstance(tree, (list, tuple)) else []
+
+
 def _is_computed(shape: tuple[int, ...]) -> bool:
     """Return whether a constant of this shape is computed on the CPU. A larger one stays on meta."""
     return math.prod(shape) <= MAX_COMPUTED_ELEMENTS
@@ -324,9 +313,9 @@ def _is_computed(shape: tuple[int, ...]) -> bool:
 
 def _last_uses(exported: ExportedProgram) -> dict[int, list[str]]:
     """Return by step the values that it is the last to use or make. Results of the program are left out."""
-    kept = {r.name for r in find_references(exported.outputs)}
+    kept = {r.name for r in _find_references(exported.outputs)}
     last = {
-        r.name: k for k, s in enumerate(exported.steps) for r in find_references([[a for *_, a in s.args], s.outputs])
+        r.name: k for k, s in enumerate(exported.steps) for r in _find_references([[a for *_, a in s.args], s.outputs])
     }
     found: dict[int, list[str]] = {}
     for name, step in last.items():
