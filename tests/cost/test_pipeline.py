@@ -221,8 +221,8 @@ def test_a_folded_step_takes_what_all_its_passes_take(
 
 
 def test_a_step_of_many_micro_batches_takes_no_longer_to_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, orders, order = cut("1f1b", 8), list[int](), timing.rank_order
-    monkeypatch.setattr(timing, "rank_order", lambda p, rank, m: orders.append(m) or order(p, rank, m))
+    whole, orders, order = cut("1f1b", 8), list[int](), timing.work_columns
+    monkeypatch.setattr(timing, "work_columns", lambda p, rank, m: orders.append(m) or order(p, rank, m))
     for micro_batches in (64, 4096):
         step_s, _, _ = timing.schedule_seconds(whole, [stage(1, 2)] * 8, micro_batches)
         assert step_s == pytest.approx(3 * (micro_batches + 7))

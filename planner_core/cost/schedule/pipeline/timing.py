@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner_core.core import Pipeline, StageCost
-from planner_core.cost.schedule.pipeline.orders import Pass, Work, check_micro_batches, rank_order
+from planner_core.cost.schedule.pipeline.orders import Pass, Work, check_micro_batches, work_columns
 
 LAST_OF_GRADIENTS = (Pass.BACKWARD, Pass.WEIGHT)
 """The passes that make gradients of weights."""
@@ -78,7 +78,7 @@ def simulated_pipeline(pipeline: Pipeline, stages: Sequence[StageCost], micro_ba
     spans = tuple(
         Span(rank, work, start_s, end_s)
         for rank, order in run.orders.items()
-        for work, start_s, end_s in zip(order, run.starts[rank], run.ends[rank], strict=True)
+        for work, start_s, end_s in zip(order.works, run.starts[rank], run.ends[rank], strict=True)
     )
     step_s, bubble_s, once_s = run.results()
     return PipelineTime(spans, step_s, bubble_s, once_s)
@@ -144,7 +144,7 @@ class _PipelineRun:
         self.summed = [0.0] * pipeline.ranks  # when the gradients of a rank's stages so far are summed
         check_micro_batches(pipeline, micro_batches)
         simulated = range(pipeline.ranks) if alone is None else (alone,)
-        self.orders = {rank: rank_order(pipeline, rank, micro_batches) for rank in simulated}
+        self.orders = {rank: work_columns(pipeline, rank, micro_batches) for rank in simulated}
         # The begin and the end of each pass of a rank's order that has run.
         self.starts: dict[int, list[float]] = {rank: [] for rank in simulated}
         self.ends: dict[int, list[float]] = {rank: [] for rank in simulated}
@@ -162,13 +162,13 @@ class _PipelineRun:
 
     def run(self) -> None:
         """Run every rank as far as it comes, until all are done."""
-        todo = {rank: len(order) for rank, order in self.orders.items()}
+        todo = {rank: len(order.stages) for rank, order in self.orders.items()}
         while todo:
             before = sum(todo.values())
             todo = {rank: left for rank in todo if (left := self._run_rank(rank))}
             # No rank came further in a whole turn, so each waits for another one: no order of `orders` may do so.
             if sum(todo.values()) == before:
-                waiting = [self.orders[rank][-left] for rank, left in todo.items()]
+                waiting = [self.orders[rank].works[-left] for rank, left in todo.items()]
                 raise AssertionError(f"{self.pipeline.schedule} waits for itself at {waiting}")
         for rank, starts in self.starts.items():
             self.busy_s[rank] = sum(self.ends[rank]) - sum(starts)
@@ -189,8 +189,10 @@ class _PipelineRun:
         # A pass waits for one of at most so many pairs before it: its micro-batch's pass in the stage before, which a rank with several
         # stages ran `each` pairs before, or its forward, which a rank runs up to two passes ahead for every rank behind it.
         window = each + 2 * ranks
-        ahead = {r: next(k for k, w in enumerate(o) if w.what is not Pass.FORWARD) - 1 for r, o in self.orders.items()}
-        steady = min(len(order) // 2 - ahead[rank] for rank, order in self.orders.items())
+        ahead = {
+            r: next(k for k, w in enumerate(o.passes) if w is not Pass.FORWARD) - 1 for r, o in self.orders.items()
+        }
+        steady = min(len(order.stages) // 2 - ahead[rank] for rank, order in self.orders.items())
         if steady < pairs + window:
             return False
         # The last `window` pairs of all ranks, and those one period before.
@@ -202,7 +204,10 @@ class _PipelineRun:
         if np.ptp(paces) > ROUNDING * ends.max():
             return False
         period = {r: slice(s.stop - 2 * pairs, s.stop) for r, s in last.items()}
-        hosts = {r: sum(self.host[w.stage, w.what] for w in self.orders[r][period[r]]) for r in last}
+        hosts = {
+            r: sum(self.host[work] for work in zip(o.stages[period[r]], o.passes[period[r]], strict=True))
+            for r, o in self.orders.items()
+        }
         # A host that needs longer than a period falls behind by more in each, until it sets the pace; so do stages before that are slower.
         if max(*hosts.values(), each * self.arrival_pace_s) > pace_s * (1 + ROUNDING):
             return False
@@ -238,10 +243,11 @@ class _PipelineRun:
 
     def _run_rank(self, rank: int) -> int:
         """Run a rank's work up to what waits for a rank that has not run so far. Returns how many passes are left."""
-        order, starts, ends, there = self.orders[rank], self.starts[rank], self.ends[rank], self.there
+        stages, passes, numbers = self.orders[rank]
+        starts, ends, there = self.starts[rank], self.ends[rank], self.there
         at, free, last = len(ends), self.free[rank], self.micro_batches - 1
-        while at < len(order):
-            stage, what, number = order[at]
+        while at < len(stages):
+            stage, what, number = stages[at], passes[at], numbers[at]
             forward = what is Pass.FORWARD
             # The gradients of weights need only what this rank made before, in the first part of the same backward.
             ready = 0.0 if what is Pass.WEIGHT else there.get((stage, forward, number))
@@ -267,7 +273,7 @@ class _PipelineRun:
                 there[to, to_forward, number] = free + wait_s
             at += 1
         self.free[rank] = free
-        return len(order) - at
+        return len(stages) - at
 
     def end_of(self, rank: int) -> float:
         """Return when a rank has done what is done once a step. Its own stages do that one after the other on one host."""
@@ -358,10 +364,9 @@ def _seconds_alone(pipeline: Pipeline, stages: Sequence[StageCost], micro_batche
     if rank:
         # The gradients of every micro-batch still go back to the first stage. That then has its own weights' gradients, sums and updates.
         first = pipeline.stages_of(rank)[0]
-        passes = zip(run.orders[rank], run.ends[rank], strict=True)
-        back = run.skipped_s + max(
-            end for (stage, what, _), end in passes if stage == first and what is not Pass.WEIGHT
-        )
+        order = run.orders[rank]
+        passes = zip(order.stages, order.passes, run.ends[rank], strict=True)
+        back = run.skipped_s + max(end for stage, what, end in passes if stage == first and what is not Pass.WEIGHT)
         once_s = sum(stages[s].step_s for s in pipeline.stages_of(0))
         weights_s = stages[0].weight_s if pipeline.schedule in SPLIT else 0.0
         end = max(end, back + run.hops[first, False][2] + weights_s + stages[0].last_s + once_s)
