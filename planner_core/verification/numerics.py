@@ -5,10 +5,9 @@ of a second batch, which finds values of the first batch that a program keeps.""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -44,6 +43,7 @@ from planner_core.verification.build_models import (
 from planner_core.verification.processes import run_ranks
 from planner_core.verification.schedule import first_difference
 
+T = TypeVar("T")
 TOLERANCE = 1e-5
 RELATIVE_FLOOR = 1e-3
 """Errors of gradients far below the largest one (key biases, which softmax ignores) are relative to this share of the largest one."""
@@ -102,26 +102,33 @@ def average_over_ranks(comparisons: Sequence[Mapping[str, Any]], sizes: Sequence
 def make_report(plan: Plan, comparison: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
     """Compare what was measured with the plan's prediction and with one process."""
     predicted, measured = plan.cost.collectives(), comparison["collectives"]
-    single, parallel = comparison["loss"]
-    good = is_within_tolerance(comparison)
+    numbers, equal = report_numbers(comparison), same_traffic(predicted, measured)
     order = None if graph is None else check_order(plan, graph, comparison["events"])
     return {
-        "ok": bool(good and same_traffic(predicted, measured) and (order is None or order["ok"])),
+        **numbers,
+        "ok": bool(numbers["numbers_ok"] and equal and (order is None or order["ok"])),
         "ranks": plan.mesh.num_devices,
+        "collectives_ok": equal,
+        "collectives": {"predicted": predicted, "measured": measured},
+        "by_axis": comparison["by_axis"],
+        "order": order,
+    }
+
+
+def report_numbers(comparison: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a report that compares numbers with one process, for plans with and without stages."""
+    single, parallel = comparison["loss"]
+    return {
         "backend": "gloo",
         "loss": {"single": single, "parallel": parallel, "abs_error": abs(single - parallel)},
         "next_loss": dict(zip(("single", "parallel"), comparison["next_loss"], strict=True)),
         "grad": {"max_rel_error": comparison["grad"][0], "worst": comparison["grad"][1]},
         "param": {"max_rel_error": comparison["param"][0], "worst": comparison["param"][1]},
         "dtype": comparison["dtype"],
-        "numbers_ok": good,
-        "collectives_ok": same_traffic(predicted, measured),
-        "collectives": {"predicted": predicted, "measured": measured},
-        "by_axis": comparison["by_axis"],
+        "numbers_ok": is_within_tolerance(comparison),
         "memory_bytes": None,
         "unsteady": comparison.get("unsteady", []),
         "dropout": "left out" if comparison["dropout"] else "none",
-        "order": order,
     }
 
 
@@ -156,31 +163,29 @@ def compare_with_fallback(plan: Plan) -> dict[str, Any]:
     comparison = compare_step(plan, "float32")
     if is_within_tolerance(comparison):
         return comparison
-    try:
-        with default_dtype(torch.float64), Float64Casts():  # default_dtype: for tensors that forward makes
-            exact = compare_step(plan, "float64")
-            unsteady = frozenset[str]() if is_within_tolerance(exact) else _find_unsteady(plan)
-            if unsteady:
-                exact = {**compare_step(plan, "float64", unsteady), "unsteady": sorted(unsteady)}
-    except PlanMismatch:  # the model's code takes another path in float64
+
+    def compare_exactly() -> dict[str, Any]:
+        exact = compare_step(plan, "float64")
+        unsteady = frozenset[str]() if is_within_tolerance(exact) else _find_unsteady(plan)
+        return {**compare_step(plan, "float64", unsteady), "unsteady": sorted(unsteady)} if unsteady else exact
+
+    exact = run_in_float64(compare_exactly)
+    if exact is None:
         return comparison
-    return {
-        **exact,
-        "collectives": comparison["collectives"],
-        "by_axis": comparison["by_axis"],
-        "exchanges": comparison["exchanges"],
-        "events": comparison["events"],
-        "float32": comparison,
-    }
+    # What was sent is that of the plan's own dtype.
+    sent = {key: comparison[key] for key in ("collectives", "by_axis", "exchanges", "events")}
+    return {**exact, **sent, "float32": comparison}
 
 
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Set the default dtype of new tensors while entered."""
+def run_in_float64(compare: Callable[[], T]) -> T | None:
+    """Return what `compare` finds where every float is a float64; None if the model's code takes another path there."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+    torch.set_default_dtype(torch.float64)  # for tensors that forward makes
     try:
-        yield
+        with Float64Casts():
+            return compare()
+    except PlanMismatch:
+        return None
     finally:
         torch.set_default_dtype(before)
 

@@ -19,7 +19,6 @@ from planner_core.cost import Event, RankWork, ranks_work
 from planner_core.cost.communication import gpus_of_ranks
 from planner_core.runtime import (
     CountCollectives,
-    PlanMismatch,
     StagedParallel,
     Trace,
     collective_table,
@@ -33,7 +32,6 @@ from planner_core.runtime.training import position_along, with_planned_loss
 from planner_core.verification.build_models import (
     POSITIONAL,
     SEED,
-    Float64Casts,
     WithoutDropout,
     build_whole_model,
     make_example_inputs,
@@ -44,12 +42,13 @@ from planner_core.verification.numerics import (
     LEARNING_RATE,
     RELATIVE_FLOOR,
     adamw_step,
-    default_dtype,
     float_buffers,
     is_within_tolerance,
     max_abs,
     max_error,
+    report_numbers,
     reverse_samples,
+    run_in_float64,
     same_traffic,
 )
 from planner_core.verification.processes import run_ranks
@@ -178,24 +177,13 @@ def _name_pass(passes: Sequence[Any]) -> str:
 def verify_stages(plan: Plan, graph: Graph, *, timeout_s: float = 300.0) -> dict[str, Any]:
     """Run a plan with stages (of few ranks and a small model) on gloo, and return the report of docs/CONTRACT.md without memory."""
     comparisons = run_ranks(_compare_with_fallback, plan.num_gpus, (plan_to_json(plan),), timeout_s=timeout_s)
-    first = comparisons[0]
     per_rank = compare_ranks(plan, graph, [comparisons[int(gpu)]["record"] for gpu in gpus_of_ranks(plan)[:, 0]])
-    single, parallel = first["loss"]
-    good = is_within_tolerance(first)
+    numbers = report_numbers(comparisons[0])
     return {
-        "ok": bool(good and all(row["ok"] for row in per_rank)),
+        **numbers,
+        "ok": bool(numbers["numbers_ok"] and all(row["ok"] for row in per_rank)),
         "ranks": plan.num_gpus,
-        "backend": "gloo",
-        "loss": {"single": single, "parallel": parallel, "abs_error": abs(single - parallel)},
-        "next_loss": dict(zip(("single", "parallel"), first["next_loss"], strict=True)),
-        "grad": {"max_rel_error": first["grad"][0], "worst": first["grad"][1]},
-        "param": {"max_rel_error": first["param"][0], "worst": first["param"][1]},
-        "dtype": first["dtype"],
-        "numbers_ok": good,
         **summarize_ranks(plan, per_rank),
-        "memory_bytes": None,
-        "unsteady": [],
-        "dropout": "left out" if first["dropout"] else "none",
         "stages": per_rank,
     }
 
@@ -224,12 +212,8 @@ def _compare_with_fallback(plan: dict[str, Any]) -> dict[str, Any]:
     comparison = compare_step(plan_from_json(plan), "float32")
     if is_within_tolerance(comparison):
         return comparison
-    try:
-        with default_dtype(torch.float64), Float64Casts():
-            exact = compare_step(plan_from_json(plan), "float64")
-    except PlanMismatch:  # the model's code takes another path in float64
-        return comparison
-    return {**exact, "record": comparison["record"]}
+    exact = run_in_float64(lambda: compare_step(plan_from_json(plan), "float64"))
+    return comparison if exact is None else {**exact, "record": comparison["record"]}
 
 
 def compare_step(plan: Plan, dtype: str) -> dict[str, Any]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from planner_core.planning import Request
 from planner_core.verification import format_report
-from planner_core.verification.numerics import Float64Casts, _find_unsteady, default_dtype
+from planner_core.verification.numerics import _find_unsteady, run_in_float64
 from tests.support.plans import planned
 
 MODULE = '''
@@ -40,8 +38,9 @@ def make():
 def _unsteady_of(tmp_path: Path, odd: int) -> frozenset[str]:
     (tmp_path / f"odd{odd}.py").write_text(MODULE.replace("ODD", str(odd)))
     plan = planned(Request(f"{tmp_path}/odd{odd}.py:make", cluster="1x8-h100:gpus=2")).best
-    with default_dtype(torch.float64), Float64Casts():
-        return _find_unsteady(plan)
+    unsteady = run_in_float64(lambda: _find_unsteady(plan))
+    assert unsteady is not None
+    return unsteady
 
 
 def test_gradients_that_turn_with_the_last_digits_are_told_from_others(tmp_path: Path) -> None:

@@ -65,14 +65,11 @@ def _run_fake_steps(plans: list[Plan]) -> list[dict[str, Any]]:
 def _compare(plan: Plan, measurement: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
     """Compare what was measured with the plan's prediction."""
     predicted, measured = plan.cost.collectives(), measurement["collectives"]
-    wanted = _memory_as_captured(plan, graph).get("peak", 0)
-    peak, ahead = measurement["memory"]["peak"], measurement["memory"][IN_FLIGHT]
-    difference = abs(wanted - peak)
+    memory, fits = report_memory(_memory_as_captured(plan, graph).get("peak", 0), measurement)
     equal = same_traffic(predicted, measured)
     order = None
     if graph is not None:
         order = check_order(plan, graph, measurement["events"], micro_batches=int(plan.workload["accumulate"]))
-    fits = difference <= max(MEMORY_TOLERANCE * peak, SMALL_BYTES)
     return {
         "ok": equal and fits and (order is None or order["ok"]),
         "ranks": plan.mesh.num_devices,
@@ -82,19 +79,26 @@ def _compare(plan: Plan, measurement: Mapping[str, Any], graph: Graph | None = N
         "collectives_ok": equal,
         "collectives": {"predicted": predicted, "measured": measured},
         "by_axis": measurement["by_axis"],
-        "memory_bytes": {
-            "predicted": wanted,
-            "measured": peak,
-            "rel_error": difference / peak,
-            "in_flight": ahead,
-            "by_kind": measurement["memory"],
-            "results_kept": measurement.get("peak_of_kept_results", peak),
-            "constants": measurement["peak_of_constants"],
-        },
+        "memory_bytes": {**memory, "results_kept": measurement.get("peak_of_kept_results", memory["measured"])},
         "inputs": measurement.get("inputs"),
         "seconds": measurement["seconds"],
         "order": order,
     }
+
+
+def report_memory(predicted: int, measurement: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Return the part of a report that compares the peak of one GPU, and whether it is near enough to the prediction."""
+    peak = measurement["memory"]["peak"]
+    difference = abs(predicted - peak)
+    report = {
+        "predicted": predicted,
+        "measured": peak,
+        "rel_error": difference / peak,
+        "in_flight": measurement["memory"][IN_FLIGHT],
+        "by_kind": measurement["memory"],
+        "constants": measurement["peak_of_constants"],
+    }
+    return report, difference <= max(MEMORY_TOLERANCE * peak, SMALL_BYTES)
 
 
 def _memory_as_captured(plan: Plan, graph: Graph | None) -> Mapping[str, int]:

@@ -70,6 +70,13 @@ class MemoryTracker(TorchDispatchMode):
                 self.add(tensor, kind)
         return out
 
+    def report_peaks(self) -> dict[str, Any]:
+        """Return the peak by kind with its sum, and the peak of constants, as plain data."""
+        return {
+            "memory": {**self.peak, "peak": sum(self.peak.values())},
+            "peak_of_constants": self.peak_of_constants,
+        }
+
     def in_constants(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function that makes a program's constants, such that what it makes is of the kind CONSTANTS."""
 

@@ -27,8 +27,8 @@ from planner_core.runtime import StagedParallel, initializer, make_optimizer, me
 from planner_core.runtime.program import fake_store
 from planner_core.runtime.training import with_planned_loss
 from planner_core.verification.build_models import SEED, build_model, make_example_inputs
-from planner_core.verification.fake.group import MEMORY_TOLERANCE, SMALL_BYTES
-from planner_core.verification.fake.memory_tracker import IN_FLIGHT, MemoryTracker
+from planner_core.verification.fake.group import report_memory
+from planner_core.verification.fake.memory_tracker import MemoryTracker
 from planner_core.verification.fake.program import counting_memory, running_on_meta
 from planner_core.verification.processes import run_ranks
 from planner_core.verification.stages import compare_ranks, record_step, step_call, summarize_ranks
@@ -45,16 +45,9 @@ def verify_fake_stages(plan: Plan, graph: Graph, *, timeout_s: float = 600.0) ->
     priced = price_pipeline(plan.blocks, graph, cut, model, ops_at_the_ends(coarsen(graph))).pipeline
     assert priced is not None
     for row, record in zip(per_rank, measurements, strict=True):
-        wanted, peak = priced.stages[cut.stages_of(row["rank"])[0]].peak_bytes, record["memory"]["peak"]
-        row["memory_bytes"] = {
-            "predicted": wanted,
-            "measured": peak,
-            "rel_error": abs(wanted - peak) / peak,
-            "in_flight": record["memory"][IN_FLIGHT],
-            "by_kind": record["memory"],
-            "constants": record["constants"],
-        }
-        row["ok"] = row["ok"] and abs(wanted - peak) <= max(MEMORY_TOLERANCE * peak, SMALL_BYTES)
+        predicted = priced.stages[cut.stages_of(row["rank"])[0]].peak_bytes
+        row["memory_bytes"], fits = report_memory(predicted, record)
+        row["ok"] = row["ok"] and fits
     worst = max(per_rank, key=lambda row: float(row["memory_bytes"]["rel_error"]))
     return {
         "ok": all(row["ok"] for row in per_rank),
@@ -154,8 +147,7 @@ def _run_step(plan: Plan, recordings: SharedRecordings) -> dict[str, Any]:
             step()
     return {
         **record.data(counted),
-        "memory": {**memory.peak, "peak": sum(memory.peak.values())},
-        "constants": memory.peak_of_constants,
+        **memory.report_peaks(),
     }
 
 

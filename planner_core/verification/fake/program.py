@@ -78,9 +78,8 @@ def run_program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
     return {
         "collectives": counted.table(),
         "by_axis": rows_to_json(counted.rows),
-        "memory": {**memory.peak, "peak": sum(memory.peak.values())},
+        **memory.report_peaks(),
         "peak_of_kept_results": memory.peak_of_kept_results,
-        "peak_of_constants": memory.peak_of_constants,
         "inputs": counted.inputs,
         "events": [[e.what, e.kind, e.axis, e.num_bytes, e.packed] for e in trace.events],
     }
