@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from planner_core.verification.api import scaled
 from planner_core.verification.fake.group import verify_fake_all
 from planner_core.verification.numerics import verify_all
 from tests.support.plans import in_chunks, planned
-from tests.support.torchrun import run_script
+from tests.support.torchrun import script_losses
 
 WAYS = ["none", "full", "selective"]
 """Ways to recompute a block. If it is recomputed in full, the last product and its sums are not repeated."""
@@ -68,9 +67,7 @@ def test_its_script_shows_chunks_and_trains_alike(tmp_path: Path) -> None:
     plan, found = megatron()[1], []
     for chunks, options in ((1, ()), (4, ()), (4, ("--compile",))):
         export(scaled(in_chunks(plan, chunks), 2), "torchrun", tmp_path / "train.py")
-        said = run_script(tmp_path / "train.py", "--steps", "2", "--report-every", "1", *options, ranks=2)
-        found.append([float(x) for x in re.findall(r"^step \d+  loss (\S+)", said, re.MULTILINE)])
+        found.append(script_losses(tmp_path / "train.py", 2, *options))
     text = (tmp_path / "train.py").read_text()
     assert "chunked([reduce_scatter(TENSOR, 1)], backward=[all_gather(TENSOR, 1)], chunks=4)" in text
-    assert len(found[0]) == 2
     assert found[1] == pytest.approx(found[0], rel=1e-5) and found[2] == pytest.approx(found[0], rel=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from planner_core.verification.numerics import verify_all
 from tests.support.plans import planned
 from tests.support.runtime_plans import make_plan
 from tests.support.tiny_models import tiny_config
-from tests.support.torchrun import run_script
+from tests.support.torchrun import script_losses
 
 SDPA = "self_attn/scaled_dot_product_attention"
 TOKENS = 131072
@@ -110,7 +109,6 @@ def test_its_script_trains_alike_on_four_ranks_and_compiled(tmp_path: Path) -> N
     found = []
     for ranks, options in ((2, ()), (4, ()), (4, ("--compile",))):
         export(scaled(long().plans[0], ranks), "torchrun", tmp_path / f"{ranks}.py")
-        said = run_script(tmp_path / f"{ranks}.py", "--steps", "3", "--report-every", "1", *options, ranks=ranks)
-        found.append([float(x) for x in re.findall(r"^step \d+  loss (\S+)", said, re.MULTILINE)])
-    assert len(found[0]) == 3 and found[0][2] != found[0][0]
+        found.append(script_losses(tmp_path / f"{ranks}.py", 3, *options, ranks=ranks))
+    assert found[0][2] != found[0][0]
     assert found[1] == pytest.approx(found[0], rel=1e-5) and found[2] == pytest.approx(found[0], rel=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -51,6 +52,14 @@ def run_script(script: str | Path, *arguments: str, ranks: int = 2, folder: Path
         except VerificationFailed as error:
             raise AssertionError(str(error)) from None
         return Path(printed.name).read_text()
+
+
+def script_losses(script: str | Path, steps: int, *arguments: str, ranks: int = 2) -> list[float]:
+    """The losses of the first steps of an exported script."""
+    said = run_script(script, "--steps", str(steps), "--report-every", "1", *arguments, ranks=ranks)
+    losses = [float(x) for x in re.findall(r"^step \d+  loss (\S+)", said, re.MULTILINE)]
+    assert len(losses) == steps, said
+    return losses
 
 
 def _as_torchrun_would(script: str, arguments: Sequence[str], folder: str, printed: str, port: int) -> None:

@@ -216,8 +216,7 @@ ZOO = [
     ("mixtral-8x7b", "2"),
     ("vit-large", "2"),
     ("resnet50-100k", "2"),
-    ("llama-3-8b", "2x2"),
-    ("t5-large", "2x2"),
+    *((name, "2x2") for name in ("llama-3-8b", "gpt2-xl", "bert-large", "t5-large", "mixtral-8x7b", "resnet50-100k")),
 ]
 
 
