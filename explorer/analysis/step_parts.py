@@ -123,17 +123,10 @@ class RoundedSteps:
 
 
 def round_steps(parts: Mapping[str, Mapping[str, float]], chosen: str) -> RoundedSteps:
-    """Round seconds so that the rounded parts add up.
-
-    The unit has three figures of the chosen step, one more where the closest rival differs by less than ten of them.
-    """
-    totals = {name: sum(p.values()) for name, p in parts.items()}
-    step = totals[chosen]
+    """Round seconds to the third figure of the chosen step, so that the rounded parts add up."""
+    step = sum(parts[chosen].values())
     unit_s, name = (1.0, "s") if step >= 1 else (1e-3, "ms")
     places = max(0, SIGNIFICANT_FIGURES - 1 - math.floor(math.log10(max(step, 1e-9) / unit_s)))
-    nearest_gap = min((abs(t - step) for n, t in totals.items() if n != chosen), default=step)
-    if nearest_gap < 10 * unit_s / 10**places:
-        places += 1
     quantum = unit_s / 10**places
     return RoundedSteps(name, places, {n: apportion(p, quantum) for n, p in parts.items()})
 

@@ -65,6 +65,16 @@ def test_what_is_read_adds_up(result: Result) -> None:
         ) - found.total(best)
 
 
+def test_figures_have_three_digits_however_close_the_rival_is() -> None:
+    """FSDP and Megatron-LM's layout of Llama-3-8B stood as 558.3 and 552.1 ms, a digit that no prediction has."""
+    parts = {
+        "a": {step_parts.COMPUTE: 0.4992, step_parts.WAITS: 0.0591},
+        "b": {step_parts.COMPUTE: 0.5015, step_parts.WAITS: 0.0506},
+    }
+    found = step_parts.round_steps(parts, "a")
+    assert [found.text(found.total(n)) for n in parts] == ["558 ms", "552 ms"]
+
+
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=6), st.sampled_from([1e-3, 0.1, 1.0, 7.0]))
 def test_rounded_parts_add_up_to_the_rounded_sum(values: list[float], quantum: float) -> None:
     parts = {str(i): v for i, v in enumerate(values)}
