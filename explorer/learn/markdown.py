@@ -257,7 +257,18 @@ def _environment() -> Environment:
         autoescape=False,
         finalize=keep_in_cell,
     )
-    names = ("memory", "count", "whole", "seconds", "traffic", "significant", "percent", "flops", "change")
+    names = (
+        "memory",
+        "memory_above",
+        "count",
+        "whole",
+        "seconds",
+        "traffic",
+        "significant",
+        "percent",
+        "flops",
+        "change",
+    )
     environment.filters |= {name: getattr(units, name) for name in names}
     environment.filters |= {
         "amount": amount,

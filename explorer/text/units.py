@@ -40,6 +40,19 @@ def memory(num_bytes: float) -> str:
     return f"{significant(num_bytes / GIB)} GiB"
 
 
+def memory_above(num_bytes: float, limit_bytes: float) -> str:
+    """Write how far memory is above a limit, with no more places than the two have: 163.8 and 79.6 GiB read `164` and `79.6`, so `84 GiB`.
+
+    With a place more, what a reader subtracts would not be what the page says.
+    """
+    if min(num_bytes, limit_bytes) < GIB / 10:
+        return memory(num_bytes - limit_bytes)
+    shown = [significant(n / GIB) for n in (num_bytes, limit_bytes)]
+    places = min(len(text.partition(".")[2]) for text in shown)
+    of_shown = [float(text.replace("\u202f", "")) for text in shown]
+    return f"{of_shown[0] - of_shown[1]:,.{places}f} GiB".replace(",", "\u202f")
+
+
 def traffic(num_bytes: float) -> str:
     """Write traffic in GB (10^9), in MB or kB where it is small."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

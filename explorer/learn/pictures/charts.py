@@ -99,14 +99,14 @@ def piece(p: BarPiece, width: float, shown: Callable[[float], str]) -> Drawing:
     return Drawing(width, 26, f"<g>{tip}{rect}{dots(width, 26, p.colour) if p.dotted else ''}</g>")
 
 
-def key(parts: Iterable[BarPiece]) -> Drawing:
-    """What the colours of pieces mean; nothing where all have one name."""
+def key(parts: Iterable[BarPiece], width: float = WIDTH) -> Drawing:
+    """Say what the colours of pieces mean, in rows of `width` pixels; nothing where all have one name."""
     by_name: dict[str, BarPiece] = {}
     for p in parts:
         by_name.setdefault(p.name, p)
     if len(by_name) < 2:
         return Drawing(0, 0)
-    return wrap([row(swatch(p.colour, p.dotted), text(p.name, 13, muted=True), gap=6) for p in by_name.values()], WIDTH)
+    return wrap([row(swatch(p.colour, p.dotted), text(p.name, 13, muted=True), gap=6) for p in by_name.values()], width)
 
 
 def memory_pieces(num_bytes: Mapping[str, float]) -> tuple[BarPiece, ...]:

@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from explorer.figures.palette import COMMUNICATION
 from explorer.figures.svg_tensors import Drawing, at, column, text
-from explorer.learn.pictures.charts import WIDTH, BarPiece, key, label, piece
+from explorer.learn.pictures.charts import BarPiece, key, label, piece
+from explorer.text import units
 
 VESSEL_HEIGHT, LEFT = 30.0, 58.0
+WIDTH = 430.0
+"""Pixels: on a phone of 400 the whole drawing is seen at 0.84 of its size (css/lesson.css). What is too much is at its right end."""
 
 
-def draw_vessels(
-    num_gpus: int, parts: tuple[BarPiece, ...], limit: tuple[float, str], shown: Callable[[float], str]
-) -> Drawing:
-    """A frame for each GPU, as wide as its memory `limit[0]`, with what it must hold; the excess lies outside, outlined."""
+def draw_vessels(num_gpus: int, parts: tuple[BarPiece, ...], limit: tuple[float, str]) -> Drawing:
+    """Draw a frame for each GPU, as wide as its memory, with what it must hold; the excess lies outside, outlined.
+
+    `limit` is that memory in bytes, and in words.
+    """
     room, total = limit[0], sum(p.value for p in parts)
     scale = (WIDTH - LEFT - 8) / (1.04 * max(room, total))
     top, step = 24.0, VESSEL_HEIGHT + (8.0 if num_gpus < 5 else 5.0)
     head = label(LEFT, 14, limit[1])
-    rows = [at(0, top + r * step, _draw_vessel(r, parts, scale, room, shown)) for r in range(num_gpus)]
+    rows = [at(0, top + r * step, _draw_vessel(r, parts, scale, room)) for r in range(num_gpus)]
     height = top + num_gpus * step
     if total > room:
-        words = f"{shown(total - room)} too much"
-        if (total - room) * scale > 7.5 * len(words):
-            head += label(LEFT + (room + total) / 2 * scale, 14, words, "middle", size=13.5, bold=True)
-        else:
-            head += label(LEFT + total * scale, 14, words, "end", size=13.5, bold=True)
-    return column(Drawing(WIDTH, height, head + "".join(rows)), key(parts), gap=8)
+        words = f"{units.memory_above(total, room)} too much"
+        # At the end, not above the excess: where the GPU is small beside it, its words begin where the limit's still stand.
+        head += label(LEFT + total * scale, 14, words, "end", size=13.5, bold=True)
+    return column(Drawing(WIDTH, height, head + "".join(rows)), key(parts, WIDTH), gap=8)
 
 
-def _draw_vessel(
-    rank: int, parts: tuple[BarPiece, ...], scale: float, room: float, shown: Callable[[float], str]
-) -> Drawing:
+def _draw_vessel(rank: int, parts: tuple[BarPiece, ...], scale: float, room: float) -> Drawing:
     drawn, x = [at(0, 7, text(f"GPU {rank}", 13))], LEFT
     for p in parts:
-        drawn.append(at(x, 2, piece(p, p.value * scale, shown)))
+        drawn.append(at(x, 2, piece(p, p.value * scale, units.memory)))
         x += p.value * scale
     wall = LEFT + room * scale
     drawn.append(

@@ -63,7 +63,7 @@ def live(learner: Learner, values: Values) -> Live:
     numbers |= {"shared_whole": whole_activation_bytes(found)}
     numbers |= {f"{k}_{kind}": v for k, sizes_ in stacks.items() for kind, v in sizes_.items()}
     numbers["fits_from"] = next((k for k, sizes_ in stacks.items() if sizes_["peak"] <= room), 0)
-    pictures: dict[str, Picture] = {"run": draw_vessels(n, memory_pieces(stacks[n]), limit, units.memory)}
+    pictures: dict[str, Picture] = {"run": draw_vessels(n, memory_pieces(stacks[n]), limit)}
     peaks = {k: numbers[f"{k}_peak"] for k in found}
     shares = {k: _describe_share(numbers, k) for k in found}
     sketch = sketch_memory_by_gpus(peaks, limit, numbers["shared_whole"], numbers["1_early_activations"])
