@@ -28,6 +28,7 @@ PAGE = "explorer/pages/{}.py"
 def go(number: int) -> None:
     """Callback: another lesson; 0 is the contents."""
     st.session_state["learn_number"] = number
+    st.session_state["learn_clicked"] = True
     st.session_state["learn_problems"] = []
 
 

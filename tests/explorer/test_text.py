@@ -323,9 +323,25 @@ def test_a_mesh_of_one_axis_has_no_name_on_the_page() -> None:
 
 def test_a_gap_is_never_written_as_none_and_is_of_the_gpus_part_of_a_step(result: Result) -> None:
     """T5-large on 16 H100: 273 ms, of which the GPU works 68; that 68 is near its bound says nothing of 273."""
-    seconds, layout = result.best.cost.step_time_s, recipe.layout_name(result.best)
+    seconds = result.best.cost.step_time_s
     nearly = replace(result.best, optimal=False, bound=seconds * (1 - 1e-5))
-    assert recipe.describe_gap(nearly) == f"The best plan, {layout}, is at most 0.1 % above the bound"
+    assert recipe.describe_gap(nearly) == "at most 0.1 % above the bound"
     cost = replace(nearly.cost, step_time_s=4 * seconds, host_wait_s=3 * seconds)
     waits = replace(nearly, cost=cost, bound=seconds / 1.02)
-    assert recipe.describe_gap(waits) == f"The GPU work of the best plan, {layout}, is at most 2 % above the bound"
+    assert recipe.describe_gap(waits) == "its GPU work at most 2 % above the bound"
+    assert recipe.describe_gap(replace(waits, optimal=True)) == "its GPU work proven"
+    assert recipe.describe_gap(replace(nearly, optimal=True)) == "proven"
+
+
+@pytest.mark.parametrize(
+    ("gib", "limit", "above"),
+    [
+        (163.8, 79.6, "84 GiB"),
+        (90.04, 79.6, "10.4 GiB"),
+        (80.0, 79.6, "0.4 GiB"),
+        (1234.0, 79.6, "1\u202f150 GiB"),
+        (0.05, 0.01, "41.0 MiB"),
+    ],
+)
+def test_what_is_above_a_limit_is_what_a_reader_subtracts(gib: float, limit: float, above: str) -> None:
+    assert units.memory_above(gib * units.GIB, limit * units.GIB) == above

@@ -295,3 +295,14 @@ def test_all_lessons_are_one_archive_without_a_server() -> None:
         assert [step["picture"] for step in case["steps"]] == [step.picture for step in scene.steps]
         assert case["question"]["answer"] == question.answer
         assert case["question"]["why"] == [export.inline_html(why) for why in question.why]
+
+
+def test_back_from_a_lesson_leads_to_the_contents() -> None:
+    at = opened()
+    at.button(key="w_begin").click().run()
+    assert param(at, "lesson") == LESSONS[0].key
+    at.query_params.clear()  # as the browser's Back does
+    at.run()
+    assert "Learn how a model is split" in words(at)
+    at.button(key="w_begin").click().run()
+    assert param(at, "lesson") == LESSONS[0].key

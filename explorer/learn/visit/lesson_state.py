@@ -55,8 +55,11 @@ class LessonState:
 
 def open_lesson() -> Lesson | None:
     """Bring the address and the session together, as `state.begin_page` does for the settings. Returns the lesson, None for the contents."""
-    state.begin_page("learn")
     session = st.session_state
+    # A run that a click started may carry the address from before it.
+    clicked = session.pop("learn_clicked", False) or session.get("changed", False)
+    stayed = session.get("page") == "learn"
+    state.begin_page("learn")
     if "learn" not in session:
         session["learn"] = {}
         kept = st.context.cookies.get(progress.COOKIE, "")
@@ -84,6 +87,8 @@ def open_lesson() -> Lesson | None:
                 kept_answer=before.kept_answer if before else "",
             )
         session["learn_number"] = lesson.number if params.keys() - {"done"} else 0
+    if stayed and not params and not clicked and session.get("learn_written"):
+        session["learn_number"] = 0  # the browser went back to the contents
     number = int(session.setdefault("learn_number", 0))
     return LESSONS[number - 1] if number else None
 
