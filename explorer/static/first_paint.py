@@ -15,6 +15,8 @@ from typing import Any
 from explorer.static import style
 
 STYLES = ("app", "parts", "overview", "learn")
+DARK = "@media (prefers-color-scheme: dark) { html { background: #0f1317; color-scheme: dark; } }"
+"""Until Streamlit's theme is there (.streamlit/config.toml) a page is as the browser draws it: a white flash to who reads in the dark."""
 NEEDED = ("Html", "BidiComponent", "Selectbox", "Checkbox", "PageLink", "Button", "ButtonGroup", "Slider")
 """The elements that pages are made of and whose scripts Streamlit loads late."""
 IMPORTED = re.compile(r'(?:from|import)\s*"\./([\w.~-]+\.js)"')
@@ -32,7 +34,7 @@ Server = Callable[[Message, Receive, Send], Awaitable[None]]
 def markup(scripts: Path) -> bytes:
     """Return the styles, and a hint for each script below `scripts` that is needed at once."""
     hints = "".join(f'<link rel="modulepreload" href="./static/js/{name}">' for name in needed(scripts))
-    return f"{hints}<style>{''.join(map(style, STYLES))}</style>".encode()
+    return f"{hints}<style>{DARK}{''.join(map(style, STYLES))}</style>".encode()
 
 
 def needed(scripts: Path) -> list[str]:
