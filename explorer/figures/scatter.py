@@ -74,7 +74,9 @@ def plans_scatter(
     wide = max(x for x, _ in ends.values()) * 1.28 or 1.0  # room for the name of the rightmost plan
     high = max(capacity_bytes / GIB, *(y for _, y in ends.values())) * 1.12
     draw_limit_line(figure, capacity_bytes, theme)
-    _draw_names(figure, plans, list(ends.values()), capacity_bytes / GIB, (wide, high), theme)
+    # Trade-offs lie on one line, near each other: their names crowd out those of the others, and the table and a hover say them.
+    named = {n: p for n, p in plans.items() if n == chosen or n not in front or not p.name.startswith("trade-off")}
+    _draw_names(figure, named, ends, capacity_bytes / GIB, (wide, high), theme)
     figure.update_xaxes(title=TIMES[axis], range=[-0.02 * wide, wide])
     figure.update_yaxes(title="memory per GPU, GiB", range=[0, high])
     return apply_style(figure, theme, 430)
@@ -132,26 +134,28 @@ def _draw_rings(
 def _draw_names(
     figure: go.Figure,
     plans: Mapping[str, Plan],
-    ends: Sequence[tuple[float, float]],
+    ends: Mapping[str, tuple[float, float]],
     limit: float,
     size: tuple[float, float],
     theme: Theme,
 ) -> None:
     """Write the plans' names twice, for wide windows and for narrow ones; the style sheet shows one set.
 
-    `limit`: GiB that a plan may take, where a line lies with its words. `size`: the ends of both axes.
+    `ends`: where all marks lie, which no name may cover. `limit`: GiB that a plan may take, where a line lies with its words.
+    `size`: the ends of both axes.
     """
     names = [plan_title(p) for p in plans.values()]
     for pixels, shown, mark in (
         (PLOT_WIDTH, names, WIDE),
         (NARROW_WIDTH, [SHORT_NAMES.get(n, n) for n in names], NARROW),
     ):
-        points = [(x / size[0] * pixels, (1 - y / size[1]) * PLOT_HEIGHT) for x, y in ends]
+        at = {n: (x / size[0] * pixels, (1 - y / size[1]) * PLOT_HEIGHT) for n, (x, y) in ends.items()}
         line = (1 - limit / size[1]) * PLOT_HEIGHT
         occupied = [(0.0, line - 2, pixels, line + 2), (0.0, line - 20, LIMIT_WIDTH, line)]
-        places = name_placement.place_names(points, shown, pixels, PLOT_HEIGHT, occupied)
-        for end, name, place in zip(ends, shown, places, strict=True):
-            _draw_name(figure, end, name, place, mark, theme)
+        occupied += [(x - 8, y - 8, x + 8, y + 8) for n, (x, y) in at.items() if n not in plans]
+        places = name_placement.place_names([at[n] for n in plans], shown, pixels, PLOT_HEIGHT, occupied)
+        for plan_id, name, place in zip(plans, shown, places, strict=True):
+            _draw_name(figure, ends[plan_id], name, place, mark, theme)
 
 
 def _draw_name(
