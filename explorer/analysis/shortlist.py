@@ -44,12 +44,15 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     else:
         is_stock = runs_on_stock_tools(plans[recommended])
         descriptions = {recommended: f"recommended{': stock tools run it as it is' * is_stock}"}
-    best = f"the best plan, {'' if plans[fastest].is_step_proven else 'not '}proven"
     of_one_stage = names.get(FASTEST, next(iter(plans)))
+    best, best_of_one = (
+        f"the best plan{kind}, {recipe.describe_gap(plans[n])}"
+        for n, kind in ((fastest, ""), (of_one_stage, " of one stage"))
+    )
     if staged is not None:
         gain_words = _describe_stages(plans[staged], plans[of_one_stage])
         descriptions[staged] = f"recommended: {gain_words}" if choice.fits and recommended == staged else gain_words
-        descriptions.setdefault(of_one_stage, "the best plan of one stage")
+        descriptions.setdefault(of_one_stage, best_of_one)
     elif choice.aim is not None:
         descriptions[recommended] = f"as asked: {choice.aim}"
         descriptions.setdefault(fastest, "the fastest of these plans")

@@ -98,6 +98,9 @@ def _step_row(
     cells = "".join(f"<td>{rounded.text(size)}</td>" for size in sizes.values())
     memory = units.memory(plan.cost.memory_bytes["peak"]) + ("" if plan.fits else "<small>does not fit</small>")
     layout = html.escape(recipe.describe_layout(plan))
+    # Of the others nothing was asked that could be proven.
+    proof = f"<small>{recipe.describe_gap(plan)}</small>" if words.plan_title(plan) == words.BEST_PLAN else ""
+    name = f"{html.escape(words.plan_title(plan))}<small>{layout}</small>{proof}"
     speed = measure_speed(plan, count_model_flops(home.graph), home.cluster)
     band = " – ".join(filter(None, speed.between(units.seconds)))
     trained = (
@@ -109,7 +112,7 @@ def _step_row(
         f"<td class='more' data-label='{name}'>{cell}</td>" for name, cell in zip(speed_names, trained, strict=True)
     )
     return (
-        f"<tr class='{'' if plan.fits else 'unfit'}'><th scope='row'>{html.escape(words.plan_title(plan))}<small>{layout}</small></th>"
+        f"<tr class='{'' if plan.fits else 'unfit'}'><th scope='row'>{name}</th>"
         f"<td class='wide'><span class='bar'>{bars}</span></td>{cells}"
         f"<td class='main'><b>{rounded.text(rounded.total(plan_id))}</b><small>{band}</small></td><td class='main'>{memory}</td>{ends}</tr>"
     )
@@ -133,7 +136,8 @@ def show_memory_and_traffic(shown: PlansById, homes: Mapping[str, Result]) -> No
         kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
         st.markdown(
             "**What each GPU sends in a step**",
-            help="; ".join(f"{k}: {glossary.GLOSSARY[k]}" for k in kinds),
+            help="A click on a bar lets its collective stand out in the step above. "
+            + "; ".join(f"{k}: {glossary.GLOSSARY[k]}" for k in kinds),
         )
         frame.show_chart(
             charts.collectives_bars(shown, look),
@@ -142,7 +146,6 @@ def show_memory_and_traffic(shown: PlansById, homes: Mapping[str, Result]) -> No
             on_select=_highlight,
             selection_mode="points",
         )
-        st.caption("A click on a bar lets its collective stand out in the step above.")
 
 
 def _highlight() -> None:
@@ -248,7 +251,6 @@ def show_restrictions(result: Result) -> None:
     frame.choose_one("From the exact search to", "rungs", methods, optional=True)
     method = state.value("rungs")
     if not method:
-        st.caption("Choose a method to see what it gives up, and what each part of that costs here.")
         return
     name = methods[method]
     with st.spinner(f"From the exact search to {name}", show_time=True):

@@ -34,9 +34,8 @@ def show_steps(shown: Plans, homes: Mapping[str, Result]) -> None:
         for n, p in shown.items()
         if not p.pipeline
     }
-    st.markdown("**One training step in time**", help=f"Exposed: {glossary.GLOSSARY['exposed']}")
-    if steps:
-        st.caption("All GPUs of a plan do the same. The lane “compute” adds up to the step.")
+    alike = "All GPUs of a plan do the same; the lane “compute” adds up to the step. " if steps else ""
+    st.markdown("**One training step in time**", help=f"{alike}Exposed: {glossary.GLOSSARY['exposed']}.")
     for title, plan in titled.items():
         if plan.pipeline:
             stages = streams.describe_stages(plan)

@@ -11,11 +11,10 @@ from explorer.analysis.shortlist import shortlist
 from explorer.components import frame, graphs, remedies
 from explorer.components.overview import launch, node, table
 from explorer.session import current_setup, pipeline_plan, proof, state
-from explorer.text import recipe, units
+from explorer.text import units
 from explorer.text.option_words import word_terms
 from planner_core.core import Note, NoteKind, Plan
 from planner_core.planning import Result, replicated_gpus
-from planner_core.planning.methods import EXACT
 from planner_core.search.network import find_runs
 
 WIDTH, HEIGHT = 470, 660  # pixels of the graph
@@ -50,8 +49,6 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
         launch.show_export_bar(result, chosen, plan)
         if pipeline_plan.is_pending() or proof.is_pending(result):
             _searches(result)
-        elif result.searched.fits and not result.searched.optimal and result.searched.method == EXACT.name:
-            st.caption(frame.escape(f"{recipe.describe_gap(result.searched)}."))
         for note in notes_of(result):
             st.caption(frame.escape(state.page_wording(note)))
         node.show_node(result, chosen, plan)
@@ -63,7 +60,7 @@ def _searches(result: Result) -> None:
     if pipeline_plan.is_pending():
         job, line = pipeline_plan.start_search(), "Looking at pipeline stages"
     elif proof.is_pending(result):
-        job, line = proof.start(result), f"{recipe.describe_gap(result.searched)}, still proving"
+        job, line = proof.start(result), "Proving the best plan"
     else:
         state.rerun_page()
     if not job.done:

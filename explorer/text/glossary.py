@@ -57,6 +57,18 @@ def layout_terms(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(word for name in names for word in _TERM.findall(name)))
 
 
+ROW_WORDS = {
+    **{word: meaning for word, (meaning, _) in LAYOUT_TERMS.items()},
+    "mixed": "Some weights are placed otherwise than most; “How every weight lies” on Plans lists each",
+    "split": "Each GPU uses its slice of these weights, and partial results are exchanged",
+    "trade-off": "Less memory for a longer step; no other plan is better in both",
+    "proven": "No plan that these settings allow has a shorter predicted step",
+    "bound": "No plan that these settings allow is predicted to be faster than this",
+    "doubt": "What the prediction cannot tell apart, by published runs",
+    "micro-batches": "Parts of the batch that go through the model one after the other; their gradients are summed",
+    "recomputation": "Activations that are not kept are computed again in backward: less memory, a longer step",
+}
+"""What a word in a plan's row means: of its name, and of what stands below it."""
 AXES = {
     **{name: GLOSSARY[name] for name in ("world", "data", "tensor")},
     "shard": "GPUs that hold different samples and a slice of each weight, which is gathered at use",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,6 +45,12 @@ def captions(at: AppTest) -> str:
     return " ".join(c.value for c in at.caption).replace("\\", "")
 
 
+def what_of_rows(at: AppTest) -> str:
+    """What stands below the names in the table of plans."""
+    (drawn,) = (c.proto for c in at.get("bidi_component") if c.proto.component_name == "shardscope_plans")
+    return " | ".join(row["what"] for row in json.loads(drawn.json)["rows"])
+
+
 def opened(monkeypatch: pytest.MonkeyPatch, first: Result) -> AppTest:
     monkeypatch.setattr(state, "plan_model", lambda *_, **__: first)
     at = AppTest.from_file(ENTRY, default_timeout=60)
@@ -67,14 +74,15 @@ def test_the_line_settles_when_the_gap_is_closed(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(proof, "prove", prove)
     at = opened(monkeypatch, first)
-    assert "is at most 2 % above the bound, still proving" in captions(at)
+    assert "Proving the best plan" in captions(at)
+    assert "the best plan, at most 2 % above the bound" in what_of_rows(at)
     ready.append(True)
     for _ in range(100):
         at.run()
-        if "proving" not in captions(at):
+        if "Proving" not in captions(at):
             break
         time.sleep(0.05)
-    assert "the best there is" not in captions(at)
+    assert "the best plan, proven" in what_of_rows(at)
     assert state.known_result(state_request(at)) is proven
 
 
@@ -84,10 +92,11 @@ def test_a_gap_that_stays_open_is_said(monkeypatch: pytest.MonkeyPatch, proven: 
     at = opened(monkeypatch, first)
     for _ in range(100):
         at.run()
-        if "proving" not in captions(at):
+        if "Proving" not in captions(at):
             break
         time.sleep(0.05)
-    assert "is at most 2 % above the bound." in captions(at)
+    assert "Proving" not in captions(at)
+    assert "the best plan, at most 2 % above the bound" in what_of_rows(at)
 
 
 def test_a_proof_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch, proven: Result) -> None:

@@ -60,7 +60,7 @@ def clicks(place: Place) -> Iterator[Timed]:
     for _ in range(2):
         with place.page("/") as page:
             # a search in the background may add or drop a row when it ends
-            page.wait_for_function("() => !/still proving|Looking at pipeline/.test(document.body.innerText)")
+            page.wait_for_function("() => !/Proving the best plan|Looking at pipeline/.test(document.body.innerText)")
             count = page.locator(".plans tbody button").count()
             for clock in (first, later, later):
                 # the row that is chosen at first comes last: a click on it changes nothing before

@@ -23,7 +23,7 @@ PART_NAMES = {
     step_parts.COMPUTE: "compute",
     step_parts.RECOMPUTATION: "computed again",
     step_parts.WAITS: "waits for data",
-    step_parts.WEIGHTS: "weight traffic that shows",
+    step_parts.WEIGHTS: "exposed weight traffic",
     step_parts.OPTIMIZER: "optimizer",
     step_parts.BUBBLE: "bubble of the pipeline",
     step_parts.HOST: "waits for the host",
@@ -98,8 +98,7 @@ def draw_plans(
         "memory per GPU",
         *(["tokens/s per GPU"] if with_speed else []),
     ]
-    terms = {word: glossary.LAYOUT_TERMS[word][0] for word in glossary.layout_terms(names.values())}
-    frame.choose_row("plans_table", "Plans", head, rows, choose, chosen=chosen, terms=terms)
+    frame.choose_row("plans_table", "Plans", head, rows, choose, chosen=chosen, terms=glossary.ROW_WORDS)
     _show_legend(parts, () if with_speed else names.values())
     return parts
 
@@ -130,7 +129,12 @@ def _step_cell(plan: Plan, speed: Speed, parts: Parts, longest: float) -> dict[s
 def _traffic_cell(plan: Plan, parts: Parts) -> dict[str, Any]:
     exposed = units.seconds(parts[step_parts.WAITS] + parts[step_parts.WEIGHTS])
     sent = sent_per_gpu(plan)
-    return {"figure": units.traffic(sent), "below": f"{exposed} of it show", "order": sent}
+    return {
+        "figure": units.traffic(sent),
+        "below": f"{exposed} exposed",
+        "hover": f"What one GPU sends in a step. Exposed: {glossary.GLOSSARY['exposed']}.",
+        "order": sent,
+    }
 
 
 def _speed_cell(speed: Speed, home: Result) -> dict[str, Any]:

@@ -114,6 +114,7 @@ export interface LegendKey {
   mark?: "grey" | "slices" | "sharded" | "split" | "shade" | "line" | "bare";
   fill?: string;
   text: string;
+  means?: string;
 }
 
 export interface RailData {

@@ -451,9 +451,13 @@ export class Drawing {
     const found = [];
     if (this.show === "split") {
       found.push({ mark: "slices", text: "GPUs that hold a part" });
-      found.push({ mark: "sharded", text: "gathered at use" });
-      found.push({ mark: "split", text: "split at use" });
-      found.push({ mark: "grey", text: "whole" });
+      found.push({
+        mark: "sharded",
+        text: "gathered at use",
+        means: "Each GPU stores a slice; the whole weight is fetched shortly before it is used, and dropped after",
+      });
+      found.push({ mark: "split", text: "split at use", means: "Each GPU stores a slice and computes with it alone" });
+      found.push({ mark: "grey", text: "whole", means: "Each GPU stores and uses the whole weight" });
     }
     for (const [share, text] of this.heat()?.scale ?? []) found.push({ mark: "shade", fill: this.shade(share), text });
     if (this.show === "forward" || this.show === "backward") found.push({ mark: "line", text: "sends" });
@@ -465,8 +469,9 @@ export class Drawing {
   }
 
   drawLegend() {
-    const entries = this.keys().map(({ mark, fill, text }) => {
+    const entries = this.keys().map(({ mark, fill, text, means }) => {
       const span = document.createElement("span");
+      span.title = means ?? "";
       if (mark) {
         const i = span.appendChild(document.createElement("i"));
         i.className = mark;

@@ -64,15 +64,15 @@ function cell(label, data, drawn) {
 }
 
 /**
- * A plan's name, in which each word that is defined shows its meaning on hover.
- * @param {string} name
+ * An element with text in which each word that is defined shows its meaning on hover.
+ * @param {string} tag
+ * @param {string} text
  * @param {Record<string, string>} terms
  */
-function named(name, terms) {
-  const box = part("button", "");
-  box.setAttribute("type", "button");
+function defined(tag, text, terms) {
+  const box = part(tag, "");
   const words = Object.keys(terms).sort((a, b) => b.length - a.length);
-  for (const piece of words.length ? name.split(new RegExp(`\\b(${words.join("|")})\\b`)) : [name]) {
+  for (const piece of words.length ? text.split(new RegExp(`\\b(${words.join("|")})\\b`)) : [text]) {
     if (terms[piece]) box.append(Object.assign(part("abbr", "", piece), { title: terms[piece] }));
     else box.append(piece);
   }
@@ -88,7 +88,10 @@ function line(row, data, choose) {
   const box = part("tr", row.fits ? "" : "unfit");
   const head = part("th", "");
   head.setAttribute("scope", "row");
-  head.append(named(row.name, data.terms), part("small", "", row.what));
+  const name = defined("button", row.name, data.terms);
+  name.setAttribute("type", "button");
+  if (data.first !== "plan") head.dataset.label = data.first; // a plan's name says what it is, a value of a sweep does not
+  head.append(name, defined("small", row.what, data.terms));
   box.dataset.id = row.id;
   if (row.id === data.chosen) box.setAttribute("aria-current", "true");
   const drawn = row.cells.some((one) => one.bar || one.memory);
