@@ -2,6 +2,7 @@
 
     python -m bench.coverage                 # what has no row yet, then docs/TRANSFORMERS.md
     python -m bench.coverage --redo failed   # those that did not reach a plan again (or: all, or names)
+    python -m bench.coverage --answers       # go on from the first plan to the whole answer, which takes ten times as long
     python -m bench.coverage --table         # docs/TRANSFORMERS.md alone
     python -m bench.coverage --depth         # seconds and memory as models grow deeper, for the head of that page
 
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +33,7 @@ from bench.support.kept_rows import ROOT, KeptRows, Row, describe_dates
 ROWS = KeptRows("coverage", ("kind", "type"))
 TABLE = ROOT / "docs" / "TRANSFORMERS.md"
 BATCH, SEQ, CLUSTER = 16, 512, "2x8-h100"
-LIMITS = {"first_s": 3.0, "answer_s": 10.0, "rss_mb": 1000.0}
+LIMITS = {"first_s": 3.0, "first_mb": 1000.0, "answer_s": 10.0, "rss_mb": 1000.0}
 """What the head of the page counts: seconds after import to the first plan with its bound and to the answer, and MB of the process."""
 T = TypeVar("T")
 
@@ -48,13 +50,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--depth", action="store_true")
+    parser.add_argument("--answers", action="store_true", help="go on from the first plan to the whole answer")
     args = parser.parse_args()
     if args.depth:
         from bench.support.coverage.depth import measure_depth
 
         measure_depth()
     elif not args.table:
-        sweep(set(args.redo), set(args.only))
+        sweep(set(args.redo), set(args.only), args.answers)
     rows = read_rows()
     TABLE.write_text(table(rows), encoding="utf-8")
     print(summary(rows))
@@ -66,7 +69,7 @@ def read_rows() -> list[Row]:
     return [rows[k] for k in sorted(rows, key=lambda k: (k[0] != "causal", k))]
 
 
-def sweep(redo: set[str], only: set[str]) -> None:
+def sweep(redo: set[str], only: set[str], answers: bool) -> None:
     done = ROWS.read()
     models = [("causal", t, c) for t, c in causal_models()] + [(k, t, c) for k, t, c in OTHERS]
     warm()
@@ -78,7 +81,7 @@ def sweep(redo: set[str], only: set[str]) -> None:
         again = again or (old is not None and "unknown" in redo and bool(old.get("unknown")))
         if (only and model_type not in only) or (old is not None and not again):
             continue
-        row = {"kind": kind, "type": model_type, "class": cls, **limited(model_type, cls)}
+        row = {"kind": kind, "type": model_type, "class": cls, **limited(model_type, cls, answers)}
         ROWS.append(row)
         print(
             f"{kind:12} {model_type:28} {row['outcome']:14} {row.get('total_s', 0):7.1f} s  {row.get('reason', '')[:150]}",
@@ -86,14 +89,14 @@ def sweep(redo: set[str], only: set[str]) -> None:
         )
 
 
-def limited(model_type: str, cls: str) -> dict[str, Any]:
+def limited(model_type: str, cls: str, answers: bool) -> dict[str, Any]:
     """One model in a child of its own."""
-    return in_child(lambda tell: _measure(model_type, cls, tell))
+    return in_child(lambda tell: _measure(model_type, cls, answers, tell))
 
 
-def _measure(model_type: str, cls: str, tell: Any) -> None:
+def _measure(model_type: str, cls: str, answers: bool, tell: Any) -> None:
     from planner_core.core import UNPROVEN, PlannerError, load_cluster
-    from planner_core.planning import Request, plan_model
+    from planner_core.planning import Request, plan_model, prepare_planner
     from planner_core.planning.analysis import plan_report, simulate_steps
 
     try:
@@ -105,30 +108,36 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
     tell(outcome="planning", reason="while planning")
     cluster = load_cluster(CLUSTER)
 
-    def answer(seq: int | None, dtype: str) -> None:
+    def plan(seq: int | None, dtype: str) -> None:
         start = time.process_time()
 
-        def show(plan: Any) -> None:
-            unproven = [note.sentence for note in plan.notes if note.kind in UNPROVEN and plan.fits]
-            first_s = round(time.process_time() - start, 2)
+        def seconds() -> float:
+            return round(time.process_time() - start, 2)
+
+        def show(first: Any) -> None:
+            unproven = [str(note.sentence) for note in first.notes if note.kind in UNPROVEN and first.fits]
             tell(
-                first_s=first_s,
+                first_s=seconds(),
                 first_mb=peak_mb(),
-                first_says=", ".join(map(str, unproven)),
-                bound=plan.bound is not None,
+                reason=", ".join(unproven),
+                fits=first.fits,
+                optimal=first.optimal,
             )
+            if not answers:
+                raise FirstPlanShown
 
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "config.json"
             file.write_text(json.dumps(config), encoding="utf-8")
             request = Request(str(file), cluster=cluster, seq=seq, dtype=dtype, recompute="auto", accumulate=None)
-            result = plan_model(request, show_first=show)
-        plan_report(result, None, simulate_steps(result))
-        best, graph = result.searched, result.graph
+            with contextlib.suppress(FirstPlanShown):
+                result = plan_model(request, show_first=show)
+                plan_report(result, None, simulate_steps(result))
+                tell(answer_s=seconds(), rss_mb=peak_mb())
+            planner = prepare_planner(replace(request, accumulate=1))
+        graph = planner.graph
         tell(
             outcome="plan",
-            reason=", ".join(str(note.sentence) for note in best.notes if note.kind in UNPROVEN and best.fits),
-            answer_s=round(time.process_time() - start, 2),
             params=graph.num_params,
             ops=graph.num_ops,
             blocks=len(graph.blocks),
@@ -136,13 +145,11 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
             dtype=dtype,
             tokens=graph.workload["seq"],
             assumptions=list(graph.assumptions),
-            unknown=dict(Counter(_unknown(result))),
-            fits=best.fits,
-            optimal=best.optimal,
+            unknown=dict(Counter(_unknown(planner))),
         )
 
     try:
-        at_supported_sizes(answer, None)
+        at_supported_sizes(plan, None)
     except PlannerError as error:
         where = plainly(model_type, cls)
         tell(outcome="transformers" if where else "refused", reason=where or str(error))
@@ -153,7 +160,10 @@ def _measure(model_type: str, cls: str, tell: Any) -> None:
 
         at = traceback.extract_tb(error.__traceback__)[-1]
         tell(outcome="error", reason=f"{type(error).__name__}: {_line(error)} ({Path(at.filename).name}:{at.lineno})")
-    tell(rss_mb=peak_mb())
+
+
+class FirstPlanShown(BaseException):
+    """Ends a request whose first plan is there."""
 
 
 def peak_mb() -> int:
@@ -221,10 +231,10 @@ def tokens(config: dict[str, Any]) -> int:
     return SEQ if not most or min(most) > SEQ else min(most) // 2
 
 
-def _unknown(result: Any) -> Iterable[str]:
+def _unknown(planner: Any) -> Iterable[str]:
     from planner_core.ops import rule_of
 
-    for part in (result.coarse.top, *result.coarse.blocks.values()):
+    for part in (planner.coarse.top, *planner.coarse.blocks.values()):
         for op in part.block.ops:
             if not rule_of(op, part.block.values).is_known:
                 yield op.fn
@@ -295,7 +305,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "# Coverage",
         "",
         f"`plan FILE --cluster {CLUSTER} --json` of a default config of transformers, at its own depth. Processor seconds after imports (torch, "
-        "transformers and the model's code): to the first plan with its bound, and to the whole answer with baselines, trade-offs and stages; "
+        "transformers and the model's code): to the first plan with its bound and, where it was measured, to the whole answer with baselines, trade-offs and stages; "
         "the most memory of the process, with all libraries. Made by `python -m bench.coverage`. *transformers*: the library alone cannot "
         "make this class from its own default config. blt is given patches of `patch_size` bytes, which a net of its own would choose. "
         "Unknown ops run replicated and are named in the result. Fields that a default "
@@ -320,7 +330,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             r.get("blocks", ""),
             f"{r['first_s']:.2f} s" if "first_s" in r else "",
             f"{r['answer_s']:.2f} s" if "answer_s" in r else "",
-            f"{r['rss_mb'] / 1e3:.2f} GB" if "rss_mb" in r else "",
+            f"{max(r['first_mb'], r.get('rss_mb', 0)) / 1e3:.2f} GB" if "first_mb" in r else "",
             r["outcome"],
             told,
             r.get("reason", "").replace("|", "/")[:240],
@@ -353,8 +363,9 @@ def describe_seconds(rows: list[dict[str, Any]]) -> list[str]:
     lines = []
     for field, title, form in (
         ("first_s", "first plan", "{:.1f} s"),
+        ("first_mb", "memory at the first plan", "{:.0f} MB"),
         ("answer_s", "whole answer", "{:.1f} s"),
-        ("rss_mb", "memory", "{:.0f} MB"),
+        ("rss_mb", "memory at the whole answer", "{:.0f} MB"),
     ):
         found = sorted((r for r in planned if field in r), key=lambda r: -r[field])
         if found:
