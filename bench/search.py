@@ -30,6 +30,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench import coverage  # noqa: E402
 from bench.support import commands, peer, simulation  # noqa: E402
 from bench.support.kept_rows import KeptRows, Row, add_before, describe_dates  # noqa: E402
 from planner_core.core import DeviceMesh, load_cluster  # noqa: E402
@@ -282,12 +283,20 @@ def used_seconds() -> list[float]:
 def write_page(rows: Mapping[tuple[str, ...], Row]) -> str:
     """The page: each section with the days and commits of its parts."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    every = coverage.read_rows()
     lines = [
         "# Benchmarks",
         "",
         "Written by `python -m bench.search`. Times are processor time of one process, imports excluded, where a section does not say "
         f"otherwise. The machine ({machine}) was shared with other work, which lengthens processor time too, by up to a half: "
         "ratios within a row say more than seconds.",
+        "",
+        "## The first plan of every model of transformers",
+        "",
+        f"Of {len(every)} default configs, at their own depth, on {coverage.CLUSTER}; each is a row of [TRANSFORMERS.md](TRANSFORMERS.md). "
+        + describe_dates(every),
+        "",
+        *(f"- {line}" for line in coverage.describe_seconds(every)),
         "",
     ]
     for name, section in SECTIONS.items():

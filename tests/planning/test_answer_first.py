@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -219,3 +220,24 @@ def test_cycles_are_collected_rarely_while_a_request_is_planned() -> None:
     plan_model(SMALL, progress=lambda text: while_planning.add(gc.get_threshold()))
     assert while_planning == {RARE_COLLECTIONS}
     assert gc.get_threshold() == before
+
+
+def test_that_nothing_fits_is_said_before_networks_of_several_axes_are_built() -> None:
+    """The weights, gradients and states of 70 B parameters take more than eight GPUs have."""
+    events: list[object] = []
+    request = Request("llama-3-70b", cluster="1x8-h100", recompute="auto")
+    with pytest.raises(KeyboardInterrupt):
+        plan_model(request, progress=lambda text: events.append(str(text)), show_first=_note_and_stop(events))
+    *said, first = events
+    assert isinstance(first, Plan)
+    assert not first.fits
+    assert first.mesh.axis_sizes == (8,)
+    assert not any("×" in str(text) for text in said)
+
+
+def _note_and_stop(events: list[object]) -> Callable[[Plan], None]:
+    def show(plan: Plan) -> None:
+        events.append(plan)
+        raise KeyboardInterrupt
+
+    return show
