@@ -12,13 +12,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import planner_core as shardscope
-from planner_core.core import Plan
 from planner_core.runtime import PlanMismatch
 from planner_core.runtime.library import applied
 from tests.runtime.test_own_state import Watched
 from tests.support.ranks import run_ranks
-from tests.support.saved_plans import saved_plans
-from tests.support.zero_plans import at_stage
+from tests.support.saved_plans import TWO, saved_plans
 
 Doing = Callable[[Any, torch.optim.Optimizer], None]
 SAMPLES = torch.linspace(-1, 1, 8 * 16).reshape(8, 16)
@@ -85,11 +83,12 @@ def _distance(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
 
 
 def _files(folder: Path) -> list[str]:
-    report, files = saved_plans(Watched(), (SAMPLES,), folder)
-    plain: Plan = next(p for p in report.plans if p.name == "data parallel")
-    for stage in (1, 2, 3):
-        files.append(str(folder / f"stage {stage}"))
-        shardscope.save_plan(at_stage(plain, report.graph, stage, 0), files[-1])
+    _, files = saved_plans(Watched(), (SAMPLES,), folder)
+    for layout in ("dp=2,zero=1", "dp=2,zero=2", "fsdp=2"):
+        plan = shardscope.price(Watched(), inputs=(SAMPLES,), cluster=TWO, layout=layout, advise=False).plan
+        assert plan is not None
+        files.append(str(folder / layout))
+        shardscope.save_plan(plan, files[-1])
     return files
 
 

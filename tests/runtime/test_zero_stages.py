@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import planner_core as shardscope
-from planner_core.core import Graph, Plan
 from planner_core.runtime import CountCollectives, rows_to_json
 from planner_core.runtime.library import applied
 from tests.runtime.test_own_loop import mixed_alone
@@ -17,13 +16,16 @@ from tests.support import own_model
 from tests.support.own_model import OwnGPT
 from tests.support.plans import own_planned
 from tests.support.ranks import run_ranks
-from tests.support.zero_plans import at_stage
+
+STAGES = ("dp=2,zero=0", "dp=2,zero=1", "dp=2,zero=2", "fsdp=2")
+"""Data parallel over both ranks of one axis, by ZeRO stage."""
 
 
-def planned(gpus: int, **options: Any) -> tuple[Plan, Graph]:
-    """Data parallel over all ranks of one axis."""
-    result = own_planned(gpus, mesh=str(gpus), **options)
-    return next(p for p in result.plans if p.name == "data parallel"), result.graph
+def save_layout(layout: str, file: Path, **options: Any) -> str:
+    """The file of the plan of a stated layout."""
+    result = own_planned(4 if "tp" in layout else 2, layout=layout, **options)
+    shardscope.save_plan(next(p for p in result.plans if p.name == "our current setup"), file)
+    return str(file)
 
 
 def _steps(plan_file: str) -> list[Any]:
@@ -67,42 +69,43 @@ def traffic(rows: list[Any]) -> dict[tuple[str, str, Any], tuple[int, int]]:
 
 
 SIZES = {name: 4 * p.numel() for name, p in OwnGPT().named_parameters()}
-WEIGHTS, BYTES = len(SIZES), sum(SIZES.values())
+MATRICES = [size for name, size in SIZES.items() if OwnGPT().get_parameter(name).dim() > 1]
+VECTORS = [size for name, size in SIZES.items() if OwnGPT().get_parameter(name).dim() == 1]
+WEIGHTS, BYTES = len(MATRICES), sum(MATRICES)
+SMALL = (len(VECTORS), sum(VECTORS))
+"""Number and bytes of biases and norms, which these layouts keep whole."""
 TIED = SIZES["tokens.weight"]
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.slow(but=("1", "2"))
 def test_stages_of_zero_on_one_axis(stage: int, tmp_path: Path) -> None:
-    """Two micro-batches a step. Stage 1 and 2 gather every weight once, 3 in every micro-batch, forward and backward; stage 1
-    scatters every gradient once, 2 and 3 in every micro-batch. The tied weight is used twice: it is gathered for each use, and at
+    """Two micro-batches a step. Stage 1 and 2 gather every matrix once, 3 in every micro-batch, forward and backward; stage 1
+    scatters its gradient once, 2 and 3 in every micro-batch. Biases and norms stay whole, and are summed once. The tied weight is used twice: it is gathered for each use, and at
     stages 2 and 3 its gradient is scattered for each."""
-    plan, graph = planned(2)
-    shardscope.save_plan(at_stage(plan, graph, stage, 0) if stage else plan, tmp_path / "plan")
-    losses, rows, held = run_ranks(_steps, 2, (str(tmp_path / "plan"),))[0]
+    losses, rows, held = run_ranks(_steps, 2, (save_layout(STAGES[stage], tmp_path / "plan"),))[0]
     assert losses == pytest.approx(own_model.losses(OwnGPT()), rel=1e-5)
     found = traffic(rows)
     once, uses = (WEIGHTS, BYTES), (2 * WEIGHTS + 2, 2 * (BYTES + TIED))
     if stage == 0:
-        assert found == {("backward", "all_reduce", 0): once}
-    elif stage == 1:
+        assert found == {("backward", "all_reduce", 0): (len(SIZES), sum(SIZES.values()))}
+        assert held == sum(SIZES.values()) // 4
+        return
+    assert found.pop(("backward", "all_reduce", 0)) == SMALL
+    assert held == BYTES // 8 + SMALL[1] // 4
+    if stage == 1:
         assert found == {("forward", "all_gather", 0): once, ("backward", "reduce_scatter", 0): once}
     elif stage == 2:
         assert found == {("forward", "all_gather", 0): once, ("backward", "reduce_scatter", 0): uses}
     else:
         assert found[("forward", "all_gather", 0)] == uses == found[("backward", "reduce_scatter", 0)]
         assert 0 < found[("backward", "all_gather", 0)][1] < uses[1], "embeddings and biases are not needed again"
-    assert held == (BYTES // 4 if stage == 0 else BYTES // 8)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-@pytest.mark.slow(but=("1",))
-def test_hsdp_shards_over_one_axis_and_replicates_over_the_other(stage: int, tmp_path: Path) -> None:
-    """Megatron's plan on 2 x 2 has weights that are whole on both axes; those are sharded over the first one here."""
-    result = own_planned(4, mesh="2x2")
-    megatron = next(p for p in result.plans if p.name == "Megatron-LM")
-    shardscope.save_plan(at_stage(megatron, result.graph, stage, 0), tmp_path / "plan")
-    losses, rows, _ = run_ranks(_steps, 4, (str(tmp_path / "plan"),))[0]
+@pytest.mark.parametrize("layout", ["dp=2,tp=2,zero=1", "fsdp=2,tp=2"])
+@pytest.mark.slow(but=("dp=2,tp=2,zero=1",))
+def test_weights_are_sharded_over_one_axis_beside_megatron_over_the_other(layout: str, tmp_path: Path) -> None:
+    losses, rows, _ = run_ranks(_steps, 4, (save_layout(layout, tmp_path / "plan"),))[0]
     assert losses == pytest.approx(own_model.losses(OwnGPT()), rel=1e-5)
     found = traffic(rows)
     assert ("backward", "reduce_scatter", 0) in found and ("forward", "all_gather", 0) in found
@@ -113,9 +116,8 @@ def test_master_weights_are_gathered_in_the_type_that_computes(tmp_path: Path) -
     """ZeRO-1 and -2 under bfloat16: masters and gradients in float32 shards, working copies gathered in bfloat16."""
     single = mixed_alone()
     for stage in (1, 2):
-        plan, graph = planned(2, dtype="bfloat16", optimizer="adamw-fp32")
-        shardscope.save_plan(at_stage(plan, graph, stage, 0), tmp_path / "plan")
-        losses, rows = run_ranks(_mixed_steps, 2, (str(tmp_path / "plan"),))[0]
+        file = save_layout(STAGES[stage], tmp_path / "plan", dtype="bfloat16", optimizer="adamw-fp32")
+        losses, rows = run_ranks(_mixed_steps, 2, (file,))[0]
         assert losses == pytest.approx(single, rel=0.02)
         found = traffic(rows)
         assert found[("forward", "all_gather", 0)] == (WEIGHTS, BYTES // 2)
