@@ -15,6 +15,7 @@ from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Setup, read_setup
 from planner_core.planning.pricing.configs.neutral import RISKY_WORDS, is_neutral, is_risky
 from planner_core.planning.pricing.configs.reading import READERS
+from tests.planning.test_tool_configs import MEGATRON_RUN, TITAN_RUN
 
 SCRIPT = """
 #!/bin/bash
@@ -157,50 +158,21 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
         SCRIPT,
         "Megatron-LM",
         "dp=16,tp=2,sp,zero=1",
-        {
-            "stack": "megatron",
-            "loss": "whole",
-            "vocab_multiple": 256,
-            "micro_batch": 1,
-            "accumulate": 4,
-            "seq": 4096,
-            "recompute": "none",
-            "dtype": "bfloat16",
-            "optimizer": "adamw",
-        },
+        MEGATRON_RUN | {"vocab_multiple": 256, "accumulate": 4, "seq": 4096, "dtype": "bfloat16"},
     ),
     (
         "registry.py:big",
         TITAN,
         "torchtitan",
         "dp=2,fsdp=2,tp=8,sp",
-        {
-            "stack": "torchtitan",
-            "micro_batch": 2,
-            "accumulate": 1,
-            "seq": 8192,
-            "recompute": "full",
-            "compiled": True,
-            "loss": "eager",
-            "optimizer": "adamw",
-        },
+        TITAN_RUN | {"micro_batch": 2, "seq": 8192, "recompute": "full", "compiled": True, "loss": "eager"},
     ),
     (
         "recipe.py:pretrain",
         BRIDGE,
         "Megatron-Bridge",
         "dp=8,tp=4,sp,zero=1",
-        {
-            "stack": "megatron",
-            "loss": "whole",
-            "vocab_multiple": 512,
-            "micro_batch": 1,
-            "accumulate": 8,
-            "seq": 16384,
-            "recompute": "none",
-            "dtype": "bfloat16",
-            "optimizer": "adamw",
-        },
+        MEGATRON_RUN | {"vocab_multiple": 512, "accumulate": 8, "seq": 16384, "dtype": "bfloat16"},
     ),
     (
         "axolotl.yml",
@@ -252,17 +224,7 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
         NEMO,
         "NeMo",
         "dp=8,tp=4,zero=1",
-        {
-            "stack": "megatron",
-            "loss": "whole",
-            "vocab_multiple": 512,
-            "micro_batch": 1,
-            "accumulate": 8,
-            "seq": 4096,
-            "recompute": "full",
-            "dtype": "bfloat16",
-            "optimizer": "adamw",
-        },
+        MEGATRON_RUN | {"vocab_multiple": 512, "accumulate": 8, "seq": 4096, "recompute": "full", "dtype": "bfloat16"},
     ),
     (
         "args.json",
@@ -299,29 +261,14 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
         "--global-batch-size 64",
         "Megatron-LM",
         "dp=8,pp=4,vp=2",
-        {
-            "stack": "megatron",
-            "loss": "whole",
-            "vocab_multiple": 128,
-            "micro_batch": 1,
-            "accumulate": 8,
-            "recompute": "none",
-            "optimizer": "adamw",
-        },
+        MEGATRON_RUN | {"vocab_multiple": 128, "accumulate": 8},
     ),
     (
         "stages.toml",
         "[parallelism]\npipeline_parallel_degree = 4\npipeline_parallel_schedule = 'Interleaved1F1B'\n[training]\nlocal_batch_size = 8",
         "torchtitan",
         "dp=8,zero=1,pp=4,vp=2,schedule=interleaved",
-        {
-            "stack": "torchtitan",
-            "micro_batch": 1,
-            "accumulate": 8,
-            "recompute": "none",
-            "compiled": False,
-            "optimizer": "adamw",
-        },
+        TITAN_RUN | {"accumulate": 8},
     ),
     ("host.json", DEEPSPEED_HOST, "DeepSpeed", "fsdp=32", {**PLAIN, "optimizer": "adamw", "offload": True}),
 ]
