@@ -11,15 +11,9 @@ from planner_core.core import InputError
 from planner_core.models.loading import capture_graph
 from planner_core.models.sources import build_from_config, value_limits
 from planner_core.verification.build_models import build_whole_model, make_example_inputs
+from tests.support import tiny_models
 
-TEXT = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "vocab_size": 64,
-    "max_position_embeddings": 32,
-}
+TEXT = {**tiny_models.TEXT, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32}
 BART = {
     "d_model": 32,
     "encoder_layers": 1,

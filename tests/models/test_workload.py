@@ -10,26 +10,11 @@ from planner_core.core import InputError, NotRunnable
 from planner_core.models import capture_graph
 from planner_core.models.snapshots.compare import graph_difference
 from planner_core.models.snapshots.widened import capture_wide_batch
+from tests.support.tiny_models import TEXT
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 64}
-ROBERTA = {
-    "model_type": "roberta",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": 64,
-    "max_position_embeddings": 514,
-}
-LLAMA = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": 64,
-    "max_position_embeddings": 64,
-}
+ROBERTA = {"model_type": "roberta", **TEXT, "max_position_embeddings": 514}
+LLAMA = {"model_type": "llama", **TEXT}
 WHISPER = {
     "model_type": "whisper",
     "architectures": ["WhisperForConditionalGeneration"],
@@ -58,14 +43,8 @@ PROPHET = {
     "vocab_size": 64,
     "max_position_embeddings": 64,
 }
-VIT = {
-    "model_type": "vit",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 32,
-}
+IMAGE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32}
+VIT = {"model_type": "vit", **IMAGE}
 
 
 @pytest.mark.parametrize(
@@ -108,17 +87,7 @@ def test_none_of_something_is_refused(what: str) -> None:
 
 def test_depth_of_the_text_part_and_lists_of_layers() -> None:
     kinds = ["sliding_attention", "full_attention"]
-    gemma = {
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "head_dim": 8,
-        "num_key_value_heads": 2,
-        "intermediate_size": 64,
-        "vocab_size": 64,
-        "layer_types": kinds,
-    }
+    gemma = {"model_type": "gemma3_text", **TEXT, "head_dim": 8, "num_key_value_heads": 2, "layer_types": kinds}
     deeper = capture_graph(gemma, batch=2, seq=8, layers=5).config
     assert deeper["num_hidden_layers"] == 5 and deeper["layer_types"] == [*kinds, *kinds, kinds[0]]
     whole = {"model_type": "gemma3", "architectures": ["Gemma3ForCausalLM"], "text_config": gemma, "vision_config": {}}
@@ -189,14 +158,7 @@ def test_dbrx_as_published() -> None:
     assert graph.num_params == 131_596_523_520 and graph.num_repeats == {"DbrxBlock": 40}
 
 
-VIDEO = {
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 32,
-    "num_frames": 4,
-}
+VIDEO = {**IMAGE, "num_frames": 4}
 
 
 def test_videos_and_the_patches_that_a_masked_autoencoder_guesses() -> None:

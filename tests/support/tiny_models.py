@@ -6,58 +6,24 @@ from typing import Any
 
 from planner_core.models.zoo import ZOO
 
+TEXT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+}
+"""Small sizes in the words of most models of transformers that read text."""
+_TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 _SIZES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": (
-        "llama-3-8b",
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "intermediate_size": 64,
-            "vocab_size": 64,
-            "max_position_embeddings": 64,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
-    ),
+    "llama": ("llama-3-8b", {**TEXT, **_TOKENS, "num_key_value_heads": 4}),
     "llama-gqa": (
         "llama-3-8b",
-        {
-            "hidden_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "intermediate_size": 64,
-            "vocab_size": 64,
-            "max_position_embeddings": 64,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
+        {**TEXT, **_TOKENS, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4},
     ),
-    "gpt2": (
-        "gpt2-xl",
-        {
-            "n_embd": 32,
-            "n_layer": 2,
-            "n_head": 4,
-            "n_positions": 64,
-            "vocab_size": 64,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
-    ),
-    "bert": (
-        "bert-large",
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 64,
-            "vocab_size": 64,
-            "max_position_embeddings": 64,
-        },
-    ),
+    "gpt2": ("gpt2-xl", {**_TOKENS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 64}),
+    "bert": ("bert-large", TEXT),
     "t5": (
         "t5-large",
         {
@@ -84,16 +50,7 @@ _SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": (
         "mixtral-8x7b",
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "intermediate_size": 32,
-            "num_local_experts": 4,
-            "vocab_size": 64,
-            "max_position_embeddings": 64,
-        },
+        {**TEXT, "num_key_value_heads": 4, "intermediate_size": 32, "num_local_experts": 4},
     ),
     "resnet": ("resnet50-100k", {"num_labels": 16, "embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 2]}),
 }
