@@ -97,6 +97,7 @@ def fold_steps(nodes: list[WeightNode], min_duplicate: int = 2) -> tuple[FoldSte
     for depth in range(max((len(p) for p, _ in parts), default=0), 0, -1):
         groups = _group_similar(_content_by_prefix(parts, depth), min_duplicate)
         kept = any(g.kept for g in groups)
+        # The deepest level may hold operators of one module alone: it must not end the algorithm before it has begun.
         stopped = found and not kept
         steps.append(FoldStep(depth, groups, stopped))
         if stopped:
@@ -109,6 +110,7 @@ def shared_subgraphs(steps: tuple[FoldStep, ...]) -> tuple[FoldGroup, ...]:
     """Return the kept groups that lie in no larger kept one, shallowest first."""
     found: list[FoldGroup] = []
     covered: set[tuple[str, ...]] = set()
+    # From the shallowest level on: a layer covers the attention inside it, which repeats as often.
     for step in reversed(steps):
         for group in step.kept:
             paths = [tuple(p.split(".")) for p in group.prefixes]
@@ -122,6 +124,7 @@ def _content_by_prefix(parts: list[tuple[tuple[str, ...], WeightNode]], depth: i
     """Return the content of every block at `depth`: its nodes by relative name, in order."""
     found: dict[tuple[str, ...], list[tuple[str, str, tuple[tuple[int, ...], ...]]]] = {}
     for path, node in parts:
+        # T5's relative bias has the path of layer 0 and would make that layer unlike all others.
         if len(path) == depth or (len(path) > depth and not node.hoisted):
             found.setdefault(path[:depth], []).append((".".join(path[depth:]), node.fn, node.shapes))
     return {prefix: tuple(content) for prefix, content in found.items()}

@@ -318,6 +318,7 @@ def _compact(top: Block) -> Block:
     for item in top.items:
         for v in (*item.inputs, *item.outputs, *(item.saved if isinstance(item, Op) else ())):
             order.setdefault(v, len(order))
+    # A parameter that nothing uses stays: it takes memory, and reports count it.
     for v, value in enumerate(top.values):
         if value.kind == "parameter":
             order.setdefault(v, len(order))

@@ -55,6 +55,7 @@ class LinearNF4(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradient of x; the weight is frozen."""
         weight, scales, coarse = ctx.saved_tensors
+        # From the packed bytes, since nothing of the layer's size is kept for backward.
         shape = (gradient.shape[-1], 2 * weight.numel() * weight.element_size() // gradient.shape[-1])
         return gradient @ numbers(weight, scales, coarse, shape, gradient.dtype), None, None, None, None
 

@@ -185,6 +185,7 @@ def _instead(plain: Plain, fused: Plain) -> Plain:
 
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
+        # A state comes from an earlier call of the same text, as in generation: no kernel is priced for that.
         if any(kwargs.get(n) is not None for n in _STATES) or any(kwargs.get(n) for n in _RETURNED):
             return plain(*args, **kwargs)
         kwargs = {k: v for k, v in kwargs.items() if k in names or (k in known and v is not None)}

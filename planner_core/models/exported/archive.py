@@ -291,6 +291,7 @@ def _source_line(node: Mapping[str, Any]) -> str:
 
 
 def _read_argument(arg: Mapping[str, Any], program: ExportedProgram, prefix: str) -> Any:
+    # The schema writes a union as an object with a field for each kind, of which one is set.
     ((kind, value),) = ((k, v) for k, v in arg.items() if v is not None or k == "as_none")
     if kind == "as_none":
         return None

@@ -152,6 +152,7 @@ class ProgramRunner:
             for name in self.exported.constants:
                 self.values[name] = example_input(self.exported, name)
         steps = self.exported.steps
+        # The stack of a step says which calls are around it. One that is deeper opens the next call; another one ends this call.
         depth = len(self.open_calls)
         while self.position < len(steps) and list(steps[self.position].stack[:depth]) == self.open_calls:
             step = steps[self.position]
@@ -276,6 +277,7 @@ class ProgramRunner:
             or not isinstance(source, torch.Tensor)
         ):
             return None
+        # Example: x[:, 0:4, None, 2] of [b, 8, 3] is exported as slice, unsqueeze and select, and becomes (:, 0:4, None, 2) again.
         items: list[Any] = [slice(None)] * source.dim()
         dims = list(range(source.dim()))  # for each dim of the current view, its position in items
         for name, step in zip(names, steps, strict=True):

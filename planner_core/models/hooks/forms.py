@@ -78,6 +78,7 @@ def _rewrite_data_call(
     call: Call, func: Call, args: tuple[Any, ...], kwargs: dict[str, Any], is_stored: Callable[[torch.Tensor], bool]
 ) -> Any:
     """Make a call on the `.data` of a constant as one on the constant: both are one memory, and a write gets no gradient."""
+    # `==`, since each access to a property of a C type makes another method wrapper.
     if func == _GET_DATA and is_stored(args[0]):
         data = args[0].detach()
         data.__dict__[_DATA_OWNER] = args[0]
@@ -118,6 +119,7 @@ def _take_from_each_row(call: Call, x: torch.Tensor, columns: list[torch.Tensor]
         for p, size in zip(columns, x.shape[1:], strict=False)
     ]
     if len(at) == 2:
+        # Two indices into [n, a, b] are one into [n, a * b].
         at = [call(torch.add, call(torch.mul, at[0], x.shape[2]), at[1])]
         x = call(torch.flatten, x, 1, 2)
     index = at[0] if at[0].dtype == torch.int64 else call(torch.Tensor.to, at[0], torch.int64)

@@ -31,6 +31,7 @@ def list_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
         found.append((name, part))
         if inner := part.__dict__["_modules"]:  # most parts are leaves
             start = f"{name}." if name else ""
+            # Reversed, as the last one is taken first.
             todo += [(start + n, m) for n, m in reversed(inner.items()) if m is not None]
     return found
 

@@ -35,6 +35,7 @@ def pick_per_sample(call: Call, ask: Ask, x: Any, index: Any, masks: list[torch.
     number = int(mask[:1].sum()) if len(mask) else 0
     if not 0 < number < mask.shape[1] or not ask(call(torch.all, call(torch.eq, counts, number))):
         return NotImplemented, 0
+    # Stable, so that the picked elements of a sample stay in their order, as `x[mask]` gives them.
     order = call(torch.argsort, mask, dim=1, descending=True, stable=True)
     places = call(torch.narrow, order, 1, 0, number)
     places = call(torch.Tensor.reshape, places, (len(x), number, *[1] * (x.dim() - 2)))

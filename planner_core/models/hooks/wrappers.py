@@ -92,6 +92,7 @@ def _replacements(checkpoint_context: ContextFactory) -> list[tuple[Any, str, An
         plain = len(args) == 1 and isinstance(args[0], torch.Tensor) and not any(kwargs.values())
         return args[0].detach() if plain else new(cls, *args, **kwargs)
 
+    # Taken now, as both names are replaced below.
     called, new = ScriptFunction.__call__, torch.autograd.Variable.__new__
     return [
         (*CHECKPOINT_GENERATOR, generator),
@@ -206,6 +207,7 @@ def _combine_masks(
     padding = canonical_mask(padding, "key_padding_mask", none_or_dtype(mask), "attn_mask", kind)
     if is_causal and mask is None:
         raise RuntimeError("is_causal is a hint about attn_mask, which is not given")
+    # Then the fused kernel masks by itself, and the mask of [length, length] need not be read.
     if is_causal and padding is None and not need_weights:
         return None, True
     mask = canonical_mask(mask, "attn_mask", None, "", kind, check_other=False)

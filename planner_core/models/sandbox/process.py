@@ -70,6 +70,7 @@ def capture_in_process(
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": search, "HF_HUB_OFFLINE": "1", MARK: mark},
     )
+    # Only the child holds the pipe's other end now, so that reading ends when it does.
     os.close(write)
     try:
         reply = _read_reply(read, limit)

@@ -31,6 +31,7 @@ def _ops_by_name(graph: Graph) -> dict[str, dict[str, Any]]:
     top = unfold(graph).top
     ops = [op for op in top.items if isinstance(op, Op)]
     makers = {v: (op.name, i) for op in ops for i, v in enumerate(op.outputs)}
+    # A folded graph may make a constant earlier, so constants are numbered as ops use them, in the order of the ops' names.
     constants: dict[int, int] = {}
 
     def root(vid: int) -> int:

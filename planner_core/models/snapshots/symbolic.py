@@ -46,6 +46,7 @@ def merge_symbolic_batch(first: Graph, wide: Graph, *proofs: Graph) -> dict[str,
     x, y = graph_to_json(first), graph_to_json(wide)
     merge = _Merge(b, s)
     plain = ("workload", "config", "assumptions")
+    # The first capture stands for the longer one too: then no integer seems to depend on the length.
     merged: dict[str, Any] = {k: v if k in plain else merge.walk(k, v, y[k], v) for k, v in x.items()}
     return _check_proofs(merged, proofs)
 
@@ -91,6 +92,7 @@ class _Merge:
     def dim(self, where: str, x: int, wide: int, long: int) -> str:
         """Write an integer as text in b and s, from its values at the three workloads."""
         by_b, by_s = wide - x, long - x
+        # b*s counts tokens: it doubles with either, so both differences are the same step.
         if by_b and by_s:
             symbol, unit, step = "b*s", self.b * self.s, by_b if by_b == by_s else 0
         elif by_b:

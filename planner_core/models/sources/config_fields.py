@@ -75,6 +75,7 @@ def with_layers(data: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
     if _depth_fields(data):
         return _set_depth(data, layers)
     parts = {k: v for k, v in data.items() if isinstance(v, Mapping) and _depth_fields(v)}
+    # A model that reads images too is asked for layers of its text: its image part stays what it is.
     parts = {"text_config": parts["text_config"]} if "text_config" in parts else parts
     if parts:
         return {**data, **{name: _set_depth(part, layers) for name, part in parts.items()}}

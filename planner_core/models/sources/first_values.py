@@ -46,6 +46,7 @@ class InitialValues(TorchFunctionMode):
         out = args[0] if func is torch.Tensor.__setitem__ else out
         made = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.is_meta]
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        # Buffers are small; a weight of a billion elements would be filled on the CPU for nothing.
         if not made or max(t.numel() for t in made) > MAX_ELEMENTS:
             return
         name = func.__name__

@@ -62,6 +62,7 @@ def check_positions(graph: Graph) -> Graph:
     limit, seq = _stated_positions(SimpleNamespace(**graph.config)), graph.workload["seq"]
     if not limit.beyond(seq):
         return graph
+    # Learned positions are a table of [positions, width]; rotary ones are computed, and so are there at any length.
     tables = [v.meta.shape for v in graph.top.values if v.kind == "parameter"]
     if any(len(shape) == 2 and shape[0] == limit.number for shape in tables):
         raise InputError(too_long_message(graph.name, limit, seq))

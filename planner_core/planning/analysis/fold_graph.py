@@ -66,6 +66,7 @@ def to_networkx(folded: Folded, *, unfolded: bool = False) -> MultiDiGraph:
             facts = _group_attributes(coarse.block, group)
             copies = repeats[block] if block and not unfolded else 1
             graph.add_node(_node_name((scope, group.name), unfolded), block=block, repeats=copies, **facts)
+    # Copies of a block share nodes in a folded graph, so their equal wires are one edge that counts them.
     for wire, count in Counter(_all_wires(folded, unfolded)).items():
         graph.add_edge(
             _node_name(wire.src, unfolded),

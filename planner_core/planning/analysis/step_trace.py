@@ -156,6 +156,7 @@ class _StepDrawing:
         templates: dict[tuple[str, str], list[_PassWork]] = {}
         for part in self.parts:
             for phase in (FORWARD, BACKWARD):
+                # Copies of one variant do the same work; segments of the top block do not, though their titles may be equal.
                 key = (part.label or part.title, phase)
                 if part.label == "" or key not in templates:
                     templates[key] = list(self._pass(part, phase))
@@ -218,6 +219,7 @@ class _StepDrawing:
             self._note(HELD, "held up by weight traffic", phase, part, number, held, note)
         for m in traffic:
             seconds = message_time(m, self.model)
+            # The stream of weights sends one message at a time, and none before the part beside which it is drawn begins.
             self.free = max(self.free, begin)
             note = f"{_axis_words(m, self.plan)}; the {'unit' if phase == FORWARD else 'optimizer'} that needs it waits for its end"
             self._place(WEIGHTS, SENDS, _describe_message(m), phase, part, number, self.free, seconds, note, m)

@@ -97,6 +97,7 @@ def _kept_between_copies(problem: Problem) -> Iterator[tuple[str, Network, str]]
         net = problem.first_variant(run.block).net
         if run.chain_in >= 0 and net.keeps_between:
             port = tensor_name(problem.coarse.graph.blocks[run.block].inputs[run.chain_in])
+            # From the second copy on: what enters the first is a tensor of the top block, which counts it itself.
             for call in run.calls[1:]:
                 yield tensor_name(call.inputs[run.chain_in]), net, port
 

@@ -136,6 +136,7 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
             )
     stored: dict[WeightKey, tuple[Placements, ...]] = {w: e.stored for w, e in weights.items()} if keep else {}
     stored |= {w: (p,) for w, p in changes.items()}
+    # From the strictest on, so that the plan stays as near to its baseline as the edit allows.
     ways: tuple[AxisRules | None, ...] = (*(_rules_kept(planner.graph, plan, changes) if keep else ()), None)
     for rules in ways:  # an edit may contradict a baseline's rules for the other weights, or those for activations
         problem = planner.problem(plan.mesh, Pin(planner.graph, stored, rules), zero=zero)
@@ -164,6 +165,7 @@ def _rules_kept(graph: Graph, plan: Plan, changes: Mapping[WeightKey, Placements
     rules = baseline.restrict(graph, plan.mesh) if baseline else None
     if not isinstance(rules, AxisRules):
         return ()
+    # By identity: the rules are asked about values, which know no block, and a name may stand in several.
     changed = frozenset(id(v) for block, name in changes for v in _block_of(graph, block).values if v.name == name)
     return replace(rules, exempt=changed), replace(rules, parameters=tuple(pass_any for _ in rules.parameters))
 
@@ -219,6 +221,7 @@ def _why_not_storable(graph: Graph, free: Problem, e: Editable, placements: Plac
     compiled = free.first_variant(block) if block else free.top
     index = next(i for i, n in _own_weights(_block_of(graph, block), compiled.net) if n == name)
     states = compiled.net.tensors[tensor_name(index)]
+    # A state may exist and still be dead: arc consistency has found that no operator that uses the weight takes it.
     there = np.flatnonzero(_states_stored_as(states.index, [pair[2] for pair in states.axis_states], placements))
     if not len(there):
         parts = free.strategies[block].segments

@@ -49,6 +49,7 @@ def small_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
     for axis in reversed(range(len(sizes))):
         if axis == 0:
             sizes[axis] = left
+            # Two ranks on an axis run each of its collectives, so the others are left to the next axis.
         elif left > 1:
             sizes[axis] = 2 if left % 2 == 0 else left
             left //= sizes[axis]
@@ -140,6 +141,7 @@ class _Retargeting:
     def _storable(self, block: Block, value: int, old: ParamPlan) -> ParamPlan:
         """The same forms of a weight; if the small weight cannot be cut so, along another dim of it that can."""
         table, forms = self._moves(block, value), (old.stored, old.working, old.gradient)
+        # A refresh and a reduction name the placements between which they move, so such a weight keeps its dim.
         others = range(table.rank) if old.refresh is None and old.reduce is None else ()
         for dim in (None, *others):
             cut = [tuple(p if dim is None or not isinstance(p, Shard) else Shard(dim) for p in form) for form in forms]
@@ -195,6 +197,7 @@ class _Retargeting:
         outputs = []
         for v, e in zip(op.outputs, old.outputs, strict=True):
             table = self._moves(block, v)
+            # Forward goes from how the operator leaves its result to how it is delivered; its gradient comes the other way.
             back = self._steps(table, e.dst.gradient, e.src.gradient, name) if block.values[v].grad else ()
             forward = self._steps(table, e.src.forward, e.dst.forward, name)
             edge = Edge(e.src, e.dst, forward, back, self._parts(block, v), e.chunks)
@@ -208,6 +211,7 @@ class _Retargeting:
         v, table = block.values[value], self._moves(block, value)
         src = delivered.get(value) or self.whole
         held = tuple(R if p == P and s != P else p for p, s in zip(old.dst.forward, src.forward, strict=True))
+        # A whole tensor becomes terms of a sum without a message: each rank divides its copy by their number.
         divide = tuple(Step(a, R, P) for a, (p, h) in enumerate(zip(old.dst.forward, held, strict=True)) if p != h)
         forward = (*self._steps(table, src.forward, held, name), *divide)
         back = self._steps(table, old.dst.gradient, src.gradient, name) if v.grad else ()

@@ -102,6 +102,7 @@ class _SmallForm:
         width = self.heads * _head_fields(config) if self.whole_heads and _head_fields(config) else WIDTH
         left_out = DERIVED if "depths" not in config else {"stage_names"}
         small = {k: self._value(k, v, kept, layers, width) for k, v in config.items() if k not in left_out}
+        # The pattern of grouped heads would give plain attention 4 groups for its 8 heads: another model.
         if config.get("num_key_value_heads") == config.get("num_attention_heads") is not None:
             small["num_key_value_heads"] = small["num_attention_heads"]
         if not self.wide:
@@ -117,6 +118,7 @@ class _SmallForm:
             return self._part(key, value, kept, layers)
         if isinstance(value, (list, tuple)):
             return self._list(key, value, kept, width)
+        # A bool is an int to Python.
         if isinstance(value, bool) or not isinstance(value, int):
             return value
         if re.fullmatch(DEPTHS, key):
@@ -174,6 +176,7 @@ def _layers_to_keep(config: Mapping[str, Any], layers: int) -> list[int] | None:
     if not lists:
         return None
     kinds = list(zip(*(map(repr, v) for v in lists if len(v) == len(lists[0])), strict=True))
+    # Gemma's five local layers and a global one, asked for 2 layers: 0 (local) and 5 (global). Of one kind: 0 and 1.
     first = [i for i, kind in enumerate(kinds) if kind not in kinds[:i]]
     more = [i for i in range(len(kinds)) if i not in first]
     return sorted(first + more[: max(0, layers - len(first))])
@@ -216,6 +219,7 @@ def _fit_rope(rope: Mapping[str, Any], before: int, after: int) -> dict[str, Any
             found[key] = list(value)[: max(1, len(value) * after // before)]
         elif isinstance(value, (list, tuple)) and key == "mrope_section":
             parts = [max(1, v * after // before) for v in value]
+            # Sections are rounded one by one, and must still add up to half of a head.
             parts[0] += sum(value) * after // before - sum(parts)
             found[key] = parts
     return found
@@ -234,6 +238,7 @@ def _fit_ids(config: Mapping[str, Any], small: dict[str, Any]) -> None:
     if not isinstance(size, int) or size == config.get("vocab_size"):
         return
     ids = [k for k, v in small.items() if re.search(r"(token|pad|bos|eos)_(id|index)s?$|_token_id$", k)]
+    # From the last word on, one each: ids stay different, and inputs take the lowest id that is none of them.
     free = iter(range(size - 1, 0, -1))
     new: dict[int, int] = {}
 
