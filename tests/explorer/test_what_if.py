@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,17 +22,24 @@ from explorer.jobs.malloc_trim import trim_memory
 from explorer.session import state
 from planner_core.core.cluster import load_cluster
 from planner_core.core.errors import PlannerError
-from planner_core.core.plan import NoteKind
+from planner_core.core.plan import NoteKind, Plan
 from planner_core.planning import FIRST_PASSES, NO_PROOF, Result
 from planner_core.planning.pipeline import plan_model
 from planner_core.planning.request import Request
 from tests.pages.test_app import open_page, words
+from tests.support.plans import planned
+
+
+@cache
+def best_plan(request: Request) -> Plan:
+    """The plan of the panel, which several tests ask of one request."""
+    return whatif.best_plan(request)
 
 
 @pytest.mark.slow
 def test_the_best_plan_alone_is_the_planners() -> None:
     for request in (Request("llama-3-8b", batch=64), Request("gpt2-xl", cluster="2x8-h100:nodes=4,inter=25")):
-        assert whatif.best_plan(request) == plan_model(request).best
+        assert best_plan(request) == planned(request).best
 
 
 def test_what_planning_freed_is_given_back() -> None:
@@ -74,8 +82,8 @@ def test_what_stands_is_read_off_the_cluster() -> None:
 
 
 def test_the_answer_is_told_against_what_there_is() -> None:
-    before = whatif.best_plan(Request("llama-3-8b"))
-    slow = whatif.best_plan(Request("llama-3-8b", cluster="2x8-h100:inter=8"))
+    before = best_plan(Request("llama-3-8b"))
+    slow = best_plan(Request("llama-3-8b", cluster="2x8-h100:inter=8"))
     step, comm, memory = whatif.metric_changes(before, slow)
     assert step.change.startswith("+") and step.better is False and "ms" in step.change
     assert (
@@ -84,7 +92,7 @@ def test_the_answer_is_told_against_what_there_is() -> None:
     assert all(f.change == "as before" and f.better is None for f in whatif.metric_changes(before, before))
     assert whatif.moved_weights(before, before) == [] and whatif.moved_weights(before, slow)
     assert whatif.compare_sample_rates(before, slow) == ""
-    assert "samples a second" in whatif.compare_sample_rates(before, whatif.best_plan(Request("llama-3-8b", batch=32)))
+    assert "samples a second" in whatif.compare_sample_rates(before, best_plan(Request("llama-3-8b", batch=32)))
     assert {comm.name, memory.name} == {"communication", "memory per GPU"}
 
 
@@ -100,10 +108,8 @@ def test_the_answer_is_told_against_what_there_is() -> None:
 )
 def test_a_good_plan_is_there_at_once(changes: dict[str, Any]) -> None:
     asked = Request("llama-3-8b", recompute="auto", accumulate=None)
-    before = whatif.best_plan(asked)
-    early, best = (
-        find(replace(asked, **changes)) for find in (lambda r: whatif.quick_plan(r, before), whatif.best_plan)
-    )
+    before = best_plan(asked)
+    early, best = (find(replace(asked, **changes)) for find in (lambda r: whatif.quick_plan(r, before), best_plan))
     assert early is not None and early.fits
     assert early.workload == best.workload and early.mesh == best.mesh
     assert best.cost.step_time_s * (1 - 1e-9) <= early.cost.step_time_s < 1.01 * best.cost.step_time_s
@@ -112,7 +118,7 @@ def test_a_good_plan_is_there_at_once(changes: dict[str, Any]) -> None:
 def test_where_gpus_wait_for_their_hosts_the_best_plan_is_still_the_planners() -> None:
     """ViT-large fully sharded keeps 16 GPUs busy for less time, and their hosts for longer, than data parallel does."""
     asked = Request("vit-large", cluster="2x8-h100", layers=4, accumulate=None)
-    found, planned_step_s = whatif.best_plan(asked), plan_model(asked).searched.cost.step_time_s
+    found, planned_step_s = best_plan(asked), planned(asked).searched.cost.step_time_s
     assert found.cost.host_wait_s and found.cost.step_time_s == planned_step_s
     early = whatif.quick_plan(asked, found)
     assert early is not None and early.fits and early.cost.step_time_s < 1.01 * found.cost.step_time_s
@@ -132,8 +138,8 @@ def test_where_gpus_wait_for_their_hosts_the_best_plan_is_still_the_planners() -
 def test_first_figures_stand_where_hosts_or_another_cluster_decide(changes: dict[str, Any], most: float) -> None:
     """Another link, more nodes, or few samples want another mesh than before: the first figures are of a plan near the best one."""
     asked = Request("llama-3-8b", "2x8-h100", recompute="auto", accumulate=None)
-    before, changed = whatif.best_plan(asked), replace(asked, **changes)
-    early, best = whatif.quick_plan(changed, before), whatif.best_plan(changed)
+    before, changed = best_plan(asked), replace(asked, **changes)
+    early, best = whatif.quick_plan(changed, before), best_plan(changed)
     assert early is not None and early.fits and early.cluster == best.cluster
     assert early.cost.step_time_s < most * best.cost.step_time_s
 
@@ -141,14 +147,14 @@ def test_first_figures_stand_where_hosts_or_another_cluster_decide(changes: dict
 def test_first_figures_are_of_the_mesh_with_the_shorter_step() -> None:
     """With whole states GPUs wait for their hosts: 2 x 8 has less work for a GPU than one axis, and a step half as long again."""
     asked = Request("gpt2-xl", "2x8-h100", recompute="auto", accumulate=None)
-    before, changed = whatif.best_plan(asked), replace(asked, batch=8, zero=0)
+    before, changed = best_plan(asked), replace(asked, batch=8, zero=0)
     early, one_axis = (whatif.quick_plan(r, before) for r in (changed, replace(changed, mesh="16")))
     assert before.mesh.axis_sizes == (16,) and early is not None and one_axis is not None
     assert early.cost.step_time_s <= one_axis.cost.step_time_s
 
 
 def test_where_nothing_of_the_kind_fits_only_the_best_plan_can_tell() -> None:
-    before = whatif.best_plan(Request("llama-3-8b", mesh="2x8"))
+    before = best_plan(Request("llama-3-8b", mesh="2x8"))
     assert whatif.quick_plan(Request("llama-3-8b", batch=16, accumulate=1, seq=65_536), before) is None
 
 
@@ -230,7 +236,7 @@ def test_who_gives_up_waiting_takes_no_turn() -> None:
 
 @pytest.fixture(scope="module")
 def small() -> Result:
-    return plan_model(Request("gpt2-xl", "2x8-h100", layers=2))
+    return planned(Request("gpt2-xl", "2x8-h100", layers=2))
 
 
 @pytest.mark.parametrize("name", sweep.QUANTITIES)
@@ -245,7 +251,7 @@ def test_a_sweep_finds_the_best_plan_at_each_value_and_says_where_the_layout_cha
     values = {k: s.default for k, s in settings.SETTINGS.items()} | {"model": "gpt2-xl", "layers": 2}
     points = []
     for shown, changes in sweep.quantity_values("nodes", small)[:3]:
-        plan = whatif.best_plan(whatif.changed_request(values, changes))
+        plan = best_plan(whatif.changed_request(values, changes))
         assert plan.mesh.num_devices == 8 * int(shown)
         points.append(sweep.SweepPoint(shown, changes, plan))
     points.append(sweep.SweepPoint("64", {"nodes": 64}, None, "not found within 30 s"))

@@ -247,10 +247,13 @@ def test_a_plan_of_a_method_is_charted_and_can_be_chosen() -> None:
     assert not chosen.exception
 
 
-def test_the_worked_example_needs_neither_torch_nor_transformers() -> None:
+def test_a_page_of_plans_needs_neither_torch_nor_transformers() -> None:
+    """Of two layers on one node: what is imported is the same, and this process shares no plan with the others."""
     code = (
         "import sys\nfrom streamlit.testing.v1 import AppTest\n"
-        "at = AppTest.from_file('streamlit_app.py', default_timeout=300).run()\nassert not at.exception\n"
+        "at = AppTest.from_file('streamlit_app.py', default_timeout=300)\n"
+        "at.query_params['layers'], at.query_params['cluster'] = '2', '1x8-h100'\n"
+        "at.run()\nassert not at.exception and at.button(key='export')\n"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'imported'\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
