@@ -46,6 +46,8 @@ class Method:
     with its distributed optimizer). None: `zero` everywhere."""
     uniform: bool = False
     """Whether all copies of a block are equal."""
+    one_switch: bool = False
+    """Whether what runs it recomputes all blocks wholly or none, by one switch."""
     by_volume: bool = False
     """Whether it counts bytes and not seconds, so that every mesh axis costs the same."""
     space: str = ""

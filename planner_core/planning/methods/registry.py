@@ -98,6 +98,7 @@ BASELINES: Mapping[str, Method] = {
             restrict=megatron_rules(is_unsplit),
             zero=0,
             own_stage=1,
+            one_switch=True,
             words="attention heads and feed-forward split over neighbouring GPUs, joined by an all_reduce after each",
         ),
         Method(
@@ -106,6 +107,7 @@ BASELINES: Mapping[str, Method] = {
             restrict=megatron_rules(is_sequence_split),
             zero=0,
             own_stage=1,
+            one_switch=True,
             words="as Megatron-LM, and what lies between those is split by tokens, which turns each all_reduce into two cheaper halves",
         ),
         Method(

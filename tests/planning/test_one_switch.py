@@ -1,0 +1,47 @@
+"""Baselines whose program recomputes all blocks or none have rows that it runs, and none of its uniform settings is faster."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from planner_core.core import Plan, load_cluster
+from planner_core.planning import Request, plan_model
+from planner_core.planning.methods import Layout
+from planner_core.planning.pipeline import FIRST_PASSES
+from planner_core.planning.pricing import Pricer, Statement
+
+ONE_SWITCH = ("megatron", "megatron-sp")
+CLUSTER, MEMORY_GB, LAYERS = "1x8-h100:gpu=a100-40gb-sxm", 14.0, 6
+
+
+def rows(**changes: object) -> dict[str, Plan]:
+    asked = Request("llama-3-8b", cluster=CLUSTER, memory_gb=MEMORY_GB, layers=LAYERS, recompute="auto", **changes)  # type: ignore[arg-type]
+    return {p.method: p for p in plan_model(asked, passes={"baselines": FIRST_PASSES["baselines"]}).plans}
+
+
+@pytest.mark.slow
+def test_megatrons_rows_run_under_its_switch_and_none_is_faster() -> None:
+    """The rows once mixed recomputation by block. Without mixtures more micro-batches may do what recomputation did."""
+    seq, found = 4096, rows(batch=64, seq=4096, accumulate=None)
+    pricer = Pricer("llama-3-8b", load_cluster(CLUSTER), MEMORY_GB)
+    for method in ONE_SWITCH:
+        row = found[method]
+        policies = {b.recompute for label, b in row.blocks.items() if label}
+        assert row.fits and policies <= {"none", "full"} and len(policies) == 1
+        for tensor, micro, recompute in product((2, 4, 8), (1, 2, 4), ("none", "full")):
+            ranks = 8 // tensor
+            layout = Layout(dp=ranks, tp=tensor, sp=method == "megatron-sp", zero=1 if ranks > 1 else 0)
+            number = 64 // (ranks * micro)
+            stated = Statement(layout, micro, number, seq=seq, layers=LAYERS, recompute=recompute)
+            plan = pricer.plan(stated)
+            assert plan is not None
+            assert not plan.fits or plan.cost.step_time_s >= row.cost.step_time_s * (1 - 1e-6), stated
+
+
+def test_rows_of_other_baselines_may_mix() -> None:
+    """The exported script runs any mixture, so FSDP has one where that fits and is faster."""
+    found = rows(batch=64, seq=4096, accumulate=8)
+    assert len({b.recompute for label, b in found["fsdp"].blocks.items() if label}) > 1
+    assert all(found[method].workload["recompute"] in ("none", "full") for method in ONE_SWITCH)
