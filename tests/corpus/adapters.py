@@ -79,21 +79,6 @@ def shifted_by_a_buffer() -> Made:
     return Shifted(), (numbers(8, 16), classes(KINDS))
 
 
-class DoRA(LoRA):
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__(layer)
-        self.length = nn.Parameter(torch.ones(layer.out_features, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.layer.weight + self.out @ self.into * self.scale
-        return F.linear(x, self.length * weight / weight.norm(dim=1, keepdim=True).detach(), self.layer.bias)
-
-
-def dora() -> Made:
-    """A low-rank change of direction with a learned length."""
-    return _layers(DoRA(nn.Linear(WIDTH, WIDTH)))
-
-
 class Merged(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -113,20 +98,6 @@ def lora_of_a_merged_layer() -> Made:
     return _layers(Merged())
 
 
-class IA3(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.scale = nn.Linear(WIDTH, WIDTH).requires_grad_(False), nn.Parameter(torch.ones(WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) * self.scale
-
-
-def learned_scales() -> Made:
-    """Only a scale of each channel is trained."""
-    return _layers(IA3(), nn.Linear(WIDTH, KINDS).requires_grad_(False))
-
-
 class Prompted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -142,24 +113,6 @@ class Prompted(nn.Module):
 def prompt_tuning() -> Made:
     """Learned tokens before the input of a frozen body."""
     return Prompted(), (numbers(8, 8, WIDTH), classes(KINDS))
-
-
-class Bottleneck(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-        self.down, self.up = nn.Linear(WIDTH, 4), nn.Linear(4, WIDTH)
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            h = self.layer(x)
-        return h + self.up(F.gelu(self.down(h)))
-
-
-def adapter_after_no_grad() -> Made:
-    """A body under no_grad, an adapter that is trained."""
-    return _layers(Bottleneck())
 
 
 class Quantised(nn.Module):
@@ -181,27 +134,6 @@ class Quantised(nn.Module):
 def quantised_weights() -> Made:
     """Buffers of int8 with scales, and a low-rank change."""
     return _layers(Quantised())
-
-
-class Packed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("pairs", torch.randint(0, 256, (WIDTH, WIDTH // 2), dtype=torch.uint8))
-        self.register_buffer("table", torch.linspace(-1, 1, 16))
-        self.shift = nn.Parameter(torch.zeros(WIDTH))
-
-    pairs: Tensor
-    table: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        low, high = self.pairs & 15, self.pairs >> 4
-        weight = self.table[torch.stack([low, high], -1).flatten(1).long()]
-        return x @ weight.t() + self.shift
-
-
-def four_bit_table() -> Made:
-    """Two codes in a byte, unpacked by bits, looked up in a table."""
-    return _layers(Packed())
 
 
 class FakeQuantised(nn.Module):
@@ -266,23 +198,6 @@ def symmetric() -> Made:
     return _layers(layer)
 
 
-class Masked(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-        self.register_buffer("kept", (torch.rand(WIDTH, WIDTH) > 0.5).float())
-
-    kept: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.layer.weight * self.kept, self.layer.bias)
-
-
-def pruned() -> Made:
-    """A mask on a weight."""
-    return _layers(Masked())
-
-
 class TiedEncoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -316,21 +231,6 @@ class Universal(nn.Module):
 def one_layer_three_times() -> Made:
     """One layer's weights at every depth."""
     return Universal(), (numbers(8, 8, WIDTH), classes(KINDS))
-
-
-class SharedSlices(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.all = nn.Parameter(numbers(4 * WIDTH, WIDTH) * 0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a, b, c, d = self.all.chunk(4)
-        return F.linear(F.silu(x @ a.T) * (x @ b.T), c) + x @ d.T
-
-
-def one_weight_in_four_parts() -> Made:
-    """One parameter, cut into the weights of four products."""
-    return _layers(SharedSlices())
 
 
 class Lists(nn.Module):

@@ -66,10 +66,6 @@ class Drawing(nn.Module):
         """The same by the sign of a number of a normal distribution."""
         return h if torch.randn([]) < 0 else F.relu(h)
 
-    def leaves_out_by_python(self, h: Tensor) -> Tensor:
-        """The same by Python's generator."""
-        return h if random.random() < self.rate else F.relu(h)
-
     def picks_random_rows(self, h: Tensor) -> Tensor:
         """As many samples as chance says."""
         return h + h[torch.rand(h.shape[0]) < self.rate].mean(0)
@@ -106,7 +102,6 @@ globals().update(variants(Drawing, lambda: (numbers(8, WIDTH), classes(KINDS))))
 REFUSED = {
     "leaves_out_a_layer": "decides by random numbers",
     "leaves_out_by_sign": "decides by random numbers",
-    "leaves_out_by_python": "draws random numbers of Python or numpy",
     "masks_by_numpy": "draws random numbers of Python or numpy",
     "scaled_by_python": "draws random numbers of Python or numpy",
     "keeps_count": "forward sets count",

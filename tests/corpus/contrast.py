@@ -24,12 +24,6 @@ class Pairs(nn.Module):
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         return getattr(self, self.loss)(self.net(a), self.net(b))
 
-    def clip_loss(self, a: Tensor, b: Tensor) -> Tensor:
-        """Every pair of the batch, both ways, with a learned heat."""
-        logits = F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).t() * self.heat.exp()
-        right = torch.arange(logits.shape[0], device=logits.device)
-        return (F.cross_entropy(logits, right) + F.cross_entropy(logits.t(), right)) / 2
-
     def simclr(self, a: Tensor, b: Tensor) -> Tensor:
         """Both views joined, the diagonal masked out."""
         z = F.normalize(torch.cat([a, b]), dim=1)
@@ -37,14 +31,6 @@ class Pairs(nn.Module):
         near = (z @ z.T / 0.5).masked_fill(torch.eye(2 * n, dtype=torch.bool), float("-inf"))
         right = torch.cat([torch.arange(n, 2 * n), torch.arange(n)])
         return F.cross_entropy(near, right)
-
-    def barlow_twins(self, a: Tensor, b: Tensor) -> Tensor:
-        """A cross-correlation of features over the batch."""
-        a, b = ((z - z.mean(0)) / (z.std(0) + 1e-5) for z in (a, b))
-        c = a.T @ b / len(a)
-        on = torch.diagonal(c).add(-1).pow(2).sum()
-        off = c.flatten()[:-1].view(WIDTH - 1, WIDTH + 1)[:, 1:].pow(2).sum()
-        return on + 0.005 * off
 
     def vicreg(self, a: Tensor, b: Tensor) -> Tensor:
         """Variance and covariance over the batch."""
@@ -71,14 +57,6 @@ class Pairs(nn.Module):
         """All distances within the batch by pdist."""
         apart = torch.pdist(F.normalize(a))
         return (a - b).norm(dim=1).pow(2).mean() + apart.pow(2).mul(-2).exp().mean().log()
-
-    def mean_discrepancy(self, a: Tensor, b: Tensor) -> Tensor:
-        """A kernel of all pairs by broadcasting."""
-
-        def kernel(x: Tensor, y: Tensor) -> Tensor:
-            return torch.exp(-((x[:, None] - y[None]) ** 2).sum(-1) / WIDTH).mean()
-
-        return kernel(a, a) + kernel(b, b) - 2 * kernel(a, b)
 
     def swav(self, a: Tensor, b: Tensor) -> Tensor:
         """Sinkhorn steps under no_grad."""
@@ -130,24 +108,6 @@ def hardest_in_the_batch() -> Made:
     return Hardest(), (numbers(8, WIDTH), torch.arange(8) % 2)
 
 
-class Supervised(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.centres = nn.Linear(WIDTH, WIDTH), nn.Parameter(numbers(4, WIDTH))
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        z = F.normalize(self.net(x), dim=1)
-        log_p = F.log_softmax(z @ z.t() / 0.1, dim=1)
-        same = torch.eq(y[:, None], y).float() - torch.eye(len(y))
-        pulled = -(log_p * same).sum(1) / same.sum(1).clamp(min=1)
-        return pulled.mean() + (z - self.centres[y]).square().sum(-1).mean()
-
-
-def supervised_contrast() -> Made:
-    """Samples of one class attract each other and their centre."""
-    return Supervised(), (numbers(8, WIDTH), torch.arange(8) % 4)
-
-
 class Margins(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -163,21 +123,6 @@ class Margins(nn.Module):
 def angular_margin() -> Made:
     """ArcFace: acos, a margin where a scattered one-hot says."""
     return Margins(), (numbers(8, WIDTH), classes(8))
-
-
-class Prototypes(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, known: Tensor, asked: Tensor, y: Tensor) -> Tensor:
-        centres = self.net(known).view(4, 2, WIDTH).mean(1)
-        return F.cross_entropy(-torch.cdist(self.net(asked), centres), y)
-
-
-def prototypes() -> Made:
-    """Means of a few samples of each class, distances by cdist."""
-    return Prototypes(), (numbers(8, WIDTH), numbers(8, WIDTH), classes(4))
 
 
 class Ranks(nn.Module):

@@ -103,44 +103,6 @@ def dit() -> Made:
     return DiT(), (images(), classes(8), classes(100))
 
 
-class Flow(nn.Module):
-    """A normalising flow of affine couplings."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nets = nn.ModuleList([nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 16)) for _ in range(3)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        volume = torch.zeros(x.shape[0], device=x.device)
-        for net in self.nets:
-            a, b = x.chunk(2, 1)
-            scale, shift = net(a).chunk(2, 1)
-            scale = torch.tanh(scale)
-            x = torch.cat([b * scale.exp() + shift, a], 1)
-            volume = volume + scale.sum(1)
-        return (0.5 * x.pow(2).sum(1) + 8 * math.log(2 * math.pi) - volume).mean()
-
-
-def coupling_flow() -> Made:
-    """Halves change each other; the log of the volume is summed."""
-    return Flow(), (numbers(8, 16),)
-
-
-class FlowMatching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(17, 64), nn.SiLU(), nn.Linear(64, 16))
-
-    def forward(self, x: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        at = torch.lerp(noise, x, t)
-        return (self.net(torch.cat((at, t), dim=-1)) - (x - noise)).square().mean()
-
-
-def flow_matching() -> Made:
-    """Straight lines from noise to data, by lerp."""
-    return FlowMatching(), (numbers(8, 16), numbers(8, 16), torch.rand(8, 1))
-
-
 class VAE(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -227,17 +189,6 @@ def gan_pair() -> Made:
     return Adversary(), (numbers(8, 8), numbers(8, 64))
 
 
-class Hinge(Adversary):
-    def forward(self, z: Tensor, x: Tensor) -> Tensor:
-        real, fake = self.judge(torch.cat([x, self.make(z).detach()])).chunk(2)
-        return F.relu(1 - real).mean() + F.relu(1 + fake).mean() + 0.1 * (real - fake.mean(0)).pow(2).mean()
-
-
-def gan_hinge() -> Made:
-    """Real and made samples are joined along the batch; a relativistic hinge."""
-    return Hinge(), (numbers(8, 8), numbers(8, 64))
-
-
 class Penalty(Adversary):
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
         mixed = torch.lerp(x, self.make(z).detach(), 0.5).requires_grad_(True)
@@ -272,22 +223,6 @@ def style_convolution() -> Made:
     return StyleLayer(), (numbers(8, 8), images(8))
 
 
-class Score(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(16, 32), nn.Softplus(), nn.Linear(32, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        score = torch.func.vmap(torch.func.grad(lambda row: self.net(row).squeeze()))(x)
-        return 0.5 * score.square().sum(-1).mean()
-
-
-def score_by_func_grad() -> Made:
-    """torch.func.grad under torch.func.vmap inside forward."""
-    return Score(), (numbers(8, 16),)
-
-
 REFUSED = {
     "gan_gradient_penalty": "differentiates inside forward (torch.autograd.grad)",
-    "score_by_func_grad": "runs its operators inside a transform of torch.func",
 }

@@ -26,10 +26,6 @@ class Experts(nn.Module):
     def _each(self, x: Tensor) -> Tensor:
         return torch.einsum("ebf,efd->ebd", F.gelu(torch.einsum("bd,edf->ebf", x, self.up)), self.down)
 
-    def experts_soft(self, x: Tensor, scores: Tensor) -> Tensor:
-        """Every expert on every row, mixed by a softmax."""
-        return torch.einsum("be,ebd->bd", scores.softmax(-1), self._each(x))
-
     def experts_top_two(self, x: Tensor, scores: Tensor) -> Tensor:
         """topk unpacked, weights scattered into gates."""
         weights, picked = scores.softmax(-1).topk(2, dim=-1)
@@ -37,23 +33,11 @@ class Experts(nn.Module):
         gates = torch.zeros_like(scores).scatter(1, picked, weights)
         return (gates.t().unsqueeze(-1) * self._each(x)).sum(0)
 
-    def experts_named_results(self, x: Tensor, scores: Tensor) -> Tensor:
-        """topk by its names values and indices, experts gathered."""
-        top = scores.topk(1, -1)
-        made = self._each(x).transpose(0, 1)
-        return made.gather(1, top.indices[..., None].expand(-1, -1, WIDTH)).squeeze(1) * top.values.sigmoid()
-
     def experts_choose_rows(self, x: Tensor, scores: Tensor) -> Tensor:
         """Every expert takes its best rows; index_add puts them back."""
         weights, rows = scores.softmax(-1).t().topk(4, -1)
         made = torch.bmm(F.relu(torch.bmm(x[rows], self.up)), self.down) * weights[..., None]
         return torch.zeros_like(x).index_add(0, rows.flatten(), made.flatten(0, 1))
-
-    def experts_picked_weights(self, x: Tensor, scores: Tensor) -> Tensor:
-        """Weights are indexed by the choice of each row."""
-        picked = scores.argmax(-1)
-        h = F.relu(torch.bmm(x.unsqueeze(1), self.up[picked]))
-        return torch.bmm(h, self.down[picked]).squeeze(1) * scores.softmax(-1).amax(-1, keepdim=True)
 
     def experts_with_capacity(self, x: Tensor, scores: Tensor) -> Tensor:
         """One-hot places within a capacity, sent by einsum as in GShard."""
@@ -128,21 +112,6 @@ class Depths(nn.Module):
 def mixture_of_depths() -> Made:
     """Only the best tokens of each row pass a block."""
     return Depths(), (numbers(8, 8, WIDTH), classes(KINDS))
-
-
-class Hyper(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.make, self.head = nn.Linear(8, WIDTH * WIDTH), nn.Linear(WIDTH, KINDS)
-
-    def forward(self, x: Tensor, task: Tensor, y: Tensor) -> Tensor:
-        weight = self.make(task).unflatten(-1, (WIDTH, WIDTH))
-        return F.cross_entropy(self.head(F.relu((weight @ x[..., None]).squeeze(-1))), y)
-
-
-def hyper_network() -> Made:
-    """A net makes the weights of another, one matrix for each sample."""
-    return Hyper(), (numbers(8, WIDTH), numbers(8, 8), classes(KINDS))
 
 
 class Seen(nn.Module):

@@ -41,20 +41,6 @@ def fourier_operator() -> Made:
     return Operator1d(), (numbers(8, 1, 32), numbers(8, 1, 32))
 
 
-class DeepONet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.branch, self.trunk = nn.Linear(16, 32), nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32))
-
-    def forward(self, u: Tensor, at: Tensor, y: Tensor) -> Tensor:
-        return F.mse_loss(torch.einsum("bk,pk->bp", self.branch(u), self.trunk(at)), y)
-
-
-def deep_operator() -> Made:
-    """A branch and a trunk joined by einsum."""
-    return DeepONet(), (numbers(8, 16), numbers(12, 2), numbers(8, 12))
-
-
 class Siren(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -286,70 +272,6 @@ class Mamba(nn.Module):
 def selective_state_space() -> Made:
     """Mamba written out: a loop over steps, states stacked."""
     return Mamba(), (numbers(8, 8, 16), classes(4))
-
-
-class Retention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.norm, self.head = nn.Linear(16, 48), nn.GroupNorm(4, 16), nn.Linear(16, 4)
-        self.register_buffer("rates", 1 - 2.0 ** (-5 - torch.arange(4.0)))
-
-    rates: Tensor
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        b, t, d = x.shape
-        q, k, v = self.qkv(x).view(b, t, 3, 4, d // 4).permute(2, 0, 3, 1, 4).unbind(0)
-        apart = torch.arange(t)[:, None] - torch.arange(t)
-        fade = torch.where(apart >= 0, self.rates[:, None, None] ** apart.clamp(min=0), 0.0)
-        h = ((q @ k.transpose(-1, -2)) * fade @ v).transpose(1, 2).reshape(b * t, d)
-        return F.cross_entropy(self.head(self.norm(h).view(b, t, d).mean(1)), y)
-
-
-def retention() -> Made:
-    """Scores fade with distance; a group norm over heads."""
-    return Retention(), (numbers(8, 8, 16), classes(4))
-
-
-class Equivariant(nn.Module):
-    """Distances decide, so a turned cloud gives the same energy."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kinds, self.filter = nn.Embedding(8, 16), nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 16))
-        self.mix, self.energy = nn.Linear(16, 16), nn.Linear(16, 1)
-
-    def forward(self, kinds: Tensor, at: Tensor, y: Tensor) -> Tensor:
-        apart = at[:, :, None] - at[:, None]
-        far = (apart.square().sum(-1) + 1e-6).sqrt()
-        wave = torch.exp(-10 * (far[..., None] - torch.linspace(0, 3, 8)).square())
-        cut = 0.5 * (torch.cos(far.clamp(max=3) * math.pi / 3) + 1) * (1 - torch.eye(at.shape[1]))
-        h = self.kinds(kinds)
-        h = h + torch.einsum("bijf,bjf->bif", self.filter(wave) * cut[..., None], self.mix(h))
-        cross = torch.cross(apart[:, :, 0], apart[:, :, 1], dim=-1).norm(dim=-1)
-        return F.mse_loss(self.energy(h).sum((1, 2)) + 0.01 * cross.sum(1), y)
-
-
-def molecule() -> Made:
-    """Filters of distances between atoms, a cutoff, a cross product."""
-    return Equivariant(), (classes(8, (8, 8)), numbers(8, 8, 3), numbers(8))
-
-
-class KAN(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.curves, self.base = nn.Parameter(numbers(4, 16, 8) * 0.1), nn.Linear(16, 4)
-        self.register_buffer("grid", torch.linspace(-2, 2, 8))
-
-    grid: Tensor
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        hats = (1 - (x[..., None] - self.grid).abs() * 2).clamp_min(0)
-        return F.cross_entropy(self.base(F.silu(x)) + torch.einsum("big,oig->bo", hats, self.curves), y)
-
-
-def spline_network() -> Made:
-    """Learned curves on a grid, by einsum."""
-    return KAN(), (numbers(8, 16), classes(4))
 
 
 class Phases(nn.Module):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -70,27 +68,6 @@ def lstm_with_dropout() -> Made:
 def gru_cell_by_step() -> Made:
     """A cell that is called for each step of a Python loop."""
     return Cells(), (numbers(8, 4, 16), classes(8))
-
-
-class HandLSTM(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.into, self.again = nn.Linear(16, 4 * WIDTH), nn.Linear(WIDTH, 4 * WIDTH, bias=False)
-        self.head = nn.Linear(WIDTH, 8)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        h = c = torch.zeros(x.shape[0], WIDTH, device=x.device)
-        into = self.into(x)
-        for t in range(x.shape[1]):
-            i, f, g, o = (into[:, t] + self.again(h)).chunk(4, -1)
-            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-            h = torch.sigmoid(o) * torch.tanh(c)
-        return F.cross_entropy(self.head(h), y)
-
-
-def lstm_by_hand() -> Made:
-    """Gates by chunk, a loop over time."""
-    return HandLSTM(), (numbers(8, 4, 16), classes(8))
 
 
 class Cell(nn.Module):
@@ -168,24 +145,6 @@ def wavenet() -> Made:
     return WaveNet(), (numbers(8, 1, 32), classes(8, (8, 32)))
 
 
-class Spectral(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("window", torch.hann_window(16))
-        self.net = nn.Sequential(nn.Linear(9, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8))
-
-    window: Tensor
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        power = torch.stft(x, 16, 8, window=self.window, return_complex=True).abs().pow(2)
-        return F.cross_entropy(self.net((power + 1e-3).log().mean(-1)), y)
-
-
-def spectrogram() -> Made:
-    """torch.stft inside forward."""
-    return Spectral(), (numbers(8, 128), classes(8))
-
-
 class Vocoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -228,13 +187,6 @@ class Attention(nn.Module):
     def _mask(self, t: int) -> Tensor:
         return torch.triu(torch.ones(t, t, dtype=torch.bool), 1)
 
-    def attention_alibi(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Scores by einsum with learned slopes and a mask."""
-        t = q.shape[2]
-        apart = torch.arange(t)[None, :] - torch.arange(t)[:, None]
-        scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1]) + self.slopes * apart
-        return torch.einsum("bhij,bhjd->bhid", scores.masked_fill(self._mask(t), float("-inf")).softmax(-1), v)
-
     def attention_linear(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Linear attention by a cumulative sum of outer products."""
         q, k = F.elu(q) + 1, F.elu(k) + 1
@@ -257,10 +209,6 @@ class Attention(nn.Module):
         """scaled_dot_product_attention with a mask and a scale."""
         allowed = ~self._mask(q.shape[2]) & (torch.rand(q.shape[2], generator=torch.Generator().manual_seed(0)) > -1)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=0.3)
-
-    def attention_causal(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """scaled_dot_product_attention, causal."""
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 globals().update(variants(Attention, _text))
@@ -296,35 +244,6 @@ class Bag(nn.Module):
 def bag_of_words() -> Made:
     """torch.nn.EmbeddingBag, the mean of a row's words."""
     return Bag(), (classes(WORDS, (8, TOKENS)), classes(8))
-
-
-class TextCNN(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(WORDS, WIDTH)
-        self.convs = nn.ModuleList([nn.Conv1d(WIDTH, 16, k) for k in (3, 4, 5)])
-        self.head = nn.Linear(48, 8)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        h = self.embed(x).transpose(1, 2)
-        return F.cross_entropy(self.head(torch.cat([F.relu(c(h)).max(dim=2)[0] for c in self.convs], dim=1)), y)
-
-
-def text_cnn() -> Made:
-    """Convolutions of several widths, the largest over time."""
-    return TextCNN(), (classes(WORDS, (8, TOKENS)), classes(8))
-
-
-class Packed(Recurrent):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        steps = torch.full((x.shape[0],), x.shape[1])
-        packed = nn.utils.rnn.pack_padded_sequence(self.embed(x), steps, batch_first=True)
-        return F.cross_entropy(self.head(self.net(packed)[1][0][-1]), y[:, 0] % 8)
-
-
-def packed_sequence() -> Made:
-    """pack_padded_sequence before an LSTM."""
-    return Packed("LSTM"), _text()
 
 
 class PackedByLengths(nn.Module):

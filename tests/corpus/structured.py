@@ -63,27 +63,6 @@ class GraphNet(nn.Module):
 globals().update(variants(GraphNet, _graph))
 
 
-class DenseGraph(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(2)])
-        self.head = nn.Linear(WIDTH, 1)
-
-    def forward(self, x: Tensor, near: Tensor, y: Tensor) -> Tensor:
-        near = near + torch.eye(near.shape[-1], device=x.device)
-        scale = near.sum(-1).rsqrt()
-        near = scale[..., None] * near * scale[..., None, :]
-        for layer in self.layers:
-            x = F.relu(near @ layer(x))
-        return F.mse_loss(self.head(x.mean(1)).squeeze(-1), y)
-
-
-def graph_dense() -> Made:
-    """A normalised adjacency matrix of each graph."""
-    near = (torch.rand(8, 8, 8) > 0.5).float()
-    return DenseGraph(), (numbers(8, 8, WIDTH), near, numbers(8))
-
-
 class SparseGraph(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -146,22 +125,6 @@ class DeepFM(nn.Module):
 def factorisation_machine() -> Made:
     """One table with an offset for each field; squares of sums and sums of squares."""
     return DeepFM(), (classes(32, (8, 8)), torch.rand(8, 1).round())
-
-
-class TwoTowers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.users, self.items = nn.Embedding(64, 32), nn.Embedding(64, 32)
-        self.tower = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, WIDTH))
-
-    def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        u, i = F.normalize(self.tower(self.users(user))), F.normalize(self.tower(self.items(item)))
-        return F.cross_entropy(u @ i.T / 0.1, torch.arange(len(u), device=u.device))
-
-
-def two_towers() -> Made:
-    """Other samples of the batch are the wrong answers."""
-    return TwoTowers(), (classes(64), classes(64))
 
 
 class CrossNet(nn.Module):
@@ -244,26 +207,6 @@ class Dueling(nn.Module):
 def deep_q() -> Made:
     """The target is made under no_grad from the same weights."""
     return Dueling(), (numbers(8, 8), classes(4), numbers(8), numbers(8, 8))
-
-
-class Trees(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.split, self.leaves = nn.Linear(16, 7), nn.Parameter(numbers(8, 4) * 0.1)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        p = self.split(x).sigmoid()
-        reach, at = x.new_ones(x.shape[0], 1), 0
-        for depth in range(3):
-            here = p[:, at : at + 2**depth]
-            reach = torch.stack([reach * here, reach * (1 - here)], -1).flatten(1)
-            at += 2**depth
-        return F.cross_entropy(reach @ self.leaves, y)
-
-
-def soft_trees() -> Made:
-    """Soft decisions by depth, a slice of a result for each."""
-    return Trees(), (numbers(8, 16), classes(4))
 
 
 class Stretched(nn.Module):

@@ -30,15 +30,6 @@ class Changed(nn.Module):
         """torch.func.vmap over a stack of weights."""
         return torch.func.vmap(lambda w: torch.tanh(x @ w))(self.stack).mean(0)
 
-    def func_functional_call(self, x: Tensor) -> Tensor:
-        """torch.func.functional_call with the module's own weights."""
-        return torch.func.functional_call(self.first, dict(self.first.named_parameters()), (x,))
-
-    def inner_gradient_step(self, x: Tensor) -> Tensor:
-        """A step of learning inside forward (MAML), by torch.autograd.grad."""
-        (slope,) = torch.autograd.grad(self.first(x).sum(), self.first.weight, create_graph=True)
-        return F.linear(x, self.first.weight - 0.1 * slope)
-
     def checkpointed(self, x: Tensor) -> Tensor:
         """torch.utils.checkpoint, reentrant and not."""
         return checkpoint(self._plain, checkpoint(self._plain, x, use_reentrant=False), use_reentrant=True)
@@ -67,13 +58,6 @@ class Changed(nn.Module):
         """A region that switches autocast off."""
         with torch.autocast("cpu", enabled=False):
             return self.first(x.float())
-
-    def no_grad_inside(self, x: Tensor) -> Tensor:
-        """no_grad and enable_grad inside forward."""
-        with torch.no_grad():
-            scale = self.first(x).abs().mean(-1, keepdim=True)
-        with torch.enable_grad():
-            return self.first(x) / (1 + scale)
 
     def start_without_grad(self, x: Tensor) -> Tensor:
         """A layer runs under no_grad, then again on what came out."""
@@ -199,14 +183,6 @@ def scripted_module() -> Made:
     return torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())), (numbers(8, WIDTH),)
 
 
-def forward_hook() -> Made:
-    """A forward hook that changes a result, and one before that changes an operand."""
-    model = Changed("_plain")
-    model.first.register_forward_hook(lambda module, args, out: out * 2 - args[0])
-    model.last.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
-    return model, (numbers(8, WIDTH), classes(KINDS))
-
-
 def backward_hook() -> Made:
     """A full backward hook on a module."""
     model = Changed("_plain")
@@ -288,7 +264,6 @@ def hooks_of_the_model_itself() -> Made:
 
 REFUSED = {
     "func_vmap": "runs its operators inside a transform of torch.func",
-    "inner_gradient_step": "differentiates inside forward (torch.autograd.grad)",
     "scripted_module": "is a TorchScript module",
     "autocast_region": "opens an autocast region",
     "hook_on_a_tensor": "puts a hook on the gradient of a computed tensor",

@@ -37,11 +37,6 @@ def _classified(body: nn.Module, width: int) -> Made:
     return Classifier(body, width), (images(), classes(8))
 
 
-def resnet() -> Made:
-    """Residual blocks with batch norm and a stride."""
-    return _classified(nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), Residual(16), Residual(16, 2), Residual(32)), 32)
-
-
 class LongSkip(nn.Module):
     """EDSR: what enters a stack of equal layers is added to what leaves it."""
 
@@ -141,20 +136,6 @@ def mobilenet() -> Made:
     return _classified(nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), InvertedResidual(16), InvertedResidual(16)), 16)
 
 
-class DenseLayer(nn.Module):
-    def __init__(self, width: int, grow: int) -> None:
-        super().__init__()
-        self.norm, self.conv = nn.BatchNorm2d(width), nn.Conv2d(width, grow, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, self.conv(F.relu(self.norm(x)))], 1)
-
-
-def densenet() -> Made:
-    """Every layer is joined to all before it."""
-    return _classified(nn.Sequential(nn.Conv2d(3, 8, 3), *(DenseLayer(8 + 8 * i, 8) for i in range(3))), 32)
-
-
 class Shuffle(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -186,44 +167,6 @@ class Inception(nn.Module):
 def inception() -> Made:
     """Several kernels side by side, joined."""
     return _classified(nn.Sequential(nn.Conv2d(3, 16, 3), Inception(16), nn.ReLU(), Inception(32)), 32)
-
-
-class ConvNext(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.mix, self.norm = nn.Conv2d(width, width, 7, padding=3, groups=width), nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.gamma = nn.Parameter(torch.full((width,), 0.1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(self.mix(x).permute(0, 2, 3, 1))
-        return x + (self.gamma * self.down(F.gelu(self.up(y)))).permute(0, 3, 1, 2)
-
-
-def convnext() -> Made:
-    """A depthwise convolution, a norm over channels last, a scale of its own per channel."""
-    return _classified(nn.Sequential(nn.Conv2d(3, 16, 2, 2), ConvNext(16), ConvNext(16)), 16)
-
-
-class PatchEncoder(nn.Module):
-    """A vision transformer of torch's own encoder layer, with a class token and learned positions."""
-
-    def __init__(self, width: int = 32, heads: int = 4) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, width, 4, 4)
-        self.token, self.places = nn.Parameter(torch.zeros(1, 1, width)), nn.Parameter(torch.randn(1, 17, width) * 0.02)
-        layer = nn.TransformerEncoderLayer(width, heads, 64, dropout=0.0, batch_first=True, norm_first=True)
-        self.encoder, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(width, 8)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        h = self.patches(x).flatten(2).transpose(1, 2)
-        h = torch.cat([self.token.expand(h.shape[0], -1, -1), h], 1) + self.places
-        return F.cross_entropy(self.head(self.encoder(h)[:, 0]), y)
-
-
-def vision_transformer() -> Made:
-    """Patches, a class token, torch.nn.TransformerEncoder."""
-    return PatchEncoder(), (images(), classes(8))
 
 
 class WindowAttention(nn.Module):
@@ -266,29 +209,6 @@ class Swin(nn.Module):
 def swin() -> Made:
     """Shifted windows with a table of relative positions."""
     return Swin(), (images(), classes(8))
-
-
-class Mixer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, 32, 4, 4)
-        self.places = nn.ModuleList([nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(2)])
-        self.channels = nn.ModuleList(
-            [nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(2)]
-        )
-        self.head = nn.Linear(32, 8)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        h = self.patches(x).flatten(2)
-        for places, channels in zip(self.places, self.channels, strict=True):
-            h = h + places(h)
-            h = h + channels(h.mT).mT
-        return F.cross_entropy(self.head(h.mean(-1)), y)
-
-
-def mlp_mixer() -> Made:
-    """Linear layers over places and over channels, by transposes."""
-    return Mixer(), (images(), classes(8))
 
 
 class UNet(nn.Module):
