@@ -13,6 +13,7 @@ A weight that several stages use (tied embeddings) is in each of them, and its g
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,7 @@ from planner_core.core import Block, BlockPlan, Call, Edge, Graph, InputError, O
 from planner_core.cost.resolved_ops import RECEIVE, block_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StagePlan:
     """One stage: its graph, its part of the plan's blocks by label, and the tensors that it takes from the stage before and hands on to the
     next one (by their numbers in the top block)."""
@@ -30,7 +31,7 @@ class StagePlan:
     takes: tuple[int, ...]
     gives: tuple[int, ...]
 
-    @property
+    @functools.cached_property
     def key(self) -> tuple[object, ...]:
         """Equal for stages of one plan that cost the same: as many copies of each kind, the same operators around them, as much to send."""
         copies = tuple((label, len(block.prefixes)) for label, block in self.blocks.items())
@@ -42,7 +43,7 @@ class StagePlan:
             self.graph.buffer_bytes,
         )
 
-    @property
+    @functools.cached_property
     def computed_graph(self) -> Graph:
         """The stage's graph without what receives: the operators that have kernels, and collectives in the stage's mesh."""
         top = self.graph.top
@@ -166,15 +167,19 @@ class _DeliveredStates:
         self.blocks, self.graph = blocks, graph
         self.labels = {prefix: label for label, block in blocks.items() for prefix in block.prefixes}
         self.makers = {v: item for item in graph.top.items for v in item.outputs}
+        self.known: dict[tuple[str, int], State] = {}
 
     def state_of(self, value: int) -> State:
         maker = self.makers[value]
         if isinstance(maker, Op):
             return self.blocks[""].sites[maker.name].outputs[maker.outputs.index(value)].dst
-        label = self.labels[maker.prefix]
-        block, plan = block_of(self.graph, label), self.blocks[label]
-        inner = block.outputs[maker.outputs.index(value)]
-        for op in block.ops:
-            if inner in op.outputs:
-                return plan.sites[op.name].outputs[op.outputs.index(inner)].dst
-        return self.state_of(maker.inputs[block.inputs.index(inner)])  # the block hands on what it was given
+        # All copies of a label deliver alike, so the operators of each block are looked through once, at any depth.
+        key = label, position = self.labels[maker.prefix], maker.outputs.index(value)
+        if key not in self.known:
+            block, plan = block_of(self.graph, label), self.blocks[label]
+            inner = block.outputs[position]
+            makers = [op for op in block.ops if inner in op.outputs]
+            if not makers:
+                return self.state_of(maker.inputs[block.inputs.index(inner)])  # the block hands on what it was given
+            self.known[key] = plan.sites[makers[0].name].outputs[makers[0].outputs.index(inner)].dst
+        return self.known[key]
