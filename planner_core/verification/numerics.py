@@ -245,7 +245,7 @@ def compare_step(plan: Plan, dtype: str, unsteady: frozenset[str] = frozenset())
     # Made a second time, since the forward of one process may have written into the first ones.
     inputs = make_example_inputs(model, parsed, {**workload, "dtype": dtype}, SEED)
     turned = reverse_samples(inputs)
-    plan = replace(plan, workload={**workload, "dtype": dtype, "gradient_dtype": dtype})
+    plan = replace(plan, workload={**workload, "dtype": dtype})
     model.__dict__["forward"] = chance.wrap(model.forward)
     parallel = Parallel(with_planned_loss(model, plan.model), plan, mesh)
     model.__dict__["forward"] = parallel.forward

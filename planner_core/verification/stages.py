@@ -220,7 +220,7 @@ def compare_step(plan: Plan, dtype: str) -> dict[str, Any]:
     """Return the errors, over all ranks, between a step under the plan and the same micro-batches in one process."""
     config, chance = plan.model["config"], WithoutDropout()
     model, parsed = build_whole_model(config, dtype, SEED)
-    plan = replace(plan, workload={**plan.workload, "dtype": dtype, "gradient_dtype": dtype})
+    plan = replace(plan, workload={**plan.workload, "dtype": dtype})
     model.__dict__["forward"] = chance.wrap(model.forward)
     parallel = StagedParallel(with_planned_loss(model, plan.model), plan, mesh_of(plan, "cpu"))
     inputs = _repeat_for_step(parallel, make_example_inputs(model, parsed, dict(plan.workload), SEED))

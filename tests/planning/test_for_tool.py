@@ -149,6 +149,18 @@ def test_layers_that_sum_their_gradients_alone_run_as_priced() -> None:
     assert sum(t.count for t in sums) >= 5 * ASKED.layers
 
 
+def test_gradients_of_16_bits_are_summed_in_16_bits() -> None:
+    """`--gradients` reached no script: a plan of bfloat16 sums was run, and exported as FSDP2, in float32."""
+    asked = replace(ASKED, cluster="1x8-h100:gpus=4", mesh="4", batch=8, seq=512, gradients="bfloat16", accumulate=1)
+    plan = searched(asked)
+    (report,) = verify_fake_all([plan], graphs=[load_plan_graph(plan)])
+    assert report["order"]["ok"], report["order"]
+    for tool, target in ((None, "torchrun"), ("fsdp2", "fsdp2")):
+        made = export_text(searched(replace(asked, tool=tool)), target)
+        assert "2 bytes more for each parameter that a rank stores" in " ".join(made.remarks)
+        assert target == "torchrun" or "DTYPE, REDUCE = torch.bfloat16, torch.bfloat16" in made.text
+
+
 def test_layers_that_no_style_splits_are_told() -> None:
     with pytest.raises(InputError, match="split in pairs evenly"):
         plan_model(replace(ASKED, model="gpt2-xl", tool="hf"))

@@ -43,7 +43,8 @@ def plan_precision(plan: Plan) -> Precision:
     working: torch.dtype = getattr(torch, load["dtype"])
     masters = str(load["optimizer"]).endswith("-fp32") or load.get("precision") == "mixed"
     stored = torch.float32 if masters and working.itemsize < 4 else working
-    return Precision(stored, working, getattr(torch, load.get("gradient_dtype") or "", stored))
+    summed: torch.dtype = getattr(torch, load.get("gradients") or "", stored)
+    return Precision(stored, working, max(summed, working, key=lambda dtype: dtype.itemsize))
 
 
 def torch_placements(placements: Placements) -> tuple[placement_types.Placement, ...]:

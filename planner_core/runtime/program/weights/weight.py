@@ -130,6 +130,8 @@ class Weight:
     def publish(self, gradient: torch.Tensor) -> None:
         """Add a reduced gradient to the parameter's gradient, and run the parameter's own hooks."""
         current, param = self.parameter.grad, self.parameter
+        # Gradients may be summed in 16 bits; torch's optimizers take them in the dtype of the master weight, as FSDP2 hands them on.
+        gradient = gradient.to(param.dtype)
         if isinstance(current, DTensor) and isinstance(param, PlanTensor):
             param.grad = convert_like(current, param)  # of a term of the loop, as a penalty
         local_gradient = self.gradient
