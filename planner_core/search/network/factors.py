@@ -27,22 +27,18 @@ class Costs:
     tables of DeepSeek-V4, which are most of what planning holds, and as much of the work to select and to weigh them.
     """
 
-    __slots__ = ("components", "rows")
+    __slots__ = ("components", "flat", "rows")
 
     def __init__(self, components: Ints, rows: Floats) -> None:
         self.components, self.rows = components, rows
+        # With one dim for all entries. Not -1: of a table that costs nothing no row is stored, and numpy cannot tell its entries.
+        self.flat = rows.reshape(len(components), math.prod(rows.shape[1:]))
 
     @staticmethod
     def of(dense: Floats) -> Costs:
         """Return the costs of an array with every component."""
         used = np.flatnonzero(dense.reshape(NUM_COMPONENTS, -1).any(axis=1))
         return Costs(used, dense[used])
-
-    @property
-    def flat(self) -> Floats:
-        """[stored component, entry]: the rows with one dim for all entries."""
-        # Not -1: of a table that costs nothing no row is stored, and numpy cannot tell how many entries none has.
-        return self.rows.reshape(len(self.components), math.prod(self.rows.shape[1:]))
 
     def dense(self) -> Floats:
         """[component, ...]: a new array with every component."""
@@ -191,7 +187,7 @@ class TablePool:
     def weighted(self, number: int, weights: Floats) -> Floats:
         """[entry]: the costs of a table weighted with `weights` [component]; infinite where an entry is impossible."""
         f = self.tables[number]
-        return np.asarray(f.costs.weighted(weights) + f.barrier).ravel()
+        return np.asarray(weights[f.costs.components] @ f.costs.flat + f.barrier.ravel())
 
 
 def zero_costs(*shape: int) -> Floats:
