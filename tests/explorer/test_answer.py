@@ -39,14 +39,6 @@ def shown(result: Result) -> tuple[step_parts.RoundedSteps, dict[str, Plan], str
     return step_parts.round_steps(parts, best), plans, best
 
 
-def test_the_parts_of_every_step_add_up_to_it(result: Result) -> None:
-    for plan in result.plans:
-        parts = step_parts.split_step(plan, result.graph, result.coarse)
-        assert set(parts) == set(step_parts.PARTS)
-        assert all(seconds >= -1e-12 for seconds in parts.values())
-        assert sum(parts.values()) == pytest.approx(plan.cost.step_time_s, rel=1e-9)
-
-
 def test_recomputation_is_a_part_of_its_own() -> None:
     plain, again = (planned(Request("gpt2-xl", cluster="1x8-h100", layers=4, recompute=r)) for r in ("none", "full"))
     for result, recomputes in ((plain, False), (again, True)):

@@ -11,10 +11,9 @@ import pytest
 
 from explorer.address import parse, pins, settings
 from explorer.address.settings import Unreadable
-from explorer.analysis import breakdown as parts
 from explorer.analysis import candidate_marks as marks
 from explorer.figures import scatter
-from explorer.figures.palette import LIGHT, MEMORY_KINDS
+from explorer.figures.palette import LIGHT
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import state
 from planner_core.planning.pipeline import Result
@@ -198,9 +197,6 @@ def test_changes_of_the_cluster_reach_the_request() -> None:
     )
 
 
-# --- the weight table ----------------------------------------------------------------------------------
-
-
 # --- the shelf -------------------------------------------------------------------------------------------
 
 
@@ -244,18 +240,3 @@ def test_what_is_stopped_leaves_nothing_behind() -> None:
     with pytest.raises(Stopped):
         shelf.get("a", stop)
     assert shelf.get("a", lambda: 3) == 3
-
-
-# --- what a number opens to ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.slow(but=("none",))
-def test_the_parts_add_up_to_the_numbers(recompute: str) -> None:
-    found = planned(Request("llama-3-8b", recompute=recompute))
-    for plan in found.plans:
-        work, waits = parts.op_times(plan, found.graph), parts.exposed_waits(plan, found.graph)
-        assert sum(w.total_s for w in work) == pytest.approx(plan.cost.compute_time_s)
-        assert sum(w.seconds for w in waits) == pytest.approx(plan.cost.exposed_comm_time_s)
-        memory = plan.cost.memory_bytes
-        assert sum(memory[k] for k in MEMORY_KINDS) == memory["peak"]

@@ -198,6 +198,8 @@ def test_every_page_of_plans_can_show_the_setup(page: str) -> None:
     assert at.session_state["values"]["plan"] == setups.PLAN_ID
     if page == "overview":
         assert any(m.value.startswith("ZeRO\\-1 8") and " takes " in m.value for m in at.markdown)
+        row = next(r for r in table(at) if r["what"].startswith("our current setup"))
+        assert row["name"].startswith("ZeRO-1 8") and "2 micro-batches, full recomputation" in row["what"]
     if page == "plans":
         assert "### ZeRO\\-1 8" in [m.value for m in at.markdown]
     if page == "compare":  # its messages stand beside those of the strongest rival

@@ -732,13 +732,6 @@ def test_python_source(tmp_path, capsys):
 # --- every workload --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["llama-3-8b", "gpt2-xl", "t5-large", "mixtral-8x7b"])
-@pytest.mark.slow(only=("llama-3-8b",))
-def test_symbolic_at_a_fourth_point(name):
-    data = merge_symbolic([graph(name, 2, 24), graph(name, 4, 24), graph(name, 2, 48)])
-    assert graph_difference(graph_from_json(data, batch=5, seq=17), graph(name, 5, 17)) is None
-
-
 def test_symbolic_refuses_what_fits_no_form():
     class Squared(nn.Module):
         def __init__(self):

@@ -174,16 +174,6 @@ def test_no_string_stands_by_itself_on_a_page() -> None:
         assert all(isinstance(value, ast.Call) for value in alone), file
 
 
-def test_what_is_run_now_stands_among_the_plans() -> None:
-    at = open_page(
-        "overview", model="gpt2-xl", cluster="1x8-h100", layers="4", setup="dp=8,zero=1,accumulate=2,recompute=full"
-    )
-    assert not at.exception
-    row = next(r for r in table(at) if r["what"].startswith("our current setup"))
-    assert row["name"].startswith("ZeRO-1 8") and "2 micro-batches, full recomputation" in row["what"]
-    assert "our current setup" in words(at)
-
-
 def test_a_tool_bounds_the_search_names_the_plan_and_chooses_the_export() -> None:
     at = open_page("overview", tool="torchtitan", layers="2")
     assert not at.exception
