@@ -32,7 +32,9 @@ def made(make: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize(
+    "address", [pytest.param(a, marks=pytest.mark.lessons) if a == "learn" else a for a in ADDRESSES]
+)
 def test_files_are_made_without_a_session(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     page, query = ADDRESSES[address]
     makers: dict[str, Callable[[], Any]] = {}

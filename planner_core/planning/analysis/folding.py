@@ -9,7 +9,7 @@ from planner_core.ops import CoarseGraph
 from planner_core.search.candidates import weight_matrices
 
 
-def fold_report(coarse: CoarseGraph, min_duplicate: int = 2) -> dict[str, Any]:
+def fold_report(coarse: CoarseGraph) -> dict[str, Any]:
     """The object of `fold --json`: the graph's sizes, each unique block, and what Algorithm 1 does at each depth."""
     graph = coarse.graph
     repeats = graph.num_repeats
@@ -37,7 +37,7 @@ def fold_report(coarse: CoarseGraph, min_duplicate: int = 2) -> dict[str, Any]:
                 for g in s.groups
             ],
         }
-        for s in fold_steps(list_weight_nodes(graph), min_duplicate)
+        for s in fold_steps(list_weight_nodes(graph))
     ]
     return {
         "schema": "shardscope.fold/1",

@@ -53,10 +53,10 @@ class Regret:
         return max(self.lost)
 
 
-def plan_regrets(result: Result, scenarios: Sequence[Scenario] = SCENARIOS) -> list[Regret]:
+def plan_regrets(result: Result) -> list[Regret]:
     """The regret of each plan that fits, in the order of the plans."""
     plans = [p for p in result.plans if p.fits]
-    times = [[_step_seconds(p, result, s) for s in scenarios] for p in plans]
+    times = [[_step_seconds(p, result, s) for s in SCENARIOS] for p in plans]
     # Regret is against the plan that is best in that scenario, which another machine may make another plan.
     least = [min(column) for column in zip(*times, strict=True)]
     return [

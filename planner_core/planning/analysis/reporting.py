@@ -321,7 +321,7 @@ def _proven_mark(plan: Plan) -> str:
     return "yes" if plan.optimal else "a tie" if leads_by_simplicity(plan) else "no"
 
 
-def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget | None = None) -> str:
+def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget | None) -> str:
     """One line per plan. Waits for the host, and the bubble of plans with stages, are columns where a plan has them."""
     staged, waits = any(p.pipeline for p in plans), any(p.cost.host_wait_s for p in plans)
     columns = ["step", "from", "to", "tokens/s/GPU", "MFU %", "compute", *["host wait"] * waits, "exposed comm"]

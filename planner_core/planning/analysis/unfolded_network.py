@@ -43,9 +43,7 @@ def network_json(planner: Planner) -> dict[str, Any]:
     return data
 
 
-def relaxed_objective(
-    problem: Problem, kind: str, found: Assignment | None, prices: tuple[float, float] = (0.0, 0.0)
-) -> Objective:
+def relaxed_objective(problem: Problem, kind: str, found: Assignment | None, prices: tuple[float, float]) -> Objective:
     """The objective as a plain sum: at the shares that suit an assignment best, and at `prices` of memory."""
     # At fixed shares the maxima are sums, which any solver of sums can minimise; at the best shares their least sum is the bound.
     free = make_objective(problem, kind)

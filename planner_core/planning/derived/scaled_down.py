@@ -58,7 +58,7 @@ def small_mesh(mesh: DeviceMesh, ranks: int) -> DeviceMesh:
     return DeviceMesh(mesh.axis_names, tuple(sizes))
 
 
-def retarget_plan(plan: Plan, graph: Graph, model: CostModel, pipeline: Pipeline | None = None) -> Plan:
+def retarget_plan(plan: Plan, graph: Graph, model: CostModel, pipeline: Pipeline | None) -> Plan:
     """`plan` on another graph of the same architecture, and on another mesh with the same axes; with `pipeline` in these stages. Raises
     InputError if the plan lacks an operator of the graph, or if a tensor cannot be sharded evenly."""
     blocks = _Retargeting(plan, graph, model).blocks()

@@ -72,10 +72,10 @@ DERIVED = frozenset({"out_features", "out_indices", "stage_names", "hybrid_layer
 """Fields that a config computes from its depth. A config of stages keeps its stages, and so the features that are asked for."""
 
 
-def shrink_config(config: Mapping[str, Any], layers: int = 2) -> dict[str, Any]:
-    """A config of the same architecture that is small enough for a few CPU processes: width 64, 8 heads, `layers` layers, or more if
-    it has more kinds of layers."""
-    return _SmallForm().of(config, layers)
+def shrink_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config of the same architecture that is small enough for a few CPU processes: width 64, 8 heads, 2 layers, or more if it has more
+    kinds of layers."""
+    return next(shrunk_configs(config))
 
 
 def shrunk_configs(config: Mapping[str, Any], layers: int = 2, seq: int = 0) -> Iterator[dict[str, Any]]:
