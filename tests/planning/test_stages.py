@@ -87,9 +87,10 @@ BOUND_GAPS = {
         ("dp=2,tp=2,pp=4,schedule=zb", 16, 0.0),
         ("dp=4,tp=1,pp=4,schedule=gpipe", 8, 0.0),
         ("dp=4,tp=1,pp=4,schedule=gpipe", 16, 0.0),
-        ("dp=4,tp=1,pp=4,vp=3,schedule=interleaved", 8, 3.395),
-        ("dp=4,tp=1,pp=4,vp=3,schedule=interleaved", 16, 1.932),
+        ("dp=4,tp=1,pp=4,vp=3,schedule=interleaved", 8, 0.0),
+        ("dp=4,tp=1,pp=4,vp=3,schedule=interleaved", 16, 0.0),
     ],
+    "mixtral-8x7b": [("dp=4,tp=1,pp=4,vp=2,schedule=zbv", 8, 0.51)],
     "t5-large": [
         ("dp=4,tp=2,pp=2,zero=1", 8, 0.0),
         ("dp=2,tp=1,pp=8,zero=1", 16, 0.0),
@@ -205,7 +206,7 @@ def test_stages_share_the_work_of_pricing_a_copy(monkeypatch: pytest.MonkeyPatch
     assert costs == plan.cost.pipeline.stages
     assert walked[label] == priced[label] == 1 < priced[""]
     bound_s(plan.pipeline, costs, 8)
-    assert 2 < len(orders) == orders.total() <= 5
+    assert 2 < len(orders) <= 5 and orders.total() <= len(orders) + 2  # the first and the slowest rank together too
 
 
 def test_an_interleaved_cut_is_refused_by_the_bound_of_its_price() -> None:
@@ -225,7 +226,8 @@ def test_an_interleaved_cut_is_refused_by_the_bound_of_its_price() -> None:
     plan = priced.plan()
     price = plan.cost.pipeline
     assert price is not None
-    assert (priced.bound_s, priced.memory_bytes) == (price.bound_s, plan.cost.memory_bytes)
+    assert priced.bound_s == pytest.approx(price.bound_s, rel=1e-12)  # the bound and the step are one, but for rounding
+    assert priced.memory_bytes == plan.cost.memory_bytes
     assert plan.cost == price_pipeline(
         plan.blocks, planner.graph, priced.pipeline, model, ops_at_the_ends(planner.coarse)
     )

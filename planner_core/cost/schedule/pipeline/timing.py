@@ -19,8 +19,9 @@ start_r: forwards and sends of the stages before the rank's first one, or the ga
 those stages, and what is done once a step on the first rank; or what is done once a step on r, if that takes longer. Where gradients of
 weights are apart, nothing need follow a rank's own work but what it does once a step.
 
-The *bound* adds what one rank waits for. Let all other ranks take any number of micro-batches at once: then only this rank's order, and
-the way of a micro-batch through the other stages, are left, and no real rank is quicker. Example: `1f1b` on 4 ranks, a way of 1.6 s there
+The *bound* adds what one rank waits for, or the first and the slowest of the others together. Let all other ranks take any number of
+micro-batches at once: then only this rank's order, and the way of a micro-batch through the other stages, are left, and no real rank is
+quicker. Example: `1f1b` on 4 ranks, a way of 1.6 s there
 and back, 0.25 s of work on rank 0. It has at most 4 micro-batches on their way, so it does 4 of them, 1 s of work, in 1.6 s.
 
 Steps of many micro-batches are *folded*. Behind its first forwards a rank of `1f1b` or `interleaved` repeats pairs of a forward and a
@@ -111,7 +112,7 @@ def _without_host(cost: StageCost) -> StageCost:
 
 
 def _folded_run(
-    pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int, alone: int | None = None
+    pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int, alone: tuple[int, ...] = ()
 ) -> _PipelineRun:
     """Simulate a step as far as it differs from one period to the next."""
     check_micro_batches(pipeline, micro_batches)
@@ -132,10 +133,10 @@ def _folded_run(
 class _PipelineRun:
     """The state of a simulated step: when each rank is free, and when what a piece of work waits for is there.
 
-    `alone`: the one rank that is simulated; the others take every micro-batch at once. None: all ranks are."""
+    `alone`: the ranks that are simulated, the first of them first; the others take every micro-batch at once. Empty: all ranks are."""
 
     def __init__(
-        self, pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int, alone: int | None = None
+        self, pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int, alone: tuple[int, ...] = ()
     ) -> None:
         self.pipeline, self.stages, self.micro_batches = pipeline, stages, micro_batches
         self.free = [0.0] * pipeline.ranks
@@ -143,7 +144,7 @@ class _PipelineRun:
         self.gathered = [0.0] * pipeline.ranks  # when the weights of a rank's stages so far are there
         self.summed = [0.0] * pipeline.ranks  # when the gradients of a rank's stages so far are summed
         check_micro_batches(pipeline, micro_batches)
-        simulated = range(pipeline.ranks) if alone is None else (alone,)
+        simulated = alone or range(pipeline.ranks)
         self.orders = {rank: work_columns(pipeline, rank, micro_batches) for rank in simulated}
         # The begin and the end of each pass of a rank's order that has run.
         self.starts: dict[int, list[float]] = {rank: [] for rank in simulated}
@@ -155,9 +156,9 @@ class _PipelineRun:
         mine = [stage for rank in simulated for stage in pipeline.stages_of(rank)]
         self.host = {(k, what): s for k in mine for what, s in _host_seconds(stages[k]).items()}
         self.hops = {(k, forward): self._hop(k, forward) for k in mine for forward in (True, False)}
-        before = stages[: alone or 0]
+        before = stages[: simulated[0]]
         # By stage, whether it is a forward, and micro-batch: when what the pass waits for is there.
-        self.there = {(alone or 0, True, k): there for k, there in enumerate(_arrivals_s(before, micro_batches))}
+        self.there = {(simulated[0], True, k): there for k, there in enumerate(_arrivals_s(before, micro_batches))}
         self.arrival_pace_s = max((max(c.forward_s, c.host_forward_s) for c in before), default=0.0)
 
     def run(self) -> None:
@@ -334,8 +335,15 @@ def bound_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int)
     # A rank alone takes as long as its part of a simulated step, so only a few are. Ranks in front wait longest for a micro-batch to come
     # back, those behind until they begin; a rank with most work sets the pace.
     last = pipeline.ranks - 1
-    alone = {0, 1, last // 2, last, by_rank.index(max(by_rank))}
-    return max(*by_rank, *(_seconds_alone(pipeline, stages, micro_batches, rank) for rank in alone))
+    alone = {
+        rank: _seconds_of_ranks(pipeline, stages, micro_batches, (rank,))
+        for rank in {0, 1, last // 2, last, by_rank.index(max(by_rank))}
+    }
+    # A rank behind waits for what the first one sends, and that works off its other stages in turn. Example: 32 copies in 12 stages on 4
+    # ranks, 3 in each of the first 8 stages. The last rank alone takes 3.3 % less than the step, and both together take all of it.
+    slowest = max((rank for rank in alone if rank), key=lambda rank: alone[rank])
+    together = _seconds_of_ranks(pipeline, stages, micro_batches, (0, slowest))
+    return max(*by_rank, *alone.values(), together)
 
 
 def closed_form_by_rank(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> list[float]:
@@ -357,15 +365,17 @@ def closed_form_by_rank(pipeline: Pipeline, stages: Sequence[StageCost], micro_b
     return found
 
 
-def _seconds_alone(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int, rank: int) -> float:
-    """Seconds of a step in which only one rank has to do one pass after the other."""
-    run = _folded_run(pipeline, stages, micro_batches, rank)
-    end = run.end_of(rank)
-    if rank:
+def _seconds_of_ranks(
+    pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int, ranks: tuple[int, ...]
+) -> float:
+    """Seconds of a step in which only these ranks have to do one pass after the other."""
+    run = _folded_run(pipeline, stages, micro_batches, ranks)
+    end = max(map(run.end_of, ranks))
+    if ranks[0]:
         # The gradients of every micro-batch still go back to the first stage. That then has its own weights' gradients, sums and updates.
-        first = pipeline.stages_of(rank)[0]
-        order = run.orders[rank]
-        passes = zip(order.stages, order.passes, run.ends[rank], strict=True)
+        first = pipeline.stages_of(ranks[0])[0]
+        order = run.orders[ranks[0]]
+        passes = zip(order.stages, order.passes, run.ends[ranks[0]], strict=True)
         back = run.skipped_s + max(end for stage, what, end in passes if stage == first and what is not Pass.WEIGHT)
         once_s = sum(stages[s].step_s for s in pipeline.stages_of(0))
         weights_s = stages[0].weight_s if pipeline.schedule in SPLIT else 0.0
