@@ -375,45 +375,72 @@ def even(op: Op, values: Sequence[Value], chosen: Sequence[Row], sizes: Sequence
     )
 
 
+class Trial:
+    """A case cut for the ranks of a mesh by these rows: what each rank is given, and what all of them together must make."""
+
+    def __init__(self, case: Case, chosen: Sequence[Row], sizes: tuple[int, ...]) -> None:
+        torch.default_generator.manual_seed(0)  # `torch.manual_seed` notes the call stack for GPUs to come
+        self.case, self.chosen, self.sizes = case, tuple(chosen), sizes
+        self.op, self.values = case.op()
+        whole = [t.detach().clone().requires_grad_(self.values[i].grad) for i, t in enumerate(case.tensors)]
+        self.want = case.call([t.clone() for t in whole])
+        fed = {i: torch.randn_like(o) for i, o in enumerate(self.want) if o.requires_grad}
+        self.wrt = [i for i, t in enumerate(whole) if t.requires_grad] if fed else []
+        self.true_gradients = gradients(self.want, fed, [whole[i] for i in self.wrt])
+        self.segments = [
+            {
+                d.dim: s
+                for r in chosen
+                for j, s in r.segments.items()
+                if j == i and isinstance(d := r.inputs[i][0], Shard)
+            }
+            for i in range(len(whole))
+        ]
+        self.operands: dict[Rank, list[torch.Tensor]] = {k: [] for k in itertools.product(*map(range, sizes))}
+        for i, t in enumerate(whole):
+            for rank, piece in cut(t.detach(), [r.inputs[i][0] for r in chosen], sizes, self.segments[i]).items():
+                self.operands[rank].append(piece.clone().requires_grad_(self.values[i].grad))
+        self.fed = {i: cut(g, [r.outputs[i][1] for r in chosen], sizes, {}) for i, g in fed.items()}
+        """By result: the piece of its gradient that each rank is fed."""
+
+    def check_results(self, made: dict[Rank, list[torch.Tensor]]) -> str:
+        """What is wrong with the results of all ranks."""
+        for i, o in enumerate(self.want):
+            placements = [r.outputs[i][0] for r in self.chosen]
+            if problem := differs({k: v[i] for k, v in made.items()}, placements, self.sizes, {}, o):
+                return f"result {i}: {problem}"
+        return ""
+
+    def check_gradients(self, found: dict[Rank, Sequence[torch.Tensor | None]]) -> str:
+        """What is wrong with the gradients of the operands `wrt`, of which None is a gradient of zeros."""
+        for n, i in enumerate(self.wrt):
+            pieces = {k: torch.zeros_like(self.operands[k][i]) if g[n] is None else g[n] for k, g in found.items()}
+            placements = [r.inputs[i][1] for r in self.chosen]
+            if problem := differs(pieces, placements, self.sizes, self.segments[i], self.true_gradients[n]):  # type: ignore[arg-type]
+                return f"gradient of operand {i}: {problem}"
+        return ""
+
+
 def judge(case: Case, chosen: tuple[Row, ...], sizes: tuple[int, ...]) -> str:
     """What is wrong with running `case` by these rows; empty: nothing."""
-    torch.default_generator.manual_seed(0)  # `torch.manual_seed` notes the call stack for GPUs to come
-    op, values = case.op()
-    whole = [t.detach().clone().requires_grad_(values[i].grad) for i, t in enumerate(case.tensors)]
-    want = case.call([t.clone() for t in whole])
-    grads_in = {i: torch.randn_like(o) for i, o in enumerate(want) if o.requires_grad}
-    wrt = [i for i, t in enumerate(whole) if t.requires_grad] if grads_in else []
-    true_grads = gradients(want, grads_in, [whole[i] for i in wrt])
-    segments = [
-        {d.dim: s for r in chosen for j, s in r.segments.items() if j == i and isinstance(d := r.inputs[i][0], Shard)}
-        for i in range(len(whole))
-    ]
-    operands: dict[Rank, list[torch.Tensor]] = {k: [] for k in itertools.product(*map(range, sizes))}
-    for i, t in enumerate(whole):
-        for rank, piece in cut(t.detach(), [r.inputs[i][0] for r in chosen], sizes, segments[i]).items():
-            operands[rank].append(piece.clone().requires_grad_(values[i].grad))
-    world = World(case, op, values, chosen, sizes, {k: [t.clone() for t in v] for k, v in operands.items()})
+    trial = Trial(case, chosen, sizes)
+    given = {k: [t.clone() for t in v] for k, v in trial.operands.items()}
+    world = World(case, trial.op, trial.values, chosen, sizes, given)
     try:
-        made = {rank: world.run(rank) for rank in operands}
+        made = {rank: world.run(rank) for rank in trial.operands}
     except (RuntimeError, ValueError, IndexError) as error:
         return f"the pieces do not run: {error}"
-    fed = {i: cut(g, [r.outputs[i][1] for r in chosen], sizes, {}) for i, g in grads_in.items()}
-    for i, o in enumerate(want):
-        problem = differs({k: v[i] for k, v in made.items()}, [r.outputs[i][0] for r in chosen], sizes, {}, o)
-        if problem:
-            return f"result {i}: {problem}"
-    if not wrt:
-        return ""
-    total: torch.Tensor = sum((made[k][i] * fed[i][k].conj()).sum().real for k in made for i in grads_in)
-    flat = [operands[k][i] for k in operands for i in wrt]
-    local = torch.autograd.grad(total, flat, allow_unused=True)
-    found = dict(zip(((k, i) for k in operands for i in wrt), local, strict=True))
-    for i, g in zip(wrt, true_grads, strict=True):
-        pieces = {k: torch.zeros_like(operands[k][i]) if found[k, i] is None else found[k, i] for k in operands}
-        problem = differs(pieces, [r.inputs[i][1] for r in chosen], sizes, segments[i], g)
-        if problem:
-            return f"gradient of operand {i}: {problem}"
-    return ""
+    problem = trial.check_results(made)
+    if problem or not trial.wrt:
+        return problem
+    total: torch.Tensor = sum(
+        (made[k][i] * pieces[k].conj()).sum().real for k in made for i, pieces in trial.fed.items()
+    )
+    # In one pass over all ranks, since the interpreter lets a rank read what others hold.
+    local = iter(
+        torch.autograd.grad(total, [v[i] for v in trial.operands.values() for i in trial.wrt], allow_unused=True)
+    )
+    return trial.check_gradients({k: [next(local) for _ in trial.wrt] for k in trial.operands})
 
 
 def gradients(outs: list[torch.Tensor], fed: dict[int, torch.Tensor], wrt: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from planner_core.core import Edge, Placement, R, Shard, SitePlan, State
+from planner_core.core import Edge, Placement, R, SitePlan, State
 from planner_core.ops import Row
 from planner_core.runtime.program import names
 from planner_core.runtime.record import Ref, Tape, TapeCall, TapeTensor
@@ -24,7 +24,7 @@ from planner_core.runtime.record.tape import COMPUTED, INPUT
 from planner_core.runtime.write import operators
 from planner_core.runtime.write.placed_tape import PlannedTape
 from planner_core.runtime.write.syntax import path
-from tests.support.operators.judge import Case, Rank, cut, differs, gradients, put, results
+from tests.support.operators.judge import Case, Rank, Trial, put, results
 
 SECONDS = 20.0
 """How long a rank waits for the others: one that fails leaves them waiting."""
@@ -87,21 +87,9 @@ class ThreadAxis:
 
 def judge_local(case: Case, chosen: Sequence[Row], sizes: tuple[int, ...]) -> str:
     """What is wrong with the runtime's way to run `case` by these rows; empty: nothing."""
-    torch.default_generator.manual_seed(0)  # `torch.manual_seed` notes the call stack for GPUs to come
-    op, values = case.op()
-    count = len(op.inputs)
-    whole = [t.detach().clone().requires_grad_(values[i].grad) for i, t in enumerate(case.tensors)]
-    want = case.call([t.clone() for t in whole])
-    fed = {i: torch.randn_like(o) for i, o in enumerate(want) if o.requires_grad}
-    wrt = [i for i, t in enumerate(whole) if t.requires_grad] if fed else []
-    true = gradients(want, fed, [whole[i] for i in wrt])
-    segments = [
-        {p.dim: s for r in chosen for j, s in r.segments.items() if j == i and isinstance(p := r.inputs[i][0], Shard)}
-        for i in range(count)
-    ]
-    given = [cut(t.detach(), [r.inputs[i][0] for r in chosen], sizes, segments[i]) for i, t in enumerate(whole)]
-    back = {i: cut(g, [r.outputs[i][1] for r in chosen], sizes, {}) for i, g in fed.items()}
-    text, objects = _written(case, op.fn, want, _row(chosen, count, len(op.outputs)), sizes)
+    trial = Trial(case, chosen, sizes)
+    row = _row(chosen, len(trial.op.inputs), len(trial.op.outputs))
+    text, objects = _written(case, trial.op.fn, trial.want, row, sizes)
     meetings = {
         (axis, others): Meeting(threading.Barrier(sizes[axis]), [None] * sizes[axis])
         for axis in range(len(sizes))
@@ -109,36 +97,19 @@ def judge_local(case: Case, chosen: Sequence[Row], sizes: tuple[int, ...]) -> st
     }
 
     def run(rank: Rank) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-        mine = [piece[rank].clone().requires_grad_(values[i].grad) for i, piece in enumerate(given)]
         axes = {f"AXIS{a}": ThreadAxis(sizes, rank, a, meetings) for a in range(len(sizes))}
-        operands = {f"x{i}": t.clone() for i, t in enumerate(mine)}
+        operands = {f"x{i}": t.clone() for i, t in enumerate(trial.operands[rank])}
         made = results(eval(text, {**objects, **axes, **operands}))
-        live = [i for i in fed if made[i].requires_grad]
-        found = (
-            torch.autograd.grad(
-                [made[i] for i in live], [mine[i] for i in wrt], [back[i][rank] for i in live], allow_unused=True
-            )
-            if wrt
-            else ()
-        )
-        return made, list(found)
+        if not trial.wrt:
+            return made, []
+        live = [i for i in trial.fed if made[i].requires_grad]
+        leaves, fed = [trial.operands[rank][i] for i in trial.wrt], [trial.fed[i][rank] for i in live]
+        return made, list(torch.autograd.grad([made[i] for i in live], leaves, fed, allow_unused=True))
 
-    ranks = list(itertools.product(*map(range, sizes)))
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        by_rank = dict(zip(ranks, pool.map(run, ranks), strict=True))
-    for i, o in enumerate(want):
-        problem = differs(
-            {k: made[i] for k, (made, _) in by_rank.items()}, [r.outputs[i][0] for r in chosen], sizes, {}, o
-        )
-        if problem:
-            return f"result {i}: {problem}"
-    for n, i in enumerate(wrt):
-        zero = {k: torch.zeros_like(given[i][k]) for k in ranks}
-        pieces = {k: zero[k] if g[n] is None else g[n] for k, (_, g) in by_rank.items()}
-        problem = differs(pieces, [r.inputs[i][1] for r in chosen], sizes, segments[i], true[n])  # type: ignore[arg-type]
-        if problem:
-            return f"gradient of operand {i}: {problem}"
-    return ""
+    with ThreadPoolExecutor(len(trial.operands)) as pool:
+        by_rank = dict(zip(trial.operands, pool.map(run, trial.operands), strict=True))
+    problem = trial.check_results({k: made for k, (made, _) in by_rank.items()})
+    return problem or trial.check_gradients({k: found for k, (_, found) in by_rank.items()})
 
 
 def _written(
