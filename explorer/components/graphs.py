@@ -13,52 +13,42 @@ from explorer.graph import loads, overlay
 from explorer.graph import scene as graph_view
 from explorer.graph import scene_json as graph_json
 from explorer.graph.stripes import node_stages, node_stripes
+from explorer.jobs.result_cache import ResultCache
 from explorer.session import current_setup, state
 from planner_core.core import Plan
 from planner_core.planning import Request, Result
 
+_CANVASES: ResultCache[tuple[Request, Request, str, tuple[str, ...], str], dict[str, Any]] = ResultCache(128)
+_SCENES: ResultCache[Request, dict[str, Any]] = ResultCache(24)
+
 
 def graph_data(result: Result, plan_id: str, plan: Plan, edit: tuple[str, ...], show: str) -> dict[str, Any]:
     """Return what the component draws: the same object for every run that changes neither model nor plan."""
-    return _canvas(
-        result.request,
-        current_setup.result_of(plan_id, result).request,
-        plan_id,
-        edit,
-        show,
-        plan,
-        current_setup.result_of(plan_id, result),
-    )
+    home = current_setup.result_of(plan_id, result)
+    key = result.request, home.request, plan_id, edit, show
+    return _CANVASES.get(key, lambda: _draw_canvas(result.request, show, plan, home))
 
 
-@st.cache_resource(max_entries=128, show_spinner=False)
-def _canvas(
-    request: Request, home: Request, plan_id: str, edit: tuple[str, ...], show: str, _plan: Plan, _home: Result
-) -> dict[str, Any]:
+def _draw_canvas(request: Request, show: str, plan: Plan, home: Result) -> dict[str, Any]:
     """`request` is drawn, `home` is what the plan answers."""
     drawing = state.model_drawing(request)
     more: dict[str, Any] = {"messages": {}}
     if show in ("memory", "flops"):
-        more |= loads.to_json(loads.node_loads(_plan, drawing, _home.graph))
+        more |= loads.to_json(loads.node_loads(plan, drawing, home.graph))
     if show in ("forward", "backward"):
-        more["messages"] = overlay.node_messages(_plan, drawing, _home.graph)
+        more["messages"] = overlay.node_messages(plan, drawing, home.graph)
     return {
         "key": f"{hash(request)}",
-        "scene": _scene(request),
+        "scene": _SCENES.get(request, lambda: graph_json.to_json(drawing)),
         "devices": DEVICES,
         "overlay": {
-            "split": node_stripes(_plan, drawing),
-            "stages": node_stages(_plan, drawing),
+            "split": node_stripes(plan, drawing),
+            "stages": node_stages(plan, drawing),
             **more,
-            "words": overlay.overlay_legends(_plan),
+            "words": overlay.overlay_legends(plan),
         },
-        "bare": overlay.nodes_without_rule(drawing, _home.unknown_ops),
+        "bare": overlay.nodes_without_rule(drawing, home.unknown_ops),
     }
-
-
-@st.cache_resource(max_entries=24, show_spinner=False)
-def _scene(request: Request) -> dict[str, Any]:
-    return graph_json.to_json(state.model_drawing(request))
 
 
 MIN_SCALE = 0.72

@@ -260,10 +260,12 @@ def known_result(request: Request) -> Result | None:
     return _plans().peek(request)
 
 
-@st.cache_resource(max_entries=CACHED_RESULTS, show_spinner=False)
+_DRAWINGS: ResultCache[Request, Scene] = ResultCache(CACHED_RESULTS)
+
+
 def model_drawing(request: Request) -> Scene:
     """Return the drawing of the request's model by its modules, laid out once."""
-    return build_scene(group_by_module(plan_request(request).coarse), brief=True)
+    return _DRAWINGS.get(request, lambda: build_scene(group_by_module(plan_request(request).coarse), brief=True))
 
 
 def uploaded_graph(request: Request, progress: Progress | None = None) -> Any:

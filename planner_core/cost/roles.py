@@ -15,6 +15,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from planner_core.core import BlockPlan, DeviceMesh, P, Plan, Shard, SitePlan
 from planner_core.ops import Kind, operator
@@ -102,9 +103,15 @@ def _weights_used_in_shards(blocks: Mapping[str, BlockPlan], axis: int) -> Itera
 def _sites(block: BlockPlan, kind: Kind) -> Iterator[tuple[str, SitePlan]]:
     """The operators of a kind, each with the module that calls it: `mlp.experts/moe_experts.1` is called by `mlp.experts`."""
     for name, site in block.sites.items():
-        module, _, fn = name.rpartition("/")
-        if operator(re.sub(r"\.\d+$", "", fn)).kind is kind:
-            yield re.sub(r"@\d+", "", module), site
+        of, module = _kind_and_module(name)
+        if of is kind:
+            yield module, site
+
+
+@lru_cache(maxsize=4096)
+def _kind_and_module(site: str) -> tuple[Kind, str]:
+    module, _, fn = site.rpartition("/")
+    return operator(re.sub(r"\.\d+$", "", fn)).kind, re.sub(r"@\d+", "", module)
 
 
 def _weight_role(blocks: Mapping[str, BlockPlan], axis: int) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 from collections import Counter
+from functools import lru_cache
+from typing import Any
 
 import streamlit as st
 
@@ -13,13 +15,14 @@ from explorer.figures.weight_picture import weight_picture
 from explorer.graph import overlay
 from explorer.graph import scene as graph_view
 from explorer.graph.stripes import largest_weight, split_of
+from explorer.jobs.result_cache import ResultCache
 from explorer.session import current_setup, state
 from explorer.text import recipe, units
 from planner_core.core import Plan
 from planner_core.models import fold
 from planner_core.planning import Request, Result
 
-MAX_CACHED = 64
+_MESSAGES: ResultCache[tuple[Request, str, tuple[str, ...]], dict[str, list[dict[str, Any]]]] = ResultCache(64)
 DONE = {
     "all_gather": "gathered on every GPU",
     "all_reduce": "summed, the sum on every GPU",
@@ -67,7 +70,7 @@ def _show_block(result: Result, drawing: graph_view.Scene, node: graph_view.Node
             break
 
 
-@st.cache_data(max_entries=200, show_spinner=False)
+@lru_cache(maxsize=200)
 def why_not_folded(request: Request, prefix: str, other: str) -> list[str]:
     """Say why two calls are not copies of one block; empty where they are."""
     return fold.why_not_folded(state.plan_request(request).graph, prefix, other, limit=2)
@@ -98,17 +101,14 @@ def _show_node(result: Result, drawing: graph_view.Scene, node: graph_view.Node,
             st.warning(frame.escape(problem[:1].upper() + problem[1:] + "."))
 
 
-@st.cache_resource(max_entries=MAX_CACHED, show_spinner=False)
-def _messages(
-    request: Request, plan_id: str, edit: tuple[str, ...], _plan: Plan, _home: Result
-) -> dict[str, list[dict[str, object]]]:
-    return overlay.node_messages(_plan, state.model_drawing(request), _home.graph)
-
-
 def _describe_traffic(result: Result, node: graph_view.Node, plan_id: str, plan: Plan) -> list[str]:
     """Say for each phase of a step what one copy of the node sends."""
     home = current_setup.result_of(plan_id, result)
-    messages = _messages(result.request, plan_id, state.edit_of(plan_id), plan, home).get(node.id, [])
+    key = result.request, plan_id, state.edit_of(plan_id)
+    sent_by_node = _MESSAGES.get(
+        key, lambda: overlay.node_messages(plan, state.model_drawing(result.request), home.graph)
+    )
+    messages = sent_by_node.get(node.id, [])
     by_phase: dict[str, list[str]] = {}
     for m in messages:
         sent = f"{m['text']} {DONE[str(m['kind'])]} ({m['kind']} over {m['axis']})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -11,6 +12,7 @@ from explorer.address import settings, setups
 from explorer.analysis import step_parts
 from explorer.analysis.shortlist import ListedPlan
 from explorer.components import frame
+from explorer.jobs.result_cache import ResultCache
 from explorer.session import current_setup, state
 from explorer.text import glossary, recipe, spending, units, words
 from planner_core.core import Plan
@@ -36,22 +38,16 @@ Parts = Mapping[str, float]
 """Seconds of a step by what they go to."""
 
 
-@st.cache_resource(max_entries=256, show_spinner=False)
-def _cached_parts(
-    request: Request, plan_id: str, edit: tuple[str, ...], _plan: Plan, _home: Result
-) -> dict[str, float]:
-    return step_parts.split_step(_plan, _home.graph, _home.coarse)
+# Not Streamlit's caches: they hash a request field by field, 3 ms for each of the nineteen of a visit. It has a hash of its own.
+_PARTS: ResultCache[tuple[Request, str, tuple[str, ...]], dict[str, float]] = ResultCache(256)
+_FLOPS: ResultCache[Request, int] = ResultCache(64)
 
 
 def step_parts_of(plan_id: str, plan: Plan, result: Result) -> dict[str, float]:
     """Return the seconds of a plan's step by what they go to."""
     home = current_setup.result_of(plan_id, result)
-    return _cached_parts(home.request, plan_id, state.edit_of(plan_id), plan, home)
-
-
-@st.cache_resource(max_entries=64, show_spinner=False)
-def _cached_flops(request: Request, _home: Result) -> int:
-    return count_model_flops(_home.graph)
+    key = home.request, plan_id, state.edit_of(plan_id)
+    return _PARTS.get(key, lambda: step_parts.split_step(plan, home.graph, home.coarse))
 
 
 def show_table(result: Result, plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str) -> None:
@@ -82,7 +78,8 @@ def draw_plans(
     rows = []
     for one in listed:
         plan, home = plans[one.name], current_setup.result_of(one.name, result)
-        speed = measure_speed(plan, _cached_flops(home.request, home), home.cluster)
+        flops = _FLOPS.get(home.request, partial(count_model_flops, home.graph))
+        speed = measure_speed(plan, flops, home.cluster)
         cells = [_step_cell(plan, speed, parts[one.name], longest), _traffic_cell(plan, parts[one.name])]
         cells += [_memory_cell(plan, home), *([_speed_cell(speed, home)] if with_speed else [])]
         rows.append({"id": one.name, "name": names[one.name], "what": one.what, "fits": plan.fits, "cells": cells})
