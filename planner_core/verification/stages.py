@@ -234,10 +234,12 @@ def compare_step(plan: Plan, dtype: str) -> dict[str, Any]:
     adamw_step(model)
     parallel.gather_buffers()
     after = {n: parallel.full(w) for n, w in weights.items()} | _stage_statistics(parallel)
+    # The second step must not add to these gradients, which `grads` holds by now.
     for trained in model.parameters():
         trained.grad = None
     args, kwargs, next_batches = _step_and_micro_batches(parallel, turned)
     next_loss = parallel.step(*args, **kwargs)
+    # By the same seed, so that it begins with the weights with which the stages began.
     global_batch = build_whole_model(config, dtype, SEED)[0]
     single = _single_process_loss(global_batch, batches, chance)
     wanted = {n: p.grad for n, p in global_batch.named_parameters() if p.grad is not None}
@@ -283,6 +285,7 @@ def _max_error_over_ranks(
     values: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], floor: float, free: Mapping[str, Any] = {}
 ) -> tuple[float, str]:
     """Return the largest error over all ranks, each of which holds some tensors. One that no rank holds is missing, except `free` ones."""
+    # A weight of another stage is missing here, and no error. So each rank judges what it holds, and all of them see that nothing is left.
     mine = max_error(values, {n: t for n, t in wanted.items() if n in values}, floor)
     every = _gather_objects((mine, list(values)))
     names = {n for _, own in every for n in own}

@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from planner_core.core import Graph, InputError, Plan, load_cluster, plan_to_json
 from planner_core.cost import ranks_work
 from planner_core.models import load_plan_graph
-from planner_core.models.capture import Recorder
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.verification.api import scaled, verify
 from planner_core.verification.fake.pipeline import _run_all_ranks
 from planner_core.verification.processes import run_ranks
 from planner_core.verification.stages import compare_ranks
+from tests.verification.test_forward_passes import counting
 
 
 @cache
@@ -95,13 +94,7 @@ def test_gradients_are_scattered_over_two_axes_inside_stages() -> None:
 
 def _count_recordings(data: dict[str, Any]) -> tuple[int, int]:
     """The passes that are recorded in a fake run of all ranks, and the ranks."""
-    plain, passes = Recorder.run, []
-
-    def run(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
-        passes.append(type(recorder).__name__)
-        return plain(recorder, *args, **kwargs)
-
-    with mock.patch.object(Recorder, "run", run):
+    with counting() as passes:
         ranks = _run_all_ranks(data)
     return len(passes), len(ranks)
 

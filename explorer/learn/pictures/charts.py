@@ -66,6 +66,7 @@ def bars(
     width: float = WIDTH,
 ) -> Drawing:
     """Stacked horizontal bars on one scale, totals at their ends, `limit` as a dashed line with its name."""
+    # Markup cannot measure words before they are shown: a letter of the names is about 7.6 pixels wide, one of the totals 7.4.
     left = 12 + 7.6 * max(len(b.name) for b in items)
     tail = 16 + 7.4 * max(len(shown(b.total) + b.mark) + 2 for b in items)
     span = width - left - tail
@@ -177,6 +178,7 @@ def plot(
 
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
     a, b = math.log10(low), math.log10(high)
+    # If all values are one, the scale has no length, and the value stands at its start.
     return lambda v: start + (math.log10(v) - a) / ((b - a) or 1) * (end - start)
 
 

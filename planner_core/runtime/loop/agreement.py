@@ -233,7 +233,9 @@ class Agreement:
             differing: Mismatches = {}
             for rank in ranks[1:]:
                 theirs = dict(json.loads(_wait_for_key(store, f"{key}/{rank}", rank, timeout_s)))
+                # One rank compares all others with itself and tells them what it found, so that all of them raise, or none.
                 names = (n for n in {**own_values, **theirs} if not _nearly_equal(own_values.get(n), theirs.get(n)))
+                # The lowest rank that differs stays the one that is named.
                 differing = {**dict.fromkeys(names, (rank_here, rank)), **differing}
         except PlanMismatch:
             # With the shorter wait a rank may evaluate alone, which is right as long as forward sends nothing.

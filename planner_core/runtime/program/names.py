@@ -120,6 +120,7 @@ def expect(value: Any, answer: Any, before: Iterable[tuple[torch.Tensor, torch.T
 
 def with_item(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
     """Return a copy of `x` with `x[index] = value`."""
+    # torch writes no tensor on meta into one that has values, so the copy is on meta then, as the value is.
     copy = torch.empty_like(x, device="meta") if isinstance(value, torch.Tensor) and value.is_meta else x.clone()
     copy[index] = value
     return copy

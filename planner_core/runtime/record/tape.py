@@ -148,7 +148,7 @@ def map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
         return tuple(tree)
     if isinstance(tree, (tuple, list)):
         items = [map_leaves(item, change) for item in tree]
-        if hasattr(tree, "_fields"):
+        if hasattr(tree, "_fields"):  # a named tuple takes its fields one by one
             return type(tree)(*items)
         return items if isinstance(tree, list) else tuple(items)
     if isinstance(tree, dict):

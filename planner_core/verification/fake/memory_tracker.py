@@ -106,6 +106,7 @@ class MemoryTracker(TorchDispatchMode):
 
     def add(self, tensor: torch.Tensor, kind: str) -> None:
         """Count a tensor's storage as `kind`, even if it was counted as another kind before."""
+        # A DTensor is a wrapper without memory: what a rank holds is the storage of its local part.
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         storage = local.untyped_storage()
         key = storage_key(storage)
@@ -119,6 +120,7 @@ class MemoryTracker(TorchDispatchMode):
         self._grow(kind, num_bytes)
 
     def _watch(self, storage: torch.UntypedStorage, num_bytes: int, kind: str) -> None:
+        # The callback holds the key alone. If it held the storage, that would never be freed.
         key = storage_key(storage)
         self._known[key] = (num_bytes, kind, weakref.ref(storage, lambda _: self._free(key)))
 
@@ -197,6 +199,7 @@ class MemoryTracker(TorchDispatchMode):
         if key in self._known:
             num_bytes, kind, watch = self._known[key]
             self._grow(kind, -num_bytes)
+            # The entry stays, with no bytes: the storage is there until its last tensor is freed, and `_free` looks for its key then.
             self._known[key] = (0, kind, watch)
 
     def _free(self, key: int) -> None:

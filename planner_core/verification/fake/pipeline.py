@@ -84,6 +84,7 @@ class SharedRecordings:
         record = planned.record
 
         def record_once(frozen: Any, args: Any, kwargs: Any) -> Any:
+            # Not by values: all ranks make their inputs and weights from one seed, so a form and its values belong together.
             leaves, spec = pytree.tree_flatten((args, kwargs))
             forms = tuple((x.shape, x.dtype) if isinstance(x, torch.Tensor) else repr(x) for x in leaves)
             key = str(spec), forms, torch.is_grad_enabled()
