@@ -13,15 +13,15 @@ from planner_core.cost.compute import check_offload, optimizer_bytes
 from planner_core.cost.compute.as_run import attentions_by_kernel, graph_as_run, keeps_other_tensors
 from planner_core.cost.compute.sdpa import MATH, why_math
 from planner_core.cost.model import (
-    PIPE,
     SMALL_BYTES,
     CostModel,
     cost_model,
     cost_model_of,
     pipe_link,
     whole_mesh,
+    workload_of,
 )
-from planner_core.cost.resolved_ops import block_of, local_bytes, split_parts
+from planner_core.cost.resolved_ops import block_of, split_parts
 from planner_core.cost.roles import (
     CONTEXT,
     DATA,
@@ -72,7 +72,6 @@ from planner_core.cost.schedule import (
     stage_memories,
     stage_plans,
     tied_seconds,
-    weight_traffic,
     with_parts,
 )
 from planner_core.cost.step import (
@@ -117,7 +116,6 @@ __all__ = [
     "MATH",
     "NOT_HIDDEN",
     "NUM_COMPONENTS",
-    "PIPE",
     "SHARD",
     "SMALL_BYTES",
     "TENSOR",
@@ -159,7 +157,6 @@ __all__ = [
     "is_small",
     "keeps_other_tensors",
     "least_host_seconds",
-    "local_bytes",
     "message_time",
     "messages",
     "micro_batch",
@@ -196,10 +193,10 @@ __all__ = [
     "waited_seconds",
     "weight_roles",
     "weight_seconds",
-    "weight_traffic",
     "weights_at_the_ends",
     "whole_mesh",
     "why_math",
     "with_parts",
+    "workload_of",
     "zero_stage",
 ]

@@ -122,6 +122,12 @@ def cost_model(cluster: Cluster, mesh: DeviceMesh, workload: Workload, pipe: Pip
 
 def cost_model_of(plan: Plan, cluster: Cluster | None = None) -> CostModel:
     """The prices with which a plan was made, or (with `cluster`) those of the same mesh and workload on another cluster."""
+    return cost_model(
+        cluster or Cluster.from_json(dict(plan.cluster)), plan.mesh, workload_of(plan), plan.pipeline_axis
+    )
+
+
+def workload_of(plan: Plan) -> Workload:
+    """The workload with which a plan was made."""
     known = {f.name for f in fields(Workload)}
-    workload = Workload(**{key: value for key, value in plan.workload.items() if key in known})
-    return cost_model(cluster or Cluster.from_json(dict(plan.cluster)), plan.mesh, workload, plan.pipeline_axis)
+    return Workload(**{key: value for key, value in plan.workload.items() if key in known})

@@ -21,7 +21,7 @@ from planner_core.core import (
     memory_amount,
     time_amount,
 )
-from planner_core.cost import cost_model_of
+from planner_core.cost import workload_of
 from planner_core.models import load_plan_graph
 from planner_core.planning import Planner, Request, follow_tp_layout, prepare_planner, with_recompute
 from planner_core.planning.methods import (
@@ -198,7 +198,7 @@ def _planner_of(plan: Plan, recompute: str | None = None) -> Planner:
     )
     planner = prepare_planner(request, load_plan_graph(plan)).changed(
         # The forms make each product at once (`api._unsupported_features`), so their price has no chunks.
-        workload=replace(cost_model_of(plan).workload, chunks=1)
+        workload=replace(workload_of(plan), chunks=1)
     )
     return planner if recompute is None else with_recompute(planner, recompute)
 

@@ -8,9 +8,7 @@ from planner_core.cost.communication.atp import (
 from planner_core.cost.communication.collectives import algorithms, collective_time, collective_times, wire_bytes
 from planner_core.cost.communication.links import (
     AxisLink,
-    JointLinks,
     axis_links,
-    joint_links,
     pipe_link,
     rank_links,
     volume_link,
@@ -26,14 +24,12 @@ from planner_core.cost.communication.routes import (
     Floats,
     bytes_between_gpus,
     gpus_of_ranks,
-    route,
     sent_per_gpu,
 )
 
 __all__ = [
     "AxisLink",
     "Floats",
-    "JointLinks",
     "LayerMatrix",
     "Redistributions",
     "Segments",
@@ -46,12 +42,10 @@ __all__ = [
     "collective_times",
     "decode",
     "gpus_of_ranks",
-    "joint_links",
     "pipe_link",
     "placement_code",
     "rank_links",
     "reductions",
-    "route",
     "sent_per_gpu",
     "volume_link",
     "wire_bytes",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner_core.core import ITEM_BYTES, InputError, Pipeline, Plan
-from planner_core.cost import cost_model_of
+from planner_core.cost import workload_of
 from planner_core.planning.methods import TpLayout
 
 
@@ -77,12 +77,12 @@ def gathering_remarks(plan: Plan) -> list[str]:
 
 def gradient_dtype(plan: Plan) -> str:
     """Return the dtype in which the gradients of a plan's weights are summed."""
-    return cost_model_of(plan).workload.summed_in(str(plan.workload["dtype"]))
+    return workload_of(plan).summed_in(str(plan.workload["dtype"]))
 
 
 def master_gradient_remarks(plan: Plan) -> list[str]:
     """A remark on gradients that are summed in fewer bytes than the master weights have, for what hands them to torch's optimizer."""
-    load, item = cost_model_of(plan).workload, ITEM_BYTES[str(plan.workload["dtype"])]
+    load, item = workload_of(plan), ITEM_BYTES[str(plan.workload["dtype"])]
     more = load.kept_item(item) - load.gradient_item(item)
     if more <= 0:
         return []

@@ -8,11 +8,10 @@ memory   what a rank holds, with the micro-batches that are in flight
 price    the cost of a plan with stages
 """
 
-from planner_core.cost.schedule.pipeline.memory import StageMemory, stage_memories
+from planner_core.cost.schedule.pipeline.memory import stage_memories
 from planner_core.cost.schedule.pipeline.orders import (
     Order,
     Pass,
-    Work,
     check_micro_batches,
     in_flight,
     most_in_flight,
@@ -31,7 +30,6 @@ from planner_core.cost.schedule.pipeline.stages import (
     StagePlan,
     boundary_bytes,
     boundary_states,
-    cut_items,
     even_copies,
     stage_plans,
     tied_weights,
@@ -45,14 +43,11 @@ __all__ = [
     "PipelineTime",
     "RankWork",
     "Span",
-    "StageMemory",
     "StagePlan",
-    "Work",
     "bound_s",
     "boundary_bytes",
     "boundary_states",
     "check_micro_batches",
-    "cut_items",
     "even_copies",
     "in_flight",
     "most_in_flight",
