@@ -39,30 +39,4 @@ if TYPE_CHECKING:
     from planner_core.runtime.training.host_states import HostStates
     from planner_core.runtime.training.optimizers import make_optimizer
 
-__all__ = [
-    "BoundProgram",
-    "CannotRewrite",
-    "CountCollectives",
-    "HostStates",
-    "Init",
-    "Parallel",
-    "PlanMismatch",
-    "StagedParallel",
-    "Trace",
-    "all_to_all_wire_bytes",
-    "apply",
-    "clip_grad_norm_",
-    "collective_table",
-    "initializer",
-    "load",
-    "make_optimizer",
-    "map_marked_leaves",
-    "map_sample_leaves",
-    "mesh_of",
-    "rows_to_json",
-    "save",
-    "seed_generators",
-    "unit_seed",
-]
-
 __getattr__, __dir__ = lazy_exports(__name__)  # these modules import torch

@@ -20,18 +20,4 @@ if TYPE_CHECKING:
     from planner_core.verification.processes import RankFailed, run_ranks
     from planner_core.verification.static import check_rules, verify_rules
 
-__all__ = [
-    "RankFailed",
-    "check_rules",
-    "format_report",
-    "materialise",
-    "measure_machine",
-    "run_ranks",
-    "scaled",
-    "verify",
-    "verify_all",
-    "verify_fake_all",
-    "verify_rules",
-]
-
 __getattr__, __dir__ = lazy_exports(__name__)  # these modules import torch

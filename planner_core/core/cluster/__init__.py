@@ -11,18 +11,3 @@ from planner_core.core.cluster.constants import Timing, timing
 from planner_core.core.cluster.gpu import Gpu, gpu_names, load_gpu
 from planner_core.core.cluster.kernels import Collectives
 from planner_core.core.cluster.numbers import slow_dtype_notes
-
-__all__ = [
-    "MAX_GPUS",
-    "Cluster",
-    "Collectives",
-    "Gpu",
-    "Level",
-    "Timing",
-    "cluster_names",
-    "gpu_names",
-    "load_cluster",
-    "load_gpu",
-    "slow_dtype_notes",
-    "timing",
-]

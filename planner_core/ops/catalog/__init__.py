@@ -27,5 +27,3 @@ OPERATORS = (
     *indexing.OPERATORS,
     *linear_algebra.OPERATORS,
 )
-
-__all__ = ["OPERATORS"]

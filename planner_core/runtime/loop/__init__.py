@@ -1,5 +1,3 @@
 """What ranks must bring alike, and a stand-in for a loss that a model does not return."""
 
 from planner_core.runtime.loop.agreement import Agreement
-
-__all__ = ["Agreement"]

@@ -3,5 +3,3 @@
 from planner_core.runtime.mismatch import CannotRewrite, MixesSamples
 from planner_core.runtime.record.recorder import record
 from planner_core.runtime.record.tape import DEVICE, Ref, Tape, TapeCall, TapeTensor
-
-__all__ = ["DEVICE", "CannotRewrite", "MixesSamples", "Ref", "Tape", "TapeCall", "TapeTensor", "record"]

@@ -8,5 +8,3 @@ parallel     a model under such a plan: this rank's weights, and the steps that 
 
 from planner_core.runtime.stages.engine import check_schedule
 from planner_core.runtime.stages.parallel import PIPELINE_AXIS, StagedParallel
-
-__all__ = ["PIPELINE_AXIS", "StagedParallel", "check_schedule"]

@@ -10,34 +10,3 @@ from planner_core.runtime.training.optimizers import make_optimizer, optimizer_f
 from planner_core.runtime.training.reporting import Report, counted, profiled
 from planner_core.runtime.training.start import Start, call, connect, device, loss_of, model_of, run, step_of
 from planner_core.runtime.training.stopping import Stop
-
-__all__ = [
-    "Blocks",
-    "Checkpoints",
-    "Reader",
-    "Report",
-    "StandInLoss",
-    "Start",
-    "Stop",
-    "blocks_of",
-    "call",
-    "clip_grad_norm_",
-    "connect",
-    "counted",
-    "device",
-    "has_hooks",
-    "load",
-    "loss_of",
-    "make_optimizer",
-    "model_of",
-    "open_data",
-    "optimizer_for",
-    "position_along",
-    "profiled",
-    "run",
-    "save",
-    "set_rate",
-    "step_of",
-    "warmup_cosine",
-    "with_planned_loss",
-]

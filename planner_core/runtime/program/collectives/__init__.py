@@ -19,28 +19,3 @@ from planner_core.runtime.program.collectives.dim_parts import (
 from planner_core.runtime.program.collectives.launches import coalesced_launch
 from planner_core.runtime.program.collectives.moves import AxisMove, apply_moves, move, require_dim, step_kind
 from planner_core.runtime.program.collectives.torch_names import check_torch
-
-__all__ = [
-    "NO_SEGMENTS",
-    "Axis",
-    "AxisMove",
-    "Finish",
-    "Segments",
-    "Trace",
-    "apply_moves",
-    "check_torch",
-    "coalesced_launch",
-    "describe_uneven_split",
-    "join_shards",
-    "local_shard",
-    "longest_part",
-    "move",
-    "pad_dim",
-    "require_dim",
-    "shard_length",
-    "split_by_rank",
-    "split_segments",
-    "split_unevenly",
-    "step_kind",
-    "uneven_length",
-]

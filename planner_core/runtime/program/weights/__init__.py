@@ -9,14 +9,3 @@ from planner_core.runtime.program.weights.weight import (
     bucket_stages,
     find_weight,
 )
-
-__all__ = [
-    "GatherBucket",
-    "GatheredWeight",
-    "RefreshBucket",
-    "SeparatelyReducedUse",
-    "Weight",
-    "WeightBucket",
-    "bucket_stages",
-    "find_weight",
-]
