@@ -23,6 +23,7 @@ from planner_core.planning.pricing import (
 STATEMENT_OPTIONS = tuple(f.name for f in fields(Statement) if f.name not in ("layout", *SOFTWARE))
 STATEMENT_WORDS = {
     "micro_batch": "samples of one data-parallel rank at once; default: its share of the batch that `plan` takes by default",
+    "batch": "samples per step, over all GPUs, from which the micro-batches follow; default: from the two options below",
     "accumulate": "micro-batches of a step; default 1, and with stages as many as a rank has samples",
     "recompute": f"{' | '.join(RECOMPUTE)}; default none",
     "expert_imbalance": "with ep: load of the fullest GPU over the mean, or the capacity factor that experts are padded to; default 1",
@@ -44,7 +45,7 @@ def add_price(p: argparse.ArgumentParser) -> None:
         "axolotl, LLaMA-Factory, TrainingArguments, nanotron, OLMo, transformers' tp_plan; options given beside it count instead, "
         "and a step keeps the samples that the file states",
     )
-    add_options(p, *STATEMENT_OPTIONS, "memory_gb", **STATEMENT_WORDS)
+    add_options(p, "batch", *STATEMENT_OPTIONS, "memory_gb", **STATEMENT_WORDS)
     add_software(p)
     p.add_argument("--alone", action="store_true", help="the stated layout alone: no suggestions, no best plan")
     add_budget(p)
@@ -98,7 +99,7 @@ def run_price(args: argparse.Namespace, say: Callable[[str], None], show: Callab
         raise InputError(f"price needs a layout: --layout {EXAMPLE}, or --config FILE of the tool that runs it")
     layout = parse_layout(text) if text is not None else setup.layout
     pricer = Pricer(args.model, cluster, getattr(args, "memory_gb", None), say)
-    stated, notes = pricer.state_run(layout, setup.options_beside(layout, given))
+    stated, notes = pricer.state_setup(setup, layout, given, getattr(args, "batch", None))
     read = setup.describe(pricer.planner(stated).graph.config) if args.config is not None else ()
     priced = price_statement(pricer, stated, advise=not args.alone, notes=(*read, *notes))
     priced = _name_flags(priced)

@@ -16,7 +16,7 @@ from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.methods import FREE, METHODS, TOOLS, parse_layout
 from planner_core.planning.pipeline import compare_methods, plan_model
 from planner_core.planning.planner import candidate_meshes, prepare_planner, with_default_batch
-from planner_core.planning.pricing import PricedRun, Pricer, Statement, price_statement
+from planner_core.planning.pricing import PricedRun, Pricer, Setup, Statement, price_statement
 from planner_core.planning.request import Progress, Request
 from planner_core.planning.result import Result
 
@@ -187,6 +187,7 @@ def price(
     layout: str,
     cluster: ClusterLike = DEFAULT_CLUSTER,
     inputs: Any = None,
+    batch: int | None = None,
     micro_batch: int | None = None,
     accumulate: int | None = None,
     memory_gb: float | None = None,
@@ -203,6 +204,7 @@ def price(
             tensor parallelism. `sp`: tokens are sharded between its products. `cp`: ranks that share the tokens of a sample, with attention
             by `cp_type=ring|ulysses|gather`. `ep`: ranks of `fsdp`, or else of `dp`, over which experts are dealt out. The product of
             the other degrees is the number of GPUs.
+        batch: Samples of a step, over all GPUs, from which the micro-batches follow. Default: from the next two.
         micro_batch: Samples of one micro-batch of one data-parallel rank. Default: its share of the batch that `plan` takes by default.
         accumulate: Micro-batches of a step. Default: 1, and with stages and no `micro_batch` as many as a rank has samples.
         memory_gb: Memory per GPU that the run may take, in 10^9 bytes.
@@ -232,7 +234,8 @@ def price(
 
     there = load_cluster(cluster)
     pricer = Pricer(named, there, memory_gb, progress or (lambda text: None), load, has_inputs=has_own_inputs(model))
-    stated, notes = pricer.state_run(parse_layout(layout), given)
+    degrees = parse_layout(layout)
+    stated, notes = pricer.state_setup(Setup(degrees, {}), degrees, given, batch)
     return price_statement(pricer, stated, advise=advise, notes=notes)
 
 

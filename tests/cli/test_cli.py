@@ -70,7 +70,7 @@ WRONG = [
     ("plan gpt2-xl --batch 0", 2, "0"),
     ("plan gpt2-xl --batch -3", 2, "-3"),
     ("plan gpt2-xl --batch x", 2, "x"),
-    ("price gpt2-xl --batch 512", 2, "--batch 512 is not an option of this command, but --micro-batch is"),
+    ("price gpt2-xl --batches 512", 2, "--batches 512 is not an option of this command, but --batch is"),
     ("plan gpt2-xl --nodes=4", 2, "--nodes=4 is not an option of this command; see"),
     ("plan gpt2-xl --seq 0", 2, "0"),
     ("plan gpt2-xl --dtype int3", 2, "int3"),

@@ -255,7 +255,7 @@ def test_speed_is_tokens_over_seconds_and_gpus() -> None:
 def test_the_best_plan_takes_as_long_as_its_layout(model: str) -> None:
     """Without a batch `price` took one sample of a rank and `plan` the model's own batch, so that their step times told nothing."""
     best = shardscope.plan(model, cluster="1x8-h100", layers=2, tool="fsdp2").best
-    priced = shardscope.price(model, cluster="1x8-h100", layers=2, layout="fsdp=8", advise=False)
+    priced = shardscope.price(model, cluster="1x8-h100", layers=2, layout="dp=8,zero=2", advise=False)
     assert (best.workload["accumulate"], best.workload["recompute"], priced.stated.recompute) == (1, "none", "none")
     assert priced.plan is not None and priced.stated.batch == best.workload["batch"]
     assert priced.plan.cost.step_time_s == pytest.approx(best.cost.step_time_s)

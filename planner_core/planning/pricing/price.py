@@ -30,6 +30,7 @@ from planner_core.planning.fitting.host_waits import choose_shortest_step
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import Layout, check_layout
 from planner_core.planning.planner import STATED, Planner, prepare_planner
+from planner_core.planning.pricing.configs.fields import Setup
 from planner_core.planning.pricing.speed import Speed, count_model_flops, measure_speed
 from planner_core.planning.pricing.statement import Statement
 from planner_core.planning.request import Progress, Request
@@ -59,6 +60,18 @@ class Pricer:
     def __post_init__(self) -> None:
         self.has_inputs = has_own_inputs(self.model) if self.has_inputs is None else self.has_inputs
 
+    def state_setup(
+        self, setup: Setup, layout: Layout, given: Mapping[str, Any], batch: int | None
+    ) -> tuple[Statement, tuple[Sentence, ...]]:
+        """Return the run of a setup where `given` options, a layout and the samples of a step count instead of its own, and notes as
+        `state_run`. Raises InputError."""
+        if batch is not None:
+            setup = setup.with_batch(batch, layout)
+            # Example inputs are one micro-batch, so they say of how many of these a step is.
+            if self.has_inputs and "micro_batch" not in given:
+                given = {**given, "micro_batch": self._share_of_inputs(layout)}
+        return self.state_run(layout, setup.options_beside(layout, given))
+
     def state_run(self, layout: Layout, options: Mapping[str, Any]) -> tuple[Statement, tuple[Sentence, ...]]:
         """Return the run of a layout, and a note on its micro-batch if that is assumed. Raises InputError.
 
@@ -69,7 +82,7 @@ class Pricer:
         if "micro_batch" in options:
             return Statement(layout, **options), ()
         if self.has_inputs:
-            return Statement(layout, self._share_of_inputs(layout), **options), ()
+            return self._state_run_of_inputs(layout, options)
         batch, number = default_sizes(self.model, self.cluster.num_gpus)[0], options.get("accumulate")
         # 64 samples on fsdp=24 are 3 samples of a rank: 72 in a step, which is nearer than 48.
         samples = max(1, round(batch / (layout.data * max(1, number or 1))))
@@ -83,6 +96,17 @@ class Pricer:
         count = () if number is None else (" with ", named("accumulate", number))
         missed = f" do not share the {batch} that a plan has by default evenly; "
         return stated, (Sentence(why, *count, missed, named("micro_batch"), " states others"),)
+
+    def _state_run_of_inputs(
+        self, layout: Layout, options: Mapping[str, Any]
+    ) -> tuple[Statement, tuple[Sentence, ...]]:
+        """Return the run of a layout on example inputs, which are one micro-batch; with stages a step has as few as their schedule runs."""
+        stated = Statement(layout, self._share_of_inputs(layout), **options)
+        if layout.pp == 1 or "accumulate" in options:
+            return stated, ()
+        stated = stated.but(accumulate=layout.pp)
+        assumed = f"the example inputs are one micro-batch, and {layout.pp} of them are assumed for {layout.pp} stages, so a step has "
+        return stated, (Sentence(assumed, f"{_count_samples(stated.batch)}; ", named("accumulate"), " states another"),)
 
     def _share_of_inputs(self, layout: Layout) -> int:
         """The samples of the example inputs that each data-parallel rank has. Raises InputError."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from planner_core.core import InputError, listed, named, short
+from planner_core.core import OPTIONS, InputError, listed, named, short
 from planner_core.planning.methods import Layout
 from planner_core.planning.pricing.configs.neutral import is_neutral, is_risky, refusal_text
 
@@ -42,10 +42,10 @@ class UnknownValue:
 
 @dataclass(frozen=True, slots=True)
 class StatedBatch:
-    """The samples of a step over all GPUs, which a file states.
+    """The samples of a step over all GPUs, which a file or an option states.
 
     Attributes:
-        field: The file's field.
+        field: The file's field; empty: the option `batch`.
         samples: Its value.
         derived: The option that follows from the samples: `accumulate` or `micro_batch`.
     """
@@ -81,6 +81,15 @@ class Setup:
     sizes: Mapping[str, int] = field(default_factory=dict)
     batch: StatedBatch | None = None
 
+    def with_batch(self, samples: int, layout: Layout) -> Setup:
+        """Return the run with the samples of a step that an option states, in place of the file's; `layout` is the one that is priced.
+
+        A rank computes its share at once, or with stages one sample after another, unless the file states the size of a micro-batch."""
+        OPTIONS["batch"].check(samples)
+        sized = "micro_batch" in self.options or layout.pp > 1
+        derived = self.batch.derived if self.batch else "accumulate" if sized else "micro_batch"
+        return replace(self, batch=StatedBatch("", samples, derived))
+
     def options_beside(self, layout: Layout, given: Mapping[str, Any]) -> dict[str, Any]:
         """The file's options where options and a layout are given beside the file, which count instead.
 
@@ -89,7 +98,7 @@ class Setup:
         that cannot be shared so."""
         options = {**self.options, **given}
         both = ("micro_batch", "accumulate")
-        if self.batch is None or all(name in given for name in both):
+        if self.batch is None or (self.batch.field and all(name in given for name in both)):
             return options
         # What was given stands, so the other one follows from the samples.
         derived = next(
@@ -97,7 +106,16 @@ class Setup:
         )
         kept = both[1 - both.index(derived)]
         number, samples = options.get(kept, 1), self.batch.samples
-        if samples % (number * layout.data):
+        each = number * layout.data
+        if samples % each and not self.batch.field:
+            raise InputError(
+                named("batch", samples),
+                f" is not a multiple of {number} x {layout.data} data-parallel ranks; give ",
+                named("batch", max(1, samples // each) * each),
+                f", or another layout{' or ' if number > 1 else ''}",
+                named(kept) if number > 1 else "",
+            )
+        if samples % each:
             what = f"{number} samples on each" if kept == "micro_batch" else f"{number} micro-batches"
             raise InputError(
                 f"{self.where}: {self.batch.field} {samples} is not a multiple of {what} of {layout.data} data-parallel ranks; give ",
@@ -107,7 +125,15 @@ class Setup:
                 " and ",
                 named("accumulate"),
             )
-        return {**options, kept: number, derived: samples // (number * layout.data)}
+        found = samples // each
+        if derived in given and given[derived] != found:  # all three are given
+            raise InputError(
+                named("batch", samples),
+                f" is {found} x {number} samples on {layout.data} data-parallel ranks, and not ",
+                named(derived, given[derived]),
+                "; leave one of the three out",
+            )
+        return {**options, kept: number, derived: found}
 
     def describe(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """The sentences to show before the price: the fields that were read, a warning if the file's sizes differ from those in

@@ -1,0 +1,107 @@
+"""`price` with the samples of a step: the micro-batches follow, with and without a tool's file, and no option is blamed that was not given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner_core.planning.library as shardscope
+from planner_core.cli.main import main
+from planner_core.core import InputError
+from planner_core.planning.methods import parse_layout
+from planner_core.planning.pricing import Setup, read_setup
+
+OWN_MODEL = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return x + self.narrow(torch.relu(self.wide(x)))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def build():
+    return Model(), (torch.zeros(32, 16, 256),)
+"""
+
+
+def sizes(text: str, batch: int, **given: int) -> tuple[int, int]:
+    layout = parse_layout(text)
+    options = Setup(layout, {}).with_batch(batch, layout).options_beside(layout, given)
+    return options["micro_batch"], options["accumulate"]
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "wanted"),
+    [
+        ("dp=2,tp=8,sp", {}, (32, 1)),
+        ("dp=2,tp=8,sp", {"micro_batch": 4}, (4, 8)),
+        ("dp=2,tp=8,sp", {"accumulate": 4}, (8, 4)),
+        ("dp=2,tp=8,sp", {"accumulate": 4, "micro_batch": 8}, (8, 4)),
+        ("dp=2,tp=4,pp=2", {}, (1, 32)),
+        ("dp=2,tp=4,pp=2", {"micro_batch": 2}, (2, 16)),
+    ],
+)
+def test_the_micro_batches_follow_from_the_samples_of_a_step(
+    text: str, given: dict[str, int], wanted: tuple[int, int]
+) -> None:
+    assert sizes(text, 64, **given) == wanted
+
+
+@pytest.mark.parametrize(
+    ("batch", "given", "said"),
+    [
+        (63, {}, "batch=63 is not a multiple of 1 x 2 data-parallel ranks; give batch=62, or another layout"),
+        (63, {"micro_batch": 4}, "of 4 x 2 data-parallel ranks; give batch=56, or another layout or micro_batch"),
+        (
+            64,
+            {"micro_batch": 2, "accumulate": 4},
+            "batch=64 is 16 x 2 samples on 2 data-parallel ranks, and not accumulate=4; leave one",
+        ),
+        (0, {}, "batch=0 is not a positive number"),
+    ],
+)
+def test_samples_that_cannot_be_dealt_out_are_refused(batch: int, given: dict[str, int], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        sizes("dp=2,tp=8,sp", batch, **given)
+
+
+def test_the_samples_count_in_place_of_those_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text("--tensor-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 128")
+    setup = read_setup(file, 16)
+    for batch, given, wanted in ((64, {}, (2, 4)), (64, {"micro_batch": 1}, (1, 8)), (256, {"accumulate": 4}, (8, 4))):
+        options: dict[str, Any] = setup.with_batch(batch, setup.layout).options_beside(setup.layout, given)
+        assert (options["micro_batch"], options["accumulate"]) == wanted
+
+
+def test_an_own_models_stages_are_priced_without_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--accumulate` was blamed where nobody had given it. Example inputs are one micro-batch, and a note says how many are assumed."""
+    (tmp_path / "own.py").write_text(OWN_MODEL)
+    model = f"{tmp_path / 'own.py'}:build"
+    assert main(["price", model, "--cluster", "1x8-h100", "--layout", "dp=4,pp=2", "--alone"]) == 0
+    shown = capsys.readouterr().out
+    assert "micro-batch 8 x 2" in shown
+    assert "2 of them are assumed for 2 stages, so a step has 64 samples; --accumulate states another" in shown
+    priced = shardscope.price(model, cluster="1x8-h100", layout="dp=4,pp=2", batch=128, advise=False)
+    assert (priced.stated.micro_batch, priced.stated.accumulate) == (8, 4)
+    with pytest.raises(InputError, match="batch=40 is not a multiple of 8 x 4 data-parallel ranks; give batch=32"):
+        shardscope.price(model, cluster="1x8-h100", layout="dp=4,pp=2", batch=40, advise=False)
