@@ -261,8 +261,9 @@ def test_what_does_not_fit_is_not_called_best(capsys: pytest.CaptureFixture[str]
         ),
         (
             ("--for", "torchtitan"),
-            {0, 3},
-            "plans of one pipeline stage that torchtitan can be told with weights freed after forward and no or full recomputation",
+            {0, 2, 3},
+            "plans of one pipeline stage that torchtitan can be told with tensor ranks that split tokens, experts over data-parallel "
+            "ranks alone, and context ranks that gather, for long or few samples",
         ),
     ],
 )
