@@ -78,6 +78,8 @@ def test_a_published_peak_of_memory_is_met(name: str) -> None:
 def test_the_page_of_stages_shows_what_is_priced_now(name: str) -> None:
     """LLaMA-13B on tensor ranks alone and in four stages, and zero bubble; `python -m bench.support.published.stages` prices all."""
     (kept,) = (run for run in priced_stage_runs() if run.run.id == name)
+    # Zero Bubble's authors took a layer from the first and the last stage (section 5.1 of their paper).
+    assert kept.run.stated.layout.copies == ((2, 3, 3, 3, 3, 3, 3, 2) if name == "pp1534" else ())
     now = price_run(kept.run)
     assert now is not None
     assert now[:2] == pytest.approx([kept.seconds, kept.bytes], rel=0.01) and now[2] == kept.fits == kept.ran
