@@ -1,6 +1,7 @@
 """How fast the pages answer, measured in Chromium with performance.now and frame times; a line of JSON a figure.
 
     python -m bench.pages [NAME ...]          # all, or some of MEASURES; writes bench/support/results/pages.jsonl, docs/PAGES.md
+    python -m bench.pages goals               # what has a goal that a visitor feels, some ten minutes; prints one table, writes nothing
 
 Chromium runs without a GPU, so WebGL is drawn by the processor: a laptop's is faster. To measure something more, write a
 function that takes a `Place` and yields figures, and name it in MEASURES.
@@ -355,6 +356,9 @@ MEASURES: dict[str, Measure] = {
 }
 
 
+GOALS = ("first", "clicks", "whatif", "exports", "methods", "edits", "soak")
+"""The measures of what a visitor waits for."""
+
 # --- running -------------------------------------------------------------------------------------------------
 
 
@@ -382,7 +386,8 @@ def measure(names: list[str]) -> list[Figure]:
 
 def table(rows: list[Figure]) -> str:
     lines = ["# How fast the pages answer", "", MAIN_NOTE]
-    for unit, digits, told in (("ms", 0, ""), ("score", 3, SHIFT_NOTE)):
+    units = {r.get("unit", "ms") for r in rows}
+    for unit, digits, told in (u for u in (("ms", 0, ""), ("score", 3, SHIFT_NOTE)) if u[0] in units):
         head = ["what", "n", *(f"{k}, {unit}" for k in ("median", "p95", "worst", "goal")), "day", "load"]
         lines += ["", *([told, ""] if told else []), "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
         for r in (r for r in rows if r.get("unit", "ms") == unit):
@@ -403,6 +408,9 @@ MAIN_NOTE = (
 
 
 def main() -> None:
+    if sys.argv[1:] == ["goals"]:
+        print(table(measure(list(GOALS))))
+        return
     names = sys.argv[1:] or list(MEASURES)
     if unknown := [n for n in names if n not in MEASURES]:
         raise SystemExit(f"{unknown[0]!r} is not one of {', '.join(MEASURES)}")
