@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +33,7 @@ from planner_core.planning import (
     plan_baselines,
     plan_model,
     prepare_planner,
+    rare_collections,
     usable_bytes,
 )
 from planner_core.planning.methods import BASELINES
@@ -60,6 +61,7 @@ TENSOR_PARALLEL = ("megatron", "megatron-sp", "hf-expert")
 """Usual layouts that split weights, of 0.05 s each."""
 
 
+@rare_collections()
 def best_plan(request: Request, graph: GraphSource = None, say: Progress = lambda text: None) -> Plan:
     """Find the best plan alone; raises PlannerError as `plan_model` does."""
     with _queue(say):
@@ -72,6 +74,7 @@ def best_plan(request: Request, graph: GraphSource = None, say: Progress = lambd
             trim_memory()
 
 
+@rare_collections()
 def quick_plan(request: Request, before: Plan, graph: GraphSource = None) -> Plan | None:
     """Find a good plan at once, unproven: on two meshes, in as many micro-batches as memory should need.
 
@@ -84,13 +87,11 @@ def quick_plan(request: Request, before: Plan, graph: GraphSource = None) -> Pla
     near = {_mesh_sizes(cluster, cluster.num_gpus // cluster.levels[0].size)}
     if cluster.to_json() == before.cluster:
         near.add(before.mesh.axis_sizes)
-    options = [m for m in meshes if m.axis_sizes in near]
-    # Each mesh by itself: the search minimises the GPU's own part of a step, and where GPUs wait for their hosts the mesh of the least part
-    # may have the longer step. Of GPT-2 XL with 8 samples and whole states on 2 x 8 H100, one axis takes 261 ms, and 2 x 8 takes 374.
-    plans = []
+    options = sorted((m for m in meshes if m.axis_sizes in near), key=lambda m: m.axis_sizes != before.mesh.axis_sizes)
+    plans: list[Plan] = []
     for mesh in options:
         with suppress(NoPlanFits):
-            plans.append(choose_mesh(planner, [mesh], prove=False))
+            plans.append(choose_mesh(planner, [mesh], below=_least_value(planner, plans), prove=False))
     if plans:
         plan = min(plans, key=lambda p: (not p.fits, planner.value(p)))
         number = planner.workload.accumulate
@@ -99,7 +100,8 @@ def quick_plan(request: Request, before: Plan, graph: GraphSource = None) -> Pla
         # Llama-3-8B takes 1042 ms in one micro-batch, and 1003 in two.
         if request.accumulate is None and more and plan.bound and planner.value(plan) > (1 + WIDE_GAP) * plan.bound:
             with suppress(NoPlanFits):
-                plans.append(choose_mesh(_at_number(planner, more, graph), options, prove=False))
+                below = _least_value(planner, plans)
+                plans.append(choose_mesh(_at_number(planner, more, graph), options, below=below, prove=False))
     if request.tool is None and any(plan.cost.host_wait_s for plan in plans):
         usual = _mesh_sizes(cluster, planner.workload.graph_batch)
         # where every GPU has samples data parallel is the usual layout, else those that split weights
@@ -107,6 +109,17 @@ def quick_plan(request: Request, before: Plan, graph: GraphSource = None) -> Pla
         of_these = {name: BASELINES[name] for name in names}
         plans += plan_baselines(planner, [m for m in meshes if m.axis_sizes == usual], baselines=of_these)
     return min((p for p in plans if p.fits), key=lambda p: p.cost.step_time_s, default=None)
+
+
+def _least_value(planner: Planner, plans: Sequence[Plan]) -> float:
+    """Return the value below which a further search may end, infinity where it may not.
+
+    The search minimises the GPU's own part of a step, and where GPUs wait for their hosts the mesh of the least part may have the longer
+    step. Of GPT-2 XL with 8 samples and whole states on 2 x 8 H100, one axis takes 261 ms, and 2 x 8 takes 374.
+    """
+    if any(plan.cost.host_wait_s for plan in plans):
+        return math.inf
+    return min((planner.value(plan) for plan in plans if plan.fits), default=math.inf)
 
 
 def _mesh_sizes(cluster: Cluster, outer: int) -> tuple[int, ...]:
