@@ -257,24 +257,14 @@ def _environment() -> Environment:
         autoescape=False,
         finalize=keep_in_cell,
     )
-    names = (
-        "memory",
-        "memory_above",
-        "count",
-        "whole",
-        "seconds",
-        "traffic",
-        "significant",
-        "percent",
-        "flops",
-        "change",
-    )
+    names = ("memory", "count", "whole", "seconds", "traffic", "significant", "percent", "flops", "change")
     environment.filters |= {name: getattr(units, name) for name in names}
     environment.filters |= {
         "amount": amount,
         "number": number,
         "difference": difference,
         "plural": plural,
+        "memory_above": lambda larger, smaller: units.difference(larger, smaller, units.memory),
         "gpus": lambda n: plural(n, "GPU"),
         "per_cent": lambda n: f"{n} %",
         "memory_cells": memory_cells,

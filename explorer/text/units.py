@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 GIB = 2**30
 
@@ -40,17 +40,16 @@ def memory(num_bytes: float) -> str:
     return f"{significant(num_bytes / GIB)} GiB"
 
 
-def memory_above(num_bytes: float, limit_bytes: float) -> str:
-    """Write how far memory is above a limit, with no more places than the two have: 163.8 and 79.6 GiB read `164` and `79.6`, so `84 GiB`.
+def difference(larger: float, smaller: float, write: Callable[[float], str]) -> str:
+    """Write how far two amounts are apart, with no more places than `write` gives them: `164 GiB` and `79.6 GiB` are `84 GiB` apart.
 
     With a place more, what a reader subtracts would not be what the page says.
     """
-    if min(num_bytes, limit_bytes) < GIB / 10:
-        return memory(num_bytes - limit_bytes)
-    shown = [significant(n / GIB) for n in (num_bytes, limit_bytes)]
-    places = min(len(text.partition(".")[2]) for text in shown)
-    of_shown = [float(text.replace("\u202f", "")) for text in shown]
-    return f"{of_shown[0] - of_shown[1]:,.{places}f} GiB".replace(",", "\u202f")
+    (one, _, unit), (other, _, other_unit) = (write(n).rpartition(" ") for n in (larger, smaller))
+    places = min(len(text.partition(".")[2]) for text in (one, other))
+    apart = float(one.replace("\u202f", "")) - float(other.replace("\u202f", "")) if unit == other_unit else 0.0
+    # In other units, or where both read the same, only the amounts themselves tell.
+    return f"{apart:,.{places}f} {unit}".replace(",", "\u202f") if apart else write(larger - smaller)
 
 
 def traffic(num_bytes: float) -> str:

@@ -253,7 +253,7 @@ def _difference(sizes: Sequence[int], verb: str, unit: Callable[[float], str]) -
     first, other = sizes
     if abs(first - other) <= 0.005 * max(first, other, 1):
         return f"{verb} as much"
-    return f"{verb} {unit(abs(first - other))} {'less' if first < other else 'more'}"
+    return f"{verb} {units.difference(max(sizes), min(sizes), unit)} {'less' if first < other else 'more'}"
 
 
 def placements_by_weight(plan: Plan) -> dict[tuple[str, str, str], str]:

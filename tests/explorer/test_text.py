@@ -341,7 +341,9 @@ def test_a_gap_is_never_written_as_none_and_is_of_the_gpus_part_of_a_step(result
         (80.0, 79.6, "0.4 GiB"),
         (1234.0, 79.6, "1\u202f150 GiB"),
         (0.05, 0.01, "41.0 MiB"),
+        (100.4, 99.96, "0.440 GiB"),
+        (1.0, 0.05, "0.950 GiB"),
     ],
 )
 def test_what_is_above_a_limit_is_what_a_reader_subtracts(gib: float, limit: float, above: str) -> None:
-    assert units.memory_above(gib * units.GIB, limit * units.GIB) == above
+    assert units.difference(gib * units.GIB, limit * units.GIB, units.memory) == above

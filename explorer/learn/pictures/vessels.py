@@ -24,7 +24,7 @@ def draw_vessels(num_gpus: int, parts: tuple[BarPiece, ...], limit: tuple[float,
     rows = [at(0, top + r * step, _draw_vessel(r, parts, scale, room)) for r in range(num_gpus)]
     height = top + num_gpus * step
     if total > room:
-        words = f"{units.memory_above(total, room)} too much"
+        words = f"{units.difference(total, room, units.memory)} too much"
         # At the end, not above the excess: where the GPU is small beside it, its words begin where the limit's still stand.
         head += label(LEFT + total * scale, 14, words, "end", size=13.5, bold=True)
     return column(Drawing(WIDTH, height, head + "".join(rows)), key(parts, WIDTH), gap=8)
