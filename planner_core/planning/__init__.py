@@ -16,7 +16,7 @@ each mesh, the search, the memory simulation, the baselines, pipeline stages. `c
 
 from planner_core.planning.derived import edit, retarget_plan, shrink_config, shrunk_configs, small_mesh
 from planner_core.planning.derived.edit import Editable
-from planner_core.planning.fitting.baselines import OWN_WORKLOAD, plan_baselines
+from planner_core.planning.fitting.baselines import plan_baselines
 from planner_core.planning.fitting.for_tool import follow_tp_layout, runs_on_stock_tools
 from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.fitting.mesh_search import choose_mesh
@@ -52,7 +52,6 @@ __all__ = [
     "METHODS",
     "MOST_DOUBT",
     "NO_PROOF",
-    "OWN_WORKLOAD",
     "STAGES_PLAN_NAME",
     "USABLE_MEMORY",
     "Choice",

@@ -14,7 +14,7 @@ from planner_core.models import has_own_inputs, load_model, pad_vocabulary, with
 from planner_core.ops import CoarseGraph, coarsen
 from planner_core.planning.fitting.front import FrontPoint, exact_front
 from planner_core.planning.methods import FREE, METHODS, TOOLS, parse_layout
-from planner_core.planning.pipeline import compare_methods, plan_model
+from planner_core.planning.pipeline import compare_methods, note_default_sizes, plan_model
 from planner_core.planning.planner import candidate_meshes, prepare_planner, with_default_batch
 from planner_core.planning.pricing import PricedRun, Pricer, Setup, Statement, price_statement
 from planner_core.planning.request import Progress, Request
@@ -146,7 +146,7 @@ def plan(
         (16, True)
     """
     request, graph = _resolve_request(model, inputs, cluster, {**SEARCHED, **options})
-    return plan_model(request, graph, progress)
+    return _note_sizes_of_config(plan_model(request, graph, progress), model, options)
 
 
 @_list_options(PlanOptions, Request, **SEARCHED)
@@ -177,7 +177,16 @@ def compare(
     """
     _refuse_size_options(options)
     request, graph = _resolve_request(model, inputs, cluster, {**SEARCHED, **options})
-    return compare_methods(request, progress, graph)
+    return _note_sizes_of_config(compare_methods(request, progress, graph), model, options)
+
+
+def _note_sizes_of_config(result: Result, model: Any, options: Mapping[str, Any]) -> Result:
+    """Add a note on samples and tokens that a call left out where it gives a config as a dict, whose graph is built before the request."""
+    if not isinstance(model, Mapping):
+        return result
+    batch, seq = (options.get(name) is None for name in ("batch", "seq"))
+    note = note_default_sizes(result.workload, result.cluster.num_gpus, batch=batch, seq=seq)
+    return replace(result, notes=(*note, *result.notes))
 
 
 @_list_options(PriceOptions, Statement)

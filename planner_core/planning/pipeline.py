@@ -26,6 +26,7 @@ from planner_core.core import (
     Sentence,
     Shard,
     Value,
+    Workload,
     named,
     slow_dtype_notes,
     time_amount,
@@ -291,23 +292,28 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
         else note_small_batch(planner.workload.batch, planner.cluster.num_gpus, draft.request.accumulate or 1)
     )
     first = (uneven.note,) if uneven and chosen.fits else few
-    first = (*first, *_note_default_sizes(draft.request, draft.source, planner))
+    first = (*first, *_note_sizes_of_request(draft.request, draft.source, planner))
     notes = (*first, *draft.notes, *own, *map(Note, sentences))
     # No later pass reads what was built for the search, which takes most of the memory.
     return replace(draft, notes=notes, planner=planner.changed()), f"{len(notes)} notes"
 
 
-def _note_default_sizes(asked: Request, source: GraphSource, planner: Planner) -> tuple[Note, ...]:
+def _note_sizes_of_request(asked: Request, source: GraphSource, planner: Planner) -> tuple[Note, ...]:
     """Note the samples of a step and the tokens of a sample that a request left to the model and the cluster."""
-    work = planner.workload
     batch = asked.batch is None and planner.request.batch is not None
-    # An image has no tokens; a graph and example inputs have those that they were made with.
-    seq = asked.seq is None and work.seq > 1 and not isinstance(source, Graph) and not has_own_inputs(asked.model)
+    # A graph and example inputs have the tokens that they were made with.
+    seq = asked.seq is None and not isinstance(source, Graph) and not has_own_inputs(asked.model)
+    return note_default_sizes(planner.workload, planner.cluster.num_gpus, batch=batch, seq=seq)
+
+
+def note_default_sizes(work: Workload, num_gpus: int, *, batch: bool, seq: bool) -> tuple[Note, ...]:
+    """Note the samples of a step and the tokens of a sample, those of the two that are assumed."""
+    seq = seq and work.seq > 1  # an image has no tokens
     if not (batch or seq):
         return ()
     size = f"{work.batch:,} samples a step" if batch else f"{work.seq:,} tokens a sample"
     tokens = f" of {work.seq:,} tokens" if batch and seq else ""
-    default = f"{size}{tokens} are assumed, the default{f' on {planner.cluster.num_gpus:,} GPUs' if batch else ''}; "
+    default = f"{size}{tokens} are assumed, the default{f' on {num_gpus:,} GPUs' if batch else ''}; "
     names = [*([named("batch")] if batch else []), *([named("seq")] if seq else [])]
     others = " state other numbers" if batch and seq else " states another number"
     return (Note(Sentence(default, Sentence.from_list(" and ", names), others), NoteKind.DEFAULT_BATCH),)

@@ -20,7 +20,7 @@ from planner_core.core import (
     check_options,
     stack_names,
 )
-from planner_core.planning.methods import FREE, GRADIENTS
+from planner_core.planning.methods import GRADIENTS, bounding_tool
 from planner_core.search.algebra import MAX_UNIT_POINTS
 
 Progress = Callable[[str], None]
@@ -89,8 +89,8 @@ class Request(Software):
 
     @property
     def bounding_tool(self) -> str | None:
-        """The tool whose settings bound the plans; None if every plan may be chosen, since none is named or the form that runs them all."""
-        return None if self.tool == FREE else self.tool
+        """The request's tool, if its settings bound the plans."""
+        return bounding_tool(self.tool)
 
     def with_tool_software(self) -> Request:
         """Return the request with the stack and the dtype of gradients of its tool, where it states none and the tool's are known.

@@ -38,7 +38,7 @@ from planner_core.planning.fitting.for_tool import runs_on_stock_tools
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import UnevenBatch
 from planner_core.planning.fitting.simpler import leads_by_simplicity, without_simpler
-from planner_core.planning.methods import BASELINES, FREE, METHODS, DataAxis
+from planner_core.planning.methods import BASELINES, METHODS, DataAxis, bounding_tool
 from planner_core.planning.planner import Planner
 from planner_core.planning.pricing import Z_NINE_IN_TEN, time_band, time_sigma
 from planner_core.planning.request import Request
@@ -102,7 +102,7 @@ class Choice:
             )
             time = f"; its step takes {longer} that of {self.fastest}" if self.recommended != self.fastest else ""
             return f"{self.recommended} is the plan asked for, of {self.aim}{time}"
-        if self.tool not in (None, FREE):
+        if bounding_tool(self.tool) is not None:
             others = "of the other rows only best" if self.fastest == STAGES_PLAN_NAME else "no other row"
             return f"{self.fastest} is the fastest plan found of those that {self.tool} can be told; {others} comes from that search"
         doubt = "the prediction's doubt"

@@ -125,10 +125,13 @@ def test_what_a_request_leaves_open_is_said_with_its_default(batch: int | None, 
     assert len(found) == bool(said) and all(note.startswith(said) for note in found)
 
 
-def test_a_config_has_the_default_batch_of_a_file() -> None:
+def test_a_config_has_the_default_batch_of_a_file_and_says_it() -> None:
+    """A config as a dict has a graph before the request is made, and nothing said that its sizes are assumed."""
     config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 256, "vocab_size": 512}
     result = shardscope.plan(config, cluster="4x8-h100", seq=64, accumulate=2, mesh="32", objective="communication")
     assert (result.workload.batch, result.workload.graph_batch) == (32, 16)
+    (said,) = [str(note) for note in result.notes if note.kind is NoteKind.DEFAULT_BATCH]
+    assert said == "32 samples a step are assumed, the default on 32 GPUs; batch states another number"
 
 
 def test_micro_batches_that_the_default_batch_cannot_be_dealt_to_are_refused() -> None:

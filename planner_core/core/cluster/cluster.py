@@ -96,6 +96,11 @@ class Cluster:
         )
         return replace(self, levels=levels)
 
+    @property
+    def is_one_node(self) -> bool:
+        """Whether all GPUs are in one node, so that no message leaves it."""
+        return self.num_gpus <= self.levels[0].size
+
     def to_json(self) -> dict[str, Any]:
         """Plain data that does not refer to other files: `Cluster.from_json(c.to_json()) == c`."""
         return {

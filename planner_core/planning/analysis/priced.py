@@ -125,7 +125,7 @@ def _name_best(plan: Plan, cluster: Cluster) -> str:
     searched by `plan` alone."""
     if not plan.fits:
         return "needs least"
-    return "best" if cluster.num_gpus == cluster.levels[0].size else "best of one stage"
+    return "best" if cluster.is_one_node else "best of one stage"
 
 
 def _describe_choices(best: Plan, cluster: Cluster) -> str:

@@ -60,6 +60,12 @@ def describe_tool_space(tool: str) -> str:
     return f"that {tool} can be told {SEARCHED_FORMS[tool]}"
 
 
+def bounding_tool(tool: str | None) -> str | None:
+    """Return the tool whose settings bound the plans; None if every plan may be chosen, since none is named or the form that runs them
+    all."""
+    return None if tool == FREE else tool
+
+
 def check_tool(tool: str | None) -> None:
     """Raise InputError for a tool whose settings are not known here."""
     if tool not in TOOLS:
@@ -73,7 +79,8 @@ def tool_spaces(
 ) -> tuple[Space, ...]:
     """All that a tool can be told on a cluster for samples of `seq` tokens, `batch` a step; empty if every plan may be chosen, since
     no tool is named or the form that runs every plan. Raises InputError for a tool whose settings are not known here."""
-    if tool in (None, FREE):
+    tool = bounding_tool(tool)
+    if tool is None:
         return ()
     check_tool(tool)
     long = _are_long_or_few(seq or 0, batch, cluster.num_gpus)

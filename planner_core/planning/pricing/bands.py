@@ -136,7 +136,7 @@ def _kind_of_run(plan: Plan, cluster: Cluster) -> str:
     if between:
         return "tensor parallel in a node"
     if SHARD in (role for role, _ in axes):
-        if len(cluster.levels) == 1 or cluster.num_gpus <= cluster.levels[0].size:
+        if cluster.is_one_node:
             return "FSDP, one node"
         return "FSDP, to 128 GPUs" if cluster.num_gpus <= 128 else "FSDP, more"
     return f"data parallel or ZeRO-1, {'to 64 ranks' if cluster.num_gpus <= 64 else 'more ranks'}"

@@ -63,7 +63,7 @@ def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = Non
     if isinstance(source, Graph) or has_own_inputs(request.model):
         return False
     free = request.mesh is None and request.bounding_tool in (None, *FORMS) and request.method == EXACT.name
-    several = cluster.num_gpus > cluster.levels[0].size and request.objective == "time"
+    several = not cluster.is_one_node and request.objective == "time"
     return free and several and request.accumulate is None and request.micro_batch is None
 
 
