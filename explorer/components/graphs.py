@@ -18,14 +18,14 @@ from explorer.session import current_setup, state
 from planner_core.core import Plan
 from planner_core.planning import Request, Result
 
-_CANVASES: ResultCache[tuple[Request, Request, str, tuple[str, ...], str], dict[str, Any]] = ResultCache(128)
+_CANVASES: ResultCache[tuple[Request, state.PlanKey, str], dict[str, Any]] = ResultCache(128)
 _SCENES: ResultCache[Request, dict[str, Any]] = ResultCache(24)
 
 
-def graph_data(result: Result, plan_id: str, plan: Plan, edit: tuple[str, ...], show: str) -> dict[str, Any]:
+def graph_data(result: Result, plan_id: str, plan: Plan, show: str) -> dict[str, Any]:
     """Return what the component draws: the same object for every run that changes neither model nor plan."""
     home = current_setup.result_of(plan_id, result)
-    key = result.request, home.request, plan_id, edit, show
+    key = result.request, state.plan_key(home.request, plan_id, plan), show
     return _CANVASES.get(key, lambda: _draw_canvas(result.request, show, plan, home))
 
 
@@ -82,7 +82,7 @@ def show_graph(result: Result, plan_id: str, plan: Plan, width: float, height: i
     opened = state.value("open")
     components.draw_graph(
         {
-            **graph_data(result, plan_id, plan, state.edit_of(plan_id), state.value("show")),
+            **graph_data(result, plan_id, plan, state.value("show")),
             "selected": state.value("node"),
             "asked": state.address_reads(),
             "open": default_open(drawing, width, height - 90) if opened is None else list(opened),

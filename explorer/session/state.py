@@ -322,6 +322,17 @@ def edit_of(plan_id: str) -> tuple[str, ...]:
     return value("edit") if plan_id == EDITED_ID else ()
 
 
+PlanKey = tuple[Request, str, tuple[str, ...], float, float]
+
+
+def plan_key(request: Request, plan_id: str, plan: Plan) -> PlanKey:
+    """Return the key of a plan in a cache.
+
+    Its id alone is none: a proof, or stages, that are found behind the first answer put another plan under it.
+    """
+    return request, plan_id, edit_of(plan_id), plan.cost.step_time_s, plan.cost.memory_bytes["peak"]
+
+
 def current_result(short: Callable[[], None] = lambda: None) -> Result:
     """Return the plans of the current settings, with the edited one. Where there are none, say why and stop the page.
 

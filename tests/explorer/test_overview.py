@@ -14,13 +14,14 @@ from explorer.address.settings import Unreadable
 from explorer.analysis import step_parts
 from explorer.analysis.differences import compare_weights
 from explorer.analysis.shortlist import MAX_LISTED, ListedPlan, merge_equal, shortlist
-from explorer.components.overview import launch
+from explorer.components.overview import launch, table
 from explorer.components.overview.table import explain_choice, scale_bar
 from explorer.figures.weight_picture import weight_picture
 from explorer.graph.modules import group_by_module
 from explorer.graph.scene import build_scene
 from explorer.graph.stripes import node_stripes, split_of
 from explorer.jobs import upload
+from explorer.session import current_setup, state
 from explorer.session.state import plan_ids
 from explorer.text import commands, recipe, units
 from planner_core.core import InputError, load_cluster
@@ -250,3 +251,12 @@ def test_an_exported_program_is_kept_under_a_name_that_says_its_sizes_are_fixed(
     monkeypatch.setattr(upload, "MAX_EXPORTED_BYTES", 4)
     with pytest.raises(InputError, match="at most 64 MB"):
         upload.store_model(upload.ZIP + b"rest")
+
+
+def test_a_better_plan_under_the_same_id_has_its_own_parts(monkeypatch: pytest.MonkeyPatch, result: Result) -> None:
+    """A proof behind the first answer may put another plan in the place of "best"."""
+    monkeypatch.setattr(state, "edit_of", lambda plan_id: ())
+    monkeypatch.setattr(current_setup, "result_of", lambda plan_id, result: result)
+    first, better = (p for p in result.plans if not p.pipeline and p.name in ("best", "FSDP"))
+    for plan in (first, better):
+        assert sum(table.step_parts_of("best", plan, result).values()) == pytest.approx(plan.cost.step_time_s)

@@ -22,7 +22,7 @@ from planner_core.core import Plan
 from planner_core.models import fold
 from planner_core.planning import Request, Result
 
-_MESSAGES: ResultCache[tuple[Request, str, tuple[str, ...]], dict[str, list[dict[str, Any]]]] = ResultCache(64)
+_MESSAGES: ResultCache[state.PlanKey, dict[str, list[dict[str, Any]]]] = ResultCache(64)
 DONE = {
     "all_gather": "gathered on every GPU",
     "all_reduce": "summed, the sum on every GPU",
@@ -104,7 +104,7 @@ def _show_node(result: Result, drawing: graph_view.Scene, node: graph_view.Node,
 def _describe_traffic(result: Result, node: graph_view.Node, plan_id: str, plan: Plan) -> list[str]:
     """Say for each phase of a step what one copy of the node sends."""
     home = current_setup.result_of(plan_id, result)
-    key = result.request, plan_id, state.edit_of(plan_id)
+    key = state.plan_key(result.request, plan_id, plan)
     sent_by_node = _MESSAGES.get(
         key, lambda: overlay.node_messages(plan, state.model_drawing(result.request), home.graph)
     )

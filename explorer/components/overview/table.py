@@ -39,14 +39,14 @@ Parts = Mapping[str, float]
 
 
 # Not Streamlit's caches: they hash a request field by field, 3 ms for each of the nineteen of a visit. It has a hash of its own.
-_PARTS: ResultCache[tuple[Request, str, tuple[str, ...]], dict[str, float]] = ResultCache(256)
+_PARTS: ResultCache[state.PlanKey, dict[str, float]] = ResultCache(256)
 _FLOPS: ResultCache[Request, int] = ResultCache(64)
 
 
 def step_parts_of(plan_id: str, plan: Plan, result: Result) -> dict[str, float]:
     """Return the seconds of a plan's step by what they go to."""
     home = current_setup.result_of(plan_id, result)
-    key = home.request, plan_id, state.edit_of(plan_id)
+    key = state.plan_key(home.request, plan_id, plan)
     return _PARTS.get(key, lambda: step_parts.split_step(plan, home.graph, home.coarse))
 
 
