@@ -38,9 +38,8 @@ from planner_core.verification.fake.group import verify_fake
 from planner_core.verification.fake.pipeline import verify_fake_stages
 from planner_core.verification.numerics import verify_numbers
 from planner_core.verification.stages import verify_stages
-from planner_core.verification.static import check_rules, verify_rules
+from planner_core.verification.static import check_rules
 
-__all__ = ["check_rules", "format_report", "scaled", "verify", "verify_fake", "verify_numbers", "verify_rules"]
 MAX_RANKS = 16
 MAX_PARAMETERS = 50_000_000
 """A model with more parameters is not run on CPU processes."""

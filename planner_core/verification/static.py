@@ -110,7 +110,7 @@ def _check_block(
     for i, value in enumerate(block.values):
         param = bp.params.get(value.name) if value.kind == "parameter" and i not in block.inputs else None
         if param is not None:
-            delivered[i] = _stored_state(param)
+            delivered[i] = State(param.working, param.gradient)
             yield from _check_even(
                 f"{where}: {value.name}", value.meta.shape, _even_placements(value.meta, param, plan), plan
             )
@@ -130,10 +130,6 @@ def _check_call(
     inner = {i: outer[o] for i, o in zip(block.inputs, call.inputs, strict=True) if o in outer}
     yield from _check_block(variants[call.prefix], block, plan, inner, variants, graph)
     outer.update({o: inner[i] for i, o in zip(block.outputs, call.outputs, strict=True) if i in inner})
-
-
-def _stored_state(param: ParamPlan) -> State:
-    return State(param.working, param.gradient)
 
 
 def _check_site(
@@ -205,15 +201,12 @@ def _even_placements(meta: TensorMeta, param: ParamPlan, plan: Plan) -> Placemen
     """Return the placements of a stored weight without shards that may leave a shorter last part."""
     fused = {d: s for d, s in param.segments.items() if len(s) > 1}
     alone = [p for p in param.stored if isinstance(p, Shard) and param.stored.count(p) == 1]
+    # Only a gather before its use makes a shorter last part whole again. An operator would compute with the parts as they are.
+    at_use = [Replicate() if a in param.gathered else p for a, p in enumerate(param.working)]
     return tuple(
         Replicate() if used != p and p in alone and needs_uneven_split(meta.shape, fused, p.dim, n) else p
-        for p, used, n in zip(param.stored, _placements_at_use(param), plan.mesh.axis_sizes, strict=True)
+        for p, used, n in zip(param.stored, at_use, plan.mesh.axis_sizes, strict=True)
     )
-
-
-def _placements_at_use(param: ParamPlan) -> Placements:
-    """Return the placements in which operators use a weight."""
-    return tuple(Replicate() if a in param.gathered else p for a, p in enumerate(param.working))
 
 
 def _check_attention(name: str, op: Op, inputs: tuple[Edge, ...]) -> Iterator[str]:

@@ -32,7 +32,8 @@ from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.runtime.mismatch import PlanMismatch, describe_other_versions
 from planner_core.runtime.program.collectives.torch_names import check_torch
-from planner_core.verification.api import check_rules, scaled, verify
+from planner_core.verification import check_rules
+from planner_core.verification.api import scaled, verify
 from planner_core.verification.fake.group import verify_fake
 from planner_core.verification.numerics import verify_all
 from planner_core.verification.processes import RankFailure, describe_failure, find_cause

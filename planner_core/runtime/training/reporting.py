@@ -49,6 +49,7 @@ class Report:
         if torch.cuda.is_available() and self.flops:
             values["utilisation"] = self.flops / seconds / self.peak
         self._write(values)
+        # Not in each step: to read a loss the host waits for the device.
         if not math.isfinite(values["loss"]):
             raise FloatingPointError(f"the loss of step {step} is {values['loss']}")
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from planner_core.core.graph import Op, TensorMeta, Value
-from planner_core.core.placement import P, Placement, R, Shard
+from planner_core.core.placement import P, Placement, Shard
 from planner_core.models.adapters.experts import moe_experts
 from planner_core.models.capture.attributes import describe
 from planner_core.ops.catalog.products import DISPATCH
@@ -471,6 +471,3 @@ def differs(
 def all_rows(case: Case) -> tuple[Row, ...]:
     op, values = case.op()
     return rows(op, values)
-
-
-__all__ = ["Case", "R", "all_rows", "cut", "even", "join", "judge"]
