@@ -24,7 +24,7 @@ QUESTIONS = frozenset({"__bool__", "item", "is_nonzero"})
 class DeferredCheck:
     """A call that was not made.
 
-    placeholder  the constant that the model gets as its result
+    placeholder  the constant that the model gets as its result; while it is here, no other tensor has its id
     value        the value of all its elements
     func         the function, e.g. torch.isfinite
     operand      its operand, which may be the placeholder of another deferred call
