@@ -1,0 +1,3 @@
+"""Pages that are opened here take their plans from where those of tests/pages do."""
+
+from tests.pages.conftest import _plans_once as _plans_once
