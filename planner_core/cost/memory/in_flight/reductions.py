@@ -75,7 +75,8 @@ def _reduction(
         # For a reduce_scatter gradients are packed as they are made; for an all_reduce when the unit is done (`base`, and a copy).
         base = 0 if packs else micro[0]
         held = _sent_bytes(micro, group[0].reduce, packs)
-        then = _sent_bytes(last, final, packed=False, before=micro[-1])
+        # With several micro-batches the result is added to the sum of the earlier ones and is free before that is copied to be sent.
+        then = _sent_bytes(last, final, packed=False, before=0 if sums else micro[-1])
         flat = micro[0] if packs else 0
         # What arrives is the gradient that stands; of a weight that the caller gives, it is added to that of the copies before.
         given = any(value in block.inputs for value in weights)
