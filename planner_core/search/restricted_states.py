@@ -274,6 +274,9 @@ def _best_shared_weight_states(
             net.factors.append(allow_only(tensor_name(v), np.arange(net.sizes[tensor_name(v)]) == fixed_state))
     shared = {tensor_name(v) for _, v in _given_weights(block)}
     compiled = compile_network(net, tuple(k for k in boundary_variables(block) if k not in shared))
+    # The level of `net` may leave an operator no strategy at all. Example: HRM-text, whose later levels are then looked at.
+    if not all(map(len, compiled.alive.values())):
+        return {}
     link = eliminate(
         compiled.sizes, weighted_tables(compiled.factors, _TIME_PRICES), compiled.sequence, compiled.boundary
     )

@@ -18,11 +18,19 @@ from planner_core.search.algebra import elimination_order
 from planner_core.search.algebra.elimination import eliminate, lower_bound
 from planner_core.search.algebra.elimination_order import TooWide, choose_elimination_order
 from planner_core.search.lagrangian import search_within_budget
-from planner_core.search.network.folded import ModelNetworks, Problem, Restriction, build_networks, build_problem
+from planner_core.search.network.folded import (
+    ModelNetworks,
+    Problem,
+    Restriction,
+    apply_restriction,
+    build_networks,
+    build_problem,
+)
 from planner_core.search.restricted_states import (
     NO_BOUND_NOTE,
     RESTRICTED_NOTE,
     StateRestriction,
+    _best_shared_weight_states,
     restrict_states,
     with_relaxed_bound,
 )
@@ -164,3 +172,16 @@ def test_many_boundary_tensors_of_one_state_are_no_matter() -> None:
     assert choose_elimination_order(dict.fromkeys(names, 1), [names], names) == []
     with pytest.raises(TooWide, match="mesh of one axis"):
         choose_elimination_order(dict.fromkeys(names, 2), [], names)
+
+
+def test_a_level_that_leaves_an_operator_no_strategy_chooses_no_states() -> None:
+    """HRM-text's networks have such levels: they are passed over, and the next level is looked at."""
+    request = Request(model="albert", cluster="1x4-a100-pcie", mesh="4")
+    planner = prepare_planner(request, capture_graph(ALBERT, batch=16, seq=128))
+    model = cost_model(planner.cluster, candidate_meshes(request, planner.cluster)[0], planner.workload)
+    (name, variants), *_ = build_networks(planner.coarse, planner.strategies, model).blocks.items()
+    net = next(iter(variants.values()))
+    group = next(iter(net.nodes))
+    forbidden = StateRestriction(None, {(name, group): np.zeros(net.sizes[group], dtype=bool)})
+    block = planner.coarse.graph.blocks[name]
+    assert not _best_shared_weight_states(name, block, apply_restriction(name, net, forbidden), planner.coarse, {})
