@@ -14,6 +14,4 @@ from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
 if TYPE_CHECKING:
     from planner_core.exporters.api import export, export_text, nearest_text, write_export
 
-__all__ = ["TARGETS", "TARGETS_WITH_STAGES", "Target", "export", "export_text", "nearest_text", "write_export"]
-
 __getattr__, __dir__ = lazy_exports(__name__)  # these modules import torch

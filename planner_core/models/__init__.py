@@ -27,27 +27,3 @@ from planner_core.models.loading import (
     with_adapters,
 )
 from planner_core.models.zoo import SNAPSHOT_TRANSFORMERS, ZOO, load_snapshot
-
-__all__ = [
-    "SNAPSHOT_TRANSFORMERS",
-    "VOCABULARY",
-    "ZOO",
-    "BatchGraphs",
-    "FoldGroup",
-    "FoldStep",
-    "capture_graph",
-    "complete_config",
-    "default_sizes",
-    "fold",
-    "fold_steps",
-    "has_own_inputs",
-    "list_weight_nodes",
-    "load_model",
-    "load_plan_graph",
-    "load_snapshot",
-    "model_identity",
-    "open_model",
-    "pad_vocabulary",
-    "shared_subgraphs",
-    "with_adapters",
-]

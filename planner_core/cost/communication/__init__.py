@@ -26,27 +26,3 @@ from planner_core.cost.communication.routes import (
     gpus_of_ranks,
     sent_per_gpu,
 )
-
-__all__ = [
-    "AxisLink",
-    "Floats",
-    "LayerMatrix",
-    "Redistributions",
-    "Segments",
-    "algorithms",
-    "all_redistributions",
-    "axis_links",
-    "bytes_between_gpus",
-    "chunk_timeline",
-    "collective_time",
-    "collective_times",
-    "decode",
-    "gpus_of_ranks",
-    "pipe_link",
-    "placement_code",
-    "rank_links",
-    "reductions",
-    "sent_per_gpu",
-    "volume_link",
-    "wire_bytes",
-]

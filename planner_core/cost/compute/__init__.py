@@ -9,18 +9,3 @@ from planner_core.cost.compute.optimizer import (
 from planner_core.cost.compute.products import product_seconds
 from planner_core.cost.compute.roofline import has_kernels, kernel_seconds, op_time, op_work
 from planner_core.cost.compute.weights import copied_seconds, divided_seconds, kept_gradient_seconds
-
-__all__ = [
-    "check_offload",
-    "copied_seconds",
-    "divided_seconds",
-    "has_kernels",
-    "kept_gradient_seconds",
-    "kernel_seconds",
-    "op_time",
-    "op_work",
-    "optimizer_bytes",
-    "optimizer_seconds",
-    "product_seconds",
-    "weight_handout_seconds",
-]

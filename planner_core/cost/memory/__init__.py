@@ -19,24 +19,3 @@ from planner_core.cost.memory.peak import block_memories, num_update_tensors, wa
 from planner_core.cost.memory.saved import Rerun, is_recomputed, kept_results, rerun_ops, viewed_operands
 from planner_core.cost.memory.standing import StandingMemory, param_bytes
 from planner_core.cost.memory.terms import has_working_copy, weight_bytes
-
-__all__ = [
-    "BlockMemory",
-    "Moment",
-    "PeakTensor",
-    "Rerun",
-    "StandingMemory",
-    "block_memories",
-    "has_working_copy",
-    "is_recomputed",
-    "kept_results",
-    "num_update_tensors",
-    "param_bytes",
-    "peak_memory",
-    "rerun_ops",
-    "stage_moments",
-    "tensors_at_peak",
-    "viewed_operands",
-    "walk",
-    "weight_bytes",
-]

@@ -16,20 +16,4 @@ if TYPE_CHECKING:
     from planner_core.models.capture.recording import Record, Scope
     from planner_core.models.capture.values import ValueTable
 
-__all__ = [
-    "CallKind",
-    "FlashAttention",
-    "ForeignTensors",
-    "FunctionCall",
-    "PassListener",
-    "Record",
-    "Recorder",
-    "Scope",
-    "ValueTable",
-    "capture_module",
-    "describe",
-    "returned_loss",
-    "standin_loss",
-]
-
 __getattr__, __dir__ = lazy_exports(__name__)  # these modules import torch

@@ -41,33 +41,4 @@ if TYPE_CHECKING:
         storage_key,
     )
 
-__all__ = [
-    "DROPOUTS",
-    "MISSING",
-    "RECURRENT",
-    "AssumeFinite",
-    "ModuleState",
-    "TensorReplacement",
-    "TorchDispatchMode",
-    "WeightDtypes",
-    "buffer_bytes",
-    "canonical_name",
-    "disable_subclass_functions",
-    "draws_dropout_mask",
-    "draws_random_numbers",
-    "is_library_file",
-    "is_plain",
-    "list_containers",
-    "makes_kv_cache",
-    "normalize_call",
-    "preserve_version",
-    "recorded_results",
-    "rewrite_call",
-    "scratch_tensors",
-    "storage_id",
-    "storage_key",
-    "tensors",
-    "without_dropout_masks",
-]
-
 __getattr__, __dir__ = lazy_exports(__name__)  # these modules import torch

@@ -24,26 +24,4 @@ if TYPE_CHECKING:
     from planner_core.models.sources.labels import text_config, value_limits
     from planner_core.models.sources.resolve import ModelSource, python_source
 
-__all__ = [
-    "_MAPPINGS",
-    "ModelSource",
-    "argument_name",
-    "argument_state",
-    "build_from_config",
-    "copy_module",
-    "explain_unsupported",
-    "huggingface",
-    "initial_buffers",
-    "is_unknown_input",
-    "lacks_samples",
-    "make_training_inputs",
-    "module_source",
-    "positional_names",
-    "python_source",
-    "select_config",
-    "text_config",
-    "value_limits",
-    "with_defaults",
-]
-
 __getattr__, __dir__ = lazy_exports(__name__)  # these modules import torch

@@ -18,36 +18,3 @@ from planner_core.planning.analysis.reporting import (
 from planner_core.planning.analysis.space_size import count_spaces, log10_size
 from planner_core.planning.analysis.step_trace import STREAMS, TraceWork, chrome_trace, step_work, trace_of
 from planner_core.planning.analysis.unfolded_network import network_json, unfold_problem
-
-__all__ = [
-    "SCENARIOS",
-    "STREAMS",
-    "AblationStep",
-    "TraceWork",
-    "ablation_steps",
-    "chrome_trace",
-    "count_spaces",
-    "first_plan_text",
-    "fold_report",
-    "fold_text",
-    "format_table",
-    "front_report",
-    "front_text",
-    "log10_size",
-    "network_json",
-    "plan_regrets",
-    "plan_report",
-    "price_report",
-    "price_text",
-    "regret_report",
-    "regret_text",
-    "simulate_steps",
-    "step_work",
-    "text",
-    "to_dot",
-    "to_graphml",
-    "to_networkx",
-    "trace_of",
-    "unfold_problem",
-    "unknown_ops",
-]

@@ -7,5 +7,3 @@ scaled_down    a plan on another model and another mesh
 
 from planner_core.planning.derived.scaled_down import retarget_plan, small_mesh
 from planner_core.planning.derived.small_config import shrink_config, shrunk_configs
-
-__all__ = ["retarget_plan", "shrink_config", "shrunk_configs", "small_mesh"]

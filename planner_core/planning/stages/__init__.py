@@ -16,14 +16,3 @@ from planner_core.planning.stages.answer import STAGED_NAMES, STOCK_PLAN_NAME, f
 from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
 from planner_core.planning.stages.search import StagedPlan, search_stages
 from planner_core.planning.stages.trace import stage_trace
-
-__all__ = [
-    "STAGED_NAMES",
-    "STAGES_PLAN_NAME",
-    "STOCK_PLAN_NAME",
-    "StagedPlan",
-    "find_staged_plans",
-    "may_use_stages",
-    "search_stages",
-    "stage_trace",
-]

@@ -3,11 +3,3 @@
 from planner_core.search.algebra.elimination_order import TooWide
 from planner_core.search.algebra.pareto_points import MAX_UNIT_POINTS, PointAllowance
 from planner_core.search.algebra.partition import StageOption, best_partition
-
-__all__ = [
-    "MAX_UNIT_POINTS",
-    "PointAllowance",
-    "StageOption",
-    "TooWide",
-    "best_partition",
-]

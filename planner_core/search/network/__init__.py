@@ -14,29 +14,3 @@ from planner_core.search.network.group_work import BlockCache, OperatorCache
 from planner_core.search.network.runs import Run, find_runs
 from planner_core.search.network.samples import DimByValue, SampleDims, find_sample_dims, input_sample_dims
 from planner_core.search.network.states import NO_STAGE, AxisState, Bools, Ints
-
-__all__ = [
-    "NO_STAGE",
-    "AxisState",
-    "BlockCache",
-    "Bools",
-    "DimByValue",
-    "Factor",
-    "Ints",
-    "ModelNetworks",
-    "Network",
-    "OperatorCache",
-    "Problem",
-    "Restriction",
-    "Run",
-    "SampleDims",
-    "allow_only",
-    "boundary_variables",
-    "build_networks",
-    "build_problem",
-    "find_infeasible_group",
-    "find_runs",
-    "find_sample_dims",
-    "input_sample_dims",
-    "tensor_name",
-]

@@ -36,32 +36,3 @@ from planner_core.cost.schedule.pipeline.stages import (
     with_parts,
 )
 from planner_core.cost.schedule.pipeline.timing import PipelineTime, Span, bound_s, simulated_pipeline
-
-__all__ = [
-    "Order",
-    "Pass",
-    "PipelineTime",
-    "RankWork",
-    "Span",
-    "StagePlan",
-    "bound_s",
-    "boundary_bytes",
-    "boundary_states",
-    "check_micro_batches",
-    "even_copies",
-    "in_flight",
-    "most_in_flight",
-    "price_pipeline",
-    "price_simulated",
-    "price_stages",
-    "rank_orders",
-    "ranks_work",
-    "simulated_pipeline",
-    "stage_costs",
-    "stage_memories",
-    "stage_plans",
-    "steady_orders",
-    "tied_seconds",
-    "tied_weights",
-    "with_parts",
-]

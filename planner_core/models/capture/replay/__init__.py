@@ -2,5 +2,3 @@
 
 from planner_core.models.capture.replay.opaque_index import IndexIsUsed, IndexName
 from planner_core.models.capture.replay.replayer import Replayer
-
-__all__ = ["IndexIsUsed", "IndexName", "Replayer"]

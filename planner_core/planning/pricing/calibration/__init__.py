@@ -21,24 +21,3 @@ from planner_core.planning.pricing.calibration.measured import (
     read_products,
     read_step,
 )
-
-__all__ = [
-    "Calibration",
-    "Collective",
-    "Fit",
-    "Machine",
-    "Product",
-    "fit_collectives",
-    "fit_machine",
-    "fit_products",
-    "fit_step",
-    "hardware_file",
-    "list_sources",
-    "parse_machine",
-    "read_fits",
-    "read_machine",
-    "read_nccl_tests",
-    "read_products",
-    "read_step",
-    "replace_gpu",
-]
