@@ -15,6 +15,7 @@ from planner_core.core import Pipeline
 from planner_core.cost import most_in_flight
 from planner_core.planning import prepare_planner
 from planner_core.planning.request import Request
+from planner_core.planning.stages import search
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.rank_bound import PRECISION, RankBound
 from planner_core.planning.stages.search import _StageSearch
@@ -119,3 +120,14 @@ def test_plans_of_all_degrees_are_above_and_memory_raises_it(tmp_path: Path) -> 
         assert bound_s <= alone.best[0].cost.step_time_s
         raised += bound_s > 1.05 * shared_s
     assert raised == len(degrees)
+
+
+def test_ranks_are_bounded_only_where_a_search_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound takes a network of the whole model. Of 18 of EXAONE-4 32B on 16 GPUs, 8 belonged to degrees that were skipped after it."""
+    monkeypatch.setattr(search, "MAX_SEARCHED", 1)
+    asked = Request("llama-3-8b", cluster="1x8-h100", batch=64, seq=2048, layers=8, recompute="auto", accumulate=1)
+    stages = _StageSearch(prepare_planner(asked), lambda text: None, None, None)
+    stages.run()
+    assert stages.best is not None
+    # Another place of the pipeline's axis is searched with the best degrees; one node has one place.
+    assert set(stages.rank_bounds) == set(stages.model_s)
