@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -10,14 +11,15 @@ from planner_core.core import Plan, load_cluster
 from planner_core.planning import Request, plan_model
 from planner_core.planning.methods import Layout
 from planner_core.planning.pipeline import FIRST_PASSES
+from planner_core.planning.planner import Planner
 from planner_core.planning.pricing import Pricer, Statement
 
 ONE_SWITCH = ("megatron", "megatron-sp")
 CLUSTER, MEMORY_GB, LAYERS = "1x8-h100:gpu=a100-40gb-sxm", 14.0, 6
 
 
-def rows(**changes: object) -> dict[str, Plan]:
-    asked = Request("llama-3-8b", cluster=CLUSTER, memory_gb=MEMORY_GB, layers=LAYERS, recompute="auto", **changes)  # type: ignore[arg-type]
+def rows(memory_gb: float = MEMORY_GB, **changes: object) -> dict[str, Plan]:
+    asked = Request("llama-3-8b", cluster=CLUSTER, memory_gb=memory_gb, layers=LAYERS, recompute="auto", **changes)  # type: ignore[arg-type]
     return {p.method: p for p in plan_model(asked, passes={"baselines": FIRST_PASSES["baselines"]}).plans}
 
 
@@ -45,3 +47,18 @@ def test_rows_of_other_baselines_may_mix() -> None:
     found = rows(batch=64, seq=4096, accumulate=8)
     assert len({b.recompute for label, b in found["fsdp"].blocks.items() if label}) > 1
     assert all(found[method].workload["recompute"] in ("none", "full") for method in ONE_SWITCH)
+
+
+def test_a_switch_that_cannot_win_has_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the fastest mesh fits as it is, recomputation could only be slower; no network of it was needed to see that."""
+    built, build = [], Planner.problem
+
+    def spy(planner: Planner, *args: Any, **named: Any) -> Any:
+        if named.get("usual") and planner.workload.recompute in ("none", "full"):
+            built.append(planner.workload.recompute)
+        return build(planner, *args, **named)
+
+    monkeypatch.setattr(Planner, "problem", spy)
+    found = rows(memory_gb=40, batch=64, seq=4096, accumulate=8)
+    assert all(found[method].workload["recompute"] == "none" for method in ONE_SWITCH)
+    assert "none" in built and "full" not in built

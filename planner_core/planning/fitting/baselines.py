@@ -146,14 +146,16 @@ class _BaselineSearch:
 
     def __init__(self, baseline: Method, options: list[DeviceMesh], chosen_s: float) -> None:
         self.baseline, self.options, self.chosen_s = baseline, options, chosen_s
-        self._problems: dict[int, list[Problem]] = {}
+        self._problems: dict[tuple[int, DeviceMesh], Problem] = {}
         """By the identity of the planner. A problem keeps what a search of it found, so the next question is answered at once."""
+        self._least_s: dict[tuple[int, DeviceMesh], float] = {}
+        """A lower bound of each network, or of one that was not built since a network of less work is no faster than a known plan."""
 
     def best_over_numbers(self, number: _Number, larger: Iterable[_Number], smaller: Iterable[_Number]) -> Plan | None:
         """The best plan that fits, at its number of micro-batches; else one of nearly the least memory; None if there is no plan."""
         best = self.plan_that_fits(number) or self.plan_with_more_micro_batches(number, larger)
         if best is not None and best.fits and self.has_one_switch(number):
-            best = self.improve_with_more_micro_batches(best, larger)
+            best = self.improve_with_more_micro_batches(best, number, larger)
         if best is None and not self.lacks_samples(number.planner):
             return None  # its ranks do not divide the model's sizes, which are the same at every number
         for fewer in smaller:
@@ -165,21 +167,29 @@ class _BaselineSearch:
             best = plan or best or self.plan_of_least_memory([fewer])
         return best
 
-    def improve_with_more_micro_batches(self, best: Plan, larger: Iterable[_Number]) -> Plan:
+    def improve_with_more_micro_batches(self, best: Plan, number: _Number, larger: Iterable[_Number]) -> Plan:
         """The best plan up to the first `larger` number at which all blocks fit without recomputation.
 
         One switch recomputes all blocks or none, a jump that no mixture has. Example: Megatron-LM runs six layers of Llama-3-8B on 8 GPUs
         of 14 GB in 3.6 s with 8 micro-batches and recomputation on 2 x 4, in 3.3 s with 16 on 4 x 2, and in 3.4 s with 32 and none.
         """
         numbers = iter(larger)
-        while best.workload["recompute"] == "full" and (more := next(numbers, None)) is not None:
-            plan = self.plan_that_fits(more)
+        # A planner of another number captures the model, so none is asked for where the number before leaves no mesh.
+        while best.workload["recompute"] == "full" and self.may_be_faster(number, best):
+            if (more := next(numbers, None)) is None:
+                break
+            plan = self.plan_under_switch(more, number, best.cost.step_time_s)
+            number = more
             if plan is None:
                 continue
             best = min(best, plan, key=lambda p: p.cost.step_time_s)
             if plan.workload["recompute"] == "none":
                 break
         return best
+
+    def may_be_faster(self, number: _Number, than: Plan) -> bool:
+        """Whether a larger number than this one may have a faster plan, by the bounds of its meshes without recomputation."""
+        return any(self.least_s((number.off,), mesh) < than.cost.step_time_s for mesh in self.options)
 
     def plan_with_more_micro_batches(self, number: _Number, larger: Iterable[_Number]) -> Plan | None:
         """The plan at the first `larger` number of micro-batches at which one fits; else that of nearly the least memory; None without any.
@@ -215,25 +225,36 @@ class _BaselineSearch:
 
     def plan_that_fits(self, number: _Number) -> Plan | None:
         """The best plan at one number; None if none fits. Recomputation is allowed if the fastest plan without it does not fit."""
-        planner, saving = self.planners(number)
-        if self.has_one_switch(
-            number
-        ):  # a mesh of no fast plan may fit without recomputation, which a mixture would have found there
-            plans = filter(None, map(self.best_plan, (planner, saving) if saving is not planner else (planner,)))
-            return min(plans, key=lambda p: p.cost.step_time_s, default=None)
+        if self.has_one_switch(number):
+            return self.plan_under_switch(number)
+        planner, saving = number.planner, number.saving
         with planner.clock("baselines"):
             fast = possible_winners(self.problems(planner), "time") if saving is not planner else []
             # Recomputation only adds work, so it is allowed only where no fastest plan without it fits.
             fits = any(rough_plan_fits(p, planner.graph, planner.budget, "time") for p in fast)
         return self.best_plan(planner if fits else saving)
 
-    def best_plan(self, planner: Planner) -> Plan | None:
-        """The best plan at one number under one recomputation; None if none fits."""
+    def plan_under_switch(self, number: _Number, before: _Number | None = None, below: float = math.inf) -> Plan | None:
+        """The best plan at one number with all blocks recomputed or none; None if none fits in less than `below` seconds.
+
+        `before`: a number that divides this one, whose bounds are known. Recomputation and more micro-batches only add work, so no network
+        is built for a mesh on which less of them already takes too long. Example: EXAONE-4 32B on 16 H100 recomputes in 1.50 s with one
+        micro-batch, and no mesh could with more. Without recomputation 4 x 4 has a bound of 1.43 s with two and 1.58 s with four."""
+        best = self.best_plan(number.off, below, (before.off,) if before else ())
+        if number.on is not number.off:
+            # A mesh of no fast plan may fit without recomputation, so the other switch is looked at in both cases.
+            below = min(below, best.cost.step_time_s if best else math.inf)
+            other = self.best_plan(number.on, below, (number.off, before.on) if before else (number.off,))
+            best = min(filter(None, (best, other)), key=lambda p: p.cost.step_time_s, default=None)
+        return best
+
+    def best_plan(self, planner: Planner, below: float = math.inf, less: tuple[Planner, ...] = ()) -> Plan | None:
+        """The best plan at one number under one recomputation; None if none fits, or none in less than `below` seconds. `less`: planners
+        of less work."""
         with planner.clock("baselines"):
             # The lowest bound first, so that meshes that cannot win any more are skipped.
-            chosen = _best_answer(
-                planner, sorted(self.problems(planner), key=lambda p: rough_bound(p, "time")), self.chosen_s
-            )
+            problems = sorted(self.problems(planner, below, less), key=lambda p: rough_bound(p, "time"))
+            chosen = _best_answer(planner, problems, self.chosen_s, below)
             return planner.plan(*chosen, self.baseline.title, self.baseline.name, "time") if chosen else None
 
     def plan_of_least_memory(self, numbers: Iterable[_Number]) -> Plan | None:
@@ -267,17 +288,25 @@ class _BaselineSearch:
         note = Note("does not fit: shown at nearly the least memory that it takes", NoteKind.SHORTAGE)
         return replace(plan, optimal=False, bound=None, notes=(note, *note_memory(plan, planner)))
 
-    def problems(self, planner: Planner) -> list[Problem]:
-        """The networks of the baseline at a planner's number of micro-batches and recomputation, one for each mesh that suits it."""
-        if id(planner) not in self._problems:
-            restricts = [(mesh, self.baseline.restrict(planner.graph, mesh)) for mesh in self.options]
-            zero = self.baseline.highest_stage(planner.request.zero)
-            self._problems[id(planner)] = [
-                planner.problem(mesh, restrict, zero=zero, usual=True)
-                for mesh, restrict in restricts
-                if restrict is not None
-            ]
-        return self._problems[id(planner)]
+    def problems(self, planner: Planner, below: float = math.inf, less: tuple[Planner, ...] = ()) -> list[Problem]:
+        """The networks of the baseline at a planner's number of micro-batches and recomputation, one for each mesh that suits it.
+
+        Without those of meshes on which planners of `less` work have a bound of `below` seconds or more."""
+        zero = self.baseline.highest_stage(planner.request.zero)
+        for mesh in self.options:
+            key = id(planner), mesh
+            if key in self._problems:
+                continue
+            restrict = self.baseline.restrict(planner.graph, mesh)
+            self._least_s[key] = math.inf if restrict is None else self.least_s(less, mesh)
+            if self._least_s[key] < below:
+                self._problems[key] = problem = planner.problem(mesh, restrict, zero=zero, usual=True)
+                self._least_s[key] = rough_bound(problem, "time")
+        return [self._problems[key] for mesh in self.options if (key := (id(planner), mesh)) in self._problems]
+
+    def least_s(self, planners: tuple[Planner, ...], mesh: DeviceMesh) -> float:
+        """What no plan of these planners takes less than on a mesh, as far as it is known."""
+        return max((self._least_s.get((id(planner), mesh), 0.0) for planner in planners), default=0.0)
 
 
 def _fits_with_half_as_many(plan: Plan, budget: float) -> bool:
@@ -290,10 +319,12 @@ def _fits_with_half_as_many(plan: Plan, budget: float) -> bool:
     return memory["peak"] + memory["activations"] <= budget
 
 
-def _best_answer(planner: Planner, problems: list[Problem], chosen_s: float) -> tuple[Problem, Answer] | None:
-    """The problem with the best plan that fits, and its answer; None if no plan fits. `problems`: the lowest quick bound first."""
+def _best_answer(
+    planner: Planner, problems: list[Problem], chosen_s: float, least: float
+) -> tuple[Problem, Answer] | None:
+    """The problem with the best plan that fits in less than `least` seconds, and its answer; None if none does. `problems`: the lowest
+    quick bound first."""
     best: tuple[Problem, Answer] | None = None
-    least = float("inf")
     for problem in problems:
         # Sorted by this bound, so all that follow are no better.
         if rough_bound(problem, "time") >= least:
