@@ -111,9 +111,8 @@ def test_two_million_tokens_of_a_70_b_model_fit_on_64_gpus() -> None:
     found = plan_model(asked)
     assert found.best.fits
     # The bound leaves out the recomputed layer at work, whose 2.2 GB are worth 0.6 % of the step; the rest is between sum and peak. The
-    # gap was 1.03 % when this was written. One micro-batch cannot fit; bounded by its plan of any memory, it left a gap of 27 %.
-    gap = float(str(found.searched.notes[0]).split("at most ")[1].split(" %")[0])
-    assert found.searched.optimal or gap <= 1.1
+    # gap was 0.91 % when this was written. One micro-batch cannot fit; bounded by its plan of any memory, it left a gap of 27 %.
+    assert found.searched.optimal or float(str(found.searched.notes[0]).split("at most ")[1].split(" %")[0]) < 1
     assert found.best.workload["accumulate"] > 1
     assert {b.recompute for label, b in found.best.blocks.items() if label} <= set(RECOMPUTE[1:])
 

@@ -162,7 +162,7 @@ def bound_of_walk(
 
     `bound` holds for assignments whose sum is within the budget, found at `prices` of memory. The sum counts one copy of every recomputed
     block at work, and the walk holds one of them at a time: T5's sum is up to 10 % above its walk. So the bound is that of the network
-    whose sums leave these out, since what is left is held when forward ends. The bound is infinite if not even such a sum is within the
+    whose sums leave these out, since what is left is held while the loss runs. The bound is infinite if not even such a sum is within the
     budget. A value above `abandon_above` is high enough.
     """
     if problem.make_at_least is None or problem.unrestricted is not None or bound <= rough_bound(problem, objective):

@@ -300,7 +300,8 @@ class _Builder:
         saved_share = self.options.saved_share if any(reruns) else 1.0
         at_ends = tuple(s.group.name in side for side in self.options.ends)
         make_factor = partial(self._weight_factor, s, index, value, uses, counts_working_copy)
-        key = form, tuple(uses), counts_working_copy, reruns, saved_share, at_ends, *self._weight_key(value)
+        at_loss = self.options.counts_at_loss(s.group.name, len(uses))
+        key = form, tuple(uses), counts_working_copy, reruns, saved_share, at_ends, at_loss, *self._weight_key(value)
         self._add_shared_factor(make_factor, (s.group.name, tensor_name(value)), "weight", *key)
 
     def _operands(self, s: GroupStrategy) -> dict[int, list[tuple[int, int]]]:
@@ -466,11 +467,11 @@ class _Builder:
         uses: list[tuple[int, int]],
         gathered: Bools,
     ) -> Floats:
-        """[row, state]: bytes of a weight of a recomputed block that stays gathered from the recomputation to its backward.
-
-        At the peak one copy of the block holds such weights.
-        """
-        saved = [(k, i) for k, i in uses if value in s.ops[k].saved and s.ops[k].name in self.options.reruns]
+        """[row, state]: bytes of a weight that is gathered at the peak: of the copy that is recomputed, or while the loss runs."""
+        at_loss = self.options.counts_at_loss(s.group.name, len(uses))
+        saved = [
+            (k, i) for k, i in uses if value in s.ops[k].saved and (at_loss or s.ops[k].name in self.options.reruns)
+        ]
         total = np.zeros((len(index), 1))
         for k, i in saved:
             parts = joint_parts(

@@ -179,7 +179,7 @@ def build_networks(
 
     `strategies` are the operator strategies by block; the name of the top block is "". `caches` hold values of earlier networks of the
     same mesh, with other ZeRO stages or recomputation. `operators` hold those of earlier networks on any mesh of the cluster.
-    `at_least`: count only the memory that is held when forward ends, so that no plan's sum is above its simulated peak.
+    `at_least`: count only the memory that is held while the loss runs, so that no plan's sum is above its simulated peak.
     """
     caches, operators = {} if caches is None else caches, {} if operators is None else operators
     graph = coarse.graph
