@@ -303,14 +303,17 @@ def weight_seconds(block: Block, op: Op, site: SitePlan, again: bool, model: Cos
         forward += gathered
         backward += gathered if again or value in op.saved else 0.0
         if v.grad:
-            made, kept = ITEM_BYTES[v.meta.dtype], model.workload.gradient_item(ITEM_BYTES[v.meta.dtype])
-            gradient = local_bytes(block, value, edge.dst.gradient, model) / made * kept
+            made = ITEM_BYTES[v.meta.dtype]
+            summed, updated = model.workload.gradient_item(made), model.workload.updated_item(made)
+            gradient = local_bytes(block, value, edge.dst.gradient, model) / made * summed
             if _communicates(edge.backward, model):
                 backward += copied_seconds(gradient, model)
             else:
                 is_sent_later = any(p == P and n > 1 for p, n in zip(edge.src.gradient, model.sizes, strict=True))
-                copied = gradient if is_sent_later or kept > made else 0.0
-                backward += kept_gradient_seconds(gradient, copied, model)
+                # What is not sent at all is added to the gradient that the optimizer takes.
+                stands = gradient if is_sent_later else gradient * (updated / summed)
+                copied = stands if is_sent_later or updated > made else 0.0
+                backward += kept_gradient_seconds(stands, copied, model)
             if any((step.src, step.dst) == (R, P) and model.sizes[step.axis] > 1 for step in edge.backward):
                 backward += divided_seconds(gradient, model)
     return forward, backward

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from planner_core.core import BlockLabel, ParamPlan, Plan, Shard, glob_name
 from planner_core.cost import zero_stage
-from planner_core.exporters.configs.common import gathering_remarks, gradient_dtype, master_gradient_remarks
+from planner_core.exporters.configs.common import gathering_remarks, gradient_dtype
 from planner_core.exporters.source import template_text
 from planner_core.planning.methods import CannotHold, recompute_by_hand
 
@@ -123,7 +123,7 @@ def write_fsdp2(plan: Plan) -> WrittenText:
     """A Python module with `shard(model)`. Raises InputError for a plan that shards more than the batch."""
     sharding, load = find_batch_sharding(plan), plan.workload
     use = "Import `shard` from FILE and call shard(model) on the whole model, equal on every rank, before the optimizer is made"
-    remarks = list_fsdp_remarks(plan, sharding, use, [*recompute_by_hand(plan), *master_gradient_remarks(plan)])
+    remarks = list_fsdp_remarks(plan, sharding, use, recompute_by_hand(plan))
     quoted = json.dumps(plan.name, ensure_ascii=False)
     head = [
         f'"""FSDP2 of {plan.model["name"]} over {plan.mesh.num_devices} devices: the plan {quoted}, written by Shardscope.',

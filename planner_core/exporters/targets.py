@@ -72,7 +72,6 @@ def _write_json(plan: Plan) -> WrittenForm:
 
 
 def _write_torchrun(plan: Plan) -> WrittenForm:
-    from planner_core.exporters.configs.common import master_gradient_remarks
     from planner_core.exporters.torchrun import write_torchrun_script
 
     n = plan.num_gpus
@@ -83,8 +82,7 @@ def _write_torchrun(plan: Plan) -> WrittenForm:
     beside = (
         "It imports Shardscope, and reads the plan from a file beside it, called as the script but ending in .plan.json"
     )
-    differences = (f"differs from the plan: {d}" for d in master_gradient_remarks(plan))
-    return write_torchrun_script(plan), (run, own if source else tiny, beside, *differences), None
+    return write_torchrun_script(plan), (run, own if source else tiny, beside), None
 
 
 def _writer(module: str, name: str) -> Callable[[Plan], WrittenForm]:

@@ -150,14 +150,13 @@ def test_layers_that_sum_their_gradients_alone_run_as_priced() -> None:
 
 
 def test_gradients_of_16_bits_are_summed_in_16_bits() -> None:
-    """`--gradients` reached no script: a plan of bfloat16 sums was run, and exported as FSDP2, in float32."""
+    """`--gradients` reached no script; then a sum in bfloat16 was priced as what the optimizer takes, which is float32 in torch."""
     asked = replace(ASKED, cluster="1x8-h100:gpus=4", mesh="4", batch=8, seq=512, gradients="bfloat16", accumulate=1)
     plan = searched(asked)
     (report,) = verify_fake_all([plan], graphs=[load_plan_graph(plan)])
-    assert report["order"]["ok"], report["order"]
+    assert report["ok"] and report["order"]["ok"], report
     for tool, target in ((None, "torchrun"), ("fsdp2", "fsdp2")):
         made = export_text(searched(replace(asked, tool=tool)), target)
-        assert "2 bytes more for each parameter that a rank stores" in " ".join(made.remarks)
         assert target == "torchrun" or "DTYPE, REDUCE = torch.bfloat16, torch.bfloat16" in made.text
 
 

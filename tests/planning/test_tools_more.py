@@ -194,6 +194,7 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
             "compiled": False,
             "dtype": "bfloat16",
             "gradients": "bfloat16",
+            "stack": "deepspeed",
             "optimizer": "adamw",
         },
     ),
@@ -253,7 +254,7 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
         ACCELERATE_DS,
         "accelerate",
         "fsdp=32",
-        {"accumulate": 1, "compiled": False, "recompute": "none", "offload": True},
+        {"accumulate": 1, "compiled": False, "recompute": "none", "offload": True, "stack": "deepspeed"},
     ),
     (
         "stages.sh",
@@ -270,7 +271,13 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
         "dp=8,zero=1,pp=4,vp=2,schedule=interleaved",
         TITAN_RUN | {"accumulate": 8},
     ),
-    ("host.json", DEEPSPEED_HOST, "DeepSpeed", "fsdp=32", {**PLAIN, "optimizer": "adamw", "offload": True}),
+    (
+        "host.json",
+        DEEPSPEED_HOST,
+        "DeepSpeed",
+        "fsdp=32",
+        {**PLAIN, "optimizer": "adamw", "offload": True, "stack": "deepspeed"},
+    ),
 ]
 
 

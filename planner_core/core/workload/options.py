@@ -292,7 +292,7 @@ _ENTRIES = (
     Option(
         "gradients",
         str,
-        f"{' | '.join(GRADIENTS)}: the dtype in which gradients are kept and summed; default that of the weights",
+        f"{' | '.join(GRADIENTS)}: the dtype in which gradients are summed; default that of the weights",
         "dtype of gradients",
         choices=GRADIENTS,
     ),

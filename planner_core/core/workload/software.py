@@ -46,7 +46,8 @@ class Stack:
     does. `call_s`: seconds of the host for each call of a step (`cost.schedule.host`); 0: not known, and no run waits for its host.
     `norms`: one of `NORMS`. `checkpoints`: one of `CHECKPOINTS`. `sums`: one of `SUMS`. `qkv`: "packed" where the code makes q, k and v as
     one tensor, and attention wants copies. `gradient_buffer`: one buffer holds the gradients of all weights for as long as the run lasts,
-    each in the form in which micro-batches are summed. `summed_in`: one of `SUMMED_IN`. `boundary`: one of `BOUNDARIES`.
+    each in the form in which micro-batches are summed. `keeps_sums`: gradients stay in the dtype in which they were summed until the
+    update; else each is cast to its parameter's. `summed_in`: one of `SUMMED_IN`. `boundary`: one of `BOUNDARIES`.
     """
 
     name: str
@@ -63,6 +64,12 @@ class Stack:
     summed_in: str = "kernel"
     boundary: str = "whole"
     gradient_buffer: bool = False
+    keeps_sums: bool = False
+
+    @property
+    def runs_torch_kernels(self) -> bool:
+        """Whether a step takes PyTorch's own kernels, as that of an exported script does."""
+        return replace(self, name=USUAL_STACK, keeps_sums=False) == load_stack(USUAL_STACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +78,7 @@ class Software:
 
     `attention`: one of `ATTENTION`, "sdpa", or "sdpa:2.9" for a release of torch. `optimizer_kernels`: one of `OPTIMIZER_KERNELS`.
     `compiled`: each block runs through torch.compile. `loss`: one of `LOSSES`, or "chunked:8". `gradients`: the dtype in which gradients
-    are kept and summed; None: that of the weights that the optimizer updates.
+    are summed; None: that of the weights that the optimizer updates.
     """
 
     stack: str | None = None

@@ -88,16 +88,24 @@ class Workload(Software):
         return self.batch // self.accumulate
 
     def kept_item(self, item_bytes: int) -> int:
-        """Bytes per element of a stored parameter, of its gradient and of each moment. `item_bytes` is that of the compute dtype."""
+        """Bytes per element of a stored parameter and of each moment. `item_bytes` is that of the compute dtype."""
         # `max`: a float64 model in mixed precision keeps its 8 bytes, and does not shrink to float32.
         masters = self.precision == "mixed" or self.optimizer.endswith("-fp32")
         return max(item_bytes, FLOAT32_BYTES) if masters else item_bytes
 
     def gradient_item(self, item_bytes: int) -> int:
-        """Bytes per element of a gradient as it is kept and summed. `item_bytes` is that of the compute dtype."""
+        """Bytes per element of a gradient while it is summed. `item_bytes` is that of the compute dtype."""
         if self.gradients is None:
             return self.kept_item(item_bytes)
         return max(item_bytes, ITEM_BYTES[self.gradients])
+
+    def updated_item(self, item_bytes: int) -> int:
+        """Bytes per element of a gradient that is summed, as the optimizer takes it. `item_bytes` is that of the compute dtype.
+
+        torch takes a gradient in its parameter's dtype only, so FSDP2 casts a sum in bfloat16 to the float32 of the parameter.
+        """
+        summed = self.gradient_item(item_bytes)
+        return summed if self.resolved().keeps_sums else max(summed, self.kept_item(item_bytes))
 
     def summed_in(self, dtype: str) -> str:
         """The dtype in which the gradient of a weight that computes in `dtype` is summed. A weight of another dtype than the workload's

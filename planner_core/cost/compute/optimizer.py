@@ -47,7 +47,7 @@ def optimizer_bytes(item: int, workload: Workload, kernels: str) -> dict[str, in
     Clipping passes over the gradient, and the working copy is written again. Example: fused AdamW in mixed precision moves 28 bytes for a
     parameter. One by one its operators move 80.
     """
-    kept, gradient, each = workload.kept_item(item), workload.gradient_item(item), optimizer_passes(workload, kernels)
+    kept, gradient, each = workload.kept_item(item), workload.updated_item(item), optimizer_passes(workload, kernels)
     return {
         "weight": each.weight * kept,
         "averages": each.moments * kept,

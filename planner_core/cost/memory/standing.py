@@ -125,6 +125,7 @@ def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Weig
         copied = has_working_copy(item, value.grad, model.workload, same, value.name in gathered)
         # A gradient whose terms are not summed over an axis yet (Partial) is a whole tensor on each rank of the axis.
         local = tuple(p if isinstance(p, Shard) else R for p in param.gradient)
+        is_sum = any(n > 1 and p != q for p, q, n in zip(param.gradient, param.stored, model.sizes, strict=True))
         # In the order of the fields. What is left of a gradient lies as the stored weight does, since the optimizer updates that.
         yield WeightForms(
             number,
@@ -133,8 +134,8 @@ def weight_forms(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Weig
                 for placed, per_element in (
                     (param.stored, each.stored),
                     (param.working, each.working if copied else 0),
-                    (local, each.gradient),
-                    (param.stored, each.gradient),
+                    (local, each.gradient if is_sum else each.updated),
+                    (param.stored, each.updated),
                     (param.stored, each.moments),
                 )
             ),

@@ -4,10 +4,12 @@ Let a weight have `item` bytes per element in compute dtype. On one GPU let w, g
 copy, its accumulated gradient and its stored form. Then
 
     params      s · kept_item, plus w · item if a working copy is held beside the stored parameter
-    gradients   g · gradient_item, from its first backward until it is reduced, and s · gradient_item from then to the optimizer
+    gradients   g · gradient_item, from its first backward until it is reduced, and s · updated_item from then to the optimizer
     optimizer   s · moments · kept_item, and 0 if the host's memory keeps the moments
 
-`kept_item` is 4 bytes in mixed precision, and so is `gradient_item` unless `--gradients` says another dtype.
+`kept_item` is 4 bytes in mixed precision, and so is `gradient_item` unless `--gradients` says another dtype. `updated_item` is then still
+4 bytes where torch's optimizer takes the gradient, and `gradient_item` for a tool that keeps its sums (`Stack.keeps_sums`). A gradient
+that nothing is left to sum of stands as the optimizer takes it from the first.
 A working copy is held beside the stored parameter if the two differ in dtype or in
 placement. If the weight is gathered at each use from the stored parameter itself, the copy is made for the use and then freed.
 
@@ -25,20 +27,23 @@ from planner_core.core import Workload
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """Bytes per element of each form of a weight. `working` is that of a copy that is held beside the stored parameter."""
+    """Bytes per element of each form of a weight. `working` is that of a copy that is held beside the stored parameter, `gradient`
+    that of a sum that grows, `updated` that of the gradient that the optimizer takes."""
 
     stored: int
     working: int
     gradient: int
+    updated: int
     moments: int
 
 
 def weight_bytes(item: int, trained: bool, workload: Workload) -> WeightBytes:
     """Bytes per element of a weight. A weight that is not trained is kept in its own dtype, without gradient and moments."""
     if not trained:
-        return WeightBytes(item, item, 0, 0)
+        return WeightBytes(item, item, 0, 0, 0)
     moments = 0 if workload.offload else workload.moment_bytes(item)
-    return WeightBytes(workload.kept_item(item), item, workload.gradient_item(item), moments)
+    gradient, updated = workload.gradient_item(item), workload.updated_item(item)
+    return WeightBytes(workload.kept_item(item), item, gradient, updated, moments)
 
 
 def has_working_copy(item: int, trained: bool, workload: Workload, same_placement: bool, gathered: bool) -> bool:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from planner_core.core import ITEM_BYTES, InputError, Pipeline, Plan
+from planner_core.core import InputError, Pipeline, Plan
 from planner_core.cost import workload_of
 from planner_core.planning.methods import TpLayout
 
@@ -78,18 +78,6 @@ def gathering_remarks(plan: Plan) -> list[str]:
 def gradient_dtype(plan: Plan) -> str:
     """Return the dtype in which the gradients of a plan's weights are summed."""
     return workload_of(plan).summed_in(str(plan.workload["dtype"]))
-
-
-def master_gradient_remarks(plan: Plan) -> list[str]:
-    """A remark on gradients that are summed in fewer bytes than the master weights have, for what hands them to torch's optimizer."""
-    load, item = workload_of(plan), ITEM_BYTES[str(plan.workload["dtype"])]
-    more = load.kept_item(item) - load.gradient_item(item)
-    if more <= 0:
-        return []
-    return [
-        f"gradients are kept in {gradient_dtype(plan)} until the update in the plan; here they are summed in it, and torch's optimizer "
-        f"takes them in float32, which is {more} bytes more for each parameter that a rank stores"
-    ]
 
 
 def dump_json(data: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from planner_core.core import (
     Note,
     Plan,
     Sentence,
+    load_stack,
     memory_amount,
     named,
     time_amount,
@@ -211,7 +212,8 @@ def _note_tool_price(request: Request, plan: Plan, free: Plan) -> Note:
     if not (plan.fits and free.fits):
         fits = "no plan fits" if not plan.fits else "the plan fits"
         return Note(Sentence("for ", tool_term(str(request.tool)), f": {fits}"))
-    own_kernels = request.stack == request.tool
+    on_torch = load_stack(request.stack or USUAL_STACK).runs_torch_kernels
+    own_kernels = request.stack == request.tool and not on_torch
     more = plan.cost.step_time_s / free.cost.step_time_s - 1
     difference = f"{100 * abs(more):.1f} % {'slower' if more > 0 else 'faster'} than"
     sentence = Sentence(
@@ -225,6 +227,6 @@ def _note_tool_price(request: Request, plan: Plan, free: Plan) -> Note:
         "as fast as" if abs(more) < 0.0005 else difference,
         f" the best of all such plans{' on those of PyTorch' * own_kernels} (",
         time_amount(free.cost.step_time_s),
-        f", which the {FREE} script runs)" if own_kernels or request.stack in (None, USUAL_STACK) else ")",
+        f", which the {FREE} script runs)" if own_kernels or on_torch else ")",
     )
     return Note(sentence)

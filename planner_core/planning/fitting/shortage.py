@@ -58,7 +58,7 @@ def least_state_bytes(planner: Planner) -> int:
             # A weight among a block's inputs is the caller's, where it counts once for all copies that share it.
             if v.kind == "parameter" and i not in block.inputs:
                 item = weight_bytes(ITEM_BYTES[v.meta.dtype], v.grad, planner.workload)
-                total += times * math.prod(v.meta.shape) * (item.stored + item.moments + item.gradient)
+                total += times * math.prod(v.meta.shape) * (item.stored + item.moments + item.updated)
     return total // planner.cluster.num_gpus
 
 

@@ -108,7 +108,7 @@ def _software_changes(stated: Statement, kernels: Collection[str]) -> Iterator[t
         )
     if stated.gradients is None and stated.precision == "mixed":
         changed = stated.but(gradients="bfloat16")
-        yield Sentence(named("gradients", "bfloat16"), ": gradients kept and summed in bfloat16"), changed
+        yield Sentence(named("gradients", "bfloat16"), ": gradients summed in bfloat16"), changed
     for kernel in FASTER_ATTENTION:
         if kernel in kernels and stated.attention != kernel:
             yield Sentence(named("attention", kernel)), stated.but(attention=kernel)

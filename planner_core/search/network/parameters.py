@@ -51,8 +51,9 @@ def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model:
     cost = zero_costs(len(states))
     state_bytes = elements[2] * (item_bytes.stored + item_bytes.moments)
     # Gradients that do not stay are reduced during backward, each as soon as it is there.
-    cost[Component.AFTER_BACKWARD] = state_bytes + elements[1 if model.holds_gradients else 2] * item_bytes.gradient
-    cost[Component.AFTER_FORWARD] = state_bytes + (elements[1] * item_bytes.gradient if model.holds_gradients else 0.0)
+    sums = elements[1] * np.where(_is_summed(states, model), item_bytes.gradient, item_bytes.updated)
+    cost[Component.AFTER_BACKWARD] = state_bytes + (sums if model.holds_gradients else elements[2] * item_bytes.updated)
+    cost[Component.AFTER_FORWARD] = state_bytes + (sums if model.holds_gradients else 0.0)
     if trained:
         cost[Component.STEP] = optimizer_seconds(elements[2], item, model)
         cost[Component.STEP] += weight_handout_seconds(states.shares[2] / states.shares[0], model)
@@ -64,6 +65,13 @@ def storage_cost(states: TensorStates, trained: bool, moves: WeightMoves, model:
         cost[Component.BACKWARD_ONCE] = reduce
         cost[Component.COMMUNICATION] = gather + reduce
     return cost
+
+
+def _is_summed(states: TensorStates, model: CostModel) -> Bools:
+    """[state]: whether a weight's gradient is brought to the stored form once a step, so that until then it stands as a sum."""
+    several = [axis for axis, size in enumerate(model.sizes) if size > 1]
+    differs: Bools = np.array([state[1] != state[2] for state in states.axis_states], dtype=bool)
+    return np.asarray(differs[states.index[:, several]].any(axis=1))
 
 
 def working_copy_bytes(states: TensorStates, trained: bool, gathered: Floats, model: CostModel) -> Floats:
@@ -128,14 +136,16 @@ def use_traffic(
         produced = joint_codes([placement_code(g) for _, g in consumed], index, base)
         scatter = moves.gradient.cost[produced[:, None], states.gradient[None, :]]
         is_local = moves.gradient.local[produced[:, None], states.gradient[None, :]]
-        kept = model.workload.gradient_item(item)
-        gradient = _local_bytes(states, consumed, 1, kept, index, model)[:, None]
+        summed, updated = model.workload.gradient_item(item), model.workload.updated_item(item)
+        gradient = _local_bytes(states, consumed, 1, summed, index, model)[:, None]
         several = [axis for axis, size in enumerate(model.sizes) if size > 1]
         is_term: Bools = np.array([state[1] == P for state in states.axis_states], dtype=bool)
         is_sent_later: Bools = np.asarray(is_term[states.index[:, several]].any(axis=1))
-        copied = np.where(is_sent_later[None, :] | (kept > item), gradient, 0.0)
+        # What is not sent at all is added to the gradient that the optimizer takes.
+        stands = gradient * np.where(is_sent_later, 1.0, updated / summed)[None, :]
+        copied = np.where(is_sent_later[None, :] | (updated > item), stands, 0.0)
         backward = backward + np.where(
-            is_local, kept_gradient_seconds(gradient, copied, model), copied_seconds(gradient, model)
+            is_local, kept_gradient_seconds(stands, copied, model), copied_seconds(gradient, model)
         )
         # Made whole, and summed later over an axis of several ranks.
         divides = np.array([[g == R] for _, g in consumed], dtype=bool) & is_term

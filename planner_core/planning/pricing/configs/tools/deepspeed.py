@@ -66,7 +66,7 @@ def read(fields: Fields, num_gpus: int) -> Setup:
 
 
 def read_gradients(fields: Fields, dtype: str | None, cp: int) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The dtype of gradients as an option, and a note where they are summed in another dtype than they are kept in.
+    """The stack and the dtype of gradients as options, and a note where they are summed in another dtype than they are kept in.
 
     DeepSpeed keeps and sums gradients in the dtype of the model (the properties of its engine), but sums
     in float32 with sequence parallelism. `dtype`: the model's, if a file states it."""
@@ -77,11 +77,11 @@ def read_gradients(fields: Fields, dtype: str | None, cp: int) -> tuple[dict[str
         for name, default in ((sums, dtype if cp == 1 else "float32"), (kept, dtype))
     )
     if dtype is None and not fields.has_value(sums) and not fields.has_value(kept):
-        return {}, ()
+        return {"stack": "deepspeed"}, ()
     if summed_in == kept_in:
-        return {"gradients": kept_in}, ()
+        return {"stack": "deepspeed", "gradients": kept_in}, ()
     note = f"gradients of {fields.where} are kept in {kept_in} ({kept}) and summed in {summed_in} ({sums}); priced in float32 for both"
-    return {"gradients": "float32"}, (note,)
+    return {"stack": "deepspeed", "gradients": "float32"}, (note,)
 
 
 def zero_layout(fields: Fields, name: str, ranks: int, tp: int = 1, cp: int = 1, default: int = 0) -> Layout:
