@@ -51,7 +51,7 @@ def test_it_is_not_better_than_the_best_of_all_and_says_by_how_much(found) -> No
     (told,) = [n for n in map(str, result.notes) if n.startswith(f"for {tool}: ")]
     assert "the best plan of one pipeline stage takes" in told
     # The tool's own kernels may be quicker than those of the script that runs every plan.
-    own = result.workload.stack is not None
+    own = not result.workload.resolved().runs_torch_kernels
     assert ("on its own kernels" in told) == own == ("such plans on those of PyTorch" in told)
     assert re.search("(slower than|as fast as) the best of all such plans" if not own else "the best of all such", told)
     assert told.endswith("which the torchrun script runs)")
