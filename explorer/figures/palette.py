@@ -13,7 +13,7 @@ DEVICES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 """Okabe–Ito, black replaced by an olive that shows on both themes; grey is Replicate."""
 GREY = "#8a97a3"
 """Axes and frames, and what no GPU has for itself: readable on both themes."""
-COMPUTE, COMMUNICATION = "#0072B2", "#D55E00"
+COMPUTE, COMMUNICATION, HOST_WAIT = "#0072B2", "#D55E00", "#F0E442"
 MEMORY_KINDS = ("params", "grads", "optimizer", "activations", "buffers")
 MEMORY_NAMES = {
     "params": "weights",
@@ -71,7 +71,7 @@ WORK: tuple[dict[str, Any], ...] = (
     _look("recomputation", "recomputation", "computes again", _AGAIN, _DARK),
     _look("waits", "exposed: waits", "exposed, the GPU waits", COMMUNICATION, _DARK),
     _look("held up by weight traffic", "exposed: held up by weights", "exposed, the GPU is held up", _HELD, _DARK),
-    _look("host", "waits for the host", "the GPU waits for the host", "#F0E442", _DARK),
+    _look("host", "waits for the host", "the GPU waits for the host", HOST_WAIT, _DARK),
     _look("optimizer", "optimizer", "updates", _UPDATE, _DARK),
     _look("sends", "hidden traffic", "sends", _HELD, pale=True),
     _look("sends now", "", "sends, an operator waits", COMMUNICATION, _DARK),

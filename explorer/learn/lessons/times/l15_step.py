@@ -102,7 +102,8 @@ def shown(case: PricedLayout) -> dict[str, float]:
     found = dict.fromkeys(REASONS, 0.0)
     for part in exposed_parts(case.plan.blocks, planner.graph, case.model, planner.coarse):
         found[part.why] += part.seconds
-    return {"compute": cost.compute_time_s, **{why: found[why] for why in REASONS}, "optimizer": cost.optimizer_time_s}
+    busy = {"compute": cost.gpu_compute_s, "host": cost.host_wait_s}
+    return {**busy, **{why: found[why] for why in REASONS}, "optimizer": cost.optimizer_time_s}
 
 
 @lru_cache(maxsize=64)

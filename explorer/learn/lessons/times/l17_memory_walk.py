@@ -86,7 +86,7 @@ def live(learner: Learner, values: Values) -> Live:
         "end_of_forward": base + found[turn - 1].total,
         "end_of_step": base + found[-1].total,
         "recomputed": {
-            "longer": after.compute_time_s / before.compute_time_s - 1,
+            "longer": after.gpu_compute_s / before.gpu_compute_s - 1,
             "before": before.memory_bytes["peak"],
             "after": after.memory_bytes["peak"],
         },

@@ -44,12 +44,16 @@ class PricedLayout:
         """The plan's blocks as the step's time sees them."""
         return _priced_units(self)
 
-    def seconds(self, cluster: Cluster) -> tuple[float, float, float]:
-        """(compute, communication that shows, optimizer) of a step, were the cluster's links those of `cluster`."""
+    def seconds(self, cluster: Cluster) -> tuple[float, float, float, float]:
+        """(compute, waits for the host, communication that shows, optimizer) of a step, were the cluster's links those of `cluster`.
+
+        Waits are a part of their own: a layout whose kernels are shorter waits longer, so that compute with them in it would rise where
+        the GPU computes less.
+        """
         model = cost_model(cluster, self.plan.mesh, self.planner.workload)
         cost = self.plan.cost
         shown = step_seconds(self.units, model) - cost.gpu_compute_s - cost.optimizer_time_s
-        return cost.compute_time_s, max(0.0, shown), cost.optimizer_time_s
+        return cost.gpu_compute_s, cost.host_wait_s, max(0.0, shown), cost.optimizer_time_s
 
     def __hash__(self) -> int:
         return id(self.plan)
