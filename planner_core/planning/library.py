@@ -214,7 +214,8 @@ def price(
             by `cp_type=ring|ulysses|gather`. `ep`: ranks of `fsdp`, or else of `dp`, over which experts are dealt out. The product of
             the other degrees is the number of GPUs.
         batch: Samples of a step, over all GPUs, from which the micro-batches follow. Default: from the next two.
-        micro_batch: Samples of one micro-batch of one data-parallel rank. Default: its share of the batch that `plan` takes by default.
+        micro_batch: Samples of one micro-batch of one data-parallel rank. Default: its share of the batch that `plan` takes by
+            default; with `batch`, the largest part of its share that fits.
         accumulate: Micro-batches of a step. Default: 1, and with stages and no `micro_batch` as many as a rank has samples.
         memory_gb: Memory per GPU that the run may take, in 10^9 bytes.
         advise: Whether to search for changes that would help, and for the best plan.

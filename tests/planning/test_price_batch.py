@@ -93,6 +93,34 @@ def test_the_samples_count_in_place_of_those_of_a_file(tmp_path: Path) -> None:
         assert (options["micro_batch"], options["accumulate"]) == wanted
 
 
+@pytest.mark.parametrize(
+    ("layout", "given", "wanted", "said"),
+    [
+        (
+            "dp=16,zero=1",
+            {"gradients": "bfloat16"},
+            (1, 4),
+            "micro-batch 1 is assumed, the largest that fits: 4 samples at once need 142.6 GiB per GPU; micro_batch states another",
+        ),
+        (
+            "dp=16",
+            {},
+            (4, 1),
+            "micro-batch 4 is assumed, which is a rank's share of the batch, and no smaller one fits either; micro_batch states another",
+        ),
+        ("dp=16,zero=1", {"gradients": "bfloat16", "micro_batch": 4}, (4, 1), ""),
+    ],
+)
+def test_an_assumed_micro_batch_is_made_smaller_until_it_fits(
+    layout: str, given: dict[str, Any], wanted: tuple[int, int], said: str
+) -> None:
+    """`price` took a rank's whole share at once and said "fits no", where one sample after another fits."""
+    priced = shardscope.price("llama-3-8b", cluster="2x8-h100", layout=layout, batch=64, advise=False, **given)
+    assert (priced.stated.micro_batch, priced.stated.accumulate) == wanted
+    assert priced.plan is not None and priced.plan.fits is (wanted == (1, 4))
+    assert [str(note) for note in priced.notes if " is assumed" in str(note)] == [said] * bool(said)
+
+
 def test_an_own_models_stages_are_priced_without_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--accumulate` was blamed where nobody had given it. Example inputs are one micro-batch, and a note says how many are assumed."""
     (tmp_path / "own.py").write_text(OWN_MODEL)

@@ -22,6 +22,7 @@ from planner_core.core import (
     Plan,
     Sentence,
     Software,
+    memory_amount,
     named,
 )
 from planner_core.cost import WAITED, check_offload, cost_model, exposed_parts
@@ -63,14 +64,41 @@ class Pricer:
     def state_setup(
         self, setup: Setup, layout: Layout, given: Mapping[str, Any], batch: int | None
     ) -> tuple[Statement, tuple[Sentence, ...]]:
-        """Return the run of a setup where `given` options, a layout and the samples of a step count instead of its own, and notes as
-        `state_run`. Raises InputError."""
+        """Return the run of a setup where `given` options, a layout and the samples of a step count instead of its own, and notes on its
+        micro-batch if that is assumed. Raises InputError."""
+        number_stated = not {"micro_batch", "accumulate"}.isdisjoint({*setup.options, *given})
+        # With stages the assumed micro-batch is one sample, and example inputs have a size: neither can be smaller.
+        is_assumed = not (batch is None or number_stated or self.has_inputs or setup.batch or layout.pp > 1)
         if batch is not None:
             setup = setup.with_batch(batch, layout)
             # Example inputs are one micro-batch, so they say of how many of these a step is.
             if self.has_inputs and "micro_batch" not in given:
                 given = {**given, "micro_batch": self._share_of_inputs(layout)}
-        return self.state_run(layout, setup.options_beside(layout, given))
+        stated, notes = self.state_run(layout, setup.options_beside(layout, given))
+        return self._shrink_to_fit(stated) if is_assumed else (stated, notes)
+
+    def _shrink_to_fit(self, stated: Statement) -> tuple[Statement, tuple[Sentence, ...]]:
+        """Return the run with the largest micro-batch that fits, and a note if that is not a rank's whole share of the batch. Where none
+        fits, the run stays as stated. Raises InputError."""
+        check_statement(stated, self.cluster)
+        plan, share = self.plan(stated), stated.micro_batch
+        if plan is None or plan.fits:
+            return stated, ()
+        smaller = [stated.but(micro_batch=n, accumulate=share // n) for n in range(share - 1, 0, -1) if share % n == 0]
+        fitting = next((run for run in smaller if (found := self.plan(run)) is not None and found.fits), None)
+        if fitting is None:
+            tried = ", and no smaller one fits either; " if smaller else "; "
+            assumed = f"micro-batch {share} is assumed, which is a rank's share of the batch{tried}"
+            return stated, (Sentence(assumed, named("micro_batch"), " states another"),)
+        peak = plan.cost.memory_bytes["peak"]
+        note = Sentence(
+            f"micro-batch {fitting.micro_batch} is assumed, the largest that fits: {share} samples at once need ",
+            memory_amount(peak, f"{peak / 2**30:.1f} GiB"),
+            " per GPU; ",
+            named("micro_batch"),
+            " states another",
+        )
+        return fitting, (note,)
 
     def state_run(self, layout: Layout, options: Mapping[str, Any]) -> tuple[Statement, tuple[Sentence, ...]]:
         """Return the run of a layout, and a note on its micro-batch if that is assumed. Raises InputError.
