@@ -48,7 +48,7 @@ NEAR_LEAST_PRICE = 1e-8
 """Seconds per byte at which memory counts far more than time, but time still counts."""
 SMALL_SUM_PRICES = (1e-7, 1e-9, 1e-10, 1e-11)
 """Seconds per byte at which assignments of small sums are searched, if that of the least sum does not fit."""
-BUDGET_TOLERANCE = 1e-3
+BUDGET_TOLERANCE = 4e-3
 """Two budgets that differ by less than this share count as equal."""
 BUDGET_MARGIN = 1e-3
 """Where a gap may stay open, the next budget after a peak that does not fit is lower by this share than it seems to have to be."""
