@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import InputError, NoPlanFits, Note, NoteKind, load_cluster
+from planner_core.core import DeviceMesh, InputError, NoPlanFits, Note, NoteKind, axis_names, load_cluster
 from planner_core.planning import Request, candidate_meshes, choose_mesh, plan_model, prepare_planner
 from planner_core.planning.fitting.shortage import note_meshes_left_out
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pipeline import add_baselines
+from planner_core.planning.planner import with_recompute
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.search.algebra import TooWide
 from tests.support.plans import searched
@@ -143,3 +144,12 @@ def test_a_gap_of_some_meshes_is_not_told_where_another_one_was_left_out() -> No
     gap = Note("not proven: at most 1 % above the best there is", NoteKind.GAP)
     plan = note_meshes_left_out(replace(found, notes=(gap,)), TooWide(1e9))
     assert [note.kind for note in plan.notes] == [NoteKind.SCOPE] and plan.bound is None and not plan.optimal
+
+
+def test_a_mesh_whose_peaks_are_far_above_its_sums_has_a_plan_of_least_memory() -> None:
+    """A sample for four GPUs: at every budget of the sum that is tried, the best plan has a peak that does not fit."""
+    planner = prepare_planner(Request("llama-3-8b", cluster="64x8-h100", batch=128))
+    planner = with_recompute(planner, "auto")
+    plan = choose_mesh(planner, [DeviceMesh(axis_names(1), (512,))], prove=False)
+    assert not plan.fits
+    assert plan.cost.memory_bytes["peak"] > planner.budget and plan.notes[0].kind is NoteKind.SHORTAGE

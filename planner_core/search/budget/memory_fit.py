@@ -265,7 +265,7 @@ class _MemoryFit:
         for _ in range(MAX_SUM_BUDGETS):
             answer = self._best_within_sum(sum_budget, limits)
             if answer.assignment is None or answer.bound > limits.abandon_above:
-                break
+                return best or self._abandoned(answer, sum_budget)
             self.bound = max(self.bound, answer.bound if sum_budget >= self.budget else 0.0)
             sum_bytes, peak = memory_bytes(answer.assignment), self.simulate(answer.assignment)
             if sum_bytes <= self.budget:
@@ -294,7 +294,8 @@ class _MemoryFit:
             # The step from the last peak left the range that is open, so the middle of the range is tried.
             if not lower < sum_budget < upper:
                 sum_budget = (lower + upper) / 2
-        return best or self._abandoned(answer, sum_budget)
+        # Peaks may be far above sums: with more GPUs than samples, Llama-3-8B on 512 GPUs holds 380 GiB of buffers at a sum of 4.
+        return best or self.best_of_small_sums(self._abandoned(answer, sum_budget), sum_bytes)
 
     def _next_sum_budget(self, sum_bytes: float, peak: float) -> float:
         """Return the budget of the sum at which the peak is that of the GPU, if the two differ there as much as they do here."""
