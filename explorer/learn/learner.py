@@ -82,6 +82,11 @@ class Learner:
         """The learner's cluster."""
         return self.planner.cluster
 
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes per GPU that the planner lets a plan fill, so that a lesson says "fits" of what the planner calls so."""
+        return int(self.planner.budget)
+
     def transformer(self) -> tuple[Learner, str]:
         """This learner if the model has transformer layers, else one with the standard model, and a sentence about it."""
         if _layer(self.graph) is not None:

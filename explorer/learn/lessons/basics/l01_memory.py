@@ -54,8 +54,8 @@ def memory_by_gpus(learner: Learner, batch: int, keeps: StepSettings) -> dict[in
 
 def live(learner: Learner, values: Values) -> Live:
     """The run as it stands; what stays, kind by kind; the fullest moment; then the fullest moment on more GPUs."""
-    each, room, params = int(values["bytes"]), learner.cluster.gpu.memory_bytes, learner.graph.num_params
-    limit = (float(room), f"{learner.cluster.gpu.name}: {units.memory(room)}")
+    each, room, params = int(values["bytes"]), learner.usable_bytes, learner.graph.num_params
+    limit = (float(room), f"a plan may fill {units.memory(room)}")
     found = memory_by_gpus(learner, int(values["batch"]), step_settings(values))
     n = min(int(values["gpus"]), max(found))
     stacks = {k: sizes_ for k, (sizes_, _) in found.items()}

@@ -97,8 +97,8 @@ def least_volume_and_time(learner: Learner, batch: int) -> tuple[GpuLayout, GpuL
 
 
 def fastest_that_fits(learner: Learner, batch: int) -> GpuLayout | None:
-    """The option with the least time of those that a GPU has room for."""
-    room = learner.cluster.gpu.memory_bytes
+    """The option with the least time of those that fit."""
+    room = learner.usable_bytes
     return min(
         (o for o in list_layouts(learner, batch) if o.peak and o.peak <= room), key=lambda o: o.seconds, default=None
     )
@@ -130,7 +130,7 @@ def live(learner: Learner, values: Values) -> Live:
     learner, note = learner.transformer()
     batch, cluster = int(values["batch"]), two_nodes(learner.cluster)
     per, n = cluster.levels[0].size, cluster.num_gpus
-    found, room = list_layouts(learner, batch), cluster.gpu.memory_bytes
+    found, room = list_layouts(learner, batch), learner.usable_bytes
     near, far = _inside_and_across(found, per)
     by_volume, by_time = least_volume_and_time(learner, batch)
     fitting, grads = fastest_that_fits(learner, batch), gradient_bytes(learner)

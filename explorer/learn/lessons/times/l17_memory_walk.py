@@ -136,7 +136,7 @@ def _sketch(made: PricedLayout) -> Prediction:
 
 def _memory_chart(made: PricedLayout, upto: int | None) -> Drawing:
     found, turn, step = memory_moments(made)
-    room = made.planner.cluster.gpu.memory_bytes
+    room = int(made.planner.budget)
     at, peak = fullest_moment(made)
     memory = made.plan.cost.memory_bytes
     kinds = (
@@ -150,7 +150,7 @@ def _memory_chart(made: PricedLayout, upto: int | None) -> Drawing:
         Stratum(MEMORY_NAMES[k], tuple(map(float, h)), MEMORY_COLOURS[k], k in ("grads", "activations"))
         for k, h in kinds
     ]
-    limit = (float(room), f"{made.planner.cluster.gpu.name}: {units.memory(room)}")
+    limit = (float(room), f"a plan may fill {units.memory(room)}")
     mark = (at, f"fullest: {units.memory(peak)}") if upto is None else None
     return draw_area(bands, units.memory, limit, ((0, "forward"), (turn, "backward"), (step, "")), mark, upto)
 
