@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.sync_api import expect
 
+from explorer.learn.learner import Learner
+from explorer.learn.lessons import LESSONS
 from explorer.learn.pictures.sketch import Curve, ExpectedMistake, Handle, Sketch, bars, curves, spans
 from explorer.static import script, style
+from planner_core.planning import Request
 
 pytestmark = pytest.mark.lessons
 
@@ -170,3 +173,21 @@ def test_curves_are_moved_with_keys_and_follow(context: BrowserContext) -> None:
     assert animation == "none", "calm was asked for"
     assert json.loads(page.locator(".sketch").get_attribute("data-sketch") or "")["why"] == "It grows."
     page.close()
+
+
+@pytest.mark.parametrize("number", [1, 14, 15, 16, 25])
+def test_the_result_of_a_lessons_bars_is_on_a_phones_screen(context: BrowserContext, number: int) -> None:
+    """Totals and "does not fit" stood at the bars' ends, 146 pixels off the screen, in a box that scrolled without a sign."""
+    lesson = LESSONS[number - 1]
+    steps = lesson.scene(Learner(Request("llama-3-8b")), lesson.defaults()).steps
+    bars_of = ("<title>compute: ", "<title>fullest moment: ", "a plan may fill")
+    pictures = [s.picture for s in steps if s.picture.startswith("<svg") and any(x in s.picture for x in bars_of)]
+    assert pictures
+    for picture in pictures:
+        page = shown(context, f'<div class="lesson" id="box" style="width: 368px">{picture}</div>')
+        out = page.evaluate(
+            """() => [...box.querySelectorAll("svg text")].filter(
+                 x => x.getBoundingClientRect().right > box.getBoundingClientRect().right).map(x => x.textContent)"""
+        )
+        assert not out
+        page.close()

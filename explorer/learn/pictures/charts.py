@@ -12,6 +12,8 @@ from explorer.figures.svg_tensors import PAPER, Drawing, at, column, dots, on_co
 
 WIDTH = 608.0
 """Pixels of a chart, and the most of a film: on a phone of 400 pixels a film is shown at 0.6 of its size, in the 368 of the page."""
+NARROW = 430.0
+"""Pixels of a picture that a phone of 400 shows as a whole, at 0.84 of its size (css/lessons/lesson.css)."""
 
 
 def label(
@@ -59,37 +61,35 @@ class StackedBar:
         return sum(p.value for p in self.parts)
 
 
-def bars(
-    items: Sequence[StackedBar],
-    shown: Callable[[float], str],
-    limit: tuple[float, str] | None = None,
-    width: float = WIDTH,
-) -> Drawing:
-    """Stacked horizontal bars on one scale, totals at their ends, `limit` as a dashed line with its name."""
-    # Markup cannot measure words before they are shown: a letter of the names is about 7.6 pixels wide, one of the totals 7.4.
-    left = 12 + 7.6 * max(len(b.name) for b in items)
-    tail = 16 + 7.4 * max(len(shown(b.total) + b.mark) + 2 for b in items)
-    span = width - left - tail
-    scale = span / (max([b.total for b in items] + ([limit[0]] if limit else [])) or 1)
-    top, step = (24.0 if limit else 4.0), 36.0
-    parts = []
-    for i, bar in enumerate(items):
-        y = top + i * step
-        parts.append(at(0, y + 5, text(bar.name, 14, 600 if bar.strong else 400)))
-        x = left
+def bars(items: Sequence[StackedBar], shown: Callable[[float], str], limit: tuple[float, str] | None = None) -> Drawing:
+    """Draw stacked horizontal bars on one scale, each below its name and total, and `limit` as a dashed line with its name."""
+    # Next to the bars, names and totals would leave them no length on a phone, or be out of its screen.
+    heads = [_draw_bar_head(bar, shown) for bar in items]
+    width = max([NARROW, *(head.width for head in heads)])
+    scale = width / (max([b.total for b in items] + ([limit[0]] if limit else [])) or 1)
+    top, step, low = (22.0 if limit else 0.0), 54.0, 22.0
+    parts, wall = [], ""
+    for i, (bar, head) in enumerate(zip(items, heads, strict=True)):
+        y, x = top + i * step, 0.0
+        parts.append(at(0, y, head))
         for p in bar.parts:
-            parts.append(at(x, y, piece(p, p.value * scale, shown)))
+            parts.append(at(x, y + low, piece(p, p.value * scale, shown)))
             x += p.value * scale
-        words = shown(bar.total) + (f", {bar.mark}" if bar.mark else "")
-        parts.append(at(left + span + 12, y + 5, text(words, 13.5, 600 if bar.strong else 400)))
-    height = top + len(items) * step
+        if limit:  # from bar to bar it would cross the words
+            wall += f"M{limit[0] * scale:.1f} {y + low - 3:.0f}v32"
     if limit:
-        x = left + limit[0] * scale
-        parts.append(
-            f'<path d="M{x:.1f} 18V{height:.1f}" stroke="currentColor" stroke-width="1.5" stroke-dasharray="5 4"/>'
-        )
-        parts.append(label(x - 4, 13, limit[1], "end") if x > width * 0.6 else label(x + 4, 13, limit[1]))
-    return column(Drawing(width, height, "".join(parts)), key([p for bar in items for p in bar.parts]), gap=8)
+        x = limit[0] * scale
+        parts.append(f'<path d="{wall}" stroke="currentColor" stroke-width="2" stroke-dasharray="5 4"/>')
+        parts.append(label(x, 13, limit[1], "end") if x > width * 0.6 else label(x, 13, limit[1]))
+    drawn = Drawing(width, top + len(items) * step, "".join(parts))
+    return column(drawn, key([p for bar in items for p in bar.parts], width), gap=8)
+
+
+def _draw_bar_head(bar: StackedBar, shown: Callable[[float], str]) -> Drawing:
+    """Write a bar's name, its total and its mark."""
+    words = shown(bar.total) + (f", {bar.mark}" if bar.mark else "")
+    name = text(bar.name, 14, 600 if bar.strong else 400)
+    return row(name, text(words, 13.5, 600), gap=10) if bar.name else text(words, 13.5, 600)
 
 
 def piece(p: BarPiece, width: float, shown: Callable[[float], str]) -> Drawing:

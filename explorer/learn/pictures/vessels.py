@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from explorer.figures.palette import COMMUNICATION
 from explorer.figures.svg_tensors import Drawing, at, column, text
-from explorer.learn.pictures.charts import BarPiece, key, label, piece
+from explorer.learn.pictures.charts import NARROW, BarPiece, key, label, piece
 from explorer.text import units
 
 VESSEL_HEIGHT, LEFT = 30.0, 58.0
-WIDTH = 430.0
-"""Pixels: on a phone of 400 the whole drawing is seen at 0.84 of its size (css/lesson.css). What is too much is at its right end."""
 
 
 def draw_vessels(num_gpus: int, parts: tuple[BarPiece, ...], limit: tuple[float, str]) -> Drawing:
@@ -18,7 +16,7 @@ def draw_vessels(num_gpus: int, parts: tuple[BarPiece, ...], limit: tuple[float,
     `limit` is that memory in bytes, and in words.
     """
     room, total = limit[0], sum(p.value for p in parts)
-    scale = (WIDTH - LEFT - 8) / (1.04 * max(room, total))
+    scale = (NARROW - LEFT - 8) / (1.04 * max(room, total))
     top, step = 24.0, VESSEL_HEIGHT + (8.0 if num_gpus < 5 else 5.0)
     head = label(LEFT, 14, limit[1])
     rows = [at(0, top + r * step, _draw_vessel(r, parts, scale, room)) for r in range(num_gpus)]
@@ -27,7 +25,7 @@ def draw_vessels(num_gpus: int, parts: tuple[BarPiece, ...], limit: tuple[float,
         words = f"{units.difference(total, room, units.memory)} too much"
         # At the end, not above the excess: where the GPU is small beside it, its words begin where the limit's still stand.
         head += label(LEFT + total * scale, 14, words, "end", size=13.5, bold=True)
-    return column(Drawing(WIDTH, height, head + "".join(rows)), key(parts, WIDTH), gap=8)
+    return column(Drawing(NARROW, height, head + "".join(rows)), key(parts, NARROW), gap=8)
 
 
 def _draw_vessel(rank: int, parts: tuple[BarPiece, ...], scale: float, room: float) -> Drawing:
@@ -45,4 +43,4 @@ def _draw_vessel(rank: int, parts: tuple[BarPiece, ...], scale: float, room: flo
         drawn.append(over + out)
     else:
         drawn.append(f'<path d="M{wall:.1f} 0V{VESSEL_HEIGHT:.0f}" stroke="currentColor" stroke-width="2"/>')
-    return Drawing(WIDTH, VESSEL_HEIGHT, "".join(drawn))
+    return Drawing(NARROW, VESSEL_HEIGHT, "".join(drawn))
