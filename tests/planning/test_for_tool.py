@@ -211,3 +211,31 @@ def test_the_price_of_another_stack_is_not_called_that_of_the_script(stack: str 
     result = plan_model(replace(ASKED, tool="fsdp2", stack=stack, accumulate=1))
     (told,) = [n for n in map(str, result.notes) if n.startswith("for fsdp2: ")]
     assert (", which the torchrun script runs)" in told) == named
+
+
+@pytest.mark.parametrize(
+    ("tool", "cluster", "settings", "said"),
+    [
+        (
+            "deepspeed",
+            "3x8-h100",
+            {"batch": 64},
+            "64 samples cannot be shared by 24 data-parallel ranks; give batch=48 or batch=72",
+        ),
+        ("fsdp2", "1x8-h100:gpus=7", {"batch": 6}, "6 samples cannot be shared by 7 data-parallel ranks; give batch=7"),
+        (
+            "accelerate",
+            "1x8-h100",
+            {"batch": 32, "accumulate": 8},
+            "32 samples in 8 micro-batches cannot be shared by 8 data-parallel ranks; give batch=64",
+        ),
+    ],
+)
+def test_samples_that_a_tool_cannot_deal_out_are_refused_with_the_nearest(
+    tool: str, cluster: str, settings: dict[str, int], said: str
+) -> None:
+    """They were refused as plans that do not fit, so the page offered less memory, which cannot help."""
+    asked = Request("llama-3-8b", cluster=cluster, seq=256, layers=1, tool=tool, **settings)
+    with pytest.raises(InputError) as raised:
+        plan_model(asked)
+    assert str(raised.value) == f"for {tool}: {said}"

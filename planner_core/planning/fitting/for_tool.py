@@ -34,6 +34,7 @@ from planner_core.planning.methods import (
     PLUGINS,
     SEARCHED_FORMS,
     SWITCHES,
+    TOOLS,
     PairForm,
     TpLayout,
     check_tool,
@@ -78,6 +79,7 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
     stack = None if request.stack == request.tool else request.stack
     unbounded = replace(request, tool=None, zero=None, stack=stack)
     free = _choose_free(unbounded, graph, say)
+    _check_samples(request, free)
     # Read from a plan, as the export reads it: what Megatron-LM cannot be told at all has no best plan for it.
     if request.tool == "megatron" and (fault := megatron_fault(free)):
         raise InputError(fault, "; leave ", named("tool", request.tool), " out, or name another tool")
@@ -116,6 +118,26 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
 def _choose_free(unbounded: Request, graph: GraphSource, say: Progress) -> Plan:
     """Return the best plan of one stage that no tool bounds."""
     return choose_shortest_step(unbounded, graph, *choose_micro_batches(unbounded, graph, say), say)[1]
+
+
+def _check_samples(request: Request, free: Plan) -> None:
+    """Raise InputError for samples that none of the tool's layouts can deal out; `free` is a plan of the same step.
+
+    Example: DeepSpeed on 24 GPUs has 24 data-parallel ranks and nothing else, so a step of 64 samples has no plan, whatever the memory.
+    """
+    degrees = {layout.data for layout in TOOLS[str(request.tool)](free.num_gpus)}
+    batch, parts = int(free.workload["batch"]), request.accumulate or 1
+    if any(batch % (parts * ranks) == 0 for ranks in degrees):
+        return
+    fewest = min(degrees)
+    below = batch // (parts * fewest) * parts * fewest
+    near = [named("batch", n) for n in (below, below + parts * fewest) if n]
+    raise InputError(
+        "for ",
+        tool_term(str(request.tool)),
+        f": {batch:,} samples{f' in {parts:,} micro-batches' * (parts > 1)} cannot be shared by {fewest:,} data-parallel ranks; give ",
+        Sentence.from_list(" or ", near),
+    )
 
 
 def _list_uniform_requests(request: Request) -> Iterator[Request]:
