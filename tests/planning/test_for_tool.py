@@ -192,6 +192,9 @@ def test_a_model_that_megatron_cannot_state_has_no_plan_for_it() -> None:
 def test_what_cannot_bound_the_search_is_refused() -> None:
     with pytest.raises(InputError, match='tool="json" is not a tool whose settings'):
         plan_model(replace(ASKED, tool="json"))
+    # The page's list of tools calls it so.
+    with pytest.raises(InputError, match=r'tool="transformers" is not a tool whose .* search; did you mean hf\?$'):
+        plan_model(replace(ASKED, tool="transformers"))
     with pytest.raises(InputError, match="leave method and objective out"):
         plan_model(replace(ASKED, tool="fsdp2", method="tap"))
 

@@ -36,6 +36,9 @@ LONG_TOKENS = 16_384
 MOST_SEARCHED_AXES = 2
 """The mesh axes of a search that nothing bounds."""
 
+OTHER_NAMES = {"transformers": "hf", "huggingface": "hf", "megatron-lm": "megatron", "fsdp": "fsdp2"}
+"""What people call the tools, the page's list among them, by the names that the command line has."""
+
 SEARCHED_FORMS = {
     "fsdp2": "with reshard_after_forward True, or False without replicas",
     "accelerate": "of data-parallel ranks alone: by DDP, FSDP, HSDP, or ZeRO-1 to 3 of its DeepSpeed plugin",
@@ -69,9 +72,9 @@ def bounding_tool(tool: str | None) -> str | None:
 def check_tool(tool: str | None) -> None:
     """Raise InputError for a tool whose settings are not known here."""
     if tool not in TOOLS:
-        raise InputError(
-            named("tool", tool), f" is not a tool whose settings can bound the search; give {FREE}, {', '.join(TOOLS)}"
-        )
+        meant = OTHER_NAMES.get(str(tool).lower())
+        hint = f"did you mean {meant}?" if meant else f"give {FREE}, {', '.join(TOOLS)}"
+        raise InputError(named("tool", tool), f" is not a tool whose settings can bound the search; {hint}")
 
 
 def tool_spaces(
