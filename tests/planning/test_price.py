@@ -73,6 +73,10 @@ def test_a_layout_is_read_and_told_back(text: str, layout: Layout) -> None:
     ("text", "said"),
     [
         ("fsdq=8", "layout 'fsdq=8': \"fsdq\" is not a word; did you mean fsdp"),
+        (
+            "dp=16 zero=1",
+            "layout 'dp=16 zero=1': its words are not separated by commas; write it as dp=2,fsdp=8,tp=4,sp",
+        ),
         ("fsdp=0", 'fsdp is "0", but must be a whole number from 1, as in dp=2,fsdp=8,tp=4,sp'),
         ("fsdp", 'fsdp is "", but must be'),
         ("dp=2,dp=4", "dp is given twice; leave one out"),

@@ -329,7 +329,9 @@ def _stage_contradiction(layout: Layout) -> str:
 
 
 def _parse_words(text: str) -> Iterator[tuple[str, Any]]:
-    for part in text.replace(" ", "").split(","):
+    if re.search(r"[^\s,=]\s+[^\s,=]", text):
+        raise InputError(f"layout {text[:80]!r}: its words are not separated by commas; write it as {EXAMPLE}")
+    for part in re.sub(r"\s", "", text).split(","):
         word, _, value = part.partition("=")
         where = f"layout {text[:80]!r}: {word} is {short(value)}, but"
         if word not in WORDS:
