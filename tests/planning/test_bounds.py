@@ -58,7 +58,9 @@ def layouts_on_two_axes(gpus: int) -> list[Layout]:
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[Request, Statement]:
     """A small request, free or bounded by a mesh or by a tool, and a layout that the request admits."""
-    model, cluster, tool = draw(st.sampled_from(MODELS)), draw(st.sampled_from(CLUSTERS)), draw(st.sampled_from(TOOLS))
+    cluster, tool = draw(st.sampled_from(CLUSTERS)), draw(st.sampled_from(TOOLS))
+    # Megatron-LM's flags do not state T5, so that is refused (`megatron_fault`).
+    model = draw(st.sampled_from([m for m in MODELS if tool != "megatron" or m != "t5-large"]))
     machine = load_cluster(cluster)
     layouts = [s.layout for s in tool_spaces(tool, machine, 512)] or layouts_on_two_axes(machine.num_gpus)
     layout = draw(st.sampled_from([x for x in layouts if x.ep == 1]))
