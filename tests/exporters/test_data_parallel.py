@@ -172,7 +172,7 @@ def test_accelerate_reads_its_configuration(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_accelerate_reads_its_deepspeed_plugin_and_ddp(tmp_path: Path) -> None:
-    """A plan of ZeRO whose gradients are summed in 16 bits is DeepSpeed's, which alone does so; whole states are DDP."""
+    """A plan of ZeRO on DeepSpeed's stack is its plugin's; whole states are DDP."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
     asked = {"cluster": "1x8-h100", "batch": 32, "seq": 2048, "layers": 2, "accumulate": 2}
@@ -185,6 +185,19 @@ def test_accelerate_reads_its_deepspeed_plugin_and_ddp(tmp_path: Path) -> None:
     export(plans()["data parallel"], "accelerate", file)
     args, _, _ = _validate_launch_command(launch_command_parser().parse_args(["--config_file", str(file), "train.py"]))
     assert args.multi_gpu and not args.use_deepspeed and not args.use_fsdp
+
+
+def test_accelerate_says_where_it_sums_gradients_otherwise() -> None:
+    """FSDP sums them in the dtype that computes there, and DDP in float32, whatever a plan says."""
+    for name, sums in (("FSDP", "bfloat16"), ("data parallel", "float32")):
+        plan = plans()[name]
+        for gradients in ("float32", "bfloat16"):
+            load = {**plan.workload, "dtype": "bfloat16", "precision": "mixed", "gradients": gradients}
+            made = export_text(replace(plan, workload=load), "accelerate")
+            assert (f"sums gradients in {sums} here" in " ".join(made.remarks)) == (gradients != sums), (
+                name,
+                gradients,
+            )
 
 
 def test_accelerate_leaves_micro_batches_to_the_script() -> None:

@@ -161,7 +161,7 @@ def read(tmp_path: Path, name: str, text: str | dict[str, Any], gpus: int = 32) 
             "fsdp.yaml",
             ACCELERATE,
             "dp=4,fsdp=8",
-            {"accumulate": 4, "dtype": "bfloat16", "compiled": True, "recompute": "full"},
+            {"accumulate": 4, "dtype": "bfloat16", "compiled": True, "recompute": "full", "gradients": "bfloat16"},
         ),
         (
             "fsdp2.yml",

@@ -247,7 +247,7 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
         ACCELERATE_CP,
         "accelerate",
         "fsdp=4,cp=8,cp_type=gather",
-        {"accumulate": 1, "dtype": "bfloat16", "compiled": False, "recompute": "full"},
+        {"accumulate": 1, "dtype": "bfloat16", "compiled": False, "recompute": "full", "gradients": "bfloat16"},
     ),
     (
         "ds.yaml",

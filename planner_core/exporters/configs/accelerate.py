@@ -6,9 +6,9 @@ import json
 
 from planner_core.core import Plan
 from planner_core.cost import micro_batch, zero_stage
-from planner_core.exporters.configs.common import count_recompute_policies
+from planner_core.exporters.configs.common import count_recompute_policies, gradient_dtype
 from planner_core.exporters.data_parallel import BatchSharding, find_batch_sharding, list_fsdp_remarks
-from planner_core.planning.methods import GRADIENTS, recompute_by_hand
+from planner_core.planning.methods import recompute_by_hand
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 """accelerate's `mixed_precision`, by the dtype that computes."""
@@ -43,18 +43,26 @@ def write_accelerate(plan: Plan) -> tuple[str, tuple[str, ...], None]:
 def _write_plugin(plan: Plan, sharding: BatchSharding) -> tuple[str, list[str], tuple[str, ...]]:
     """Write the section of what runs the plan: its `distributed_type`, its lines, and the remarks."""
     stage = zero_stage(plan)
-    # Only DeepSpeed sums in the model's dtype, of which its section has no word: whether it runs a plan is read from its gradients.
-    if stage and plan.workload.get("gradients") == GRADIENTS["deepspeed"] and sharding.replicate == 1:
+    # FSDP and DeepSpeed share ZeRO-2 and 3: a plan that was searched for DeepSpeed says so by its stack.
+    if stage and plan.workload.get("stack") == "deepspeed" and sharding.replicate == 1:
         return "DEEPSPEED", _write_deepspeed_section(plan, stage), _list_deepspeed_remarks(plan, sharding, stage)
     if stage == 0 and plan.mesh.num_devices > 1:
         own = "every rank has the whole model (DDP), and trains on its own part of the batch"
-        differing = (f"differs from the plan: {d}" for d in (*sharding.differences, *recompute_by_hand(plan)))
+        differences = [*sharding.differences, *recompute_by_hand(plan), *_sum_differences(plan, "DDP", "float32")]
+        differing = (f"differs from the plan: {d}" for d in differences)
         return "MULTI_GPU", [], (USE, own, *differing, *_batch_remark(plan))
     policies = set(count_recompute_policies(plan))
     whole = f"the plan recomputes by {', '.join(sorted(policies))}, every layer whole here: less memory, more compute"
     differences = [whole] if policies - {"none", "full"} or len(policies) > 1 else []
+    differences += _sum_differences(plan, "FSDP", str(plan.workload["dtype"]))
     remarks = (*list_fsdp_remarks(plan, sharding, USE, differences), *_batch_remark(plan))
     return "FSDP", _write_fsdp_section(sharding, recomputes=bool(policies - {"none"})), remarks
+
+
+def _sum_differences(plan: Plan, what: str, dtype: str) -> list[str]:
+    """The difference from the plan where accelerate sums gradients in another dtype, for which its file has no field."""
+    planned = gradient_dtype(plan)
+    return [] if planned == dtype else [f"{what} sums gradients in {dtype} here and in {planned} in the plan"]
 
 
 def _write_fsdp_section(sharding: BatchSharding, *, recomputes: bool) -> list[str]:

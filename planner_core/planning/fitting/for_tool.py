@@ -29,7 +29,6 @@ from planner_core.planning.methods import (
     BASELINES,
     EXACT,
     FREE,
-    GRADIENTS,
     PAIR_FORMS,
     PLUGINS,
     SEARCHED_FORMS,
@@ -145,9 +144,9 @@ def _list_uniform_requests(request: Request) -> Iterator[Request]:
     recomputation. With `auto` the copies of a block could differ, which no setting of a tool says."""
     tool, gradients = str(request.tool), request.gradients
     # A section for a plugin has no field for the dtype of gradients.
-    plugins = [p for p in PLUGINS.get(tool, ()) if gradients in (None, GRADIENTS.get(p))]
-    for name in (tool, *plugins):
-        one = replace(request, tool=name).with_tool_software()
+    plugins = {name: summed for name, summed in PLUGINS.get(tool, {}).items() if gradients in (None, summed)}
+    for name, summed in {tool: gradients, **plugins}.items():
+        one = replace(request, tool=name, gradients=summed).with_tool_software()
         for recompute in list_switches(name) if request.recompute == "auto" else (request.recompute,):
             yield replace(one, recompute=recompute)
 

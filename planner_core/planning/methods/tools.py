@@ -26,8 +26,9 @@ SWITCHES = ("none", "full")
 """A tool recomputes all blocks or none: its settings know no copies."""
 MORE_SWITCHES = {"torchtitan": ("none", "selective", "full")}
 """The recomputations of a tool that has others, from the one of the least work."""
-PLUGINS = {"accelerate": ("deepspeed",)}
-"""The tools that another tool starts as well, by a section of its own file."""
+PLUGINS: Mapping[str, Mapping[str, str]] = {"accelerate": {"fsdp2": "bfloat16", "deepspeed": "bfloat16"}}
+"""The tools that another tool starts as well, by a section of its own file, and the dtype in which they then sum gradients. No field of
+such a section says another: accelerate (its dataclasses.py) gives FSDP the dtype that computes for its sums too."""
 GRADIENTS = {"deepspeed": "bfloat16"}
 """The dtype in which a tool keeps and sums gradients unless its file says another: DeepSpeed those of the model, float16 too, which has
 the bytes of bfloat16 (its engine.py: communication_data_type, get_data_types)."""
@@ -129,10 +130,8 @@ def _fsdp_spaces(num_gpus: int) -> Iterator[Layout]:
 
 
 def _accelerate_spaces(num_gpus: int) -> Iterator[Layout]:
-    """DDP and FSDP; what its DeepSpeed plugin runs is that tool's (`PLUGINS`)."""
-    yield from _fsdp_spaces(num_gpus)
-    if num_gpus > 1:
-        yield Layout(dp=num_gpus)
+    """DDP; what its plugins run is of those tools (`PLUGINS`)."""
+    yield Layout(dp=num_gpus)
 
 
 def _deepspeed_spaces(num_gpus: int) -> Iterator[Layout]:

@@ -95,7 +95,10 @@ def _read_layout(fields: Fields, plugin: str, num_gpus: int) -> tuple[Layout, tu
         )
     if plugin in ("multi_gpu", "no", "tp"):
         degrees = FsdpDegrees(tp=degrees.tp, cp=degrees.cp, cp_type=degrees.cp_type, strategy="no_shard")
-    return fsdp_layout(fields, num_gpus, degrees, "parallelism_config_tp_size"), (), {}
+    # accelerate (its dataclasses.py) has FSDP sum gradients in the dtype that computes; float16 has the bytes of bfloat16.
+    halves = plugin == "fsdp" and fields.lowered("mixed_precision") in ("bf16", "fp16")
+    options = {"gradients": "bfloat16"} if halves else {}
+    return fsdp_layout(fields, num_gpus, degrees, "parallelism_config_tp_size"), (), options
 
 
 def _read_degrees(fields: Fields) -> FsdpDegrees:
