@@ -9,12 +9,13 @@ from explorer.analysis import step_parts
 from explorer.analysis.candidate_marks import PLACEMENTS
 from explorer.text import recipe
 from explorer.text.tables import Row
-from planner_core.core import UNPROVEN, Plan
-from planner_core.cost import zero_stage
+from planner_core import __version__
+from planner_core.core import UNPROVEN, USUAL_STACK, Plan
+from planner_core.cost import attentions_by_kernel, workload_of, zero_stage
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import METHODS, Result, stage_trace
-from planner_core.planning.analysis import AblationStep, TraceWork
-from planner_core.planning.methods import BASELINES, Method
+from planner_core.planning.analysis import AblationStep, TraceWork, describe_recomputation
+from planner_core.planning.methods import BASELINES, EXACT, Method
 from planner_core.planning.pricing import count_model_flops, measure_speed, predict_reserved
 from planner_core.search.candidates import Candidates
 
@@ -33,14 +34,14 @@ def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
         "mesh_axes": "x".join(plan.mesh.axis_names),
         "recipe": recipe.describe_plan(plan),
         "fits": plan.fits,
-        "proven": plan.is_step_proven,
-        "gap": 0.0 if plan.is_step_proven else recipe.gap_of(plan),
-        "objective": plan.objective,
-        "bound": plan.bound,
+        "proven": "yes" if plan.is_step_proven else "but for waits" if plan.optimal else "no",
+        **_bound_columns(plan),
         "optimizer": plan.workload["optimizer"],
         "zero": zero_stage(plan),
         "micro_batches": int(plan.workload["accumulate"]),
+        "recomputation": describe_recomputation(plan),
         "step_time_s": c.step_time_s,
+        "gpu_time_s": c.gpu_time_s,
         "gpu_compute_s": c.gpu_compute_s,
         "communication_s": c.comm_time_s,
         "exposed_communication_s": c.exposed_comm_time_s,
@@ -52,11 +53,36 @@ def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
     }
 
 
+def _bound_columns(plan: Plan) -> dict[str, object]:
+    """Return the bound, the column of the same row that it bounds, in whose unit it is, and the share by which that may be above it.
+
+    A search for the least step bounds the GPU's part of it, and one for the least traffic no step at all: under one name, bounds of
+    three units stood below each other, and a gap was that of a figure with no column.
+    """
+    if METHODS.get(plan.method, EXACT).by_volume:
+        # It counts the bytes that a GPU sends as seconds at 1 GB/s (`volume_link`).
+        column, value, bound = "sent_bytes", float(sent_per_gpu(plan)), None if plan.bound is None else 1e9 * plan.bound
+    else:
+        column = "communication_s" if plan.objective == "communication" else "gpu_time_s"
+        value, bound = plan.cost.seconds(plan.objective), plan.bound
+    # The search adds a millionth of other seconds to tell equal plans apart, so that its bound can be above the value itself.
+    bound = None if bound is None else min(bound, value)
+    gap = 0.0 if plan.optimal else value / bound - 1 if bound else None
+    return {"bound_of": column, "bound_value": bound, "gap": gap}
+
+
 def _columns_on_cluster(plan: Plan, result: Result) -> dict[str, object]:
     s = measure_speed(plan, count_model_flops(result.of_plan(plan).graph), result.cluster)
+    load = workload_of(plan)
+    kernels = attentions_by_kernel(result.of_plan(plan).graph, result.cluster.gpu, load)
     peak, reserved = plan.cost.memory_bytes["peak"], predict_reserved(plan, result.cluster)
     return {
         "precision": result.request.precision,
+        "stack": load.stack or USUAL_STACK,
+        "attention_kernel": ", ".join(kernels),
+        "optimizer_kernels": load.resolved().optimizer_kernels,
+        "compiled": load.compiled,
+        "version": __version__,
         "memory_limit_bytes": step_parts.memory_limit_bytes(result),
         "gpu_memory_bytes": result.cluster.gpu.memory_bytes,
         # The allocator never reserves less than the tensors take.
@@ -126,7 +152,7 @@ class ComparedMethod:
     """A method's best plan; None if it has none, and `why`.
 
     `minimises`: "time", "communication" or "volume". `search_s`: seconds of its search alone; None for baselines, which are
-    searched together. `size`: log10 of the number of plans of its space, at most.
+    searched together. `size`: log10 of the number of plans of its space on the mesh of its plan, at most.
     """
 
     method: Method
@@ -141,12 +167,11 @@ class ComparedMethod:
         return self.plan.cost.step_time_s / exact.cost.step_time_s - 1 if self.plan and exact else None
 
     @property
-    def proof(self) -> str:
-        """Whether its plan is proven the best of its space, or why it is not."""
-        if self.plan is None:
+    def why_unproven(self) -> str:
+        """Why its plan is not proven the best of its space; empty where it is."""
+        if self.plan is None or self.plan.optimal:
             return ""
-        reasons = [note.sentence for note in self.plan.notes if note.kind in UNPROVEN]
-        return "proven" if self.plan.optimal else ", ".join(reasons) or "not proven"
+        return ", ".join(note.sentence for note in self.plan.notes if note.kind in UNPROVEN)
 
 
 def compare_methods(results: Mapping[str, Result | str], sizes: Mapping[str, float]) -> list[ComparedMethod]:
@@ -180,9 +205,9 @@ def method_rows(compared: Sequence[ComparedMethod]) -> list[Row]:
             "title": c.method.shown,
             "minimises": c.minimises,
             "space": c.method.words,
-            "space_log10": c.size,
+            "space_on_mesh_log10": c.size,
             "step_above_exact": c.above(exact),
-            "proof": c.proof,
+            "why_unproven": c.why_unproven,
             "search_s": c.search_s,
             **_method_columns(c),
         }

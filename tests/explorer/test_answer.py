@@ -206,7 +206,10 @@ def test_what_is_drawn_leaves_as_rows(result: Result) -> None:
         assert sum(same[p] for p in parts) == pytest.approx(same["step_time_s"]), "no part holds another"
         assert same["fits"] == (same["peak_bytes"] <= same["memory_limit_bytes"])
         assert same["peak_bytes"] <= same["reserved_low_bytes"] <= same["reserved_high_bytes"]
-        assert same["bound"] == plan.bound and (same["optimizer"], same["precision"]) == ("adamw", "mixed")
+        assert same["bound_value"] == min(plan.bound, plan.cost.gpu_time_s) and (
+            same["optimizer"],
+            same["precision"],
+        ) == ("adamw", "mixed")
     for found in result.candidates:
         drawn = rows.candidate_rows(found)
         assert len(drawn) == int((np.isfinite(found.comm_s) & np.isfinite(found.memory_bytes)).sum())

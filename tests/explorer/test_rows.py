@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 
+import planner_core
 from explorer.analysis import rows as table_rows
 from explorer.components.plans.methods_panel import FAIRNESS_NOTE
 from explorer.text.tables import csv_text, json_text
@@ -30,9 +32,17 @@ def test_every_method_stands_beside_the_exact_plan() -> None:
         assert c.plan == plan and row["step_time_s"] == plan.cost.step_time_s and row["method"] == c.method.name
         assert row["step_above_exact"] == plan.cost.step_time_s / best - 1
         assert row["search_s"] == (home.timings_s["search"] if home else None)
-        assert (row["proof"] == "proven") == plan.optimal
+        assert bool(row["why_unproven"]) <= (row["proven"] == "no") == (not plan.optimal)
+        value, bound = row[row["bound_of"]], row["bound_value"]
+        assert row["bound_of"] == {"time": "gpu_time_s", "volume": "sent_bytes"}.get(c.minimises, "communication_s")
+        if plan.optimal:
+            assert row["gap"] == 0.0
+        elif bound:
+            assert row["gap"] == value / bound - 1 >= 0
+        else:
+            assert row["gap"] is None
         assert row["mesh_axes"].split("x") == list(plan.mesh.axis_names)
-        assert row["space_log10"] == sizes[c.method.name] >= 0
+        assert row["space_on_mesh_log10"] == sizes[c.method.name] >= 0
         if plan.fits:
             assert plan.cost.step_time_s >= best * (1 - 1e-9), "none that fits is better than the best plan"
     told = list(csv.DictReader(io.StringIO(csv_text(rows))))
@@ -43,10 +53,25 @@ def test_every_method_stands_beside_the_exact_plan() -> None:
     )
 
 
+def test_every_column_of_the_plans_is_in_the_contract() -> None:
+    contract = Path("docs/CONTRACT.md").read_text(encoding="utf-8").partition("## Rows of the Plans page")[2]
+    result = planned(Request("gpt2-xl", cluster="1x8-h100", layers=4, recompute="full"))
+    shown = {p.name: p for p in result.plans}
+    plans = table_rows.plan_rows(shown, dict.fromkeys(shown, result))
+    methods = table_rows.method_rows(
+        table_rows.compare_methods({"exact": result, "atp": "ATP suits no mesh here."}, {})
+    )
+    columns = {name for row in (*plans, *methods) for name in row}
+    assert not {c for c in columns if f"`{c}`" not in contract}
+    best = plans[0]
+    assert best["recomputation"] == "full" and best["compiled"] is False and best["stack"] == "torch"
+    assert best["attention_kernel"] == "cudnn" and best["version"] == planner_core.__version__
+
+
 def test_a_method_without_a_plan_says_why() -> None:
     exact = planned(Request("gpt2-xl", cluster="1x8-h100", layers=4))
     made = table_rows.compare_methods({"exact": exact, "atp": "ATP suits no mesh here."}, {})
-    assert made[1].plan is None and made[1].above(exact.searched) is None and made[1].proof == ""
+    assert made[1].plan is None and made[1].above(exact.searched) is None and made[1].why_unproven == ""
     assert table_rows.method_rows(made)[1]["why"] == "ATP suits no mesh here."
 
 

@@ -6,6 +6,7 @@ from planner_core.planning.analysis.folding import fold_report, fold_text
 from planner_core.planning.analysis.priced import price_report, price_text
 from planner_core.planning.analysis.regret import SCENARIOS, plan_regrets, regret_report, regret_text
 from planner_core.planning.analysis.reporting import (
+    describe_recomputation,
     first_plan_text,
     format_table,
     front_report,
