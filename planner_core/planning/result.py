@@ -259,7 +259,7 @@ def _find_missing_evidence(choice: Choice, result: Result) -> str:
     names = {choice.fastest, *(t.name for t in choice.ties)}
     compared = [p for p in result.plans if p.name in names]
     if not choice.ties:
-        others = (p for p in result.plans if p.fits and p.objective == "time" and p.name not in names)
+        others = (p for p in result.plans if p.fits and p.name not in names)
         compared += sorted(others, key=lambda p: p.cost.step_time_s)[:1]
     return next((why for p in compared if len(compared) > 1 and (why := time_band(p, result.cluster).why)), "")
 
@@ -270,10 +270,9 @@ def _ties_of(fastest: Plan, result: Result) -> tuple[Tie, ...]:
     for plan in result.plans:
         doubt = doubt_between(fastest, plan, result.cluster)
         slower = plan.cost.step_time_s / fastest.cost.step_time_s - 1
-        timed = fastest.objective == plan.objective == "time"
-        # Another row may hold the same plan under another name.
+        # Another row may hold the same plan under another name. Whatever a plan was searched for, its step may tie.
         other = plan.name != fastest.name and (plan.mesh, plan.blocks) != (fastest.mesh, fastest.blocks)
-        if plan.fits and timed and 0 <= slower <= doubt and other:
+        if plan.fits and 0 <= slower <= doubt and other:
             ties.append(Tie(plan.name, plan.method, slower, doubt))
     return tuple(sorted(ties, key=lambda t: t.slower))
 
