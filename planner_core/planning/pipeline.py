@@ -29,11 +29,11 @@ from planner_core.core import (
     Workload,
     named,
     slow_dtype_notes,
-    time_amount,
 )
 from planner_core.models import has_own_inputs
 from planner_core.planning.fitting.baselines import (
     better_of_baselines,
+    describe_restriction_cost,
     note_compared_workload,
     note_missing_baselines,
     plan_baselines,
@@ -58,7 +58,7 @@ from planner_core.planning.fitting.shortage import (
 )
 from planner_core.planning.fitting.simpler import leads_by_simplicity, prefer_simpler, without_simpler
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
-from planner_core.planning.methods import METHODS, Method, note_schedule, parse_layout, tool_spaces
+from planner_core.planning.methods import EXACT, METHODS, Method, note_schedule, parse_layout, tool_spaces
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, replace_request
 from planner_core.planning.request import THOROUGH, Progress, Request, rare_collections
 from planner_core.planning.result import Result
@@ -475,25 +475,19 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
                 found[method.name, objective] = choose_mesh(one, candidate_meshes(planner.request, planner.cluster))
             except NoPlanFits as error:
                 notes.append(Note(Sentence(f"{method.title} has no row: ", error.sentence)))
-    extra = [_as_comparison(METHODS[name], plan, found) for (name, _), plan in found.items() if plan is not result.best]
+    # By the names of their rows: the request's plan has one of its own, the other is named by what it makes least.
+    exact = {
+        plan.name if plan is result.best else f"least {objective}": plan
+        for (name, objective), plan in found.items()
+        if name == EXACT.name
+    }
+    extra = [_as_comparison(METHODS[name], plan, exact) for (name, _), plan in found.items() if plan is not result.best]
     return replace(result, plans=(*result.plans, *extra), notes=tuple(notes))
 
 
-def _as_comparison(method: Method, plan: Plan, found: Mapping[tuple[str, str], Plan]) -> Plan:
+def _as_comparison(method: Method, plan: Plan, exact: Mapping[str, Plan]) -> Plan:
     """A method's plan for the comparison: it has the method's name, and a note about what its restrictions cost."""
     if method.objective is None:
         return replace(plan, name=f"least {plan.objective}")
     admits = Note(f"{method.title}: {method.words}", NoteKind.METHOD)
-    return replace(plan, name=method.title, notes=(admits, Note(_describe_restriction_cost(plan, found)), *plan.notes))
-
-
-def _describe_restriction_cost(plan: Plan, found: Mapping[tuple[str, str], Plan]) -> Sentence:
-    """A sentence: the cost of a method's restrictions, compared with the exact search, in step time and in communication."""
-    parts = []
-    for objective, what in (("time", "the step"), ("communication", "communication")):
-        best = found.get(("exact", objective))
-        if best is None:
-            continue
-        mine, least = (p.cost.step_time_s if objective == "time" else p.cost.comm_time_s for p in (plan, best))
-        parts.append(Sentence(f"{what} takes ", time_amount(mine), ", with the exact search ", time_amount(least)))
-    return Sentence.from_list("; ", parts)
+    return replace(plan, name=method.title, notes=(admits, Note(describe_restriction_cost(plan, exact)), *plan.notes))

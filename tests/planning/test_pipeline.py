@@ -131,12 +131,17 @@ def test_no_single_mesh_has_a_shorter_step_than_the_answer(model: str, batch: in
 
 def test_compare_says_what_each_restriction_costs() -> None:
     found = {p.name: p for p in compare_methods(Request("gpt2-xl", cluster="1x8-h100", layers=4)).plans}
-    least = found["least communication"].cost.comm_time_s
+
+    def step_and_sent(name: str) -> tuple[str, str]:
+        cost = found[name].cost
+        return f"{1e3 * cost.step_time_s:.4g} ms", f"{1e3 * cost.comm_time_s:.4g} ms"
+
     for name in ("TAP", "TAPS", "ATP"):
-        told = found[name].notes[1].sentence
-        assert f"the step takes {1e3 * found[name].cost.step_time_s:.4g} ms" in told
-        assert f"with the exact search {1e3 * found['best'].cost.step_time_s:.4g} ms" in told
-        assert f"with the exact search {1e3 * least:.4g} ms" in told
+        (mine, sent), (best, of_best), (longer, least) = map(step_and_sent, (name, "best", "least communication"))
+        # Each step stands beside its own communication.
+        assert str(found[name].notes[1].sentence) == (
+            f"a step takes {mine}, its communication {sent}; of best {best} and {of_best}; of least communication {longer} and {least}"
+        )
 
 
 def test_compare_plans_what_plan_plans() -> None:
