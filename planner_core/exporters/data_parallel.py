@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from planner_core.core import BlockLabel, ParamPlan, Plan, Shard, glob_name
-from planner_core.cost import zero_stage
+from planner_core.cost import block_of, zero_stage
 from planner_core.exporters.configs.common import gathering_remarks, gradient_dtype
 from planner_core.exporters.source import template_text
+from planner_core.models import load_plan_graph
 from planner_core.planning.methods import CannotHold, recompute_by_hand
+
+NEGLIGIBLE = 1e-3
+"""Weights of a smaller share of a model's elements, such as its norms, change neither memory nor traffic by a digit that is shown."""
 
 WrittenText = tuple[str, tuple[str, ...], None]
 
@@ -33,8 +38,9 @@ class BatchSharding:
     differences: tuple[str, ...]
 
 
-def find_batch_sharding(plan: Plan) -> BatchSharding:
-    """The sharding of a plan. Raises InputError if it shards more than the batch, or over axes that FSDP2's mesh cannot have."""
+def find_batch_sharding(plan: Plan, stage: int = 3) -> BatchSharding:
+    """The sharding of a plan. `stage`: the ZeRO stage of the form, for the differences from the plan. Raises InputError if the plan shards
+    more than the batch, or over axes that FSDP2's mesh cannot have."""
     sizes = plan.mesh.axis_sizes
     active = [a for a, n in enumerate(sizes) if n > 1]
     params = [(label, name, p) for label, b in plan.blocks.items() for name, p in b.params.items()]
@@ -62,7 +68,9 @@ def find_batch_sharding(plan: Plan) -> BatchSharding:
         for pattern in _unit_patterns(b.prefixes)
     }
     classes = tuple(dict.fromkeys(BlockLabel.parse(label).block for label in plan.blocks if label))
-    return BatchSharding(plan.mesh.num_devices // shard, shard, units, classes, tuple(_differences(plan, stored)))
+    return BatchSharding(
+        plan.mesh.num_devices // shard, shard, units, classes, tuple(_differences(plan, stored, stage))
+    )
 
 
 def splits_batch_only(plan: Plan) -> bool:
@@ -86,24 +94,41 @@ def _unit_patterns(prefixes: tuple[str, ...]) -> tuple[str, ...]:
     return prefixes if pattern.startswith("{") else (pattern,)
 
 
-def _differences(plan: Plan, stored: list[int]) -> list[str]:
-    whole = sorted(
-        {
-            n
-            for b in plan.blocks.values()
-            for n, p in b.params.items()
-            if stored and not any(_is_sharded(p, a) for a in stored)
-        }
-    )
+def _differences(plan: Plan, stored: list[int], stage: int) -> list[str]:
+    whole = {
+        (label, n): p
+        for label, b in plan.blocks.items()
+        for n, p in b.params.items()
+        if stored and not any(_is_sharded(p, a) for a in stored)
+    }
     differences = []
     if whole:
-        shown = ", ".join(whole[:3]) + (f" and {len(whole) - 3} more" if len(whole) > 3 else "")
+        parts = {1: "optimizer states are ", 2: "gradients and optimizer states are "}.get(stage, "")
+        consequence = "; less memory, more traffic" if _share_of_weights(plan, whole) >= NEGLIGIBLE else ""
         differences.append(
-            f"{shown}: whole in the plan, sharded here with the rest of their unit; less memory, more traffic"
+            f"{list_few(n for _, n in whole)}: {parts}whole in the plan, sharded here with those of the other weights{consequence}"
         )
     if any(b.kept for b in plan.blocks.values()):
         differences.append("some results are kept in the plan, and none here: less memory, more compute")
     return differences
+
+
+def list_few(names: Iterable[str]) -> str:
+    """Up to three names, and how many more there are. Example: "a, b, c and 2 more"."""
+    every = sorted(set(names))
+    return ", ".join(every[:3]) + (f" and {len(every) - 3} more" if len(every) > 3 else "")
+
+
+def _share_of_weights(plan: Plan, names: Collection[tuple[BlockLabel | str, str]]) -> float:
+    """The share of a model's elements that these weights have, each given by the label of its block and its name."""
+    graph, some, total = load_plan_graph(plan), 0, 0
+    for label, block in plan.blocks.items():
+        for value in block_of(graph, label).values:
+            if value.kind == "parameter" and value.name in block.params:
+                elements = math.prod(value.meta.shape) * len(block.prefixes)
+                total += elements
+                some += elements * ((label, value.name) in names)
+    return some / max(1, total)
 
 
 def list_fsdp_remarks(

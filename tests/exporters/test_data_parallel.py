@@ -178,7 +178,16 @@ def test_accelerate_reads_its_deepspeed_plugin_and_ddp(tmp_path: Path) -> None:
     asked = {"cluster": "1x8-h100", "batch": 32, "seq": 2048, "layers": 2, "accumulate": 2}
     plan = plan_model(Request("llama-3-8b", tool="accelerate", **asked), passes={}).best
     file = tmp_path / "accelerate.yaml"
-    export(plan, "accelerate", file)
+    said = " ".join(export(plan, "accelerate", file))
+    # The norms are of no weight beside the rest, so the difference changes no number.
+    assert (
+        "post_attention_layernorm.weight: " in said and "optimizer states are whole in the plan, sharded here" in said
+    )
+    assert "less memory, more traffic" not in said
+    said = " ".join(export(plan, "deepspeed", tmp_path / "zero.json"))
+    assert (
+        "lie in another way there: input_layernorm.weight, model.norm.weight, post_attention_layernorm.weight" in said
+    )
     args, _, _ = _validate_launch_command(launch_command_parser().parse_args(["--config_file", str(file), "train.py"]))
     assert args.use_deepspeed and not args.use_fsdp and args.gradient_accumulation_steps == 2
     assert args.zero_stage == zero_stage(plan) > 0 and args.mixed_precision == "bf16"

@@ -45,7 +45,7 @@ def _write_plugin(plan: Plan, sharding: BatchSharding) -> tuple[str, list[str], 
     stage = zero_stage(plan)
     # FSDP and DeepSpeed share ZeRO-2 and 3: a plan that was searched for DeepSpeed says so by its stack.
     if stage and plan.workload.get("stack") == "deepspeed" and sharding.replicate == 1:
-        return "DEEPSPEED", _write_deepspeed_section(plan, stage), _list_deepspeed_remarks(plan, sharding, stage)
+        return "DEEPSPEED", _write_deepspeed_section(plan, stage), _list_deepspeed_remarks(plan, stage)
     if stage == 0 and plan.mesh.num_devices > 1:
         own = "every rank has the whole model (DDP), and trains on its own part of the batch"
         differences = [*sharding.differences, *recompute_by_hand(plan), *_sum_differences(plan, "DDP", "float32")]
@@ -100,9 +100,9 @@ def _write_deepspeed_section(plan: Plan, stage: int) -> list[str]:
     ]
 
 
-def _list_deepspeed_remarks(plan: Plan, sharding: BatchSharding, stage: int) -> tuple[str, ...]:
+def _list_deepspeed_remarks(plan: Plan, stage: int) -> tuple[str, ...]:
     shares = {1: "optimizer states", 2: "gradients and optimizer states", 3: "weights, gradients and optimizer states"}
-    differences = (*sharding.differences, *recompute_by_hand(plan))
+    differences = (*find_batch_sharding(plan, stage).differences, *recompute_by_hand(plan))
     return (
         USE,
         f"DeepSpeed's ZeRO-{stage} over all {plan.mesh.num_devices} ranks, which share {shares[stage]} and keep gradients in the model's "

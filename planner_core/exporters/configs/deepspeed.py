@@ -10,7 +10,7 @@ from typing import Any
 from planner_core.core import Plan
 from planner_core.cost import zero_stage
 from planner_core.exporters.configs.common import column_remarks, dump_json, gradient_dtype, list_remarks
-from planner_core.exporters.data_parallel import find_batch_sharding, splits_batch_only
+from planner_core.exporters.data_parallel import find_batch_sharding, list_few, splits_batch_only
 from planner_core.exporters.observe import inspect_model, styles_by_pattern
 from planner_core.models import load_plan_graph
 from planner_core.planning.methods import (
@@ -89,7 +89,7 @@ def write_deepspeed(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
 
 def _write_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
     """Write ZeRO over all GPUs, for a plan that splits the batch only. Raises CannotHold for replicas of shards."""
-    stage, params = zero_stage(plan), [p for b in plan.blocks.values() for p in b.params.values()]
+    stage, params = zero_stage(plan), [named for b in plan.blocks.values() for named in b.params.items()]
     if stage == ZERO_3 and (replicas := find_batch_sharding(plan).replicate) > 1:
         raise CannotHold(
             f'the plan "{plan.name}" shards weights over {plan.mesh.num_devices // replicas} of {plan.mesh.num_devices} GPUs, and '
@@ -97,7 +97,7 @@ def _write_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
         )
     every = set(range(len(plan.mesh.axis_sizes)))
     differing = (
-        [p for p in params if every != set(p.gathered if stage == ZERO_3 else p.once_gathered_axes)] if stage else []
+        [n for n, p in params if every != set(p.gathered if stage == ZERO_3 else p.once_gathered_axes)] if stage else []
     )
     data = {
         **_step_settings(plan, stage),
@@ -105,15 +105,12 @@ def _write_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
             1, plan.workload["batch"] // plan.workload["accumulate"] // plan.mesh.num_devices
         ),
     }
+    listed = f"{len(differing)} of its {len(params)} kinds of weights lie in another way there: {list_few(differing)}"
     remarks = (
         USAGE,
         f"ZeRO stage {stage} over all {plan.mesh.num_devices} GPUs; every weight is of that stage here",
         *(KEPT_WHOLE if stage == ZERO_3 else ()),
-        *(
-            [f"differs from the plan: {len(differing)} of its {len(params)} kinds of weights lie in another way there"]
-            if differing
-            else []
-        ),
+        *((f"differs from the plan: {listed}",) if differing else ()),
         *(f"differs from the plan: {d}" for d in (*_gradient_remarks(plan, stage), *recompute_by_hand(plan))),
     )
     return dump_json(data), remarks, None
