@@ -37,5 +37,11 @@ from planner_core.search.lagrangian import (
 from planner_core.search.network.folded import Problem as Problem
 from planner_core.search.network.search_cache import Answer, Assignment
 from planner_core.search.objective import OBJECTIVES, TIE, Objective, objective_value
-from planner_core.search.restricted_states import NO_BOUND_NOTE, RESTRICTED_NOTE, restrict_states, with_relaxed_bound
+from planner_core.search.restricted_states import (
+    NO_BOUND_NOTE,
+    RESTRICTED_NOTE,
+    bound_of_any_memory,
+    restrict_states,
+    with_relaxed_bound,
+)
 from planner_core.search.units.dual_shares import best_shares

@@ -32,7 +32,7 @@ from planner_core.search.algebra.elimination import eliminate, lower_bound
 from planner_core.search.algebra.elimination_order import TooWide
 from planner_core.search.budget.limits import UNPROVEN
 from planner_core.search.folded_solver import FoldedTables
-from planner_core.search.lagrangian import make_objective, search_within_budget
+from planner_core.search.lagrangian import make_objective, search_roughly, search_within_budget
 from planner_core.search.network.factors import Costs, Factor, Network, TablePool, allow_only, tensor_name
 from planner_core.search.network.folded import (
     CompiledNetwork,
@@ -304,8 +304,9 @@ def with_relaxed_bound(problem: Problem, answer: Answer, objective: str, budget:
     top block is priced as a plain sum at some shares of its maxima, which is a lower bound.
     """
     assert answer.assignment is not None
-    # The walk may let a plan through whose sum exceeds the budget. A bound must hold for that plan, too.
-    networks = (problem.make_at_least() if problem.make_at_least is not None else problem).unrestricted
+    # The walk may let a plan through whose sum exceeds the budget. A bound must hold for that plan, too. Without a budget no sum counts.
+    at_least = problem.make_at_least if budget < math.inf else None
+    networks = (at_least() if at_least is not None else problem).unrestricted
     assert networks is not None
     unpriced = make_objective(problem, objective)
     try:
@@ -318,6 +319,14 @@ def with_relaxed_bound(problem: Problem, answer: Answer, objective: str, budget:
     except TooWide:
         bound = _mini_bucket_bound(problem, networks, objective)
     return replace(answer, bound=min(bound, answer.value))
+
+
+def bound_of_any_memory(problem: Problem, objective: str) -> float:
+    """Return a lower bound on the value of every plan of the whole space, of any memory; 0 if none was found."""
+    rough = search_roughly(problem, objective)
+    if problem.unrestricted is None:
+        return rough.bound if rough else math.inf
+    return with_relaxed_bound(problem, Answer(rough, math.inf, 0.0, 0.0), objective, math.inf).bound if rough else 0.0
 
 
 def relax(problem: Problem, networks: ModelNetworks, largest: float | None = None) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from planner_core.core.plan import Plan
 from planner_core.cost.model import cost_model
 from planner_core.models.loading import capture_graph
 from planner_core.planning import choose_mesh
+from planner_core.planning.fitting import micro_batches
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
 from planner_core.search.algebra import elimination_order
@@ -31,6 +33,7 @@ from planner_core.search.restricted_states import (
     RESTRICTED_NOTE,
     StateRestriction,
     _best_shared_weight_states,
+    bound_of_any_memory,
     restrict_states,
     with_relaxed_bound,
 )
@@ -102,6 +105,25 @@ def test_a_narrow_plan_is_one_of_the_wide_space() -> None:
         search_within_budget(like(nets, seen[-1])).value, rel=1e-9
     )  # borne by copies, weights cost the same
     assert 0 < with_relaxed_bound(cut, found, "time", float("inf")).bound <= found.value
+    assert 0 < bound_of_any_memory(cut, "time") <= found.value
+
+
+def test_numbers_that_cannot_win_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spaces that gave up states had no bound of any memory, so ALBERT was planned at 2, 4, 8 and 16 micro-batches before a plan was shown."""
+    planned, plan_number = list[int](), micro_batches._plan_number
+
+    def spy(count: micro_batches.MicroBatchCandidate, *rest: Any) -> Any:
+        planned.append(count.micro_batches)
+        assert any(planner.problem(mesh).unrestricted for planner in [count.planner] for mesh in count.options)
+        return plan_number(count, *rest)
+
+    monkeypatch.setattr(micro_batches, "_plan_number", spy)
+    request = Request(model="albert", cluster="1x4-a100-pcie", mesh="4", batch=16, recompute="auto", accumulate=None)
+    _, plan = micro_batches.choose_micro_batches(
+        request, lambda asked: capture_graph(ALBERT, batch=16 // (asked.accumulate or 1), seq=128), lambda text: None
+    )
+    assert plan.fits and planned == [plan.workload["accumulate"]] == [1]
+    assert plan.bound is not None and 0 < plan.bound <= plan.cost.gpu_time_s
 
 
 def test_a_model_that_fits_is_left_alone() -> None:
