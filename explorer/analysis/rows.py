@@ -15,7 +15,7 @@ from planner_core.cost import attentions_by_kernel, workload_of, zero_stage
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import METHODS, Result, stage_trace
 from planner_core.planning.analysis import AblationStep, TraceWork, describe_recomputation
-from planner_core.planning.methods import BASELINES, EXACT, Method
+from planner_core.planning.methods import BASELINES, Method
 from planner_core.planning.pricing import count_model_flops, measure_speed, predict_reserved
 from planner_core.search.candidates import Candidates
 
@@ -59,16 +59,8 @@ def _bound_columns(plan: Plan) -> dict[str, object]:
     A search for the least step bounds the GPU's part of it, and one for the least traffic no step at all: under one name, bounds of
     three units stood below each other, and a gap was that of a figure with no column.
     """
-    if METHODS.get(plan.method, EXACT).by_volume:
-        # It counts the bytes that a GPU sends as seconds at 1 GB/s (`volume_link`).
-        column, value, bound = "sent_bytes", float(sent_per_gpu(plan)), None if plan.bound is None else 1e9 * plan.bound
-    else:
-        column = "communication_s" if plan.objective == "communication" else "gpu_time_s"
-        value, bound = plan.cost.seconds(plan.objective), plan.bound
-    # The search adds a millionth of other seconds to tell equal plans apart, so that its bound can be above the value itself.
-    bound = None if bound is None else min(bound, value)
-    gap = 0.0 if plan.optimal else value / bound - 1 if bound else None
-    return {"bound_of": column, "bound_value": bound, "gap": gap}
+    bound = recipe.bound_of(plan)
+    return {"bound_of": bound.column, "bound_value": bound.least, "gap": bound.gap}
 
 
 def _columns_on_cluster(plan: Plan, result: Result) -> dict[str, object]:

@@ -11,7 +11,7 @@ from explorer.text import recipe, units, words
 from planner_core.core import Plan
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import FASTEST, STAGES_PLAN_NAME, Choice, runs_on_stock_tools
-from planner_core.planning.methods import ALL, BASELINES
+from planner_core.planning.methods import BASELINES
 
 MAX_LISTED = 5
 NEARLY_EQUAL = 0.02
@@ -119,7 +119,7 @@ def merge_equal(plans: Mapping[str, Plan], chosen: str) -> list[ListedPlan]:
     rows = []
     for group in groups:
         name = chosen if chosen in group else group[0]
-        aims = dict.fromkeys(ALL[plans[n].method].describe_aim("time") for n in group if plans[n].method in ALL)
+        aims = dict.fromkeys(recipe.describe_aim(plans[n]) for n in group)
         titles = " = ".join(dict.fromkeys(words.plan_title(plans[n]) for n in group))
         rows.append(ListedPlan(name, _with_work(plans[name], "; ".join((titles, *filter(None, aims))))))
     return rows

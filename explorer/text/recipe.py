@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from explorer.text import units, words
 from planner_core.core import Partial, Plan, Shard
 from planner_core.cost import CONTEXT, DATA, EXPERT, IDLE, SHARD, TENSOR, axis_roles, weight_roles, zero_stage
-from planner_core.planning.methods import Layout
+from planner_core.cost.communication import sent_per_gpu
+from planner_core.planning.methods import ALL, EXACT, METHODS, Layout
 
 RECOMPUTED = {
     "none": "no recomputation",
@@ -93,18 +94,51 @@ def layout_line(layout: Layout) -> str:
     return ", ".join(parts)
 
 
-def gap_of(plan: Plan) -> float | None:
-    """Return the share by which a plan may be above its bound; None where no bound of the step is known."""
-    value = plan.cost.seconds(plan.objective)
-    return None if plan.optimal or not plan.bound or plan.objective != "time" else max(0.0, value / plan.bound - 1)
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a plan's search minimises, by the name of its column in rows for programs, and its least `value` in any plan of the space."""
+
+    column: str
+    value: float
+    least: float | None
+    gap: float | None
+    """The share by which the value may be above the least there is; None where no bound is known."""
+
+
+def bound_of(plan: Plan) -> Bound:
+    """Return what a plan's search minimises, in seconds or bytes, with its bound."""
+    if METHODS.get(plan.method, EXACT).by_volume:
+        # It counts the bytes that a GPU sends as seconds at 1 GB/s (`volume_link`).
+        column, value, least = "sent_bytes", float(sent_per_gpu(plan)), plan.bound and 1e9 * plan.bound
+    else:
+        column = "communication_s" if plan.objective == "communication" else "gpu_time_s"
+        value, least = plan.cost.seconds(plan.objective), plan.bound
+    # The search adds a ten-millionth of other seconds to tell equal plans apart, so that its bound can be above the value itself.
+    least = None if least is None else min(least, value)
+    # Nothing is below no traffic, proven or not.
+    gap = 0.0 if plan.optimal or not value else value / least - 1 if least else None
+    return Bound(column, value, least, gap)
+
+
+def describe_aim(plan: Plan) -> str:
+    """Say what a method made least in its own space, and how far above that its plan may be; empty where it is the step."""
+    aim = ALL[plan.method].describe_aim(plan.objective) if plan.method in ALL else None
+    if aim is None:
+        return ""
+    bound, said = bound_of(plan), f"{aim} of its own space"
+    if plan.optimal or not bound.value:
+        return said
+    if bound.gap is None:
+        return f"{said}, not proven"
+    return f"{said}, at most {units.percent(max(bound.gap, SMALLEST_GAP))} above its bound"
 
 
 def describe_gap(plan: Plan) -> str:
     """Say how far the best plan may be above the bound, in a few words: `at most 0.9 % above the bound`; `proven` where it is closed."""
     if plan.optimal:
         return "proven" if plan.is_step_proven else "its GPU work proven"
-    gap = gap_of(plan)
-    if gap is None:
+    gap = bound_of(plan).gap
+    if gap is None or plan.objective != "time":
         return "not proven"
     # A gap that would be written as 0 % is not closed all the same.
     above = f"at most {units.percent(max(gap, SMALLEST_GAP))} above the bound"
@@ -180,19 +214,19 @@ def _axis_uses(plan: Plan) -> list[AxisUse]:
     uses = [AxisUse(f"pipeline parallel {stages}", f"PP {stages}")] if stages else []
     if (ranks := sizes[DATA]) > 1:
         stage = zero_stage(plan)
-        words_, name = (f"ZeRO-{stage}", f"ZeRO-{stage}") if stage in (1, 2) else ("data parallel", "DP")
-        uses.append(AxisUse(f"{words_} over {ranks}", f"{name} {ranks}"))
+        said, name = (f"ZeRO-{stage}", f"ZeRO-{stage}") if stage in (1, 2) else ("data parallel", "DP")
+        uses.append(AxisUse(f"{said} over {ranks}", f"{name} {ranks}"))
     if (ranks := sizes[SHARD]) > 1:
         uses.append(AxisUse(f"FSDP over {ranks}", f"FSDP {ranks}"))
     if (ranks := sizes[TENSOR]) > 1:
         split = any(sequence_split(plan, axis) for axis, role in enumerate(roles) if role == TENSOR)
-        words_ = f"tensor parallel {ranks}{' with sequence parallelism' * split}"
-        uses.append(AxisUse(words_, f"TP {ranks}{' SP' * split}"))
+        said = f"tensor parallel {ranks}{' with sequence parallelism' * split}"
+        uses.append(AxisUse(said, f"TP {ranks}{' SP' * split}"))
     if context:
         ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in context)
         gathered = all(roles[axis] == SHARD for axis in context)
-        words_ = f"context parallel {ranks}{' (weights sharded over the same GPUs)' * gathered}"
-        uses.append(AxisUse(words_, f"CP {ranks}"))
+        said = f"context parallel {ranks}{' (weights sharded over the same GPUs)' * gathered}"
+        uses.append(AxisUse(said, f"CP {ranks}"))
     if expert:
         ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in expert)
         uses.append(AxisUse(f"expert parallel over {ranks} of the same GPUs", f"EP {ranks}"))
