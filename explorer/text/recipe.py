@@ -125,12 +125,12 @@ def describe_aim(plan: Plan) -> str:
     aim = ALL[plan.method].describe_aim(plan.objective) if plan.method in ALL else None
     if aim is None:
         return ""
-    bound, said = bound_of(plan), f"{aim} of its own space"
+    bound, described = bound_of(plan), f"{aim} of its own space"
     if plan.optimal or not bound.value:
-        return said
+        return described
     if bound.gap is None:
-        return f"{said}, not proven"
-    return f"{said}, at most {units.percent(max(bound.gap, SMALLEST_GAP))} above its bound"
+        return f"{described}, not proven"
+    return f"{described}, at most {units.percent(max(bound.gap, SMALLEST_GAP))} above its bound"
 
 
 def describe_gap(plan: Plan) -> str:
@@ -214,19 +214,19 @@ def _axis_uses(plan: Plan) -> list[AxisUse]:
     uses = [AxisUse(f"pipeline parallel {stages}", f"PP {stages}")] if stages else []
     if (ranks := sizes[DATA]) > 1:
         stage = zero_stage(plan)
-        said, name = (f"ZeRO-{stage}", f"ZeRO-{stage}") if stage in (1, 2) else ("data parallel", "DP")
-        uses.append(AxisUse(f"{said} over {ranks}", f"{name} {ranks}"))
+        use_words, name = (f"ZeRO-{stage}", f"ZeRO-{stage}") if stage in (1, 2) else ("data parallel", "DP")
+        uses.append(AxisUse(f"{use_words} over {ranks}", f"{name} {ranks}"))
     if (ranks := sizes[SHARD]) > 1:
         uses.append(AxisUse(f"FSDP over {ranks}", f"FSDP {ranks}"))
     if (ranks := sizes[TENSOR]) > 1:
         split = any(sequence_split(plan, axis) for axis, role in enumerate(roles) if role == TENSOR)
-        said = f"tensor parallel {ranks}{' with sequence parallelism' * split}"
-        uses.append(AxisUse(said, f"TP {ranks}{' SP' * split}"))
+        use_words = f"tensor parallel {ranks}{' with sequence parallelism' * split}"
+        uses.append(AxisUse(use_words, f"TP {ranks}{' SP' * split}"))
     if context:
         ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in context)
         gathered = all(roles[axis] == SHARD for axis in context)
-        said = f"context parallel {ranks}{' (weights sharded over the same GPUs)' * gathered}"
-        uses.append(AxisUse(said, f"CP {ranks}"))
+        use_words = f"context parallel {ranks}{' (weights sharded over the same GPUs)' * gathered}"
+        uses.append(AxisUse(use_words, f"CP {ranks}"))
     if expert:
         ranks = math.prod(plan.mesh.axis_sizes[axis] for axis in expert)
         uses.append(AxisUse(f"expert parallel over {ranks} of the same GPUs", f"EP {ranks}"))
