@@ -42,7 +42,7 @@ from planner_core.planning.fitting.baselines import (
 )
 from planner_core.planning.fitting.for_tool import choose_for_tool
 from planner_core.planning.fitting.front import dominates, plan_trade_offs
-from planner_core.planning.fitting.host_waits import choose_shortest_step, say_why_shorter
+from planner_core.planning.fitting.host_waits import choose_shortest_step, note_gap_with_waits, say_why_shorter
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, open_numbers
 from planner_core.planning.fitting.micro_batch_size import choose_for_micro_batch_size, keep_micro_batch_size
@@ -384,7 +384,7 @@ def plan_model(
         planner=planner.changed(),
         asked=request,
         source=graph,
-        plans=(*(draft.leading or (draft.chosen,)), *draft.trade_offs, *draft.others),
+        plans=(*map(note_gap_with_waits, draft.leading or (draft.chosen,)), *draft.trade_offs, *draft.others),
         timings_s=timings,
         notes=draft.notes,
         reasons=draft.reasons,
@@ -441,7 +441,7 @@ def prove(result: Result, progress: Progress | None = None) -> Result:
     if not _is_no_worse(proven.searched, known):
         # A simpler plan that leads has the bound of the one behind it.
         leading = 2 if leads_by_simplicity(result.best) else 1
-        raised = [_raise_bound(plan, proven.searched) for plan in result.plans[:leading]]
+        raised = [note_gap_with_waits(_raise_bound(plan, proven.searched)) for plan in result.plans[:leading]]
         return replace(result, plans=(*raised, *result.plans[leading:]))
     if "stages" in result.reasons:  # their search does not depend on a proof, so what it found stands
         proven = replace(proven, reasons={**proven.reasons, "stages": result.reasons["stages"]})

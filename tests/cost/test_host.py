@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import planner_core as shardscope
-from planner_core.core import Pipeline, Plan, StageCost
+from planner_core.core import NoteKind, Pipeline, Plan, StageCost
 from planner_core.cost import seconds_waited_for_host, simulated_pipeline
+from planner_core.planning.analysis.legend import find_same_plan
+from planner_core.planning.analysis.reporting import plan_report, text
 
 
 def priced(model: str, **options: object) -> Plan:
@@ -73,6 +76,24 @@ def test_the_shortest_step_leads_and_a_note_bounds_what_is_left() -> None:
     )
     (note,) = [n for n in map(str, result.notes) if "waits for its host" in n]
     assert f"no plan's step is shorter than {1e3 * best.bound:.4g} ms" in note
+
+
+def test_a_plan_that_waits_has_its_gap_and_one_answer_in_every_row() -> None:
+    """The only plan of data parallelism's space is the least of it, and as the best plan of all it is not proven."""
+    result = shardscope.plan("vit-large", cluster="2x8-h100", layers=4)
+    best, same = result.best, next(p for p in result.plans if p.name == "data parallel")
+    assert best.bound and same.blocks == best.blocks and same.optimal and not best.optimal
+    (gap,) = [n.sentence for n in best.notes if n.kind is NoteKind.GAP]
+    above = 100 * (best.cost.step_time_s / best.bound - 1)
+    words = re.fullmatch(
+        r"not proven: at most ([\d.]+) % above the bound, which leaves out waits for the host", str(gap)
+    )
+    assert words and float(words[1]) == pytest.approx(above, rel=0.05)
+    shown = {line.split("  ")[0]: line.split()[-1] for line in text(result).splitlines() if line}
+    assert shown["best"] == shown["data parallel"] == "no"
+    assert find_same_plan(same, result.plans) is best
+    reported = {p["name"]: p["optimal"] for p in plan_report(result)["plans"]}
+    assert reported["best"] is reported["data parallel"] is False
 
 
 def test_the_host_of_a_rank_runs_ahead_in_a_bubble() -> None:

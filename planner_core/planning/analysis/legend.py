@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from planner_core.core import Sentence, named
+from planner_core.core import Plan, Sentence, named
+from planner_core.planning.fitting.simpler import leads_by_simplicity
 from planner_core.planning.pricing import Speed
 from planner_core.planning.result import Result
 from planner_core.planning.stages import may_use_stages
@@ -13,6 +14,26 @@ BAND_WORDS = "from ... to: nine in ten published runs of such a kind were measur
 HOST_END = "to is none of these, but what a host needs that launches each operator in host.call_s of that file"
 WIDE_GAP = 0.01
 """A gap from which on a reader is told how to close it."""
+
+
+def find_same_plan(plan: Plan, plans: Iterable[Plan]) -> Plan:
+    """The first of the rows that holds the same plan, whose answer to "proven" is that of all of them.
+
+    Example: data parallelism is the only plan of its space, and best is the same plan, in whose space a better one may exist.
+    """
+
+    def identity(p: Plan) -> tuple[object, ...]:
+        # The stage of ZeRO in a workload is what the search may use, which blocks and their states need not.
+        return p.mesh, p.blocks, p.workload["accumulate"], p.pipeline
+
+    return next((p for p in plans if identity(p) == identity(plan)), plan)
+
+
+def proven_mark(plan: Plan) -> str:
+    """What the column `proven` says of a plan."""
+    if plan.optimal and not plan.is_step_proven:
+        return "but for waits"
+    return "yes" if plan.optimal else "a tie" if leads_by_simplicity(plan) else "no"
 
 
 def describe_bands(rows: Iterable[tuple[str, Speed]]) -> str:

@@ -23,10 +23,16 @@ from planner_core.core import (
 from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.ops import CoarseGraph
-from planner_core.planning.analysis.legend import describe_bands, describe_missing_stages, describe_open_gap
+from planner_core.planning.analysis.legend import (
+    describe_bands,
+    describe_missing_stages,
+    describe_open_gap,
+    find_same_plan,
+    proven_mark,
+)
 from planner_core.planning.fitting.baselines import OWN_WORKLOAD, samples_at_once
 from planner_core.planning.fitting.front import FrontPoint
-from planner_core.planning.fitting.simpler import leads_by_simplicity
+from planner_core.planning.fitting.host_waits import describe_gap_with_waits
 from planner_core.planning.methods import EXACT, METHODS, describe_tool_space
 from planner_core.planning.planner import usable_bytes
 from planner_core.planning.pricing import (
@@ -66,7 +72,8 @@ def plan_report(result: Result, budget: Budget | None = None, times: Sequence[fl
         speed = measure_speed(p, _micro_batch_flops(p, result), result.cluster)
         run = {} if budget is None else {"run": budget.to_json(speed, num_gpus)}
         summary = plan_summary(p, speed, predict_reserved(p, result.cluster))
-        plans.append(summary | {"simulated_step_s": simulated_step_s} | run)
+        optimal = find_same_plan(p, result.plans).is_step_proven
+        plans.append(summary | {"optimal": optimal, "simulated_step_s": simulated_step_s} | run)
     return {
         "schema": SCHEMA,
         "model": {
@@ -281,7 +288,7 @@ def proof_text(request: Request) -> str:
     if aim := method.describe_aim(request.objective):
         separately = f"; {OWN_WORKLOAD}" if method.objective else ""
         return f"proven, of best: the {aim} within {scope}, which says nothing of its step; other rows among their own{separately}"
-    return f"proven: none is better among {scope}; baselines and methods among their own"
+    return f"proven: none is better among {scope}; baselines and methods among their own, unless their plan is that of a row above"
 
 
 def _describe_proof(plan: Plan, request: Request) -> str:
@@ -292,10 +299,8 @@ def _describe_proof(plan: Plan, request: Request) -> str:
         return f"proven the best among {scope}"
     if not plan.bound:
         return "without a bound"
-    if plan.cost.host_wait_s:  # the bound is of the GPU's part of a step
-        return (
-            f"not proven, since the GPU waits for its host; no plan's step is shorter than {format_seconds(plan.bound)}"
-        )
+    if plan.cost.host_wait_s and plan.objective == "time":
+        return describe_gap_with_waits(plan, plan.bound)
     return describe_gap(plan.cost.seconds(plan.objective), plan.bound)
 
 
@@ -313,12 +318,6 @@ def reserved_text(reserved: ReservedMemory) -> str:
 def format_peak_gib(plan: Plan) -> str:
     """The peak memory in GiB."""
     return f"{plan.cost.memory_bytes['peak'] / 2**30:.1f}"
-
-
-def _proven_mark(plan: Plan) -> str:
-    if plan.optimal and not plan.is_step_proven:
-        return "but for waits"
-    return "yes" if plan.optimal else "a tie" if leads_by_simplicity(plan) else "no"
 
 
 def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget | None) -> str:
@@ -348,7 +347,7 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget
                 format_seconds(c.comm_time_s),
                 format_peak_gib(p),
                 "yes" if p.fits else "no",
-                _proven_mark(p),
+                proven_mark(find_same_plan(p, plans)),
                 *([] if budget is None else budget.cells(speed, p.num_gpus)),
             ]
         )
