@@ -65,6 +65,8 @@ LAUNCHED = {
 
 NOT_RUN = "this plan was not run by the export"
 """How the remark begins that says how to verify a plan, for which the page has *Verify it*."""
+READ_BACK = "price --config FILE"
+"""How the remark begins with the options for a command that reads the file."""
 PRICE_WORDS = ("the price below is of the written file, as price --config reads it", "the table is of the written file")
 """What an exporter says of the price of a run that its file states, and what the page says of it."""
 
@@ -75,7 +77,7 @@ def select_page_remarks(target: str, remarks: Sequence[str]) -> list[str]:
     It writes the launch line for this cluster; what is to be added to that stays. Options of the command line are left out.
     """
     kept = [r.partition("; ")[2] if LAUNCHED.get(target, "\n") in r else r for r in remarks]
-    kept = [r.partition("; use --to ")[0].replace(*PRICE_WORDS) for r in kept if not r.startswith(NOT_RUN)]
+    kept = [r.partition("; use --to ")[0].replace(*PRICE_WORDS) for r in kept if not r.startswith((NOT_RUN, READ_BACK))]
     return [remark for remark in kept if remark]
 
 

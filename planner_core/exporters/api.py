@@ -10,12 +10,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner_core.core import STANDIN_LOSS, InputError, Plan, Sentence, plan_to_json, refuse_stages, write_file
+from planner_core.core import (
+    STANDIN_LOSS,
+    InputError,
+    Plan,
+    Sentence,
+    named,
+    option_switch,
+    plan_to_json,
+    refuse_stages,
+    write_file,
+)
 from planner_core.exporters.nearest import (
     FormCost,
     data_parallel_plans,
     fills_cluster,
     megatron_alternatives,
+    options_beside_file,
     price_file,
 )
 from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
@@ -54,7 +65,9 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
         remarks = (*remarks, own)
     if not target.runs_whole_plan:
         remarks = (*remarks, *_unsupported_features(plan, target))
-    if not target.shards_pairs_only or layout is None:
+    if layout is None:
+        if target.states_ranks and fills_cluster(plan):
+            return _price_ranks(plan, text, remarks)
         return ExportedPlan(text, remarks, companion=companion)
     if layout.recompute is None:
         remark = "it has no price in this form: the planner does not price which layers are recomputed here"
@@ -70,6 +83,18 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
         stack = f"the price below is of the written file, as price --config reads it: a run on {target.title}'s own kernels and buffers"
         remarks = (*remarks, stack)
     return ExportedPlan(text, remarks, priced[1])
+
+
+def _price_ranks(plan: Plan, text: str, remarks: tuple[str, ...]) -> ExportedPlan:
+    """A written file of data parallelism alone with its price, and with the options that `price --config` needs to read it back."""
+    try:
+        beside = options_beside_file(plan, text)
+        priced = price_file(plan, text, beside)
+    except InputError as error:
+        return ExportedPlan(text, (*remarks, Sentence("it has no price in this form: ", error.sentence)))
+    flags = Sentence.from_list(" ", (named(name, value) for name, value in beside.items())).worded(option_switch)
+    remark = f"price --config FILE reads it back with what it does not state: {flags}"
+    return ExportedPlan(text, (*remarks, remark) if beside else remarks, priced[1] if priced else None)
 
 
 def _price_form(plan: Plan, target: Target, text: str, layout: TpLayout) -> tuple[Plan, FormCost] | None:

@@ -6,12 +6,14 @@ axis, the residual stream is Replicate or sharded by tokens, and the other axes 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from planner_core.core import (
+    SOFTWARE,
     Cluster,
     DeviceMesh,
     Graph,
@@ -21,7 +23,7 @@ from planner_core.core import (
     memory_amount,
     time_amount,
 )
-from planner_core.cost import workload_of
+from planner_core.cost import micro_batch, workload_of
 from planner_core.models import load_plan_graph
 from planner_core.planning import Planner, Request, follow_tp_layout, prepare_planner, with_recompute
 from planner_core.planning.methods import (
@@ -31,9 +33,10 @@ from planner_core.planning.methods import (
     is_batch_split,
     is_unsplit,
     is_used_in_parts,
+    recompute_by_hand,
     sums_gradient_whole,
 )
-from planner_core.planning.pricing import Pricer, check_statement, read_text
+from planner_core.planning.pricing import Pricer, Setup, check_statement, read_text
 from planner_core.search import search_within_budget
 
 
@@ -113,10 +116,31 @@ def nearest_plan(
     return found, _compare_costs(plan, found, planner)
 
 
-def price_file(plan: Plan, text: str) -> tuple[Plan, FormCost] | None:
-    """Price a file of Megatron-LM or torchtitan as `price --config` does: the run that it states, on the tool's own stack.
+def options_beside_file(plan: Plan, text: str) -> dict[str, Any]:
+    """Return the options of a plan's run that its file of data parallelism does not state: `price --config` takes them beside it.
 
-    Both files state degrees, batch, tokens and recomputation. None: the model cannot follow the degrees. Raises InputError."""
+    Example: DeepSpeed's file says nothing of recomputation, which is a call in the script. Raises InputError."""
+    load = plan.workload
+    stated = {"accumulate": 1, "optimizer": "adamw", **_read_written(plan, text).options}
+    run = {name: load[name] for name in ("accumulate", "seq", "optimizer")} | {"micro_batch": micro_batch(plan)}
+    beside = {name: value for name, value in run.items() if stated.get(name) != value}
+    if recompute_by_hand(plan) and stated.get("recompute", "none") == "none":
+        beside["recompute"] = "full"
+    # Kernels that the tool does not choose are those of the plan.
+    return beside | {n: load[n] for n in SOFTWARE if load.get(n) and not stated.get(n)}
+
+
+def _read_written(plan: Plan, text: str) -> Setup:
+    return read_text(text, "the written file", Cluster.from_json(dict(plan.cluster)).num_gpus, Path())
+
+
+def price_file(
+    plan: Plan, text: str, options: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Plan, FormCost] | None:
+    """Price a written file as `price --config` does, with `options` beside it: the run that they state, on the tool's own stack.
+
+    Files of Megatron-LM and torchtitan state degrees, batch, tokens and recomputation. None: the model cannot follow the degrees. Raises
+    InputError."""
     has_inputs = "callable" in plan.model["config"]
 
     def load(model: str, *, layers: int | None, **sizes: Any) -> Graph:
@@ -126,8 +150,8 @@ def price_file(plan: Plan, text: str) -> tuple[Plan, FormCost] | None:
 
     cluster = Cluster.from_json(dict(plan.cluster))
     pricer = Pricer(str(plan.model["name"]), cluster, load=load, has_inputs=has_inputs)
-    setup = read_text(text, "the written file", cluster.num_gpus, Path())
-    stated, _ = pricer.state_run(setup.layout, setup.options)
+    setup = _read_written(plan, text)
+    stated, _ = pricer.state_run(setup.layout, {**setup.options, **options})
     check_statement(stated, cluster)
     found = pricer.plan(stated, "by degrees")
     return (found, _compare_costs(plan, found, pricer.planner(stated))) if found else None

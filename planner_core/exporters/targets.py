@@ -35,6 +35,7 @@ class Target:
         write: Writes a plan. Raises InputError for a plan that the form cannot hold.
         price: Prices the execution that the written layout describes; None if the form is the plan itself, or states its run.
         states_run: Whether the file states a whole run, which `price --config` reads: it is priced by what it says.
+        states_ranks: Whether a file of data parallelism alone can be read so, with options beside it for what it cannot state.
         plan_suffix: The suffix of the plan file that the form reads and that is written next to it; empty if it reads none.
         runs_whole_plan: Whether the program that runs the form supports every feature of a plan, such as products in chunks.
         states_offload: Whether the form states that the optimizer's moments are in the host's memory.
@@ -49,6 +50,7 @@ class Target:
     write: Callable[[Plan], WrittenForm]
     price: Callable[[Plan, TpLayout], PricedForm | None] | None = None
     states_run: bool = False
+    states_ranks: bool = False
     plan_suffix: str = ""
     runs_whole_plan: bool = False
     states_offload: bool = False
@@ -156,6 +158,7 @@ TARGETS: Mapping[str, Target] = {
             ".yaml",
             "A configuration for accelerate launch, for plans that split the batch only.",
             _writer("configs.accelerate", "write_accelerate"),
+            states_ranks=True,
             data_parallel=("FSDP2",),
         ),
         Target(
@@ -173,6 +176,7 @@ TARGETS: Mapping[str, Target] = {
             "A configuration for AutoTP or ZeRO, for plans that split matrices in pairs, or the batch only.",
             _writer("configs.deepspeed", "write_deepspeed"),
             _price_autotp,
+            states_ranks=True,
             states_offload=True,
             data_parallel=("ZeRO-1", "ZeRO-2", "ZeRO-3"),
             why_no_stages="DeepSpeed's pipeline runs a model whose code lists its layers (PipelineModule), which no configuration says",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from dataclasses import replace
 from functools import cache
@@ -194,6 +195,32 @@ def test_accelerate_reads_its_deepspeed_plugin_and_ddp(tmp_path: Path) -> None:
     export(plans()["data parallel"], "accelerate", file)
     args, _, _ = _validate_launch_command(launch_command_parser().parse_args(["--config_file", str(file), "train.py"]))
     assert args.multi_gpu and not args.use_deepspeed and not args.use_fsdp
+
+
+@pytest.mark.parametrize(
+    ("target", "recompute", "flags"),
+    [
+        ("accelerate", "none", "--accumulate 2 --seq 512 --micro-batch 2"),
+        ("deepspeed", "none", "--seq 512"),
+        ("deepspeed", "full", "--seq 512 --recompute full"),
+    ],
+)
+def test_a_file_is_priced_as_it_is_read_back_with_what_it_does_not_state(
+    target: str, recompute: str, flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan of micro-batches of 2 came back from accelerate's file as one of 1, and one that recomputes from DeepSpeed's without that."""
+    tool = {"cluster": "1x8-h100", "layers": 2, "stack": None if target == "accelerate" else target}
+    asked = Request("llama-3-8b", batch=32, seq=512, accumulate=2, recompute=recompute, **tool)
+    plan = next(p for p in plan_model(asked).plans if p.name == "FSDP")
+    made = export_text(plan, target)
+    assert f"price --config FILE reads it back with what it does not state: {flags}" in made.remarks
+    assert made.nearest is not None
+    (tmp_path / "file").write_text(made.text)
+    given = ["price", "llama-3-8b", "--cluster", "1x8-h100", "--layers", "2", "--config", str(tmp_path / "file")]
+    assert main([*given, *flags.split(), "--alone", "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert made.nearest.step_time_s == pytest.approx(read["step_time_s"])
+    assert made.nearest.peak_bytes == read["memory_bytes"]["peak"]
 
 
 def test_accelerate_says_where_it_sums_gradients_otherwise() -> None:
