@@ -167,6 +167,26 @@ def test_a_number_is_found_that_fits_where_neither_the_first_nor_the_last_does()
     assert plan is not None and plan.workload["accumulate"] == 4
 
 
+FEW_RANKS = Request(
+    "llama-3-8b", cluster="1x8-h100:gpus=6", tool="megatron", batch=12, seq=2048, layers=2, recompute="none"
+)
+"""No more than two tensor ranks divide the heads, so at least three data ranks share the samples."""
+
+
+def test_a_tools_number_is_found_that_gives_few_data_ranks_a_sample() -> None:
+    """Three data ranks with four micro-batches take 9.2 GB. One micro-batch takes 11.7 GB, two, as six ranks need, take 15.9 GB, and no
+    rank has twelve. For Llama-3-70B on 64 GPUs such a number was passed over, and a plan with recomputation was "proven"."""
+    asked = replace(FEW_RANKS, accumulate=None, zero=None)
+    stated = Statement(Layout(dp=3, tp=2, sp=True, zero=1), 1, 4, seq=2048, layers=2, recompute="none")
+    check_bound((asked, stated), 1.0)
+    best = chosen(replace(asked, memory_gb=9.3))
+    assert best is not None and best.workload["accumulate"] == 4 and best.optimal
+    with pytest.raises(NoPlanFits) as refused:
+        choose_step(replace(asked, memory_gb=5.0), None, lambda text: None)
+    peak = stated_plan(asked, stated).cost.memory_bytes["peak"]  # type: ignore[union-attr]
+    assert refused.value.needed_bytes <= peak * (1 + PRICE_ROUNDING)
+
+
 def test_a_usual_layout_that_fits_nowhere_is_shown_at_its_least_memory() -> None:
     """No number of micro-batches, degree of tensor parallelism or recomputation of Megatron-LM takes less than its row says."""
     model, cluster, batch = "llama-3-8b", "1x8-h100:gpus=4", 8

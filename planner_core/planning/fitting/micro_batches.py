@@ -175,7 +175,7 @@ class _MicroBatchSearch:
 
     def _in_steps(self, count: MicroBatchCandidate) -> None:
         """Look at numbers of which each divides the next, the least first, until no mesh may be better with more of them."""
-        # Where no number fits, only the first or the last can have the plan of least memory: those between are passed over.
+        # Where no number fits, few numbers beside the first can have the plan of least memory: all others are passed over.
         vain = self.best is None and (not self.states_fit or _no_number_can_fit(count, self.numbers))
         options = count.options
         if vain:
@@ -183,16 +183,19 @@ class _MicroBatchSearch:
         while count.micro_batches != self._end:
             if count.micro_batches not in self.least:
                 options, plan = self._look_at(count)
-                # That nothing fits is the answer. The last number, whose graph may have to be captured first, decides by how much alone.
+                # That nothing fits is the answer. Another number, whose graph may have to be captured first, decides by how much alone.
                 if vain and plan is not None:
                     self.show(plan)
             if not options or (self.best and count.planner.objective() == "communication"):
                 return
-            number = self.numbers.after(count.micro_batches)
-            following = self.numbers.at(self.numbers.last if vain and number else number)
+            following = None if vain else self.numbers.at(self.numbers.after(count.micro_batches))
             if following is None:
-                return
+                break
             count = MicroBatchCandidate.of(following, options)
+        if vain and self.numbers.several:
+            others = [c for c in _list_least_memory_numbers(count, self.numbers) if c.micro_batches not in self.least]
+            if others:
+                self._look_at(min(others, key=_least_sum_of_bytes))
 
     def _show_plan_on_one_axis(self, count: MicroBatchCandidate) -> None:
         """Show the plan of least memory on the mesh of one axis, where nothing can fit: that is the answer, and other meshes change only by
@@ -327,18 +330,35 @@ def _plan_number(
 
 
 def _no_number_can_fit(count: MicroBatchCandidate, numbers: MicroBatchNumbers) -> bool:
-    """Whether no number of micro-batches can have a plan that fits. Then the first number or the last has the plan of least memory.
-
-    Activations shrink as the number grows, while every GPU has a sample. From two on, gradients stand beside them, as large with each
-    number. So the number that gives each GPU one sample is asked too. Example: 24 samples on 6 GPUs, by DeepSpeed's ZeRO. One micro-batch
-    needs 0.87 GB a GPU, 24 of one sample cannot be dealt out to 6 ranks, and four micro-batches need 0.74 GB.
-    """
+    """Whether no number of micro-batches can have a plan that fits."""
     if not numbers.several or _some_plan_may_fit(count):
         return False
-    one_sample_each = numbers.last // math.gcd(numbers.last, count.planner.cluster.num_gpus)
-    others = [numbers.at(number) for number in dict.fromkeys((one_sample_each, numbers.last))]
-    known = [MicroBatchCandidate.of(planner, count.options) for planner in others if planner is not None]
-    return bool(known) and not any(_some_plan_may_fit(one) for one in known)
+    others = _list_least_memory_numbers(count, numbers)
+    return bool(others) and not any(_some_plan_may_fit(one) for one in others)
+
+
+def _list_least_memory_numbers(count: MicroBatchCandidate, numbers: MicroBatchNumbers) -> list[MicroBatchCandidate]:
+    """The numbers of which one has the plan of least memory, if the first has not: those that give each data rank one sample.
+
+    Activations shrink as the number grows, while every data rank has a sample. From two on, gradients stand beside them, as large with
+    each number. Where nothing bounds the plans, GPUs may repeat the work of a single sample, so the last number takes the least. A tool's
+    data ranks cannot: each number of ranks takes the least at its own number, on the meshes that have as many. Example: 128 samples on 64
+    GPUs by Megatron-LM. Llama-3-70B fits without recomputation on 8 data x 8 tensor ranks with 16 micro-batches alone. With 2, as 64 ranks
+    need, nothing fits, and 128 of one sample cannot be dealt out.
+    """
+    meshes: dict[int, set[tuple[int, ...]]] = {}
+    for space in count.planner.spaces:
+        if numbers.last % space.layout.data == 0:
+            meshes.setdefault(numbers.last // space.layout.data, set()).add(space.mesh.axis_sizes)
+    every = {mesh.axis_sizes for mesh in count.options}
+    if not count.planner.spaces:
+        meshes[numbers.last] = every
+    planners = {n: numbers.at(n) for n in sorted(meshes) if meshes[n] & every}
+    return [
+        MicroBatchCandidate.of(planner, [mesh for mesh in count.options if mesh.axis_sizes in meshes[n]])
+        for n, planner in planners.items()
+        if planner is not None
+    ]
 
 
 def _some_plan_may_fit(count: MicroBatchCandidate) -> bool:
@@ -348,6 +368,15 @@ def _some_plan_may_fit(count: MicroBatchCandidate) -> bool:
     except TooWide:
         return True
     return any(p.unrestricted is not None or not no_plan_fits(p, count.planner.budget) for p in problems)
+
+
+def _least_sum_of_bytes(count: MicroBatchCandidate) -> float:
+    """Bytes per GPU that no sum of a plan of this number is below; infinite if it has no plan."""
+    try:
+        problems = _build_problems(count.planner, count.options)
+    except TooWide:
+        return math.inf
+    return min((p.least_bytes for p in problems if not p.is_infeasible), default=math.inf)
 
 
 def _micro_batches_that_fit(count: MicroBatchCandidate) -> float:
