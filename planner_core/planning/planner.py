@@ -87,6 +87,7 @@ from planner_core.search.network import (
 )
 
 STATED = "our current setup"
+SENDS_NOTHING = "no plan sends less than nothing; another that sends nothing may be faster"
 """The name of the plan of a stated layout."""
 USABLE_MEMORY = timing().usable_memory
 """The share of a GPU's memory that plans may fill if no budget is given (see assets/timing.json)."""
@@ -296,12 +297,15 @@ class Planner:
             if pipeline
             else price_with_host(blocks, self.graph, model, self.coarse)
         )
+        aim = METHODS.get(method, EXACT).describe_aim(objective)
+        # Nothing is below 0 bytes. What is left of value and bound are the seconds that break ties, and their gap is none of bytes.
+        sends_nothing = aim is not None and not cost.comm_time_s
         return Plan(
             name=name,
             method=method,
             objective=objective,
             # The search adds up the seconds of all stages; the step is simulated, with its bubble, and nothing is proven of that.
-            optimal=answer.optimal and problem.unrestricted is None and pipeline is None,
+            optimal=sends_nothing or (answer.optimal and problem.unrestricted is None and pipeline is None),
             model=model_identity(self.graph),
             workload=replace(model.workload, recompute=recomputation_of(blocks)).to_json(),
             cluster=self.cluster.to_json(),
@@ -309,7 +313,7 @@ class Planner:
             blocks=blocks,
             cost=cost,
             fits=cost.memory_bytes["peak"] <= self.budget,
-            notes=_proof_notes(problem, answer, METHODS.get(method, EXACT).describe_aim(objective), cost.comm_time_s),
+            notes=(Note(SENDS_NOTHING),) if sends_nothing else _proof_notes(problem, answer, aim),
             bound=answer.bound,
             pipeline=with_parts(pipeline, self.graph) if pipeline else None,
         )
@@ -345,14 +349,10 @@ def recomputation_of(blocks: Mapping[str, BlockPlan]) -> str:
     return found.pop() if len(found) == 1 else "auto"
 
 
-def _proof_notes(problem: Problem, answer: Answer, aim: str | None, comm_time_s: float) -> tuple[Note, ...]:
+def _proof_notes(problem: Problem, answer: Answer, aim: str | None) -> tuple[Note, ...]:
     """Notes attached to a plan that was not proven. `aim`: what it makes least, if that is not the step."""
     least = "best there is" if aim is None else f"{aim} possible"
-    words = describe_gap(answer.value, answer.bound, least)
-    if aim is not None and comm_time_s == 0:
-        # What is left of value and bound are the seconds that break ties, and their gap is none of bytes.
-        words = "no plan sends less than nothing; whether another that sends nothing is faster is not proven"
-    gap = Note(words, NoteKind.GAP)
+    gap = Note(describe_gap(answer.value, answer.bound, least), NoteKind.GAP)
     if problem.unrestricted is None:
         return () if answer.optimal else (gap,)
     # A bound that is ten times too low is useless.

@@ -8,9 +8,9 @@ import pytest
 
 from explorer.analysis.shortlist import shortlist
 from explorer.session.state import plan_ids
-from explorer.text.recipe import describe_gap
+from explorer.text.recipe import describe_gap, layout_name
 from planner_core.core import DeviceMesh
-from planner_core.planning.analysis.reporting import first_plan_text, plan_report, text
+from planner_core.planning.analysis.reporting import first_plan_text, plan_report, plan_summary, text
 from planner_core.planning.request import Request
 from planner_core.planning.result import Result
 from planner_core.search import search_within_budget
@@ -48,8 +48,16 @@ def test_a_plan_that_sends_nothing_has_no_gap_of_bytes() -> None:
     problem = planner.problem(DeviceMesh(("a",), (16,)), zero=0, uniform=True, by_volume=True)
     answer = search_within_budget(problem, objective="communication")
     plan = planner.plan(problem, replace(answer, bound=0.9 * answer.value), "best", "tap", "communication")
-    assert not plan.cost.comm_time_s and not plan.optimal
+    assert not plan.cost.comm_time_s and plan.optimal and plan_summary(plan)["bound_bytes"] == 0
     assert [note.sentence.split(";")[0] for note in plan.notes] == ["no plan sends less than nothing"]
+
+
+def test_repeated_work_has_one_name_and_a_sentence_beside_its_row() -> None:
+    """The command line said `16 idle`, the page "the same work on 16", and no text that a search may repeat work."""
+    result = planned(Request("gpt2-xl", cluster="2x8-h100", layers=2, method="tap"))
+    assert str(result.best.mesh) == "16 idle" and layout_name(result.best) == "idle 16"
+    assert "best: along an idle axis all GPUs do the same work" in text(result)
+    assert first_plan_text(result.best, result.request).count("the least bytes within TAP's space, proven") == 1
 
 
 def test_a_proof_says_of_what_it_is(asked: tuple[Result, str, str]) -> None:

@@ -15,7 +15,7 @@ from planner_core.planning.analysis import count_spaces
 
 FAIRNESS_NOTE = (
     "TAP, TAPS, ATP and Alpa-like make traffic least, not the step: without recomputation, ZeRO or a choice of micro-batches. "
-    "Where a plan of TAP sends nothing, all GPUs do the same work."
+    "Along an idle axis all GPUs do the same work: a method may repeat work to send less."
 )
 
 

@@ -25,10 +25,12 @@ from planner_core.cost.communication import sent_per_gpu
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.legend import (
     describe_bands,
+    describe_idle_axes,
     describe_missing_stages,
     describe_open_gap,
     find_same_plan,
     proven_mark,
+    simulation_text,
 )
 from planner_core.planning.fitting.baselines import OWN_WORKLOAD, samples_at_once
 from planner_core.planning.fitting.front import FrontPoint
@@ -54,8 +56,6 @@ from planner_core.search import describe_gap
 from planner_core.search.candidates import weight_matrices
 
 SCHEMA = "shardscope.report/1"
-SIMULATION_AGREES = 0.01
-"""A simulation that is closer to a plan's time than this share agrees with it."""
 SLOWED = "exposed comm above all comm: collectives at one time slow each other and computation; all comm is each of them by itself"
 
 
@@ -72,8 +72,8 @@ def plan_report(result: Result, budget: Budget | None = None, times: Sequence[fl
         speed = measure_speed(p, _micro_batch_flops(p, result), result.cluster)
         run = {} if budget is None else {"run": budget.to_json(speed, num_gpus)}
         summary = plan_summary(p, speed, predict_reserved(p, result.cluster))
-        optimal = find_same_plan(p, result.plans).is_step_proven
-        plans.append(summary | {"optimal": optimal, "simulated_step_s": simulated_step_s} | run)
+        summary["optimal"] = find_same_plan(p, result.plans).is_step_proven
+        plans.append(summary | {"simulated_step_s": simulated_step_s} | run)
     return {
         "schema": SCHEMA,
         "model": {
@@ -422,6 +422,7 @@ def text(
         plans_table(result.plans, speeds, budget),
         proof_text(result.asked) + describe_open_gap(result).worded(word),
         describe_bands(zip((p.name for p in result.plans), speeds, strict=True)),
+        *describe_idle_axes(result.plans),
         *([SLOWED] if any(exposed_and_bubble(p)[0] > p.cost.comm_time_s for p in result.plans) else []),
         simulation_text(result.plans, times or simulate_steps(result)),
         f"how sure the order is: {result.choice.sentence}",
@@ -451,15 +452,6 @@ def _weight_rows(plan: Plan) -> list[list[str]]:
             for name, kept in placements_by_pattern(plan).items()
         ),
     ]
-
-
-def simulation_text(plans: Sequence[Plan], times: Sequence[float]) -> str:
-    """How far the plans' times are from those of a simulation in the order in which a run issues its work."""
-    apart = {p.name: time / p.cost.step_time_s - 1 for p, time in zip(plans, times, strict=True)}
-    told = ", ".join(f"{name} {100 * share:+.1f} %" for name, share in apart.items() if abs(share) > SIMULATION_AGREES)
-    return (
-        f"simulated in the order in which a run issues its work: within 1 % of these times{told and ', but for '}{told}"
-    )
 
 
 def unknown_ops(result: Result) -> str:
