@@ -287,3 +287,19 @@ def test_a_note_stands_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert (out + err).count("17 samples do not divide over 8 GPUs") == 1
     _, out, _ = run(capsys, "compare", "gpt2-xl", "--cluster", "1x8-h100", "--layers", 2)
     assert "TAP: TAP" not in out and "\nTAP: least volume" in out
+
+
+@pytest.mark.parametrize(("beside", "said"), [((), True), (("--recompute", "full"), False)])
+def test_a_file_that_cannot_state_recomputation_is_priced_with_a_word_of_it(
+    beside: tuple[str, ...], said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An exported plan that recomputes came back from DeepSpeed's file as one that does not fit, without a word of why."""
+    file = tmp_path / "ds.json"
+    file.write_text(
+        '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}'
+    )
+    given = ["price", "llama-3-8b", "--cluster", "1x8-h100", "--layers", "1", "--seq", "256", "--config", str(file)]
+    assert main([*given, *beside, "--alone"]) == 0
+    shown = capsys.readouterr().out
+    note = "does not say whether layers are recomputed, which the training script does; priced without, and --recompute full"
+    assert (note in shown) is said

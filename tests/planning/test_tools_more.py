@@ -254,7 +254,7 @@ CASES: list[tuple[str, str | dict[str, Any], str, str, dict[str, Any]]] = [
         ACCELERATE_DS,
         "accelerate",
         "fsdp=32",
-        {"accumulate": 1, "compiled": False, "recompute": "none", "offload": True, "stack": "deepspeed"},
+        {"accumulate": 1, "compiled": False, "offload": True, "stack": "deepspeed"},
     ),
     (
         "stages.sh",

@@ -75,7 +75,12 @@ class Pricer:
             if self.has_inputs and "micro_batch" not in given:
                 given = {**given, "micro_batch": self._share_of_inputs(layout)}
         stated, notes = self.state_run(layout, setup.options_beside(layout, given))
-        return self._shrink_to_fit(stated) if is_assumed else (stated, notes)
+        if is_assumed:
+            stated, notes = self._shrink_to_fit(stated)
+        if setup.where and "recompute" not in {*setup.options, *given}:
+            silent = f"{setup.where} does not say whether layers are recomputed, which the training script does; priced without, and "
+            notes += (Sentence(silent, named("recompute", "full"), " beside it prices it"),)
+        return stated, notes
 
     def _shrink_to_fit(self, stated: Statement) -> tuple[Statement, tuple[Sentence, ...]]:
         """Return the run with the largest micro-batch that fits, and a note if that is not a rank's whole share of the batch. Where none

@@ -62,6 +62,8 @@ def read(fields: Fields, num_gpus: int) -> Setup:
         "compiled": fields.read_word("dynamo_config.dynamo_backend", "no") not in ("no", "eager"),
         **offload,
     }
+    if plugin == "deepspeed" and not fields.has_value(f"{FSDP}activation_checkpointing"):
+        del options["recompute"]  # its section has no field for that
     attention_again = f"{MEGATRON}recompute_activations"
     if fields.read_flag(attention_again):
         notes += (
