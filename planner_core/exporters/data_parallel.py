@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from planner_core.core import BlockLabel, ParamPlan, Plan, Shard, glob_name
-from planner_core.cost import block_of, zero_stage
+from planner_core.cost import block_of, micro_batch, zero_stage
 from planner_core.exporters.configs.common import gathering_remarks, gradient_dtype
 from planner_core.exporters.source import template_text
 from planner_core.models import load_plan_graph
-from planner_core.planning.methods import CannotHold, recompute_by_hand
+from planner_core.planning.methods import CannotHold, Layout, recompute_by_hand
 
 NEGLIGIBLE = 1e-3
 """Weights of a smaller share of a model's elements, such as its norms, change neither memory nor traffic by a digit that is shown."""
@@ -144,6 +144,18 @@ def list_fsdp_remarks(
     )
 
 
+def _layout_remark(plan: Plan, sharding: BatchSharding) -> tuple[str, ...]:
+    """The layout to state to `price`, which reads no module of Python; empty where no layout says what the units do."""
+    frees = set(sharding.units.values())
+    if len(frees) > 1 or (frees == {False} and sharding.replicate > 1):
+        return ()
+    # Weights that stay gathered between forward and backward, with sharded gradients and states, are ZeRO-2.
+    layout = Layout(dp=sharding.shard, zero=2) if frees == {False} else Layout(sharding.replicate, sharding.shard)
+    parts = f"--micro-batch {micro_batch(plan)} --accumulate {plan.workload['accumulate']} --seq {plan.workload['seq']}"
+    again = " --recompute full" if recompute_by_hand(plan) else ""
+    return (f"price --config FILE cannot read it; state it as --layout {layout} {parts}{again}",)
+
+
 def write_fsdp2(plan: Plan) -> WrittenText:
     """A Python module with `shard(model)`. Raises InputError for a plan that shards more than the batch."""
     sharding, load = find_batch_sharding(plan), plan.workload
@@ -172,4 +184,5 @@ def write_fsdp2(plan: Plan) -> WrittenText:
         "}",
         f"DTYPE, REDUCE = torch.{load['dtype']}, torch.{gradient_dtype(plan)}",
     ]
-    return "\n".join(head) + "\n\n\n" + template_text("fsdp_template", "shard"), remarks, None
+    text = "\n".join(head) + "\n\n\n" + template_text("fsdp_template", "shard")
+    return text, (*remarks, *_layout_remark(plan, sharding)), None

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import planner_core as shardscope
 from planner_core.cli.main import main
-from planner_core.core import DeviceMesh, Edge, InputError, ParamPlan, Plan, SitePlan, State, load_plan
+from planner_core.core import DeviceMesh, Edge, InputError, ParamPlan, Plan, R, SitePlan, State, load_plan
 from planner_core.cost import zero_stage
 from planner_core.exporters.api import export, export_text
 from planner_core.planning import Request, plan_model
@@ -221,6 +221,18 @@ def test_a_file_is_priced_as_it_is_read_back_with_what_it_does_not_state(
     read = json.loads(capsys.readouterr().out)
     assert made.nearest.step_time_s == pytest.approx(read["step_time_s"])
     assert made.nearest.peak_bytes == read["memory_bytes"]["peak"]
+
+
+def test_fsdp2_code_names_the_layout_that_prices_it() -> None:
+    """`price --config` reads no such module, and nothing said how to price it."""
+    plan = plans()["FSDP"]
+    said = "price --config FILE cannot read it; state it as --layout fsdp=2 --micro-batch 4 --accumulate 1 --seq 16"
+    assert export_text(plan, "fsdp2").remarks[-1] == said
+    stays = {
+        label: replace(b, params={n: replace(p, gathered=(), working=(R,)) for n, p in b.params.items()})
+        for label, b in plan.blocks.items()
+    }
+    assert "--layout dp=2,zero=2 --micro-batch 4" in export_text(replace(plan, blocks=stays), "fsdp2").remarks[-1]
 
 
 def test_accelerate_says_where_it_sums_gradients_otherwise() -> None:
