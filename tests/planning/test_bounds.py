@@ -187,6 +187,37 @@ def test_a_tools_number_is_found_that_gives_few_data_ranks_a_sample() -> None:
     assert refused.value.needed_bytes <= peak * (1 + PRICE_ROUNDING)
 
 
+@st.composite
+def requests_of_switches(draw: st.DrawFn) -> tuple[Request, Statement]:
+    """A request for a tool that leaves the number of micro-batches open, and a layout whose data ranks have one sample at once: of its
+    numbers of micro-batches that of the least memory."""
+    cluster, tool = draw(st.sampled_from(CLUSTERS)), draw(st.sampled_from(("megatron", "torchtitan")))
+    layouts = [s.layout for s in tool_spaces(tool, load_cluster(cluster), 2048)]
+    layout = draw(st.sampled_from([x for x in layouts if x.ep == 1 and x.tp > 1]))
+    samples = draw(st.sampled_from([2, 4, 6, 12]))
+    policy = draw(st.sampled_from(("none", "none", "full")))
+    request = replace(
+        FEW_RANKS,
+        cluster=cluster,
+        tool=tool,
+        batch=samples * layout.data,
+        recompute=draw(st.sampled_from(("auto", policy))),
+        accumulate=None,
+        zero=None,
+    )
+    # A tool's kernels and gradients are those of the request, so the stated run has them too.
+    asked = request.with_tool_software()
+    stated = Statement(layout, 1, samples, seq=2048, layers=2, recompute=policy)
+    return request, stated.but(stack=asked.stack, gradients=asked.gradients)
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 8))])
+def test_no_layout_of_a_switch_is_better_than_the_bound_over_all_numbers(part: int) -> None:
+    """Memory is what the layout takes or little more, so most numbers of micro-batches without recomputation do not fit."""
+    few = settings(max_examples=2, phases=(Phase.generate,), deadline=None)
+    seed(part)(few(given(requests_of_switches(), st.sampled_from([1.0, 1.02, 1.2]))(check_bound)))()
+
+
 def test_a_usual_layout_that_fits_nowhere_is_shown_at_its_least_memory() -> None:
     """No number of micro-batches, degree of tensor parallelism or recomputation of Megatron-LM takes less than its row says."""
     model, cluster, batch = "llama-3-8b", "1x8-h100:gpus=4", 8
