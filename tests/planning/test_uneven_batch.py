@@ -137,3 +137,10 @@ def test_a_config_has_the_default_batch_of_a_file_and_says_it() -> None:
 def test_micro_batches_that_the_default_batch_cannot_be_dealt_to_are_refused() -> None:
     with pytest.raises(InputError, match="accumulate=3 does not divide the 16 samples that a step has by default"):
         prepare_planner(Request("llama-3-8b", layers=1, accumulate=3))
+
+
+def test_a_baseline_without_a_plan_has_its_reason() -> None:
+    """GPT-2 XL has 25 heads, which no even number of tensor ranks shares."""
+    result = plan_model(Request("gpt2-xl", cluster="2x8-h100", layers=2, method="tap"))
+    (note,) = [str(n) for n in result.notes if "no plan of this model follows" in str(n)]
+    assert note.endswith("Megatron-LM + sequence parallel; 25 attention heads cannot be dealt to tp=2 ranks")

@@ -12,7 +12,8 @@ from planner_core.cost import micro_batch
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import note_memory
 from planner_core.planning.methods import BASELINES, METHODS, AxisRules, Method, parse_layout
-from planner_core.planning.planner import Planner, prepare_planner, with_recompute
+from planner_core.planning.methods.legality import operator_faults
+from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, with_recompute
 from planner_core.planning.request import Progress, Request
 from planner_core.search import (
     UNPROVEN,
@@ -361,11 +362,22 @@ def note_missing_baselines(planner: Planner, request: Request, found: Sequence[P
             why = f": {batch:,} samples cannot be dealt out to {gpus:,} GPUs; "
             notes.append(Sentence(_list_titles(uneven), " without a plan", why, wanted, " would do"))
         if rest:
-            notes.append(Sentence("baselines that no plan of this model follows on these meshes: ", _list_titles(rest)))
+            words = "baselines that no plan of this model follows on these meshes: "
+            notes.append(Sentence(words, _list_titles(rest), _explain_missing_split(planner)))
     if other := [f"{p.name} ({micro_batch(p)} at once)" for p in found if size not in (None, micro_batch(p))]:
         why = "without a row, since they compute another number of samples at once than "
         notes.append(Sentence(why, named("micro_batch", size), f": {', '.join(other)}"))
     return tuple(notes)
+
+
+def _explain_missing_split(planner: Planner) -> str:
+    """Say why the model cannot be split over the fewest tensor ranks of its meshes: `; 25 attention heads cannot be dealt to tp=2 ranks`.
+    Empty where the model's sizes allow that."""
+    meshes = candidate_meshes(replace(planner.request, tool=None), planner.cluster)
+    ranks = min((m.axis_sizes[-1] for m in meshes if m.axis_sizes[-1] > 1), default=1)
+    faults = operator_faults(planner.graph, parse_layout(f"dp={planner.cluster.num_gpus // ranks},tp={ranks}"))
+    # behind its semicolon a fault has a way out for a layout that somebody states
+    return f"; {faults[0].partition(';')[0]}" if faults else ""
 
 
 def _list_titles(baselines: Iterable[Method]) -> Sentence:
