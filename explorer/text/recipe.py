@@ -233,7 +233,7 @@ def _axis_uses(plan: Plan) -> list[AxisUse]:
     # said even though no tool has a word for it: otherwise 2 × TP 8 of 16 GPUs would read as a plan of 8
     repeated = math.prod(plan.mesh.axis_sizes[axis] for axis in idle)
     if repeated > 1:
-        uses.append(AxisUse(f"idle {repeated} (all do the same work)", f"idle {repeated}"))
+        uses.append(AxisUse(f"idle over {repeated} (all do the same work)", f"idle {repeated}"))
     return uses or [AxisUse("one GPU", "one GPU")]
 
 
