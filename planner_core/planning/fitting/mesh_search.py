@@ -166,7 +166,8 @@ def _best_without_gathers(
         other = refuse_or_least_memory(planner, below, least, None, bound)
     except NoPlanFits as raised:
         raise min(error or raised, raised, key=lambda e: e.needed_bytes) from None
-    return other if plan is None else min(plan, other, key=lambda p: p.cost.memory_bytes["peak"])
+    smallest = other if plan is None else min(plan, other, key=lambda p: p.cost.memory_bytes["peak"])
+    return replace(smallest, bound=other.bound)  # of all plans, not only of those that gather no weights
 
 
 def _missed_plan(

@@ -324,8 +324,9 @@ def _plan_number(
     except NoPlanFits as error:
         bounds[count.micro_batches] = min(below, error.bound)
         return None, error.needed_bytes
-    # A plan that does not fit is returned only where none that fits is below `below`.
-    bounds[count.micro_batches] = min(below, plan.bound or 0.0) if plan.fits else below
+    # A plan that does not fit has the bound of those that do, which the search may have missed; none if nothing fits.
+    nothing = 0.0 if plan.fits else np.inf
+    bounds[count.micro_batches] = min(below, nothing if plan.bound is None else plan.bound)
     return plan, plan.cost.memory_bytes["peak"]
 
 

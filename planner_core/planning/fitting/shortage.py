@@ -291,11 +291,15 @@ def refuse_or_least_memory(
         raise NoPlanFits(
             "no plan of this model can run on these meshes; try another ", named("mesh"), " or ", named("batch")
         )
-    return _plan_of_least_memory(planner, *least)
+    return _plan_of_least_memory(planner, *least, bound)
 
 
-def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem) -> Plan:
-    """The plan of least memory, which does not fit. Raises NoPlanFits if the user gave a budget."""
+def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem, bound: float) -> Plan:
+    """The plan of least memory, which does not fit. Raises NoPlanFits if the user gave a budget.
+
+    `bound`: a value that no plan which fits is below. A search without a proof may have missed one. Infinite if none fits, which a plan
+    says by no bound.
+    """
     assert answer.smallest is not None
     smallest = Answer(answer.smallest, 0.0, 0.0, answer.least_memory)
     objective = planner.objective()
@@ -316,9 +320,9 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem) ->
             *helps, last = helps
         filled = partial(describe_memory, plan, planner.graph, planner.budget)
         message = ("no plan fits: ", short, "; use ", Sentence.from_list(", ", helps), " or ", last)
-        raise NoPlanFits(*message, needed_bytes=peak, describe_memory=filled)
+        raise NoPlanFits(*message, needed_bytes=peak, bound=bound, describe_memory=filled)
     shortage = replace(first, sentence=Sentence("does not fit: ", first.sentence))
-    return replace(plan, fits=False, notes=(shortage, *rest))
+    return replace(plan, fits=False, bound=bound if bound < float("inf") else None, notes=(shortage, *rest))
 
 
 def note_uncounted_memory(plan: Plan, graph: Graph) -> tuple[str, ...]:
