@@ -29,6 +29,7 @@ EVERYWHERE = {
 }
 """Attributes of torch's objects that many modules use, with the reason."""
 BY_FILE = {
+    ("models/adapters/experts.py", "_apply_gate"): "of transformers' experts, not of torch",
     ("models/adapters/masks.py", "_non_vmap_expansion_sdpa"): "of transformers, not of torch",
     (
         "models/capture/checks/refusals.py",
