@@ -226,7 +226,7 @@ def test_a_file_is_priced_as_it_is_read_back_with_what_it_does_not_state(
 def test_fsdp2_code_names_the_layout_that_prices_it() -> None:
     """`price --config` reads no such module, and nothing said how to price it."""
     plan = plans()["FSDP"]
-    said = "price --config FILE cannot read it; state it as --layout fsdp=2 --micro-batch 4 --accumulate 1 --seq 16"
+    said = "price --config reads no such file; state it as --layout fsdp=2 --micro-batch 4 --accumulate 1 --seq 16"
     assert export_text(plan, "fsdp2").remarks[-1] == said
     stays = {
         label: replace(b, params={n: replace(p, gathered=(), working=(R,)) for n, p in b.params.items()})
