@@ -14,7 +14,7 @@ from planner_core.core import UNPROVEN, USUAL_STACK, Plan
 from planner_core.cost import attentions_by_kernel, workload_of, zero_stage
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import METHODS, Result, stage_trace
-from planner_core.planning.analysis import AblationStep, TraceWork, describe_recomputation
+from planner_core.planning.analysis import AblationStep, TraceWork, describe_recomputation, step_proof
 from planner_core.planning.methods import BASELINES, Method
 from planner_core.planning.pricing import count_model_flops, measure_speed, predict_reserved
 from planner_core.search.candidates import Candidates
@@ -34,7 +34,7 @@ def _plan_columns(name: str, plan: Plan) -> dict[str, object]:
         "mesh_axes": "x".join(plan.mesh.axis_names),
         "recipe": recipe.describe_plan(plan),
         "fits": plan.fits,
-        "proven": "yes" if plan.is_step_proven else "but for waits" if plan.optimal else "no",
+        "proven": step_proof(plan),
         **_bound_columns(plan),
         "optimizer": plan.workload["optimizer"],
         "zero": zero_stage(plan),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from explorer.text import units, words
 from planner_core.core import Partial, Plan, Shard
 from planner_core.cost import CONTEXT, DATA, EXPERT, IDLE, SHARD, TENSOR, axis_roles, weight_roles, zero_stage
-from planner_core.cost.communication import sent_per_gpu
+from planner_core.cost.communication import VOLUME_RATE, sent_per_gpu
 from planner_core.planning.methods import ALL, EXACT, METHODS, Layout
 
 RECOMPUTED = {
@@ -108,8 +108,8 @@ class Bound:
 def bound_of(plan: Plan) -> Bound:
     """Return what a plan's search minimises, in seconds or bytes, with its bound."""
     if METHODS.get(plan.method, EXACT).by_volume:
-        # It counts the bytes that a GPU sends as seconds at 1 GB/s (`volume_link`).
-        column, value, least = "sent_bytes", float(sent_per_gpu(plan)), plan.bound and 1e9 * plan.bound
+        # It counts the bytes that a GPU sends as seconds of a `volume_link`.
+        column, value, least = "sent_bytes", float(sent_per_gpu(plan)), plan.bound and VOLUME_RATE * plan.bound
     else:
         column = "communication_s" if plan.objective == "communication" else "gpu_time_s"
         value, least = plan.cost.seconds(plan.objective), plan.bound

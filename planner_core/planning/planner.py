@@ -87,8 +87,8 @@ from planner_core.search.network import (
 )
 
 STATED = "our current setup"
-SENDS_NOTHING = "no plan sends less than nothing; another that sends nothing may be faster"
 """The name of the plan of a stated layout."""
+SENDS_NOTHING = Note("no plan sends less than nothing; another that sends nothing may be faster")
 USABLE_MEMORY = timing().usable_memory
 """The share of a GPU's memory that plans may fill if no budget is given (see assets/timing.json)."""
 
@@ -313,7 +313,7 @@ class Planner:
             blocks=blocks,
             cost=cost,
             fits=cost.memory_bytes["peak"] <= self.budget,
-            notes=(Note(SENDS_NOTHING),) if sends_nothing else _proof_notes(problem, answer, aim),
+            notes=(SENDS_NOTHING,) if sends_nothing else _proof_notes(problem, answer, aim),
             bound=answer.bound,
             pipeline=with_parts(pipeline, self.graph) if pipeline else None,
         )

@@ -24,6 +24,7 @@ from planner_core.search.budget.pareto_front import find_corners_below, find_par
 from planner_core.search.extract_plan import make_block_plans
 from planner_core.search.folded_solver import RunTable, least_copy_costs, run_tables, solve_folded, total_of_copies
 from planner_core.search.lagrangian import (
+    describe_excess,
     describe_gap,
     find_least_memory,
     least_value_bound,
@@ -40,7 +41,7 @@ from planner_core.search.objective import OBJECTIVES, TIE, Objective, objective_
 from planner_core.search.restricted_states import (
     NO_BOUND_NOTE,
     RESTRICTED_NOTE,
-    bound_of_any_memory,
+    bound_of_whole_space,
     restrict_states,
     with_relaxed_bound,
 )

@@ -79,10 +79,15 @@ def memory_bytes(a: Assignment) -> float:
     return float(max(a.totals[FORWARD], a.totals[BACKWARD]))
 
 
-def describe_gap(value: float, bound: float, least: str = "best there is") -> str:
-    """Return the distance between a plan's value and the value that no plan is below, in words."""
+def describe_excess(value: float, bound: float, least: str) -> str:
+    """Return how far a plan's value may be above the value that no plan is below, in words."""
     percent = float(f"{100 * (value - bound) / max(bound, 1e-30):.2g}")  # two digits, but 120 and not 1.2e+02
-    return f"not proven: at most {percent:g} % above the {least}"
+    return f"at most {percent:g} % above the {least}"
+
+
+def describe_gap(value: float, bound: float, least: str = "best there is") -> str:
+    """Return the distance between the value of a plan that is not proven and the value that no plan is below, in words."""
+    return f"not proven: {describe_excess(value, bound, least)}"
 
 
 @dataclass

@@ -321,12 +321,13 @@ def with_relaxed_bound(problem: Problem, answer: Answer, objective: str, budget:
     return replace(answer, bound=min(bound, answer.value))
 
 
-def bound_of_any_memory(problem: Problem, objective: str) -> float:
-    """Return a lower bound on the value of every plan of the whole space, of any memory; 0 if none was found."""
+def bound_of_whole_space(problem: Problem, objective: str, budget: float = math.inf) -> float:
+    """Return a lower bound on the value of every plan of the whole space within `budget` bytes per GPU, by default of any memory; 0 if
+    none was found."""
     rough = search_roughly(problem, objective)
     if problem.unrestricted is None:
         return rough.bound if rough else math.inf
-    return with_relaxed_bound(problem, Answer(rough, math.inf, 0.0, 0.0), objective, math.inf).bound if rough else 0.0
+    return with_relaxed_bound(problem, Answer(rough, math.inf, 0.0, 0.0), objective, budget).bound if rough else 0.0
 
 
 def relax(problem: Problem, networks: ModelNetworks, largest: float | None = None) -> Problem:

@@ -33,7 +33,7 @@ from planner_core.search.restricted_states import (
     RESTRICTED_NOTE,
     StateRestriction,
     _best_shared_weight_states,
-    bound_of_any_memory,
+    bound_of_whole_space,
     restrict_states,
     with_relaxed_bound,
 )
@@ -105,7 +105,7 @@ def test_a_narrow_plan_is_one_of_the_wide_space() -> None:
         search_within_budget(like(nets, seen[-1])).value, rel=1e-9
     )  # borne by copies, weights cost the same
     assert 0 < with_relaxed_bound(cut, found, "time", float("inf")).bound <= found.value
-    assert 0 < bound_of_any_memory(cut, "time") <= found.value
+    assert 0 < bound_of_whole_space(cut, "time") <= found.value
 
 
 def test_numbers_that_cannot_win_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:

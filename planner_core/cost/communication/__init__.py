@@ -7,6 +7,7 @@ from planner_core.cost.communication.atp import (
 )
 from planner_core.cost.communication.collectives import algorithms, collective_time, collective_times, wire_bytes
 from planner_core.cost.communication.links import (
+    VOLUME_RATE,
     AxisLink,
     axis_links,
     pipe_link,

@@ -73,14 +73,18 @@ class AxisLink:
         return tuple(stage.members for stage in self.stages)
 
 
+VOLUME_RATE = 1e9
+"""Bytes per second of a `volume_link`, so that seconds read as gigabytes."""
+
+
 @lru_cache(maxsize=1024)
 def volume_link(size: int) -> AxisLink:
     """A link on which only volume counts: one byte costs the same on every axis, and latencies are zero.
 
-    A planner that does not know the topology assumes this (TAP). The rate is 1 GB/s, so that seconds read as gigabytes.
+    A planner that does not know the topology assumes this (TAP).
     """
-    stage = Stage("volume", size, 1e9, 0.0)
-    return AxisLink(size, ("volume",), 1e9, 1e9, 0.0, (size - 1) / size**2 / 1e9, (stage,), 0.0)
+    stage = Stage("volume", size, VOLUME_RATE, 0.0)
+    return AxisLink(size, ("volume",), VOLUME_RATE, VOLUME_RATE, 0.0, (size - 1) / size**2 / VOLUME_RATE, (stage,), 0.0)
 
 
 JointLinks: TypeAlias = tuple[tuple[tuple[int, ...], AxisLink], ...]

@@ -32,11 +32,14 @@ def find_same_plan(plan: Plan, plans: Iterable[Plan]) -> Plan:
     return next((p for p in plans if identity(p) == identity(plan)), plan)
 
 
+def step_proof(plan: Plan) -> str:
+    """Whether a plan's step is proven the least: `yes`, `but for waits` of the GPU for its host, or `no`."""
+    return "yes" if plan.is_step_proven else "but for waits" if plan.optimal else "no"
+
+
 def proven_mark(plan: Plan) -> str:
     """What the column `proven` says of a plan."""
-    if plan.optimal and not plan.is_step_proven:
-        return "but for waits"
-    return "yes" if plan.optimal else "a tie" if leads_by_simplicity(plan) else "no"
+    return "a tie" if not plan.optimal and leads_by_simplicity(plan) else step_proof(plan)
 
 
 def describe_idle_axes(plans: Iterable[Plan]) -> tuple[str, ...]:

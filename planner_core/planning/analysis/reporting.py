@@ -21,7 +21,7 @@ from planner_core.core import (
     states_by_pattern,
 )
 from planner_core.cost import axis_roles, micro_batch, simulated, zero_stage
-from planner_core.cost.communication import sent_per_gpu
+from planner_core.cost.communication import VOLUME_RATE, sent_per_gpu
 from planner_core.ops import CoarseGraph
 from planner_core.planning.analysis.legend import (
     describe_bands,
@@ -179,8 +179,8 @@ def _aim_summary(plan: Plan) -> dict[str, Any]:
     """What the plan's search minimised, and the bound of it in its own unit."""
     if not METHODS.get(plan.method, EXACT).by_volume:
         return {"objective": plan.objective, "bound_s": plan.bound}
-    # A search by volume counts the bytes that a GPU sends as seconds at 1 GB/s (`volume_link`).
-    num_bytes = None if plan.bound is None else min(sent_per_gpu(plan), math.floor(1e9 * plan.bound))
+    # A search by volume counts the bytes that a GPU sends as seconds of a `volume_link`.
+    num_bytes = None if plan.bound is None else min(sent_per_gpu(plan), math.floor(VOLUME_RATE * plan.bound))
     return {"objective": "volume", "bound_s": None, "bound_bytes": num_bytes}
 
 

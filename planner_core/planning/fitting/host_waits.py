@@ -23,7 +23,7 @@ from planner_core.planning.fitting.micro_batch_size import keep_micro_batch_size
 from planner_core.planning.methods import EXACT, PAIR_FORMS, Layout, list_layouts, unsearchable_faults
 from planner_core.planning.planner import Planner, candidate_meshes, with_recompute
 from planner_core.planning.request import Progress, Request
-from planner_core.search import describe_gap, make_block_plans, no_plan_fits, search_roughly
+from planner_core.search import describe_excess, make_block_plans, no_plan_fits, search_roughly
 from planner_core.search.algebra import PointAllowance, TooWide
 from planner_core.search.network import Problem
 
@@ -146,8 +146,8 @@ def note_gap_with_waits(plan: Plan) -> Plan:
 
 def describe_gap_with_waits(plan: Plan, bound: float) -> str:
     """The distance between a step that waits for its host and the bound, in words. Example: a step of 211 ms above a bound of 82.5 ms."""
-    gap = f"{describe_gap(plan.cost.step_time_s, bound, 'bound')}, which leaves out waits for the host"
-    return f"proven but for waits: {gap.partition(': ')[2]}" if plan.optimal else gap
+    above = describe_excess(plan.cost.step_time_s, bound, "bound")
+    return f"{'proven but for waits' if plan.optimal else 'not proven'}: {above}, which leaves out waits for the host"
 
 
 def say_why_shorter(plan: Plan, whose: str = "its") -> Plan:

@@ -41,6 +41,7 @@ from planner_core.search import (
     Answer,
     SearchLimits,
     bound_of_walk,
+    bound_of_whole_space,
     describe_gap,
     exceeds_budget_by_far,
     memory_bytes,
@@ -48,7 +49,6 @@ from planner_core.search import (
     rough_bound,
     search_roughly,
     search_within_budget,
-    with_relaxed_bound,
 )
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
@@ -117,7 +117,8 @@ def choose_mesh(
         bound = min(bound, answer.bound)
     # Problems that gave up states bound their smaller space alone, so their whole spaces are bounded by a relaxation.
     narrowed = [p.problem for p in ranked if p.problem.unrestricted is not None and not (best and p.problem is best[1])]
-    bound = min([bound, *(_bound_of_unrestricted(planner, p, objective) for p in narrowed)])
+    with planner.clock("search"):
+        bound = min([bound, *(bound_of_whole_space(p, objective, planner.budget) for p in narrowed)])
     if best:
         problem, answer = planner.bounded(*best[1:], objective)
         bound = min(bound, answer.bound)
@@ -131,15 +132,6 @@ def choose_mesh(
         return _best_without_gathers(planner, options, say, method, below, least, bound)
     missed = _missed_plan(planner, below, bound, ranked, method, say) if prove else None
     return missed or refuse_or_least_memory(planner, below, least, wide, bound)
-
-
-def _bound_of_unrestricted(planner: Planner, problem: Problem, objective: str) -> float:
-    """A value that no plan is below, also among those that the restricted `problem` leaves out; 0 if no such value is known."""
-    with planner.clock("search"):
-        found = search_roughly(problem, objective)
-        if found is None:
-            return 0.0
-        return with_relaxed_bound(problem, Answer(found, math.inf, 0.0, 0.0), objective, planner.budget).bound
 
 
 def _best_without_gathers(

@@ -36,7 +36,7 @@ from planner_core.planning.planner import Planner, candidate_meshes, with_recomp
 from planner_core.planning.request import MOMENT, THOROUGH, Effort, Progress, Request
 from planner_core.search import (
     TIE,
-    bound_of_any_memory,
+    bound_of_whole_space,
     describe_gap,
     least_value_bound,
     no_plan_fits,
@@ -311,7 +311,7 @@ def _mesh_bound(planner: Planner, mesh: DeviceMesh, relaxed: bool) -> float:
         objective = planner.objective()
         if not relaxed and any(p.unrestricted is not None for p in problems):
             return 0.0
-        return min((bound_of_any_memory(p, objective) for p in problems), default=np.inf)
+        return min((bound_of_whole_space(p, objective) for p in problems), default=np.inf)
 
 
 def _plan_number(

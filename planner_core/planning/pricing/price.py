@@ -22,6 +22,7 @@ from planner_core.core import (
     Plan,
     Sentence,
     Software,
+    divisors,
     memory_amount,
     named,
 )
@@ -89,7 +90,7 @@ class Pricer:
         plan, share = self.plan(stated), stated.micro_batch
         if plan is None or plan.fits:
             return stated, ()
-        smaller = [stated.but(micro_batch=n, accumulate=share // n) for n in range(share - 1, 0, -1) if share % n == 0]
+        smaller = [stated.but(micro_batch=n, accumulate=share // n) for n in reversed(divisors(share)[:-1])]
         fitting = next((run for run in smaller if (found := self.plan(run)) is not None and found.fits), None)
         if fitting is None:
             tried = ", and no smaller one fits either; " if smaller else "; "
