@@ -232,11 +232,7 @@ def test_a_mesh_that_was_searched_in_part_leaves_the_proof_open(monkeypatch: pyt
         return problem if mesh.axis_sizes == best.mesh.axis_sizes else replace(problem, unrestricted=whole)
 
     monkeypatch.setattr(Planner, "problem", in_part)
-    monkeypatch.setattr(
-        mesh_search,
-        "with_relaxed_bound",
-        lambda problem, answer, *rest: replace(answer, bound=best.cost.step_time_s / 2),
-    )
+    monkeypatch.setattr(mesh_search, "bound_of_whole_space", lambda *args: best.cost.step_time_s / 2)
     again = choose_mesh(planner, options)
     assert not again.optimal and again.cost.step_time_s == best.cost.step_time_s
     assert any(note.kind is NoteKind.GAP for note in again.notes)
