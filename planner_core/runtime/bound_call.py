@@ -40,14 +40,10 @@ class BoundCall:
         data_axes: Sequence[int],
         script: EditableFunctions | None = None,
     ) -> None:
-        self.program, self.layout, self.global_batch, self.input_sources = (
-            prepared.program,
-            prepared.layout,
-            prepared.global_batch,
-            prepared.input_sources,
-        )
+        self.program, self.layout = prepared.program, prepared.layout
+        self.global_batch, self.gathered = prepared.global_batch, prepared.gathered
         self.engine, self.mesh = engine, mesh
-        self.gather_axes = data_axes if prepared.input_sources else None
+        self.gather_axes = data_axes if prepared.gathered else None
         self.bound = BoundProgram(self.program, engine, script)
         self._arguments()
         self._results()

@@ -32,7 +32,7 @@ from planner_core.runtime.program.names import EditableFunctions, GuardFailed
 from planner_core.runtime.program.setup import make_axes, make_joint_axes, make_moves, shard_model, shard_tensor
 from planner_core.runtime.program.weights import Weight, find_weight
 from planner_core.runtime.record.frozen import find_gradient_hook, refuse_gradient_hooks
-from planner_core.runtime.write.planned import InputSource, PlannedForward
+from planner_core.runtime.write.planned import PlannedForward
 
 WARN_AFTER_CHANGES = 8
 """After so many recordings for other numbers among the arguments a warning says so."""
@@ -180,8 +180,7 @@ class Parallel:
             )
 
     def _run(self, ready: BoundCall, leaves: Sequence[Any]) -> Any:
-        sources = ready.input_sources or [InputSource.AS_IT_IS] * len(leaves)
-        return ready([self._provide_input(x, source) for x, source in zip(leaves, sources, strict=True)])
+        return ready(self._gather_inputs(ready, leaves))
 
     def _refuse_inputs(self, leaves: Sequence[Any]) -> None:
         if any(isinstance(x, DTensor) for x in leaves):
@@ -206,18 +205,10 @@ class Parallel:
                 batch = self.axes[axis].all_gather(batch, 0)
         return batch
 
-    def _provide_input(self, leaf: Any, source: InputSource) -> Any:
-        """Return a leaf of a call as the program takes it."""
-        if (
-            source is InputSource.GATHERED_INDICES
-        ):  # what is in no table stays so: it becomes the largest number of 32 bits
-            limits = torch.iinfo(torch.int32)
-            return self._gather_batch(leaf.clamp(limits.min, limits.max).to(torch.int32)).to(leaf.dtype)
-        if source is InputSource.PLACED:
-            for axis in reversed(self.data_axes):
-                leaf = self.axes[axis].pad(leaf, 0)
-            return leaf
-        return self._gather_batch(leaf) if source is InputSource.GATHERED else leaf
+    def _gather_inputs(self, ready: BoundCall, leaves: Sequence[Any]) -> list[Any]:
+        """Return the leaves of a call as its program takes them."""
+        gathered = ready.gathered or [False] * len(leaves)
+        return [self._gather_batch(x) if gathers else x for x, gathers in zip(leaves, gathered, strict=True)]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ from planner_core.runtime.record.tape import Ref
 from planner_core.runtime.stages.cut import StageLayout, cut_layout
 from planner_core.runtime.stages.engine import ScheduleRun, StageModule
 from planner_core.runtime.write.placed_tape import PlannedTape
-from planner_core.runtime.write.planned import InputSource, PlannedForward, PreparedProgram
+from planner_core.runtime.write.planned import PlannedForward, PreparedProgram
 from planner_core.runtime.write.specs import Program
 
 PIPELINE_AXIS = "pipeline"
@@ -64,11 +64,8 @@ class StageCall(BoundCall):
         refs = [
             leaf.number if isinstance(leaf, Ref) else -1 for leaf in pytree.tree_leaves(stage.layout.tape.arguments)
         ]
-        if prepared.input_sources:  # nothing is gathered that the stage does not read
-            self.input_sources = [
-                b if n in stage.inputs else InputSource.AS_IT_IS
-                for b, n in zip(prepared.input_sources, refs, strict=True)
-            ]
+        if prepared.gathered:  # nothing is gathered that the stage does not read
+            self.gathered = [has and n in stage.inputs for has, n in zip(prepared.gathered, refs, strict=True)]
 
     def _arguments(self) -> None:
         super()._arguments()
@@ -320,10 +317,8 @@ class StagedParallel(Parallel):
 
         def run(number: int, received: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
             self.on_pass(True, stage_call.stage.number, number)
-            sources = stage_call.input_sources or [InputSource.AS_IT_IS] * len(batch[number])
-            leaves = [self._provide_input(x, how) for x, how in zip(batch[number], sources, strict=True)]
             try:
-                outputs = stage_call([*leaves, *received])
+                outputs = stage_call([*self._gather_inputs(stage_call, batch[number]), *received])
             except GuardFailed as failed:
                 raise PlanMismatch(
                     f"the model's code goes another way in micro-batch {number} than when the step was recorded ({failed}); stages run "

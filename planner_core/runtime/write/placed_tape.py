@@ -10,21 +10,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from planner_core.core import Edge, Op, ParamPlan, Partial, Placements, Plan, Replicate, Shard, SitePlan, join_name
-from planner_core.ops import LocalExecution, operator, rows, writes_in_place
+from planner_core.ops import LocalExecution, operator, rows
 from planner_core.runtime.mismatch import PlanMismatch, other_model_error
 from planner_core.runtime.program.collectives import describe_uneven_split
 from planner_core.runtime.record import MixesSamples, Tape, TapeCall
 from planner_core.runtime.record.reach import find_ancestors, find_loss
-from planner_core.runtime.record.tape import COMPUTED, INPUT, PARAMETER
+from planner_core.runtime.record.tape import COMPUTED, PARAMETER
 
-_INDEX_READERS = frozenset({"embedding", "cross_entropy", "nll_loss"})
-"""Operators whose whole numbers are places in a table, or among classes."""
 _DIM_MERGING = frozenset({"view", "reshape", "flatten", "view_as", "reshape_as", "ravel"})
-_VALUE_PRESERVING = _DIM_MERGING | {"getitem", "pad", "contiguous", "to", "squeeze", "unsqueeze", "transpose", "clone"}
-"""Functions whose result has the numbers that they are given, and no others but a fill."""
 BlockCopy = tuple[str, str]
 """Label of a block in the plan and the prefix of one copy; ("", "") for the top."""
 
@@ -45,9 +39,6 @@ class PlannedTape:
     parameters: dict[int, str] = field(default_factory=dict)
     data_axes: tuple[int, ...] = ()
     """At first the axes along which ranks may hold different samples, then those along which they do."""
-    owned_inputs: frozenset[int] = frozenset()
-    """The inputs that a program of all samples takes as callers bring them: each rank its own samples, along `callers_axes`."""
-    callers_axes: tuple[int, ...] = ()
     sample_cuts: list[tuple[Shard, Placements]] = field(default_factory=list)
     """For each constant of the batch that an operator reads: the shard of its samples, and its placements there."""
 
@@ -219,11 +210,10 @@ class PlannedTape:
     def cuts(self, number: int, placements: Placements) -> list[tuple[int, int]]:
         """Return the cuts (axis, dim) of a constant to this rank's part. Along data axes the samples are this rank's already."""
         dim = self.samples[number]
-        parted = self.callers_axes if number in self.owned_inputs else self.data_axes
         return [
             (a, p.dim)
             for a, p in enumerate(placements)
-            if isinstance(p, Shard) and self.sizes[a] > 1 and not (p.dim == dim and a in parted)
+            if isinstance(p, Shard) and self.sizes[a] > 1 and not (p.dim == dim and a in self.data_axes)
         ]
 
     def _find_merged_inner(self) -> set[int]:
@@ -323,65 +313,6 @@ def refuse_mixed_samples(planned: PlannedTape, needed: Iterable[int]) -> None:
         raise MixesSamples(
             f"{producer.fn} at {producer.line.rpartition('/')[2]} computes over all samples of the batch"
         )
-
-
-def inputs_with_samples(planned: PlannedTape) -> set[int]:
-    """Return the inputs of a call that hold samples."""
-    tensors = enumerate(planned.tape.tensors)
-    return {n for n, t in tensors if t.kind == INPUT and planned.samples[n] is not None}
-
-
-def inputs_read_by_owner(planned: PlannedTape, axes: Sequence[int]) -> set[int]:
-    """Return the inputs of which every rank reads only the samples that it brings, if callers bring different ones along
-    `axes`.
-
-    All constants made from such an input are made sample by sample, and operators take them cut along `axes` and no other axis.
-    Example: the labels of a loss whose logits are sharded by samples, while the ids of the same call are looked up in a table
-    that ranks share.
-    """
-    axes_in_use = [a for a, size in enumerate(planned.sizes) if size > 1]
-    inputs = inputs_with_samples(planned)
-    # Which inputs each constant is made of: a mask that is made of ids is read by others where the ids are.
-    inputs_of = {n: {n} for n in inputs}
-    read: set[int] = set().union(*(inputs_of.get(n, set()) for n in planned.tape.results()))
-    for call in planned.tape.calls:
-        if call.kind == "op":
-            ends = zip(call.inputs, planned.row(call).inputs, strict=True)
-            for number, edge in ends:
-                dim = planned.samples[number]
-                if dim is None or any((edge.dst.forward[a] == Shard(dim)) != (a in axes) for a in axes_in_use):
-                    read |= inputs_of.get(number, set())
-            continue
-        sources: set[int] = set().union(*(inputs_of.get(n, set()) for n in call.inputs))
-        if sources:
-            lost = any(planned.samples[n] is None or n in planned.merged_inner for n in call.outputs)
-            mixes = call.fn not in _DIM_MERGING and planned.mixes_samples(call)
-            if call.kind != "constant" or writes_in_place(call.fn) or lost or mixes:
-                read |= sources
-        inputs_of.update((n, inputs_of.get(n, set()) | sources) for n in call.outputs if sources)
-    return inputs - read
-
-
-def inputs_read_by_operators_only(planned: PlannedTape) -> set[int]:
-    """Return the inputs from which no constant is made, and about which the model's code does not ask."""
-    others = {n for c in planned.tape.calls if c.kind != "op" or writes_in_place(c.fn) for n in c.inputs}
-    return inputs_with_samples(planned) - others
-
-
-def index_inputs(planned: PlannedTape) -> set[int]:
-    """Return the inputs in 64 bits that are used as indices only: 32 bits hold each place in a table."""
-    tensors = planned.tape.tensors
-    inputs = {n for n in inputs_with_samples(planned) if tensors[n].dtype == torch.int64}
-    inputs_of = {n: {n} for n in inputs}
-    other: set[int] = set().union(*(inputs_of.get(n, set()) for n in planned.tape.results()))
-    for call in planned.tape.calls:
-        sources: set[int] = set().union(*(inputs_of.get(n, set()) for n in call.inputs))
-        same = call.kind == "constant" and call.fn in _VALUE_PRESERVING
-        if same and all(tensors[n].dtype == torch.int64 for n in call.outputs):
-            inputs_of.update(dict.fromkeys(call.outputs, sources))
-        elif call.kind != "op" or call.fn not in _INDEX_READERS:
-            other |= sources
-    return inputs - other
 
 
 def batch_questions(planned: PlannedTape) -> list[str]:

@@ -17,7 +17,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import torch
@@ -54,9 +53,6 @@ from planner_core.runtime.write.placed_tape import (
     PlannedTape,
     batch_questions,
     block_copies,
-    index_inputs,
-    inputs_read_by_operators_only,
-    inputs_read_by_owner,
 )
 from planner_core.runtime.write.program import write_program
 from planner_core.runtime.write.specs import Program
@@ -65,28 +61,18 @@ GatherBatch = Callable[[torch.Tensor], torch.Tensor]
 """Gathers the global batch from this rank's own part."""
 
 
-class InputSource(Enum):
-    """Where a leaf of a call comes from, if the program takes the global batch and callers bring their own parts."""
-
-    AS_IT_IS = "it holds no samples"
-    GATHERED = "the parts of all callers are gathered"
-    GATHERED_INDICES = "the same, in 32 bits: the numbers are places in a table"
-    OWN = "each rank takes its own samples, which are all that it reads"
-    PLACED = "it is put at its place in a batch of zeros, of which a rank reads its own samples alone"
-
-
 @dataclass(frozen=True)
 class PreparedProgram:
     """A program for one way to call a model.
 
-    `global_batch`: the program takes the global batch. `input_sources`: where each leaf of a call comes from; empty if callers
-    bring what the program takes.
+    `global_batch`: the program takes the global batch. `gathered`: for each leaf of a call whether the parts of all callers are
+    gathered first; empty if callers bring what the program takes.
     """
 
     program: Program
     layout: PlannedTape
     global_batch: bool
-    input_sources: Sequence[InputSource]
+    gathered: Sequence[bool]
 
     @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
@@ -153,28 +139,9 @@ class PlannedForward:
             # The program takes the whole batch, and each rank makes every constant of it. Its operators still run on shards alone.
             tape = all_samples or self._record(*map_marked_leaves((args, kwargs), sample_leaves, gather))
             layout = self._place(tape, [sample_dims.get(n) for n in range(len(tape.tensors))], ())
-            if not global_batch:
-                layout.callers_axes = self.data_axes
-                layout.owned_inputs = frozenset(
-                    inputs_read_by_owner(layout, self.data_axes) & inputs_read_by_operators_only(layout)
-                )
             self._check_calls(layout, tape)
-            return PreparedProgram(
-                self._write(layout),
-                layout,
-                global_batch=True,
-                input_sources=() if global_batch else self._input_sources(layout, sample_leaves),
-            )
-
-    def _input_sources(self, layout: PlannedTape, sample_leaves: Sequence[bool]) -> list[InputSource]:
-        refs = pytree.tree_leaves(layout.tape.arguments)
-        sources = dict.fromkeys(index_inputs(layout), InputSource.GATHERED_INDICES)
-        sources.update(dict.fromkeys(inputs_read_by_owner(layout, self.data_axes), InputSource.PLACED))
-        sources.update(dict.fromkeys(layout.owned_inputs, InputSource.OWN))
-        return [
-            sources.get(getattr(ref, "number", -1), InputSource.GATHERED) if has else InputSource.AS_IT_IS
-            for ref, has in zip(refs, sample_leaves, strict=True)
-        ]
+            gathered = () if global_batch else sample_leaves
+            return PreparedProgram(self._write(layout), layout, global_batch=True, gathered=gathered)
 
     def _prepare_by_samples(
         self,
