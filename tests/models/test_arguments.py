@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,18 +23,6 @@ from planner_core.models.sources import (
     module_source,
 )
 from planner_core.models.sources.arguments import list_inputs_by_samples
-
-BATCHES: list[int] = []
-
-
-def _doubled(t: torch.Tensor) -> torch.Tensor:
-    return torch.add(t, t)
-
-
-class Scaled(nn.Module):
-    def __init__(self, by: float | list[float]) -> None:
-        super().__init__()
-        self.by = by
 
 
 @dataclasses.dataclass
@@ -59,9 +48,7 @@ X = torch.zeros(2, 3)
         SimpleNamespace(w=1.0),
         Batch(X),
         object(),
-        lambda t: BATCHES,
         slice(2),
-        Scaled([2.0]),
     ],
 )
 def test_what_torch_does_not_look_into_is_refused(other: Any) -> None:
@@ -71,9 +58,10 @@ def test_what_torch_does_not_look_into_is_refused(other: Any) -> None:
         module_source(Taking(), (X, other))
 
 
-def test_a_module_with_weights_is_refused_as_an_argument() -> None:
-    with pytest.raises(InputError, match="other is of type Linear, a module with weights"):
-        module_source(Taking(), {"x": X, "other": nn.Linear(2, 2)})
+@pytest.mark.parametrize("other", [nn.Linear(2, 2), nn.ReLU(), partial(torch.add, X), lambda t: t, nn.functional.relu])
+def test_code_is_refused_as_an_argument(other: Any) -> None:
+    with pytest.raises(InputError, match=f"other is of type {type(other).__name__}, code that .* a part of the model"):
+        module_source(Taking(), {"x": X, "other": other})
 
 
 @pytest.mark.parametrize(
@@ -83,27 +71,19 @@ def test_a_module_with_weights_is_refused_as_an_argument() -> None:
         1.5,
         np.int64(3),
         "word",
-        nn.ReLU(),
         torch.relu,
         {"a": [X, 2]},
         torch.float32,
         range(2),
-        nn.functional.relu,
-        _doubled,
-        nn.CrossEntropyLoss(torch.ones(3)),
-        Scaled(2.0),
     ],
 )
-def test_tensors_numbers_words_and_functions_are_taken(other: Any) -> None:
+def test_tensors_numbers_and_words_are_taken(other: Any) -> None:
     assert explain_unsupported((X, other), {}) == ""
     module_source(Taking(), (X, other))
 
 
 def test_arguments_that_are_equal_but_not_the_same_are_told_apart() -> None:
-    loss = Scaled(1)
-    seen = [argument_state(x) for x in (1, True, 1.0, 0.0, -0.0, loss)]
-    loss.by = 2.0
-    assert len({*seen, argument_state(loss)}) == 7
+    assert len({argument_state(x) for x in (1, True, 1.0, 0.0, -0.0)}) == 5
 
 
 def test_inputs_without_samples_are_known_by_their_places() -> None:

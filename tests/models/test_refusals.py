@@ -132,6 +132,16 @@ def swaps_a_buffer(m: Any, x: torch.Tensor) -> torch.Tensor:
     return (m.lin(x) - m.seen).square().mean()
 
 
+def averages_by_data(m: Any, x: torch.Tensor) -> torch.Tensor:
+    h = m.lin(x)
+    m.seen.data.lerp_(h.detach().mean(0), 0.1)
+    return (h - m.seen).square().mean()
+
+
+def names_a_type(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return m.lin(x).type("torch.cuda.FloatTensor").mean()
+
+
 def beyond(m: Any, x: torch.Tensor) -> torch.Tensor:
     return m.table(torch.arange(17)).mean()
 
@@ -173,6 +183,12 @@ CASES = [
     (freezes_one, "changes in forward which weights are trained", "before it is planned"),
     (swaps_a_weight, "gives a tensor other memory in forward", "after the optimizer's step"),
     (swaps_a_buffer, "gives a tensor other memory in forward", "copy_"),
+    (
+        averages_by_data,
+        "reads a tensor of which a part, or a view, was written in place before",
+        "into the tensor itself",
+    ),
+    (names_a_type, "by a name that is another one on another device", "x.to(torch.float32)"),
     (beyond, "looks up row 16 of a table that has 16", "ids within the table"),
 ]
 

@@ -1,4 +1,4 @@
-"""Casts under a plan: by the names of types, and those without effect."""
+"""Casts under a plan, and those without effect."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Casts(nn.Module):
         self.register_buffer("shift", torch.ones(16).double())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.first(x).type("torch.DoubleTensor").type(x.type())
-        h = h.to(h.dtype) + self.shift.type(h.type())
-        return h.type(torch.DoubleTensor).square().mean().type("torch.cuda.FloatTensor")
+        h = self.first(x).type(torch.float64).type_as(x)
+        h = h.to(h.dtype) + self.shift.to(h.dtype)
+        return h.double().square().mean().float()
 
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
@@ -36,7 +36,7 @@ def _losses(files: list[str]) -> list[float]:
     return [float(m(X, global_batch=True).detach()) for m in models]
 
 
-def test_types_by_name_and_casts_without_effect(tmp_path: Path) -> None:
+def test_casts_with_and_without_effect(tmp_path: Path) -> None:
     _, files = saved_plans(Casts(), (X,), tmp_path)
     h = Casts().first(X) + 1
     assert run_ranks(_losses, 2, (files,))[0] == pytest.approx([float(h.square().mean())] * len(files))

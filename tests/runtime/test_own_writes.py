@@ -46,8 +46,7 @@ def _given(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Codebook(nn.Module):
-    """As the VQ-VAE of the public repositories: means that are written through `.data`, also with what has a gradient, and read after it
-    and before it. A rate is used, and then made smaller."""
+    """As a VQ-VAE: means that are written without their gradient, and read after it and before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,19 +56,16 @@ class Codebook(nn.Module):
         self.register_buffer("codes", torch.randn(KINDS, 6, generator=drawn))
         self.register_buffer("sums", self.codes.clone())
         self.register_buffer("counts", torch.ones(6))
-        self.register_buffer("rate", torch.ones(1))
 
     def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         z = self.head(x)
         nearest = torch.cdist(z, self.codes.t()).argmin(1)
         hot = F.one_hot(nearest, 6).to(z.dtype)
         found = hot @ self.codes.t()
-        self.counts.data.mul_(0.9).add_(hot.sum(0), alpha=0.1)
-        self.sums.data.lerp_(z.t() @ hot, 0.1)
-        self.codes.data.copy_(self.sums / self.counts.clamp_min(0.1))
-        loss = (z - found.detach()).square().mean() + (z * self.rate).mean()
-        self.rate.data.mul_(0.5)
-        return loss
+        self.counts.mul_(0.9).add_(hot.sum(0), alpha=0.1)
+        self.sums.lerp_(z.detach().t() @ hot, 0.1)
+        self.codes.copy_(self.sums / self.counts.clamp_min(0.1))
+        return (z - found.detach()).square().mean()
 
 
 class Anneals(nn.Module):

@@ -8,19 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
-from planner_core.models.hooks.callsites import canonical_name, tensors
 from planner_core.models.hooks.chance import DROPOUTS
-from planner_core.models.hooks.torch_private import preserve_version
-from planner_core.ops import writes_in_place
 
 Call = Callable[..., Any]
 _GET_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
-
-
-_DATA_OWNER = "_shardscope_owner"
-"""Attribute of the tensor that `.data` of a constant returns: that constant."""
 
 
 def rewrite_call(
@@ -37,19 +29,15 @@ def rewrite_call(
     dropout of a weight        dropout of its clone, which has placements of its own: a mask needs them
     f(..., out=y)              y.copy_(f(...))
     x[arange(len(x)), i]       take_along_dim, which a rank can run on its own rows
-    f(buffer.data)             f(buffer)
+    buffer.data                buffer.detach(), a view of it
 
     Args:
         is_constant: Whether a tensor has values that do not depend on an input.
         is_stored: Whether a tensor is neither a weight nor computed, writes into it aside.
     """
-    by_data = _rewrite_data_call(call, func, args, kwargs, is_stored)
-    return _rewrite_other_call(call, func, args, kwargs, is_constant) if by_data is NotImplemented else by_data
-
-
-def _rewrite_other_call(
-    call: Call, func: Call, args: tuple[Any, ...], kwargs: dict[str, Any], is_constant: Callable[[torch.Tensor], bool]
-) -> Any:
+    # `==`, since each access to a property of a C type makes another method wrapper.
+    if func == _GET_DATA and is_stored(args[0]):
+        return call(torch.Tensor.detach, args, kwargs)
     if func is torch.Tensor.__iter__:
         return iter(call(torch.Tensor.unbind, args, kwargs))
     if getattr(func, "__name__", "") in DROPOUTS and isinstance(args[0], nn.Parameter) and not kwargs.get("inplace"):
@@ -72,26 +60,6 @@ def _rewrite_other_call(
         return NotImplemented
     made = call(func, args, {name: value for name, value in kwargs.items() if name != "out"})
     return call(torch.Tensor.copy_, (target, made), {})
-
-
-def _rewrite_data_call(
-    call: Call, func: Call, args: tuple[Any, ...], kwargs: dict[str, Any], is_stored: Callable[[torch.Tensor], bool]
-) -> Any:
-    """Make a call on the `.data` of a constant as one on the constant: both are one memory, and a write gets no gradient."""
-    # `==`, since each access to a property of a C type makes another method wrapper.
-    if func == _GET_DATA and is_stored(args[0]):
-        data = args[0].detach()
-        data.__dict__[_DATA_OWNER] = args[0]
-        return data
-    if not any(_DATA_OWNER in t.__dict__ for t in tensors((args, kwargs))):
-        return NotImplemented
-    given = tree_map_only(torch.Tensor, lambda t: t.__dict__.get(_DATA_OWNER, t), (args, kwargs))
-    fn = canonical_name(func, kwargs)
-    if fn is None or not writes_in_place(fn) or args[0] is given[0][0]:
-        return call(func, *given)
-    with torch.no_grad(), preserve_version(given[0][0]):
-        call(func, *given)  # backward then reads the new values; the version check would raise
-    return None if fn == "setitem" else args[0]
 
 
 def _indexes_each_row(x: torch.Tensor, rows: torch.Tensor, columns: list[Any]) -> bool:
@@ -150,38 +118,6 @@ _ELEMENTWISE = {
 }
 
 
-_TYPES = {
-    "Float": torch.float32,
-    "Double": torch.float64,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
-    "Long": torch.int64,
-    "Int": torch.int32,
-    "Short": torch.int16,
-    "Char": torch.int8,
-    "Byte": torch.uint8,
-    "Bool": torch.bool,
-    "ComplexFloat": torch.complex64,
-    "ComplexDouble": torch.complex128,
-}
-_TYPE_NAMES = {dtype: f"torch.{name}Tensor" for name, dtype in _TYPES.items()}
-
-
-def type_name(x: torch.Tensor) -> str:
-    """Return what `x.type()` is on the CPU, e.g. "torch.FloatTensor"."""
-    return _TYPE_NAMES.get(x.dtype) or x.type()
-
-
-def _normalize_type_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
-    """Rewrite `x.type("torch.cuda.FloatTensor")` to a cast. As for `x.cuda()`, the device becomes that of the plan's ranks."""
-    given = args[1] if len(args) > 1 else kwargs.get("dtype")
-    if given is None:
-        return type_name, args[:1], {}
-    name = given.rpartition(".")[2].removesuffix("Tensor") if isinstance(given, str) else ""
-    dtype = _TYPES.get(name) or getattr(given, "dtype", None)  # torch.FloatTensor is a class that has one
-    return (torch.Tensor.type, args, kwargs) if dtype is None else (torch.Tensor.to, (args[0], dtype), {})
-
-
 def normalize_call(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -191,10 +127,7 @@ def normalize_call(
     x.type_as(y)          x.to(y.dtype)
     torch.randn_like(y)   torch.randn(y.shape)
     torch.max(x, y)       torch.maximum(x, y)      not a reduction
-    x.type(t)             a cast, or a name that does not depend on the device
     """
-    if func is torch.Tensor.type:
-        return _normalize_type_call(args, kwargs)
     if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], torch.Tensor):
         return func, (args[0], args[1].dtype, *args[2:]), kwargs
     if func in _ELEMENTWISE and isinstance(args[1] if len(args) > 1 else kwargs.get("other"), torch.Tensor):

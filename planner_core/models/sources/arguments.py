@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
 import numbers
 import re
 import types
@@ -100,11 +99,7 @@ def explain_unsupported(args: Any, kwargs: Any) -> str:
 
 
 def argument_state(leaf: Any) -> Any:
-    """Return a value that is equal for equal arguments. Numbers of other types differ (1, True); a module has the state of its values."""
-    if isinstance(leaf, nn.Module):
-        return id(leaf), *((n, argument_state(v)) for m in leaf.modules() for n, v in _module_values(m))
-    if isinstance(leaf, torch.Tensor):
-        return id(leaf), leaf._version
+    """Return a value that is equal for equal arguments without tensors. Numbers of other types differ (1, True)."""
     return (type(leaf), repr(leaf)) if isinstance(leaf, (int, float)) else leaf
 
 
@@ -112,35 +107,7 @@ def _is_supported(leaf: Any) -> bool:
     """Return whether a leaf is a dense or COO tensor, or holds no values that could change unseen."""
     if isinstance(leaf, torch.Tensor):
         return not leaf.is_nested and leaf.layout in (torch.strided, torch.sparse_coo)
-    if isinstance(leaf, nn.Module):
-        values = (v for m in leaf.modules() for _, v in _module_values(m))
-        return not any(True for _ in leaf.parameters()) and all(
-            isinstance(v, (*_PLAIN_TYPES, torch.Tensor)) for v in values
-        )
-    if isinstance(leaf, functools.partial):
-        return all(
-            _is_supported(x) and not isinstance(x, torch.Tensor)
-            for x in (leaf.func, *leaf.args, *leaf.keywords.values())
-        )
-    return isinstance(leaf, _PLAIN_TYPES) or (isinstance(leaf, types.FunctionType) and _reads_only_code(leaf))
-
-
-def _module_values(module: nn.Module) -> list[tuple[str, Any]]:
-    """List the public attributes and the buffers of a module."""
-    return [
-        *((n, v) for n, v in module.__dict__.items() if not n.startswith("_")),
-        ("", module.training),
-        *module._buffers.items(),
-    ]
-
-
-def _reads_only_code(function: types.FunctionType) -> bool:
-    """Return whether a function reads only modules, classes and functions outside of its body."""
-    kinds = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
-    read = (function.__globals__.get(name, type) for name in function.__code__.co_names)
-    return function.__module__.startswith("torch.") or (
-        not function.__closure__ and all(isinstance(v, kinds) for v in read)
-    )
+    return isinstance(leaf, _PLAIN_TYPES)
 
 
 def _explain_leaf(leaf: Any) -> str:
@@ -150,8 +117,8 @@ def _explain_leaf(leaf: Any) -> str:
             f"a tensor of kind {kind}, which a plan cannot split; give it dense (padded, if its rows differ), or as COO"
         )
     named = f"of type {type(leaf).__name__}"
-    if isinstance(leaf, nn.Module) and any(True for _ in leaf.parameters()):
-        return f"{named}, a module with weights, which a plan would leave as they are; make it a part of the model"
+    if callable(leaf):
+        return f"{named}, code that a plan does not follow from call to call; make it a part of the model"
     return (
         f"{named}, into which a plan does not look, so that its values would stay those of the first call; give its tensors and numbers as "
         "arguments of their own, or in a dict, list or tuple"

@@ -115,8 +115,15 @@ def check_arrays(scope: str, func: Callable[..., Any], of_inputs: bool) -> None:
         )
 
 
-def check_arguments(scope: str, fn: str, args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Refuse a generator of random numbers, which each rank would have for itself, and tensors inside a transform of torch.func."""
+def check_arguments(scope: str, func: Callable[..., Any], fn: str, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Refuse a generator of random numbers, which each rank would have for itself, tensors inside a transform of torch.func, and types
+    by their names, which differ between devices."""
+    if func is torch.Tensor.type and not isinstance((*args[1:], *kwargs.values(), None)[0], torch.dtype):
+        raise refusal(
+            scope,
+            "asks for the type of a tensor, or gives it, by a name that is another one on another device (.type)",
+            "use dtypes: x.dtype, x.to(torch.float32)",
+        )
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     if any(isinstance(x, torch.Generator) for x in leaves):
         raise refusal(

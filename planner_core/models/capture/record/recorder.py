@@ -176,7 +176,7 @@ class Recorder(TorchFunctionMode):
         self._check_call(func, fn, args, operands, tracked)
         if fn is None:
             return func(*args, **kwargs)
-        refusals.check_arguments(scope, fn, args, kwargs)
+        refusals.check_arguments(scope, func, fn, args, kwargs)
         # 5. A size that depends on the inputs is asked for by calls of its own, which precede this one in the transcript.
         if (sized := self.sizes.check_call(scope, fn, args, kwargs)) is not NotImplemented:
             return sized
