@@ -61,7 +61,14 @@ from planner_core.ops.registry import (
     work_of,
 )
 from planner_core.ops.rules import Pair, Row, can_run_together
-from planner_core.ops.strategy import BlockStrategies, GroupStrategy, SegmentMap, block_strategies, graph_strategies
+from planner_core.ops.strategy import (
+    BlockStrategies,
+    GroupStrategy,
+    SegmentMap,
+    block_strategies,
+    free_tokens,
+    graph_strategies,
+)
 from planner_core.ops.traffic import (
     FUSED,
     NORM_KERNEL,

@@ -77,6 +77,28 @@ def graph_strategies(coarse: CoarseGraph) -> dict[str, BlockStrategies]:
     return {**found, "": replace(found[""], segments=segments)}
 
 
+def free_tokens(strategies: Mapping[str, BlockStrategies]) -> dict[str, BlockStrategies]:
+    """The strategies of a superset of what an operator can run: a view may join sharded tokens however many samples there are.
+
+    Then a plan for fewer samples is a plan for more of them too. Example: [1, 8] to [8] in 4 parts moves nothing, and no mesh shards the
+    tokens of [3, 8] to [24] (`Split.within`). No run has such a plan; its price bounds what all divisors of the samples may have.
+    """
+    freed: dict[int, Row] = {}  # by identity, since many choices share a row
+
+    def free(row: Row) -> Row:
+        return freed.setdefault(id(row), replace(row, within=None)) if row.within else row
+
+    return {
+        name: replace(
+            block,
+            groups=tuple(
+                replace(group, rows=tuple(tuple(map(free, choice)) for choice in group.rows)) for group in block.groups
+            ),
+        )
+        for name, block in strategies.items()
+    }
+
+
 def _shared_weights(graph: Graph) -> dict[int, set[tuple[str, int]]]:
     """The weights of the top block that calls get: each with the blocks that use it, and its number there."""
     own = {v for op in graph.top.ops for v in op.inputs}

@@ -46,19 +46,17 @@ from planner_core.cost import (
 from planner_core.cost.communication import volume_link
 from planner_core.models import (
     BatchGraphs,
-    default_sizes,
-    has_own_inputs,
     model_identity,
     pad_vocabulary,
     with_adapters,
 )
-from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, graph_strategies
+from planner_core.ops import BlockStrategies, CoarseGraph, coarsen, free_tokens, graph_strategies
 from planner_core.planning.methods.layout import Layout, Space, check_layout, parse_layout
 from planner_core.planning.methods.legality import operator_faults, undecided_fault, unsearchable_faults
 from planner_core.planning.methods.method import Method
 from planner_core.planning.methods.registry import EXACT, METHODS
 from planner_core.planning.methods.tools import tool_spaces
-from planner_core.planning.request import THOROUGH, Clock, Effort, Progress, Request
+from planner_core.planning.request import THOROUGH, Clock, Effort, Progress, Request, with_default_batch
 from planner_core.search import (
     NO_BOUND_NOTE,
     OBJECTIVES,
@@ -121,6 +119,8 @@ class Planner:
     """What networks of one mesh share, by block. The key is a cost model without ZeRO, which these parts do not depend on."""
     operators: dict[str, OperatorCache] = field(default_factory=dict)
     """What networks of all meshes share, by block."""
+    tokens_are_free: bool = False
+    """Whether its networks are those of `with_free_tokens`."""
     counts_open: bool = False
     """Whether other numbers of micro-batches are looked at too, so that a sentence about this one holds for all of them."""
 
@@ -144,7 +144,8 @@ class Planner:
             there = [
                 s
                 for s in self.spaces
-                if s.mesh.axis_sizes == mesh.axis_sizes and not unsearchable_faults(self.graph, s.layout)
+                if s.mesh.axis_sizes == mesh.axis_sizes
+                and not unsearchable_faults(self.graph, s.layout, of_any_samples=self.tokens_are_free)
             ]
             return [functools.partial(self.of_space, space, method.uniform) for space in there]
         restrict = method.restrict(self.graph, mesh)
@@ -416,25 +417,6 @@ def prepare_planner(
     return Planner(request, graph, cluster, workload, coarse, strategies, clock, effort, work, graphs)
 
 
-def with_default_batch(request: Request, cluster: Cluster) -> Request:
-    """Return the request with the samples of a step, where it does not state them and no example inputs fix them.
-
-    They are those of a step, whatever the number of micro-batches, as those of `price` are. Raises InputError if they cannot be dealt to
-    the micro-batches.
-    """
-    if request.batch is not None or has_own_inputs(request.model):
-        return request
-    batch, parts = default_sizes(request.model, cluster.num_gpus)[0], request.accumulate or 1
-    if batch % parts:
-        raise InputError(
-            named("accumulate", parts),
-            f" does not divide the {batch:,} samples that a step has by default; give a divisor of them, or ",
-            named("batch"),
-            " too",
-        )
-    return replace(request, batch=batch)
-
-
 def _check_memory(request: Request, cluster: Cluster) -> None:
     """Raise InputError for a budget above the memory of the GPU: a plan that fits it need not run there."""
     gpu, budget_gb = cluster.gpu, request.memory_gb
@@ -485,6 +467,12 @@ def with_recompute(planner: Planner, recompute: str) -> Planner:
         request=replace(planner.request, recompute=recompute), workload=replace(planner.workload, recompute=recompute)
     )
     return replace(changed, runs=planner.runs, operators=planner.operators)
+
+
+def with_free_tokens(planner: Planner) -> Planner:
+    """A planner whose networks hold the plans of all numbers of samples that divide its own (`ops.free_tokens`): for bounds alone."""
+    changed = planner.changed(strategies=free_tokens(planner.strategies), tokens_are_free=True)
+    return replace(changed, operators=planner.operators)
 
 
 def with_zero(planner: Planner, zero: int) -> Planner:

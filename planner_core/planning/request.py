@@ -15,11 +15,14 @@ from planner_core.core import (
     SOFTWARE,
     ZERO,
     Cluster,
+    InputError,
     Software,
     Workload,
     check_options,
+    named,
     stack_names,
 )
+from planner_core.models import default_sizes, has_own_inputs
 from planner_core.planning.methods import GRADIENTS, bounding_tool
 from planner_core.search.algebra import MAX_UNIT_POINTS
 
@@ -124,6 +127,25 @@ class Request(Software):
             offload=self.offload,
             **{name: getattr(self, name) for name in SOFTWARE},
         )
+
+
+def with_default_batch(request: Request, cluster: Cluster) -> Request:
+    """Return the request with the samples of a step, where it does not state them and no example inputs fix them.
+
+    They are those of a step, whatever the number of micro-batches, as those of `price` are. Raises InputError if they cannot be dealt to
+    the micro-batches.
+    """
+    if request.batch is not None or has_own_inputs(request.model):
+        return request
+    batch, parts = default_sizes(request.model, cluster.num_gpus)[0], request.accumulate or 1
+    if batch % parts:
+        raise InputError(
+            named("accumulate", parts),
+            f" does not divide the {batch:,} samples that a step has by default; give a divisor of them, or ",
+            named("batch"),
+            " too",
+        )
+    return replace(request, batch=batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ never falls as the number grows:
     least step time with n micro-batches  ≤  least step time with n · p micro-batches        (any memory)
 
 This holds for each mesh. A mesh is left out from the first number on whose least step time is not below the best plan that fits.
-The search ends when no mesh is left.
+The search ends when no mesh is left. Where a micro-batch gives each GPU a sample, what context ranks do is done at least as quickly by
+ranks with samples of their own. Where it does not, or a tool's layout has context ranks, the least step time is that of a larger space
+(`ops.free_tokens`): beside experts, context ranks take one sample of a rank at once, which a larger number of micro-batches alone may give.
 
 A search for the least communication takes the first number with a plan that fits. More micro-batches only let layouts fit that do
 the same work on more GPUs. They send less and take far longer.
@@ -32,7 +34,7 @@ from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
 from planner_core.planning.fitting.shortage import least_state_bytes
 from planner_core.planning.methods import METHODS
-from planner_core.planning.planner import Planner, candidate_meshes, with_recompute
+from planner_core.planning.planner import Planner, candidate_meshes, with_free_tokens, with_recompute
 from planner_core.planning.request import MOMENT, THOROUGH, Effort, Progress, Request
 from planner_core.search import (
     TIE,
@@ -55,10 +57,12 @@ MOST_BETWEEN = 3
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchCandidate:
-    """One number of micro-batches: the planner of the request, the same without recomputation, and the meshes that are left."""
+    """One number of micro-batches: the planner of the request, the same without recomputation, and the meshes that are left. The least
+    step times of the planner `bounding` hold for multiples of the number too."""
 
     planner: Planner
     plain: Planner
+    bounding: Planner
     options: Sequence[DeviceMesh]
 
     @property
@@ -71,7 +75,12 @@ class MicroBatchCandidate:
         """The number of micro-batches of a planner."""
         opened = planner.workload.recompute == "auto"
         plain = with_recompute(planner, "none") if opened else planner
-        return MicroBatchCandidate(planner, plain, options)
+        if planner.spaces:
+            holds_for_multiples = all(space.layout.cp == 1 for space in planner.spaces)
+        else:
+            holds_for_multiples = planner.workload.graph_batch % planner.cluster.num_gpus == 0
+        bounding = plain if holds_for_multiples else with_free_tokens(plain)
+        return MicroBatchCandidate(planner, plain, bounding, options)
 
 
 def choose_micro_batches(
@@ -145,8 +154,8 @@ class _MicroBatchSearch:
         """The best plan over all numbers, with a bound that holds for all of them."""
         numbers = self.numbers
         count = MicroBatchCandidate.of(numbers.first, candidate_meshes(numbers.first.request, numbers.first.cluster))
-        if self.states_fit:
-            self.free = self.best = _unlimited_best_if_fits(count, self.search, self.say)
+        if self.states_fit and (found := _unlimited_best_if_fits(count, self.search, self.say)):
+            self._keep_unlimited(found, count)
         if self.states_fit and self.free is None and numbers.several and count.planner.objective() == "time":
             room, gpus = _micro_batches_that_fit(count), count.planner.cluster.num_gpus
             room = room if room < np.inf else self.numbers.last / gpus  # else about one sample for each GPU at once
@@ -222,9 +231,9 @@ class _MicroBatchSearch:
         if self.states_fit and number != self.numbers.first.workload.accumulate:
             found = _unlimited_best_if_fits(count, self.search, self.say, known)
             if found is not None:
-                # Of any memory, and it fits: more micro-batches or recomputation would not help.
-                self.best = self.free = found
-                return (), found[1]
+                self._keep_unlimited(found, count)
+                if self.free is not None:
+                    return (), found[1]
         self.seen.append(count)
         plan: Plan | None = None
         if self.numbers.several:
@@ -237,7 +246,18 @@ class _MicroBatchSearch:
             # Its bounds are known now, and nothing else is asked of it: of large clusters it holds a tenth of a gigabyte.
             count.plain.problems.clear()
             count.plain.networks.clear()
+        if count.bounding is not count.plain:
+            count.bounding.problems.clear()
+            count.bounding.networks.clear()
         return [mesh for mesh in count.options if least[mesh] < self.known * (1 - TIE)], plan
+
+    def _keep_unlimited(self, found: tuple[Planner, Plan], count: MicroBatchCandidate) -> None:
+        """Keep the best plan of any memory of a number, which fits. Neither recomputation nor, as a rule, more micro-batches would help."""
+        self.best = found
+        least = found[0].value(found[1]) * (1 - TIE)
+        holds = not self.numbers.several or count.bounding is count.plain
+        if holds or all(self._bound_on(mesh, count) >= least for mesh in count.options):
+            self.free = found
 
     def _between(self, room: float, options: Sequence[DeviceMesh], most: int) -> None:
         """Look at up to `most` numbers of all that divide the samples, those first that leave about as much room as it takes. A number is
@@ -274,7 +294,7 @@ class _MicroBatchSearch:
             return least
         # A relaxation of seconds is in vain where that of a divisor is far below what is known. Example: Zamba2, 0.2 of 1.1 s.
         relaxed = not of_divisors or least >= self.known / 2
-        return max(least, _mesh_bound(count.plain, mesh, relaxed))
+        return max(least, bound_on_mesh(count.bounding, mesh, relaxed=relaxed))
 
     def _over_all(self, planner: Planner, plan: Plan) -> tuple[Planner, Plan]:
         """The plan with a bound that holds for every number of micro-batches that the request admits."""
@@ -298,11 +318,12 @@ def with_lower_bound(planner: Planner, plan: Plan, bound: float) -> Plan:
     return replace(plan, optimal=proven, bound=bound, notes=notes if proven else (gap, *notes))
 
 
-def _mesh_bound(planner: Planner, mesh: DeviceMesh, relaxed: bool) -> float:
+def bound_on_mesh(planner: Planner, mesh: DeviceMesh, *, relaxed: bool = True) -> float:
     """A value that no plan of any memory on one mesh is below; 0 if it is not known. `relaxed`: also where the space is a smaller one.
 
-    It holds for multiples of the planner's number of micro-batches too. ALBERT, whose layers share their weights, is searched in a smaller
-    space. Its first plan took 16 s as long as these had no bound: no mesh was left out at 2, 4, 8 and 16 micro-batches."""
+    Of `MicroBatchCandidate.bounding` it holds for multiples of the number of micro-batches too. ALBERT, whose layers share their weights,
+    is searched in a smaller space. Its first plan took 16 s as long as these had no bound: no mesh was left out at 2, 4, 8 and 16
+    micro-batches."""
     try:
         problems = _build_problems(planner, [mesh])
     except TooWide:

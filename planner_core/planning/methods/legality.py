@@ -51,12 +51,14 @@ def _joins_samples_and_tokens(block: Block, op: Op) -> bool:
     return len(given) > len(made) > 0 and given[0] > 1 and made[0] == given[0] * given[1]
 
 
-def unsearchable_faults(graph: Graph, layout: Layout) -> list[str]:
-    """The reasons that a search would not find: it would price a layout that the model does not have, or that no tool runs so."""
-    return list(dict.fromkeys(_all_unsearchable_faults(graph, layout)))
+def unsearchable_faults(graph: Graph, layout: Layout, *, of_any_samples: bool = False) -> list[str]:
+    """The reasons that a search would not find: it would price a layout that the model does not have, or that no tool runs so.
+
+    `of_any_samples`: only those that hold for smaller micro-batches too."""
+    return list(dict.fromkeys(_all_unsearchable_faults(graph, layout, of_any_samples)))
 
 
-def _all_unsearchable_faults(graph: Graph, layout: Layout) -> Iterator[str]:
+def _all_unsearchable_faults(graph: Graph, layout: Layout, of_any_samples: bool = False) -> Iterator[str]:
     experts = [(block, op) for block, op in _ops_of(graph) if operator(op.fn).kind is Kind.EXPERTS]
     if layout.cp > 1 and all(operator(op.fn).kind is not Kind.ATTENTION for _, op in _ops_of(graph)):
         yield f"cp={layout.cp} splits the tokens of attention, which {graph.name} does not have; leave cp out"
@@ -64,7 +66,7 @@ def _all_unsearchable_faults(graph: Graph, layout: Layout) -> Iterator[str]:
         yield f"ep={layout.ep} deals experts out, and {graph.name} has none that tokens are sent to; leave ep out"
     micro = graph.workload["batch"] // layout.data
     if (
-        layout.cp > 1 and micro > 1 and experts
+        layout.cp > 1 and micro > 1 and experts and not of_any_samples
     ):  # of the tokens of all samples in a row a rank would have several pieces
         yield (
             f"a micro-batch of {micro} samples cannot be split by cp={layout.cp} where experts take the tokens of all samples in a row; "
