@@ -20,6 +20,7 @@ from planner_core.core.graph_json import graph_from_json, graph_to_json
 from planner_core.models.adapters import experts as moe
 from planner_core.models.capture.loss import OWN_LOSS, standin_loss
 from planner_core.models.capture.module import capture_module
+from planner_core.models.capture.replay import replayer
 from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks.model_parts import list_modules, list_parameters
 from planner_core.models.loading import capture_graph
@@ -410,7 +411,7 @@ TRAPS = {
     "view": (lambda: Chain(parts(Viewing, width=lambda i: 8), lambda y: y.transpose(0, 1)), [4]),
     "dilation": (lambda: Chain(parts(Convolving, dilation=lambda i: 1 + i % 2)), [2, 2]),
     "twice with different shapes": (Twice, [3]),
-    "two parents": (TwoParents, [2]),
+    "two parents": (TwoParents, None),  # a shared part is traced under either of its names
     "torch's own layers": (Torchs, [3]),
     "tied": (Tied, None),
     "loop": (Loop, [4]),
@@ -418,8 +419,11 @@ TRAPS = {
 }
 
 
+@pytest.mark.parametrize("of_library", [True, False])
 @pytest.mark.parametrize("name", TRAPS)
-def test_traps(name):
+def test_traps(name, of_library, monkeypatch):
+    """Layers are replayed as those of a library, and traced as those of a user."""
+    monkeypatch.setattr(replayer, "LIBRARIES", (*replayer.LIBRARIES, *["tests"] * of_library))
     make, repeats = TRAPS[name]
     x = torch.zeros(6, 8)
     folded = capture_module(make().train(), {"x": x})
@@ -443,7 +447,8 @@ def test_attention_as_one_function_is_seen_op_by_op():
     assert F.multi_head_attention_forward is plain, "as it was afterwards"
 
 
-def test_training_flag_is_read():
+def test_training_flag_is_read(monkeypatch):
+    monkeypatch.setattr(replayer, "LIBRARIES", (*replayer.LIBRARIES, "tests"))
     model = Chain(parts(Training)).train()
     model.layers[2].training = False
     folded = capture_module(model, {"x": torch.zeros(6, 8)})

@@ -33,7 +33,6 @@ from planner_core.models.capture.checks.refusals import check_buffers, check_mod
 from planner_core.models.capture.loss import OWN_LOSS, named_loss, standin_loss
 from planner_core.models.capture.record.recorder import ForeignTensors, Recorder
 from planner_core.models.capture.recording import Recording, count_checkpoints, paused_garbage_collection
-from planner_core.models.capture.replay import IndexIsUsed, IndexName
 from planner_core.models.hooks.forms import makes_kv_cache
 from planner_core.models.hooks.model_parts import buffer_bytes, list_buffers, list_modules, list_parameters
 
@@ -104,14 +103,8 @@ def _record_forward(
     originals: Mapping[int, str],
     leftovers: Mapping[int, str],
 ) -> ForwardPass:
-    used: frozenset[IndexName] = frozenset()
-    while True:
-        foreign = ForeignTensors(originals, leftovers)
-        recorder = Recorder(module, replay=replay and not flat, foreign=foreign, used_indices=used)
-        try:
-            return _record_once(recorder, module, inputs, args, flat)
-        except IndexIsUsed as error:  # of an attribute that the next pass takes as it is, so passes come to an end
-            used |= error.names
+    foreign = ForeignTensors(originals, leftovers)
+    return _record_once(Recorder(module, replay=replay and not flat, foreign=foreign), module, inputs, args, flat)
 
 
 def _record_once(

@@ -1,11 +1,10 @@
-"""List the modules, parameters and buffers of a model, each once; read and restore their attributes.
+"""List the modules, parameters and buffers of a model, each once.
 
 Imports torch and nothing else of the planner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -34,24 +33,6 @@ def list_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
             # Reversed, as the last one is taken first.
             todo += [(start + n, m) for n, m in reversed(inner.items()) if m is not None]
     return found
-
-
-def own_attribute(module: nn.Module, name: str) -> Any:
-    """Return an attribute, weight, buffer or part of the object itself; MISSING if it has none of this name."""
-    space = object.__getattribute__(module, "__dict__")
-    tables = (space, space["_parameters"], space["_buffers"], space["_modules"])
-    return next((table[name] for table in tables if name in table), MISSING)
-
-
-def restore_attributes(
-    before: Mapping[tuple[nn.Module, str], Any], set_attribute: Callable[[nn.Module, str, Any], None]
-) -> None:
-    """Give attributes of modules the values that they had `before`; delete those that were missing."""
-    for (module, name), value in before.items():
-        if value is not MISSING:
-            set_attribute(module, name, value)
-        elif own_attribute(module, name) is not MISSING:  # forward may have deleted it itself
-            delattr(module, name)
 
 
 def list_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import textwrap
@@ -16,7 +17,6 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import CaptureError, InputError
 from planner_core.models.capture.checks.refusals import check_gradient_hooks
-from planner_core.models.capture.replay.outside import has_value
 from planner_core.models.hooks.model_parts import list_buffers, list_modules, list_parameters
 from planner_core.models.hooks.torch_private import storage_id
 from planner_core.models.sources.arguments import explain_unsupported, list_inputs_by_samples
@@ -140,12 +140,12 @@ def _rebind_function(function: FunctionType, memo: dict[int, Any]) -> FunctionTy
         return memo[id(function)]  # type: ignore[no-any-return]
     memo[id(function)] = function  # a function may refer to itself
     cells, defaults = function.__closure__ or (), function.__defaults__ or ()
-    captured = (*defaults, *(c.cell_contents for c in cells if has_value(c)))
+    captured = (*defaults, *(c.cell_contents for c in cells if _has_value(c)))
     if not any(_rebind_value(x, memo) is not x for x in captured):
         return function
     for cell in cells:  # functions of one scope share cells
         if id(cell) not in memo:
-            memo[id(cell)] = CellType(_rebind_value(cell.cell_contents, memo)) if has_value(cell) else cell
+            memo[id(cell)] = CellType(_rebind_value(cell.cell_contents, memo)) if _has_value(cell) else cell
     given = tuple(_rebind_value(x, memo) for x in defaults)
     made = FunctionType(
         function.__code__, function.__globals__, function.__name__, given, tuple(memo[id(c)] for c in cells)
@@ -154,6 +154,13 @@ def _rebind_function(function: FunctionType, memo: dict[int, Any]) -> FunctionTy
     made.__dict__.update(function.__dict__)
     memo[id(function)] = made
     return made
+
+
+def _has_value(cell: CellType) -> bool:
+    """Return whether a variable of a closure has a value: reading an empty one raises ValueError."""
+    with contextlib.suppress(ValueError):
+        return cell.cell_contents is not cell
+    return False
 
 
 def _rebind_value(value: Any, memo: dict[int, Any]) -> Any:

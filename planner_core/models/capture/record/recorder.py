@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ from planner_core.models.capture.record.fused_kernels import OpaqueFunctions, at
 from planner_core.models.capture.record.graph_writer import GraphWriter
 from planner_core.models.capture.record.listener import CallKind, FunctionCall, PassListener
 from planner_core.models.capture.recording import BUFFER, Record, Recording, Scope
-from planner_core.models.capture.replay import IndexName, Replayer
+from planner_core.models.capture.replay import Replayer
 from planner_core.models.capture.values import BEFORE_PASS, ValueTable
 from planner_core.models.hooks import AssumeFinite, meta_kernels, normalize_call, rewrite_call  # noqa: F401 - registers
 from planner_core.models.hooks import callsites as sites
@@ -96,7 +96,6 @@ class Recorder(TorchFunctionMode):
         model: The model, on meta.
         replay: Whether to replay repeated module calls and not trace them.
         foreign: Tensors that the pass may not read.
-        used_indices: Integers of modules that an earlier pass has used, so that layers with others are no copies.
     """
 
     def __init__(
@@ -105,7 +104,6 @@ class Recorder(TorchFunctionMode):
         *,
         replay: bool = True,
         foreign: ForeignTensors | None = None,
-        used_indices: Collection[IndexName] = (),
     ) -> None:
         super().__init__()
         self.model, self.foreign = model, foreign or ForeignTensors()
@@ -122,9 +120,7 @@ class Recorder(TorchFunctionMode):
             model, self._call_module, lambda: self.graph.checkpoint(self.scopes.frame, self.values.clock)
         )
         self.scopes.make_refusal = lambda *reason: refusals.refusal(self.scopes.frame.scope, *reason)
-        self.replayer = (
-            Replayer(model, self.values, self.graph, self.scopes, self.trace_module, used_indices) if replay else None
-        )
+        self.replayer = Replayer(model, self.values, self.graph, self.scopes, self.trace_module) if replay else None
         self.opaque_functions, self.current = OpaqueFunctions(), CurrentCall()
         self._packed_tensors: list[torch.Tensor] = []  # by autograd, since the last operator
         self.listener = PassListener()

@@ -1,4 +1,3 @@
 """Fold before tracing: repeated module calls are replayed."""
 
-from planner_core.models.capture.replay.opaque_index import IndexIsUsed, IndexName
 from planner_core.models.capture.replay.replayer import Replayer

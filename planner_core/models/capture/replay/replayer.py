@@ -1,12 +1,13 @@
 """Fold before tracing: do not run a module call that must do the same as one that is recorded.
 
-Two calls do the same if four things are equal:
+Only modules of torch, of transformers and of the planner are replayed, with all their parts: their code computes from its arguments and
+from attributes of modules. Code of a user may read variables of files and closures, which nothing here sees, so it is always traced; equal
+layers of it are folded afterwards (`build.graph_builder`).
+
+Two calls do the same if three things are equal:
 1. the structure of the module: class, code, parameters, buffers, children and hooks, recursively;
 2. the arguments: metadata, which of them are one tensor, literals, and the values of constants; and whether autograd records;
-3. the *reads*: every attribute that the recorded call read from any module has the same value now;
-4. every variable of a file, class or closure that its code names (`outside`).
-
-An integer that a copy reads and makes no use of may differ: `opaque_index` proves it.
+3. the *reads*: every attribute that the recorded call read from any module has the same value now.
 
 A call is always traced if it writes module attributes or its arguments, returns an opaque object, uses computed tensors that are
 not its arguments, or runs hooks: these may collect what they get, as transformers does with hidden states and router scores.
@@ -15,7 +16,7 @@ not its arguments, or runs hooks: these may collect what they get, as transforme
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,17 +27,10 @@ from torch.utils import _pytree as pytree
 
 from planner_core.models.capture.record.graph_writer import GraphWriter
 from planner_core.models.capture.recording import BUFFER, Replay, Scope, is_within, walk_scopes
-from planner_core.models.capture.replay.opaque_index import (
-    IndexIsUsed,
-    IndexName,
-    IndexTrials,
-    OpaqueIndex,
-    have_same_records,
-)
-from planner_core.models.capture.replay.tokens import Tokens, nested_items, relative_token, signature
+from planner_core.models.capture.replay.tokens import Tokens, relative_token, signature
 from planner_core.models.capture.values import ValueTable
 from planner_core.models.hooks import callsites as sites
-from planner_core.models.hooks.model_parts import list_modules, own_attribute, restore_attributes
+from planner_core.models.hooks.model_parts import list_modules
 from planner_core.models.hooks.torch_private import disable_torch_functions, storage_id
 
 _OWN = frozenset(nn.Module().__dict__) | {
@@ -50,6 +44,9 @@ _OWN = frozenset(nn.Module().__dict__) | {
     "_get_name",
     "__call__",
 }
+
+LIBRARIES = ("torch", "transformers", "planner_core")
+"""Packages whose modules are replayed."""
 
 Read = tuple[str | nn.Module, str]
 """(The path of a part of the called module, or a module outside of it; the name of the attribute)."""
@@ -80,15 +77,6 @@ class Template:
     spec: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What a call reads now where a template has read before. `indices`: integers that differ; nothing else does."""
-
-    template: Template
-    reads: dict[Read, Any]
-    indices: dict[Read, nn.Module]
-
-
 class Replayer:
     """Decide for each module call whether to trace it or to replay an earlier one."""
 
@@ -99,18 +87,16 @@ class Replayer:
         graph: GraphWriter,
         scopes: sites.Scopes,
         trace: sites.Intercept,
-        used_indices: Iterable[IndexName],
     ) -> None:
         self.values, self.graph, self.scopes, self.trace = values, graph, scopes, trace
-        self.trials = IndexTrials(used_indices)
         self.recording = values.recording
         self.path_of = {id(m): n for n, m in list_modules(model)}
         self.structures: dict[int, int] = {}
         self.numbers: dict[Any, int] = {}
         self.has_weighted_parts: dict[int, bool] = {}
         self.has_weights: dict[int, bool] = {}
+        self.is_of_library: dict[int, bool] = {}
         self.counts: dict[int, int] = {}
-        self.classes: dict[int, frozenset[type]] = {}  # structure -> classes of a module and of all its parts
         self.within: dict[int, list[int]] = {}  # id(module) -> ids of all its parts and tensors
         self._structure_number(model)
         self.templates: dict[Any, list[Template]] = {}
@@ -139,7 +125,8 @@ class Replayer:
         number = self.numbers.setdefault(key, len(self.numbers))
         self.structures[id(module)] = number
         self.counts[number] = self.counts.get(number, 0) + 1
-        self.classes[number] = frozenset([type(module)]).union(*(self.classes[child] for _, child in children))
+        package = type(module).__module__.partition(".")[0]
+        self.is_of_library[number] = package in LIBRARIES and all(self.is_of_library[child] for _, child in children)
         own = any(p is not None for p in module._parameters.values())
         self.has_weights[number] = own or any(self.has_weights[child] for _, child in children)
         self.has_weighted_parts[number] = len(children) > 0 and self.has_weights[number]
@@ -162,16 +149,13 @@ class Replayer:
 
     @contextmanager
     def watch_attributes(self) -> Iterator[None]:
-        """Note reads and writes of module attributes while entered. Raises IndexIsUsed, with every write taken back."""
+        """Note reads and writes of module attributes while entered."""
         # `__getattr__` would miss what lies in a module's `__dict__`: layer_idx, window sizes, flags, all that makes layers differ.
         plain_get, replayer = object.__getattribute__, self
         plain_set = nn.Module.__setattr__
-        before: dict[tuple[nn.Module, str], Any] = {}
 
         def get(module: nn.Module, name: str) -> Any:
             value = plain_get(module, name)
-            if (index := replayer.trials.find(module, name)) is not None:
-                return index
             if replayer.watches and name not in _OWN and not name.startswith("__"):
                 # A method of the class is part of the structure. One that was set on the object may differ between equal modules.
                 of_class = isinstance(value, types.MethodType) and name not in plain_get(module, "__dict__")
@@ -182,18 +166,12 @@ class Replayer:
         def put(module: nn.Module, name: str, value: Any) -> None:
             for watch in replayer.watches:
                 watch.opaque = True
-            before.setdefault((module, name), own_attribute(module, name))
             plain_set(module, name, value)
 
         nn.Module.__getattribute__ = get  # type: ignore[method-assign, assignment]
         nn.Module.__setattr__ = put  # type: ignore[method-assign, assignment]
         try:
-            with self.trials.watch_pass():
-                yield
-        except IndexIsUsed:
-            # The next pass must not read what this one has left: it would take a computed tensor for a constant.
-            restore_attributes(before, plain_set)
-            raise
+            yield
         finally:
             del nn.Module.__getattribute__
             nn.Module.__setattr__ = plain_set  # type: ignore[method-assign]
@@ -253,47 +231,23 @@ class Replayer:
         module = frame.module
         assert module is not None
         number = self.structures.get(id(module), -1)
-        key: Any = None
-        copy: Comparison | None = None
-        leaves: list[Any] = []
         # Without a watch this is the call of the model itself, which runs once. A name with `@` is a further call of one module.
         may_repeat = self.watches and (self.counts.get(number, 0) > 1 or "@" in frame.scope)
-        # What is asked of an index in here depends on the trial around it, so this call can be no template.
-        given_index = any(type(leaf) is OpaqueIndex for leaf in (*args, *kwargs.values()))
-        if self.has_weighted_parts.get(number) and may_repeat and not given_index and not _has_hooks(module):
-            # What is asked of tensors in here is not the model's own work, and must not be recorded.
+        is_candidate = may_repeat and self.has_weighted_parts.get(number) and self.is_of_library[number]
+        if not is_candidate or _has_hooks(module):
+            return self._trace_call(frame, call, args, kwargs)[1]
+        # What is asked of tensors in here is not the model's own work, and must not be recorded.
+        with disable_torch_functions():
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            key = number, str(spec), self._argument_tokens(leaves, frame.path), torch.is_grad_enabled()
+            for template in self.templates.get(key, ()):
+                if (reads := self._equal_reads(template, frame, leaves)) is not None:
+                    return self._replay(template, frame, leaves, reads)
+        watch, out = self._trace_call(frame, call, args, kwargs)
+        if not watch.opaque:
             with disable_torch_functions():
-                leaves, spec = pytree.tree_flatten((args, kwargs))
-                around = self._outside_tokens(number, frame, leaves)
-                # The structure of the arguments shows keys by their text alone, and layers as keys look alike in it.
-                keys = [
-                    k for d in nested_items((args, kwargs)) if isinstance(d, dict) for k in d if not isinstance(k, str)
-                ]
-                given = self._argument_tokens([*leaves, *keys], frame.path)
-                key = (number, str(spec), given, torch.is_grad_enabled(), around)
-                for template in self.templates.get(key, ()):
-                    compared = self._compare(template, frame, leaves)
-                    if compared is not None and not compared.indices:
-                        return self._replay(template, frame, leaves, compared.reads)
-                    copy = copy or compared
-        hidden = [(owner, name) for (_, name), owner in copy.indices.items()] if copy else []
-        with self.trials.hide(hidden):
-            watch, out = self._trace_call(frame, call, args, kwargs)
-        made: Template | None = None
-        if key is not None and not watch.opaque:
-            with disable_torch_functions():
-                # a call that changed a variable of a file or closure cannot stand for another
-                if key[-1] == self._outside_tokens(number, frame, leaves):
-                    made = self._make_template(watch, frame, leaves, out)
-        if copy is not None:
-            # The template ran with its own integer and this call without one. If they differ, type checks or caught errors led it another
-            # way, and what was just recorded is not what the layer does.
-            if made is None or not self._is_copy(copy.template, made):
-                raise IndexIsUsed((type(owner), name) for owner, name in hidden)
-            for read in copy.indices:
-                copy.template.reads.pop(read, None)
-        elif made is not None:
-            self.templates.setdefault(key, []).append(made)
+                if (made := self._make_template(watch, frame, leaves, out)) is not None:
+                    self.templates.setdefault(key, []).append(made)
         return out
 
     def _trace_call(
@@ -310,15 +264,6 @@ class Replayer:
         finally:
             self.watches.pop()
             self._pass_to_caller(watch)
-
-    def _is_copy(self, template: Template, made: Template) -> bool:
-        """Return whether a call that was traced with opaque indices did what the template did."""
-        one, other = template.results, made.results
-        ports = [pair for pair in zip(template.ports, made.ports, strict=True) if pair[0] >= 0]
-        outs = [(x[1], y[1]) for (kind, x), (_, y) in zip(one, other, strict=False) if kind == "out"]
-        kinds = [[kind if kind == "out" else (kind, what) for kind, what in results] for results in (one, other)]
-        same = kinds[0] == kinds[1] and template.spec == made.spec
-        return same and have_same_records(self.recording, template.scope, made.scope, ports, outs)
 
     def _pass_to_caller(self, watch: TracedCall) -> None:
         if not self.watches:
@@ -359,32 +304,21 @@ class Replayer:
                 argument_tokens.append(relative_token(self.token(leaf), base, given))
         return tuple(argument_tokens)
 
-    def _outside_tokens(self, number: int, frame: sites.Frame, leaves: list[Any]) -> Any:
-        """Return tokens of the variables that the code of a call may read outside of modules."""
-        given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
-        return tuple(relative_token(self.tokens.outside_token(c), frame.path, given) for c in self.classes[number])
-
-    def _compare(self, template: Template, frame: sites.Frame, leaves: list[Any]) -> Comparison | None:
-        """Compare what a call would read with what a template has read; None if more than integers differs."""
+    def _equal_reads(self, template: Template, frame: sites.Frame, leaves: list[Any]) -> dict[Read, Any] | None:
+        """Return what a call would read, with its values now; None if a template has read another value."""
         for position, values in template.constants:
             if leaves[position] is not values and not torch.equal(leaves[position], values):
                 return None
         reads: dict[Read, Any] = {}
-        indices: dict[Read, nn.Module] = {}
         for (where, name), token in template.reads.items():
             try:
                 owner = where if isinstance(where, nn.Module) else _submodule(frame.module, where)
-                value = getattr(owner, name)
+                reads[where, name] = self.token(getattr(owner, name))
             except AttributeError:
                 return None
-            if type(value) is not OpaqueIndex:
-                reads[where, name] = self.token(value)
-                if relative_token(reads[where, name], frame.path) == token:
-                    continue
-            if not (isinstance(token, tuple) and token[0] == "int" and self.trials.may_hide(owner, name, value)):
+            if relative_token(reads[where, name], frame.path) != token:
                 return None
-            indices[where, name] = owner
-        return Comparison(template, reads, indices)
+        return reads
 
     def _make_template(self, watch: TracedCall, frame: sites.Frame, leaves: list[Any], out: Any) -> Template | None:
         """Return a template of a call that was traced; None if no other call may replay it."""
@@ -403,7 +337,7 @@ class Replayer:
                 if not self.values.is_tracked(leaf) or not self._is_fresh(leaf, watch, returned):
                     return None
                 results.append(("out", (leaf, self.values.number(leaf))))
-            elif leaf is None or (type(leaf) is not OpaqueIndex and isinstance(leaf, (int, float, str, bool))):
+            elif leaf is None or isinstance(leaf, (int, float, str, bool)):
                 results.append(("literal", leaf))
             else:
                 return None

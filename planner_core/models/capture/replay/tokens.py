@@ -8,23 +8,18 @@ as seen from blocks.1.
 from __future__ import annotations
 
 import functools
-import operator
 import types
-import weakref
-from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from planner_core.models.capture.replay.outside import (
-    MAX_ITEMS,
-    ReadVariable,
-    from_library,
-    has_value,
-    outside_variables,
-)
+MAX_DEPTH = 4
+"""Containers and objects are compared down to this depth."""
+_PLAIN = (int, float, str, bool, bytes, type(None), torch.dtype, torch.device, Enum)
+_CODE = (types.FunctionType, types.BuiltinFunctionType, type)
 
 
 class ModelPart(NamedTuple):
@@ -57,110 +52,47 @@ def relative_token(token: Any, base: str, given: Collection[int] = ()) -> Any:
     return tuple(relative_token(t, base, given) for t in token) if isinstance(token, tuple) else token
 
 
-def _contains(token: Any, kind: type) -> bool:
-    """Return whether a token contains one of this class."""
-    return isinstance(token, kind) or (isinstance(token, (tuple, frozenset)) and any(_contains(t, kind) for t in token))
-
-
-def nested_items(value: Any) -> list[Any]:
-    """List a value and all items of nested lists, sets and dicts, with keys and the containers themselves."""
-    items, seen = [value], set()
-    for item in items:  # grows meanwhile
-        if isinstance(item, (dict, list, tuple, set, frozenset, deque)) and id(item) not in seen:
-            seen.add(id(item))
-            items += [*item, *item.values()] if isinstance(item, dict) else item
-    return items
-
-
 class Tokens:
     """Make tokens. `names_of(module or tensor)` returns its names in the model.
 
-    Containers are compared down to depth 4, callables to 3, and objects, of at most 299 attributes, to 2. Whatever lies deeper is compared
-    by identity. That errs on the safe side for two objects: equal ones count as different, and the call is traced. One deep object that
-    changes between two calls goes unnoticed; a flat capture traces every call, so it judges (docs/DESIGN.md).
+    Numbers and text are compared by value, containers and objects item by item, code and configs by identity. Any other value (an
+    iterator, a closure) may change between two calls without a trace, so a call that reads one equals no other.
     """
 
     def __init__(self, names_of: Callable[[Any], tuple[str, ...]]) -> None:
         self.names_of = names_of
-        self.objects: dict[int, tuple[list[Any], Any]] = {}  # id(object) -> its attributes, token
-        self.variables: dict[type | types.FunctionType, tuple[ReadVariable, ...]] = {}
-        self.numbers: dict[Any, int] = {}
-        self.kept: list[Any] = []
+        self._alive: list[Any] = []
 
     def token(self, value: Any, depth: int = 0) -> Any:
         """Return a hashable value that is equal for equal values."""
-        if value is None or isinstance(value, (int, float, str, bool, bytes, torch.dtype, torch.device)):
+        if isinstance(value, _PLAIN):
             return (type(value).__name__, value)
         if isinstance(value, nn.Module):
             return ModelPart("module", self._stable_id(value), self.names_of(value), type(value))
         if isinstance(value, torch.Tensor):
             return ModelPart("tensor", self._stable_id(value), self.names_of(value), (type(value), signature(value)))
-        if isinstance(value, (list, tuple, deque)) and depth < 4:
+        if isinstance(value, (list, tuple)) and depth < MAX_DEPTH:
             return (type(value).__name__, *(self.token(v, depth + 1) for v in value))
-        if isinstance(value, (set, frozenset)) and depth < 4:
-            return (type(value).__name__, frozenset(self.token(v, depth + 1) for v in value))
-        if isinstance(value, (Iterator, bytearray)):
-            return Incomparable()
-        if isinstance(value, dict) and depth < 4:
+        if isinstance(value, dict) and depth < MAX_DEPTH:
             return ("dict", *((self.token(k, depth + 1), self.token(v, depth + 1)) for k, v in value.items()))
-        if callable(value):
-            return self._function(value, depth)
-        return self._object(value, depth)
-
-    def _function(self, value: Any, depth: int) -> Any:
-        """Return the token of a callable with its closure, defaults and bound arguments."""
-        if depth > 3:
+        if isinstance(value, functools.partial) and depth < MAX_DEPTH:  # transformers keeps its GELUs as such
+            return ("partial", *(self.token(v, depth + 1) for v in (value.func, value.args, value.keywords)))
+        # A function with variables of its own may compute otherwise at its next call.
+        if (isinstance(value, _CODE) and not getattr(value, "__closure__", None)) or _is_config(value):
             return ("object", self._stable_id(value))
-        within: tuple[Any, ...]
-        if isinstance(value, functools.partial):
-            within = value.func, value.args, value.keywords
-        elif isinstance(value, types.MethodType):
-            within = value.__func__, value.__self__
-        elif isinstance(value, weakref.ref):
-            within = (value(),)
-        elif isinstance(value, types.FunctionType):
-            cells = tuple(c.cell_contents if has_value(c) else None for c in value.__closure__ or ())
-            within = cells, value.__defaults__, value.__kwdefaults__
-            bound = tuple(self.token(v, depth + 1) for v in within)
-            return ("function", self._stable_id(value.__code__), *bound, *self.outside_token(value, depth))
-        else:
-            return ("object", self._stable_id(value))
-        return (type(value).__name__, *(self.token(v, depth + 1) for v in within))
-
-    def outside_token(self, code: type | types.FunctionType, depth: int = 0) -> Any:
-        """Return the token of the variables that the code of a class or function may read, arguments and attributes aside."""
-        if depth > 2:
-            return ()
-        if code not in self.variables:
-            self.variables[code] = outside_variables(code)
-        return tuple(self._variable(place(), depth + 1) for place in self.variables[code])
-
-    def _variable(self, value: Any, depth: int) -> Any:
-        if isinstance(value, (list, tuple, dict)):
-            data = len(value) > MAX_ITEMS
-        else:
-            data = from_library(value) and not (callable(value) or isinstance(value, torch.Tensor))
-        return ("object", self._stable_id(value)) if data else self.token(value, depth)
-
-    def _object(self, value: Any, depth: int) -> Any:
         attributes = getattr(value, "__dict__", None)
-        if depth > 2 or not isinstance(attributes, dict) or len(attributes) > 299:
-            return ("object", self._stable_id(value))
-        before, known = self.objects.get(id(value), ([], None))
-        now = nested_items([*attributes.values()])[1:]
-        if known is None or len(before) != len(now) or not all(map(operator.is_, before, now)):
-            self._stable_id(value)
-            content = tuple((k, self.token(attributes[k], depth + 1)) for k in sorted(attributes))
-            if _contains(content, Incomparable):
-                return Incomparable()
-            short = content if _contains(content, ModelPart) else self.numbers.setdefault(content, len(self.numbers))
-            known = ("like", type(value), short)
-            self.objects[id(value)] = now, known
-        return known
+        if callable(value) or not isinstance(attributes, dict) or depth >= MAX_DEPTH:
+            return Incomparable()
+        return (type(value), self.token(attributes, depth + 1))
 
     def _stable_id(self, value: Any) -> int:
-        self.kept.append(value)  # a freed object's id could be reused
+        self._alive.append(value)  # a freed object's id could be reused
         return id(value)
+
+
+def _is_config(value: Any) -> bool:
+    """Return whether a value is a config of transformers, which no forward pass changes."""
+    return hasattr(value, "model_type") and hasattr(value, "to_dict")
 
 
 def signature(tensor: torch.Tensor) -> Any:
