@@ -35,172 +35,44 @@ reshape, so that a plan of the snapshot does not run with 5.17."""
 
 @dataclass(frozen=True, slots=True)
 class ZooModel:
-    """One model of the zoo. `depth`: the config fields that hold its number of layers."""
+    """One model of the zoo. `depth`: the config fields that hold its number of layers. All else is in its snapshot."""
 
     name: str
     description: str
-    config: Mapping[str, Any]
-    batch: int
-    seq: int
     depth: tuple[str, ...] = ("num_hidden_layers",)
 
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The published config, from which the snapshot was captured."""
+        config: Mapping[str, Any] = _read(self.name)["config"]
+        return config
 
-_LLAMA = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 128256,
-    "rope_theta": 500000.0,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-}
+    @property
+    def batch(self) -> int:
+        """Samples of a step, where nobody states them."""
+        return int(_read(self.name)["workload"]["batch"])
+
+    @property
+    def seq(self) -> int:
+        """Tokens of a sample, where nobody states them; 1 for images."""
+        return int(_read(self.name)["workload"]["seq"])
+
 
 ZOO: dict[str, ZooModel] = {
-    m.name: m
-    for m in (
-        ZooModel(
-            "llama-3-8b",
-            "decoder, 32 layers, grouped-query attention, gated feed-forward",
-            {
-                **_LLAMA,
-                "hidden_size": 4096,
-                "num_hidden_layers": 32,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-                "intermediate_size": 14336,
-            },
-            16,
-            4096,
-        ),
-        ZooModel(
-            "llama-3-70b",
-            "decoder, 80 layers, grouped-query attention, gated feed-forward",
-            {
-                **_LLAMA,
-                "hidden_size": 8192,
-                "num_hidden_layers": 80,
-                "num_attention_heads": 64,
-                "num_key_value_heads": 8,
-                "intermediate_size": 28672,
-            },
-            16,
-            4096,
-        ),
-        ZooModel(
-            "gpt2-xl",
-            "decoder, 48 layers, fused q, k, v, tied embeddings",
-            {
-                "model_type": "gpt2",
-                "architectures": ["GPT2LMHeadModel"],
-                "n_embd": 1600,
-                "n_layer": 48,
-                "n_head": 25,
-                "n_positions": 1024,
-                "vocab_size": 50257,
-            },
-            32,
-            1024,
-            ("n_layer",),
-        ),
-        ZooModel(
-            "bert-large",
-            "encoder, 24 layers, masked-language loss",
-            {
-                "model_type": "bert",
-                "architectures": ["BertForMaskedLM"],
-                "hidden_size": 1024,
-                "num_hidden_layers": 24,
-                "num_attention_heads": 16,
-                "intermediate_size": 4096,
-                "vocab_size": 30522,
-                "max_position_embeddings": 512,
-            },
-            64,
-            512,
-        ),
+    model.name: model
+    for model in (
+        ZooModel("llama-3-8b", "decoder, 32 layers, grouped-query attention, gated feed-forward"),
+        ZooModel("llama-3-70b", "decoder, 80 layers, grouped-query attention, gated feed-forward"),
+        ZooModel("gpt2-xl", "decoder, 48 layers, fused q, k, v, tied embeddings", ("n_layer",)),
+        ZooModel("bert-large", "encoder, 24 layers, masked-language loss"),
         ZooModel(
             "t5-large",
             "encoder and decoder, 24 layers each, tied embeddings, relative positions",
-            {
-                "model_type": "t5",
-                "architectures": ["T5ForConditionalGeneration"],
-                "d_model": 1024,
-                "d_kv": 64,
-                "d_ff": 4096,
-                "num_layers": 24,
-                "num_decoder_layers": 24,
-                "num_heads": 16,
-                "vocab_size": 32128,
-                "decoder_start_token_id": 0,
-                "pad_token_id": 0,
-                "eos_token_id": 1,
-                "relative_attention_num_buckets": 32,
-            },
-            32,
-            512,
             ("num_layers", "num_decoder_layers"),
         ),
-        ZooModel(
-            "vit-large",
-            "vision transformer, 24 layers, 1000 classes, 224x224 images",
-            {
-                "model_type": "vit",
-                "architectures": ["ViTForImageClassification"],
-                "hidden_size": 1024,
-                "num_hidden_layers": 24,
-                "num_attention_heads": 16,
-                "intermediate_size": 4096,
-                "image_size": 224,
-                "patch_size": 16,
-                "num_labels": 1000,
-            },
-            256,
-            1,
-        ),
-        ZooModel(
-            "mixtral-8x7b",
-            "decoder, 32 layers, 8 experts of which each token uses 2",
-            {
-                "model_type": "mixtral",
-                "architectures": ["MixtralForCausalLM"],
-                "hidden_size": 4096,
-                "num_hidden_layers": 32,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-                "intermediate_size": 14336,
-                "num_local_experts": 8,
-                "num_experts_per_tok": 2,
-                "vocab_size": 32000,
-                "rope_theta": 1000000.0,
-                "max_position_embeddings": 32768,
-                "rms_norm_eps": 1e-5,
-                "sliding_window": None,
-                "tie_word_embeddings": False,
-            },
-            16,
-            4096,
-        ),
-        ZooModel(
-            "resnet50-100k",
-            "convolutions, 16 bottlenecks, 100 000 classes, 224x224 images",
-            {
-                "model_type": "resnet",
-                "architectures": ["ResNetForImageClassification"],
-                "num_labels": 100000,
-                "embedding_size": 64,
-                "hidden_sizes": [256, 512, 1024, 2048],
-                "depths": [3, 4, 6, 3],
-                "layer_type": "bottleneck",
-                "hidden_act": "relu",
-                "num_channels": 3,
-            },
-            256,
-            1,
-            (),
-        ),
+        ZooModel("vit-large", "vision transformer, 24 layers, 1000 classes, 224x224 images"),
+        ZooModel("mixtral-8x7b", "decoder, 32 layers, 8 experts of which each token uses 2"),
+        ZooModel("resnet50-100k", "convolutions, 16 bottlenecks, 100 000 classes, 224x224 images", ()),
     )
 }
 
@@ -251,9 +123,8 @@ def load_snapshot(name: str, *, batch: int | None = None, seq: int | None = None
     """Load the graph of a zoo model at a workload (by default the zoo's own) and depth. Raises InputError."""
     if name not in ZOO:
         raise InputError(f"{name!r} is not a model of the zoo; choose one of {', '.join(ZOO)}")
-    model = ZOO[name]
-    graph = graph_from_json(_read(name), batch=batch or model.batch, seq=seq or model.seq)
-    return graph if layers is None else set_depth(graph, layers, with_depth(model, layers))
+    graph = graph_from_json(_read(name), batch=batch, seq=seq)
+    return graph if layers is None else set_depth(graph, layers, with_depth(ZOO[name], layers))
 
 
 def set_depth(graph: Graph, layers: int, config: Mapping[str, Any]) -> Graph:

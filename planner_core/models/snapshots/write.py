@@ -1,30 +1,35 @@
-"""Write the zoo's snapshots: `python -m planner_core.models.snapshots.write [NAME...]`."""
+"""Write the zoo's snapshots.
+
+python -m planner_core.models.snapshots.write [NAME...]                    # once more, from the configs that they have
+python -m planner_core.models.snapshots.write NAME CONFIG.json BATCH SEQ   # of a new model, with its workload
+python -m planner_core.models.snapshots.write --hf-tp-plans                # the plans that transformers ships
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from planner_core.core import ASSETS
-from planner_core.models import zoo as models
 from planner_core.models.loading import capture_graph
 from planner_core.models.snapshots.symbolic import merge_symbolic
+from planner_core.models.zoo import SNAPSHOTS, ZOO
 
 BATCH, SEQ = 3, 40  # where the captures are made; unlike any size of a model
 
 
-def make_snapshot(name: str) -> dict[str, Any]:
-    """Make the symbolic graph of one zoo model at the zoo's own workload."""
-    model = models.ZOO[name]
+def make_snapshot(name: str, config: Mapping[str, Any], batch: int, seq: int) -> dict[str, Any]:
+    """Make the symbolic graph of a model from its published config. `batch` and `seq` are its workload where nobody states one."""
     points = [(BATCH, SEQ), (2 * BATCH, SEQ), (BATCH, 2 * SEQ), (2 * BATCH - 1, 3 * SEQ - 1)]
-    graphs = [capture_graph(name, batch=b, seq=s) for b, s in points]
+    graphs = [capture_graph(config, batch=b, seq=s) for b, s in points]
     # images have no sequence, whatever the capture is asked for and says of it
     asked = [{"batch": b, "seq": s} for b, s in points]
     data = merge_symbolic([replace(g, workload=w, assumptions=()) for g, w in zip(graphs, asked, strict=True)])
-    data["workload"] = {"batch": model.batch, "seq": model.seq}
-    return data
+    return {**data, "name": name, "source": f"zoo:{name}", "workload": {"batch": batch, "seq": seq}}
 
 
 def collect_tp_plans() -> dict[str, dict[str, str]]:
@@ -39,18 +44,25 @@ def collect_tp_plans() -> dict[str, dict[str, str]]:
     return found
 
 
-def main(names: list[str]) -> None:
-    """Write the named snapshots (all by default), or with --hf-tp-plans the plans that transformers ships."""
-    if names == ["--hf-tp-plans"]:
+def main(arguments: list[str]) -> None:
+    """Write the named snapshots (all by default), that of a new model, or with --hf-tp-plans the plans that transformers ships."""
+    if arguments == ["--hf-tp-plans"]:
         (ASSETS / "hf_tp_plans.json").write_text(
             json.dumps(collect_tp_plans(), separators=(",", ":")) + "\n", encoding="utf-8"
         )
-        return
-    models.SNAPSHOTS.mkdir(parents=True, exist_ok=True)
-    for name in names or list(models.ZOO):
-        text = json.dumps(make_snapshot(name), separators=(",", ":"))
-        (models.SNAPSHOTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-        print(f"{name}: {len(text) / 1e3:.0f} kB", file=sys.stderr)
+    elif len(arguments) > 1 and arguments[1].endswith(".json"):
+        name, config, batch, seq = arguments
+        _write(name, json.loads(Path(config).read_text(encoding="utf-8")), int(batch), int(seq))
+    else:
+        for name in arguments or list(ZOO):
+            model = ZOO[name]
+            _write(name, model.config, model.batch, model.seq)
+
+
+def _write(name: str, config: Mapping[str, Any], batch: int, seq: int) -> None:
+    text = json.dumps(make_snapshot(name, config, batch, seq), separators=(",", ":"))
+    (SNAPSHOTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    print(f"{name}: {len(text) / 1e3:.0f} kB", file=sys.stderr)
 
 
 if __name__ == "__main__":
