@@ -113,6 +113,17 @@ def test_inputs_by_name_or_alone_and_another_dtype() -> None:
     assert shardscope.plan(layer, inputs=torch.randn(8, 16), cluster=TWO).workload.dtype == "float32"
 
 
+def test_a_module_is_priced_in_the_dtype_in_which_it_is_planned() -> None:
+    """`plan` cast the module to bfloat16, and `price` refused that dtype."""
+    layer = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    options = {"inputs": torch.randn(8, 16), "cluster": TWO, "layout": "dp=2", "dtype": "bfloat16"}
+    priced = shardscope.price(layer, **options, advise=False).plan  # type: ignore[arg-type]
+    rows = shardscope.plan(layer, **options, accumulate=1, recompute="none").plans  # type: ignore[arg-type]
+    planned = next(plan for plan in rows if plan.method == "layout")
+    assert priced is not None and priced.workload == planned.workload and priced.cost == planned.cost
+    assert layer[0].weight.dtype == torch.float32
+
+
 def test_a_graph_is_planned_without_another_capture() -> None:
     graph = shardscope.load_model("gpt2-xl", layers=2)
     assert shardscope.load_model(graph) is graph

@@ -240,6 +240,8 @@ def price(
     named = str(model) if isinstance(model, (str, Path)) else ""
 
     def load(_: str, **wanted: Any) -> Graph:
+        # A module is cast to the dtype that is asked for, as `plan` casts it.
+        wanted["dtype"] = wanted["dtype"] or (None if named else options.get("dtype"))
         return load_model(model, inputs=inputs, **wanted)
 
     there = load_cluster(cluster)

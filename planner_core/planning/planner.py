@@ -264,7 +264,7 @@ class Planner:
         """The plan of a layout that somebody runs. Raises InputError if the model cannot follow it."""
         plan = self.of_layout(layout)
         if plan is None:
-            reasons = operator_faults(self.graph, layout) or [
+            reasons = [str(fault) for fault in operator_faults(self.graph, layout)] or [
                 f"{undecided_fault(self.of_space(layout.space()), layout)}; give other degrees"
             ]
             raise InputError(layout.term, f": {'; '.join(reasons)}")

@@ -13,6 +13,7 @@ from planner_core.exporters.configs.megatron import write_megatron
 from planner_core.models import load_plan_graph
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis import first_plan_text
+from planner_core.planning.fitting import for_tool
 from planner_core.planning.methods import TOOLS, check_layout, describe_tool_space, tool_spaces
 from planner_core.planning.pipeline import compare_methods
 from planner_core.verification import verify_fake_all
@@ -158,6 +159,16 @@ def test_gradients_of_16_bits_are_summed_in_16_bits() -> None:
     for tool, target in ((None, "torchrun"), ("fsdp2", "fsdp2")):
         made = export_text(searched(replace(asked, tool=tool)), target)
         assert target == "torchrun" or "DTYPE, REDUCE = torch.bfloat16, torch.bfloat16" in made.text
+
+
+def test_the_best_of_all_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed sums gradients in 16 bits, so the plan beside it was searched first with sums in 32 bits, and then again."""
+    searches: list[Request] = []
+    choose = for_tool._choose_free
+    monkeypatch.setattr(for_tool, "_choose_free", lambda *args: (searches.append(args[0]), choose(*args))[1])
+    asked = replace(ASKED, cluster="1x8-h100:gpus=2", tool="deepspeed", batch=4, seq=512, layers=2)
+    plan = for_tool.choose_for_tool(asked, None, lambda text: None)[1]
+    assert [one.gradients for one in searches] == [plan.workload["gradients"]] == ["bfloat16"]
 
 
 def test_layers_that_no_style_splits_are_told() -> None:

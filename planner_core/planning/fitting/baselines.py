@@ -376,8 +376,7 @@ def _explain_missing_split(planner: Planner) -> str:
     meshes = candidate_meshes(replace(planner.request, tool=None), planner.cluster)
     ranks = min((m.axis_sizes[-1] for m in meshes if m.axis_sizes[-1] > 1), default=1)
     faults = operator_faults(planner.graph, parse_layout(f"dp={planner.cluster.num_gpus // ranks},tp={ranks}"))
-    # behind its semicolon a fault has a way out for a layout that somebody states
-    return f"; {faults[0].partition(';')[0]}" if faults else ""
+    return f"; {faults[0].reason}" if faults else ""
 
 
 def _list_titles(baselines: Iterable[Method]) -> Sentence:

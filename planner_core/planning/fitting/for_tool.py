@@ -74,9 +74,10 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
             named("objective"),
             " out",
         )
-    # Tools differ in their ZeRO stages; and what a script of this project runs in their place has torch's kernels.
+    # Tools differ in their ZeRO stages; and what a script of this project runs in their place has torch's kernels. It sums gradients alike.
     stack = None if request.stack == request.tool else request.stack
-    unbounded = replace(request, tool=None, zero=None, stack=stack)
+    summed = request.with_tool_software().gradients
+    unbounded = replace(request, tool=None, zero=None, stack=stack, gradients=summed)
     free = _choose_free(unbounded, graph, say)
     _check_samples(request, free)
     # Read from a plan, as the export reads it: what Megatron-LM cannot be told at all has no best plan for it.
@@ -103,7 +104,7 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
         )
     planner, plan = min(found, key=lambda f: (not f[1].fits, f[1].cost.step_time_s if f[1].fits else _peak_bytes(f[1])))
     planner = replace_request(planner, tool=request.tool)
-    if (gradients := planner.request.gradients) != request.gradients:
+    if (gradients := planner.request.gradients) != summed:  # those of a plugin
         free = _choose_free(replace(unbounded, gradients=gradients), graph, say)
     plan = _bound_over_all(planner, plan, [one for _, one in found])
     tool = str(request.tool)

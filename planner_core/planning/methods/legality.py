@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from planner_core.core import Block, Graph, Op, Plan
 from planner_core.ops import DISPATCH, Kind, operator, rows
@@ -20,6 +21,17 @@ STATED_MODELS = ("llama", "mistral", "mixtral", "qwen2", "gpt2")
 QKV = ("q_proj", "k_proj", "v_proj")
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A reason why a model cannot follow a layout, and what would do for somebody who states it."""
+
+    reason: str
+    way_out: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.way_out}"
+
+
 def may_state(graph: Graph) -> frozenset[str]:
     """Which of the words `cp` and `ep` a layout of this model may have: it has attention over tokens, and experts that can be dealt out."""
     ways = {(operator(op.fn).kind, row.name) for block, op in _ops_of(graph) for row in rows(op, block.values)}
@@ -27,7 +39,7 @@ def may_state(graph: Graph) -> frozenset[str]:
     return frozenset(["cp"] * by_tokens + ["ep"] * ((Kind.EXPERTS, DISPATCH) in ways))
 
 
-def operator_faults(graph: Graph, layout: Layout) -> list[str]:
+def operator_faults(graph: Graph, layout: Layout) -> list[Fault]:
     """The reasons, known from sizes alone, why the model's operators cannot follow a layout; see `undecided_fault` for one whose list is
     empty and that has no plan all the same."""
     return list(dict.fromkeys(_all_faults(graph, layout)))
@@ -51,33 +63,37 @@ def _joins_samples_and_tokens(block: Block, op: Op) -> bool:
     return len(given) > len(made) > 0 and given[0] > 1 and made[0] == given[0] * given[1]
 
 
-def unsearchable_faults(graph: Graph, layout: Layout, *, of_any_samples: bool = False) -> list[str]:
+def unsearchable_faults(graph: Graph, layout: Layout, *, of_any_samples: bool = False) -> list[Fault]:
     """The reasons that a search would not find: it would price a layout that the model does not have, or that no tool runs so.
 
     `of_any_samples`: only those that hold for smaller micro-batches too."""
     return list(dict.fromkeys(_all_unsearchable_faults(graph, layout, of_any_samples)))
 
 
-def _all_unsearchable_faults(graph: Graph, layout: Layout, of_any_samples: bool = False) -> Iterator[str]:
+def _all_unsearchable_faults(graph: Graph, layout: Layout, of_any_samples: bool = False) -> Iterator[Fault]:
     experts = [(block, op) for block, op in _ops_of(graph) if operator(op.fn).kind is Kind.EXPERTS]
     if layout.cp > 1 and all(operator(op.fn).kind is not Kind.ATTENTION for _, op in _ops_of(graph)):
-        yield f"cp={layout.cp} splits the tokens of attention, which {graph.name} does not have; leave cp out"
+        yield Fault(f"cp={layout.cp} splits the tokens of attention, which {graph.name} does not have", "leave cp out")
     if layout.ep > 1 and not experts:
-        yield f"ep={layout.ep} deals experts out, and {graph.name} has none that tokens are sent to; leave ep out"
+        yield Fault(
+            f"ep={layout.ep} deals experts out, and {graph.name} has none that tokens are sent to", "leave ep out"
+        )
     micro = graph.workload["batch"] // layout.data
     if (
         layout.cp > 1 and micro > 1 and experts and not of_any_samples
     ):  # of the tokens of all samples in a row a rank would have several pieces
-        yield (
-            f"a micro-batch of {micro} samples cannot be split by cp={layout.cp} where experts take the tokens of all samples in a row; "
-            f"give micro-batches of 1, {micro} times as many"
+        yield Fault(
+            f"a micro-batch of {micro} samples cannot be split by cp={layout.cp} where experts take the tokens of all samples in a row",
+            f"give micro-batches of 1, {micro} times as many",
         )
 
 
-def _all_faults(graph: Graph, layout: Layout) -> Iterator[str]:
+def _all_faults(graph: Graph, layout: Layout) -> Iterator[Fault]:
     batch = graph.workload["batch"]
     if batch % layout.data:
-        yield f"{batch} samples cannot be dealt to {layout.data} ranks (dp x fsdp); give a multiple of {layout.data}"
+        yield Fault(
+            f"{batch} samples cannot be dealt to {layout.data} ranks (dp x fsdp)", f"give a multiple of {layout.data}"
+        )
     attention = [(block, op) for block, op in _ops_of(graph) if operator(op.fn).kind is Kind.ATTENTION]
     by_heads = {"tp": layout.tp, "cp": layout.cp if layout.cp_type == "ulysses" else 1}
     for block, op in attention:
@@ -90,13 +106,15 @@ def _all_faults(graph: Graph, layout: Layout) -> Iterator[str]:
         words = " x ".join(
             w for w, n in ((f"cp={layout.cp}", layout.cp), (f"tp={layout.tp}", parts // layout.cp)) if n > 1
         )
-        yield f"a sequence of {graph.workload['seq']} tokens cannot be split over {words} ranks; give a divisor"
+        yield Fault(
+            f"a sequence of {graph.workload['seq']} tokens cannot be split over {words} ranks", "give a divisor"
+        )
     yield from _all_unsearchable_faults(graph, layout)
     if layout.ep > 1:
         yield from _uneven_experts(graph, layout)
 
 
-def _uneven_heads(block: Block, op: Op, by_heads: dict[str, int]) -> Iterator[str]:
+def _uneven_heads(block: Block, op: Op, by_heads: dict[str, int]) -> Iterator[Fault]:
     """Attention with fewer heads than ranks that take a part of them."""
     ranks, words = 1, list[str]()
     for word, n in by_heads.items():
@@ -106,32 +124,35 @@ def _uneven_heads(block: Block, op: Op, by_heads: dict[str, int]) -> Iterator[st
     for shape, what in zip(shapes, ("attention heads", "key and value heads"), strict=True):
         heads = shape[-3] if len(shape) > 3 else 1
         if heads % ranks:
-            yield f"{heads} {what} cannot be dealt to {' x '.join(words)} ranks; give a divisor of {heads}"
+            yield Fault(f"{heads} {what} cannot be dealt to {' x '.join(words)} ranks", f"give a divisor of {heads}")
 
 
-def _context_faults(block: Block, op: Op, layout: Layout) -> Iterator[str]:
+def _context_faults(block: Block, op: Op, layout: Layout) -> Iterator[Fault]:
     """Attention that cannot run so over the context ranks."""
     ways = [row for row in rows(op, block.values) if row.name in CP_TYPES[layout.cp_type]]
     if layout.cp_type == "ulysses":  # its heads are judged already
         return
     if not ways:
-        yield (
-            f"this model's attention takes a mask or a window that cp_type={layout.cp_type} cannot split; "
-            f"give {OTHERS[layout.cp_type]}"
+        yield Fault(
+            f"this model's attention takes a mask or a window that cp_type={layout.cp_type} cannot split",
+            f"give {OTHERS[layout.cp_type]}",
         )
     for n in (n for row in ways for n in row.divides if n % layout.cp):
-        yield f"{n} blocks of tokens cannot be dealt to cp={layout.cp} ranks; give a divisor of {n}"
+        yield Fault(f"{n} blocks of tokens cannot be dealt to cp={layout.cp} ranks", f"give a divisor of {n}")
 
 
-def _uneven_experts(graph: Graph, layout: Layout) -> Iterator[str]:
+def _uneven_experts(graph: Graph, layout: Layout) -> Iterator[Fault]:
     """Experts that cannot be dealt out."""
     for block, op in _ops_of(graph):
         if operator(op.fn).kind is Kind.EXPERTS:
             ways = [row for row in rows(op, block.values) if row.name == DISPATCH]
             if not ways:
-                yield f"ep={layout.ep} deals experts out, but {graph.name} computes them one matrix at a time; leave ep out"
+                yield Fault(
+                    f"ep={layout.ep} deals experts out, but {graph.name} computes them one matrix at a time",
+                    "leave ep out",
+                )
             for n in (n for row in ways for n in row.divides[1:] if n % layout.ep):
-                yield f"{n} experts cannot be dealt to ep={layout.ep} ranks; give a divisor of {n}"
+                yield Fault(f"{n} experts cannot be dealt to ep={layout.ep} ranks", f"give a divisor of {n}")
 
 
 def _ops_of(graph: Graph) -> Iterator[tuple[Block, Op]]:

@@ -13,7 +13,6 @@ from planner_core.planning.methods import (
     note_schedule,
     operator_faults,
     undecided_fault,
-    unsearchable_faults,
 )
 from planner_core.planning.pricing.price import Pricer, check_statement, limiting_resource, split_step
 from planner_core.planning.pricing.software import describe_software
@@ -153,8 +152,8 @@ def explain_illegal(pricer: Pricer, stated: Statement) -> tuple[str, ...]:
     If sizes alone give no reason, the sentence names the deciding operator and the nearest legal run."""
     planner = pricer.planner(stated)
     # Sizes first: they say the value and what would do, where the network knows only that no state is left.
-    if reasons := operator_faults(planner.graph, stated.layout):
-        return tuple(reasons)
+    if faults := operator_faults(planner.graph, stated.layout):
+        return tuple(map(str, faults))
     why = undecided_fault(planner.of_space(stated.layout.space()), stated.layout)
     change = next((words for words, other in _nearby_statements(stated) if _is_legal(pricer, other)), None)
     if change is None:
@@ -166,8 +165,10 @@ def _is_legal(pricer: Pricer, stated: Statement) -> bool:
     """Whether the model's operators can follow a statement."""
     try:
         planner = pricer.planner(stated)
-        none = unsearchable_faults(planner.graph, stated.layout) or operator_faults(planner.graph, stated.layout)
-        return not none and not planner.of_space(stated.layout.space()).is_infeasible
+        return (
+            not operator_faults(planner.graph, stated.layout)
+            and not planner.of_space(stated.layout.space()).is_infeasible
+        )
     except PlannerError:
         return False
 

@@ -78,18 +78,18 @@ def read_text(text: str, where: str, num_gpus: int, file: Path, function: str | 
     """Read the settings of a tool from text that is, or would be, in a file. Raises InputError.
 
     A suffix of a format decides it; a file of another suffix is known by its content."""
-    form = FORMATS.get(file.suffix.lower()) or _find_format(text)
+    form = FORMATS.get(file.suffix.lower())
     if form == "Python":
         return _read_python(text, function, where, num_gpus)
-    if form == "TOML":
-        return _read_toml(_parse(text, form, where), where, num_gpus)
-    if form is not None:
-        return _read_mapping(_parse(text, form, where), where, num_gpus, file.parent)
-    return _read_options(text, where, num_gpus)
+    found = (form, _parse(text, form, where)) if form else _find_settings(text)
+    if found is None:
+        return _read_options(text, where, num_gpus)
+    form, data = found
+    return _read_toml(data, where, num_gpus) if form == "TOML" else _read_mapping(data, where, num_gpus, file.parent)
 
 
-def _find_format(text: str) -> str | None:
-    """The format in which a text is settings by name; None: options. JSON comes first, since YAML reads it too."""
+def _find_settings(text: str) -> tuple[str, Mapping[str, Any]] | None:
+    """The format in which a text is settings by name, and the settings; None: options. JSON comes first, since YAML reads it too."""
     for form, parse in PARSERS.items():
         # A script may read as YAML where one of its lines has a colon.
         if form == "YAML" and any(option in text for option in OPTION_SIGNATURES):
@@ -99,7 +99,7 @@ def _find_format(text: str) -> str | None:
         except (ValueError, RecursionError):
             continue
         if isinstance(data, Mapping) and data:
-            return form
+            return form, data
     return None
 
 
@@ -200,8 +200,8 @@ def _parse(text: str, form: str, where: str) -> Mapping[str, Any]:
         why = f"{where} is not {form} ({str(error)[:100]})"
         if any(option in text for option in OPTION_SIGNATURES):
             raise InputError(f"{why}, but has options of a launch script; name it .sh or .txt") from None
-        found = _find_format(text)
-        other = next((suffix for suffix, name in FORMATS.items() if name == found), None)
+        found = _find_settings(text)
+        other = next((suffix for suffix, name in FORMATS.items() if found and name == found[0]), None)
         change = f"it is {FORMATS[other]}; name it {other}" if other else "mend it"
         raise InputError(f"{why}; {change}, or give a file of {TOOLS}") from None
     if not isinstance(data, Mapping):
