@@ -80,7 +80,14 @@ def requests(draw: st.DrawFn) -> tuple[Request, Statement]:
         accumulate=draw(st.sampled_from((None, accumulate))),
         zero=None,
     )
-    return request, Statement(layout, samples // accumulate, accumulate, seq=512, layers=2, recompute=policy)
+    return request, stated_under(request, layout, samples // accumulate, accumulate, policy)
+
+
+def stated_under(request: Request, layout: Layout, micro_batch: int, accumulate: int, recompute: str) -> Statement:
+    """The layout on the kernels that the request's plans run: those of its tool, with the tool's dtype of gradients."""
+    asked = request.with_tool_software()
+    stated = Statement(layout, micro_batch, accumulate, seq=request.seq, layers=2, recompute=recompute)
+    return stated.but(stack=asked.stack, gradients=asked.gradients)
 
 
 @cache
@@ -145,7 +152,8 @@ def check_step(model: str, asked: tuple[Request, Statement], zero: int | None) -
         plan = made.plan(stated)
         if plan is not None:
             best = chosen(request)
-            assert plan.cost.host_wait_s > 0 and best is not None and best.bound is not None
+            assert (plan.cost.host_wait_s > 0) == (stated.resolved().call_s > 0)
+            assert best is not None and best.bound is not None
             longest_s = plan.cost.step_time_s * (1 + PRICE_ROUNDING)
             assert best.bound * (1 - PRICE_ROUNDING) <= best.cost.step_time_s <= longest_s
             assert made.best(stated, None).cost.step_time_s <= longest_s
@@ -207,10 +215,7 @@ def requests_of_switches(draw: st.DrawFn) -> tuple[Request, Statement]:
         accumulate=None,
         zero=None,
     )
-    # A tool's kernels and gradients are those of the request, so the stated run has them too.
-    asked = request.with_tool_software()
-    stated = Statement(layout, 1, samples, seq=2048, layers=2, recompute=policy)
-    return request, stated.but(stack=asked.stack, gradients=asked.gradients)
+    return request, stated_under(request, layout, 1, samples, policy)
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 8))])
