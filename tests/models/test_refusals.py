@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -239,6 +240,13 @@ def test_a_sparse_buffer_is_refused_where_it_is_used() -> None:
     model.run = lambda m, x: m.lin(x @ m.near).mean()
     with pytest.raises(CaptureError, match=r"computes with a sparse_coo tensor.*; use a dense tensor, or indices with"):
         capture_module(model, {"x": torch.zeros(6, 8)})
+
+
+def test_a_result_in_an_object_is_refused() -> None:
+    with pytest.raises(
+        CaptureError, match=r"forward returns a SimpleNamespace.*; return tensors, tuples or dicts of them"
+    ):
+        capture_module(Model(lambda m, x: [SimpleNamespace(loss=m.lin(x).mean())]), {"x": torch.zeros(6, 8)})
 
 
 def test_the_part_that_asks_is_named() -> None:

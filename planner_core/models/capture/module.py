@@ -29,7 +29,7 @@ from planner_core.core import (
 from planner_core.models.capture.build.gradients import keep_reached_gradients
 from planner_core.models.capture.build.graph_builder import GraphBuilder
 from planner_core.models.capture.checks.policy import ForwardPass, run_checked
-from planner_core.models.capture.checks.refusals import check_buffers, check_module
+from planner_core.models.capture.checks.refusals import check_buffers, check_module, check_result
 from planner_core.models.capture.loss import OWN_LOSS, named_loss, standin_loss
 from planner_core.models.capture.record.recorder import ForeignTensors, Recorder
 from planner_core.models.capture.recording import Recording, count_checkpoints, paused_garbage_collection
@@ -114,6 +114,7 @@ def _record_once(
 
     def finish(out: Any) -> torch.Tensor:
         nonlocal loss
+        check_result(out)
         name, own = named_loss(out)
         if own is not None:
             loss = name

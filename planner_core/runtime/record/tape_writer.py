@@ -23,7 +23,6 @@ from planner_core.models.hooks import (
 )
 from planner_core.ops import operator, writes_in_place
 from planner_core.runtime.mismatch import CannotRewrite
-from planner_core.runtime.record.results import register_result_types
 from planner_core.runtime.record.source_names import running_statement
 from planner_core.runtime.record.tape import (
     BUFFER,
@@ -120,7 +119,7 @@ class TapeWriter(PassListener):
                 f"forward returns a {type(item).__name__}, in which tensors cannot be found; return tensors, tuples or dicts of them"
             )
 
-        return pytree.tree_map(leaf, register_result_types(out))
+        return pytree.tree_map(leaf, out)
 
     # --- tensors --------------------------------------------------------------------------------------
 

@@ -6,10 +6,12 @@ autograd engine called inside forward, compiled code. That would silently be mis
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -292,6 +294,15 @@ def check_buffers(model: nn.Module, before: Mapping[str, torch.Tensor], tracked:
             raise CaptureError(
                 f"forward gives the name of the buffer {name} to a computed tensor, which the next step could not use; write into the "
                 f"buffer (self.{name.rpartition('.')[2]}.copy_(...)), with what is detached"
+            )
+
+
+def check_result(out: Any) -> None:
+    """Refuse objects of the model's own among its results: a loop takes tensors out of tuples and dicts, and so does a plan."""
+    for leaf in pytree.tree_leaves(out):
+        if dataclasses.is_dataclass(leaf) or isinstance(leaf, SimpleNamespace):
+            raise CaptureError(
+                f"forward returns a {type(leaf).__name__}, in which tensors cannot be found; return tensors, tuples or dicts of them"
             )
 
 
