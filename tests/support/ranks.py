@@ -52,7 +52,7 @@ PATCHABLE = (
     torch.autograd.Function,
     dist,
 )
-"""Names of these are the same before and after a job."""
+"""Names of these are the same before and after a job, and so is all code of the planner."""
 
 
 def run_ranks(
@@ -173,12 +173,23 @@ def _serve(folder: str, rank: int, num_ranks: int, backend: str | None, jobs: An
         jobs.send((*answer, bool(changed)))
 
 
+def _planner_code() -> dict[Any, dict[str, Any]]:
+    """Return the functions and classes of the planner's modules, and all that these classes have, by owner.
+
+    A job that plants a fault there would leave it to the next one. Other values of a module are caches.
+    """
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith("planner_core.")]
+    code: dict[Any, dict[str, Any]] = {m: {n: v for n, v in vars(m).items() if callable(v)} for m in modules}
+    classes = {c for m in modules for c in code[m].values() if isinstance(c, type) and c.__module__ == m.__name__}
+    return code | {c: dict(vars(c)) for c in classes}
+
+
 @contextmanager
 def _put_back(grouped: bool) -> Iterator[list[str]]:
     """Put back what a job may change; the list names at the end what it changed and cannot be put back."""
     folder, variables, paths, arguments, output = Path.cwd(), dict(os.environ), sys.path[:], sys.argv, sys.stdout
     standard_output = os.dup(1)
-    names = {owner: dict(vars(owner)) for owner in PATCHABLE}
+    names = {owner: dict(vars(owner)) for owner in PATCHABLE} | _planner_code()
     dtype, changed = torch.get_default_dtype(), list[str]()
     torch.manual_seed(SEED)
     random.seed(SEED)

@@ -31,6 +31,7 @@ from planner_core.planning.pipeline import Result, plan_model
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.planning.request import Request
 from planner_core.runtime.mismatch import PlanMismatch, describe_other_versions
+from planner_core.runtime.program.collectives import Axis
 from planner_core.runtime.program.collectives.torch_names import check_torch
 from planner_core.verification import check_rules
 from planner_core.verification.api import scaled, verify
@@ -422,6 +423,16 @@ def test_no_process_is_left() -> None:
     for pid in fresh_ranks(_pid, 2, timeout_s=120):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def _plant() -> int:
+    Axis._issue = None  # type: ignore[assignment, method-assign]
+    return os.getpid()
+
+
+def test_a_fault_that_a_job_plants_is_not_there_for_the_next_one() -> None:
+    """Ranks of the tests live on, but not those in which a job has changed the planner."""
+    assert run_ranks(_plant, 1) != run_ranks(_pid, 1)
 
 
 def test_a_plan_for_another_model_is_refused() -> None:
