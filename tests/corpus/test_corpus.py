@@ -16,7 +16,7 @@ pytestmark = pytest.mark.corpus
 
 ALL = entries()
 PLANNED = [e for e in ALL if e.refused is None]
-QUICK = PLANNED[::40]
+QUICK = PLANNED[::60]
 """What runs in `make test`; `make test-all` runs every module on 2 and on 4 processes."""
 Reports = dict[str, list[dict[str, Any]]]
 

@@ -117,6 +117,7 @@ def test_it_computes_the_same_on_real_ranks() -> None:
     assert all(found["ok"] for found in verify_all(plans))
 
 
+@pytest.mark.slow
 def test_the_script_saves_and_goes_on(tmp_path: Path) -> None:
     """Losses of four steps, of which the last two are resumed with moments in the host's memory, are those of one run on the GPU."""
     told: dict[bool, list[str]] = {}

@@ -34,7 +34,7 @@ def test_steps_of_one_sum_are_one_move() -> None:
     assert group_sums((sums[0], scatter, sums[1])) == ((sums[0],), (scatter,), (sums[1],))
 
 
-@pytest.mark.parametrize("ranks", [None, 4])
+@pytest.mark.parametrize("ranks", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_sums_over_data_and_context_as_over_one_axis(ranks: int | None, tmp_path: Path) -> None:
     """A run whose gradients were summed axis by axis would show two rows of them, with all bytes in each."""
     plan = stated("dp=2,cp=2,zero=0", tmp_path)

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 import planner_core as shardscope
 from tests.support import own_model
 from tests.support.own_model import OwnGPT
+from tests.support.plans import own_planned
 from tests.support.plans_train_alike import refusal_of, whole
 from tests.support.ranks import run_ranks
 from tests.support.saved_plans import saved_plans
@@ -134,7 +135,7 @@ def _on_ranks(files: list[str]) -> list[dict[str, Any]]:
 @cache
 def rows() -> tuple[dict[str, Any], ...]:
     """What both plans do on two ranks."""
-    plans = {p.name: p for p in shardscope.plan(OwnGPT(), inputs=own_model.batch(0), cluster="1x8-h100:gpus=2").plans}
+    plans = {p.name: p for p in own_planned().plans}
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder) / name) for name in NAMES]
         for name, file in zip(NAMES, files, strict=True):

@@ -106,7 +106,8 @@ def plan_of(config: dict[str, Any]) -> shardscope.Plan:
 
 
 @pytest.mark.parametrize(
-    ("layout", "tied"), [("tp=2,sp", False), ("fsdp=2", True), pytest.param("dp=2", False, marks=pytest.mark.slow)]
+    ("layout", "tied"),
+    [("fsdp=2", True), *(pytest.param(layout, False, marks=pytest.mark.slow) for layout in ("tp=2,sp", "dp=2"))],
 )
 def test_a_checkpoint_of_a_padded_vocabulary_is_the_model_s_own(layout: str, tied: bool, tmp_path: Path) -> None:
     plan = plan_from_json(plan_to_json(padded_plan(layout, tied)))

@@ -81,6 +81,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_a_mesh_of_four_axes_is_searched_and_runs_in_order(tmp_path: Path) -> None:
     """Sixteen ranks in one process: every collective of every plan, in its order."""
     (tmp_path / "mine.py").write_text(MATRICES)

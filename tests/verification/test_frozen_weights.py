@@ -44,7 +44,12 @@ def test_a_frozen_backbone_gathers_a_layer_at_a_time() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "more"),
-    [("fsdp=8", {}), ("fsdp=8", {"recompute": "full"}), ("dp=2,fsdp=4", {}), ("fsdp=8", {"accumulate": 2})],
+    [
+        ("fsdp=8", {"recompute": "full"}),
+        ("dp=2,fsdp=4", {}),
+        pytest.param("fsdp=8", {}, marks=pytest.mark.slow),
+        pytest.param("fsdp=8", {"accumulate": 2}, marks=pytest.mark.slow),
+    ],
 )
 def test_frozen_weights_beside_adapters_are_gathered_again_for_backward(layout: str, more: dict[str, Any]) -> None:
     """A run that keeps them gathered from forward to backward holds every frozen weight whole, which the price does not say."""

@@ -31,7 +31,7 @@ def of_layout(model: str, text: str, layers: int = 4, gpus: int = 4) -> Plan:
 @pytest.mark.parametrize(
     ("model", "layout", "layers"),
     [
-        ("llama-3-8b", "dp=1,tp=2,pp=2", 4),
+        pytest.param("llama-3-8b", "dp=1,tp=2,pp=2", 4, marks=pytest.mark.slow),
         ("gpt2-xl", "dp=2,pp=2,zero=1", 3),
         pytest.param("gpt2-xl", "dp=2,pp=2,order=tp-pp-dp,zero=2", 3, marks=pytest.mark.slow),
         ("llama-3-8b", "fsdp=2,pp=2,vp=2,schedule=interleaved", 5),
@@ -63,7 +63,7 @@ def test_a_convolutional_network_runs_in_stages_on_small_images() -> None:
 @pytest.mark.parametrize(
     ("model", "layout", "layers"),
     [
-        ("gpt2-xl", "dp=2,pp=2,zero=0", 3),
+        pytest.param("gpt2-xl", "dp=2,pp=2,zero=0", 3, marks=pytest.mark.slow),
         ("llama-3-8b", "tp=2,pp=2,schedule=gpipe", 4),
         ("llama-3-8b", "dp=2,pp=2,order=tp-pp-dp,zero=2", 3),
         ("llama-3-8b", "fsdp=2,pp=2,vp=2,schedule=interleaved,copies=2-1-1-2", 6),

@@ -302,7 +302,7 @@ def _summed(edge: Edge) -> Edge:
         ("bert-large", "dp=4,tp=2,zero=1", 2),
     ],
 )
-@pytest.mark.slow(only=("gpt2-xl-dp=8-1", "gpt2-xl-fsdp=8-2"))
+@pytest.mark.slow(but=("gpt2-xl-dp=8,zero=2-2", "llama-3-8b-dp=8,zero=1-2", "bert-large-dp=4,tp=2,zero=1-2"))
 def test_stated_layouts_take_the_predicted_memory(model: str, layout: str, accumulate: int) -> None:
     stated = Statement(parse_layout(layout), layers=2, seq=512, accumulate=accumulate)
     plan = Pricer(model, load_cluster("1x8-h100")).plan(stated)
