@@ -40,10 +40,10 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     if not choice.fits:
         descriptions = {recommended: "needs the least memory"}
     elif tool:
-        descriptions = {recommended: f"recommended: {tool} runs it as it is"}
+        descriptions = {recommended: f"recommended: {tool} runs it"}
     else:
         is_stock = runs_on_stock_tools(plans[recommended])
-        descriptions = {recommended: f"recommended{': stock tools run it as it is' * is_stock}"}
+        descriptions = {recommended: f"recommended{': stock tools run it' * is_stock}"}
     of_one_stage = names.get(FASTEST, next(iter(plans)))
     best, best_of_one = (
         f"the best plan{kind}, {recipe.describe_gap(plans[n])}"
@@ -59,7 +59,7 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     elif fastest != recommended:
         gain = plans[recommended].cost.step_time_s / plans[fastest].cost.step_time_s - 1
         if gain >= MIN_GAIN or recipe.layout_name(plans[recommended]) != recipe.layout_name(plans[fastest]):
-            note = f"; {units.percent(gain)} faster is less than the doubt" if gain >= MIN_GAIN else ""
+            note = f"; {units.percent(gain)} faster, less than the doubt" if gain >= MIN_GAIN else ""
             descriptions[fastest] = best + note
         else:
             descriptions[recommended] += f"; as fast as {best}"

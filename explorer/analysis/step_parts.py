@@ -24,22 +24,16 @@ OUTSIDE = "outside"
 """Seconds in which the GPU has no work. They are the same in all plans, so they explain no difference."""
 REASONS = (COMPUTE, RECOMPUTATION, WAITS, WEIGHTS, OPTIMIZER, BUBBLE, HOST)
 PARTS = (*REASONS, OUTSIDE)
-CAUSE_PHRASES = {
-    COMPUTE: ("computes {} less", "computes {} longer"),
-    RECOMPUTATION: ("recomputes {} less", "recomputes {} longer"),
-    WAITS: (
-        "waits {} less for data that the next operation needs",
-        "waits {} longer for data that the next operation needs",
-    ),
-    WEIGHTS: (
-        "is held up {} less by weights and gradients on their way",
-        "is held up {} longer by weights and gradients on their way",
-    ),
-    OPTIMIZER: ("updates weights {} faster", "updates weights {} slower"),
-    BUBBLE: ("stands idle between stages {} less", "stands idle between stages {} longer"),
-    HOST: ("waits {} less for the host to issue its kernels", "waits {} longer for the host to issue its kernels"),
+CAUSES = {
+    COMPUTE: "compute",
+    RECOMPUTATION: "recomputation",
+    WAITS: "waiting for data",
+    WEIGHTS: "exposed weight traffic",
+    OPTIMIZER: "time to update weights",
+    BUBBLE: "idle time between stages",
+    HOST: "waiting for the host",
 }
-"""What a plan does whose part of the step is shorter, or longer."""
+"""What a part of a step is, after an amount of it."""
 SIGNIFICANT_FIGURES = 3
 MIN_CAUSE_SHARE = 0.2
 """A smaller share of the largest difference is no cause; the table shows it."""
@@ -164,7 +158,7 @@ def explain_difference(rounded: RoundedSteps, chosen: str, rival: str) -> str:
 
 
 def _phrase(rounded: RoundedSteps, part: str, difference: int) -> str:
-    return CAUSE_PHRASES[part][difference < 0].format(rounded.text(abs(difference)))
+    return f"{rounded.text(abs(difference))} {'more' if difference < 0 else 'less'} {CAUSES[part]}"
 
 
 def _join(texts: Sequence[str]) -> str:

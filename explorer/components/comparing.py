@@ -38,14 +38,11 @@ PART_WORDS = {
 }
 
 
-def explain(shown: PlansById, homes: Mapping[str, Result], against: str) -> None:
-    """Draw the steps by their parts, and explain how that of the first plan differs from that of `against`."""
+def show_step_parts(shown: PlansById, homes: Mapping[str, Result], against: str) -> None:
+    """Draw the steps by their parts, and how that of the first plan differs from that of `against`."""
     first = next(iter(shown))
     rounded = step_parts.round_steps({n: step_parts.split_step(p, homes[n].graph) for n, p in shown.items()}, first)
     same_work = len({(p.workload["batch"], p.workload["seq"]) for p in shown.values()}) == 1
-    if same_work and rounded.total(first) != rounded.total(against):
-        causes = step_parts.explain_difference(rounded, first, against)
-        st.markdown(frame.escape(f"{words.capitalize(words.title_in_sentence(shown[first]))} {causes}."))
     # The room is reserved: the markup comes a moment later, and what is below would jump.
     with st.container(key="room_steps", height=STEPS + ROW * len(shown), border=False):
         st.html(steps_table(rounded, shown, homes, against if same_work else ""))
@@ -97,12 +94,12 @@ def _step_row(
     )
     cells = "".join(f"<td>{rounded.text(size)}</td>" for size in sizes.values())
     memory = units.memory(plan.cost.memory_bytes["peak"]) + ("" if plan.fits else "<small>does not fit</small>")
-    layout = html.escape(recipe.describe_layout(plan))
+    layout = html.escape(recipe.layout_name(plan))
     # Of the others nothing was asked that could be proven.
     proof = f"<small>{recipe.describe_gap(plan)}</small>" if words.plan_title(plan) == words.BEST_PLAN else ""
     name = f"{html.escape(words.plan_title(plan))}<small>{layout}</small>{proof}"
     speed = measure_speed(plan, count_model_flops(home.graph), home.cluster)
-    band = " – ".join(filter(None, speed.between(units.seconds)))
+    band = units.span(*speed.between(units.seconds))
     trained = (
         units.whole(speed.tokens_per_s_per_gpu),
         units.percent(speed.mfu),
@@ -126,8 +123,7 @@ def show_memory_and_traffic(shown: PlansById, homes: Mapping[str, Result]) -> No
     with left:
         st.markdown(
             "**Memory per GPU**",
-            help="The mark is the peak: the most that is held at once. Parts need not all meet at the peak. “Open the numbers” lists "
-            "every tensor there.",
+            help="The mark is the peak: the most that is held at once. Parts need not all meet there.",
         )
         limits = {n: step_parts.memory_limit_bytes(homes[n]) for n in shown}
         alt = "Memory per GPU of each plan by kind"
@@ -159,7 +155,8 @@ def show_traffic_matrices(shown: PlansById) -> None:
     """Draw the communication matrix of each plan, and the same on the drawing of its cluster."""
     st.markdown(
         "**Who sends to whom**",
-        help="By the algorithm that is cheapest for each collective: a ring, a tree, rings of rings, or pairwise.",
+        help="By the algorithm that is cheapest for each collective: a ring, a tree, rings of rings, or pairwise. "
+        "In a tree, inner ranks send more than leaves.",
     )
     phases = frame.choose_phases()
     look = frame.theme()
@@ -170,15 +167,10 @@ def show_traffic_matrices(shown: PlansById) -> None:
     for k, (plan_id, plan) in enumerate(shown.items()):
         grid, title = grids[plan_id], words.plan_title(plan)
         with columns[k % 2]:
-            st.markdown(f"{frame.escape(title)}, {frame.escape(words.full_mesh_words(plan))}")
             trees = any(t.algorithm == "tree" for t in plan.cost.traffic if t.phase in phases and t.wire_bytes)
             # with stages the ranks hand different bytes to the next
-            who = "A GPU sends at most" if plan.pipeline else "Each GPU sends"
-            reach = topology.describe_reach(plan, phases)
-            st.caption(
-                f"{who} {units.traffic(sent_per_gpu(plan, phases))}{' on average' * trees}{': ' * bool(reach)}{reach}."
-                + " In a tree, inner ranks send more than leaves." * trees
-            )
+            most_sent = f"{'at most ' * bool(plan.pipeline)}{units.traffic(sent_per_gpu(plan, phases))}"
+            st.markdown(frame.escape(f"{title}: {most_sent} per GPU{' on average' * trees}"))
             alt = f"Bytes that each {grid.unit} sends each other one under {title}"
             frame.show_chart(charts.traffic_matrix(grid, most, look), f"matrix_{k}", alt)
             components.draw_svg(

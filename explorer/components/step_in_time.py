@@ -19,6 +19,7 @@ from planner_core.planning import Request, Result, stage_trace
 from planner_core.planning.analysis import TraceWork, chrome_trace, step_work
 
 Plans = Mapping[str, Plan]
+HOW_TO_MOVE = "Drag moves, Ctrl and the wheel zoom, a click on a part of the model opens its operators."
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
@@ -35,7 +36,7 @@ def show_steps(shown: Plans, homes: Mapping[str, Result]) -> None:
         if not p.pipeline
     }
     alike = "All GPUs of a plan do the same; the lane “compute” adds up to the step. " if steps else ""
-    st.markdown("**One training step in time**", help=f"{alike}Exposed: {glossary.GLOSSARY['exposed']}.")
+    st.markdown("**One training step in time**", help=f"{alike}Exposed: {glossary.GLOSSARY['exposed']}. {HOW_TO_MOVE}")
     for title, plan in titled.items():
         if plan.pipeline:
             stages = streams.describe_stages(plan)

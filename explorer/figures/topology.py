@@ -48,24 +48,6 @@ def traffic_grid(plan: Plan, phases: Sequence[str] = PHASES) -> TrafficGrid:
     return TrafficGrid("node", nodes, matrix.reshape(nodes, per_node, nodes, per_node).sum(axis=(1, 3)))
 
 
-def describe_reach(plan: Plan, phases: Sequence[str] = PHASES) -> str:
-    """Say how much of what a GPU sends stays inside its node; "" on one node.
-
-    Of the GPU that sends most, or of the mean where a tree lets ranks differ: the GPU whose sum the page writes before it.
-    """
-    cluster = cluster_of(plan)
-    matrix, per_node = bytes_between_gpus(plan, cluster, phases), cluster.levels[0].size
-    if len(matrix) == per_node:
-        return ""
-    node = np.arange(len(matrix)) // per_node
-    sent, inside = matrix.sum(axis=1), np.where(node[:, None] == node[None, :], matrix, 0.0).sum(axis=1)
-    busiest = int(sent.argmax())
-    near, whole = (inside[busiest], sent[busiest]) if plan.pipeline else (inside.mean(), sent.mean())
-    # In a ring over several nodes only the GPUs at a node's ends send to another node.
-    mean = "on average " if not plan.pipeline and np.ptp(inside) > 1e-6 * whole else ""
-    return f"{mean}{units.traffic(near)} inside its node, {units.traffic(whole - near)} to other nodes"
-
-
 # --- drawing ------------------------------------------------------------------------------------------
 
 

@@ -58,7 +58,7 @@ def page() -> None:
     homes = {n: current_setup.result_of(n, result) for n in current}
     st.markdown(frame.escape(words.compare_steps(current[first], current[against])))
     step_in_time.show_steps(current, homes)
-    comparing.explain(current, homes, against)
+    comparing.show_step_parts(current, homes, against)
     comparing.show_memory_and_traffic(current, homes)
     comparing.show_traffic_matrices(current)
     comparing.show_weights(current, homes)

@@ -23,6 +23,8 @@ FILTERS: Mapping[str, tuple[str, Callable[[PublishedRun], str | int]]] = {
     "on_nodes": ("Nodes", lambda r: r.nodes),
 }
 
+FIRST_ROWS = 8  # runs that are listed at once (a string here would be shown on the page)
+
 
 def filtered(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
     """Draw the filters; return the runs that pass them all."""
@@ -66,16 +68,15 @@ def told(runs: Sequence[PublishedRun], out: str) -> str:
         errors = np.abs([r.error(out) for r in published])
         sources = len({r.source for r in published})
         sentences.append(
-            f"**{len(published)} published runs** of {sources} source{'s' * (sources > 1)}: half of the predicted steps are within "
+            f"**{len(published)} published runs** of {sources} source{'s' * (sources > 1)}: half are within "
             f"**{units.percent(float(np.median(errors)))}** of what was measured, nine in ten within "
             f"**{units.percent(float(np.quantile(errors, 0.9)))}**."
         )
     if own_steps:
         errors = np.abs([r.error(out) for r in own_steps])
         sentences.append(
-            f"**{len(own_steps)} step{'s' * (len(own_steps) > 1)} of one rank** that this project measured on a GPU, "
-            f"without a network: half within **{units.percent(float(np.median(errors)))}**, "
-            f"the furthest {units.percent(float(errors.max()))} off."
+            f"**{len(own_steps)} step{'s' * (len(own_steps) > 1)} of one rank**, measured by this project: "
+            f"half within **{units.percent(float(np.median(errors)))}**, all within {units.percent(float(errors.max()))}."
         )
     return " ".join(sentences)
 
@@ -113,10 +114,7 @@ def picked(runs: Sequence[PublishedRun], out: str) -> None:
     """Draw the run that was clicked, with its source."""
     run = next((r for r in runs if r.id == st.session_state.get("run_picked")), None)
     if run is None:
-        st.caption(
-            "Between the dotted lines, and in the grey band, a prediction is at most 10 % off. "
-            "A click on a point or a row shows its source."
-        )
+        st.caption("Between the lines, and in the band, a prediction is at most 10 % off. Click a run for its source.")
         return
     contradiction = (
         f" The source’s own tables contradict each other here: {run.contradicted}." if run.contradicted else ""
@@ -145,16 +143,23 @@ def table(runs: Sequence[PublishedRun], out: str) -> None:
         }
         for r in furthest_first
     ]
-    with st.container(height=480, border=False):
-        frame.choose_row(
-            "runs_table",
-            "The runs, the furthest off first",
-            ["run", "measured step", "predicted step", "error"],
-            [_table_row(r, out) for r in furthest_first],
-            lambda run_id: st.session_state.update(run_picked=run_id),
-            chosen=st.session_state.get("run_picked", ""),
-        )
+    _rows("runs_table", furthest_first[:FIRST_ROWS], out)
+    if rest := furthest_first[FIRST_ROWS:]:
+        with st.expander(f"{len(rest)} more", key="more_runs", on_change="rerun") as box:
+            if box.open:
+                _rows("more_runs_table", rest, out)
     frame.offer_data("these runs", "published-runs", lambda: rows, of_request=False)
+
+
+def _rows(key: str, runs: Sequence[PublishedRun], out: str) -> None:
+    frame.choose_row(
+        key,
+        "Runs, the furthest off first",
+        ["run", "measured step", "predicted step", "error"],
+        [_table_row(r, out) for r in runs],
+        lambda run_id: st.session_state.update(run_picked=run_id),
+        chosen=st.session_state.get("run_picked", ""),
+    )
 
 
 def _table_row(run: PublishedRun, out: str) -> dict[str, object]:
@@ -208,12 +213,14 @@ def page() -> None:
     state.begin_page("measured")
     for problem in state.address_problems():
         st.warning(problem)
-    st.markdown("### How far are predicted steps from measured ones?")
-    calibrated()
     st.markdown(
-        "Others trained models on real GPUs and published how fast. Each run is predicted from its model, GPUs, links and layout alone, "
-        "and set against what its source measured. Steps of one rank of this project's own program stand beside them."
+        "### How far are predicted steps from measured ones?",
+        help="Each run is predicted from its model, GPUs, links and layout alone. Only runs are here whose shape, batch, layout and GPU "
+        f"their source states in full. The range of a plan with pipeline stages is that of {count_runs(STAGES)} runs, which "
+        "docs/PUBLISHED.md lists. The range beside a step time is made of the errors of runs of its kind, each predicted by a fit that did "
+        "not see its source.",
     )
+    calibrated()
     out = left_out()
     runs = filtered([*load_published_runs(), *load_own_runs()])
     if not runs:
@@ -223,11 +230,6 @@ def page() -> None:
     charts(runs, out)
     picked(runs, out)
     table(runs, out)
-    st.caption(
-        "Only runs whose shape, batch, layout and GPU their source states in full are here. Those with pipeline stages are apart: "
-        f"the range of such a plan is that of {count_runs(STAGES)} runs, which docs/PUBLISHED.md lists. "
-        "The range beside a step time is made of the errors of runs of its kind, each predicted by a fit that did not see its source."
-    )
 
 
 page()

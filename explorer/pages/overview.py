@@ -12,7 +12,6 @@ from explorer.components import frame, graphs, remedies
 from explorer.components.overview import launch, node, table
 from explorer.session import current_setup, pipeline_plan, proof, state
 from explorer.text import units
-from explorer.text.option_words import word_terms
 from planner_core.core import Note, NoteKind, Plan
 from planner_core.planning import Result, replicated_gpus
 from planner_core.search.network import find_runs
@@ -43,7 +42,7 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
         left, right = st.columns([13, 16] if wide else [10, 19], gap="medium")
     with left:
         graphs.show_graph(result, chosen, plan, WIDTH, HEIGHT)
-        st.caption(folded(result))
+        st.caption(f"{folded(result)} Click a node for its weight and traffic.")
     with right:
         table.show_table(result, plans, listed, chosen)
         launch.show_export_bar(result, chosen, plan)
@@ -58,14 +57,13 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
 def _searches(result: Result) -> None:
     """Draw a line for each search in the background; once one has an answer, the page shows it."""
     if pipeline_plan.is_pending():
-        job, line = pipeline_plan.start_search(), "Looking at pipeline stages"
+        job, line = pipeline_plan.start_search(), "Looking at pipeline stages …"
     elif proof.is_pending(result):
-        job, line = proof.start(result), "Proving the best plan"
+        job, line = proof.start(result), "Proving the best plan …"
     else:
         state.rerun_page()
     if not job.done:
-        message = word_terms(job.last_message)
-        st.caption(frame.escape(f"{line}: {message}" if message else line))
+        st.caption(line)
 
 
 def folded(result: Result) -> str:

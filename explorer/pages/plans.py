@@ -8,7 +8,7 @@ from explorer.address import settings
 from explorer.components import comparing, frame, plan_numbers
 from explorer.components.plans import candidates, choice, edit_panel, methods_panel
 from explorer.session import current_setup, state
-from explorer.text import recipe, units, words
+from explorer.text import recipe, words
 from planner_core.core import Plan
 from planner_core.planning import Result
 
@@ -44,9 +44,7 @@ def _show_plans(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan)
         methods_panel.show_methods()
         choice.show_plans_table(result, plans, chosen)
     st.markdown(f"### {frame.escape(recipe.layout_name(plan))}")
-    st.markdown(
-        f"{frame.escape(words.capitalize(recipe.describe_plan(plan)))}. {units.seconds(plan.cost.step_time_s)} a step."
-    )
+    st.markdown(f"{frame.escape(words.capitalize(recipe.describe_plan(plan)))}.")
     for note in plan.notes:
         st.caption(frame.escape(state.page_wording(note)))
     choice.show_pins(plans, chosen)

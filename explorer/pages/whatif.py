@@ -18,13 +18,11 @@ from planner_core.planning.analysis import SCENARIOS, plan_regrets
 def page() -> None:
     """Draw the page."""
     result = frame.open_page("whatif")
-    st.markdown(
-        f"**One change**: the best plan for it against the best now, {frame.escape(recipe.layout_name(result.searched))}"
-    )
+    st.markdown(f"**One change**, against the best plan now: {frame.escape(recipe.layout_name(result.searched))}")
     whatif_panel.show_what_if(result)
     st.markdown("**A sweep** of one quantity, or two")
     sweep_panel.show_sweep(result)
-    st.markdown("**A machine worse than assumed**, and what each plan loses there on the best one")
+    st.markdown("**A machine worse than assumed**: what each plan loses there on the best one")
     _regret(result)
 
 
@@ -37,13 +35,15 @@ def _regret(result: Result) -> None:
         if any(nearly_equal(plans[row_of.name], p) for p in shown):
             continue
         shown.append(plans[row_of.name])
-        cells = [units.seconds(t) + _lost(x) for t, x in zip(row_of.step_time_s, row_of.lost, strict=True)]
+        cells = [_lost(t, x) for t, x in zip(row_of.step_time_s, row_of.lost, strict=True)]
         rows.append([html.escape(recipe.layout_name(plans[row_of.name])), *cells])
     frame.show_table(["plan", *(s.title for s in SCENARIOS)], rows, "steps if the machine is worse than assumed")
 
 
-def _lost(share: float) -> str:
-    return f" <span class='aside'>+{units.percent(share)}</span>" if share >= 0.0005 else ""
+def _lost(step_s: float, share: float) -> str:
+    """Write what a plan loses on the best one, of which the step itself stands there."""
+    step = units.seconds(step_s)
+    return f"<span title='{step}'>+{units.percent(share)}</span>" if share >= 0.0005 else f"<b>{step}</b>"
 
 
 page()

@@ -32,6 +32,13 @@ def seconds(value: float, figures: int = 3) -> str:
     return f"{significant(value * 1e9, figures)} ns" if abs(value) >= 1e-10 else "< 0.1 ns"
 
 
+def span(low: str, high: str) -> str:
+    """Write a range of two amounts with their unit once: `494 ms` and `631 ms` are `494–631 ms`; "" of two empty ones."""
+    one, _, unit = low.rpartition(" ")
+    same_unit = unit == high.rpartition(" ")[2]
+    return "–".join(dict.fromkeys(filter(None, (one if same_unit and low != high else low, high))))
+
+
 def memory(num_bytes: float) -> str:
     """Write memory in GiB (2^30), in MiB below a tenth of it."""
     for unit, size in (("KiB", 2**10), ("MiB", 2**20)):

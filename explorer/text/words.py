@@ -192,7 +192,7 @@ def compare_steps(a: Plan, b: Plan) -> str:
 
     if max(ta, tb) <= min(ta, tb) * (1 + time_doubt(a, b)):
         names, who = f"{title_in_sentence(a)} and {title_in_sentence(b)}", capitalize(title_in_sentence(a))
-        head = f"{names} tie in time ({times(ta, tb)}, closer than such estimates tell apart)"
+        head = f"{names} tie in time ({times(ta, tb)})"
     else:
         if tb < ta:
             a, b, ta, tb = b, a, tb, ta

@@ -124,7 +124,6 @@ def test_the_parts_of_what_a_gpu_sends_add_up_to_the_sum_of_its_row(plans: dict[
     beyond = matrix[:8, 8:].sum() / 8
     near, far = units.traffic(matrix[0].sum() - beyond), units.traffic(beyond)
     assert beyond > 0
-    assert topology.describe_reach(plan).removeprefix("on average ") == f"{near} inside its node, {far} to other nodes"
     svg = topology.cluster_svg(plan, PHASES, LIGHT)
     assert f": {near} per GPU<" in svg
     assert f": {far} per GPU, {units.traffic(8 * beyond)} out of each node<" in svg
@@ -187,7 +186,6 @@ def test_a_plan_is_drawn_on_its_own_cluster(result: Result, far: Result) -> None
     titles = [str(t.text) for t in svg.iter(f"{SVG}title")]
     assert sum(bool(re.match(r"GPU \d+ sends", t)) for t in titles) == 8
     assert topology.traffic_grid(far.best).num_bytes.shape == (8, 8)
-    assert topology.describe_reach(far.best) == ""
 
 
 def test_steps_of_other_batches_are_told_by_the_sample(result: Result, far: Result) -> None:

@@ -34,17 +34,15 @@ DONE = {
 
 
 def show_node(result: Result, plan_id: str, plan: Plan) -> None:
-    """Draw what is selected in the graph, or how to select."""
+    """Draw what is selected in the graph."""
     drawing = state.model_drawing(result.request)
     node_id = state.value("node")
     node = drawing.node(node_id) if node_id else None
     if node_id and node is None:
         st.warning(f"There is no node “{frame.escape(node_id[:60])}” in this model.")
-    if node is None:
-        st.caption("Click a node of the graph for its weight, its choices and its traffic.")
-    elif node.kind == "block":
+    if node is not None and node.kind == "block":
         _show_block(result, drawing, node, plan)
-    else:
+    elif node is not None:
         _show_node(result, drawing, node, plan_id, plan)
 
 

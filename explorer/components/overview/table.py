@@ -31,6 +31,7 @@ PART_NAMES = {
     step_parts.HOST: "waits for the host",
     step_parts.OUTSIDE: "the GPU has no work",
 }
+SPEED_HEAD = "tokens/s per GPU, utilisation"
 MAX_BAR_RATIO = 3.0
 """A bar this many times as long as the shortest fills its place; longer ones are cut there, and drawn as cut."""
 
@@ -71,13 +72,14 @@ def draw_plans(
 
     `with_speed` adds the tokens of a second, utilisation, and what all tokens take; without it the legend links words to lessons.
     """
+    homes = {one.name: current_setup.result_of(one.name, result) for one in listed}
     parts = {one.name: step_parts_of(one.name, plans[one.name], result) for one in listed}
     steps = [sum(of_plan.values()) for of_plan in parts.values()]
     # One slow plan must not make all other bars specks.
     longest = min(max(steps), MAX_BAR_RATIO * min(steps))
     rows = []
     for one in listed:
-        plan, home = plans[one.name], current_setup.result_of(one.name, result)
+        plan, home = plans[one.name], homes[one.name]
         flops = _FLOPS.get(home.request, partial(count_model_flops, home.graph))
         speed = measure_speed(plan, flops, home.cluster)
         cells = [_step_cell(plan, speed, parts[one.name], longest), _traffic_cell(plan, parts[one.name])]
@@ -88,13 +90,10 @@ def draw_plans(
         if plan_id in plans:
             state.change(plan=plan_id)
 
-    head = [
-        "plan",
-        "one step",
-        "communication per GPU",
-        "memory per GPU",
-        *(["tokens/s per GPU"] if with_speed else []),
-    ]
+    head = ["plan", "one step", "communication per GPU", "memory per GPU", *([SPEED_HEAD] if with_speed else [])]
+    capacities = {units.significant(home.cluster.gpu.memory_bytes / units.GIB) for home in homes.values()}
+    if len(capacities) == 1:
+        head[3] += f", of {capacities.pop()}"
     frame.choose_row("plans_table", "Plans", head, rows, choose, chosen=chosen, terms=glossary.ROW_WORDS)
     _show_legend(parts, () if with_speed else names.values())
     return parts
@@ -116,7 +115,7 @@ def _step_cell(plan: Plan, speed: Speed, parts: Parts, longest: float) -> dict[s
     pieces, is_cut = scale_bar(parts, longest)
     return {
         "figure": units.seconds(speed.step_time_s),
-        "below": " – ".join(filter(None, speed.between(units.seconds))) if plan.fits else "",
+        "below": units.span(*speed.between(units.seconds)) if plan.fits else "",
         "order": speed.step_time_s,
         "bar": pieces,
         "cut": is_cut,
@@ -138,7 +137,7 @@ def _speed_cell(speed: Speed, home: Result) -> dict[str, Any]:
     spent = spending.budget_cells(state.training_budget(), speed, home.cluster.num_gpus)
     return {
         "figure": units.whole(speed.tokens_per_s_per_gpu),
-        "below": "; ".join((f"{units.percent(speed.mfu)} utilisation", *spent)),
+        "below": "; ".join((units.percent(speed.mfu), *spent)),
         "order": -speed.tokens_per_s_per_gpu,
     }
 
@@ -150,18 +149,17 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
     # The allocator never reserves less than the tensors take.
     low, high = (units.significant(max(peak, n) / units.GIB) for n in (reserved.low_bytes, reserved.high_bytes))
     if not plan.fits:
-        memory_range = f"of {units.memory(limit)}"
+        memory_range = f"may take {units.significant(limit / units.GIB)}"
     elif reserved.short:
-        memory_range = f"reserves all {units.significant(capacity / units.GIB)}"
+        memory_range = "reserves all"
     else:
-        memory_range = f"reserves {' – '.join(dict.fromkeys((low, high)))} of {units.significant(capacity / units.GIB)}"
+        memory_range = units.span(low, high)
     likely = max(peak / capacity, min(1.0, reserved.high_bytes / capacity)) if plan.fits else 1.0
     return {
         "figure": units.memory(peak),
         "below": memory_range,
         "hover": f"The tensors of a plan may take {units.memory(limit)}, {units.percent(limit / capacity)} of the GPU. "
-        f"What PyTorch’s allocator reserves for them may take all of it, {units.memory(capacity)}; "
-        "nine in ten published runs of this kind lie in the range.",
+        f"PyTorch’s allocator reserves this range for them in nine in ten published runs; it may take {units.memory(capacity)}.",
         "order": peak,
         "memory": [min(1.0, peak / capacity), likely, not plan.fits or reserved.short],
     }
@@ -207,7 +205,7 @@ def explain_choice(
     share = units.percent(abs(own_s / other_s - 1))
     time = f"{share} {'less' if gap > 0 else 'more'} than" if gap else "as long as"
     tie = " The prediction cannot tell the two apart." if words.is_tie(plan, plans[other]) else ""
-    return f"{name} takes {time} {against}: it {causes}.{tie}"
+    return f"{name} takes {time} {against}: {causes}.{tie}"
 
 
 def _opponent(plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str) -> str | None:

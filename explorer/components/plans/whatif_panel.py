@@ -75,9 +75,6 @@ def show_what_if(result: Result) -> None:
     frame.warn_missing("what-if setting", unreadable, (), "It is left out")
     _show_controls(result, changes)
     if not changes:
-        st.caption(
-            "Move a slider: the best plan for it is found at once and set against the best plan now. Nothing else changes."
-        )
         return
     request = what_if.changed_request(state.values(), changes)
     # Not the chosen plan: the recommended one may be slower by less than the doubt, and its distance to the best is no effect of a change.

@@ -122,12 +122,15 @@ def describe_memory(plan: Plan, graph: Graph, budget: float) -> str:
     # The fullest stage is not one graph whose tensors have names, so the logits are among what its last stage keeps.
     sizes = _bytes_of_kinds(plan) if staged else _bytes_of_tensors(plan, graph)
     most = sorted(sizes.items(), key=lambda part: -part[1])[:MOST_FILLERS]
-    parts = [f"{size / 2**30:.1f} {'are ' if k == 0 else ''}{name}" for k, (name, size) in enumerate(most) if size]
+    parts = [f"{_gib(size)} {'are ' if k == 0 else ''}{name}" for k, (name, size) in enumerate(most) if size]
     listed = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
     where = " of the fullest stage" if staged else ""
-    return (
-        f"of {plan.cost.memory_bytes['peak'] / 2**30:.1f} GiB{where}, {listed}; a GPU may hold {budget / 2**30:.1f} GiB"
-    )
+    return f"of {_gib(plan.cost.memory_bytes['peak'])} GiB{where}, {listed}; a GPU may hold {_gib(budget)} GiB"
+
+
+def _gib(num_bytes: float) -> str:
+    """Write bytes in GiB with one place, from a hundred on with none."""
+    return f"{num_bytes / 2**30:.{0 if num_bytes >= 100 * 2**30 else 1}f}"
 
 
 def _bytes_of_kinds(plan: Plan) -> dict[str, int]:
