@@ -19,7 +19,6 @@ MODEL_SETTINGS: Mapping[str, Any] = {
     "candidate": None,
     "whatif": (),
     "edit": (),
-    "lit": (),
 }
 """Settings that name parts of one model, with their defaults: a new model resets them."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,18 +139,6 @@ def lasso_corners(text: str) -> tuple[str, ...]:
         if not finite:
             raise Unreadable("holds something that is not a number")
     return parts
-
-
-def one_or_two_of(known: Sequence[str]) -> Parse:
-    """Return a parser of one or two of the known names."""
-
-    def parse(text: str) -> tuple[str, ...]:
-        parts = text_list(text)
-        if len(set(parts)) != len(parts) or not 1 <= len(parts) <= 2 or not set(parts) <= set(known):
-            raise Unreadable(f"is not one or two of {', '.join(known)}")
-        return parts
-
-    return parse
 
 
 def edit_texts(text: str) -> tuple[str, ...]:

@@ -70,7 +70,6 @@ TOOLS = {
 """The tools to whose settings the search can keep."""
 OVERLAYS = ("split", "memory", "flops", "forward", "backward")
 TABS = {"plans": "Plans and methods", "block": "Candidates of a block", "weight": "Change a weight"}
-PHASES = ("all", "forward", "backward", "optimizer")
 FITTED_RUNS = {"all": "all runs", "groups": "other groups", "sources": "other sources"}
 """The runs to which the constants that predict a published run were fitted."""
 MAX_COMPARED = 4
@@ -79,9 +78,7 @@ MOST = {"nodes": 10_000, "gpus": 1_000, "batch": 10**6, "seq": 10**6, "layers": 
 SCATTER_TIMES = ("communication", "exposed", "step")
 """The quantities that the scatter of plans can have on its first axis."""
 SWEEP_QUANTITIES = ("batch", "seq", "nodes", "gpus", "memory", "intra", "inter", "cluster", "model")
-"""The quantities that a sweep may vary, one or two of them."""
-MEASURES = {"step": "step time", "tokens": "tokens a second", "memory": "memory per GPU"}
-"""The measures that a sweep of two quantities can draw."""
+"""The quantities that a sweep may vary."""
 CLUSTER_KEYS = ("nodes", "gpus", "intra", "inter", "gpu")
 """Changes of the cluster: see `planner_core.core.cluster.CHANGES`."""
 
@@ -119,16 +116,13 @@ SETTINGS: dict[str, Setting] = {
     "open": Setting(None, parse.text_list),
     "show": Setting("split", parse.overlay_name(OVERLAYS)),
     "block": Setting("", parse.limited_text),
-    "phase": Setting("all", parse.one_of(PHASES, "phase")),
     "axis": Setting("step", parse.one_of(SCATTER_TIMES, "axis")),
     "candidate": Setting(None, parse.whole_number(0, 10**6)),
     "lasso": Setting((), parse.lasso_corners),
     "whatif": Setting((), parse.text_list),
     "edit": Setting((), parse.edit_texts),
-    "sweep": Setting((), parse.one_or_two_of(SWEEP_QUANTITIES)),
-    "measure": Setting("tokens", parse.one_of(MEASURES, "measure of a sweep")),
+    "sweep": Setting("", parse.one_of(("", *SWEEP_QUANTITIES), "quantity of a sweep")),
     # Compare
-    "lit": Setting((), parse.text_list),
     "rows": Setting("differing", parse.one_of(("differing", "all"), "choice of rows")),
     "rungs": Setting("", parse.one_of(("", *(m for m in METHODS if m != "exact")), "method of the papers")),
     # Measured

@@ -18,6 +18,8 @@ NEARLY_EQUAL = 0.02
 """Steps, and memory, that differ by less than this share are nearly the same."""
 MIN_GAIN = 0.001
 """The best plan is not listed beside the recommended one if it gains a smaller share by a layout of the same name."""
+MIN_SAVING = 0.05
+"""A trade-off that saves a smaller share of memory is not listed."""
 MEGATRON_METHODS = ("megatron", "megatron-sp")
 
 
@@ -82,10 +84,16 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
         {
             n: "trade-off"
             for n, p in plans.items()
-            if p.method == "exact" and p.fits and n not in (*descriptions, fastest)
+            if p.method == "exact" and p.fits and n not in (*descriptions, fastest) and _saves(p, plans[fastest])
         }
     )
     return _list_described(plans, descriptions, (recommended, fastest, staged))
+
+
+def _saves(plan: Plan, fastest: Plan) -> bool:
+    """Tell whether a trade-off saves so much memory that a reader would trade for it."""
+    peaks = [p.cost.memory_bytes["peak"] for p in (plan, fastest)]
+    return peaks[0] <= (1 - MIN_SAVING) * peaks[1]
 
 
 def _list_described(

@@ -42,11 +42,10 @@ def build_streams(
     steps: Mapping[str, Sequence[TraceWork]],
     plans: Mapping[str, Plan],
     styles: Sequence[Look],
-    highlighted: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the data of `streams.js`: the work of each plan by name, its texts and kinds by number.
 
-    `lit` is (phase, collective, axis) of what is highlighted. A plan with stages needs no `steps`.
+    A plan with stages needs no `steps`.
     """
     texts = _StringTable(styles)
     drawn, descriptions = [], []
@@ -55,7 +54,7 @@ def build_streams(
         lanes, works = (
             _rank_lanes(plan, texts)
             if plan.pipeline
-            else ([LANE_NAMES[s] for s in STREAMS], _lane_items(step, texts, highlighted))
+            else ([LANE_NAMES[s] for s in STREAMS], [_lane_item(w, texts) for w in step])
         )
         cost = plan.cost
         head = {"name": name, "told": units.seconds(cost.step_time_s), "step_s": cost.step_time_s}
@@ -73,24 +72,14 @@ def build_streams(
     }
 
 
-def _lane_items(step: Sequence[TraceWork], texts: _StringTable, highlighted: Sequence[str]) -> list[list[float]]:
-    return [
-        [*_lane_item(w, texts), int(not highlighted or is_highlighted(w, highlighted)), w.micro_batch] for w in step
-    ]
-
-
 def _lane_item(w: TraceWork, texts: _StringTable) -> list[float]:
     part = f"{w.part} {w.copy} of {w.copies}" if w.copies > 1 else w.part
     batch = f", micro-batch {w.micro_batch}" if w.micro_batch else ""
     kind = "sends now" if w.stream == "collectives" else w.kind
     where = f"{part}, {w.phase}{batch}"
     words = [texts.text(text) for text in (where, w.name, w.note)]
-    return [STREAMS.index(w.stream), texts.kind(kind), words[0], w.start_s, w.seconds, words[1], words[2], w.copy % 2]
-
-
-def is_highlighted(w: TraceWork, highlighted: Sequence[str]) -> bool:
-    """Tell whether work is a collective of this phase, kind and mesh axis."""
-    return (w.phase, w.collective, w.axis) == tuple(highlighted)
+    place = [STREAMS.index(w.stream), texts.kind(kind), words[0], w.start_s, w.seconds]
+    return [*place, words[1], words[2], w.copy % 2, w.micro_batch]
 
 
 def _describe_compute(step: Sequence[TraceWork]) -> str:
@@ -129,7 +118,7 @@ def _rank_lanes(plan: Plan, texts: _StringTable) -> tuple[list[str], list[list[f
         note = f"micro-batch {number} of {plan.workload['accumulate']}" if number else ""
         words = [texts.text(text) for text in (copies, name, note)]
         place = [texts.kind("optimizer" if kind == ONCE else kind), words[0], event["ts"] / 1e6, event["dur"] / 1e6]
-        works.append([ranks.index(event["tid"]), *place, words[1], words[2], args.get("stage", 0) % 2, 1, number])
+        works.append([ranks.index(event["tid"]), *place, words[1], words[2], args.get("stage", 0) % 2, number])
     return lanes, works
 
 

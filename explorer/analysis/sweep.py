@@ -1,4 +1,4 @@
-"""A sweep: the best plan at each value of one quantity, or of two, everything else unchanged. No Streamlit here."""
+"""A sweep: the best plan at each value of a quantity, everything else unchanged. No Streamlit here."""
 
 from __future__ import annotations
 
@@ -95,28 +95,10 @@ def quantity_values(name: str, result: Result) -> list[tuple[str, Changes]]:
     return [(_format(v), _settings_of(name, v, result.cluster)) for v in sorted(numbers)]
 
 
-def sweep_panels(names: Sequence[str], result: Result) -> dict[str, list[tuple[str, Changes]]]:
-    """Return the points of a sweep by panel: one panel "" for one quantity, else one for each value of the second."""
-    first, *rest = names
-    across = _values_of(first, names, result)
-    if not rest:
-        return {"": across}
-    return {
-        name: [(shown, _merge_changes((first, one), (rest[0], other))) for shown, one in across]
-        for name, other in _values_of(rest[0], names, result)
-    }
-
-
-def _values_of(name: str, names: Sequence[str], result: Result) -> list[tuple[str, Changes]]:
-    """Return the values of a quantity; the current one changes nothing, so its plan is known, unless a model or cluster resets it."""
-    current = current_value(name, result) if not {"model", "cluster"} & set(names) else None
+def sweep_values(name: str, result: Result) -> list[tuple[str, Changes]]:
+    """Return the values of a sweep; the current one changes nothing, so its plan is known, unless a model or cluster resets it."""
+    current = current_value(name, result) if name not in ("model", "cluster") else None
     return [(shown, {} if shown == current else changes) for shown, changes in quantity_values(name, result)]
-
-
-def _merge_changes(one: tuple[str, Changes], other: tuple[str, Changes]) -> Changes:
-    """Merge two changes. A model or a cluster comes first: it resets what belongs to another one."""
-    (_, a), (_, b) = sorted((one, other), key=lambda change: change[0] not in ("model", "cluster"))
-    return {**a, **b}
 
 
 def _format(value: float) -> str:
@@ -151,41 +133,9 @@ def memory_limit_bytes(plan: Plan, request: Request) -> int:
     return int(usable_bytes(plan.cluster["gpu"]["memory_bytes"], request))
 
 
-def describe_layouts(points: Sequence[SweepPoint]) -> str:
-    """Say where the layout of the best plan changes along the sweep."""
-    runs: list[tuple[str, str, str]] = []
-    for p in points:
-        layout = (
-            recipe.describe_layout(p.plan)
-            if p.plan is not None and p.fits
-            else NOT_COMPUTED
-            if p.why == NOT_COMPUTED
-            else "nothing fits"
-        )
-        if runs and runs[-1][2] == layout:
-            runs[-1] = (runs[-1][0], p.name, layout)
-        else:
-            runs.append((p.name, p.name, layout))
-    if [layout for *_, layout in runs] == [NOT_COMPUTED]:
-        return "Not worked out."
-    if len(runs) == 1:
-        return f"One layout is best throughout: {runs[0][2]}."
-    return "; ".join(f"{a if a == b else f'{a} to {b}'}: {layout}" for a, b, layout in runs) + "."
-
-
-def sweep_rows(names: Sequence[str], panels: Mapping[str, Sequence[SweepPoint]]) -> list[Row]:
+def sweep_rows(name: str, points: Sequence[SweepPoint]) -> list[Row]:
     """Return the sweep as plain numbers for other programs."""
-    first, *rest = names
-    return [
-        {
-            "quantity": QUANTITIES[first],
-            "value": p.name,
-            **({"and": QUANTITIES[rest[0]], "at": panel} if rest else {}),
-            **_point_columns(p),
-        }
-        for panel, points in panels.items()
-        for p in points
-    ]
+    return [{"quantity": QUANTITIES[name], "value": p.name, **_point_columns(p)} for p in points]
 
 
 def _point_columns(p: SweepPoint) -> dict[str, object]:

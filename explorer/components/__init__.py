@@ -46,7 +46,7 @@ def draw_rows(data: dict[str, Any], *, key: str, on_choose: Callable[[], None]) 
 
 def draw_streams(data: dict[str, Any], *, key: str) -> None:
     """Draw the steps of plans in time (see streams.js and `explorer.analysis.streams`)."""
-    _STREAMS(key=key, data=data, height=120 + sum(34 + 24 * len(plan["lanes"]) for plan in data["plans"]))
+    _STREAMS(key=key, data=data, height=98 + sum(34 + 24 * len(plan["lanes"]) for plan in data["plans"]))
 
 
 def draw_svg(text: str, *, key: str) -> None:

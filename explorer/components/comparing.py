@@ -132,50 +132,32 @@ def show_memory_and_traffic(shown: PlansById, homes: Mapping[str, Result]) -> No
         kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
         st.markdown(
             "**What each GPU sends in a step**",
-            help="A click on a bar lets its collective stand out in the step above. "
-            + "; ".join(f"{k}: {glossary.GLOSSARY[k]}" for k in kinds),
+            help="; ".join(f"{k}: {glossary.GLOSSARY[k]}" for k in kinds),
         )
         frame.show_chart(
             charts.collectives_bars(shown, look),
             "collectives",
             "Bytes sent by each plan, by phase, collective and mesh axis",
-            on_select=_highlight,
-            selection_mode="points",
         )
 
 
-def _highlight() -> None:
-    """Highlight the collective of the clicked bar; none where the choice was undone."""
-    points = st.session_state["collectives"]["selection"]["points"]
-    name = frame.point_data(points[0]) if points else None
-    state.change(lit=tuple(str(name).split(",")) if name else ())
-
-
-def show_traffic_matrices(shown: PlansById) -> None:
-    """Draw the communication matrix of each plan, and the same on the drawing of its cluster."""
+def show_links(shown: PlansById) -> None:
+    """Draw the cluster of each plan, with what its GPUs send each other."""
     st.markdown(
         "**Who sends to whom**",
         help="By the algorithm that is cheapest for each collective: a ring, a tree, rings of rings, or pairwise. "
         "In a tree, inner ranks send more than leaves.",
     )
-    phases = frame.choose_phases()
-    look = frame.theme()
-    grids = {plan_id: topology.traffic_grid(p, phases) for plan_id, p in shown.items()}
-    most = max(float(g.num_bytes.max()) for g in grids.values())
-    with st.container(key="wide_matrices"):
+    with st.container(key="wide_links"):
         columns = st.columns(2, gap="large")
-    for k, (plan_id, plan) in enumerate(shown.items()):
-        grid, title = grids[plan_id], words.plan_title(plan)
+    for k, plan in enumerate(shown.values()):
         with columns[k % 2]:
-            trees = any(t.algorithm == "tree" for t in plan.cost.traffic if t.phase in phases and t.wire_bytes)
+            trees = any(t.algorithm == "tree" for t in plan.cost.traffic if t.wire_bytes)
             # with stages the ranks hand different bytes to the next
-            most_sent = f"{'at most ' * bool(plan.pipeline)}{units.traffic(sent_per_gpu(plan, phases))}"
-            st.markdown(frame.escape(f"{title}: {most_sent} per GPU{' on average' * trees}"))
-            alt = f"Bytes that each {grid.unit} sends each other one under {title}"
-            frame.show_chart(charts.traffic_matrix(grid, most, look), f"matrix_{k}", alt)
-            components.draw_svg(
-                topology.cluster_svg(plan, phases, look, list(shown.values()), per_row=2), key=f"drawing_{k}"
-            )
+            most_sent = f"{'at most ' * bool(plan.pipeline)}{units.traffic(sent_per_gpu(plan))}"
+            st.markdown(frame.escape(f"{words.plan_title(plan)}: {most_sent} per GPU{' on average' * trees}"))
+            drawing = topology.cluster_svg(plan, frame.theme(), list(shown.values()), per_row=2)
+            components.draw_svg(drawing, key=f"drawing_{k}")
 
 
 # --- weights -----------------------------------------------------------------------------------------

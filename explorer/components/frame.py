@@ -21,7 +21,7 @@ from explorer.text.tables import Row, csv_text, json_text
 from explorer.text.words import WHOLE, plan_title
 from explorer.text.words import escape as escape
 from planner_core import __version__
-from planner_core.core import PHASES, Plan
+from planner_core.core import Plan
 from planner_core.planning import Result
 from planner_core.planning.analysis import unknown_ops
 from planner_core.planning.pricing import load_published_runs
@@ -94,15 +94,6 @@ def choose_several(label: str, setting: str, names: Mapping[str, str], **options
         on_change=lambda: state.change(**{setting: tuple(st.session_state[widget])}),
         **options,
     )
-
-
-def choose_phases() -> tuple[str, ...]:
-    """Draw the control for the part of the step; return its phases."""
-    with st.container(key="labelled_phase"):
-        names = {p: "whole step" if p == "all" else p for p in settings.PHASES}
-        choose_one("Part of the step", "phase", names)
-    chosen = state.value("phase")
-    return PHASES if chosen == "all" else (chosen,)
 
 
 # --- tables and charts -------------------------------------------------------------------------------

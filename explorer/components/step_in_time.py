@@ -41,18 +41,7 @@ def show_steps(shown: Plans, homes: Mapping[str, Result]) -> None:
         if plan.pipeline:
             stages = streams.describe_stages(plan)
             st.caption(f"{frame.escape(title)}: {stages} A click shows one micro-batch on its way.")
-    highlighted = state.value("lit")
-    if len(highlighted) != 3 or not any(
-        streams.is_highlighted(w, highlighted) for works in steps.values() for w in works
-    ):
-        highlighted = ()
-    if highlighted:
-        phase, kind, axis = highlighted
-        with st.container(horizontal=True, vertical_alignment="center"):
-            what = f"Stands out: {kind} on {axis} in {phase}, chosen in the bars below."
-            st.caption(what.replace("_", "\\_"), width="content")
-            st.button("Show all alike", key="unlit", type="tertiary", on_click=state.change, kwargs={"lit": ()})
-    components.draw_streams(streams.build_streams(steps, titled, WORK, highlighted), key="streams")
+    components.draw_streams(streams.build_streams(steps, titled, WORK), key="streams")
     with st.container(horizontal=True):
         frame.offer_data("the work of these steps", "steps", lambda: rows.work_rows(steps, titled))
         frame.offer_file(

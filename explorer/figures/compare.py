@@ -1,15 +1,13 @@
-"""Figures that compare plans: memory, traffic, who sends to whom. Pure: values in, plotly out."""
+"""Figures that compare plans: memory and traffic. Pure: values in, plotly out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from explorer.figures.palette import (
-    COMMUNICATION,
     KIND_COLOURS,
     MEMORY_COLOURS,
     MEMORY_KINDS,
@@ -17,7 +15,6 @@ from explorer.figures.palette import (
     Theme,
 )
 from explorer.figures.style import LIMIT_WORDS, apply_style
-from explorer.figures.topology import TrafficGrid
 from explorer.text import units
 from explorer.text.words import plan_title
 from planner_core.core import PHASES, Plan
@@ -161,49 +158,3 @@ def _plan_label(plan: Plan) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def traffic_matrix(grid: TrafficGrid, most: float, theme: Theme) -> go.Figure:
-    """Draw the bytes that row sends to column in one step; empty where nothing is sent. `most` is the darkest colour, in bytes."""
-    z = np.where(grid.num_bytes > 0, grid.num_bytes / 1e9, np.nan)
-    n = len(z)
-    figure = go.Figure(
-        go.Heatmap(
-            z=z,
-            zmin=0,
-            zmax=most / 1e9 or 1.0,
-            colorscale=[[0, _mix(COMMUNICATION, theme.surface, 0.14)], [1, COMMUNICATION]],
-            colorbar={"title": {"text": "GB", "side": "top"}, "thickness": 12, "outlinewidth": 0, "len": 0.9},
-            hovertext=[
-                [
-                    f"{grid.unit} {i} sends {grid.unit} {j} {units.traffic(v)}"
-                    if v
-                    else f"{grid.unit} {i} sends {grid.unit} {j} nothing"
-                    for j, v in enumerate(row)
-                ]
-                for i, row in enumerate(grid.num_bytes)
-            ],
-            hovertemplate="%{hovertext}<extra></extra>",
-            hoverongaps=True,
-            xgap=1 if n <= 32 else 0,
-            ygap=1 if n <= 32 else 0,
-        )
-    )
-    for k in range(grid.per_group, n, grid.per_group):
-        line = {"color": theme.muted, "width": 1.2}
-        figure.add_shape(type="line", x0=k - 0.5, x1=k - 0.5, y0=-0.5, y1=n - 0.5, line=line)
-        figure.add_shape(type="line", y0=k - 0.5, y1=k - 0.5, x0=-0.5, x1=n - 0.5, line=line)
-    step = max(1, n // 8)
-    ticks = {"tickvals": list(range(0, n, step)), "showgrid": False, "zeroline": False, "range": [-0.5, n - 0.5]}
-    figure.update_xaxes(title=f"to {grid.unit}", constrain="domain", **ticks)
-    figure.update_yaxes(title=f"from {grid.unit}", scaleanchor="x", constrain="domain", **ticks)
-    figure.update_yaxes(range=[n - 0.5, -0.5])
-    apply_style(figure, theme, 380)
-    figure.update_layout(margin={"l": 8, "r": 8, "t": 16, "b": 48})
-    return figure
-
-
-def _mix(colour: str, other: str, share: float) -> str:
-    """Mix `share` of a colour into another."""
-    both = [(int(colour[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in both)

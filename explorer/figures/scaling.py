@@ -1,13 +1,11 @@
-"""Figures of sweeps over any one quantity, or two. Pure: values in, plotly out."""
+"""Figures of sweeps over any one quantity. Pure: values in, plotly out."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from explorer.address.settings import MEASURES
 from explorer.analysis.sweep import SweepPoint
 from explorer.figures.palette import COMMUNICATION, COMPUTE, Theme
 from explorer.figures.style import LIMIT_WORDS, apply_style
@@ -15,8 +13,6 @@ from explorer.text import recipe, units
 
 UNORDERED = ("cluster", "model")
 """Quantities whose values have no order, so that no line joins them."""
-LOG_SCALE_RATIO = 30.0
-"""Small multiples whose numbers differ by more than this factor have a logarithmic axis."""
 
 
 def sweep_figures(
@@ -27,48 +23,17 @@ def sweep_figures(
     `limits`: bytes per GPU that a plan may take, by value. `here`: the current value, which has a ring. A plan that does not fit is
     a cross.
     """
-    figures = {}
-    for measure in MEASURES:
-        title, ys = measure_values(measure, {"": points})
-        figures[title] = _draw_points(quantity, points, ys[""], here, theme)
-        if measure == "memory":
-            _draw_limits(figures[title], points, limits, theme)
-    return figures
-
-
-def measure_values(measure: str, panels: Mapping[str, Sequence[SweepPoint]]) -> tuple[str, dict[str, list[float]]]:
-    """Return a measure of `settings.MEASURES` in words with its unit, and its numbers by panel, of points with a plan."""
-    plans = {name: [(p, p.plan) for p in points if p.plan is not None] for name, points in panels.items()}
-    if measure == "tokens":
-        return "Tokens a second", {n: [p.tokens_per_s for p, _ in known] for n, known in plans.items()}
-    if measure == "memory":
-        return "Memory per GPU, GiB", {
-            n: [plan.cost.memory_bytes["peak"] / units.GIB for _, plan in known] for n, known in plans.items()
-        }
-    times = {n: [plan.cost.step_time_s for _, plan in known] for n, known in plans.items()}
-    unit, factor = ("s", 1.0) if any(t >= 1 for ts in times.values() for t in ts) else ("ms", 1e3)
-    return f"Step time, {unit}", {n: [t * factor for t in ts] for n, ts in times.items()}
-
-
-def small_multiples(
-    quantity: str, panels: Mapping[str, Sequence[SweepPoint]], measure: str, here: tuple[str, str], theme: Theme
-) -> dict[str, go.Figure]:
-    """Draw one measure of the best plan at each value of a quantity, a figure for each value of another one.
-
-    All have the same axes. `here`: the current values of the quantity and of the other one.
-    """
-    _, heights = measure_values(measure, panels)
-    every = [y for ys in heights.values() for y in ys]
-    wide = max(every, default=1.0) > LOG_SCALE_RATIO * min(every, default=1.0)
-    figures = {}
-    for name, points in panels.items():
-        figure = _draw_points(quantity, points, heights[name], here[0] if name == here[1] else "", theme)
-        figure.update_layout(height=210, margin={"b": 54, "t": 6})
-        if wide:
-            figure.update_yaxes(type="log", range=[math.log10(min(every) / 1.6), math.log10(max(every) * 1.6)], dtick=1)
-        else:
-            figure.update_yaxes(range=[0, max(every, default=1.0) * 1.12])
-        figures[name] = figure
+    plans = [(p, p.plan) for p in points if p.plan is not None]
+    times = [plan.cost.step_time_s for _, plan in plans]
+    unit, factor = ("s", 1.0) if any(t >= 1 for t in times) else ("ms", 1e3)
+    memory = "Memory per GPU, GiB"
+    measures = {
+        f"Step time, {unit}": [t * factor for t in times],
+        "Tokens a second": [p.tokens_per_s for p, _ in plans],
+        memory: [plan.cost.memory_bytes["peak"] / units.GIB for _, plan in plans],
+    }
+    figures = {title: _draw_points(quantity, points, ys, here, theme) for title, ys in measures.items()}
+    _draw_limits(figures[memory], points, limits, theme)
     return figures
 
 

@@ -18,19 +18,8 @@ from planner_core.core import PHASES, Cluster, Plan
 from planner_core.cost.communication import Floats, bytes_between_gpus
 
 MAX_GPUS = 16
-MAX_RANKS = 64
-"""More ranks are shown by node in a matrix."""
 NODE_W, NODE_H, GPU, GAP, PER_ROW, NODE_GAP, ROW_H = 300, 196, 28, 7, 4, 24, 226
 ARC_DEPTH = 40.0
-
-
-@dataclass(frozen=True, slots=True)
-class TrafficGrid:
-    """[row, column] bytes that one GPU or node sends another; each `per_group` neighbours are one node."""
-
-    unit: str
-    per_group: int
-    num_bytes: Floats
 
 
 def cluster_of(plan: Plan) -> Cluster:
@@ -38,22 +27,10 @@ def cluster_of(plan: Plan) -> Cluster:
     return Cluster.from_json(plan.cluster)
 
 
-def traffic_grid(plan: Plan, phases: Sequence[str] = PHASES) -> TrafficGrid:
-    """Return who sends how much to whom in these phases; by node where there are many GPUs."""
-    cluster = cluster_of(plan)
-    matrix, per_node = bytes_between_gpus(plan, cluster, phases), cluster.levels[0].size
-    if len(matrix) <= MAX_RANKS:
-        return TrafficGrid("GPU", per_node, matrix)
-    nodes = len(matrix) // per_node
-    return TrafficGrid("node", nodes, matrix.reshape(nodes, per_node, nodes, per_node).sum(axis=(1, 3)))
-
-
 # --- drawing ------------------------------------------------------------------------------------------
 
 
-def cluster_svg(
-    plan: Plan, phases: Sequence[str], theme: Theme, beside: Sequence[Plan] = (), per_row: int = PER_ROW
-) -> str:
+def cluster_svg(plan: Plan, theme: Theme, beside: Sequence[Plan] = (), per_row: int = PER_ROW) -> str:
     """Draw the plan's cluster: links as wide as their load, and below the GPUs of a node an arc for each pair that talks.
 
     Widths are shared with the plans in `beside`; two rows of `per_row` nodes are drawn.
@@ -62,8 +39,8 @@ def cluster_svg(
     per_node = cluster.levels[0].size
     nodes = cluster.num_gpus // per_node
     shown, cols = min(nodes, 2 * per_row), min(nodes, per_row)
-    matrix = bytes_between_gpus(plan, cluster, phases)
-    others = [(bytes_between_gpus(p, c := cluster_of(p), phases), c.levels[0].size) for p in beside if p is not plan]
+    matrix = bytes_between_gpus(plan, cluster, PHASES)
+    others = [(bytes_between_gpus(p, c := cluster_of(p), PHASES), c.levels[0].size) for p in beside if p is not plan]
     scale = _Scale.of([(matrix, per_node), *others])
     width, top = cols * (NODE_W + NODE_GAP) + 8, 70 if nodes > 1 else 12
     parts = []
@@ -76,7 +53,7 @@ def cluster_svg(
     if nodes > shown:
         parts.append(_text(8, height + 4, f"and {nodes - shown} more nodes", theme, 13))
         height += 18
-    label = html.escape(f"{cluster.name}: {nodes} nodes of {per_node} GPUs; the load of each link is in the table")
+    label = html.escape(f"{cluster.name}: {nodes} nodes of {per_node} GPUs")
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">{"".join(parts)}</svg>'
 

@@ -60,7 +60,7 @@ def page() -> None:
     step_in_time.show_steps(current, homes)
     comparing.show_step_parts(current, homes, against)
     comparing.show_memory_and_traffic(current, homes)
-    comparing.show_traffic_matrices(current)
+    comparing.show_links(current)
     comparing.show_weights(current, homes)
     plan_numbers.show_numbers(current, homes)
     comparing.show_restrictions(result)

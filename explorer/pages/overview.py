@@ -42,7 +42,7 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
         left, right = st.columns([13, 16] if wide else [10, 19], gap="medium")
     with left:
         graphs.show_graph(result, chosen, plan, WIDTH, HEIGHT)
-        st.caption(f"{folded(result)} Click a node for its weight and traffic.")
+        st.caption(f"{folded(result)} Click a node for its weight.")
     with right:
         table.show_table(result, plans, listed, chosen)
         launch.show_export_bar(result, chosen, plan)

@@ -20,7 +20,7 @@ def page() -> None:
     result = frame.open_page("whatif")
     st.markdown(f"**One change**, against the best plan now: {frame.escape(recipe.layout_name(result.searched))}")
     whatif_panel.show_what_if(result)
-    st.markdown("**A sweep** of one quantity, or two")
+    st.markdown("**A sweep**: the best plan for each value of")
     sweep_panel.show_sweep(result)
     st.markdown("**A machine worse than assumed**: what each plan loses there on the best one")
     _regret(result)

@@ -13,7 +13,7 @@ from explorer.graph.modules import group_by_module
 from explorer.graph.scene import build_scene
 from explorer.graph.stripes import node_stages
 from explorer.text import recipe, words
-from planner_core.core import InputError, Plan
+from planner_core.core import PHASES, InputError, Plan
 from planner_core.cost.communication import bytes_between_gpus, sent_per_gpu
 from planner_core.planning import Planner, Request, prepare_planner
 from planner_core.planning.methods import parse_layout
@@ -72,7 +72,7 @@ def test_who_sends_to_whom_has_the_sends_between_stages(staged: tuple[Planner, P
     _, plan = staged
     cut, cost, n = plan.pipeline, plan.cost.pipeline, plan.mesh.num_devices
     assert cut and cost
-    matrix = topology.traffic_grid(plan).num_bytes
+    matrix = bytes_between_gpus(plan, topology.cluster_of(plan), PHASES)
     assert matrix.shape == (16, 16)
     first = cost.stages[0]
     assert first.send_bytes > 0

@@ -15,7 +15,7 @@ from bench.support.app.soak import resident_mb
 from explorer.address import settings
 from explorer.analysis import sweep
 from explorer.analysis import what_if as whatif
-from explorer.components.plans import sweep_panel
+from explorer.components.plans import sweep_panel, whatif_panel
 from explorer.figures import scaling
 from explorer.figures.palette import LIGHT
 from explorer.jobs.malloc_trim import trim_memory
@@ -247,7 +247,7 @@ def test_what_stands_is_among_the_values_of_a_sweep(name: str, small: Result) ->
     assert len({shown for shown, _ in found}) == len(found) > 3
 
 
-def test_a_sweep_finds_the_best_plan_at_each_value_and_says_where_the_layout_changes(small: Result) -> None:
+def test_a_sweep_finds_the_best_plan_at_each_value(small: Result) -> None:
     values = {k: s.default for k, s in settings.SETTINGS.items()} | {"model": "gpt2-xl", "layers": 2}
     points = []
     for shown, changes in sweep.quantity_values("nodes", small)[:3]:
@@ -255,36 +255,13 @@ def test_a_sweep_finds_the_best_plan_at_each_value_and_says_where_the_layout_cha
         assert plan.mesh.num_devices == 8 * int(shown)
         points.append(sweep.SweepPoint(shown, changes, plan))
     points.append(sweep.SweepPoint("64", {"nodes": 64}, None, "not found within 30 s"))
-    assert "64: nothing fits." in sweep.describe_layouts(points) and sweep.describe_layouts(points).startswith("1")
-    rows = sweep.sweep_rows(["nodes"], {"": points})
+    rows = sweep.sweep_rows("nodes", points)
     assert [r["gpus"] for r in rows[:3]] == [8, 16, 32] and rows[3]["why"] == "not found within 30 s"
     limits = {p.name: sweep.memory_limit_bytes(p.plan, small.request) for p in points if p.plan}
     figures = scaling.sweep_figures("nodes", points, limits, "2", LIGHT)
     ring = figures["Tokens a second"].data[1]
     assert list(ring.x) == ["2"] and ring.y[0] == pytest.approx(points[1].tokens_per_s)
     assert len(figures["Memory per GPU, GiB"].data[2].y) == 3
-
-
-def test_a_sweep_of_two_quantities_is_drawn_as_small_multiples_with_the_same_axes(small: Result) -> None:
-    asked = sweep.sweep_panels(["batch", "model"], small)
-    assert list(asked) == list(settings.MODELS.values())
-    assert [n for n, _ in asked["Mixtral-8x7B"]] == [n for n, _ in sweep.quantity_values("batch", small)]
-    # a model lets go of the batch of another one, and not of the batch that is swept, in whatever order they are named
-    least, batch = sweep.quantity_values("batch", small)[0]
-    for changes in (asked["Mixtral-8x7B"][0][1], sweep.sweep_panels(["model", "batch"], small)[least][3][1]):
-        assert changes["batch"] == batch["batch"] and changes["layers"] is None and changes["model"]
-    panels = {
-        "A": [sweep.SweepPoint("4", {}, small.best), sweep.SweepPoint("8", {}, None, sweep.NOT_COMPUTED)],
-        "B": [],
-    }
-    panels["B"] = [sweep.SweepPoint("4", {}, small.plans[1]), sweep.SweepPoint("8", {}, small.plans[-1])]
-    figures = scaling.small_multiples("batch", panels, "step", ("4", "B"), LIGHT)
-    assert figures["A"].layout.yaxis.range == figures["B"].layout.yaxis.range
-    assert figures["A"].layout.xaxis.categoryarray == figures["B"].layout.xaxis.categoryarray
-    assert [len(figures[n].data[1].x) for n in "AB"] == [0, 1], "the ring is at what stands"
-    rows = sweep.sweep_rows(["batch", "model"], panels)
-    assert [(r["value"], r["at"]) for r in rows] == [("4", "A"), ("8", "A"), ("4", "B"), ("8", "B")]
-    assert f"8: {sweep.NOT_COMPUTED}" in sweep.describe_layouts(panels["A"])
 
 
 def test_a_sweep_on_the_page_takes_a_value_over() -> None:
@@ -299,18 +276,22 @@ def test_a_sweep_on_the_page_takes_a_value_over() -> None:
     assert open_page("whatif", model="gpt2-xl", layers="2", sweep="moon").warning
 
 
-def test_a_sweep_of_two_that_was_stopped_shows_what_is_known_and_goes_on() -> None:
-    at = open_page("whatif", model="gpt2-xl", layers="2", sweep="batch")
+def test_a_sweep_that_was_stopped_shows_what_is_known_and_goes_on() -> None:
+    at = open_page("whatif", model="gpt2-xl", layers="2")
     here = state.plan_request(settings.build_request(at.session_state["values"]))
-    panels = len(sweep.quantity_values("nodes", here))
-    at.session_state["sweep_stopped"] = (("batch", "nodes"), here.request)
-    at.session_state["values"] = at.session_state["values"] | {"sweep": ("batch", "nodes")}
+    values = sweep.sweep_values("nodes", here)
+    at.session_state["sweep_stopped"] = ("nodes", here.request)
+    at.session_state["values"] = at.session_state["values"] | {"sweep": "nodes"}
     at.session_state["changed"] = True
     at.run()
     assert not at.exception
     told = [c.value for c in at.caption]
-    assert any(f"Stopped: 6 of {6 * panels} points are known." in c for c in told), told
-    assert len(at.get("plotly_chart")) == panels and any(b.key == "sweep_on" for b in at.button)
+    known = sum(
+        whatif_panel.known_plan(whatif.changed_request(at.session_state["values"], changes)) is not None
+        for _, changes in values
+    )
+    assert known < len(values) and any(f"Stopped: {known} of {len(values)} points are known." in c for c in told), told
+    assert len(at.get("plotly_chart")) == 3 and any(b.key == "sweep_on" for b in at.button)
 
 
 def test_a_search_draws_now_and_then_so_that_a_newer_edit_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

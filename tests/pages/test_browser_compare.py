@@ -1,4 +1,4 @@
-"""Compare as a person uses it: look at the step, switch phases, see all weights, take a trace along, add a plan."""
+"""Compare as a person uses it: look at the step, see all weights, take a trace along, add a plan."""
 
 from __future__ import annotations
 
@@ -22,23 +22,7 @@ if TYPE_CHECKING:
 def test_compare_step_by_step(visit: Visit) -> None:
     page = visit.page
     visit.open("/compare?compare=best,megatron-lm")
-    page.locator(".js-plotly-plot").nth(3).wait_for()
-    page.get_by_role("radio", name="forward", exact=True).click()
-    page.wait_for_function("location.search.includes('phase=forward')")
-    visit.settle()
-
-    bar = page.locator(".js-plotly-plot").nth(1).locator(".point path").first
-    bar.evaluate("e => e.scrollIntoView({block: 'center', behavior: 'instant'})")
-    visit.settle()
-    box = bar.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    page.locator(".hoverlayer .hovertext").first.wait_for()
-    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    page.get_by_text(re.compile("Stands out: .* chosen in the bars below")).wait_for()
-    visit.asks(lambda query: "lit=" in query)
-    page.get_by_role("button", name="Show all alike").click()
-    page.wait_for_function("!location.search.includes('lit=')")
+    page.locator(".js-plotly-plot").nth(1).wait_for()
     visit.settle()
 
     page.get_by_text("How every weight lies").click()
@@ -103,7 +87,6 @@ def test_a_third_plan_beside_the_two(visit: Visit) -> None:
     page.wait_for_function("location.search.includes('fsdp')")
     page.keyboard.press("Escape")
     visit.settle()
-    page.locator(".js-plotly-plot").nth(4).wait_for()
     expect(page.locator(".svg svg")).to_have_count(3)
 
 

@@ -90,10 +90,10 @@ def draw_plans(
         if plan_id in plans:
             state.change(plan=plan_id)
 
-    head = ["plan", "one step", "communication per GPU", "memory per GPU", *([SPEED_HEAD] if with_speed else [])]
+    head = ["plan", "one step", "communication per GPU, exposed", "memory per GPU", *([SPEED_HEAD] if with_speed else [])]
     capacities = {units.significant(home.cluster.gpu.memory_bytes / units.GIB) for home in homes.values()}
     if len(capacities) == 1:
-        head[3] += f", of {capacities.pop()}"
+        head[3] += f", of {capacities.pop()} GiB"
     frame.choose_row("plans_table", "Plans", head, rows, choose, chosen=chosen, terms=glossary.ROW_WORDS)
     _show_legend(parts, () if with_speed else names.values())
     return parts
@@ -127,7 +127,7 @@ def _traffic_cell(plan: Plan, parts: Parts) -> dict[str, Any]:
     sent = sent_per_gpu(plan)
     return {
         "figure": units.traffic(sent),
-        "below": f"{exposed} exposed",
+        "below": exposed,
         "hover": f"What one GPU sends in a step. Exposed: {glossary.GLOSSARY['exposed']}.",
         "order": sent,
     }
@@ -149,7 +149,7 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
     # The allocator never reserves less than the tensors take.
     low, high = (units.significant(max(peak, n) / units.GIB) for n in (reserved.low_bytes, reserved.high_bytes))
     if not plan.fits:
-        memory_range = f"may take {units.significant(limit / units.GIB)}"
+        memory_range = ""
     elif reserved.short:
         memory_range = "reserves all"
     else:
@@ -204,8 +204,8 @@ def explain_choice(
     own_s, other_s = (sum(parts[n].values()) for n in (chosen, other))
     share = units.percent(abs(own_s / other_s - 1))
     time = f"{share} {'less' if gap > 0 else 'more'} than" if gap else "as long as"
-    tie = " The prediction cannot tell the two apart." if words.is_tie(plan, plans[other]) else ""
-    return f"{name} takes {time} {against}: {causes}.{tie}"
+    tie = ", within the doubt" if words.is_tie(plan, plans[other]) else ""
+    return f"{name} takes {time} {against}{tie}: {causes}."
 
 
 def _opponent(plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str) -> str | None:

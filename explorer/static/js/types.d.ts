@@ -158,7 +158,6 @@ export type StreamWork = [
   name: number,
   note: number,
   odd: number,
-  lit: number,
   group: number,
 ];
 

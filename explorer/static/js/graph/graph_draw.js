@@ -306,11 +306,12 @@ export class Drawing {
     const block = n.kind === "block";
     const stripe = this.show === "split" ? this.data.overlay.split[n.id] : undefined;
     const second = stripe ? "" : this.second(n);
+    const told = stripe && !this.uniform() ? stripe.words : "";
     let line = second ? y - 2 : y + 4.5;
-    if (stripe) line = top + 14;
+    if (stripe) line = top + (told ? 14 : 18);
     if (block) line = top + 24;
     make("text", { class: "name", x, y: line }, g, n.name);
-    if (stripe) this.stripe(g, stripe, x, top + (block ? 32 : 19), n.w);
+    if (stripe) this.stripe(g, stripe, told, x, line + (block ? 8 : 5), n.w);
     else if (second) make("text", { class: "sub", x, y: line + 14 }, g, second);
   }
 
@@ -420,15 +421,21 @@ export class Drawing {
     return `color-mix(in srgb, ${colour} ${Math.round(6 + 60 * share)}%, var(--st-background-color))`;
   }
 
+  /** Whether all weights are split in one way, which the name of the plan then says. */
+  uniform() {
+    return new Set(Object.values(this.data.overlay.split).map((one) => one.words)).size === 1;
+  }
+
   /**
-   * The parts of a weight in the colours of the GPUs that hold them, and in words how it is split.
+   * The parts of a weight in the colours of the GPUs that hold them, and below how it is split.
    * @param {SVGGElement} g
    * @param {import("../types").Stripe} stripe
+   * @param {string} told
    * @param {number} x
    * @param {number} y
    * @param {number} width
    */
-  stripe(g, stripe, x, y, width) {
+  stripe(g, stripe, told, x, y, width) {
     const parts = Math.min(stripe.n, 16);
     const left = x - width / 2 + 8;
     const one = (width - 16) / parts;
@@ -439,7 +446,7 @@ export class Drawing {
       if (fill) cell.setAttribute("fill", fill);
       else cell.setAttribute("class", "whole");
     }
-    make("text", { class: "how", x, y: y + 16 }, g, stripe.words);
+    if (told) make("text", { class: "how", x, y: y + 16 }, g, told);
   }
 
   /**

@@ -17,7 +17,7 @@ const DIM = 0.15;
 const LABEL = 34;
 const START = 3;
 const LONG = 4;
-const GROUP = 9;
+const GROUP = 8;
 
 /** @type {WeakMap<ParentNode, Streams>} */
 const instances = new WeakMap();
@@ -350,7 +350,7 @@ class Streams {
     const plain = work[7] ? 0.1 : 0.2;
     const full = kind?.pale ? PALE : 1;
     const [plan, group] = this.marked;
-    const dim = work[8] && (plan !== lane.plan || group === work[GROUP]) ? 1 : DIM; // beside what stands out
+    const dim = plan !== lane.plan || group === work[GROUP] ? 1 : DIM; // beside what stands out
     ctx.globalAlpha = (kind?.colour ? full : plain) * dim;
     ctx.fillStyle = kind?.hatch ? hatched(ctx, ink) : kind?.colour || ink;
     if (kind?.hatch) ctx.globalAlpha = 0.35 * dim;
@@ -358,7 +358,7 @@ class Streams {
     ctx.globalAlpha = 1;
     const begin = Math.max(left, LEFT);
     const seen = Math.min(left + wide, LEFT + this.width()) - begin;
-    if (seen > LABEL && work[8]) this.label(ctx, work, begin, seen, top, kind?.ink || ink);
+    if (seen > LABEL) this.label(ctx, work, begin, seen, top, kind?.ink || ink);
   }
 
   /** @param {CanvasRenderingContext2D} ctx @param {StreamWork} work @param {number} left @param {number} wide @param {number} top @param {string} ink */
