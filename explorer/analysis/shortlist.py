@@ -99,12 +99,15 @@ def _saves(plan: Plan, fastest: Plan) -> bool:
 def _list_described(
     plans: Mapping[str, Plan], descriptions: Mapping[str, str], always: Sequence[str | None]
 ) -> list[ListedPlan]:
-    """List at most five; a baseline that is nearly equal to a listed plan is named in that plan's row."""
+    """List at most five; what is run now is named in the row of an equal plan, a baseline in that of a nearly equal one."""
     listed: dict[str, str] = {}
     for name, what in descriptions.items():
         twin = next((k for k in listed if nearly_equal(plans[name], plans[k])), None)
-        if twin and name not in always and plans[name].method != STATED_METHOD:
-            if plans[name].method in BASELINES:
+        is_stated = plans[name].method == STATED_METHOD
+        if twin and name not in always and (not is_stated or are_equal(plans[name], plans[twin])):
+            if is_stated:
+                listed[twin] += f", the same plan as {what}"
+            elif plans[name].method in BASELINES:
                 listed[twin] += f"; also {BASELINES[plans[name].method].title}"
         elif len(listed) < MAX_LISTED:
             listed[name] = what
@@ -119,7 +122,7 @@ def merge_equal(plans: Mapping[str, Plan], chosen: str) -> list[ListedPlan]:
     groups: list[list[str]] = []
     for name, plan in plans.items():
         for group in groups:
-            if _are_equal(plan, plans[group[0]]):
+            if are_equal(plan, plans[group[0]]):
                 group.append(name)
                 break
         else:
@@ -128,12 +131,13 @@ def merge_equal(plans: Mapping[str, Plan], chosen: str) -> list[ListedPlan]:
     for group in groups:
         name = chosen if chosen in group else group[0]
         aims = dict.fromkeys(recipe.describe_aim(plans[n]) for n in group)
-        titles = " = ".join(dict.fromkeys(words.plan_title(plans[n]) for n in group))
+        title, *others = dict.fromkeys(words.plan_title(plans[n]) for n in group)
+        titles = title + (f", the same plan as {words.join_words(others)}" if others else "")
         rows.append(ListedPlan(name, _with_work(plans[name], "; ".join((titles, *filter(None, aims))))))
     return rows
 
 
-def _are_equal(one: Plan, other: Plan) -> bool:
+def are_equal(one: Plan, other: Plan) -> bool:
     """Tell whether two plans place and recompute all alike, at the same figures.
 
     Names and rounded figures do not tell: TAP's and TAPS's plans of Llama-3-8B on 2 x 8 H100 share both, and send 32.550 and 32.619 GB.

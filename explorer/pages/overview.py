@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import streamlit as st
 
 from explorer.address import settings
-from explorer.analysis.shortlist import shortlist
+from explorer.analysis.shortlist import are_equal, shortlist
 from explorer.components import frame, graphs, remedies
 from explorer.components.overview import launch, node, table
 from explorer.session import current_setup, pipeline_plan, proof, state
@@ -36,13 +36,15 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
     chosen, plan = state.chosen_plan(plans, result)
     tool = state.value("tool") if state.value("method") == "exact" else ""
     listed = shortlist(plans, result.choice, settings.TOOLS[tool] if tool else "")
+    if chosen not in (names := [one.name for one in listed]):  # the row of an equal plan stands for it
+        chosen = next((n for n in names if are_equal(plans[n], plan)), chosen)
     # a model of two stacks is wider than one: it needs the room to be read
     wide = state.model_drawing(result.request).scopes[""].width > WIDTH
     with st.container(key="wide_overview"):
         left, right = st.columns([13, 16] if wide else [10, 19], gap="medium")
     with left:
         graphs.show_graph(result, chosen, plan, WIDTH, HEIGHT)
-        st.caption(f"{folded(result)} Click a node for its weight.")
+        st.caption(f"{folded(result)} Click a node.")
     with right:
         table.show_table(result, plans, listed, chosen)
         launch.show_export_bar(result, chosen, plan)

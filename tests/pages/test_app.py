@@ -104,9 +104,7 @@ def test_the_first_page_sets_the_plans_beside_each_other() -> None:
     ):  # the allocator has reserved what the tensors take, and more
         told = re.fullmatch(r"([\d.]+)–([\d.]+)", cell["below"])
         assert told and float(cell["figure"].removesuffix(" GiB")) <= float(told[1]) <= float(told[2])
-    assert all(
-        memory[r["id"]]["memory"][2] and not memory[r["id"]]["below"] for r in rows if not r["fits"]
-    )
+    assert all(memory[r["id"]]["memory"][2] and not memory[r["id"]]["below"] for r in rows if not r["fits"])
     # the limit of a row that does not fit is of what is allocated, that of the others of what is reserved
     assert all(re.search(r"may take 73.3 GiB, 92 % of the GPU.*may take 79.6 GiB", c["hover"]) for c in memory.values())
     assert all(filled <= likely <= 1 for filled, likely, _ in (cell["memory"] for cell in memory.values()))
@@ -132,8 +130,15 @@ def test_equal_plans_are_one_row_with_both_names() -> None:
     rows = table(open_page("overview", **few))
     assert rows[0]["name"].startswith("DP") and rows[0]["what"].endswith("also data parallel")
     rows = table(open_page("plans", **few))
-    assert [r["what"].count("Data parallel") for r in rows].count(1) == 1 and " = Data parallel" in rows[0]["what"]
+    assert [r["what"].count("Data parallel") for r in rows].count(
+        1
+    ) == 1 and ", the same plan as Data parallel" in rows[0]["what"]
     assert len({r["name"] for r in rows}) == len(rows)
+    at = open_page("overview", **few, setup="dp=8", plan="our-current-setup")
+    (mine,) = (r for r in table(at) if "our current setup" in r["what"])
+    assert mine["what"].startswith("recommended") and mine["what"].count("the same plan as our current setup") == 1
+    (drawn,) = (c.proto for c in at.get("bidi_component") if c.proto.component_name == "shardscope_plans")
+    assert json.loads(drawn.json)["chosen"] == mine["id"]
 
 
 def test_a_plan_that_does_not_fit_has_no_launch_line() -> None:

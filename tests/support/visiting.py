@@ -21,6 +21,9 @@ HERE = re.compile(r"^(?:(?:https?|wss?)://(?:127\.0\.0\.1|localhost)[:/]|data:|b
 # On a deep link Streamlit looks for its endpoints below the page's path first.
 PROBE = re.compile(r"/_stcore/(?:health|host-config)")
 
+# Streamlit scrolls the page in an element of its own, so that the document is never wider than the window.
+WINDOWS = "html, [data-testid=stMain], [role=dialog]"
+
 
 class Visit:
     """A page that keeps what it asked for and what went wrong."""
@@ -68,7 +71,7 @@ class Visit:
         A moment without a running script is not enough: on a loaded machine it is also there between a click and the run that it starts,
         and what is clicked then is replaced under the pointer.
         """
-        self.page.wait_for_selector(".st-key-sentence, .st-key-lesson_head", timeout=LONG_MS)
+        self.page.wait_for_selector(".st-key-sentence, .st-key-lesson_head, .st-key-run_filters", timeout=LONG_MS)
         self.page.wait_for_timeout(300)  # a click asks for its run by then
         end = time.monotonic() + LONG_MS / 1e3
         while self._unanswered and time.monotonic() < end:
@@ -76,6 +79,14 @@ class Visit:
         self.page.wait_for_selector("[data-testid=stStatusWidget]", state="detached", timeout=LONG_MS)
         self.page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=LONG_MS)
         self.page.wait_for_selector("[data-testid=stMain] [data-stale=true]", state="detached", timeout=LONG_MS)
+
+    def overflow(self) -> int:
+        """Return the pixels by which something is wider than the window: the document, the page that scrolls in it, or a dialog."""
+        return int(
+            self.page.evaluate(
+                f"() => Math.max(...[...document.querySelectorAll('{WINDOWS}')].map((e) => e.scrollWidth - e.clientWidth))"
+            )
+        )
 
     def turn(self, title: str) -> None:
         self.page.get_by_role("link", name=title, exact=True).click()

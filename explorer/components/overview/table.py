@@ -31,7 +31,7 @@ PART_NAMES = {
     step_parts.HOST: "waits for the host",
     step_parts.OUTSIDE: "the GPU has no work",
 }
-SPEED_HEAD = "tokens/s per GPU, utilisation"
+SPEED_HEAD = "tokens/s, utilisation"
 MAX_BAR_RATIO = 3.0
 """A bar this many times as long as the shortest fills its place; longer ones are cut there, and drawn as cut."""
 
@@ -90,10 +90,10 @@ def draw_plans(
         if plan_id in plans:
             state.change(plan=plan_id)
 
-    head = ["plan", "one step", "communication per GPU, exposed", "memory per GPU", *([SPEED_HEAD] if with_speed else [])]
+    head = ["plan", "one step", "communication per GPU", "memory per GPU", *([SPEED_HEAD] if with_speed else [])]
     capacities = {units.significant(home.cluster.gpu.memory_bytes / units.GIB) for home in homes.values()}
     if len(capacities) == 1:
-        head[3] += f", of {capacities.pop()} GiB"
+        head[3] = f"memory, of {capacities.pop()} GiB"
     frame.choose_row("plans_table", "Plans", head, rows, choose, chosen=chosen, terms=glossary.ROW_WORDS)
     _show_legend(parts, () if with_speed else names.values())
     return parts
@@ -127,7 +127,7 @@ def _traffic_cell(plan: Plan, parts: Parts) -> dict[str, Any]:
     sent = sent_per_gpu(plan)
     return {
         "figure": units.traffic(sent),
-        "below": exposed,
+        "below": f"{exposed} exposed",
         "hover": f"What one GPU sends in a step. Exposed: {glossary.GLOSSARY['exposed']}.",
         "order": sent,
     }
