@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from streamlit.starlette import App
 
 from explorer.jobs.export import WORKERS
-from explorer.static.first_paint import FirstPaint, markup
+from explorer.static.first_paint import FirstPaint
 
 FIRST = "overview"
 PAGES = (
@@ -52,4 +52,4 @@ if __name__ == "__main__":
 else:
     scripts = Path(st.__file__).parent / "static" / "static" / "js"
     WORKERS.start()
-    app = App(__file__, middleware=[Middleware(FirstPaint, added=markup(scripts))])
+    app = App(__file__, middleware=[Middleware(FirstPaint, scripts=scripts)])

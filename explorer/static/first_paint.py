@@ -8,7 +8,7 @@ server's HTML holds the styles, and asks for the scripts, from its first byte.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ DARK = "@media (prefers-color-scheme: dark) { html { background: #0f1317; color-
 """Until Streamlit's theme is there (.streamlit/config.toml) a page is as the browser draws it: a white flash to who reads in the dark."""
 NEEDED = ("Html", "BidiComponent", "Selectbox", "Checkbox", "PageLink", "Button", "ButtonGroup", "Slider")
 """The elements that pages are made of and whose scripts Streamlit loads late."""
+CHARTED = ("/plans", "/measured")
+"""Pages whose first picture is a chart. Others do not wait for its script, of megabytes."""
 IMPORTED = re.compile(r'(?:from|import)\s*"\./([\w.~-]+\.js)"')
 END = b"</body>"
 DROPPED = {b"accept-encoding", b"if-none-match", b"if-modified-since"}
@@ -31,16 +33,16 @@ Send = Callable[[Message], Awaitable[None]]
 Server = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-def markup(scripts: Path) -> bytes:
-    """Return the styles, and a hint for each script below `scripts` that is needed at once."""
-    hints = "".join(f'<link rel="modulepreload" href="./static/js/{name}">' for name in needed(scripts))
+def markup(scripts: Path, elements: Sequence[str] = NEEDED) -> bytes:
+    """Return the styles, and a hint for each script below `scripts` that draws these elements."""
+    hints = "".join(f'<link rel="modulepreload" href="./static/js/{name}">' for name in needed(scripts, elements))
     return f"{hints}<style>{DARK}{''.join(map(style, STYLES))}</style>".encode()
 
 
-def needed(scripts: Path) -> list[str]:
+def needed(scripts: Path, elements: Sequence[str] = NEEDED) -> list[str]:
     """Return the files that draw these elements, with all that they import; an element that this Streamlit lacks is left out."""
     files: list[str] = []
-    waiting = [path.name for name in NEEDED for path in sorted(scripts.glob(f"{name}.*.js"))]
+    waiting = [path.name for name in elements for path in sorted(scripts.glob(f"{name}.*.js"))]
     while waiting:
         name = waiting.pop(0)
         if name not in files and (scripts / name).is_file():
@@ -50,10 +52,11 @@ def needed(scripts: Path) -> list[str]:
 
 
 class FirstPaint:
-    """Inserts `added` into every page that a browser asks for, and leaves all other answers as they are."""
+    """Inserts its markup into every page that a browser asks for, and leaves all other answers as they are."""
 
-    def __init__(self, app: Server, added: bytes) -> None:
-        self.app, self.added = app, added
+    def __init__(self, app: Server, scripts: Path) -> None:
+        self.app, self.added = app, markup(scripts)
+        self.with_chart = markup(scripts, (*NEEDED, "PlotlyChart"))
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """An ASGI application around another one."""
@@ -61,6 +64,7 @@ class FirstPaint:
             await self.app(scope, receive, send)
             return
         scope = {**scope, "headers": [h for h in scope["headers"] if h[0].lower() not in DROPPED]}
+        added = self.with_chart if scope["path"] in CHARTED else self.added
         started: Message | None = None
         body = b""
 
@@ -73,7 +77,7 @@ class FirstPaint:
             else:
                 body += message.get("body", b"")
                 if not message.get("more_body"):
-                    await _send_whole(started, body.replace(END, self.added + END, 1), send)
+                    await _send_whole(started, body.replace(END, added + END, 1), send)
 
         await self.app(scope, receive, changed)
 

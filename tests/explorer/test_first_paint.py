@@ -11,7 +11,7 @@ import pytest
 import streamlit
 
 from explorer.static import style
-from explorer.static.first_paint import IMPORTED, NEEDED, STYLES, FirstPaint, Message, Receive, Send, markup, needed
+from explorer.static.first_paint import IMPORTED, NEEDED, STYLES, FirstPaint, Message, Receive, Send, needed
 
 SCRIPTS = Path(streamlit.__file__).parent / "static" / "static" / "js"
 PAGE = (SCRIPTS.parents[1] / "index.html").read_bytes()
@@ -36,7 +36,7 @@ def asked(path: str, headers: dict[bytes, bytes], kind: bytes, body: bytes) -> t
         got.append(message)
 
     scope = {"type": "http", "method": "GET", "path": path, "headers": list(headers.items())}
-    asyncio.run(FirstPaint(server, markup(SCRIPTS))(scope, receive, send))
+    asyncio.run(FirstPaint(server, SCRIPTS)(scope, receive, send))
     return dict(got[0]["headers"]), b"".join(m["body"] for m in got[1:]), seen[0]
 
 
@@ -51,6 +51,8 @@ def test_a_page_comes_with_its_styles_and_is_asked_for_whole() -> None:
     assert headers[b"content-length"] == str(len(body)).encode()
     assert b"etag" not in headers, "a page with older styles would be taken from the browser's cache"
     assert set(seen) == {b"accept"}
+    assert b"/PlotlyChart." in body, "its first picture is a chart"
+    assert b"/PlotlyChart." not in asked("/", asking, b"text/html", PAGE)[1]
 
 
 @pytest.mark.parametrize("accept", [b"*/*", b"text/html"])

@@ -50,7 +50,7 @@ def test_every_rank_has_a_row_as_long_as_the_step(staged: tuple[Planner, Plan]) 
     for rank in range(cut.ranks):
         mine = [w for w in drawn["works"] if w[0] == rank]
         assert sum(w[4] for w in mine) == pytest.approx(step - plan.cost.outside_time_s, rel=1e-6)
-        assert {w[9] for w in mine} >= set(range(1, 9)), "every micro-batch passes every rank"
+        assert {w[8] for w in mine} >= set(range(1, 9)), "every micro-batch passes every rank"
     kinds = [str(k["kind"]) for k in WORK]
     bubble = sum(w[4] for w in drawn["works"] if kinds[w[1]] == "bubble") / cut.ranks
     assert plan.cost.pipeline
