@@ -31,6 +31,7 @@ def test_the_rows_that_matter_are_there() -> None:
         "wkv": {"R", "batch", "channels"},
         "linear_scan": {"R", "batch", "channels"},
         "mlstm": {"R", "batch", "heads"},
+        "expert_linear": {"R", "tokens", "out", "in"},
         "setitem by index": {"R", "d0", "d2"},
         "view_as_complex": {"R", "d0", "d1", "P"},
         "linalg_vector_norm": {"R", "d0", "d2"},

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 
-from planner_core.models.adapters import dbrx, griffin, longcat, step
+from planner_core.models.adapters import dbrx, griffin, jetmoe, longcat, nllb, step, switch
 from planner_core.models.adapters.experts import register_experts
 from planner_core.models.adapters.masks import register_masks
 from planner_core.models.adapters.scans import register_scans
 
 __all__ = ["LOOPS", "METHODS", "register"]
-METHODS = {key: ours for model in (dbrx, longcat, step) for key, ours in model.METHODS.items()}
+METHODS = {key: ours for model in (dbrx, jetmoe, longcat, nllb, step, switch) for key, ours in model.METHODS.items()}
 """(Class, method) of transformers, and the function that replaces it: loops over experts that a router chose."""
 
 

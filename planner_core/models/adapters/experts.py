@@ -241,7 +241,63 @@ def register_experts() -> None:
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
 
 
+def expert_linear(hidden: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply each row by the matrix of its expert: hidden [t, i], index [t], weight [E, o, i] -> [t, o]."""
+    operands = (hidden, index, weight)
+    if has_torch_function(operands):
+        made: torch.Tensor = handle_torch_function(expert_linear, operands, *operands)
+        return made
+    if hidden.is_meta or type(hidden).__name__ == "FakeTensor":
+        return _LinearOnMeta.apply(*operands)  # type: ignore[no-any-return, no-untyped-call]
+    copies, counts = _sort_by_expert(index, len(weight))
+    rows = _ExpertProducts.apply(_GatherRows.apply(hidden, copies, 1), weight, None, counts, False)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = _SumRows.apply(rows, copies, len(hidden), 1)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _LinearOnMeta(torch.autograd.Function):
+    """The shape of the result, and what a grouped matmul saves: its rows sorted by expert, weights, offsets."""
+
+    _shardscope = True
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Save permuted hidden [t, i], the permutation [t] and offsets [E]."""
+        ctx.save_for_backward(
+            torch.empty_like(hidden), weight, index.new_empty(len(index)), index.new_empty(len(weight))
+        )
+        ctx.like = hidden
+        return hidden.new_empty(len(hidden), weight.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Return gradients of the operands' shapes."""
+        rows, weight, *_ = ctx.saved_tensors
+        return torch.empty_like(rows), None, torch.empty_like(weight)
+
+
 def apply_gate(act: Callable[[torch.Tensor], torch.Tensor], both: torch.Tensor) -> torch.Tensor:
     """Return act(gate) * up, where gate and up are the halves of one tensor."""
     gate, up = both.chunk(2, dim=-1)
     return act(gate) * up
+
+
+def stack_experts(
+    self: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, up: str, down: str
+) -> torch.Tensor:
+    """Run experts that are separate modules, with their weights stacked: [E, inner, width] and [E, width, inner]."""
+    parts = [self[f"expert_{k}"] for k in range(self.num_experts)]
+    ups, downs = [getattr(p, up) for p in parts], [getattr(p, down) for p in parts]
+    bias = ups[0].bias is not None
+    return moe_experts(
+        hidden,
+        index,
+        weights,
+        torch.stack([p.weight for p in ups]),
+        torch.stack([p.weight for p in downs]),
+        torch.stack([p.bias for p in ups]) if bias else None,
+        torch.stack([p.bias for p in downs]) if bias else None,
+        apply_gate=parts[0].act,
+        act=type(parts[0].act).__name__,
+        gated=False,
+    )

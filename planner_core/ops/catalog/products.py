@@ -330,6 +330,23 @@ def _inner_splits_saved(name: str, kept: tuple[int, ...], ins: Shapes) -> bool:
     return name != "inner" or (len(kept) > 1 and kept[-1] != ins[0][-1])
 
 
+def _expert_linear(op: Op, ins: Shapes, outs: Shapes) -> Rule:
+    """Rows, output features or input features (Partial) may be sharded. Operands: hidden [t, i], index [t], weight [E, o, i]."""
+    (t, i), _, (_, o, _) = ins
+    return Rule(
+        (
+            split("tokens", [0, 0, None], [0], t),
+            split("out", [None, None, 1], [1], o),
+            split("in", [1, None, 2], [None], i),
+        )
+    )
+
+
+def _expert_linear_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
+    rows, (experts, n, k) = sizes.ins[0][0], sizes.ins[2]
+    return (grouped_product_part(GroupedGemm(rows, n, k, experts), (0,), (2,)),)
+
+
 OPERATORS = (
     Operator(
         name="linear", kind=Kind.PRODUCT, rule=_linear, work=_linear_work, arguments="input weight bias", chunkable=True
@@ -370,4 +387,5 @@ OPERATORS = (
         local_execution=LocalExecution.EXCHANGE,
         title="experts",
     ),
+    Operator(name="expert_linear", kind=Kind.EXPERTS, rule=_expert_linear, work=_expert_linear_work),
 )

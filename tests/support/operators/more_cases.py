@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from planner_core.models.adapters import scans
+from planner_core.models.adapters.experts import expert_linear
 from tests.support.operators.cases import ids, pos, t
 from tests.support.operators.judge import Case
 from tests.support.operators.rare_cases import RARE
@@ -187,6 +188,7 @@ def scanning() -> list[Case]:
             {"plain": xlstm},
             "aaaaa",
         ),
+        Case("expert_linear", expert_linear, (t(8, 4), ids(4, 8), t(4, 12, 4)), kinds="acp"),
     ]
 
 
