@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from planner_core.core import InputError, Plan, load_cluster
 from planner_core.exporters.api import export_text
 from planner_core.exporters.configs.megatron import stage_layout
 from planner_core.planning.methods import parse_layout
-from planner_core.planning.pricing import Pricer, Statement
+from planner_core.planning.pricing import Pricer, Statement, read_text
 from planner_core.planning.pricing.configs.tools import megatron
 from planner_core.planning.pricing.configs.tools.megatron_stages import layers_of
 from tests.exporters.test_targets import megatron_flags
@@ -54,10 +55,12 @@ def test_stages_that_a_tool_deals_to_other_gpus_are_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["dp=4,tp=2,pp=2,zero=2", "fsdp=4,tp=2,pp=2"])
-def test_megatron_is_not_given_stages_that_need_more_memory_there(text: str) -> None:
-    """Its distributed optimizer is ZeRO-1, so gradients and weights that the plan shards would be whole."""
+def test_no_tool_is_given_stages_that_need_more_memory_there(text: str) -> None:
+    """Both run stages under ZeRO-1, so gradients and weights that the plan shards would be whole. To torchtitan they went without a word."""
     with pytest.raises(InputError, match=r"ZeRO-[23], and Megatron-LM's distributed optimizer is ZeRO-1"):
         export_text(of_layout(text), "megatron")
+    with pytest.raises(InputError, match=r"ZeRO-[23], and with stages torchtitan gathers weights once a step"):
+        export_text(of_layout(text), "torchtitan")
 
 
 def test_deepspeed_says_why_its_file_holds_no_stages() -> None:
@@ -114,6 +117,18 @@ def test_torchtitan_is_told_of_stages() -> None:
     assert (read.pipeline_parallel_layers_per_stage, read.pipeline_parallel_microbatch_size) == (2, 1)
     uneven = export_text(of_layout("dp=4,tp=2,sp,pp=2,zero=1", 7), "torchtitan")
     assert any("stages have 4-3 layers in the plan" in r for r in uneven.remarks)
+
+
+def test_torchtitan_is_given_zero_bubbles_as_it_runs_them() -> None:
+    """The schedule is one of at least two stages a rank. It was written for one, which torchtitan refuses, and for two it was not read."""
+    with pytest.raises(InputError, match="takes at least 2 stages of a rank"):
+        export_text(of_layout("dp=4,tp=2,pp=2,schedule=zb"), "torchtitan")
+    text = export_text(of_layout("dp=4,tp=2,sp,pp=2,vp=2,schedule=zb,zero=1"), "torchtitan").text
+    read = read_text(text, "the file", 16, Path())
+    assert (read.layout.schedule, read.layout.vp, read.notes) == ("zb", 2, ())
+    replicas = text.replace("replicate_degree 1", "replicate_degree 2").replace("shard_degree 4", "shard_degree 2")
+    (note,) = read_text(replicas, "the file", 16, Path()).notes
+    assert "beside replicas it is priced with both in shards" in note
 
 
 @pytest.mark.parametrize("target", ["deepspeed", "fsdp2"])

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from planner_core.core import InputError, Plan
+from planner_core.core import InputError, Plan, named
 from planner_core.cost import zero_stage
 from planner_core.exporters.configs.common import (
     check_single_stack,
@@ -101,6 +101,19 @@ def _stage_options(plan: Plan) -> tuple[dict[str, Any], list[str]]:
         raise InputError(
             f"stages lie inside of {cut.outer} axes of the mesh {plan.mesh}, and torchtitan's pipeline is the outermost axis; state a "
             "layout without order, or give --to json"
+        )
+    if cut.schedule == "zb" and cut.virtual == 1:
+        raise InputError(
+            f"{SCHEDULES['zb']} of torchtitan takes at least 2 stages of a rank, and the plan has one; state a layout with vp=2, or "
+            "give --to json"
+        )
+    if (stage := zero_stage(plan)) > 1:
+        # Not a remark: the memory of the first ranks was counted on it, so ZeRO-1 may not fit.
+        raise InputError(
+            f"the plan's stages hold weights under ZeRO-{stage}, and with stages torchtitan gathers weights once a step and keeps "
+            "gradients whole (ZeRO-1), which takes more memory; plan with ",
+            named("zero", 1),
+            ", or give --to json",
         )
     options: dict[str, Any] = {
         "parallelism.pipeline_parallel_degree": cut.ranks,

@@ -42,7 +42,13 @@ RECOMPUTATIONS = ("none", "full", "selective")
 """What is recomputed in backward. `selective` is by operator, not every n-th layer."""
 RECOMPUTE_CLASSES = {"fullac": "full", "selectiveac": "selective", "noac": "none", "none": "none"}
 """The recomputation by the classes of Python configs."""
-SCHEDULES = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved", "zbvzerobubble": "zbv"}
+SCHEDULES = {
+    "1f1b": "1f1b",
+    "gpipe": "gpipe",
+    "interleaved1f1b": "interleaved",
+    "interleavedzerobubble": "zb",
+    "zbvzerobubble": "zbv",
+}
 """torchtitan's schedules that can be priced, and the planner's words for them."""
 
 
@@ -93,7 +99,13 @@ def read(fields: Fields, num_gpus: int, notes: tuple[str, ...] = ()) -> Setup:
         options["loss"] = "eager"
     if fields.read_word("loss.()", "").startswith("chunkedloss"):
         options["loss"] = f"chunked:{fields.read_int('loss.num_chunks', 8)}"
-    notes = (*notes, *_expert_note(fields, layout), *_low_precision_note(fields), *_async_tp_note(fields))
+    notes = (
+        *notes,
+        *_expert_note(fields, layout),
+        *_replica_note(fields, layout),
+        *_low_precision_note(fields),
+        *_async_tp_note(fields),
+    )
     batch = read_batch(fields, "training.global_batch_size")
     return fields.finish(TABLE, layout, options, notes, batch)
 
@@ -146,7 +158,7 @@ def _read_schedule(fields: Fields, pp: int) -> dict[str, Any]:
     if word not in SCHEDULES:
         raise fields.wrong_value(name, word, f"one of {', '.join(SCHEDULES)}")
     schedule = SCHEDULES[word]
-    return {"schedule": schedule, "vp": 1 if schedule in ("gpipe", "1f1b", "zb") else 2}
+    return {"schedule": schedule, "vp": 1 if schedule in ("gpipe", "1f1b") else 2}
 
 
 def _pipeline_micro_batches(fields: Fields, layout: Layout, local_batch: int) -> tuple[int, int]:
@@ -218,6 +230,17 @@ def _low_precision_note(fields: Fields) -> tuple[str, ...]:
     kind = next((kind for kind in ("float8", "mxfp8", "nvfp4", "quantize") if kind in converters), "")
     note = f"{name} of {fields.where}: products in {kind} are faster than in 16 bits, in which they are priced"
     return (note,) if kind else ()
+
+
+def _replica_note(fields: Fields, layout: Layout) -> tuple[str, ...]:
+    """A note about weights in stages that torchtitan keeps gathered, which cannot be stated beside replicas."""
+    name = "parallelism.fsdp_reshard_after_forward"
+    if layout.pp == 1 or layout.dp == 1 or layout.fsdp == 1 or fields.read_word(name, "default") == "always":
+        return ()
+    return (
+        f"{fields.where}: with stages torchtitan gathers weights once a step and keeps whole gradients until the last micro-batch; beside "
+        "replicas it is priced with both in shards in every micro-batch, which takes more time and less memory",
+    )
 
 
 def _async_tp_note(fields: Fields) -> tuple[str, ...]:
