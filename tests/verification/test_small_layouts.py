@@ -57,3 +57,26 @@ def test_a_gradient_that_is_summed_once_stands_alone_when_it_is_sent(tmp_path: P
     assert plan is not None
     held = verify(plan)["memory_bytes"]
     assert abs(held["predicted"] - held["measured"]) <= LOSS_BYTES, held
+
+
+@pytest.mark.parametrize(
+    ("stack", "layout"),
+    [
+        ("deepspeed", "dp=4,zero=2"),
+        ("deepspeed", "fsdp=4"),
+        ("megatron", "dp=2,tp=2,zero=1"),
+        ("megatron", "dp=2,pp=2"),
+    ],
+)
+def test_a_plan_on_a_tools_stack_is_held_against_what_runs_here(stack: str, layout: str, tmp_path: Path) -> None:
+    """DeepSpeed keeps gradients in 16 bits, Megatron-LM in one buffer. A correct plan for them was called 7 % wrong."""
+    config = {**tiny_config("llama"), "vocab_size": 8192}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    pricer = Pricer(str(tmp_path / "config.json"), load_cluster("1x4-h100"))
+    gradients = "bfloat16" if stack == "deepspeed" else None
+    stated = Statement(parse_layout(layout), 2, 2, seq=32, stack=stack, gradients=gradients)
+    plan = pricer.plan(stated)
+    assert plan is not None
+    told = verify(plan)
+    assert told["ok"], told["memory_bytes"]
+    assert plan.pipeline or told["memory_bytes"]["predicted"] != plan.cost.memory_bytes["peak"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -17,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from planner_core.core import Graph, InputError, Plan, named_check
-from planner_core.cost import cost_model_of, keeps_other_tensors, price
+from planner_core.core import USUAL_STACK, Graph, InputError, Plan, named_check
+from planner_core.cost import CostModel, cost_model_of, keeps_other_tensors, price
 from planner_core.runtime.program import fake_store
 from planner_core.verification.fake.memory_tracker import IN_FLIGHT
 from planner_core.verification.fake.program import run_program_step
@@ -101,13 +102,22 @@ def report_memory(predicted: int, measurement: Mapping[str, Any]) -> tuple[dict[
     return report, difference <= max(MEMORY_TOLERANCE * peak, SMALL_BYTES)
 
 
+def model_as_run(plan: Plan) -> CostModel:
+    """Return the prices of a plan on PyTorch's own stack, on which it is run here, whatever buffers its tool keeps.
+
+    Example: DeepSpeed keeps gradients in 16 bits until the update, and here each is cast to the 32 bits of its weight.
+    """
+    return cost_model_of(replace(plan, workload={**plan.workload, "stack": USUAL_STACK}))
+
+
 def _memory_as_captured(plan: Plan, graph: Graph | None) -> Mapping[str, int]:
     """Return the memory of a plan whose operators save what they saved when they were captured.
 
     A run on meta is not compiled, and uses the loss and the attention kernel of the model's code, where the plan may count others.
     """
-    model = cost_model_of(plan)
-    if graph is None or not keeps_other_tensors(graph, model.cluster.gpu, model.workload):
+    model = model_as_run(plan)
+    is_as_planned = plan.workload.get("stack") in (None, USUAL_STACK)
+    if graph is None or (is_as_planned and not keeps_other_tensors(graph, model.cluster.gpu, model.workload)):
         return plan.cost.memory_bytes
     return price(plan.blocks, graph, model).memory_bytes
 

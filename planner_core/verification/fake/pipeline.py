@@ -20,14 +20,14 @@ from torch.distributed.pipelining import schedules
 from torch.utils import _pytree as pytree
 
 from planner_core.core import Graph, Plan, plan_from_json, plan_to_json
-from planner_core.cost import cost_model_of, ops_at_the_ends, price_pipeline
+from planner_core.cost import ops_at_the_ends, price_pipeline
 from planner_core.cost.communication import gpus_of_ranks
 from planner_core.ops import coarsen
 from planner_core.runtime import StagedParallel, initializer, make_optimizer, mesh_of
 from planner_core.runtime.program import fake_store
 from planner_core.runtime.training import with_planned_loss
 from planner_core.verification.build_models import SEED, build_model, make_example_inputs
-from planner_core.verification.fake.group import report_memory
+from planner_core.verification.fake.group import model_as_run, report_memory
 from planner_core.verification.fake.memory_tracker import MemoryTracker
 from planner_core.verification.fake.program import counting_memory, running_on_meta
 from planner_core.verification.processes import run_ranks
@@ -40,7 +40,7 @@ def verify_fake_stages(plan: Plan, graph: Graph, *, timeout_s: float = 600.0) ->
     cut = plan.pipeline
     assert cut is not None
     per_rank = compare_ranks(plan, graph, measurements)
-    model = cost_model_of(plan)
+    model = model_as_run(plan)
     # Operators save what they saved when they were captured, as in `group._memory_as_captured`.
     priced = price_pipeline(plan.blocks, graph, cut, model, ops_at_the_ends(coarsen(graph))).pipeline
     assert priced is not None
