@@ -34,8 +34,8 @@ from planner_core.core.forms import listed, nearest, short
 from planner_core.core.graph import (
     ITEM_BYTES,
     NO_GRADIENT,
-    PER_CALL,
     STANDIN_LOSS,
+    VARIES,
     Attr,
     Block,
     Call,

@@ -36,8 +36,8 @@ ITEM_BYTES = {
 }
 _REAL_DTYPES = {"complex64": "float32", "complex128": "float64"}
 """The dtype of the parts of a complex number."""
-PER_CALL = "per call"
-"""The first item of an attribute that has one literal for each call of its block, in order of the calls."""
+VARIES = "varies"
+"""The attribute of an op in a repeated block whose literal, a float, differs from copy to copy."""
 NO_GRADIENT = "no gradient to"
 """The attribute with the positions of the operands to which a model's own backward gives none, though they could have one."""
 
@@ -236,26 +236,13 @@ def unfold(graph: Graph) -> Graph:
     values = list(graph.top.values)
     items: list[Op | Call] = []
     names = {v.name: i for i, v in enumerate(values) if v.kind == "parameter"}
-    seen: dict[str, int] = {}
     for item in graph.top.items:
-        if isinstance(item, Op):
-            items.append(item)
-        else:
-            number = seen.setdefault(item.block, 0)
-            seen[item.block] += 1
-            items.extend(_inline_call(graph.blocks[item.block], item, number, values, names))
+        items.extend([item] if isinstance(item, Op) else _inline_call(graph.blocks[item.block], item, values, names))
     top = replace(graph.top, values=tuple(values), items=tuple(items))
     return replace(graph, top=top, blocks={})
 
 
-def _attrs_of_call(attrs: Mapping[str, Attr], number: int) -> Mapping[str, Attr]:
-    """The attributes of an op in call `number` of its block."""
-    if not any(isinstance(v, tuple) and v[:1] == (PER_CALL,) for v in attrs.values()):
-        return attrs
-    return {k: v[1 + number] if isinstance(v, tuple) and v[:1] == (PER_CALL,) else v for k, v in attrs.items()}
-
-
-def _inline_call(block: Block, call: Call, number: int, values: list[Value], names: dict[str, int]) -> list[Op]:
+def _inline_call(block: Block, call: Call, values: list[Value], names: dict[str, int]) -> list[Op]:
     ids = dict(zip(block.inputs, call.inputs, strict=True))
     for inner, outer in zip(block.outputs, call.outputs, strict=True):
         # A block may return its operand as it is. Then the caller's number of the operand stands for both.
@@ -289,7 +276,6 @@ def _inline_call(block: Block, call: Call, number: int, values: list[Value], nam
             inputs=rename(op.inputs),
             outputs=rename(op.outputs),
             saved=rename(op.saved),
-            attrs=_attrs_of_call(op.attrs, number),
         )
         for op in block.ops
     ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from planner_core.core import Graph, Op, unfold
+from planner_core.core import VARIES, Attr, Graph, Op, unfold
 
 
 def graph_difference(a: Graph, b: Graph) -> str | None:
@@ -12,19 +13,28 @@ def graph_difference(a: Graph, b: Graph) -> str | None:
 
     Compared are, for every op (by its name, since a folded graph may compute constants earlier): function, attributes, source module,
     operands, results and saved tensors; for every value: shape, dtype, kind, gradient, name, producer and shared memory; and all
-    parameters. Operands are identified by their producers, constants by the order of use.
+    parameters. Operands are identified by their producers, constants by the order of use. A literal that a block says varies equals
+    any float.
     """
     rows_a, rows_b = _ops_by_name(a), _ops_by_name(b)
     for name in dict.fromkeys((*rows_a, *rows_b)):
         if name not in rows_a or name not in rows_b:
             return f"{name} is in one and not in the other"
         for field, x in rows_a[name].items():
-            if x != rows_b[name][field]:
+            if x != rows_b[name][field] and not (field == "attrs" and _differ_in_floats(x, rows_b[name][field])):
                 return f"{name}: {field} is {x!r} in one and {rows_b[name][field]!r} in the other"
     if a.parameters() != b.parameters():
         names = sorted(set(a.parameters()) ^ set(b.parameters()))
         return f"parameters differ: {names[:3]}"
     return None
+
+
+def _differ_in_floats(a: Mapping[str, Attr], b: Mapping[str, Attr]) -> bool:
+    """Return whether attributes are equal but for floats, of which one side says that they vary."""
+    pairs = [(a[name], b[name]) for name in a if name in b]
+    return len(pairs) == len(a) == len(b) and all(
+        x == y or (VARIES in (x, y) and isinstance(x if y == VARIES else y, float)) for x, y in pairs
+    )
 
 
 def _ops_by_name(graph: Graph) -> dict[str, dict[str, Any]]:

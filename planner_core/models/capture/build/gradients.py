@@ -6,11 +6,10 @@ calls leads from it to the loss. Other calls run forward only: without backward 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from planner_core.core import PER_CALL, Attr, Block, Call, Graph, Op, differentiable_inputs
+from planner_core.core import Block, Call, Graph, Op, differentiable_inputs
 
 Ports = frozenset[int]
 """Positions among a block's outputs."""
@@ -46,8 +45,6 @@ class _GradientReach:
         items: list[Op | Call] = []
         blocks: dict[str, Block] = {}
         forms: dict[tuple[str, Ports, tuple[bool, ...]], Block] = {}
-        numbers: dict[str, list[int]] = {}  # for each new block: the calls of the source block that use it
-        seen: Counter[str] = Counter()
         for position, item in enumerate(top.block.items):
             if isinstance(item, Call):
                 part = self._reach_block(item.block, top.wanted[position])
@@ -61,12 +58,9 @@ class _GradientReach:
                     values[outer] = replace(values[outer], grad=values[outer].grad or block.values[inner].grad)
                 name = self._form_name(item.block, block, blocks)
                 blocks[name] = replace(block, name=name)
-                numbers.setdefault(name, []).append(seen[item.block])
-                seen[item.block] += 1
                 item = replace(item, block=name)
             items.append(item)
-        new_blocks = {name: _select_literals(block, numbers[name]) for name, block in blocks.items()}
-        return replace(source, top=replace(top.block, values=tuple(values), items=tuple(items)), blocks=new_blocks)
+        return replace(source, top=replace(top.block, values=tuple(values), items=tuple(items)), blocks=blocks)
 
     def _reach_block(self, name: str, wanted: Ports) -> _ReachedBlock:
         if (name, wanted) not in self.reached:
@@ -116,20 +110,6 @@ def _with_outside_gradients(block: Block, grads: Sequence[bool]) -> Block:
     """
     reached = {v for v, grad in zip(block.inputs, grads, strict=True) if grad}
     return replace(block, values=tuple(replace(v, grad=v.grad or i in reached) for i, v in enumerate(block.values)))
-
-
-def _select_literals(block: Block, calls: list[int]) -> Block:
-    """Keep the per-call literals of a block that belong to `calls` (see `PER_CALL`)."""
-
-    def kept(attr: Attr) -> Attr:
-        return (
-            (PER_CALL, *(attr[1 + n] for n in calls)) if isinstance(attr, tuple) and attr[:1] == (PER_CALL,) else attr
-        )
-
-    items = [
-        replace(i, attrs={k: kept(v) for k, v in i.attrs.items()}) if isinstance(i, Op) else i for i in block.items
-    ]
-    return replace(block, items=tuple(items))
 
 
 def _forward_only(item: Op | Call) -> Op | Call:

@@ -19,7 +19,7 @@ from typing import Any
 
 from planner_core.core import Block, Call, Op, Value
 from planner_core.models.capture.build.bodies import BodyKey, CanonicalBody, ScopeNode
-from planner_core.models.capture.build.literals import list_per_call, without_float_values
+from planner_core.models.capture.build.literals import common_attrs, without_float_values
 from planner_core.models.capture.recording import (
     BUFFER,
     CHECKPOINT,
@@ -328,7 +328,7 @@ class GraphBuilder:
         values = self._block_values(lead.order, scope)
         rows = zip(lead.records, *(c.records for c in copies), strict=True)
         items = tuple(
-            self._write_op(replace(r, attrs=list_per_call(every)), lead.order, scope.scope) for r, *every in rows
+            self._write_op(replace(r, attrs=common_attrs(every)), lead.order, scope.scope) for r, *every in rows
         )
         recomputed = id(scope) in self.recomputed
         return Block(name, (*values, *unused), items, tuple(ports), tuple(results), recomputed), ports, results
