@@ -14,8 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from planner_core.core import InputError, join_name, named_check
-from planner_core.models.sources import initial_buffers
+from planner_core.core import InputError, named_check
 
 Init = Callable[[str, torch.Tensor], torch.Tensor]
 """Returns the whole value of a parameter, for its name and the parameter, which may be on meta."""
@@ -23,14 +22,10 @@ Init = Callable[[str, torch.Tensor], torch.Tensor]
 
 def initializer(model: nn.Module, seed: int = 0, device: str = "cpu") -> Init:
     """Give buffers on meta their values, and return `init(name, parameter)`, which makes the value of a parameter."""
-    first_values = initial_buffers(model)
     for name, module in model.named_modules():
         meta = {n: b for n, b in module._buffers.items() if b is not None and b.is_meta}
         for short, buffer in meta.items():
-            value = first_values.get(join_name(name, short))
-            module._buffers[short] = (
-                torch.zeros_like(buffer, device="cpu") if value is None else value.to(buffer.dtype).clone()
-            )
+            module._buffers[short] = torch.zeros_like(buffer, device="cpu")
         if meta:
             params = dict(module._parameters)
             _initialize_module(model, module, name, seed, "cpu")

@@ -1,4 +1,4 @@
-"""Buffers of a model on meta begin with the values that constructors give them."""
+"""Buffers of a model that will run begin with the values that constructors give them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import torch
 from torch import nn
 
-from planner_core.models.sources import build_from_config, initial_buffers
-from planner_core.models.sources.first_values import InitialValues
+from planner_core.models.sources import build_from_config
+from planner_core.models.sources.first_values import parameters_on_meta
 from planner_core.runtime import initializer
 
 
@@ -43,16 +43,25 @@ class Both(nn.Module):
         self.norm = nn.BatchNorm1d(4)
 
 
-def test_what_constructors_compute_is_known_and_what_they_draw_is_not() -> None:
-    follow = InitialValues()
-    with torch.device("meta"), follow:
-        model = Both()
-    follow.store_buffers(model)
-    assert all(b.is_meta for b in model.buffers())
-    found, wanted = initial_buffers(model), dict(Both().named_buffers())
-    assert set(wanted) - set(found) == {"parts.1.drawn", "parts.1.of_drawn"}
-    for name, value in found.items():
-        assert value.dtype == wanted[name].dtype and torch.equal(value, wanted[name]), name
+def test_buffers_have_the_values_of_constructors_and_parameters_none() -> None:
+    def built() -> dict[str, torch.Tensor]:
+        with parameters_on_meta():
+            model = Both()
+        assert all(p.is_meta for p in model.parameters())
+        return dict(model.named_buffers())
+
+    first, second, wanted = built(), built(), dict(Both().named_buffers())
+    assert set(first) == set(wanted)
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), "every rank has the same"
+        assert "drawn" in name or torch.equal(value, wanted[name]), name
+
+
+def test_modules_that_get_one_parameter_stay_tied() -> None:
+    with parameters_on_meta():
+        weight = nn.Parameter(torch.zeros(4, 4))
+        model = nn.ParameterList([weight, weight])
+    assert model[0] is model[1]
 
 
 def test_a_frozen_batch_norm_scales_by_one() -> None:

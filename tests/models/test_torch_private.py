@@ -58,11 +58,6 @@ BY_FILE = {
     ("models/sandbox/lean_torch.py", "_disable_dynamo"): "the same",
     ("models/sandbox/lean_torch.py", "_refs"): "the same",
     (
-        "models/sources/first_values.py",
-        "_device",
-    ): "torch.utils._device: which functions make tensors, as `with torch.device(...)` knows them",
-    ("models/sources/first_values.py", "_device_constructors"): "the same",
-    (
         "runtime/program/gradients.py",
         "_make_wrapper_subclass",
     ): "torch's guide to subclasses without a storage names no other",

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         positional_names,
     )
     from planner_core.models.sources.config_fields import with_defaults
-    from planner_core.models.sources.first_values import initial_buffers
     from planner_core.models.sources.huggingface import _MAPPINGS, build_from_config, select_config
     from planner_core.models.sources.in_memory import copy_module, module_source
     from planner_core.models.sources.inputs import make_training_inputs

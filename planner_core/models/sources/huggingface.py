@@ -12,7 +12,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from planner_core.models.hooks.model_parts import list_modules
 from planner_core.models.sources.adapters import LORA, add_adapters
 from planner_core.models.sources.config_fields import with_layers
 from planner_core.models.sources.config_limits import building_on_meta, check_numbers, iterate_fields, short_repr
-from planner_core.models.sources.first_values import InitialValues
+from planner_core.models.sources.first_values import parameters_on_meta
 
 _NOT_FIELDS = (
     "model_type",
@@ -55,7 +55,7 @@ def build_from_config(
 ) -> tuple[nn.Module, Any, dict[str, Any]]:
     """Build a model on meta, in training mode and without dropout.
 
-    With `to_run` the model will get values, so those that constructors give to buffers are kept (`initial_buffers`).
+    With `to_run` the model will get values, so buffers are on the CPU, with those that constructors give them.
     Returns: the model, its config object, and the config dict with `layers` applied. Raises NotInstalled, InputError, CaptureError.
     """
     require("transformers")
@@ -70,11 +70,8 @@ def build_from_config(
         disable_dropout(parsed)
         register()
         try:
-            follow = InitialValues() if to_run else None
-            with torch.device("meta"), building_on_meta(cls.__name__), follow or nullcontext():
+            with parameters_on_meta() if to_run else torch.device("meta"), building_on_meta(cls.__name__):
                 model = _parameters_on_meta(_construct(cls, parsed, getattr(torch, dtype)))
-            if follow is not None:
-                follow.store_buffers(model)
         except CaptureError:
             raise
         except ImportError as error:
@@ -114,6 +111,7 @@ def _construct(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
         model = cls._from_config(config, dtype=dtype, attn_implementation="eager", experts_implementation=EXPERTS)
     for _, part in list_modules(model):
         plain = part.__dict__
+        plain.pop("_is_hf_initialized", None)  # its weights are on meta, whatever buffers hold
         for name in [n for n, v in plain.items() if "drop" in n and isinstance(v, float)]:
             plain[name] = 0.0
         if isinstance(part, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)):
