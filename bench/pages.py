@@ -130,30 +130,6 @@ def hover(page: Any, box: dict[str, float]) -> None:
     page.mouse.move(box["x"] + box["width"] - 30, box["y"] + box["height"] - 30, steps=120)
 
 
-def lasso(place: Place) -> Iterator[Figure]:
-    """From the end of a lasso on the page to the table of what it marked."""
-    for name, path in (
-        ("Llama-3-8B, 2 187", "/plans?tab=block"),
-        ("T5 decoder, 59 049", "/plans?tab=block&model=t5-large&block=T5Block2"),
-    ):
-        taken = []
-        for _ in range(3):
-            with place.page(path) as page:
-                chart = page.locator("[data-testid=stPlotlyChart]").first
-                chart.locator(".nsewdrag").first.wait_for()
-                page.wait_for_timeout(800)
-                chart.locator('.modebar-btn[data-title="Box Select"]').click()
-                box = chart.locator(".nsewdrag").first.bounding_box()
-                page.mouse.move(box["x"] + 5, box["y"] + 5)
-                page.mouse.down()
-                page.mouse.move(box["x"] + box["width"] - 5, box["y"] + box["height"] - 5, steps=20)
-                start = time.perf_counter()
-                page.mouse.up()
-                page.get_by_text("candidates marked").wait_for()
-                taken.append(1e3 * (time.perf_counter() - start))
-        yield spread(f"{name} candidates marked at once: until the table stands", taken)
-
-
 # --- the what-if panel -----------------------------------------------------------------------------------
 
 
@@ -351,7 +327,7 @@ def soaked(found: dict[str, Any]) -> Iterator[Figure]:
 
 TASKS = (tasks.clicks, tasks.exports, tasks.methods, tasks.edits)
 MEASURES: dict[str, Measure] = {
-    **{m.__name__: m for m in (first, scatters, lasso, replan, whatif, graphs, shift, soak)},
+    **{m.__name__: m for m in (first, scatters, replan, whatif, graphs, shift, soak)},
     **{task.__name__: waits(task) for task in TASKS},
 }
 

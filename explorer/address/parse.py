@@ -15,8 +15,6 @@ from planner_core.core import OPTIONS, InputError, cluster_names
 from planner_core.models import ZOO
 
 MAX_TEXT = 2000
-MAX_CORNERS = 40
-"""Corners of a lasso that the address keeps."""
 MAX_EDITS = 40
 EDIT_HEAD = re.compile(r"[a-z0-9-]{1,80}:(?:keep|anew)")
 EDIT_ONE = re.compile(r"[\w./-]{1,200}:[RS]\S{0,40}")
@@ -124,21 +122,6 @@ def limited_text(text: str) -> str:
 def text_list(text: str) -> tuple[str, ...]:
     """Read texts between commas."""
     return tuple(t for t in limited_text(text).split(",") if t)
-
-
-def lasso_corners(text: str) -> tuple[str, ...]:
-    """Read the corners of a region, x and y in turn."""
-    parts = text_list(text)
-    if len(parts) % 2 or not 6 <= len(parts) <= 2 * MAX_CORNERS:
-        raise Unreadable(f"is not three to {MAX_CORNERS} corners, x and y in turn")
-    for part in parts:
-        try:
-            finite = abs(float(part)) < 1e12
-        except ValueError:
-            finite = False
-        if not finite:
-            raise Unreadable("holds something that is not a number")
-    return parts
 
 
 def edit_texts(text: str) -> tuple[str, ...]:

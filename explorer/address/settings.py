@@ -118,7 +118,6 @@ SETTINGS: dict[str, Setting] = {
     "block": Setting("", parse.limited_text),
     "axis": Setting("step", parse.one_of(SCATTER_TIMES, "axis")),
     "candidate": Setting(None, parse.whole_number(0, 10**6)),
-    "lasso": Setting((), parse.lasso_corners),
     "whatif": Setting((), parse.text_list),
     "edit": Setting((), parse.edit_texts),
     "sweep": Setting("", parse.one_of(("", *SWEEP_QUANTITIES), "quantity of a sweep")),

@@ -1,4 +1,4 @@
-"""Candidates of a block as points: grouped by cost, marked by hand, placed as a plan does; and plans that tie. No Streamlit here.
+"""Candidates of a block as points: grouped by cost, placed as a plan does; and plans that tie. No Streamlit here.
 
 A candidate is named by its index: the digits of its choices in base 3, the first weight the highest.
 """
@@ -6,14 +6,12 @@ A candidate is named by its index: the digits of its choices in base 3, the firs
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.address.parse import MAX_CORNERS
 from explorer.text import words
 from planner_core.core import BlockLabel, Plan, Shard
 from planner_core.search.candidates import Candidates
@@ -59,12 +57,6 @@ def find_equal_cost(block: Candidates, index: int) -> NDArray[np.int64]:
     return np.flatnonzero((x == x[index]) & (y == y[index]))
 
 
-def placements_by_weight(block: Candidates, marked: Sequence[int]) -> dict[str, tuple[str, ...]]:
-    """Return for each weight the placements that the marked candidates give it."""
-    rows = block.choice[list(marked)]
-    return {w: tuple(PLACEMENTS[c] for c in np.unique(rows[:, k])) for k, w in enumerate(block.weights)}
-
-
 def placement_choices(block: Candidates, plan: Plan) -> dict[str, int]:
     """Return a plan's placements of the block's weights on its last axis, as choices of a candidate; those of most copies.
 
@@ -101,42 +93,6 @@ def candidate_placed_as(block: Candidates, plan: Plan) -> int | None:
     if len(choices) < len(block.weights):
         return None
     return int(sum(choices[w] * 3**k for k, w in enumerate(reversed(block.weights))))
-
-
-# --- regions marked by hand ---------------------------------------------------------------------------
-
-
-def selected_region(selection: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the lasso or box of a selection as x and y in turn, thinned to what the address keeps."""
-    for shape in selection.get("lasso") or ():
-        xs, ys = list(shape["x"]), list(shape["y"])
-        return _thin_corners(xs, ys) if len(xs) >= 3 else ()
-    for shape in selection.get("box") or ():
-        (x0, x1), (y0, y1) = shape["x"], shape["y"]
-        return _thin_corners([x0, x1, x1, x0], [y0, y0, y1, y1])
-    return ()
-
-
-def _thin_corners(xs: Sequence[float], ys: Sequence[float]) -> tuple[str, ...]:
-    step = max(1, -(-len(xs) // MAX_CORNERS))
-    return tuple(f"{v:.4g}" for pair in list(zip(xs, ys, strict=True))[::step] for v in pair)
-
-
-def points_inside(region: Sequence[str], x: NDArray[Any], y: NDArray[Any]) -> BoolArray:
-    """Mark the points inside a polygon (even-odd rule)."""
-    polygon = np.array([float(v) for v in region]).reshape(-1, 2)
-    inside = np.zeros(len(x), dtype=bool)
-    for (x0, y0), (x1, y1) in zip(polygon, np.roll(polygon, -1, axis=0), strict=True):
-        crosses = (y0 > y) != (y1 > y)
-        if y1 != y0:
-            inside ^= crosses & (x < (x1 - x0) * (y - y0) / (y1 - y0) + x0)
-    return inside
-
-
-def find_marked(block: Candidates, region: Sequence[str]) -> NDArray[np.int64]:
-    """Return the candidates that can run inside a region of the chart (milliseconds of communication, GiB)."""
-    inside = points_inside(region, block.model_comm_s * 1e3, block.model_memory_bytes / 2**30)
-    return np.flatnonzero(inside & can_run(block))
 
 
 # --- ties --------------------------------------------------------------------------------------------

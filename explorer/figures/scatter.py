@@ -202,13 +202,12 @@ def candidates_scatter(
     capacity_bytes: int,
     theme: Theme,
     *,
-    region: Sequence[str] = (),
     same: int | None = None,
     by: str = "",
 ) -> go.Figure:
     """Draw every assignment of a block's matrices as a plan of the whole model, their Pareto front, and the GPU's memory.
 
-    `region` is the marked region, `same` the candidate that the chosen plan equals.
+    `same` is the candidate that the chosen plan equals.
     `by` names a weight: colours and symbols show how each candidate places it.
     """
     drawn = marks.can_run(block)
@@ -234,16 +233,6 @@ def candidates_scatter(
     if picked is not None and 0 <= picked < len(x) and drawn[picked]:
         _draw_open_mark(
             figure, (x[picked], y[picked]), "chosen candidate", {"symbol": "circle-open", "size": 20}, theme
-        )
-    if region:
-        ends = [float(v) for v in (*region, *region[:2])]
-        figure.add_scatter(
-            x=ends[::2],
-            y=ends[1::2],
-            mode="lines",
-            name="marked",
-            hoverinfo="skip",
-            line={"width": 1.5, "dash": "dot", "color": theme.text},
         )
     draw_limit_line(figure, capacity_bytes, theme)
     low, high = _axis_range(y[drawn])

@@ -102,7 +102,6 @@ def change(**new: Any) -> None:
     current = values()
     after, notes = carry.apply_edit(current, new)
     if any(after[k] != current[k] for k in settings.REQUEST_KEYS):
-        after["lasso"] = new.get("lasso", ())
         st.session_state["edit_notes"] = notes
         cancel_jobs()
     if after != current:

@@ -1,4 +1,4 @@
-"""Candidates as points, marked regions, ties, pins and the shelf of results."""
+"""Candidates as points, ties, pins and the shelf of results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from explorer.address import parse, pins, settings
+from explorer.address import pins, settings
 from explorer.address.settings import Unreadable
 from explorer.analysis import candidate_marks as marks
 from explorer.figures import scatter
@@ -66,19 +66,12 @@ def test_a_plan_is_found_among_the_candidates(result: Result) -> None:
     assert any(marks.candidate_of_plan(found, p) is not None for p in planned(Request("llama-3-8b", mesh="2x8")).plans)
 
 
-def test_what_marked_candidates_have_in_common_and_which_plans_place_so(result: Result, plans: dict[str, Any]) -> None:
+def test_plans_that_keep_their_weights_are_candidates(result: Result, plans: dict[str, Any]) -> None:
     (found,) = result.candidates
-    region = ("200", "0", "300", "0", "300", "150", "200", "150")
-    held = marks.find_marked(found, region).tolist()
-    given = marks.placements_by_weight(found, held)
-    for k, weight in enumerate(found.weights):
-        assert set(given[weight]) == {marks.PLACEMENTS[c] for c in found.choice[held, k]}
-    alike = marks.find_marked(found, ("250", "95", "260", "95", "260", "100", "250", "100"))
-    common = marks.placements_by_weight(found, alike.tolist())
-    assert common["mlp.up_proj.weight"] == ("S(0)",) and common["mlp.down_proj.weight"] == ("S(1)",)
     like = {n: marks.candidate_placed_as(found, p) for n, p in plans.items()}
-    assert like["megatron-lm"] in held and like["data-parallel"] == 0 and 0 not in held
-    assert like["megatron-lm"] in alike
+    assert like["data-parallel"] == 0 and like["megatron-lm"] is not None
+    placed = dict(zip(found.weights, found.choice[like["megatron-lm"]], strict=True))
+    assert [marks.PLACEMENTS[placed[f"mlp.{w}_proj.weight"]] for w in ("up", "down")] == ["S(0)", "S(1)"]
     # they gather weights, or shard what belongs to them, which no candidate does
     assert like["best"] is None and like["fsdp"] is None
 
@@ -101,37 +94,6 @@ def test_a_large_scatter_is_drawn_by_webgl_with_every_mark(n: int) -> None:
     found = made_up(n)
     figure = scatter.candidates_scatter(found, None, 80 * 2**30, LIGHT)
     assert figure.data[0].type == "scattergl" and len(figure.data[0].x) == n
-
-
-# --- regions -----------------------------------------------------------------------------------------
-
-
-def test_inside_a_box_and_a_star() -> None:
-    x, y = np.array([0.5, 1.5, 0.5, -0.1]), np.array([0.5, 0.5, 2.0, 0.5])
-    box = marks.selected_region({"box": [{"x": [0, 1], "y": [0, 1]}]})
-    assert marks.points_inside(box, x, y).tolist() == [True, False, False, False]
-    notched = ("0", "0", "4", "0", "4", "4", "2", "1", "0", "4")
-    points = np.array([[1.0, 1.0], [2.0, 2.0], [3.5, 2.5], [2.0, 0.5]]).T
-    assert marks.points_inside(notched, *points).tolist() == [True, False, True, True]
-
-
-def test_a_long_lasso_is_thinned_to_what_the_address_keeps() -> None:
-    turn = np.linspace(0, 2 * np.pi, 700)
-    region = marks.selected_region({"lasso": [{"x": list(np.cos(turn)), "y": list(np.sin(turn))}]})
-    assert 6 <= len(region) <= 2 * parse.MAX_CORNERS
-    assert settings.SETTINGS["lasso"].parse(",".join(region)) == region
-    assert marks.points_inside(region, np.array([0.0, 0.95, 1.2]), np.array([0.0, 0.0, 0.0])).tolist() == [
-        True,
-        True,
-        False,
-    ]
-    assert marks.selected_region({"points": [1], "lasso": [], "box": []}) == ()
-
-
-@pytest.mark.parametrize("text", ["1,2", "1,2,3,4,5", "a,b,c,d,e,f", "1,2,3,4,5,nan", ",".join("1" * 100)])
-def test_a_region_that_is_none_is_told(text: str) -> None:
-    values, problems = settings.parse_query({"lasso": text})
-    assert values["lasso"] == () and len(problems) == 1
 
 
 # --- ties ----------------------------------------------------------------------------------------------

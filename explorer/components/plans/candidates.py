@@ -1,10 +1,9 @@
-"""Every candidate of a unique block: the scatter, a list of its front, and the table of what is marked."""
+"""Every candidate of a unique block: the scatter, a list of its front, and the table of what costs the same."""
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
@@ -21,9 +20,8 @@ from planner_core.core import Plan
 from planner_core.planning import Result
 from planner_core.search.candidates import Candidates
 
-CHART_OPTIONS = {**frame.CHART, "modeBarButtonsToRemove": ["autoScale2d"], "displayModeBar": True}
 MAX_ROWS = 500
-"""Rows of the table of what is marked."""
+"""Rows of the table of candidates of equal cost."""
 
 
 def show_candidates(result: Result, plan: Plan) -> None:
@@ -50,19 +48,15 @@ def show_candidates(result: Result, plan: Plan) -> None:
     key = f"candidates_{block.block}_{chart_generation()}"
 
     def choose() -> None:
-        selection = st.session_state[key]["selection"]
-        region = marks.selected_region(selection)
-        if region:
-            state.change(lasso=region, block=block.block)
-        elif selection["points"]:
-            state.change(candidate=int(frame.point_data(selection["points"][0])), block=block.block)
+        points = st.session_state[key]["selection"]["points"]
+        if points:
+            state.change(candidate=int(frame.point_data(points[0])), block=block.block)
 
     figure = scatter.candidates_scatter(
         block,
         index,
         limit,
         frame.theme(),
-        region=state.value("lasso"),
         same=marks.candidate_of_plan(block, plan),
         by=by,
     )
@@ -71,8 +65,7 @@ def show_candidates(result: Result, plan: Plan) -> None:
         key,
         f"All candidates of {block.block} by communication and memory",
         on_select=choose,
-        selection_mode=("points", "box", "lasso"),
-        config=CHART_OPTIONS,
+        selection_mode="points",
     )
     choose_from_front(block, index)
     frame.offer_data(
@@ -108,7 +101,7 @@ def _show_head(result: Result, block: Candidates, names: list[str]) -> str:
                 key=widget,
                 format_func=lambda n: titles.get(n, n),
                 width=150,
-                on_change=lambda: clear_marks(block=st.session_state[widget], candidate=None, lasso=()),
+                on_change=lambda: clear_marks(block=st.session_state[widget], candidate=None),
                 label_visibility="collapsed",
             )
         return (
@@ -125,16 +118,6 @@ def _show_head(result: Result, block: Candidates, names: list[str]) -> str:
             )
             or ""
         )
-
-
-def describe_common(block: Candidates, marked: Sequence[int]) -> str:
-    """Say what all marked candidates have in common: `All place q_proj R, up_proj S(1).`"""
-    common = [
-        f"{marks.short_weight_name(weight)} {placements[0]}"
-        for weight, placements in marks.placements_by_weight(block, marked).items()
-        if len(placements) == 1
-    ]
-    return f"All place {', '.join(common)}." if common else "They place no weight all alike."
 
 
 def current_block(result: Result) -> Candidates | None:
@@ -182,7 +165,7 @@ def describe_candidate(block: Candidates, index: int | None) -> None:
             f"Each point puts every one of {len(block.weights)} weight matrices whole (R), split along dim 0, S(0), or "
             "along dim 1, S(1), over "
             f"{block.axis_size} GPUs, in all {block.repeats} copies; the other GPUs split the batch, weights are kept, "
-            "and the rest of the model is chosen best. Choose one for its placements, or mark several with the lasso."
+            "and the rest of the model is chosen best. Choose one for its placements."
         )
         return
     chips = (
@@ -210,28 +193,16 @@ def _describe_cost(block: Candidates, index: int) -> str:
 
 
 def show_candidate_table(block: Candidates, index: int | None, limit_bytes: int) -> None:
-    """Draw what the lasso marked, or what costs the same as the chosen candidate; a row chooses."""
-    region = state.value("lasso")
-    if region:
-        indices = marks.find_marked(block, region)
-    elif index is not None and math.isfinite(float(block.comm_s[index])):
-        indices = marks.find_equal_cost(block, index)
-    else:
+    """Draw what costs the same as the chosen candidate; a row chooses."""
+    if index is None or not math.isfinite(float(block.comm_s[index])):
         return
-    if len(indices) < 2 and not region:
+    indices = marks.find_equal_cost(block, index)
+    if len(indices) < 2:
         return
     indices = indices[block.model_comm_s[indices].argsort(kind="stable")]
-    with st.container(horizontal=True, vertical_alignment="center"):
-        more = f", the first {MAX_ROWS} listed" if len(indices) > MAX_ROWS else ""
-        what = "marked" if region else "of equal cost"
-        st.caption(f"{units.whole(len(indices))} candidate{'s' * (len(indices) != 1)} {what}{more}", width="content")
-        if region and len(indices):
-            st.caption(frame.escape(describe_common(block, indices.tolist())), width="content")
-        if region:
-            st.button("Clear the mark", on_click=clear_marks, kwargs={"lasso": ()}, key="unmark", type="tertiary")
+    more = f", the first {MAX_ROWS} listed" if len(indices) > MAX_ROWS else ""
+    st.caption(f"{units.whole(len(indices))} candidates of equal cost{more}")
     indices = indices[:MAX_ROWS]
-    if not len(indices):
-        return
     columns = {
         "communication, ms": [round_figures(float(v) * 1e3) for v in block.model_comm_s[indices]],
         "memory, GiB": [round_figures(float(v) / units.GIB) for v in block.model_memory_bytes[indices]],
@@ -240,8 +211,8 @@ def show_candidate_table(block: Candidates, index: int | None, limit_bytes: int)
     for k, weight in enumerate(block.weights):
         columns[marks.short_weight_name(weight)] = [PLACEMENTS[int(c)] for c in block.choice[indices, k]]
     frame.choose_record(
-        f"candidate_rows_{block.block}_{hash(region)}_{'' if region else index}",
-        "The marked candidates: costs and the placement of every weight",
+        f"candidate_rows_{block.block}_{index}",
+        "Candidates of equal cost, and the placement of every weight",
         columns,
         lambda row: state.change(candidate=int(indices[row]), block=block.block),
         height=min(220, 38 + 35 * len(indices)),
