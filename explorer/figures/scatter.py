@@ -331,28 +331,7 @@ FAMILY_COLOURS = {
 }
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
 TOLERANCE = 0.1
-"""The dotted lines: predicted this share more or less than measured."""
-
-
-def measured_scatter(runs: Sequence[PublishedRun], left_out: str, theme: Theme) -> go.Figure:
-    """Draw predicted against measured seconds of a step; colours by layout, symbols by GPU."""
-    figure = go.Figure()
-    ends = [r.measured_s for r in runs]
-    low, high = (min(ends, default=0.1) / 1.3, max(ends, default=1.0) * 1.3)
-    for factor, dash in ((1.0, "solid"), (1 + TOLERANCE, "dot"), (1 - TOLERANCE, "dot")):
-        figure.add_scatter(
-            x=[low, high],
-            y=[low * factor, high * factor],
-            mode="lines",
-            hoverinfo="skip",
-            showlegend=False,
-            line={"color": theme.muted, "width": 1.2, "dash": dash},
-        )
-    _draw_runs(figure, runs, [r.seconds[left_out] for r in runs], [r.measured_s for r in runs], left_out, theme)
-    _draw_legend(figure, runs, theme)
-    figure.update_xaxes(title="measured step, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
-    figure.update_yaxes(title="predicted step, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
-    return apply_style(figure, theme, 460)
+"""The band: predicted this share more or less than measured."""
 
 
 def calibrated_scatter(fits: Sequence[Fit], theme: Theme) -> go.Figure:
@@ -388,7 +367,8 @@ def errors_by_gpus(runs: Sequence[PublishedRun], left_out: str, theme: Theme) ->
     figure = go.Figure()
     figure.add_hrect(y0=-100 * TOLERANCE, y1=100 * TOLERANCE, fillcolor=theme.muted, opacity=0.12, line_width=0)
     figure.add_hline(y=0, line={"color": theme.muted, "width": 1.2})
-    _draw_runs(figure, runs, [100 * r.error(left_out) for r in runs], [r.gpus for r in runs], left_out, theme)
+    _draw_runs(figure, runs, left_out, theme)
+    _draw_legend(figure, runs, theme)
     counts = sorted({r.gpus for r in runs})
     figure.update_xaxes(title="GPUs", type="log", tickvals=counts, ticktext=[str(n) for n in counts])
     figure.update_yaxes(title="predicted over measured, %", zeroline=False)
@@ -400,28 +380,21 @@ def _gpu_names() -> list[str]:
     return sorted({r.gpu for r in (*load_published_runs(), *load_own_runs())})
 
 
-def _draw_runs(
-    figure: go.Figure,
-    runs: Sequence[PublishedRun],
-    ys: Sequence[float],
-    xs: Sequence[float],
-    left_out: str,
-    theme: Theme,
-) -> None:
+def _draw_runs(figure: go.Figure, runs: Sequence[PublishedRun], left_out: str, theme: Theme) -> None:
     gpus = _gpu_names()
     for family, colour in FAMILY_COLOURS.items():
-        indices = [i for i, r in enumerate(runs) if r.kind.startswith(family)]
+        of_family = [r for r in runs if r.kind.startswith(family)]
         figure.add_scatter(
-            x=[xs[i] for i in indices],
-            y=[ys[i] for i in indices],
+            x=[r.gpus for r in of_family],
+            y=[100 * r.error(left_out) for r in of_family],
             mode="markers",
             name=family,
             showlegend=False,
-            customdata=[runs[i].id for i in indices],
+            customdata=[r.id for r in of_family],
             hovertemplate="%{hovertext}<extra></extra>",
-            hovertext=[_run_hover(runs[i], left_out) for i in indices],
+            hovertext=[_run_hover(r, left_out) for r in of_family],
             marker={
-                "symbol": [SYMBOLS[gpus.index(runs[i].gpu) % len(SYMBOLS)] for i in indices],
+                "symbol": [SYMBOLS[gpus.index(r.gpu) % len(SYMBOLS)] for r in of_family],
                 "size": 9,
                 "color": colour,
                 "opacity": 0.85,
@@ -431,7 +404,7 @@ def _draw_runs(
 
 
 def _draw_legend(figure: go.Figure, runs: Sequence[PublishedRun], theme: Theme) -> None:
-    """Draw the legend: what colours and symbols mean, in one figure for both."""
+    """Draw the legend: what colours and symbols mean."""
     gpus = _gpu_names()
     families = [f for f in FAMILY_COLOURS if any(r.kind.startswith(f) for r in runs)]
     shown_gpus = {r.gpu for r in runs}

@@ -81,7 +81,6 @@ class Lesson:
     number: its place in the course, from 1; `chapter` is the name of the part that it stands in.
     minutes: what it takes with its question: an estimate that no class has tried.
     key: its name in addresses, cookies and files, which stays when its place changes; `former` is the number that addresses once had for it.
-    able: what one can do after it ("choose the number of micro-batches").
     terms: the words defined here, and only here, with their meanings.
     link: the page of the explorer that shows the same, and what is there; `focus` gives the settings of that page's address.
     cases: the settings that an exported file holds, where the options of the first controls would not do.
@@ -94,7 +93,6 @@ class Lesson:
     key: str
     title: str
     idea: str
-    able: str
     text: tuple[str, ...]
     terms: tuple[tuple[str, str], ...]
     controls: tuple[Control, ...]

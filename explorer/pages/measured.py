@@ -81,40 +81,27 @@ def told(runs: Sequence[PublishedRun], out: str) -> str:
     return " ".join(sentences)
 
 
-def charts(runs: Sequence[PublishedRun], out: str) -> None:
-    """Draw both pictures; a click on a point shows its source below."""
-    with st.container(key="wide_runs"):
-        left, right = st.columns(2, gap="large")
-    pictures = (
-        (left, "Predicted against measured", scatter.measured_scatter, "runs_scatter"),
-        (right, "Error by the number of GPUs", scatter.errors_by_gpus, "runs_errors"),
+def chart(runs: Sequence[PublishedRun], out: str) -> None:
+    """Draw the error of every run; a click on a point shows its source below."""
+    frame.show_chart(
+        scatter.errors_by_gpus(runs, out, frame.theme()),
+        "runs_errors",
+        f"Errors of {len(runs)} runs by their number of GPUs; the table below holds the numbers",
+        selection_mode="points",
+        on_select=_pick,
     )
-    for column, title, figure, key in pictures:
-        with column:
-            st.markdown(f"**{title}**")
-            st.plotly_chart(
-                figure(runs, out, frame.theme()),
-                theme=None,
-                config=frame.CHART,
-                key=key,
-                selection_mode="points",
-                on_select=lambda key=key: _pick(key),
-                alt=f"{title} of {len(runs)} runs; the table below holds the numbers",
-            )
 
 
-def _pick(key: str) -> None:
-    points = st.session_state[key]["selection"]["points"]
-    data = points[0].get("customdata") if points else None
-    if data:
-        st.session_state["run_picked"] = data[0] if isinstance(data, list) else data
+def _pick() -> None:
+    if points := st.session_state["runs_errors"]["selection"]["points"]:
+        st.session_state["run_picked"] = frame.point_data(points[0])
 
 
 def picked(runs: Sequence[PublishedRun], out: str) -> None:
     """Draw the run that was clicked, with its source."""
     run = next((r for r in runs if r.id == st.session_state.get("run_picked")), None)
     if run is None:
-        st.caption("Between the lines, and in the band, a prediction is at most 10 % off. Click a run for its source.")
+        st.caption("In the band a prediction is at most 10 % off. Click a run for its source.")
         return
     contradiction = (
         f" The source’s own tables contradict each other here: {run.contradicted}." if run.contradicted else ""
@@ -227,7 +214,7 @@ def page() -> None:
         st.info("No run passes these filters. Take one away.")
         return
     st.markdown(told(runs, out))
-    charts(runs, out)
+    chart(runs, out)
     picked(runs, out)
     table(runs, out)
 

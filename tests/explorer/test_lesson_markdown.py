@@ -21,7 +21,6 @@ minutes = 5
 key = "small"
 title = "A small lesson"
 idea = "One idea."
-able = "do it"
 link = ["overview", "There"]
 
 [[controls]]

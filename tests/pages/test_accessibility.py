@@ -36,7 +36,7 @@ PAGES = {
     "refused": "/?model=gpt2-xl&cluster=1x8-h100&layers=2&memory=0.5&accumulate=1&recompute=none",
     "a link that asks for what is not there": "/?model=mamba9&cluster=moon&setup=dp",
     "what is run now": "/?model=gpt2-xl&cluster=1x8-h100&layers=2&setup=dp=8,recompute=full",
-    "512 GPUs": "/topology?model=gpt2-xl&layers=2&cluster=64x8-h100",
+    "512 GPUs": "/compare?model=gpt2-xl&layers=2&cluster=64x8-h100",
     "70B": "/?model=llama-3-70b&cluster=8x8-h100",
 }
 STREAMLITS = {

@@ -197,9 +197,6 @@ def test_progress_comes_by_a_link_and_can_be_forgotten() -> None:
     at.button(key="w_contents").click().run()
     assert "lesson" not in at.query_params and f"{len(LESSONS)} lessons, 3 done" in words(at)
     assert at.button(key="w_begin").label == f"Go on: 2. {LESSONS[1].title}"
-    assert any(e.label == f"What you can do now: 3 of {len(LESSONS)} lessons" for e in at.expander)
-    shown = words(at)
-    assert [n for n in range(6) if LESSONS[n].able.capitalize() in shown] == [0, 3, 4]
     assert "done" not in at.query_params
     at.button(key="w_start_over").click().run()
     assert not any(done(at, x) for x in LESSONS if x.number in at.session_state["learn"])

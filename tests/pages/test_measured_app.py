@@ -99,15 +99,10 @@ def test_what_the_address_asks_for_in_vain_is_told() -> None:
 def test_every_point_has_its_numbers_and_its_source(out: str) -> None:
     runs = (*load_published_runs(), *load_own_runs())
     by_id = {r.id: r for r in runs}
-    for figure, value in (
-        (scatter.measured_scatter(runs, out, LIGHT), lambda r: r.seconds[out]),
-        (scatter.errors_by_gpus(runs, out, LIGHT), lambda r: 100 * r.error(out)),
-    ):
-        drawn = [
-            p for t in figure.data if t.customdata is not None for p in zip(t.customdata, t.y, t.hovertext, strict=True)
-        ]
-        assert {i for i, *_ in drawn} == set(by_id)
-        assert all(y == value(by_id[i]) and by_id[i].source in text for i, y, text in drawn)
+    traces = [t for t in scatter.errors_by_gpus(runs, out, LIGHT).data if t.customdata is not None]
+    drawn = [p for t in traces for p in zip(t.customdata, t.y, t.hovertext, strict=True)]
+    assert {i for i, *_ in drawn} == set(by_id)
+    assert all(y == 100 * by_id[i].error(out) and by_id[i].source in text for i, y, text in drawn)
     assert all(r.reference for r in runs)
 
 

@@ -1,4 +1,4 @@
-"""The contents of the course, and what its reader can do by now."""
+"""The contents of the course, and how far its reader has come."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = "explorer/pages/learn.py"
 
 
 def show_contents(go: Callable[[int], None]) -> None:
-    """Show every lesson with its idea, its minutes and whether it is solved, and what the reader can do by now.
+    """Show every lesson with its idea, its minutes and whether it is solved.
 
     `go` is called with the number of the lesson to turn to.
     """
@@ -39,7 +39,8 @@ def show_contents(go: Callable[[int], None]) -> None:
             st.markdown(f"**{chapter}**")
             for lesson in lessons:
                 _show_entry(lesson, done=lesson in solved)
-    _show_abilities(solved, next_lesson)
+    if solved:
+        _offer_progress(solved, next_lesson)
     _show_glossary()
     # The file is made after this script has ended, when there is no session to read: the learner is taken now.
     learner = current_learner()
@@ -70,22 +71,11 @@ def _show_glossary() -> None:
         st.markdown("  \n".join(f"**{term}**: {meaning} ({number})" for term, meaning, number in words))
 
 
-def _show_abilities(solved: list[Lesson], next_lesson: Lesson) -> None:
-    """What one can do by now, and a link that takes the progress to another browser."""
-    with st.expander(f"What you can do now: {len(solved)} of {len(LESSONS)} lessons", key="progress"):
-        if not solved:
-            st.markdown(
-                "Nothing yet. A lesson is done when its question is answered right, at whatever try. This browser remembers it, and a link "
-                "takes it along. It is for you: it proves nothing to others."
-            )
-            return
-        st.markdown("\n".join(f"- {x.able.capitalize()} ({x.number})" for x in solved))
-        missing = [str(x.number) for x in LESSONS if x not in solved]
-        if missing:
-            st.caption(f"Not yet: {', '.join(missing)}.")
-        with st.container(horizontal=True, vertical_alignment="center"):
-            keys = ",".join(x.key for x in solved)
-            query = {**settings.to_query(state.values()), "lesson": next_lesson.key, "done": keys}
-            link = ":material/link:"
-            st.page_link(PAGE, label="Link with my progress", icon=link, query_params=query, width="content")
-            st.button("Start over", key="w_start_over", type="tertiary", on_click=forget_progress)
+def _offer_progress(solved: list[Lesson], next_lesson: Lesson) -> None:
+    """Offer a link that takes the progress to another browser, and to forget it."""
+    with st.container(horizontal=True, vertical_alignment="center", key="progress"):
+        keys = ",".join(x.key for x in solved)
+        query = {**settings.to_query(state.values()), "lesson": next_lesson.key, "done": keys}
+        link = ":material/link:"
+        st.page_link(PAGE, label="Link with my progress", icon=link, query_params=query, width="content")
+        st.button("Start over", key="w_start_over", type="tertiary", on_click=forget_progress)
