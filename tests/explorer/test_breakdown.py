@@ -11,7 +11,7 @@ import pytest
 from explorer.analysis import breakdown as parts
 from explorer.figures.palette import MEMORY_KINDS
 from planner_core.core import Cluster, Plan, Workload
-from planner_core.cost import cost_model, cost_model_of, price
+from planner_core.cost import cost_model, cost_model_of, price_with_host
 from planner_core.cost.memory import tensors_at_peak, walk
 from planner_core.models import ZOO
 from planner_core.planning import Request, Result
@@ -33,9 +33,7 @@ def test_every_figure_opens_to_parts_that_add_up(result: Result) -> None:
         found = sum(s.message.count * s.wire_bytes for s in sent)
         assert found == pytest.approx(sum(t.wire_bytes for t in cost.traffic), rel=1e-6, abs=len(sent))
         assert {s.algorithm for s in sent} >= {t.algorithm for t in cost.traffic if t.wire_bytes}
-        assert sum(w.total_s for w in parts.op_times(plan, result.graph)) == pytest.approx(
-            cost.compute_time_s, rel=1e-9
-        )
+        assert sum(w.total_s for w in parts.op_times(plan, result.graph)) == pytest.approx(cost.gpu_compute_s, rel=1e-9)
         waits = sum(w.seconds for w in parts.exposed_waits(plan, result.graph))
         assert waits == pytest.approx(cost.exposed_comm_time_s, rel=1e-9, abs=1e-12)
         assert tensors_by_kind(plan, result) == {k: n for k in MEMORY_KINDS if (n := cost.memory_bytes[k])}
@@ -85,4 +83,4 @@ def test_the_memory_opens_with_masters_and_micro_batches(precision: str, accumul
 
 
 def test_the_prices_are_read_from_the_plan_alone(result: Result) -> None:
-    assert price(result.best.blocks, result.graph, cost_model_of(result.best)) == result.best.cost
+    assert price_with_host(result.best.blocks, result.graph, cost_model_of(result.best)) == result.best.cost
