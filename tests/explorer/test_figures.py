@@ -19,9 +19,8 @@ from explorer.text import units, words
 from planner_core.core.plan import PHASES, Plan
 from planner_core.cost.communication import bytes_between_gpus
 from planner_core.planning.analysis import step_work
-from planner_core.planning.analysis.ablation import DESCRIPTIONS, ablation_steps
+from planner_core.planning.analysis.ablation import DESCRIPTIONS
 from planner_core.planning.pipeline import Result
-from planner_core.planning.planner import prepare_planner
 from planner_core.planning.request import Request
 from tests.support.plans import planned
 
@@ -117,12 +116,21 @@ def test_rows_are_every_weight_once_and_say_which_differ(result: Result, plans: 
     assert all(r.same for r in same)
 
 
-@pytest.mark.slow
-def test_what_a_method_costs_is_told_with_its_reason() -> None:
-    found = list(ablation_steps(prepare_planner(Request("llama-3-8b", precision="pure")), "tap"))
-    text = words.describe_restrictions("TAP", [(DESCRIPTIONS[r.name], r.plan) for r in found])
-    assert text.startswith("TAP’s plan takes")
-    assert "because it" in text
+def test_what_a_method_costs_is_told_with_its_reason(plans: dict[str, Plan]) -> None:
+    plan = plans["FSDP"]
+
+    def describe(*shares: float) -> str:
+        costs = [replace(plan.cost, step_time_s=share * plan.cost.step_time_s) for share in shares]
+        says = ("forbids nothing", "keeps weights whole", "counts bytes")
+        return words.describe_restrictions(
+            "TAP", [(s, replace(plan, cost=c)) for s, c in zip(says, costs, strict=True)]
+        )
+
+    assert describe(1, 1.1, 1.6).startswith("TAP’s plan takes 60 % more step time")
+    assert "Most of it because it counts bytes" in describe(1, 1.1, 1.6)
+    # A row that costs more than the whole method explains nothing: the next one takes some of it back.
+    text = describe(1, 2, 1.6)
+    assert "because it" not in text and "may be shorter than in the row above" in text
     only = words.describe_restrictions("TAP", [(DESCRIPTIONS["exact"], None)])
     assert "No plan fits" in only
 
