@@ -143,6 +143,10 @@ def names_a_type(m: Any, x: torch.Tensor) -> torch.Tensor:
     return m.lin(x).type("torch.cuda.FloatTensor").mean()
 
 
+def counts_ids(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return F.embedding(torch.arange(4), m.table.weight, scale_grad_by_freq=True).mean()
+
+
 def beyond(m: Any, x: torch.Tensor) -> torch.Tensor:
     return m.table(torch.arange(17)).mean()
 
@@ -190,6 +194,7 @@ CASES = [
         "into the tensor itself",
     ),
     (names_a_type, "by a name that is another one on another device", "x.to(torch.float32)"),
+    (counts_ids, "divides gradients by how often an id occurs in the whole batch", "build the embedding without it"),
     (beyond, "looks up row 16 of a table that has 16", "ids within the table"),
 ]
 

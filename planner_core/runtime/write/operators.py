@@ -309,15 +309,8 @@ def _write_loss(local: LocalCall, name: str, **split: list[int]) -> ast.expr:
 @_rule("embedding")
 def _embedding(local: LocalCall) -> ast.expr:
     rows = local.axes(local.operand(1), 0)
-    if local.argument("scale_grad_by_freq", 5, False) and (rows or local.axes(local.operand(0))):
-        raise CannotRewrite(
-            f"{local.call.site}: scale_grad_by_freq divides a gradient by how often an id occurs in the whole batch, of which each rank "
-            "has a part; build the embedding without it, or plan a mesh that does not split the batch"
-        )
     if not rows:
         return local.unchanged()
-    if local.argument("max_norm", 3) is not None:
-        raise CannotRewrite(f"{local.call.site}: embedding with max_norm cannot split its vocabulary")
     padding = local.argument("padding_idx", 2)
     options = {} if padding is None else {"padding_idx": padding}
     return make_call("embedding", *local.values, **options, rows=local.write_axes(rows))

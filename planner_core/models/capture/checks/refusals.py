@@ -172,11 +172,22 @@ class TooManyPositions(CaptureError):
         self.excess = excess
 
 
+_LOOKUP = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
+
+
 def check_lookup(scope: str, fn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a lookup beyond the end of a table, which meta tensors would not notice, and one that writes the table."""
-    if fn in ("embedding", "embedding_bag") and (
-        kwargs.get("max_norm") or (fn == "embedding" and len(args) > 3 and args[3])
-    ):
+    """Refuse a lookup beyond the end of a table, which meta tensors would not notice, one that writes the table, and one that counts
+    the ids of the batch."""
+    if fn not in ("embedding", "embedding_bag"):
+        return
+    options = {**(dict(zip(_LOOKUP, args, strict=False)) if fn == "embedding" else {}), **kwargs}
+    if options.get("scale_grad_by_freq"):
+        raise refusal(
+            scope,
+            "divides gradients by how often an id occurs in the whole batch (scale_grad_by_freq), of which each rank has a part",
+            "build the embedding without it",
+        )
+    if options.get("max_norm"):
         raise refusal(
             scope,
             "looks up a table with max_norm, which writes the table in forward",
