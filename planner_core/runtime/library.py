@@ -95,9 +95,11 @@ def _install(module: nn.Module, parallel: Parallel) -> nn.Module:
     register_model_order_hooks(parallel)
 
     def zero_grad(*args: Any, **kwargs: Any) -> None:
+        # Gradients of micro-batches inside `no_sync()` are not in `.grad` yet, so torch's own method would leave them.
         discard_pending(module.parameters())
         type(module).zero_grad(module, *args, **kwargs)
 
+    # In the instance and not in its class, of which other modules are that run without a plan.
     module.__dict__.update(forward=parallel.forward, no_sync=parallel.no_sync, zero_grad=zero_grad, _apply=_refuse_move)
     if isinstance(parallel, StagedParallel):
         module.__dict__["step"] = parallel.step

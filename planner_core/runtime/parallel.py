@@ -121,6 +121,7 @@ class Parallel:
         if unread := explain_unsupported(args, kwargs):
             raise PlanMismatch(f"the model was called with what was not planned: {unread}")
         key = self._key(leaves, spec, global_batch)
+        # Programs of one kind of call differ in the answers to what the code asks of its inputs; each checks its own by guards.
         for variant in range(MAX_VARIANTS):
             if (key, variant) in self.programs:
                 try:
@@ -128,7 +129,9 @@ class Parallel:
                 except GuardFailed as failed:
                     self._leave_script(self.programs[key, variant], failed)
         free = (v for v in range(MAX_VARIANTS) if (key, v) not in self.programs)
-        variant = next(free, self.recorded % MAX_VARIANTS)
+        variant = next(
+            free, self.recorded % MAX_VARIANTS
+        )  # if no place is free, one program after the other is replaced
         args, kwargs = pytree.tree_unflatten(leaves, spec)
         # A recording under inference mode would make tensors that autograd may never save, in tables that training uses too.
         with torch.inference_mode(False):

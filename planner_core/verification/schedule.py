@@ -55,9 +55,10 @@ def _split_into_windows(events: Sequence[Event], known: set[str]) -> list[Window
         if e.what in ("run", "return"):
             if e.what == "return" and unit in returned:
                 continue
+            # With the next forward pass (a micro-batch) all units may begin backward again.
             returned = {*returned, unit} if e.what == "return" else set()
             windows.append(Window(f"{e.what} {unit}", e.what == "return"))
-        elif e.packed:
+        elif e.packed:  # weights or gradients; the collectives of operators are not packed
             windows[-1].traffic.append(f"{e.what} {e.kind} of {e.packed} on {e.axis}: {e.num_bytes}")
         elif e.what == "issue":
             waited = e.kind == "send_recv" or (

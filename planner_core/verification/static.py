@@ -32,7 +32,7 @@ from planner_core.core import (
 )
 from planner_core.cost import can_run_in_chunks
 from planner_core.models import load_plan_graph
-from planner_core.ops import Kind, Pair, Row, can_run_together, operator, rows
+from planner_core.ops import Pair, Row, can_run_together, rows
 
 
 def check_rules(plan: Plan, graph: Graph) -> list[str]:
@@ -158,7 +158,6 @@ def _check_site(
             yield f"{name} cannot make its result in {edge.chunks} parts and send each by itself"
         yield from _check_even(f"{name} result {v}", block.values[v].meta.shape, edge.src.forward, plan, edge)
         yield from _check_even(f"{name} result {v}", block.values[v].meta.shape, edge.dst.forward, plan, edge)
-    yield from _check_attention(name, op, site.inputs)
 
 
 def _check_edge(name: str, edge: Edge, grad: bool) -> Iterator[str]:
@@ -207,16 +206,3 @@ def _even_placements(meta: TensorMeta, param: ParamPlan, plan: Plan) -> Placemen
         Replicate() if used != p and p in alone and needs_uneven_split(meta.shape, fused, p.dim, n) else p
         for p, used, n in zip(param.stored, at_use, plan.mesh.axis_sizes, strict=True)
     )
-
-
-def _check_attention(name: str, op: Op, inputs: tuple[Edge, ...]) -> Iterator[str]:
-    """Yield findings about attention with sharded query heads but Replicate keys and values.
-
-    It would pair heads wrongly, and raise no error: rank 1 of 2 holds query heads 4 to 7 and would read key heads 0 to 3.
-    """
-    if operator(op.fn).kind is not Kind.ATTENTION:
-        return
-    for axis, p in enumerate(inputs[0].dst.forward):
-        for other in inputs[1:3]:
-            if p == Shard(1) and other.dst.forward[axis] != p:
-                yield f"{name} splits query heads over axis {axis}, but not those of keys and values"

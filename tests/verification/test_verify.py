@@ -178,7 +178,7 @@ def test_rules_name_what_is_wrong() -> None:
         return replace(site, inputs=kept)
 
     found = check_rules(with_site(plan, "scaled_dot_product_attention", keys_whole), graph)
-    assert any("splits query heads" in f for f in found)
+    assert any("scaled_dot_product_attention takes" in f and "not one of the" in f for f in found)
 
     silent = with_site(
         plan, "mlp.down_proj/linear", lambda s: replace(s, outputs=tuple(no_steps(e, forward=True) for e in s.outputs))

@@ -15,8 +15,9 @@ def find_loss(tape: Tape) -> int | None:
     """Return the number of the model's own loss, otherwise of the first computed result, from which a loss outside is usually
     computed."""
     shells: dict[int, int] = {}
-    shells_alive: list[torch.Tensor] = []
+    shells_alive: list[torch.Tensor] = []  # two of them must not have one id
 
+    # `returned_loss` asks for shapes, dtypes and gradients alone, so a tensor on meta stands for each result.
     def shell(leaf: Any) -> Any:
         if not isinstance(leaf, Ref):
             return leaf

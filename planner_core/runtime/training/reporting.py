@@ -80,7 +80,7 @@ def memory_gib() -> float:
     """Return the peak memory of this process so far, in GiB: of the GPU, or of the machine if it uses none."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts it in KiB
 
 
 class Untraced:

@@ -129,6 +129,7 @@ def _from_config(
     inputs = make_training_inputs(model, parsed, batch, int(load["seq"]), load["dtype"])
     target = device()
     init = initializer(model, seed, target.type)
+    # Parameters stay on meta until `apply` gives each rank its part. Buffers are whole on every rank.
     for part in model.modules():
         part._buffers.update({n: b if b is None else b.to(target) for n, b in part._buffers.items()})
     init = init if weights is None else from_safetensors(model, weights, own_shapes)
@@ -187,6 +188,7 @@ def step_of(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> torch.Ten
 
     def joined(name: str) -> Any:
         values = [part[name] for part in parts]
+        # What has no samples (a scale, a flag) is the same for all micro-batches.
         return torch.cat(values) if isinstance(values[0], torch.Tensor) and values[0].dim() else values[0]
 
     args, kwargs = positional({name: joined(name) for name in parts[0]})

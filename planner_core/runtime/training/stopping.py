@@ -25,7 +25,7 @@ class Stop:
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received[0] = 1
+        self.received[0] = 1  # no more than a mark: a signal comes to one rank, perhaps in the middle of a collective
 
     def asked(self) -> bool:
         """Return whether to stop. Call it after every step, on every rank."""
