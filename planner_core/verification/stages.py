@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from planner_core.core import Graph, Plan, plan_from_json, plan_to_json
+from planner_core.core import Graph, Plan
 from planner_core.cost import Event, RankWork, ranks_work
 from planner_core.cost.communication import gpus_of_ranks
 from planner_core.runtime import (
@@ -176,7 +176,7 @@ def _name_pass(passes: Sequence[Any]) -> str:
 
 def verify_stages(plan: Plan, graph: Graph, *, timeout_s: float = 300.0) -> dict[str, Any]:
     """Run a plan with stages (of few ranks and a small model) on gloo, and return the report of docs/CONTRACT.md without memory."""
-    comparisons = run_ranks(_compare_with_fallback, plan.num_gpus, (plan_to_json(plan),), timeout_s=timeout_s)
+    comparisons = run_ranks(_compare_with_fallback, plan.num_gpus, (plan,), timeout_s=timeout_s)
     per_rank = compare_ranks(plan, graph, [comparisons[int(gpu)]["record"] for gpu in gpus_of_ranks(plan)[:, 0]])
     numbers = report_numbers(comparisons[0])
     return {
@@ -207,12 +207,12 @@ def _is_same(row: Mapping[str, Any]) -> bool:
     )
 
 
-def _compare_with_fallback(plan: dict[str, Any]) -> dict[str, Any]:
+def _compare_with_fallback(plan: Plan) -> dict[str, Any]:
     """Compare in float32; if rounding may explain the difference, let float64 decide. All ranks get the same errors."""
-    comparison = compare_step(plan_from_json(plan), "float32")
+    comparison = compare_step(plan, "float32")
     if is_within_tolerance(comparison):
         return comparison
-    exact = run_in_float64(lambda: compare_step(plan_from_json(plan), "float64"))
+    exact = run_in_float64(lambda: compare_step(plan, "float64"))
     return comparison if exact is None else {**exact, "record": comparison["record"]}
 
 

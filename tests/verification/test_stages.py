@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from planner_core.core import Graph, InputError, Plan, load_cluster, plan_to_json
+from planner_core.core import Graph, InputError, Plan, load_cluster
 from planner_core.cost import ranks_work
 from planner_core.models import load_plan_graph
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement
 from planner_core.verification.api import scaled, verify
 from planner_core.verification.fake.pipeline import _run_all_ranks
-from planner_core.verification.processes import run_ranks
 from planner_core.verification.stages import compare_ranks
+from tests.support.ranks import run_ranks
 from tests.verification.test_forward_passes import counting
 
 
@@ -92,19 +92,19 @@ def test_gradients_are_scattered_over_two_axes_inside_stages() -> None:
     assert scattered[2] == {axes: (4 * count, 4 * size) for axes, (count, size) in scattered[1].items()}
 
 
-def _count_recordings(data: dict[str, Any]) -> tuple[int, int]:
+def _count_recordings(plan: Plan) -> tuple[int, int]:
     """The passes that are recorded in a fake run of all ranks, and the ranks."""
     with counting() as passes:
-        ranks = _run_all_ranks(data)
+        ranks = _run_all_ranks(plan)
     return len(passes), len(ranks)
 
 
 def test_a_fake_run_records_once_for_all_ranks() -> None:
     """One pass with the samples of a rank, and one with those of all: not once more for each of four ranks."""
     plan = of_layout("llama-3-8b", "dp=1,tp=1,pp=4")
-    assert run_ranks(_count_recordings, 1, (plan_to_json(plan),), backend=None) == [[1, 4]]
+    assert run_ranks(_count_recordings, 1, (plan,), backend=None) == [[1, 4]]
     sharded = of_layout("llama-3-8b", "fsdp=2,pp=2")
-    assert run_ranks(_count_recordings, 1, (plan_to_json(sharded),), backend=None) == [[2, 2]]
+    assert run_ranks(_count_recordings, 1, (sharded,), backend=None) == [[2, 2]]
 
 
 def _as_scheduled(plan: Plan, graph: Graph) -> list[dict[str, Any]]:

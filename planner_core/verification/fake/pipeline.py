@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 from torch.utils import _pytree as pytree
 
-from planner_core.core import Graph, Plan, plan_from_json, plan_to_json
+from planner_core.core import Graph, Plan
 from planner_core.cost import ops_at_the_ends, price_pipeline
 from planner_core.cost.communication import gpus_of_ranks
 from planner_core.ops import coarsen
@@ -36,7 +36,7 @@ from planner_core.verification.stages import compare_ranks, record_step, step_ca
 
 def verify_fake_stages(plan: Plan, graph: Graph, *, timeout_s: float = 600.0) -> dict[str, Any]:
     """Run one step of each rank of a plan with stages, and return the report of docs/CONTRACT.md without numerics."""
-    (measurements,) = run_ranks(_run_all_ranks, 1, (plan_to_json(plan),), timeout_s=timeout_s, backend=None)
+    (measurements,) = run_ranks(_run_all_ranks, 1, (plan,), timeout_s=timeout_s, backend=None)
     cut = plan.pipeline
     assert cut is not None
     per_rank = compare_ranks(plan, graph, measurements)
@@ -62,8 +62,7 @@ def verify_fake_stages(plan: Plan, graph: Graph, *, timeout_s: float = 600.0) ->
     }
 
 
-def _run_all_ranks(data: dict[str, Any]) -> list[dict[str, Any]]:
-    plan = plan_from_json(data)
+def _run_all_ranks(plan: Plan) -> list[dict[str, Any]]:
     assert plan.pipeline is not None
     recordings = SharedRecordings()
     return [_run_rank(plan, rank, recordings) for rank in range(plan.pipeline.ranks)]
