@@ -47,8 +47,8 @@ def price_exported(plan: Plan, tool: str, folder: Path, request: Request) -> Pri
     ("tool", "changes"),
     [
         ("megatron", {}),
-        ("megatron", TIGHT),
-        ("megatron", STAGES),
+        pytest.param("megatron", TIGHT, marks=pytest.mark.slow),
+        pytest.param("megatron", STAGES, marks=pytest.mark.slow),
         ("torchtitan", {}),
         pytest.param("torchtitan", TIGHT, marks=pytest.mark.slow),
         pytest.param("torchtitan", STAGES, marks=pytest.mark.slow),

@@ -13,7 +13,7 @@ from planner_core.planning.pipeline import add_trade_offs
     "model, layers, cluster, batch",
     [
         ("llama-3-8b", 2, "2x8-h100", None),
-        ("resnet50-100k", None, "8x8-h100", 32),
+        pytest.param("resnet50-100k", None, "8x8-h100", 32, marks=pytest.mark.slow),
         ("bert-large", 3, "2x8-h100", None),
         ("t5-large", 2, "1x8-a100", 16),
     ],
