@@ -11,6 +11,7 @@ the GPU for 117 ms and the host for 211.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -25,8 +26,8 @@ from planner_core.planning.planner import Planner, candidate_meshes, with_recomp
 from planner_core.planning.request import Progress, Request
 from planner_core.search import describe_excess, make_block_plans, no_plan_fits, search_roughly
 from planner_core.search.algebra import PointAllowance, TooWide
-from planner_core.search.network import Problem
 
+WORD = "layouts whose GPU waits less for its host"
 NEARLY_LEAST = 0.005
 """A step that is longer than the host takes at least by this share is short enough: no other layout is looked at."""
 
@@ -69,11 +70,17 @@ def _take_shorter(planner: Planner, best: tuple[Planner, Plan], say: Progress) -
     # An allowance of its own: proofs of the plan that the search found must not change what is found here.
     looking = replace(planner, work=PointAllowance(planner.effort.request))
     least_s = least_host_seconds(planner.graph, cost_model_of(best[1]), planner.workload.accumulate)
-    for layout in _list_admitted_layouts(planner):
-        say("layouts whose GPU waits less for its host")
+    if best[1].cost.step_time_s <= least_s * (1 + NEARLY_LEAST):
+        return best
+    estimates = [(_estimate_step_s(planner, layout, say), layout) for layout in _list_admitted_layouts(planner)]
+    # A plan of a layout takes ten times as long to find as its estimate, so the most promising is the first: it rules out most others.
+    for estimate_s, layout in sorted(estimates, key=lambda pair: pair[0]):
         known_s = best[1].cost.step_time_s
         if known_s <= least_s * (1 + NEARLY_LEAST):
             return best
+        if estimate_s >= known_s:
+            break
+        say(WORD)
         if (plan := _plan_layout(looking, layout, known_s)) is not None:
             best = planner, plan
     # A tool's spaces are its layouts.
@@ -91,28 +98,29 @@ def _take_shorter(planner: Planner, best: tuple[Planner, Plan], say: Progress) -
 
 def _plan_layout(planner: Planner, layout: Layout, below: float) -> Plan | None:
     """The plan of a layout if it fits and its step takes less than `below` seconds; else None."""
-    samples = planner.workload.graph_batch
-    # Most layouts fail at the samples, which costs nothing to see.
-    if samples % layout.data or unsearchable_faults(planner.graph, layout):
-        return None
     with suppress(PlannerError, TooWide):
-        if _may_be_shorter(planner, planner.of_space(layout.space()), below):
-            plan = planner.of_layout(layout)
-            if plan is not None and plan.fits and plan.cost.step_time_s < below:
-                plan = say_why_shorter(plan, f"laid out as {layout}, whose")
-                return next(iter(keep_micro_batch_size(planner.request, [plan])), None)
+        plan = planner.of_layout(layout)
+        if plan is not None and plan.fits and plan.cost.step_time_s < below:
+            plan = say_why_shorter(plan, f"laid out as {layout}, whose")
+            return next(iter(keep_micro_batch_size(planner.request, [plan])), None)
     return None
 
 
-def _may_be_shorter(planner: Planner, problem: Problem, below: float) -> bool:
-    """Whether a layout may fit, and its host issues a step in less than `below` seconds, judged by its plan of the least work."""
-    if problem.is_infeasible or no_plan_fits(problem, planner.budget):
-        return False
-    rough = search_roughly(problem, "time")
-    if rough is None or rough.bound >= below:
-        return False
-    host = host_seconds(make_block_plans(problem, rough), planner.graph, problem.model)
-    return planner.workload.accumulate * (host.forward + host.backward) + host.step < below
+def _estimate_step_s(planner: Planner, layout: Layout, say: Progress) -> float:
+    """The least that a step of a layout is taken to last: the GPU's work and what the host issues, judged by the plan of the least work.
+    Infinite if no plan of it fits."""
+    # Most layouts fail at the samples, which costs nothing to see.
+    if planner.workload.graph_batch % layout.data or unsearchable_faults(planner.graph, layout):
+        return math.inf
+    say(WORD)
+    with suppress(PlannerError, TooWide):
+        problem = planner.of_space(layout.space())
+        if problem.is_infeasible or no_plan_fits(problem, planner.budget):
+            return math.inf
+        if (rough := search_roughly(problem, "time")) is not None:
+            host = host_seconds(make_block_plans(problem, rough), planner.graph, problem.model)
+            return max(rough.bound, planner.workload.accumulate * (host.forward + host.backward) + host.step)
+    return math.inf
 
 
 def _list_admitted_layouts(planner: Planner) -> list[Layout]:
