@@ -145,6 +145,8 @@ class Planner:
                 s
                 for s in self.spaces
                 if s.mesh.axis_sizes == mesh.axis_sizes
+                # Most layouts of many GPUs fail at the samples, which costs no network to see.
+                and self.workload.graph_batch % s.layout.data == 0
                 and not unsearchable_faults(self.graph, s.layout, of_any_samples=self.tokens_are_free)
             ]
             return [functools.partial(self.of_space, space, method.uniform) for space in there]

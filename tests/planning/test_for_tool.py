@@ -14,8 +14,9 @@ from planner_core.models import load_plan_graph
 from planner_core.planning import Request, plan_model
 from planner_core.planning.analysis import first_plan_text
 from planner_core.planning.fitting import for_tool
-from planner_core.planning.methods import TOOLS, check_layout, describe_tool_space, tool_spaces
+from planner_core.planning.methods import EXACT, TOOLS, check_layout, describe_tool_space, tool_spaces
 from planner_core.planning.pipeline import compare_methods
+from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.verification import verify_fake_all
 from tests.support.plans import searched
 
@@ -253,3 +254,15 @@ def test_samples_that_a_tool_cannot_deal_out_are_refused_with_the_nearest(
     with pytest.raises(InputError) as raised:
         plan_model(asked)
     assert str(raised.value) == f"for {tool}: {said}"
+
+
+@pytest.mark.parametrize("tool", ["megatron", "torchtitan", "deepspeed"])
+def test_no_network_is_built_of_a_layout_that_cannot_deal_out_the_samples(tool: str) -> None:
+    """Four samples at once on eight GPUs. The networks of the layouts that are left out have no plan."""
+    planner = prepare_planner(replace(ASKED, tool=tool, accumulate=8, layers=1))
+    built = [
+        build for mesh in candidate_meshes(planner.request, planner.cluster) for build in planner.builders(EXACT, mesh)
+    ]
+    left_out = [space for space in planner.spaces if planner.workload.graph_batch % space.layout.data]
+    assert left_out and len(built) <= len(planner.spaces) - len(left_out)
+    assert all(planner.of_space(space).is_infeasible for space in left_out)

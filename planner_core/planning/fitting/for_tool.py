@@ -168,7 +168,10 @@ def _search_layer_pairs(
     found: list[Plan] = []
     for mesh in options:
         say(Sentence("search on ", mesh.term))
-        problem = planner.builders(EXACT, mesh)[0]()
+        builders = planner.builders(EXACT, mesh)
+        if not builders:  # no layout of this mesh can deal out the samples
+            continue
+        problem = builders[0]()
         answer = search_within_budget(problem, objective="time")
         if answer.assignment is not None:
             plan = planner.plan(problem, answer, "best", EXACT.name, "time")
