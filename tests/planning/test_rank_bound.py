@@ -122,12 +122,14 @@ def test_plans_of_all_degrees_are_above_and_memory_raises_it(tmp_path: Path) -> 
     assert raised == len(degrees)
 
 
-def test_ranks_are_bounded_only_where_a_search_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_whole_model_is_searched_beyond_those_that_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound takes a network of the whole model. Of 18 of EXAONE-4 32B on 16 GPUs, 8 belonged to degrees that were skipped after it."""
     monkeypatch.setattr(search, "MAX_SEARCHED", 1)
+    monkeypatch.setattr(search, "MAX_BOUNDED", 3)
     asked = Request("llama-3-8b", cluster="1x8-h100", batch=64, seq=2048, layers=8, recompute="auto", accumulate=1)
     stages = _StageSearch(prepare_planner(asked), lambda text: None, None, None)
     stages.run()
     assert stages.best is not None
     # Another place of the pipeline's axis is searched with the best degrees; one node has one place.
-    assert set(stages.rank_bounds) == set(stages.model_s)
+    assert len({d.whole_model for d in stages.shared_s}) == 1
+    assert {*stages.rank_bounds, *stages.model_s} == set(stages.bounding) and len(stages.bounding) <= 3
