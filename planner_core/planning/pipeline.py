@@ -49,6 +49,7 @@ from planner_core.planning.fitting.micro_batch_size import choose_for_micro_batc
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import (
     find_uneven_batch,
+    least_state_bytes,
     note_host_wait,
     note_memory,
     note_repeated_work,
@@ -58,7 +59,7 @@ from planner_core.planning.fitting.shortage import (
 )
 from planner_core.planning.fitting.simpler import leads_by_simplicity, prefer_simpler, without_simpler
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
-from planner_core.planning.methods import EXACT, METHODS, Method, note_schedule, parse_layout, tool_spaces
+from planner_core.planning.methods import BASELINES, EXACT, METHODS, Method, note_schedule, parse_layout, tool_spaces
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, replace_request
 from planner_core.planning.request import THOROUGH, Progress, Request, rare_collections
 from planner_core.planning.result import Result
@@ -165,9 +166,11 @@ def add_third_axis(draft: Draft) -> tuple[Draft, str]:
 
 
 def add_baselines(draft: Draft) -> tuple[Draft, str]:
-    """Plan every baseline at micro-batches and recomputation of its own. Each says its gap, if it has one."""
+    """Plan every baseline at micro-batches and recomputation of its own. Each says its gap, if it has one. None where nothing can fit: by
+    how much each exceeds the memory would take longer than the answer."""
     draft.say("baselines")
     planner, request = draft.planner, draft.planner.request
+    baselines = BASELINES if least_state_bytes(planner) <= planner.budget else {}
     every = candidate_meshes(replace(request, tool=None), planner.cluster)
     planners: dict[int, Planner] = {}
 
@@ -182,7 +185,8 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
         remembered(open_numbers(asked, planner, draft.source, draft.say, larger=more)) for more in (True, False)
     )
     work = draft.chosen.cost.gpu_time_s if draft.chosen.fits else math.inf
-    usual = tuple(plan_baselines(planner, every, draft.request.recompute, larger, smaller, work, say=draft.say))
+    recompute = draft.request.recompute
+    usual = tuple(plan_baselines(planner, every, recompute, larger, smaller, work, baselines=baselines, say=draft.say))
     if stated := plan_stated_layout(planner, draft.request, draft.source, draft.say):
         planners.setdefault(stated[0].workload.graph_batch, stated[0])
         usual = (stated[1], *usual)

@@ -110,6 +110,11 @@ class _BudgetedSearch:
         """Whether the search may end here: it is asked to stop, or no plan is good enough."""
         return self.limits.stop() or self.bound > self.limits.abandon_above
 
+    def is_high_enough(self, highest: float) -> bool:
+        """Whether a search for a bound only may end here, where prices can raise it to at most `highest`."""
+        gap = self.limits.max_open_gap if self.limits.bound_only else 0.0
+        return gap > 0 and highest <= min(self.bound * (1 + gap), self.limits.abandon_above)
+
     def reuse_known(self) -> None:
         """Start with the bounds and incumbents of earlier searches of this problem, for other budgets."""
         for objective, a in self.known_assignments():
@@ -339,7 +344,12 @@ def _price_memory(
     for _ in range(MAX_PRICES):
         saved = bytes_of(above_budget) - bytes_of(within_budget)
         slower = within_budget.seconds - above_budget.seconds
-        if state.is_over() or saved <= 0 or slower <= 0:
+        if (
+            state.is_over()
+            or saved <= 0
+            or slower <= 0
+            or state.is_high_enough(height_at_budget((above_budget, within_budget)))
+        ):
             return
         # 4 s for 4 GB: at 1 s per GB both ends cost 19. A plan that costs less lies below the line and takes the place of the end on its
         # side of the budget. If no such plan exists, the line is an edge of the lower hull, and no price gives a higher bound.

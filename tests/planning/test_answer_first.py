@@ -15,6 +15,7 @@ from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import FASTEST, Request, pipeline, plan_model, prove
 from planner_core.planning.analysis.reporting import plan_summary
 from planner_core.planning.fitting import micro_batch_numbers, micro_batches
+from planner_core.planning.fitting.baselines import note_missing_baselines
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.planner import Planner
 from planner_core.planning.request import RARE_COLLECTIONS, THOROUGH
@@ -239,6 +240,26 @@ def test_that_nothing_fits_is_said_before_networks_of_several_axes_are_built() -
     assert not first.fits
     assert first.mesh.axis_sizes == (8,)
     assert not any("×" in str(text) for text in said)
+
+
+def test_where_evenly_shared_states_do_not_fit_little_else_is_looked_at() -> None:
+    """By how much other meshes, numbers of micro-batches and baselines exceed the memory takes longer than the answer. A proof looks at all."""
+    told: list[str] = []
+    request = Request("llama-3-70b", cluster="1x8-h100", recompute="auto", accumulate=None)
+    found = plan_model(
+        request, progress=lambda text: told.append(str(text)), passes={"baselines": pipeline.add_baselines}
+    )
+    (plan,) = found.plans
+    assert not plan.fits and not any("×" in text for text in told) and told.count("coarsen") == 1
+    # Nothing is said of meshes that nobody looked at but what evenly shared states say.
+    said = next(str(n.sentence) for n in plan.notes if n.kind is NoteKind.SHORTAGE)
+    assert "any plan of one stage needs is at most" in said
+    (why,) = note_missing_baselines(found.planner, request, ())
+    assert str(why).startswith("no baseline is planned, since none can fit: evenly shared weights")
+    proven, _ = micro_batches.choose_micro_batches(
+        replace(request, prove=True), None, lambda text: told.append(str(text))
+    )
+    assert any("×" in text for text in told) and proven.effort is THOROUGH
 
 
 def _note_and_stop(events: list[object]) -> Callable[[Plan], None]:

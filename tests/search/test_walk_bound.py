@@ -20,6 +20,7 @@ from planner_core.search import (
     fit_simulated_memory,
     memory_bytes,
     rough_bound,
+    search_within_budget,
     solve_folded,
 )
 from planner_core.search.budget import memory_fit
@@ -123,6 +124,20 @@ def test_where_no_plan_can_fit_the_bound_says_so(recompute: str) -> None:
     # A sum within the budget leaves open whether a plan fits, so its bound is finite.
     above = bound_of_walk(problem, 1.01 * memory_bytes(least), "time", float("inf"))
     assert above < float("inf")
+
+
+def test_a_bound_with_an_open_gap_is_at_most_so_much_lower_and_takes_fewer_solutions() -> None:
+    asked = planner("t5-large", "auto")
+    peaks = [simulated_peak(asked.problem(MESH), asked.graph, a, float("inf")) for a in solutions(asked.problem(MESH))]
+    budget, bounds, solved = 0.4 * min(peaks) + 0.6 * max(peaks), [], []
+    for gap in (0.0, 0.01):
+        problem = asked.changed().problem(MESH)
+        of_sums = search_within_budget(problem, budget=budget, limits=UNPROVEN)
+        bounds.append(bound_of_walk(problem, budget, "time", of_sums.bound, of_sums.prices, open_gap=gap))
+        assert problem.make_at_least is not None
+        solved.append(len(problem.make_at_least().cache.exact))
+    assert rough_bound(asked.problem(MESH), "time") < bounds[0] / 1.01 <= bounds[1] <= bounds[0]
+    assert solved[1] < solved[0]
 
 
 def test_a_number_that_cannot_fit_leaves_no_gap() -> None:

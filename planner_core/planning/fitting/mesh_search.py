@@ -25,7 +25,6 @@ from planner_core.core import (
     Note,
     NoteKind,
     Plan,
-    PlannerError,
     Sentence,
     named,
     time_amount,
@@ -91,30 +90,8 @@ def choose_mesh(
     """
     method = method or METHODS[planner.request.method]
     objective = planner.objective(method)
-    best: tuple[float, Problem, Answer] | None = None
-    least: tuple[Answer, Problem] | None = None
-    bound = float("inf")
     ranked, wide = _ranked_problems(planner, options, method, say, below)
-    for rough in ranked:
-        problem, known = rough.problem, best[0] if best else below
-        # Where nothing can fit, a mesh is searched for the plan of least memory alone: only if none is known that fits or needs less.
-        if known < float("inf") and no_plan_fits(problem, planner.budget):
-            continue
-        if least and least[0].least_memory <= problem.least_bytes and exceeds_budget_by_far(problem, planner.budget):
-            continue
-        if rough.bound > known:
-            # The least of all bounds is asked for. The first meshes have the lowest bounds, so most later ones need no search.
-            bound = bound_of_walk(problem, planner.budget, objective, min(bound, rough.bound), rough.prices)
-            continue
-        say(Sentence("search on ", problem.model.mesh.term))
-        prices = best[2].prices if best else rough.prices
-        limits = SearchLimits(known, progress_callback(say, problem), prove=prove, prices=prices)
-        answer = planner.solve(problem, objective, limits, rough.rough)
-        if answer.least_memory < (least[0].least_memory if least else float("inf")):
-            least = (answer, problem)
-        if answer.assignment is not None and (best is None or is_clearly_less(answer.value, best[0])):
-            best = (answer.value, problem, answer)
-        bound = min(bound, answer.bound)
+    best, least, bound = _search_in_order(planner, ranked, objective, say, below, prove=prove)
     # Problems that gave up states bound their smaller space alone, so their whole spaces are bounded by a relaxation.
     narrowed = [p.problem for p in ranked if p.problem.unrestricted is not None and not (best and p.problem is best[1])]
     with planner.clock("search"):
@@ -131,7 +108,54 @@ def choose_mesh(
     if prove and method.zero and least is not None and needs_buffers(least[0], planner.budget):
         return _best_without_gathers(planner, options, say, method, below, least, bound)
     missed = _missed_plan(planner, below, bound, ranked, method, say) if prove else None
-    return missed or refuse_or_least_memory(planner, below, least, wide, bound)
+    return missed or refuse_or_least_memory(planner, options, below, least, wide, bound)
+
+
+def _search_in_order(
+    planner: Planner,
+    ranked: Sequence[RoughSearch],
+    objective: str,
+    say: Progress,
+    below: float,
+    *,
+    prove: bool,
+    bounded: bool = True,
+) -> tuple[tuple[float, Problem, Answer] | None, tuple[Answer, Problem] | None, float]:
+    """The best answer of these problems that fits, with its value; that of least memory; and a bound on all, which is that of the problems
+    that were searched if the answer need not be `bounded`."""
+    best: tuple[float, Problem, Answer] | None = None
+    least: tuple[Answer, Problem] | None = None
+    bound = float("inf")
+    for rough in ranked:
+        problem, known = rough.problem, best[0] if best else below
+        # Where nothing can fit, a mesh is searched for the plan of least memory alone: only if none is known that fits or needs less.
+        if known < float("inf") and no_plan_fits(problem, planner.budget):
+            continue
+        if least and least[0].least_memory <= problem.least_bytes and exceeds_budget_by_far(problem, planner.budget):
+            continue
+        # The least of all bounds is asked for. The first meshes have the lowest bounds, so most later ones need no search.
+        if rough.bound > known:
+            if bounded:
+                highest, gap = min(bound, rough.bound), planner.effort.gap
+                bound = bound_of_walk(problem, planner.budget, objective, highest, rough.prices, open_gap=gap)
+            continue
+        # Meshes of one bound have one layout in common. A bound that holds by the walk tells that they are no better, for a third of what
+        # their search takes. Example: Llama-3.1-405B on 1 024 GPUs has six such meshes.
+        if best is not None and bounded and problem.make_at_least is not None and problem.unrestricted is None:
+            of_walk = bound_of_walk(problem, planner.budget, objective, rough.within, rough.prices, known)
+            if of_walk > known:
+                bound = min(bound, of_walk)
+                continue
+        say(Sentence("search on ", problem.model.mesh.term))
+        prices = best[2].prices if best else rough.prices
+        limits = SearchLimits(known, progress_callback(say, problem), prove=prove, prices=prices)
+        answer = planner.solve(problem, objective, limits, rough.rough)
+        if answer.least_memory < (least[0].least_memory if least else float("inf")):
+            least = (answer, problem)
+        if answer.assignment is not None and (best is None or is_clearly_less(answer.value, best[0])):
+            best = (answer.value, problem, answer)
+        bound = min(bound, answer.bound)
+    return best, least, bound
 
 
 def _best_without_gathers(
@@ -155,7 +179,7 @@ def _best_without_gathers(
         scope = Note("not proven: only plans that gather no weights at their use were looked at", NoteKind.SCOPE)
         return replace(plan, optimal=False, bound=min(bound, planner.value(plan)), notes=(scope, *plan.notes))
     try:
-        other = refuse_or_least_memory(planner, below, least, None, bound)
+        other = refuse_or_least_memory(planner, options, below, least, None, bound)
     except NoPlanFits as raised:
         raise min(error or raised, raised, key=lambda e: e.needed_bytes) from None
     smallest = other if plan is None else min(plan, other, key=lambda p: p.cost.memory_bytes["peak"])
@@ -175,20 +199,25 @@ def _missed_plan(
         return None
     if planner.effort is not THOROUGH and below <= bound * (1 + WIDE):
         return None
-    # Only meshes whose bound is below the best plan can hold what was missed.
-    options = list(dict.fromkeys(p.problem.model.mesh for p in ranked if p.bound < below))
     best: Plan | None = None
+    objective, thorough = planner.objective(method), planner.effort is THOROUGH
+    # Only meshes whose bound is below the best plan can hold what was missed. A moment's work looks at the most promising.
+    options = list(dict.fromkeys(p.problem.model.mesh for p in ranked if p.bound < below))
+    options = options if thorough else options[:1]
     for policy in (p for p in RECOMPUTE if p != "auto"):
-        try:
-            # Not told of `below`: a search without proof gives up early below it (Llama-3-8B of two layers in 5 GB: 66.9 ms, else 66.3).
-            # Proofs share the points that the request has left: without them, two layers in 5 GB take 69.3 ms instead of 69.1.
-            other = choose_mesh(with_recompute(planner, policy), options, say, method)
-        except PlannerError:
+        other = with_recompute(planner, policy)
+        # A search without proof gives up early below what it is told of (Llama-3-8B of two layers in 5 GB: 66.9 ms, else 66.3), and proofs
+        # share the points that the request has left (69.3 ms, with them 69.1). A moment's work has neither.
+        limit = math.inf if thorough else below
+        roughly, _ = _ranked_problems(other, options, method, say, limit)
+        found, _, _ = _search_in_order(other, roughly, objective, say, limit, prove=thorough, bounded=False)
+        if found is None:
             continue
-        if other.fits and planner.value(other) < below:
-            below = planner.value(other)
+        plan = other.plan(found[1], found[2], "best", planner.request.method, objective)
+        if plan.fits and planner.value(plan) < below:
+            below = planner.value(plan)
             gap = Note(describe_gap(below, bound), NoteKind.GAP)
-            best = replace(other, optimal=False, bound=bound, notes=(gap,))
+            best = replace(plan, optimal=False, bound=bound, notes=(gap,))
     return best
 
 
@@ -255,12 +284,14 @@ def _round_for_order(value: float) -> float:
 @dataclass(frozen=True, slots=True)
 class RoughSearch:
     """A problem, and the answer of a search of it without proof; None if that was abandoned or not begun. No plan whose sum of memory
-    is at most FIRST_BUDGET_FACTOR times the budget has a value below `bound`. `prices` of memory gave it."""
+    is at most FIRST_BUDGET_FACTOR times the budget has a value below `bound`, and none whose sum is within it one below `within`. `prices`
+    of memory gave them."""
 
     problem: Problem
     rough: Answer | None = None
     bound: float = 0.0
     prices: tuple[float, float] = (0.0, 0.0)
+    within: float = 0.0
 
 
 def rank_by_bound(
@@ -286,7 +317,9 @@ def rank_by_bound(
         # 80 GB and a factor of 1.05 by 2 * 0.05 * 80 = 8 s.
         within = rough_bound(problem, objective) if nothing else answer.bound
         bound = within - sum(answer.prices) * (FIRST_BUDGET_FACTOR - 1) * budget
-        found.append((nothing, within, RoughSearch(problem, None if given_up else answer, bound, answer.prices)))
+        found.append(
+            (nothing, within, RoughSearch(problem, None if given_up else answer, bound, answer.prices, within))
+        )
         best = answer.value if is_clearly_less(answer.value, best) else best
         prices = answer.prices if any(answer.prices) else prices
     # They come last, since a plan that fits makes a search for the least memory needless.

@@ -53,6 +53,8 @@ GOOD_GAP = 1 / 3
 """A plan at most this share above its bound is shown before the other numbers are looked at."""
 MOST_BETWEEN = 3
 """Numbers that the steps passed over and that are looked at, where no proof is asked for."""
+NEAR_LEAST = 1.5
+"""A plan that does not fit is good enough if it takes at most so many times what evenly shared weights, gradients and states take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +189,8 @@ class _MicroBatchSearch:
         # Where no number fits, few numbers beside the first can have the plan of least memory: all others are passed over.
         vain = self.best is None and (not self.states_fit or _no_number_can_fit(count, self.numbers))
         options = count.options
-        if vain:
-            self._show_plan_on_one_axis(count)
+        if vain and self._ends_on_one_axis(count):
+            return
         while count.micro_batches != self._end:
             if count.micro_batches not in self.least:
                 options, plan = self._look_at(count)
@@ -206,15 +208,25 @@ class _MicroBatchSearch:
             if others:
                 self._look_at(min(others, key=_least_sum_of_bytes))
 
-    def _show_plan_on_one_axis(self, count: MicroBatchCandidate) -> None:
-        """Show the plan of least memory on the mesh of one axis, where nothing can fit: that is the answer, and other meshes change only by
-        how much."""
+    def _ends_on_one_axis(self, count: MicroBatchCandidate) -> bool:
+        """Show the plan of least memory on the mesh of one axis, where nothing can fit: that is the answer. Returns whether other meshes
+        and numbers can change hardly by how much."""
         # Their networks take most of the time. Example: DeepSeek-V4 on 16 H100 says after 2.5 s and not after 5 that no plan fits.
         one_axis = [mesh for mesh in count.options if len(mesh.axis_sizes) == 1]
-        if one_axis and len(count.options) > 1 and self._show_first is not None:
-            plan, _ = _plan_number(replace(count, options=one_axis), self.known, {}, self.search, self.say)
-            if plan is not None:
-                self.show(plan)
+        if not one_axis or len(count.options) == 1 or self._show_first is None:
+            return False
+        count = replace(count, options=one_axis)
+        plan, needed = _plan_number(count, self.known, {}, self.search, self.say)
+        if plan is None:
+            return False
+        self.show(plan)
+        # Evenly shared states bound every mesh and number. Who states a budget, or asks for a proof, is told of the very least.
+        is_bounded = not self.states_fit and needed <= NEAR_LEAST * least_state_bytes(count.planner)
+        if not is_bounded or self.numbers.effort is THOROUGH:
+            return False
+        self.seen.append(count)
+        self.needed[count.micro_batches] = needed
+        return True
 
     def _look_at(self, count: MicroBatchCandidate) -> tuple[Sequence[DeviceMesh], Plan | None]:
         """Search one number without proof. Returns the meshes on which a multiple of it may be better than what is known, and its plan, if

@@ -7,12 +7,13 @@ more of them: BROS makes a sinusoid of 192 numbers for each pair of tokens. `not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from planner_core.core import (
     ITEM_BYTES,
+    DeviceMesh,
     Graph,
     NoPlanFits,
     Note,
@@ -35,7 +36,7 @@ from planner_core.models import VOCABULARY
 from planner_core.ops import operator
 from planner_core.planning.methods.layout import parse_layout
 from planner_core.planning.methods.registry import EXACT, METHODS
-from planner_core.planning.planner import Planner
+from planner_core.planning.planner import Planner, candidate_meshes
 from planner_core.search import Answer, memory_bytes
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
@@ -282,9 +283,14 @@ def note_meshes_left_out(plan: Plan, wide: TooWide | None) -> Plan:
 
 
 def refuse_or_least_memory(
-    planner: Planner, below: float, least: tuple[Answer, Problem] | None, wide: TooWide | None, bound: float
+    planner: Planner,
+    options: Sequence[DeviceMesh],
+    below: float,
+    least: tuple[Answer, Problem] | None,
+    wide: TooWide | None,
+    bound: float,
 ) -> Plan:
-    """What `choose_mesh` gives or raises if no plan fits. `least`: what was found of least memory."""
+    """What `choose_mesh` gives or raises if no plan fits on the meshes. `least`: what was found of least memory."""
     # A search below a known value does not look for the least memory, so it has none to tell.
     if below < float("inf"):
         raise NoPlanFits(f"no plan that fits is better than {below:.4g}", bound=min(below, bound))
@@ -294,11 +300,15 @@ def refuse_or_least_memory(
         raise NoPlanFits(
             "no plan of this model can run on these meshes; try another ", named("mesh"), " or ", named("batch")
         )
-    return _plan_of_least_memory(planner, *least, bound)
+    every = {mesh.axis_sizes for mesh in candidate_meshes(planner.request, planner.cluster)}
+    # Of meshes that were not looked at no more is known than what evenly shared states take.
+    all_meshes = every <= {mesh.axis_sizes for mesh in options}
+    sum_bytes = memory_bytes(least[0].smallest) if all_meshes and least[0].smallest else least_state_bytes(planner)
+    return _plan_of_least_memory(planner, *least, bound, sum_bytes)
 
 
-def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem, bound: float) -> Plan:
-    """The plan of least memory, which does not fit. Raises NoPlanFits if the user gave a budget.
+def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem, bound: float, at_least: float) -> Plan:
+    """The plan of least memory, which does not fit. Raises NoPlanFits if the user gave a budget. `at_least`: bytes that no plan is below.
 
     `bound`: a value that no plan which fits is below. A search without a proof may have missed one. Infinite if none fits, which a plan
     says by no bound.
@@ -307,7 +317,7 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem, bo
     smallest = Answer(answer.smallest, 0.0, 0.0, answer.least_memory)
     objective = planner.objective()
     plan = planner.plan(problem, smallest, "least memory", planner.request.method, objective)
-    first, *rest = note_shortage(plan, planner, memory_bytes(answer.smallest))
+    first, *rest = note_shortage(plan, planner, at_least)
     if planner.request.memory_gb is not None:
         peak = plan.cost.memory_bytes["peak"]
         helps: list[str | Term] = ["more GPUs", Sentence("a smaller ", named("batch"))]

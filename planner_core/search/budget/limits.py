@@ -30,7 +30,8 @@ class SearchLimits:
             backward. If they bound this one above `abandon_above`, that is all.
         points: The points that may be formed to close gaps; what is formed is taken from it. None: each search has an allowance of its
             own.
-        max_open_gap: If the incumbent is at most this share above the bound, only a gap that closes at once is closed.
+        max_open_gap: If the incumbent is at most this share above the bound, only a gap that closes at once is closed. Of a bound only: it
+            is high enough if no prices can raise it by more than this share, and none above `abandon_above`.
     """
 
     abandon_above: float = math.inf

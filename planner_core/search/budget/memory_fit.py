@@ -157,17 +157,18 @@ def bound_of_walk(
     bound: float,
     prices: tuple[float, float] = (0.0, 0.0),
     abandon_above: float = float("inf"),
+    open_gap: float = 0.0,
 ) -> float:
     """Return a value, at most `bound`, that no assignment is below whose simulated peak is within `budget` bytes per GPU.
 
     `bound` holds for assignments whose sum is within the budget, found at `prices` of memory. The sum counts one copy of every recomputed
     block at work, and the walk holds one of them at a time: T5's sum is up to 10 % above its walk. So the bound is that of the network
     whose sums leave these out, since what is left is held while the loss runs. The bound is infinite if not even such a sum is within the
-    budget. A value above `abandon_above` is high enough.
+    budget. A value above `abandon_above` is high enough, and so is one that is at most `open_gap` below the highest that prices give.
     """
     if problem.make_at_least is None or problem.unrestricted is not None or bound <= rough_bound(problem, objective):
         return bound
-    limits = SearchLimits(abandon_above=min(bound, abandon_above), prove=False, bound_only=True, prices=prices)
+    limits = SearchLimits(min(bound, abandon_above), prove=False, bound_only=True, prices=prices, max_open_gap=open_gap)
     return min(
         bound, search_within_budget(problem.make_at_least(), objective=objective, budget=budget, limits=limits).bound
     )
@@ -224,8 +225,8 @@ class _MemoryFit:
 
     def lower_bound_to_walk(self, answer: Answer) -> Answer:
         """Return the answer with a bound that holds for every assignment whose simulated peak fits."""
-        limit = self.limits.abandon_above
-        bound = bound_of_walk(self.problem, self.budget, self.objective, answer.bound, answer.prices, limit)
+        limit, gap = self.limits.abandon_above, self.limits.max_open_gap
+        bound = bound_of_walk(self.problem, self.budget, self.objective, answer.bound, answer.prices, limit, gap)
         return answer if bound >= answer.bound else replace(answer, bound=bound)
 
     def find_unproven(self, fastest: Assignment) -> Answer:
