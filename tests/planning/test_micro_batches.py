@@ -12,11 +12,11 @@ from planner_core.core.plan import Note, NoteKind, Plan
 from planner_core.core.workload import RECOMPUTE, ZERO
 from planner_core.planning import Request, plan_model
 from planner_core.planning.fitting.front import exact_front
+from planner_core.planning.fitting.mesh_search import with_lower_bound
 from planner_core.planning.fitting.micro_batches import (
     MicroBatchCandidate,
     bound_on_mesh,
     choose_micro_batches,
-    with_lower_bound,
 )
 from planner_core.planning.methods import METHODS, parse_layout
 from planner_core.planning.planner import candidate_meshes, prepare_planner

@@ -22,9 +22,9 @@ from planner_core.core import (
 )
 from planner_core.cost import cost_model_of, price_with_host
 from planner_core.planning.fitting.host_waits import choose_shortest_step
-from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
+from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh, with_lower_bound
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
-from planner_core.planning.fitting.micro_batches import choose_micro_batches, with_lower_bound
+from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.methods import (
     BASELINES,
     EXACT,

@@ -221,6 +221,17 @@ def _missed_plan(
     return best
 
 
+def with_lower_bound(planner: Planner, plan: Plan, bound: float) -> Plan:
+    """A plan that fits with the lower `bound` of a larger space, which may take its proof away; unchanged if its own is no higher."""
+    value = planner.value(plan)
+    if plan.bound is None or bound >= min(plan.bound, value) * (1 - TIE / 10):
+        return plan
+    proven = value <= bound * (1 + TIE)
+    notes = tuple(note for note in plan.notes if note.kind is not NoteKind.GAP)
+    gap = Note(describe_gap(value, bound), NoteKind.GAP)
+    return replace(plan, optimal=proven, bound=bound, notes=notes if proven else (gap, *notes))
+
+
 def _ranked_problems(
     planner: Planner, options: Iterable[DeviceMesh], method: Method, say: Progress, below: float
 ) -> tuple[list[RoughSearch], TooWide | None]:

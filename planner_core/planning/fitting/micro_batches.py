@@ -28,9 +28,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner_core.core import DeviceMesh, NoPlanFits, Note, NoteKind, Plan, divisors
+from planner_core.core import DeviceMesh, NoPlanFits, Plan, divisors
 from planner_core.cost import Component
-from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh
+from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh, with_lower_bound
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
 from planner_core.planning.fitting.shortage import least_state_bytes
 from planner_core.planning.methods import METHODS
@@ -39,7 +39,6 @@ from planner_core.planning.request import MOMENT, THOROUGH, Effort, Progress, Re
 from planner_core.search import (
     TIE,
     bound_of_whole_space,
-    describe_gap,
     least_value_bound,
     no_plan_fits,
     possible_winners,
@@ -317,17 +316,6 @@ class _MicroBatchSearch:
         every = [n for n in divisors(self.numbers.last) if not (end and n % end == 0 and n not in self.bounds)]
         bound = min(plan.bound, value, *(self._bound_of(n) for n in every)) if every else plan.bound
         return planner, with_lower_bound(planner, plan, bound)
-
-
-def with_lower_bound(planner: Planner, plan: Plan, bound: float) -> Plan:
-    """A plan that fits with the lower `bound` of a larger space, which may take its proof away; unchanged if its own is no higher."""
-    value = planner.value(plan)
-    if plan.bound is None or bound >= min(plan.bound, value) * (1 - TIE / 10):
-        return plan
-    proven = value <= bound * (1 + TIE)
-    notes = tuple(note for note in plan.notes if note.kind is not NoteKind.GAP)
-    gap = Note(describe_gap(value, bound), NoteKind.GAP)
-    return replace(plan, optimal=proven, bound=bound, notes=notes if proven else (gap, *notes))
 
 
 def bound_on_mesh(planner: Planner, mesh: DeviceMesh, *, relaxed: bool = True) -> float:
