@@ -42,8 +42,8 @@ def first_schema_fault(
         warnings.warn(f"{where} was not checked against its schema: install jsonschema", stacklevel=3)
         return None
     faults = islice(_validator(form, strict).iter_errors(data), MAX_FAULTS)
-    found = min(faults, key=_report_order, default=None)
-    return f"{where}{_sentence(found, expected or {})}" if found is not None else None
+    fault = min(faults, key=_report_order, default=None)
+    return f"{where}{_sentence(fault, expected or {})}" if fault is not None else None
 
 
 def _report_order(error: Any) -> int:
@@ -97,8 +97,8 @@ def _sentence(error: Any, expected: Mapping[str, str]) -> str:
 
 
 def _expected_words(path: list[Any], schema: Mapping[str, Any], expected: Mapping[str, str]) -> str:
-    own = expected.get(path[0]) if len(path) == 1 else None
-    return own or str(schema.get("expected", ""))
+    words = expected.get(path[0]) if len(path) == 1 else None
+    return words or str(schema.get("expected", ""))
 
 
 def _missing_field(path: list[Any], said: str) -> str:

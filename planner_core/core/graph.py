@@ -173,15 +173,15 @@ class Graph:
 
     def parameters(self) -> dict[str, TensorMeta]:
         """Every parameter by its full name; shared parameters once."""
-        found = {v.name: v.meta for v in self.top.values if v.kind == "parameter"}
+        metas = {v.name: v.meta for v in self.top.values if v.kind == "parameter"}
         for call in self.calls():
             block = self.blocks[call.block]
             # A weight that the caller passes in is one of the top block's, and is counted there.
             passed = set(block.inputs)
             for i, v in enumerate(block.values):
                 if v.kind == "parameter" and i not in passed:
-                    found[join_name(call.prefix, v.name)] = v.meta
-        return found
+                    metas[join_name(call.prefix, v.name)] = v.meta
+        return metas
 
     @property
     def num_params(self) -> int:
@@ -284,14 +284,14 @@ def _inline_call(block: Block, call: Call, values: list[Value], names: dict[str,
 def check(graph: Graph) -> None:
     """Assert the invariants of a graph: every value is made once, and before it is used."""
     for block in (graph.top, *graph.blocks.values()):
-        made = set(block.inputs) | {i for i, v in enumerate(block.values) if v.kind != "activation"}
+        known = set(block.inputs) | {i for i, v in enumerate(block.values) if v.kind != "activation"}
         for item in block.items:
-            assert set(item.inputs) <= made, f"{block.name}: {item} uses a value before it is made"
+            assert set(item.inputs) <= known, f"{block.name}: {item} uses a value before it is made"
             fresh = set(item.outputs)
             # An op that writes in place returns its operand, a value that exists already. A call has no such result.
-            assert not fresh & made or isinstance(item, Op), f"{block.name}: {item} makes a value twice"
-            made |= fresh
+            assert not fresh & known or isinstance(item, Op), f"{block.name}: {item} makes a value twice"
+            known |= fresh
             if isinstance(item, Call):
                 callee = graph.blocks[item.block]
                 assert len(callee.inputs) == len(item.inputs) and len(callee.outputs) == len(item.outputs)
-        assert set(block.outputs) <= made
+        assert set(block.outputs) <= known

@@ -54,9 +54,9 @@ class PipelineAxis:
     ranks: int = 1
     outer: int = 0
 
-    def insert(self, axes: tuple[_Of, ...], own: _Of) -> tuple[_Of, ...]:
+    def insert(self, axes: tuple[_Of, ...], pipeline: _Of) -> tuple[_Of, ...]:
         """Return what the whole mesh has by axis, from what the rank's mesh has and the pipeline axis has."""
-        return (*axes[: self.outer], own, *axes[self.outer :])
+        return (*axes[: self.outer], pipeline, *axes[self.outer :])
 
     def rank_in_mesh(self, mesh: DeviceMesh, gpu: int) -> int:
         """Return the place of a GPU in the mesh of its pipeline rank."""

@@ -180,8 +180,8 @@ def group_sums(steps: Iterable[Step]) -> tuple[tuple[Step, ...], ...]:
     """
     return tuple(
         run
-        for is_sum, found in itertools.groupby(steps, lambda step: step.collective == "all_reduce")
-        for run in ([tuple(found)] if is_sum else [(step,) for step in found])
+        for is_sum, group in itertools.groupby(steps, lambda step: step.collective == "all_reduce")
+        for run in ([tuple(group)] if is_sum else [(step,) for step in group])
     )
 
 

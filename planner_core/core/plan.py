@@ -402,26 +402,26 @@ class Plan:
     def data_axes(self) -> tuple[int, ...]:
         """The mesh axes that shard the batch: of the operations whose first result is sharded there, most shard dim 0. Others say
         nothing: a loss is put together from many numbers, which have no dims."""
-        made = [s.outputs[0].src.forward for b in self.blocks.values() for s in b.sites.values() if s.outputs]
+        results = [s.outputs[0].src.forward for b in self.blocks.values() for s in b.sites.values() if s.outputs]
         return data_axes_of(
-            [[p.dim if isinstance(p, Shard) else None for p in one] for one in made], self.mesh.axis_sizes
+            [[p.dim if isinstance(p, Shard) else None for p in one] for one in results], self.mesh.axis_sizes
         )
 
 
-def data_axes_of(made: Sequence[Sequence[int | None]], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the axes on which dim 0 is the most common sharded dim. `made`: for each result the dim that each axis shards, or None.
+def data_axes_of(results: Sequence[Sequence[int | None]], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes on which dim 0 is the most common sharded dim. `results`: for each result the dim that each axis shards, or None.
 
     Only results that an axis shards vote on it, and the majority decides.
     """
-    sharded = [[dims[axis] for dims in made if dims[axis] is not None] for axis in range(len(sizes))]
+    sharded = [[dims[axis] for dims in results if dims[axis] is not None] for axis in range(len(sizes))]
     return tuple(axis for axis, dims in enumerate(sharded) if 2 * dims.count(0) > len(dims))
 
 
-def refuse_stages(plan: Plan, who: str, way: str) -> None:
-    """Raise InputError for a plan with pipeline stages. `who` is the program that cannot take one, `way` a clause with what would do."""
+def refuse_stages(plan: Plan, who: str, remedy: str) -> None:
+    """Raise InputError for a plan with pipeline stages. `who` is the program that cannot take one, `remedy` a clause with what would do."""
     if plan.pipeline:
         raise InputError(
-            f"{who} takes no plan with pipeline stages, and this one has {len(plan.pipeline.copies)}; ", way
+            f"{who} takes no plan with pipeline stages, and this one has {len(plan.pipeline.copies)}; ", remedy
         )
 
 

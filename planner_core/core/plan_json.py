@@ -97,8 +97,10 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 def plan_from_json(data: Any) -> Plan:
     """Read and validate a plan; raises InputError with the first thing that is wrong."""
     if not isinstance(data, dict) or data.get("schema") not in (PLAN_SCHEMA, *OLDER_SCHEMAS):
-        found = str(data.get("schema"))[:MAX_MESSAGE_END] if isinstance(data, dict) else type(data).__name__
-        raise InputError(f"not a plan: schema is {found!r}, wanted {PLAN_SCHEMA!r}; make one with `plan MODEL -o FILE`")
+        schema = str(data.get("schema"))[:MAX_MESSAGE_END] if isinstance(data, dict) else type(data).__name__
+        raise InputError(
+            f"not a plan: schema is {schema!r}, wanted {PLAN_SCHEMA!r}; make one with `plan MODEL -o FILE`"
+        )
     wrong = first_schema_fault(data, "plan", "broken plan file", strict=True)
     if wrong:
         raise InputError(f"{wrong}; {REMAKE_HINT}")
@@ -313,11 +315,11 @@ def _param_from_json(row: list[Any]) -> ParamPlan:
     three = (parse_placements(stored), parse_placements(working), parse_placements(gradient))
     # After the fixed fields a row has nothing (the shortest steps), two texts of steps, or the one word False (not trained).
     trained = False not in rest
-    made = ParamPlan(*three, tuple(gathered), _segments_from_json(segments), trained=trained)
+    param = ParamPlan(*three, tuple(gathered), _segments_from_json(segments), trained=trained)
     if not rest or not trained:
-        return made
+        return param
     refresh, reduce = map(_steps_from_text, rest)
-    return replace(made, refresh=refresh, reduce=reduce)
+    return replace(param, refresh=refresh, reduce=reduce)
 
 
 def _segments_json(segments: Mapping[int, tuple[int, ...]]) -> dict[str, list[int]]:

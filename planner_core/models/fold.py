@@ -63,18 +63,18 @@ class WeightNode:
 
 def list_weight_nodes(graph: Graph) -> list[WeightNode]:
     """List every operation that takes a parameter, in order, with repeats written out."""
-    found: list[WeightNode] = []
+    nodes: list[WeightNode] = []
     inside = tuple(call.prefix + "." for call in graph.calls())
     for item in graph.top.items:
         if isinstance(item, Call):
             inner = list(_weight_ops(graph.blocks[item.block]))
-            found += [WeightNode(_module_path(join_name(item.prefix, op.name)), op.fn, shapes) for op, shapes in inner]
+            nodes += [WeightNode(_module_path(join_name(item.prefix, op.name)), op.fn, shapes) for op, shapes in inner]
         else:
-            found += [
+            nodes += [
                 WeightNode(_module_path(op.name), op.fn, shapes, op.name.startswith(inside))
                 for op, shapes in _weight_ops(graph.top, item)
             ]
-    return found
+    return nodes
 
 
 def _weight_ops(block: Block, only: Op | None = None) -> Iterator[tuple[Op, tuple[tuple[int, ...], ...]]]:
@@ -93,41 +93,41 @@ def fold_steps(nodes: list[WeightNode], min_duplicate: int = 2) -> tuple[FoldSte
     """Run Algorithm 1 from the deepest level; the last step is the one that stopped it, or depth 1."""
     parts = [(tuple(n.path.split(".")) if n.path else (), n) for n in nodes]
     steps: list[FoldStep] = []
-    found = False
+    has_begun = False
     for depth in range(max((len(p) for p, _ in parts), default=0), 0, -1):
         groups = _group_similar(_content_by_prefix(parts, depth), min_duplicate)
-        kept = any(g.kept for g in groups)
+        repeats = any(g.kept for g in groups)
         # The deepest level may hold operators of one module alone: it must not end the algorithm before it has begun.
-        stopped = found and not kept
+        stopped = has_begun and not repeats
         steps.append(FoldStep(depth, groups, stopped))
         if stopped:
             break
-        found = found or kept
+        has_begun = has_begun or repeats
     return tuple(steps)
 
 
 def shared_subgraphs(steps: tuple[FoldStep, ...]) -> tuple[FoldGroup, ...]:
     """Return the kept groups that lie in no larger kept one, shallowest first."""
-    found: list[FoldGroup] = []
+    outermost: list[FoldGroup] = []
     covered: set[tuple[str, ...]] = set()
     # From the shallowest level on: a layer covers the attention inside it, which repeats as often.
     for step in reversed(steps):
         for group in step.kept:
             paths = [tuple(p.split(".")) for p in group.prefixes]
             if not any(p[:i] in covered for p in paths for i in range(1, len(p) + 1)):
-                found.append(group)
+                outermost.append(group)
         covered.update(tuple(p.split(".")) for g in step.kept for p in g.prefixes)
-    return tuple(found)
+    return tuple(outermost)
 
 
 def _content_by_prefix(parts: list[tuple[tuple[str, ...], WeightNode]], depth: int) -> dict[tuple[str, ...], Content]:
     """Return the content of every block at `depth`: its nodes by relative name, in order."""
-    found: dict[tuple[str, ...], list[tuple[str, str, tuple[tuple[int, ...], ...]]]] = {}
+    contents: dict[tuple[str, ...], list[tuple[str, str, tuple[tuple[int, ...], ...]]]] = {}
     for path, node in parts:
         # T5's relative bias has the path of layer 0 and would make that layer unlike all others.
         if len(path) == depth or (len(path) > depth and not node.hoisted):
-            found.setdefault(path[:depth], []).append((".".join(path[depth:]), node.fn, node.shapes))
-    return {prefix: tuple(content) for prefix, content in found.items()}
+            contents.setdefault(path[:depth], []).append((".".join(path[depth:]), node.fn, node.shapes))
+    return {prefix: tuple(content) for prefix, content in contents.items()}
 
 
 def _group_similar(prefixes: dict[tuple[str, ...], Content], min_duplicate: int) -> tuple[FoldGroup, ...]:
@@ -136,12 +136,12 @@ def _group_similar(prefixes: dict[tuple[str, ...], Content], min_duplicate: int)
         alike.setdefault((len(prefix), _numbered_family(prefix), content), []).append(prefix)
     rows = []
     for (_, family, content), members in alike.items():
-        kept = len(members) >= min_duplicate
+        repeats = len(members) >= min_duplicate
         names = tuple(".".join(m) for m in members)
         pattern = ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*members, strict=True))
         others = [(".".join(p), c) for (_, f, c), ps in alike.items() if f == family and c != content for p in ps[:1]]
-        reason = _explain_group(len(members), content, others, kept, min_duplicate)
-        rows.append(FoldGroup(pattern, len(members), len(content), kept, reason, names))
+        reason = _explain_group(len(members), content, others, repeats, min_duplicate)
+        rows.append(FoldGroup(pattern, len(members), len(content), repeats, reason, names))
     return tuple(rows)
 
 
@@ -150,8 +150,8 @@ def _numbered_family(prefix: tuple[str, ...]) -> tuple[str, ...]:
     return tuple("#" + c.rstrip("0123456789") if c[-1:].isdecimal() else c for c in prefix)
 
 
-def _explain_group(count: int, content: Content, others: list[tuple[str, Content]], kept: bool, least: int) -> str:
-    if kept:
+def _explain_group(count: int, content: Content, others: list[tuple[str, Content]], repeats: bool, least: int) -> str:
+    if repeats:
         return f"{count} blocks with the same {len(content)} weight operation{'s' * (len(content) > 1)}"
     if not others:
         return f"only {count} such block, {least} needed"
@@ -177,14 +177,14 @@ def why_not_folded(graph: Graph, prefix_a: str, prefix_b: str, limit: int = 8) -
     for prefix, rows in ((prefix_a, a), (prefix_b, b)):
         if not rows:
             return [f"{prefix} does nothing in this graph"]
-    found = [f"only {prefix_a} does {name} ({a[name][0]})" for name in a if name not in b]
-    found += [f"only {prefix_b} does {name} ({b[name][0]})" for name in b if name not in a]
+    reasons = [f"only {prefix_a} does {name} ({a[name][0]})" for name in a if name not in b]
+    reasons += [f"only {prefix_b} does {name} ({b[name][0]})" for name in b if name not in a]
     for name in a:
         if name in b and a[name] != b[name]:
-            found.append(f"{name} differs: {_describe_difference(a[name], b[name])}")
-    if not found and list(a) != list(b):
-        found.append("they do the same operations in another order")
-    return found[:limit] + ([f"and {len(found) - limit} more differences"] if len(found) > limit else [])
+            reasons.append(f"{name} differs: {_describe_difference(a[name], b[name])}")
+    if not reasons and list(a) != list(b):
+        reasons.append("they do the same operations in another order")
+    return reasons[:limit] + ([f"and {len(reasons) - limit} more differences"] if len(reasons) > limit else [])
 
 
 OpSignature = tuple[str, dict[str, object], tuple[TensorMeta, ...], tuple[TensorMeta, ...]]

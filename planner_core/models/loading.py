@@ -91,24 +91,24 @@ def capture_file(source: str, *, batch: int | None = None, seq: int | None = Non
 
     exported = source.endswith(".pt2")
 
-    def graph(made: ModelSource) -> Graph:
-        size = made.workload or infer_workload(made)
+    def graph(model_source: ModelSource) -> Graph:
+        size = model_source.workload or infer_workload(model_source)
         _check_sizes(source, size, {} if exported else {"batch": batch, "seq": seq})
-        notes = made.notes if exported else (*made.notes, made.describe_inputs())
-        return _capture(made, size, flat=flat, notes=notes, replay=not exported)
+        notes = model_source.notes if exported else (*model_source.notes, model_source.describe_inputs())
+        return _capture(model_source, size, flat=flat, notes=notes, replay=not exported)
 
-    made = python_source(source)
+    model_source = python_source(source)
     try:
-        return graph(made)
+        return graph(model_source)
     except NeedsValues as error:
-        unknown = any(t.is_meta and not t.is_floating_point() for t in made.tensors())
+        unknown = any(t.is_meta and not t.is_floating_point() for t in model_source.tensors())
         if exported or not unknown:
             raise
         first = error
     try:
-        made = move_to_meta(python_source(source, "cpu"))
-        made.notes += (f"planned for the values of the example inputs, others may run otherwise: {first.what}",)
-        return graph(made)
+        model_source = move_to_meta(python_source(source, "cpu"))
+        model_source.notes += (f"planned for the values of the example inputs, others may run otherwise: {first.what}",)
+        return graph(model_source)
     except (CaptureError, MemoryError):
         raise first from None
 
@@ -395,9 +395,9 @@ def _capture_in_memory(
         )
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    made = module_source(module, inputs, dtype)
-    _check_sizes(name, made.workload, asked)
-    return _capture(made, made.workload, originals=made.originals)
+    source = module_source(module, inputs, dtype)
+    _check_sizes(name, source.workload, asked)
+    return _capture(source, source.workload, originals=source.originals)
 
 
 def _check_sizes(name: str, size: Mapping[str, int], asked: Mapping[str, int | None]) -> None:

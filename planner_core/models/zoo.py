@@ -143,8 +143,8 @@ def set_depth(graph: Graph, layers: int, config: Mapping[str, Any]) -> Graph:
         run = [c for c in calls if c.block == item.block]
         if item is not run[0]:
             continue
-        made, outs = _chain(item, run, layers, values)
-        items += [_renamed(c, swap) for c in made]
+        chain, outs = _chain(item, run, layers, values)
+        items += [_renamed(c, swap) for c in chain]
         swap.update(zip(run[-1].outputs, outs, strict=True))
     outputs = tuple(swap.get(v, v) for v in graph.top.outputs)
     top = _compact(replace(graph.top, values=tuple(values), items=tuple(items), outputs=outputs))
@@ -152,10 +152,10 @@ def set_depth(graph: Graph, layers: int, config: Mapping[str, Any]) -> Graph:
 
 
 def _renamed(item: Any, swap: dict[int, int]) -> Any:
-    found = {"inputs": tuple(swap.get(v, v) for v in item.inputs)}
+    renamed = {"inputs": tuple(swap.get(v, v) for v in item.inputs)}
     if isinstance(item, Op):
-        found["saved"] = tuple(swap.get(v, v) for v in item.saved)
-    return replace(item, **found)
+        renamed["saved"] = tuple(swap.get(v, v) for v in item.saved)
+    return replace(item, **renamed)
 
 
 def _chain(first: Call, run: list[Call], layers: int, values: list[Value]) -> tuple[list[Call], tuple[int, ...]]:
@@ -164,23 +164,23 @@ def _chain(first: Call, run: list[Call], layers: int, values: list[Value]) -> tu
         {i: run[0].outputs.index(v) for i, v in enumerate(run[1].inputs) if v in run[0].outputs} if len(run) > 1 else {}
     )
     head, _, _ = first.prefix.rpartition(".")
-    made: list[Call] = []
+    chain: list[Call] = []
     for k in range(layers):
         inputs = list(first.inputs)
         for i, out in links.items():
             if k:
-                inputs[i] = made[-1].outputs[out]
+                inputs[i] = chain[-1].outputs[out]
         outputs = first.outputs if k == 0 else _fresh(first.outputs, values)
-        made.append(Call(first.block, f"{head}.{k}" if head else str(k), tuple(inputs), outputs))
-    return made, made[-1].outputs
+        chain.append(Call(first.block, f"{head}.{k}" if head else str(k), tuple(inputs), outputs))
+    return chain, chain[-1].outputs
 
 
 def _fresh(outputs: tuple[int, ...], values: list[Value]) -> tuple[int, ...]:
-    found = []
+    numbers = []
     for v in outputs:
-        found.append(len(values))
+        numbers.append(len(values))
         values.append(replace(values[v], storage=len(values)))
-    return tuple(found)
+    return tuple(numbers)
 
 
 def _compact(top: Block) -> Block:

@@ -119,13 +119,13 @@ def _group_to_join(block: Block, op: Op, home: Mapping[int, int], may_be_partial
 
 def _must_stand_alone(block: Block, op: Op) -> bool:
     """Whether no dim of an op may be sharded, or not the first dim of its activation, which its result has too."""
-    made = [block.values[o].meta.shape for o in op.outputs]
+    results = [block.values[o].meta.shape for o in op.outputs]
     given = [(k, block.values[i].meta.shape) for k, i in enumerate(op.inputs) if block.values[i].kind == "activation"]
-    if is_heavy(op) or not given or not any(n > 1 for shape in made for n in shape):
+    if is_heavy(op) or not given or not any(n > 1 for shape in results for n in shape):
         return False
     splits = [r for r in rows(op, block.values) if r.splits_work]
     return not splits or any(
-        shape[:1] != (1,) and shape in made and all(r.inputs[k][0] != Shard(0) for r in splits) for k, shape in given
+        shape[:1] != (1,) and shape in results and all(r.inputs[k][0] != Shard(0) for r in splits) for k, shape in given
     )
 
 
@@ -174,13 +174,13 @@ def _absorb_elementwise(block: Block, members: list[list[int]], home: dict[int, 
 
 def _can_absorb(block: Block, positions: list[int], into: list[int], may_be_partial: set[int]) -> bool:
     mine, theirs = [_op_at(block, p) for p in positions], [_op_at(block, p) for p in into]
-    made = {o for op in mine for o in op.outputs}
-    if made & (set(block.outputs) | may_be_partial):
+    results = {o for op in mine for o in op.outputs}
+    if results & (set(block.outputs) | may_be_partial):
         return False
     if any(is_heavy(op) for op in (*mine, *theirs)) or any(_has_weight(block, op) for op in mine):
         return False
     # the gradient of a broadcast operand is a sum, which may need communication
-    return not any(_broadcasts_operand(block, op, made) for op in theirs)
+    return not any(_broadcasts_operand(block, op, results) for op in theirs)
 
 
 def _broadcasts_operand(block: Block, op: Op, operands: set[int]) -> bool:

@@ -102,7 +102,7 @@ def operand_bytes(count: int) -> BytesFn:
     return lambda local: count * local.ins[0]
 
 
-KeptFn: TypeAlias = Callable[[str, tuple[int, ...], Shapes], bool]
+SavedSplitFn: TypeAlias = Callable[[str, tuple[int, ...], Shapes], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +122,8 @@ class Operator:
         over the first operand of any other operator.
     copies_when: which calls of a view (kind VIEW, which takes no time) copy nevertheless; None: none.
     passes_gradient_through: whether an operand's gradient is the gradient of the result, the same tensor.
-    splits_saved: whether a split also splits a tensor of shape `kept` that autograd keeps beside operands and results; None: it
-        does. Arguments: the name of the split, kept, shapes of the operands.
+    splits_saved: whether a split also splits a tensor of shape `saved_shape` that autograd keeps beside operands and results; None: it
+        does. Arguments: the name of the split, `saved_shape`, shapes of the operands.
     extra_saved_bytes: bytes that are kept for backward beside operands and results; replaces what capture saw.
     forward_workspace_bytes: bytes that forward uses for a moment, beside operands, results and what it keeps.
     backward_workspace_bytes: bytes that backward uses for a moment, beside the gradients that it takes and makes.
@@ -148,7 +148,7 @@ class Operator:
     memory_passes: tuple[float, float, float, float] | None = None
     copies_when: Callable[[Op], bool] | None = None
     passes_gradient_through: bool = False
-    splits_saved: KeptFn | None = None
+    splits_saved: SavedSplitFn | None = None
     extra_saved_bytes: BytesFn | None = None
     forward_workspace_bytes: BytesFn | None = None
     backward_workspace_bytes: BytesFn | None = None

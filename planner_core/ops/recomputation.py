@@ -92,6 +92,6 @@ def recompute_policies(block: Block, asked: str) -> dict[str, tuple[str, ...]]:
     if asked != "auto":
         return {asked: kept_ops(block, asked)}
     # Example: a block of one product keeps the same with "keep-matmuls" and "selective". One of them is enough for the search.
-    found = {p: kept_ops(block, p) for p in RECOMPUTE if p != asked}
-    last_with = {kept: p for p, kept in found.items() if p != "none"}
-    return {p: kept for p, kept in found.items() if p == "none" or last_with[kept] == p}
+    policies = {p: kept_ops(block, p) for p in RECOMPUTE if p != asked}
+    last_with = {ops: p for p, ops in policies.items() if p != "none"}
+    return {p: ops for p, ops in policies.items() if p == "none" or last_with[ops] == p}

@@ -23,13 +23,15 @@ from planner_core.ops.work import Sizes, Work, work_of_parts
 
 def operators_by_name(operators: Iterable[Operator]) -> Mapping[str, Operator]:
     """The operators by each of their spellings. Raises ValueError if two operators have the same spelling."""
-    found: dict[str, Operator] = {}
+    by_name: dict[str, Operator] = {}
     for one in operators:
         for name in (one.name, *one.spellings):
-            if name in found:
-                raise ValueError(f"{name!r} is claimed by {found[name].name} and by {one.name}; a name has one meaning")
-            found[name] = one
-    return found
+            if name in by_name:
+                raise ValueError(
+                    f"{name!r} is claimed by {by_name[name].name} and by {one.name}; a name has one meaning"
+                )
+            by_name[name] = one
+    return by_name
 
 
 _BY_NAME = operators_by_name(OPERATORS)
@@ -68,21 +70,21 @@ def rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
     known = _CACHED_ROWS.get((id(op), id(values)))
     if known is not None:
         return known[2]
-    found = _expand_rows(op, values)
+    expanded = _expand_rows(op, values)
     # By identity, since hashing thousands of values costs more than the rows. The cache holds both, so an id is not given out again.
     if isinstance(values, tuple):  # a list may change
-        _CACHED_ROWS[id(op), id(values)] = op, values, found
+        _CACHED_ROWS[id(op), id(values)] = op, values, expanded
         if len(_CACHED_ROWS) > MAX_CACHED_ROWS:
             _CACHED_ROWS.popitem(last=False)
-    return found
+    return expanded
 
 
 def _expand_rows(op: Op, values: Sequence[Value]) -> tuple[Row, ...]:
     one = operator(op.fn)
     # the backward of a product costs as much as the product, so its gradient is summed first
     summed_later = one.kind is Kind.LOOKUP or not one.is_heavy
-    found = expand_rule(rule_of(op, values), op, values, summed_later)
-    return found[:1] if op.attrs.get("kept") else found  # the buffer that it writes is Replicate
+    expanded = expand_rule(rule_of(op, values), op, values, summed_later)
+    return expanded[:1] if op.attrs.get("kept") else expanded  # the buffer that it writes is Replicate
 
 
 def is_free(op: Op) -> bool:
@@ -167,13 +169,17 @@ def backward_workspace_bytes(op: Op) -> BytesFn | None:
 
 def extra_bytes(op: Op, local: LocalBytes) -> int:
     """Bytes that the op keeps (instead of what capture saw), plus those that its backward uses for a moment."""
-    return sum(own(local) for own in (extra_saved_bytes(op), backward_workspace_bytes(op)) if own is not None)
+    return sum(
+        count_bytes(local)
+        for count_bytes in (extra_saved_bytes(op), backward_workspace_bytes(op))
+        if count_bytes is not None
+    )
 
 
-def splits_saved_tensor(op: Op, name: str, kept: tuple[int, ...], ins: Shapes) -> bool:
-    """Whether the split `name` also splits a tensor of shape `kept` that the op keeps for backward."""
+def splits_saved_tensor(op: Op, name: str, saved_shape: tuple[int, ...], ins: Shapes) -> bool:
+    """Whether the split `name` also splits a tensor of shape `saved_shape` that the op keeps for backward."""
     test = operator(op.fn).splits_saved
-    return test is None or test(name, kept, ins)
+    return test is None or test(name, saved_shape, ins)
 
 
 def _shapes(ids: Sequence[int], values: Sequence[Value]) -> Shapes:

@@ -183,7 +183,7 @@ def _split_row(op: Op, s: Split, kinds: list[Value], values: Sequence[Value]) ->
     # A collective in backward is left out if no gradient comes back: the operator has no backward then.
     ends = [*kinds, *(values[o] for o in op.outputs)]
     phases = {"forward", "backward"} if any(values[o].grad for o in op.outputs) else {"forward"}
-    internal = tuple(found for c in s.internal if c.phase in phases for found in c.sized(ends))
+    internal = tuple(sized for c in s.internal if c.phase in phases for sized in c.sized(ends))
     return Row(
         s.name,
         tuple(operand(i, d) for i, d in enumerate(s.inputs)),

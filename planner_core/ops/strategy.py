@@ -59,22 +59,22 @@ def graph_strategies(coarse: CoarseGraph) -> dict[str, BlockStrategies]:
     """The strategies of the top block (named "") and of every repeated block. A weight that calls share is in the top block in the
     fused parts that it has inside the calls, so that all keep the same elements on a rank."""
     blocks = {"": coarse.top, **coarse.blocks}
-    found = {name: block_strategies(block) for name, block in blocks.items()}
+    strategies = {name: block_strategies(block) for name, block in blocks.items()}
     shared = _shared_weights(coarse.graph)
     torn = [
         (place, dim)
         for weight, places in shared.items()
         for dim in range(len(coarse.graph.top.values[weight].meta.shape))
-        if len({found[name].segments.get((value, dim)) for name, value in places}) > 1
+        if len({strategies[name].segments.get((value, dim)) for name, value in places}) > 1
         for place in places
     ]
     for name in {name for (name, _), _ in torn}:  # one use would cut the dim otherwise than another
-        found[name] = block_strategies(blocks[name], {(value, dim) for (b, value), dim in torn if b == name})
-    segments = dict(found[""].segments)
+        strategies[name] = block_strategies(blocks[name], {(value, dim) for (b, value), dim in torn if b == name})
+    segments = dict(strategies[""].segments)
     for weight, places in shared.items():
         for name, value in places:
-            segments |= {(weight, d): parts for (v, d), parts in found[name].segments.items() if v == value}
-    return {**found, "": replace(found[""], segments=segments)}
+            segments |= {(weight, d): parts for (v, d), parts in strategies[name].segments.items() if v == value}
+    return {**strategies, "": replace(strategies[""], segments=segments)}
 
 
 def free_tokens(strategies: Mapping[str, BlockStrategies]) -> dict[str, BlockStrategies]:
@@ -101,13 +101,15 @@ def free_tokens(strategies: Mapping[str, BlockStrategies]) -> dict[str, BlockStr
 
 def _shared_weights(graph: Graph) -> dict[int, set[tuple[str, int]]]:
     """The weights of the top block that calls get: each with the blocks that use it, and its number there."""
-    own = {v for op in graph.top.ops for v in op.inputs}
-    found: dict[int, set[tuple[str, int]]] = {}
+    read_at_top = {v for op in graph.top.ops for v in op.inputs}
+    places: dict[int, set[tuple[str, int]]] = {}
     for call in graph.calls():
         for inside, outside in zip(graph.blocks[call.block].inputs, call.inputs, strict=True):
             if graph.top.values[outside].kind == "parameter":
-                found.setdefault(outside, {("", outside)} if outside in own else set()).add((call.block, inside))
-    return found
+                places.setdefault(outside, {("", outside)} if outside in read_at_top else set()).add(
+                    (call.block, inside)
+                )
+    return places
 
 
 def _sharded_dims(op: Op, row: Row) -> set[ValueDim]:
@@ -127,20 +129,20 @@ def _consistent_choices(
     choices: list[tuple[tuple[Row, ...], dict[int, Pair]]] = [((), {})]
     for op in ops:
         choices = [
-            ((*rows, row), made | dict(zip(op.outputs, row.outputs, strict=True)))
-            for rows, made in choices
+            ((*rows, row), placed | dict(zip(op.outputs, row.outputs, strict=True)))
+            for rows, placed in choices
             for row in table[op.name]
             if all(
-                i not in made or _placements_match(made[i], p, block.values[i].grad)
+                i not in placed or _placements_match(placed[i], p, block.values[i].grad)
                 for i, p in zip(op.inputs, row.inputs, strict=True)
             )
         ]
     return tuple(rows for rows, _ in choices)
 
 
-def _placements_match(made: Pair, taken: Pair, grad: bool) -> bool:
+def _placements_match(produced: Pair, taken: Pair, grad: bool) -> bool:
     # Without a gradient nobody reads the placement that it would have, so two rows may differ in it.
-    return made == taken if grad else made[0] == taken[0]
+    return produced == taken if grad else produced[0] == taken[0]
 
 
 def _propagate_segments(block: Block, table: dict[str, tuple[Row, ...]]) -> SegmentMap:
@@ -161,28 +163,28 @@ def _propagate_segments(block: Block, table: dict[str, tuple[Row, ...]]) -> Segm
     while grown:
         grown = False
         for op in block.ops:
-            kept = []
+            possible = []
             for row in table[op.name]:
                 fresh = _propagate_through_row(block, op, row, segments, passed)
                 if fresh is None:
                     continue
-                kept.append(row)
+                possible.append(row)
                 grown = grown or bool(fresh)
                 segments.update(fresh)
-            grown = grown or len(kept) != len(table[op.name])
-            table[op.name] = tuple(kept)
+            grown = grown or len(possible) != len(table[op.name])
+            table[op.name] = tuple(possible)
     return segments
 
 
 def _segments_cut_by(op: Op, row: Row) -> dict[ValueDim, tuple[int, ...]]:
     """The fused dims that the op itself cuts apart, or knows."""
-    found = {}
+    cut = {}
     for i, sizes in row.segments.items():
         placement, parts = row.inputs[i][0], tuple(n for n in sizes if n)  # an empty part needs no place
         assert isinstance(placement, Shard)
         if len(parts) > 1:
-            found[op.inputs[i], placement.dim] = parts
-    return found
+            cut[op.inputs[i], placement.dim] = parts
+    return cut
 
 
 def _propagate_through_row(

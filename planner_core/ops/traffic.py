@@ -85,14 +85,14 @@ def find_norms(block: Block) -> list[tuple[Op, ...]]:
 
 def _norm_kernels(block: Block) -> Mapping[str, MemoryPasses]:
     """The passes of norms that run as one kernel each: nothing else is in their chains."""
-    found: dict[str, MemoryPasses] = {}
+    passes: dict[str, MemoryPasses] = {}
     for ops in find_norms(block):
         if all(op.attrs.get(AS_RUN) == NORM_KERNEL for op in ops):
             inside = {op.name for op in ops}
             read = {v for i in block.items if not isinstance(i, Op) or i.name not in inside for v in i.inputs}
             given = tuple(v for op in ops for v in op.outputs if v in read | set(block.outputs))
-            found |= _FusedPasses(replace(block, items=ops, outputs=given)).count()
-    return found
+            passes |= _FusedPasses(replace(block, items=ops, outputs=given)).count()
+    return passes
 
 
 def _num_elements(block: Block, value: int) -> int:
@@ -189,26 +189,26 @@ class _FusedPasses:
     maker: dict[int, Op] = field(default_factory=dict)
     source: dict[int, int] = field(default_factory=dict)
     outside: dict[int, int] = field(default_factory=dict)
-    kept: set[tuple[int, int]] = field(default_factory=set)
+    read_again: set[tuple[int, int]] = field(default_factory=set)
     read: set[tuple[int, int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        made: dict[int, int] = {}
+        depths: dict[int, int] = {}
         for item in self.block.items:
             # Example: norm, product, silu, product have the depths 0, 0, 1, 1. The result of a product is one deeper than its operands.
-            at = max((made.get(v, 0) for v in item.inputs), default=0)
+            at = max((depths.get(v, 0) for v in item.inputs), default=0)
             fuses = isinstance(item, Op) and self._fuses(item)
             if isinstance(item, Op):
                 self.depth[item.name] = at
                 self.maker.update(dict.fromkeys(item.outputs, item))
                 if is_free(item) and item.inputs:
                     self.source.update(dict.fromkeys(item.outputs, self._source(item.inputs[0])))
-            made.update(dict.fromkeys(item.outputs, at if fuses else at + 1))
+            depths.update(dict.fromkeys(item.outputs, at if fuses else at + 1))
         self._count_outside()
         seen: set[tuple[int, int]] = set()
         for op in self.block.ops:
             if self._fuses(op):
-                self._add_kept(op.saved, self.depth[op.name], seen)
+                self._add_read_again(op.saved, self.depth[op.name], seen)
 
     def _fuses(self, op: Op) -> bool:
         return is_free(op) or operator(op.fn).kind in FUSED
@@ -252,19 +252,19 @@ class _FusedPasses:
             return _EagerPasses(self.block)._count_op(op)
         depth, runs = self.depth[op.name], _has_backward(self.block, op)
         forward = [self._first_touch(v, depth, "read") for v in op.inputs]
-        made = [
+        written = [
             float(self._source(o) in self.outside or (o not in self.outside and not self._is_used(o)))
             for o in op.outputs
         ]
         if not runs:
-            return MemoryPasses((*forward, *made), (0.0,) * (number + len(op.outputs)))
+            return MemoryPasses((*forward, *written), (0.0,) * (number + len(op.outputs)))
         back = [self._gradient_written(op, v, depth) for v in op.inputs]
         for i, v in enumerate(op.inputs):
-            if (self._source(v), depth) in self.kept and not self._is_made_in_chain(v, depth):
+            if (self._source(v), depth) in self.read_again and not self._is_made_in_chain(v, depth):
                 back[i] += self._first_touch(v, depth, "kept")
         ends = [float(self.outside.get(o, 0)) if self.block.values[o].grad else 0.0 for o in op.outputs]
-        ends = [n + float((o, depth) in self.kept) for n, o in zip(ends, op.outputs, strict=True)]
-        return MemoryPasses((*forward, *made), (*back, *ends))
+        ends = [n + float((o, depth) in self.read_again) for n, o in zip(ends, op.outputs, strict=True)]
+        return MemoryPasses((*forward, *written), (*back, *ends))
 
     def _is_used(self, value: int) -> bool:
         return any(value in map(self._source, item.inputs) for item in self.block.items)
@@ -284,8 +284,8 @@ class _FusedPasses:
             return 0.0
         return self._first_touch(value, depth, "gradient")
 
-    def _add_kept(self, values: Iterable[int], depth: int, seen: set[tuple[int, int]]) -> None:
-        """Add to `kept` what backward reads for values that an op keeps: the value itself if it passed through memory, or else the
+    def _add_read_again(self, values: Iterable[int], depth: int, seen: set[tuple[int, int]]) -> None:
+        """Add to `read_again` what backward reads for values that an op keeps: the value itself if it passed through memory, or else the
         values from which it is made again. `seen` are the values and depths that were looked at, since many ways lead to one value."""
         todo = list(values)
         while todo:
@@ -294,6 +294,6 @@ class _FusedPasses:
                 continue
             seen.add((source, depth))
             if not self._is_made_in_chain(source, depth) or source in self.outside:
-                self.kept.add((source, depth))
+                self.read_again.add((source, depth))
             else:
                 todo += self.maker[source].inputs

@@ -188,8 +188,8 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
     known, size = _known_cluster_resized(name)
     if known:
         stated = {part.partition("=")[0].strip() for part in changes.split(",")}
-        kept = [f"{key}={value}" for key, value in size.items() if key not in stated]
-        return replace(_apply_changes(known, ",".join([*kept, *filter(None, [changes])])), name=text)
+        unchanged = [f"{key}={value}" for key, value in size.items() if key not in stated]
+        return replace(_apply_changes(known, ",".join([*unchanged, *filter(None, [changes])])), name=text)
     if text in cluster_names():
         path = ASSETS / "clusters" / f"{text}.json"
         return _cluster_from_json(_read_json(path), f"cluster {text}", text)  # its form is held by a test
@@ -284,15 +284,15 @@ def _gpu_data(name: str) -> Any:
 
 def _parse_changes(changes: str, where: str) -> dict[str, str]:
     """The changes by name. Raises InputError for an unknown one."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for part in changes.split(","):
         key, _, text = (word.strip() for word in part.partition("="))
         if key not in CHANGES:
             raise InputError(f"{where}: {short(key)} is not a change; there are {', '.join(CHANGES)}")
-        if key in found:
+        if key in by_name:
             raise InputError(f"{where}: {key} is given twice; leave one out")
-        found[key] = text
-    return found
+        by_name[key] = text
+    return by_name
 
 
 def _parse_change(key: str, text: str, where: str) -> float:

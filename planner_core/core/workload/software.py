@@ -90,9 +90,9 @@ class Software:
 
     def resolved(self) -> Stack:
         """The stack with what is stated in place of its own. Raises InputError for a stack that does not exist."""
-        found = load_stack(self.stack or USUAL_STACK)
+        stack = load_stack(self.stack or USUAL_STACK)
         stated = {name: value for name in _OVERRIDES if (value := getattr(self, name)) is not None}
-        return replace(found, **stated) if stated else found
+        return replace(stack, **stated) if stated else stack
 
     def check_software(self) -> None:
         """Raise InputError for a value that does not exist."""

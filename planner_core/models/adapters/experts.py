@@ -87,8 +87,8 @@ def _sum_copies(rows: torch.Tensor, copies: torch.Tensor, tokens: int, k: int) -
     Each row is first written to a slot of its own and slots are then summed in order. Atomic additions would round differently in
     each run.
     """
-    apart = rows.new_zeros((tokens * k, rows.shape[1])).index_copy_(0, copies, rows)
-    return apart if k == 1 else apart.view(tokens, k, -1).sum(1)
+    slots = rows.new_zeros((tokens * k, rows.shape[1])).index_copy_(0, copies, rows)
+    return slots if k == 1 else slots.view(tokens, k, -1).sum(1)
 
 
 class _GatherRows(torch.autograd.Function):
@@ -152,17 +152,17 @@ class _ExpertProducts(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         (rows, weight), (counts, transposed, has_bias) = ctx.saved_tensors, ctx.how
         given = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
-        own = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        weight_gradient = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         bias = gradient.new_zeros((len(weight), gradient.shape[1])) if has_bias and ctx.needs_input_grad[2] else None
         for expert, (x, g) in enumerate(zip(torch.split(rows, counts), torch.split(gradient, counts), strict=True)):
             at = slice(sum(counts[:expert]), sum(counts[: expert + 1]))
             if given is not None and len(x):
                 torch.mm(g, weight[expert].T if transposed else weight[expert], out=given[at])
-            if own is not None:  # an expert without rows gets zeros: a product over no rows
-                torch.mm(*((x.T, g) if transposed else (g.T, x)), out=own[expert])
+            if weight_gradient is not None:  # an expert without rows gets zeros: a product over no rows
+                torch.mm(*((x.T, g) if transposed else (g.T, x)), out=weight_gradient[expert])
             if bias is not None:
                 bias[expert] = g.sum(0)
-        return given, own, bias, None, None
+        return given, weight_gradient, bias, None, None
 
 
 class _ExpertsOnMeta(torch.autograd.Function):
@@ -187,12 +187,12 @@ class _ExpertsOnMeta(torch.autograd.Function):
         offsets [E]; if they are weighted, the experts' results [t*k, h] and routing weights [t*k]."""
         rows = index.numel()
         wide, width = up.shape[-1 if transposed else -2], down.shape[-2 if transposed else -1]
-        kept = [(rows, n) for n in (hidden.shape[-1], wide, width, *([width] if gated else []))]
+        saved_shapes = [(rows, n) for n in (hidden.shape[-1], wide, width, *([width] if gated else []))]
         weighted = () if weights is None else (hidden.new_empty((rows, hidden.shape[-1])), weights.new_empty(rows))
         ctx.save_for_backward(
             up,
             down,
-            *(hidden.new_empty(shape) for shape in kept),
+            *(hidden.new_empty(shape) for shape in saved_shapes),
             *weighted,
             *(index.new_empty(rows) for _ in range(2)),
             index.new_empty(up.shape[0], dtype=torch.int32),
@@ -208,8 +208,8 @@ class _ExpertsOnMeta(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Return gradients of the operands' shapes."""
         _ = ctx.saved_tensors  # a real backward reads them, and so gathers what was not kept
-        found = [None if s is None else torch.empty(s[0], dtype=s[1], device=ctx.device) for s in ctx.like]
-        return (*found, None, None)
+        gradients = [None if s is None else torch.empty(s[0], dtype=s[1], device=ctx.device) for s in ctx.like]
+        return (*gradients, None, None)
 
 
 def experts_forward(
@@ -245,8 +245,8 @@ def expert_linear(hidden: torch.Tensor, index: torch.Tensor, weight: torch.Tenso
     """Multiply each row by the matrix of its expert: hidden [t, i], index [t], weight [E, o, i] -> [t, o]."""
     operands = (hidden, index, weight)
     if has_torch_function(operands):
-        made: torch.Tensor = handle_torch_function(expert_linear, operands, *operands)
-        return made
+        dispatched: torch.Tensor = handle_torch_function(expert_linear, operands, *operands)
+        return dispatched
     if hidden.is_meta or type(hidden).__name__ == "FakeTensor":
         return _LinearOnMeta.apply(*operands)  # type: ignore[no-any-return, no-untyped-call]
     copies, counts = _sort_by_expert(index, len(weight))

@@ -15,8 +15,8 @@ def register_masks() -> None:
 
     def broadcast(mask_function: Callable[..., Any]) -> Callable[..., Any]:
         def mask(batch: Any, head: Any, query: Any, key: Any) -> Any:
-            made = mask_function(*module._non_vmap_expansion_sdpa(batch, head, query, key))
-            return made.expand(len(batch), -1, len(query), len(key))
+            allowed = mask_function(*module._non_vmap_expansion_sdpa(batch, head, query, key))
+            return allowed.expand(len(batch), -1, len(query), len(key))
 
         return mask
 

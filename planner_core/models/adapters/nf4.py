@@ -66,9 +66,9 @@ def numbers(
     """Dequantize a weight to the dtype that computes."""
     packed = weight.view(torch.uint8).flatten()
     levels = torch.tensor(LEVELS, dtype=dtype, device=weight.device)
-    made = levels[torch.stack([packed >> 4, packed & 15], -1).long()].flatten()
+    values = levels[torch.stack([packed >> 4, packed & 15], -1).long()].flatten()
     each = (scales.float() * coarse.repeat_interleave(COARSE)[: len(scales)]).to(dtype)
-    return (made.view(-1, GROUP) * each[:, None]).view(shape)
+    return (values.view(-1, GROUP) * each[:, None]).view(shape)
 
 
 class FourBitLinear(nn.Module):
@@ -79,17 +79,17 @@ class FourBitLinear(nn.Module):
 
     def __init__(self, like: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features, own = like.in_features, like.out_features, like.weight
+        self.in_features, self.out_features, full = like.in_features, like.out_features, like.weight
         size = like.in_features * like.out_features
-        scales, per_element = size // GROUP, 2 * own.element_size()
+        scales, per_element = size // GROUP, 2 * full.element_size()
         self.weight = nn.Parameter(
-            torch.empty(size // per_element, 1, dtype=own.dtype, device=own.device), requires_grad=False
+            torch.empty(size // per_element, 1, dtype=full.dtype, device=full.device), requires_grad=False
         )
-        self.register_buffer("scales", torch.empty(scales, dtype=torch.uint8, device=own.device))
-        self.register_buffer("coarse", torch.empty(-(-scales // COARSE), dtype=torch.float32, device=own.device))
+        self.register_buffer("scales", torch.empty(scales, dtype=torch.uint8, device=full.device))
+        self.register_buffer("coarse", torch.empty(-(-scales // COARSE), dtype=torch.float32, device=full.device))
         self.bias = like.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layer."""
-        made: torch.Tensor = LinearNF4.apply(x, self.weight, self.scales, self.coarse, self.out_features)
-        return made if self.bias is None else made + self.bias
+        out: torch.Tensor = LinearNF4.apply(x, self.weight, self.scales, self.coarse, self.out_features)
+        return out if self.bias is None else out + self.bias

@@ -59,8 +59,8 @@ def chunk_scan(
     if heads % groups:  # on meta tensors nothing else looks at the two
         raise ValueError(f"{groups} groups do not divide {heads} heads")
     given = (hidden_states, dt, A, B, C, chunk_size, D, dt_bias)
-    kept = (*dt.shape[:1], dt.shape[2], dt.shape[1])  # cumulated decays; chunk states are computed again
-    return _scan(chunk_scan, given, plain, options, hidden_states.shape, kept)
+    saved = (*dt.shape[:1], dt.shape[2], dt.shape[1])  # cumulated decays; chunk states are computed again
+    return _scan(chunk_scan, given, plain, options, hidden_states.shape, saved)
 
 
 def delta_rule(
@@ -122,7 +122,7 @@ def _scan(
     plain: Plain,
     options: dict[str, Any],
     out: Sequence[int],
-    kept: Sequence[int],
+    saved: Sequence[int],
     pair: bool = False,
 ) -> Any:
     operands = tuple(t for t in given if isinstance(t, torch.Tensor))
@@ -132,8 +132,8 @@ def _scan(
         names = list(inspect.signature(fn).parameters)
         return plain(**dict(zip(names, given, strict=False)), **options)
     like = next(t for t in operands if tuple(t.shape) == tuple(out))
-    made = _Fused.apply(like.dtype, tuple(out), tuple(kept), *operands)  # type: ignore[no-untyped-call]
-    return (made, None) if pair else made
+    result = _Fused.apply(like.dtype, tuple(out), tuple(saved), *operands)  # type: ignore[no-untyped-call]
+    return (result, None) if pair else result
 
 
 class _Fused(torch.autograd.Function):
@@ -143,10 +143,10 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, dtype: torch.dtype, out: tuple[int, ...], kept: tuple[int, ...], *operands: torch.Tensor
+        ctx: Any, dtype: torch.dtype, out: tuple[int, ...], saved: tuple[int, ...], *operands: torch.Tensor
     ) -> torch.Tensor:
         """Save states in float32."""
-        ctx.save_for_backward(*operands, operands[0].new_empty(kept, dtype=torch.float32))
+        ctx.save_for_backward(*operands, operands[0].new_empty(saved, dtype=torch.float32))
         return operands[0].new_empty(out, dtype=dtype)
 
     @staticmethod

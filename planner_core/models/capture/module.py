@@ -115,10 +115,10 @@ def _record_once(
     def finish(out: Any) -> torch.Tensor:
         nonlocal loss
         check_result(out)
-        name, own = named_loss(out)
-        if own is not None:
+        name, returned = named_loss(out)
+        if returned is not None:
             loss = name
-            return own
+            return returned
         loss = STANDIN_LOSS
         return standin_loss(out, recorder.values.is_tracked)
 

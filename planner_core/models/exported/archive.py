@@ -125,8 +125,8 @@ def read_exported(path: Path) -> ExportedProgram:
 
 def _read_archive(path: Path, archive: zipfile.ZipFile) -> ExportedProgram:
     names = archive.namelist()
-    found = [n for n in names if re.fullmatch(r"[^/]+/models/[^/]+\.json", n)]
-    if not found:
+    programs = [n for n in names if re.fullmatch(r"[^/]+/models/[^/]+\.json", n)]
+    if not programs:
         if any(n.endswith("serialized_exported_program.json") for n in names):
             raise InputError(
                 f"{path} is in the archive format of torch 2.6 and older; export it again with a newer torch"
@@ -134,17 +134,17 @@ def _read_archive(path: Path, archive: zipfile.ZipFile) -> ExportedProgram:
         if any("aotinductor" in n for n in names):
             raise InputError(f"{path} holds compiled code and no graph; {HELP}")
         raise InputError(f"{path} is an archive, but not an exported program; {HELP}")
-    if len(found) > 1:
-        raise InputError(f"{path} holds {len(found)} programs, and one is needed; save one program to a file")
-    data = _read_json(path, archive, found[0])
+    if len(programs) > 1:
+        raise InputError(f"{path} holds {len(programs)} programs, and one is needed; save one program to a file")
+    data = _read_json(path, archive, programs[0])
     version = data.get("schema_version", {})
     major = version.get("major") if isinstance(version, dict) else None
     if major != SCHEMA_MAJOR:
         by = f", written by torch {data['torch_version']}" if isinstance(data.get("torch_version"), str) else ""
-        way = f"version {SCHEMA_MAJOR} is read; export it again with torch 2.13"
-        raise InputError(f"{path} has schema version {major!r}{by[:60]}, and {way}")
-    root = found[0].split("/")[0]
-    weights = f"{root}/data/weights/{found[0].split('/')[-1].removesuffix('.json')}_weights_config.json"
+        remedy = f"version {SCHEMA_MAJOR} is read; export it again with torch 2.13"
+        raise InputError(f"{path} has schema version {major!r}{by[:60]}, and {remedy}")
+    root = programs[0].split("/")[0]
+    weights = f"{root}/data/weights/{programs[0].split('/')[-1].removesuffix('.json')}_weights_config.json"
     files = _read_json(path, archive, weights).get("config", {}) if weights in names else {}
     program = ExportedProgram(path.stem, ties={n: str(w.get("path_name", n)) for n, w in files.items()})
     _read_program(program, data["graph_module"])
@@ -248,8 +248,8 @@ def _add_inner_graph(
     under = f"{prefix}{graphs[0]['name']}/"
     names = [a["as_tensor"]["name"] if "as_tensor" in a else a["as_sym_int"]["as_name"] for a in inner["inputs"]]
     handed = given[len(given) - len(names) :]
-    for own, ref in zip(names, handed, strict=True):
-        program.steps.append(_read_step(node, "same", (("self", False, ref),), (ValueName(under + own),), True))
+    for inside, ref in zip(names, handed, strict=True):
+        program.steps.append(_read_step(node, "same", (("self", False, ref),), (ValueName(under + inside),), True))
     _add_graph(program, inner, under, bool(given[0]) if name == "wrap_with_set_grad_enabled" else grad, depth + 1)
     results = [r for o in node["outputs"] for r in _as_list(_read_argument(o, program, prefix))]
     for out, ref in zip(inner["outputs"], results, strict=True):
@@ -281,10 +281,10 @@ def _source_line(node: Mapping[str, Any]) -> str:
     places = re.findall(
         r'File "([^"]+)", line (\d+), in \w+\n\s*(.*)', str(node.get("metadata", {}).get("stack_trace", ""))
     )
-    own = [p for p in places if "/torch/" not in p[0]] or places
-    if not own:
+    of_model = [p for p in places if "/torch/" not in p[0]] or places
+    if not of_model:
         return ""
-    return f" at {own[-1][0].rpartition('site-packages/')[2]}:{own[-1][1]} ({own[-1][2][:100]})"
+    return f" at {of_model[-1][0].rpartition('site-packages/')[2]}:{of_model[-1][1]} ({of_model[-1][2][:100]})"
 
 
 # --- arguments ------------------------------------------------------------------------------------------

@@ -126,9 +126,9 @@ def run_op(target: str, args: Mapping[str, Any], by_keyword: frozenset[str]) -> 
     spelling = _SPELLINGS.get(name)
     if spelling is not None:
         return spelling(dict(args))
-    kept = {k: v for k, v in args.items() if k != "generator"}
-    named = {k: kept.pop(k) for k in by_keyword if k in kept}
-    return dispatch(NamedOp(_RENAMED.get(name, name), op), list(kept.values()), named)
+    passed = {k: v for k, v in args.items() if k != "generator"}
+    named = {k: passed.pop(k) for k in by_keyword if k in passed}
+    return dispatch(NamedOp(_RENAMED.get(name, name), op), list(passed.values()), named)
 
 
 def dispatch(function: NamedOp, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -147,8 +147,8 @@ def index_tensor(source: torch.Tensor, items: tuple[Any, ...]) -> torch.Tensor:
     # As a model's code writes it: x[:, 0] and x[:, 0, :] are one op, and a capture would give them other attributes.
     while items and items[-1] == slice(None):
         items = items[:-1]
-    found: torch.Tensor = source[items] if items else source[...]
-    return found
+    part: torch.Tensor = source[items] if items else source[...]
+    return part
 
 
 # --- ops whose Python function takes its arguments otherwise ----------------------------------------------

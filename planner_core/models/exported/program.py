@@ -114,16 +114,16 @@ class ProgramRunner:
 
     def _add_tensors(self, kinds: dict[str, str]) -> None:
         """Make parameters and buffers on meta. Two names of one stored tensor become one parameter."""
-        made: dict[str, nn.Parameter] = {}
+        by_storage: dict[str, nn.Parameter] = {}
         for name, value in self.exported.parameters.items():
             form = self.exported.tensors[value]
             key = f"{self.exported.ties.get(name, name)} {form.shape}"
-            if key not in made:
+            if key not in by_storage:
                 empty = torch.empty(form.shape, dtype=getattr(torch, form.dtype), device="meta")
-                made[key] = nn.Parameter(empty, form.grad)
+                by_storage[key] = nn.Parameter(empty, form.grad)
             path, _, last = name.rpartition(".")
             table: dict[str, Any] = self._shell(path, kinds)._parameters
-            table[last] = made[key]
+            table[last] = by_storage[key]
             self.owners[value] = table, last
         for name, value in self.exported.buffers.items():
             path, _, last = name.rpartition(".")
@@ -173,12 +173,12 @@ class ProgramRunner:
                 self.values.pop(name, None)
 
     def _collect_results(self) -> Any:
-        found = [self._resolve(o) for o in self.exported.outputs]
+        results = [self._resolve(o) for o in self.exported.outputs]
         self.values = {}
-        first = found[0] if found else None
+        first = results[0] if results else None
         if isinstance(first, torch.Tensor) and first.dim() == 0 and first.is_floating_point():
             return {"loss": first}
-        return found
+        return results
 
     def _run_step(self, step: ExportedOp) -> None:
         group = self._index_group_size()
@@ -240,16 +240,16 @@ class ProgramRunner:
         """Bind the results of a step, and check their shapes against the file."""
         results = list(out) if isinstance(out, (tuple, list)) else [out]
         targets = [r for o in step.outputs for r in (o if isinstance(o, list) else [o])]
-        for ref, made in zip(targets, results, strict=len(targets) > 1):
+        for ref, result in zip(targets, results, strict=len(targets) > 1):
             if not isinstance(ref, ValueName):
                 continue
             form = self.exported.tensors.get(ref.name)
-            if form is not None and isinstance(made, torch.Tensor) and tuple(made.shape) != form.shape:
+            if form is not None and isinstance(result, torch.Tensor) and tuple(result.shape) != form.shape:
                 raise InputError(
-                    f"the program says that {ref.name[:60]!r} has sizes {form.shape}, but {step.target[:60]} makes {tuple(made.shape)}: "
+                    f"the program says that {ref.name[:60]!r} has sizes {form.shape}, but {step.target[:60]} makes {tuple(result.shape)}: "
                     "the file is damaged"
                 )
-            self.values[ref.name] = made
+            self.values[ref.name] = result
 
     # --- indexing -----------------------------------------------------------------------------------
 
@@ -315,15 +315,15 @@ def _is_computed(shape: tuple[int, ...]) -> bool:
 
 def _last_uses(exported: ExportedProgram) -> dict[int, list[str]]:
     """Return by step the values that it is the last to use or make. Results of the program are left out."""
-    kept = {r.name for r in _find_references(exported.outputs)}
+    returned = {r.name for r in _find_references(exported.outputs)}
     last = {
         r.name: k for k, s in enumerate(exported.steps) for r in _find_references([[a for *_, a in s.args], s.outputs])
     }
-    found: dict[int, list[str]] = {}
+    by_step: dict[int, list[str]] = {}
     for name, step in last.items():
-        if name not in kept:
-            found.setdefault(step, []).append(name)
-    return found
+        if name not in returned:
+            by_step.setdefault(step, []).append(name)
+    return by_step
 
 
 def example_input(exported: ExportedProgram, name: str) -> torch.Tensor:

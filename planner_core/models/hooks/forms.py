@@ -58,8 +58,8 @@ def rewrite_call(
     target = kwargs.get("out")
     if not isinstance(target, torch.Tensor):
         return NotImplemented
-    made = call(func, args, {name: value for name, value in kwargs.items() if name != "out"})
-    return call(torch.Tensor.copy_, (target, made), {})
+    result = call(func, args, {name: value for name, value in kwargs.items() if name != "out"})
+    return call(torch.Tensor.copy_, (target, result), {})
 
 
 def _indexes_each_row(x: torch.Tensor, rows: torch.Tensor, columns: list[Any]) -> bool:

@@ -20,19 +20,19 @@ def list_modules(root: nn.Module) -> list[tuple[str, nn.Module]]:
     That generator yields each module through all levels above it: for a thousand layers it takes longer than the rest of a capture.
     """
     seen: set[int] = set()
-    found: list[tuple[str, nn.Module]] = []
+    modules: list[tuple[str, nn.Module]] = []
     todo: list[tuple[str, nn.Module]] = [("", root)]
     while todo:
         name, part = todo.pop()
         if id(part) in seen:
             continue
         seen.add(id(part))
-        found.append((name, part))
+        modules.append((name, part))
         if inner := part.__dict__["_modules"]:  # most parts are leaves
             start = f"{name}." if name else ""
             # Reversed, as the last one is taken first.
             todo += [(start + n, m) for n, m in reversed(inner.items()) if m is not None]
-    return found
+    return modules
 
 
 def list_parameters(root: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -47,17 +47,17 @@ def list_buffers(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def buffer_bytes(root: nn.Module) -> int:
     """Sum the bytes of all buffers, each once. A sparse COO buffer counts its values and indices."""
-    found = [b for _, b in list_buffers(root)]
-    coo = [part for b in found if b.layout == torch.sparse_coo for part in (b._values(), b._indices())]
-    return sum(b.nbytes for b in (*found, *coo) if b.layout == torch.strided)
+    buffers = [b for _, b in list_buffers(root)]
+    coo = [part for b in buffers if b.layout == torch.sparse_coo for part in (b._values(), b._indices())]
+    return sum(b.nbytes for b in (*buffers, *coo) if b.layout == torch.strided)
 
 
 def _list_tensors(root: nn.Module, table: str) -> list[tuple[str, Any]]:
     seen: set[int] = set()
-    found: list[tuple[str, Any]] = []
+    tensors: list[tuple[str, Any]] = []
     for name, part in list_modules(root):
         for n, tensor in part.__dict__[table].items():
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
-                found.append((f"{name}.{n}" if name else n, tensor))
-    return found
+                tensors.append((f"{name}.{n}" if name else n, tensor))
+    return tensors

@@ -81,8 +81,8 @@ def capture_in_process(
         status = child.wait()
         _kill_marked(mark)
     if reply is None:
-        way = "export fewer layers" if exported else "let the callable build the model on meta and return it"
-        raise CaptureError(f"{source} took longer than {limit:g} s; {way}")
+        remedy = "export fewer layers" if exported else "let the callable build the model on meta and return it"
+        raise CaptureError(f"{source} took longer than {limit:g} s; {remedy}")
     return _parse_reply(source, reply, status)
 
 
@@ -98,17 +98,17 @@ def _kill_marked(mark: str) -> None:
 def _read_reply(read: int, limit_s: float) -> bytes | None:
     """Read until the pipe closes; None if it does not close in time."""
     end = time.monotonic() + limit_s
-    found = bytearray()
+    reply = bytearray()
     while True:
         ready, _, _ = select.select([read], [], [], max(0.0, end - time.monotonic()))
         if not ready:
             return None
         chunk = os.read(read, 1 << 20)
-        if not chunk or len(found) > MAX_REPLY_BYTES:
-            return bytes(found)
-        found += chunk
-        if found.endswith(b"\n"):
-            return bytes(found)
+        if not chunk or len(reply) > MAX_REPLY_BYTES:
+            return bytes(reply)
+        reply += chunk
+        if reply.endswith(b"\n"):
+            return bytes(reply)
 
 
 def _parse_reply(source: str, reply: bytes, status: int) -> Graph:

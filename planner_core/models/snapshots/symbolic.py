@@ -58,8 +58,10 @@ def _check_proofs(merged: dict[str, Any], proofs: Sequence[Graph]) -> dict[str, 
         # Folded first: a difference is looked for op by op, which takes seconds for a thousand layers.
         if replace(graph, assumptions=()) == replace(proof, assumptions=()):
             continue
-        if found := graph_difference(graph, proof):
-            raise CaptureError(f"the graph depends on the workload in no simple way ({found}): no snapshot can hold it")
+        if difference := graph_difference(graph, proof):
+            raise CaptureError(
+                f"the graph depends on the workload in no simple way ({difference}): no snapshot can hold it"
+            )
     return merged
 
 

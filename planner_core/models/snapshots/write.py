@@ -36,12 +36,12 @@ def collect_tp_plans() -> dict[str, dict[str, str]]:
     """Collect the tensor-parallel plan of every model type of transformers that ships one."""
     from transformers import CONFIG_MAPPING
 
-    found: dict[str, dict[str, str]] = {}
+    plans: dict[str, dict[str, str]] = {}
     for kind in sorted(CONFIG_MAPPING.keys()):
         plan = getattr(CONFIG_MAPPING[kind], "base_model_tp_plan", None)
         if plan:
-            found[kind] = {str(k): str(v) for k, v in plan.items()}
-    return found
+            plans[kind] = {str(k): str(v) for k, v in plan.items()}
+    return plans
 
 
 def main(arguments: list[str]) -> None:

@@ -43,8 +43,8 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Add the adapter's result to that of the frozen layer."""
-        made: torch.Tensor = self.base_layer(x) + self.lora_B(self.lora_A(x)) * self.scale
-        return made
+        out: torch.Tensor = self.base_layer(x) + self.lora_B(self.lora_A(x)) * self.scale
+        return out
 
 
 def add_adapters(model: nn.Module, asked: Any) -> nn.Module:
@@ -53,17 +53,17 @@ def add_adapters(model: nn.Module, asked: Any) -> nn.Module:
     model.requires_grad_(False)
     head = getattr(model, "get_output_embeddings", lambda: None)()
     linear = [(n, layer) for n, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
-    found = [(name, layer) for name, layer in linear if not targets or name.rpartition(".")[2] in targets]
-    if not found:
+    adapted = [(name, layer) for name, layer in linear if not targets or name.rpartition(".")[2] in targets]
+    if not adapted:
         there = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)})
         raise InputError(
             f"lora: no linear layer is called {short(targets)}; the model has {', '.join(there) or 'none'}"
         )
-    names = {name for name, _ in found}
+    names = {name for name, _ in adapted}
     for name, layer in linear:
-        parent, _, own = name.rpartition(".")
+        parent, _, attribute = name.rpartition(".")
         base = FourBitLinear(layer) if asked.get("weights") == NF4 else layer
-        setattr(model.get_submodule(parent), own, LoraLinear(base, rank, scale) if name in names else base)
+        setattr(model.get_submodule(parent), attribute, LoraLinear(base, rank, scale) if name in names else base)
     return model
 
 

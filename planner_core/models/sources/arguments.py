@@ -61,10 +61,12 @@ def list_inputs_by_samples(module: nn.Module, args: Any, kwargs: Any) -> dict[st
         if isinstance(x, torch.Tensor) and x.dim()
     ]
     names = positional_names(module.forward)
-    found: dict[str, list[str]] = {_WITHOUT: [], _WITH: []}
+    names_by_kind: dict[str, list[str]] = {_WITHOUT: [], _WITH: []}
     for path, x in leaves:
-        found[_WITH if x.shape[0] in (1, leaves[0][1].shape[0]) else _WITHOUT].append(argument_name(path, names))
-    return found if found[_WITHOUT] else {}
+        names_by_kind[_WITH if x.shape[0] in (1, leaves[0][1].shape[0]) else _WITHOUT].append(
+            argument_name(path, names)
+        )
+    return names_by_kind if names_by_kind[_WITHOUT] else {}
 
 
 def lacks_samples(name: str, config: Mapping[str, Any]) -> bool:

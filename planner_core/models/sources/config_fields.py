@@ -34,28 +34,28 @@ def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
     """Add the defaults of the model type to a config and its parts, without the fields that every config has."""
     from transformers import PretrainedConfig
 
-    own = default_config(data)
-    if own is None:
+    default = default_config(data)
+    if default is None:
         return dict(data)
     common = frozenset(PretrainedConfig().to_dict()) - {"model_type"}
-    return _merge_fields(_drop_fields(own.to_dict(), common), data)
+    return _merge_fields(_drop_fields(default.to_dict(), common), data)
 
 
-def _drop_fields(own: Mapping[str, Any], common: frozenset[str]) -> dict[str, Any]:
-    """Drop fields in `common`, and those that are None, from `own` and its parts."""
-    kept = {k: v for k, v in own.items() if v is not None and k not in common}
-    return {k: _drop_fields(v, common) if _is_config(v) else v for k, v in kept.items()}
+def _drop_fields(defaults: Mapping[str, Any], common: frozenset[str]) -> dict[str, Any]:
+    """Drop fields in `common`, and those that are None, from `defaults` and their parts."""
+    fields = {k: v for k, v in defaults.items() if v is not None and k not in common}
+    return {k: _drop_fields(v, common) if _is_config(v) else v for k, v in fields.items()}
 
 
-def _merge_fields(own: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `data` over the defaults `own`. A part of another model type stays as it is."""
-    found = {**own, **data}
-    for name, part in own.items():
+def _merge_fields(defaults: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge `data` over `defaults`. A part of another model type stays as it is."""
+    merged = {**defaults, **data}
+    for name, part in defaults.items():
         given = data.get(name)
         if _is_config(part) and isinstance(given, Mapping):
             same = given.get("model_type", part["model_type"]) == part["model_type"]
-            found[name] = _merge_fields(part, given) if same else given
-    return found
+            merged[name] = _merge_fields(part, given) if same else given
+    return merged
 
 
 def _is_config(value: Any) -> bool:
@@ -97,8 +97,8 @@ def _depth_fields(data: Mapping[str, Any]) -> list[str]:
 
 def _default_depth_fields(data: Mapping[str, Any]) -> list[str]:
     """Return the depth fields of the model type, for a config that names none."""
-    own = default_config(data)
-    return [k for k in DEPTH_FIELDS if k in own.to_dict()] if own is not None else []
+    default = default_config(data)
+    return [k for k in DEPTH_FIELDS if k in default.to_dict()] if default is not None else []
 
 
 def _set_depth(data: Mapping[str, Any], layers: int) -> dict[str, Any]:

@@ -100,10 +100,10 @@ def _check_ratios(data: Mapping[str, Any]) -> None:
 
 def _default_value(data: Mapping[str, Any], name: str) -> Any:
     """Return the model type's default of a field (`audio_config.chunk_size`): a default is never refused."""
-    own = default_config(data)
+    value = default_config(data)
     for part in name.split("."):
-        own = getattr(own, part, None)
-    return own
+        value = getattr(value, part, None)
+    return value
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def building_on_meta(model: str) -> Iterator[None]:
     More than MAX_MODULES modules raise CaptureError.
     """
     fillers = [n for n, f in vars(init).items() if n.endswith("_") and not n.startswith("_") and callable(f)]
-    kept = {n: getattr(init, n) for n in fillers}
+    originals = {n: getattr(init, n) for n in fillers}
     count = 0
 
     def one_more(*_: Any) -> None:
@@ -131,7 +131,7 @@ def building_on_meta(model: str) -> Iterator[None]:
         with paused_garbage_collection():
             yield
     finally:
-        for name, filler in kept.items():
+        for name, filler in originals.items():
             setattr(init, name, filler)
         hook.remove()
 

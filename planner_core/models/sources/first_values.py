@@ -51,6 +51,6 @@ class _LargeOnMeta(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _FILLED and (made := func(*args, **{**(kwargs or {}), "device": "meta"})).numel() > MAX_ELEMENTS:
-            return made
+        if func in _FILLED and (on_meta := func(*args, **{**(kwargs or {}), "device": "meta"})).numel() > MAX_ELEMENTS:
+            return on_meta
         return func(*args, **(kwargs or {}))

@@ -190,12 +190,12 @@ def _default_class(config: Any) -> Any:
     from transformers.models.auto import modeling_auto as auto
 
     for mapping in _MAPPINGS:
-        found = getattr(auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES", {}).get(config.model_type)
-        if found:
-            return getattr(transformers, found if isinstance(found, str) else found[0])
-    found = auto.MODEL_MAPPING_NAMES.get(config.model_type)
+        name = getattr(auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES", {}).get(config.model_type)
+        if name:
+            return getattr(transformers, name if isinstance(name, str) else name[0])
+    name = auto.MODEL_MAPPING_NAMES.get(config.model_type)
     # its tables name classes that some versions do not have
-    return getattr(transformers, found if isinstance(found, str) else found[0], None) if found else None
+    return getattr(transformers, name if isinstance(name, str) else name[0], None) if name else None
 
 
 def _find_class(config: Any, name: Any) -> Any:
@@ -213,11 +213,11 @@ def _find_class(config: Any, name: Any) -> Any:
         names = [str(name)]
         if place != "transformers":
             names += [other for other in vars(module) if other.lower() == str(name).lower()]
-        for found in (getattr(module, n, None) for n in names):
-            if not inspect.isclass(found) or not issubclass(found, transformers.PreTrainedModel):
+        for cls in (getattr(module, n, None) for n in names):
+            if not inspect.isclass(cls) or not issubclass(cls, transformers.PreTrainedModel):
                 continue
-            if found.__module__.startswith("transformers.models."):  # a model, and not a base class of models
-                return found
+            if cls.__module__.startswith("transformers.models."):  # a model, and not a base class of models
+                return cls
     usual = _default_class(config)
     raise InputError(
         f"architectures names {short_repr(name)}, which transformers {_transformers_version()} does not have for {config.model_type}; "
@@ -253,8 +253,8 @@ def select_config(config: Any, cls: Any) -> Any:
         return config
     for name in getattr(config, "sub_configs", None) or {}:
         part = getattr(config, name, None)
-        if part is not None and isinstance(found := select_config(part, cls), wanted):
-            return found
+        if part is not None and isinstance(inner := select_config(part, cls), wanted):
+            return inner
     return config
 
 

@@ -112,8 +112,8 @@ class _CopyComputedTensors(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         old, memo = args
         with torch.enable_grad():
-            made = torch.empty_like(old.detach(), device="meta").requires_grad_().clone()
-        return memo.setdefault(id(old), made)
+            copied = torch.empty_like(old.detach(), device="meta").requires_grad_().clone()
+        return memo.setdefault(id(old), copied)
 
 
 def _find_uncopyable(module: nn.Module, memo: Mapping[int, Any]) -> str:
@@ -147,13 +147,13 @@ def _rebind_function(function: FunctionType, memo: dict[int, Any]) -> FunctionTy
         if id(cell) not in memo:
             memo[id(cell)] = CellType(_rebind_value(cell.cell_contents, memo)) if _has_value(cell) else cell
     given = tuple(_rebind_value(x, memo) for x in defaults)
-    made = FunctionType(
+    rebound = FunctionType(
         function.__code__, function.__globals__, function.__name__, given, tuple(memo[id(c)] for c in cells)
     )
-    made.__kwdefaults__ = function.__kwdefaults__
-    made.__dict__.update(function.__dict__)
-    memo[id(function)] = made
-    return made
+    rebound.__kwdefaults__ = function.__kwdefaults__
+    rebound.__dict__.update(function.__dict__)
+    memo[id(function)] = rebound
+    return rebound
 
 
 def _has_value(cell: CellType) -> bool:
@@ -178,10 +178,10 @@ def _planned_input(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
     return tensor.detach() if tensor.is_meta else tensor.detach().cpu()
 
 
-def infer_workload(made: ModelSource) -> dict[str, int]:
+def infer_workload(source: ModelSource) -> dict[str, int]:
     """Return batch and seq of example inputs; 1 and 1 if no input has a dim."""
     try:
-        return _read_workload(made.name, (made.inputs, made.args))
+        return _read_workload(source.name, (source.inputs, source.args))
     except InputError:
         return {"batch": 1, "seq": 1}
 

@@ -24,30 +24,30 @@ def make_training_inputs(model: nn.Module, config: Any, batch: int, seq: int, dt
     main = getattr(model, "main_input_name", "input_ids")
     text = text_config(config)
     kind = type(model).__name__
-    found: dict[str, torch.Tensor] = {}
+    inputs: dict[str, torch.Tensor] = {}
     seq = _fit_seq(config, text, names, seq)
     if "input_ids" in names and main not in _SIGNALS:
-        found["input_ids"] = _token_inputs(kind, config, text, batch, seq)
+        inputs["input_ids"] = _token_inputs(kind, config, text, batch, seq)
     if main in _SIGNALS:
-        found[main] = _signal_input(main, config, batch, seq, getattr(torch, dtype))
+        inputs[main] = _signal_input(main, config, batch, seq, getattr(torch, dtype))
     if "decoder_input_ids" in names and (not has_lm_loss(kind) or "EncoderDecoder" in kind):
-        found["decoder_input_ids"] = _token_ids(text, batch, seq)
+        inputs["decoder_input_ids"] = _token_ids(text, batch, seq)
     needs_both = "labels" not in names or getattr(config, "model_type", "") in _READ_BOTH
     if {"input_ids", "pixel_values"} <= names and needs_both:  # contrastive models read a text and an image
-        found.setdefault("input_ids", _token_ids(text, batch, seq))
-        found.setdefault("pixel_values", _signal_input("pixel_values", config, batch, seq, getattr(torch, dtype)))
-    found.update(_type_specific_inputs(model, config, batch, seq, getattr(torch, dtype)))
+        inputs.setdefault("input_ids", _token_ids(text, batch, seq))
+        inputs.setdefault("pixel_values", _signal_input("pixel_values", config, batch, seq, getattr(torch, dtype)))
+    inputs.update(_type_specific_inputs(model, config, batch, seq, getattr(torch, dtype)))
     if kind.startswith("Musicgen") and "labels" in names:  # one row per codebook and sample
-        found["input_ids"] = _token_ids(text, batch * text.num_codebooks, seq)
-        found["labels"] = _token_ids(text, batch, seq)[..., None].repeat(1, 1, text.num_codebooks)
+        inputs["input_ids"] = _token_ids(text, batch * text.num_codebooks, seq)
+        inputs["labels"] = _token_ids(text, batch, seq)[..., None].repeat(1, 1, text.num_codebooks)
     else:
-        ids, pixels = _token_ids(text, batch, seq), found.get("pixel_values")
-        found.update(make_labels(kind, names, config, ids, pixels, getattr(torch, dtype)))
-    if not found:
+        ids, pixels = _token_ids(text, batch, seq), inputs.get("pixel_values")
+        inputs.update(make_labels(kind, names, config, ids, pixels, getattr(torch, dtype)))
+    if not inputs:
         raise CaptureError(
             f"{kind} takes {', '.join(sorted(names))[:120]}: no training input for it is known; give path.py:callable"
         )
-    return found
+    return inputs
 
 
 def _type_specific_inputs(
@@ -55,21 +55,21 @@ def _type_specific_inputs(
 ) -> dict[str, torch.Tensor]:
     """Make inputs that only one model type takes."""
     kind, model_type = type(model).__name__, getattr(config, "model_type", "")
-    found: dict[str, torch.Tensor] = {}
+    inputs: dict[str, torch.Tensor] = {}
     if getattr(config, "patching_mode", None) and getattr(
         config, "patch_size", None
     ):  # else bytes are put together by values
         ends = [*range(0, seq, config.patch_size), seq]
-        found["patch_lengths"] = torch.tensor(ends).diff().repeat(batch, 1)
+        inputs["patch_lengths"] = torch.tensor(ends).diff().repeat(batch, 1)
     if kind.startswith("VoxtralRealtimeText"):  # its layers are told the delay of the speech, embedded
-        found["t_cond"] = torch.empty(1, 1, text_config(config).hidden_size, dtype=dtype, device="meta")
+        inputs["t_cond"] = torch.empty(1, 1, text_config(config).hidden_size, dtype=dtype, device="meta")
     if _is_required(model, "bool_masked_pos"):
-        found["bool_masked_pos"] = _masked_patches(config, batch)
+        inputs["bool_masked_pos"] = _masked_patches(config, batch)
     if (
         kind.startswith("Siglip2") and "text_model" not in model_type
     ):  # patches in a row, and how many there are in each direction
-        found.update(_patch_inputs(getattr(config, "vision_config", config), batch, dtype))
-    return found
+        inputs.update(_patch_inputs(getattr(config, "vision_config", config), batch, dtype))
+    return inputs
 
 
 def _patch_inputs(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -85,21 +85,21 @@ def _patch_inputs(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torc
 
 def count_tokens(model: nn.Module, config: Any, seq: int, dtype: str) -> int:
     """Return the tokens of a sample in inputs made for `seq`; 1 if the inputs have no sequence (images)."""
-    made, other = (make_training_inputs(model, config, 1, n, dtype) for n in (seq, seq - 1 if seq > 1 else 2))
-    if any(v.shape != other[k].shape for k, v in made.items()):
+    inputs, other = (make_training_inputs(model, config, 1, n, dtype) for n in (seq, seq - 1 if seq > 1 else 2))
+    if any(v.shape != other[k].shape for k, v in inputs.items()):
         return seq
-    ids = [v for v in made.values() if not v.is_floating_point() and v.dim() == 2]
+    ids = [v for v in inputs.values() if not v.is_floating_point() and v.dim() == 2]
     return ids[0].shape[1] if ids else 1
 
 
 def _fit_seq(config: Any, text: Any, names: set[str], seq: int) -> int:
     """Bound the number of tokens of models with a short text: captions of CLIP, transcripts of Whisper."""
-    own = getattr(config, "max_target_positions", None)
+    limit = getattr(config, "max_target_positions", None)
     if {"input_ids", "pixel_values"} <= names and "labels" not in names:
-        own = getattr(getattr(config, "text_config", None) or text, "max_position_embeddings", None)
+        limit = getattr(getattr(config, "text_config", None) or text, "max_position_embeddings", None)
     if getattr(config, "model_type", "") == "perceiver":  # decodes as many tokens as it has positions
         return int(config.max_position_embeddings)
-    return min(seq, own) if isinstance(own, int) and own > 0 else seq
+    return min(seq, limit) if isinstance(limit, int) and limit > 0 else seq
 
 
 def _token_inputs(kind: str, config: Any, text: Any, batch: int, seq: int) -> torch.Tensor:
@@ -107,11 +107,11 @@ def _token_inputs(kind: str, config: Any, text: Any, batch: int, seq: int) -> to
 
     A classifier of an encoder-decoder reads the hidden state at the end-of-text token, so the last token is that one.
     """
-    found = _token_ids(text, batch, seq)
+    ids = _token_ids(text, batch, seq)
     end = getattr(text, "eos_token_id", None)
     if ends_in_eos(kind, config) and isinstance(end, int):
-        found[:, -1] = end
-    return found[:, None].repeat(1, NUM_CHOICES, 1) if "MultipleChoice" in kind else found
+        ids[:, -1] = end
+    return ids[:, None].repeat(1, NUM_CHOICES, 1) if "MultipleChoice" in kind else ids
 
 
 def _token_ids(config: Any, batch: int, seq: int) -> torch.Tensor:
@@ -152,8 +152,8 @@ def _signal_input(name: str, config: Any, batch: int, seq: int, dtype: torch.dty
 
 
 def _is_required(model: nn.Module, name: str) -> bool:
-    found = inspect.signature(model.forward).parameters.get(name)
-    return found is not None and found.default is inspect.Parameter.empty
+    parameter = inspect.signature(model.forward).parameters.get(name)
+    return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
 def _masked_patches(config: Any, batch: int) -> torch.Tensor:

@@ -75,18 +75,18 @@ def value_limits(kind: str, config: Any, inputs: Mapping[str, torch.Tensor]) -> 
     """Return, for integer inputs with free values, the exclusive upper limit. Other inputs hold values that the model needs."""
     text = text_config(config)
     vocabulary, tokens = int(getattr(text, "vocab_size", None) or 2), inputs.get("input_ids")
-    found = {name: vocabulary for name in ("input_ids", "decoder_input_ids") if name in inputs}
+    limits = {name: vocabulary for name in ("input_ids", "decoder_input_ids") if name in inputs}
     if ends_in_eos(kind, config):
-        found.pop("input_ids", None)
-    found |= {name: int(tokens.shape[-1]) for name in _SPAN_FIELDS if name in inputs and tokens is not None}
-    found |= {name: 2 for name in _PAIR_FIELDS if name in inputs}
+        limits.pop("input_ids", None)
+    limits |= {name: int(tokens.shape[-1]) for name in _SPAN_FIELDS if name in inputs and tokens is not None}
+    limits |= {name: 2 for name in _PAIR_FIELDS if name in inputs}
     given = inputs.get("labels")
     if given is None or given.is_floating_point():
-        return found
+        return limits
     if has_lm_loss(kind) or any(name in inputs for name in _PAIR_FIELDS):
-        return found | {"labels": vocabulary}
+        return limits | {"labels": vocabulary}
     two = any(word in kind for word in ("MultipleChoice", "NextSentencePrediction", "PreTraining"))
-    return found | {"labels": NUM_CHOICES if two else max(1, int(getattr(config, "num_labels", None) or 2))}
+    return limits | {"labels": NUM_CHOICES if two else max(1, int(getattr(config, "num_labels", None) or 2))}
 
 
 def text_config(config: Any) -> Any:

@@ -61,8 +61,8 @@ class ModelSource:
     def describe_inputs(self) -> str:
         """Write a note about the shapes and dtypes that are planned."""
         inputs = ", ".join(f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for t in self.tensors())
-        own = sorted({str(p.dtype).removeprefix("torch.") for p in self.module.parameters()})
-        return f"planned as the function gives it: inputs {inputs or 'without tensors'}; parameters {' and '.join(own) or 'none'}"
+        dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in self.module.parameters()})
+        return f"planned as the function gives it: inputs {inputs or 'without tensors'}; parameters {' and '.join(dtypes) or 'none'}"
 
 
 def resolve(
@@ -134,11 +134,11 @@ def _config_source(
     name: str, source: str, data: Mapping[str, Any], batch: int, seq: int | None, dtype: str, layers: int | None
 ) -> ModelSource:
     from planner_core.models.sources import huggingface as hf
-    from planner_core.models.sources import inputs as made
+    from planner_core.models.sources import inputs as training_inputs
 
     module, parsed, used = hf.build_from_config(data, dtype, layers)
     limit = read_positions(parsed)
-    tokens = made.count_tokens(module, parsed, seq or limit.default_seq, dtype)
+    tokens = training_inputs.count_tokens(module, parsed, seq or limit.default_seq, dtype)
     notes = (*ignored_field_notes(data, type(module).__name__, dtype), *hf.missing_kernel_notes(module))
     if seq is not None and tokens != seq:
         if tokens > 1 and limit.field and tokens < seq:
@@ -152,7 +152,7 @@ def _config_source(
                 " out",
             )
         notes += (Sentence(named("seq", seq), " is not used: the inputs of this model have no sequence of tokens"),)
-    inputs = made.make_training_inputs(module, parsed, batch, tokens, dtype)
+    inputs = training_inputs.make_training_inputs(module, parsed, batch, tokens, dtype)
     notes += missing_input_notes(parsed, inputs)
     limit = limit if tokens > 1 else Positions()
     return ModelSource(
@@ -201,16 +201,16 @@ def python_source(source: str, device: str = "meta") -> ModelSource:
     return move_to_meta(_run_python(source, "cpu"))
 
 
-def move_to_meta(made: ModelSource) -> ModelSource:
+def move_to_meta(source: ModelSource) -> ModelSource:
     """Move parameters, buffers and floating-point inputs to meta. Integers and masks keep their values."""
 
     def moved(x: Any) -> Any:
         return x.to("meta") if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) else x
 
-    check_module(made.module)  # first, since a moved parameter loses its hooks
-    to_meta(made.module)
-    made.inputs, made.args = pytree.tree_map(moved, (made.inputs, made.args))
-    return made
+    check_module(source.module)  # first, since a moved parameter loses its hooks
+    to_meta(source.module)
+    source.inputs, source.args = pytree.tree_map(moved, (source.inputs, source.args))
+    return source
 
 
 def _run_python(source: str, device: str) -> ModelSource:
@@ -224,7 +224,7 @@ def _run_python(source: str, device: str) -> ModelSource:
             user = _import_file(path)
             if not hasattr(user, attribute):
                 raise CaptureError(f"{text} has nothing named {attribute!r}; give path/to/file.py:callable")
-            made = getattr(user, attribute)()
+            returned = getattr(user, attribute)()
     except (MemoryError, CaptureError):
         raise
     except (Exception, SystemExit) as error:
@@ -234,7 +234,7 @@ def _run_python(source: str, device: str) -> ModelSource:
         if _asks_for_values(error):
             raise NeedsValues(message, what=f"{source} asks tensors for values while it builds the model") from None
         raise CaptureError(message) from None
-    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, ())
+    module, inputs = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, ())
     if not isinstance(module, nn.Module):
         raise CaptureError(
             f"{source} returned a {type(module).__name__}; an nn.Module or a (module, example inputs) pair is needed"

@@ -22,8 +22,8 @@ def _along(default: int, linear: bool = False) -> RuleFn:
         named = op.attrs.get("dim", op.attrs.get("dims")) is not None
         along = dims_attr(op, "dim", rank) if named else (default % rank,)
         same = [d for d in range(rank) if d not in along and ins[0][d] > 1]
-        found = tuple(split(f"d{d}", [d], [d] * len(outs), ins[0][d]) for d in same)
-        return Rule(found, linear=(0,) if linear else ())
+        splits = tuple(split(f"d{d}", [d], [d] * len(outs), ins[0][d]) for d in same)
+        return Rule(splits, linear=(0,) if linear else ())
 
     return rule
 
@@ -37,19 +37,19 @@ def _reduction(sums: bool, linear: bool = True) -> RuleFn:
         every = raw in (None, ()) or isinstance(raw, bool)  # var(x, True): the bool is another argument
         along = set(range(rank)) if every else set(dims_attr(op, "dim", rank))
         keep = bool(op.attrs.get("keepdim", False))
-        found, j = [], 0
+        splits, j = [], 0
         rest: list[DimOf] = [None] * (len(ins) - 1)
         for d in range(rank):
             if d in along:
                 # A maximum of parts is no sum of anything: only what adds up may be Partial.
                 if sums and ins[0][d] > 1:
-                    found.append(split(f"d{d}", [d, *rest], [None], ins[0][d]))
+                    splits.append(split(f"d{d}", [d, *rest], [None], ins[0][d]))
                 j += keep
                 continue
             if ins[0][d] > 1:
-                found.append(split(f"d{d}", [d, *rest], [j] * len(outs), ins[0][d]))
+                splits.append(split(f"d{d}", [d, *rest], [j] * len(outs), ins[0][d]))
             j += 1
-        return Rule(tuple(found), linear=(0,) if sums and linear else ())
+        return Rule(tuple(splits), linear=(0,) if sums and linear else ())
 
     return rule
 
@@ -61,8 +61,8 @@ def _fourier(default: Callable[[Op, int], int]) -> RuleFn:
         rank = len(ins[0])
         named = "dim" in op.attrs
         along = dims_attr(op, "dim", rank) if named else tuple(range(rank - default(op, rank), rank))
-        kept = [d for d in range(rank) if d not in along and ins[0][d] > 1]
-        return Rule(tuple(split(f"d{d}", [d], [d], ins[0][d]) for d in kept), linear=(0,))
+        untouched = [d for d in range(rank) if d not in along and ins[0][d] > 1]
+        return Rule(tuple(split(f"d{d}", [d], [d], ins[0][d]) for d in untouched), linear=(0,))
 
     return rule
 
@@ -83,8 +83,8 @@ def _cosine(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     along = op.attrs.get("dim", 1)
     if not isinstance(along, int) or len(ins) != 2:
         return unknown(op, ins, outs)
-    kept = [d for d in range(rank) if d != along % rank]
-    ways = [(d, j, n) for (j, d), n in zip(enumerate(kept), outs[0], strict=True) if n > 1]
+    untouched = [d for d in range(rank) if d != along % rank]
+    ways = [(d, j, n) for (j, d), n in zip(enumerate(untouched), outs[0], strict=True) if n > 1]
     return Rule(tuple(split(f"d{d}", [operand_dim(s, rank, d) for s in ins], [j], n) for d, j, n in ways))
 
 

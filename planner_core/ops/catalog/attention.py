@@ -74,9 +74,9 @@ def _ring(ins: Shapes, out: tuple[int, ...], causal: bool) -> Split:
     sizes = (math.prod(k) + math.prod(v), ("batch", "heads", RING))
     # count + each_rank * n = n - 1 sends, and the last one below brings the gradients home once, whatever n is.
     blocks = Internal("forward", "send_recv", *sizes, count=-1, sends=(1,), each_rank=1, share=1.0)
-    again = replace(blocks, phase="backward", sends=(0, 1, 2), share=1 / 3)
-    follow = replace(again, sends=(1, 2), least_item=SUMS, share=2 / 3)
-    round_trip = (blocks, again, follow, replace(follow, count=1, each_rank=0, share=0.0))
+    returning = replace(blocks, phase="backward", sends=(0, 1, 2), share=1 / 3)
+    follow = replace(returning, sends=(1, 2), least_item=SUMS, share=2 / 3)
+    round_trip = (blocks, returning, follow, replace(follow, count=1, each_rank=0, share=0.0))
     if not causal:
         return Split(RING, (2, 2, 2), (2,), (q[2], k[2]), internal=round_trip, excludes=ALONG)
     sent = _mirrored(RING, tuple(enumerate(ins)), 3, out)
@@ -139,14 +139,14 @@ def _attention_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     return tuple(fused_part(kernel, replace(kernel, backward=True), (0, 1, 2)) for kernel in kernels)
 
 
-def _ring_work(own: Attention, n: int) -> tuple[Part, ...]:
+def _ring_work(block: Attention, n: int) -> tuple[Part, ...]:
     """The rank's own block, n - 1 other blocks, and their merging: of results forward, and of all gradients backward."""
-    half = replace(own, kv_len=own.kv_len // 2, causal=False) if own.causal else own
+    half = replace(block, kv_len=block.kv_len // 2, causal=False) if block.causal else block
     other = replace(half, times=n - 1)
-    rows, keys = own.batch * own.heads * own.q_len, own.batch * own.kv_heads * own.kv_len
-    merged = Merge(MERGED * rows * own.value_dim, n - 1)
-    summed = Merge(SUMMED * (rows * own.head_dim + keys * (own.head_dim + own.value_dim)), n)
-    kernels = [fused_part(kernel, replace(kernel, backward=True), (0, 1, 2)) for kernel in (own, other)]
+    rows, keys = block.batch * block.heads * block.q_len, block.batch * block.kv_heads * block.kv_len
+    merged = Merge(MERGED * rows * block.value_dim, n - 1)
+    summed = Merge(SUMMED * (rows * block.head_dim + keys * (block.head_dim + block.value_dim)), n)
+    kernels = [fused_part(kernel, replace(kernel, backward=True), (0, 1, 2)) for kernel in (block, other)]
     return *kernels, fused_part(merged, summed, (0, 1, 2))
 
 

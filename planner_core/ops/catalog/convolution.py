@@ -17,15 +17,15 @@ def _conv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     if len(x) != len(w):
         return Rule(())
     none: list[DimOf] = [None] * has_bias
-    found = [split("d0", [0, None, *none], [0], x[0])] if x[0] > 1 else []
+    splits = [split("d0", [0, None, *none], [0], x[0])] if x[0] > 1 else []
     groups = int_attr(op, "groups", 1)
     if groups == 1:
-        found.append(split("out", [None, 0, *([0] * has_bias)], [1], w[0]))
+        splits.append(split("out", [None, 0, *([0] * has_bias)], [1], w[0]))
         if x[1] > 1:
-            found.append(split("in", [1, 1, *none], [None], x[1], bias=(2,) if has_bias else ()))
+            splits.append(split("in", [1, 1, *none], [None], x[1], bias=(2,) if has_bias else ()))
     elif groups == x[1] == w[0]:
-        found.append(split("channel", [1, 0, *([0] * has_bias)], [1], w[0]))
-    return Rule(tuple(found))
+        splits.append(split("channel", [1, 0, *([0] * has_bias)], [1], w[0]))
+    return Rule(tuple(splits))
 
 
 def _conv_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:

@@ -29,8 +29,8 @@ def elementwise(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 def _alike_broadcast(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Any dim may be sharded. Every result has the shape to which all operands are broadcast."""
-    found = broadcast_splits(ins, outs[0])
-    return Rule(tuple(split(s.name, s.inputs, [*s.outputs] * len(outs), *s.divides) for s in found))
+    splits = broadcast_splits(ins, outs[0])
+    return Rule(tuple(split(s.name, s.inputs, [*s.outputs] * len(outs), *s.divides) for s in splits))
 
 
 def _cast(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -61,8 +61,8 @@ def _quotient_bytes(local: LocalBytes) -> int:
     """The divisor's gradient -g · ((x / y) / y) has four tensors of the result's size, the last of which is the gradient."""
     if len(local.ins) < 2 or not local.grads[1]:
         return _broadcast_factor_bytes(local)
-    made = sum(n for n, grad in zip(local.ins, local.grads, strict=True) if grad)
-    return max(0, 4 * local.outs[0] - made)
+    gradient_bytes = sum(n for n, grad in zip(local.ins, local.grads, strict=True) if grad)
+    return max(0, 4 * local.outs[0] - gradient_bytes)
 
 
 UNARY = (

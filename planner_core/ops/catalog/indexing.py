@@ -16,11 +16,11 @@ def _embedding(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     def at(**dims: DimOf) -> list[DimOf]:
         return [dims["ids"] if i == ids else dims["table"] for i in range(len(ins))]
 
-    found = [split(f"d{d}", at(ids=d, table=None), [d], n) for d, n in enumerate(ins[ids]) if n > 1]
+    splits = [split(f"d{d}", at(ids=d, table=None), [d], n) for d, n in enumerate(ins[ids]) if n > 1]
     # A split of the vocabulary leaves the ids whole, since each rank has to look which of them are its own.
-    found.append(split("vocab", at(ids=None, table=0), [None], ins[table][0]))
-    found.append(split("width", at(ids=None, table=1), [len(outs[0]) - 1], ins[table][1]))
-    return Rule(tuple(found))
+    splits.append(split("vocab", at(ids=None, table=0), [None], ins[table][0]))
+    splits.append(split("width", at(ids=None, table=1), [len(outs[0]) - 1], ins[table][1]))
+    return Rule(tuple(splits))
 
 
 def _embedding_bag(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -79,8 +79,13 @@ def _setitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         return unknown(op, ins, outs)
     kinds = [i[0] if isinstance(i, tuple) else "other" for i in index]
     picked = kinds.count("tensor")  # if there is one index of one dim, the result has it in the place of that dim
-    apart = picked and (len(ins[1]) != 1 or "int" in kinds)
-    if len(ins) > 2 + picked or picked > 1 or apart or any(k not in ("slice", "int", "none", "tensor") for k in kinds):
+    is_scattered = picked and (len(ins[1]) != 1 or "int" in kinds)
+    if (
+        len(ins) > 2 + picked
+        or picked > 1
+        or is_scattered
+        or any(k not in ("slice", "int", "none", "tensor") for k in kinds)
+    ):
         return unknown(op, ins, outs)
     at: list[tuple[int, DimOf]] = []  # dim of the target, and whether it is whole in the part written
     part: list[DimOf] = []  # for each dim of the part written, the target's dim if it is whole
@@ -96,23 +101,23 @@ def _setitem(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         if whole:
             at.append((dim, len(part) - 1))
         dim += 1
-    found = []
+    splits = []
     for d, place in at:
         if ins[0][d] > 1 and place is not None:
             value = [operand_dim(ins[1 + picked], len(part), place)] if len(ins) > 1 + picked else []
-            found.append(split(f"d{d}", [d, *[None] * picked, *value], [d], ins[0][d]))
-    return Rule(tuple(found))
+            splits.append(split(f"d{d}", [d, *[None] * picked, *value], [d], ins[0][d]))
+    return Rule(tuple(splits))
 
 
 def _new(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Each dim of the result may be sharded, since it is filled with one number. Only the dtype of the operand matters: it may be sharded
     by the dim of the same place and size (the samples of a state), or by any while the result is Replicate."""
-    (source, *rest), (made,) = ins, outs
+    (source, *rest), (result,) = ins, outs
     numbers: list[DimOf] = [None] * len(rest)
-    at_once = [d if source[d : d + 1] == (n,) else None for d, n in enumerate(made)]
+    at_once = [d if source[d : d + 1] == (n,) else None for d, n in enumerate(result)]
     return Rule(
         (
-            *(split(f"made d{d}", [at_once[d], *numbers], [d], n) for d, n in enumerate(made) if n > 1),
+            *(split(f"made d{d}", [at_once[d], *numbers], [d], n) for d, n in enumerate(result) if n > 1),
             *(split(f"d{d}", [d, *numbers], [WHOLE], n) for d, n in enumerate(source) if n > 1),
         )
     )

@@ -60,11 +60,11 @@ def _outer_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
 def _addmv(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """`bias + mk,k->m`. If k is sharded, the bias is added on one rank."""
     rows, inner = ins[1]
-    found = (
+    splits = (
         split("rows", [operand_dim(ins[0], 1, 0), 0, None], [0], rows),
         split("in", [None, 1, 0], [None], inner, bias=(0,)),
     )
-    return Rule(found if "beta" not in op.attrs else ())
+    return Rule(splits if "beta" not in op.attrs else ())
 
 
 def _addmv_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
@@ -77,8 +77,8 @@ def _vecdot(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     if ins[0] != ins[1] or "dim" in op.attrs:
         return Rule(())
     last = len(ins[0]) - 1
-    found = [split(f"d{d}", [d, d], [d], n) for d, n in enumerate(ins[0][:last]) if n > 1]
-    return Rule((*found, split("in", [last, last], [None], ins[0][last])), linear=(0,))
+    splits = [split(f"d{d}", [d, d], [d], n) for d, n in enumerate(ins[0][:last]) if n > 1]
+    return Rule((*splits, split("in", [last, last], [None], ins[0][last])), linear=(0,))
 
 
 def _vecdot_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
@@ -94,10 +94,10 @@ def _cdist(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         for d in range(rank - 2)
         if outs[0][d] > 1
     ]
-    found = [split(f"b{d}", [i, j], [d], outs[0][d]) for d, i, j in lead]
-    found.append(split("rows", [len(a) - 2, None], [rank - 2], a[-2]))
-    found.append(split("out", [None, len(b) - 2], [rank - 1], b[-2]))
-    return Rule(tuple(s for s in found if s.divides != (1,)))
+    splits = [split(f"b{d}", [i, j], [d], outs[0][d]) for d, i, j in lead]
+    splits.append(split("rows", [len(a) - 2, None], [rank - 2], a[-2]))
+    splits.append(split("out", [None, len(b) - 2], [rank - 1], b[-2]))
+    return Rule(tuple(s for s in splits if s.divides != (1,)))
 
 
 def _cdist_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:

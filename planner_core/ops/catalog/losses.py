@@ -61,13 +61,13 @@ def _per_target(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     if not fits or not isinstance(named, tuple) or named[:2] != ("input", "target"):
         return Rule(())
     count = (_COUNT if len(ins) == 2 else _WEIGHTS,) if reduction == "mean" and not soft else ()
-    found = []
+    splits = []
     for dim in (0, *range(2, len(logits))):
-        own = dim if soft else max(0, dim - 1)
+        target_dim = dim if soft else max(0, dim - 1)
         out: DimOf = max(0, dim - 1) if none else None
-        places = (dim, own, None)[: len(ins)]
-        found.append(Split("tokens" if dim == 0 else f"d{dim}", places, (out,), (logits[dim],), internal=count))
-    return Rule(tuple(found))
+        places = (dim, target_dim, None)[: len(ins)]
+        splits.append(Split("tokens" if dim == 0 else f"d{dim}", places, (out,), (logits[dim],), internal=count))
+    return Rule(tuple(splits))
 
 
 def _log_softmax_kept(local: LocalBytes) -> int:

@@ -12,8 +12,8 @@ def _norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     shape = op.attrs.get("normalized_shape")
     inner = len(shape) if isinstance(shape, tuple) else 1
     rest: list[DimOf] = [None] * (len(ins) - 1)
-    kept = range(len(ins[0]) - inner)
-    return Rule(tuple(split(f"d{d}", [d, *rest], [d], ins[0][d]) for d in kept if ins[0][d] > 1))
+    untouched = range(len(ins[0]) - inner)
+    return Rule(tuple(split(f"d{d}", [d, *rest], [d], ins[0][d]) for d in untouched if ins[0][d] > 1))
 
 
 def _group_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -42,9 +42,9 @@ def _batch_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     return Rule((batch, split("d1", [1, *rest], [1], channels)))
 
 
-def _statistics_kept(name: str, kept: tuple[int, ...], ins: Shapes) -> bool:
+def _statistics_kept(name: str, saved_shape: tuple[int, ...], ins: Shapes) -> bool:
     """Whether the split also shards a kept tensor: batch statistics do not have a batch dim."""
-    return not (name == "d0" and len(kept) == 1)
+    return not (name == "d0" and len(saved_shape) == 1)
 
 
 def _statistics_exchanged(local: LocalBytes) -> int:
@@ -57,8 +57,8 @@ def _statistics_exchanged(local: LocalBytes) -> int:
 def _weight_norm(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """`v * g / |v|`, with the norm over all dims except the one that g has. That dim may be sharded."""
     v, g = ins
-    own = [d for d, n in enumerate(g) if n > 1] if len(g) == len(v) else []
-    return Rule(tuple(split(f"d{d}", [d, d], [d], v[d]) for d in own if len(own) == 1 and v[d] == g[d]))
+    lengths = [d for d, n in enumerate(g) if n > 1] if len(g) == len(v) else []
+    return Rule(tuple(split(f"d{d}", [d, d], [d], v[d]) for d in lengths if len(lengths) == 1 and v[d] == g[d]))
 
 
 def _pooled(num_spatial: int | None) -> RuleFn:
@@ -66,8 +66,8 @@ def _pooled(num_spatial: int | None) -> RuleFn:
 
     def rule(op: Op, ins: Shapes, outs: Shapes) -> Rule:
         spatial = len(ins[0]) - 2 if num_spatial is None else num_spatial
-        kept = [d for d in range(len(ins[0]) - spatial) if ins[0][d] == outs[0][d] > 1]
-        return Rule(tuple(split(f"d{d}", [d], [d] * len(outs), ins[0][d]) for d in kept))
+        untouched = [d for d in range(len(ins[0]) - spatial) if ins[0][d] == outs[0][d] > 1]
+        return Rule(tuple(split(f"d{d}", [d], [d] * len(outs), ins[0][d]) for d in untouched))
 
     return rule
 

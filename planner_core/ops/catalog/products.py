@@ -41,9 +41,9 @@ def _linear_nf4_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     """The product, and before it the weight in the dtype that computes, which forward and backward each make: an element is written in
     2 bytes, and read in half a byte."""
     x, n = sizes.ins[0], sizes.outs[0][-1]
-    made = Merge(n * x[-1] * 5 // 2, 1)
+    unpacked = Merge(n * x[-1] * 5 // 2, 1)
     part = product_part(Gemm(math.prod(x[:-1]), n, x[-1]), (0,), ())
-    return (part, Part(made, ((frozenset((0,)), made),)))
+    return (part, Part(unpacked, ((frozenset((0,)), unpacked),)))
 
 
 def _unpacked_weight_bytes(local: LocalBytes) -> int:
@@ -137,16 +137,16 @@ def _repeated_factor_bytes(local: LocalBytes) -> int:
     lead = [shape[:-2] for shape in local.shapes]
     copies, both = 0, _broadcast(*lead)
     # Reversed: the gradient of one factor is a product with the other one, so it decides whether that copy is kept.
-    for own, num_bytes, kept in zip(lead, local.ins, reversed(local.grads), strict=True):
-        if math.prod(own) not in (1, both) and not kept:
-            copies += num_bytes // math.prod(own) * both
+    for batch, num_bytes, is_saved in zip(lead, local.ins, reversed(local.grads), strict=True):
+        if math.prod(batch) not in (1, both) and not is_saved:
+            copies += num_bytes // math.prod(batch) * both
     return copies
 
 
 def _rmatmul(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """`x.__rmatmul__(y)` is y @ x."""
-    found = _matmul(op, [ins[1], ins[0]], outs)
-    return Rule(tuple(split(s.name, s.inputs[::-1], s.outputs, *s.divides) for s in found.splits), linear=(1,))
+    rule = _matmul(op, [ins[1], ins[0]], outs)
+    return Rule(tuple(split(s.name, s.inputs[::-1], s.outputs, *s.divides) for s in rule.splits), linear=(1,))
 
 
 def _rmatmul_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
@@ -166,12 +166,12 @@ def _einsum(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     for t, shape in zip(operands, ins, strict=True):
         for c, n in zip(t, shape, strict=True):
             extents.setdefault(c, set()).add(n)
-    found = [
+    splits = [
         split(c, [t.index(c) if c in t else None for t in operands], [result.index(c) if c in result else None], *n)
         for c, n in sorted(extents.items())
         if n != {1} and len(n) == 1
     ]
-    return Rule(tuple(found), linear=(0,))
+    return Rule(tuple(splits), linear=(0,))
 
 
 def _einsum_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
@@ -185,21 +185,21 @@ def _einsum_work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
     extent: dict[str, int] = {}
     for term, shape in zip(terms, sizes.ins, strict=True):
         extent.update({c: max(n, extent.get(c, 1)) for c, n in zip(term, shape, strict=True)})
-    own = [{c for c, n in zip(t, s, strict=True) if n > 1} for t, s in zip(terms, sizes.ins, strict=True)]
-    made, found = own[0], []
+    letters_of = [{c for c, n in zip(t, s, strict=True) if n > 1} for t, s in zip(terms, sizes.ins, strict=True)]
+    product, parts = letters_of[0], []
 
     def size(letters: set[str]) -> int:
         return math.prod(extent[c] for c in letters)
 
-    for i, letters in enumerate(own[1:], 1):
-        later = set(result).union(*own[i + 1 :])
-        both = made & letters
+    for i, letters in enumerate(letters_of[1:], 1):
+        later = set(result).union(*letters_of[i + 1 :])
+        both = product & letters
         if both - later:
-            rows, columns = (made - letters) & later, (letters - made) & later
+            rows, columns = (product - letters) & later, (letters - product) & later
             gemm = Gemm(size(rows), size(columns), size(both - later), size(both & later))
-            found.append(product_part(gemm, range(i), (i,)))
-        made = (made | letters) & later
-    return tuple(found)
+            parts.append(product_part(gemm, range(i), (i,)))
+        product = (product | letters) & later
+    return tuple(parts)
 
 
 def einsum_letters(op: Op, ins: Shapes) -> list[str]:
@@ -211,11 +211,11 @@ def einsum_letters(op: Op, ins: Shapes) -> list[str]:
     ranks = [len(shape) - len(t) + 3 for t, shape in zip(operands, ins, strict=True) if "..." in t]
     free = [c for c in string.ascii_uppercase + string.ascii_lowercase if c not in equation]
     wild = "".join(free[: max(ranks, default=0)])
-    own = [t.replace("...", wild[len(wild) + len(t) - 3 - len(s) :]) for t, s in zip(operands, ins, strict=True)]
+    expanded = [t.replace("...", wild[len(wild) + len(t) - 3 - len(s) :]) for t, s in zip(operands, ins, strict=True)]
     if not arrow:
         once = sorted(c for c in set(terms) if c.isalpha() and terms.count(c) == 1)
-        return [*own, wild + "".join(once)]
-    return [*own, result.replace("...", wild)]
+        return [*expanded, wild + "".join(once)]
+    return [*expanded, result.replace("...", wild)]
 
 
 # --- experts -----------------------------------------------------------------------------------------
@@ -325,9 +325,9 @@ def _dispatch_backward_bytes(local: LocalBytes) -> int:
     return max(0, local.outs[0] + received + max(received, weighted) - counted, received + experts - counted)
 
 
-def _inner_splits_saved(name: str, kept: tuple[int, ...], ins: Shapes) -> bool:
+def _inner_splits_saved(name: str, saved_shape: tuple[int, ...], ins: Shapes) -> bool:
     """Whether the split also shards a kept tensor: if the inner width is sharded, the permuted tokens are kept whole."""
-    return name != "inner" or (len(kept) > 1 and kept[-1] != ins[0][-1])
+    return name != "inner" or (len(saved_shape) > 1 and saved_shape[-1] != ins[0][-1])
 
 
 def _expert_linear(op: Op, ins: Shapes, outs: Shapes) -> Rule:

@@ -180,11 +180,11 @@ def _cell_work(states: int) -> WorkFn:
     """A product with the input and one with the hidden state."""
 
     def work(op: Op, sizes: Sizes) -> tuple[Part, ...]:
-        found = []
+        parts = []
         for operand, weight in ((0, 1 + states), (1, 2 + states)):
             (rows, inner), out = sizes.ins[operand], sizes.ins[weight][0]
-            found.append(product_part(Gemm(rows, out, inner), (operand,), (weight,)))
-        return tuple(found)
+            parts.append(product_part(Gemm(rows, out, inner), (operand,), (weight,)))
+        return tuple(parts)
 
     return work
 

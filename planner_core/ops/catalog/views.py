@@ -88,9 +88,9 @@ def _permute(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 def _expand(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     rank = len(outs[0])
     rest: list[DimOf] = [None] * (len(ins) - 1)
-    kept = [d for d in range(rank) if outs[0][d] > 1]
+    dims = [d for d in range(rank) if outs[0][d] > 1]
     return Rule(
-        tuple(split(f"d{d}", [operand_dim(ins[0], rank, d), *rest], [d], outs[0][d]) for d in kept), linear=(0,)
+        tuple(split(f"d{d}", [operand_dim(ins[0], rank, d), *rest], [d], outs[0][d]) for d in dims), linear=(0,)
     )
 
 
@@ -163,23 +163,23 @@ def _taken(index: list[object], ins: Shapes, outs: Shapes) -> Rule:
     if picks and not _side_by_side(index, kinds, picks, len(ins)):
         return Rule(())
     rest: list[DimOf] = [None] * (len(ins) - 1)
-    found, i, j = [], 0, 0
+    splits, i, j = [], 0, 0
     for k, kind in enumerate(kinds):
         if kind in _PICKS:
             if k == picks[0]:
-                found += _picked(ins, outs, j)
+                splits += _picked(ins, outs, j)
                 j += max((len(shape) for shape in ins[1:]), default=1)
             i += 1
             continue
         if kind == "slice" and ins[0][i] == outs[0][j] > 1:
-            found.append(split(f"d{i}", [i, *rest], [j], ins[0][i]))
+            splits.append(split(f"d{i}", [i, *rest], [j], ins[0][i]))
         i, j = i + (kind != "none"), j + (kind != "int")
-    found += [
+    splits += [
         split(f"d{a}", [a, *rest], [b], ins[0][a])
         for a, b in zip(range(i, len(ins[0])), range(j, len(outs[0])), strict=False)
         if ins[0][a] > 1
     ]
-    return Rule(tuple(found), linear=(0,))
+    return Rule(tuple(splits), linear=(0,))
 
 
 _PICKS = ("tensor", "other")
@@ -199,12 +199,12 @@ def _side_by_side(index: list[object], kinds: list[object], picks: list[int], nu
 def _picked(ins: Shapes, outs: Shapes, first: int) -> list[Split]:
     """The splits of the dims of indices: what is picked from is whole."""
     rank = max((len(shape) for shape in ins[1:]), default=0)
-    found = []
+    splits = []
     for j in range(first, first + rank):
         at = [operand_dim(shape, rank, j - first) for shape in ins[1:]]
         if outs[0][j] > 1 and any(dim is not None for dim in at):
-            found.append(split(f"i{j - first}", [None, *at], [j], outs[0][j]))
-    return found
+            splits.append(split(f"i{j - first}", [None, *at], [j], outs[0][j]))
+    return splits
 
 
 def _pad(op: Op, ins: Shapes, outs: Shapes) -> Rule:
@@ -228,7 +228,7 @@ def _triangle(op: Op, ins: Shapes, outs: Shapes) -> Rule:
 
 
 def _but(touched: Collection[int], ins: Shapes, outs: Shapes, linear: bool = True) -> Rule:
-    same = [d for d, (n, made) in enumerate(zip(ins[0], outs[0], strict=False)) if n == made > 1 and d not in touched]
+    same = [d for d, (n, size) in enumerate(zip(ins[0], outs[0], strict=False)) if n == size > 1 and d not in touched]
     return Rule(tuple(split(f"d{d}", [d], [d], ins[0][d]) for d in same), linear=(0,) if linear else ())
 
 
@@ -252,8 +252,8 @@ def _as_strided(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     if laid != contiguous_strides(x) or sizes != out or len(strides) != len(out) or op.attrs.get("storage_offset"):
         return unknown(op, ins, outs)
     # The farthest element that the chunks of a sample read lies before the next sample begins.
-    apart = sum((n - 1) * s for n, s in zip(sizes[1:], strides[1:], strict=True)) < row
-    if strides[0] != row or not apart or not x[0] == out[0] > 1:
+    is_disjoint = sum((n - 1) * s for n, s in zip(sizes[1:], strides[1:], strict=True)) < row
+    if strides[0] != row or not is_disjoint or not x[0] == out[0] > 1:
         return unknown(op, ins, outs)
     rest: list[DimOf] = [None] * (len(ins) - 1)  # sizes that are tensors
     return Rule((split("d0", [0, *rest], [0], x[0]),), linear=(0,))

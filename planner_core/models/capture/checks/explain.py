@@ -117,8 +117,8 @@ def _suggest(running: CurrentCall, stack: Iterable[traceback.FrameSummary], kern
     if running.fn in ("getitem", "setitem") and not masked:
         return "a computed number cannot be an index: use index_select, gather or take_along_dim, which take it as a tensor"
     frames = list(stack)
-    if re.search(r"\.item\(|(?<![.\w])float\(", own := format_line(frames)) and not re.search(
-        r"\b(if|while|assert)\b", own
+    if re.search(r"\.item\(|(?<![.\w])float\(", line := format_line(frames)) and not re.search(
+        r"\b(if|while|assert)\b", line
     ):
         return "if a number is only looked at (a log), return the tensor, and call .item() outside"
     names = [*([kernel[1]] if kernel else []), *(f.name for f in frames)]

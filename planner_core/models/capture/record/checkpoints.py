@@ -85,11 +85,14 @@ def _repeated_modules(recording: Recording) -> set[tuple[str, str]]:
             weights.setdefault(".".join(parts[:depth]), []).append((".".join(parts[depth:]), shape))
     alike: dict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], set[tuple[str, str]]] = {}
     for path, node in _module_calls(recording.root):
-        own = tuple(weights.get(path, ()))
-        if len(own) > 1 or (own and len(node.items) > 1):
-            alike.setdefault((node.kind, own), set()).add((node.kind, path))
+        local = tuple(weights.get(path, ()))
+        if len(local) > 1 or (local and len(node.items) > 1):
+            alike.setdefault((node.kind, local), set()).add((node.kind, path))
     return {
-        m for (_, own), same in alike.items() if len(same) > (1 if len(own) > 1 else MAX_SMALL_MODULES) for m in same
+        m
+        for (_, local), same in alike.items()
+        if len(same) > (1 if len(local) > 1 else MAX_SMALL_MODULES)
+        for m in same
     }
 
 

@@ -89,7 +89,7 @@ class _OpaqueCall:
     results: Sequence[torch.Tensor]
     edges: Sequence[Any]
     attrs: dict[str, Attr]
-    own: bool
+    is_of_model: bool
     """Whether the model calls the autograd function itself. A custom operator may also take tensors in lists, which get no gradient."""
 
     def without_gradient(self, returned: Any) -> set[int]:
@@ -98,7 +98,9 @@ class _OpaqueCall:
         results = [gradient for gradient, needs in needed if needs]
         edges = [edge for edge in self.node.next_functions if edge[0] is not None]
         given = {edge for edge, gradient in zip(edges, results, strict=True) if gradient is not None}
-        return {k for k, edge in enumerate(self.edges) if edge and edge not in given and (self.own or edge in edges)}
+        return {
+            k for k, edge in enumerate(self.edges) if edge and edge not in given and (self.is_of_model or edge in edges)
+        }
 
 
 class OpaqueFunctions:
@@ -108,14 +110,19 @@ class OpaqueFunctions:
         self.calls: list[_OpaqueCall] = []
 
     def note_call(
-        self, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor], attrs: dict[str, Attr], *, own: bool
+        self,
+        operands: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+        attrs: dict[str, Attr],
+        *,
+        is_of_model: bool,
     ) -> None:
         """Remember a call whose backward is Python code of the model or of a custom operator. `attrs` are those of its record."""
         with disable_torch_functions():
             node: Any = next((t.grad_fn for t in results if isinstance(t.grad_fn, BackwardCFunction)), None)
             if node is not None and not getattr(node._forward_cls, "_shardscope", False):
                 edges = [get_gradient_edge(t)[:2] if t.requires_grad else None for t in operands]
-                self.calls.append(_OpaqueCall(node, results, edges, attrs, own))
+                self.calls.append(_OpaqueCall(node, results, edges, attrs, is_of_model))
 
     def run_backward(self, model: nn.Module) -> str:
         """Run the backward of each call, last first, and mark operands that get no gradient.

@@ -294,7 +294,7 @@ class Recorder(TorchFunctionMode):
             return out
         attrs = describe(fn, call.func, as_given, moved_kwargs, results)
         self.opaque_functions.note_call(
-            sites.tensors((moved, moved_kwargs)), results, attrs, own=hasattr(call.func, sites.OPAQUE_CALL)
+            sites.tensors((moved, moved_kwargs)), results, attrs, is_of_model=hasattr(call.func, sites.OPAQUE_CALL)
         )
         if written:
             attrs.update(self._new_version_attrs(args[0], results[0], inputs[0]))

@@ -127,8 +127,8 @@ class Replayer:
         self.counts[number] = self.counts.get(number, 0) + 1
         package = type(module).__module__.partition(".")[0]
         self.is_of_library[number] = package in LIBRARIES and all(self.is_of_library[child] for _, child in children)
-        own = any(p is not None for p in module._parameters.values())
-        self.has_weights[number] = own or any(self.has_weights[child] for _, child in children)
+        has_parameters = any(p is not None for p in module._parameters.values())
+        self.has_weights[number] = has_parameters or any(self.has_weights[child] for _, child in children)
         self.has_weighted_parts[number] = len(children) > 0 and self.has_weights[number]
         return number
 
