@@ -45,6 +45,7 @@ class Term:
 class Sentence(str):
     """A sentence in the words of Python. `parts`: its text, and its terms in order, which `worded` puts into other words."""
 
+    # A `str`, so that logs and `str(error)` need to know nothing of terms.
     parts: tuple[str | Term, ...]
 
     def __new__(cls, *parts: str | Term) -> Sentence:

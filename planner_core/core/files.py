@@ -18,6 +18,7 @@ installed wheel it is inside `planner_core`."""
 def is_file(name: str | Path) -> bool:
     """Whether `name` is a regular file. A pipe or a device, which may never end, is not; nor is a name that is too long."""
     try:
+        # A name may be too long for the file system, or hold a zero byte: then `stat` raises.
         return Path(name).is_file()
     except (OSError, ValueError):
         return False

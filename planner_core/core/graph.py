@@ -283,6 +283,7 @@ def _inline_call(block: Block, call: Call, values: list[Value], names: dict[str,
 
 def check(graph: Graph) -> None:
     """Assert the invariants of a graph: every value is made once, and before it is used."""
+    # Asserts, since a graph that breaks these is a fault of the capture and not of a user.
     for block in (graph.top, *graph.blocks.values()):
         known = set(block.inputs) | {i for i, v in enumerate(block.values) if v.kind != "activation"}
         for item in block.items:

@@ -78,6 +78,7 @@ def parse_mesh(text: str, num_devices: int) -> DeviceMesh:
     if any(s < 1 for s in sizes):
         raise InputError(f"mesh {text!r} needs positive sizes, e.g. 2x8")
     if len(sizes) > MAX_AXES:
+        # The outer axes are joined in the example, since tensor parallelism is meant by the inner ones.
         joined = "x".join(map(str, (math.prod(sizes[: 1 - MAX_AXES]), *sizes[1 - MAX_AXES :])))
         raise InputError(
             f"mesh {text[:80]!r} has {len(sizes)} axes, but at most {MAX_AXES} are searched: with more there are too many ways from one ",

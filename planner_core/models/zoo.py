@@ -160,6 +160,7 @@ def _renamed(item: Any, swap: dict[int, int]) -> Any:
 
 def _chain(first: Call, run: list[Call], layers: int, values: list[Value]) -> tuple[list[Call], tuple[int, ...]]:
     """Make `layers` calls in place of `run`: inputs of call k+1 are outputs of call k where they are so in the snapshot."""
+    # Which operand of a call is the result of the call before: the first two calls of the snapshot show it.
     links = (
         {i: run[0].outputs.index(v) for i, v in enumerate(run[1].inputs) if v in run[0].outputs} if len(run) > 1 else {}
     )

@@ -140,6 +140,7 @@ def _broadcasts_activation(block: Block, op: Op, tracked: list[int]) -> bool:
     """Whether a result is larger than the activations, and may be sharded along a dim that they lack (one head for all, say)."""
     # Example: one key head spread over 32 query heads. In a group with its maker the 32-fold tensor would be redistributed.
     most = max(block.values[i].meta.num_bytes for i in tracked)
+    # A result that is no larger than what it was made of costs no more to move after the op than before it.
     if all(block.values[o].meta.num_bytes <= most for o in op.outputs):
         return False
     operands = [k for k, i in enumerate(op.inputs) if i in tracked]

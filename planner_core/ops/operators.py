@@ -122,8 +122,8 @@ class Operator:
         over the first operand of any other operator.
     copies_when: which calls of a view (kind VIEW, which takes no time) copy nevertheless; None: none.
     passes_gradient_through: whether an operand's gradient is the gradient of the result, the same tensor.
-    splits_saved: whether a split also splits a tensor of shape `saved_shape` that autograd keeps beside operands and results; None: it
-        does. Arguments: the name of the split, `saved_shape`, shapes of the operands.
+    splits_saved: whether a split also splits a tensor that autograd keeps beside operands and results; None: it
+        does. Arguments: the name of the split, the shape of that tensor, shapes of the operands.
     extra_saved_bytes: bytes that are kept for backward beside operands and results; replaces what capture saw.
     forward_workspace_bytes: bytes that forward uses for a moment, beside operands, results and what it keeps.
     backward_workspace_bytes: bytes that backward uses for a moment, beside the gradients that it takes and makes.

@@ -93,5 +93,6 @@ def recompute_policies(block: Block, asked: str) -> dict[str, tuple[str, ...]]:
         return {asked: kept_ops(block, asked)}
     # Example: a block of one product keeps the same with "keep-matmuls" and "selective". One of them is enough for the search.
     policies = {p: kept_ops(block, p) for p in RECOMPUTE if p != asked}
+    # The last one recomputes most, and "none" stays in any case, since nothing is recomputed by it.
     last_with = {ops: p for p, ops in policies.items() if p != "none"}
     return {p: ops for p, ops in policies.items() if p == "none" or last_with[ops] == p}

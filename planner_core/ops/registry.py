@@ -119,9 +119,11 @@ def work_of(op: Op, values: Sequence[Value], chosen: Sequence[Row] = (), axis_si
     ]
     if one.work is None:
         return Work(free=is_free(op))
+    # Nothing runs backward where no result has a gradient, whatever the operands could have.
     wanted = [i for i, v in enumerate(op.inputs) if values[v].grad] if any(values[o].grad for o in op.outputs) else []
     parts: dict[str, int] = {}
     for row, size in zip(chosen, axis_sizes, strict=False):
+        # Two axes may split one dim: tokens over 2 x 4 GPUs are in 8 parts.
         parts[row.name] = parts.get(row.name, 1) * size
     return work_of_parts(one.work(op, Sizes(ins, outs, whole, parts)), wanted, free=False)
 

@@ -190,6 +190,7 @@ def load_cluster(source: str | Path | Mapping[str, Any] | Cluster) -> Cluster:
         stated = {part.partition("=")[0].strip() for part in changes.split(",")}
         unchanged = [f"{key}={value}" for key, value in size.items() if key not in stated]
         return replace(_apply_changes(known, ",".join([*unchanged, *filter(None, [changes])])), name=text)
+    # Before any file: one of this name in the working folder must not change what a command means.
     if text in cluster_names():
         path = ASSETS / "clusters" / f"{text}.json"
         return _cluster_from_json(_read_json(path), f"cluster {text}", text)  # its form is held by a test

@@ -92,6 +92,7 @@ class Option:
         """Raise InputError for a value outside of its bounds. None, the default, is always allowed."""
         if value is None or (self.pattern and isinstance(value, str) and self.pattern.fullmatch(value)):
             return
+        # As `--dtype=$UNSET` in a shell script gives it.
         if value == "":
             raise InputError(named(self.name), " is given without a value; give one, or leave it out")
         if self.choices and value not in self.choices:
@@ -116,6 +117,7 @@ def _count(
     metavar: str | None = None,
 ) -> Option:
     """An option that counts something."""
+    # 10^9 is read at once, and 1000000000 is not.
     power = len(str(most)) - 1
     allowed = f"a positive number up to {f'10^{power}' if most == 10**power and power > 3 else most}"
     return Option(

@@ -44,6 +44,7 @@ def named_loss(out: Any, weights: Weights | None = None) -> tuple[str, torch.Ten
 def _only_number(results: Sequence[Any], weights: Weights) -> torch.Tensor | None:
     numbers = [x for x in results if _is_scalar(x)]
     number = numbers[0] if len(numbers) == 1 else None
+    # Under `no_grad` there is no graph that says what a number depends on.
     if number is None or not torch.is_grad_enabled():
         return number
     if not number.requires_grad:

@@ -72,6 +72,7 @@ class ValueTable:
             self._storages.append(tensor.untyped_storage())
         grad, new = tensor.requires_grad and kind != "constant", root < 0
         number = self.recording.add(Value(meta, kind, name, root, grad, computed=computed and new), birth)
+        # The first value in a storage stands for its memory. Later ones are views of it.
         self.first_in_storage.setdefault(key, number)
         self._assign(tensor, number)
         return number

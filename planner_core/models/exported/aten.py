@@ -88,6 +88,7 @@ def find_overload(target: str) -> Any:
             "the program holds a layer of experts as grouped products, which do not say what weights belong to an expert; give the "
             "model's config.json, or path.py:callable"
         )
+    # The whole name by a pattern: a file must not reach any other attribute of torch by dots of its own.
     parts = re.fullmatch(r"torch\.ops\.aten\.(\w+)\.(\w+)", target)
     refused = f"the program uses the op {target.removeprefix('torch.ops.')[:80]}, which is not one that is known to compute tensors only"
     if parts is None or (parts[1].startswith("_") and not parts[1].startswith("__") and parts[1] not in _PRIVATE):

@@ -330,6 +330,7 @@ def example_input(exported: ExportedProgram, name: str) -> torch.Tensor:
     """Return an example of an input: zeros for integers and constants if they are small, otherwise a tensor on meta."""
     form = exported.tensors[name]
     dtype = getattr(torch, form.dtype)
+    # Zeros are ids of every table, and false in every mask. Real numbers never matter.
     plain = not dtype.is_floating_point or name in exported.constants
     return (
         torch.zeros(form.shape, dtype=dtype)

@@ -188,6 +188,7 @@ def canonical_name(func: Callable[..., Any], kwargs: dict[str, Any] | None = Non
     name = _SYNONYMS.get(name, name)
     if not name or name in _NEVER_RECORDED:
         return None
+    # `F.relu(x, inplace=True)` writes as its in-place form does. Dropout is the identity in a plan, and writes nothing.
     if kwargs and kwargs.get("inplace") is True and "dropout" not in name:
         return name.rstrip("_") + "_"
     return name

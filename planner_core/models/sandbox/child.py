@@ -44,6 +44,7 @@ def _capture(source: str, batch: int | None, seq: int | None, flat: bool) -> Gra
 
     torch.set_num_threads(1)
     spare_compiler()
+    # After the libraries are loaded: the limit is on what the user's code adds to them.
     limit_memory()
     return capture_file(source, batch=batch, seq=seq, flat=flat)
 

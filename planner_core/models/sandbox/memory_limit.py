@@ -18,6 +18,7 @@ _REFUSALS = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot 
 
 def limit_memory() -> None:
     """Limit this process, for good, to `LIMIT_BYTES` more than it has."""
+    # Of the address space, since Linux does not hold a process to a limit of resident memory.
     most = _address_space_limit()
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 

@@ -67,6 +67,7 @@ def capture_in_process(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        # In a group of its own, so that one signal ends the child and what it started.
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": search, "HF_HUB_OFFLINE": "1", MARK: mark},
     )

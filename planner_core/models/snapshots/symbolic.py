@@ -71,6 +71,7 @@ class _Merge:
 
     def walk(self, where: str, x: Any, wide: Any, long: Any, attrs: bool = False) -> Any:
         """Merge three parallel pieces of JSON."""
+        # A tuple that has come through JSON is a list.
         kinds = {type(v) if not isinstance(v, tuple) else list for v in (x, wide, long)}
         if len(kinds) > 1 or (isinstance(x, (list, tuple, dict)) and not len(x) == len(wide) == len(long)):
             raise CaptureError(f"the graph changes its form with the workload at {where}, so no snapshot can hold it")

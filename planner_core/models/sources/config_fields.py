@@ -74,6 +74,7 @@ def with_layers(data: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
         return dict(data)
     if _depth_fields(data):
         return _set_depth(data, layers)
+    # A composite config (LLaVA) has its depths in its parts.
     parts = {k: v for k, v in data.items() if isinstance(v, Mapping) and _depth_fields(v)}
     # A model that reads images too is asked for layers of its text: its image part stays what it is.
     parts = {"text_config": parts["text_config"]} if "text_config" in parts else parts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+# Before transformers is imported, which reads it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import difflib

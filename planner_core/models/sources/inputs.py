@@ -85,6 +85,7 @@ def _patch_inputs(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torc
 
 def count_tokens(model: nn.Module, config: Any, seq: int, dtype: str) -> int:
     """Return the tokens of a sample in inputs made for `seq`; 1 if the inputs have no sequence (images)."""
+    # Two lengths show whether the inputs have a sequence at all: images have the same shapes for both.
     inputs, other = (make_training_inputs(model, config, 1, n, dtype) for n in (seq, seq - 1 if seq > 1 else 2))
     if any(v.shape != other[k].shape for k, v in inputs.items()):
         return seq
@@ -120,6 +121,7 @@ def _token_ids(config: Any, batch: int, seq: int) -> torch.Tensor:
         value = getattr(config, name, None)
         special.update(v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, int))
     size = getattr(config, "vocab_size", None) or 2
+    # An ordinary word: padding would be masked out of the loss, and the end of a text ends attention in some models.
     token = next((i for i in range(min(size, 16)) if i not in special), 0)
     return torch.full((batch, seq), token, dtype=torch.long)
 

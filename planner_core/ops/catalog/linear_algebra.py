@@ -20,6 +20,7 @@ BATCHED = (
 
 def _batched(op: Op, ins: Shapes, outs: Shapes) -> Rule:
     """Leading dims that every operand and result has may be sharded."""
+    # The last two dims are the matrix, and every element of a result depends on all of it.
     lead = min(len(s) for s in ins) - 2
     every = (*ins, *outs)
     shared = [d for d in range(max(lead, 0)) if ins[0][d] > 1 and all(s[d : d + 1] == ins[0][d : d + 1] for s in every)]

@@ -94,6 +94,7 @@ class GraphBuilder:
         """Return the number of parameters with at least two dims by module path."""
         counts: dict[str, int] = {}
         for name, vid in self.recording.params.items():
+            # Biases and the weights of norms do not count: a norm alone gains nothing as a block.
             if len(self.recording.values[vid].meta.shape) > 1:
                 parts = name.split(".")[:-1]
                 for depth in range(1, len(parts) + 1):
@@ -105,6 +106,7 @@ class GraphBuilder:
         if key in self.recomputed.values():
             return True
         matrices = len({ref[1] for row in key for ref in row[4] if ref[0] == "p" and len(ref[2].shape) > 1})
+        # A layer is worth a block as soon as it repeats. A single projection is so only where many are equal, as in a list of heads.
         return (matrices > 1 and count > 1) or (matrices == 1 and len(key.rows) > 1 and count > MAX_SMALL_MODULES)
 
     def _topmost(self, keys: Iterable[Any]) -> list[ScopeNode]:

@@ -81,6 +81,7 @@ def run_checked(
     types = WeightDtypes(model)
 
     def run(left: Leftovers) -> ForwardPass:
+        # A weight that the pass before has converted would begin in another dtype, and no two passes would be equal.
         types.restore()
         return once(left)
 

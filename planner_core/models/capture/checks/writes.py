@@ -62,6 +62,7 @@ class InplaceWrites:
         raise stale_read_refusal(scope)
 
     def _key(self, tensor: torch.Tensor) -> int:
+        # Autograd holds the form on meta in place of the constant, so a write through either is one to both.
         return storage_id(self.meta_form(tensor) if self.meta_forms and id(tensor) in self.meta_forms else tensor)
 
 

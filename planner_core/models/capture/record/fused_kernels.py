@@ -63,6 +63,7 @@ def attend_on_meta(
     if query.dim() < 3:
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)
     heads, groups = query.shape[-3], key.shape[-3]
+    # torch raises on real tensors of such shapes. The stand-in below would take any.
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise RuntimeError(
             f"attention of query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}"

@@ -122,6 +122,7 @@ class Replayer:
             tuple((n, signature(p)) for n, p in module._parameters.items() if p is not None),
             tuple((n, signature(b)) for n, b in module._buffers.items() if b is not None),
         )
+        # A number for each key, so that the keys of outer modules hold numbers and do not grow with what lies inside.
         number = self.numbers.setdefault(key, len(self.numbers))
         self.structures[id(module)] = number
         self.counts[number] = self.counts.get(number, 0) + 1
@@ -233,6 +234,7 @@ class Replayer:
         number = self.structures.get(id(module), -1)
         # Without a watch this is the call of the model itself, which runs once. A name with `@` is a further call of one module.
         may_repeat = self.watches and (self.counts.get(number, 0) > 1 or "@" in frame.scope)
+        # A part without weights, or without parts, is traced as fast as it is compared.
         is_candidate = may_repeat and self.has_weighted_parts.get(number) and self.is_of_library[number]
         if not is_candidate or _has_hooks(module):
             return self._trace_call(frame, call, args, kwargs)[1]

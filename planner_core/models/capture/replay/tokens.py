@@ -66,6 +66,7 @@ class Tokens:
     def token(self, value: Any, depth: int = 0) -> Any:
         """Return a hashable value that is equal for equal values."""
         if isinstance(value, _PLAIN):
+            # With the type: 1, 1.0 and True are equal in Python, and code may take another path for each.
             return (type(value).__name__, value)
         if isinstance(value, nn.Module):
             return ModelPart("module", self._stable_id(value), self.names_of(value), type(value))
@@ -80,6 +81,7 @@ class Tokens:
         # A function with variables of its own may compute otherwise at its next call.
         if (isinstance(value, _CODE) and not getattr(value, "__closure__", None)) or _is_config(value):
             return ("object", self._stable_id(value))
+        # An object that is called may keep a state that its attributes do not show.
         attributes = getattr(value, "__dict__", None)
         if callable(value) or not isinstance(attributes, dict) or depth >= MAX_DEPTH:
             return Incomparable()
