@@ -54,33 +54,22 @@ def clip_grad_norm_(
             f"gradients of {waiting} were not summed over ranks yet, so they cannot be clipped: let the last backward pass of a step run "
             "outside of no_sync()"
         )
-    grads = [p.grad for p in params if p.grad is not None]
-    _wait_for_all(params)
-    pipeline = _find_staged(params)
+    grads = {id(p): p.grad for p in params if p.grad is not None}
+    parallel = _find_parallel(params)
+    # Ranks exchange their parts of the norm only where a gradient is sharded: elsewhere one rank may come alone.
+    if parallel and any(isinstance(gradient, DTensor) for gradient in grads.values()):
+        parallel.agreement.wait_for_all(parallel.agreement.CLIP, often=True)
+    pipeline = parallel if isinstance(parallel, StagedParallel) else None
     counted_on_other_ranks = {id(p) for p in pipeline.counted_elsewhere()} if pipeline else ()
-    total = total_norm(
-        [p.grad for p in params if p.grad is not None and id(p) not in counted_on_other_ranks], float(norm_type)
-    )
+    total = total_norm([g for key, g in grads.items() if key not in counted_on_other_ranks], float(norm_type))
     if pipeline:
         total = pipeline.norm_of_all(total, float(norm_type))
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(f"the norm of all gradients is {float(total)}, so they cannot be clipped")
     # As torch's own function: no branch on the norm, so the host does not wait for the GPU.
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    multiply_in_place([_local(g) for g in grads], scale)
+    multiply_in_place([_local(g) for g in grads.values()], scale)
     return total
-
-
-def _find_staged(params: Iterable[torch.Tensor]) -> StagedParallel | None:
-    """Return the model of the parameters, if its plan has stages."""
-    parallel = _find_parallel(params)
-    return parallel if isinstance(parallel, StagedParallel) else None
-
-
-def _wait_for_all(params: Iterable[torch.Tensor]) -> None:
-    """Wait for all ranks if the plan shards a gradient, since each rank has a part of the norm then."""
-    if parallel := _find_parallel(p for p in params if isinstance(p.grad, DTensor)):
-        parallel.agreement.wait_for_all(parallel.agreement.CLIP, often=True)
 
 
 def _find_parallel(params: Iterable[torch.Tensor]) -> Parallel | None:
