@@ -85,7 +85,7 @@ class BoundCall:
                 )
             without_collective = gather or (loss and tensor.kind == COMPUTED and bool(tensor.shape))
             deliver = self._refuse_unplanned(
-                number, self._deliver_beside_loss(number) if without_collective else self._make_delivery(number)
+                number, self._deliver_with_loss(number) if without_collective else self._make_delivery(number)
             )
             self.deliveries.append(_guard_scalar_result(deliver) if tensor.shape == () else deliver)
 
@@ -118,7 +118,7 @@ class BoundCall:
             global_batch=self.global_batch,
         )
 
-    def _deliver_beside_loss(self, number: int) -> Delivery | None:
+    def _deliver_with_loss(self, number: int) -> Delivery | None:
         """Deliver a result next to a loss, without a collective: the caller's own samples if this rank has them whole,
         otherwise a DTensor.
 

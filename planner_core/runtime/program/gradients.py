@@ -259,14 +259,16 @@ def _reduce_and_publish(
             weight.publish(tensor)
 
 
-def _copy_if_mixed(tensors: Sequence[torch.Tensor], kept_alone: Sequence[bool]) -> list[torch.Tensor]:
+def _copy_if_mixed(tensors: Sequence[torch.Tensor], is_gradient: Sequence[bool]) -> list[torch.Tensor]:
     """Return the results of one message, which are views of one flat tensor.
 
-    Example: one of two results is added to an existing gradient, the other becomes a gradient itself (`kept_alone`). As a view
+    Example: one of two results is added to an existing gradient, the other becomes a gradient itself (`is_gradient`). As a view
     it would keep the memory of both, so it is copied.
     """
-    mixed = any(kept_alone) and not all(kept_alone)
-    return [x.clone() if mixed and alone else x for x, alone in zip(tensors, kept_alone, strict=True)]
+    mixed = any(is_gradient) and not all(is_gradient)
+    return [
+        x.clone() if mixed and becomes_gradient else x for x, becomes_gradient in zip(tensors, is_gradient, strict=True)
+    ]
 
 
 def join_small_buckets(reductions: Sequence[GradientBucket]) -> list[CollectiveSteps]:

@@ -103,11 +103,11 @@ def make_joint_axes(mesh: DeviceMesh, plan: Plan) -> JointAxes:
         for group in group_sums(step for step in param.reduce_steps() if mesh.size(step.axis) > 1)
         if len(group) > 1
     }
-    found: dict[tuple[int, ...], Axis] = {}
+    joint: dict[tuple[int, ...], Axis] = {}
     for axes in sorted(sums):  # in the order of all ranks
         group, rank = flattened_group(named, [names[a] for a in axes])
-        found[axes] = Axis(plan.mesh.name_of(axes), group, group.size(), rank)
-    return found
+        joint[axes] = Axis(plan.mesh.name_of(axes), group, group.size(), rank)
+    return joint
 
 
 def make_move(step: Step, axes: Sequence[Axis]) -> AxisMove:

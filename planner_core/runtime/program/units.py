@@ -161,7 +161,7 @@ class RuntimeUnit:
         self.is_done = False
         """Whether all its gradients have arrived in this backward pass. Autograd may reach another result of the unit later, which then
         does not need the weights."""
-        self.is_held = any(u.has_copy and u.regather and not u.trained for u in uses)
+        self.stays_until_next_unit = any(u.has_copy and u.regather and not u.trained for u in uses)
         """Whether its gathered weights stay until the next unit begins backward, since no gradient tells when some of them are used."""
         self._reductions()
         backward.units.append(self)
@@ -216,12 +216,12 @@ class RuntimeUnit:
         if self.arrived == self.expected:
             self.is_done = True
             self.issue_reductions()
-            if not self.is_held:
+            if not self.stays_until_next_unit:
                 self.free()
 
     def leave(self) -> None:
         """Free the weights that stay until the next unit begins backward."""
-        if self.is_held:
+        if self.stays_until_next_unit:
             self.is_done = True
             self.free()
 

@@ -158,8 +158,8 @@ def find_sample_numbering(tape_of_rank: Tape, tape_of_all: Tape, dims: Sequence[
     matched = _match_tensors(tape_of_rank, tape_of_all) or {}
     lines = {n: c.line for c in tape_of_rank.calls for n in c.outputs}
     used = {n for c in tape_of_rank.calls if c.kind == "op" or tape_of_rank.fed & {*c.outputs} for n in c.inputs}
-    for number, values_of_rank in tape_of_rank.made.items():
-        dim, value_of_all = dims[number], tape_of_all.made.get(matched.get(number, -1))
+    for number, values_of_rank in tape_of_rank.fixed_values.items():
+        dim, value_of_all = dims[number], tape_of_all.fixed_values.get(matched.get(number, -1))
         if number not in used or value_of_all is None or value_of_all.is_meta:
             continue
         if not torch.equal(

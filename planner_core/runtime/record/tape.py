@@ -108,7 +108,7 @@ class Tape:
     result: Any = None
     values: Sequence[Value] = ()
     """The tensors as a rule takes them."""
-    made: dict[int, torch.Tensor] = field(default_factory=dict)
+    fixed_values: dict[int, torch.Tensor] = field(default_factory=dict)
     """The values of constants that depend neither on inputs nor on random numbers, such as positions."""
     buffer_versions: set[int] = field(default_factory=set)
     """The values that constants have written into whole buffers. Each is a tensor of its own, so that operators may read the

@@ -239,7 +239,7 @@ class TapeWriter(PassListener):
         if chance or any(i in self.tape.fed for i in inputs):
             self.tape.fed.add(number)
         elif not tensor.is_meta:
-            self.tape.made[number] = tensor
+            self.tape.fixed_values[number] = tensor
 
     def after_operator(self, call: FunctionCall, record: Record, out: Any) -> None:
         """Take the numbers of the results, and what the plan's row is found by, from the graph's record."""

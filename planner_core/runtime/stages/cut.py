@@ -131,15 +131,15 @@ def _stage(layout: PlannedTape, number: int, stage_of: dict[int, int], stages: i
 
 def _crossing_tensors(layout: PlannedTape, number: int, stage_of: dict[int, int]) -> tuple[int, ...]:
     """Return the tensors that are made before a stage and used in or after it, in the order of their first use there."""
-    made_before: set[int] = set()
+    computed_before: set[int] = set()
     crossing: dict[int, None] = {}
     for call in layout.tape.calls:
         if call.kind != "constant" and stage_of.get(id(call), number) < number:
-            made_before.update(call.outputs)
+            computed_before.update(call.outputs)
     for call in layout.tape.calls:
         # In or after it: a tensor for a later stage passes through this one, since torch sends between neighbours alone.
         if stage_of.get(id(call), -1) >= number:
-            crossing.update(dict.fromkeys(n for n in call.inputs if n in made_before))
+            crossing.update(dict.fromkeys(n for n in call.inputs if n in computed_before))
     return tuple(crossing)
 
 

@@ -120,18 +120,18 @@ class Noise:
 
     def _one(self, number: int) -> Batch:
         random = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        made: Batch = {}
+        sample: Batch = {}
         for name, example in self.start.inputs.items():
             shape = example.shape[1:]
             if example.is_floating_point():
-                made[name] = torch.randn(shape, generator=random).to(example.dtype)
+                sample[name] = torch.randn(shape, generator=random).to(example.dtype)
             elif name == "labels" and self.start.causal:
-                made[name] = made["input_ids"]
+                sample[name] = sample["input_ids"]
             elif name not in self.start.limits:
-                made[name] = example[0].clone()  # a mask or a size: as many places to guess in every sample
+                sample[name] = example[0].clone()  # a mask or a size: as many places to guess in every sample
             else:
-                made[name] = torch.randint(0, self.start.limits[name], shape, generator=random)
-        return made
+                sample[name] = torch.randint(0, self.start.limits[name], shape, generator=random)
+        return sample
 
 
 class Fixed:

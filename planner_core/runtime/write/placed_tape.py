@@ -143,8 +143,8 @@ class PlannedTape:
         for number in self.tape.results():
             if number not in numbers and self.tape.tensors[number].grad:
                 path = find_ancestors(self.tape, number) - numbers
-                ways = (c for c in self.ops if any(n in path for n in c.outputs))
-                if all(map(self._carries_gradient, ways)) and all(self._trains(n) for n in path):
+                calls = (c for c in self.ops if any(n in path for n in c.outputs))
+                if all(map(self._carries_gradient, calls)) and all(self._trains(n) for n in path):
                     numbers |= path
         return numbers
 

@@ -283,11 +283,11 @@ def _check_call(op: Op, values: Sequence[Value], row: SitePlan, sizes: Sequence[
     """Raise PlanMismatch if `op` cannot run by `row` on a mesh of `sizes`. `values` have global shapes, or those of some samples."""
     # Arguments may have changed since the model was planned, as its code reads them from attributes. Example: x.softmax(self.dim) was
     # planned with the last dim, and split by samples. With dim = 0 the same row would give each rank a softmax of its own samples.
-    planned_ways = [[*map(str, (p for p, _ in (*r.inputs, *r.outputs)))] for r in rows(op, values)]
+    possible_rows = [[*map(str, (p for p, _ in (*r.inputs, *r.outputs)))] for r in rows(op, values)]
     for axis, size in enumerate(sizes):
         takes = [str(e.dst.forward[axis]) for e in row.inputs]
         makes = [str(e.src.forward[axis]) for e in row.outputs]
-        if size > 1 and [*takes, *makes] not in planned_ways:
+        if size > 1 and [*takes, *makes] not in possible_rows:
             raise PlanMismatch(
                 f"{op.name} is planned to take {', '.join(takes) or 'nothing'} and make {', '.join(makes)} on mesh axis {axis}, which is "
                 f"not one of the ways in which {op.fn} can run with the arguments and shapes that the model gives it now; set the model "

@@ -157,7 +157,7 @@ def _ignoring_host_states(memory: MemoryTracker) -> Iterator[None]:
 def _counting_in_flight(memory: MemoryTracker) -> Iterator[None]:
     """Count gathered weights, gradients in buckets, and the operands of a running block as `IN_FLIGHT` while entered."""
 
-    def apart(method: Callable[..., Any]) -> Callable[..., Any]:
+    def in_flight(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             before, memory.kind = memory.kind, IN_FLIGHT
             try:
@@ -167,7 +167,7 @@ def _counting_in_flight(memory: MemoryTracker) -> Iterator[None]:
 
         return call
 
-    def holding(run: Callable[..., Any]) -> Callable[..., Any]:
+    def with_operands_in_flight(run: Callable[..., Any]) -> Callable[..., Any]:
         def call(unit: Any, *args: Any) -> Any:
             with memory.counted_as(args, IN_FLIGHT, "activations"):
                 return run(unit, *args)
@@ -175,9 +175,9 @@ def _counting_in_flight(memory: MemoryTracker) -> Iterator[None]:
         return call
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(UnitCall, "__call__", holding(UnitCall.__call__)))
+        stack.enter_context(mock.patch.object(UnitCall, "__call__", with_operands_in_flight(UnitCall.__call__)))
         for owner, name in SENT:
-            stack.enter_context(mock.patch.object(owner, name, apart(getattr(owner, name))))
+            stack.enter_context(mock.patch.object(owner, name, in_flight(getattr(owner, name))))
         yield
 
 
