@@ -10,7 +10,8 @@ The copies of a run may share tensors other than the residual stream, for exampl
 table for each *shared state*, which is a joint state of the shared tensors. If there are many, `Chain.compute_power` computes only those
 that an optimum uses. Every other shared state has a lower bound: first from two smaller eliminations (`_initial_bounds`), later from
 chains in which one shared tensor is fixed at a time (`tighten_bounds`). If the optimum of the top network uses computed states only,
-it is the optimum of all.
+it is the optimum of all. A run of one copy has a table over its whole boundary; if that is large, it is treated likewise, with the two
+widest variables as its entry and exit.
 
 Example: T5's decoder layers share the encoder's output and its mask, with 25 states each on two axes. 50 chains bound all 625
 joint states within 1 %. After that only 16 of the 625 are computed.
@@ -18,6 +19,7 @@ joint states within 1 %. After that only 16 of the 625 are computed.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +44,8 @@ MAX_EAGER_STATES = 4
 """A run with at most this many shared states has all of them computed at once."""
 BATCH = 16
 """Shared states of a run that `compute_promising_states` computes together."""
+MAX_WHOLE_ENTRIES = 100_000
+"""Entries of the table over the whole boundary that a run of one copy has at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,8 @@ class Boundary:
     """The variables of a block's boundary.
 
     `shared`: the inputs that all copies share and that have more than one state. `entry` and `exit`: the tensor of the chain
-    before and after a copy ("" without a chain). `top_names`: the top network's variable for each variable of the boundary.
+    before and after a copy; of a run of one copy the two variables of most states, or "" if its whole table is small. `top_names`: the
+    top network's variable for each variable of the boundary.
     """
 
     shared: tuple[str, ...]
@@ -62,13 +67,25 @@ def boundary(problem: Problem, run: Run) -> Boundary:
     """Return the boundary of a run's block."""
     block = problem.coarse.graph.blocks[run.block]
     first, last = run.calls[0], run.calls[-1]
-    entry = tensor_name(block.inputs[run.chain_in]) if run.chain_in >= 0 else ""
-    exit_ = tensor_name(block.outputs[run.chain_out]) if run.chain_in >= 0 else ""
+    if run.chain_in >= 0:
+        entry, exit_ = tensor_name(block.inputs[run.chain_in]), tensor_name(block.outputs[run.chain_out])
+    else:
+        entry, exit_ = _widest_pair(problem.first_variant(run.block))
     inner = [*block.inputs, *block.outputs]
     outer = [*first.inputs, *last.outputs]
     top = {tensor_name(i): tensor_name(o) for i, o in zip(inner, outer, strict=True)}
     shared = problem.first_variant(run.block).open_boundary
     return Boundary(tuple(k for k in shared if k not in (entry, exit_)), entry, exit_, top)
+
+
+def _widest_pair(compiled: CompiledNetwork) -> tuple[str, str]:
+    """Return the two variables of most states of a boundary, in its order; two empty names if its whole table is small."""
+    names, sizes = compiled.open_boundary, compiled.sizes
+    if math.prod(sizes[v] for v in names) <= MAX_WHOLE_ENTRIES:
+        return "", ""
+    widest = sorted(names, key=sizes.__getitem__)[-2:]
+    first, second = (v for v in names if v in widest)
+    return first, second
 
 
 def in_chain_states(table: Floats, axes: Boundary, compiled: CompiledNetwork) -> Floats:
@@ -83,7 +100,8 @@ def in_chain_states(table: Floats, axes: Boundary, compiled: CompiledNetwork) ->
 
 
 def chain_states(axes: Boundary, compiled: CompiledNetwork) -> NDArray[np.int64]:
-    """Return the states of the tensor that links copies, if alive at the entry or at the exit, in the network's numbering."""
+    """Return the states that are alive at the entry or at the exit, in the network's numbering: of the tensor that links copies, or, of a
+    run of one copy, of two tensors whose numbers need not mean the same."""
     entry_states, exit_states = compiled.alive[axes.entry], compiled.alive[axes.exit]
     if np.array_equal(entry_states, exit_states):  # mostly they are
         return entry_states
@@ -94,6 +112,8 @@ def between_bytes(problem: Problem, run: Run) -> Floats:
     """[state of the chain]: bytes of the tensor between two copies if one of them keeps it for backward, else 0."""
     compiled, axes = problem.first_variant(run.block), boundary(problem, run)
     states = chain_states(axes, compiled)
+    if len(run.calls) == 1:
+        return np.zeros(len(states))
     return compiled.net.tensors[axes.entry].local_bytes[states] * float(compiled.net.keeps_between)
 
 
@@ -164,7 +184,7 @@ class Chain:
         self.boundary, self.compiled = boundary(problem, run), unit.first_variant
         self.count = len(run.calls)
         self.bounds: RunBounds = RunBounds(np.zeros(0)) if like is None else like.bounds
-        if self.count == 1:
+        if self.is_whole:
             return
         # Bytes that are kept between two copies cost their price. Without a price of memory this is 0.
         self.between = unit.objective.weights()[Component.AFTER_FORWARD] * between_bytes(problem, run)  # [state]
@@ -181,6 +201,11 @@ class Chain:
             self.bounds.cost = self._initial_bounds()
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the run is one copy with a table over its whole boundary."""
+        return not self.boundary.entry
+
+    @property
     def cost(self) -> Floats:
         """[shared state, entry, exit]: the lower bounds of `RunBounds`."""
         return self.bounds.cost
@@ -192,10 +217,12 @@ class Chain:
 
     def _initial_bounds(self) -> Floats:
         """[shared state, entry, exit]: a lower bound. It is the least cost of the first copy from `entry`, plus that of the last copy
-        to `exit`, plus the least cost of a copy for each copy between them."""
+        to `exit`, plus the least cost of a copy for each copy between them. One copy costs at least either of the first two."""
         axes, c, states = self.boundary, self.compiled, int(np.prod(self.shape, dtype=int))
         first = self.unit.bound(View((*axes.shared, axes.entry))).reshape(states, -1)
         last = self.unit.bound(View((*axes.shared, axes.exit))).reshape(states, -1)
+        if self.count == 1:
+            return in_chain_states(np.maximum(first[:, :, None], last[:, None, :]), axes, c)
         least = first.min(axis=1)
         # A run of two copies has none between them, and 0 · inf is not a number: so what is impossible stays as it is.
         least[np.isfinite(least)] *= self.count - 2
@@ -206,7 +233,7 @@ class Chain:
 
     def _diagonal_if_uniform(self, matrix: Floats) -> Floats:
         """Forbid the entries off the diagonal if all copies must be equal: then no copy changes the state of the residual stream."""
-        if not self.problem.uniform:
+        if not self.problem.uniform or self.count == 1:
             return matrix
         return np.where(np.eye(matrix.shape[-1], dtype=bool), matrix, np.inf)
 
@@ -219,8 +246,8 @@ class Chain:
         )
 
     def view(self, s: int) -> View:
-        """Return the view of one copy in shared state `s`. A run of one copy keeps its whole boundary instead."""
-        if self.count == 1:
+        """Return the view of one copy in shared state `s`, or of its whole boundary."""
+        if self.is_whole:
             return View(self.compiled.open_boundary)
         return View((self.boundary.entry, self.boundary.exit), tuple(self.shared_states(s).items()))
 
@@ -239,6 +266,8 @@ class Chain:
     def _power_of_copies(self, matrix: Floats) -> MinPlusPower:
         """Return the product of all copies, if one costs `copy_matrix` [entry, exit]."""
         copy = MinPlusPower(matrix[None])
+        if self.count == 1:
+            return copy
         # L copies have L - 1 tensors between them: (one + between)^(L - 1) ⊗ one.
         return min_plus_product(min_plus_power(MinPlusPower(copy.cost + self.between), self.count - 1), copy)
 
@@ -248,7 +277,7 @@ class Chain:
         The bound fixes one shared tensor at its state and lets each copy choose the states of the others. It is taken for each
         shared tensor, and the largest counts. If several tensors are shared, that is nearly exact.
         """
-        if self.count == 1 or len(self.shape) < 2 or self.bounds.is_tight:
+        if self.is_whole or len(self.shape) < 2 or self.bounds.is_tight:
             return
         self.bounds.is_tight = True
         bound = self.cost.reshape(*self.shape, *self.cost.shape[1:])
@@ -264,8 +293,8 @@ class Chain:
 
     @property
     def own_table(self) -> Floats:
-        """The run's lower bounds: [shared state, entry, exit], or over the whole boundary if the run has one copy."""
-        return self.unit.bound(self.view(0)) if self.count == 1 else self.cost
+        """The run's lower bounds: [shared state, entry, exit], or over the whole boundary."""
+        return self.unit.bound(self.view(0)) if self.is_whole else self.cost
 
     def top_table(self) -> Table:
         """Return the run's lower bounds as a table over top variables."""
@@ -274,7 +303,7 @@ class Chain:
     def over_top(self, table: Floats) -> Table:
         """Return a table with the shape of `own_table`, as a table over top variables."""
         names = self._table_names
-        if self.count == 1:
+        if self.is_whole:
             return over_top_variables(self.problem, self.boundary, self.compiled, table, names)
         shaped = table.reshape(*self.shape, *table.shape[1:])
         return over_top_variables(self.problem, self.boundary, self.compiled, shaped, names, in_chain_numbering=True)
@@ -283,7 +312,7 @@ class Chain:
     def _table_names(self) -> tuple[str, ...]:
         """The boundary variables over which `own_table` is, after it was reshaped."""
         axes = self.boundary
-        return self.compiled.open_boundary if self.count == 1 else (*axes.shared, axes.entry, axes.exit)
+        return self.compiled.open_boundary if self.is_whole else (*axes.shared, axes.entry, axes.exit)
 
     @cached_property
     def table_key(self) -> tuple[object, ...]:
@@ -319,7 +348,7 @@ class Chain:
 
     def compute_promising_states(self, tree: BucketTree, value: float) -> None:
         """Compute the BATCH most promising shared states, as far as a cost below `value` may lead through them."""
-        if self.count == 1:
+        if self.is_whole:
             return
         least = self.margins(tree).min(axis=(1, 2))
         for s in map(int, np.argsort(least)[:BATCH]):
@@ -328,7 +357,7 @@ class Chain:
 
     def compute_used_state(self, top_states: Mapping[str, int]) -> bool:
         """Compute the shared state that the states `top_states` use. Returns False if it was computed already."""
-        if self.count == 1:
+        if self.is_whole:
             return False
         s, _ = self._boundary_states(top_states)
         if s in self.powers:
@@ -345,7 +374,7 @@ class Chain:
             if raised < room:
                 # An entry that 30 copies use raises the whole cost 30 times as much as its own bound rises.
                 raised += uses * self.unit.settle(view, entry, (room - raised) / uses)
-        if raised and self.count > 1:
+        if raised and not self.is_whole:
             self.compute_power(s)
         return raised
 
@@ -361,7 +390,7 @@ class Chain:
         """Return the shared state that the states `top_states` use, and the entry of the unit's view that each copy uses."""
         s, boundary_states = self._boundary_states(top_states)
         c = self.compiled
-        if self.count == 1:
+        if self.is_whole:
             return 0, [tuple(int(np.searchsorted(c.alive[v], boundary_states[v])) for v in c.open_boundary)]
         both = chain_states(self.boundary, c)
         ends = [int(np.searchsorted(both, boundary_states[v])) for v in (self.boundary.entry, self.boundary.exit)]
@@ -379,7 +408,7 @@ class Chain:
             for inner, outer in self.boundary.top_names.items()
             if outer in top_states
         }
-        if self.count == 1 or not self.shape:
+        if self.is_whole or not self.shape:
             return 0, states
         shared = [int(np.searchsorted(self.compiled.alive[v], states[v])) for v in self.boundary.shared]
         return int(np.ravel_multi_index(shared, self.shape)), states

@@ -28,8 +28,9 @@ import numpy as np
 from planner_core.core import Block, P, Placement, R, Shard
 from planner_core.cost import Component, CostVector
 from planner_core.ops import CoarseGraph
-from planner_core.search.algebra.elimination import eliminate, lower_bound
+from planner_core.search.algebra.elimination import eliminate
 from planner_core.search.algebra.elimination_order import TooWide
+from planner_core.search.algebra.reduced_costs import least_cost_bound
 from planner_core.search.budget.limits import UNPROVEN
 from planner_core.search.folded_solver import FoldedTables
 from planner_core.search.lagrangian import make_objective, search_roughly, search_within_budget
@@ -62,8 +63,6 @@ NO_BOUND_NOTE = ", with no bound on what is better"
 _TIME_PRICES = CostVector(forward=1, backward=1, forward_once=1, backward_once=1, step=1).array()
 """The prices at which the states of shared weights are chosen: seconds of compute, waits and traffic once a step, most of which
 shows in the step's time."""
-MAX_BUCKET_ENTRIES = 1_000_000
-"""Entries of the largest table of the bound, if exact tables would be too large."""
 
 
 # --- fewer states ---------------------------------------------------------------------------------------------
@@ -317,7 +316,7 @@ def with_relaxed_bound(problem: Problem, answer: Answer, objective: str, budget:
             relaxed, objective=objective, budget=budget, limits=UNPROVEN, top_shares=shares
         ).bound
     except TooWide:
-        bound = _mini_bucket_bound(problem, networks, objective)
+        bound = _bound_without_tables(problem, networks, objective)
     return replace(answer, bound=min(bound, answer.value))
 
 
@@ -359,14 +358,14 @@ def relax(problem: Problem, networks: ModelNetworks, largest: float | None = Non
     )
 
 
-def _mini_bucket_bound(problem: Problem, networks: ModelNetworks, objective: str) -> float:
-    """Return a lower bound if the top network is too wide too (mini-buckets). It ignores the memory budget. 0 if none was found."""
+def _bound_without_tables(problem: Problem, networks: ModelNetworks, objective: str) -> float:
+    """Return a lower bound if the top network is too wide too. It ignores the memory budget. 0 if none was found."""
     try:
         relaxed = relax(problem, networks, math.inf)
     except TooWide:
         return 0.0
     tables = FoldedTables(relaxed, replace(make_objective(relaxed, objective), top_shares=EVEN_SHARES)).tables
-    return lower_bound(relaxed.top.sizes, tables, relaxed.top.sequence, MAX_BUCKET_ENTRIES)
+    return least_cost_bound(tables, [id(table) for _, table in tables])
 
 
 def _releasable_ports(problem: Problem, name: str, networks: ModelNetworks) -> list[str]:

@@ -17,7 +17,6 @@ from planner_core.planning.fitting import micro_batches
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
 from planner_core.search.algebra import elimination_order
-from planner_core.search.algebra.elimination import eliminate, lower_bound
 from planner_core.search.algebra.elimination_order import TooWide, choose_elimination_order
 from planner_core.search.lagrangian import search_within_budget
 from planner_core.search.network.folded import (
@@ -166,27 +165,6 @@ def test_whatever_the_largest_table_there_is_a_plan(name: str, monkeypatch: pyte
         assert plan.optimal == (not plan.notes)
         wide += not plan.optimal
     assert wide
-
-
-def test_no_assignment_is_below_the_bound_in_parts() -> None:
-    dice = np.random.default_rng(0)
-    for _ in range(20):
-        sizes = {f"v{i}": int(dice.integers(2, 5)) for i in range(6)}
-        pairs = [(a, b) for a in sizes for b in sizes if a < b and dice.random() < 0.7]
-        tables = [
-            (
-                p,
-                np.where(
-                    dice.random((sizes[p[0]], sizes[p[1]])) < 0.1, np.inf, dice.random((sizes[p[0]], sizes[p[1]]))
-                ),
-            )
-            for p in pairs
-        ]
-        sequence = choose_elimination_order(sizes, pairs, ())
-        exact = float(eliminate(sizes, tables, sequence, ()).table)
-        bounds = [lower_bound(sizes, tables, sequence, largest) for largest in (4, 16, 64, 1e9)]
-        assert all(b <= exact + 1e-12 for b in bounds)
-        assert bounds[-1] == pytest.approx(exact)
 
 
 def test_many_boundary_tensors_of_one_state_are_no_matter() -> None:

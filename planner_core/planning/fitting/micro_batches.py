@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -128,6 +128,8 @@ class _MicroBatchSearch:
         """As `least`, by number and mesh."""
         self.bounds: dict[int, float] = {}
         """A value that no plan of a number that fits is below."""
+        self.floor = 0.0
+        """A value that no plan of any number is below, whatever its memory."""
         self.states_fit = least_state_bytes(numbers.first) <= numbers.first.budget
         """Whether weights, gradients and states fit if all GPUs share them evenly. If not, no plan fits, and no time has to be bounded."""
 
@@ -163,6 +165,7 @@ class _MicroBatchSearch:
             # A good plan makes the searches of all other numbers short. With less than a sample for each GPU it is no good one: Llama-3-70B
             # with 16 samples on 16 H100 takes 5.1 s with one micro-batch and recomputation, and 9.6 s with 16.
             if not _no_number_can_fit(count, numbers):
+                self.floor = min(self._bounds_on_meshes(count).values(), default=0.0)
                 self._between(min(room, numbers.last / gpus), count.options, most=1)
             self._in_steps(count)
             if self.best is not None:
@@ -227,12 +230,20 @@ class _MicroBatchSearch:
         self.needed[count.micro_batches] = needed
         return True
 
+    def _show_plan_on_best_mesh(self, count: MicroBatchCandidate, least: Mapping[DeviceMesh, float]) -> None:
+        """Show the plan of the mesh that has the `least` bound, if it is a good one before all meshes of the number were searched."""
+        # Mostly it is the plan of all meshes, and the networks of the others take most of the time. What is found serves that search.
+        if self._show_first is not None and self.best is None and self.states_fit and len(count.options) > 1:
+            mesh = min(count.options, key=least.__getitem__)
+            plan, _ = _plan_number(replace(count, options=[mesh]), self.known, {}, self.search, self.say)
+            if plan is not None and plan.fits:
+                self.show_if_good(self._over_all(count.planner, plan)[1])
+
     def _look_at(self, count: MicroBatchCandidate) -> tuple[Sequence[DeviceMesh], Plan | None]:
         """Search one number without proof. Returns the meshes on which a multiple of it may be better than what is known, and its plan, if
         it has one."""
         number, known = count.micro_batches, self.known
-        least = {mesh: self._bound_on(mesh, count) if self.states_fit else 0.0 for mesh in count.options}
-        self.least_on[number] = least
+        least = self._bounds_on_meshes(count)
         count = replace(count, options=[mesh for mesh in count.options if least[mesh] < known * (1 - TIE)])
         # Meshes that were left out have no plan below `known`, so `known` bounds them.
         self.least[number] = min([known, *(least[mesh] for mesh in count.options)])
@@ -248,6 +259,7 @@ class _MicroBatchSearch:
         self.seen.append(count)
         plan: Plan | None = None
         if self.numbers.several:
+            self._show_plan_on_best_mesh(count, least)
             plan, self.needed[number] = _plan_number(count, known, self.bounds, self.search, self.say)
             if plan is not None and plan.fits and (self.best is None or _is_better((count.planner, plan), self.best)):
                 self.best = count.planner, plan
@@ -295,7 +307,14 @@ class _MicroBatchSearch:
         if number in self.bounds:
             return self.bounds[number]
         # The bound of every divisor holds, so the highest one does. Example: 12 is bounded by 1, 2, 3, 4 and 6, where they were looked at.
-        return max((least for n, least in self.least.items() if number % n == 0), default=0.0)
+        return max((least for n, least in self.least.items() if number % n == 0), default=self.floor)
+
+    def _bounds_on_meshes(self, count: MicroBatchCandidate) -> dict[DeviceMesh, float]:
+        """`_bound_on` each mesh of a number; they are worked out once."""
+        if count.micro_batches not in self.least_on:
+            bounds = {mesh: self._bound_on(mesh, count) if self.states_fit else 0.0 for mesh in count.options}
+            self.least_on[count.micro_batches] = bounds
+        return self.least_on[count.micro_batches]
 
     def _bound_on(self, mesh: DeviceMesh, count: MicroBatchCandidate) -> float:
         """A value that no plan of any memory on one mesh is below, with a number of micro-batches or with a multiple of it."""

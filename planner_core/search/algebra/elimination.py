@@ -21,7 +21,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from planner_core.search.algebra.elimination_order import num_entries
 from planner_core.search.algebra.least_sum import least_sum
 
 Floats = NDArray[np.float64]
@@ -90,51 +89,6 @@ def eliminate(
 def order_largest_last(names: Iterable[str], sizes: Mapping[str, int]) -> tuple[str, ...]:
     """Return the variables, each once, the one of most states last: numpy adds tables fastest along a long last dim."""
     return tuple(sorted(dict.fromkeys(names), key=sizes.__getitem__))
-
-
-def lower_bound(sizes: Mapping[str, int], tables: Iterable[Table], sequence: Sequence[str], largest: float) -> float:
-    """Return a lower bound on the cost of every assignment, without a table of more than `largest` entries (mini-buckets, Dechter &
-    Rish 2003).
-
-    If the sum of a variable's tables would be larger, they are split into parts, and the minimum of each part is taken by
-    itself. The variable may then be in another state in each part, which can only lower the result.
-
-    Example: the tables (0, 3) and (2, 0) of one variable. Their sum (2, 3) has the minimum 2. In two parts: 0 + 0 = 0.
-    """
-    pool: dict[str, list[Table]] = {v: [] for v in sequence}
-    rank = {v: i for i, v in enumerate(sequence)}
-    total = 0.0
-    pending = list(tables)
-    # The empty name is a last round: it adds up the messages of the last variable.
-    for v in (*sequence, ""):
-        for names, array in pending:
-            if names:
-                pool[min(names, key=lambda n: rank[n])].append((names, array))
-            else:
-                total += float(array)
-        if v:
-            pending = [
-                (others, _minimum_over(part, v, others, sizes))
-                for part, others in _mini_buckets(v, pool.pop(v), sizes, largest)
-            ]
-    return total
-
-
-def _mini_buckets(
-    v: str, tables: list[Table], sizes: Mapping[str, int], largest: float
-) -> list[tuple[list[Table], tuple[str, ...]]]:
-    """Return the tables in parts whose sums fit, the large tables first; each part with its variables other than `v`."""
-    parts: list[tuple[list[Table], set[str]]] = []
-    # Fewer parts give a higher bound, since the variable takes one state in each part: so a table joins the first part that has room.
-    for table in sorted(tables, key=lambda t: -t[1].size):
-        for part, scope in parts:
-            if num_entries(scope | {*table[0]}, sizes) <= largest:
-                part.append(table)
-                scope.update(table[0])
-                break
-        else:
-            parts.append(([table], {*table[0]}))
-    return [(part, tuple(sorted(scope - {v}))) for part, scope in parts]
 
 
 def _minimum_over(tables: Sequence[Table], v: str, others: tuple[str, ...], sizes: Mapping[str, int]) -> Floats:

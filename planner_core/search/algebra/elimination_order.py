@@ -26,6 +26,9 @@ LARGE = 3_000_000
 """Entries of all tables of an order above which other orders are tried: about the time of some tries."""
 TRIES, PAIRS = (8, 64), 20_000
 """The least and the largest number of random variations: the number that looks at about PAIRS pairs of neighbours at first."""
+HOPELESS = 1_000
+"""The largest table of all rules' orders, as a multiple of what is allowed, from which on no variations are tried: they find tables some
+times smaller."""
 VARIED = (1, 3)
 """The noise on the cost of a variable, as the largest multiple of that cost; the variations take the two values in turn."""
 
@@ -64,7 +67,12 @@ def choose_elimination_order(
     best = _smallest_table_order(*network)
     if best.total > LARGE or best.largest > largest:
         # An order that fits wins over one that does not, whatever its total: the work grows with the total, but the largest must fit.
-        best = min(best, *_alternative_orders(*network), key=lambda o: (o.largest > largest, o.total))
+        def rank(order: _Order) -> tuple[bool, float]:
+            return order.largest > largest, order.total
+
+        best = min(best, *_orders_by_rules(*network), key=rank)
+        if best.largest <= HOPELESS * largest:
+            best = min(best, *_varied_orders(*network), key=rank)
     if best.largest > largest:
         raise TooWide(best.largest)
     return list(best.sequence)
@@ -75,6 +83,17 @@ def num_entries(scope: Iterable[str], sizes: Mapping[str, int]) -> float:
     total = 1.0
     for v in scope:
         total *= sizes[v]
+    return total
+
+
+def order_entries(sizes: Mapping[str, int], scopes: Iterable[Sequence[str]], sequence: Iterable[str]) -> float:
+    """Return the entries of all tables that are formed where the variables are eliminated in this `sequence`."""
+    neighbours, total = _neighbours(sizes, scopes), 0.0
+    for v in sequence:
+        others = neighbours.pop(v)
+        total += num_entries((v, *others), sizes)
+        for o in others:
+            neighbours[o] = (neighbours[o] | others) - {o, v}
     return total
 
 
@@ -102,17 +121,31 @@ def _smallest_table_order(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -
 
 
 @lru_cache(maxsize=512)
-def _alternative_orders(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> tuple[_Order, ...]:
-    """Return the orders by the other rules, and by variations of the last. All begin with the ends and the links of chains."""
-    numbers = dict(sizes)
-    head, neighbours = _eliminate_chains(numbers, scopes, keep)
-    remaining = {v: numbers[v] for v in neighbours}
-    pairs = [(v, o) for v, others in neighbours.items() for o in others]
+def _orders_by_rules(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> tuple[_Order, ...]:
+    """Return the orders by the other rules. They begin with the ends and the links of chains."""
+    head, neighbours = _eliminate_chains(dict(sizes), scopes, keep)
+    remaining, pairs = _network_of(neighbours, sizes)
+    by_message = _greedy(remaining, pairs, keep, _message_size)
+    by_fill = _greedy(remaining, pairs, keep, _weighted_fill(remaining), updates_second_neighbours=True)
+    return head.followed_by(by_message), head.followed_by(by_fill)
+
+
+@lru_cache(maxsize=512)
+def _varied_orders(sizes: Sizes, scopes: Scopes, keep: tuple[str, ...]) -> tuple[_Order, ...]:
+    """Return the orders by variations of the last rule."""
+    head, neighbours = _eliminate_chains(dict(sizes), scopes, keep)
+    remaining, pairs = _network_of(neighbours, sizes)
     tries = min(max(PAIRS // (1 + sum(len(others) ** 2 for others in neighbours.values())), TRIES[0]), TRIES[1])
     fill = _weighted_fill(remaining)
-    fills = fill, *(_with_noise(fill, seed) for seed in range(tries))
-    orders = (_greedy(remaining, pairs, keep, rule, updates_second_neighbours=True) for rule in fills)
-    return tuple(head.followed_by(rest) for rest in (_greedy(remaining, pairs, keep, _message_size), *orders))
+    rules = (_with_noise(fill, seed) for seed in range(tries))
+    return tuple(
+        head.followed_by(_greedy(remaining, pairs, keep, rule, updates_second_neighbours=True)) for rule in rules
+    )
+
+
+def _network_of(neighbours: Neighbours, sizes: Sizes) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Return the sizes of the variables that have `neighbours`, and the pairs of neighbours."""
+    return {v: n for v, n in sizes if v in neighbours}, [(v, o) for v, others in neighbours.items() for o in others]
 
 
 def _eliminate_chains(

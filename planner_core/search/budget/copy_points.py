@@ -98,8 +98,8 @@ class RunPoints:
 
     def compute_shared_states(self) -> bool:
         """Compute the shared states within the limit. Returns False if all were computed already. Raises TooManyPoints."""
-        # A run of one copy has no shared state to choose: its table is the block's own.
-        if self.chain.count == 1:
+        # A table over the whole boundary leaves no shared state to choose: it is the block's own.
+        if self.chain.is_whole:
             return False
         if self.goal.sample_size:
             # A sample keeps the shared states through which the least whole cost leads.
@@ -127,15 +127,15 @@ class RunPoints:
         that has them. Raises TooManyPoints."""
         if like is not None:
             self.own_points = like.own_points
-            if self.chain.count == 1:
+            if self.chain.is_whole:
                 self.block = like.block
             else:
                 self.lines, self.chosen = like.lines, like.chosen
-        elif self.chain.count == 1:
+        elif self.chain.is_whole:
             self.block = self.make_copy_points(self.chain, self.goal, 0, self.margin)
             self.own_points = self.goal.as_rows(self.block.points)
         else:
-            make_line = _EqualCopies if self.chain.problem.uniform else _DifferingCopies
+            make_line = _EqualCopies if self.chain.problem.uniform and self.chain.count > 1 else _DifferingCopies
             self.lines = {s: make_line(self, s) for s in self.states_within_limit}
             forming = concatenate_points([line.enumerate_points() for line in self.lines.values()])
             points, self.chosen = group_points(forming, forming.row, self.margin.size, self.goal.pruning)
@@ -144,7 +144,7 @@ class RunPoints:
 
     def copy_points(self) -> list[CopyPoints]:
         """Return the points of one copy, by shared state, after `points`."""
-        return [self.block] if self.chain.count == 1 else [line.block for line in self.lines.values()]
+        return [self.block] if self.chain.is_whole else [line.block for line in self.lines.values()]
 
     def between_costs(self) -> Floats:
         """[state, sum]: what the tensor between two copies adds to a point."""
@@ -156,7 +156,7 @@ class RunPoints:
 
     def copies(self, point: int) -> list[Copy]:
         """Return how each copy runs in one point."""
-        if self.chain.count == 1:
+        if self.chain.is_whole:
             return [self.block.copy(point)]
         s = int(self.chosen.row[point]) // (self.shape[1] * self.shape[2])
         return self.lines[s].copies(int(self.chosen.parts[0][point]))

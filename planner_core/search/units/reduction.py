@@ -25,12 +25,17 @@ from functools import cached_property
 import numpy as np
 
 from planner_core.search.algebra.elimination import Elimination, Floats, Steps, Table, eliminate, order_largest_last
+from planner_core.search.algebra.elimination_order import order_entries
 from planner_core.search.algebra.least_sum import least_sum
+from planner_core.search.algebra.reduced_costs import eliminate_possible, projection_work
 from planner_core.search.network.folded import CompiledNetwork
 
 MAX_JOINT_ENTRIES = 1_000_000
 """Entries of the largest table over all states of shared tensors together. A variable that needs a larger one is eliminated for
 each such state separately."""
+
+MAX_UNPRUNED_ENTRIES = 10_000_000
+"""Entries of all tables of an elimination above which states are removed before it, if that looks at fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +206,14 @@ def eliminate_all(compiled: CompiledNetwork, tables: Sequence[Table]) -> Elimina
     arrays = list({id(array): array[None] for _, array in tables}.values())
     recipe = elimination_recipe(compiled, names, kinds, [(0,)] * len(arrays))
     reduced = ReducedVariant(ReducedBlock(recipe, arrays), 0)
-    solution = eliminate(compiled.sizes, reduced.remaining_tables, reduced.remaining, ())
+    tables, sizes = reduced.remaining_tables, compiled.sizes
+    kinds = [recipe.arrays[t] for t in recipe.remaining_tables]
+    total = order_entries(sizes, [scope for scope, _ in tables], reduced.remaining)
+    work = sum(projection_work(array) for array in {k: t for k, (_, t) in zip(kinds, tables, strict=True)}.values())
+    if total <= max(MAX_UNPRUNED_ENTRIES, work):
+        solution = eliminate(sizes, tables, reduced.remaining, ())
+    else:
+        solution = eliminate_possible(sizes, tables, kinds)
     solution.previous = reduced
     return solution
 
