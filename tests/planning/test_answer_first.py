@@ -216,10 +216,31 @@ def test_a_good_plan_is_shown_before_other_numbers_are_searched() -> None:
     _, plan = micro_batches.choose_micro_batches(
         request, None, lambda text: None, search=search, show_first=events.append
     )
-    number, first, *more = events
-    assert number == 1 and isinstance(first, Plan) and first.fits and {1, 2} <= set(more), "one plan is shown"
+    (place,) = (k for k, event in enumerate(events) if isinstance(event, Plan))
+    first = events[place]
+    assert isinstance(first, Plan) and first.fits and {*events[:place]} == {1} and {1, 2} <= {*events[place + 1 :]}
     assert first.bound is not None and plan.bound is not None and first.bound < plan.bound
     assert plan.cost.gpu_time_s <= first.cost.gpu_time_s <= first.bound * (1 + micro_batches.GOOD_GAP)
+
+
+def test_a_good_plan_is_shown_before_other_meshes_are_searched() -> None:
+    """Its bound holds for these and for all numbers too, so no plan is below it."""
+    events: list[object] = []
+    request = Request(
+        "llama-3-8b", cluster="2x8-h100", layers=2, batch=16, accumulate=None, recompute="auto", memory_gb=6
+    )
+
+    def search(planner: Planner, options: Any, *args: Any, **limits: Any) -> Plan:
+        events.append((planner.workload.accumulate, len(options)))
+        return choose_mesh(planner, options, *args, **limits)
+
+    _, plan = micro_batches.choose_micro_batches(
+        request, None, lambda text: None, search=search, show_first=events.append
+    )
+    (place,) = (k for k, event in enumerate(events) if isinstance(event, Plan))
+    first = events[place]
+    assert isinstance(first, Plan) and first.fits and events[place - 1 : place + 2 : 2] == [(2, 1), (2, 4)]
+    assert first.bound is not None and first.bound <= plan.cost.gpu_time_s <= first.cost.gpu_time_s
 
 
 def test_cycles_are_collected_rarely_while_a_request_is_planned() -> None:

@@ -231,13 +231,16 @@ class _MicroBatchSearch:
         return True
 
     def _show_plan_on_best_mesh(self, count: MicroBatchCandidate, least: Mapping[DeviceMesh, float]) -> None:
-        """Show the plan of the mesh that has the `least` bound, if it is a good one before all meshes of the number were searched."""
+        """Show the plan of the mesh that has the `least` bound before the other meshes of a number are searched, if it is a good one, or of
+        a smaller space: no other search raises the bound of a relaxation."""
         # Mostly it is the plan of all meshes, and the networks of the others take most of the time. What is found serves that search.
         if self._show_first is not None and self.best is None and self.states_fit and len(count.options) > 1:
             mesh = min(count.options, key=least.__getitem__)
             plan, _ = _plan_number(replace(count, options=[mesh]), self.known, {}, self.search, self.say)
             if plan is not None and plan.fits:
-                self.show_if_good(self._over_all(count.planner, plan)[1])
+                over_all = self._over_all(count.planner, plan)[1]
+                is_narrowed = any(note.kind is NoteKind.SCOPE for note in plan.notes)
+                (self.show if is_narrowed and over_all.bound else self.show_if_good)(over_all)
 
     def _look_at(self, count: MicroBatchCandidate) -> tuple[Sequence[DeviceMesh], Plan | None]:
         """Search one number without proof. Returns the meshes on which a multiple of it may be better than what is known, and its plan, if

@@ -8,11 +8,11 @@ diffusion (Kovalevsky and Koval, 1975; Werner, 2007):
     bound          = sum over tables t of  min t
     through v = s  ≥ bound + sum over tables t of v of  (min of t with v = s) - min t        with all else at its least
 
-A state through which every assignment costs more than one that is known is in no best assignment (*reduced-cost fixing*). It goes, which
+A state through which every assignment costs more than a known one is in no best assignment (*reduced-cost fixing*). It goes, which
 raises the bound of the others. What is left has few states, so its tables are small, and elimination finds the same optimum in them.
 
-A table of many entries is replaced by tables over its pairs of variables whose sum is nowhere above it (`_narrow_tables`): the bound is lower
-then, and a round costs little. Where the states of its variables become few, the table itself takes their place.
+A table of many entries is replaced by tables over its pairs of variables whose sum is nowhere above it (`_narrow_tables`): the bound is
+lower then, and a round costs little. Where the states of its variables become few, the table itself takes their place.
 
 Example: the tables [a, b] = ((0, 4), (6, 3)) and [b] = (5, 0). The bound is 0 + 0, and a = 0, b = 1 costs 4. The min-marginals of b are
 (0, 3) and (5, 0). Both become their mean, (2.5, 1.5): the tables are then ((2.5, 2.5), (8.5, 1.5)) and (2.5, 1.5), and the bound is
@@ -52,7 +52,7 @@ SLACK = 1e-9
 def eliminate_possible(sizes: Mapping[str, int], tables: Sequence[Table], kinds: Sequence[int]) -> Elimination:
     """Eliminate all variables of the tables, after the states that are not in the best assignment were removed. The table of the result is
     infinite if no assignment is possible. Tables of one of the `kinds` [table] are equal."""
-    alive, _ = possible_states(tables, kinds)
+    alive = possible_states(tables, kinds)
     if not all(map(len, alive.values())):
         return Elimination((), np.asarray(np.inf))
     decided = {v: 0 for v, states in alive.items() if len(states) == 1}
@@ -68,32 +68,37 @@ def eliminate_possible(sizes: Mapping[str, int], tables: Sequence[Table], kinds:
 
 def least_cost_bound(tables: Sequence[Table], kinds: Sequence[int]) -> float:
     """Return a lower bound on the cost of every assignment. Tables of one of the `kinds` [table] are equal."""
-    return possible_states(tables, kinds)[1]
+    network = _Network(_coarse_tables(tables, kinds, _all_states(tables)))
+    for _ in range(CHECKED_SWEEPS):
+        network.equalise_min_marginals()
+    return network.bound
 
 
-def possible_states(tables: Sequence[Table], kinds: Sequence[int]) -> tuple[dict[str, Ints], float]:
-    """Return for each variable the states that may be in the best assignment of a network, none if no assignment is possible; and a
-    lower bound on its cost. Tables of one of the `kinds` [table] are equal."""
-    alive = {v: np.arange(n) for names, table in tables for v, n in zip(names, table.shape, strict=True)}
-    best, bound = np.inf, -np.inf
+def possible_states(tables: Sequence[Table], kinds: Sequence[int]) -> dict[str, Ints]:
+    """Return for each variable the states that may be in the best assignment of a network; none, if no assignment is possible. Tables of
+    one of the `kinds` [table] are equal."""
+    alive, best = _all_states(tables), np.inf
     for _ in range(MAX_ROUNDS):
         network = _Network(_coarse_tables(tables, kinds, alive))
-        best, sweeps, reached = min(best, _cost_of(network, tables, alive)), 0, network.bound
+        best, sweeps, bound = min(best, _cost_of(network, tables, alive)), 0, network.bound
         while sweeps < MAX_SWEEPS:
             for _ in range(CHECKED_SWEEPS):
                 network.equalise_min_marginals()
-            sweeps, before, reached = sweeps + CHECKED_SWEEPS, reached, network.bound
+            sweeps, before, bound = sweeps + CHECKED_SWEEPS, bound, network.bound
             best = min(best, _cost_of(network, tables, alive))
-            if reached >= best or (best < np.inf and reached - before < MIN_RISE * (best - reached)):
+            if bound >= best or (best < np.inf and bound - before < MIN_RISE * (best - bound)):
                 break
-        # What went before costs more than the best that is known, so the bound of what was left holds up to there.
-        bound = max(bound, min(reached, best))
-        kept = network.states_within(best + SLACK * max(abs(best), abs(reached)) if best < np.inf else best)
+        kept = network.states_within(best + SLACK * max(abs(best), abs(bound)) if best < np.inf else best)
         num_gone = sum(len(a) - len(kept[v]) for v, a in alive.items())
         alive = {v: a[kept[v]] for v, a in alive.items()}
         if not num_gone or all(len(a) < 2 for a in alive.values()):
             break
-    return alive, bound
+    return alive
+
+
+def _all_states(tables: Sequence[Table]) -> dict[str, Ints]:
+    """Return the numbers of all states of each variable."""
+    return {v: np.arange(n) for names, table in tables for v, n in zip(names, table.shape, strict=True)}
 
 
 def _cost_of(network: _Network, tables: Sequence[Table], alive: Mapping[str, Ints]) -> float:
