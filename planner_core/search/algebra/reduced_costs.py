@@ -233,7 +233,7 @@ def _absorb_smaller(tables: Sequence[Table]) -> list[Table]:
 def _separators(scopes: Sequence[Scope]) -> list[tuple[Scope, list[int]]]:
     """Return what tables share: each variable that stands in several of them, and each set of variables that two have in common; with
     the numbers of the tables that have it. The largest come last."""
-    shared = {(v,) for scope in scopes for v in scope}
+    shared: set[Scope] = {(v,) for scope in scopes for v in scope}
     for k, scope in enumerate(scopes):
         shared.update(tuple(v for v in scope if v in other) for other in scopes[:k])
     ordered = sorted(shared - {()}, key=lambda s: (len(s), s))
