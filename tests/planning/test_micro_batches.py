@@ -13,8 +13,8 @@ from planner_core.core.workload import RECOMPUTE, ZERO
 from planner_core.planning import Request, plan_model
 from planner_core.planning.fitting.front import exact_front
 from planner_core.planning.fitting.mesh_search import with_lower_bound
+from planner_core.planning.fitting.micro_batch_numbers import MicroBatchCandidate
 from planner_core.planning.fitting.micro_batches import (
-    MicroBatchCandidate,
     bound_on_mesh,
     choose_micro_batches,
 )

@@ -14,6 +14,7 @@ from planner_core.cost.model import cost_model
 from planner_core.models.loading import capture_graph
 from planner_core.planning import choose_mesh
 from planner_core.planning.fitting import micro_batches
+from planner_core.planning.fitting.micro_batch_numbers import MicroBatchCandidate
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.request import Request
 from planner_core.search.algebra import elimination_order
@@ -111,7 +112,7 @@ def test_numbers_that_cannot_win_are_not_planned(monkeypatch: pytest.MonkeyPatch
     """Spaces that gave up states had no bound of any memory, so ALBERT was planned at 2, 4, 8 and 16 micro-batches before a plan was shown."""
     planned, plan_number = list[int](), micro_batches._plan_number
 
-    def spy(count: micro_batches.MicroBatchCandidate, *rest: Any) -> Any:
+    def spy(count: MicroBatchCandidate, *rest: Any) -> Any:
         planned.append(count.micro_batches)
         assert any(planner.problem(mesh).unrestricted for planner in [count.planner] for mesh in count.options)
         return plan_number(count, *rest)

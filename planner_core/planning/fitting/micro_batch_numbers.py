@@ -1,14 +1,22 @@
-"""The numbers of micro-batches that a step may have, and the planner of each."""
+"""The numbers of micro-batches that a step may have, the planner of each, and what is known of its memory before a search."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from planner_core.core import Graph, InputError
-from planner_core.planning.planner import Planner, prepare_planner
+import numpy as np
+
+from planner_core.core import DeviceMesh, Graph, InputError
+from planner_core.cost import Component
+from planner_core.planning.methods import METHODS
+from planner_core.planning.planner import Planner, prepare_planner, with_free_tokens, with_recompute
 from planner_core.planning.request import Effort, Progress, Request
-from planner_core.search.algebra import PointAllowance
+from planner_core.search import no_plan_fits, possible_winners, search_roughly
+from planner_core.search.algebra import PointAllowance, TooWide
+from planner_core.search.network import Problem
 
 GraphSource = Graph | Callable[[Request], Graph] | None
 """The graph of a request's model; or a function that makes it for a number of micro-batches; None: that of the zoo or the file."""
@@ -82,3 +90,102 @@ def open_numbers(
 def _previous_divisor(number: int) -> int:
     """A number of micro-batches by its least prime; 0 if it is 1."""
     return next((number // p for p in range(2, number + 1) if number % p == 0), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchCandidate:
+    """One number of micro-batches: the planner of the request, the same without recomputation, and the meshes that are left. The least
+    step times of the planner `bounding` hold for multiples of the number too."""
+
+    planner: Planner
+    plain: Planner
+    bounding: Planner
+    options: Sequence[DeviceMesh]
+
+    @property
+    def micro_batches(self) -> int:
+        """The number."""
+        return self.planner.workload.accumulate
+
+    @staticmethod
+    def of(planner: Planner, options: Sequence[DeviceMesh]) -> MicroBatchCandidate:
+        """The number of micro-batches of a planner."""
+        opened = planner.workload.recompute == "auto"
+        plain = with_recompute(planner, "none") if opened else planner
+        if planner.spaces:
+            holds_for_multiples = all(space.layout.cp == 1 for space in planner.spaces)
+        else:
+            holds_for_multiples = planner.workload.graph_batch % planner.cluster.num_gpus == 0
+        bounding = plain if holds_for_multiples else with_free_tokens(plain)
+        return MicroBatchCandidate(planner, plain, bounding, options)
+
+
+def no_number_can_fit(count: MicroBatchCandidate, numbers: MicroBatchNumbers) -> bool:
+    """Whether no number of micro-batches can have a plan that fits."""
+    if not numbers.several or _some_plan_may_fit(count):
+        return False
+    others = list_least_memory_numbers(count, numbers)
+    return bool(others) and not any(_some_plan_may_fit(one) for one in others)
+
+
+def list_least_memory_numbers(count: MicroBatchCandidate, numbers: MicroBatchNumbers) -> list[MicroBatchCandidate]:
+    """The numbers of which one has the plan of least memory, if the first has not: those that give each data rank one sample.
+
+    Activations shrink as the number grows, while every data rank has a sample. From two on, gradients stand beside them, as large with
+    each number. Where nothing bounds the plans, GPUs may repeat the work of a single sample, so the last number takes the least. A tool's
+    data ranks cannot: each number of ranks takes the least at its own number, on the meshes that have as many. Example: 128 samples on 64
+    GPUs by Megatron-LM. Llama-3-70B fits without recomputation on 8 data x 8 tensor ranks with 16 micro-batches alone. With 2, as 64 ranks
+    need, nothing fits, and 128 of one sample cannot be dealt out.
+    """
+    meshes: dict[int, set[tuple[int, ...]]] = {}
+    for space in count.planner.spaces:
+        if numbers.last % space.layout.data == 0:
+            meshes.setdefault(numbers.last // space.layout.data, set()).add(space.mesh.axis_sizes)
+    every = {mesh.axis_sizes for mesh in count.options}
+    if not count.planner.spaces:
+        meshes[numbers.last] = every
+    planners = {n: numbers.at(n) for n in sorted(meshes) if meshes[n] & every}
+    return [
+        MicroBatchCandidate.of(planner, [mesh for mesh in count.options if mesh.axis_sizes in meshes[n]])
+        for n, planner in planners.items()
+        if planner is not None
+    ]
+
+
+def _some_plan_may_fit(count: MicroBatchCandidate) -> bool:
+    """Whether some plan may fit, as far as is known without a search."""
+    try:
+        problems = build_problems(count.planner, count.options)
+    except TooWide:
+        return True
+    return any(p.unrestricted is not None or not no_plan_fits(p, count.planner.budget) for p in problems)
+
+
+def least_sum_of_bytes(count: MicroBatchCandidate) -> float:
+    """Bytes per GPU that no sum of a plan of this number is below; infinite if it has no plan."""
+    try:
+        problems = build_problems(count.planner, count.options)
+    except TooWide:
+        return math.inf
+    return min((p.least_bytes for p in problems if not p.is_infeasible), default=math.inf)
+
+
+def micro_batches_that_fit(count: MicroBatchCandidate) -> float:
+    """About how many micro-batches make the activations of the fastest layouts fit beside their weights."""
+    planner, least = count.plain, np.inf
+    with contextlib.suppress(TooWide):
+        problems = build_problems(planner, count.options)
+        for problem in possible_winners(problems, planner.objective()):
+            if (fast := search_roughly(problem, planner.objective())) is not None:
+                after_forward, after_backward = fast.totals[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]]
+                left = planner.budget - after_backward
+                # What backward frees are activations. Example: 140 GB after forward and 40 after backward, in 60 GB: 100 / (60 - 40) = 5.
+                least = min(least, (after_forward - after_backward) / left if left > 0 else np.inf)
+    return count.micro_batches * float(least)
+
+
+def build_problems(planner: Planner, options: Iterable[DeviceMesh]) -> list[Problem]:
+    """The networks of the request's method on these meshes, one for each set of ZeRO stages; none on a mesh that does not suit the
+    method. Raises TooWide."""
+    method = METHODS[planner.request.method]
+    return [build() for mesh in options for build in planner.builders(method, mesh)]

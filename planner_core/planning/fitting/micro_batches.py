@@ -23,30 +23,34 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from planner_core.core import DeviceMesh, NoPlanFits, Plan, divisors
-from planner_core.cost import Component
+from planner_core.core import DeviceMesh, NoPlanFits, NoteKind, Plan, divisors
 from planner_core.planning.fitting.mesh_search import MeshSearch, choose_mesh, with_lower_bound
-from planner_core.planning.fitting.micro_batch_numbers import GraphSource, MicroBatchNumbers
+from planner_core.planning.fitting.micro_batch_numbers import (
+    GraphSource,
+    MicroBatchCandidate,
+    MicroBatchNumbers,
+    build_problems,
+    least_sum_of_bytes,
+    list_least_memory_numbers,
+    micro_batches_that_fit,
+    no_number_can_fit,
+)
 from planner_core.planning.fitting.shortage import least_state_bytes
-from planner_core.planning.methods import METHODS
-from planner_core.planning.planner import Planner, candidate_meshes, with_free_tokens, with_recompute
+from planner_core.planning.planner import Planner, candidate_meshes
 from planner_core.planning.request import MOMENT, THOROUGH, Effort, Progress, Request
 from planner_core.search import (
     TIE,
     bound_of_whole_space,
     least_value_bound,
-    no_plan_fits,
     possible_winners,
     rough_plan_fits,
-    search_roughly,
 )
 from planner_core.search.algebra import TooWide
-from planner_core.search.network import Problem
 
 GOOD_GAP = 1 / 3
 """A plan at most this share above its bound is shown before the other numbers are looked at."""
@@ -54,34 +58,6 @@ MOST_BETWEEN = 3
 """Numbers that the steps passed over and that are looked at, where no proof is asked for."""
 NEAR_LEAST = 1.5
 """A plan that does not fit is good enough if it takes at most so many times what evenly shared weights, gradients and states take."""
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatchCandidate:
-    """One number of micro-batches: the planner of the request, the same without recomputation, and the meshes that are left. The least
-    step times of the planner `bounding` hold for multiples of the number too."""
-
-    planner: Planner
-    plain: Planner
-    bounding: Planner
-    options: Sequence[DeviceMesh]
-
-    @property
-    def micro_batches(self) -> int:
-        """The number."""
-        return self.planner.workload.accumulate
-
-    @staticmethod
-    def of(planner: Planner, options: Sequence[DeviceMesh]) -> MicroBatchCandidate:
-        """The number of micro-batches of a planner."""
-        opened = planner.workload.recompute == "auto"
-        plain = with_recompute(planner, "none") if opened else planner
-        if planner.spaces:
-            holds_for_multiples = all(space.layout.cp == 1 for space in planner.spaces)
-        else:
-            holds_for_multiples = planner.workload.graph_batch % planner.cluster.num_gpus == 0
-        bounding = plain if holds_for_multiples else with_free_tokens(plain)
-        return MicroBatchCandidate(planner, plain, bounding, options)
 
 
 def choose_micro_batches(
@@ -160,11 +136,11 @@ class _MicroBatchSearch:
         if self.states_fit and (found := _unlimited_best_if_fits(count, self.search, self.say)):
             self._keep_unlimited(found, count)
         if self.states_fit and self.free is None and numbers.several and count.planner.objective() == "time":
-            room, gpus = _micro_batches_that_fit(count), count.planner.cluster.num_gpus
+            room, gpus = micro_batches_that_fit(count), count.planner.cluster.num_gpus
             room = room if room < np.inf else self.numbers.last / gpus  # else about one sample for each GPU at once
             # A good plan makes the searches of all other numbers short. With less than a sample for each GPU it is no good one: Llama-3-70B
             # with 16 samples on 16 H100 takes 5.1 s with one micro-batch and recomputation, and 9.6 s with 16.
-            if not _no_number_can_fit(count, numbers):
+            if not no_number_can_fit(count, numbers):
                 self.floor = min(self._bounds_on_meshes(count).values(), default=0.0)
                 self._between(min(room, numbers.last / gpus), count.options, most=1)
             self._in_steps(count)
@@ -189,7 +165,7 @@ class _MicroBatchSearch:
     def _in_steps(self, count: MicroBatchCandidate) -> None:
         """Look at numbers of which each divides the next, the least first, until no mesh may be better with more of them."""
         # Where no number fits, few numbers beside the first can have the plan of least memory: all others are passed over.
-        vain = self.best is None and (not self.states_fit or _no_number_can_fit(count, self.numbers))
+        vain = self.best is None and (not self.states_fit or no_number_can_fit(count, self.numbers))
         options = count.options
         if vain and self._ends_on_one_axis(count):
             return
@@ -206,9 +182,9 @@ class _MicroBatchSearch:
                 break
             count = MicroBatchCandidate.of(following, options)
         if vain and self.numbers.several:
-            others = [c for c in _list_least_memory_numbers(count, self.numbers) if c.micro_batches not in self.least]
+            others = [c for c in list_least_memory_numbers(count, self.numbers) if c.micro_batches not in self.least]
             if others:
-                self._look_at(min(others, key=_least_sum_of_bytes))
+                self._look_at(min(others, key=least_sum_of_bytes))
 
     def _ends_on_one_axis(self, count: MicroBatchCandidate) -> bool:
         """Show the plan of least memory on the mesh of one axis, where nothing can fit: that is the answer. Returns whether other meshes
@@ -347,7 +323,7 @@ def bound_on_mesh(planner: Planner, mesh: DeviceMesh, *, relaxed: bool = True) -
     is searched in a smaller space. Its first plan took 16 s as long as these had no bound: no mesh was left out at 2, 4, 8 and 16
     micro-batches."""
     try:
-        problems = _build_problems(planner, [mesh])
+        problems = build_problems(planner, [mesh])
     except TooWide:
         return 0.0
     with planner.clock("search"):
@@ -373,70 +349,6 @@ def _plan_number(
     return plan, plan.cost.memory_bytes["peak"]
 
 
-def _no_number_can_fit(count: MicroBatchCandidate, numbers: MicroBatchNumbers) -> bool:
-    """Whether no number of micro-batches can have a plan that fits."""
-    if not numbers.several or _some_plan_may_fit(count):
-        return False
-    others = _list_least_memory_numbers(count, numbers)
-    return bool(others) and not any(_some_plan_may_fit(one) for one in others)
-
-
-def _list_least_memory_numbers(count: MicroBatchCandidate, numbers: MicroBatchNumbers) -> list[MicroBatchCandidate]:
-    """The numbers of which one has the plan of least memory, if the first has not: those that give each data rank one sample.
-
-    Activations shrink as the number grows, while every data rank has a sample. From two on, gradients stand beside them, as large with
-    each number. Where nothing bounds the plans, GPUs may repeat the work of a single sample, so the last number takes the least. A tool's
-    data ranks cannot: each number of ranks takes the least at its own number, on the meshes that have as many. Example: 128 samples on 64
-    GPUs by Megatron-LM. Llama-3-70B fits without recomputation on 8 data x 8 tensor ranks with 16 micro-batches alone. With 2, as 64 ranks
-    need, nothing fits, and 128 of one sample cannot be dealt out.
-    """
-    meshes: dict[int, set[tuple[int, ...]]] = {}
-    for space in count.planner.spaces:
-        if numbers.last % space.layout.data == 0:
-            meshes.setdefault(numbers.last // space.layout.data, set()).add(space.mesh.axis_sizes)
-    every = {mesh.axis_sizes for mesh in count.options}
-    if not count.planner.spaces:
-        meshes[numbers.last] = every
-    planners = {n: numbers.at(n) for n in sorted(meshes) if meshes[n] & every}
-    return [
-        MicroBatchCandidate.of(planner, [mesh for mesh in count.options if mesh.axis_sizes in meshes[n]])
-        for n, planner in planners.items()
-        if planner is not None
-    ]
-
-
-def _some_plan_may_fit(count: MicroBatchCandidate) -> bool:
-    """Whether some plan may fit, as far as is known without a search."""
-    try:
-        problems = _build_problems(count.planner, count.options)
-    except TooWide:
-        return True
-    return any(p.unrestricted is not None or not no_plan_fits(p, count.planner.budget) for p in problems)
-
-
-def _least_sum_of_bytes(count: MicroBatchCandidate) -> float:
-    """Bytes per GPU that no sum of a plan of this number is below; infinite if it has no plan."""
-    try:
-        problems = _build_problems(count.planner, count.options)
-    except TooWide:
-        return math.inf
-    return min((p.least_bytes for p in problems if not p.is_infeasible), default=math.inf)
-
-
-def _micro_batches_that_fit(count: MicroBatchCandidate) -> float:
-    """About how many micro-batches make the activations of the fastest layouts fit beside their weights."""
-    planner, least = count.plain, np.inf
-    with contextlib.suppress(TooWide):
-        problems = _build_problems(planner, count.options)
-        for problem in possible_winners(problems, planner.objective()):
-            if (fast := search_roughly(problem, planner.objective())) is not None:
-                after_forward, after_backward = fast.totals[[Component.AFTER_FORWARD, Component.AFTER_BACKWARD]]
-                left = planner.budget - after_backward
-                # What backward frees are activations. Example: 140 GB after forward and 40 after backward, in 60 GB: 100 / (60 - 40) = 5.
-                least = min(least, (after_forward - after_backward) / left if left > 0 else np.inf)
-    return count.micro_batches * float(least)
-
-
 def _unlimited_best_if_fits(
     count: MicroBatchCandidate, search: MeshSearch, say: Progress, below: float = np.inf
 ) -> tuple[Planner, Plan] | None:
@@ -445,7 +357,7 @@ def _unlimited_best_if_fits(
         return None
     planner, objective = count.plain, count.plain.objective()
     try:
-        problems = _build_problems(planner, count.options)
+        problems = build_problems(planner, count.options)
     except TooWide:
         return None
     if any(p.unrestricted is not None for p in problems):  # its bound does not hold for the whole space
@@ -500,13 +412,6 @@ def _search_exactly(
         assert refused is not None
         raise refused
     return found
-
-
-def _build_problems(planner: Planner, options: Iterable[DeviceMesh]) -> list[Problem]:
-    """The networks of the request's method on these meshes, one for each set of ZeRO stages; none on a mesh that does not suit the
-    method. Raises TooWide."""
-    method = METHODS[planner.request.method]
-    return [build() for mesh in options for build in planner.builders(method, mesh)]
 
 
 def _is_better(one: tuple[Planner, Plan], other: tuple[Planner, Plan]) -> bool:
