@@ -21,6 +21,8 @@ PAGES = (
     ("measured", "Measured", "Published runs, predicted against measured"),
     ("learn", "Learn", "Parallel training in short lessons"),
 )
+# pages of before, which links may still name
+MOVED = ("answer", "fold", "topology", "export")
 
 
 def view() -> None:
@@ -39,7 +41,8 @@ def view() -> None:
                 url_path="" if name == FIRST else name,
             )
             for name, title, text in PAGES
-        ],
+        ]
+        + [st.Page("explorer/pages/moved.py", title=name, url_path=name, visibility="hidden") for name in MOVED],
         position="top",
     ).run()
 

@@ -27,7 +27,7 @@ PARTS = (*REASONS, OUTSIDE)
 CAUSES = {
     COMPUTE: "compute",
     RECOMPUTATION: "recomputation",
-    WAITS: "waiting for data",
+    WAITS: "waiting",
     WEIGHTS: "exposed weight traffic",
     OPTIMIZER: "time to update weights",
     BUBBLE: "idle time between stages",

@@ -203,7 +203,7 @@ def test_every_page_of_plans_can_show_the_setup(page: str) -> None:
     if page == "plans":
         assert "### ZeRO\\-1 8" in [m.value for m in at.markdown]
     if page == "compare":  # its messages stand beside those of the strongest rival
-        heads = [m.value for m in at.markdown if m.value.endswith("all 8 GPUs as one axis")]
+        heads = [m.value for m in at.markdown if m.value.endswith(" GB per GPU")]
         assert len(heads) == 2 and heads[0].startswith("Our current setup")
 
 

@@ -196,7 +196,7 @@ def test_a_researcher_compares_methods_and_takes_the_rows_along(visit: Visit) ->
     choose_model_of_two_layers(visit, "T5-large")
     visit.turn("Plans")
     page.get_by_role("button", name=re.compile("^Add the plans of TAP")).click()
-    page.get_by_text(re.compile("TAP need not split the batch")).wait_for()
+    page.get_by_text(re.compile("may repeat work to send less")).wait_for()
     visit.settle()
     page.locator(".st-key-data_methods button").first.click()
     found = taken_rows(visit, "The methods as CSV", "methods-t5-large-1x8-h100-32x512.csv")

@@ -80,7 +80,7 @@ def test_the_page_says_that_it_is_a_tie(result: Result) -> None:
     gain = units.percent(plans[run].cost.step_time_s / plans[fastest].cost.step_time_s - 1)
     assert [(one.name, one.what) for one in listed[:2]] == [
         (run, "recommended"),
-        (fastest, f"the best plan, proven; {gain} faster, less than the doubt"),
+        (fastest, f"the best plan, proven; {gain} faster, within the doubt"),
     ]
     parts = {one.name: split_step(plans[one.name], result.graph, result.coarse) for one in listed}
     sentence = table.explain_choice(plans, listed, recipe.distinct_names(plans), fastest, parts)

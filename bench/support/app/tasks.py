@@ -98,7 +98,7 @@ def methods(place: Place) -> Iterator[Timed]:
     with place.page("/plans?model=t5-large") as page:
         clock.start()
         page.locator(".st-key-plan_methods button").click()
-        page.get_by_text("TAP need not split the batch").wait_for()
+        page.get_by_text("may repeat work to send less").wait_for()
         quiet = 0
         while quiet < QUIET_LOOKS:  # between two methods the page runs again, and has no spinner
             page.wait_for_timeout(100)

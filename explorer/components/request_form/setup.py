@@ -25,7 +25,7 @@ def show_setup_chip(v: dict[str, Any], cluster: Cluster) -> None:
     """Draw the chip that says what is run now, and opens the field that sets it."""
     batch, _ = settings.batch_and_tokens(v)
     stated = setups.parse_setup(v["setup"]) if v["setup"] else None
-    now, brief = (stated.line(), replace(stated, options=()).line()) if stated else ("", "add our current setup")
+    now, brief = (stated.line(), replace(stated, options=()).line()) if stated else ("", "add our setup")
     st.markdown("instead of" if now else "·", width="content")
     with st.popover(brief, type="tertiary", key=f"chip_setup~{state.version()}"):
 

@@ -9,6 +9,24 @@ export const SVG = "http://www.w3.org/2000/svg";
 const HEADER = 34;
 const PAD = 16;
 
+/** What the legend says of the kinds of splits that are drawn.
+ * @type {(import("../types").LegendKey & { of: import("../types").Stripe["kind"][] })[]} */
+const SPLITS = [
+  {
+    of: ["sharded", "both"],
+    mark: "sharded",
+    text: "gathered at use",
+    means: "Each GPU stores a slice; the whole weight is fetched shortly before it is used, and dropped after",
+  },
+  {
+    of: ["split", "both"],
+    mark: "split",
+    text: "split at use",
+    means: "Each GPU stores a slice and computes with it alone",
+  },
+  { of: ["whole"], mark: "grey", text: "whole", means: "Each GPU stores and uses the whole weight" },
+];
+
 /** @type {import("../types").GraphData} */
 const EMPTY = {
   key: "nothing yet",
@@ -457,14 +475,9 @@ export class Drawing {
     /** @type {import("../types").LegendKey[]} */
     const found = [];
     if (this.show === "split") {
+      const kinds = new Set(Object.values(this.data.overlay.split).map((one) => one.kind));
       found.push({ mark: "slices", text: "GPUs that hold a part" });
-      found.push({
-        mark: "sharded",
-        text: "gathered at use",
-        means: "Each GPU stores a slice; the whole weight is fetched shortly before it is used, and dropped after",
-      });
-      found.push({ mark: "split", text: "split at use", means: "Each GPU stores a slice and computes with it alone" });
-      found.push({ mark: "grey", text: "whole", means: "Each GPU stores and uses the whole weight" });
+      for (const { of, ...entry } of SPLITS) if (of.some((kind) => kinds.has(kind))) found.push(entry);
     }
     for (const [share, text] of this.heat()?.scale ?? []) found.push({ mark: "shade", fill: this.shade(share), text });
     if (this.show === "forward" || this.show === "backward") found.push({ mark: "line", text: "sends" });

@@ -90,7 +90,8 @@ function line(row, data, choose) {
   head.setAttribute("scope", "row");
   const name = defined("button", row.name, data.terms);
   name.setAttribute("type", "button");
-  if (data.first !== "plan") head.dataset.label = data.first; // a plan's name says what it is, a value of a sweep does not
+  // a plan's or a run's name says what it is, a value of a sweep does not
+  if (!["plan", "run"].includes(data.first)) head.dataset.label = data.first;
   head.append(name, defined("small", row.what, data.terms));
   box.dataset.id = row.id;
   if (row.id === data.chosen) box.setAttribute("aria-current", "true");
