@@ -55,7 +55,7 @@ def tensors_by_kind(plan: Plan, result: Result) -> Counter[str]:
     [
         ("llama-3-8b", {"recompute": "full"}),
         ("gpt2-xl", {"layers": 2, "recompute": "full"}),
-        ("t5-large", {"layers": 2, "batch": 16, "seq": 16}),
+        pytest.param("t5-large", {"layers": 2, "batch": 16, "seq": 16}, marks=pytest.mark.slow),
     ],
 )
 def test_the_memory_opens_wherever_its_peak_stands(model: str, settings: dict[str, Any]) -> None:

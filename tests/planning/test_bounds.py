@@ -168,6 +168,7 @@ def test_no_stated_layout_is_shorter_where_the_gpu_waits_for_its_host(part: int,
     seed(part)(few(given(model, requests(), stages)(check_step)))()
 
 
+@pytest.mark.slow
 def test_a_number_is_found_that_fits_where_neither_the_first_nor_the_last_does() -> None:
     """With four micro-batches each of six GPUs has a sample. With one it has four of them, and a single sample is not dealt out."""
     request = Request("t5-large", cluster="1x8-h100:gpus=6", batch=24, seq=512, layers=2, recompute="full", zero=None)

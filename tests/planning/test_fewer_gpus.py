@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
+
 from planner_core.planning import Request, plan_model
 from planner_core.planning.pipeline import add_notes
 from tests.support.plans import searched
@@ -17,6 +19,7 @@ def _told(cluster: str) -> list[str]:
     return [note.sentence for note in notes if "GPUs alone" in note.sentence]
 
 
+@pytest.mark.slow
 def test_a_part_of_a_cluster_that_would_be_faster_is_named_and_is() -> None:
     (told,) = _told("12500x8-h100")
     found = re.match(r"([\d,]+) of these GPUs alone \((\d+) x 8\) would take ([\d.]+) ms instead of ([\d.]+) ms", told)
