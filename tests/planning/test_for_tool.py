@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import InputError, Note, load_cluster
+from planner_core.core import InputError, NoPlanFits, Note, load_cluster
 from planner_core.exporters.api import export_text
 from planner_core.exporters.configs.megatron import write_megatron
 from planner_core.models import load_plan_graph
@@ -170,6 +170,16 @@ def test_the_best_of_all_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> No
     asked = replace(ASKED, cluster="1x8-h100:gpus=2", tool="deepspeed", batch=4, seq=512, layers=2)
     plan = for_tool.choose_for_tool(asked, None, lambda text: None)[1]
     assert [one.gradients for one in searches] == [plan.workload["gradients"]] == ["bfloat16"]
+
+
+@pytest.mark.parametrize("accumulate", [None, 1])
+def test_a_model_that_follows_no_layout_of_a_tool_is_refused(accumulate: int | None) -> None:
+    """Six samples are dealt to one rank or two, whose four or two tensor ranks do not divide 25 heads. That was an error of our own."""
+    asked = replace(
+        ASKED, model="gpt2-xl", cluster="1x8-h100:gpus=4", batch=6, seq=512, layers=2, accumulate=accumulate
+    )
+    with pytest.raises(NoPlanFits, match="no plan of this model can run on these meshes"):
+        plan_model(replace(asked, tool="megatron"))
 
 
 def test_layers_that_no_style_splits_are_told() -> None:

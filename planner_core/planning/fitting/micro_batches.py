@@ -148,7 +148,9 @@ class _MicroBatchSearch:
                 self._between(room, count.options, MOST_BETWEEN if numbers.effort is not THOROUGH else numbers.last)
         else:
             self._in_steps(count)
-        if numbers.several and self.best is None:
+        if not self.seen and self.best is None:
+            self.seen = [count]  # no mesh has a plan at all, which the search says
+        elif numbers.several and self.best is None:
             # Nothing fits: more work finds another plan at most at the number that needs the least memory.
             self.seen = [min(self.seen, key=lambda c: self.needed[c.micro_batches])]
         if self.best is not None:
