@@ -22,6 +22,10 @@ from planner_core.planning.methods import Layout, tool_spaces
 from planner_core.planning.pipeline import choose_step
 from planner_core.planning.planner import candidate_meshes, prepare_planner
 from planner_core.planning.pricing import Pricer, Statement
+from planner_core.planning.stages import search_stages
+from planner_core.planning.stages.degrees import PipelineDegrees
+from planner_core.planning.stages.search import _StageSearch
+from planner_core.planning.stages.tool_forms import FORMS, Inner
 from planner_core.search import TIE
 from tests.support.plans import with_ample_memory
 
@@ -224,6 +228,65 @@ def test_no_layout_of_a_switch_is_better_than_the_bound_over_all_numbers(part: i
     """Memory is what the layout takes or little more, so most numbers of micro-batches without recomputation do not fit."""
     few = settings(max_examples=2, phases=(Phase.generate,), deadline=None)
     seed(part)(few(given(requests_of_switches(), st.sampled_from([1.0, 1.02, 1.2]))(check_bound)))()
+
+
+SLOW_LINKS = ("1x8-h100:nodes=2,gpus=2,inter=5", "1x8-h100:nodes=4,gpus=1,inter=5")
+
+
+@st.composite
+def requests_with_stages(draw: st.DrawFn) -> Request:
+    """A small request on nodes that slow links join, free or for a tool with stages, in much memory or in little."""
+    return Request(
+        "llama-3-8b",
+        cluster=draw(st.sampled_from(SLOW_LINKS)),
+        tool=draw(st.sampled_from((None, *FORMS))),
+        batch=draw(st.sampled_from([8, 12, 16])),
+        seq=512,
+        layers=4,
+        recompute="auto",
+        accumulate=1,
+        memory_gb=draw(st.sampled_from([16.0, 20.0, AMPLE_GB])),
+    )
+
+
+def stated_stages(degrees: PipelineDegrees) -> Layout | None:
+    """Degrees as a layout, of tensor ranks where they are free; None where no order of words states their place."""
+    layout = FORMS["megatron"].layout(replace(degrees, inner=degrees.inner or Inner.TENSOR))
+    if layout is None or degrees.zero < 2 or layout.dp == 1:
+        return layout
+    return replace(layout, zero=2) if degrees.zero == 2 else replace(layout, dp=1, fsdp=layout.dp, zero=0)
+
+
+def check_stages(asked: Request) -> None:
+    """No stated cut into equal stages that fits is quicker than the bound of its degrees, or than that of the answer."""
+    assert isinstance(asked.cluster, str) and asked.memory_gb is not None
+    planner = prepare_planner(replace(asked, cluster=with_ample_memory(asked.cluster)))
+    search = _StageSearch(planner, lambda text: None, None, None)
+    found = search.run()
+    priced = pricer(asked.model, asked.cluster, asked.memory_gb)
+    for degrees, shared_s in search.shared_s.items():
+        layout = stated_stages(degrees)
+        for policy in ("none", "full") if layout else ():
+            with contextlib.suppress(InputError):  # the schedule needs another number of micro-batches
+                stated = Statement(layout, degrees.samples, degrees.micro_batches, seq=512, layers=4, recompute=policy)
+                plan = priced.plan(stated)
+                if plan is not None and plan.fits:
+                    step_s = plan.cost.step_time_s * (1 + PRICE_ROUNDING)
+                    assert max(shared_s, search.rank_bound_s(degrees)) <= step_s
+                    assert found is None or found.bound <= step_s
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 6))])
+def test_no_stated_stages_are_quicker_than_the_bound(part: int) -> None:
+    few = settings(max_examples=2, phases=(Phase.generate,), deadline=None)
+    seed(part)(few(given(requests_with_stages())(check_stages)))()
+
+
+def test_stages_are_looked_for_until_some_fit() -> None:
+    """The five most promising degrees have micro-batches of up to four samples and do not fit, so the answer was that no stages do."""
+    asked = Request("llama-3-8b", cluster=SLOW_LINKS[1], batch=16, seq=512, layers=4, recompute="auto", memory_gb=16.0)
+    found = search_stages(prepare_planner(replace(asked, cluster=with_ample_memory(SLOW_LINKS[1]))))
+    assert found is not None and found.plan.fits
 
 
 def test_a_usual_layout_that_fits_nowhere_is_shown_at_its_least_memory() -> None:

@@ -215,8 +215,9 @@ class _StageSearch:
         for known, most in ((bounded, MAX_BOUNDED), (searched, MAX_SEARCHED)):
             if len(known) >= most and d.whole_model not in known:
                 return True
-        # The estimates of ZeRO-2 and 3 miss traffic that compute does not hide, so failures there must not end the search of ZeRO-1.
-        if failures[d.zero] == MAX_FAILURES:
+        # The estimates of ZeRO-2 and 3 miss traffic that compute does not hide, so failures there must not end the search of ZeRO-1. While
+        # nothing fits, the promising degrees are those that hold most at once, and others may fit.
+        if failures[d.zero] >= MAX_FAILURES and self.limit < math.inf:
             return True
         # These seconds may come from another data-parallel degree, hence the margin.
         return d.optimistic_s(self.micro_batches[d.gpu_work][0]) >= self.longest_estimate_s
