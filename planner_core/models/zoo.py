@@ -138,24 +138,23 @@ def set_depth(graph: Graph, layers: int, config: Mapping[str, Any]) -> Graph:
     swap: dict[int, int] = {}
     for item in graph.top.items:
         if isinstance(item, Op):
-            items.append(_renamed(item, swap))
+            items.append(_renumbered(item, swap, "inputs"))
             continue
         run = [c for c in calls if c.block == item.block]
         if item is not run[0]:
             continue
         chain, outs = _chain(item, run, layers, values)
-        items += [_renamed(c, swap) for c in chain]
+        items += [_renumbered(c, swap, "inputs") for c in chain]
         swap.update(zip(run[-1].outputs, outs, strict=True))
     outputs = tuple(swap.get(v, v) for v in graph.top.outputs)
     top = _compact(replace(graph.top, values=tuple(values), items=tuple(items), outputs=outputs))
     return replace(graph, top=top, config={**config}, blocks=graph.blocks)
 
 
-def _renamed(item: Any, swap: dict[int, int]) -> Any:
-    renamed = {"inputs": tuple(swap.get(v, v) for v in item.inputs)}
-    if isinstance(item, Op):
-        renamed["saved"] = tuple(swap.get(v, v) for v in item.saved)
-    return replace(item, **renamed)
+def _renumbered(item: Any, numbers: Mapping[int, int], *fields: str) -> Any:
+    """Return an item with other numbers of the values in some fields, and of those that it saves."""
+    fields += ("saved",) * isinstance(item, Op)
+    return replace(item, **{name: tuple(numbers.get(v, v) for v in getattr(item, name)) for name in fields})
 
 
 def _chain(first: Call, run: list[Call], layers: int, values: list[Value]) -> tuple[list[Call], tuple[int, ...]]:
@@ -195,11 +194,5 @@ def _compact(top: Block) -> Block:
         if value.kind == "parameter":
             order.setdefault(v, len(order))
     values = tuple(replace(top.values[v], storage=order.get(top.values[v].storage, i)) for v, i in order.items())
-    items: list[Op | Call] = []
-    for item in top.items:
-        moved = {"inputs": tuple(order[v] for v in item.inputs), "outputs": tuple(order[v] for v in item.outputs)}
-        if isinstance(item, Op):
-            items.append(replace(item, **moved, saved=tuple(order[v] for v in item.saved)))  # type: ignore[arg-type]
-        else:
-            items.append(replace(item, **moved))  # type: ignore[arg-type]
-    return replace(top, values=values, items=tuple(items), outputs=tuple(order[v] for v in top.outputs))
+    items = tuple(_renumbered(item, order, "inputs", "outputs") for item in top.items)
+    return replace(top, values=values, items=items, outputs=tuple(order[v] for v in top.outputs))

@@ -23,7 +23,7 @@ from planner_core.core.plan import placements_by_pattern  # noqa: E402
 from planner_core.models.capture.module import capture_module  # noqa: E402
 from planner_core.models.loading import capture_graph  # noqa: E402
 from planner_core.models.snapshots.compare import graph_difference  # noqa: E402
-from planner_core.models.sources.resolve import exported_source  # noqa: E402
+from planner_core.models.sources.resolve import python_source  # noqa: E402
 from planner_core.planning import choose_mesh  # noqa: E402
 from planner_core.planning.planner import candidate_meshes, prepare_planner  # noqa: E402
 from planner_core.planning.request import Request  # noqa: E402
@@ -40,7 +40,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def read(path: Path, **options: Any) -> Graph:
-    made = exported_source(path)
+    made = python_source(str(path))
     return capture_module(
         made.module,
         made.inputs,

@@ -17,16 +17,6 @@ from planner_core.core.files import ASSETS
 from planner_core.core.forms import nearest
 from planner_core.core.workload.options import TORCH_ATTENTION, check_options, named
 
-NORMS = ("operators", "kernel")
-"""A norm as the operators of the model's code, or as one kernel, which keeps its operand and a number for each token."""
-CHECKPOINTS = ("needed", "whole")
-"""How far recomputation runs a block again: up to the last operator that saves something, as torch's checkpoint does; or to its end."""
-SUMMED_IN = ("kernel", "product")
-"""Where a micro-batch's gradient is added to those before: in a kernel of its own; or in the product that makes it, as Megatron-LM's
-`gradient_accumulation_fusion` does."""
-BOUNDARIES = ("whole", "parts")
-"""A tensor between stages that lies whole on the tensor ranks is sent by each of them; or each sends a part, and they gather it there, as
-Megatron-LM does (Narayanan et al. 2021, section 4.1)."""
 PACKED = "packed"
 """q, k and v are parts of one tensor (`Stack.qkv`), which stays whole with v; attention's result is kept in two orders."""
 SUMS = ("beside", "late")
@@ -44,10 +34,14 @@ class Stack:
     that are bound by memory which its eager runs have kernels for (norms, rotary embeddings). `outside_s`: seconds of a step in which the
     GPU has no work: loader, logging. `loss`: how the loss of logits is computed (`cost.compute.stated_loss`); eager: as the model's code
     does. `call_s`: seconds of the host for each call of a step (`cost.schedule.host`); 0: not known, and no run waits for its host.
-    `norms`: one of `NORMS`. `checkpoints`: one of `CHECKPOINTS`. `sums`: one of `SUMS`. `qkv`: "packed" where the code makes q, k and v as
-    one tensor, and attention wants copies. `gradient_buffer`: one buffer holds the gradients of all weights for as long as the run lasts,
-    each in the form in which micro-batches are summed. `keeps_sums`: gradients stay in the dtype in which they were summed until the
-    update; else each is cast to its parameter's. `summed_in`: one of `SUMMED_IN`. `boundary`: one of `BOUNDARIES`.
+    `norms`: as the "operators" of the model's code, or as one "kernel", which keeps its operand and a number for each token.
+    `checkpoints`: recomputation runs a block again as far as "needed", up to the last operator that saves something (as torch does), or
+    the "whole" of it. `sums`: one of `SUMS`. `qkv`: "packed" where the code makes q, k and v as one tensor, and attention wants copies.
+    `gradient_buffer`: one buffer holds the gradients of all weights for as long as the run lasts, each in the form in which micro-batches
+    are summed. `keeps_sums`: gradients stay in the dtype in which they were summed until the update; else each is cast to its
+    parameter's. `summed_in`: a micro-batch's gradient is added to those before in a "kernel" of its own, or in the "product" that makes
+    it, as Megatron-LM's `gradient_accumulation_fusion` does. `boundary`: a tensor between stages that lies whole on the tensor ranks is
+    sent "whole" by each of them, or each sends "parts", which are gathered there (Narayanan et al. 2021, section 4.1).
     """
 
     name: str

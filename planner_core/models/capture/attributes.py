@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from planner_core.core import Attr
+from planner_core.models.hooks.callsites import tensors
 from planner_core.ops import CallDescription, Kind, Operator, operator
 
 _IGNORED = frozenset(
@@ -48,9 +49,9 @@ def describe(
     if one.described_by is CallDescription.BY_INDEX and first is not None:
         return {"index": _index(args[1], first)}
     bound = _bind(fn, func, args, kwargs)
-    names = [n for n, v in bound.items() for _ in _tensor_leaves(v)]
+    names = [n for n, v in bound.items() for _ in tensors(v)]
     ignored = {*_IGNORED, *one.ignored}
-    attrs = {n: _literal(v) for n, v in bound.items() if not _tensor_leaves(v) and n not in ignored and v is not None}
+    attrs = {n: _literal(v) for n, v in bound.items() if not tensors(v) and n not in ignored and v is not None}
     if len(names) > len(set(names)):  # a list of tensors has one name
         names = []
     if len(names) > 1:
@@ -86,14 +87,6 @@ def _bind_cast(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     return {"input": args[0] if args else None, **others, **({"dtype": dtypes[0]} if dtypes else {})}
 
 
-def _tensor_leaves(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [t for v in value for t in _tensor_leaves(v)]
-    return []
-
-
 def _literal(value: Any) -> Attr:
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -111,7 +104,7 @@ def _literal(value: Any) -> Attr:
 def _normalize(
     one: Operator, attrs: dict[str, Attr], bound: dict[str, Any], first: torch.Tensor | None, outs: list[torch.Tensor]
 ) -> dict[str, Attr]:
-    ndim = first.dim() if first is not None else (_tensor_leaves(bound.get("tensors")) or outs)[0].dim()
+    ndim = first.dim() if first is not None else (tensors(bound.get("tensors")) or outs)[0].dim()
     if one.described_by is CallDescription.BY_DIM:
         return {"dim": _dim(bound.get("dim", 0), ndim)}
     if one.described_by is CallDescription.BY_SIZES:

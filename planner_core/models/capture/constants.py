@@ -39,7 +39,7 @@ def run_constant(
         leaves = [sized] if isinstance(sized, torch.Tensor) else []
         if any(t.numel() > MAX_COMPUTED_ELEMENTS for t in leaves):
             return sized
-    return func(*_replace_device(args, _is_meta, CPU), **_replace_device(kwargs, _is_meta, CPU))
+    return func(*_replace_device(args, "meta", CPU), **_replace_device(kwargs, "meta", CPU))
 
 
 def with_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -90,7 +90,7 @@ def to_meta(tree: Any, known: Callable[[torch.Tensor], torch.Tensor | None] = la
 
 def stay_on_meta(tree: Any) -> Any:
     """Replace the CPU as a target device by meta: an unknown value cannot be fetched."""
-    return _replace_device(tree, _is_cpu, META)
+    return _replace_device(tree, "cpu", META)
 
 
 def _size_hint(operands: list[torch.Tensor]) -> int:
@@ -100,22 +100,18 @@ def _size_hint(operands: list[torch.Tensor]) -> int:
 
 
 def _on_meta(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(_is_meta(a) for a in (*args, *kwargs.values()))
+    return any(_names_device(a, "meta") for a in (*args, *kwargs.values()))
 
 
-def _is_meta(item: Any) -> bool:
-    return (isinstance(item, torch.device) and item.type == "meta") or (isinstance(item, str) and item == "meta")
+def _names_device(item: Any, kind: str) -> bool:
+    return item.type == kind if isinstance(item, torch.device) else isinstance(item, str) and item == kind
 
 
-def _is_cpu(item: Any) -> bool:
-    return (isinstance(item, torch.device) and item.type == "cpu") or (isinstance(item, str) and item == "cpu")
-
-
-def _replace_device(tree: Any, is_replaced: Callable[[Any], bool], device: torch.device) -> Any:
-    if is_replaced(tree):
+def _replace_device(tree: Any, kind: str, device: torch.device) -> Any:
+    if _names_device(tree, kind):
         return device
     if isinstance(tree, dict):
-        return {k: _replace_device(v, is_replaced, device) for k, v in tree.items()}
+        return {k: _replace_device(v, kind, device) for k, v in tree.items()}
     if type(tree) in (tuple, list):
-        return type(tree)(_replace_device(v, is_replaced, device) for v in tree)
+        return type(tree)(_replace_device(v, kind, device) for v in tree)
     return tree

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from planner_core.core import InputError
+from planner_core.models.hooks.callsites import tensors
 
 Args = dict[str, Any]
 Spelling = Callable[[Args], Any]
@@ -134,13 +135,11 @@ def run_op(target: str, args: Mapping[str, Any], by_keyword: frozenset[str]) -> 
 
 def dispatch(function: NamedOp, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Call an op through `handle_torch_function`, so that a TorchFunctionMode sees it."""
-    tensors = [
-        t for a in (*args, *kwargs.values()) for t in (a if isinstance(a, list) else [a]) if isinstance(t, torch.Tensor)
-    ]
+    operands = tensors((args, kwargs))
     # By hand, so that the mode sees this object with its Python name, and not the overload inside.
-    if not torch.overrides.has_torch_function(tuple(tensors)):
+    if not torch.overrides.has_torch_function(tuple(operands)):
         return function(*args, **kwargs)
-    return torch.overrides.handle_torch_function(function, tensors, *args, **kwargs)
+    return torch.overrides.handle_torch_function(function, operands, *args, **kwargs)
 
 
 def index_tensor(source: torch.Tensor, items: tuple[Any, ...]) -> torch.Tensor:

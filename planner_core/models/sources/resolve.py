@@ -85,14 +85,6 @@ def resolve(
     return _config_source(name, str(source), data, batch, seq, dtype, layers)
 
 
-def exported_source(path: Path) -> ModelSource:
-    """Read a file of `torch.export.save` as data. Its inputs are those of the export."""
-    from planner_core.models.exported.program import load_program
-
-    module, args, size, notes = load_program(path)
-    return ModelSource(path.stem, str(path), module.train(), {}, args, {"callable": str(path)}, size, notes)
-
-
 def read_json(file: Path) -> dict[str, Any]:
     """Read a config file in UTF-8 or UTF-16 as plain data. Raises InputError."""
     if not is_file(file):
@@ -192,7 +184,10 @@ def python_source(source: str, device: str = "meta") -> ModelSource:
     and then moved. (`sandbox.process` runs this in a process of its own.)
     """
     if source.endswith(".pt2"):
-        return exported_source(Path(source))
+        from planner_core.models.exported.program import load_program
+
+        module, args, size, notes = load_program(Path(source))
+        return ModelSource(Path(source).stem, source, module.train(), {}, args, {"callable": source}, size, notes)
     try:
         return _run_python(source, device)
     except NeedsValues:

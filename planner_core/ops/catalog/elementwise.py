@@ -99,24 +99,7 @@ _SPELLINGS = {
     "bitwise_or": ("or",),
     "bitwise_xor": ("xor",),
 }
-_CASTS = (
-    "float",
-    "half",
-    "bfloat16",
-    "double",
-    "type",
-    "type_as",
-    "cpu",
-    "cuda",
-    "int",
-    "long",
-    "bool",
-    "short",
-    "_to_copy",
-    "cfloat",
-    "cdouble",
-    "chalf",
-)
+_CASTS = "float half bfloat16 double type type_as cpu cuda int long bool short _to_copy cfloat cdouble chalf"
 
 
 def _elementwise_operators(names: str, rule: RuleFn, **common: Any) -> tuple[Operator, ...]:
@@ -183,7 +166,9 @@ OPERATORS = (
     _arithmetic("rdiv", elementwise, "rtruediv", backward_workspace_bytes=operand_bytes(3)),
     _arithmetic("pow", elementwise, arguments="input exponent", backward_workspace_bytes=operand_bytes(2)),
     _arithmetic("rpow", elementwise),
-    Operator(name="to", kind=Kind.CAST, rule=_cast, spellings=_CASTS, local_execution=LocalExecution.MEMORY),
+    Operator(
+        name="to", kind=Kind.CAST, rule=_cast, spellings=tuple(_CASTS.split()), local_execution=LocalExecution.MEMORY
+    ),
     # it is the identity on every rank, since capture and the runtime switch it off (p = 0)
     *operators(
         "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout",

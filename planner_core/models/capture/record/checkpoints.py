@@ -15,25 +15,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from planner_core.models.capture.recording import CHECKPOINT, MAX_SMALL_MODULES, Record, Recording, Replay, Scope
-from planner_core.models.hooks.callsites import Frame
 
 NO_PATH = "~"
 """The path of a part. No parameter name begins with it, so all weights of a part are inputs from its caller."""
-
-
-@contextmanager
-def checkpoint_scope(frame: Frame, stack: list[Scope], clock: int) -> Iterator[None]:
-    """Record into a new scope while entered. Its calls have the names of the surrounding module call until parts are named."""
-    scope = Scope(frame.scope, frame.path, CHECKPOINT, start=clock)
-    stack[-1].items.append(scope)
-    stack.append(scope)
-    try:
-        yield
-    finally:
-        stack.pop()
 
 
 def name_checkpoint_parts(recording: Recording) -> list[Scope]:

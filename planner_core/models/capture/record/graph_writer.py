@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-from planner_core.models.capture.record.checkpoints import checkpoint_scope
-from planner_core.models.capture.recording import Record, Recording, Replay, Scope
+from planner_core.models.capture.recording import CHECKPOINT, Record, Recording, Replay, Scope
 from planner_core.models.hooks.callsites import Frame
 
 
@@ -35,19 +34,27 @@ class GraphWriter:
         else:
             scope = Scope(frame.scope, frame.path, type(frame.module).__name__, start=time)
             self.scope.items.append(scope)
+        with self._opened(scope):
+            yield
+
+    @contextmanager
+    def checkpoint(self, frame: Frame, time: int) -> Iterator[None]:
+        """Record what runs inside as what a checkpoint in the model's code runs. Its calls have the names of the surrounding module call
+        until parts are named."""
+        scope = Scope(frame.scope, frame.path, CHECKPOINT, start=time)
+        self.scope.items.append(scope)
+        with self._opened(scope):
+            yield
+
+    def run_at_root(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Run a call that follows the model's own, e.g. the loss."""
+        with self._opened(self.recording.root):
+            return call(*args)
+
+    @contextmanager
+    def _opened(self, scope: Scope) -> Iterator[None]:
         self.open_scopes.append(scope)
         try:
             yield
         finally:
             self.open_scopes.pop()
-
-    def checkpoint(self, frame: Frame, time: int) -> AbstractContextManager[None]:
-        """Record what runs inside as what a checkpoint in the model's code runs."""
-        return checkpoint_scope(frame, self.open_scopes, time)
-
-    def run_at_root(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Run a call that follows the model's own, e.g. the loss."""
-        self.open_scopes.append(self.recording.root)
-        result = call(*args)
-        self.open_scopes.pop()
-        return result
