@@ -193,16 +193,17 @@ class _MicroBatchSearch:
         and numbers can change hardly by how much."""
         # Their networks take most of the time. Example: DeepSeek-V4 on 16 H100 says after 2.5 s and not after 5 that no plan fits.
         one_axis = [mesh for mesh in count.options if len(mesh.axis_sizes) == 1]
-        if not one_axis or len(count.options) == 1 or self._show_first is None:
+        # Who states a budget, or asks for a proof, is told of the very least.
+        may_end = not self.states_fit and self.numbers.effort is not THOROUGH
+        if not one_axis or len(count.options) == 1 or not (may_end or self._show_first):
             return False
         count = replace(count, options=one_axis)
         plan, needed = _plan_number(count, self.known, {}, self.search, self.say)
         if plan is None:
             return False
         self.show(plan)
-        # Evenly shared states bound every mesh and number. Who states a budget, or asks for a proof, is told of the very least.
-        is_bounded = not self.states_fit and needed <= NEAR_LEAST * least_state_bytes(count.planner)
-        if not is_bounded or self.numbers.effort is THOROUGH:
+        # Evenly shared states bound every mesh and number.
+        if not may_end or needed > NEAR_LEAST * least_state_bytes(count.planner):
             return False
         self.seen.append(count)
         self.needed[count.micro_batches] = needed

@@ -335,7 +335,8 @@ def _plan_of_least_memory(planner: Planner, answer: Answer, problem: Problem, bo
         message = ("no plan fits: ", short, "; use ", Sentence.from_list(", ", helps), " or ", last)
         raise NoPlanFits(*message, needed_bytes=peak, bound=bound, describe_memory=filled)
     shortage = replace(first, sentence=Sentence("does not fit: ", first.sentence))
-    return replace(plan, fits=False, bound=bound if bound < float("inf") else None, notes=(shortage, *rest))
+    known = bound if bound < float("inf") else None
+    return replace(plan, fits=False, optimal=False, bound=known, notes=(shortage, *rest))
 
 
 def note_uncounted_memory(plan: Plan, graph: Graph) -> tuple[str, ...]:
