@@ -11,6 +11,7 @@ from planner_core.core import (
     DTYPES,
     MAX_SAMPLES,
     ONE_RANK,
+    RECOMPUTE,
     ZERO,
     BlockPlan,
     Cluster,
@@ -273,7 +274,16 @@ class Planner:
         return plan
 
     def of_layout(self, layout: Layout, name: str = STATED) -> Plan | None:
-        """The plan of a layout. It fits if one fits. None if the layout has no plan."""
+        """The plan of a layout, None if it has none. Where the fastest does not fit, each recomputation of all blocks is looked at."""
+        plan = self._fastest_of_layout(layout, name)
+        if plan is None or plan.fits or self.workload.recompute != "auto":
+            return plan
+        others = (with_recompute(self, policy).of_layout(layout, name) for policy in RECOMPUTE if policy != "auto")
+        plans = [plan, *filter(None, others)]
+        quickest = min((p for p in plans if p.fits), key=lambda p: p.cost.step_time_s, default=None)
+        return quickest or min(plans, key=lambda p: p.cost.memory_bytes["peak"])
+
+    def _fastest_of_layout(self, layout: Layout, name: str) -> Plan | None:
         if unsearchable_faults(self.graph, layout):
             return None
         pipeline = layout.pipeline(self.graph, self.workload.accumulate)

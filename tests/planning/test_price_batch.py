@@ -133,3 +133,28 @@ def test_an_own_models_stages_are_priced_without_an_option(tmp_path: Path, capsy
     assert (priced.stated.micro_batch, priced.stated.accumulate) == (8, 4)
     with pytest.raises(InputError, match="batch=40 is not a multiple of 8 x 4 data-parallel ranks; give batch=32"):
         shardscope.price(model, cluster="1x8-h100", layout="dp=4,pp=2", batch=40, advise=False)
+
+
+@pytest.mark.parametrize(
+    ("layout", "memory_gb", "wanted"),
+    [
+        ("dp=2,tp=2,pp=2", 13, "none"),
+        ("dp=2,tp=2,pp=2", 11.2, "selective"),
+        ("dp=2,tp=2,pp=2", 10, "full"),
+        ("fsdp=8", 11, "full"),
+    ],
+)
+def test_open_recomputation_of_a_layout_looks_at_each(layout: str, memory_gb: float, wanted: str) -> None:
+    """With stages it recomputed nothing and said "fits no" of what fits; and what does not fit was shown without recomputation."""
+    given: dict[str, Any] = {"batch": 16, "seq": 4096, "micro_batch": 1, "layers": 4, "advise": False}
+    given |= {"cluster": "1x8-h100", "memory_gb": memory_gb}
+    found, stated = (
+        shardscope.price("llama-3-8b", layout=layout, recompute=recompute, **given).plan
+        for recompute in ("auto", wanted)
+    )
+    assert found is not None
+    assert stated is not None
+    assert (found.workload["recompute"], found.fits) == (wanted, memory_gb > 11)
+    assert (found.cost.step_time_s, found.cost.memory_bytes["peak"]) == pytest.approx(
+        (stated.cost.step_time_s, stated.cost.memory_bytes["peak"])
+    )
