@@ -409,3 +409,26 @@ def test_a_capture_is_asked_for_once() -> None:
     own = Pricer("llama-3-8b", load_cluster("2x8-h100"), load=load)
     price_statement(own, stated("fsdp=16", micro_batch=2, seq=512))
     assert sorted(asked) == [16, 32, 64]
+
+
+@pytest.mark.parametrize(
+    ("recompute", "stack", "noted"),
+    [
+        (
+            "selective",
+            "megatron",
+            "can be told none or full alone (its own selective, of core attention, is priced as none)",
+        ),
+        ("keep-attention", "torchtitan", "can be told none or selective or full alone"),
+        ("full", "megatron", ""),
+        ("selective", None, ""),
+    ],
+)
+def test_a_recomputation_that_the_stack_lacks_is_priced_with_a_note(
+    recompute: str, stack: str | None, noted: str
+) -> None:
+    """Megatron-LM's file would recompute every layer whole: 90 s where 77 s were priced."""
+    run = Statement(parse_layout("dp=2,tp=4,sp"), seq=128, layers=2, recompute=recompute, stack=stack)
+    priced = price_statement(Pricer("llama-3-8b", load_cluster("1x8-h100")), run, advise=False)
+    notes = [str(note) for note in priced.notes if "is priced, but" in note]
+    assert bool(notes) == bool(noted) and all(noted in note for note in notes)

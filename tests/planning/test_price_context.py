@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import planner_core as shardscope
-from planner_core.core import InputError, Plan, Shard, load_cluster
+from planner_core.core import RECOMPUTE, InputError, Plan, Shard, load_cluster
 from planner_core.cost import axis_roles
 from planner_core.planning import Planner
 from planner_core.planning.methods import CP_TYPES, Layout, check_layout, parse_layout
@@ -229,6 +229,11 @@ def test_a_faster_attention_kernel_is_suggested_on_a_gpu_that_has_it() -> None:
     kernels = {kernel for _, s in list_changes(stated("fsdp=8"), 8, {"cudnn", "flash3"}) if (kernel := s.attention)}
     assert kernels == {"cudnn", "flash3"}
     assert not [s for _, s in list_changes(stated("fsdp=8"), 8, {"flash2"}) if s.attention]
+    for stack, told in (("megatron", {"full"}), ("torchtitan", {"full", "selective"}), (None, set(RECOMPUTE[2:]))):
+        changes = list_changes(stated("fsdp=8").but(stack=stack), 8, ())
+        assert {
+            s.recompute for _, s in changes if s.recompute != "none"
+        } == told  # what the tool has no setting for helps no run of it
     assert not [s for _, s in list_changes(stated("fsdp=8", seq=2048), 8, ()) if s.layout.cp > 1]
 
 

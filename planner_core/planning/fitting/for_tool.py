@@ -41,6 +41,7 @@ from planner_core.planning.methods import (
     list_switches,
     may_split_tokens,
     megatron_fault,
+    note_recompute,
     splittable_layers,
     sum_for_each_column,
     tool_term,
@@ -112,7 +113,8 @@ def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tupl
         "the best plan of one pipeline stage that ", tool_term(tool), f" can be told {SEARCHED_FORMS[tool]}"
     )
     plan = replace(plan, notes=(*plan.notes, Note(told)))
-    return planner, plan, (_note_tool_price(planner.request, plan, free),)
+    foreign = map(Note, note_recompute(request.recompute, request.tool))
+    return planner, plan, (_note_tool_price(planner.request, plan, free), *foreign)
 
 
 def _choose_free(unbounded: Request, graph: GraphSource, say: Progress) -> Plan:

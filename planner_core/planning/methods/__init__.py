@@ -57,6 +57,7 @@ from planner_core.planning.methods.tools import (
     describe_tool_space,
     list_layouts,
     list_switches,
+    note_recompute,
     tool_spaces,
     tool_term,
 )

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-from planner_core.core import Cluster, Graph, InputError, Term, divisors, named
+from planner_core.core import Cluster, Graph, InputError, Sentence, Term, divisors, named
 from planner_core.planning.methods.layout import CP_TYPES, MOST_AXES, SHARDED, WHOLE_STAGES, Layout, Space
 from planner_core.planning.methods.legality import may_state
 from planner_core.planning.methods.pair_forms import PAIR_FORMS
@@ -25,7 +25,8 @@ FREE = "torchrun"
 SWITCHES = ("none", "full")
 """A tool recomputes all blocks or none: its settings know no copies."""
 MORE_SWITCHES = {"torchtitan": ("none", "selective", "full")}
-"""The recomputations of a tool that has others, from the one of the least work."""
+"""The recomputations of a tool that has others, from the one of the least work. Not Megatron-LM's `selective`, which has the name alone in
+common with the planner's: it runs core attention again, or by --recompute-modules parts that no policy of the planner does."""
 PLUGINS: Mapping[str, Mapping[str, str]] = {"accelerate": {"fsdp2": "bfloat16", "deepspeed": "bfloat16"}}
 """The tools that another tool starts as well, by a section of its own file, and the dtype in which they then sum gradients. No field of
 such a section says another: accelerate (its dataclasses.py) gives FSDP the dtype that computes for its sums too."""
@@ -117,6 +118,24 @@ def _are_long_or_few(seq: int, batch: int | None, num_gpus: int) -> bool:
 def list_switches(tool: str | None) -> tuple[str, ...]:
     """List the recomputations that a tool can be told, each of all blocks."""
     return MORE_SWITCHES.get(str(tool), SWITCHES)
+
+
+def note_recompute(recompute: str | None, tool: str | None) -> tuple[str, ...]:
+    """A sentence about a recomputation that is priced, but that the tool which runs the plan cannot be told.
+
+    Megatron-LM has a `selective` too, but its own runs core attention again, of which a flash kernel keeps next to nothing."""
+    if tool not in TOOLS or recompute in (None, "auto", *list_switches(tool)):
+        return ()
+    told = " or ".join(list_switches(tool))
+    own = (
+        " (its own selective, of core attention, is priced as none)"
+        if (tool, recompute) == ("megatron", "selective")
+        else ""
+    )
+    note = Sentence(
+        named("recompute", recompute), " is priced, but ", tool_term(str(tool)), f" can be told {told} alone{own}"
+    )
+    return (note,)
 
 
 def _fsdp_spaces(num_gpus: int) -> Iterator[Layout]:

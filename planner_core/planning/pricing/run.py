@@ -10,6 +10,7 @@ from planner_core.planning.fitting.shortage import describe_memory
 from planner_core.planning.methods import (
     CP_TYPES,
     Layout,
+    note_recompute,
     note_schedule,
     operator_faults,
     undecided_fault,
@@ -83,6 +84,7 @@ def price_statement(
         *planner.graph.assumptions,
         *_stack_note(stated, load),
         *note_schedule(stated.layout, load.stack),
+        *note_recompute(load.recompute, load.stack),
         *shortage,
     )
     fills = "" if plan.fits else describe_memory(plan, planner.graph, planner.budget)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from planner_core.core import Plan, PlannerError, Sentence, named
-from planner_core.planning.methods import CP_TYPES, Layout
+from planner_core.planning.methods import CP_TYPES, TOOLS, Layout, list_switches
 from planner_core.planning.pricing.price import Pricer
 from planner_core.planning.pricing.statement import Statement
 
@@ -64,8 +64,10 @@ def find_suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Sugg
 def list_changes(stated: Statement, node: int, kernels: Collection[str]) -> Iterator[tuple[str, Statement]]:
     """Every single change to try, with its description. `node`: GPUs of a node. `kernels`: attention kernels that run on the GPU."""
     yield from _micro_batch_changes(stated)
+    # A stack that is a tool's is of a run by that tool, which can be told few of them.
+    told = list_switches(stated.stack) if stated.stack in TOOLS else RECOMPUTATIONS
     for recompute, description in RECOMPUTATIONS.items():
-        if stated.recompute != recompute:
+        if stated.recompute != recompute and recompute in told:
             yield description, stated.but(recompute=recompute)
     yield from _state_changes(stated, node)
     if not stated.offload:
