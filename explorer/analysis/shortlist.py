@@ -40,7 +40,9 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     names = {p.name: n for n, p in plans.items()}
     recommended, fastest, staged = names[choice.recommended], names[choice.fastest], names.get(STAGES_PLAN_NAME)
     if not choice.fits:
-        descriptions = {recommended: "needs the least memory"}
+        # Rows of other tools may need less, and fit.
+        among = f" of those for {tool}" if tool and any(p.fits for p in plans.values()) else ""
+        descriptions = {recommended: f"needs the least memory{among}"}
     elif tool:
         descriptions = {recommended: f"recommended: {tool} runs it"}
     else:
@@ -48,7 +50,7 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
         descriptions = {recommended: f"recommended{': stock tools run it' * is_stock}"}
     of_one_stage = names.get(FASTEST, next(iter(plans)))
     best, best_of_one = (
-        f"the best plan{kind}, {recipe.describe_gap(plans[n])}"
+        f"the best plan{kind}, {recipe.describe_gap(plans[n])}" if plans[n].fits else f"the smallest plan{kind}"
         for n, kind in ((fastest, ""), (of_one_stage, " of one stage"))
     )
     if staged is not None:

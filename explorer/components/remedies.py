@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
@@ -10,21 +11,25 @@ from explorer.address import settings
 from explorer.analysis.remedies import Remedy, remedy_ladders
 from explorer.analysis.step_parts import memory_limit_bytes
 from explorer.components import frame
-from explorer.session import state
+from explorer.session import pipeline_plan, state
 from explorer.text import recipe, units
-from planner_core.core import InputError, NoteKind, PlannerError, load_cluster
+from explorer.text.shortage import Shortage
+from planner_core.core import InputError, NoteKind, Plan, PlannerError, load_cluster
 from planner_core.planning import Result
 from planner_core.planning.pricing import Budget, count_model_flops, measure_speed
 
 
-def show_remedies(result: Result) -> None:
-    """Draw how much memory is missing, and what would fit."""
-    least = min(p.cost.memory_bytes["peak"] for p in result.plans)
-    limit, capacity = memory_limit_bytes(result), result.cluster.gpu.memory_bytes
-    st.html("<h2 class='recipe'>No plan fits the memory</h2>")
+def show_remedies(result: Result, plans: Mapping[str, Plan]) -> None:
+    """Draw how much memory is missing, and what would fit. `plans`: those of the table, with the visitor's own setup."""
+    tool, limit, capacity = result.request.bounding_tool, memory_limit_bytes(result), result.cluster.gpu.memory_bytes
+    shortage = Shortage.of(
+        result, plans.values(), settings.TOOLS[tool] if tool else "", searching=pipeline_plan.is_pending()
+    )
+    least = shortage.least_bytes
+    st.html(f"<h2 class='recipe'>{frame.escape(shortage.head)}</h2>")
     st.markdown(
-        f"The smallest plan needs **{units.memory(least)}** on each GPU; a plan may take **{units.memory(limit)}**, which is "
-        f"{units.percent(limit / capacity)} of the GPU’s {units.memory(capacity)}."
+        f"{shortage.smallest} needs **{units.memory(least)}** on each GPU; a plan may take **{units.memory(limit)}**, which is "
+        f"{units.percent(limit / capacity)} of the GPU’s {units.memory(capacity)}.{shortage.more}"
     )
     for note in result.best.notes:
         if note.kind is NoteKind.IDLE_GPUS:

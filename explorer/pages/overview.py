@@ -26,7 +26,7 @@ def page() -> None:
     show_uneven_batch(result)
     screen(result, plans)
     if not result.recommended.fits:
-        remedies.show_remedies(result)
+        remedies.show_remedies(result, plans)
 
 
 @st.fragment

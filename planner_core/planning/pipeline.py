@@ -402,7 +402,10 @@ def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Re
     """The result with plans with stages as its last ones, and with the planners of their numbers of micro-batches."""
     added = tuple(staged)
     if added:  # "at most 15 % above the best there is" would be untrue beside a plan of a quarter of its step
-        result = replace(result, plans=tuple(map(_limit_gap_to_one_stage, result.plans)))
+        # Nor does "does not fit" hold of an answer that fits: it stands with the plan of one stage, whose note it is.
+        own = result.searched.notes if not result.searched.fits else ()
+        notes = tuple(note for note in result.notes if note not in own)
+        result = replace(result, plans=tuple(map(_limit_gap_to_one_stage, result.plans)), notes=notes)
     for plan, planner in added:
         samples = samples_at_once(plan)
         known = {result.planner.workload.graph_batch, *result.planners}

@@ -93,7 +93,8 @@ class Choice:
     def sentence(self) -> str:
         """A sentence that says why the plan is recommended, and what is given up."""
         if not self.fits:
-            return f"no plan fits, so none is recommended; {self.fastest} comes nearest"
+            told = f" that {self.tool} can be told" if bounding_tool(self.tool) is not None else ""
+            return f"no plan{told} fits, so none is recommended; {self.fastest} comes nearest"
         if self.aim is not None:
             longer = (
                 f"{1 + self.slower:.1f} times as long as"

@@ -24,8 +24,9 @@ from explorer.jobs import upload
 from explorer.session import current_setup, state
 from explorer.session.state import plan_ids
 from explorer.text import commands, recipe, units
+from explorer.text.shortage import Shortage
 from planner_core.core import InputError, load_cluster
-from planner_core.planning import Request, Result, prepare_planner
+from planner_core.planning import STAGES_PLAN_NAME, Request, Result, prepare_planner
 from tests.support.plans import planned
 
 
@@ -143,6 +144,37 @@ def test_what_does_not_fit_is_not_recommended() -> None:
         listed = shortlist(plan_ids(result.plans), result.choice, tool)
         assert listed[0].what == "needs the least memory; also FSDP, does not fit"
         assert not any("recommended" in one.what or "it as it is" in one.what for one in listed)
+
+
+def test_where_a_tools_plans_do_not_fit_no_sentence_speaks_of_all_plans() -> None:
+    """Beside rows of FSDP and a setup that fit, the page said "No plan fits", and that "the smallest plan needs" less than a plan may take."""
+    asked = Request("gpt2-xl", cluster="1x8-h100", batch=8192, accumulate=1, layers=4)
+    found = planned(asked)
+    best, fsdp = found.best, next(p for p in found.plans if p.method == "fsdp")
+    less = {**fsdp.cost.memory_bytes, "peak": 1.0}
+    fits = replace(fsdp, fits=True, cost=replace(fsdp.cost, memory_bytes=less))
+    tools = replace(found, request=replace(found.request, tool="megatron"), plans=(best, fits))
+    for searching, whose in ((True, "of one pipeline stage found for Megatron-LM"), (False, "found for Megatron-LM")):
+        said = Shortage.of(tools, (), "Megatron-LM", searching=searching)
+        assert said.head == f"No plan {whose} fits the memory" and said.smallest == f"The smallest plan {whose}"
+        assert said.least_bytes == best.cost.memory_bytes["peak"] and "Rows of the table that fit" in said.more
+        assert ("still being looked at" in said.more) == searching
+    # Of no tool, only the setup fits.
+    setup = Shortage.of(found, (fits,), "", searching=False)
+    assert setup.head == "No plan searched for fits the memory" and setup.least_bytes > 1.0
+    alone = Shortage.of(found, found.plans, "", searching=False)
+    assert (alone.head, alone.smallest, alone.more) == ("No plan fits the memory", "The smallest plan", "")
+    assert tools.choice.sentence.startswith("no plan that megatron can be told fits, so none is recommended")
+    (row, *_) = shortlist(plan_ids(tools.plans), tools.choice, "Megatron-LM")
+    assert row.what == "needs the least memory of those for Megatron-LM, does not fit"
+
+
+def test_a_plan_of_one_stage_that_does_not_fit_is_not_the_best_or_proven() -> None:
+    found = planned(Request("gpt2-xl", cluster="1x8-h100", batch=8192, accumulate=1, layers=4))
+    staged = replace(found.best, name=STAGES_PLAN_NAME, fits=True)
+    after = replace(found, plans=(*found.plans, staged))
+    rows = {one.what for one in shortlist(plan_ids(after.plans), after.choice, "Megatron-LM")}
+    assert not any("the best plan of one stage" in what or "proven" in what for what in rows), rows
 
 
 def test_a_plan_is_not_measured_against_its_own_name(result: Result) -> None:

@@ -12,10 +12,10 @@ from planner_core.cost import even_copies
 from planner_core.exporters.api import export_text
 from planner_core.planning import Request, add_stages, plan_model, prepare_planner
 from planner_core.planning.methods import operator_faults, parse_layout
-from planner_core.planning.pipeline import PASSES
+from planner_core.planning.pipeline import PASSES, _append_staged
 from planner_core.planning.planner import Planner
 from planner_core.planning.pricing import Pricer, Statement
-from planner_core.planning.stages import STOCK_PLAN_NAME, answer, search_stages
+from planner_core.planning.stages import STAGES_PLAN_NAME, STOCK_PLAN_NAME, answer, search_stages
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.tool_forms import FORMS, Inner
 
@@ -86,6 +86,30 @@ def test_the_answer_for_a_tool_has_stages() -> None:
     (price,) = (str(n) for n in result.notes if str(n).startswith("for megatron: "))
     of_one_stage = str(time_amount(result.best.cost.step_time_s))
     assert f"the best plan of one pipeline stage takes {of_one_stage} a step" in price
+
+
+def test_does_not_fit_is_not_said_of_an_answer_with_stages_that_fits() -> None:
+    """Below a recommended plan that fits stood "does not fit: ...", and "no plan fits" of a tool whose plan with stages does."""
+    first = plan_model(
+        replace(
+            ASKED,
+            model="gpt2-xl",
+            cluster="2x2-h100",
+            batch=4096,
+            layers=2,
+            seq=1024,
+            accumulate=1,
+            tool="megatron",
+            recompute="none",
+        )
+    )
+    assert not first.best.fits and first.best.notes and set(first.best.notes) <= set(first.notes)
+    staged = replace(first.best, name=STAGES_PLAN_NAME, fits=True, notes=())
+    after = _append_staged(first, [(staged, first.planner)])
+    assert after.recommended is staged and not set(after.notes) & set(after.best.notes)
+    said = [str(note) for note in (*first.notes, *after.notes)]
+    assert "for megatron: no plan of one pipeline stage fits" in said and "for megatron: no plan fits" not in said
+    assert any(n.kind is NoteKind.SHORTAGE for n in after.best.notes), "the row of one stage keeps it"
 
 
 @pytest.mark.parametrize("model", ["t5-large", "resnet50-100k"])

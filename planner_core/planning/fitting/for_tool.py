@@ -237,7 +237,7 @@ def _peak_bytes(plan: Plan) -> float:
 
 def _note_tool_price(request: Request, plan: Plan, free: Plan) -> Note:
     if not (plan.fits and free.fits):
-        fits = "no plan fits" if not plan.fits else "the plan fits"
+        fits = "no plan of one pipeline stage fits" if not plan.fits else "the plan fits"
         return Note(Sentence("for ", tool_term(str(request.tool)), f": {fits}"))
     on_torch = load_stack(request.stack or USUAL_STACK).runs_torch_kernels
     own_kernels = request.stack == request.tool and not on_torch
