@@ -19,7 +19,7 @@ from explorer.text import glossary, recipe, spending, units, words
 from planner_core.core import Plan
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Request, Result, prepare_planner
-from planner_core.planning.analysis import AblationStep, ablation_steps
+from planner_core.planning.analysis import AblationStep, ablation_steps, exact_step
 from planner_core.planning.pricing import count_model_flops, measure_speed
 
 PlansById = Mapping[str, Plan]
@@ -227,11 +227,12 @@ def show_restrictions(result: Result) -> None:
     if not method:
         return
     name = methods[method]
+    # a method's space is compared with the free one, whatever tool the page plans for
+    asked = replace(result.request, method="exact", objective="time", tool=None, prove=False)
     with st.spinner(f"From the exact search to {name}", show_time=True):
-        # a method's space is compared with the free one, whatever tool the page plans for
-        steps = _ablation_steps(
-            replace(result.request, method="exact", objective="time", tool=None, prove=False), method
-        )
+        is_asked = asked == replace(result.request, prove=False)
+        best = (result if is_asked else state.plan_request(asked)).searched
+        steps = [exact_step(best), *_ablation_steps(asked, method)]
     st.markdown(frame.escape(words.describe_restrictions(name, [(step.says, step.plan) for step in steps])))
     body = [_ablation_row(step, steps[k - 1] if k else None) for k, step in enumerate(steps)]
     head = ["each row adds", "mesh", "sent per GPU", "communication", "step", "memory", "fits"]

@@ -11,7 +11,7 @@ from explorer.text import units
 from planner_core.planning.request import Request
 from tests.pages.test_app import open_page
 from tests.support.app_test import AppTest
-from tests.support.plans import searched
+from tests.support.plans import planned, searched
 
 
 def markdown(at: AppTest) -> str:
@@ -70,6 +70,17 @@ def test_what_a_method_costs(method: str) -> None:
     assert not at.exception
     assert f"{method.upper()}’s plan takes" in markdown(at)
     assert "nothing is forbidden" in tables(at)
+
+
+@pytest.mark.parametrize("method", ["taps", "alpa"])
+def test_the_first_row_of_what_a_method_costs_is_the_best_plan(method: str) -> None:
+    """Where the GPU waits for its host, the rows below found other plans than the planner, and others for each method."""
+    at = open_page("compare", model="gpt2-xl", cluster="2x8-h100", layers="2", rungs=method)
+    assert not at.exception
+    first = tables(at).split("nothing is forbidden, least step time")[1].split("</tr>")[0]
+    best = planned(Request("gpt2-xl", cluster="2x8-h100", layers=2)).searched.cost
+    assert best.host_wait_s and f">{units.seconds(best.step_time_s)}<" in first
+    assert f">{units.seconds(best.comm_time_s)}<" in first
 
 
 @pytest.mark.slow

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from planner_core.planning import choose_mesh
-from planner_core.planning.analysis.ablation import DESCRIPTIONS, ablation_steps
+from planner_core.planning.analysis.ablation import DESCRIPTIONS, ablation_steps, exact_step
 from planner_core.planning.methods.registry import METHODS
 from planner_core.planning.planner import candidate_meshes, prepare_planner, replace_request
 from planner_core.planning.request import Request
+from tests.support.plans import planned
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m != "exact"])
 @pytest.mark.parametrize("model", ["gpt2-xl", pytest.param("llama-3-8b", marks=pytest.mark.slow)])
 @pytest.mark.slow(only=("gpt2-xl-tap",))
 def test_the_last_rung_is_the_method_and_each_only_forbids(model: str, method: str) -> None:
-    planner = prepare_planner(Request(model, cluster="2x8-h100", layers=6))
-    found = list(ablation_steps(planner, method))
+    request = Request(model, cluster="2x8-h100", layers=6)
+    planner = prepare_planner(request)
+    best = planned(replace(request, prove=True)).searched
+    found = [exact_step(best), *ablation_steps(planner, method)]
     assert {r.name for r in found} <= {*DESCRIPTIONS, "space"}
     assert all(r.says == DESCRIPTIONS.get(r.name, METHODS[method].space) and r.says for r in found)
     plans = [r.plan for r in found]
@@ -42,3 +46,10 @@ def test_progress_can_stop_it() -> None:
 
     with pytest.raises(Stopped):
         list(ablation_steps(planner, "tap", say))
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "exact"])
+def test_every_row_adds_a_restriction_of_the_method(method: str) -> None:
+    """Alpa-like had a row "runs all copies of a block alike", though its copies may differ."""
+    planner = prepare_planner(Request("gpt2-xl", cluster="1x8-h100", layers=2))
+    assert any(r.name == "alike" for r in ablation_steps(planner, method)) == METHODS[method].uniform

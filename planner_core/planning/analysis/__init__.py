@@ -1,6 +1,6 @@
 """Answers to questions about plans: reports, regret, ablation."""
 
-from planner_core.planning.analysis.ablation import AblationStep, ablation_steps
+from planner_core.planning.analysis.ablation import AblationStep, ablation_steps, exact_step
 from planner_core.planning.analysis.fold_graph import to_dot, to_graphml, to_networkx
 from planner_core.planning.analysis.folding import fold_report, fold_text
 from planner_core.planning.analysis.legend import step_proof

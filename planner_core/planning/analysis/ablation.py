@@ -3,7 +3,8 @@
     exact, least time -> least communication -> no gathering of weights -> identical copies -> volume instead of time
     -> the method's own space
 
-Each step keeps the restrictions of the steps before it. So the difference between two steps is the cost of the added one.
+Each step keeps the restrictions of the steps before it. So the difference between two steps is the cost of the added one. The first is
+the planner's answer, and the same for all methods: where the GPU waits for its host, that is no plan of one search.
 """
 
 from __future__ import annotations
@@ -46,8 +47,13 @@ class AblationStep:
         )
 
 
+def exact_step(best: Plan | None) -> AblationStep:
+    """The first step, in which nothing is forbidden: the planner's answer to the request."""
+    return AblationStep("exact", DESCRIPTIONS["exact"], best)
+
+
 def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: None) -> list[AblationStep]:
-    """The steps from the exact search down to a method of the papers; the last is the method itself.
+    """The steps below the exact search down to a method of the papers; the last is the method itself.
 
     A search within a budget may end with a gap, and then miss what the search of a smaller space finds. Such a plan is in the larger space
     too, so it is the larger space's plan. `say` gets a sentence about what is being done. It may raise to stop.
@@ -60,28 +66,25 @@ def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: N
         # What is proven is the GPU's part of the step. A smaller space may hold a plan that waits less for its host.
         if step.plan is not None and step.plan.is_step_proven:
             continue
-        found[at] = min(found[at:], key=lambda s: _rank_among_step(s.plan, by_time=at == 0)).called(step)
+        found[at] = min(found[at:], key=lambda s: _rank_among_step(s.plan)).called(step)
     return found
 
 
-def _rank_among_step(plan: Plan | None, by_time: bool) -> tuple[bool, float]:
-    """The place of a plan among those of a step, the least first: plans that fit, by time in the exact search, else by communication."""
-    if plan is None:
-        return True, float("inf")
-    return not plan.fits, plan.cost.step_time_s if by_time else plan.cost.comm_time_s
+def _rank_among_step(plan: Plan | None) -> tuple[bool, float]:
+    """The place of a plan among those of a step, the least first: plans that fit, by communication."""
+    return (True, float("inf")) if plan is None else (not plan.fits, plan.cost.comm_time_s)
 
 
 def _steps_to(target: Method, zero: int) -> Iterator[tuple[str, str, Method]]:
     """From the exact search at ZeRO stage `zero` to `target`: each step's name, what it adds, and the method so far."""
-    step = replace(EXACT, objective="time")
-    yield "exact", DESCRIPTIONS["exact"], step
-    step = replace(step, objective=target.objective)
+    step = replace(EXACT, objective=target.objective)
     yield "goal", DESCRIPTIONS["goal"], step
     if target.zero < zero:
         step = replace(step, zero=target.zero)
         yield "kept", DESCRIPTIONS["kept"], step
-    step = replace(step, uniform=target.uniform)
-    yield "alike", DESCRIPTIONS["alike"], step
+    if target.uniform:
+        step = replace(step, uniform=True)
+        yield "alike", DESCRIPTIONS["alike"], step
     if target.by_volume:
         step = replace(step, by_volume=True)
         yield "volume", DESCRIPTIONS["volume"], step
