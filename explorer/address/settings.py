@@ -25,6 +25,7 @@ from planner_core.core import (
     InputError,
     gpu_names,
     load_cluster,
+    split_size,
 )
 from planner_core.exporters import TARGETS
 from planner_core.models import ZOO, default_sizes
@@ -158,7 +159,7 @@ def parse_query(params: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]
     """Return every setting (its default where absent), and a sentence for each text that cannot be read."""
     values = {key: s.default for key, s in SETTINGS.items()}
     problems = []
-    for key, text in params.items():
+    for key, text in _with_size_apart(params).items():
         if key not in SETTINGS:
             continue
         try:
@@ -168,6 +169,15 @@ def parse_query(params: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]
             used = f"using {SETTINGS[key].format(default)}" if default not in (None, "", ()) else "using the default"
             problems.append(f"“{_shorten(text)}” for {key} in the address {why}; {used} instead.")
     return values, problems
+
+
+def _with_size_apart(params: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the texts with a known cluster in another size, which all other doors accept, as its changes: 4x8-h100 as nodes=4."""
+    try:
+        known, changes = split_size(params.get("cluster", ""))
+    except InputError:  # the name is refused as it stands
+        return params
+    return {**changes, **params, "cluster": known} if changes else params
 
 
 def _shorten(text: str) -> str:

@@ -12,6 +12,7 @@ from planner_core.core.cluster import (
     load_cluster,
     load_gpu,
     slow_dtype_notes,
+    split_size,
     timing,
 )
 from planner_core.core.errors import (

@@ -41,6 +41,29 @@ def test_an_own_cluster_is_planned_on_by_its_name_in_the_address(name: str) -> N
     assert settings.to_query(values) == {"cluster": name, "nodes": "3"}
 
 
+@pytest.mark.parametrize(
+    ("stated", "settings_"),
+    [
+        ({"cluster": "4x8-h100"}, {"nodes": "4"}),
+        ({"cluster": "3x4-h100"}, {"nodes": "3", "gpus": "4", "inter": "200"}),
+        ({"cluster": "4x8-h100", "nodes": "5", "inter": "100"}, {"nodes": "5", "inter": "100"}),
+    ],
+)
+def test_a_known_cluster_in_another_size_is_read(stated: dict[str, str], settings_: dict[str, str]) -> None:
+    """The command line, Python and the README have it; the page said "is not a known cluster" and took another."""
+    values, problems = settings.parse_query(stated)
+    assert not problems and settings.to_query(values) == settings_
+    changes = ",".join(f"{k}={v}" for k, v in stated.items() if k != "cluster")
+    other = load_cluster(":".join(filter(None, (stated["cluster"], changes))))
+    assert load_cluster(settings.cluster_spec(values)).levels == other.levels
+
+
+@pytest.mark.parametrize("name_", ["4x8-abacus", "0x8-h100", "99999x99999-h100"])
+def test_a_size_that_no_cluster_has_is_refused(name_: str) -> None:
+    values, problems = settings.parse_query({"cluster": name_})
+    assert len(problems) == 1 and "is not a known cluster" in problems[0] and values["cluster"] == "2x8-h100"
+
+
 def test_its_file_is_the_same_cluster_and_the_command_names_a_file(name: str) -> None:
     here = load_cluster(uploaded_cluster.cluster_path(name))
     again = uploaded_cluster.store_cluster(json.dumps(here.to_json()).encode())

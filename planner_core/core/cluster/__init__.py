@@ -6,6 +6,7 @@ from planner_core.core.cluster.cluster import (
     Level,
     cluster_names,
     load_cluster,
+    split_size,
 )
 from planner_core.core.cluster.constants import Timing, timing
 from planner_core.core.cluster.gpu import Gpu, gpu_names, load_gpu

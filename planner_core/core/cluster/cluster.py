@@ -236,6 +236,20 @@ def _known_cluster_resized(name: str) -> tuple[str, dict[str, str]]:
     return known.name, changes
 
 
+def split_size(name: str) -> tuple[str, dict[str, str]]:
+    """The known cluster that `name` states in another size, and the changes to that size: 2x8-h100 and nodes=4, gpus=8 of 4x8-h100.
+
+    A known name, and one that is of no known cluster, is returned as it is. Raises InputError for a size that no cluster has.
+    """
+    known, changes = _known_cluster_resized(name)
+    if not known:
+        return name, {}
+    load_cluster(name)
+    if int(changes["gpus"]) == load_cluster(known).levels[0].size:
+        del changes["gpus"]
+    return known, changes
+
+
 def _apply_changes(name: str, changes: str) -> Cluster:
     """The cluster with changes such as `nodes=4,inter=400,gpu=h200-sxm`. The links get the latencies that belong to the new GPU."""
     where = f"cluster {name}:{changes[:80]}"
