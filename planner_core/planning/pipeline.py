@@ -64,6 +64,7 @@ from planner_core.planning.planner import Planner, candidate_meshes, prepare_pla
 from planner_core.planning.request import THOROUGH, Progress, Request, rare_collections
 from planner_core.planning.result import Result
 from planner_core.planning.stages import STAGED_NAMES, StagedPlan, find_staged_plans, may_use_stages
+from planner_core.planning.stages.answer import limit_gap_to_one_stage, why_no_stages
 from planner_core.search import OBJECTIVES, TIE
 
 
@@ -152,8 +153,8 @@ def _is_no_worse(found: Plan, known: Plan) -> bool:
 
 
 def _raise_bound(known: Plan, found: Plan) -> Plan:
-    """The known plan with the higher bound of the two: both bounds are of the same request."""
-    bounds = [p.bound for p in (known, found) if p.bound is not None]
+    """The known plan with the higher bound of the two: both bounds are of the same request, and of plans of one stage."""
+    bounds = [p.bound for p in (known, found) if p.bound is not None and known.pipeline is None]
     return replace(known, bound=max(bounds)) if bounds else known
 
 
@@ -331,7 +332,7 @@ def search_stages(draft: Draft) -> tuple[Draft, str]:
         staged = find_staged_plans(draft.request, draft.chosen, draft.say, draft.source, draft.planner)
     except PlannerError as error:  # the answer of one stage stands without it
         return draft, f"stages could not be searched: {error.sentence}"
-    return replace(draft, staged=staged), "stages are quicker" if staged else "no plan with stages is quicker"
+    return replace(draft, staged=staged), "stages are quicker" if staged else why_no_stages(draft.chosen, draft.usual)
 
 
 FIRST_PASSES: Mapping[str, Pass] = {
@@ -405,7 +406,7 @@ def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Re
         # Nor does "does not fit" hold of an answer that fits: it stands with the plan of one stage, whose note it is.
         own = result.searched.notes if not result.searched.fits else ()
         notes = tuple(note for note in result.notes if note not in own)
-        result = replace(result, plans=tuple(map(_limit_gap_to_one_stage, result.plans)), notes=notes)
+        result = replace(result, plans=tuple(map(limit_gap_to_one_stage, result.plans)), notes=notes)
     for plan, planner in added:
         samples = samples_at_once(plan)
         known = {result.planner.workload.graph_batch, *result.planners}
@@ -414,21 +415,13 @@ def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Re
     return result
 
 
-def _limit_gap_to_one_stage(plan: Plan) -> Plan:
-    """The plan with the note on its gap saying that the gap is among plans of one pipeline stage."""
-    notes = (
-        replace(n, sentence=Sentence(n.sentence, ", of one pipeline stage")) if n.kind is NoteKind.GAP else n
-        for n in plan.notes
-    )
-    return replace(plan, notes=tuple(notes))
-
-
 @rare_collections()
 def add_stages(result: Result, progress: Progress | None = None) -> Result:
     """Run the pass that `FIRST_PASSES` lack, after the answer: the result with the best plan with stages, if that is quicker."""
     if "stages" in result.reasons:
         return result
-    draft = Draft(result.asked, result.source, result.planner, result.searched, progress or (lambda text: None))
+    say = progress or (lambda text: None)
+    draft = Draft(result.asked, result.source, result.planner, result.searched, say, usual=result.plans)
     draft, reason = search_stages(draft)
     result = replace(result, reasons={**result.reasons, "stages": reason})
     return _append_staged(result, ((one.plan, one.planner) for one in draft.staged))

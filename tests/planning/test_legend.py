@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner_core.core import option_switch
+from planner_core.core import Pipeline, option_switch
 from planner_core.planning import Request, Result, plan_model
 from planner_core.planning.analysis.reporting import first_plan_text, text
+from planner_core.planning.stages.answer import why_no_stages
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +20,21 @@ def result() -> Result:
 def test_stages_that_are_announced_have_a_reason_for_no_row(result: Result) -> None:
     """The first line said that stages follow, and only the JSON said why none did."""
     assert first_plan_text(result.best, result.asked).endswith("and stages follow") and result.staged is None
-    assert "\nstages: no plan with stages is quicker\n" in text(result)
+    assert "\nstages: no quicker plan with stages was found\n" in text(result)
     fixed = replace(result, asked=replace(result.asked, accumulate=1))  # fixes the micro-batches, so none are searched
     assert "stages: " not in text(fixed)
+
+
+def test_the_reason_for_no_row_claims_no_more_than_the_search(result: Result) -> None:
+    """ "No plan with stages is quicker" stood beneath a stated layout with stages that was, and where no plan fitted."""
+    best = result.best
+    staged = replace(best, name="our current setup", pipeline=Pipeline(2, "1f1b", (1, 1)))
+    slow = replace(best, cost=replace(best.cost, step_time_s=2 * best.cost.step_time_s))
+    short = replace(best, fits=False)
+    assert why_no_stages(best, [staged]) == "no quicker plan with stages was found"
+    assert why_no_stages(slow, [best, staged]) == "no quicker plan with stages was found but our current setup"
+    assert why_no_stages(staged, [staged]) == "none was found that is quicker than our current setup, which has stages"
+    assert why_no_stages(short, [replace(staged, fits=False)]) == "no plan with stages that fits was found"
 
 
 @pytest.mark.parametrize(("share", "prove", "named"), [(0.27, False, True), (0.27, True, False), (0.002, False, False)])

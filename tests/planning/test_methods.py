@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench.baselines import SAME, compare
-from planner_core.core import Note
+from planner_core.core import Note, NoteKind, Pipeline
 from planner_core.core.cluster import cluster_names
 from planner_core.core.placement import Shard
 from planner_core.core.plan import Plan, placements_by_pattern
@@ -309,6 +309,11 @@ def test_a_baseline_that_the_search_missed_is_taken() -> None:
     assert (taken.name, taken.method, taken.optimal, taken.notes[1:]) == (best.name, best.method, False, (Note("gap"),))
     assert better_of_baselines(missed, [replace(usual, fits=False)]) is missed
     assert better_of_baselines(replace(missed, method="tap"), [usual]).method == "tap"
+    gap, staged = Note("at most 0.1 %", NoteKind.GAP), replace(usual, pipeline=Pipeline(2, "1f1b", (1, 1)))
+    taken = better_of_baselines(replace(missed, bound=12.5, notes=(gap,)), [staged])
+    assert taken.bound is None and [str(n) for n in taken.notes[1:]] == [
+        "not proven: no plan of one pipeline stage takes less than 12.5 s"  # the bound is of no plan with stages
+    ]
     short = replace(best, fits=False)
     taken = better_of_baselines(short, [replace(usual, fits=False), usual])
     assert taken.blocks == usual.blocks and taken.fits and taken.bound is None and "fits" in taken.notes[0].sentence

@@ -443,15 +443,26 @@ def better_of_baselines(chosen: Plan, others: Iterable[Plan]) -> Plan:
         why = "whose GPU waits less for its host than that of the plan with the least work"
     else:
         why = "which is better than what the search found"
+    # A plan that does not fit is bounded in memory, not in time, and the bound of one pipeline stage says nothing of several.
+    bound, notes = chosen.bound if chosen.fits else None, chosen.notes
+    if better.pipeline is not None:
+        notes = (_note_open_gap(bound if timed else None), *(n for n in notes if n.kind is not NoteKind.GAP))
+        bound = None
     return replace(
         better,
         name=chosen.name,
         method=chosen.method,
         objective=chosen.objective,
         optimal=False,
-        bound=chosen.bound if chosen.fits else None,  # a plan that does not fit is bounded in memory, not in time
-        notes=(Note(f"laid out as {better.name}, {why}"), *chosen.notes),
+        bound=bound,
+        notes=(Note(f"laid out as {better.name}, {why}"), *notes),
     )
+
+
+def _note_open_gap(one_stage_s: float | None) -> Note:
+    """A note on the gap of a stated layout with stages. `one_stage_s`: seconds that no plan of one pipeline stage is below, if known."""
+    known = (": no plan of one pipeline stage takes less than ", time_amount(one_stage_s)) if one_stage_s else ()
+    return Note(Sentence("not proven", *known), NoteKind.GAP)
 
 
 def samples_at_once(plan: Plan) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 from planner_core.core import Cluster, Graph, InputError, Note, NoteKind, Plan, Sentence, time_amount
@@ -56,6 +58,30 @@ def find_staged_plans(
     )
 
 
+def why_no_stages(chosen: Plan, shown: Iterable[Plan]) -> str:
+    """Say that the search found no plan with stages that is better than the `chosen` one, and which of the `shown` ones is, if one is.
+
+    The search ends before all degrees are tried, so it does not say that there is none."""
+    if chosen.fits and chosen.pipeline is not None:
+        return f"none was found that is quicker than {chosen.name}, which has stages"
+    found = "no quicker plan with stages was found" if chosen.fits else "no plan with stages that fits was found"
+    step_s = chosen.cost.step_time_s if chosen.fits else math.inf
+    better = (p.name for p in shown if p.pipeline is not None and p.fits and p.cost.step_time_s < step_s)
+    known = next(better, None)
+    return f"{found} but {known}" if known else found
+
+
+def limit_gap_to_one_stage(plan: Plan) -> Plan:
+    """The plan with the note on its gap saying that the gap is among plans of one pipeline stage, if it has no stages itself."""
+    if plan.pipeline is not None:
+        return plan
+    notes = (
+        replace(n, sentence=Sentence(n.sentence, ", of one pipeline stage")) if n.kind is NoteKind.GAP else n
+        for n in plan.notes
+    )
+    return replace(plan, notes=tuple(notes))
+
+
 def may_use_stages(request: Request, cluster: Cluster, source: GraphSource = None) -> bool:
     """Whether stages are searched: with several nodes, and if the request fixes neither mesh nor micro-batches, nor a tool without stages.
 
@@ -85,8 +111,9 @@ def _add_notes(staged: StagedPlan, chosen: Plan, tool: str | None = None, more: 
     plan, bound = staged.plan, staged.bound
     gain = Sentence("it fits, where no plan of one stage does")
     if chosen.fits:
-        step, of_one_stage = (time_amount(p.cost.step_time_s) for p in (plan, chosen))
-        gain = Sentence("a step of ", step, ", where the best plan of one stage takes ", of_one_stage)
+        step, known = (time_amount(p.cost.step_time_s) for p in (plan, chosen))
+        other = "the best plan of one stage" if chosen.pipeline is None else chosen.name
+        gain = Sentence("a step of ", step, f", where {other} takes ", known)
     told = Sentence(" that ", tool_term(tool), " can be told") if tool else Sentence()
     gap = Sentence("the best found with stages", told)
     if bound < plan.cost.step_time_s:
