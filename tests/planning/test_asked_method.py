@@ -9,8 +9,8 @@ import pytest
 from explorer.analysis.shortlist import shortlist
 from explorer.session.state import plan_ids
 from explorer.text.recipe import describe_gap, layout_name
-from planner_core.core import DeviceMesh
-from planner_core.planning.analysis.reporting import first_plan_text, plan_report, plan_summary, text
+from planner_core.core import DeviceMesh, Plan
+from planner_core.planning.analysis.reporting import first_plan_text, is_slowed, plan_report, plan_summary, text
 from planner_core.planning.request import Request
 from planner_core.planning.result import Result
 from planner_core.search import search_within_budget
@@ -28,6 +28,17 @@ ASKED = {
 def asked(request: pytest.FixtureRequest) -> tuple[Result, str, str]:
     options, aim, scope = ASKED[request.param]
     return planned(Request("gpt2-xl", cluster="2x8-h100", layers=2, **options)), aim, scope
+
+
+def test_rounding_alone_is_no_exposed_communication_above_all() -> None:
+    result = planned(Request("gpt2-xl", cluster="1x8-h100", layers=2))
+    plan = next(p for p in result.plans if p.cost.comm_time_s)
+
+    def with_exposed(share: float) -> Plan:
+        return replace(plan, cost=replace(plan.cost, exposed_comm_time_s=plan.cost.comm_time_s * share))
+
+    assert not is_slowed(with_exposed(1 + 1e-15)) and not is_slowed(with_exposed(0.9))
+    assert is_slowed(with_exposed(1.05))
 
 
 def test_no_gap_in_time_is_said_from_a_bound_of_bytes(asked: tuple[Result, str, str]) -> None:
