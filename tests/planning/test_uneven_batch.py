@@ -139,6 +139,15 @@ def test_micro_batches_that_the_default_batch_cannot_be_dealt_to_are_refused() -
         prepare_planner(Request("llama-3-8b", layers=1, accumulate=3))
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_a_stated_stage_that_forbids_a_baseline_is_named(zero: int) -> None:
+    """What forbade FSDP was the typed stage, and the report blamed the model."""
+    notes = [str(n) for n in plan_model(Request("gpt2-xl", cluster="1x8-h100", layers=2, zero=zero)).notes]
+    said = f"FSDP without a plan, since it shards weights: zero=3 would do, zero={zero} does not"
+    assert said in notes
+    assert not any("FSDP" in n for n in notes if "no plan of this model follows" in n)
+
+
 def test_a_baseline_without_a_plan_has_its_reason() -> None:
     """GPT-2 XL has 25 heads, which no even number of tensor ranks shares."""
     result = plan_model(Request("gpt2-xl", cluster="2x8-h100", layers=2, method="tap"))

@@ -7,7 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from planner_core.core import DeviceMesh, Graph, Note, NoteKind, Plan, Sentence, Term, Workload, named, time_amount
+from planner_core.core import (
+    ZERO,
+    DeviceMesh,
+    Graph,
+    Note,
+    NoteKind,
+    Plan,
+    Sentence,
+    Term,
+    Workload,
+    named,
+    time_amount,
+)
 from planner_core.cost import micro_batch
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import least_state_bytes, needed_and_available, note_memory
@@ -358,8 +370,16 @@ def note_missing_baselines(planner: Planner, request: Request, found: Sequence[P
     if missing:
         # These deal out samples alone, so that every GPU needs one. The others can be kept from a plan by the model's sizes too.
         batch, gpus = planner.workload.batch, planner.cluster.num_gpus
+        # FSDP gathers weights that are sharded, which only ZeRO-3 holds.
+        stated = planner.request.zero if planner.request.zero != max(ZERO) else None
+        unsharded = [b for b in missing if b.name == "fsdp" and stated is not None]
+        missing = [b for b in missing if b not in unsharded]
         uneven = [b for b in missing if b.name in DEAL_OUT_SAMPLES] if batch % gpus else []
         rest = [b for b in missing if b not in uneven]
+        if unsharded:
+            told = named("zero", max(ZERO)), " would do, ", named("zero", stated)
+            words = " without a plan, since it shards weights: "
+            notes.append(Sentence(_list_titles(unsharded), words, *told, " does not"))
         if uneven:
             near = sorted({max(gpus, batch // gpus * gpus), -(-batch // gpus) * gpus})
             wanted = Sentence.from_list(" or ", (named("batch", number) for number in near))
