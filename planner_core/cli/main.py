@@ -374,8 +374,9 @@ def _check_code(plan: Plan, args: argparse.Namespace) -> None:
 
 
 def _run_export(args: argparse.Namespace) -> int:
-    from planner_core.exporters import export_text, nearest_text, write_export
+    from planner_core.exporters import check_file_name, export_text, nearest_text, write_export
 
+    check_file_name(args.to, Path(args.output))
     plan = load_plan(args.plan)
     made = (nearest_text if args.nearest else export_text)(plan, args.to)
     unrun = f"this plan was not run by the export; {_verify_command(args.plan, plan)}"

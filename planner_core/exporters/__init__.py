@@ -12,6 +12,6 @@ from planner_core import lazy_exports
 from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
 
 if TYPE_CHECKING:
-    from planner_core.exporters.api import export, export_text, nearest_text, write_export
+    from planner_core.exporters.api import check_file_name, export, export_text, nearest_text, write_export
 
 __getattr__, __dir__ = lazy_exports(__name__)  # these modules import torch

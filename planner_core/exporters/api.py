@@ -31,6 +31,7 @@ from planner_core.exporters.nearest import (
 )
 from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
 from planner_core.planning.methods import WHOLE_PLANS, CannotHold, TpLayout
+from planner_core.planning.pricing import FORMATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,16 +256,34 @@ def export(plan: Plan, target: str, path: str | Path, *, nearest: bool = False) 
         Lines of text: how to use the file, which parts of the plan it leaves out, and what that costs.
 
     Raises:
-        InputError: The form does not exist, it cannot hold the plan, or the file cannot be written. The message names the
-            nearest plan that the form can hold and its price.
+        InputError: The form does not exist, it cannot hold the plan, or the file cannot be written or has the suffix of another
+            format. The message names the nearest plan that the form can hold and its price.
 
     Example:
         >>> plan = shardscope.plan("gpt2-xl", cluster="1x8-h100", layers=2).best
         >>> shardscope.export(plan, "torchrun", "train.py")[0]
         'wrote train.py'
     """
+    check_file_name(target, Path(path))
     exported = nearest_text(plan, target) if nearest else export_text(plan, target)
     return write_export(exported, Path(path))
+
+
+def check_file_name(target: str, path: Path) -> None:
+    """Raise InputError for a file that `price --config` would read in another format than is written, which its suffix names.
+
+    Example: options of a command line in a file called tt.toml.
+    """
+    form = find_target(target)
+    own, read = FORMATS.get(form.suffix), FORMATS.get(path.suffix.lower())
+    is_read_back = form.states_run or form.states_ranks
+    if not is_read_back or read in (None, own) or (own, read) == ("JSON", "YAML"):  # YAML holds JSON
+        return
+    names = form.suffix if own else f"{form.suffix} or .sh"
+    raise InputError(
+        f"--to {target} writes {own or 'command-line options'}, and price --config would read {path.name} as {read}; "
+        f"give the file a name that ends in {names}"
+    )
 
 
 def write_export(exported: ExportedPlan, path: Path) -> list[str]:

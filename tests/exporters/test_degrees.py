@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from planner_core.core import InputError
 from planner_core.core.cluster import load_cluster
 from planner_core.core.plan import Plan
 from planner_core.core.plan_json import plan_to_json
-from planner_core.exporters.api import export_text
+from planner_core.exporters.api import export, export_text
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement, read_setup
 from planner_core.planning.pricing.configs.tools import megatron
@@ -167,6 +168,32 @@ def test_a_form_is_priced_as_price_reads_its_file(
     assert made.nearest.step_time_s == pytest.approx(priced.cost.step_time_s)
     assert made.nearest.peak_bytes == pytest.approx(priced.cost.memory_bytes["peak"])
     assert any("as price --config reads it" in remark for remark in made.remarks)
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "said"),
+    [
+        (
+            "torchtitan",
+            "tt.toml",
+            "writes command-line options, and price --config would read tt.toml as TOML; .* in .txt or .sh",
+        ),
+        ("megatron", "mega.YAML", "would read mega.YAML as YAML; .* in .txt or .sh"),
+        ("accelerate", "acc.toml", "writes YAML, and .* as TOML; .* in .yaml"),
+    ],
+)
+def test_a_name_of_another_format_is_refused(target: str, name: str, said: str, tmp_path: Path) -> None:
+    """Options were written into a file called tt.toml without a word, and `price --config` then refused it as "not TOML"."""
+    with pytest.raises(InputError, match=said):
+        export(of_layout("llama-3-8b", "fsdp=8,tp=2"), target, tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("name", ["tt.txt", "tt.sh", "tt"])
+def test_a_name_of_options_is_written_and_read_again(name: str, tmp_path: Path) -> None:
+    said = export(with_policies(of_layout("llama-3-8b", "dp=8,tp=2,sp"), "none", "none"), "torchtitan", tmp_path / name)
+    assert any("as price --config reads it" in line for line in said)
+    assert read_setup(tmp_path / name, 16).layout == parse_layout("dp=8,tp=2,sp")
 
 
 def test_a_form_that_recomputes_other_layers_than_the_plan_has_no_price() -> None:

@@ -9,7 +9,7 @@ from planner_core.planning.pricing.bands import (
     time_sigma,
 )
 from planner_core.planning.pricing.configs.fields import Setup
-from planner_core.planning.pricing.configs.reading import read_setup, read_text
+from planner_core.planning.pricing.configs.reading import FORMATS, read_setup, read_text
 from planner_core.planning.pricing.price import BUBBLE, EXPOSED_COMM, Pricer, check_statement, split_pipeline_step
 from planner_core.planning.pricing.published import (
     FITS,
