@@ -9,9 +9,11 @@ import pytest
 
 from planner_core.core import Plan, load_cluster
 from planner_core.planning import Request, plan_model
-from planner_core.planning.methods import Layout
+from planner_core.planning.fitting.baselines import NEARLY_LEAST, plan_baselines
+from planner_core.planning.fitting.micro_batch_numbers import other_numbers
+from planner_core.planning.methods import BASELINES, Layout, parse_layout
 from planner_core.planning.pipeline import FIRST_PASSES
-from planner_core.planning.planner import Planner
+from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner
 from planner_core.planning.pricing import Pricer, Statement
 
 ONE_SWITCH = ("megatron", "megatron-sp")
@@ -62,3 +64,17 @@ def test_a_switch_that_cannot_win_has_no_network(monkeypatch: pytest.MonkeyPatch
     found = rows(memory_gb=40, batch=64, seq=4096, accumulate=8)
     assert all(found[method].workload["recompute"] == "none" for method in ONE_SWITCH)
     assert "none" in built and "full" not in built
+
+
+@pytest.mark.parametrize(("method", "layout"), [("megatron", "tp=4"), ("megatron-sp", "tp=4,sp")])
+def test_a_row_that_does_not_fit_is_shown_near_its_least_memory(method: str, layout: str) -> None:
+    """Its weights and states alone do not fit, and it was shown with the micro-batches of the chosen plan: up to twice its least memory."""
+    asked = Request("llama-3-8b", "1x4-h100", batch=16, seq=4096, layers=2, recompute="none", memory_gb=6, accumulate=1)
+    planner = prepare_planner(asked)
+    numbers = other_numbers(planner, None, lambda text: None, larger=True)
+    meshes = candidate_meshes(asked, planner.cluster)
+    (row,) = plan_baselines(planner, meshes, "auto", numbers, baselines={method: BASELINES[method]})
+    stated = Statement(parse_layout(layout), 1, 16, seq=4096, layers=2, recompute="full")
+    least = Pricer("llama-3-8b", planner.cluster, 6).plan(stated)
+    assert least is not None and not row.fits
+    assert row.cost.memory_bytes["peak"] <= NEARLY_LEAST * least.cost.memory_bytes["peak"]

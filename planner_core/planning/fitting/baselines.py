@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 
 from planner_core.core import (
     ZERO,
@@ -98,8 +98,8 @@ def plan_baselines(
     """
     options, number = list(options), _Number.of(planner, recompute)
     more, fewer = (
-        _SharedIterator(_Number.of(p, recompute) for p in islice(numbers, MORE_NUMBERS))
-        for numbers in (larger, smaller)
+        _SharedIterator(_Number.of(p, recompute) for p in numbers)
+        for numbers in (larger, islice(smaller, MORE_NUMBERS))
     )
     plans = []
     for baseline in baselines.values():
@@ -186,7 +186,7 @@ class _BaselineSearch:
         One switch recomputes all blocks or none, a jump that no mixture has. Example: Megatron-LM runs six layers of Llama-3-8B on 8 GPUs
         of 14 GB in 3.6 s with 8 micro-batches and recomputation on 2 x 4, in 3.3 s with 16 on 4 x 2, and in 3.4 s with 32 and none.
         """
-        numbers = iter(larger)
+        numbers = islice(larger, MORE_NUMBERS)
         # A planner of another number captures the model, so none is asked for where the number before leaves no mesh.
         while best.workload["recompute"] == "full" and self.may_be_faster(number, best):
             if (more := next(numbers, None)) is None:
@@ -207,15 +207,18 @@ class _BaselineSearch:
     def plan_with_more_micro_batches(self, number: _Number, larger: Iterable[_Number]) -> Plan | None:
         """The plan at the first `larger` number of micro-batches at which one fits; else that of nearly the least memory; None without any.
 
-        Where weights and states alone do not fit, no other number is looked at: activations, which shrink, decide nothing there.
+        More micro-batches shrink activations alone. So where weights and states do not fit, no other number is searched for a plan that
+        fits, and of all larger ones the largest at which each data rank of some mesh has a sample takes the least memory. Example:
+        Megatron-LM's Llama-3-70B on 32 H100, 4 data x 8 tensor, takes 171 GiB with 8 samples at once, and 86 GiB with one.
         """
         numbers = [number]
-        # More micro-batches shrink activations alone.
-        for more in larger if self.states_may_fit(number) else ():
+        for more in islice(larger, MORE_NUMBERS) if self.states_may_fit(number) else ():
             numbers.append(more)
             if (plan := self.plan_that_fits(more)) is not None:
                 return plan
-        return self.plan_of_least_memory(numbers)
+        meshes = [p.model.mesh for p in self.problems(self.planners(number)[1]) if not p.is_infeasible]
+        *_, last = number, *takewhile(lambda n: any(self.has_samples(n.planner, m) for m in meshes), larger)
+        return self.plan_of_least_memory([last, *(n for n in numbers if n is not last)])
 
     def has_one_switch(self, number: _Number) -> bool:
         """Whether what runs the baseline recomputes all blocks or none. With weights in 4 bits that is peft, whatever the layout.
@@ -229,8 +232,15 @@ class _BaselineSearch:
 
     def lacks_samples(self, planner: Planner) -> bool:
         """Whether a micro-batch has a number of samples that a layout's data ranks cannot share on some mesh."""
-        rules = (self.baseline.restrict(planner.graph, mesh) for mesh in self.options)
-        return any(isinstance(r, AxisRules) and planner.graph.workload["batch"] % r.ranks for r in rules)
+        suited = (mesh for mesh in self.options if self.baseline.restrict(planner.graph, mesh) is not None)
+        return not all(self.has_samples(planner, mesh) for mesh in suited)
+
+    def has_samples(self, planner: Planner, mesh: DeviceMesh) -> bool:
+        """Whether the baseline suits a mesh and its data ranks can share the samples of a micro-batch. If not, no larger number helps."""
+        rules = self.baseline.restrict(planner.graph, mesh)
+        return rules is not None and not (
+            isinstance(rules, AxisRules) and planner.graph.workload["batch"] % rules.ranks
+        )
 
     def states_may_fit(self, number: _Number) -> bool:
         """Whether weights, gradients and states, which no number of micro-batches shrinks, leave room on some mesh."""
