@@ -85,26 +85,36 @@ class Pricer:
 
     def _shrink_to_fit(self, stated: Statement) -> tuple[Statement, tuple[Sentence, ...]]:
         """Return the run with the largest micro-batch that fits, and a note if that is not a rank's whole share of the batch. Where none
-        fits, the run stays as stated. Raises InputError."""
+        fits, with the one of least memory. Raises InputError."""
         check_statement(stated, self.cluster)
         plan, share = self.plan(stated), stated.micro_batch
         if plan is None or plan.fits:
             return stated, ()
-        smaller = [stated.but(micro_batch=n, accumulate=share // n) for n in reversed(divisors(share)[:-1])]
-        fitting = next((run for run in smaller if (found := self.plan(run)) is not None and found.fits), None)
-        if fitting is None:
-            tried = ", and no smaller one fits either; " if smaller else "; "
-            assumed = f"micro-batch {share} is assumed, which is a rank's share of the batch{tried}"
-            return stated, (Sentence(assumed, named("micro_batch"), " states another"),)
         peak = plan.cost.memory_bytes["peak"]
+        smaller = [stated.but(micro_batch=n, accumulate=share // n) for n in reversed(divisors(share)[:-1])]
+        shown, found = stated, plan
+        for run in smaller:
+            other = self.plan(run)
+            if other is not None and (other.fits or other.cost.memory_bytes["peak"] < found.cost.memory_bytes["peak"]):
+                shown, found = run, other
+            if found.fits:
+                break
+        if not found.fits:
+            tried = (
+                f"the one of least memory, since none of {share} samples or fewer fits"
+                if smaller
+                else "a rank's share of the batch"
+            )
+            assumed = f"micro-batch {shown.micro_batch} is assumed, which is {tried}; "
+            return shown, (Sentence(assumed, named("micro_batch"), " states another"),)
         note = Sentence(
-            f"micro-batch {fitting.micro_batch} is assumed, the largest that fits: {share} samples at once need ",
+            f"micro-batch {shown.micro_batch} is assumed, the largest that fits: {share} samples at once need ",
             memory_amount(peak, f"{peak / 2**30:.1f} GiB"),
             " per GPU; ",
             named("micro_batch"),
             " states another",
         )
-        return fitting, (note,)
+        return shown, (note,)
 
     def state_run(self, layout: Layout, options: Mapping[str, Any]) -> tuple[Statement, tuple[Sentence, ...]]:
         """Return the run of a layout, and a note on its micro-batch if that is assumed. Raises InputError.
