@@ -27,6 +27,8 @@ from explorer.text import commands, recipe, units
 from explorer.text.shortage import Shortage
 from planner_core.core import InputError, load_cluster
 from planner_core.planning import STAGES_PLAN_NAME, Request, Result, prepare_planner
+from planner_core.planning.analysis.reporting import reserved_text
+from planner_core.planning.pricing import predict_reserved
 from tests.support.plans import planned
 
 
@@ -167,6 +169,21 @@ def test_where_a_tools_plans_do_not_fit_no_sentence_speaks_of_all_plans() -> Non
     assert tools.choice.sentence.startswith("no plan that megatron can be told fits, so none is recommended")
     (row, *_) = shortlist(plan_ids(tools.plans), tools.choice, "Megatron-LM")
     assert row.what == "needs the least memory of those for Megatron-LM, does not fit"
+
+
+def test_a_plan_that_fits_and_whose_freed_blocks_do_not_is_told_the_same_everywhere(result: Result) -> None:
+    """Under "reserves all" the hover spoke of "this range"; the report said "fits yes" beside "more than the GPU has" and no more."""
+    plan = result.best
+    peak = plan.cost.memory_bytes["peak"]
+    for tight in (True, False):
+        gpu = replace(result.cluster.gpu, memory_bytes=round(peak * (1.01 if tight else 4)))
+        home = replace(result, cluster=replace(result.cluster, gpu=gpu))
+        reserved = predict_reserved(plan, home.cluster)
+        cell = table._memory_cell(plan, home)
+        assert reserved.short == tight == (cell["below"] == "reserves all")
+        assert ("this range" in cell["hover"]) != tight
+        assert ("would reserve more than the GPU’s" in cell["hover"]) == tight
+        assert reserved_text(reserved).startswith("its tensors fit, but PyTorch's allocator") == tight
 
 
 def test_a_plan_of_one_stage_that_does_not_fit_is_not_the_best_or_proven() -> None:

@@ -159,10 +159,20 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
         "figure": units.memory(peak),
         "below": memory_range,
         "hover": f"The tensors of a plan may take {units.memory(limit)}, {units.percent(limit / capacity)} of the GPU. "
-        f"PyTorch’s allocator reserves this range for them in nine in ten published runs; it may take {units.memory(capacity)}.",
+        f"{_describe_reserved(reserved.short, capacity)}",
         "order": peak,
         "memory": [min(1.0, peak / capacity), likely, not plan.fits or reserved.short],
     }
+
+
+def _describe_reserved(short: bool, capacity: float) -> str:
+    """Say what the words below a plan's memory mean; `short`: its tensors fit, and the blocks that the allocator keeps do not."""
+    if short:
+        return (
+            f"PyTorch’s allocator, which keeps freed blocks too, would reserve more than the GPU’s {units.memory(capacity)}: it must free "
+            "blocks and allocate them anew, which takes time that is not in the step."
+        )
+    return f"PyTorch’s allocator reserves this range for them in nine in ten published runs; it may take {units.memory(capacity)}."
 
 
 def scale_bar(parts: Parts, longest: float) -> tuple[list[list[Any]], bool]:

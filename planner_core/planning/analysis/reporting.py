@@ -309,8 +309,8 @@ def reserved_text(reserved: ReservedMemory) -> str:
     low, likely, high = (f"{b / 2**30:.1f}" for b in (reserved.low_bytes, reserved.likely_bytes, reserved.high_bytes))
     if reserved.short:
         return (
-            "PyTorch's allocator would reserve more than the GPU has: it will free blocks and allocate them anew, which takes time that is "
-            "not in the step. PYTORCH_ALLOC_CONF=expandable_segments:True helps"
+            "its tensors fit, but PyTorch's allocator, which keeps freed blocks too, would reserve more than the GPU has: it will free "
+            "blocks and allocate them anew, which takes time that is not in the step. PYTORCH_ALLOC_CONF=expandable_segments:True helps"
         )
     return f"PyTorch's allocator will have about {likely} GiB reserved ({low} to {high} in nine in ten measured runs, {reserved.kind})"
 
