@@ -88,6 +88,8 @@ class Choice:
     no_evidence: str = ""
     aim: str | None = None
     slower: float = 0.0
+    one_stage: str = "best"
+    """The row of the plan of one stage, which has another name where it does not fit."""
 
     @property
     def sentence(self) -> str:
@@ -104,7 +106,7 @@ class Choice:
             time = f"; its step takes {longer} that of {self.fastest}" if self.recommended != self.fastest else ""
             return f"{self.recommended} is the plan asked for, of {self.aim}{time}"
         if bounding_tool(self.tool) is not None:
-            others = "of the other rows only best" if self.fastest == STAGES_PLAN_NAME else "no other row"
+            others = f"of the other rows only {self.one_stage}" if self.fastest == STAGES_PLAN_NAME else "no other row"
             return f"{self.fastest} is the fastest plan found of those that {self.tool} can be told; {others} comes from that search"
         doubt = "the prediction's doubt"
         if not self.ties and self.no_evidence:
@@ -220,7 +222,7 @@ def _choose_among_ties(result: Result) -> Choice:
     # A tool may not run what the other rows say, so none of them is a tie.
     if result.request.bounding_tool is not None:
         name = (staged or result.best).name
-        return Choice(name, (), name, tool)
+        return Choice(name, (), name, tool, one_stage=result.best.name)
     # A split of context with ZeRO-2 was recommended for weights in 4 bits, which neither peft nor an exported script runs.
     runs = [p for p in result.plans if p.fits and p.method in RUN_IN_4_BITS] if result.request.nf4 else []
     if runs:

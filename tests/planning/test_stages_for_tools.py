@@ -110,6 +110,8 @@ def test_does_not_fit_is_not_said_of_an_answer_with_stages_that_fits() -> None:
     said = [str(note) for note in (*first.notes, *after.notes)]
     assert "for megatron: no plan of one pipeline stage fits" in said and "for megatron: no plan fits" not in said
     assert any(n.kind is NoteKind.SHORTAGE for n in after.best.notes), "the row of one stage keeps it"
+    assert f"of the other rows only {after.best.name} comes from that search" in after.choice.sentence
+    assert after.best.name != "best", "a row of that name is not there to be spoken of"
 
 
 @pytest.mark.parametrize("model", ["t5-large", "resnet50-100k"])
