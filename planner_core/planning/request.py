@@ -23,7 +23,7 @@ from planner_core.core import (
     stack_names,
 )
 from planner_core.models import default_sizes, has_own_inputs
-from planner_core.planning.methods import GRADIENTS, bounding_tool
+from planner_core.planning.methods import GRADIENTS, bounding_tool, find_method
 from planner_core.search.algebra import MAX_UNIT_POINTS
 
 Progress = Callable[[str], None]
@@ -89,6 +89,9 @@ class Request(Software):
     lora: int | None = None
     nf4: bool = False
     vocab_multiple: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", find_method(self.method))  # tables say `TAP` where plan files say `tap`
 
     @property
     def bounding_tool(self) -> str | None:

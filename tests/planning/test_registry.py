@@ -8,7 +8,8 @@ import pytest
 
 from explorer.address import settings
 from explorer.text import glossary, words
-from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHODS
+from planner_core.core import InputError
+from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHODS, find_method
 from planner_core.planning.pipeline import compare_methods, plan_model
 from planner_core.planning.request import Request
 
@@ -34,6 +35,19 @@ def test_an_entry_is_whole_and_names_are_used_once() -> None:
     for name, m in ALL.items():
         assert m.name == name and m.title and m.words and m.zero in (0, 3), name
         assert not m.words.endswith(".") and m.words[0].islower(), f"{name}: words follow a colon"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_asked_for_by_the_words_of_a_table(name: str) -> None:
+    title = METHODS[name].title
+    for said in (name, name.upper(), title, title.lower()):
+        assert replace(SMALL, method=said) == replace(SMALL, method=name), said
+    assert find_method("megatron") == "megatron" and find_method("Nobody's") == "Nobody's"
+
+
+def test_a_method_that_is_none_is_refused_as_it_was_written() -> None:
+    with pytest.raises(InputError, match=r"Nobodys. is not one of exact, tap"):
+        plan_model(replace(SMALL, method="Nobodys"))
 
 
 def test_the_explorer_reads_its_lists_from_the_registry() -> None:

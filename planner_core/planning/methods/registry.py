@@ -126,3 +126,9 @@ BASELINES: Mapping[str, Method] = {
 
 ALL: Mapping[str, Method] = {**METHODS, **BASELINES}
 """Methods and baselines by the name that plan files keep."""
+
+
+def find_method(text: str) -> str:
+    """The name in `METHODS` of a method as a user writes it: its name or its title, in any case. What is neither is returned as it is."""
+    said = str(text).casefold()
+    return next((m.name for m in METHODS.values() if said in (m.name.casefold(), m.title.casefold())), text)
