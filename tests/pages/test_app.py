@@ -102,7 +102,7 @@ def test_the_first_page_sets_the_plans_beside_each_other() -> None:
     for cell in (
         memory[r["id"]] for r in rows if r["fits"]
     ):  # the allocator has reserved what the tensors take, and more
-        told = re.fullmatch(r"([\d.]+)–([\d.]+)", cell["below"])
+        told = re.fullmatch(r"reserved ([\d.]+)–([\d.]+)", cell["below"])
         assert told and float(cell["figure"].removesuffix(" GiB")) <= float(told[1]) <= float(told[2])
     assert all(memory[r["id"]]["memory"][2] and not memory[r["id"]]["below"] for r in rows if not r["fits"])
     # the limit of a row that does not fit is of what is allocated, that of the others of what is reserved

@@ -153,7 +153,7 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
     elif reserved.short:
         memory_range = "reserves all"
     else:
-        memory_range = units.span(low, high)
+        memory_range = f"reserved {units.span(low, high)}"
     likely = max(peak / capacity, min(1.0, reserved.high_bytes / capacity)) if plan.fits else 1.0
     return {
         "figure": units.memory(peak),
