@@ -94,8 +94,9 @@ class PipelineDegrees:
         return micro_batch_s / self.ranks * (self.micro_batches + (self.ranks - 1) / self.virtual)
 
 
-def list_degrees(cluster: Cluster, batch: int, copies: int) -> Iterator[PipelineDegrees]:
-    """All degrees that suit a cluster, a batch of samples a step, and a model of this many copies of blocks."""
+def list_degrees(cluster: Cluster, batch: int, copies: int, *, deals: bool = False) -> Iterator[PipelineDegrees]:
+    """All degrees that suit a cluster, a batch of samples a step, and a model of this many copies of blocks. `deals`: also those with as
+    many times the samples as there are tensor ranks, among which a tool may deal them out beside the experts."""
     # One rank is a plan without stages, which the other search finds.
     for ranks in divisors(cluster.num_gpus)[1:]:
         # Tensor ranks stay inside a node, where links are fastest.
@@ -103,7 +104,8 @@ def list_degrees(cluster: Cluster, batch: int, copies: int) -> Iterator[Pipeline
             group = cluster.num_gpus // ranks
             if ranks > min(MAX_RANKS, copies) or group % tensor:
                 continue
-            for samples in MICRO_BATCH_SAMPLES:
+            more = tuple(n * tensor for n in MICRO_BATCH_SAMPLES) if deals else ()
+            for samples in dict.fromkeys((*MICRO_BATCH_SAMPLES, *more)):
                 yield from _degrees_on_mesh(ranks, group // tensor, tensor, samples, batch, copies)
 
 

@@ -113,8 +113,8 @@ class DegreeEstimates:
     def _sharded_bytes(self, d: PipelineDegrees) -> tuple[float, float]:
         """Bytes of weights and of gradients of a GPU's part of a rank's stages, before they are sharded over the data axis."""
         load = self.planner.workload
-        # Context ranks hold the same weights. Where every operator chooses, most products are sharded.
-        share = self._num_params / (d.ranks * (d.tensor if d.inner in ("", Inner.TENSOR) else 1))
+        # Context ranks hold the same weights. Where every operator chooses, most products are sharded; and most weights are experts'.
+        share = self._num_params / (d.ranks * (d.tensor if d.inner in ("", Inner.TENSOR, Inner.EXPERT) else 1))
         item = ITEM_BYTES[load.dtype]
         return share * item, share * load.gradient_item(item)
 

@@ -69,7 +69,8 @@ ZERO_STAGES = (1, 2, 3)
 many micro-batches. So a higher one is searched only where the one before leaves too little memory for activations."""
 MAX_BOUNDED, MAX_SEARCHED, MAX_FAILURES = 20, 10, 5
 """Whole models that are bounded, and of which cuts are searched: beyond as many, only degrees that need no further one are tried. The
-search ends for a ZeRO stage after this many degrees in a row of which no cut was quicker."""
+search ends for a ZeRO stage after this many degrees in a row of which no cut was quicker; for a tool, whose policies are few, after as
+many whole models."""
 FEW_RANKS = 4
 """Up to so many ranks, the bound S of all ranks together is mostly above that of each rank."""
 MEMORY_SHARES, POLICY_MEMORY_SHARE = (1.0, 0.35), 0.6
@@ -192,10 +193,11 @@ class _StageSearch:
 
     def search_promising(self, candidates: list[PipelineDegrees]) -> None:
         """Search the candidates, the most promising first, until no other one may be quicker."""
-        failures = Counter[int]()
+        failures, failed = Counter[int](), dict[int, set[object]]()
         for d in self.by_promise(candidates, failures):
             if (is_best := self.search_degrees(d)) is not None:
-                failures[d.zero] = 0 if is_best else failures[d.zero] + 1
+                failed[d.zero] = set() if is_best else {*failed.get(d.zero, ()), d.whole_model if self.form else d}
+                failures[d.zero] = len(failed[d.zero])
             # The estimate chose one place for the pipeline's axis. Degrees that are the best so far are tried in the others at once,
             # since a better place makes the limit tighter for all degrees that follow.
             for at in self.estimates.places(d) if is_best else ():
@@ -293,7 +295,8 @@ class _StageSearch:
     def degrees(self) -> Iterator[PipelineDegrees]:
         """All degrees that suit the cluster, the batch, the model and the tool."""
         first = self.first
-        for d in list_degrees(first.cluster, first.workload.batch, self.copies):
+        deals = self.form is not None and self.form.may_deal_experts(first.graph)
+        for d in list_degrees(first.cluster, first.workload.batch, self.copies, deals=deals):
             yield from self.form.list_degrees(d, first.graph) if self.form else (d,)
 
     def estimate_degrees(self, candidates: list[PipelineDegrees]) -> Iterator[tuple[float, PipelineDegrees]]:

@@ -18,7 +18,7 @@ from planner_core.core import Graph
 from planner_core.planning.methods import Layout
 from planner_core.planning.methods.layout import ORDERS
 from planner_core.planning.methods.legality import may_state
-from planner_core.planning.stages.degrees import PipelineDegrees
+from planner_core.planning.stages.degrees import MICRO_BATCH_SAMPLES, PipelineDegrees
 
 MOST_ZERO_OF_TOOLS = 1
 """The highest ZeRO stage of weights that run in stages: both tools send their traffic once a step."""
@@ -50,14 +50,20 @@ class ToolForm:
     most_virtual: int
     even: bool
 
+    def may_deal_experts(self, graph: Graph) -> bool:
+        """Whether inner ranks may have experts, and samples, of their own."""
+        return Inner.EXPERT in self.inner and "ep" in may_state(graph)
+
     def list_degrees(self, degrees: PipelineDegrees, graph: Graph) -> Iterator[PipelineDegrees]:
         """The degrees once for each use of their inner ranks; none if the tool does not run as many stages, or stages of such a model."""
         if degrees.virtual > self.most_virtual or not _is_single_stack(graph):
             return
         words = may_state(graph)
         for inner in self.inner if degrees.tensor > 1 else (Inner.TENSOR,):
-            # Experts are dealt to ranks that share the samples, so each of them needs some.
+            # Experts are dealt to ranks that share the samples, so each of them needs as many as a rank without experts.
             if inner is Inner.EXPERT and ("ep" not in words or degrees.samples % degrees.tensor):
+                continue
+            if degrees.samples not in MICRO_BATCH_SAMPLES and inner is not Inner.EXPERT:
                 continue
             if inner not in (Inner.TENSOR, Inner.EXPERT) and "cp" not in words:
                 continue
