@@ -159,7 +159,7 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
         "figure": units.memory(peak),
         "below": memory_range,
         "hover": f"The tensors of a plan may take {units.memory(limit)}, {units.percent(limit / capacity)} of the GPU. "
-        f"{_describe_reserved(reserved.short, capacity)}",
+        f"{_describe_reserved(plan.fits and reserved.short, capacity)}",
         "order": peak,
         "memory": [min(1.0, peak / capacity), likely, not plan.fits or reserved.short],
     }
