@@ -49,13 +49,13 @@ from planner_core.planning.fitting.micro_batch_size import choose_for_micro_batc
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
 from planner_core.planning.fitting.shortage import (
     find_uneven_batch,
-    least_state_bytes,
     note_host_wait,
     note_memory,
     note_repeated_work,
     note_small_batch,
     note_uncounted_memory,
     note_uneven_vocabulary,
+    states_can_fit,
 )
 from planner_core.planning.fitting.simpler import leads_by_simplicity, prefer_simpler, without_simpler
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
@@ -171,7 +171,7 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
     how much each exceeds the memory would take longer than the answer."""
     draft.say("baselines")
     planner, request = draft.planner, draft.planner.request
-    baselines = BASELINES if least_state_bytes(planner) <= planner.budget else {}
+    baselines = BASELINES if states_can_fit(planner) else {}
     every = candidate_meshes(replace(request, tool=None), planner.cluster)
     planners: dict[int, Planner] = {}
 

@@ -22,7 +22,7 @@ from planner_core.core import (
 )
 from planner_core.cost import micro_batch
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
-from planner_core.planning.fitting.shortage import least_state_bytes, needed_and_available, note_memory
+from planner_core.planning.fitting.shortage import note_memory, note_oversized_states
 from planner_core.planning.methods import BASELINES, METHODS, AxisRules, Method, parse_layout
 from planner_core.planning.methods.legality import operator_faults
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, with_recompute
@@ -371,10 +371,8 @@ def _best_answer(
 
 def note_missing_baselines(planner: Planner, request: Request, found: Sequence[Plan]) -> tuple[str, ...]:
     """Sentences about the baselines that do not have a plan of this model on these meshes, or none of the micro-batch that is asked for."""
-    if (state_bytes := least_state_bytes(planner)) > planner.budget:
-        amounts = needed_and_available(state_bytes, planner.budget)
-        why = "no baseline is planned, since none can fit: evenly shared weights, gradients and states alone take "
-        return (Sentence(why, amounts),)
+    if oversized := note_oversized_states(planner):
+        return oversized
     there, size, notes = {p.method for p in found}, request.micro_batch, list[str]()
     missing = [b for b in BASELINES.values() if b.name not in there and b.suits(planner.graph)]
     if missing:

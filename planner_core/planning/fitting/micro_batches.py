@@ -40,7 +40,7 @@ from planner_core.planning.fitting.micro_batch_numbers import (
     micro_batches_that_fit,
     no_number_can_fit,
 )
-from planner_core.planning.fitting.shortage import least_state_bytes
+from planner_core.planning.fitting.shortage import least_state_bytes, states_can_fit
 from planner_core.planning.planner import Planner, candidate_meshes
 from planner_core.planning.request import MOMENT, THOROUGH, Effort, Progress, Request
 from planner_core.search import (
@@ -106,7 +106,7 @@ class _MicroBatchSearch:
         """A value that no plan of a number that fits is below."""
         self.floor = 0.0
         """A value that no plan of any number is below, whatever its memory."""
-        self.states_fit = least_state_bytes(numbers.first) <= numbers.first.budget
+        self.states_fit = states_can_fit(numbers.first)
         """Whether weights, gradients and states fit if all GPUs share them evenly. If not, no plan fits, and no time has to be bounded."""
 
     @property

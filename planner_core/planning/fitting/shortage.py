@@ -63,6 +63,20 @@ def least_state_bytes(planner: Planner) -> int:
     return total // planner.cluster.num_gpus
 
 
+def states_can_fit(planner: Planner) -> bool:
+    """Whether weights, gradients and states fit if all GPUs share them evenly. If not, no plan fits."""
+    return least_state_bytes(planner) <= planner.budget
+
+
+def note_oversized_states(planner: Planner) -> tuple[str, ...]:
+    """A sentence about baselines if not even evenly shared states fit: then none is planned."""
+    if states_can_fit(planner):
+        return ()
+    amounts = needed_and_available(least_state_bytes(planner), planner.budget)
+    why = "no baseline is planned, since none can fit: evenly shared weights, gradients and states alone take "
+    return (Sentence(why, amounts),)
+
+
 def note_shortage(least: Plan, planner: Planner, at_least: float) -> tuple[Note, ...]:
     """The notes of a plan of least memory, `least`, that needs more than the planner's budget. `at_least`: the network's sum for that
     plan, below which no plan is. If it is far below the plan's peak, another plan may have a lower peak."""

@@ -30,7 +30,7 @@ from planner_core.core import (
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.micro_batches import choose_micro_batches
-from planner_core.planning.fitting.shortage import least_state_bytes, replicated_gpus
+from planner_core.planning.fitting.shortage import replicated_gpus, states_can_fit
 from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner
 from planner_core.planning.request import Progress, Request
@@ -68,7 +68,7 @@ def with_third_axis(planner: Planner, plan: Plan, say: Progress) -> Plan:
     """The best plan on a mesh of three axes if it is better than `plan`, which is the best on two; else `plan`."""
     options = meshes_of_three(planner, short=not plan.fits)
     # No mesh shares weights and states better than evenly, so none is built if that is too much.
-    if not options or (not plan.fits and least_state_bytes(planner) > planner.budget):
+    if not options or (not plan.fits and not states_can_fit(planner)):
         return plan
     known = plan.cost.gpu_time_s if plan.fits else float("inf")
     try:

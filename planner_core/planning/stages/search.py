@@ -48,7 +48,7 @@ from planner_core.cost import (
     least_host_seconds,
     ops_at_the_ends,
 )
-from planner_core.planning.fitting.shortage import least_state_bytes
+from planner_core.planning.fitting.shortage import states_can_fit
 from planner_core.planning.methods import list_switches
 from planner_core.planning.methods.legality import unsearchable_faults
 from planner_core.planning.planner import Planner, prepare_planner, with_recompute, with_zero
@@ -159,7 +159,7 @@ class _StageSearch:
     def run(self) -> StagedPlan | None:
         """Search the degrees that may be quicker, the most promising first."""
         # Stages share weights and states no better than all GPUs evenly do.
-        if least_state_bytes(self.first) > self.first.budget:
+        if not states_can_fit(self.first):
             return None
         candidates = [
             d
