@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from planner_core.core import Placements, Plan, Replicate, named, shortest_steps
 from planner_core.models.hooks import makes_kv_cache, storage_id
-from planner_core.models.sources import argument_name, argument_state, explain_unsupported
+from planner_core.models.sources import argument_state, explain_unsupported
 from planner_core.runtime.bound_call import BoundCall, adopt_script
 from planner_core.runtime.initialize import Init
 from planner_core.runtime.loop import Agreement
@@ -34,8 +34,6 @@ from planner_core.runtime.program.weights import Weight, find_weight
 from planner_core.runtime.record.frozen import find_gradient_hook, refuse_gradient_hooks
 from planner_core.runtime.write.planned import PlannedForward
 
-WARN_AFTER_CHANGES = 8
-"""After so many recordings for other numbers among the arguments a warning says so."""
 MAX_VARIANTS = 8
 """At most so many programs are kept for one kind of call, whose code goes other ways for other values of its inputs."""
 
@@ -95,8 +93,7 @@ class Parallel:
         self.frozen.remember_parameters()
         self.shell_storages = {name: _shell_storage(w.parameter) for name, w in self.engine.weights.items()}
         self.programs: dict[tuple[Any, int], BoundCall] = {}
-        self.recorded = self.num_changes = 0
-        self.last_key: Any = None
+        self.recorded = 0
         self.caches = makes_kv_cache(model, self.frozen.twin.forward)
 
     def planned_forward(self) -> PlannedForward:
@@ -113,7 +110,7 @@ class Parallel:
         if self.caches and "use_cache" not in kwargs and torch.is_grad_enabled():
             kwargs = {**kwargs, "use_cache": False}
         self._check()
-        self.agreement.check_batch(args, kwargs, global_batch, self.model.training, self.planned.is_table)
+        self.agreement.check_batch(args, kwargs, global_batch, self.model.training)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         self._refuse_inputs(leaves)
         # Before the key: an image in float32 and the same in bfloat16 are one kind of call.
@@ -137,7 +134,6 @@ class Parallel:
         with torch.inference_mode(False):
             self.programs[key, variant] = self._prepare(args, kwargs, global_batch)
         self.recorded += 1
-        self._warn_of_changes(args, kwargs, key)
         try:
             return self._run(self.programs[key, variant], leaves)
         except GuardFailed as failed:
@@ -162,25 +158,6 @@ class Parallel:
             stacklevel=5,
         )
         return True
-
-    def _warn_of_changes(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> None:
-        """Warn once if the model is recorded again and again because a number or a word among its arguments changes."""
-        (leaves, *rest), (before, *same) = key, self.last_key or key
-        self.last_key = key
-        index = next((i for i, (a, b) in enumerate(zip(leaves, before, strict=False)) if a != b), None)
-        if index is None or rest != same:
-            return
-        path, leaf = pytree.tree_flatten_with_path((args, kwargs))[0][index]
-        if isinstance(leaf, torch.Tensor):
-            return
-        self.num_changes += 1
-        if self.num_changes == WARN_AFTER_CHANGES:
-            warnings.warn(
-                f"{argument_name(path, self.planned.argument_names)} is a number or a word that changes from call to call, and each "
-                "value is recorded anew, which takes far longer than the call; give a number as a tensor (torch.tensor(value)), and "
-                "leave out what forward does not use",
-                stacklevel=4,
-            )
 
     def _run(self, ready: BoundCall, leaves: Sequence[Any]) -> Any:
         return ready(self._gather_inputs(ready, leaves))

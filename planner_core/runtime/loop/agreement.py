@@ -10,10 +10,9 @@ import contextlib
 import datetime
 import json
 import math
-import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
@@ -35,8 +34,6 @@ _DEFAULT_TIMEOUT_S, _EVALUATION_TIMEOUT_S = 1800, 60
 _TIMEOUT_SHARE = 0.8
 """The share of the group's timeout after which a waiting rank says who is missing, before a collective fails."""
 _DIGEST_ELEMENTS, _COMPARED_ELEMENTS = 1024, 64
-_MIN_ROWS_NUMEL, _MAX_ROWS_NUMEL = 16, 1 << 24
-"""Inputs with a number of elements between these are compared in full: smaller ones may be alike by chance."""
 _REL_TOLERANCE = 0.05
 """Inputs differ if the distance of sampled elements is more than this share of their norm."""
 _PLAN, _SEED = "the plan", "the seed of dropout"
@@ -120,13 +117,10 @@ class Agreement:
             if not self.no_store and isinstance(value, torch.Tensor) and _is_readable(value):
                 self.loaded_digests[name] = _digest(_sample(value, _DIGEST_ELEMENTS))
 
-    def check_batch(
-        self, args: Any, kwargs: Any, global_batch: bool, training: bool, is_table: Callable[[str], bool]
-    ) -> None:
+    def check_batch(self, args: Any, kwargs: Any, global_batch: bool, training: bool) -> None:
         """Check at the first call in each mode that ranks which must have the same samples were given the same.
 
-        These are the ranks along axes other than those of data, or with `global_batch` all ranks. Warns if ranks that train on
-        their own samples were given different numbers or tables (`is_table`, by name).
+        These are the ranks along axes other than those of data, or with `global_batch` all ranks.
         """
         mode = (torch.is_grad_enabled(), training, global_batch)
         if self.no_store:
@@ -151,12 +145,6 @@ class Agreement:
             axes = self.mesh.mesh_dim_names or tuple(f"axis {a}" for a in range(self.mesh.ndim))
             raise PlanMismatch(_describe_other_batch([axes[a] for a in self.data_axes], global_batch, name, *ranks))
         self.compared_modes.add(mode)
-        if is_training and not global_batch:
-            warning = self._compare_tables(
-                {n: (fingerprints[n], leaf) for n, (_, leaf) in zip(fingerprints, leaves, strict=True)}, is_table
-            )
-            if warning:
-                warnings.warn(warning, stacklevel=4)
 
     def wait_for_all(self, what: str, *, often: bool = False) -> None:
         """Wait until all ranks have come to a call in which they exchange tensors.
@@ -191,17 +179,6 @@ class Agreement:
             + ", but each rank holds a part of one model; call torch.manual_seed before the model is built; where that does not help "
             "(torch.linalg.lstsq and other solvers may round otherwise in each process), load one state_dict on all ranks"
         )
-
-    def _compare_tables(self, arguments: Mapping[str, tuple[Any, Any]], is_table: Callable[[str], bool]) -> str:
-        """Return a sentence if ranks with their own samples were given different numbers or tables, or a table in place of
-        samples."""
-        shared = {n: seen for n, (seen, x) in arguments.items() if is_table(n) or _is_number(x)}
-        samples = {n: _digest(x) for n, (_, x) in arguments.items() if n not in shared and _has_distinct_rows(x)}
-        differing = self._compare("tables", (), shared | samples)
-        for name in (n for n in shared if n in differing):
-            return _describe_other_table(name, *differing[name])
-        some_differ = any(n in differing for n in samples)
-        return next((_describe_same_rows(n) for n in samples if some_differ and n not in differing), "")
 
     def _ranks_with_same(self, axes: Sequence[int]) -> tuple[int, ...]:
         """Return the ranks whose coordinates along some axes are this rank's."""
@@ -285,10 +262,6 @@ def _fingerprint(x: Any) -> Any:
     return zlib.crc32(repr(x).encode()) if isinstance(x, (bool, int, float, str, NoneType)) else 0
 
 
-def _is_number(x: Any) -> bool:
-    return (isinstance(x, (int, float)) and not isinstance(x, bool)) or (isinstance(x, torch.Tensor) and not x.dim())
-
-
 def _digest(x: torch.Tensor) -> int:
     """Return a number of a tensor's shape, type and bytes."""
     plain = x.detach().resolve_conj().resolve_neg().flatten().contiguous().cpu()
@@ -332,35 +305,6 @@ def _describe_other_batch(data_axes: Sequence[str], global_batch: bool, name: st
     return (
         f"{name} has other values on rank {other} than on rank {rank}, which must be given the same samples: {why}; read the batch by a "
         "rank's place along plan.data_axes, or give all of it to every rank with global_batch=True"
-    )
-
-
-def _describe_other_table(name: str, rank: int, other: int) -> str:
-    """Say that ranks with their own samples were given different tensors or numbers in addition."""
-    return (
-        f"{name} has other values on rank {other} than on rank {rank}, and holds no samples: a plan takes it for what all samples share. A "
-        "number counts for the whole batch; edges, offsets and lengths of a rank's own samples go wrong; draws of a rank's own do not"
-    )
-
-
-def _has_distinct_rows(x: Any) -> bool:
-    """Return whether a tensor has rows that are unlikely to equal those of other samples by chance."""
-    return (
-        isinstance(x, torch.Tensor)
-        and _is_readable(x)
-        and x.dim() > 0
-        and x.dtype is not torch.bool
-        and _MIN_ROWS_NUMEL <= x.numel() <= _MAX_ROWS_NUMEL
-        and bool((x != x[:1]).any())
-    )
-
-
-def _describe_same_rows(name: str) -> str:
-    """Say that an input taken for samples may be a table that all samples share."""
-    return (
-        f"{name} is the same on all ranks, which have other samples beside it: the plan was made with as many of its rows as samples, and "
-        "takes them for samples, so that they count again on each rank; if all samples share them, make them a buffer of the model, plan "
-        "with another number of samples, or give the whole batch with global_batch=True"
     )
 
 
