@@ -110,7 +110,7 @@ class Parallel:
         if self.caches and "use_cache" not in kwargs and torch.is_grad_enabled():
             kwargs = {**kwargs, "use_cache": False}
         self._check()
-        self.agreement.check_batch(args, kwargs, global_batch, self.model.training)
+        self.agreement.check_batch(args, kwargs, global_batch, self.model.training, self.planned.is_table)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         self._refuse_inputs(leaves)
         # Before the key: an image in float32 and the same in bfloat16 are one kind of call.

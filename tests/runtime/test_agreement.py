@@ -209,17 +209,23 @@ def test_a_table_among_the_inputs_is_not_taken_for_samples(tmp_path: Path) -> No
     assert [row for row in rows if row[1] > 1e-5] == []
 
 
-def _fed(file: str) -> tuple[str, str]:
+def _fed(file: str) -> tuple[list[str], str, str]:
     rank = dist.get_rank()
     model = shardscope.apply(Banked(), shardscope.load_plan(file))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model(SAMPLES.chunk(2)[rank], BANK + rank, 1 + rank)
     shared = DTensor.from_local(BANK, applied(model).mesh, [Replicate()])
     refused = refusal_of(lambda: model(SAMPLES, shared, 1, global_batch=True))
-    return refused, refusal_of(lambda: model(SAMPLES.chunk(2)[rank], 1, scale=SAMPLES))
+    return [str(w.message) for w in seen], refused, refusal_of(lambda: model(SAMPLES.chunk(2)[rank], 1, scale=SAMPLES))
 
 
-def test_parts_of_tensors_and_inputs_that_were_not_planned_are_refused(tmp_path: Path) -> None:
+def test_other_tables_on_other_ranks_are_warned_of_and_parts_refused(tmp_path: Path) -> None:
     _, files = saved_plans(Banked(), (SAMPLES, BANK, 1), tmp_path)
-    refused, new = run_ranks(_fed, 2, (next(f for f in files if f.endswith("data parallel")),))[0]
+    warned, refused, new = run_ranks(_fed, 2, (next(f for f in files if f.endswith("data parallel")),))[0]
+    assert [
+        words.partition(" has other values on rank 1 than on rank 0, and holds no samples")[0] for words in warned
+    ] == ["bank", "scale"]
     assert refused.startswith("an input is a DTensor")
     assert new.startswith("scale is not among the inputs that were planned, some of which have no samples")
 

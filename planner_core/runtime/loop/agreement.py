@@ -10,9 +10,10 @@ import contextlib
 import datetime
 import json
 import math
+import warnings
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
@@ -117,10 +118,13 @@ class Agreement:
             if not self.no_store and isinstance(value, torch.Tensor) and _is_readable(value):
                 self.loaded_digests[name] = _digest(_sample(value, _DIGEST_ELEMENTS))
 
-    def check_batch(self, args: Any, kwargs: Any, global_batch: bool, training: bool) -> None:
+    def check_batch(
+        self, args: Any, kwargs: Any, global_batch: bool, training: bool, is_table: Callable[[str], bool]
+    ) -> None:
         """Check at the first call in each mode that ranks which must have the same samples were given the same.
 
-        These are the ranks along axes other than those of data, or with `global_batch` all ranks.
+        These are the ranks along axes other than those of data, or with `global_batch` all ranks. Warns if ranks that train on
+        their own samples were given different numbers or tables (`is_table`, by name).
         """
         mode = (torch.is_grad_enabled(), training, global_batch)
         if self.no_store:
@@ -137,7 +141,8 @@ class Agreement:
         for name in (n for n in self.mismatches if n not in self.saved_buffers):
             self._refuse_mismatch(name)
         is_training, leaves = mode[:2] == (True, True), pytree.tree_flatten_with_path((args, kwargs))[0]
-        fingerprints = {argument_name(path, self.names): _fingerprint(x) for path, x in leaves}
+        inputs = {argument_name(path, self.names): x for path, x in leaves}
+        fingerprints = {name: _fingerprint(x) for name, x in inputs.items()}
         timeout_s = self.timeout_s if is_training else _EVALUATION_TIMEOUT_S
         for name, ranks in self._compare(
             f"batch {mode}", () if global_batch else self.data_axes, fingerprints, timeout_s
@@ -145,6 +150,10 @@ class Agreement:
             axes = self.mesh.mesh_dim_names or tuple(f"axis {a}" for a in range(self.mesh.ndim))
             raise PlanMismatch(_describe_other_batch([axes[a] for a in self.data_axes], global_batch, name, *ranks))
         self.compared_modes.add(mode)
+        if is_training and not global_batch:
+            shared = {name: fingerprints[name] for name, x in inputs.items() if is_table(name) or _is_number(x)}
+            for name, (rank, other) in self._compare("shared inputs", (), shared).items():
+                warnings.warn(_describe_other_table(name, rank, other), stacklevel=4)
 
     def wait_for_all(self, what: str, *, often: bool = False) -> None:
         """Wait until all ranks have come to a call in which they exchange tensors.
@@ -262,6 +271,10 @@ def _fingerprint(x: Any) -> Any:
     return zlib.crc32(repr(x).encode()) if isinstance(x, (bool, int, float, str, NoneType)) else 0
 
 
+def _is_number(x: Any) -> bool:
+    return (isinstance(x, (int, float)) and not isinstance(x, bool)) or (isinstance(x, torch.Tensor) and not x.dim())
+
+
 def _digest(x: torch.Tensor) -> int:
     """Return a number of a tensor's shape, type and bytes."""
     plain = x.detach().resolve_conj().resolve_neg().flatten().contiguous().cpu()
@@ -305,6 +318,14 @@ def _describe_other_batch(data_axes: Sequence[str], global_batch: bool, name: st
     return (
         f"{name} has other values on rank {other} than on rank {rank}, which must be given the same samples: {why}; read the batch by a "
         "rank's place along plan.data_axes, or give all of it to every rank with global_batch=True"
+    )
+
+
+def _describe_other_table(name: str, rank: int, other: int) -> str:
+    """Say that ranks with their own samples were given different tensors or numbers beside them."""
+    return (
+        f"{name} has other values on rank {other} than on rank {rank}, and holds no samples: a plan takes it for what all samples share. "
+        "A number counts for the whole batch; edges, offsets and lengths of a rank's own samples go wrong; draws of a rank's own do not"
     )
 
 

@@ -226,7 +226,7 @@ class StagedParallel(Parallel):
         if self.caches and "use_cache" not in kwargs:
             kwargs = {**kwargs, "use_cache": False}
         self._check()
-        self.agreement.check_batch(args, kwargs, global_batch, self.model.training)
+        self.agreement.check_batch(args, kwargs, global_batch, self.model.training, self.planned.is_table)
         if unread := explain_unsupported(args, kwargs):
             raise PlanMismatch(f"the model was called with what was not planned: {unread}")
         batches = self._micro_batches(args, kwargs, global_batch)
