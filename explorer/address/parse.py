@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,13 @@ def one_of(known: Iterable[str], what: str) -> Parse:
         return text
 
     return parse
+
+
+def name_or_title(titles: Mapping[str, str], what: str) -> Parse:
+    """Return a parser of one of the names, which may be written as the page shows it: `tap` or `TAP`."""
+    by_title = {title.casefold(): name for name, title in titles.items()}
+    known = one_of(titles, what)
+    return lambda text: by_title[text.casefold()] if text.casefold() in by_title else known(text)
 
 
 def option_value(name: str) -> Parse:

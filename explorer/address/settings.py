@@ -60,7 +60,7 @@ VALUE_NAMES: Mapping[str, Mapping[Any, str]] = {
 }
 """What the page calls the values of the options that have few."""
 MOMENTS_NAMES = {"gpu": "moments on the GPU", "host": "moments in the host’s memory"}
-METHODS = {m.name: m.shown for m in methods.METHODS.values()}
+METHODS = {m.name: m.title for m in methods.METHODS.values()}
 OBJECTIVES = {"time": "step time", "communication": "communication"}
 _FIRST = ("torchtitan", "fsdp2", "megatron", "deepspeed", "hf", "accelerate")
 TOOLS = {
@@ -70,7 +70,7 @@ TOOLS = {
 }
 """The tools to whose settings the search can keep."""
 OVERLAYS = ("split", "memory", "flops", "forward", "backward")
-TABS = {"plans": "Plans and methods", "block": "Candidates of a block", "weight": "Change a weight"}
+TABS = {"plans": "Plans", "block": "Candidates", "weight": "Change a weight"}
 FITTED_RUNS = {"all": "all runs", "groups": "other groups", "sources": "other sources"}
 """The runs to which the constants that predict a published run were fitted."""
 MAX_COMPARED = 4
@@ -104,9 +104,9 @@ SETTINGS: dict[str, Setting] = {
     "zero": Setting(AUTO, parse.option_value("zero")),
     "memory": Setting(None, parse.positive_number),
     "mesh": Setting(None, parse.mesh_sizes),
-    "method": Setting("exact", parse.one_of(METHODS, "method")),
+    "method": Setting("exact", parse.name_or_title(METHODS, "method")),
     "objective": Setting("time", parse.one_of(OBJECTIVES, "objective")),
-    "tool": Setting("", parse.one_of(TOOLS, "tool")),
+    "tool": Setting("", parse.name_or_title(TOOLS, "tool")),
     "tokens": Setting(None, parse_tokens, format_tokens),
     "price": Setting(None, parse.positive_number),
     "setup": Setting((), parse.setup_texts),

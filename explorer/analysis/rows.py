@@ -194,7 +194,7 @@ def method_rows(compared: Sequence[ComparedMethod]) -> list[Row]:
     exact = compared[0].plan
     return [
         {
-            "title": c.method.shown,
+            "title": c.method.title,
             "minimises": c.minimises,
             "space": c.method.words,
             "space_on_mesh_log10": c.size,

@@ -63,8 +63,7 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     elif fastest != recommended:
         gain = plans[recommended].cost.step_time_s / plans[fastest].cost.step_time_s - 1
         if gain >= MIN_GAIN or recipe.layout_name(plans[recommended]) != recipe.layout_name(plans[fastest]):
-            note = f"; {units.percent(gain)} faster, within the doubt" if gain >= MIN_GAIN else ""
-            descriptions[fastest] = best + note
+            descriptions[fastest] = best
         else:
             descriptions[recommended] += f"; as fast as {best}"
     elif choice.fits:

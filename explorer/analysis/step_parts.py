@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner_core.core import Graph, Plan
@@ -24,16 +24,17 @@ OUTSIDE = "outside"
 """Seconds in which the GPU has no work. They are the same in all plans, so they explain no difference."""
 REASONS = (COMPUTE, RECOMPUTATION, WAITS, WEIGHTS, OPTIMIZER, BUBBLE, HOST)
 PARTS = (*REASONS, OUTSIDE)
-CAUSES = {
-    COMPUTE: "compute",
-    RECOMPUTATION: "recomputation",
-    WAITS: "waiting",
-    WEIGHTS: "exposed weight traffic",
-    OPTIMIZER: "time to update weights",
-    BUBBLE: "idle time between stages",
-    HOST: "waiting for the host",
+MEANINGS = {
+    COMPUTE: "The GPU computes",
+    RECOMPUTATION: "The GPU computes again, in backward, what it did not keep",
+    WAITS: "The next operation needs data of other GPUs",
+    WEIGHTS: "Weights and gradients on their way slow the GPU down or hold it up",
+    OPTIMIZER: "Gradients are clipped and weights updated",
+    BUBBLE: "A stage waits for another, in the mean over the ranks of the pipeline",
+    HOST: "The GPU waits for the host, which issues its kernels",
+    OUTSIDE: "The GPU has no work: loader, logging",
 }
-"""What a part of a step is, after an amount of it."""
+"""What the GPU does in each part of a step."""
 SIGNIFICANT_FIGURES = 3
 MIN_CAUSE_SHARE = 0.2
 """A smaller share of the largest difference is no cause; the table shows it."""
@@ -134,32 +135,9 @@ def apportion(parts: Mapping[str, float], quantum: float) -> dict[str, int]:
 
 
 def explain_difference(rounded: RoundedSteps, chosen: str, rival: str) -> str:
-    """Say why the chosen plan takes less time than a rival, or more: the parts that differ most, those in its favour first."""
-    differences = {k: rounded.parts[rival][k] - rounded.parts[chosen][k] for k in REASONS}
-    most = max(map(abs, differences.values()))
-    is_faster = sum(differences.values()) >= 0
-    in_favour = [
-        k
-        for k in REASONS
-        if abs(differences[k]) >= MIN_CAUSE_SHARE * most and differences[k] != 0 and (differences[k] > 0) == is_faster
-    ]
-    against = [
-        k
-        for k in REASONS
-        if abs(differences[k]) >= MIN_CAUSE_SHARE * most and differences[k] != 0 and (differences[k] > 0) != is_faster
-    ]
-    reasons = _join(
-        [_phrase(rounded, k, differences[k]) for k in sorted(in_favour, key=lambda k: -abs(differences[k]))]
-    )
-    objections = _join(
-        [_phrase(rounded, k, differences[k]) for k in sorted(against, key=lambda k: -abs(differences[k]))]
-    )
-    return ", but ".join(filter(None, (reasons, objections)))
-
-
-def _phrase(rounded: RoundedSteps, part: str, difference: int) -> str:
-    return f"{rounded.text(abs(difference))} {'more' if difference < 0 else 'less'} {CAUSES[part]}"
-
-
-def _join(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:-1]) + (" and " if len(texts) > 1 else "") + texts[-1] if texts else ""
+    """Say by which parts the chosen plan's step differs most from a rival's, those that make the difference of the sums first."""
+    differences = {k: rounded.parts[chosen][k] - rounded.parts[rival][k] for k in REASONS}
+    most, total = max(map(abs, differences.values())), sum(differences.values())
+    named = [k for k in REASONS if differences[k] and abs(differences[k]) >= MIN_CAUSE_SHARE * most]
+    named.sort(key=lambda k: ((differences[k] > 0) != (total > 0), -abs(differences[k])))
+    return ", ".join(f"{k} {rounded.text(differences[k], sign=True)}" for k in named)

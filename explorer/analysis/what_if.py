@@ -248,31 +248,35 @@ class MetricChange:
 
 
 def metric_changes(before: Plan, after: Plan) -> list[MetricChange]:
-    """Return step, communication and memory of the new plan, each against the old one."""
+    """Return step, communication and memory of the new plan, each against the old one.
+
+    Steps of other batches or lengths do not compare: then the tokens of a second come second, and they alone are better or worse.
+    """
     a, b = before.cost, after.cost
     rows = (
         ("step", a.step_time_s, b.step_time_s, units.seconds),
         ("communication", a.comm_time_s, b.comm_time_s, units.seconds),
         ("memory per GPU", a.memory_bytes["peak"], b.memory_bytes["peak"], units.memory),
     )
-    return [MetricChange(name, unit(new), *_describe_change(old, new, unit)) for name, old, new, unit in rows]
+    changes = [MetricChange(name, unit(new), *_describe_change(old, new, unit)) for name, old, new, unit in rows]
+    tokens = [int(p.workload["batch"]) * int(p.workload["seq"]) for p in (before, after)]
+    if tokens[0] == tokens[1]:
+        return changes
+    old, new = (n / p.cost.step_time_s for n, p in zip(tokens, (before, after), strict=True))
+    name = "tokens/s" if after.workload["seq"] > 1 else "samples/s"
+    change, is_less = _describe_change(old, new, units.count)
+    speed = MetricChange(name, units.count(new), change, None if is_less is None else not is_less)
+    step, *others = (replace(one, better=None) for one in changes)
+    return [step, speed, *others]
 
 
 def _describe_change(old: float, new: float, unit: Any) -> tuple[str, bool | None]:
+    """Return the change in words, and whether it is to less; None where nothing changed."""
     if abs(new - old) <= 0.001 * max(abs(old), abs(new)):
         return "as before", None
     sign = "+" if new > old else "-"  # an ASCII minus: st.metric colours by it
     ratio = f" ({sign}{units.percent(abs(new / old - 1))})" if old else ""
     return f"{sign}{unit(abs(new - old))}{ratio}", new < old
-
-
-def compare_sample_rates(before: Plan, after: Plan) -> str:
-    """Compare samples per second where the batch changes: steps of other batches do not compare."""
-    one, two = (int(p.workload["batch"]) for p in (before, after))
-    if one == two:
-        return ""
-    speeds = [n / p.cost.step_time_s for n, p in ((one, before), (two, after))]
-    return f"{units.significant(speeds[1])} samples a second, {units.significant(speeds[0])} before"
 
 
 def moved_weights(before: Plan, after: Plan) -> list[tuple[str, str, str]]:

@@ -26,16 +26,6 @@ PlansById = Mapping[str, Plan]
 
 STEPS, ROW = 63, 41
 """Pixels of the table of steps: its first and last row, and one between."""
-PART_WORDS = {
-    step_parts.COMPUTE: "The GPU computes",
-    step_parts.RECOMPUTATION: "The GPU computes again, in backward, what it did not keep",
-    step_parts.WAITS: "The next operation needs data of other GPUs",
-    step_parts.WEIGHTS: "Weights and gradients on their way slow the GPU down or hold it up",
-    step_parts.OPTIMIZER: "Gradients are clipped and weights updated",
-    step_parts.BUBBLE: "A stage waits for another, in the mean over the ranks of the pipeline",
-    step_parts.HOST: "The GPU waits for the host, which issues its kernels",
-    step_parts.OUTSIDE: "The GPU has no work: loader, logging",
-}
 
 
 def show_step_parts(shown: PlansById, homes: Mapping[str, Result], against: str) -> None:
@@ -57,19 +47,19 @@ def steps_table(rounded: step_parts.RoundedSteps, plans: PlansById, homes: Mappi
     parts = [p for p in step_parts.PARTS if any(rounded.parts[n][p] for n in plans)]
     longest = max(map(rounded.total, plans))
     head = "".join(
-        f"<th scope='col' title='{PART_WORDS[p]}'><i class='key {frame.part_class(p)}'></i>{p}</th>" for p in parts
+        f"<th scope='col' title='{step_parts.MEANINGS[p]}'><i class='key {frame.part_class(p)}'></i>{p}</th>"
+        for p in parts
     )
     speeds = ("tokens/s per GPU", "utilisation", *spending.budget_columns(budget))
     body = [
         _step_row(rounded, plan, plan_id, parts, longest, homes[plan_id], speeds) for plan_id, plan in plans.items()
     ]
     if against:
-        title = html.escape(f"{words.plan_title(plans[against])} against {words.plan_title(plans[first])}")
+        title = html.escape(f"{words.plan_title(plans[against])} against {words.plan_title(plans[first])}", quote=True)
         gaps = [rounded.parts[against][p] - rounded.parts[first][p] for p in parts]
         cells = "".join(f"<td>{rounded.text(gap, sign=True)}</td>" for gap in (*gaps, sum(gaps)))
-        body.append(
-            f"<tr class='difference'><th scope='row' colspan='2'>{title}</th>{cells}{'<td></td>' * (1 + len(speeds))}</tr>"
-        )
+        head_cell = f"<th scope='row' colspan='2' title='{title}'>difference</th>"
+        body.append(f"<tr class='difference'>{head_cell}{cells}{'<td></td>' * (1 + len(speeds))}</tr>")
     ends = "".join(f"<th scope='col'>{name}</th>" for name in ("step", "memory", *speeds))
     return (
         "<table class='steps' aria-label='The step of each plan by what its time goes to'><thead><tr><th scope='col'>plan</th>"
@@ -94,10 +84,10 @@ def _step_row(
     )
     cells = "".join(f"<td>{rounded.text(size)}</td>" for size in sizes.values())
     memory = units.memory(plan.cost.memory_bytes["peak"]) + ("" if plan.fits else "<small>does not fit</small>")
-    layout = html.escape(recipe.layout_name(plan))
     # Of the others nothing was asked that could be proven.
     proof = f"<small>{recipe.describe_gap(plan)}</small>" if words.plan_title(plan) == words.BEST_PLAN else ""
-    name = f"{html.escape(words.plan_title(plan))}<small>{layout}</small>{proof}"
+    title, layout = (html.escape(text) for text in (words.plan_title(plan), recipe.layout_name(plan)))
+    name = f"{layout if layout.startswith(title) else f'{title}<small>{layout}</small>'}{proof}"
     speed = measure_speed(plan, count_model_flops(home.graph), home.cluster)
     band = units.span(*speed.between(units.seconds))
     trained = (
@@ -122,7 +112,7 @@ def show_memory_and_traffic(shown: PlansById, homes: Mapping[str, Result]) -> No
         left, right = st.columns(2, gap="large")
     with left:
         st.markdown(
-            "**Memory per GPU**",
+            "**Memory per GPU**, GiB",
             help="The mark is the peak: the most that is held at once. Parts need not all meet there.",
         )
         limits = {n: step_parts.memory_limit_bytes(homes[n]) for n in shown}
@@ -131,8 +121,8 @@ def show_memory_and_traffic(shown: PlansById, homes: Mapping[str, Result]) -> No
     with right:
         kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
         st.markdown(
-            "**What each GPU sends in a step**",
-            help="; ".join(f"{k}: {glossary.GLOSSARY[k]}" for k in kinds),
+            "**Sent per GPU**, GB",
+            help=f"In a step. {'; '.join(f'{k}: {glossary.GLOSSARY[k]}' for k in kinds)}",
         )
         frame.show_chart(
             charts.collectives_bars(shown, look),
@@ -216,13 +206,15 @@ def _ablation_steps(request: Request, method: str) -> tuple[AblationStep, ...]:
 
 def show_restrictions(result: Result) -> None:
     """Draw the cost of TAP's, TAPS's or ATP's restrictions against the exact search, one after the other."""
-    st.markdown(
-        "**What a method’s restrictions cost**",
+    methods = {m: name for m, name in settings.METHODS.items() if m != "exact"}
+    frame.choose_one(
+        "What a method’s restrictions cost",
+        "rungs",
+        methods,
+        optional=True,
         help="The papers' methods search a smaller space, or aim at something else than the step time. Each row adds one "
         "restriction to those above and searches exactly again.",
     )
-    methods = {m: name for m, name in settings.METHODS.items() if m != "exact"}
-    frame.choose_one("From the exact search to", "rungs", methods, optional=True)
     method = state.value("rungs")
     if not method:
         return

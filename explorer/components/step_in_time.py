@@ -36,7 +36,7 @@ def show_steps(shown: Plans, homes: Mapping[str, Result]) -> None:
         if not p.pipeline
     }
     alike = "All GPUs of a plan do the same; the lane “compute” adds up to the step. " if steps else ""
-    st.markdown("**One training step in time**", help=f"{alike}Exposed: {glossary.GLOSSARY['exposed']}. {HOW_TO_MOVE}")
+    st.markdown("**The step in time**", help=f"{alike}Exposed: {glossary.GLOSSARY['exposed']}. {HOW_TO_MOVE}")
     for title, plan in titled.items():
         if plan.pipeline:
             stages = streams.describe_stages(plan)

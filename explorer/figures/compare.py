@@ -62,7 +62,7 @@ def memory_bars(plans: Mapping[str, Plan], theme: Theme, limits: Mapping[str, in
     capacities = [limits[n] for n in plans]
     _draw_limits(figure, capacities, theme)
     figure.update_layout(barmode="stack")
-    figure.update_xaxes(title="memory per GPU, GiB", range=[0, max(*(c / GIB for c in capacities), *ends) * 1.16])
+    figure.update_xaxes(range=[0, max(*(c / GIB for c in capacities), *ends) * 1.16], nticks=5)
     figure.update_yaxes(autorange="reversed")
     return apply_style(figure, theme, 190 + 46 * len(names))
 
@@ -139,7 +139,7 @@ def collectives_bars(plans: Mapping[str, Plan], theme: Theme) -> go.Figure:
                 },
             )
     figure.update_layout(barmode="stack")
-    figure.update_xaxes(title="GB", rangemode="tozero", nticks=4, tickangle=0)  # panels of a phone are narrow
+    figure.update_xaxes(rangemode="tozero", nticks=4, tickangle=0)  # panels of a phone are narrow
     figure.update_yaxes(autorange="reversed", col=1)
     # On a phone the legend is one column. Plotly scrolls it above half of the figure, unless it may be higher.
     apply_style(figure, theme, 170 + 46 * len(names) + LEGEND_ROW * len(keys))
@@ -152,8 +152,8 @@ def _sent_bytes_and_calls(plan: Plan, phase: str, kind: str, axis: str) -> tuple
 
 
 def _plan_label(plan: Plan) -> str:
-    """Return a plan's label of a bar; long names, and what its settings have of their own, take two."""
-    return _escape(plan_title(plan)).replace(" (", "<br>(", 1).replace(" + ", " +<br>", 1)
+    """Return a plan's label of a bar; what its settings have of their own takes a second line."""
+    return _escape(plan_title(plan)).replace(" (", "<br>(", 1)
 
 
 def _escape(text: str) -> str:

@@ -29,8 +29,6 @@ NARROW_WIDTH, LIMIT_WIDTH = 230.0, 150.0
 """Those of a phone's, and of the words at the line of memory."""
 WIDE, NARROW = 0.999, 0.99
 """Opacities that mark the names for wide windows and for narrow ones (see app.css): plotly writes no other mark of ours."""
-SHORT_NAMES = {"Megatron-LM + sequence parallel": "Megatron-LM + SP", "The model’s own plan": "model’s own"}
-"""Names in a narrow window."""
 TIMES = {
     "communication": "communication per step, ms",
     "exposed": "communication that the step waits for, ms",
@@ -77,8 +75,8 @@ def plans_scatter(
     # Trade-offs lie on one line, near each other: their names crowd out those of the others, and the table and a hover say them.
     named = {n: p for n, p in plans.items() if n == chosen or n not in front or not p.name.startswith("trade-off")}
     _draw_names(figure, named, ends, capacity_bytes / GIB, (wide, high), theme)
-    figure.update_xaxes(title=TIMES[axis], range=[-0.02 * wide, wide])
-    figure.update_yaxes(title="memory per GPU, GiB", range=[0, high])
+    figure.update_xaxes(title=TIMES[axis], range=[-0.02 * wide, wide], nticks=5)
+    figure.update_yaxes(title="memory per GPU, GiB", range=[0, high], nticks=5)
     return apply_style(figure, theme, 430)
 
 
@@ -145,16 +143,13 @@ def _draw_names(
     `size`: the ends of both axes.
     """
     names = [plan_title(p) for p in plans.values()]
-    for pixels, shown, mark in (
-        (PLOT_WIDTH, names, WIDE),
-        (NARROW_WIDTH, [SHORT_NAMES.get(n, n) for n in names], NARROW),
-    ):
+    for pixels, mark in ((PLOT_WIDTH, WIDE), (NARROW_WIDTH, NARROW)):
         at = {n: (x / size[0] * pixels, (1 - y / size[1]) * PLOT_HEIGHT) for n, (x, y) in ends.items()}
         line = (1 - limit / size[1]) * PLOT_HEIGHT
         occupied = [(0.0, line - 2, pixels, line + 2), (0.0, line - 20, LIMIT_WIDTH, line)]
         occupied += [(x - 8, y - 8, x + 8, y + 8) for n, (x, y) in at.items() if n not in plans]
-        places = name_placement.place_names([at[n] for n in plans], shown, pixels, PLOT_HEIGHT, occupied)
-        for plan_id, name, place in zip(plans, shown, places, strict=True):
+        places = name_placement.place_names([at[n] for n in plans], names, pixels, PLOT_HEIGHT, occupied)
+        for plan_id, name, place in zip(plans, names, places, strict=True):
             _draw_name(figure, ends[plan_id], name, place, mark, theme)
 
 

@@ -18,7 +18,7 @@ from planner_core.core import PHASES, Cluster, Plan
 from planner_core.cost.communication import Floats, bytes_between_gpus
 
 MAX_GPUS = 16
-NODE_W, NODE_H, GPU, GAP, PER_ROW, NODE_GAP, ROW_H = 300, 196, 28, 7, 4, 24, 226
+NODE_W, NODE_H, GPU, GAP, PER_ROW, NODE_GAP, ROW_H = 300, 183, 28, 7, 4, 24, 213
 ARC_DEPTH = 40.0
 
 
@@ -99,41 +99,45 @@ def _node(k: int, x: float, y: float, cluster: Cluster, matrix: Floats, scale: _
     per_node = cluster.levels[0].size
     gpus, first = min(per_node, MAX_GPUS), k * per_node
     members = slice(first, first + per_node)
-    # Without what goes on to other nodes: those bytes stand at the trunk, and the two add up to what the GPUs send.
-    inside_node = float(matrix[members, members].sum(axis=1).mean())
+    inside, of_first = (units.traffic(_sent_inside(matrix, n, per_node)) for n in (k, 0))
     bar, row = y + 44, y + 88
     name = html.escape(cluster.levels[0].name)
     parts = [
         f'<rect x="{x}" y="{y}" width="{NODE_W}" height="{NODE_H}" rx="8" fill="none" stroke="{theme.faint}"/>',
         _text(x + 12, y + 20, f"node {k}", theme, 13, bold=True),
-        _text(
-            x + NODE_W - 12,
-            y + 20,
-            f"{cluster.levels[0].name}: {units.traffic(inside_node)} per GPU",
-            theme,
-            12.5,
-            "end",
-        ),
     ]
+    if k == 0 or inside != of_first:  # most plans load all nodes alike
+        label = f"{cluster.levels[0].name}: {inside} per GPU"
+        parts.append(_text(x + NODE_W - 12, y + 20, label, theme, 12.5, "end"))
     step = min(GPU + GAP, (NODE_W - 24) / gpus)
     size = min(GPU, step - 2)
     middles = [x + 12 + g * step + size / 2 for g in range(gpus)]
     for g, middle in enumerate(middles):
         rank = first + g
-        all_sent, inside = float(matrix[rank].sum()), float(matrix[rank, members].sum())
-        label = f"GPU {rank} sends {units.traffic(inside)} inside its node, {units.traffic(all_sent - inside)} to other nodes"
+        all_sent, near = float(matrix[rank].sum()), float(matrix[rank, members].sum())
+        label = (
+            f"GPU {rank} sends {units.traffic(near)} inside its node, {units.traffic(all_sent - near)} to other nodes"
+        )
         parts.append(_line(middle, bar, middle, row, all_sent, scale, theme))
         parts.append(
             f'<rect x="{middle - size / 2:.1f}" y="{row}" width="{size:.1f}" height="{size:.1f}" rx="4" '
             f'fill="{device_colour(g)}"><title>{label}</title></rect>'
         )
-        parts.append(_text(middle, row + size + 13, str(rank), theme, 11, "middle"))
-    parts.append(_arcs(first, middles, row + size + 18, matrix, scale))
+    parts.append(_arcs(first, middles, row + size + 5, matrix, scale))
     parts.append(
         f'<rect x="{x + 12}" y="{bar - 5}" width="{NODE_W - 24}" height="10" rx="5" '
         f'fill="{theme.muted}"><title>{name}</title></rect>'
     )
     return "".join(parts)
+
+
+def _sent_inside(matrix: Floats, node: int, per_node: int) -> float:
+    """Return the bytes that a GPU of a node sends to others in it, in the mean.
+
+    What goes on to other nodes stands at the trunk: the two add up to what the GPUs send.
+    """
+    members = slice(node * per_node, (node + 1) * per_node)
+    return float(matrix[members, members].sum(axis=1).mean())
 
 
 def _arcs(first: int, middles: Sequence[float], y: float, matrix: Floats, scale: _Scale) -> str:
@@ -161,8 +165,8 @@ def _trunk(cluster: Cluster, matrix: Floats, scale: _Scale, width: float, top: f
     for k in range(cols):
         middle = 8 + k * (NODE_W + NODE_GAP) + NODE_W / 2
         parts.append(_line(middle, 36, middle, top, load, scale, theme))
-    per_gpu = units.traffic(load / cluster.levels[0].size)
-    parts.append(_text(8, 16, f"{names}: {per_gpu} per GPU, {units.traffic(load)} out of each node", theme, 12.5))
+    label = f"{names}: {units.traffic(load / cluster.levels[0].size)} per GPU"
+    parts.append(f"<g><title>{units.traffic(load)} out of each node</title>{_text(8, 16, label, theme, 12.5)}</g>")
     return "".join(parts)
 
 

@@ -6,9 +6,10 @@ import streamlit as st
 
 from explorer.address import settings
 from explorer.components import comparing, frame, plan_numbers
+from explorer.components.overview import table
 from explorer.components.plans import candidates, choice, edit_panel, methods_panel
 from explorer.session import current_setup, state
-from explorer.text import recipe, words
+from explorer.text import recipe, spending, words
 from planner_core.core import Plan
 from planner_core.planning import Result
 
@@ -44,11 +45,13 @@ def _show_plans(result: Result, plans: dict[str, Plan], chosen: str, plan: Plan)
         methods_panel.show_methods()
         choice.show_plans_table(result, plans, chosen)
     st.markdown(f"### {frame.escape(recipe.layout_name(plan))}")
-    st.markdown(f"{frame.escape(words.capitalize(recipe.describe_plan(plan)))}.")
+    home = current_setup.result_of(chosen, result)
+    speed = spending.describe_speed(table.speed_of(plan, home), state.training_budget(), home.cluster.num_gpus)
+    st.markdown(frame.escape(f"{words.capitalize(recipe.describe_plan(plan))}. {speed}."))
     for note in plan.notes:
         st.caption(frame.escape(state.page_wording(note)))
     choice.show_pins(plans, chosen)
-    homes = {chosen: current_setup.result_of(chosen, result)}
+    homes = {chosen: home}
     plan_numbers.show_numbers({chosen: plan}, homes)
     comparing.show_weights({chosen: plan}, homes)
 

@@ -1,4 +1,4 @@
-"""What if: the best plan for another batch, cluster, link or number of GPUs, one change at a time or swept."""
+"""What if: the best plan for another batch, cluster, link or number of GPUs, as changed by hand, swept, or worse than assumed."""
 
 from __future__ import annotations
 
@@ -14,29 +14,33 @@ from planner_core.core import Plan
 from planner_core.planning import Result
 from planner_core.planning.analysis import SCENARIOS, plan_regrets
 
+NEARLY_BEST = 0.03
+"""A plan that loses more than this share of the step on every machine is not listed."""
+
 
 def page() -> None:
     """Draw the page."""
     result = frame.open_page("whatif")
-    st.markdown(f"**One change**, against the best plan now: {frame.escape(recipe.layout_name(result.searched))}")
     whatif_panel.show_what_if(result)
-    st.markdown("**A sweep**: the best plan for each value of")
-    sweep_panel.show_sweep(result)
-    st.markdown("**A machine worse than assumed**: what each plan loses there on the best one")
-    _regret(result)
+    # What is below is of the sentence's settings: beside a plan for changed ones it would be read as theirs.
+    if not whatif_panel.current_changes():
+        sweep_panel.show_sweep(result)
+        _show_regrets(result)
 
 
-def _regret(result: Result) -> None:
-    """Draw the step of each plan that fits under slower links, latency, or less that is hidden."""
+def _show_regrets(result: Result) -> None:
+    """Draw the steps under slower links, latency, or less that is hidden, of the recommended plan and those that nearly win somewhere."""
+    st.markdown("**On a worse machine**: the best step there, and what other plans lose on it")
     plans = {p.name: p for p in result.plans}
     rows = []
     shown: list[Plan] = []
     for row_of in plan_regrets(result):
-        if any(nearly_equal(plans[row_of.name], p) for p in shown):
-            continue
-        shown.append(plans[row_of.name])
-        cells = [_lost(t, x) for t, x in zip(row_of.step_time_s, row_of.lost, strict=True)]
-        rows.append([html.escape(recipe.layout_name(plans[row_of.name])), *cells])
+        plan = plans[row_of.name]
+        wins = min(row_of.lost) < NEARLY_BEST or row_of.name == result.choice.recommended
+        if wins and not any(nearly_equal(plan, p) for p in shown):
+            shown.append(plan)
+            cells = [_lost(t, x) for t, x in zip(row_of.step_time_s, row_of.lost, strict=True)]
+            rows.append([html.escape(recipe.layout_name(plan)), *cells])
     frame.show_table(["plan", *(s.title for s in SCENARIOS)], rows, "steps if the machine is worse than assumed")
 
 

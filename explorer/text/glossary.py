@@ -58,6 +58,9 @@ def layout_terms(names: Iterable[str]) -> list[str]:
 
 
 ROW_WORDS = {
+    "communication": "What one GPU sends in a step",
+    "exposed": GLOSSARY["exposed"],
+    "reserved": "What PyTorch’s allocator holds, freed blocks too: this range in nine in ten published runs",
     **{word: meaning for word, (meaning, _) in LAYOUT_TERMS.items()},
     "mixed": "Some weights are placed otherwise than most; “How every weight lies” on Plans lists each",
     "split": "Each GPU uses its slice of these weights, and partial results are exchanged",

@@ -149,7 +149,7 @@ def describe_gap(plan: Plan) -> str:
 def describe_extra_work(plan: Plan) -> str:
     """Say what a step does in addition to one plain pass: `4 micro-batches, full recomputation`; empty if nothing."""
     micro_batches = [_micro_batches(plan)] if _num_micro_batches(plan) != 1 else []
-    recomputed = ["mixed recomputation"] if len(_recomputations(plan)) > 1 else _recomputations(plan)
+    recomputed = ["mixed recomputation"] if len(_recomputations(plan)) > 1 else [_recomputation_name(plan)]
     recomputed = [] if recomputed == [RECOMPUTED["none"]] else recomputed
     parts = [*schedule_name(plan), *micro_batches, *recomputed, *_features(plan)]
     return "; ".join(filter(None, (", ".join(parts), describe_bubble(plan))))

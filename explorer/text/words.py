@@ -56,6 +56,8 @@ def plan_title(plan: Plan) -> str:
         return STAGED_PLAN
     if leads_by_simplicity(plan):
         return SIMPLER_PLAN
+    if plan.name == "best" and plan.method == EXACT.name and plan.objective != "time":
+        return f"Least {plan.objective}"
     if plan.name == "best":
         return METHOD_TITLES.get(plan.method, BEST_PLAN)
     return plan.name[:1].upper() + plan.name[1:]
@@ -181,23 +183,23 @@ def is_tie(a: Plan, b: Plan) -> bool:
 def compare_steps(a: Plan, b: Plan) -> str:
     """Say why `a` is better than `b`, or not: time, then traffic, then memory.
 
-    Steps of other batches are compared by the sample, samples of other lengths by the token.
+    Steps of other batches are compared by the sample, samples of other lengths by the token, in figures: those of a step stand below.
     """
     (ba, sa), (bb, sb) = ((int(p.workload["batch"]), int(p.workload["seq"])) for p in (a, b))
     of, na, nb = ("token", ba * sa, bb * sb) if sa != sb else ("sample", ba, bb) if ba != bb else ("step", 1, 1)
     ta, tb = a.cost.step_time_s / na, b.cost.step_time_s / nb
 
     def times(one: float, other: float) -> str:
-        return f"{units.seconds(one)} against {units.seconds(other)} a {of}"
+        return "" if of == "step" else f" ({units.seconds(one)} against {units.seconds(other)} a {of})"
 
     if max(ta, tb) <= min(ta, tb) * (1 + time_doubt(a, b)):
         names, who = f"{title_in_sentence(a)} and {title_in_sentence(b)}", capitalize(title_in_sentence(a))
-        head = f"{names} tie in time ({times(ta, tb)})"
+        head = f"{names} tie in time{times(ta, tb)}"
     else:
         if tb < ta:
             a, b, ta, tb = b, a, tb, ta
         who, gain = "It", units.percent(1 - ta / tb)
-        head = f"{title_in_sentence(a)} takes {gain} less time than {title_in_sentence(b)} ({times(ta, tb)})"
+        head = f"{title_in_sentence(a)} takes {gain} less time than {title_in_sentence(b)}{times(ta, tb)}"
     fits = [title_in_sentence(p) for p in (a, b) if not p.fits]
     tail = f" {capitalize(' and '.join(fits))} {'does' if len(fits) == 1 else 'do'} not fit the memory." if fits else ""
     return f"{capitalize(head)}. {who} {compare_sizes(a, b)}.{tail}"

@@ -105,7 +105,7 @@ def test_a_cause_names_the_part_that_differs_most_and_both_sides() -> None:
         step_parts.HOST: 0,
     }
     told = step_parts.explain_difference(step_parts.RoundedSteps("ms", 0, {"a": mine, "b": other}), "a", "b")
-    assert told == "20 ms less compute, but 10 ms more waiting"
+    assert told == "compute −20 ms, waits +10 ms"
 
 
 @pytest.mark.parametrize(

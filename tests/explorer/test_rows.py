@@ -49,7 +49,7 @@ def test_every_method_stands_beside_the_exact_plan() -> None:
     assert (
         [r["title"] for r in told]
         == [r["title"] for r in json.loads(json_text(rows))]
-        == [c.method.shown for c in made]
+        == [c.method.title for c in made]
     )
 
 
@@ -79,4 +79,4 @@ def test_the_note_on_methods_names_what_every_one_of_them_lacks() -> None:
     others = [m for m in METHODS.values() if m.name != "exact"]
     assert all(m.zero == 0 and m.objective == "communication" for m in others)
     first = FAIRNESS_NOTE.partition(". ")[0]
-    assert all(m.shown in first for m in others) and "recomputation" in first and "ZeRO" in first
+    assert all(m.title in first for m in others) and "recomputation" in first and "ZeRO" in first

@@ -134,12 +134,8 @@ def test_headline_comes_from_the_numbers(result: Result) -> None:
     a, b = plans["best"], plans["Megatron-LM"]
     text = words.compare_steps(a, b)
     assert text == words.compare_steps(b, a)
-    assert units.seconds(a.cost.step_time_s) in text
     assert "less time than Megatron-LM" in text
     assert "tie" in words.compare_steps(a, a)
-    slower = replace(a, cost=replace(a.cost, step_time_s=a.cost.step_time_s * 1.005))
-    of_slower, of_a = (units.seconds(p.cost.step_time_s) for p in (slower, a))
-    assert of_slower != of_a and f"({of_slower} against {of_a} a step" in words.compare_steps(slower, a)
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
@@ -350,3 +346,17 @@ def test_a_gap_is_never_written_as_none_and_is_of_the_gpus_part_of_a_step(result
 )
 def test_what_is_above_a_limit_is_what_a_reader_subtracts(gib: float, limit: float, above: str) -> None:
     assert units.difference(gib * units.GIB, limit * units.GIB, units.memory) == above
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("method", "TAP", "tap"),
+        ("method", "Alpa-like", "alpa"),
+        ("tool", "Megatron-LM", "megatron"),
+        ("tool", "hf", "hf"),
+    ],
+)
+def test_a_link_may_name_a_method_or_a_tool_as_the_page_does(key: str, text: str, value: str) -> None:
+    values, problems = settings.parse_query({key: text})
+    assert values[key] == value and not problems

@@ -195,7 +195,7 @@ def test_a_researcher_compares_methods_and_takes_the_rows_along(visit: Visit) ->
     visit.open("/?layers=2&cluster=1x8-h100")
     choose_model_of_two_layers(visit, "T5-large")
     visit.turn("Plans")
-    page.get_by_role("button", name=re.compile("^Add the plans of TAP")).click()
+    page.get_by_role("button", name=re.compile("^Add TAP")).click()
     page.get_by_text(re.compile("may repeat work to send less")).wait_for()
     visit.settle()
     page.locator(".st-key-data_methods button").first.click()
@@ -205,7 +205,7 @@ def test_a_researcher_compares_methods_and_takes_the_rows_along(visit: Visit) ->
     assert {"exact", "tap", "taps", "atp", "alpa"} <= sent.keys()
     assert sent["tap"] == min(sent.values())  # it minimises bytes
     page.keyboard.press("Escape")
-    page.get_by_role("radio", name="Candidates of a block").click()
+    page.get_by_role("radio", name="Candidates").click()
     visit.asks(lambda query: "tab=block" in query)
     page.locator(".js-plotly-plot").first.wait_for()
 

@@ -83,7 +83,7 @@ STATES = (
         "a row for each rank of a pipeline",
     ),
     State("whatif", "/whatif?whatif=batch:32", "one change, a sweep, a worse machine", ALL),
-    State("whatif-sweep", "/whatif?sweep=batch", "a sweep over the batch", ("1440", "400"), to="A sweep"),
+    State("whatif-sweep", "/whatif?sweep=batch", "a sweep over the batch", ("1440", "400"), to="Sweep"),
     State("measured", "/measured", "published runs, predicted and measured", ALL),
     State("learn-contents", "/learn", "the contents of the course", ("1440", "400")),
     State("learn-01", "/learn?lesson=memory", "a run that stops for lack of memory", ALL),

@@ -14,24 +14,13 @@ from explorer.analysis.shortlist import ListedPlan
 from explorer.components import frame
 from explorer.jobs.result_cache import ResultCache
 from explorer.session import current_setup, state
-from explorer.text import glossary, recipe, spending, units, words
+from explorer.text import glossary, recipe, units, words
 from planner_core.core import Plan
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import Request, Result
 from planner_core.planning.methods import EXACT
 from planner_core.planning.pricing import Speed, count_model_flops, measure_speed, predict_reserved
 
-PART_NAMES = {
-    step_parts.COMPUTE: "compute",
-    step_parts.RECOMPUTATION: "computed again",
-    step_parts.WAITS: "waits for data",
-    step_parts.WEIGHTS: "exposed weight traffic",
-    step_parts.OPTIMIZER: "optimizer",
-    step_parts.BUBBLE: "bubble of the pipeline",
-    step_parts.HOST: "waits for the host",
-    step_parts.OUTSIDE: "the GPU has no work",
-}
-SPEED_HEAD = "tokens/s, utilisation"
 MAX_BAR_RATIO = 3.0
 """A bar this many times as long as the shortest fills its place; longer ones are cut there, and drawn as cut."""
 
@@ -51,10 +40,16 @@ def step_parts_of(plan_id: str, plan: Plan, result: Result) -> dict[str, float]:
     return _PARTS.get(key, lambda: step_parts.split_step(plan, home.graph, home.coarse))
 
 
+def speed_of(plan: Plan, home: Result) -> Speed:
+    """Return how fast a plan of the result `home` trains, with the range of its step."""
+    flops = _FLOPS.get(home.request, partial(count_model_flops, home.graph))
+    return measure_speed(plan, flops, home.cluster)
+
+
 def show_table(result: Result, plans: Mapping[str, Plan], listed: Sequence[ListedPlan], chosen: str) -> None:
     """Draw the table, its legend, what its words mean, and the sentence about the chosen plan."""
     names = recipe.distinct_names({one.name: plans[one.name] for one in listed})
-    parts = draw_plans(result, plans, listed, names, chosen, with_speed=False)
+    parts = draw_plans(result, plans, listed, names, chosen, links=True)
     if chosen in parts:
         st.markdown(frame.escape(explain_choice(plans, listed, names, chosen, parts)))
 
@@ -66,11 +61,11 @@ def draw_plans(
     names: Mapping[str, str],
     chosen: str,
     *,
-    with_speed: bool,
+    links: bool = False,
 ) -> Mapping[str, Parts]:
     """Draw a row for each listed plan, which a click chooses, and the legend; return the parts of each step.
 
-    `with_speed` adds the tokens of a second, utilisation, and what all tokens take; without it the legend links words to lessons.
+    `links`: whether the legend links the words of the names to their lessons.
     """
     homes = {one.name: current_setup.result_of(one.name, result) for one in listed}
     parts = {one.name: step_parts_of(one.name, plans[one.name], result) for one in listed}
@@ -80,29 +75,29 @@ def draw_plans(
     rows = []
     for one in listed:
         plan, home = plans[one.name], homes[one.name]
-        flops = _FLOPS.get(home.request, partial(count_model_flops, home.graph))
-        speed = measure_speed(plan, flops, home.cluster)
-        cells = [_step_cell(plan, speed, parts[one.name], longest), _traffic_cell(plan, parts[one.name])]
-        cells += [_memory_cell(plan, home), *([_speed_cell(speed, home)] if with_speed else [])]
+        cells = [_step_cell(plan, speed_of(plan, home), parts[one.name], longest), _traffic_cell(plan, parts[one.name])]
+        cells.append(_memory_cell(plan, home))
         rows.append({"id": one.name, "name": names[one.name], "what": one.what, "fits": plan.fits, "cells": cells})
 
     def choose(plan_id: str) -> None:
         if plan_id in plans:
             state.change(plan=plan_id)
 
-    head = ["plan", "one step", "communication per GPU", "memory per GPU", *([SPEED_HEAD] if with_speed else [])]
+    head = ["plan", "step", "communication, exposed", "memory, reserved"]
     capacities = {units.significant(home.cluster.gpu.memory_bytes / units.GIB) for home in homes.values()}
     if len(capacities) == 1:
-        head[3] = f"memory, of {capacities.pop()} GiB"
+        head[3] += f" of {capacities.pop()} GiB"
     frame.choose_row("plans_table", "Plans", head, rows, choose, chosen=chosen, terms=glossary.ROW_WORDS)
-    _show_legend(parts, () if with_speed else names.values())
+    _show_legend(parts, names.values() if links else ())
     return parts
 
 
 def _show_legend(parts: Mapping[str, Parts], names: Iterable[str]) -> None:
     """Draw the legend of the bars, and a link to the lesson of each word in `names`, with its meaning on hover."""
     legend = [p for p in step_parts.PARTS if any(of_plan[p] for of_plan in parts.values())]
-    keys = "".join(f"<span><i class='{frame.part_class(p)}'></i>{PART_NAMES[p]}</span>" for p in legend)
+    keys = "".join(
+        f"<span title='{step_parts.MEANINGS[p]}'><i class='{frame.part_class(p)}'></i>{p}</span>" for p in legend
+    )
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="meanings"):
         st.html(f"<p class='bar-keys'>{keys}</p>", width="content")
         for word in glossary.layout_terms(names):
@@ -113,9 +108,12 @@ def _show_legend(parts: Mapping[str, Parts], names: Iterable[str]) -> None:
 
 def _step_cell(plan: Plan, speed: Speed, parts: Parts, longest: float) -> dict[str, Any]:
     pieces, is_cut = scale_bar(parts, longest)
+    figure = units.seconds(speed.step_time_s)
+    # the range has the unit of the figure above it
+    between = units.span(*speed.between(units.seconds)).removesuffix(f" {figure.rpartition(' ')[2]}")
     return {
-        "figure": units.seconds(speed.step_time_s),
-        "below": units.span(*speed.between(units.seconds)) if plan.fits else "",
+        "figure": figure,
+        "below": between if plan.fits else "",
         "order": speed.step_time_s,
         "bar": pieces,
         "cut": is_cut,
@@ -127,18 +125,8 @@ def _traffic_cell(plan: Plan, parts: Parts) -> dict[str, Any]:
     sent = sent_per_gpu(plan)
     return {
         "figure": units.traffic(sent),
-        "below": f"{exposed} exposed",
-        "hover": f"What one GPU sends in a step. Exposed: {glossary.GLOSSARY['exposed']}.",
+        "below": exposed,
         "order": sent,
-    }
-
-
-def _speed_cell(speed: Speed, home: Result) -> dict[str, Any]:
-    spent = spending.budget_cells(state.training_budget(), speed, home.cluster.num_gpus)
-    return {
-        "figure": units.whole(speed.tokens_per_s_per_gpu),
-        "below": "; ".join((units.percent(speed.mfu), *spent)),
-        "order": -speed.tokens_per_s_per_gpu,
     }
 
 
@@ -151,9 +139,9 @@ def _memory_cell(plan: Plan, home: Result) -> dict[str, Any]:
     if not plan.fits:
         memory_range = ""
     elif reserved.short:
-        memory_range = "reserves all"
+        memory_range = "all"
     else:
-        memory_range = f"reserved {units.span(low, high)}"
+        memory_range = units.span(low, high)
     likely = max(peak / capacity, min(1.0, reserved.high_bytes / capacity)) if plan.fits else 1.0
     return {
         "figure": units.memory(peak),
@@ -184,7 +172,7 @@ def scale_bar(parts: Parts, longest: float) -> tuple[list[list[Any]], bool]:
     room = longest
     for part in step_parts.PARTS:
         if parts[part] and room > 0:
-            pieces.append([part, min(parts[part], room) / longest, f"{PART_NAMES[part]}: {units.seconds(parts[part])}"])
+            pieces.append([part, min(parts[part], room) / longest, f"{part}: {units.seconds(parts[part])}"])
             room -= parts[part]
     # A bar of just this length is not cut, though its parts summed in another order differ in the last digit.
     return pieces, sum(parts.values()) > longest * (1 + 1e-9)

@@ -24,19 +24,17 @@ Plans = dict[str, Plan]
 def show_plans_chart(result: Result, plans: Plans, chosen: str) -> None:
     """Draw whole-model plans; a click chooses one."""
     widget = state.widget_key("w_axis", state.value("axis"))
-    with st.container(horizontal=True, vertical_alignment="center", height=56, border=False, key="chart_head_plans"):
-        st.markdown("**Plans for the whole model** by", width="content")
-        st.selectbox(
-            "Across",
-            list(AXIS_NAMES),
-            index=list(AXIS_NAMES).index(state.value("axis")),
-            format_func=AXIS_NAMES.__getitem__,
-            key=widget,
-            width=230,
-            on_change=state.take_widget_value,
-            args=("axis", widget),
-            label_visibility="collapsed",
-        )
+    st.selectbox(
+        "Across",
+        list(AXIS_NAMES),
+        index=list(AXIS_NAMES).index(state.value("axis")),
+        format_func=AXIS_NAMES.__getitem__,
+        key=widget,
+        width=230,
+        on_change=state.take_widget_value,
+        args=("axis", widget),
+        label_visibility="collapsed",
+    )
     limit = step_parts.memory_limit_bytes(result)
     figure = scatter.plans_scatter(plans, chosen, limit, frame.theme(), state.value("axis"))
     key = "plans_chart"
@@ -59,7 +57,7 @@ def show_plans_table(result: Result, plans: Plans, chosen: str) -> None:
     """Draw a row for every plan; a click chooses, and a head sorts."""
     rows = merge_equal(plans, chosen)
     names = recipe.distinct_names({r.name: plans[r.name] for r in rows})
-    table.draw_plans(result, plans, rows, names, chosen, with_speed=True)
+    table.draw_plans(result, plans, rows, names, chosen)
     homes = {n: current_setup.result_of(n, result) for n in plans}
     with st.container(horizontal=True):
         frame.offer_data("the plans", "plans", lambda: table_rows.plan_rows(plans, homes))

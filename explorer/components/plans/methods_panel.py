@@ -69,7 +69,7 @@ def show_methods() -> None:
     """Draw the button that adds them, then what makes the comparison fair."""
     if not _is_wanted():
         st.button(
-            "Add the plans of TAP, TAPS, ATP and Alpa-like",
+            "Add TAP, TAPS, ATP and Alpa-like",
             key="plan_methods",
             on_click=lambda: st.session_state.update(methods_wanted=state.current_request()),
         )

@@ -36,7 +36,9 @@ def show_sweep(result: Result) -> None:
     """Draw the controls, the figures and the table."""
     available = sweep.available_quantities(result)
     quantity = state.value("sweep")
-    _choose_quantity(available, quantity if quantity in available else None)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown("**Sweep**", width="content")
+        _choose_quantity(available, quantity if quantity in available else None)
     if quantity not in available:
         return
     points = _compute_points(quantity, result)
@@ -55,7 +57,7 @@ def _choose_quantity(available: Sequence[str], current: str | None) -> None:
         index=list(available).index(current) if current is not None else None,
         width=330,
         on_change=lambda: state.change(sweep=st.session_state[key] or ""),
-        placeholder="batch, GPUs, memory, links, …",
+        placeholder="batch, GPUs, links, …",
         format_func=lambda n: sweep.QUANTITIES[n],
         label_visibility="collapsed",
     )

@@ -65,12 +65,17 @@ def known_plan(request: Request) -> Plan | None:
     return _answers().peek(request)
 
 
+def current_changes() -> dict[str, Any]:
+    """Return the changed settings of the address."""
+    return what_if.parse_changes(state.value("whatif"))
+
+
 @st.fragment
 def show_what_if(result: Result) -> None:
     """Draw the controls, and the best plan for them against the best one now."""
-    if st.session_state.pop("whatif_taken", False):
+    if st.session_state.pop("whatif_rerun_page", False):
         st.rerun()
-    changes = what_if.parse_changes(state.value("whatif"))
+    changes = current_changes()
     unreadable = what_if.unreadable_changes(state.value("whatif"))
     frame.warn_missing("what-if setting", unreadable, (), "It is left out")
     _show_controls(result, changes)
@@ -137,7 +142,8 @@ def _quick_plan(request: Request, before: Plan) -> Plan | None:
 
 def _set_change(key: str, value: Any, current: Any, alone: bool = False) -> None:
     """Write a change into the address; the current value is not a change. `alone`: the cluster has one node now."""
-    changes = what_if.parse_changes(state.value("whatif"))
+    changes = current_changes()
+    had_changes = bool(changes)
     changes.pop(key, None)
     if value != current:
         changes[key] = value
@@ -146,6 +152,7 @@ def _set_change(key: str, value: Any, current: Any, alone: bool = False) -> None
         changes |= {"inter": what_if.DEFAULT_INTER_GB_PER_S} if value > 1 else {}
     state.change(whatif=what_if.format_changes(changes))
     state.sync_address()
+    st.session_state["whatif_rerun_page"] = bool(changes) != had_changes  # what stands below comes or goes
 
 
 def _show_slider(
@@ -192,21 +199,20 @@ def _show_answer(before: Plan, after: Plan, key: str) -> None:
         sentences.append("It does not fit the memory.")
     if key == "whatif_answer" and after.fits and not after.optimal:
         sentences += [frame.escape(state.page_wording(note)) for note in after.notes]
-    if rates := what_if.compare_sample_rates(before, after):
-        sentences.append(f"{frame.escape(rates)}.")
     if sentences:
         st.markdown(" ".join(sentences))
     show_moved_weights(before, after, key)
 
 
 def show_metrics(before: Plan, after: Plan) -> None:
-    """Draw step, communication and memory of the new plan with their change."""
+    """Draw step, communication and memory of the new plan with their change, and its throughput where its work is another."""
     for metric in what_if.metric_changes(before, after):
+        rising_is_better = metric.better == metric.change.startswith("+")
         st.metric(
             metric.name,
             metric.now,
             metric.change,
-            delta_color="off" if metric.better is None else "inverse",
+            delta_color="off" if metric.better is None else "normal" if rising_is_better else "inverse",
             width="content",
             delta_arrow="off",
         )
@@ -238,9 +244,10 @@ def _show_buttons(changes: dict[str, Any], planned: bool) -> None:
 
 def _apply(changes: dict[str, Any]) -> None:
     state.change(**changes, whatif=(), plan="")
-    st.session_state["whatif_taken"] = True  # the whole page follows, not the fragment alone
+    st.session_state["whatif_rerun_page"] = True  # the whole page follows, not the fragment alone
 
 
 def _reset() -> None:
     state.change(whatif=())
     state.sync_address()
+    st.session_state["whatif_rerun_page"] = True

@@ -17,7 +17,7 @@ PAGE = "explorer/pages/learn.py"
 
 
 def show_contents(go: Callable[[int], None]) -> None:
-    """Show every lesson with its idea, its minutes and whether it is solved.
+    """Show every lesson, with its idea on hover and whether it is solved, and the minutes of each chapter.
 
     `go` is called with the number of the lesson to turn to.
     """
@@ -30,15 +30,16 @@ def show_contents(go: Callable[[int], None]) -> None:
     with st.container(key="lesson_head", gap="xxsmall"):
         st.markdown("## Learn how a model is split over GPUs")
         st.markdown(
-            f"{len(LESSONS)} lessons, {len(solved)} done, some {hours} hours. Every number is computed while you read."
+            f"{len(LESSONS)} lessons, {len(solved)} done, {hours} hours. Every number is computed while you read."
         )
     label = f"{'Go on' if solved else 'Begin'}: {next_lesson.number}. {next_lesson.title}"
     st.button(label, key="w_begin", type="primary", on_click=go, args=(next_lesson.number,))
     with st.container(key="contents"):
-        for chapter, lessons in CHAPTERS.items():
-            st.markdown(f"**{chapter}**")
-            for lesson in lessons:
-                _show_entry(lesson, done=lesson in solved)
+        for number, (chapter, lessons) in enumerate(CHAPTERS.items()):
+            with st.container(key=f"chapter_{number}", gap=None):
+                st.markdown(f"**{chapter}** :gray[{sum(x.minutes for x in lessons)} min]")
+                for lesson in lessons:
+                    _show_entry(lesson, done=lesson in solved)
     if solved:
         _offer_progress(solved, next_lesson)
     _show_glossary()
@@ -57,11 +58,8 @@ def show_contents(go: Callable[[int], None]) -> None:
 
 def _show_entry(lesson: Lesson, *, done: bool) -> None:
     query = {**settings.to_query(state.values()), "lesson": lesson.key}
-    with st.container(horizontal=True, vertical_alignment="center", key=f"entry_{lesson.number}"):
-        icon = ":material/check_circle:" if done else ":material/circle:"
-        st.page_link(PAGE, label=f"{lesson.number}. {lesson.title}", icon=icon, query_params=query, width=330)
-        st.caption(lesson.idea, width="stretch")
-        st.caption(f"{lesson.minutes} min", width="content")
+    icon = ":material/check_circle:" if done else ":material/circle:"
+    st.page_link(PAGE, label=f"{lesson.number}. {lesson.title}", icon=icon, query_params=query, help=lesson.idea)
 
 
 def _show_glossary() -> None:

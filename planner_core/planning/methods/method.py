@@ -54,17 +54,10 @@ class Method:
     """What `restrict` forbids, as words after the method's name, for the steps of the ablation."""
     chunks: bool = False
     """Whether its plans say what they would gain if products ran in chunks (ATP)."""
-    called: str = ""
-    """Its name in the explorer, if that is not `title`."""
     plan_title: str = ""
     """The name of its plan in the explorer, if that is not `title`."""
     suits: Callable[[Graph], bool] = suits_every_model
     """Whether the model can have such a layout. If it cannot, reports do not mention the method."""
-
-    @property
-    def shown(self) -> str:
-        """The name of the method in the explorer."""
-        return self.called or self.title
 
     @property
     def shown_plan(self) -> str:

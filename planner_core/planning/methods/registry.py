@@ -104,6 +104,7 @@ BASELINES: Mapping[str, Method] = {
         Method(
             name="megatron-sp",
             title="Megatron-LM + sequence parallel",
+            plan_title="Megatron-LM + SP",
             restrict=megatron_rules(is_sequence_split),
             zero=0,
             own_stage=1,
@@ -113,8 +114,7 @@ BASELINES: Mapping[str, Method] = {
         Method(
             name="hf-expert",
             title="hf-expert",
-            called="the model's own",
-            plan_title="The model’s own plan",
+            plan_title="hf-expert",
             restrict=vendor_rules,
             zero=0,
             suits=lambda graph: vendor_plan(graph.config) is not None,

@@ -106,11 +106,11 @@ function line(row, data, choose) {
  * @param {string} title
  * @param {number} column
  * @param {HTMLTableElement} table
- * @param {PlanRow[]} rows
+ * @param {import("../types").PlansData} data
  */
-function sorter(title, column, table, rows) {
+function sorter(title, column, table, { rows, terms }) {
   const box = Object.assign(part("th", ""), { scope: "col" });
-  const button = part("button", "", title);
+  const button = defined("button", title, terms);
   button.setAttribute("type", "button");
   button.addEventListener("click", () => {
     const down = box.getAttribute("aria-sort") === "ascending";
@@ -139,7 +139,7 @@ export default function ({ data, parentElement, setStateValue }) {
     .insertRow()
     .append(
       Object.assign(part("th", "", data.first), { scope: "col" }),
-      ...data.head.map((title, k) => sorter(title, k, table, data.rows)),
+      ...data.head.map((title, k) => sorter(title, k, table, data)),
     );
   /** @param {string} id */
   const choose = (id) => {
