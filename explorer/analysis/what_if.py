@@ -265,7 +265,8 @@ def metric_changes(before: Plan, after: Plan) -> list[MetricChange]:
     old, new = (n / p.cost.step_time_s for n, p in zip(tokens, (before, after), strict=True))
     name = "tokens/s" if after.workload["seq"] > 1 else "samples/s"
     change, is_less = _describe_change(old, new, units.count)
-    speed = MetricChange(name, units.count(new), change, None if is_less is None else not is_less)
+    share = change.partition("(")[2].removesuffix(")") or change  # both figures are large: the share says it
+    speed = MetricChange(name, units.count(new), share, None if is_less is None else not is_less)
     step, *others = (replace(one, better=None) for one in changes)
     return [step, speed, *others]
 

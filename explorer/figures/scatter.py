@@ -63,11 +63,11 @@ def plans_scatter(
     methods = {n: p for n, p in plans.items() if p.method in METHODS and p.method != EXACT.name}
     baselines = {n: p for n, p in plans.items() if p.method in BASELINES}
     front = sorted((n for n in plans if n not in {**baselines, **stated, **methods}), key=lambda n: ends[n])
-    _draw_plans(figure, {n: plans[n] for n in front}, ends, "best and trade-offs", "circle", COMPUTE, theme)
+    _draw_plans(figure, {n: plans[n] for n in front}, ends, "best, trade-offs", "circle", COMPUTE, theme)
     _draw_plans(figure, methods, ends, "other methods", "triangle-up", METHOD_COLOUR, theme)
     _draw_plans(figure, baselines, ends, "baselines", "diamond", COMMUNICATION, theme)
     _draw_plans(figure, stated, ends, "our current setup", "square", STATED_COLOUR, theme)
-    _draw_rings(figure, [ends[n] for n in marks.find_ties(plans)], "a tie with the best plan", (19, 1.2), theme.muted)
+    _draw_rings(figure, [ends[n] for n in marks.find_ties(plans)], "tie with the best", (19, 1.2), theme.muted)
     _draw_rings(figure, [ends[chosen]], "chosen", (25, 2.0), theme.text)
     wide = max(x for x, _ in ends.values()) * 1.28 or 1.0  # room for the name of the rightmost plan
     high = max(capacity_bytes / GIB, *(y for _, y in ends.values())) * 1.12
