@@ -57,11 +57,6 @@ class FrozenBetween(nn.Module):
         return F.cross_entropy(self.last(F.relu(self.frozen(F.relu(self.first(x))))), y)
 
 
-def frozen_between() -> Made:
-    """A frozen weight between layers that are trained, with a trained bias (BitFit)."""
-    return FrozenBetween(), (numbers(8, 16), classes(KINDS))
-
-
 class Shifted(FrozenBetween):
     """A buffer is added to a product."""
 
@@ -98,44 +93,6 @@ def lora_of_a_merged_layer() -> Made:
     return _layers(Merged())
 
 
-class Prompted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.prompt = nn.Parameter(numbers(4, WIDTH))
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.0, batch_first=True).requires_grad_(False)
-        self.body, self.head = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(WIDTH, KINDS)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        h = torch.cat([self.prompt.unsqueeze(0).repeat(x.shape[0], 1, 1), x], 1)
-        return F.cross_entropy(self.head(self.body(h)[:, 0]), y)
-
-
-def prompt_tuning() -> Made:
-    """Learned tokens before the input of a frozen body."""
-    return Prompted(), (numbers(8, 8, WIDTH), classes(KINDS))
-
-
-class Quantised(nn.Module):
-    """Weights of 8 bits and a scale as buffers, unpacked at each use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("codes", torch.randint(-127, 127, (WIDTH, WIDTH), dtype=torch.int8))
-        self.register_buffer("scale", torch.full((WIDTH, 1), 0.01))
-        self.change = LoRA(nn.Linear(WIDTH, WIDTH))
-
-    codes: Tensor
-    scale: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.codes.to(x.dtype) * self.scale) + self.change(x)
-
-
-def quantised_weights() -> Made:
-    """Buffers of int8 with scales, and a low-rank change."""
-    return _layers(Quantised())
-
-
 class FakeQuantised(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -169,11 +126,6 @@ class LearnedSteps(nn.Module):
 def fake_quantised_by_torch() -> Made:
     """torch.fake_quantize_per_channel_affine."""
     return _layers(LearnedSteps())
-
-
-def weight_norm() -> Made:
-    """torch.nn.utils.parametrizations.weight_norm."""
-    return _layers(parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)))
 
 
 def spectral_norm() -> Made:
@@ -231,28 +183,6 @@ class Universal(nn.Module):
 def one_layer_three_times() -> Made:
     """One layer's weights at every depth."""
     return Universal(), (numbers(8, 8, WIDTH), classes(KINDS))
-
-
-class Lists(nn.Module):
-    """Weights in a ParameterDict and in a buffer that is a parameter's twin."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.of = nn.ParameterDict(
-            {"w": nn.Parameter(numbers(WIDTH, WIDTH) * 0.1), "b": nn.Parameter(torch.zeros(WIDTH))}
-        )
-        self.register_buffer("slow", self.of["w"].detach().clone())
-
-    slow: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        slow = 0.9 * self.slow + 0.1 * self.of["w"].detach()
-        return torch.addmm(self.of["b"], x, self.of["w"]) + (x @ slow).detach()
-
-
-def parameter_dict() -> Made:
-    """A ParameterDict, addmm, a frozen copy that is mixed in."""
-    return _layers(Lists())
 
 
 class Frozen(nn.Module):

@@ -53,11 +53,6 @@ class Denoiser(nn.Module):
         return F.mse_loss(self.noise(kept.sqrt() * x + (1 - kept).sqrt() * noise, t), noise)
 
 
-def ddpm() -> Made:
-    """A net for noise with steps of a schedule looked up in a buffer."""
-    return Denoiser(), (images(), images(), classes(100))
-
-
 class Drawn(Denoiser):
     def forward(self, x: Tensor) -> Tensor:
         t = torch.randint(0, 100, (x.shape[0],), device=x.device)

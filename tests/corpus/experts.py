@@ -33,12 +33,6 @@ class Experts(nn.Module):
         gates = torch.zeros_like(scores).scatter(1, picked, weights)
         return (gates.t().unsqueeze(-1) * self._each(x)).sum(0)
 
-    def experts_choose_rows(self, x: Tensor, scores: Tensor) -> Tensor:
-        """Every expert takes its best rows; index_add puts them back."""
-        weights, rows = scores.softmax(-1).t().topk(4, -1)
-        made = torch.bmm(F.relu(torch.bmm(x[rows], self.up)), self.down) * weights[..., None]
-        return torch.zeros_like(x).index_add(0, rows.flatten(), made.flatten(0, 1))
-
     def experts_with_capacity(self, x: Tensor, scores: Tensor) -> Tensor:
         """One-hot places within a capacity, sent by einsum as in GShard."""
         p = scores.softmax(-1)

@@ -73,20 +73,6 @@ class Observer(nn.Module):
         return h - self.mean
 
 
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen, self.head = Observer(), nn.Linear(WIDTH, KINDS)
-
-    def forward(self, a: Tensor, b: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.head(self.seen(a) + self.seen(b)), y)
-
-
-def buffer_of_two_calls() -> Made:
-    """A running mean that two calls of a forward pass write in place."""
-    return Twice(), (numbers(8, WIDTH), numbers(8, WIDTH), classes(KINDS))
-
-
 class Picks(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -98,10 +84,7 @@ class Picks(nn.Module):
             return F.cross_entropy(self.net(h[rows, last]), y)
         if self.how == "several":
             return F.cross_entropy(self.net(h[rows[:, None], torch.stack([last, last - 1], 1)].sum(1)), y)
-        scores = self.net(h)
-        if self.how == "value":
-            return F.smooth_l1_loss(scores[range(len(y)), last, y], last.float())
-        return -scores.mean(1).log_softmax(-1)[rows, y].mean()
+        return F.smooth_l1_loss(self.net(h)[range(len(y)), last, y], last.float())
 
 
 def _tokens() -> tuple[Tensor, Tensor, Tensor]:
@@ -121,33 +104,6 @@ def two_tokens_of_each() -> Made:
 def values_of_actions() -> Made:
     """One value of each sample by two indices, as of a step and an action."""
     return Picks("value"), _tokens()
-
-
-def likelihoods_by_index() -> Made:
-    """log_softmax(...)[arange(n), y]."""
-    return Picks("class"), _tokens()
-
-
-class Balanced(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.router, self.parts, self.head = (
-            nn.Linear(WIDTH, 4),
-            nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4)),
-            nn.Linear(WIDTH, KINDS),
-        )
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        shares = self.router(x).softmax(-1)
-        weights, chosen = shares.topk(2, -1)
-        out = sum(part(x) * ((chosen == i) * weights).sum(-1, keepdim=True) for i, part in enumerate(self.parts))
-        used = F.one_hot(chosen, 4).float().sum(2).mean((0, 1))
-        return F.cross_entropy(self.head(out.mean(1)), y) + 0.04 * (used * shares.mean((0, 1))).sum()
-
-
-def balance_of_a_switch() -> Made:
-    """The balancing loss of Switch: a product of two means over the batch, of one tensor."""
-    return Balanced(), (numbers(8, 4, WIDTH), classes(KINDS))
 
 
 class Halves(nn.Module):

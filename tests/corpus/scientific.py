@@ -129,25 +129,6 @@ def slope_by_hand() -> Made:
     return HandSlope(), (numbers(8, 4),)
 
 
-class Ode(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rate, self.head = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)), nn.Linear(16, 4)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        for _ in range(3):
-            a = self.rate(x)
-            b = self.rate(x + 0.05 * a)
-            c = self.rate(x + 0.05 * b)
-            x = x + 0.1 / 6 * (a + 2 * b + 2 * c + self.rate(x + 0.1 * c))
-        return F.cross_entropy(self.head(x), y)
-
-
-def neural_ode() -> Made:
-    """Runge-Kutta steps with the same weights."""
-    return Ode(), (numbers(8, 16), classes(4))
-
-
 class Hamiltonian(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -358,24 +339,6 @@ class Mixing(nn.Module):
 def flow_step() -> Made:
     """A small matrix as a convolution and in slogdet."""
     return Mixing(), (numbers(4, 1, 8, 8),)
-
-
-class Shifting(nn.Module):
-    """Each token is mixed with the one before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix, self.shift = nn.Parameter(torch.rand(32)), nn.ZeroPad2d((0, 0, 1, -1))
-        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mixed = x * self.mix + self.shift(x) * (1 - self.mix)
-        return (self.second(torch.relu(self.first(mixed)).square()) - x).square().mean()
-
-
-def time_shift() -> Made:
-    """RWKV's shift of tokens: a padding by 1 and -1, which keeps the size."""
-    return Shifting(), (numbers(4, 16, 32),)
 
 
 class Windows(nn.Module):

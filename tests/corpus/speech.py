@@ -70,37 +70,6 @@ def gru_cell_by_step() -> Made:
     return Cells(), (numbers(8, 4, 16), classes(8))
 
 
-class Cell(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.into, self.again = nn.Linear(16, 4 * WIDTH), nn.Linear(WIDTH, 4 * WIDTH)
-
-    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        h, c = state
-        i, f, g, o = (self.into(x) + self.again(h)).chunk(4, -1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        return torch.sigmoid(o) * torch.tanh(c), c
-
-
-class CellLSTM(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell, self.head = Cell(), nn.Linear(WIDTH, 8)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        h = c = x.new_zeros(x.shape[0], WIDTH)
-        made = []
-        for t in range(x.shape[1]):
-            h, c = self.cell(x[:, t], (h, c))
-            made.append(h)
-        return F.cross_entropy(self.head(torch.stack(made, 1)).flatten(0, 1), y.flatten())
-
-
-def lstm_of_cells() -> Made:
-    """A cell called for each token. The last call's second result is read by nothing outside of it."""
-    return CellLSTM(), (numbers(8, 4, 16), classes(8, (8, 4)))
-
-
 class Conformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()

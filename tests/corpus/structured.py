@@ -169,24 +169,6 @@ def ppo() -> Made:
     return ActorCritic(), (numbers(8, 8), classes(4), numbers(8), numbers(8), numbers(8))
 
 
-class Gaussian(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.actor, self.spread = nn.Linear(8, 8), nn.Parameter(torch.zeros(4))
-        self.critics = nn.ModuleList([nn.Linear(12, 1), nn.Linear(12, 1)])
-
-    def forward(self, seen: Tensor, worth: Tensor) -> Tensor:
-        mean, rough = self.actor(seen).chunk(2, -1)
-        did = torch.tanh(mean + torch.randn_like(mean) * (rough.clamp(-5, 2) + self.spread).exp())
-        pair = torch.cat([seen, did], -1)
-        return -torch.minimum(*(c(pair) for c in self.critics)).mean() + F.mse_loss(self.critics[0](pair)[:, 0], worth)
-
-
-def soft_actor_critic() -> Made:
-    """Actions are drawn; the smaller of two critics."""
-    return Gaussian(), (numbers(8, 8), numbers(8))
-
-
 class Dueling(nn.Module):
     def __init__(self) -> None:
         super().__init__()

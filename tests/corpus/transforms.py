@@ -59,12 +59,6 @@ class Changed(nn.Module):
         with torch.autocast("cpu", enabled=False):
             return self.first(x.float())
 
-    def start_without_grad(self, x: Tensor) -> Tensor:
-        """A layer runs under no_grad, then again on what came out."""
-        with torch.no_grad():
-            h = torch.tanh(self.first(x))
-        return self.first(h)
-
     def function_sign(self, x: Tensor) -> Tensor:
         """A custom function: straight-through sign."""
         return Sign.apply(self.first(x))
@@ -195,24 +189,6 @@ def gradient_hook_on_a_weight() -> Made:
     model = Changed("_plain")
     model.first.weight.register_hook(lambda grad: grad * 0.5)
     return model, (numbers(8, WIDTH), classes(KINDS))
-
-
-class Fixed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(16, 32), nn.Linear(32, 4)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        h = self.body(x)
-        wide = h + torch.zeros_like(h)
-        with torch.no_grad():
-            top, sign = h.abs().amax(1, keepdim=True), (h > 0).float()
-        return F.cross_entropy(self.head(h / (top + 1) * sign + wide), y)
-
-
-def scale_without_grad() -> Made:
-    """A scale that is found under no_grad, used after arithmetic of its own."""
-    return Fixed(), (numbers(8, 16), classes(4))
 
 
 class Encoder(nn.Module):

@@ -136,24 +136,6 @@ def mobilenet() -> Made:
     return _classified(nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), InvertedResidual(16), InvertedResidual(16)), 16)
 
 
-class Shuffle(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        half = width // 2
-        self.conv = nn.Sequential(nn.Conv2d(half, half, 1), nn.BatchNorm2d(half), nn.ReLU())
-
-    def forward(self, x: Tensor) -> Tensor:
-        a, b = x.chunk(2, 1)
-        y = torch.cat([a, self.conv(b)], 1)
-        n, c, h, w = y.shape
-        return y.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
-
-
-def shufflenet() -> Made:
-    """Channels are split, joined and shuffled by a view and a transpose."""
-    return _classified(nn.Sequential(nn.Conv2d(3, 16, 3), Shuffle(16), Shuffle(16)), 16)
-
-
 class Inception(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()

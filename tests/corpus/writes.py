@@ -36,13 +36,6 @@ class Written(nn.Module):
         h.masked_fill_(h < -1, -1.0)
         return h
 
-    def fills_zeros(self, h: Tensor) -> Tensor:
-        """A new tensor of zeros is filled in parts."""
-        made = torch.zeros(h.shape[0], 2 * h.shape[1], device=h.device)
-        made[:, : h.shape[1]] = h
-        made[:, h.shape[1] :] = -h
-        return made.view(len(h), 2, -1).sum(1)
-
     def fills_like_another(self, h: Tensor) -> Tensor:
         """New tensors with as many samples as another, joined to it."""
         h = torch.cat([h, h[:, :4]], 1)
@@ -118,13 +111,6 @@ class Learns(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(self.last(getattr(self, self.how)(self.first(x))), y)
 
-    def running_average(self, h: Tensor) -> Tensor:
-        """A buffer is averaged in place, another counts."""
-        with torch.no_grad():
-            self.mean.mul_(0.9).add_(h.mean(0), alpha=0.1)
-            self.steps += 1
-        return h - self.mean
-
     def running_average_by_lerp(self, h: Tensor) -> Tensor:
         """lerp_ of a buffer with a detached mean."""
         self.mean.lerp_(h.detach().mean(0), 0.1)
@@ -142,15 +128,6 @@ class Learns(nn.Module):
         with torch.no_grad():
             self.queue[:, : len(h)] = q.T
         return h + near.repeat(1, 2)
-
-    def codes_that_learn(self, h: Tensor) -> Tensor:
-        """A codebook follows the mean of what it is given."""
-        picked = (h @ self.codes.t()).argmax(-1)
-        q = self.codes[picked]
-        with torch.no_grad():
-            chosen = F.one_hot(picked, 16).to(h.dtype)
-            self.codes.mul_(0.99).add_(chosen.t() @ h, alpha=0.01)
-        return h + (q - h).detach()
 
 
 globals().update(variants(Learns, lambda: (numbers(8, WIDTH), classes(KINDS))))
@@ -172,7 +149,6 @@ class Results(nn.Module):
         a, b = (head(h) for head in self.heads)
         return {
             "dict": {"a": a, "b": b.sigmoid(), "more": [h.mean(), {"norm": h.norm(dim=-1)}]},
-            "tuple": (a, (b, h)),
             "vector": (a - 1).pow(2),
             "summed": a.sum() + b.sum(),
         }[self.how]
@@ -181,11 +157,6 @@ class Results(nn.Module):
 def returns_a_dict() -> Made:
     """A nested dict of results; a stand-in loss is trained on."""
     return Results("dict"), (numbers(8, WIDTH),)
-
-
-def returns_a_tuple() -> Made:
-    """A nested tuple of results."""
-    return Results("tuple"), (numbers(8, WIDTH),)
 
 
 def returns_unreduced_losses() -> Made:

@@ -23,29 +23,19 @@ from planner_core.cost import zero_stage
 from planner_core.exporters.api import export, export_text
 from planner_core.planning import Request, plan_model
 from tests.support.ranks import run_ranks
-
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 256,
-    "max_position_embeddings": 64,
-}
-CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES}
+from tests.support.tiny_models import LLAMA, LLAMA_SIZES
 
 
 @cache
 def plans(gpus: int = 2, mesh: str = "2") -> dict[str, Plan]:
-    found = shardscope.plan(CONFIG, cluster=f"1x8-h100:gpus={gpus}", mesh=mesh, batch=8, seq=16, dtype="float32")
+    found = shardscope.plan(LLAMA, cluster=f"1x8-h100:gpus={gpus}", mesh=mesh, batch=8, seq=16, dtype="float32")
     return {p.name: p for p in found.plans}
 
 
 def trained(shard: Any, own: slice) -> list[float]:
     """Losses of the whole batch over three steps; `shard` takes the model, `own` are this rank's samples."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES, use_cache=False))
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA_SIZES, use_cache=False))
     if shard is not None:
         shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -78,7 +68,7 @@ def on_ranks(file: str) -> list[Any]:
 
     losses = trained(shard, slice(rank * size, (rank + 1) * size))
     with pytest.raises(ValueError, match="mesh of sizes"):
-        module.shard(LlamaForCausalLM(LlamaConfig(**SIZES)), init_device_mesh("cpu", (dist.get_world_size(), 1)))
+        module.shard(LlamaForCausalLM(LlamaConfig(**LLAMA_SIZES)), init_device_mesh("cpu", (dist.get_world_size(), 1)))
     return [losses, held[0]]
 
 
@@ -87,7 +77,7 @@ def test_fsdp2_code_trains_as_one_process_does(tmp_path: Path) -> None:
     assert any("norm" in line and "whole in the plan" in line for line in said), said
     losses, held = run_ranks(on_ranks, 2, (str(tmp_path / "shard.py"),))[0]
     assert losses == pytest.approx(trained(None, slice(None)), rel=1e-4)
-    assert held == sum(p.numel() for p in LlamaForCausalLM(LlamaConfig(**SIZES)).parameters()) // 2
+    assert held == sum(p.numel() for p in LlamaForCausalLM(LlamaConfig(**LLAMA_SIZES)).parameters()) // 2
 
 
 def hybrid() -> Plan:
@@ -127,7 +117,7 @@ def test_hsdp_code_trains_as_one_process_does(tmp_path: Path) -> None:
     assert any("2 shards, 2 times" in line for line in said)
     losses, held = run_ranks(on_ranks, 4, (str(tmp_path / "shard.py"),))[0]
     assert losses == pytest.approx(trained(None, slice(None)), rel=1e-4)
-    assert held == sum(p.numel() for p in LlamaForCausalLM(LlamaConfig(**SIZES)).parameters()) // 2
+    assert held == sum(p.numel() for p in LlamaForCausalLM(LlamaConfig(**LLAMA_SIZES)).parameters()) // 2
 
 
 def test_plans_that_split_more_than_the_batch_are_refused() -> None:

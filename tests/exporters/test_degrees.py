@@ -21,16 +21,26 @@ from planner_core.exporters.api import export, export_text
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Pricer, Statement, read_setup
 from planner_core.planning.pricing.configs.tools import megatron
-from tests.exporters.test_targets import FIELDS, megatron_flags
+from tests.exporters.test_targets import megatron_flags
 
-MORE_FIELDS = {
+FIELDS = {
     "context-parallel-size": "context_parallel_size",
     "cp-comm-type": "cp_comm_type",
     "moe-router-topk": "moe_router_topk",
     "expert-model-parallel-size": "expert_model_parallel_size",
     "moe-token-dispatcher-type": "moe_token_dispatcher_type",
-    **FIELDS,
+    "tensor-model-parallel-size": "tensor_model_parallel_size",
+    "pipeline-model-parallel-size": "pipeline_model_parallel_size",
+    "sequence-parallel": "sequence_parallel",
+    "num-layers": "num_layers",
+    "hidden-size": "hidden_size",
+    "ffn-hidden-size": "ffn_hidden_size",
+    "num-attention-heads": "num_attention_heads",
+    "num-query-groups": "num_query_groups",
+    "num-experts": "num_moe_experts",
+    "bf16": "bf16",
 }
+"""Flags of Megatron-LM, and the fields of megatron-core's TransformerConfig that they set."""
 STATED = (  # a model, a layout, what Megatron-LM and torchtitan are told of it, and whether that is the plan
     (
         "llama-3-8b",
@@ -259,11 +269,12 @@ def test_torchtitans_own_config_takes_context_and_experts(name: str, text: str, 
 
 @pytest.mark.parametrize(("name", "text", "flags"), [case[:3] for case in STATED])
 def test_megatron_core_takes_the_flags(name: str, text: str, flags: dict[str, Any]) -> None:
+    """With megatron-core 0.16.1 (requirements-targets.txt)."""
     core = pytest.importorskip("megatron.core.transformer")
     found = megatron_flags(export_text(of_layout(name, text), "megatron").text)
-    fields = {MORE_FIELDS[flag]: value for flag, value in found.items() if flag in MORE_FIELDS}
+    fields = {FIELDS[flag]: value for flag, value in found.items() if flag in FIELDS}
     config = core.TransformerConfig(**fields, params_dtype=torch.bfloat16, add_bias_linear=False)
-    assert all(getattr(config, MORE_FIELDS[flag]) == value for flag, value in flags.items())
+    assert all(getattr(config, FIELDS[flag]) == value for flag, value in flags.items())
     with pytest.raises(ValueError, match="num_moe_experts must be non None"):  # it does check what it is given
         core.TransformerConfig(
             **{**fields, "num_moe_experts": None, "expert_model_parallel_size": 2}, add_bias_linear=False

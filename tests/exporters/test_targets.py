@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import planner_core as shardscope
 from explorer.text.option_words import page_wording
@@ -395,39 +394,6 @@ def megatron_flags(text: str) -> dict[str, Any]:
         except ValueError:
             flags[name] = value
     return flags
-
-
-FIELDS = {
-    "tensor-model-parallel-size": "tensor_model_parallel_size",
-    "pipeline-model-parallel-size": "pipeline_model_parallel_size",
-    "sequence-parallel": "sequence_parallel",
-    "num-layers": "num_layers",
-    "hidden-size": "hidden_size",
-    "ffn-hidden-size": "ffn_hidden_size",
-    "num-attention-heads": "num_attention_heads",
-    "num-query-groups": "num_query_groups",
-    "num-experts": "num_moe_experts",
-    "bf16": "bf16",
-}
-"""Flags of Megatron-LM, and the fields of megatron-core's TransformerConfig that they set."""
-
-
-@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b"])
-def test_megatron_core_takes_the_flags(name: str) -> None:
-    """With megatron-core 0.16.1 (requirements-targets.txt)."""
-    core = pytest.importorskip("megatron.core.transformer")
-    for which in ("Megatron-LM", "Megatron-LM + sequence parallel"):
-        flags = megatron_flags(export_text(planned(name)[which], "megatron").text)
-        fields = {FIELDS[flag]: value for flag, value in flags.items() if flag in FIELDS}
-        fields["add_bias_linear"] = not flags.get("disable-bias-linear", False)
-        assert not fields["add_bias_linear"]
-        if fields.get("bf16"):
-            fields["params_dtype"] = torch.bfloat16
-        config = core.TransformerConfig(**fields)
-        assert config.tensor_model_parallel_size == flags["tensor-model-parallel-size"]
-        assert config.sequence_parallel == bool(flags.get("sequence-parallel"))
-    with pytest.raises(ValueError, match="sequence parallelism"):  # it does check what it is given
-        core.TransformerConfig(**{**fields, "tensor_model_parallel_size": 1, "sequence_parallel": True})
 
 
 LLAMA = {

@@ -26,20 +26,10 @@ from planner_core.runtime import initializer
 from planner_core.runtime.training import warmup_cosine
 from planner_core.verification import materialise, scaled
 from planner_core.verification.numerics import same_traffic
+from tests.support.tiny_models import LLAMA
 from tests.support.torchrun import command, environment, run_script, torchrun
 
 STEPS, RATE, WARMUP, CLIP = 4, 1e-2, 2, 0.5
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 256,
-    "max_position_embeddings": 64,
-}
 HOW = (
     "--steps",
     str(STEPS),
@@ -63,7 +53,7 @@ HOW = (
 @cache
 def plans(gpus: int = 2) -> dict[str, Plan]:
     found = shardscope.plan(
-        CONFIG, cluster=f"1x8-h100:gpus={gpus}", mesh=str(gpus), batch=8, seq=16, dtype="float32", accumulate=2
+        LLAMA, cluster=f"1x8-h100:gpus={gpus}", mesh=str(gpus), batch=8, seq=16, dtype="float32", accumulate=2
     )
     return {p.name: p for p in found.plans}
 
@@ -82,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("script")
     tokens = np.random.default_rng(3).integers(0, 256, 2_000).astype(np.uint16)
     tokens.tofile(place / "tokens.bin")
-    model: Any = materialise(model := build_from_config(CONFIG, "float32")[0], initializer(model, 7))
+    model: Any = materialise(model := build_from_config(LLAMA, "float32")[0], initializer(model, 7))
     model.save_pretrained(place / "weights")
     export(plans()["FSDP"], "torchrun", place / "fsdp.py")
     export(plans()["Megatron-LM + sequence parallel"], "torchrun", place / "megatron.py")
@@ -191,7 +181,7 @@ def test_the_blocks_of_the_script_are_what_runs_with_the_predicted_traffic(folde
     (folder / "edited.py").write_text(text.replace(head, f'{head}    print("this block runs", flush=True)\n'))
     shutil.copy(folder / "megatron.plan.json", folder / "edited.plan.json")
     said = run(folder, "edited.py", 2, "--count")
-    assert said.count("this block runs") == 2 * 2 * CONFIG["num_hidden_layers"]  # type: ignore[operator]  # ranks, micro-batches
+    assert said.count("this block runs") == 2 * 2 * LLAMA["num_hidden_layers"]  # type: ignore[operator]  # ranks, micro-batches
     found = json.loads(next(x for x in said.splitlines() if x.startswith("collectives ")).removeprefix("collectives "))
     assert same_traffic(found["predicted"], found["measured"]), found
     assert found["predicted"] == plans()["Megatron-LM + sequence parallel"].cost.collectives()
@@ -470,7 +460,7 @@ def test_script_of_a_model_with_scans_runs_with_the_predicted_traffic(kind: str,
 def test_master_weights_are_the_parameters(folder: Path) -> None:
     """In bfloat16 with float32 masters, which the optimizer keeps no second copy of."""
     found = shardscope.plan(
-        CONFIG, cluster="1x8-h100:gpus=2", mesh="2", batch=8, seq=16, dtype="bfloat16", optimizer="adamw-fp32"
+        LLAMA, cluster="1x8-h100:gpus=2", mesh="2", batch=8, seq=16, dtype="bfloat16", optimizer="adamw-fp32"
     )
     export(next(p for p in found.plans if p.name == "FSDP"), "torchrun", folder / "half.py")
     said = losses(run(folder, "half.py", 2, *HOW))

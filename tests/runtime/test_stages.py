@@ -11,8 +11,8 @@ import torch
 import planner_core as shardscope
 from planner_core.core import InputError
 from planner_core.runtime import PlanMismatch
-from planner_core.verification.processes import run_ranks
 from tests.support.own_model import OwnGPT, batch
+from tests.support.ranks import run_ranks
 
 MICRO_BATCHES = 4
 

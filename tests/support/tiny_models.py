@@ -15,6 +15,17 @@ TEXT = {
     "max_position_embeddings": 64,
 }
 """Small sizes in the words of most models of transformers that read text."""
+LLAMA_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **LLAMA_SIZES}
+"""A config whose feed-forward part is no multiple of its width, as in most Llamas."""
 _TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 _SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama-3-8b", {**TEXT, **_TOKENS, "num_key_value_heads": 4}),

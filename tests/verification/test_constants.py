@@ -29,7 +29,7 @@ VIDEO = {
 def test_labels_made_of_frames_are_not_taken_for_activations() -> None:
     """The frames of 16 videos are 786 432 bytes in float32; VideoMAE makes several tensors of them before its first operator."""
     graph = load_model(VIDEO, batch=16, dtype="float32")  # as many tokens as the model makes, which is no 2 048
-    plan = shardscope.plan(graph, cluster="1x8-h100").best
+    plan = shardscope.plan(graph, cluster="1x8-h100:gpus=2").best
     report = shardscope.verify(plan)
     memory = report["memory_bytes"]
     assert report["ok"] and memory["rel_error"] < 1e-3

@@ -29,22 +29,15 @@ from planner_core.verification.numerics import verify_all
 from planner_core.verification.schedule import first_difference
 from tests.support.plans import Request, in_chunks, planned, searched
 from tests.support.ranks import run_ranks
+from tests.support.tiny_models import LLAMA, LLAMA_SIZES
 
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 256,
-    "max_position_embeddings": 64,
-}
+SIZES = {**LLAMA_SIZES, "num_hidden_layers": 4}
 BATCH, SEQ = 4, 32
 
 
 @cache
 def llama() -> tuple[dict[str, Plan], Graph]:
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES}
+    config = {**LLAMA, **SIZES}
     found = shardscope.plan(config, cluster="1x8-h100:gpus=2", mesh="2", batch=BATCH, seq=SEQ, dtype="float32")
     return {p.name: p for p in found.plans}, found.graph
 
@@ -53,7 +46,7 @@ def llama() -> tuple[dict[str, Plan], Graph]:
 def on_two_axes() -> tuple[dict[str, Plan], Graph]:
     """A plan that gathers weights over both axes of a 2x2 mesh, and one whose working copies are made over one axis and gathered over the
     other."""
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES}
+    config = {**LLAMA, **SIZES}
     found = shardscope.plan(
         config,
         cluster="1x8-h100:gpus=4",
@@ -141,7 +134,8 @@ def test_every_plan_of_a_llama_runs_as_scheduled(micro_batches: int, tmp_path: P
     """Kinds, axes, bytes, numbers of weights and places among the units, issues and waits; without sums in all micro-batches
     but the last."""
     plans, graph = llama()
-    names = list(plans)
+    baselines = ("best", "data parallel", "FSDP", "Megatron-LM", "Megatron-LM + sequence parallel")
+    names = [name for name in plans if micro_batches == 1 or name in baselines]
     assert {"data parallel", "FSDP", "Megatron-LM", "Megatron-LM + sequence parallel"} <= set(names)
     for rank in run_ranks(traced, 2, (saved(tmp_path, names), micro_batches)):
         for name, rows in zip(names, rank, strict=True):
