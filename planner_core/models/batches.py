@@ -2,6 +2,7 @@
 
 A step of 16 samples may run in 1, 2, 4, 8 or 16 micro-batches, and each number has a graph of its own. Captures of b and 2b samples show
 how every size depends on the samples (`snapshots.symbolic`), and a third capture must agree with them. The others follow from these.
+A deep model is captured once, and these captures are of the same model with few layers (`snapshots.deepened`).
 
 Example: 16, 8 and 4 samples are captured. A size of 32 768, 16 384 and 8 192 is 2 048 a sample, so it is 2 048 with one sample.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner_core.core import Graph, graph_from_json
-from planner_core.models.loading import has_own_inputs, has_snapshot, merge_samples, open_model
+from planner_core.models.loading import has_own_inputs, has_snapshot, merge_samples, open_model, with_samples
 
 
 class BatchGraphs:
@@ -25,6 +26,9 @@ class BatchGraphs:
         self._captured: dict[int, Graph] = {}
         self._symbolic: dict[str, Any] | None = None
         self._irregular = False
+        self._few_layers: BatchGraphs | None = None
+        """The graphs of the same model with few layers."""
+        self._few_are_like_all = True
 
     def open(self, model: str, *, batch: int | None, seq: int | None, dtype: str, layers: int | None) -> Graph:
         """Return the graph of a model at a workload; None stands for a default size."""
@@ -34,7 +38,7 @@ class BatchGraphs:
             self._forget()
         if batch in self._captured:
             return self._captured[batch]
-        if batch is not None and (graph := self._derived(batch)) is not None:
+        if batch is not None and (graph := self._deepened(batch) or self._derived(batch)) is not None:
             return graph
         graph = open_model(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
         self._asked = model, graph.workload["seq"], dtype, layers
@@ -46,6 +50,20 @@ class BatchGraphs:
         if not self._asked:
             return False
         return self._asked == (model, seq or self._asked[1], dtype, layers)
+
+    def _deepened(self, batch: int) -> Graph | None:
+        """Derive the graph for `batch` samples from the first capture, and from the model with few layers; None if these do not show it."""
+        if not self._captured or not self._few_are_like_all:
+            return None
+        few_layers = self._few_layers = self._few_layers or BatchGraphs()
+        model, seq, dtype, _ = self._asked
+
+        def open_few(samples: int, layers: int) -> Graph:
+            return few_layers.open(model, batch=samples, seq=seq, dtype=dtype, layers=layers)
+
+        graph = with_samples(next(iter(self._captured.values())), batch, open_few)
+        self._few_are_like_all = graph is not None
+        return graph
 
     def _derived(self, batch: int) -> Graph | None:
         """Derive the graph for `batch` samples if three captures show how it depends on them; otherwise None."""

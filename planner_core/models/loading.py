@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,7 +137,7 @@ def _capture_config(
 
     if batch * (seq or DEFAULT_SEQ) > MAX_COMPUTED_ELEMENTS:
         # The token ids are then too large to be computed, and code that asks for their values would fail.
-        graph = capture_wide_batch(lambda b: _capture_config(source, b, seq, dtype, layers, flat), batch)
+        graph = capture_wide_batch(lambda b, few: _capture_config(source, b, seq, dtype, few or layers, flat), batch)
         if graph is not None:
             return graph
     named = source if isinstance(source, str) else str(source.get("model_type", "the model"))
@@ -258,6 +258,13 @@ def merge_samples(first: Graph, wide: Graph, *proofs: Graph) -> dict[str, Any] |
         return merge_symbolic_batch(first, wide, *proofs)
     except CaptureError:  # a size is no linear function of the number of samples
         return None
+
+
+def with_samples(deep: Graph, batch: int, open_few: Callable[[int, int], Graph | None]) -> Graph | None:
+    """As `snapshots.deepened.with_samples`."""
+    from planner_core.models.snapshots import deepened
+
+    return deepened.with_samples(deep, batch, open_few)
 
 
 def with_config(graph: Graph, **fields: Any) -> Graph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,59 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(batches, "open_model", capture)
     return seen
+
+
+DEEP_T5 = {
+    "model_type": "t5",
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 128,
+    "num_heads": 4,
+    "num_layers": 8,
+    "num_decoder_layers": 9,
+    "vocab_size": 256,
+}
+
+
+def count_captures(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]) -> list[tuple[int, int | None]]:
+    """The batches and the numbers of layers with which a config is captured from now on."""
+    seen: list[tuple[int, int | None]] = []
+
+    def capture(model: str, *, batch: int, seq: int | None, dtype: str, layers: int | None) -> Graph:
+        seen.append((batch, layers))
+        return capture_graph(config, batch=batch, seq=seq, dtype=dtype, layers=layers)
+
+    monkeypatch.setattr(batches, "open_model", capture)
+    return seen
+
+
+@pytest.mark.parametrize("config", [{**TINY, "num_hidden_layers": 8}, DEEP_T5])
+def test_a_deep_model_is_captured_once(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few of its layers show how sizes depend on the samples."""
+    seen, graphs = count_captures(monkeypatch, config), BatchGraphs()
+    found = {b: opened(graphs, b) for b in (16, 8, 4, 2, 1)}
+    assert seen == [(16, None), (16, 3), (8, 3), (4, 3)]
+    for batch, graph in found.items():
+        assert graph == capture_graph(config, batch=batch, seq=32), batch
+
+
+def test_layers_that_few_do_not_have_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose blocks differ with its depth is captured with all of its layers."""
+    config = {**TINY, "num_hidden_layers": 8}
+    seen, graphs = count_captures(monkeypatch, config), BatchGraphs()
+    known: Callable[..., Graph] = vars(batches)["open_model"]
+
+    def capture(model: str, *, layers: int | None, **rest: Any) -> Graph:
+        graph = known(model, layers=layers, **rest)
+        return (
+            replace(graph, blocks={n: replace(b, recomputed=True) for n, b in graph.blocks.items()})
+            if layers
+            else graph
+        )
+
+    monkeypatch.setattr(batches, "open_model", capture)
+    assert [opened(graphs, b) for b in (16, 8)] == [capture_graph(config, batch=b, seq=32) for b in (16, 8)]
+    assert seen == [(16, None), (16, 3), (8, 3), (8, None)]
 
 
 def opened(graphs: BatchGraphs, batch: int, **changes: Any) -> Graph:

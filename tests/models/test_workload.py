@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from planner_core.core import InputError, NotRunnable
+from planner_core.core import Graph, InputError, NotRunnable
 from planner_core.models import capture_graph
 from planner_core.models.snapshots.compare import graph_difference
 from planner_core.models.snapshots.widened import capture_wide_batch
@@ -122,11 +122,22 @@ T5 = {
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
 
 
-@pytest.mark.parametrize("config", [GPT2, LLAMA, T5, MIXTRAL, VIT], ids=lambda c: c["model_type"])
+DEEP = {**LLAMA, "num_hidden_layers": 7}
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA, DEEP, T5, MIXTRAL, VIT], ids=lambda c: c["model_type"])
 @pytest.mark.slow(only=("gpt2",))
 def test_a_batch_that_is_read_off_small_ones_is_the_one_that_is_captured(config: dict[str, Any]) -> None:
-    found = capture_wide_batch(lambda batch: capture_graph(config, batch=batch, seq=None if config is VIT else 8), 24)
-    straight = capture_graph(config, batch=24, seq=None if config is VIT else 8)
+    seq = None if config is VIT else 8
+    all_layers: list[int] = []
+
+    def capture(batch: int, layers: int | None) -> Graph:
+        all_layers.extend([batch] * (layers is None))
+        return capture_graph(config, batch=batch, seq=seq, layers=layers)
+
+    found = capture_wide_batch(capture, 24)
+    assert all_layers == ([2] if config is DEEP else [2, 4, 3])
+    straight = capture_graph(config, batch=24, seq=seq)
     assert found is not None and graph_difference(found, straight) is None
     assert (found.workload, found.assumptions) == (straight.workload, straight.assumptions)
 
