@@ -16,7 +16,7 @@ the third was never needed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from planner_core.search.algebra.pareto_points import PointAllowance, TooManyPoi
 from planner_core.search.network.folded import Problem
 from planner_core.search.network.search_cache import Assignment, Copy, SearchCache
 from planner_core.search.objective import EVEN_SHARES, TIE, Objective
-from planner_core.search.repeated_block import Chain, between_bytes, boundary, chain_states
+from planner_core.search.repeated_block import Chain
 from planner_core.search.units.dual_shares import best_shares
 from planner_core.search.units.reduction import ReducedVariant, eliminate_all, eliminate_inside
 from planner_core.search.units.tables import weighted_tables
@@ -90,7 +90,7 @@ def run_tables(problem: Problem) -> list[RunTable]:
     result = []
     for run in (r for r in folded.runs if r.count > 1 and not r.boundary.shared):
         stream = run.compiled.net.tensors[run.boundary.entry]
-        pairs = [stream.axis_states[i] for i in stream.index[chain_states(run.boundary, run.compiled)][:, -1]]
+        pairs = [stream.axis_states[i] for i in stream.index[run.states][:, -1]]
         log10_states = float(np.log10(list(run.compiled.sizes.values())).sum())
         names = tuple(f"{forward}|{gradient}" for forward, gradient in pairs)
         result.append(RunTable(run.run.block, run.count, names, log10_states, run.copy_matrix(0), run.cost[0]))
@@ -287,7 +287,8 @@ class FoldedTables:
             r.compute_promising_states(tree, value)
 
     def _assignment(self, states: Mapping[str, int]) -> Assignment:
-        return make_assignment(self.problem, self.objective, states, [c for r in self.runs for c in r.copies(states)])
+        copies = [copy for run in self.runs for copy in run.copies(states)]
+        return make_assignment(self.problem, self.objective, self.runs, states, copies)
 
     def _priced_value(self, a: Assignment) -> float:
         return priced_value(self.objective, a)
@@ -300,20 +301,20 @@ def priced_value(objective: Objective, a: Assignment) -> float:
     return a.seconds + float(weights[memory] @ a.totals[memory])
 
 
-def make_assignment(problem: Problem, objective: Objective, top: Mapping[str, int], copies: list[Copy]) -> Assignment:
+def make_assignment(
+    problem: Problem, objective: Objective, runs: Iterable[Chain], top: Mapping[str, int], copies: list[Copy]
+) -> Assignment:
     """Return the assignment of these states, with its totals. `top` is in the numbering of the states that are alive."""
     top_states = {v: int(problem.top.alive[v][s]) for v, s in top.items()}
     top_totals = sum_factors(problem.top.net.factors, top_states)
     totals = top_totals + sum(count * copy.totals for copy, count in Counter(copies).items())
     position = 0
-    for run in problem.runs:
-        run_copies = copies[position : position + len(run.calls)]
-        position += len(run.calls)
-        if len(run_copies) > 1:  # the memory of the tensors between two copies
-            axes, kept_bytes = boundary(problem, run), between_bytes(problem, run)
-            states = chain_states(axes, problem.first_variant(run.block))
+    for run in runs:
+        run_copies = copies[position : position + run.count]
+        position += run.count
+        if run.count > 1:  # the memory of the tensors between two copies
             totals[Component.AFTER_FORWARD] += sum(
-                count * kept_bytes[np.searchsorted(states, copy.states[axes.exit])]
+                count * run.between_bytes[np.searchsorted(run.states, copy.states[run.boundary.exit])]
                 for copy, count in Counter(run_copies[:-1]).items()
             )
     return with_objective(Assignment(top_states, copies, top_totals, totals, 0.0, 0.0), objective)

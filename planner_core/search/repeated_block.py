@@ -108,15 +108,6 @@ def chain_states(axes: Boundary, compiled: CompiledNetwork) -> NDArray[np.int64]
     return sorted_distinct(np.concatenate([entry_states, exit_states]))
 
 
-def between_bytes(problem: Problem, run: Run) -> Floats:
-    """[state of the chain]: bytes of the tensor between two copies if one of them keeps it for backward, else 0."""
-    compiled, axes = problem.first_variant(run.block), boundary(problem, run)
-    states = chain_states(axes, compiled)
-    if len(run.calls) == 1:
-        return np.zeros(len(states))
-    return compiled.net.tensors[axes.entry].local_bytes[states] * float(compiled.net.keeps_between)
-
-
 def over_top_variables(
     problem: Problem,
     axes: Boundary,
@@ -183,17 +174,18 @@ class Chain:
         self.problem, self.run, self.unit = problem, run, unit
         self.boundary, self.compiled = boundary(problem, run), unit.first_variant
         self.count = len(run.calls)
+        self._views: dict[int, View] = {}
         self.bounds: RunBounds = RunBounds(np.zeros(0)) if like is None else like.bounds
         if self.is_whole:
             return
         # Bytes that are kept between two copies cost their price. Without a price of memory this is 0.
-        self.between = unit.objective.weights()[Component.AFTER_FORWARD] * between_bytes(problem, run)  # [state]
+        self.between = unit.objective.weights()[Component.AFTER_FORWARD] * self.between_bytes  # [state]
         self.shape = [len(self.compiled.alive[v]) for v in self.boundary.shared]
         if like is not None:
             return
         states = int(np.prod(self.shape, dtype=int))
         if states <= MAX_EAGER_STATES:
-            n = len(chain_states(self.boundary, self.compiled))
+            n = len(self.states)
             self.bounds.cost = np.zeros((states, n, n))
             for s in range(states):
                 self.compute_power(s)
@@ -204,6 +196,19 @@ class Chain:
     def is_whole(self) -> bool:
         """Whether the run is one copy with a table over its whole boundary."""
         return not self.boundary.entry
+
+    @cached_property
+    def states(self) -> NDArray[np.int64]:
+        """The states of the tensor that links the copies: see `chain_states`."""
+        return chain_states(self.boundary, self.compiled)
+
+    @cached_property
+    def between_bytes(self) -> Floats:
+        """[state of the chain]: bytes of the tensor between two copies if one of them keeps it for backward, else 0."""
+        if self.count == 1:
+            return np.zeros(len(self.states))
+        net = self.compiled.net
+        return net.tensors[self.boundary.entry].local_bytes[self.states] * float(net.keeps_between)
 
     @property
     def cost(self) -> Floats:
@@ -247,9 +252,11 @@ class Chain:
 
     def view(self, s: int) -> View:
         """Return the view of one copy in shared state `s`, or of its whole boundary."""
-        if self.is_whole:
-            return View(self.compiled.open_boundary)
-        return View((self.boundary.entry, self.boundary.exit), tuple(self.shared_states(s).items()))
+        if s not in self._views:
+            ends = self.boundary.entry, self.boundary.exit
+            whole = View(self.compiled.open_boundary)
+            self._views[s] = whole if self.is_whole else View(ends, tuple(self.shared_states(s).items()))
+        return self._views[s]
 
     def copy_matrix(self, s: int) -> Floats:
         """[entry, exit]: cost of one copy in shared state `s`, without the tensor that is kept between copies."""
@@ -392,7 +399,7 @@ class Chain:
         c = self.compiled
         if self.is_whole:
             return 0, [tuple(int(np.searchsorted(c.alive[v], boundary_states[v])) for v in c.open_boundary)]
-        both = chain_states(self.boundary, c)
+        both = self.states
         ends = [int(np.searchsorted(both, boundary_states[v])) for v in (self.boundary.entry, self.boundary.exit)]
         # L copies have L + 1 states on their way: the entry, L - 1 between, the exit. Each two in a row are an entry of the view.
         path_states = both[[ends[0], *self.powers[s].cheapest_path(0, ends[0], ends[1]), ends[1]]]

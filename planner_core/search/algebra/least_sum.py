@@ -49,7 +49,7 @@ def _dense_least(tables: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
         parts = ([t[:, :, k if t.shape[2] > 1 else 0] for t in tables] for k in range(shape[2]))
         return np.stack([_dense_least(part, inner) for part in parts], axis=1)
     if row < MIN_ENTRIES_BY_STATE or len(tables) == 1:
-        return np.asarray(_sum(tables).min(axis=1))
+        return np.asarray(np.minimum.reduce(_sum(tables), axis=1))
     best = np.full((shape[0], *shape[2:]), np.inf)
     buffer = np.empty_like(best)  # the sums of one state of v, which stay in the cache
     for state in range(shape[1]):
@@ -63,7 +63,8 @@ def _dense_least(tables: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
 def _sum(tables: Sequence[Floats]) -> Floats:
     total, *more = tables
     for table in more:
-        total = total + table
+        # In the order of dims that the sum has: numpy would take that of transposed tables, and the minimum then takes twice as long.
+        total = np.add(total, table, order="C")
     return total
 
 
@@ -86,12 +87,13 @@ def _sparse_least(tables: Sequence[Floats], shape: tuple[int, ...], dim: int, po
     """Return the minimum, from the sums of the `possible` pairs [t, v]. The states of t are those of the dim `dim`."""
     others, v = np.nonzero(possible)
     starts = np.searchsorted(others, np.arange(len(possible) + 1))
-    reordered = [np.moveaxis(t, dim, 2) for t in tables]  # [variant, v, t, rest...]
+    rest_dims = [d for d in range(2, len(shape)) if d != dim]
+    reordered = [t.transpose(0, 1, dim, *rest_dims) for t in tables]  # [variant, v, t, rest...]
 
     def pair_sums(part: slice) -> Floats:
         return _sum([t[:, v[part], others[part] if t.shape[2] > 1 else 0] for t in reordered])
 
-    rest = (*shape[2:dim], *shape[dim + 1 :])
+    rest = [shape[d] for d in rest_dims]
     # `reduceat` returns the element at the start for an empty range, not infinity. So every state of t must have a pair.
     if math.prod(rest) < MIN_ENTRIES_BY_PAIR and (np.diff(starts) > 0).all():
         least = np.minimum.reduceat(pair_sums(slice(None)), starts[:-1], axis=1)

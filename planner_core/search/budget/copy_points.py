@@ -35,7 +35,7 @@ from planner_core.search.algebra.pareto_points import (
 from planner_core.search.budget.goal import Goal
 from planner_core.search.network.search_cache import Copy
 from planner_core.search.objective import EVEN_SHARES
-from planner_core.search.repeated_block import Chain, between_bytes, in_chain_states
+from planner_core.search.repeated_block import Chain, in_chain_states
 from planner_core.search.units.pruned_unit import PrunedUnit, prune_by_limit
 from planner_core.search.units.unit_points import sums_around
 
@@ -150,8 +150,7 @@ class RunPoints:
         """[state, sum]: what the tensor between two copies adds to a point."""
         costs = np.zeros((self.shape[1], 1 + len(self.goal.ends)))
         if Component.AFTER_FORWARD in self.goal.ends:
-            kept_bytes = between_bytes(self.chain.problem, self.chain.run)
-            costs[:, 1 + self.goal.ends.index(Component.AFTER_FORWARD)] = kept_bytes
+            costs[:, 1 + self.goal.ends.index(Component.AFTER_FORWARD)] = self.chain.between_bytes
         return costs
 
     def copies(self, point: int) -> list[Copy]:

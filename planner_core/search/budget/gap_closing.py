@@ -88,7 +88,7 @@ class ModelPoints:
         """Return the assignment of one point."""
         states, run_points = self.tree.assignment(point)
         calls = [copy for k, c in enumerate(self.copies) for copy in c.copies(run_points[k])]
-        return make_assignment(self.problem, self.objective, states, calls)
+        return make_assignment(self.problem, self.objective, [c.chain for c in self.copies], states, calls)
 
 
 @dataclass

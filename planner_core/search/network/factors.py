@@ -7,7 +7,7 @@ Example: an operator with 3 strategies reads a tensor with 4 states. Each is a v
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -108,6 +108,7 @@ class TablePool:
         self._selections: dict[tuple[object, ...], tuple[Factor, Factor]] = {}
         self._numbers_by_id: dict[tuple[int, int], int] = {}
         self._numbers_by_sample: dict[tuple[object, ...], list[int]] = {}
+        self._least: dict[tuple[int, tuple[int, ...]], Floats] = {}
 
     def merge(self, net: Network) -> dict[tuple[str, ...], Factor]:
         """Add up a network's factors over the same variables, so that each set of variables has one factor. Equal sums get one table."""
@@ -184,10 +185,23 @@ class TablePool:
         self.tables.append(f)
         return numbers[-1]
 
-    def weighted(self, number: int, weights: Floats) -> Floats:
-        """[entry]: the costs of a table weighted with `weights` [component]; infinite where an entry is impossible."""
-        f = self.tables[number]
-        return np.asarray(weights[f.costs.components] @ f.costs.flat + f.barrier.ravel())
+    def weighted(self, numbers: Sequence[int], weights: Floats) -> Floats:
+        """[table, entry]: the costs of tables of one shape weighted with `weights` [component]; infinite where an entry is impossible."""
+        tables = [self.tables[number] for number in numbers]
+        weighted = np.empty((len(tables), tables[0].allowed.size))
+        for f, row in zip(tables, weighted, strict=True):
+            np.matmul(weights[f.costs.components], f.costs.flat, out=row)
+            row += f.barrier.ravel()
+        return weighted
+
+    def least(self, number: int, components: tuple[int, ...]) -> Floats:
+        """[component]: the least that a possible entry of a table costs, of each of these components by itself."""
+        if (key := (number, components)) not in self._least:
+            f = self.tables[number]
+            each = [f.costs.component(c) for c in components]
+            # Most tables hold no memory.
+            self._least[key] = np.array([(costs + f.barrier).min() if costs.any() else 0.0 for costs in each])
+        return self._least[key]
 
 
 def zero_costs(*shape: int) -> Floats:

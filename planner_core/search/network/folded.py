@@ -77,18 +77,16 @@ class CompiledNetwork:
         """[end]: bytes that no assignment of the block is below when forward and when backward ends: the sum of each factor's least."""
         ends = Component.AFTER_FORWARD, Component.AFTER_BACKWARD
         least = np.zeros(2)
-        for f in self.factors:
-            for k, end in enumerate(ends):
-                if (bytes_ := f.costs.component(end)).any():  # most tables hold no memory
-                    least[k] += (bytes_ + f.barrier).min()
+        for number in self.kinds:
+            least += self.pool.least(number, ends)
         return least
 
-    @property
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Number of states that are left of each variable."""
         return {v: len(a) for v, a in self.alive.items()}
 
-    @property
+    @cached_property
     def open_boundary(self) -> tuple[str, ...]:
         """The boundary variables that have more than one state left. The others do not need a dim in a table."""
         return tuple(v for v in self.boundary if len(self.alive[v]) > 1)

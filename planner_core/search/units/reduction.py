@@ -22,8 +22,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from planner_core.search.algebra.elimination import Elimination, Floats, Steps, Table, eliminate, order_largest_last
 from planner_core.search.algebra.elimination_order import order_entries
 from planner_core.search.algebra.least_sum import least_sum
@@ -171,30 +169,48 @@ class ReducedBlock:
             arrays.append(least_sum([part.of(arrays) for part in parts]))
 
 
-def eliminate_inside(variants: Sequence[CompiledNetwork], weights: Floats) -> ReducedBlock:
-    """Return the `variants` of a block after their inside was eliminated, with costs that are weighted with `weights` [component]."""
-    first = variants[0]
-    sizes, pool = first.sizes, first.pool
-    weighted: dict[int, Floats] = {}
-    kind_numbers: dict[tuple[int, ...], int] = {}
+@dataclass(frozen=True, slots=True)
+class InsideTables:
+    """The tables inside a block in some of its variants: for each array the numbers of its rows in the block's pool and its shape
+    [row, ...], and the recipe that eliminates them. They do not depend on the costs."""
+
+    arrays: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    recipe: Recipe
+
+    @staticmethod
+    def of(variants: Sequence[CompiledNetwork]) -> InsideTables:
+        """Return the tables of the `variants` of a block. Its network keeps them."""
+        first = variants[0]
+        if (key := tuple(c.kinds for c in variants)) not in first.recipes:
+            first.recipes[key] = _collect_tables(first, [*zip(*key, strict=True)])
+        tables: InsideTables = first.recipes[key]
+        return tables
+
+
+def _collect_tables(first: CompiledNetwork, kinds_of: Sequence[tuple[int, ...]]) -> InsideTables:
+    """Return the tables of a block whose factors are the tables `kinds_of` [factor, variant] of its pool."""
+    numbers: dict[tuple[int, ...], int] = {}
     kinds: list[int] = []
     scopes: list[tuple[str, ...]] = []
-    arrays: list[Floats] = []
+    arrays: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     rows: list[tuple[int, ...]] = []
     # Factors are equal if they are equal in each variant.
-    for f, kind in zip(first.factors, zip(*(c.kinds for c in variants), strict=True), strict=True):
-        scopes.append(tuple(v for v in f.vars if sizes[v] != 1))
-        kinds.append(kind_numbers.setdefault(kind, len(kind_numbers)))
+    for f, kind in zip(first.factors, kinds_of, strict=True):
+        scopes.append(tuple(v for v in f.vars if first.sizes[v] != 1))
+        kinds.append(numbers.setdefault(kind, len(numbers)))
         if kinds[-1] == len(arrays):
             row_numbers: dict[int, int] = {}
             rows.append(tuple(row_numbers.setdefault(number, len(row_numbers)) for number in kind))
-            for number in row_numbers:
-                if number not in weighted:
-                    weighted[number] = pool.weighted(number, weights)
-            tables = [weighted[number] for number in row_numbers]
-            stacked = np.stack(tables) if len(tables) > 1 else tables[0]
-            arrays.append(stacked.reshape(-1, *(sizes[v] for v in scopes[-1])))
-    return ReducedBlock(elimination_recipe(first, scopes, kinds, rows), arrays)
+            arrays.append(((*row_numbers,), (-1, *(first.sizes[v] for v in scopes[-1]))))
+    return InsideTables(arrays, elimination_recipe(first, scopes, kinds, rows))
+
+
+def eliminate_inside(variants: Sequence[CompiledNetwork], weights: Floats) -> ReducedBlock:
+    """Return the `variants` of a block after their inside was eliminated, with costs that are weighted with `weights` [component]."""
+    inside, pool = InsideTables.of(variants), variants[0].pool
+    return ReducedBlock(
+        inside.recipe, [pool.weighted(numbers, weights).reshape(shape) for numbers, shape in inside.arrays]
+    )
 
 
 def eliminate_all(compiled: CompiledNetwork, tables: Sequence[Table]) -> Elimination:
