@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from planner_core.core import ITEM_BYTES, Call
 from planner_core.cost import boundary_bytes
 from planner_core.cost.communication import AxisLink, collective_time, pipe_link, rank_links
+from planner_core.cost.memory import WeightBytes, has_working_copy, weight_bytes
 from planner_core.planning.planner import Planner
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.tool_forms import Inner, ToolForm
@@ -49,7 +50,7 @@ class DegreeEstimates:
         # 4 quarters, as much as the whole model keeps of one micro-batch.
         need = activation_bytes * d.in_flight / d.ranks
         for zero in self.zero_stages:
-            free = self.planner.budget - self._weight_bytes(replace(d, zero=zero))
+            free = self.planner.budget - self._state_bytes(replace(d, zero=zero))
             if free >= MIN_ACTIVATION_SHARE * need:
                 recompute = RECOMPUTE_OVERHEAD * max(0.0, 1 - free / need) if need else 0.0
                 seconds = micro_batch_s * (1 + recompute)
@@ -100,23 +101,30 @@ class DegreeEstimates:
         """Seconds to scatter all gradients of a rank's stages over the data axis once, and to gather all of their weights once."""
         if d.data == 1:
             return 0.0, 0.0
-        working, gradients = self._sharded_bytes(d)
+        params = self._params_of_rank(d)
         link = rank_links(self.planner.cluster, d.mesh, d.pipe)[0]
-        scatter_s = collective_time("reduce_scatter", int(gradients), link)[0]
-        return scatter_s, collective_time("all_gather", int(working), link)[0]
+        scatter_s = collective_time("reduce_scatter", int(params * self._weight_bytes.gradient), link)[0]
+        return scatter_s, collective_time("all_gather", int(params * self._weight_bytes.working), link)[0]
 
-    def _weight_bytes(self, d: PipelineDegrees) -> float:
-        """Bytes of working copies and gradients that a GPU holds."""
-        working, gradients = self._sharded_bytes(d)
-        return working / (d.data if d.zero > 2 else 1) + gradients / (d.data if d.zero > 1 else 1)
+    def _state_bytes(self, d: PipelineDegrees) -> float:
+        """Bytes of weights, gradients and optimizer states that a GPU holds."""
+        of, load = self._weight_bytes, self.planner.workload
+        shards = d.data if d.zero else 1
+        gathered = d.zero > 2 and shards > 1
+        stored = (of.stored + of.moments) / shards
+        copied = has_working_copy(ITEM_BYTES[load.dtype], True, load, gathered or shards == 1, gathered)
+        gradients = of.gradient / (shards if d.zero > 1 else 1)
+        return self._params_of_rank(d) * (stored + (of.working if copied else 0) + gradients)
 
-    def _sharded_bytes(self, d: PipelineDegrees) -> tuple[float, float]:
-        """Bytes of weights and of gradients of a GPU's part of a rank's stages, before they are sharded over the data axis."""
-        load = self.planner.workload
+    def _params_of_rank(self, d: PipelineDegrees) -> float:
+        """Parameters of a GPU's part of a rank's stages, before they are sharded over the data axis."""
         # Context ranks hold the same weights. Where every operator chooses, most products are sharded; and most weights are experts'.
-        share = self._num_params / (d.ranks * (d.tensor if d.inner in ("", Inner.TENSOR, Inner.EXPERT) else 1))
-        item = ITEM_BYTES[load.dtype]
-        return share * item, share * load.gradient_item(item)
+        return self._num_params / (d.ranks * (d.tensor if d.inner in ("", Inner.TENSOR, Inner.EXPERT) else 1))
+
+    @functools.cached_property
+    def _weight_bytes(self) -> WeightBytes:
+        load = self.planner.workload
+        return weight_bytes(ITEM_BYTES[load.dtype], True, load)
 
     def _pipe_link(self, d: PipelineDegrees) -> AxisLink:
         return pipe_link(self.planner.cluster, d.mesh, d.pipe)

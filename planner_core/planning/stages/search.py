@@ -208,7 +208,8 @@ class _StageSearch:
         """Whether a search of these degrees is not begun. `failures`: degrees in a row of which no cut was quicker, by ZeRO stage."""
         # Other stages a rank of a whole model that has been searched cost little. Example: the tenth search was that of 8 x 8 tensor
         # ranks with one stage each, 13.2 s; with two stages, which came next, the step takes 12.0 s.
-        searched = {other.whole_model for other in self.shared_s}
+        # A whole model that does not fit into the memory of all ranks costs no search of cuts.
+        searched = {other.whole_model for other, shared_s in self.shared_s.items() if shared_s < math.inf}
         bounded = {**self.model_s, **self.rank_bounds}
         for known, most in ((bounded, MAX_BOUNDED), (searched, MAX_SEARCHED)):
             if len(known) >= most and d.whole_model not in known:
@@ -485,7 +486,12 @@ class _StageSearch:
         with self.first.clock("search"):
             prices = self.prices.get(d.whole_model, (0.0, 0.0))
             limits = SearchLimits(abandon_above=max_s, prove=False, prices=prices)
-            result = search_within_budget(problem, budget=self.model_budget(d, share), limits=limits)
+            whole, budget = self.model_budget(d), self.model_budget(d, share)
+            result = search_within_budget(problem, budget=budget, limits=limits)
+            # Where the states take most of the memory, no plan is within the share, but one within all of it may be too large for a rank.
+            if result.smallest is not None and result.least_memory < whole:
+                budget = result.least_memory + share * (whole - result.least_memory)
+                result = search_within_budget(problem, budget=budget, limits=limits)
         if result.assignment is None or result.bound > max_s:
             return None, result.bound if result.bound > max_s else math.inf
         blocks, ends = make_block_plans(problem, result.assignment), ops_at_the_ends(self.first.coarse)
