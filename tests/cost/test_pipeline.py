@@ -19,7 +19,7 @@ from planner_core.cost.schedule.pipeline import (
     bound_s,
     boundary_states,
     in_flight,
-    most_in_flight,
+    in_flight_at_once,
     rank_orders,
     steady_orders,
     tied_weights,
@@ -116,12 +116,20 @@ def test_long_steps_have_the_situations_of_short_ones(schedule: str, ranks: int,
 
 
 @pytest.mark.parametrize(("ranks", "virtual"), [(2, 2), (3, 4), (4, 3), (8, 2)])
-def test_the_most_in_flight_follow_from_counts_of_forwards(ranks: int, virtual: int) -> None:
-    """No order is made for them: a search asks for those of 512 stages."""
+def test_what_is_in_flight_at_once_follows_from_counts_of_forwards(ranks: int, virtual: int) -> None:
+    """No order is made for them: a search asks for those of 512 stages. Each moment is one of the order, and none has more everywhere."""
     pipeline = cut("interleaved", ranks, virtual)
     for rounds in (1, 2, 3, 9):
-        most = {k: n for order in rank_orders(pipeline, rounds * ranks) for k, n in in_flight(order).items()}
-        assert most_in_flight(pipeline, rounds * ranks) == tuple(most[k] for k in range(ranks * virtual))
+        found = in_flight_at_once(pipeline, rounds * ranks)
+        for rank, order in enumerate(rank_orders(pipeline, rounds * ranks)):
+            now, seen = dict.fromkeys(pipeline.stages_of(rank), 0), set()
+            for work in order:
+                now[work.stage] += 1 if work.what is Pass.FORWARD else -1
+                seen.add(tuple(now.values()))
+            most = set(map(tuple, found[rank].tolist()))
+            assert most <= seen
+            assert all(any(all(a <= b for a, b in zip(one, other, strict=True)) for other in most) for one in seen)
+    assert in_flight_at_once(cut("interleaved", 4, 2), 16)[0].tolist() == [[7, 4], [8, 3], [8, 3], [8, 3]]
 
 
 def test_micro_batches_in_flight() -> None:

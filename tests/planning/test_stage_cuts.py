@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner_core.core import Pipeline, StageCost
-from planner_core.cost import most_in_flight
+from planner_core.cost import in_flight_at_once
 from planner_core.cost.schedule.pipeline.timing import closed_form_by_rank
 from planner_core.planning.stages.cuts import find_best_cut
 from planner_core.planning.stages.degrees import PipelineDegrees
@@ -111,8 +111,7 @@ def interleaved_by_hand(
 ) -> float:
     """The closed form of a cut with several stages a rank, from its stages' costs; infinite if a rank does not fit."""
     pipeline, cuts = Pipeline(ranks, "interleaved", copies), np.cumsum([0, *copies])
-    most = most_in_flight(pipeline, micro_batches)
-    stages, held, passing = [], [0.0] * ranks, [0.0] * ranks
+    stages, states, kept, passing = [], [0.0] * ranks, [0.0] * len(copies), [0.0] * ranks
     for stage, (first, last) in enumerate(itertools.pairwise(cuts)):
         each, rank = range(first, last), pipeline.rank_of(stage)
         forward, backward, gather, reduce, step = (
@@ -123,10 +122,14 @@ def interleaved_by_hand(
         stages.append(
             StageCost(forward, backward, 0.0, gather, reduce, step + policy.stage_s, send_s, send_bytes=0, peak_bytes=0)
         )
-        held[rank] += sum(policy.state_bytes[i] + most[stage] * policy.activation_bytes[i] for i in each)
-        held[rank] += most[stage] * policy.sent_bytes[last - 1]
+        states[rank] += sum(float(policy.state_bytes[i]) for i in each)
+        kept[stage] = float(sum(policy.activation_bytes[i] for i in each) + policy.sent_bytes[last - 1])
         passing[rank] = max(passing[rank], *(float(policy.passing_bytes[i]) for i in each))
-    fits = all(h + p <= budget for h, p in zip(held, passing, strict=True))
+    fits = all(
+        states[rank] + sum(n * held for n, held in zip(now, kept[rank::ranks], strict=True)) + passing[rank] <= budget
+        for rank, moments in enumerate(in_flight_at_once(pipeline, micro_batches))
+        for now in moments
+    )
     return max(closed_form_by_rank(pipeline, stages, micro_batches)) if fits else float("inf")
 
 

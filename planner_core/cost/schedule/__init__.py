@@ -35,7 +35,7 @@ from planner_core.cost.schedule.pipeline import (
     check_micro_batches,
     even_copies,
     in_flight,
-    most_in_flight,
+    in_flight_at_once,
     price_pipeline,
     price_simulated,
     price_stages,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner_core.core import Pipeline, StageCost
-from planner_core.cost import bound_s, even_copies, most_in_flight
+from planner_core.cost import bound_s, even_copies, in_flight_at_once
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.pieces import Floats, PolicyMix, RangeCosts
 
@@ -67,7 +67,7 @@ class _CopiesSearch:
         self.times, self.memory = sums.times, sums.memory
         stages = degrees.ranks * degrees.virtual
         pipeline = Pipeline(degrees.ranks, degrees.schedule, (1,) * stages)
-        self.in_flight = np.array(most_in_flight(pipeline, degrees.micro_batches), dtype=float)
+        self.in_flight = in_flight_at_once(pipeline, degrees.micro_batches).astype(float)
         self.passing = _RangeMaximum(self.policy.passing_bytes)
 
     def improve(self, copies: Ints) -> Ints:
@@ -143,13 +143,12 @@ class _CopiesSearch:
         """[ranks] no cut within the budget and `limit` seconds gives a rank more copies. Zero if a rank cannot have a copy a stage."""
         states, activations = np.diff(self.memory).min(axis=-1)
         copy_s = np.diff(self.times[:2]).sum(axis=0).min()
-        in_flight = self._of_ranks(self.in_flight)
-        virtual = len(in_flight)
+        virtual = self.degrees.virtual
         # Each stage has a copy. All others are taken to be of the least kind, where the fewest micro-batches are in flight. Example: 2 and
         # 1 in flight, 3 GB of states and 1 GB of activations a copy, 25 GB: the first copies take 5 + 4 GB and each other 4 GB, so 6 fit.
-        first_bytes = virtual * states + in_flight.sum(axis=0) * activations
-        next_bytes = np.maximum(1.0, states + in_flight.min(axis=0) * activations)
-        by_memory = virtual + np.floor((self.budget - first_bytes) / next_bytes)
+        first_bytes = virtual * states + self.in_flight.sum(axis=-1) * activations
+        next_bytes = np.maximum(1.0, states + self.in_flight.min(axis=-1) * activations)
+        by_memory = virtual + np.floor((self.budget - first_bytes) / next_bytes).min(axis=-1)
         by_time = np.floor(limit / max(self.degrees.micro_batches * copy_s, 1e-30))
         most: Floats = np.minimum(by_memory, by_time)
         return np.where(most < virtual, 0.0, most)
@@ -165,13 +164,14 @@ class _CopiesSearch:
         ]
 
     def num_bytes(self, copies: Ints) -> Floats:
-        """[..., ranks] bytes of a rank's stages: all of their states and activations, and the highest passing moment of one of them."""
+        """[..., ranks] bytes of a rank's stages: their states, what they keep at the fullest moment, and the highest passing moment."""
         ends = np.cumsum(copies, axis=-1)
         states, activations = self.memory[:, ends] - self.memory[:, ends - copies]
-        held = states + self.in_flight * (activations + self.policy.sent_bytes[ends - 1])
+        kept = self._of_ranks(activations + self.policy.sent_bytes[ends - 1])
+        held = np.einsum("rmv,...vr->...rm", self.in_flight, kept).max(axis=-1)
         # A rank runs one pass at a time, so the highest passing moment of its stages counts once, and what they hold all.
         passing = self._of_ranks(self.passing.of(ends - copies, ends)).max(axis=-2)
-        num_bytes: Floats = self._of_ranks(held).sum(axis=-2) + passing
+        num_bytes: Floats = self._of_ranks(states).sum(axis=-2) + held + passing
         return num_bytes
 
 

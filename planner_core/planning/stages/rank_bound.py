@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner_core.core import Pipeline
-from planner_core.cost import Component, Shares, most_in_flight
+from planner_core.cost import Component, Shares, in_flight_at_once
 from planner_core.planning.stages.degrees import PipelineDegrees
 from planner_core.planning.stages.pieces import Floats
 from planner_core.search import Problem, least_copy_costs
@@ -76,13 +76,13 @@ class RankBound:
         return low
 
     def _may_take(self, seconds: float, d: PipelineDegrees, copies: int, least: Floats) -> bool:
-        """Whether ranks that are as full as `seconds` and their memory allow have all copies. `least`: [stage of a rank, rank, price]."""
+        """Whether ranks that are as full as `seconds` and their memory allow have all copies. `least`: [rank, moment, its stage, price]."""
         rank = np.arange(d.ranks)
         before = rank * 1.0  # each stage before has a copy
         while True:
-            room = (seconds - before * self.pass_s / d.micro_batches)[:, None] + self.prices * self.budget
+            room = (seconds - before * self.pass_s / d.micro_batches)[:, None, None] + self.prices * self.budget
             # Each stage of a rank has one copy. The others are cheapest where the fewest micro-batches are in flight.
-            more = np.floor((room - least.sum(axis=0)) / least.min(axis=0) + 1e-9).min(axis=-1)
+            more = np.floor((room - least.sum(axis=2)) / least.min(axis=2) + 1e-9).min(axis=(1, 2))
             most = d.virtual + more
             if more.min() < 0 or most.sum() < copies:
                 return False
@@ -117,8 +117,8 @@ def rank_bound(problem: Problem, budget: float, ranks: int, copies: int) -> Rank
 
 
 def _in_flight(d: PipelineDegrees) -> Floats:
-    """[stage of a rank, rank] micro-batches in flight."""
+    """[rank, moment, stage of a rank] micro-batches in flight."""
     if d.virtual == 1:
-        return np.minimum(d.micro_batches, d.ranks - np.arange(d.ranks))[None].astype(float)
+        return np.minimum(d.micro_batches, d.ranks - np.arange(d.ranks))[:, None, None].astype(float)
     pipeline = Pipeline(d.ranks, d.schedule, (1,) * (d.ranks * d.virtual))
-    return np.array(most_in_flight(pipeline, d.micro_batches), dtype=float).reshape(d.virtual, d.ranks)
+    return in_flight_at_once(pipeline, d.micro_batches).astype(float)

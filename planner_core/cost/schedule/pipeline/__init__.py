@@ -14,7 +14,7 @@ from planner_core.cost.schedule.pipeline.orders import (
     Pass,
     check_micro_batches,
     in_flight,
-    most_in_flight,
+    in_flight_at_once,
     rank_orders,
     steady_orders,
 )

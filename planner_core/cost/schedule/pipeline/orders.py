@@ -21,8 +21,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner_core.core import InputError, Pipeline, named
+
+Ints = NDArray[np.int64]
 
 
 class Pass(StrEnum):
@@ -163,23 +166,28 @@ def _situations(stages: Sequence[int], order: Order) -> dict[Situation, None]:
     return seen
 
 
-def most_in_flight(pipeline: Pipeline, micro_batches: int) -> tuple[int, ...]:
-    """The most micro-batches that are in flight in each stage of `interleaved`."""
+def in_flight_at_once(pipeline: Pipeline, micro_batches: int) -> Ints:
+    """[rank, moment, stage of the rank] micro-batches in flight in `interleaved`, at the moments that no other one exceeds in every stage.
+    Ranks of fewer moments repeat one.
+
+    Stages are not at their most together. Example: the first of four ranks with two stages each has up to 8 in the one and up to 4 in the
+    other, but 7 and 4 or 8 and 3 at once."""
     assert pipeline.schedule == "interleaved"
     ranks, virtual, micro_batches = pipeline.ranks, pipeline.virtual, _steady_micro_batches(pipeline, micro_batches)
     each, total = _round_of(pipeline, micro_batches), micro_batches * virtual
     turns = np.arange(total) // each % virtual
     # Row j counts the passes of turn j among the first 0, 1, 2, ... of a rank. Backwards take the turns from the last one on.
     forwards = np.cumsum(np.arange(virtual)[:, None] == np.concatenate([[-1], turns]), axis=1)
-    most = [0] * len(pipeline.copies)
+    found = []
     for rank in range(ranks):
         ahead = _forwards_ahead(pipeline, rank, micro_batches, INTERLEAVED_HOPS)
         # When the n-th forward has run, all backwards but those of the `ahead` forwards before it have.
         done = np.arange(1, total + 1)
-        now = forwards[:, done] - forwards[::-1, np.maximum(0, done - 1 - ahead)]
-        for turn in range(virtual):
-            most[turn * ranks + rank] = int(now[turn].max())
-    return tuple(most)
+        now = np.unique((forwards[:, done] - forwards[::-1, np.maximum(0, done - 1 - ahead)]).T, axis=0)
+        no_more = (now[:, None] <= now).all(axis=-1)  # [moment, other moment]
+        found.append(now[no_more.sum(axis=-1) == 1])  # each has no more than itself
+    moments = max(map(len, found))
+    return np.stack([np.pad(now, ((0, moments - len(now)), (0, 0)), mode="edge") for now in found])
 
 
 def in_flight(order: Order) -> Counter[int]:
