@@ -167,11 +167,11 @@ class _CopiesSearch:
         """[..., ranks] bytes of a rank's stages: their states, what they keep at the fullest moment, and the highest passing moment."""
         ends = np.cumsum(copies, axis=-1)
         states, activations = self.memory[:, ends] - self.memory[:, ends - copies]
-        kept = self._of_ranks(activations + self.policy.sent_bytes[ends - 1])
-        held = np.einsum("rmv,...vr->...rm", self.in_flight, kept).max(axis=-1)
+        kept = self._of_ranks(activations + self.policy.sent_bytes[ends - 1]).T  # [rank, stage of the rank, ...]
+        held = (self.in_flight @ kept.reshape(*kept.shape[:2], -1)).max(axis=1).T
         # A rank runs one pass at a time, so the highest passing moment of its stages counts once, and what they hold all.
         passing = self._of_ranks(self.passing.of(ends - copies, ends)).max(axis=-2)
-        num_bytes: Floats = self._of_ranks(states).sum(axis=-2) + held + passing
+        num_bytes: Floats = self._of_ranks(states).sum(axis=-2) + held.reshape(passing.shape) + passing
         return num_bytes
 
 

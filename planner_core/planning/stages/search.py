@@ -83,8 +83,10 @@ one stage, they are pruned if their estimate is as long."""
 COMPUTE_SHARE, COMPUTE_SHARE_WITHOUT_RECOMPUTE = 0.85, 0.75
 """The least compute of other degrees, as a share of that of the plan of one stage: products have other shapes, and that plan may
 compute its forward pass twice."""
-MAX_REPAIRS = 3
+MAX_REPAIRS = 4
 """Searches of one cut, each with less memory than the one before."""
+MOST_ABOVE_WALK = 0.01
+"""The first of them has more memory by this share: where the sum over pieces is above the walk of a cut, the cut may fit nevertheless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +414,7 @@ class _StageSearch:
         self, d: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], limit: float
     ) -> Plan | None:
         """The plan of the best cut under these policies, if it fits and is below a limit."""
-        budget = planner.budget
+        budget = planner.budget * (1 + MOST_ABOVE_WALK)
         for _ in range(MAX_REPAIRS):
             cut = self.find_cut(d, RangeCosts(policies, d.micro_batches, budget), limit)
             if cut is None:
