@@ -23,12 +23,16 @@ from planner_core.models import model_identity
 from planner_core.planning.methods import EXACT
 from planner_core.planning.planner import Planner, recomputation_of
 from planner_core.planning.stages.degrees import PipelineDegrees
-from planner_core.planning.stages.interleaved import Cut, list_interleaved_cuts
+from planner_core.planning.stages.interleaved import Cut, find_interleaved_cut, list_interleaved_cuts
 from planner_core.planning.stages.pieces import CopyPolicy, PolicyMix, RangeCosts
 from planner_core.search.algebra import StageOption, best_partition
 
 STAGES_PLAN_NAME = "stages"
 """The name of the best plan with pipeline stages."""
+MAX_REPAIRS = 4
+"""Searches of one cut, each with less memory than the one before."""
+MOST_ABOVE_WALK = 0.01
+"""The first of them has more memory by this share: where the sum over pieces is above the walk of a cut, the cut may fit nevertheless."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,28 @@ class PricedCut:
         )
 
 
+def plan_of_cut(
+    degrees: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], limit: float, even: bool
+) -> Plan | None:
+    """The plan of the best cut under these policies; None if it does not fit, or takes `limit` seconds. `even`: as `find_cut`."""
+    budget = planner.budget * (1 + MOST_ABOVE_WALK)
+    for _ in range(MAX_REPAIRS):
+        cut = find_cut(degrees, RangeCosts(policies, degrees.micro_batches, budget), limit, even)
+        if cut is None:
+            return None
+        # A step of thousands of passes takes seconds to simulate, so only that of a cut that may win is.
+        priced = price_cut(degrees, planner, policies, cut)
+        if priced.bound_s >= limit:
+            return None
+        peak_bytes = priced.memory_bytes["peak"]
+        if peak_bytes <= planner.budget:
+            plan = priced.plan()
+            return plan if plan.cost.step_time_s < limit else None
+        # The cut sums pieces; the walk of its memory counts what pieces cannot, so the excess moves the budget.
+        budget -= 1.01 * (peak_bytes - planner.budget)
+    return None
+
+
 def price_cut(degrees: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], cut: Cut) -> PricedCut:
     """Price the stages of a cut."""
     pipeline = Pipeline(degrees.ranks, degrees.schedule, cut[0], outer=degrees.outer)
@@ -80,6 +106,13 @@ def price_cut(degrees: PipelineDegrees, planner: Planner, policies: list[CopyPol
     stages = stage_plans(blocks, planner.graph, pipeline)
     costs, memory_bytes = price_stages(stages, pipeline, model, ops_at_the_ends(planner.coarse))
     return PricedCut(planner, degrees, pipeline, blocks, model, stages, costs, memory_bytes)
+
+
+def find_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float, even: bool) -> Cut | None:
+    """The best cut; None if none is below `limit` seconds. `even`: stages of equally many copies alone."""
+    if even:
+        return find_even_cut(degrees, costs, limit)
+    return (find_interleaved_cut if degrees.virtual > 1 else find_best_cut)(degrees, costs, limit)
 
 
 def find_best_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> Cut | None:

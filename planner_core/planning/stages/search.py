@@ -53,10 +53,9 @@ from planner_core.planning.methods import list_switches
 from planner_core.planning.methods.legality import unsearchable_faults
 from planner_core.planning.planner import Planner, prepare_planner, with_recompute, with_zero
 from planner_core.planning.request import Progress, Request
-from planner_core.planning.stages.cuts import find_best_cut, find_even_cut, price_cut
+from planner_core.planning.stages.cuts import find_cut, plan_of_cut
 from planner_core.planning.stages.degrees import MICRO_BATCH_SAMPLES, ModelKey, PipelineDegrees, list_degrees
 from planner_core.planning.stages.estimates import DegreeEstimates
-from planner_core.planning.stages.interleaved import Cut, find_interleaved_cut
 from planner_core.planning.stages.pieces import CopyPolicy, RangeCosts, policy_from_plan
 from planner_core.planning.stages.rank_bound import RankBound, rank_bound
 from planner_core.planning.stages.tool_forms import FORMS, MOST_ZERO_OF_TOOLS
@@ -83,10 +82,6 @@ one stage, they are pruned if their estimate is as long."""
 COMPUTE_SHARE, COMPUTE_SHARE_WITHOUT_RECOMPUTE = 0.85, 0.75
 """The least compute of other degrees, as a share of that of the plan of one stage: products have other shapes, and that plan may
 compute its forward pass twice."""
-MAX_REPAIRS = 4
-"""Searches of one cut, each with less memory than the one before."""
-MOST_ABOVE_WALK = 0.01
-"""The first of them has more memory by this share: where the sum over pieces is above the walk of a cut, the cut may fit nevertheless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +392,9 @@ class _StageSearch:
         quickest = next(self.find_policies(d, limit), None)
         if quickest is None:
             return False
-        if limit < math.inf and not self.find_cut(d, RangeCosts([quickest], d.micro_batches, math.inf), limit):
+        is_even = self.form is not None and self.form.even
+        unlimited = RangeCosts([quickest], d.micro_batches, math.inf)
+        if limit < math.inf and not find_cut(d, unlimited, limit, is_even):
             return False
         best_before = self.best
         policies = sorted(self.find_policies(d, limit), key=lambda policy: float(policy.micro_batch_s.sum()))
@@ -405,37 +402,10 @@ class _StageSearch:
         for policy in policies:  # only equal boundaries mix, and a tool runs all copies in one way
             mixable.setdefault(policy.name if self.form else policy.boundary, []).append(policy)
         for mixed in mixable.values():
-            plan = self.plan_of_cut(d, planner, mixed, limit)
+            plan = plan_of_cut(d, planner, mixed, limit, is_even)
             if plan:
                 self.best, limit = (plan, planner, d), plan.cost.step_time_s
         return self.best is not best_before
-
-    def plan_of_cut(
-        self, d: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], limit: float
-    ) -> Plan | None:
-        """The plan of the best cut under these policies, if it fits and is below a limit."""
-        budget = planner.budget * (1 + MOST_ABOVE_WALK)
-        for _ in range(MAX_REPAIRS):
-            cut = self.find_cut(d, RangeCosts(policies, d.micro_batches, budget), limit)
-            if cut is None:
-                return None
-            # A step of thousands of passes takes seconds to simulate, so only that of a cut that may win is.
-            priced = price_cut(d, planner, policies, cut)
-            if priced.bound_s >= limit:
-                return None
-            peak_bytes = priced.memory_bytes["peak"]
-            if peak_bytes <= planner.budget:
-                plan = priced.plan()
-                return plan if plan.cost.step_time_s < limit else None
-            # The cut sums pieces; the walk of its memory counts what pieces cannot, so the excess moves the budget.
-            budget -= 1.01 * (peak_bytes - planner.budget)
-        return None
-
-    def find_cut(self, d: PipelineDegrees, costs: RangeCosts, limit: float) -> Cut | None:
-        """The best cut that the tool can be told; None if none is below a limit."""
-        if self.form and self.form.even:
-            return find_even_cut(d, costs, limit)
-        return (find_interleaved_cut if d.virtual > 1 else find_best_cut)(d, costs, limit)
 
     def find_policies(self, d: PipelineDegrees, limit: float) -> Iterator[CopyPolicy]:
         """The copy policies on the mesh of a rank: the best plans in shares of the ranks' memory, then the best plan under each
