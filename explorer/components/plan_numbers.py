@@ -192,12 +192,9 @@ def _describe_reserved(reserved: ReservedMemory) -> str:
 
 def _show_memory(plan: Plan, result: Result) -> None:
     memory = plan.cost.memory_bytes
-    rows = [
-        [MEMORY_NAMES[k], units.memory(memory.get(k, 0)), units.whole(memory.get(k, 0)), MEMORY_FORMULAS[k]]
-        for k in MEMORY_KINDS
-    ]
-    rows.append(["peak", units.memory(memory["peak"]), units.whole(memory["peak"]), "their sum at that moment"])
-    frame.show_table(["kind", "size", "bytes", "what it is"], rows, "memory by kind")
+    rows = [[MEMORY_NAMES[k], units.memory(memory.get(k, 0)), MEMORY_FORMULAS[k]] for k in MEMORY_KINDS]
+    rows.append(["peak", units.memory(memory["peak"]), "their sum at that moment"])
+    frame.show_table(["kind", "size", "what it is"], rows, "memory by kind")
     st.caption("The peak is the most that is held at once, found by walking forward and backward, op by op.")
     if plan.fits:
         st.markdown(_describe_reserved(predict_reserved(plan, result.cluster)))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import Learner
 
 Choice: TypeAlias = int | str
@@ -84,7 +83,6 @@ class Lesson:
     terms: the words defined here, and only here, with their meanings.
     link: the page of the explorer that shows the same, and what is there; `focus` gives the settings of that page's address.
     cases: the settings that an exported file holds, where the options of the first controls would not do.
-    block: the block that the picture shows, whose code the page can generate; None where it cannot run.
     """
 
     number: int
@@ -104,7 +102,6 @@ class Lesson:
     former: int = 0
     uses_model: bool = False
     cases: Callable[[Learner, Values], list[tuple[str, dict[str, Choice]]]] | None = None
-    block: Callable[[Learner, Values], ArrangedBlock | None] | None = None
 
     def defaults(self) -> dict[str, Choice]:
         """The controls as they stand at first."""

@@ -28,7 +28,6 @@ from jinja2 import Environment, StrictUndefined
 
 from explorer.figures.svg_tensors import Drawing, amount, difference, number, svg
 from explorer.learn import links
-from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import (
     Control,
@@ -77,7 +76,6 @@ def read_lesson(
     *,
     focus: Callable[[Learner, Values], dict[str, str]] | None = None,
     cases: Callable[[Learner, Values], list[tuple[str, dict[str, int | str]]]] | None = None,
-    block: Callable[[Learner, Values], ArrangedBlock | None] | None = None,
 ) -> Lesson:
     """The lesson of `lessons/content/name.md`, whose values `live` computes for a learner and the settings of the controls.
 
@@ -123,7 +121,6 @@ def read_lesson(
         code=_code(parts["PyTorch"]),
         focus=make_settings,
         cases=cases,
-        block=block,
     )
 
 

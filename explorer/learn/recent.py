@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from explorer.learn.blocks.code import BlockCode, generate_block_code
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Choice, Question, Scene, Values
 from explorer.learn.lessons import LESSONS
@@ -31,14 +30,3 @@ def explorer_settings(number: int, learner: Learner, values: Values) -> dict[str
 @lru_cache(maxsize=256)
 def _explorer_settings(number: int, learner: Learner, values: tuple[tuple[str, Choice], ...]) -> dict[str, str]:
     return LESSONS[number - 1].focus(learner, dict(values))
-
-
-def block_code(number: int, learner: Learner, values: Values) -> BlockCode:
-    """The generated code of the block that lesson `number` draws."""
-    return _block_code(number, learner, tuple(values.items()))
-
-
-@lru_cache(maxsize=16)
-def _block_code(number: int, learner: Learner, values: tuple[tuple[str, Choice], ...]) -> BlockCode:
-    arrange = LESSONS[number - 1].block
-    return generate_block_code(arrange(learner, dict(values)) if arrange else None)

@@ -15,7 +15,7 @@ from explorer.components.request_form import sentence
 from explorer.learn import export
 from explorer.learn.lesson import Control, Lesson, Question, Scene
 from explorer.learn.lessons import LESSONS
-from explorer.learn.recent import block_code, explorer_settings, scene_and_question
+from explorer.learn.recent import explorer_settings, scene_and_question
 from explorer.learn.visit import address, answers, course
 from explorer.learn.visit.lesson_state import LessonState, current_learner, open_lesson, state_of, write_address
 from explorer.learn.warm import import_torch, prefetch_next
@@ -229,9 +229,6 @@ def show_code_and_links(lesson: Lesson) -> None:
     """The code, the same thing in the explorer, and the lesson as a file."""
     with st.expander("Show me the PyTorch"):
         st.code(lesson.code, language="python", wrap_lines=True)
-    if lesson.block:
-        with st.expander("The block in the picture, as generated code", key=f"code_{lesson.number}"):
-            show_block_code(lesson)
     page, label = lesson.link
     icon = ":material/arrow_forward:"
     st.page_link(PAGE.format(page), label=label, icon=icon, query_params=explorer_address(lesson))
@@ -246,38 +243,6 @@ def show_code_and_links(lesson: Lesson) -> None:
         icon=":material/download:",
         type="tertiary",
     )
-
-
-def show_block_code(lesson: Lesson) -> None:
-    """The code that is generated for the picture's block; made when it is asked for, since that takes seconds."""
-    here = state_of(lesson)
-    if not here.with_code:
-        st.caption("What each GPU runs: the model's own lines on its slices, with the collectives in place.")
-        st.button("Write it", key="w_code", on_click=request_code, args=(lesson,))
-        return
-    with st.spinner("Recording the model, without its weights …"):
-        code = block_code(lesson.number, current_learner(), here.values)
-    if code.reason:
-        st.info(code.reason)
-        return
-    if code.sending_lines:
-        st.markdown(f"These lines talk to other GPUs ({len(code.sending_lines)}):")
-        st.code("\n".join(code.sending_lines), language="python", wrap_lines=True)
-        st.caption(
-            "`move(forward, backward)` is what is sent going forward and what going back, TENSOR the devices of the picture, `w` "
-            "this GPU's slices. Gradients of weights that several GPUs use whole are summed after this function, so their sums are "
-            "not among these lines."
-        )
-    else:
-        st.markdown(
-            "No line talks to other GPUs: weights are gathered before this function, and gradients leave after it."
-        )
-    st.code(code.source, language="python", height=420)
-
-
-def request_code(lesson: Lesson) -> None:
-    """Callback: the code is wanted."""
-    state_of(lesson).with_code = True
 
 
 def explorer_address(lesson: Lesson) -> dict[str, str]:

@@ -41,6 +41,8 @@ FADED = "<style>[data-stale='true'] { opacity: 0.25 !important; transition: none
 """While a plan is searched, the figures of the plan before are no longer true: they fade at once."""
 PATIENCE_S = 0.4
 """Planning that takes longer shows its progress and can be stopped."""
+SOON = f"<p class='soon' style='animation-delay: {PATIENCE_S}s'>Planning …</p>"
+"""Seen after that time, also before the search has reported anything: a server that has just started first reads the planner's files."""
 
 
 def begin_page(page: str) -> None:
@@ -352,6 +354,7 @@ def _plan_current(short: Callable[[], None]) -> Result:
         st.stop()
     faded = st.empty()
     faded.html(FADED)
+    place.html(SOON)
     try:
         # `changed`: the address may not have reached the browser before the click on Stop.
         result = plan_request(
@@ -401,7 +404,7 @@ def progress_with_stop(place: Any, stop: Callable[[], None], key: str = "stop_pl
             return
         last = now
         if elapsed_s < PATIENCE_S:
-            place.empty()  # shows nothing, and ends this run where a newer edit has come
+            place.html(SOON)  # at a new element Streamlit ends this run where a newer edit has come
             return
         if not line:
             box = place.container(horizontal=True, vertical_alignment="center")

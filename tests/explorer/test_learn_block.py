@@ -1,4 +1,4 @@
-"""The block that lessons draw, let build and show as code: placements and messages by hand, and every state in its lesson."""
+"""The block that lessons draw and let build: placements and messages by hand, and every state in its lesson."""
 
 import re
 
@@ -7,8 +7,7 @@ import pytest
 
 from explorer.figures.svg_tensors import svg
 from explorer.graph.stripes import split_of
-from explorer.learn import recent
-from explorer.learn.blocks import arranged, code
+from explorer.learn.blocks import arranged
 from explorer.learn.blocks.arranged import WEIGHTS, ArrangedBlock
 from explorer.learn.learner import Learner
 from explorer.learn.lessons import LESSONS
@@ -110,45 +109,6 @@ def test_the_builder_holds_the_cost_of_every_choice() -> None:
     row = builder.choice_row([str(lesson.defaults()[w]) for w in WEIGHTS])
     assert int(cells[row]) == round(found.comm_s[row] * 1e6)
     assert picture.count('role="spinbutton"') == 7 and picture.count('class="cut"') == 3
-
-
-PROGRAM = """\
-same_back_all_reduce = move([], backward=[all_reduce(TENSOR)])
-all_reduce_back_same = move([all_reduce(TENSOR)], backward=[])
-slice_back_pad = move([shard(TENSOR, 0)], backward=[pad(TENSOR, 0)])
-
-
-def start(w, x):
-    return slice_back_pad(x)
-
-
-def llama_decoder_layer(w, x):
-    h = same_back_all_reduce(w.norm * x)
-    y = slice_back_pad(h)
-    return x + F.linear(y, w.down)
-"""
-
-
-def test_the_blocks_function_is_cut_out_with_the_exchanges_that_it_calls() -> None:
-    label, rows = "", []
-    for line in PROGRAM.splitlines():
-        label = {"def start": "", "def llama": "LlamaDecoderLayer#2"}.get(
-            line.partition("(")[0].partition("_")[0], label
-        )
-        rows.append((line, label, ["op"] if line.startswith("    ") else []))
-    found = code.extract_block(rows, "LlamaDecoderLayer")
-    assert found.source.startswith("same_back_all_reduce") and "all_reduce_back_same" not in found.source
-    assert "slice_back_pad = " in found.source and "def start" not in found.source
-    assert found.sending_lines == ("h = same_back_all_reduce(w.norm * x)",)
-
-
-@pytest.mark.slow  # builds and records the model
-def test_the_generated_block_has_f_and_g() -> None:
-    found = recent.block_code(6, LLAMA, LESSONS[5].defaults())
-    assert not found.reason and len(found.sending_lines) == 4
-    f, g = ("same_back_all_reduce", "all_reduce_back_same")
-    assert [f in line for line in found.sending_lines] == [True, False, True, False]
-    assert [g in line for line in found.sending_lines] == [False, True, False, True]
 
 
 def test_a_weight_is_called_the_same_in_the_lessons_and_on_the_overview() -> None:

@@ -151,7 +151,7 @@ def _show_table(quantity: str, points: Sequence[SweepPoint]) -> None:
         [_table_row(p) for p in points],
         lambda name: state.change(**changes[name], plan=""),
     )
-    st.caption("Choose a row to plan it: what it changes comes into the sentence above.")
+    st.caption("Choose a row to plan it.")
 
 
 def _table_row(point: SweepPoint) -> dict[str, object]:

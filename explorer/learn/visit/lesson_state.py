@@ -21,7 +21,7 @@ class LessonState:
     """A learner in a lesson.
 
     `revealed` opens the steps after the question; `answer` is the option given last, `solved` whether one was right before. `hint` is said to
-    a typed answer that no option expects; `as_list` shows options where one could type; `with_code` shows the block's code.
+    a typed answer that no option expects; `as_list` shows options where one could type.
     `requested_step` is the step that a link asked for, until the lesson's steps are known; `kept_answer` is the answer as the browser keeps it.
     """
 
@@ -32,7 +32,6 @@ class LessonState:
     solved: bool = False
     hint: str = ""
     as_list: bool = False
-    with_code: bool = False
     requested_step: int = 0
     kept_answer: str = ""
 

@@ -18,7 +18,6 @@ from explorer.figures.svg_tensors import (
     sign,
 )
 from explorer.learn.blocks import arranged
-from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -139,11 +138,6 @@ def all_reduce_film(terms: list[Any], total: Any, name: str) -> Film:
     return board_film(stops, wide, cell=64)
 
 
-def arrange_block(learner: Learner, values: Values) -> ArrangedBlock | None:
-    """The block that Megatron-LM cuts for two devices."""
-    return arranged.arrange_megatron(learner, 2, False)
-
-
 def _draw_rows_first(c: dict[str, Any]) -> dict[str, Picture]:
     """The sum of GeLUs beside GeLU of the sum, and the sum taken first."""
     act = matrix(c["act_whole"], replicated, "GeLU(X·A)", "", 54)
@@ -153,4 +147,4 @@ def _draw_rows_first(c: dict[str, Any]) -> dict[str, Picture]:
     return {"wrong": row(summed, sign("≠"), act), "cure": row(first, arrow(46, "GeLU"), then)}
 
 
-LESSON = read_lesson("05-mlp", live, block=arrange_block)
+LESSON = read_lesson("05-mlp", live)

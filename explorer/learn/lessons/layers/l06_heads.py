@@ -7,7 +7,6 @@ from typing import Any
 
 from explorer.figures.svg_tensors import Drawing, column, device, row, text, tile
 from explorer.learn.blocks import arranged, placing
-from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import Learner
 from explorer.learn.lesson import Values
 from explorer.learn.markdown import Live, Picture, read_lesson
@@ -64,11 +63,6 @@ def live(learner: Learner, values: Values) -> Live:
     return Live(facts, pictures, numbers, learner, note)
 
 
-def arrange_block(learner: Learner, values: Values) -> ArrangedBlock | None:
-    """The block that Megatron-LM cuts, on as many devices as its heads divide by."""
-    return arranged.arrange_megatron(learner, int(values["t"]), False)
-
-
 def _draw_block(learner: Learner, t: int) -> tuple[dict[str, Picture], dict[str, Any]]:
     """Lessons 5 and 6 together: both halves of a block, with f and g, and what its sums carry. Nothing where heads do not divide."""
     case = arranged.arrange_megatron(learner, t, False)
@@ -112,4 +106,4 @@ def _draw_dealt_heads(kinds: tuple[int, ...], t: int) -> Drawing:
     return wrap(frames, 660, gap=10)
 
 
-LESSON = read_lesson("06-heads", live, block=arrange_block)
+LESSON = read_lesson("06-heads", live)

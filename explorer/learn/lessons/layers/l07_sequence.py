@@ -21,7 +21,6 @@ from explorer.figures.svg_tensors import (
     tile,
 )
 from explorer.learn.blocks import arranged
-from explorer.learn.blocks.arranged import ArrangedBlock
 from explorer.learn.learner import STANDARD_MODEL, Learner, with_model
 from explorer.learn.lesson import Values
 from explorer.learn.lessons.stacks import gathered_bytes, megatron_memory
@@ -142,11 +141,6 @@ def live(learner: Learner, values: Values) -> Live:
     return Live(facts, pictures, numbers, learner, note)
 
 
-def arrange_block(learner: Learner, values: Values) -> ArrangedBlock | None:
-    """The block with its tokens split between the products."""
-    return arranged.arrange_megatron(divisible_learner(learner, int(values["n"]))[0], int(values["n"]), True)
-
-
 def token_terms(n: int) -> list[list[int]]:
     """A small whole number per device and token: the terms that a cut product leaves."""
     return [[(3 * r + 5 * t) % 7 - 3 for t in range(REGION)] for r in range(n)]
@@ -227,4 +221,4 @@ def _draw_loss(c: dict[str, Any], n: int) -> Drawing:
     )
 
 
-LESSON = read_lesson("07-sequence", live, block=arrange_block)
+LESSON = read_lesson("07-sequence", live)

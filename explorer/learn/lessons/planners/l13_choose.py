@@ -198,4 +198,4 @@ def cases(learner: Learner, values: Values) -> list[tuple[str, dict[str, Choice]
     return [(name, {**values, **dict(zip(WEIGHTS, chosen, strict=True))}) for name, chosen in letters.items()]
 
 
-LESSON = read_lesson("13-choose", live, focus=focus, cases=cases, block=arrange_choice)
+LESSON = read_lesson("13-choose", live, focus=focus, cases=cases)

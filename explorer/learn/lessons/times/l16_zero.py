@@ -176,4 +176,4 @@ def focus(learner: Learner, values: Values) -> dict[str, str]:
     return token_settings(learner, TOKENS, int(values["m"]))
 
 
-LESSON = read_lesson("16-zero", live, focus=focus, block=arrange_block)
+LESSON = read_lesson("16-zero", live, focus=focus)
