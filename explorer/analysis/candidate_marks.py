@@ -17,8 +17,6 @@ from planner_core.core import BlockLabel, Plan, Shard
 from planner_core.search.candidates import Candidates
 
 PLACEMENTS = ("R", "S(0)", "S(1)")
-MIXED = len(PLACEMENTS)
-"""The placement of a weight that candidates of equal cost place in several ways."""
 BoolArray = NDArray[np.bool_]
 
 
@@ -30,8 +28,6 @@ class CandidateMarks:
     y_gib: NDArray[np.float32]
     first: NDArray[np.int32]
     count: NDArray[np.int64]
-    placed: NDArray[np.int8]
-    """How all candidates of a mark place one weight, as in `PLACEMENTS`; SEVERAL where they do not place it alike."""
 
 
 def can_run(block: Candidates) -> BoolArray:
@@ -39,16 +35,13 @@ def can_run(block: Candidates) -> BoolArray:
     return np.isfinite(block.comm_s) & np.isfinite(block.memory_bytes)
 
 
-def group_by_cost(block: Candidates, weight: int = 0) -> CandidateMarks:
-    """Group the candidates that can run by their cost as drawn; `weight` is the one whose placement `placed` holds."""
+def group_by_cost(block: Candidates) -> CandidateMarks:
+    """Group the candidates that can run by their cost as drawn."""
     index = np.flatnonzero(can_run(block))
     points = np.stack([block.model_comm_s[index] * 1e3, block.model_memory_bytes[index] / 2**30]).astype(np.float32)
     as_complex = np.ascontiguousarray(points.T).view(np.complex64).ravel()
-    _, first, group, count = np.unique(as_complex, return_index=True, return_inverse=True, return_counts=True)
-    choices = block.choice[index, weight]
-    placed = choices[first].astype(np.int8)
-    placed[group[choices != placed[group]]] = MIXED
-    return CandidateMarks(points[0, first], points[1, first], index[first].astype(np.int32), count, placed)
+    _, first, count = np.unique(as_complex, return_index=True, return_counts=True)
+    return CandidateMarks(points[0, first], points[1, first], index[first].astype(np.int32), count)
 
 
 def find_equal_cost(block: Candidates, index: int) -> NDArray[np.int64]:

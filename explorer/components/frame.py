@@ -142,17 +142,6 @@ def show_records(records: Sequence[Mapping[str, object]], alt: str, **options: A
     st.dataframe(list(records), hide_index=True, alt=alt, **options)
 
 
-def choose_record(key: str, alt: str, records: Any, on_choose: Callable[[int], None], **options: Any) -> None:
-    """Draw a table whose rows can be clicked; `on_choose` gets the number of the row."""
-
-    def choose() -> None:
-        selected = st.session_state[key]["selection"]["rows"]
-        if selected:
-            on_choose(selected[0])
-
-    st.dataframe(records, hide_index=True, on_select=choose, selection_mode="single-row", key=key, alt=alt, **options)
-
-
 def choose_row(
     key: str,
     label: str,

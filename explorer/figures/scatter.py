@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from explorer.text.words import plan_title
 from planner_core.core import Plan
 from planner_core.planning.methods import BASELINES, EXACT, METHODS
 from planner_core.planning.pricing import PublishedRun, load_own_runs, load_published_runs
-from planner_core.planning.pricing.calibration import Fit
 from planner_core.search.candidates import Candidates
 
 PLOT_WIDTH, PLOT_HEIGHT = 480.0, 300.0
@@ -34,9 +32,6 @@ TIMES = {
     "exposed": "communication that the step waits for, ms",
     "step": "step time, ms",
 }
-PLACEMENT_COLOURS = ("#009E73", "#E69F00", "#CC79A7")
-PLACEMENT_SYMBOLS = ("circle", "square", "diamond", "circle")
-"""Of marks that tell how a weight is placed, in the order of `candidate_marks.PLACEMENTS`; the last for candidates that differ."""
 METHOD_COLOUR = "#CC79A7"
 """The colour of the plans of the papers' methods."""
 STATED_COLOUR = "#009E73"
@@ -198,19 +193,17 @@ def candidates_scatter(
     theme: Theme,
     *,
     same: int | None = None,
-    by: str = "",
 ) -> go.Figure:
     """Draw every assignment of a block's matrices as a plan of the whole model, their Pareto front, and the GPU's memory.
 
     `same` is the candidate that the chosen plan equals.
-    `by` names a weight: colours and symbols show how each candidate places it.
     """
     drawn = marks.can_run(block)
     x, y = block.model_comm_s * 1e3, block.model_memory_bytes / GIB
     front = np.flatnonzero(block.on_front & drawn)
     front = front[np.argsort(x[front])]
     figure = go.Figure()
-    _draw_candidates(figure, block, by, theme)
+    _draw_marks(figure, marks.group_by_cost(block), theme)
     figure.add_scattergl(
         x=x[front].astype(np.float32),
         y=y[front].astype(np.float32),
@@ -251,57 +244,26 @@ def _axis_range(values: NDArray[np.float64]) -> tuple[float, float]:
     return (low - margin if low > 0.5 * high else 0.0), high + margin
 
 
-def _draw_candidates(figure: go.Figure, block: Candidates, by: str, theme: Theme) -> None:
-    """Draw a mark for each cost of the candidates that can run; in one look, or by how they place the weight `by`."""
-    weight = block.weights.index(by) if by in block.weights else None
-    drawn = marks.group_by_cost(block, weight or 0)
-    if weight is None:
-        everything = np.arange(len(drawn.first))
-        _draw_marks(figure, drawn, everything, f"{units.whole(drawn.count.sum())} candidates", ("circle", theme.faint))
-        return
-    for letter in range(marks.MIXED, -1, -1):
-        chosen = np.flatnonzero(drawn.placed == letter)
-        if len(chosen):
-            colour, name = _placement_look(letter, by, theme)
-            _draw_marks(figure, drawn, chosen, name, (PLACEMENT_SYMBOLS[letter], colour), 0.8)
-
-
-def _draw_marks(
-    figure: go.Figure,
-    drawn: marks.CandidateMarks,
-    some: NDArray[np.int64],
-    name: str,
-    look: tuple[str, str],
-    opacity: float = 0.4,
-) -> None:
-    """Draw some of the marks of candidates, in one symbol and colour."""
-    counts = drawn.count[some]
-    several = counts.max(initial=1) > 1
+def _draw_marks(figure: go.Figure, drawn: marks.CandidateMarks, theme: Theme) -> None:
+    """Draw a mark for each cost of the candidates that can run."""
+    several = drawn.count.max(initial=1) > 1
     figure.add_scattergl(
-        x=drawn.x_ms[some],
-        y=drawn.y_gib[some],
+        x=drawn.x_ms,
+        y=drawn.y_gib,
         mode="markers",
-        name=name,
-        customdata=drawn.first[some],
-        text=counts if several else None,
+        name=f"{units.whole(drawn.count.sum())} candidates",
+        customdata=drawn.first,
+        text=drawn.count if several else None,
         marker={
-            "symbol": look[0],
             "size": 5 if len(drawn.first) <= BORDERLESS_FROM else 4,
-            "color": look[1],
-            "opacity": opacity,
+            "color": theme.faint,
+            "opacity": 0.4,
             "line": {"width": 0},
         },
         hovertemplate="communication %{x:.3g} ms<br>memory %{y:.3g} GiB<extra>"
         + ("%{text} cost this" if several else "candidate")
         + "</extra>",
     )
-
-
-def _placement_look(letter: int, weight: str, theme: Theme) -> tuple[str, str]:
-    """Return the colour and words of the candidates that place a weight in one way."""
-    if letter == marks.MIXED:
-        return theme.faint, "several ways at one cost"
-    return PLACEMENT_COLOURS[letter], f"{_escape(marks.short_weight_name(weight))} {marks.PLACEMENTS[letter]}"
 
 
 def _draw_open_mark(figure: go.Figure, at: tuple[Any, Any], name: str, marker: dict[str, object], theme: Theme) -> None:
@@ -327,34 +289,6 @@ FAMILY_COLOURS = {
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
 TOLERANCE = 0.1
 """The band: predicted this share more or less than measured."""
-
-
-def calibrated_scatter(fits: Sequence[Fit], theme: Theme) -> go.Figure:
-    """Draw predicted against measured timings of a calibration, hollow before it and filled after; a symbol a group."""
-    figure = go.Figure()
-    ends = [t.measured for fit in fits for t in fit.timings]
-    low, high = min(ends) / 1.5, max(ends) * 1.5
-    figure.add_scatter(
-        x=[low, high],
-        y=[low, high],
-        mode="lines",
-        hoverinfo="skip",
-        showlegend=False,
-        line={"color": theme.muted, "width": 1.2},
-    )
-    for fit, symbol in zip(fits, SYMBOLS, strict=False):
-        for name, colour, at in (("before", COMMUNICATION, 1), ("after", COMPUTE, 2)):
-            figure.add_scatter(
-                x=[t.measured for t in fit.timings],
-                y=[t[at] for t in fit.timings],
-                mode="markers",
-                name=f"{fit.group}, {name}",
-                marker={"symbol": symbol + ("-open" if name == "before" else ""), "size": 9, "color": colour},
-                hovertemplate="measured %{x:.3s}s, predicted %{y:.3s}s<extra></extra>",
-            )
-    figure.update_xaxes(title="measured, s", type="log", range=[math.log10(low), math.log10(high)], dtick=1)
-    figure.update_yaxes(title="predicted, s", type="log", dtick=1)
-    return apply_style(figure, theme, 420)
 
 
 def errors_by_gpus(runs: Sequence[PublishedRun], left_out: str, theme: Theme) -> go.Figure:

@@ -186,13 +186,6 @@ def calibrated() -> None:
     number = st.column_config.NumberColumn(format="%.1f")
     columns = {name: number for name in rows[0] if name.endswith("%")}
     frame.show_records(rows, "The fits of your cluster’s calibration", row_height=34, column_config=columns)
-    st.plotly_chart(
-        scatter.calibrated_scatter(fits, frame.theme()),
-        theme=None,
-        config=frame.CHART,
-        key="calibrated_scatter",
-        alt="Predicted against measured timings of your cluster, before and after its calibration",
-    )
 
 
 def page() -> None:

@@ -76,19 +76,6 @@ def test_plans_that_keep_their_weights_are_candidates(result: Result, plans: dic
     assert like["best"] is None and like["fsdp"] is None
 
 
-def test_marks_tell_how_one_weight_is_placed(result: Result) -> None:
-    (found,) = result.candidates
-    drawn = marks.group_by_cost(found, weight := found.weights.index("self_attn.q_proj.weight"))
-    for first, placed in list(zip(drawn.first, drawn.placed, strict=True))[::40]:
-        ways = set(found.choice[marks.find_equal_cost(found, int(first)), weight].tolist())
-        assert ways == {placed} if placed != marks.MIXED else len(ways) > 1
-    figure = scatter.candidates_scatter(found, None, 80 * 2**30, LIGHT, by="self_attn.q_proj.weight")
-    coloured = [t for t in figure.data if t.name.startswith("self_attn.q_proj ") or t.name.startswith("several")]
-    assert sum(len(t.x) for t in coloured) == len(drawn.first) and len({t.marker.color for t in coloured}) == len(
-        coloured
-    )
-
-
 @pytest.mark.parametrize("n", [2187, 59_049, 100_000])
 def test_a_large_scatter_is_drawn_by_webgl_with_every_mark(n: int) -> None:
     found = made_up(n)

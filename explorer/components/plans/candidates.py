@@ -1,4 +1,4 @@
-"""Every candidate of a unique block: the scatter, a list of its front, and the table of what costs the same."""
+"""Every candidate of a unique block: the scatter, and a list of its front."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from planner_core.core import Plan
 from planner_core.planning import Result
 from planner_core.search.candidates import Candidates
 
-MAX_ROWS = 500
-"""Rows of the table of candidates of equal cost."""
-
 
 def show_candidates(result: Result, plan: Plan) -> None:
     """Draw every assignment of one unique block."""
@@ -36,7 +33,7 @@ def show_candidates(result: Result, plan: Plan) -> None:
     frame.warn_missing(
         "block", [b for b in (state.value("block"),) if b], names, f"Showing {frame.escape(block.block)}"
     )
-    by = _show_head(result, block, names)
+    _show_head(result, block, names)
     limit = step_parts.memory_limit_bytes(result)
     if not _may_fit(block, limit):
         return
@@ -58,7 +55,6 @@ def show_candidates(result: Result, plan: Plan) -> None:
         limit,
         frame.theme(),
         same=marks.candidate_of_plan(block, plan),
-        by=by,
     )
     frame.show_chart(
         figure,
@@ -72,7 +68,6 @@ def show_candidates(result: Result, plan: Plan) -> None:
         f"every candidate of {block.block}", f"candidates-{block.block}", lambda: table_rows.candidate_rows(block)
     )
     describe_candidate(block, index)
-    show_candidate_table(block, index, limit)
 
 
 def _may_fit(block: Candidates, limit: int) -> bool:
@@ -86,8 +81,8 @@ def _may_fit(block: Candidates, limit: int) -> bool:
     return least <= limit
 
 
-def _show_head(result: Result, block: Candidates, names: list[str]) -> str:
-    """Draw the chart's title with the list of blocks; return the weight that colours it, or ""."""
+def _show_head(result: Result, block: Candidates, names: list[str]) -> None:
+    """Draw the chart's title with the list of blocks."""
     titles = state.model_drawing(result.request).titles
     with st.container(horizontal=True, vertical_alignment="center", height=56, border=False, key="chart_head_block"):
         title = "" if len(names) > 1 else titles.get(block.block, block.block)
@@ -104,20 +99,6 @@ def _show_head(result: Result, block: Candidates, names: list[str]) -> str:
                 on_change=lambda: clear_marks(block=st.session_state[widget], candidate=None),
                 label_visibility="collapsed",
             )
-        return (
-            st.selectbox(
-                "Coloured by",
-                list(block.weights),
-                key=f"coloured_{block.block}",
-                index=None,
-                format_func=marks.short_weight_name,
-                width=190,
-                label_visibility="collapsed",
-                placeholder="coloured by a weight",
-                help="How each candidate places it",
-            )
-            or ""
-        )
 
 
 def current_block(result: Result) -> Candidates | None:
@@ -192,33 +173,6 @@ def _describe_cost(block: Candidates, index: int) -> str:
     )
 
 
-def show_candidate_table(block: Candidates, index: int | None, limit_bytes: int) -> None:
-    """Draw what costs the same as the chosen candidate; a row chooses."""
-    if index is None or not math.isfinite(float(block.comm_s[index])):
-        return
-    indices = marks.find_equal_cost(block, index)
-    if len(indices) < 2:
-        return
-    indices = indices[block.model_comm_s[indices].argsort(kind="stable")]
-    more = f", the first {MAX_ROWS} listed" if len(indices) > MAX_ROWS else ""
-    st.caption(f"{units.whole(len(indices))} candidates of equal cost{more}")
-    indices = indices[:MAX_ROWS]
-    columns = {
-        "communication, ms": [round_figures(float(v) * 1e3) for v in block.model_comm_s[indices]],
-        "memory, GiB": [round_figures(float(v) / units.GIB) for v in block.model_memory_bytes[indices]],
-        "fits": ["yes" if v <= limit_bytes else "no" for v in block.model_memory_bytes[indices]],
-    }
-    for k, weight in enumerate(block.weights):
-        columns[marks.short_weight_name(weight)] = [PLACEMENTS[int(c)] for c in block.choice[indices, k]]
-    frame.choose_record(
-        f"candidate_rows_{block.block}_{index}",
-        "Candidates of equal cost, and the placement of every weight",
-        columns,
-        lambda row: state.change(candidate=int(indices[row]), block=block.block),
-        height=min(220, 38 + 35 * len(indices)),
-    )
-
-
 def describe_dropped(result: Result) -> None:
     """Say how many candidates there were, and why most are not shown as choices."""
     space = sum(c.space for c in result.candidates)
@@ -254,8 +208,3 @@ def clear_marks(**changes: Any) -> None:
     """Change settings, and forget what is marked in the chart."""
     st.session_state["marked_generation"] = chart_generation() + 1
     state.change(**changes)
-
-
-def round_figures(value: float) -> float:
-    """Round to three significant figures; the result stays a number, so that the column sorts."""
-    return float(f"{value:.3g}")
