@@ -53,8 +53,9 @@ EFFORT = Effort(30_000, 40_000)
 """Points that a search may form for a proof: a few hundredths of a second. More points close little of a gap: of 25 re-plans one kept
 0.32 % open, and 0.27 % at ten times as many. The page states the gap, and a full plan searches further."""
 
-FIRST_FIGURES = Effort(0, 0)
-"""Nothing that the first figures say is a proof. Points of a network alone took 0.5 of 0.7 s on two nodes with a slow link."""
+FIRST_FIGURES = Effort(0, 0, of_sums=True)
+"""Nothing that the first figures say is a proof. Points of a network alone took 0.5 of 0.7 s on two nodes with a slow link, and bounds
+of walks a tenth of all where memory binds."""
 WIDE_GAP = 0.01
 """A gap of the first plan from which on more micro-batches are looked at."""
 TENSOR_PARALLEL = ("megatron", "megatron-sp", "hf-expert")

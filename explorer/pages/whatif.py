@@ -14,8 +14,7 @@ from planner_core.core import Plan
 from planner_core.planning import Result
 from planner_core.planning.analysis import SCENARIOS, plan_regrets
 
-NEARLY_BEST = 0.03
-"""A plan that loses more than this share of the step on every machine is not listed."""
+NEARLY_BEST = 0.03  # a plan that loses more on every machine is not listed (a string here would be shown on the page)
 
 
 def page() -> None:

@@ -238,9 +238,8 @@ class Planner:
     ) -> Answer:
         """The best assignment whose simulated peak is within the budget (`fit_simulated_memory`). `rough`: the answer of a search without
         proof. Proofs form no more points than the request has left."""
-        limits = replace(
-            limits, prove=limits.prove and self.work.left > 0, points=self.work, max_open_gap=self.effort.gap
-        )
+        limits = replace(limits, max_open_gap=self.effort.gap, of_sums=self.effort.of_sums)
+        limits = replace(limits, prove=limits.prove and self.work.left > 0, points=self.work)
         with self.clock("search"):
             answer = infeasible_answer(problem, rough, self.budget, objective) if rough else None
             return answer or fit_simulated_memory(problem, self.graph, self.budget, objective, limits)

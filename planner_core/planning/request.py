@@ -155,11 +155,13 @@ def with_default_batch(request: Request, cluster: Cluster) -> Request:
 class Effort:
     """The work that proofs may take, in points (`search.algebra`): `request` is for all gaps within a budget of memory together,
     `network` to settle the units of one network. Points are counted and not timed, so every machine finds the same plan. `gap`: a plan at
-    most this share above its bound is good enough, so that only what closes at once is closed."""
+    most this share above its bound is good enough, so that only what closes at once is closed. `of_sums`: bounds are nobody's proof, and
+    may be those of sums of memory (`SearchLimits.of_sums`)."""
 
     request: int
     network: int
     gap: float = 0.0
+    of_sums: bool = False
 
 
 THOROUGH = Effort(10**9, MAX_UNIT_POINTS)

@@ -85,11 +85,21 @@ def test_no_group_of_neighbours_no_block() -> None:
     assert not bare.messages and "down_proj" in svg(block.draw_block(bare, block.PLACED), "a block")
 
 
+CASES = {
+    5: lambda values: arranged.arrange_megatron(LLAMA, 2, False),
+    6: lambda values: arranged.arrange_megatron(LLAMA, values["t"], False),
+    7: lambda values: arranged.arrange_megatron(LLAMA, values["n"], True),
+    13: lambda values: l13_choose.arrange_choice(LLAMA, values),
+    16: lambda values: l16_zero.arrange_block(LLAMA, values),
+}
+"""The block that a lesson draws at its settings."""
+
+
 @pytest.mark.parametrize("lesson, letters", [(5, 2), (6, 4), (7, 0), (16, 0), (13, 0)])
 def test_each_lesson_draws_its_state(lesson: int, letters: int) -> None:
     """A plate for each message that an activation waits for, in the place where the plan has it."""
     found = LESSONS[lesson - 1]
-    case = found.block and found.block(LLAMA, found.defaults())
+    case = CASES[lesson](found.defaults())
     assert case
     pictures = [s.picture for s in found.scene(LLAMA, found.defaults()).steps if 'class="messages"' in s.picture]
     assert pictures and len(re.findall(r">[fg]</text>", pictures[0])) == letters

@@ -302,7 +302,7 @@ def test_a_sweep_that_was_stopped_shows_what_is_known_and_goes_on() -> None:
 def test_a_search_draws_now_and_then_so_that_a_newer_edit_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streamlit ends a run at the next element that it draws: a stale search without one would be waited for."""
     drawn: list[str] = []
-    state.progress_with_stop(SimpleNamespace(empty=lambda: drawn.append("page")), lambda: None)("search")
+    state.progress_with_stop(SimpleNamespace(html=lambda text: drawn.append("page")), lambda: None)("search")
     said: list[object] = []
     search = whatif.best_plan
 

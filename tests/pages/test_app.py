@@ -102,7 +102,7 @@ def test_the_first_page_sets_the_plans_beside_each_other() -> None:
     for cell in (
         memory[r["id"]] for r in rows if r["fits"]
     ):  # the allocator has reserved what the tensors take, and more
-        told = re.fullmatch(r"reserved ([\d.]+)–([\d.]+)", cell["below"])
+        told = re.fullmatch(r"([\d.]+)–([\d.]+)", cell["below"])
         assert told and float(cell["figure"].removesuffix(" GiB")) <= float(told[1]) <= float(told[2])
     assert all(memory[r["id"]]["memory"][2] and not memory[r["id"]]["below"] for r in rows if not r["fits"])
     # the limit of a row that does not fit is of what is allocated, that of the others of what is reserved
@@ -259,18 +259,18 @@ def test_a_page_of_plans_needs_neither_torch_nor_transformers() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_days_and_money_stand_beside_every_plan_once_tokens_are_said() -> None:
-    at = open_page("plans", model="gpt2-xl", cluster="1x8-h100", layers="4", tokens="300B", price="2")
-    assert not at.exception
-    for row in table(at):
-        speed = row["cells"][3]
-        seconds = 300e9 / (8 * float(speed["figure"].replace("\u202f", "")))
-        utilisation, days, cost = speed["below"].split("; ")
-        assert utilisation.endswith(" %")
+def test_days_and_money_of_the_chosen_plan_are_said_once_tokens_are() -> None:
+    for plan in ("", "data-parallel"):
+        at = open_page("plans", model="gpt2-xl", cluster="1x8-h100", layers="4", tokens="300B", price="2", plan=plan)
+        assert not at.exception
+        speed = re.search(r"([\d\u202f]+) tokens/s per GPU, utilisation [\d.]+ %; ([^;]+); ([^;\n]+)\.", words(at))
+        assert speed, words(at)
+        seconds = 300e9 / (8 * float(speed[1].replace("\u202f", "")))
+        days, cost = speed[2], speed[3]
         assert float(days.removesuffix(" days")) == pytest.approx(seconds / 86_400, rel=0.02)
         assert float(cost.replace("\u202f", "")) == pytest.approx(seconds / 3600 * 8 * 2, rel=0.02)
     bare = open_page("plans", model="gpt2-xl", cluster="1x8-h100", layers="4")
-    assert not any("days" in row["cells"][3]["below"] for row in table(bare))
+    assert "tokens/s per GPU" in words(bare) and " days" not in words(bare)
 
 
 def test_a_hub_id_is_told_what_it_needs_and_a_pasted_config_is_read() -> None:

@@ -32,6 +32,8 @@ class SearchLimits:
             own.
         max_open_gap: If the incumbent is at most this share above the bound, only a gap that closes at once is closed. Of a bound only: it
             is high enough if no prices can raise it by more than this share, and none above `abandon_above`.
+        of_sums: The bound may be that of assignments whose sum of memory is within the budget, which a walk of another may be too. To
+            lower it to the walk takes a network of its own.
     """
 
     abandon_above: float = math.inf
@@ -41,6 +43,7 @@ class SearchLimits:
     prices: tuple[float, float] = (0.0, 0.0)
     points: PointAllowance | None = None
     max_open_gap: float = 0.0
+    of_sums: bool = False
 
 
 TO_THE_END = SearchLimits()

@@ -225,6 +225,8 @@ class _MemoryFit:
 
     def lower_bound_to_walk(self, answer: Answer) -> Answer:
         """Return the answer with a bound that holds for every assignment whose simulated peak fits."""
+        if self.limits.of_sums:
+            return answer
         limit, gap = self.limits.abandon_above, self.limits.max_open_gap
         bound = bound_of_walk(self.problem, self.budget, self.objective, answer.bound, answer.prices, limit, gap)
         return answer if bound >= answer.bound else replace(answer, bound=bound)
