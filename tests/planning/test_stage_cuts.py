@@ -13,7 +13,7 @@ from planner_core.cost import in_flight_at_once
 from planner_core.cost.schedule.pipeline.timing import closed_form_by_rank
 from planner_core.planning.stages.cuts import find_best_cut
 from planner_core.planning.stages.degrees import PipelineDegrees
-from planner_core.planning.stages.interleaved import find_interleaved_cut, list_interleaved_cuts
+from planner_core.planning.stages.interleaved import _CopiesSearch, find_interleaved_cut, list_interleaved_cuts
 from planner_core.planning.stages.pieces import CopyPolicy, PolicyMix, RangeCosts
 
 
@@ -175,3 +175,21 @@ def test_no_copy_is_moved_where_no_move_makes_room(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("planner_core.planning.stages.interleaved._CopiesSearch.improve", refuse)
     assert find_interleaved_cut(d, RangeCosts([policy], 16, 0.5 * least), float("inf")) is None
+
+
+def test_a_thousand_copies_take_few_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages of many copies give several at once, and end where no move of one copy helps either."""
+    policy = random_policies(3, 1000)[0]
+    costs = RangeCosts([policy], 64, 1.1 * float((policy.state_bytes + 8 * policy.activation_bytes).sum()) / 8)
+    search, rounds = _CopiesSearch(PipelineDegrees(8, 2, 1, 1, 1, 64), costs, 0), list[int]()
+    best_of = search._best_of
+    monkeypatch.setattr(search, "_best_of", lambda *cuts: (rounds.append(1), best_of(*cuts))[1])
+    even = np.full(16, 1000 // 16) + (np.arange(16) < 1000 % 16)
+    found = search.improve(even)
+    assert found.sum() == 1000 and len(rounds) < 150
+    assert search._improve_once(found, 1) is None and search.num_bytes(found).max() <= costs.budget
+    one_by_one = even
+    while (better := search._improve_once(one_by_one, 1)) is not None:
+        one_by_one = better
+    assert len(rounds) > 500  # 400 of them one by one
+    assert search.seconds(found).max() <= 1.001 * search.seconds(one_by_one).max()

@@ -25,6 +25,8 @@ Cut = tuple[tuple[int, ...], tuple[PolicyMix, ...]]
 
 MAX_FOR_ALL, MAX_FOR_PAIRS = 32, 8
 """Stages of which each may give a copy to each, and of which two copies may move at once."""
+MOST_AT_ONCE = 1 / 8
+"""The share of a stage's copies that may move at once."""
 
 
 def find_interleaved_cut(degrees: PipelineDegrees, costs: RangeCosts, limit: float) -> Cut | None:
@@ -71,15 +73,24 @@ class _CopiesSearch:
         self.passing = _RangeMaximum(self.policy.passing_bytes)
 
     def improve(self, copies: Ints) -> Ints:
-        """Move copies as long as that helps. First all ranks must fit, then the step becomes shorter."""
-        while True:
-            moved = self._moves(copies)
-            better = self._best_of(copies, moved)
-            if better is None and len(copies) <= MAX_FOR_PAIRS and len(moved):
-                better = self._best_of(copies, np.concatenate([self._moves(m) for m in moved]))
-            if better is None:
-                return copies
-            copies = better
+        """Move copies as long as that helps. First all ranks must fit, then the step becomes shorter.
+
+        Stages of many copies give several at once first, so that the moves of a model of a thousand layers are not a hundred times those of
+        a model of ten.
+        """
+        at_once = int(copies.max() * MOST_AT_ONCE)
+        for number in [2**k for k in range(max(1, at_once.bit_length()))][::-1]:
+            while (better := self._improve_once(copies, number)) is not None:
+                copies = better
+        return copies
+
+    def _improve_once(self, copies: Ints, number: int) -> Ints | None:
+        """The best cut in which a `number` of copies have moved, or twice as many; None if none is better."""
+        moved = self._moves(copies, number)
+        better = self._best_of(copies, moved)
+        if better is None and len(copies) <= MAX_FOR_PAIRS and len(moved):
+            better = self._best_of(copies, np.concatenate([self._moves(m, number) for m in moved]))
+        return better
 
     def _best_of(self, copies: Ints, moved: Ints) -> Ints | None:
         """The best of some cuts; None if none is better than `copies`."""
@@ -94,10 +105,10 @@ class _CopiesSearch:
         best = int(np.lexsort(keys)[0])
         return every[best] if [key[best] for key in reversed(keys)] < [key[0] for key in reversed(keys)] else None
 
-    def _moves(self, copies: Ints) -> Ints:
-        """[cuts, stages] one copy taken from a stage and given to another one. Of many stages only the rank that sets the pace gives."""
+    def _moves(self, copies: Ints, number: int) -> Ints:
+        """[cuts, stages] a `number` of copies of one stage given to another one. Of many stages only the rank that sets the pace gives."""
         stages = np.arange(len(copies))
-        givers = stages[copies > 1]  # a stage has at least one copy
+        givers = stages[copies > number]  # a stage has at least one copy
         if len(copies) > MAX_FOR_ALL:
             num_bytes = self.num_bytes(copies)
             pace = num_bytes if num_bytes.max() > self.budget else self.seconds(copies)
@@ -107,8 +118,8 @@ class _CopiesSearch:
         pairs = pairs.reshape(-1, 2)
         moved = np.repeat(copies[None], len(pairs), axis=0)
         rows = np.arange(len(pairs))
-        moved[rows, pairs[:, 0]] -= 1
-        moved[rows, pairs[:, 1]] += 1
+        moved[rows, pairs[:, 0]] -= number
+        moved[rows, pairs[:, 1]] += number
         return moved
 
     def _of_ranks(self, by_stage: Floats) -> Floats:

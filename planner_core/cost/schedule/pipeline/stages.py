@@ -13,6 +13,7 @@ A weight that several stages use (tied embeddings) is in each of them, and its g
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -57,7 +58,8 @@ def stage_plans(blocks: Mapping[str, BlockPlan], graph: Graph, pipeline: Pipelin
     items = graph.top.items
     cuts = cut_items(graph, pipeline)
     # Boundary k is what stage k takes and what stage k - 1 gives, so the two always agree.
-    crossing = [_crossing_values(graph.top, at) for at in cuts]
+    crossing = _crossing_values(graph.top, cuts)
+    labels = {prefix: label for label, block in blocks.items() for prefix in block.prefixes}
     found = []
     for stage in range(len(pipeline.copies)):
         own = items[cuts[stage] : cuts[stage + 1]]
@@ -65,7 +67,7 @@ def stage_plans(blocks: Mapping[str, BlockPlan], graph: Graph, pipeline: Pipelin
         # Buffers are few bytes, and most are those of the whole model, so a rank counts all of them once.
         buffers = graph.buffer_bytes if stage < pipeline.ranks else 0
         mine = replace(graph, top=_stage_top(graph.top, own, takes, gives), buffer_bytes=buffers)
-        found.append(StagePlan(mine, _stage_blocks(blocks, mine, states), takes, gives))
+        found.append(StagePlan(mine, _stage_blocks(blocks, mine, states, labels), takes, gives))
     return tuple(found)
 
 
@@ -116,15 +118,25 @@ def boundary_states(stage: StagePlan) -> dict[int, State]:
 
 def boundary_bytes(top: Block, at: int) -> int:
     """Bytes of the whole tensors that pass from one stage to the next if the model is cut before item `at` of its top block."""
-    return sum(top.values[v].meta.num_bytes for v in _crossing_values(top, at))
+    return sum(top.values[v].meta.num_bytes for v in _crossing_values(top, (at,))[0])
 
 
-def _crossing_values(top: Block, at: int) -> tuple[int, ...]:
-    """The activations that are made before item `at` and used by it or behind it."""
-    made = {v for item in top.items[:at] for v in item.outputs if top.values[v].kind == "activation"}
-    # Used anywhere behind, not by the next stage alone: a tensor for a later stage is handed on by those between.
-    used = [v for item in top.items[at:] for v in item.inputs]
-    return tuple(dict.fromkeys(v for v in used if v in made))
+def _crossing_values(top: Block, cuts: Sequence[int]) -> list[tuple[int, ...]]:
+    """For each cut before an item: the activations that are made before it and used by it or behind it, in the order of these uses."""
+    uses: dict[int, list[tuple[int, int]]] = {}  # (item, operand), ascending
+    for k, item in enumerate(top.items):
+        for operand, v in enumerate(item.inputs):
+            uses.setdefault(v, []).append((k, operand))
+    next_uses: list[list[tuple[tuple[int, int], int]]] = [[] for _ in cuts]
+    for k, item in enumerate(top.items):
+        for v in item.outputs:
+            if top.values[v].kind != "activation" or v not in uses:
+                continue
+            # Used anywhere behind, not by the next stage alone: a tensor for a later stage is handed on by those between.
+            for cut in range(bisect.bisect_right(cuts, k), bisect.bisect_right(cuts, uses[v][-1][0])):
+                following = bisect.bisect_left(uses[v], (cuts[cut], 0))
+                next_uses[cut].append((uses[v][following], v))
+    return [tuple(v for _, v in sorted(of_cut)) for of_cut in next_uses]
 
 
 def _stage_top(top: Block, own: Sequence[Op | Call], takes: Sequence[int], gives: tuple[int, ...]) -> Block:
@@ -137,9 +149,11 @@ def _stage_top(top: Block, own: Sequence[Op | Call], takes: Sequence[int], gives
     return replace(top, values=tuple(values), items=(*received, *own), outputs=outputs)
 
 
-def _stage_blocks(blocks: Mapping[str, BlockPlan], stage: Graph, states: _DeliveredStates) -> dict[str, BlockPlan]:
-    """The plan's blocks with the copies, sites and weights of one stage."""
-    top, calls = stage.top, {call.prefix for call in stage.calls()}
+def _stage_blocks(
+    blocks: Mapping[str, BlockPlan], stage: Graph, states: _DeliveredStates, labels: Mapping[str, str]
+) -> dict[str, BlockPlan]:
+    """The plan's blocks with the copies, sites and weights of one stage. `labels`: of each copy, by its prefix."""
+    top = stage.top
     read = {top.values[v].name for item in top.items for v in item.inputs if top.values[v].kind == "parameter"}
     whole = blocks[""]
     sites = {
@@ -149,10 +163,12 @@ def _stage_blocks(blocks: Mapping[str, BlockPlan], stage: Graph, states: _Delive
         for op in top.ops
     }
     found = {"": replace(whole, sites=sites, params={n: p for n, p in whole.params.items() if n in read})}
-    for label, block in blocks.items():
-        prefixes = tuple(p for p in block.prefixes if p in calls)
-        if label and prefixes:
-            found[label] = replace(block, prefixes=prefixes)
+    # Of the copies of this stage alone: a model of a thousand layers has a thousand stages of one copy each in `policy_from_plan`.
+    prefixes: dict[str, list[str]] = {}
+    for call in stage.calls():
+        prefixes.setdefault(labels[call.prefix], []).append(call.prefix)
+    for label in (label for label in blocks if label in prefixes):
+        found[label] = replace(blocks[label], prefixes=tuple(prefixes[label]))
     return found
 
 
