@@ -22,6 +22,9 @@ from planner_core.core import DeviceMesh, Edge, InputError, ParamPlan, Plan, R, 
 from planner_core.cost import zero_stage
 from planner_core.exporters.api import export, export_text
 from planner_core.planning import Request, plan_model
+from planner_core.planning.methods import parse_layout
+from planner_core.planning.pricing import Statement
+from tests.support.plans import pricer
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import LLAMA, LLAMA_SIZES
 
@@ -199,9 +202,10 @@ def test_a_file_is_priced_as_it_is_read_back_with_what_it_does_not_state(
     target: str, recompute: str, flags: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A plan of micro-batches of 2 came back from accelerate's file as one of 1, and one that recomputes from DeepSpeed's without that."""
-    tool = {"cluster": "1x8-h100", "layers": 2, "stack": None if target == "accelerate" else target}
-    asked = Request("llama-3-8b", batch=32, seq=512, accumulate=2, recompute=recompute, **tool)
-    plan = next(p for p in plan_model(asked).plans if p.name == "FSDP")
+    stated = Statement(parse_layout("fsdp=8"), micro_batch=2, accumulate=2, seq=512, layers=2, recompute=recompute)
+    stated = replace(stated, stack=None if target == "accelerate" else target)
+    plan = pricer("llama-3-8b", "1x8-h100").plan(stated)
+    assert plan is not None
     made = export_text(plan, target)
     assert f"price --config FILE reads it back with what it does not state: {flags}" in made.remarks
     assert made.nearest is not None

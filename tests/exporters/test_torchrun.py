@@ -22,10 +22,12 @@ from planner_core.core import InputError, Plan, plan_from_json
 from planner_core.exporters.api import export, export_text
 from planner_core.models import SNAPSHOT_TRANSFORMERS
 from planner_core.models.sources import build_from_config
+from planner_core.planning import Request
 from planner_core.runtime import initializer
 from planner_core.runtime.training import warmup_cosine
 from planner_core.verification import materialise, scaled
 from planner_core.verification.numerics import same_traffic
+from tests.support import plans as support
 from tests.support.tiny_models import LLAMA
 from tests.support.torchrun import command, environment, run_script, torchrun
 
@@ -58,11 +60,9 @@ def plans(gpus: int = 2) -> dict[str, Plan]:
     return {p.name: p for p in found.plans}
 
 
-@cache
 def planned(name: str, which: str) -> Plan:
-    found = shardscope.plan(
-        name, cluster="2x8-h100", mesh="2x8", recompute="auto"
-    )  # else Mixtral takes too much memory
+    recompute = "auto" if name == "mixtral-8x7b" else "none"  # else it takes too much memory
+    found = support.planned(Request(name, cluster="2x8-h100", mesh="2x8", recompute=recompute))
     return next(p for p in found.plans if p.name == which)
 
 
