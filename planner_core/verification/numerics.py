@@ -317,7 +317,7 @@ def float_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def adamw_step(model: nn.Module, offload: bool = False) -> None:
     """Make one step of AdamW."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPS, foreach=True)
     (HostStates(optimizer) if offload else optimizer).step()
 
 
