@@ -259,7 +259,8 @@ def search_within_budget(
     unlimited, answer = state.begin()
     if unlimited is None or answer is not None:
         return answer or Answer(None, float("inf"), float("inf"), float("inf"), state.solves)
-    smallest = find_least_memory(problem, objective)
+    # Who asks for a bound alone needs any assignment that fits, from which the prices begin.
+    smallest = find_least_memory(problem, objective, enough=budget if limits.bound_only else 0.0)
     state.solves += 1
     assert smallest is not None
     least_bytes = memory_bytes(smallest)
@@ -278,8 +279,9 @@ def search_within_budget(
     return state.answer(least_bytes)
 
 
-def find_least_memory(problem: Problem, objective: str = "time") -> Assignment | None:
-    """Return the assignment of least `memory_bytes`, with its value under `objective`; or None if no assignment is possible.
+def find_least_memory(problem: Problem, objective: str = "time", enough: float = 0.0) -> Assignment | None:
+    """Return the assignment of least `memory_bytes`, or one that holds at most `enough` of them, with its value under `objective`; or None
+    if no assignment is possible.
 
     Memory is the maximum of two ends of the step, and a solution minimises a weighted sum of them. The assignment of least
     memory after forward is the answer if it holds no more after backward, and vice versa. Otherwise the answer is the best
@@ -293,7 +295,7 @@ def find_least_memory(problem: Problem, objective: str = "time") -> Assignment |
             return None
         assignments.append(replace(with_objective(a, make_objective(problem, objective)), bound=0.0))
         ends = float(a.totals[FORWARD]), float(a.totals[BACKWARD])
-        if (share == 1.0 and ends[0] >= ends[1]) or (share == 0.0 and ends[1] >= ends[0]):
+        if max(ends) <= enough or (share == 1.0 and ends[0] >= ends[1]) or (share == 0.0 and ends[1] >= ends[0]):
             return assignments[-1]
     return min(assignments, key=memory_bytes)
 
