@@ -34,7 +34,6 @@ from planner_core.models import has_own_inputs
 from planner_core.planning.fitting.baselines import (
     better_of_baselines,
     describe_restriction_cost,
-    note_compared_workload,
     note_missing_baselines,
     plan_baselines,
     plan_stated_layout,
@@ -60,6 +59,7 @@ from planner_core.planning.fitting.shortage import (
 from planner_core.planning.fitting.simpler import leads_by_simplicity, prefer_simpler, without_simpler
 from planner_core.planning.fitting.three_axes import note_fewer_gpus, with_third_axis
 from planner_core.planning.methods import BASELINES, EXACT, METHODS, Method, note_schedule, parse_layout, tool_spaces
+from planner_core.planning.methods.registry import note_compared_workload
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, replace_request
 from planner_core.planning.request import THOROUGH, Progress, Request, rare_collections
 from planner_core.planning.result import Result

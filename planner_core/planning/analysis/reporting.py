@@ -32,10 +32,10 @@ from planner_core.planning.analysis.legend import (
     proven_mark,
     simulation_text,
 )
-from planner_core.planning.fitting.baselines import OWN_WORKLOAD, samples_at_once
+from planner_core.planning.fitting.baselines import samples_at_once
 from planner_core.planning.fitting.front import FrontPoint
 from planner_core.planning.fitting.host_waits import describe_gap_with_waits
-from planner_core.planning.methods import EXACT, METHODS, describe_tool_space
+from planner_core.planning.methods import EXACT, METHODS, OWN_WORKLOAD, describe_tool_space
 from planner_core.planning.planner import usable_bytes
 from planner_core.planning.pricing import (
     BUBBLE,

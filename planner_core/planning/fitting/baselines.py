@@ -16,14 +16,13 @@ from planner_core.core import (
     Plan,
     Sentence,
     Term,
-    Workload,
     named,
     time_amount,
 )
 from planner_core.cost import micro_batch
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import note_memory, note_oversized_states
-from planner_core.planning.methods import BASELINES, METHODS, AxisRules, Method, parse_layout
+from planner_core.planning.methods import BASELINES, AxisRules, Method, parse_layout
 from planner_core.planning.methods.legality import operator_faults
 from planner_core.planning.planner import Planner, candidate_meshes, prepare_planner, with_recompute
 from planner_core.planning.request import Progress, Request
@@ -218,7 +217,7 @@ class _BaselineSearch:
                 return plan
         meshes = [p.model.mesh for p in self.problems(self.planners(number)[1]) if not p.is_infeasible]
         *_, last = number, *takewhile(lambda n: any(self.has_samples(n.planner, m) for m in meshes), larger)
-        return self.plan_of_least_memory([last, *(n for n in numbers if n is not last)])
+        return self.plan_of_least_memory([*(n for n in numbers if n is not last), last])
 
     def has_one_switch(self, number: _Number) -> bool:
         """Whether what runs the baseline recomputes all blocks or none. With weights in 4 bits that is peft, whatever the layout.
@@ -281,20 +280,25 @@ class _BaselineSearch:
             return planner.plan(*chosen, self.baseline.title, self.baseline.name, "time") if chosen else None
 
     def plan_of_least_memory(self, numbers: Iterable[_Number]) -> Plan | None:
-        """The plan of nearly the least memory, of a baseline that does not fit; None if it has no plan.
+        """The plan of nearly the least memory, of a baseline that does not fit; None if it has no plan. The `numbers` rise.
 
         Its fastest plan would be no fair comparison. Example: Llama-3-70B on 64 H100 with 256 x 8 192 tokens takes 877 GiB a GPU as
         Megatron-LM runs it fastest, on a mesh of 32 x 2 without recomputation, which nobody would start; and at least 76 GiB.
         """
         least: tuple[Planner, Problem, Answer] | None = None
+        meshes: Sequence[DeviceMesh] = self.options
         for planner in (self.planners(number)[1] for number in numbers):
             with planner.clock("baselines"):
-                for problem in sorted(self.problems(planner), key=lambda p: p.least_bytes):
+                problems = sorted(self.problems(planner, meshes=meshes), key=lambda p: p.least_bytes)
+                for problem in problems:
                     if least is not None and least[2].least_memory <= problem.least_bytes:
                         break  # the sums of the rest are larger still
                     answer = fit_simulated_memory(problem, planner.graph, planner.budget, "time", UNPROVEN)
                     if answer.smallest is not None and (least is None or answer.least_memory < least[2].least_memory):
                         least = planner, problem, answer
+                # What stands when backward ends does not fall with more micro-batches, so few meshes need a network with these.
+                below = least[2].least_memory if least else math.inf
+                meshes = [p.model.mesh for p in problems if p.least_bytes_at_ends[1] < below]
         if least is None:
             return None
         planner, problem, answer = least
@@ -311,12 +315,19 @@ class _BaselineSearch:
         note = Note("does not fit: shown at nearly the least memory that it takes", NoteKind.SHORTAGE)
         return replace(plan, optimal=False, bound=None, notes=(note, *note_memory(plan, planner)))
 
-    def problems(self, planner: Planner, below: float = math.inf, less: tuple[Planner, ...] = ()) -> list[Problem]:
+    def problems(
+        self,
+        planner: Planner,
+        below: float = math.inf,
+        less: tuple[Planner, ...] = (),
+        meshes: Sequence[DeviceMesh] | None = None,
+    ) -> list[Problem]:
         """The networks of the baseline at a planner's number of micro-batches and recomputation, one for each mesh that suits it.
 
-        Without those of meshes on which planners of `less` work have a bound of `below` seconds or more."""
+        Without those of meshes on which planners of `less` work have a bound of `below` seconds or more. `meshes`: all, if None."""
         zero = self.baseline.highest_stage(planner.request.zero)
-        for mesh in self.options:
+        meshes = self.options if meshes is None else meshes
+        for mesh in meshes:
             key = id(planner), mesh
             if key in self._problems:
                 continue
@@ -325,7 +336,7 @@ class _BaselineSearch:
             if self._least_s[key] < below:
                 self._problems[key] = problem = planner.problem(mesh, restrict, zero=zero, usual=True)
                 self._least_s[key] = rough_bound(problem, "time")
-        return [self._problems[key] for mesh in self.options if (key := (id(planner), mesh)) in self._problems]
+        return [self._problems[key] for mesh in meshes if (key := (id(planner), mesh)) in self._problems]
 
     def least_s(self, planners: tuple[Planner, ...], mesh: DeviceMesh) -> float:
         """What no plan of these planners takes less than on a mesh, as far as it is known."""
@@ -413,23 +424,6 @@ def _explain_missing_split(planner: Planner) -> str:
 
 def _list_titles(baselines: Iterable[Method]) -> Sentence:
     return Sentence.from_list(", ", (Term("method", b.name, None, b.title) for b in baselines))
-
-
-OWN_WORKLOAD = (
-    "a method's plan depends on where it is asked for: alone, its micro-batches and recomputation are searched too; compare takes those "
-    "of the chosen plan, and the explorer one micro-batch and no recomputation, each unless they are stated"
-)
-"""Why `plan --method tap` and the row of TAP in a comparison differ, as all of them say."""
-
-
-def note_compared_workload(workload: Workload) -> Note:
-    """A note about the micro-batches and the recomputation at which methods of papers are compared."""
-    many = "one micro-batch" if workload.accumulate == 1 else f"{workload.accumulate} micro-batches"
-    recomputed = "no recomputation" if workload.recompute == "none" else f"recomputation {workload.recompute}"
-    return Note(
-        f"{', '.join(m.title for m in METHODS.values() if m.objective)} and the least communication are searched with {many} a step and "
-        f"{recomputed}, as the chosen plan has them; baselines have numbers and recomputation of their own; {OWN_WORKLOAD}"
-    )
 
 
 def describe_restriction_cost(plan: Plan, exact: Mapping[str, Plan]) -> Sentence:

@@ -35,7 +35,14 @@ from planner_core.planning.methods.pair_forms import (
     splittable_layers,
     sum_for_each_column,
 )
-from planner_core.planning.methods.registry import ALL, BASELINES, EXACT, METHODS, find_method
+from planner_core.planning.methods.registry import (
+    ALL,
+    BASELINES,
+    EXACT,
+    METHODS,
+    OWN_WORKLOAD,
+    find_method,
+)
 from planner_core.planning.methods.restrictions import (
     AxisRules,
     DataAxis,

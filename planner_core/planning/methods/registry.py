@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from planner_core.core import Note, Workload
 from planner_core.planning.methods.hf_tp_plan import vendor_plan, vendor_rules
 from planner_core.planning.methods.method import Method
 from planner_core.planning.methods.papers import alpa_rules, atp_rules
@@ -132,3 +133,20 @@ def find_method(text: str) -> str:
     """The name in `METHODS` of a method as a user writes it: its name or its title, in any case. What is neither is returned as it is."""
     said = str(text).casefold()
     return next((m.name for m in METHODS.values() if said in (m.name.casefold(), m.title.casefold())), text)
+
+
+OWN_WORKLOAD = (
+    "a method's plan depends on where it is asked for: alone, its micro-batches and recomputation are searched too; compare takes those "
+    "of the chosen plan, and the explorer one micro-batch and no recomputation, each unless they are stated"
+)
+"""Why `plan --method tap` and the row of TAP in a comparison differ, as all of them say."""
+
+
+def note_compared_workload(workload: Workload) -> Note:
+    """A note about the micro-batches and the recomputation at which methods of papers are compared."""
+    many = "one micro-batch" if workload.accumulate == 1 else f"{workload.accumulate} micro-batches"
+    recomputed = "no recomputation" if workload.recompute == "none" else f"recomputation {workload.recompute}"
+    return Note(
+        f"{', '.join(m.title for m in METHODS.values() if m.objective)} and the least communication are searched with {many} a step and "
+        f"{recomputed}, as the chosen plan has them; baselines have numbers and recomputation of their own; {OWN_WORKLOAD}"
+    )
