@@ -54,7 +54,8 @@ function filling([filled, likely, over]) {
  */
 function cell(label, data, drawn) {
   const box = part("td", "");
-  box.dataset.label = label.replace(" per GPU", ""); // for a phone, where each row is a card
+  // for a phone, where each row is a card of narrow cells
+  box.dataset.label = label.replace("communication", "sent").replace(/ of .*/, "");
   if (data.bar) box.append(bar(data.bar, data.cut ?? false));
   else if (data.memory) box.append(filling(data.memory));
   else if (drawn) box.append(part("span", "none"));
