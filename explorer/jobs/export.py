@@ -1,4 +1,4 @@
-"""Exports and verification by the command line, in processes of their own: the server never imports torch."""
+"""Exports by the command line, in processes of their own: the server never imports torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,33 +119,3 @@ def last_line(stderr: str) -> str:
     """Return what a process said last, without its warnings before."""
     lines = [line for line in stderr.strip().splitlines() if line.strip()]
     return lines[-1][:900] if lines else "no reason given"
-
-
-def run_verification(plan: Plan, *options: str, tick: Callable[[float], None] | None = None) -> dict[str, Any]:
-    """Return what verification found; `tick(seconds)` is called while it runs and may raise to stop it."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "planner_core", "verify", _write_plan(plan, folder), *options, "--json"]
-        return _watched(command, tick)
-
-
-def _watched(command: list[str], tick: Callable[[float], None] | None) -> dict[str, Any]:
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    waited = 0.0
-    try:
-        while True:
-            try:
-                out, err = process.communicate(timeout=0.5)
-                break
-            except subprocess.TimeoutExpired:
-                waited += 0.5
-                if tick:
-                    tick(waited)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait(10)
-    try:
-        outcome: dict[str, Any] = json.loads(out)
-    except ValueError:
-        raise PlannerError(last_line(err)) from None
-    return outcome

@@ -48,6 +48,11 @@ def plan_command(request: Request, file: str, pick: str = "") -> str:
     return " ".join([*parts, *chosen, "-o", shlex.quote(file)])
 
 
+def verify_command(file: str) -> str:
+    """Write what counts a plan's collectives and memory at its full size, on fake ranks."""
+    return f"python -m planner_core verify {shlex.quote(file)} --fake"
+
+
 ALLOCATOR = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 """Lets PyTorch's allocator return what it keeps between blocks."""
 TRAINER = "train.py"
@@ -64,7 +69,7 @@ LAUNCHED = {
 
 
 NOT_RUN = "this plan was not run by the export"
-"""How the remark begins that says how to verify a plan, for which the page has *Verify it*."""
+"""How the remark begins that says how to verify a plan, which the page says beside the plan's file."""
 READ_BACK = "price --config FILE"
 """How the remark begins with the options for a command that reads the file."""
 PRICE_WORDS = ("the price below is of the written file, as price --config reads it", "the table is of the written file")

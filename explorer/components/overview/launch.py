@@ -10,7 +10,6 @@ import streamlit as st
 from explorer.address import pins, settings, setups
 from explorer.analysis import step_parts
 from explorer.components import frame
-from explorer.components.overview import verify
 from explorer.jobs import export as exporting
 from explorer.session import current_setup, pipeline_plan, state
 from explorer.text import commands, recipe, units
@@ -83,9 +82,6 @@ def show_export_dialog(result: Result, plan_id: str, plan: Plan) -> None:
     show_export(home, plan_id, plan, forms[chosen or default])
     with st.expander("The plan itself, as a file", key="plan_file"):
         offer_plan_file(home, plan_id, plan)
-    with st.expander("Verify it", key="verify", on_change="rerun") as box:
-        if box.open:
-            verify.show_verification(plan, plan_id, home.graph)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
@@ -182,15 +178,17 @@ def difference_table(priced: Mapping[str, Any]) -> str:
 
 
 def offer_plan_file(home: Result, plan_id: str, plan: Plan) -> None:
-    """Offer the plan as data, with the command that makes it; `home` is the result that the plan belongs to."""
+    """Offer the plan as data, with the commands that make and verify it; `home` is the result that the plan belongs to."""
     file = f"{home.graph.name}-{plan_id}.json".replace("/", "-")
     frame.offer_file(f"Download {file}", exporting.plan_text(plan), file, "download_plan", mime="application/json")
     if plan_id == pins.EDITED_ID:
         st.caption("A plan that was changed by hand has no command: keep the file.")
-        return
-    is_setup = plan_id == setups.PLAN_ID
-    request = home.request if is_setup else state.current_request()
-    # Without --pick the command writes what it recommends, which is not known here before stages are searched.
-    is_settled = not is_setup and not pipeline_plan.is_pending()
-    pick = "" if is_settled and plan.name == home.choice.recommended else plan.name
-    st.code(commands.plan_command(request, file, pick), language="bash", wrap_lines=True)
+    else:
+        is_setup = plan_id == setups.PLAN_ID
+        request = home.request if is_setup else state.current_request()
+        # Without --pick the command writes what it recommends, which is not known here before stages are searched.
+        is_settled = not is_setup and not pipeline_plan.is_pending()
+        pick = "" if is_settled and plan.name == home.choice.recommended else plan.name
+        st.code(commands.plan_command(request, file, pick), language="bash", wrap_lines=True)
+    st.caption("Its collectives and memory at full size, in one process; with --ranks 4 its numbers, on real ones:")
+    st.code(commands.verify_command(file), language="bash", wrap_lines=True)
