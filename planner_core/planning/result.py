@@ -90,13 +90,16 @@ class Choice:
     slower: float = 0.0
     one_stage: str = "best"
     """The row of the plan of one stage, which has another name where it does not fit."""
+    leaves_stages: bool = False
+    """Where no plan fits: plans with stages are in the request's space, and one that is not shown may take less memory."""
 
     @property
     def sentence(self) -> str:
         """A sentence that says why the plan is recommended, and what is given up."""
         if not self.fits:
             told = f" that {self.tool} can be told" if bounding_tool(self.tool) is not None else ""
-            return f"no plan{told} fits, so none is recommended; {self.fastest} comes nearest"
+            nearest = f"{self.fastest} comes nearest{', of one pipeline stage' if self.leaves_stages else ''}"
+            return f"no plan{told} fits, so none is recommended; {nearest}"
         if self.aim is not None:
             longer = (
                 f"{1 + self.slower:.1f} times as long as"
@@ -216,7 +219,9 @@ def _choose_among_ties(result: Result) -> Choice:
     for a tool is recommended as it is: the tool runs it, and may not run the others."""
     tool, staged = result.request.tool, result.staged
     if staged is None and not result.best.fits:
-        return Choice(result.best.name, (), result.best.name, tool, fits=False)
+        return Choice(
+            result.best.name, (), result.best.name, tool, fits=False, leaves_stages=not result.cluster.is_one_node
+        )
     if aim := METHODS[result.request.method].describe_aim(result.request.objective):
         return _choose_asked(result, result.best, aim)
     # A tool may not run what the other rows say, so none of them is a tie.
