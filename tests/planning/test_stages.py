@@ -101,14 +101,23 @@ BOUND_GAPS = {
 }
 
 
+def percent_above_bound(pricer: Pricer, layout: str, micro_batches: int) -> float:
+    plan = pricer.plan(Statement(parse_layout(layout), 1, micro_batches, 1024))
+    assert plan is not None and plan.cost.pipeline is not None
+    return 100 * (plan.cost.step_time_s / plan.cost.pipeline.bound_s - 1)
+
+
+def test_the_rank_that_waits_for_slow_sends_is_in_the_middle() -> None:
+    """The first two ranks, the fourth and the last of 8 by themselves miss 5.6 % of the step, for which the fifth waits alone."""
+    pricer = Pricer("llama-3-8b", load_cluster("2x8-h100:inter=5"))
+    assert 0 <= percent_above_bound(pricer, "tp=2,pp=8,vp=3", 8) < 0.1
+
+
 @pytest.mark.parametrize("model", BOUND_GAPS)
 def test_a_step_is_as_far_above_its_bound_as_measured(model: str) -> None:
     pricer = Pricer(model, load_cluster("2x8-h100"))
     for layout, micro_batches, percent in BOUND_GAPS[model]:
-        plan = pricer.plan(Statement(parse_layout(layout), 1, micro_batches, 1024))
-        assert plan is not None and plan.cost.pipeline is not None
-        gap = 100 * (plan.cost.step_time_s / plan.cost.pipeline.bound_s - 1)
-        assert 0 <= gap < percent + 0.1, (layout, micro_batches)
+        assert 0 <= percent_above_bound(pricer, layout, micro_batches) < percent + 0.1, (layout, micro_batches)
 
 
 @pytest.mark.slow
