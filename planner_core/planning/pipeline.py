@@ -40,7 +40,7 @@ from planner_core.planning.fitting.baselines import (
     samples_at_once,
 )
 from planner_core.planning.fitting.for_tool import choose_for_tool
-from planner_core.planning.fitting.front import dominates, plan_trade_offs
+from planner_core.planning.fitting.front import is_trade_off, leave_out_beaten, name_trade_offs, plan_trade_offs
 from planner_core.planning.fitting.host_waits import choose_shortest_step, note_gap_with_waits, say_why_shorter
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, open_numbers
@@ -253,7 +253,8 @@ def add_trade_offs(draft: Draft) -> tuple[Draft, str]:
         return draft, "a tool can be told no corner of the front"
     draft.say("trade-offs")
     options = candidate_meshes(draft.planner.request, draft.planner.cluster)
-    found = tuple(keep_micro_batch_size(draft.planner.request, plan_trade_offs(draft.planner, options, draft.leading)))
+    corners = plan_trade_offs(draft.planner, options, draft.leading, draft.others)
+    found = tuple(keep_micro_batch_size(draft.planner.request, corners))
     return replace(draft, trade_offs=found), f"{len(found)} corners that no shown plan beats"
 
 
@@ -266,9 +267,10 @@ def lead_with_least_wait(draft: Draft) -> tuple[Draft, str]:
     if best.cost.step_time_s >= lead.cost.step_time_s:
         return draft, reason
     named = replace(say_why_shorter(best), name=lead.name, optimal=False, bound=lead.bound)
-    rest = [p for p in (lead, *draft.trade_offs) if p is not best and not dominates(named, p)]
-    trade_offs = tuple(replace(p, name=f"trade-off {k + 1}") for k, p in enumerate(rest))
-    return replace(draft, chosen=named, leading=(named,), trade_offs=trade_offs), "a trade-off waits less for its host"
+    rest = leave_out_beaten((p for p in (lead, *draft.trade_offs) if p is not best), (named, *draft.others))
+    return replace(
+        draft, chosen=named, leading=(named,), trade_offs=tuple(name_trade_offs(rest))
+    ), "a trade-off waits less for its host"
 
 
 def add_notes(draft: Draft) -> tuple[Draft, str]:
@@ -406,7 +408,11 @@ def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Re
         # Nor does "does not fit" hold of an answer that fits: it stands with the plan of one stage, whose note it is.
         own = result.searched.notes if not result.searched.fits else ()
         notes = tuple(note for note in result.notes if note not in own)
-        result = replace(result, plans=tuple(map(limit_gap_to_one_stage, result.plans)), notes=notes)
+        corners = [plan for plan in result.plans if is_trade_off(plan)]
+        kept = leave_out_beaten(corners, [plan for plan, _ in added])
+        # The corners that are left keep their numbers: somebody may look at one already.
+        shown = (limit_gap_to_one_stage(plan) for plan in result.plans if plan not in corners or plan in kept)
+        result = replace(result, plans=tuple(shown), notes=notes)
     for plan, planner in added:
         samples = samples_at_once(plan)
         known = {result.planner.workload.graph_batch, *result.planners}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from planner_core.planning import Request, candidate_meshes, plan_model, prepare_planner
-from planner_core.planning.fitting.front import dominates, plan_trade_offs, unseen_corners
+from planner_core.planning import Request, candidate_meshes, pipeline, plan_model, prepare_planner
+from planner_core.planning.fitting.front import dominates, is_trade_off, plan_trade_offs, unseen_corners
 from planner_core.planning.pipeline import add_trade_offs
 
 
@@ -24,6 +26,23 @@ def test_no_trade_off_is_beaten(model: str, layers: int | None, cluster: str, ba
     front = [p for p in found.plans if p.name.startswith("trade-off")]
     assert [p.name for p in front] == [f"trade-off {k + 1}" for k in range(len(front))]
     assert not [(p.name, q.name) for p in front for q in (found.best, *front) if dominates(q, p)]
+
+
+def test_no_baseline_beats_a_trade_off_that_is_shown_beside_it() -> None:
+    """Sequence parallelism in one node is quicker here than each corner of the front that takes more memory."""
+    found = plan_model(Request(model="t5-large", layers=2, cluster="2x8-v100-eth", precision="pure"))
+    fit = [p for p in found.plans if p.fits]
+    assert [p.name for p in fit if is_trade_off(p) and any(dominates(q, p) for q in fit)] == []
+
+
+def test_corners_that_stages_beat_go_and_the_others_keep_their_numbers() -> None:
+    found = plan_model(Request(model="gpt2-xl", layers=4, cluster="2x8-h100"), passes={"trade-offs": add_trade_offs})
+    first, *others = (p for p in found.plans if is_trade_off(p))
+    better = replace(first, name="stages", cost=replace(first.cost, step_time_s=first.cost.step_time_s / 2))
+    shown = pipeline._append_staged(found, [(better, found.planner)]).plans
+    beaten = [p for p in (first, *others) if dominates(better, p)]
+    assert first in beaten and others
+    assert [p.name for p in shown if is_trade_off(p)] == [p.name for p in others if p not in beaten]
 
 
 def test_every_trade_off_fits() -> None:

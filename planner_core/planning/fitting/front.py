@@ -14,19 +14,32 @@ from planner_core.search import Answer, Assignment, find_corners_below, find_par
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
 
+TRADE_OFF = "trade-off"
 MAX_FRONT = 6
 """At most this many corners of the front become plans."""
 FRONT_STEP = 0.03
 """A corner of the front is left out if it saves less than this share of the memory of the corner before."""
 
 
-def plan_trade_offs(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan]) -> list[Plan]:
+def plan_trade_offs(
+    planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan], baselines: Sequence[Plan] = ()
+) -> list[Plan]:
     """The corners of the front of step time and memory over all meshes, as plans that fit, without those that are `shown` already, or
-    that another plan beats."""
+    that another plan beats, one of the baselines too."""
     # The search sums memory up to the end of forward, so a corner within the budget may have its peak above it.
     plans = [p for p in unseen_corners(planner, options, shown) if p.fits]
-    plans = [p for p in plans if not any(dominates(other, p) for other in (*shown, *plans))]
-    return [replace(plan, name=f"trade-off {k + 1}") for k, plan in enumerate(plans)]
+    plans = leave_out_beaten(plans, (*shown, *plans, *baselines))
+    return name_trade_offs(plans)
+
+
+def name_trade_offs(plans: Iterable[Plan]) -> list[Plan]:
+    """The plans, numbered in their order."""
+    return [replace(plan, name=f"{TRADE_OFF} {k + 1}") for k, plan in enumerate(plans)]
+
+
+def is_trade_off(plan: Plan) -> bool:
+    """Whether a plan of a result is a corner of its front, and neither the answer nor a baseline."""
+    return plan.name.startswith(TRADE_OFF)
 
 
 def unseen_corners(planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan]) -> list[Plan]:
@@ -53,6 +66,11 @@ def unseen_corners(planner: Planner, options: Iterable[DeviceMesh], shown: Seque
         front = [front[round(i * (len(front) - 1) / (MAX_FRONT - 1))] for i in range(MAX_FRONT)]
     found = [planner.plan(p, Answer(a, t, t, m), "", "exact", "time") for t, m, p, a in front]
     return [p for p in found if not any((p.blocks, p.mesh) == (other.blocks, other.mesh) for other in shown)]
+
+
+def leave_out_beaten(plans: Iterable[Plan], shown: Sequence[Plan]) -> list[Plan]:
+    """The plans that no plan beats that fits and is shown beside them."""
+    return [p for p in plans if not any(other.fits and dominates(other, p) for other in shown)]
 
 
 def dominates(plan: Plan, other: Plan) -> bool:
