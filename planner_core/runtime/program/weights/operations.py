@@ -93,6 +93,8 @@ class PlanTensorOp:
     def __init__(self, kind: Any, func: Any, args: Any, kwargs: Any) -> None:
         self.kind, self.func, self.args, self.kwargs = kind, func, args, kwargs
         self.name = func._schema.name.rpartition("::")[2]
+        self.computes_lists = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
+        self.is_elementwise = self.computes_lists or self.name in _ELEMENTWISE or torch.Tag.pointwise in func.tags
         self.substitutes: dict[int, DTensor] = {}
         self.order_sources: dict[int, DTensor] = {}
         self.view_order: FusedOrder = ()
@@ -111,12 +113,15 @@ class PlanTensorOp:
         if self.func is _ATEN._local_scalar_dense.default:
             return self._read_scalar()
         self._refuse_whole_tensors()
+        if self._updates_alike_parts():
+            self.func(*pytree.tree_map(_local, self.args), **pytree.tree_map(_local, self.kwargs))
+            self._count_writes()
+            return None if self.computes_lists else self.written_operands[0]
         self._sum_norms()
         if any(order_of(x) for _, x in self.operands):
             self._align_orders()
         out = self.func(*pytree.tree_map(self._unwrapped, self.args), **pytree.tree_map(self._unwrapped, self.kwargs))
-        for x in self.written_operands:
-            _count_write(x)
+        self._count_writes()
         # In place: the caller's own tensor is returned, with its order, and not a new one on the same memory.
         if self.written_operands and isinstance(out, DTensor):
             return self.written_operands[0]
@@ -124,6 +129,29 @@ class PlanTensorOp:
             lists = any(isinstance(a, (list, tuple)) for a in self.args)
             return type(out)([self._wrapped(k if lists else 0, x) for k, x in enumerate(out)])
         return self._wrapped(0, out)
+
+    def _updates_alike_parts(self) -> bool:
+        """Return whether the operator writes elements in place, and all that it takes for one is cut and ordered alike.
+
+        Then each rank computes with its parts, as in an optimizer's step. torch would first derive placements for each weight, which
+        takes longer than to update a small one.
+        """
+        # A scaler of gradients also tells whether all are finite, and draws are those of the whole tensor.
+        special = self.name.startswith("_amp_") or torch.Tag.nondeterministic_seeded in self.func.tags
+        if not self.written_operands or not self.is_elementwise or special:
+            return False
+        forms = {k: (x.shape, x.placements, x.device_mesh, order_of(x)) for k, x in self.operands}
+        return all(
+            (x.shape, x.placements, x.device_mesh, order_of(x)) == forms[k]
+            and not any(p.is_partial() for p in x.placements)
+            for k, x in self.operands
+        )
+
+    def _count_writes(self) -> None:
+        """Count the writes to local parts. torch counts them on DTensors only, and working copies follow the local parts."""
+        for x in self.written_operands:
+            if not x._local_tensor.is_inference():
+                increment_version(x._local_tensor)
 
     def _unwrapped(self, x: Any) -> Any:
         x = self.substitutes.get(id(x), x)
@@ -158,7 +186,7 @@ class PlanTensorOp:
         if not self.written_operands:
             return self.kind.of(local, with_local(local, target)._spec, order_of(target))
         target._local_tensor.copy_(local)
-        _count_write(target)
+        self._count_writes()
         return target
 
     def _read_scalar(self) -> Any:
@@ -195,10 +223,9 @@ class PlanTensorOp:
     def _align_orders(self) -> None:
         """Bring the operands to one order: for elementwise operators that of the first ordered one, otherwise the model's."""
         ordered = [(k, x) for k, x in self.operands if order_of(x)]
-        lists = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
         if self.name in _DIM_PERMUTATIONS:
             self._permute_order(ordered[0][1])
-        elif lists or self.name in _ELEMENTWISE or torch.Tag.pointwise in self.func.tags:
+        elif self.is_elementwise:
             for k, x in ordered:
                 self.order_sources.setdefault(k, x)
             for k, operand in self.operands:
@@ -243,7 +270,5 @@ class PlanTensorOp:
             x.order = order_of(form)  # type: ignore[attr-defined]
 
 
-def _count_write(x: DTensor) -> None:
-    """Count a write to the local part. torch counts it on the DTensor only, and working copies follow the local part."""
-    if not x._local_tensor.is_inference():
-        increment_version(x._local_tensor)
+def _local(x: Any) -> Any:
+    return x._local_tensor if isinstance(x, DTensor) else x
