@@ -117,7 +117,6 @@ class AxisRules(Restriction):
         # What products make may be sharded in any way on a tensor axis. Only what lies between them follows the residual stream.
         free = test is not is_batch_split and any(operator(op.fn).kind in PRODUCTS for op in ops)
         for op, row in zip(ops, rows, strict=True):
-            ends = [where.values[v] for v in (*op.inputs, *op.outputs)]
             runs = kinds.get(operator(op.fn).kind)
             if test is not is_batch_split and WHOLE_LOGITS in op.attrs and row.name != "R":
                 return False
@@ -125,7 +124,7 @@ class AxisRules(Restriction):
                 return False
             if test is not is_batch_split and self._takes_part_of_stream(where, op, row):
                 return False
-            if test is is_unsplit and not free and row.name != "R" and any(map(self._in_stream, ends)):
+            if test is is_unsplit and not free and row.name != "R" and self._meets_stream(where, op):
                 return False
             for v, pair in zip(op.outputs, row.outputs, strict=True):
                 value = where.values[v]
@@ -166,6 +165,9 @@ class AxisRules(Restriction):
             if operator(op.fn).kind not in PRODUCTS and not stream.isdisjoint(op.inputs):
                 stream.update(op.outputs)
         return frozenset(stream)
+
+    def _meets_stream(self, where: Block, op: Op) -> bool:
+        return any(self._in_stream(where.values[v]) for v in (*op.inputs, *op.outputs))
 
     def _in_stream(self, value: Value) -> bool:
         return value.meta.shape in self._stream

@@ -49,6 +49,9 @@ class Costs:
     def __add__(self, other: Costs) -> Costs:
         if self.components.tobytes() == other.components.tobytes():
             return Costs(self.components, self.rows + other.rows)
+        # What only forbids entries costs nothing.
+        if not len(self.components) or not len(other.components):
+            return self if len(self.components) else other
         components = np.union1d(self.components, other.components)
         total = np.zeros((len(components), *self.rows.shape[1:]))
         for costs in (self, other):
@@ -211,7 +214,8 @@ def zero_costs(*shape: int) -> Floats:
 
 def allow_only(name: str, allowed: Bools) -> Factor:
     """Return a factor that allows a variable only the states in `allowed` [state]. It costs nothing."""
-    return Factor((name,), zero_costs(len(allowed)), np.asarray(allowed, dtype=bool))
+    nothing = Costs(np.zeros(0, dtype=np.int64), np.zeros((0, len(allowed))))
+    return Factor((name,), nothing, np.asarray(allowed, dtype=bool))
 
 
 @dataclass

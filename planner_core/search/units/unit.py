@@ -274,6 +274,8 @@ def sum_factors(factors: Sequence[Factor], states: Mapping[str, int]) -> Floats:
     """[component]: the sum of a network's factors in the states `states`."""
     total = np.zeros(NUM_COMPONENTS)
     for f in factors:
+        if not len(f.costs.components):  # what only forbids states
+            continue
         where: tuple[Any, ...] = (slice(None), *(states[v] for v in f.vars))
         total[f.costs.components] += f.costs.rows[where]
     return total
