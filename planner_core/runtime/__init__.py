@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         collective_table,
         rows_to_json,
     )
-    from planner_core.runtime.program.engine import BoundProgram
     from planner_core.runtime.program.operators.dropout import seed_generators, unit_seed
     from planner_core.runtime.record import CannotRewrite
     from planner_core.runtime.record.batch import map_marked_leaves, map_sample_leaves

@@ -70,12 +70,12 @@ def _between_stages(plan: Plan, phases: Iterable[str]) -> Iterator[tuple[int, in
             )
 
 
-def sent_per_gpu(plan: Plan, phases: Sequence[str] = PHASES) -> int:
-    """Bytes that one GPU sends in these phases: in collectives, and of a plan with stages what it hands to others at most."""
+def sent_per_gpu(plan: Plan) -> int:
+    """Bytes that one GPU sends in a step: in collectives, and of a plan with stages what it hands to others at most."""
     out = Counter[int]()
-    for src, _, num_bytes in _between_stages(plan, phases):
+    for src, _, num_bytes in _between_stages(plan, PHASES):
         out[src] += int(num_bytes)
-    return sum(t.wire_bytes for t in plan.cost.traffic if t.phase in phases) + max(out.values(), default=0)
+    return sum(t.wire_bytes for t in plan.cost.traffic) + max(out.values(), default=0)
 
 
 def routes(plan: Plan, cluster: Cluster, phases: Iterable[str] = PHASES) -> Iterator[tuple[Ints, Ints, Floats]]:

@@ -14,6 +14,8 @@ from planner_core.core import Plan
 from planner_core.runtime.training.host_states import HostStates
 
 MOMENTUM = 0.9
+FINAL_RATE = 0.1
+"""The share of the highest learning rate at the end of a run, as GPT-3 was trained (Brown et al. 2020, appendix B)."""
 
 
 class MasterAdamW(torch.optim.Optimizer):
@@ -81,16 +83,16 @@ def optimizer_for(
     return optimizer
 
 
-def warmup_cosine(step: int, *, warmup: int, steps: int, floor: float = 0.1) -> float:
+def warmup_cosine(step: int, *, warmup: int, steps: int) -> float:
     """Return the factor of the highest learning rate in a step (counted from 0).
 
-    It grows over `warmup` steps, then falls along half a cosine to `floor` at the end. It depends on the step only, so a
+    It grows over `warmup` steps, then falls along half a cosine to `FINAL_RATE` at the end. It depends on the step only, so a
     checkpoint does not need it.
     """
     if step < warmup:
         return (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1, steps - warmup))
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+    return FINAL_RATE + (1 - FINAL_RATE) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
