@@ -173,7 +173,13 @@ def in_flight_at_once(pipeline: Pipeline, micro_batches: int) -> Ints:
     Stages are not at their most together. Example: the first of four ranks with two stages each has up to 8 in the one and up to 4 in the
     other, but 7 and 4 or 8 and 3 at once."""
     assert pipeline.schedule == "interleaved"
-    ranks, virtual, micro_batches = pipeline.ranks, pipeline.virtual, _steady_micro_batches(pipeline, micro_batches)
+    return _moments_in_stages(pipeline.ranks, pipeline.virtual, _steady_micro_batches(pipeline, micro_batches))
+
+
+# A search of hundreds of degrees has few numbers of ranks, stages and steady micro-batches.
+@functools.lru_cache(maxsize=256)
+def _moments_in_stages(ranks: int, virtual: int, micro_batches: int) -> Ints:
+    pipeline = Pipeline(ranks, "interleaved", (1,) * (ranks * virtual))
     each, total = _round_of(pipeline, micro_batches), micro_batches * virtual
     turns = np.arange(total) // each % virtual
     # Row j counts the passes of turn j among the first 0, 1, 2, ... of a rank. Backwards take the turns from the last one on.
