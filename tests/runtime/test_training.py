@@ -251,18 +251,6 @@ def test_a_plan_that_no_run_can_follow_gets_no_script(monkeypatch: pytest.Monkey
         training.blocks_of(plan)
 
 
-def test_each_line_of_the_blocks_names_its_operators(plan: Plan) -> None:
-    made = training.blocks_of(plan)
-    assert "\n".join(line.text for line in made.lines) == made.source
-    (label,) = (name for name in plan.blocks if name)
-    ops = {op for line in made.lines if line.label == label for op in line.ops}
-    known = set(plan.blocks[label].sites)
-    assert ops <= known and len(ops) > 0.8 * len(known)
-    for name in ("q_proj", "o_proj"):
-        (line,) = (line for line in made.lines if f"w.{name}_weight" in line.text)
-        assert f"self_attn.{name}/linear" in line.ops
-
-
 def test_long_lines_are_broken_where_brackets_allow_it() -> None:
     names = [f"tensor_{n}" for n in range(20)]
     lines = [

@@ -15,7 +15,6 @@ from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.program import Axis, plan_digest
 from planner_core.runtime.training.start import Start, model_of, positional
 from planner_core.runtime.write.planned import PlannedForward
-from planner_core.runtime.write.specs import BlockLine
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,6 @@ class Blocks:
     plan: str = ""
     inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     foreign: tuple[str, ...] = ()
-    lines: tuple[BlockLine, ...] = ()
-    """The lines of `source`, with the operators on each."""
 
 
 def blocks_of(plan: Plan) -> Blocks:
@@ -51,10 +48,8 @@ def blocks_of(plan: Plan) -> Blocks:
     except PlanMismatch as error:
         raise InputError("no run can follow this plan: ", error.sentence) from None
     program = prepared.program
-    written = [number for number, line in enumerate(program.lines) if line.text][1:]  # without the title
-    lines = program.lines[written[0] : written[-1] + 1]
-    source = "\n".join(line.text for line in lines)
-    return Blocks(source, plan_digest(plan), prepared.inputs, tuple(program.foreign), lines=lines)
+    source = program.source.partition("\n")[2].strip("\n")  # without the title
+    return Blocks(source, plan_digest(plan), prepared.inputs, tuple(program.foreign))
 
 
 def example_batch(start: Start) -> dict[str, Any]:

@@ -15,14 +15,13 @@ from planner_core.runtime.write import operators
 from planner_core.runtime.write.expressions import RESERVED, NameScope, to_identifier
 from planner_core.runtime.write.moves import MoveTable
 from planner_core.runtime.write.placed_tape import PlannedTape
-from planner_core.runtime.write.specs import FunctionSource, PlacedConstant, Sites, UnitBuffer, UnitUse
+from planner_core.runtime.write.specs import FunctionSource, PlacedConstant, UnitBuffer, UnitUse
 from planner_core.runtime.write.syntax import (
     assign,
     attribute,
     literal,
     make_call,
     path,
-    statements,
     stored,
     subscript,
     with_block,
@@ -72,8 +71,6 @@ class FunctionWriter:
         self._find_uses()
         self.names = NameScope(RESERVED | self.moves.taken)
         self.body: list[ast.stmt] = []
-        self.sites: Sites = {}
-        self.sites_of_inlined: list[str] = []  # the call sites of expressions that will be written inside a later one
         self.inlined: dict[int, ast.expr] = {}  # expressions that will be written inside a later one
         self.operands_of_inlined: list[int] = []  # the values that these use
         self._collect_arguments()
@@ -95,7 +92,6 @@ class FunctionWriter:
             list(self.buffers.values()),
             outputs,
             self.seeds,
-            self.sites,
         )
 
     # --- arguments ------------------------------------------------------------------------------------
@@ -216,12 +212,6 @@ class FunctionWriter:
             self._unpack(now, call, expression)
         if self._is_kept(call):
             self.body[start:] = [with_block(_keep_results(call), self.body[start:])]
-        self.sites_of_inlined.append(call.site)
-        if len(self.body) > start:
-            self.sites |= dict.fromkeys(statements(self.body[start:]), tuple(self.sites_of_inlined))
-        # An inlined expression runs in a later line, so its call site belongs to that line.
-        if call.outputs[0] not in self.inlined:
-            self.sites_of_inlined = []
         self._delete_dead(now, call)
 
     def _is_kept(self, call: TapeCall) -> bool:

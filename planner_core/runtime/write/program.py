@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +27,7 @@ from planner_core.runtime.write.expressions import (
 from planner_core.runtime.write.functions import INSIDE, FunctionWriter, OuterSteps
 from planner_core.runtime.write.moves import MoveTable, split_weight_steps
 from planner_core.runtime.write.placed_tape import BlockCopy, PlannedTape
-from planner_core.runtime.write.specs import BlockLine, Program, UnitInstance, UnitSpec
+from planner_core.runtime.write.specs import Program, UnitInstance, UnitSpec
 from planner_core.runtime.write.syntax import (
     assign,
     function,
@@ -84,15 +84,13 @@ class _ProgramWriter:
         functions = {i.function: i for i in self.instances}
         definitions = [ast.unparse(ast.fix_missing_locations(line)) for line in self.moves.definitions()]
         parts = [
-            _lines_outside_blocks([f'"""{self.title}"""', "", *definitions]),
-            *(_lines_outside_blocks(print_function(f)) for f in constant_functions),
-            *(i.lines() for i in functions.values()),
-            _lines_outside_blocks(print_function(forward)),
+            "\n".join([f'"""{self.title}"""', "", *definitions]),
+            *map(print_function, constant_functions),
+            *(print_function(i.source.tree(name)) for name, i in functions.items()),
+            print_function(forward),
         ]
-        all_lines = [line for part in parts for line in (*part, BlockLine(""), BlockLine(""))][:-1]
-        lines = tuple(line._replace(text=text) for line in all_lines for text in wrap_lines(line.text).split("\n"))
-        program = self._make_program("\n".join(line.text for line in lines), bool(constants.used_table_names))
-        program.lines = lines
+        source = wrap_lines("\n\n\n".join(parts) + "\n")
+        program = self._make_program(source, bool(constants.used_table_names))
         program.draws = constants.draws or any(draws_random_numbers(c.fn) for i in self.instances for c in i.calls)
         program.buffers = read_buffers([*constant_functions, forward])
         program.table_buffers = read_buffers([constants.tables] if constants.tables else [])
@@ -344,10 +342,6 @@ def _move_before_block(units: list[UnitInstance], call: TapeCall) -> None:
     if len(units) < 2 or units[-2].label:
         units.insert(len(units) - 1, UnitInstance("", "", []))
     units[-2].calls.append(call)
-
-
-def _lines_outside_blocks(texts: Sequence[str]) -> list[BlockLine]:
-    return [BlockLine(text) for text in texts]
 
 
 def _outer_steps_by_site(uses: Mapping[str, set[OuterSteps]]) -> dict[str, OuterSteps]:

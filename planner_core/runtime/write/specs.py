@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from planner_core.core import Placements, Step
 from planner_core.runtime.record import TapeCall
-from planner_core.runtime.write.syntax import function, literal, print_function, statements
+from planner_core.runtime.write.syntax import function, literal
 
 PlacedConstant = tuple[int, Placements]
 """A constant, and the placements in which a unit needs it."""
-
-
-Sites = dict[ast.stmt, tuple[str, ...]]
-"""The call sites of the operators in a statement."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +60,11 @@ class FunctionSource:
     outputs: list[int]
     seeds: int
     """Number of calls that draw random numbers."""
-    sites: Sites
 
     def tree(self, name: str) -> ast.FunctionDef:
         """Return the function under a name."""
         results = self.returned[0] if len(self.returned) == 1 else literal(tuple(self.returned))
         return function(name, self.parameters, [*self.body, ast.Return(results if self.returned else None)])
-
-
-class BlockLine(NamedTuple):
-    """One line of a program: the label of its block ("" between blocks), and the operators on it, by their names in the block."""
-
-    text: str
-    label: str = ""
-    ops: tuple[str, ...] = ()
 
 
 @dataclass
@@ -90,13 +77,6 @@ class UnitInstance:
     name: str = ""
     function: str = ""
     written: FunctionSource | None = None
-
-    def lines(self) -> list[BlockLine]:
-        """Return the lines of its function, with the operators on each."""
-        tree = self.source.tree(self.function)
-        sites = [(), *(self.source.sites.get(s, ()) for s in statements(tree.body))]
-        ops = [tuple(site[len(self.prefix) :].removeprefix(".") for site in line) for line in sites]
-        return [BlockLine(t, self.label, o) for t, o in zip(print_function(tree), ops, strict=True)]
 
     @property
     def source(self) -> FunctionSource:
@@ -136,8 +116,6 @@ class Program:
     has_tables: bool = False
     buffers: tuple[str, ...] = ()
     """The buffers that the code reads."""
-    lines: tuple[BlockLine, ...] = ()
-    """The lines of the source."""
     table_buffers: tuple[str, ...] = ()
     """The buffers on which the tables depend."""
     draws: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import cmath
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -139,8 +139,8 @@ def used_names(nodes: Iterable[ast.AST]) -> set[str]:
 # --- printing -----------------------------------------------------------------------------------------
 
 
-def print_function(node: ast.FunctionDef) -> list[str]:
-    """Return the lines of a function: one for each statement, as in `statements`, after its first."""
+def print_function(node: ast.FunctionDef) -> str:
+    """Return the text of a function, with one line for each statement."""
     lines = ast.unparse(ast.fix_missing_locations(node)).split("\n")
     last = node.body[-1]
     if isinstance(last, ast.Return) and isinstance(
@@ -148,14 +148,7 @@ def print_function(node: ast.FunctionDef) -> list[str]:
     ):  # unparse writes parentheses; a person does not
         names = [ast.unparse(n) for n in last.value.elts]
         lines[-1] = f"    return {', '.join(names)}{',' * (len(names) == 1)}"
-    return lines
-
-
-def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield statements in the order of their lines, with those inside of `with` and `for`."""
-    for statement in body:
-        yield statement
-        yield from statements(getattr(statement, "body", ()))
+    return "\n".join(lines)
 
 
 # --- line breaks ------------------------------------------------------------------------------------
