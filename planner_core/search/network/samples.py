@@ -100,6 +100,8 @@ def _propagate(
         for i, v in enumerate(op.inputs)
         if v in dims
     ]
+    if not operands:  # no row shards any of them
+        return row_choices[0]
 
     def fits(chosen: Sequence[Row]) -> tuple[int, int]:
         if any(row.name == DISPATCH for row in chosen):
