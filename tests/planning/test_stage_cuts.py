@@ -186,10 +186,11 @@ def test_a_thousand_copies_take_few_moves(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(search, "_best_of", lambda *cuts: (rounds.append(1), best_of(*cuts))[1])
     even = np.full(16, 1000 // 16) + (np.arange(16) < 1000 % 16)
     found = search.improve(even)
-    assert found.sum() == 1000 and len(rounds) < 150
+    together = len(rounds)
+    assert found.sum() == 1000 and together < 150
     assert search._improve_once(found, 1) is None and search.num_bytes(found).max() <= costs.budget
     one_by_one = even
     while (better := search._improve_once(one_by_one, 1)) is not None:
         one_by_one = better
-    assert len(rounds) > 500  # 400 of them one by one
+    assert len(rounds) - together > 1.5 * together
     assert search.seconds(found).max() <= 1.001 * search.seconds(one_by_one).max()
