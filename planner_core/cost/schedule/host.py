@@ -38,7 +38,9 @@ COMPILED = 89
 """Calls as long as which the host takes for a compiled block, forward and backward: guards, the wrappers of its functions, its launches.
 Fitted to the one compiled row whose GPU waits for the host (ViT-large); no other row tests it."""
 MICRO_BATCH_CALLS, STEP_CALLS, DTENSOR_CALLS = 2, 2, 9
-"""Calls for each trained weight of a rank; and once a step more for one of which it has a part, whose optimizer sees a DTensor."""
+"""Calls for each trained weight of a rank; and once a step more for one of which it has a part, whose optimizer sees a DTensor.
+
+The clip and a fused AdamW took 9 calls more a tensor under FSDP2, and 7 under a plan, by ratio to plain tensors on a CPU (192 tensors)."""
 MESSAGE_CALLS = 8
 """Calls of a collective: packing, the call, waiting, unpacking."""
 

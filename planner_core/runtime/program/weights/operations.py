@@ -99,9 +99,13 @@ class PlanTensorOp:
         self.order_sources: dict[int, DTensor] = {}
         self.view_order: FusedOrder = ()
         self.operands: list[tuple[int, DTensor]] = []
+        self.plain_tensors: list[torch.Tensor] = []
         for item in (*args, *kwargs.values()):
-            members = enumerate(item) if isinstance(item, (list, tuple)) else [(0, item)]
-            self.operands += [(k, x) for k, x in members if isinstance(x, DTensor)]
+            for k, x in enumerate(item) if isinstance(item, (list, tuple)) else [(0, item)]:
+                if isinstance(x, DTensor):
+                    self.operands.append((k, x))
+                elif isinstance(x, torch.Tensor):
+                    self.plain_tensors.append(x)
         arguments = ((k, args[k] if k < len(args) else kwargs.get(name)) for k, name in _written_arguments(func))
         written = (x for _, item in arguments for x in (item if isinstance(item, (list, tuple)) else [item]))
         self.written_operands = [x for x in written if isinstance(x, DTensor)]
@@ -114,7 +118,8 @@ class PlanTensorOp:
             return self._read_scalar()
         self._refuse_whole_tensors()
         if self._updates_alike_parts():
-            self.func(*pytree.tree_map(_local, self.args), **pytree.tree_map(_local, self.kwargs))
+            # Arguments of torch's operators are values and lists of them, and torch's walk over trees takes longer than the operator.
+            self.func(*map(_local, self.args), **{name: _local(x) for name, x in self.kwargs.items()})
             self._count_writes()
             return None if self.computes_lists else self.written_operands[0]
         self._sum_norms()
@@ -200,8 +205,8 @@ class PlanTensorOp:
         return self.func(x._local_tensor)
 
     def _refuse_whole_tensors(self) -> None:
-        for x in pytree.tree_leaves((self.args, self.kwargs)):
-            if isinstance(x, torch.Tensor) and not isinstance(x, DTensor) and x.dim() and x.numel() > 1:
+        for x in self.plain_tensors:
+            if x.dim() and x.numel() > 1:
                 raise PlanMismatch(
                     f"a whole tensor of shape {tuple(x.shape)} meets a weight or gradient that is sharded over ranks, as a state that an "
                     "optimizer has loaded from one process; load states by set_optimizer_state_dict of torch.distributed.checkpoint with "
@@ -271,4 +276,7 @@ class PlanTensorOp:
 
 
 def _local(x: Any) -> Any:
+    """Return the local parts of an operator's argument."""
+    if isinstance(x, (list, tuple)):
+        return [_local(member) for member in x]
     return x._local_tensor if isinstance(x, DTensor) else x
