@@ -362,6 +362,15 @@ def test_a_usual_layout_that_fits_nowhere_is_shown_at_its_least_memory() -> None
     assert row.cost.memory_bytes["peak"] <= min(peaks) * 1.06 < max(peaks)
 
 
+def test_fsdp_that_has_no_sample_to_spare_is_shown_where_it_does_not_fit() -> None:
+    """With more micro-batches GPUs would be without a sample, so its row is that of one."""
+    request = Request("llama-3-8b", cluster="1x8-h100:gpus=4", batch=4, seq=8192, layers=2, memory_gb=8.0)
+    planner = prepare_planner(replace(request, accumulate=1))
+    larger = other_numbers(planner, None, lambda text: None, larger=True)
+    rows = {p.method: p for p in plan_baselines(planner, candidate_meshes(request, planner.cluster), "auto", larger)}
+    assert not rows["fsdp"].fits and rows["fsdp"].workload["accumulate"] == 1
+
+
 @pytest.mark.slow
 def test_a_number_between_the_steps_is_not_passed_over() -> None:
     """240 samples on 48 GPUs: five micro-batches deal 48 samples out at once, and 1, 2, 4, 8, 16, 48 and 240 do not."""

@@ -217,7 +217,7 @@ class _BaselineSearch:
                 return plan
         meshes = [p.model.mesh for p in self.problems(self.planners(number)[1]) if not p.is_infeasible]
         *_, last = number, *takewhile(lambda n: any(self.has_samples(n.planner, m) for m in meshes), larger)
-        return self.plan_of_least_memory([*(n for n in numbers if n is not last), last])
+        return self.plan_of_least_memory(numbers if any(n is last for n in numbers) else [*numbers, last])
 
     def has_one_switch(self, number: _Number) -> bool:
         """Whether what runs the baseline recomputes all blocks or none. With weights in 4 bits that is peft, whatever the layout.
