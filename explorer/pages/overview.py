@@ -93,8 +93,8 @@ def show_uneven_batch(result: Result) -> None:
 
 
 def notes_of(result: Result) -> list[Note]:
-    """Return what a reader has to know beside the numbers, without what the banner and the sentence at the top say."""
-    said = (NoteKind.UNEVEN_BATCH, NoteKind.REPEATED_WORK, NoteKind.DEFAULT_BATCH)
+    """Return what a reader has to know beside the numbers, without what the banner, the sentence at the top and the remedies say."""
+    said = (NoteKind.UNEVEN_BATCH, NoteKind.REPEATED_WORK, NoteKind.DEFAULT_BATCH, NoteKind.SHORTAGE)
     notes = dict.fromkeys((*result.notes, *map(Note, result.graph.assumptions)))
     return [note for note in notes if note.kind not in said]
 

@@ -50,7 +50,7 @@ def show_table(result: Result, plans: Mapping[str, Plan], listed: Sequence[Liste
     """Draw the table, its legend, what its words mean, and the sentence about the chosen plan."""
     names = recipe.distinct_names({one.name: plans[one.name] for one in listed})
     parts = draw_plans(result, plans, listed, names, chosen, links=True)
-    if chosen in parts:
+    if chosen in parts and any(plan.fits for plan in plans.values()):  # else the remedies below say what is missing
         st.markdown(frame.escape(explain_choice(plans, listed, names, chosen, parts)))
 
 
