@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
 
 from planner_core.core import BlockLabel, BlockPlan, Graph, Pipeline, Plan, StageCost
@@ -32,7 +33,8 @@ STAGES_PLAN_NAME = "stages"
 MAX_REPAIRS = 4
 """Searches of one cut, each with less memory than the one before."""
 MOST_ABOVE_WALK = 0.01
-"""The first of them has more memory by this share: where the sum over pieces is above the walk of a cut, the cut may fit nevertheless."""
+"""The first of them has more memory by this share while no plan fits: where the sum over pieces is above the walk of a cut, the cut may fit
+nevertheless."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ def plan_of_cut(
     degrees: PipelineDegrees, planner: Planner, policies: list[CopyPolicy], limit: float, even: bool
 ) -> Plan | None:
     """The plan of the best cut under these policies; None if it does not fit, or takes `limit` seconds. `even`: as `find_cut`."""
-    budget = planner.budget * (1 + MOST_ABOVE_WALK)
+    # Each search that only finds a cut for the next one to repair takes as long, so where a plan is known they begin with what fits.
+    budget = planner.budget * (1 + MOST_ABOVE_WALK if limit == math.inf else 1)
     for _ in range(MAX_REPAIRS):
         cut = find_cut(degrees, RangeCosts(policies, degrees.micro_batches, budget), limit, even)
         if cut is None:

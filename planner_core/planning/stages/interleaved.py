@@ -23,7 +23,7 @@ Ints = NDArray[np.int64]
 Cut = tuple[tuple[int, ...], tuple[PolicyMix, ...]]
 """The copies of each stage, and the policies that it mixes."""
 
-MAX_FOR_ALL, MAX_FOR_PAIRS = 32, 8
+MAX_FOR_ALL, MAX_FOR_PAIRS = 24, 8
 """Stages of which each may give a copy to each, and of which two copies may move at once."""
 MOST_AT_ONCE = 1 / 8
 """The share of a stage's copies that may move at once."""
