@@ -229,7 +229,8 @@ def _has_samples(value: Value, graph: Graph) -> bool:
 
 def take_better_baseline(draft: Draft) -> tuple[Draft, str]:
     """Choose a baseline that is better than what an unproven search found."""
-    plan = draft.chosen if draft.for_tool else better_of_baselines(draft.chosen, draft.others)
+    zero_stages = draft.request.zero_stages
+    plan = draft.chosen if draft.for_tool else better_of_baselines(draft.chosen, draft.others, zero_stages)
     if plan is draft.chosen:
         return draft, "none is better"
     # the request of a result has the number of micro-batches of its chosen plan

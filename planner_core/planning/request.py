@@ -98,6 +98,11 @@ class Request(Software):
         """The request's tool, if its settings bound the plans."""
         return bounding_tool(self.tool)
 
+    @property
+    def zero_stages(self) -> tuple[int, ...]:
+        """The ZeRO stages that a weight may have in the request's own plans; baselines have those of their tools."""
+        return ZERO if self.zero is None else (0, self.zero)
+
     def with_tool_software(self) -> Request:
         """Return the request with the stack and the dtype of gradients of its tool, where it states none and the tool's are known.
 

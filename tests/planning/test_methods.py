@@ -308,6 +308,7 @@ def test_a_baseline_that_the_search_missed_is_taken() -> None:
     assert (taken.blocks, taken.cost) == (usual.blocks, usual.cost)
     assert (taken.name, taken.method, taken.optimal, taken.notes[1:]) == (best.name, best.method, False, (Note("gap"),))
     assert better_of_baselines(missed, [replace(usual, fits=False)]) is missed
+    assert zero_stage(usual) == 1 and better_of_baselines(missed, [usual], (0, 3)) is missed
     assert better_of_baselines(replace(missed, method="tap"), [usual]).method == "tap"
     gap, staged = Note("at most 0.1 %", NoteKind.GAP), replace(usual, pipeline=Pipeline(2, "1f1b", (1, 1)))
     taken = better_of_baselines(replace(missed, bound=12.5, notes=(gap,)), [staged])

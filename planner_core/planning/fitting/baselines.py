@@ -19,7 +19,7 @@ from planner_core.core import (
     named,
     time_amount,
 )
-from planner_core.cost import micro_batch
+from planner_core.cost import micro_batch, zero_stage
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.shortage import note_memory, note_oversized_states
 from planner_core.planning.methods import BASELINES, AxisRules, Method, parse_layout
@@ -441,8 +441,8 @@ def describe_restriction_cost(plan: Plan, exact: Mapping[str, Plan]) -> Sentence
     return Sentence.from_list("; ", parts)
 
 
-def better_of_baselines(chosen: Plan, others: Iterable[Plan]) -> Plan:
-    """The chosen plan; or a baseline that fits and is better.
+def better_of_baselines(chosen: Plan, others: Iterable[Plan], zero_stages: Sequence[int] = ZERO) -> Plan:
+    """The chosen plan; or a baseline that fits, has one of the ZeRO stages that the request leaves open, and is better.
 
     It may be if the search proved nothing and missed it, if the chosen plan does not fit, or if the GPU waits for its host: the search
     minimises the GPU's part of the step, and a plan with fewer messages and uncut weights takes the host less. Example: GPT-2 XL with
@@ -456,7 +456,8 @@ def better_of_baselines(chosen: Plan, others: Iterable[Plan]) -> Plan:
     proven = chosen.fits and chosen.is_step_proven
     if proven or chosen.method != "exact":
         return chosen
-    better = min((p for p in others if p.fits), key=value, default=chosen)
+    admitted = (p for p in others if p.fits and zero_stage(p) in zero_stages)
+    better = min(admitted, key=value, default=chosen)
     if better is chosen or (chosen.fits and value(better) >= value(chosen)):
         return chosen
     if not chosen.fits:

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from planner_core.core import ZERO, DeviceMesh, Note, NoteKind, Plan, PlannerError, parse_mesh
+from planner_core.core import DeviceMesh, Note, NoteKind, Plan, PlannerError, parse_mesh
 from planner_core.cost import cost_model_of, host_seconds, least_host_seconds
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource, open_numbers
@@ -177,8 +177,9 @@ def _list_admitted_layouts(planner: Planner) -> list[Layout]:
     request, gpus = planner.request, planner.cluster.num_gpus
     sizes = request.mesh and parse_mesh(request.mesh, gpus).axis_sizes
     every = [s.layout for s in planner.spaces] or list_layouts(planner.graph, planner.workload.batch, gpus)
-    stages = set(ZERO) if request.zero is None else {0, request.zero}
-    admitted = [x for x in every if stages.issuperset(x.stages) and sizes in (None, x.mesh().axis_sizes)]
+    admitted = [
+        x for x in every if set(request.zero_stages).issuperset(x.stages) and sizes in (None, x.mesh().axis_sizes)
+    ]
     return sorted(admitted, key=lambda x: (x.cp, x.tp, x.sp, x.ep, x.fsdp > 1, x.zero))
 
 

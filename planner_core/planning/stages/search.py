@@ -140,7 +140,8 @@ class _StageSearch:
         self.host_s = _least_host_s(planner, known) if known else (0.0, 0.0)
         self.form = FORMS.get(str(planner.request.tool))
         highest = min(planner.workload.zero, MOST_ZERO_OF_TOOLS if self.form else max(ZERO_STAGES))
-        zero_stages = tuple(z for z in ZERO_STAGES if z <= highest) or (highest,)
+        admitted = planner.request.zero_stages
+        zero_stages = tuple(z for z in ZERO_STAGES if z <= highest and z in admitted) or (highest,)
         self.estimates = DegreeEstimates(planner, zero_stages, self.form)
         self.planners: dict[tuple[int, int], Planner | None] = {}
         self.micro_batches: dict[tuple[int, int, str], tuple[float, float]] = {}
