@@ -206,8 +206,8 @@ SECTIONS = {
         "Depth: the search alone",
         "model | 10 layers | 1000 layers | ratio",
         {name: partial(measure_depth, name) for name in ("llama-3-8b", "t5-large")},
-        "A request is not as flat: modules are built and captured one by one. Of the first plan of a T5 of 2 x 1 001 layers, captures for three "
-        "numbers of samples take two thirds (sampled), against a tenth to a sixth for models of some 60 layers.",
+        "A request is not as flat: modules are built and captured one by one. Of the first plan of a T5 of 2 x 1 001 layers, the one capture of "
+        "all layers takes a third (sampled).",
     ),
     "whole": Section(
         "Other parts of a request",
