@@ -175,7 +175,7 @@ def _describe_alternative(plan: Plan, form: Target) -> Sentence | None:
         return None
     if (other := _find_alternative(plan, form)) is not None:
         return Sentence(f"{other.name} is the nearest that it holds (--nearest): ", other.cost.sentence())
-    plain = min(data_parallel_plans(plan), key=lambda p: _order(p[1]), default=None)
+    plain = min(data_parallel_plans(plan), key=lambda p: _preference_of(p[1]), default=None)
     if plain is None:
         return None
     return Sentence(f"{plain[0].name} over all GPUs is the nearest, and needs no file: ", plain[1].sentence())
@@ -234,10 +234,10 @@ def _find_alternative(plan: Plan, form: Target) -> _Alternative | None:
             break
     for whole_plan, cost in data_parallel_plans(plan, form.data_parallel):
         found.append(_Alternative(f"{whole_plan.name} over all GPUs", write_form(whole_plan, form), cost))
-    return min(found, key=lambda a: _order(a.cost), default=None)
+    return min(found, key=lambda a: _preference_of(a.cost), default=None)
 
 
-def _order(cost: FormCost) -> tuple[bool, float]:
+def _preference_of(cost: FormCost) -> tuple[bool, float]:
     """What fits comes first, the fastest of it; what does not fit comes by its memory."""
     return not cost.fits, cost.step_time_s if cost.fits else cost.peak_bytes
 

@@ -69,7 +69,7 @@ def find_batch_sharding(plan: Plan, stage: int = 3) -> BatchSharding:
     }
     classes = tuple(dict.fromkeys(BlockLabel.parse(label).block for label in plan.blocks if label))
     return BatchSharding(
-        plan.mesh.num_devices // shard, shard, units, classes, tuple(_differences(plan, stored, stage))
+        plan.mesh.num_devices // shard, shard, units, classes, tuple(_list_differences(plan, stored, stage))
     )
 
 
@@ -94,7 +94,7 @@ def _unit_patterns(prefixes: tuple[str, ...]) -> tuple[str, ...]:
     return prefixes if pattern.startswith("{") else (pattern,)
 
 
-def _differences(plan: Plan, stored: list[int], stage: int) -> list[str]:
+def _list_differences(plan: Plan, stored: list[int], stage: int) -> list[str]:
     whole = {
         (label, n): p
         for label, b in plan.blocks.items()

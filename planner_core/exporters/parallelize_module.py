@@ -50,12 +50,12 @@ def write_parallelize_module(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout
         text = _module_source(plan, layout, facts, styles)
         why = why_not_runnable(text, dict(plan.model["config"])) if layout.sequence else ""
         if layout.sequence and not why:
-            return text, _remarks(plan, layout, facts), layout
+            return text, _list_form_remarks(plan, layout, facts), layout
         layout.sequence, layout.differences = (
             False,
             differences + [Difference(f"with tokens split this model's code does not run: {why}")] * bool(why),
         )
-    return _module_source(plan, layout, facts, styles), _remarks(plan, layout, facts), layout
+    return _module_source(plan, layout, facts, styles), _list_form_remarks(plan, layout, facts), layout
 
 
 def _can_split_tokens(layout: TpLayout, facts: ModelFacts, styles: Mapping[str, str]) -> bool:
@@ -65,7 +65,7 @@ def _can_split_tokens(layout: TpLayout, facts: ModelFacts, styles: Mapping[str, 
     return not (others or facts.unshared or columns or "sliced" in styles.values())
 
 
-def _remarks(plan: Plan, layout: TpLayout, facts: ModelFacts) -> tuple[str, ...]:
+def _list_form_remarks(plan: Plan, layout: TpLayout, facts: ModelFacts) -> tuple[str, ...]:
     use = "Import `parallelize` from FILE and call parallelize(model, mesh['tensor']) on a model with whole weights, equal on every rank"
     return use, *list_remarks(layout, _usage_remarks(layout, facts), recompute_by_hand(plan))
 
@@ -85,7 +85,7 @@ def _module_source(plan: Plan, layout: TpLayout, facts: ModelFacts, styles: Mapp
     return (
         "\n".join(
             [
-                _module_head(plan, layout, _remarks(plan, layout, facts)[1:]),
+                _module_head(plan, layout, _list_form_remarks(plan, layout, facts)[1:]),
                 "from fnmatch import fnmatchcase",
                 "",
                 "from torch import nn",

@@ -87,7 +87,7 @@ def _write_torchrun(plan: Plan) -> WrittenForm:
     return write_torchrun_script(plan), (run, own if source else tiny, beside), None
 
 
-def _writer(module: str, name: str) -> Callable[[Plan], WrittenForm]:
+def _import_writer(module: str, name: str) -> Callable[[Plan], WrittenForm]:
     """The function of a module of this package that writes a form."""
 
     def write(plan: Plan) -> WrittenForm:
@@ -141,7 +141,7 @@ TARGETS: Mapping[str, Target] = {
             "parallelize_module",
             ".py",
             "A Python module to import into your own trainer: stock PyTorch styles, for plans that split matrices in pairs.",
-            _writer("parallelize_module", "write_parallelize_module"),
+            _import_writer("parallelize_module", "write_parallelize_module"),
             _price_pairs,
         ),
         Target(
@@ -149,7 +149,7 @@ TARGETS: Mapping[str, Target] = {
             "FSDP2",
             ".py",
             "A Python module that shards a model by fully_shard, for plans that split the batch only (FSDP, HSDP).",
-            _writer("data_parallel", "write_fsdp2"),
+            _import_writer("data_parallel", "write_fsdp2"),
             data_parallel=("FSDP2",),
         ),
         Target(
@@ -157,7 +157,7 @@ TARGETS: Mapping[str, Target] = {
             "accelerate",
             ".yaml",
             "A configuration for accelerate launch, for plans that split the batch only.",
-            _writer("configs.accelerate", "write_accelerate"),
+            _import_writer("configs.accelerate", "write_accelerate"),
             states_ranks=True,
             data_parallel=("FSDP2",),
         ),
@@ -166,7 +166,7 @@ TARGETS: Mapping[str, Target] = {
             "Hugging Face",
             ".json",
             "A DistributedConfig for from_pretrained, for plans that split matrices in pairs.",
-            _writer("configs.huggingface", "write_hf"),
+            _import_writer("configs.huggingface", "write_hf"),
             _price_columns,
         ),
         Target(
@@ -174,7 +174,7 @@ TARGETS: Mapping[str, Target] = {
             "DeepSpeed",
             ".json",
             "A configuration for AutoTP or ZeRO, for plans that split matrices in pairs, or the batch only.",
-            _writer("configs.deepspeed", "write_deepspeed"),
+            _import_writer("configs.deepspeed", "write_deepspeed"),
             _price_autotp,
             states_ranks=True,
             states_offload=True,
@@ -186,7 +186,7 @@ TARGETS: Mapping[str, Target] = {
             "Megatron-LM",
             ".txt",
             "Arguments for the degrees and the architecture: Megatron-LM cannot be told where each weight goes.",
-            _writer("configs.megatron", "write_megatron"),
+            _import_writer("configs.megatron", "write_megatron"),
             states_run=True,
         ),
         Target(
@@ -194,7 +194,7 @@ TARGETS: Mapping[str, Target] = {
             "torchtitan",
             ".txt",
             "Degrees only, as options of torchtitan’s command line; its own parser takes them, no training was run.",
-            _writer("configs.torchtitan", "write_torchtitan"),
+            _import_writer("configs.torchtitan", "write_torchtitan"),
             states_run=True,
         ),
     )

@@ -53,7 +53,7 @@ def write_torchrun_script(plan: Plan) -> str:
     # To write blocks the model has to run once: code that a plan file names is not run here, and stages record a step of their own.
     blocks = Blocks() if user_code or plan.pipeline else blocks_of(plan)
     flops = 0 if user_code else count_model_flops(load_plan_graph(plan)) * int(plan.workload["accumulate"])
-    parts = [f"{_docstring(plan)}\n\n{_imports(blocks)}\n\n{_constants(plan, blocks, flops)}"]
+    parts = [f"{_write_docstring(plan)}\n\n{_write_imports(blocks)}\n\n{_write_constants(plan, blocks, flops)}"]
     if blocks.source:
         parts += [
             _section_comment(
@@ -72,7 +72,7 @@ def _section_comment(title: str) -> str:
     return f"# --- {title} ".ljust(WIDTH, "-")
 
 
-def _docstring(plan: Plan) -> str:
+def _write_docstring(plan: Plan) -> str:
     n = plan.num_gpus
     gathered = _gathered_weights(plan)
     rows = [
@@ -156,7 +156,7 @@ def _script_remarks(plan: Plan) -> list[str]:
     return lines
 
 
-def _imports(blocks: Blocks) -> str:
+def _write_imports(blocks: Blocks) -> str:
     # From the tree and not from the text, where a name may be part of a longer one.
     used = {node.id for node in ast.walk(ast.parse(blocks.source)) if isinstance(node, ast.Name)} - {"torch"}
     names = [n for n in program.__all__ if n in used]
@@ -178,7 +178,7 @@ def _blocks_key(blocks: Blocks) -> list[str]:
     return wrap_lines(f'WRITTEN_FOR = {{"plan": "{blocks.plan}", "inputs": {{{shapes}}}}}').split("\n")
 
 
-def _constants(plan: Plan, blocks: Blocks, flops: int) -> str:
+def _write_constants(plan: Plan, blocks: Blocks, flops: int) -> str:
     lines = [
         *_blocks_key(blocks),
         f"FLOPS = {float(flops):.4g}  # of one step on all GPUs: products and attention, forward and backward",

@@ -19,9 +19,9 @@ class BatchGraphs:
     """Open models as `open_model` does, and remember the graphs of the last one."""
 
     def __init__(self) -> None:
-        self._forget()
+        self._forget_graphs()
 
-    def _forget(self) -> None:
+    def _forget_graphs(self) -> None:
         self._asked: tuple[Any, ...] = ()
         self._captured: dict[int, Graph] = {}
         self._symbolic: dict[str, Any] | None = None
@@ -34,24 +34,27 @@ class BatchGraphs:
         """Return the graph of a model at a workload; None stands for a default size."""
         if has_snapshot(model, dtype) or has_own_inputs(model):  # a snapshot has every batch, and code brings its own
             return open_model(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
-        if not self._same(model, seq, dtype, layers):
-            self._forget()
+        if not self._is_same_model(model, seq, dtype, layers):
+            self._forget_graphs()
         if batch in self._captured:
             return self._captured[batch]
-        if batch is not None and (graph := self._deepened(batch) or self._derived(batch)) is not None:
+        if (
+            batch is not None
+            and (graph := self._derive_from_few_layers(batch) or self._derive_from_captures(batch)) is not None
+        ):
             return graph
         graph = open_model(model, batch=batch, seq=seq, dtype=dtype, layers=layers)
         self._asked = model, graph.workload["seq"], dtype, layers
         self._captured[graph.workload["batch"]] = graph
         return graph
 
-    def _same(self, model: str, seq: int | None, dtype: str, layers: int | None) -> bool:
+    def _is_same_model(self, model: str, seq: int | None, dtype: str, layers: int | None) -> bool:
         """Return whether the remembered graphs are of this model and workload. Without `seq` it is the model's own."""
         if not self._asked:
             return False
         return self._asked == (model, seq or self._asked[1], dtype, layers)
 
-    def _deepened(self, batch: int) -> Graph | None:
+    def _derive_from_few_layers(self, batch: int) -> Graph | None:
         """Derive the graph for `batch` samples from the first capture, and from the model with few layers; None if these do not show it."""
         if not self._captured or not self._few_are_like_all:
             return None
@@ -65,7 +68,7 @@ class BatchGraphs:
         self._few_are_like_all = graph is not None
         return graph
 
-    def _derived(self, batch: int) -> Graph | None:
+    def _derive_from_captures(self, batch: int) -> Graph | None:
         """Derive the graph for `batch` samples if three captures show how it depends on them; otherwise None."""
         if self._symbolic is None and not self._irregular:
             pair = next(((b, 2 * b) for b in self._captured if 2 * b in self._captured), None)

@@ -95,7 +95,7 @@ def capture_file(source: str, *, batch: int | None = None, seq: int | None = Non
         size = model_source.workload or infer_workload(model_source)
         _check_sizes(source, size, {} if exported else {"batch": batch, "seq": seq})
         notes = model_source.notes if exported else (*model_source.notes, model_source.describe_inputs())
-        return _capture(model_source, size, flat=flat, notes=notes, replay=not exported)
+        return _capture_source(model_source, size, flat=flat, notes=notes, replay=not exported)
 
     model_source = python_source(source)
     try:
@@ -149,7 +149,7 @@ def _capture_config(
         four_bits = (model.config.get("lora") or {}).get("weights") == NF4
         notes = (*model.notes, *([stretched_note(limit, tokens)] if beyond else []), *([NF4_NOTE] if four_bits else []))
         try:
-            return _capture(model, {"batch": batch, "seq": tokens}, flat=flat, notes=notes, library=True)
+            return _capture_source(model, {"batch": batch, "seq": tokens}, flat=flat, notes=notes, library=True)
         except TooManyPositions as error:
             fits = tokens - error.excess
             if fits < 1:
@@ -166,7 +166,7 @@ def _capture_config(
             raise
 
 
-def _capture(source: ModelSource, size: Mapping[str, int], **options: Any) -> Graph:
+def _capture_source(source: ModelSource, size: Mapping[str, int], **options: Any) -> Graph:
     """Capture a source at `size`, its batch and seq. `options` are those of `capture_module`."""
     from planner_core.models.capture.module import capture_module
 
@@ -404,7 +404,7 @@ def _capture_in_memory(
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     source = module_source(module, inputs, dtype)
     _check_sizes(name, source.workload, asked)
-    return _capture(source, source.workload, originals=source.originals)
+    return _capture_source(source, source.workload, originals=source.originals)
 
 
 def _check_sizes(name: str, size: Mapping[str, int], asked: Mapping[str, int | None]) -> None:

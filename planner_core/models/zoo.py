@@ -44,18 +44,18 @@ class ZooModel:
     @property
     def config(self) -> Mapping[str, Any]:
         """The published config, from which the snapshot was captured."""
-        config: Mapping[str, Any] = _read(self.name)["config"]
+        config: Mapping[str, Any] = _read_snapshot(self.name)["config"]
         return config
 
     @property
     def batch(self) -> int:
         """Samples of a step, where nobody states them."""
-        return int(_read(self.name)["workload"]["batch"])
+        return int(_read_snapshot(self.name)["workload"]["batch"])
 
     @property
     def seq(self) -> int:
         """Tokens of a sample, where nobody states them; 1 for images."""
-        return int(_read(self.name)["workload"]["seq"])
+        return int(_read_snapshot(self.name)["workload"]["seq"])
 
 
 ZOO: dict[str, ZooModel] = {
@@ -91,7 +91,7 @@ def with_depth(model: ZooModel, layers: int | None) -> dict[str, Any]:
 
 
 @cache
-def _read(name: str) -> dict[str, Any]:
+def _read_snapshot(name: str) -> dict[str, Any]:
     path = SNAPSHOTS / f"{name}.json"
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -123,7 +123,7 @@ def load_snapshot(name: str, *, batch: int | None = None, seq: int | None = None
     """Load the graph of a zoo model at a workload (by default the zoo's own) and depth. Raises InputError."""
     if name not in ZOO:
         raise InputError(f"{name!r} is not a model of the zoo; choose one of {', '.join(ZOO)}")
-    graph = graph_from_json(_read(name), batch=batch, seq=seq)
+    graph = graph_from_json(_read_snapshot(name), batch=batch, seq=seq)
     return graph if layers is None else set_depth(graph, layers, with_depth(ZOO[name], layers))
 
 
@@ -138,26 +138,26 @@ def set_depth(graph: Graph, layers: int, config: Mapping[str, Any]) -> Graph:
     swap: dict[int, int] = {}
     for item in graph.top.items:
         if isinstance(item, Op):
-            items.append(_renumbered(item, swap, "inputs"))
+            items.append(_renumber_values(item, swap, "inputs"))
             continue
         run = [c for c in calls if c.block == item.block]
         if item is not run[0]:
             continue
-        chain, outs = _chain(item, run, layers, values)
-        items += [_renumbered(c, swap, "inputs") for c in chain]
+        chain, outs = _chain_calls(item, run, layers, values)
+        items += [_renumber_values(c, swap, "inputs") for c in chain]
         swap.update(zip(run[-1].outputs, outs, strict=True))
     outputs = tuple(swap.get(v, v) for v in graph.top.outputs)
-    top = _compact(replace(graph.top, values=tuple(values), items=tuple(items), outputs=outputs))
+    top = _drop_unused_values(replace(graph.top, values=tuple(values), items=tuple(items), outputs=outputs))
     return replace(graph, top=top, config={**config}, blocks=graph.blocks)
 
 
-def _renumbered(item: Any, numbers: Mapping[int, int], *fields: str) -> Any:
+def _renumber_values(item: Any, numbers: Mapping[int, int], *fields: str) -> Any:
     """Return an item with other numbers of the values in some fields, and of those that it saves."""
     fields += ("saved",) * isinstance(item, Op)
     return replace(item, **{name: tuple(numbers.get(v, v) for v in getattr(item, name)) for name in fields})
 
 
-def _chain(first: Call, run: list[Call], layers: int, values: list[Value]) -> tuple[list[Call], tuple[int, ...]]:
+def _chain_calls(first: Call, run: list[Call], layers: int, values: list[Value]) -> tuple[list[Call], tuple[int, ...]]:
     """Make `layers` calls in place of `run`: inputs of call k+1 are outputs of call k where they are so in the snapshot."""
     # Which operand of a call is the result of the call before: the first two calls of the snapshot show it.
     links = (
@@ -170,12 +170,12 @@ def _chain(first: Call, run: list[Call], layers: int, values: list[Value]) -> tu
         for i, out in links.items():
             if k:
                 inputs[i] = chain[-1].outputs[out]
-        outputs = first.outputs if k == 0 else _fresh(first.outputs, values)
+        outputs = first.outputs if k == 0 else _add_values(first.outputs, values)
         chain.append(Call(first.block, f"{head}.{k}" if head else str(k), tuple(inputs), outputs))
     return chain, chain[-1].outputs
 
 
-def _fresh(outputs: tuple[int, ...], values: list[Value]) -> tuple[int, ...]:
+def _add_values(outputs: tuple[int, ...], values: list[Value]) -> tuple[int, ...]:
     numbers = []
     for v in outputs:
         numbers.append(len(values))
@@ -183,7 +183,7 @@ def _fresh(outputs: tuple[int, ...], values: list[Value]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _compact(top: Block) -> Block:
+def _drop_unused_values(top: Block) -> Block:
     """Drop unused values, and number the others in order of use."""
     order: dict[int, int] = {}
     for item in top.items:
@@ -194,5 +194,5 @@ def _compact(top: Block) -> Block:
         if value.kind == "parameter":
             order.setdefault(v, len(order))
     values = tuple(replace(top.values[v], storage=order.get(top.values[v].storage, i)) for v, i in order.items())
-    items = tuple(_renumbered(item, order, "inputs", "outputs") for item in top.items)
+    items = tuple(_renumber_values(item, order, "inputs", "outputs") for item in top.items)
     return replace(top, values=values, items=items, outputs=tuple(order[v] for v in top.outputs))

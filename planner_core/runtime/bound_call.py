@@ -45,15 +45,15 @@ class BoundCall:
         self.engine, self.mesh = engine, mesh
         self.gather_axes = data_axes if prepared.gathered else None
         self.bound = BoundProgram(self.program, engine, script)
-        self._arguments()
-        self._results()
+        self._locate_inputs()
+        self._choose_deliveries()
 
-    def _arguments(self) -> None:
+    def _locate_inputs(self) -> None:
         tape = self.layout.tape
         numbers = {n: i for i, n in enumerate(n for n, t in enumerate(tape.tensors) if t.kind == "input")}
         self.inputs = [0] * len(numbers)
         self.cuts: list[tuple[int, int]] = []
-        self.argument_of_input: dict[int, int] = {}  # the place of each input among the arguments
+        self.argument_of_input: dict[int, int] = {}
         """The position of each input among the arguments."""
         for position, leaf in enumerate(pytree.tree_leaves(tape.arguments)):
             if isinstance(leaf, Ref):
@@ -62,7 +62,7 @@ class BoundCall:
                 if self.global_batch and dim is not None and self.layout.data_axes:
                     self.cuts.append((position, dim))
 
-    def _results(self) -> None:
+    def _choose_deliveries(self) -> None:
         """Choose how each tensor is returned. Next to a loss no collective is issued for a tensor that the caller may not read."""
         self.leaves, self.spec = pytree.tree_flatten(self.program.result)
         order = {n: i for i, n in enumerate(self.program.outputs)}
@@ -97,7 +97,7 @@ class BoundCall:
         description = f"{self._describe_result(number)}, of shape {tuple(tensor.shape)}"
         return lambda x: refuse_gradient_of(deliver(x) if deliver else x, description)
 
-    def _placements(self, number: int) -> Placements:
+    def _result_placements(self, number: int) -> Placements:
         """Return the placements of a result on this rank."""
         layout = self.layout
         if number in layout.delivered_placements:
@@ -110,7 +110,7 @@ class BoundCall:
         layout = self.layout
         gradient = _gradient_placements(layout, number)
         return make_delivery(
-            self._placements(number),
+            self._result_placements(number),
             gradient,
             layout.samples[number],
             layout.data_axes,
@@ -127,7 +127,7 @@ class BoundCall:
         is (S(0), R) on them: a rank has the samples of its row, and cuts out its own. Of (R, S(0)) it has those of its column,
         without its own, since batches are cut along axis 0 first.
         """
-        placements, axes, dim = self._placements(number), self.engine.axes, self.layout.samples[number]
+        placements, axes, dim = self._result_placements(number), self.engine.axes, self.layout.samples[number]
         caller_axes = (
             self.layout.data_axes if self.gather_axes is None and not self.global_batch else self.gather_axes or ()
         )
@@ -145,7 +145,7 @@ class BoundCall:
         )
 
     def _as_dtensor(self, number: int) -> Delivery:
-        placements, mesh = torch_placements(self._placements(number)), self.mesh
+        placements, mesh = torch_placements(self._result_placements(number)), self.mesh
         description = f"{self._describe_result(number)}, of which each rank has a part"
         return lambda x: DTensor.from_local(refuse_gradient_of(x, description), mesh, placements, run_check=False)
 

@@ -75,7 +75,7 @@ def apply(
     parallel = _make_parallel(module, plan, init, seed, written)
     if compile is not False:
         parallel.engine.compile = {"fullgraph": True} if compile is True else dict(compile)
-    return _install(module, parallel)
+    return _install_forward(module, parallel)
 
 
 def _make_parallel(
@@ -89,7 +89,7 @@ def _make_parallel(
     return Parallel(module, plan, mesh, init=init, seed=seed, written=written)
 
 
-def _install(module: nn.Module, parallel: Parallel) -> nn.Module:
+def _install_forward(module: nn.Module, parallel: Parallel) -> nn.Module:
     """Install the plan's forward in the module, and refusals of what would go wrong silently."""
     check_torch(compiled=parallel.engine.compile is not None)
     register_model_order_hooks(parallel)

@@ -81,10 +81,10 @@ class Parallel:
         weights = shard_model(
             model, self.planned.stored, mesh, self.axes, joint, self.planned.dtypes, self.agreement.wrap_init(init)
         )
-        own_shapes = plan.own_shapes
+        unpadded_shapes = plan.own_shapes
         for weight in weights.values():
             weight.model = weakref.ref(self)
-            weight.own_shape = next((own_shapes[n] for n in weight.names if n in own_shapes), None)
+            weight.unpadded_shape = next((unpadded_shapes[n] for n in weight.names if n in unpadded_shapes), None)
         self.agreement.compare_start(plan, seed)
         self.engine = Engine(self.axes, joint, weights, model.get_buffer, self.device)
         self.engine.seed, self.engine.written = seed, written
@@ -109,15 +109,15 @@ class Parallel:
         """Run one forward pass. `global_batch`: every rank brings all samples."""
         if self.caches and "use_cache" not in kwargs and torch.is_grad_enabled():
             kwargs = {**kwargs, "use_cache": False}
-        self._check()
+        self._check_unchanged()
         self.agreement.check_batch(args, kwargs, global_batch, self.model.training, self.planned.is_table)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         self._refuse_inputs(leaves)
         # Before the key: an image in float32 and the same in bfloat16 are one kind of call.
-        leaves = [self._cast(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        leaves = [self._cast_input(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         if unread := explain_unsupported(args, kwargs):
             raise PlanMismatch(f"the model was called with what was not planned: {unread}")
-        key = self._key(leaves, spec, global_batch)
+        key = self._call_key(leaves, spec, global_batch)
         # Programs of one kind of call differ in the answers to what the code asks of its inputs; each checks its own by guards.
         for variant in range(MAX_VARIANTS):
             if (key, variant) in self.programs:
@@ -232,7 +232,7 @@ class Parallel:
 
     # --- rewriting ------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
+    def _check_unchanged(self) -> None:
         """Raise PlanMismatch if generated code would not do what the model does now."""
         if torch.is_autocast_enabled(self.device.type):
             raise PlanMismatch(
@@ -268,12 +268,12 @@ class Parallel:
                     "part of it, which stays as it was; write values in place (copy_), or load them by load_state_dict"
                 )
 
-    def _cast(self, x: torch.Tensor) -> torch.Tensor:
+    def _cast_input(self, x: torch.Tensor) -> torch.Tensor:
         """Cast inputs of real numbers (images, features) to the compute dtype."""
         wanted = self.planned.precision.working
         return x.to(wanted) if x.is_floating_point() and x.dtype != wanted and x.dim() > 0 else x
 
-    def _key(self, leaves: list[Any], spec: Any, global_batch: bool) -> Any:
+    def _call_key(self, leaves: list[Any], spec: Any, global_batch: bool) -> Any:
         shapes = tuple([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else argument_state(x) for x in leaves])
         wanted = tuple([w.parameter.requires_grad for w in self.engine.weights.values()])
         # the text of a form: torch 2.6 has no hash of it

@@ -84,11 +84,11 @@ def gentle_initializer(model: nn.Module, seed: int) -> Init:
     """
     init = initializer(model, seed)
 
-    def gentle(name: str, param: torch.Tensor) -> torch.Tensor:
+    def scale_down(name: str, param: torch.Tensor) -> torch.Tensor:
         value = init(name, param)
         return value * min(1.0, MAX_STD / float(value.std())) if value.dim() > 1 and float(value.std()) > 0 else value
 
-    return gentle
+    return scale_down
 
 
 def materialise(model: nn.Module, init: Init) -> nn.Module:

@@ -52,17 +52,17 @@ def measure(nodes: int = 1) -> dict[str, Any]:
         "backend": dist.get_backend(),
         "ranks": ranks,
         "nodes": nodes,
-        "device": _name(gpu),
-        "collectives": list(_collectives(device, ranks, GPU_SIZES if gpu else SIZES)),
+        "device": _device_name(gpu),
+        "collectives": list(_time_collectives(device, ranks, GPU_SIZES if gpu else SIZES)),
     }
-    return measured | (_alone(device, GPU_SHAPES if gpu else SHAPES) if dist.get_rank() == 0 else {})
+    return measured | (_time_one_rank(device, GPU_SHAPES if gpu else SHAPES) if dist.get_rank() == 0 else {})
 
 
-def _name(gpu: bool) -> str:
+def _device_name(gpu: bool) -> str:
     return torch.cuda.get_device_name() if gpu else "CPU"
 
 
-def _collectives(device: torch.device, ranks: int, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+def _time_collectives(device: torch.device, ranks: int, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     for num_bytes in sizes if ranks > 1 else ():
         whole = torch.zeros(num_bytes // 4 // ranks * ranks, device=device)
         part = torch.zeros(whole.numel() // ranks, device=device)
@@ -72,10 +72,10 @@ def _collectives(device: torch.device, ranks: int, sizes: tuple[int, ...]) -> It
             "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole),
         }
         for kind, run in runs.items():
-            yield {"kind": kind, "num_bytes": 4 * whole.numel(), "seconds": _seconds(run, device)}
+            yield {"kind": kind, "num_bytes": 4 * whole.numel(), "seconds": _collective_seconds(run, device)}
 
 
-def _alone(device: torch.device, shapes: tuple[tuple[int, int, int], ...]) -> dict[str, Any]:
+def _time_one_rank(device: torch.device, shapes: tuple[tuple[int, int, int], ...]) -> dict[str, Any]:
     """Time products and a copy on one rank, the host's time to issue one, and read the size of the memory."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     clock = GpuClock() if device.type == "cuda" else Clock()
@@ -93,7 +93,7 @@ def _alone(device: torch.device, shapes: tuple[tuple[int, int, int], ...]) -> di
     return {
         "products": products,
         "memory_bytes_per_s": 2 * COPIED_BYTES / copied,
-        "memory_bytes": _memory(device),
+        "memory_bytes": _memory_bytes(device),
         "launch_s": clock.issued(partial(small.add_, 1.0), MOST_RUNS),
     }
 
@@ -154,27 +154,27 @@ def kernel_seconds(run: Callable[[], Any], clock: Clock) -> float:
     return sorted(clock.kernels(run, times) for _ in range(REPLAYS))[REPLAYS // 2]
 
 
-def _memory(device: torch.device) -> int:
+def _memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _seconds(run: Callable[[], Any], device: torch.device) -> float:
+def _collective_seconds(run: Callable[[], Any], device: torch.device) -> float:
     """Return seconds of one collective from its call to its end, as a step that waits for it sees it: the median of several calls.
 
     All ranks call it equally often.
     """
     run()
-    once = _timed(run, device)
+    once = _time_once(run, device)
     times = max(3, min(MOST_RUNS, int(LEAST_S / max(once, 1e-9))))
     agreed = torch.tensor([times], device=device)
     dist.all_reduce(agreed, dist.ReduceOp.MIN)
     times = int(agreed)
-    return sorted(_timed(run, device) for _ in range(times))[times // 2]
+    return sorted(_time_once(run, device) for _ in range(times))[times // 2]
 
 
-def _timed(run: Callable[[], Any], device: torch.device) -> float:
+def _time_once(run: Callable[[], Any], device: torch.device) -> float:
     start = time.perf_counter()
     run()
     if device.type == "cuda":

@@ -262,7 +262,7 @@ def compare_step(plan: Plan, dtype: str, unsteady: frozenset[str] = frozenset())
     weights = parallel.engine.weights
     grads = {n: parallel.full(w, measured[n]) for n, w in weights.items() if measured[n] is not None}
     wanted = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
-    grads, wanted = _without(grads, unsteady), _without(wanted, unsteady)
+    grads, wanted = _leave_out(grads, unsteady), _leave_out(wanted, unsteady)
     top = max(map(max_abs, wanted.values()))
     # gradients of zero would be equal whatever the plan does: float64 has smaller ones
     gradient = max_error(grads, wanted, RELATIVE_FLOOR * top) if top else (float("inf"), "every gradient is zero")
@@ -270,7 +270,7 @@ def compare_step(plan: Plan, dtype: str, unsteady: frozenset[str] = frozenset())
     parallel.gather_buffers()  # running statistics are judged with the parameters
     after = {n: parallel.full(w) for n, w in weights.items()} | float_buffers(model)
     single_after = {n: p.detach() for n, p in whole.named_parameters()} | float_buffers(whole)
-    param = max_error(_without(after, unsteady), _without(single_after, unsteady), LEARNING_RATE)
+    param = max_error(_leave_out(after, unsteady), _leave_out(single_after, unsteady), LEARNING_RATE)
     return {
         "dtype": dtype,
         "loss": (float(single.detach()), float(loss.detach())),
@@ -306,7 +306,7 @@ def _next_losses(whole: nn.Module, parallel: Parallel, inputs: Any, chance: With
         return float(single_process_loss(whole, inputs).detach()), float(loss.detach())
 
 
-def _without(tensors: Mapping[str, torch.Tensor], left_out: frozenset[str]) -> dict[str, torch.Tensor]:
+def _leave_out(tensors: Mapping[str, torch.Tensor], left_out: frozenset[str]) -> dict[str, torch.Tensor]:
     return {n: t for n, t in tensors.items() if n not in left_out}
 
 

@@ -55,7 +55,7 @@ def run_ranks(
             with _not_running_main(work, args):
                 for process in ranks:
                     process.start()
-            _wait(ranks, folder, time.monotonic() + timeout_s, timeout_s)
+            _wait_for_ranks(ranks, folder, time.monotonic() + timeout_s, timeout_s)
             return [json.loads((Path(folder) / f"{r}.json").read_text()) for r in range(num_ranks)]
         finally:
             for process in ranks:
@@ -106,7 +106,7 @@ def _make_folder() -> tempfile.TemporaryDirectory[str]:
         ) from None
 
 
-def _wait(ranks: list[Any], folder: str, deadline: float, timeout_s: float) -> None:
+def _wait_for_ranks(ranks: list[Any], folder: str, deadline: float, timeout_s: float) -> None:
     while any(p.is_alive() for p in ranks) or any(p.exitcode for p in ranks):
         if any(p.exitcode for p in ranks):
             time.sleep(GRACE_S)  # a rank that dies makes others fail: the cause may be reported last

@@ -19,9 +19,9 @@ MERGED = ("allreduce_coalesced_", "allgather_into_tensor_coalesced_", "reduce_sc
 class Counted(CountCollectives):
     """Also notes the operators that communicate, in order."""
 
-    def _count(self, kind: str, func: Any, *rest: Any) -> None:
+    def _count_collective(self, kind: str, func: Any, *rest: Any) -> None:
         self.order = [*getattr(self, "order", []), func._schema.name.partition("::")[2]]
-        super()._count(kind, func, *rest)
+        super()._count_collective(kind, func, *rest)
 
 
 def issued() -> list[Any]:

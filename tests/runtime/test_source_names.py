@@ -9,7 +9,7 @@ import transformers.models.llama.modeling_llama as llama
 
 from planner_core.runtime import parallel
 from planner_core.runtime.record import source_names
-from planner_core.runtime.record.source_names import _statements, _statements_of_file
+from planner_core.runtime.record.source_names import _statements_by_line, _statements_of_file
 from tests.support import corpus, random_modules
 
 
@@ -28,7 +28,7 @@ def test_every_line_has_the_statement_that_its_file_says(module: object) -> None
     whole, seen = _statements_of_file(file), 0
     for code in codes(compile(inspect.getsource(module), file, "exec")):  # type: ignore[arg-type]
         lines = {line for *_, line in code.co_lines() if line} - {code.co_firstlineno}
-        found = _statements(code)
+        found = _statements_by_line(code)
         assert {n: found.get(n) for n in lines} == {n: whole.get(n) for n in lines}, code.co_qualname
         seen += len(lines)
     assert seen > 50

@@ -15,7 +15,7 @@ from planner_core.core import Graph, Plan, PlannerError, plan_to_json
 from planner_core.models.loading import capture_file
 from planner_core.planning import Request, candidate_meshes, choose_mesh, plan_model, prepare_planner
 from planner_core.planning.fitting.front import unseen_corners
-from planner_core.verification.fake.group import _compare as fake_report
+from planner_core.verification.fake.group import _compare_with_plan as fake_report
 from planner_core.verification.fake.group import run_fake_step
 from planner_core.verification.numerics import compare_with_fallback, make_report
 from tests.support.ranks import run_ranks

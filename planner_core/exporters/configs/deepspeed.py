@@ -66,7 +66,7 @@ def write_deepspeed(plan: Plan) -> tuple[str, tuple[str, ...], TpLayout | None]:
             f'the plan "{plan.name}" splits experts only ({describe_modules(layout.experts)}), which AutoTP does not'
         )
     specs = [
-        {"patterns": [_regex(n) for n, s in styles.items() if s == style], "partition_type": kind}
+        {"patterns": [_weight_regex(n) for n, s in styles.items() if s == style], "partition_type": kind}
         for style, kind in (("colwise", "column"), ("rowwise", "row"))
     ]
     stage = zero_stage(plan)
@@ -165,5 +165,5 @@ def _gradient_remarks(plan: Plan, stage: int) -> list[str]:
     ]
 
 
-def _regex(name: str) -> str:
+def _weight_regex(name: str) -> str:
     return ".*" + re.escape(name).replace(r"\*", r"\d+") + r"\.weight$"

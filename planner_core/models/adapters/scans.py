@@ -38,7 +38,7 @@ def selective_scan(
     """Mamba: states [d, n] per sample. hidden, dt, z [b, d, s]; A [d, n]; B, C [b, n, s]; D, delta_bias [d] -> [b, d, s]."""
     given = (hidden_states, dt, A, B, C, D, z, delta_bias)
     states = (hidden_states.shape[0], A.shape[0], -(-hidden_states.shape[2] // 2048), 2 * A.shape[1])
-    return _scan(selective_scan, given, plain, options, hidden_states.shape, states)
+    return _call_scan(selective_scan, given, plain, options, hidden_states.shape, states)
 
 
 def chunk_scan(
@@ -60,7 +60,7 @@ def chunk_scan(
         raise ValueError(f"{groups} groups do not divide {heads} heads")
     given = (hidden_states, dt, A, B, C, chunk_size, D, dt_bias)
     saved = (*dt.shape[:1], dt.shape[2], dt.shape[1])  # cumulated decays; chunk states are computed again
-    return _scan(chunk_scan, given, plain, options, hidden_states.shape, saved)
+    return _call_scan(chunk_scan, given, plain, options, hidden_states.shape, saved)
 
 
 def delta_rule(
@@ -78,7 +78,7 @@ def delta_rule(
     Returns ([b, s, h, v], None).
     """
     given = (query, key, value, g, beta)
-    return _scan(delta_rule, given, plain, options, value.shape, (*value.shape[:3], CHUNK), pair=True)
+    return _call_scan(delta_rule, given, plain, options, value.shape, (*value.shape[:3], CHUNK), pair=True)
 
 
 def wkv(
@@ -91,7 +91,7 @@ def wkv(
     **options: Any,
 ) -> Any:
     """RWKV: decay and first [d]; key, value [b, s, d] -> ([b, s, d], None)."""
-    return _scan(wkv, (time_decay, time_first, key, value), plain, options, key.shape, key.shape, pair=True)
+    return _call_scan(wkv, (time_decay, time_first, key, value), plain, options, key.shape, key.shape, pair=True)
 
 
 def mlstm(
@@ -107,16 +107,16 @@ def mlstm(
     """xLSTM's matrix memory: query, key [b, h, s, k]; value [b, h, s, v]; gates [b, h, s] -> ([b, h, s, v], None)."""
     chunks = -(-query.shape[2] // int(options.get("chunk_size", CHUNK)))
     states = (*query.shape[:2], chunks * query.shape[3], value.shape[3])
-    return _scan(mlstm, (query, key, value, igate, fgate), plain, options, value.shape, states, pair=True)
+    return _call_scan(mlstm, (query, key, value, igate, fgate), plain, options, value.shape, states, pair=True)
 
 
 def linear_scan(hidden_states: torch.Tensor, recurrent_gate: torch.Tensor, *, plain: Plain) -> Any:
     """Griffin's recurrence, h[t] = gate[t] h[t-1] + hidden[t]: hidden, gate [b, s, d] -> ([b, s, d], None)."""
     given = (hidden_states, recurrent_gate)
-    return _scan(linear_scan, given, plain, {}, hidden_states.shape, hidden_states.shape, pair=True)
+    return _call_scan(linear_scan, given, plain, {}, hidden_states.shape, hidden_states.shape, pair=True)
 
 
-def _scan(
+def _call_scan(
     fn: Plain,
     given: tuple[Any, ...],
     plain: Plain,
@@ -175,10 +175,10 @@ def register_scans() -> None:
             for fallback, fused in FALLBACKS.items():
                 plain = module.__dict__.get(fallback)
                 if plain is not None and not hasattr(plain, "_shardscope"):
-                    setattr(module, fallback, _instead(plain, fused))
+                    setattr(module, fallback, _replace_fallback(plain, fused))
 
 
-def _instead(plain: Plain, fused: Plain) -> Plain:
+def _replace_fallback(plain: Plain, fused: Plain) -> Plain:
     """Return a function that calls `fused` without a state, as in training, and otherwise the fallback."""
     names = inspect.signature(fused).parameters
     known = set(inspect.signature(plain).parameters)

@@ -45,21 +45,21 @@ def describe(
     if one.described_by is CallDescription.BY_SHAPES:
         return {}
     if one.described_by is CallDescription.BY_ORDER and first is not None:
-        return {"dims": _permutation(func, args, kwargs, first.dim())}
+        return {"dims": _find_permutation(func, args, kwargs, first.dim())}
     if one.described_by is CallDescription.BY_INDEX and first is not None:
-        return {"index": _index(args[1], first)}
-    bound = _bind(fn, func, args, kwargs)
+        return {"index": _describe_index(args[1], first)}
+    bound = _bind_arguments(fn, func, args, kwargs)
     names = [n for n, v in bound.items() for _ in tensors(v)]
     ignored = {*_IGNORED, *one.ignored}
-    attrs = {n: _literal(v) for n, v in bound.items() if not tensors(v) and n not in ignored and v is not None}
+    attrs = {n: _literal_value(v) for n, v in bound.items() if not tensors(v) and n not in ignored and v is not None}
     if len(names) > len(set(names)):  # a list of tensors has one name
         names = []
     if len(names) > 1:
         attrs["arg_names"] = tuple(names)
-    return _normalize(one, attrs, bound, first, outs)
+    return _normalize_attributes(one, attrs, bound, first, outs)
 
 
-def _bind(fn: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _bind_arguments(fn: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     if fn == "to":
         return _bind_cast(func, args, kwargs)
     if fn == "einsum":
@@ -87,13 +87,13 @@ def _bind_cast(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     return {"input": args[0] if args else None, **others, **({"dtype": dtypes[0]} if dtypes else {})}
 
 
-def _literal(value: Any) -> Attr:
+def _literal_value(value: Any) -> Attr:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, (tuple, list)):
-        return tuple(_literal(v) for v in value)
+        return tuple(_literal_value(v) for v in value)
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if callable(value):
@@ -101,17 +101,17 @@ def _literal(value: Any) -> Attr:
     return type(value).__qualname__
 
 
-def _normalize(
+def _normalize_attributes(
     one: Operator, attrs: dict[str, Attr], bound: dict[str, Any], first: torch.Tensor | None, outs: list[torch.Tensor]
 ) -> dict[str, Attr]:
     ndim = first.dim() if first is not None else (tensors(bound.get("tensors")) or outs)[0].dim()
     if one.described_by is CallDescription.BY_DIM:
-        return {"dim": _dim(bound.get("dim", 0), ndim)}
+        return {"dim": _nonnegative_dim(bound.get("dim", 0), ndim)}
     if one.described_by is CallDescription.BY_SIZES:
-        at = _dim(bound.get("dim", 0), ndim)
+        at = _nonnegative_dim(bound.get("dim", 0), ndim)
         return {"dim": at, "sizes": tuple(o.shape[at] for o in outs)}
     if one.described_by is CallDescription.BY_NEW_DIM:
-        return {"dim": _dim(bound.get("dim", 0), ndim + 1)}
+        return {"dim": _nonnegative_dim(bound.get("dim", 0), ndim + 1)}
     _normalize_dims(one, attrs, ndim)
     if one.described_by is CallDescription.BY_SCALAR:
         for name in ("other", "exponent", "arg1"):
@@ -131,12 +131,12 @@ def _normalize_dims(one: Operator, attrs: dict[str, Attr], ndim: int) -> None:
     if "axis" in attrs:
         attrs["dim"] = attrs.pop("axis")
     if "keepdim" in one.arguments:
-        attrs["dims"] = _dims(attrs.pop("dim", None), ndim)
+        attrs["dims"] = _nonnegative_dims(attrs.pop("dim", None), ndim)
         attrs["keepdim"] = bool(attrs.get("keepdim", False))
         return
     dim = attrs.get("dim", one.default_dim)
     if isinstance(dim, (int, tuple)):
-        attrs["dim"] = _dims(dim, ndim) if isinstance(dim, tuple) else _dim(dim, ndim)
+        attrs["dim"] = _nonnegative_dims(dim, ndim) if isinstance(dim, tuple) else _nonnegative_dim(dim, ndim)
 
 
 def _normalize_convolution(one: Operator, attrs: dict[str, Attr]) -> None:
@@ -148,17 +148,19 @@ def _normalize_convolution(one: Operator, attrs: dict[str, Attr]) -> None:
     attrs.setdefault("groups", 1)
 
 
-def _dim(dim: Any, ndim: int) -> int:
+def _nonnegative_dim(dim: Any, ndim: int) -> int:
     return int(dim) % max(ndim, 1)
 
 
-def _dims(dims: Any, ndim: int) -> tuple[int, ...]:
+def _nonnegative_dims(dims: Any, ndim: int) -> tuple[int, ...]:
     if dims is None or dims == () or isinstance(dims, bool):  # x.var(False): another argument
         return tuple(range(ndim))
-    return tuple(_dim(d, ndim) for d in (dims if isinstance(dims, (tuple, list)) else (dims,)))
+    return tuple(_nonnegative_dim(d, ndim) for d in (dims if isinstance(dims, (tuple, list)) else (dims,)))
 
 
-def _permutation(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int) -> tuple[int, ...]:
+def _find_permutation(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], ndim: int
+) -> tuple[int, ...]:
     # Sizes 2, 3, 4, ... are distinct, so the shape of the result shows where each dim went, whatever the call is named.
     probe = torch.empty(tuple(range(2, 2 + ndim)), device="meta")
     with torch.no_grad():
@@ -166,7 +168,7 @@ def _permutation(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     return tuple(d - 2 for d in out.shape)
 
 
-def _index(index: Any, source: torch.Tensor) -> tuple[Attr, ...]:
+def _describe_index(index: Any, source: torch.Tensor) -> tuple[Attr, ...]:
     items = list(index) if isinstance(index, tuple) else [index]
     taken = sum(_dims_consumed(i) for i in items)
     parts: list[Attr] = []
@@ -191,7 +193,7 @@ def _index(index: Any, source: torch.Tensor) -> tuple[Attr, ...]:
             parts.append(("int", item % max(source.shape[dim], 1)))
             dim += 1
         else:
-            parts.append(("other", _literal(item)))
+            parts.append(("other", _literal_value(item)))
             dim += _dims_consumed(item)
     return tuple(parts)
 

@@ -75,7 +75,7 @@ def capture_module(
         inputs = {**inputs, "use_cache": False}
     trained = {n for n, p in list_parameters(module) if p.requires_grad}
     run = partial(_record_forward, module, inputs, args, flat, replay, originals or {})
-    forward, kept_name = run_checked(module, run, library=library)
+    forward, outliving_name = run_checked(module, run, library=library)
     workload = {"batch": batch, "seq": seq}
     graph = keep_reached_gradients(
         with_result_as_output(
@@ -88,7 +88,7 @@ def capture_module(
         *notes,
         *forward.notes,
         *large,
-        *_kept_tensor_notes(kept_name),
+        *_outliving_tensor_notes(outliving_name),
         *idle_parameter_notes(graph, trained),
     )
     return replace(graph, assumptions=assumptions, buffer_bytes=buffer_bytes(module))
@@ -176,7 +176,7 @@ def _finite_notes(lines: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _kept_tensor_notes(name: str) -> tuple[str, ...]:
+def _outliving_tensor_notes(name: str) -> tuple[str, ...]:
     return (
         (f"forward keeps a computed tensor in {name}: under a plan it is not there; return it instead",) if name else ()
     )

@@ -151,10 +151,10 @@ class Recording:
     def instantiate(self, call: Replay) -> Scope:
         """Return the scope that tracing this call would have recorded."""
         if id(call) not in self.instantiated:
-            self.instantiated[id(call)] = self._instantiate(call)
+            self.instantiated[id(call)] = self._instantiate_call(call)
         return self.instantiated[id(call)]
 
-    def _instantiate(self, call: Replay) -> Scope:
+    def _instantiate_call(self, call: Replay) -> Scope:
         template, ids = call.template, dict(call.ids)
         computed = {vid for record in self.flatten(template) for vid in record.outputs}
         arguments = [

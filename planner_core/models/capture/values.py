@@ -74,7 +74,7 @@ class ValueTable:
         number = self.recording.add(Value(meta, kind, name, root, grad, computed=computed and new), birth)
         # The first value in a storage stands for its memory. Later ones are views of it.
         self.first_in_storage.setdefault(key, number)
-        self._assign(tensor, number)
+        self._assign_number(tensor, number)
         return number
 
     def add_input(self, tensor: torch.Tensor, name: str) -> int:
@@ -94,17 +94,17 @@ class ValueTable:
     def add_version(self, tensor: torch.Tensor) -> int:
         """Give a constant that was written in place a new number, so that what was recorded before reads the old one."""
         number = self.recording.add(self.recording.values[self._numbers[id(tensor)]])
-        self._assign(tensor, number)
+        self._assign_number(tensor, number)
         return number
 
     def rebind(self, tensor: torch.Tensor, version: int) -> int:
         """Let a tensor that was written in place stand for the value `version` from now on. Returns the time of the write."""
         self.tracked.add(id(tensor))
-        self._assign(tensor, version)
+        self._assign_number(tensor, version)
         self._computed_at[id(tensor)] = self.tick()
         return self.clock
 
-    def _assign(self, tensor: torch.Tensor, number: int) -> None:
+    def _assign_number(self, tensor: torch.Tensor, number: int) -> None:
         self._numbers[id(tensor)] = number
         self._alive.append(tensor)
 

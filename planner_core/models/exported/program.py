@@ -173,7 +173,7 @@ class ProgramRunner:
                 self.values.pop(name, None)
 
     def _collect_results(self) -> Any:
-        results = [self._resolve(o) for o in self.exported.outputs]
+        results = [self._resolve_value(o) for o in self.exported.outputs]
         self.values = {}
         first = results[0] if results else None
         if isinstance(first, torch.Tensor) and first.dim() == 0 and first.is_floating_point():
@@ -183,7 +183,7 @@ class ProgramRunner:
     def _run_step(self, step: ExportedOp) -> None:
         group = self._index_group_size()
         if group > 1 and (items := self._chained_index(group)) is not None:
-            source = self._resolve(self.exported.steps[self.position].args[0][2])
+            source = self._resolve_value(self.exported.steps[self.position].args[0][2])
             last = self.exported.steps[self.position + group - 1]
             self.position += group
             with torch.set_grad_enabled(False) if not step.grad else torch.enable_grad():
@@ -194,10 +194,10 @@ class ProgramRunner:
             return
         try:
             if step.grad:
-                self._bind_results(step, self._compute(step))
+                self._bind_results(step, self._compute_results(step))
             else:
                 with torch.set_grad_enabled(False):
-                    self._bind_results(step, self._compute(step))
+                    self._bind_results(step, self._compute_results(step))
         except (CaptureError, InputError):
             raise
         except Exception as error:
@@ -206,15 +206,15 @@ class ProgramRunner:
                 f"step {self.position} of the program ({step.target[:80]}{step.line}) cannot be run: {words}"
             ) from error
 
-    def _compute(self, step: ExportedOp) -> Any:
+    def _compute_results(self, step: ExportedOp) -> Any:
         self.device = (
             "cpu" if all(_is_computed(self._shape_of(r)) for r in _find_references(step.outputs)) else "meta"
         )  # of what is made from nothing
-        args = {name: self._resolve(value) for name, _, value in step.args}
+        args = {name: self._resolve_value(value) for name, _, value in step.args}
         if step.target == "same":
             return args["self"]
         if step.target in _SIZE_OPERATORS:
-            return _SIZE_OPERATORS[step.target](*(self._resolve(value) for _, _, value in step.args))
+            return _SIZE_OPERATORS[step.target](*(self._resolve_value(value) for _, _, value in step.args))
         if any(word in step.target for word in _VALUE_READERS):
             raise CaptureError(
                 f"the program decides by the values of computed tensors{step.line}, which no graph can hold; export a form without it"
@@ -225,13 +225,13 @@ class ProgramRunner:
         form = self.exported.tensors.get(ref.name)
         return form.shape if form else ()
 
-    def _resolve(self, value: Any) -> Any:
+    def _resolve_value(self, value: Any) -> Any:
         if isinstance(value, ValueName):
             if value.name not in self.values:
                 raise InputError(f"the program uses {value.name[:80]!r} before it is made")
             return self.values[value.name]
         if isinstance(value, list):
-            return [self._resolve(v) for v in value]
+            return [self._resolve_value(v) for v in value]
         if isinstance(value, TorchConstant):
             return torch.device(self.device) if value.kind == "device" else getattr(torch, value.name)
         return value
@@ -268,7 +268,7 @@ class ProgramRunner:
         """Return the index that a chain of views computes: x[:, 0:4] is slice, slice. None if the steps are not such a chain."""
         steps = self.exported.steps[self.position : self.position + count]
         names = [s.target.removeprefix("torch.ops.aten.") for s in steps]
-        source = self._resolve(steps[0].args[0][2])
+        source = self._resolve_value(steps[0].args[0][2])
         linked = all(b.args[0][2] == a.outputs[0] for a, b in pairwise(steps))
         if (
             not linked
@@ -281,7 +281,7 @@ class ProgramRunner:
         items: list[Any] = [slice(None)] * source.dim()
         dims = list(range(source.dim()))  # for each dim of the current view, its position in items
         for name, step in zip(names, steps, strict=True):
-            args = {n: self._resolve(v) for n, _, v in step.args[1:]}
+            args = {n: self._resolve_value(v) for n, _, v in step.args[1:]}
             dim = args.get("dim", 0)
             if name in ("slice.Tensor", "select.int") and items[dims[dim]] != slice(None):
                 return None

@@ -197,21 +197,21 @@ def canonical_name(func: Callable[..., Any], kwargs: dict[str, Any] | None = Non
 def tensors(tree: Any) -> list[torch.Tensor]:
     """Collect all tensors in nested tuples, lists, dicts and slices, in order, with duplicates."""
     collected: list[torch.Tensor] = []
-    _collect(tree, collected)
+    _collect_tensors(tree, collected)
     return collected
 
 
-def _collect(tree: Any, collected: list[torch.Tensor]) -> None:
+def _collect_tensors(tree: Any, collected: list[torch.Tensor]) -> None:
     if isinstance(tree, torch.Tensor):
         collected.append(tree)
     elif isinstance(tree, (tuple, list)):
         for item in tree:
-            _collect(item, collected)
+            _collect_tensors(item, collected)
     elif isinstance(tree, dict):
         for item in tree.values():
-            _collect(item, collected)
+            _collect_tensors(item, collected)
     elif isinstance(tree, slice):
-        _collect((tree.start, tree.stop, tree.step), collected)
+        _collect_tensors((tree.start, tree.stop, tree.step), collected)
 
 
 def recorded_results(fn: str, args: tuple[Any, ...], out: Any) -> list[torch.Tensor]:
@@ -315,18 +315,18 @@ class Scopes:
         scopes = self
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return scopes._call(plain, module, args, kwargs)
+            return scopes._call_module(plain, module, args, kwargs)
 
-        self._patch(nn.Module, "__call__", call)
+        self._patch_attribute(nn.Module, "__call__", call)
         # `Function.apply` ends in this one of its base class, also where a model took the bound method before: `square = Square.apply`.
-        self._patch(
+        self._patch_attribute(
             RECORDED_FUNCTION,
             "apply",
             classmethod(self._wrap_function_apply(apply_function)),
         )
         self._contexts.enter_context(unwrap_torch(self.checkpoint_context))
         plain_attention = without_dispatch(nn.functional.multi_head_attention_forward)
-        self._patch(nn.functional, "multi_head_attention_forward", batch_first_attention(plain_attention))
+        self._patch_attribute(nn.functional, "multi_head_attention_forward", batch_first_attention(plain_attention))
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -336,7 +336,7 @@ class Scopes:
             delattr(owner, name) if value is None else setattr(owner, name, value)
         self._stack.clear()
 
-    def _patch(self, owner: Any, name: str, value: Any) -> None:
+    def _patch_attribute(self, owner: Any, name: str, value: Any) -> None:
         # Of the class itself, without its bases: what it only inherits is deleted on exit, and not set to the inherited value.
         self._patched.append((owner, name, owner.__dict__.get(name)))
         setattr(owner, name, value)
@@ -390,12 +390,14 @@ class Scopes:
         finally:
             self._stack.pop()
 
-    def _call(self, plain: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_module(
+        self, plain: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         aliases = self.names.get(id(module))
         if aliases is None:  # not a module of the model: its ops belong to the caller
             return plain(module, *args, **kwargs)
         # Names are made at the call and not from the module tree: one module may be called twice, or by another than its parent.
-        frame = self._enter(module, aliases)
+        frame = self._enter_module(module, aliases)
         self._stack.append(frame)
         try:
             if self.intercept is None:
@@ -405,7 +407,7 @@ class Scopes:
             if self._stack:
                 self._stack.pop()
 
-    def _enter(self, module: nn.Module, aliases: list[str]) -> Frame:
+    def _enter_module(self, module: nn.Module, aliases: list[str]) -> Frame:
         if module is self.root and not self._stack:
             self._calls_from_elsewhere.clear()
             self.used_names.clear()

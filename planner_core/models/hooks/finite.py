@@ -67,10 +67,10 @@ class AssumeFinite:
             return NotImplemented
         x = args[0]
         if name in ANSWERS and self.is_computed(x):
-            return self._defer(ANSWERS[name], tuple(x.shape), func, x)
+            return self._defer_check(ANSWERS[name], tuple(x.shape), func, x)
         check = self.deferred.get(id(x))
         if check is not None and name in REDUCTIONS:
-            return self._defer(check.value, (), func, x)
+            return self._defer_check(check.value, (), func, x)
         if check is not None and name in QUESTIONS:
             del self.deferred[id(x)]
             self.deferred.pop(id(check.operand), None)
@@ -82,22 +82,22 @@ class AssumeFinite:
         """Replace placeholders among the arguments by computed results: this call reads them."""
         if not self.deferred:
             return args, kwargs
-        return pytree.tree_map_only(torch.Tensor, self._resolve, (args, kwargs))  # type: ignore[no-any-return]
+        return pytree.tree_map_only(torch.Tensor, self._resolve_check, (args, kwargs))  # type: ignore[no-any-return]
 
-    def _resolve(self, tensor: torch.Tensor) -> Any:
+    def _resolve_check(self, tensor: torch.Tensor) -> Any:
         check = self.deferred.get(id(tensor))
         if check is None:
             return tensor
         if check.result is None:
             # First the operand, which may be deferred itself: `isfinite(x).all()` used as a mask makes two calls.
-            operand, self.is_calling = self._resolve(check.operand), True
+            operand, self.is_calling = self._resolve_check(check.operand), True
             try:
                 check.result = self.make_call(check.func, operand)
             finally:
                 self.is_calling = False
         return check.result
 
-    def _defer(self, value: bool, shape: tuple[int, ...], func: Any, operand: torch.Tensor) -> torch.Tensor:
+    def _defer_check(self, value: bool, shape: tuple[int, ...], func: Any, operand: torch.Tensor) -> torch.Tensor:
         # One element for any shape: the check of a tensor of a billion numbers must not allocate an answer of that size.
         constant = torch.full((), value).expand(shape)
         self.deferred[id(constant)] = DeferredCheck(constant, value, func, operand)

@@ -163,17 +163,19 @@ class TensorReplacement:
     def __init__(self, model: nn.Module, replacements: Mapping[int, torch.Tensor]) -> None:
         modules = [part for _, part in list_modules(model)]
         self.replacements, self.seen = replacements, {id(m) for m in modules}
-        self.todo: list[tuple[Iterable[tuple[Any, Any]], Any]] = [(_attributes(m).items(), m.__dict__) for m in modules]
+        self.todo: list[tuple[Iterable[tuple[Any, Any]], Any]] = [
+            (_plain_attributes(m).items(), m.__dict__) for m in modules
+        ]
         for items, container in self.todo:  # grows meanwhile
             for key, item in [*items]:
-                if (new := self._replaced(item)) is not item:
+                if (new := self._replace_tensors(item)) is not item:
                     container[key] = new
 
-    def _replaced(self, value: Any) -> Any:
+    def _replace_tensors(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.replacements.get(id(value), value)
         if isinstance(value, tuple):
-            items = [*map(self._replaced, value)]
+            items = [*map(self._replace_tensors, value)]
             same = all(a is b for a, b in zip(items, value, strict=True))
             return value if same else type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         # A tuple cannot be written, so it was built again above. What can be written is visited once, and its items are replaced in it.
@@ -190,5 +192,5 @@ class TensorReplacement:
             self.todo.append((container.items(), container))
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
     return {k: v for k, v in module.__dict__.items() if k not in _MODULE_INTERNALS}

@@ -62,13 +62,13 @@ def _with_sizes_of(other: Graph, deep: Graph, few: Graph) -> Graph | None:
         and deep.loss == few.loss
         and few.assumptions == other.assumptions
         and few.buffer_bytes == other.buffer_bytes
-        and list(map(_form, known.items)) == list(map(_form, wanted.items))
-        and list(map(_kind, known.values)) == list(map(_kind, wanted.values))
+        and list(map(_without_sizes, known.items)) == list(map(_without_sizes, wanted.items))
+        and list(map(_value_without_sizes, known.values)) == list(map(_value_without_sizes, wanted.values))
         and [_form_of_op(op) for op in deep.top.ops] == [_form_of_op(op) for op in known.ops]
         and all(mine.attrs == theirs.attrs for mine, theirs in zip(deep.top.ops, known.ops, strict=True))
     )
-    sizes = _sizes(deep, few, known) if is_alike else None
-    new_sizes = _sizes(deep, other, wanted) if is_alike else None
+    sizes = _find_sizes(deep, few, known) if is_alike else None
+    new_sizes = _find_sizes(deep, other, wanted) if is_alike else None
     if sizes is None or new_sizes is None or any(deep.top.values[v].meta != meta for v, meta in sizes.items()):
         return None
     # What nothing uses is not found in the others. A weight has the same size with any samples.
@@ -85,7 +85,7 @@ def _with_arguments_of(other: Op, op: Op) -> Op:
     return replace(op, attrs=other.attrs, saved_extra=other.saved_extra)
 
 
-def _form(item: Op | Call) -> Op | Call:
+def _without_sizes(item: Op | Call) -> Op | Call:
     """Return what of an item does not depend on the samples."""
     return replace(item, attrs={}, saved_extra=()) if isinstance(item, Op) else item
 
@@ -95,14 +95,14 @@ def _form_of_op(op: Op) -> tuple[object, ...]:
     return op.name, op.fn, op.module, len(op.inputs), len(op.outputs), len(op.saved)
 
 
-def _kind(value: Value) -> Value:
+def _value_without_sizes(value: Value) -> Value:
     return replace(value, meta=TensorMeta((), value.meta.dtype))
 
 
-def _sizes(deep: Graph, few: Graph, top: Block) -> _Sizes | None:
+def _find_sizes(deep: Graph, few: Graph, top: Block) -> _Sizes | None:
     """Return the sizes that the values of the deep model's top block have in a model of few layers; None if one has several."""
     sizes: _Sizes = {}
-    for item, block, others in _ends(deep, few, top):
+    for item, block, others in _match_ends(deep, few, top):
         for value, other in zip(item, others, strict=True):
             meta = block.values[other].meta
             if sizes.setdefault(value, meta) != meta:
@@ -110,17 +110,17 @@ def _sizes(deep: Graph, few: Graph, top: Block) -> _Sizes | None:
     return sizes
 
 
-def _ends(deep: Graph, few: Graph, top: Block) -> list[tuple[tuple[int, ...], Block, tuple[int, ...]]]:
+def _match_ends(deep: Graph, few: Graph, top: Block) -> list[tuple[tuple[int, ...], Block, tuple[int, ...]]]:
     """Return the operands and results of each item of the deep model's top block, with the block and the values that have their sizes."""
     ops = iter(top.ops)
-    found: list[tuple[tuple[int, ...], Block, tuple[int, ...]]] = []
+    matches: list[tuple[tuple[int, ...], Block, tuple[int, ...]]] = []
     for item in deep.top.items:
         if isinstance(item, Op):
             other = next(ops)
-            found.append(
+            matches.append(
                 ((*item.inputs, *item.outputs, *item.saved), top, (*other.inputs, *other.outputs, *other.saved))
             )
         else:
             block = few.blocks[item.block]
-            found.append(((*item.inputs, *item.outputs), block, (*block.inputs, *block.outputs)))
-    return found
+            matches.append(((*item.inputs, *item.outputs), block, (*block.inputs, *block.outputs)))
+    return matches

@@ -52,14 +52,14 @@ def main(arguments: list[str]) -> None:
         )
     elif len(arguments) > 1 and arguments[1].endswith(".json"):
         name, config, batch, seq = arguments
-        _write(name, json.loads(Path(config).read_text(encoding="utf-8")), int(batch), int(seq))
+        _write_snapshot(name, json.loads(Path(config).read_text(encoding="utf-8")), int(batch), int(seq))
     else:
         for name in arguments or list(ZOO):
             model = ZOO[name]
-            _write(name, model.config, model.batch, model.seq)
+            _write_snapshot(name, model.config, model.batch, model.seq)
 
 
-def _write(name: str, config: Mapping[str, Any], batch: int, seq: int) -> None:
+def _write_snapshot(name: str, config: Mapping[str, Any], batch: int, seq: int) -> None:
     text = json.dumps(make_snapshot(name, config, batch, seq), separators=(",", ":"))
     (SNAPSHOTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     print(f"{name}: {len(text) / 1e3:.0f} kB", file=sys.stderr)

@@ -72,7 +72,7 @@ def build_from_config(
         register()
         try:
             with parameters_on_meta() if to_run else torch.device("meta"), building_on_meta(cls.__name__):
-                model = _parameters_on_meta(_construct(cls, parsed, getattr(torch, dtype)))
+                model = _parameters_on_meta(_construct_model(cls, parsed, getattr(torch, dtype)))
         except CaptureError:
             raise
         except ImportError as error:
@@ -101,7 +101,7 @@ def _explain_unknown_value(error: Exception, data: Mapping[str, Any]) -> str:
     return f"{field} is {short_repr(word)}, which transformers {_transformers_version()} does not have" if field else ""
 
 
-def _construct(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
+def _construct_model(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
     try:
         model: nn.Module = cls._from_config(
             config, dtype=dtype, attn_implementation="sdpa", experts_implementation=EXPERTS

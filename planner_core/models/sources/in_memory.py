@@ -89,8 +89,9 @@ def copy_module(module: nn.Module, tensors: Mapping[int, torch.Tensor]) -> nn.Mo
         with _CopyComputedTensors():
             copied: nn.Module = copy.deepcopy(module, memo)
     except Exception as error:
+        what = f"{type(module).__name__} cannot be copied{_find_uncopyable(module, tensors)}"
         raise CaptureError(
-            f"{type(module).__name__} cannot be copied{_find_uncopyable(module, tensors)} ({type(error).__name__}: {_shorten(error)}); "
+            f"{what} ({type(error).__name__}: {_shorten_message(error)}); "
             "let a function of a file build it, and give path/to/file.py:function"
         ) from None
     for part in copied.modules():
@@ -129,7 +130,7 @@ def _find_uncopyable(module: nn.Module, memo: Mapping[int, Any]) -> str:
     return ""
 
 
-def _shorten(error: Exception) -> str:
+def _shorten_message(error: Exception) -> str:
     """Shorten the message of an error at a word."""
     return textwrap.shorten(str(error), 150, placeholder=" ...")
 

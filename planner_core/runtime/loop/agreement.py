@@ -101,12 +101,14 @@ class Agreement:
         """Note first values by name. Up to 1 024 elements of each are compared: values that were drawn or loaded separately
         differ in those."""
         if not self.no_store:
-            self.digests |= {n: _digest(_sample(x, _DIGEST_ELEMENTS)) for n, x in values if _is_readable(x)}
+            self.digests |= {
+                n: _tensor_digest(_sample_elements(x, _DIGEST_ELEMENTS)) for n, x in values if _is_readable(x)
+            }
 
     def compare_start(self, plan: Plan, seed: int) -> None:
         """Check that all ranks start from one plan and seed. Weights that differ may be loaded until the first call."""
         plan_digest = zlib.crc32(json.dumps(plan_to_json(plan), sort_keys=True, default=str).encode())
-        self.mismatches = self._compare("start", (), {_PLAN: plan_digest, _SEED: seed, **self.digests})
+        self.mismatches = self._compare_ranks("start", (), {_PLAN: plan_digest, _SEED: seed, **self.digests})
         for name, what in _START_HINTS.items():
             if name in self.mismatches:
                 raise PlanMismatch(_describe_difference(name, *self.mismatches[name]) + what)
@@ -116,7 +118,7 @@ class Agreement:
         for name, value in state.items():
             self.mismatches.pop(name, None)
             if not self.no_store and isinstance(value, torch.Tensor) and _is_readable(value):
-                self.loaded_digests[name] = _digest(_sample(value, _DIGEST_ELEMENTS))
+                self.loaded_digests[name] = _tensor_digest(_sample_elements(value, _DIGEST_ELEMENTS))
 
     def check_batch(
         self, args: Any, kwargs: Any, global_batch: bool, training: bool, is_table: Callable[[str], bool]
@@ -133,7 +135,7 @@ class Agreement:
             self.wait_for_all(self.EVALUATE, often=True)
         if mode in self.compared_modes:
             return
-        for name, (rank, other) in self._compare(f"loaded {mode}", (), self.loaded_digests).items():
+        for name, (rank, other) in self._compare_ranks(f"loaded {mode}", (), self.loaded_digests).items():
             raise PlanMismatch(
                 f"{name} was loaded with other values on rank {other} than on rank {rank}, or on one of them alone, but each holds a part "
                 "of one model; load the same state_dict on all ranks"
@@ -142,9 +144,9 @@ class Agreement:
             self._refuse_mismatch(name)
         is_training, leaves = mode[:2] == (True, True), pytree.tree_flatten_with_path((args, kwargs))[0]
         inputs = {argument_name(path, self.names): x for path, x in leaves}
-        fingerprints = {name: _fingerprint(x) for name, x in inputs.items()}
+        fingerprints = {name: _fingerprint_argument(x) for name, x in inputs.items()}
         timeout_s = self.timeout_s if is_training else _EVALUATION_TIMEOUT_S
-        for name, ranks in self._compare(
+        for name, ranks in self._compare_ranks(
             f"batch {mode}", () if global_batch else self.data_axes, fingerprints, timeout_s
         ).items():
             axes = self.mesh.mesh_dim_names or tuple(f"axis {a}" for a in range(self.mesh.ndim))
@@ -152,7 +154,7 @@ class Agreement:
         self.compared_modes.add(mode)
         if is_training and not global_batch:
             shared = {name: fingerprints[name] for name, x in inputs.items() if is_table(name) or _is_number(x)}
-            for name, (rank, other) in self._compare("shared inputs", (), shared).items():
+            for name, (rank, other) in self._compare_ranks("shared inputs", (), shared).items():
                 warnings.warn(_describe_other_table(name, rank, other), stacklevel=4)
 
     def wait_for_all(self, what: str, *, often: bool = False) -> None:
@@ -196,8 +198,8 @@ class Agreement:
         index = tuple(coordinate[a] if a in axes else slice(None) for a in range(self.mesh.ndim))
         return tuple(self.mesh.mesh[index].flatten().tolist())
 
-    def _compare(
-        self, what: str, axes: Sequence[int], own_values: Mapping[str, Any], timeout_s: float | None = None
+    def _compare_ranks(
+        self, what: str, axes: Sequence[int], values_here: Mapping[str, Any], timeout_s: float | None = None
     ) -> Mismatches:
         """Compare values by name between the ranks of one place along `axes`, and return those that differ.
 
@@ -213,14 +215,14 @@ class Agreement:
         first_rank, rank_here, store = ranks[0], dist.get_rank(), default_store()
         try:
             if rank_here != first_rank:
-                store.set(f"{key}/{rank_here}", json.dumps(list(own_values.items())))
+                store.set(f"{key}/{rank_here}", json.dumps(list(values_here.items())))
                 received = json.loads(_wait_for_key(store, f"{key}/of {first_rank}", first_rank, timeout_s))
                 return {n: (a, b) for n, (a, b) in received.items()}
             differing: Mismatches = {}
             for rank in ranks[1:]:
                 theirs = dict(json.loads(_wait_for_key(store, f"{key}/{rank}", rank, timeout_s)))
                 # One rank compares all others with itself and tells them what it found, so that all of them raise, or none.
-                names = (n for n in {**own_values, **theirs} if not _nearly_equal(own_values.get(n), theirs.get(n)))
+                names = (n for n in {**values_here, **theirs} if not _nearly_equal(values_here.get(n), theirs.get(n)))
                 # The lowest rank that differs stays the one that is named.
                 differing = {**dict.fromkeys(names, (rank_here, rank)), **differing}
         except PlanMismatch:
@@ -261,13 +263,13 @@ def _wait_for_key(store: Any, key: str, rank: int, timeout_s: float) -> str:
     return bytes(store.get(key)).decode()
 
 
-def _fingerprint(x: Any) -> Any:
+def _fingerprint_argument(x: Any) -> Any:
     """Return what is compared of an argument: some elements of real numbers, whose last digits may differ; a digest of other
     tensors; 0 of the rest."""
     if isinstance(x, torch.Tensor):
         if _is_readable(x) and x.is_floating_point() and x.numel():
             return [zlib.crc32(repr(tuple(x.shape)).encode()), _sampled_values(x)]
-        return _digest(x) if _is_readable(x) else 0
+        return _tensor_digest(x) if _is_readable(x) else 0
     return zlib.crc32(repr(x).encode()) if isinstance(x, (bool, int, float, str, NoneType)) else 0
 
 
@@ -275,7 +277,7 @@ def _is_number(x: Any) -> bool:
     return (isinstance(x, (int, float)) and not isinstance(x, bool)) or (isinstance(x, torch.Tensor) and not x.dim())
 
 
-def _digest(x: torch.Tensor) -> int:
+def _tensor_digest(x: torch.Tensor) -> int:
     """Return a number of a tensor's shape, type and bytes."""
     plain = x.detach().resolve_conj().resolve_neg().flatten().contiguous().cpu()
     return zlib.crc32(plain.view(torch.uint8).numpy().tobytes(), zlib.crc32(f"{tuple(x.shape)} {x.dtype}".encode()))
@@ -285,14 +287,14 @@ def _is_readable(x: torch.Tensor) -> bool:
     return not x.is_meta and x.layout is torch.strided and not x.is_nested and not isinstance(x, DTensor)
 
 
-def _sample(x: torch.Tensor, most: int) -> torch.Tensor:
+def _sample_elements(x: torch.Tensor, most: int) -> torch.Tensor:
     flat = x.detach().flatten()
     return flat[:: max(1, len(flat) // most)][:most]
 
 
 def _sampled_values(x: torch.Tensor) -> list[float]:
     """Return some elements of a tensor of real numbers."""
-    values: list[float] = _sample(x, _COMPARED_ELEMENTS).double().tolist()
+    values: list[float] = _sample_elements(x, _COMPARED_ELEMENTS).double().tolist()
     return values
 
 

@@ -178,7 +178,7 @@ def start_move(
     if move.kind == "all_to_all":
         swapping = move.axis.start_all_to_all(pack_rank_rows(members, tensors), packed=len(members))
         return lambda: copy_into(unpack_rank_rows(members, swapping()), out)
-    gathering = move.axis.start_all_gather(pack_own_pieces(members, tensors) if flat is None else flat, len(members))
+    gathering = move.axis.start_all_gather(pack_sent_pieces(members, tensors) if flat is None else flat, len(members))
 
     def finish_gather() -> list[torch.Tensor]:
         gathered = gathering()
@@ -246,7 +246,7 @@ def unpack(flat: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Te
     return [piece.view(tuple(shape)) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
-def pack_own_pieces(members: Sequence[BucketMember], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def pack_sent_pieces(members: Sequence[BucketMember], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return a flat tensor of this rank's pieces, each as long as the longest rank's."""
     return pack(
         [

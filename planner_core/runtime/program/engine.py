@@ -58,7 +58,7 @@ class Engine:
 
     def unit(self, spec: Any) -> RuntimeUnit:
         """Return the unit of a specification. Programs with equal specifications share it."""
-        uses = [self._use(u) for u in spec.uses]
+        uses = [self._make_use(u) for u in spec.uses]
         key = (
             spec.name,
             tuple(
@@ -69,7 +69,7 @@ class Engine:
             self.units[key] = RuntimeUnit(spec.name, uses, self.backward)
         return self.units[key]
 
-    def _use(self, u: Any) -> UnitWeight:
+    def _make_use(self, u: Any) -> UnitWeight:
         weight, gather = self.by_name[u.parameter], make_moves(u.gather, self.axes)
         copied = bool(gather) or weight.cast_per_use
         return UnitWeight(
@@ -166,8 +166,8 @@ class BoundProgram:
         if script is not None:
             self._take_over(script)
         self.compiled: dict[str, Callable[..., Any]] = {}
-        self.calls = [self._call(spec) for spec in program.units]
-        self._chain()
+        self.calls = [self._make_call(spec) for spec in program.units]
+        self._link_units()
         self.units = SimpleNamespace(
             buffers={},
             **{
@@ -210,7 +210,7 @@ class BoundProgram:
             if getattr(value, "__code__", None) and value.__code__.co_filename == self.filename:
                 self.names[name] = existing
 
-    def _call(self, spec: Any) -> UnitCall:
+    def _make_call(self, spec: Any) -> UnitCall:
         unit = self.engine.unit(spec)
         function = self.names[spec.function]
         if self.engine.compile is not None:
@@ -233,7 +233,7 @@ class BoundProgram:
         call.buffer = self.engine.local_buffer
         return call
 
-    def _chain(self) -> None:
+    def _link_units(self) -> None:
         units = [call.unit for call in self.calls]
         # Example: a refresh of 1 collective, and a gather of 2 that reads it: reach is 1 + (1 + 2) = 4. The refresh leaves 3 units ahead,
         # the first collective of the gather 2 units ahead, and its last one 1 unit ahead.

@@ -88,18 +88,18 @@ class GradientBucket:
         if self.local_moves[index]:
             gradient = apply_moves(gradient, self.local_moves[index], self.weights[index].segments)
         if not self.micro:
-            self._accumulate(index, gradient)
+            self._accumulate_gradient(index, gradient)
         elif self.packs_by_rank:
             # Each gradient is packed when it arrives, rank by rank as the reduce_scatter sends it, and its memory is free at once. FSDP2
             # waits for all of a block and packs them by one kernel (torch.ops.fsdp.chunk_cat), so they all live beside the packed ones.
             # Example: the 9 weights of a Llama-3-8B layer have 218 million elements. Here one gradient lives at a time, of at most 0.12 GB
             # in bfloat16; there all of them do, 0.44 GB, for 1 launch instead of 9.
-            self._allocate()
+            self._allocate_flat()
             copy_to_slots(self.micro[0][index], self.slots[index], gradient)
         else:
             self.unpacked[index] = gradient.to(self.dtype)
 
-    def _allocate(self) -> None:
+    def _allocate_flat(self) -> None:
         if self.flat is None:
             length = (
                 sum(m.num_sent for m in self.packing_members)
@@ -111,7 +111,7 @@ class GradientBucket:
                 rank_slots(self.packing_members, self.flat) if self.packing_members else unpack(self.flat, self.shapes)
             )
 
-    def _accumulate(self, index: int, gradient: torch.Tensor) -> None:
+    def _accumulate_gradient(self, index: int, gradient: torch.Tensor) -> None:
         """Add the gradient to those of earlier micro-batches, or write it into a new flat tensor."""
         weight = self.weights[index]
         if self.final_by_rank and weight.accumulated is not None and weight.packed_as is None:  # of another unit
@@ -126,7 +126,7 @@ class GradientBucket:
         elif not self.final:
             weight.accumulated = gradient.to(self.dtype)  # cut, and nothing to pack
         else:
-            self._allocate()
+            self._allocate_flat()
             weight.accumulated = self.slots[index]
             if self.final_by_rank:
                 weight.packed_as = self.packing_members[index]
@@ -159,7 +159,7 @@ class GradientBucket:
         kinds = [kind for _, kind in message_key(self.weights[0].final)]
         if self.micro or not self.final or kinds != ["all_reduce"]:
             return False
-        return self._flat_of([self._accumulated(i) for i in sorted(self.arrived)]) is not None
+        return self._flat_of([self._accumulated_gradient(i) for i in sorted(self.arrived)]) is not None
 
     def reduce_final(self, arrived: Sequence[int]) -> CollectiveSteps:
         """Take the chain `final`, and publish the gradients to the parameters."""
@@ -168,7 +168,7 @@ class GradientBucket:
         arrived = [
             i for i in arrived if self.weights[i].accumulated is not None
         ]  # else another use's bucket has taken them along
-        tensors = [self._accumulated(i) for i in arrived]
+        tensors = [self._accumulated_gradient(i) for i in arrived]
         stages = [[stage[i] for i in arrived] for stage in self.final]
         reduces_in_place = bool(stages) and stages[0][0].move.kind == "all_reduce"
         return _reduce_and_publish(
@@ -177,7 +177,7 @@ class GradientBucket:
 
     def _final_by_rank_tensors(self) -> list[torch.Tensor]:
         """Return the gradients of all weights, packed rank by rank. Those that never arrived are zero."""
-        self._allocate()
+        self._allocate_flat()
         for place, weight, member in zip(self.slots, self.weights, self.packing_members, strict=True):
             if weight.accumulated is None:
                 # The message has a place for every weight of the bucket, so those without a gradient are sent too, as zeros.
@@ -188,7 +188,7 @@ class GradientBucket:
                 place.copy_(weight.accumulated)
         return self.slots
 
-    def _accumulated(self, index: int) -> torch.Tensor:
+    def _accumulated_gradient(self, index: int) -> torch.Tensor:
         terms = self.weights[index].accumulated
         assert terms is not None
         return terms
@@ -281,7 +281,7 @@ def join_small_buckets(reductions: Sequence[GradientBucket]) -> list[CollectiveS
 
 def _reduce_jointly(group: Sequence[GradientBucket]) -> CollectiveSteps:
     arrived = [(r, i) for r in group for i in sorted(r.arrived)]
-    weights, tensors = [r.weights[i] for r, i in arrived], [r._accumulated(i) for r, i in arrived]
+    weights, tensors = [r.weights[i] for r, i in arrived], [r._accumulated_gradient(i) for r, i in arrived]
     stages = bucket_stages(weights, [tuple(t.shape) for t in tensors], [w.final for w in weights])
     yield from _reduce_and_publish(weights, stages, tensors, None)
     for r in group:

@@ -108,7 +108,7 @@ class BackwardPass:
         self.running = False
         self.current = None
         for unit in self.units:
-            # Some weights of the unit got no gradient, so `arrived` never came to `expected`, and `_take` has not issued the rest.
+            # Some weights of the unit got no gradient, so `arrived` never came to `expected`, and `_take_gradient` has not issued the rest.
             if unit.arrived:
                 unit.issue_reductions()
             # Before `wait`: for a unit that is done it looks at no bucket, and here it must see all of them.
@@ -118,11 +118,11 @@ class BackwardPass:
         if self.small_buckets:
             self.queue.push(join_small_buckets(self.small_buckets))
             self.small_buckets = []
-        # Before `held_back` is made: a deferred bucket in flight still adds to `accumulated`.
+        # Before `deferred` is made: a deferred bucket in flight still adds to `accumulated`.
         self.queue.drain()
         if self.sync:  # the unit that should finish a shared weight's gradient may not have run backward
-            held_back = dict.fromkeys(w for u in self.units for w in u.deferred_weights if w.accumulated is not None)
-            self.queue.push([GradientBucket([w], [w.accumulated_shape], [()]).reduce_final([0]) for w in held_back])
+            deferred = dict.fromkeys(w for u in self.units for w in u.deferred_weights if w.accumulated is not None)
+            self.queue.push([GradientBucket([w], [w.accumulated_shape], [()]).reduce_final([0]) for w in deferred])
         self.queue.drain()
         self.pending_weights = list(
             dict.fromkeys(use.weight for u in self.units for use in u.uses if use.weight.accumulated is not None)
@@ -163,14 +163,14 @@ class RuntimeUnit:
         does not need the weights."""
         self.stays_until_next_unit = any(u.has_copy and u.regather and not u.trained for u in uses)
         """Whether its gathered weights stay until the next unit begins backward, since no gradient tells when some of them are used."""
-        self._reductions()
+        self._bucket_gradients()
         backward.units.append(self)
 
     def leaves(self) -> list[torch.Tensor]:
         """Return the weights as the unit's function takes them, in the order of its uses."""
         return [self.sources[u.argument].operand() for u in self.uses]
 
-    def _reductions(self) -> None:
+    def _bucket_gradients(self) -> None:
         """Make the buckets of gradients.
 
         Several units may use one weight that is not gathered. The first of them in forward reduces its gradient, since its backward is
@@ -181,7 +181,7 @@ class RuntimeUnit:
         ] = {}
         seen: set[Weight] = set()
         for use in self.uses:
-            source = self.sources[use.argument] = self._source(use)
+            source = self.sources[use.argument] = self._gradient_source(use)
             if use.trained and use.weight.parameter.requires_grad and "accept_gradient" not in vars(source):
                 if use.weight.first_unit is None:
                     use.weight.first_unit = self
@@ -201,15 +201,15 @@ class RuntimeUnit:
             self.deferred_weights += [u.weight for u, _ in members if deferred]
             self.reductions.append(reduction)
             for at, (_, source) in enumerate(members):
-                source.accept_gradient = functools.partial(self._take, reduction, at)  # type: ignore[method-assign]
+                source.accept_gradient = functools.partial(self._take_gradient, reduction, at)  # type: ignore[method-assign]
             self.expected += len(members)
 
-    def _source(self, use: UnitWeight) -> GatheredWeight | SeparatelyReducedUse | Weight:
+    def _gradient_source(self, use: UnitWeight) -> GatheredWeight | SeparatelyReducedUse | Weight:
         if use.has_copy:
             return self.copies[use.argument]
         return SeparatelyReducedUse(use.weight) if use.reduce and use.weight.first_unit is not None else use.weight
 
-    def _take(self, reduction: GradientBucket, at: int, gradient: torch.Tensor) -> None:
+    def _take_gradient(self, reduction: GradientBucket, at: int, gradient: torch.Tensor) -> None:
         self.backward.begin()
         reduction.add_gradient(at, gradient)
         self.arrived += 1
@@ -237,23 +237,23 @@ class RuntimeUnit:
 
     # --- weights --------------------------------------------------------------------------------------
 
-    def issue(self, held_back: int = 0, for_backward: bool = False) -> None:
-        """Issue the collectives of all weights, or `for_backward` of those that backward needs, but the last `held_back` of
+    def issue(self, num_held_back: int = 0, for_backward: bool = False) -> None:
+        """Issue the collectives of all weights, or `for_backward` of those that backward needs, but the last `num_held_back` of
         each."""
-        for bucket in self._needed(for_backward):
-            bucket.issue(held_back)
+        for bucket in self._buckets_to_gather(for_backward):
+            bucket.issue(num_held_back)
 
     def wait(self, for_backward: bool = False) -> None:
         """Wait for the collectives of all weights, or `for_backward` of those that backward needs."""
-        for bucket in self._needed(for_backward):
+        for bucket in self._buckets_to_gather(for_backward):
             bucket.wait()
 
     def make_ready(self, for_backward: bool = False) -> None:
         """Wait as `wait` does, and make the copies that need no collective."""
-        for bucket in self._needed(for_backward):
+        for bucket in self._buckets_to_gather(for_backward):
             bucket.make_ready()
 
-    def _needed(self, for_backward: bool) -> Sequence[RefreshBucket | GatherBucket]:
+    def _buckets_to_gather(self, for_backward: bool) -> Sequence[RefreshBucket | GatherBucket]:
         if not for_backward:
             return self.buckets
         return () if self.is_done else self.regathers
@@ -277,12 +277,12 @@ def prefetch(units: Sequence[RuntimeUnit], for_backward: bool = False) -> None:
     """Wait for the weights of the first unit, and issue the gathers of the units after it, in the order in which they run."""
     with coalesced_launch():
         # Example with two collectives each: units[1] issues its first here and its second below, when units[0] has all of its own.
-        for held_back, unit in enumerate(units):
-            unit.issue(held_back, for_backward)
+        for num_held_back, unit in enumerate(units):
+            unit.issue(num_held_back, for_backward)
         # Its last collective was issued while the unit before it ran. Only the first unit of a pass waits for all of its own.
         units[0].make_ready(for_backward)
-        for held_back, unit in enumerate(units[1:]):
-            unit.issue(held_back, for_backward)
+        for num_held_back, unit in enumerate(units[1:]):
+            unit.issue(num_held_back, for_backward)
 
 
 class UnitCall:
@@ -322,16 +322,16 @@ class UnitCall:
             out = self.function(*args)
         unit.free()
         if grad_enabled:
-            self._watch(out)
+            self._watch_results(out)
         return out
 
-    def _watch(self, out: Any) -> None:
+    def _watch_results(self, out: Any) -> None:
         """Register a hook that gathers this unit's weights before its backward begins."""
         for tensor in out if isinstance(out, tuple) else (out,):
             if tensor is not None and tensor.requires_grad:
-                tensor.register_hook(self._returning)
+                tensor.register_hook(self._begin_backward)
 
-    def _returning(self, gradient: torch.Tensor) -> None:
+    def _begin_backward(self, gradient: torch.Tensor) -> None:
         self.unit.backward.begin()
         self.unit.backward.enter(self.unit)
         prefetch(self.backward_units, for_backward=True)

@@ -47,10 +47,10 @@ def map_sample_leaves(args: Any, change: Callable[[torch.Tensor], torch.Tensor])
 def repeat_samples(args: Any, has_samples: Sequence[bool], times: int = 2) -> Any:
     """Return the inputs with every sample `times` times."""
 
-    def more(x: torch.Tensor) -> torch.Tensor:
+    def repeat_tensor(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x] * times) if not x.is_meta else x.new_empty((times * x.shape[0], *x.shape[1:]))
 
-    return map_marked_leaves(args, has_samples, more)
+    return map_marked_leaves(args, has_samples, repeat_tensor)
 
 
 def find_batch_dims(

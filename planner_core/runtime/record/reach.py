@@ -18,7 +18,7 @@ def find_loss(tape: Tape) -> int | None:
     shells_alive: list[torch.Tensor] = []  # two of them must not have one id
 
     # `returned_loss` asks for shapes, dtypes and gradients alone, so a tensor on meta stands for each result.
-    def shell(leaf: Any) -> Any:
+    def make_shell(leaf: Any) -> Any:
         if not isinstance(leaf, Ref):
             return leaf
         tensor = tape.tensors[leaf.number]
@@ -30,7 +30,7 @@ def find_loss(tape: Tape) -> int | None:
     def weights(result: torch.Tensor) -> set[int]:
         return {n for n in find_ancestors(tape, shells[id(result)]) if tape.tensors[n].kind == PARAMETER}
 
-    loss = returned_loss(pytree.tree_map(shell, tape.result), weights)
+    loss = returned_loss(pytree.tree_map(make_shell, tape.result), weights)
     if loss is not None:
         return shells[id(loss)]
     leaves = [x.number for x in pytree.tree_leaves(tape.result) if isinstance(x, Ref)]

@@ -33,7 +33,7 @@ def running_statement() -> tuple[str, tuple[str, ...]]:
         frame = frame.f_back
     if frame is None:
         return "", ()
-    first, names = _statements(frame.f_code).get(frame.f_lineno, (frame.f_lineno, ()))
+    first, names = _statements_by_line(frame.f_code).get(frame.f_lineno, (frame.f_lineno, ()))
     return f"{frame.f_code.co_filename}:{first}", names
 
 
@@ -87,7 +87,7 @@ def _model_collective_error(name: str) -> PlanMismatch:
 
 
 @functools.lru_cache(maxsize=4096)
-def _statements(code: CodeType) -> dict[int, Statement]:
+def _statements_by_line(code: CodeType) -> dict[int, Statement]:
     """Return the innermost simple statement that covers each line of a function.
 
     Only the function's own lines are parsed: all of transformers' file would take a third of a second in every rank.

@@ -81,10 +81,12 @@ class TapeWriter(PassListener):
         leaves, spec = pytree.tree_flatten_with_path((args, kwargs))
         storages = {id(x): storage_id(x) for _, x in leaves if isinstance(x, torch.Tensor) and not x.is_meta}
         self._shared = {storage for storage, number in Counter(storages.values()).items() if number > 1}
-        template_leaves = [self._input(path, x, positional) if isinstance(x, torch.Tensor) else x for path, x in leaves]
+        template_leaves = [
+            self._number_input(path, x, positional) if isinstance(x, torch.Tensor) else x for path, x in leaves
+        ]
         self.tape.arguments = pytree.tree_unflatten(template_leaves, spec)
 
-    def _input(self, path: Any, x: torch.Tensor, positional: list[str]) -> Ref:
+    def _number_input(self, path: Any, x: torch.Tensor, positional: list[str]) -> Ref:
         """Number a tensor of the call, at `path` in its arguments and named arguments."""
         side, key, *rest = path
         number = self.values.find(x)
@@ -104,15 +106,15 @@ class TapeWriter(PassListener):
             call, scope = place.call, place.scope.scope
             if scope != place.name_then:
                 call.scope, call.site = scope, place.record.site if place.record else f"{scope}/{call.fn}"
-        self.tape.result = self._result(out)
+        self.tape.result = self._result_template(out)
         self.tape.values = self.values.recording.values
-        self.tape.tensors = [self._tensor(number) for number in range(len(self.tape.values))]
+        self.tape.tensors = [self._tape_tensor(number) for number in range(len(self.tape.values))]
         return self.tape
 
-    def _result(self, out: Any) -> Any:
+    def _result_template(self, out: Any) -> Any:
         def leaf(item: Any) -> Any:
             if isinstance(item, torch.Tensor):
-                return Ref(self._number(item))
+                return Ref(self._number_operand(item))
             if item is None or isinstance(item, (bool, int, float, str)):
                 return item
             raise CannotRewrite(
@@ -123,7 +125,7 @@ class TapeWriter(PassListener):
 
     # --- tensors --------------------------------------------------------------------------------------
 
-    def _number(self, tensor: torch.Tensor) -> int:
+    def _number_operand(self, tensor: torch.Tensor) -> int:
         """Return the number of an operand. A tensor that no call made and nobody gave is one that the model's code holds."""
         known = self.values.find(tensor)
         number = self.values.number(tensor)
@@ -132,7 +134,7 @@ class TapeWriter(PassListener):
             self._literals[number] = tensor
         return number
 
-    def _tensor(self, number: int) -> TapeTensor:
+    def _tape_tensor(self, number: int) -> TapeTensor:
         value = self.values.recording.values[number]
         kind, name = self.origins.get(number, (COMPUTED if value.kind == "activation" else CONSTANT, ""))
         return TapeTensor(
@@ -146,10 +148,10 @@ class TapeWriter(PassListener):
             self._literals.get(number),
         )
 
-    def _template(self, tree: Any) -> Any:
+    def _argument_template(self, tree: Any) -> Any:
         def leaf(item: Any) -> Any:
             if isinstance(item, torch.Tensor):
-                return Ref(self._number(item))
+                return Ref(self._number_operand(item))
             return DEVICE if isinstance(item, torch.device) else item
 
         return map_leaves(tree, leaf)
@@ -180,14 +182,14 @@ class TapeWriter(PassListener):
     def _note_call(self, kind: str, call: FunctionCall, scope: Scope, answer: Any) -> _CallPlace:
         """Note a call with its operands, and where it stands."""
         line, names = running_statement()
-        inputs = tuple(self._number(t) for t in call.operands)
+        inputs = tuple(self._number_operand(t) for t in call.operands)
         reads_storage = call.name == "as_strided" and not call.operands[0].is_contiguous()
         noted = TapeCall(
             kind,
             call.name,
             call.func,
-            self._template(call.args),
-            self._template(dict(call.kwargs)),
+            self._argument_template(call.args),
+            self._argument_template(dict(call.kwargs)),
             inputs,
             scope=call.module,
             names=names,
@@ -200,7 +202,7 @@ class TapeWriter(PassListener):
         self._places.append(place)
         return place
 
-    def _close(self, call: TapeCall, results: list[torch.Tensor], out: Any) -> None:
+    def _close_call(self, call: TapeCall, results: list[torch.Tensor], out: Any) -> None:
         """Note the tensors that a call made, and their places in what it returned."""
         call.outputs = tuple(map(self.values.number, results))
         call.shape = map_leaves(out, lambda t: Ref(self.values.number(t)) if isinstance(t, torch.Tensor) else t)
@@ -215,7 +217,7 @@ class TapeWriter(PassListener):
                 self.tape.buffer_versions.add(number)
             self.varying.add(number)
             self.tape.fed.update({number} if self.tape.fed & {*noted.inputs} else ())
-            self._close(noted, [operands[0]], operands[0])
+            self._close_call(noted, [operands[0]], operands[0])
             return
         fresh = [t for t in tensors(out) if not any(t is o for o in operands)]
         if not fresh:
@@ -227,7 +229,7 @@ class TapeWriter(PassListener):
             noted.attrs = describe(call.name, call.func, call.args, dict(call.kwargs), fresh)
         for tensor in fresh:
             self._add_constant(tensor, noted.inputs, noted.answer == "random")
-        self._close(noted, fresh, out)
+        self._close_call(noted, fresh, out)
 
     def _add_constant(self, tensor: torch.Tensor, inputs: tuple[int, ...], chance: bool) -> None:
         number = self.values.number(tensor)
@@ -262,7 +264,7 @@ class TapeWriter(PassListener):
 
     def after_question(self, call: FunctionCall, scope: Scope, answer: Any) -> None:
         """Note a question about a constant, which a run asks too: another answer needs another program."""
-        inputs = [self._number(t) for t in call.operands if not self.values.is_tracked(t)]
+        inputs = [self._number_operand(t) for t in call.operands if not self.values.is_tracked(t)]
         # A constant that is made of nothing that varies gives the same answer in every pass, so no code has to ask again.
         if any(i in self.varying for i in inputs):
             self.tape.calls.append(self._note_call("guard", call, scope, answer).call)

@@ -61,7 +61,7 @@ def cut_layout(layout: PlannedTape, cut: Pipeline) -> list[StageLayout]:
         stage_of.update((id(call), stage) for call in unit.calls)
     _check_copies(prefixes, cut)
     _place_counters(layout, stage_of)
-    return [_stage(layout, number, stage_of, len(cut.copies)) for number in range(len(cut.copies))]
+    return [_stage_layout(layout, number, stage_of, len(cut.copies)) for number in range(len(cut.copies))]
 
 
 def _find_stage(cut: Pipeline, calls: int, *, is_call: bool) -> int:
@@ -114,7 +114,7 @@ def _check_copies(prefixes: Sequence[str], cut: Pipeline) -> None:
             raise PlanMismatch(f"{misplaced} runs in stage {stage} here, and not in the plan; plan the model again")
 
 
-def _stage(layout: PlannedTape, number: int, stage_of: dict[int, int], stages: int) -> StageLayout:
+def _stage_layout(layout: PlannedTape, number: int, stage_of: dict[int, int], stages: int) -> StageLayout:
     tape = layout.tape
     calls_of_stage = [c for c in tape.calls if stage_of.get(id(c), number) == number]
     takes = _crossing_tensors(layout, number, stage_of)

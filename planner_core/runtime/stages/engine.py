@@ -62,14 +62,14 @@ class StageModule(nn.Module):
         out = self.run(number, received)
         if not self.last:
             # Backward of a stage begins at its outputs, so the hook there runs before any gradient of a weight arrives.
-            return _StageOutputs.apply(self._begin, *(x.contiguous() for x in out))  # type: ignore[no-any-return]
+            return _StageOutputs.apply(self._begin_backward, *(x.contiguous() for x in out))  # type: ignore[no-any-return]
         # Not a view: torch lets the graph of a loss go when its backward is over.
         loss = (out[0] / self.num).reshape(1).clone()
         self.losses.append(loss.detach())
-        loss_with_hook: tuple[torch.Tensor] = _StageOutputs.apply(self._begin, loss)
+        loss_with_hook: tuple[torch.Tensor] = _StageOutputs.apply(self._begin_backward, loss)
         return loss_with_hook[0]
 
-    def _begin(self) -> None:
+    def _begin_backward(self) -> None:
         number, self.backwards = self.backwards, self.backwards + 1
         self.begins(number)
 

@@ -43,12 +43,12 @@ class StagedForward(PlannedForward):
     """The forward pass of a model, written as programs of some of its stages."""
 
     cut: Pipeline
-    own_stages: Sequence[int]
+    stages_here: Sequence[int]
 
-    def _write(self, layout: PlannedTape) -> Program:
+    def _write_program(self, layout: PlannedTape) -> Program:
         all_stages = cut_layout(layout, self.cut)
-        self.stages = [all_stages[number] for number in self.own_stages]
-        self.written_programs = [super(StagedForward, self)._write(stage.layout) for stage in self.stages]
+        self.stages = [all_stages[number] for number in self.stages_here]
+        self.written_programs = [super(StagedForward, self)._write_program(stage.layout) for stage in self.stages]
         return self.written_programs[0]
 
 
@@ -67,14 +67,14 @@ class StageCall(BoundCall):
         if prepared.gathered:  # nothing is gathered that the stage does not read
             self.gathered = [has and n in stage.inputs for has, n in zip(prepared.gathered, refs, strict=True)]
 
-    def _arguments(self) -> None:
-        super()._arguments()
+    def _locate_inputs(self) -> None:
+        super()._locate_inputs()
         first = len(pytree.tree_leaves(self.layout.tape.arguments))
         self.inputs += [first + i for i in range(len(self.stage.takes))]
 
-    def _results(self) -> None:
+    def _choose_deliveries(self) -> None:
         if not self.stage.gives:
-            super()._results()
+            super()._choose_deliveries()
             return
         self.leaves, self.spec = pytree.tree_flatten(self.program.result)
         self.result_leaves = [(i, i) for i in range(len(self.leaves))]
@@ -112,7 +112,7 @@ class StagedParallel(Parallel):
         self.cut = plan.pipeline
         self.group: dist.ProcessGroup = whole_mesh.get_group(PIPELINE_AXIS)
         self.rank = whole_mesh.get_local_rank(PIPELINE_AXIS)
-        self.own_stages = self.cut.stages_of(self.rank)
+        self.stages_here = self.cut.stages_of(self.rank)
         self.micro_batches = int(plan.workload["accumulate"])
         self.step_programs: dict[Any, _StepProgram] = {}
         self.left_out: set[str] = set()
@@ -126,7 +126,7 @@ class StagedParallel(Parallel):
     def planned_forward(self) -> PlannedForward:
         """Return the model's forward pass, of which this rank's stages are written."""
         forward = StagedForward(self.model, self.plan, self.axes)
-        forward.cut, forward.own_stages = self.cut, self.own_stages
+        forward.cut, forward.stages_here = self.cut, self.stages_here
         return forward
 
     def leave_out(self) -> None:
@@ -137,7 +137,7 @@ class StagedParallel(Parallel):
         ids_here = {
             key
             for key, aliases in names.items()
-            if set(self.own_stages) & set(self.cut.stages_that_read(aliases) or (0,))
+            if set(self.stages_here) & set(self.cut.stages_that_read(aliases) or (0,))
         }
         for path, module in self.model.named_modules():
             for short, param in module._parameters.items():
@@ -187,17 +187,17 @@ class StagedParallel(Parallel):
 
     # --- checkpoints ----------------------------------------------------------------------------------
 
-    def from_all_stages(self, own_data: Any) -> list[Any]:
+    def from_all_stages(self, data_of_rank: Any) -> list[Any]:
         """Return plain data of every rank of the pipeline."""
         data_of_ranks: list[Any] = [None] * self.cut.ranks
-        dist.all_gather_object(data_of_ranks, own_data, group=self.group)
+        dist.all_gather_object(data_of_ranks, data_of_rank, group=self.group)
         return data_of_ranks
 
     def keeps(self, buffer: str) -> bool:
         """Return whether a checkpoint takes a buffer from this rank: that of a block from the rank that runs it, any other from
         the first."""
         users = [s for s in range(len(self.cut.copies)) if self.cut.reads(s, buffer)]
-        return bool(set(users or (0,)) & set(self.own_stages))
+        return bool(set(users or (0,)) & set(self.stages_here))
 
     # --- calling --------------------------------------------------------------------------------------
 
@@ -225,14 +225,14 @@ class StagedParallel(Parallel):
         """
         if self.caches and "use_cache" not in kwargs:
             kwargs = {**kwargs, "use_cache": False}
-        self._check()
+        self._check_unchanged()
         self.agreement.check_batch(args, kwargs, global_batch, self.model.training, self.planned.is_table)
         if unread := explain_unsupported(args, kwargs):
             raise PlanMismatch(f"the model was called with what was not planned: {unread}")
         batches = self._micro_batches(args, kwargs, global_batch)
         self._check_gradients()
         spec = pytree.tree_structure((args, kwargs))
-        key = self._key(batches[0], spec, global_batch)
+        key = self._call_key(batches[0], spec, global_batch)
         if key not in self.step_programs:
             # Micro-batches have equal shapes, so the first one stands for all when the programs are written.
             first_args, first_kwargs = pytree.tree_unflatten(batches[0], spec)
@@ -268,7 +268,7 @@ class StagedParallel(Parallel):
                     f"{len(leaf)} samples cannot be dealt to the {num} micro-batches of a step; give this rank's own samples of a whole "
                     "step, or all samples with global_batch=True"
                 )
-        cast = [self._cast(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        cast = [self._cast_input(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         # An input without samples, such as a table or a scale, is the same for every micro-batch.
         parts = [x.chunk(num) if has else [x] * num for x, has in zip(cast, has_samples, strict=True)]
         return [[part[number] for part in parts] for number in range(num)]
@@ -297,7 +297,10 @@ class StagedParallel(Parallel):
             self.programs[(stage.number, len(self.step_programs)), 0] = stage_call
             last = stage.number + 1 == len(self.cut.copies)
             module = StageModule(
-                self._runner(stage_call, batch), self._backward_listener(stage.number), self.micro_batches, last=last
+                self._micro_batch_runner(stage_call, batch),
+                self._backward_listener(stage.number),
+                self.micro_batches,
+                last=last,
             )
             modules.append((stage.number, module))
             metas.append(stage_call.metas())
@@ -312,7 +315,7 @@ class StagedParallel(Parallel):
     def on_pass(self, forward: bool, stage: int, micro_batch: int) -> None:
         """Called when a pass begins. A check replaces this method."""
 
-    def _runner(self, stage_call: StageCall, batch: list[list[Any]]) -> Any:
+    def _micro_batch_runner(self, stage_call: StageCall, batch: list[list[Any]]) -> Any:
         """Runs one micro-batch of a stage."""
 
         def run(number: int, received: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

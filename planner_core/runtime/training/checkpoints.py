@@ -130,7 +130,7 @@ def load(
 def _collect_state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """Return the state that is saved. A fused weight describes which pieces of the model's weight it holds. Of a padded weight
     `state_dict` has made a copy of the model's own rows."""
-    padded = {n for weight in parallel.engine.weights.values() if weight.own_shape for n in weight.names}
+    padded = {n for weight in parallel.engine.weights.values() if weight.unpadded_shape for n in weight.names}
     parameters = parallel.model.named_parameters(remove_duplicate=False)
     tensors = {n: p.detach() for n, p in parameters if n not in padded}
     tensors.update(parallel.model.named_buffers(remove_duplicate=False))
@@ -147,7 +147,7 @@ def _weights_by_parameter(parallel: Parallel) -> dict[int, Weight]:
 
 def _without_padding(weight: Weight, key: str, value: Any) -> Any:
     """Return a state of an optimizer with the model's own rows of its weight. Raises InputError if its rows are not the weight's."""
-    if weight.own_shape is None or not isinstance(value, torch.Tensor) or value.numel() == 1:
+    if weight.unpadded_shape is None or not isinstance(value, torch.Tensor) or value.numel() == 1:
         return value
     if value.shape != weight.parameter.shape:
         raise InputError(
@@ -155,7 +155,7 @@ def _without_padding(weight: Weight, key: str, value: Any) -> Any:
             f"padded rows of the weight {tuple(weight.parameter.shape)}; save and load the module alone (None as the optimizer), or plan "
             "without a padded vocabulary"
         )
-    return resize(value, weight.own_shape)
+    return resize(value, weight.unpadded_shape)
 
 
 def _optimizer_state(parallel: Parallel, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def _adopt_loaded(
     """Adopt what was loaded. Tensors were read in place, but for those of padded weights, which were read into copies."""
     parallel.engine.forwards = loaded.get("runtime", {}).get("forwards", 0)
     for weight in parallel.engine.weights.values():
-        if weight.own_shape is not None:
+        if weight.unpadded_shape is not None:
             own = loaded["model"][weight.names[0]]
             weight.parameter.detach().copy_(resize(own, weight.parameter.shape))
     if optimizer is None or "optimizer" not in loaded:
@@ -231,7 +231,7 @@ def _adopt_loaded(
     for param, values in optimizer.state.items():
         weight = weights[id(param)]
         for key, state in states.get(weight.names[0], {}).items():
-            if weight.own_shape is not None and isinstance(state, torch.Tensor) and state.numel() > 1:
+            if weight.unpadded_shape is not None and isinstance(state, torch.Tensor) and state.numel() > 1:
                 values[key].copy_(resize(state, param.shape))
             else:
                 values[key] = state

@@ -148,9 +148,9 @@ class Fixed:
     def read(self, numbers: Sequence[int]) -> Batch:
         """Return these samples. An input without samples is returned whole."""
         indices = torch.as_tensor(list(numbers))
-        return {name: self._select(value, indices) for name, value in self.inputs.items()}
+        return {name: self._select_samples(value, indices) for name, value in self.inputs.items()}
 
-    def _select(self, value: Any, at: torch.Tensor) -> Any:
+    def _select_samples(self, value: Any, at: torch.Tensor) -> Any:
         of_samples = isinstance(value, torch.Tensor) and value.dim() and len(value) == self.size
         return value[at.to(value.device)] if of_samples else value
 
@@ -173,10 +173,10 @@ class Reader:
     def micro_batches(self, step: int) -> Iterator[Batch]:
         """Yield this rank's part of each micro-batch of a step."""
         rows = self.batch // self.parts
-        num_own = rows // self.num_parts
+        num_here = rows // self.num_parts
         for part in range(self.parts):
-            first = step * self.batch + part * rows + self.part_index * num_own
-            batch = self.samples.read([self.dealt(first + i) for i in range(num_own)])
+            first = step * self.batch + part * rows + self.part_index * num_here
+            batch = self.samples.read([self.dealt(first + i) for i in range(num_here)])
             yield pytree.tree_map_only(torch.Tensor, lambda x: x.to(self.device, non_blocking=True), batch)
 
     def dealt(self, number: int) -> int:

@@ -57,11 +57,11 @@ class HostStates(torch.optim.Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
-                    self._update(param, group)
+                    self._update_parameter(param, group)
         if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()  # whoever reads a state now finds it complete
 
-    def _update(self, param: torch.Tensor, group: Mapping[str, Any]) -> None:
+    def _update_parameter(self, param: torch.Tensor, group: Mapping[str, Any]) -> None:
         local = param._local_tensor if isinstance(param, DTensor) else param
         state_on_host = self.state.get(param, {})
         self.inner.param_groups = [{**group, "params": [param]}]

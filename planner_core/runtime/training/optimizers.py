@@ -32,9 +32,9 @@ class MasterAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
-                    self._update(param, group)
+                    self._update_parameter(param, group)
 
-    def _update(self, param: nn.Parameter, group: dict[str, Any]) -> None:
+    def _update_parameter(self, param: nn.Parameter, group: dict[str, Any]) -> None:
         state, (first, second) = self.state[param], group["betas"]
         if not state:
             master = param.detach().clone().float()

@@ -186,12 +186,12 @@ def step_of(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> torch.Ten
     parallel, parts = applied(model), list(batches)
     assert isinstance(parallel, StagedParallel)
 
-    def joined(name: str) -> Any:
+    def join_values(name: str) -> Any:
         values = [part[name] for part in parts]
         # What has no samples (a scale, a flag) is the same for all micro-batches.
         return torch.cat(values) if isinstance(values[0], torch.Tensor) and values[0].dim() else values[0]
 
-    args, kwargs = positional({name: joined(name) for name in parts[0]})
+    args, kwargs = positional({name: join_values(name) for name in parts[0]})
     return parallel.loss_everywhere(parallel.step(*args, **kwargs))
 
 

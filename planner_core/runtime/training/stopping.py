@@ -22,9 +22,9 @@ class Stop:
         self.group = dist.new_group(backend="gloo")
         self.last_request: tuple[torch.Tensor, Any] | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._receive)
+            signal.signal(number, self._mark_signal)
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
+    def _mark_signal(self, number: int, frame: FrameType | None) -> None:
         self.received[0] = 1  # no more than a mark: a signal comes to one rank, perhaps in the middle of a collective
 
     def asked(self) -> bool:

@@ -33,26 +33,26 @@ class ForwardWriter:
         lines: list[ast.stmt] = []
         index = 0
         while index < len(self.instances):
-            end = self._run(index)
-            lines += self._loop(index, end) if end - index > 1 else [self._single(index)]
+            end = self._find_run_end(index)
+            lines += self._write_loop(index, end) if end - index > 1 else [self._write_single_call(index)]
             index = end
         return lines
 
-    def _call(self, function: str, instance: UnitInstance) -> ast.expr:
+    def _write_call(self, function: str, instance: UnitInstance) -> ast.expr:
         cuts = (self.cuts[c] for c in instance.source.cuts)
         return make_call(function, *map(path, [*(self.value_names[n] for n in instance.source.inputs), *cuts]))
 
-    def _outputs(self, index: int, last_of: int) -> list[str]:
+    def _name_outputs(self, index: int, last_of: int) -> list[str]:
         """Name the outputs of instance `index`, each of which is used until instance `last_of` or later."""
         names = []
         for number in self.instances[index].source.outputs:
-            wish = self._wish(index, number)
+            wish = self._wanted_name(index, number)
             name = self.names.take(wish, index, max(self.last.get(number, index), last_of, index + 1))
             self.value_names[number] = name
             names.append(name)
         return names
 
-    def _wish(self, index: int, number: int) -> str:
+    def _wanted_name(self, index: int, number: int) -> str:
         """Return the name by which the next unit takes the value, or by which this unit returns it."""
         for instance in self.instances[index + 1 :]:
             if number in instance.source.inputs:
@@ -61,20 +61,20 @@ class ForwardWriter:
         value = source.returned[source.outputs.index(number)]
         return NameScope.base(value.id) if isinstance(value, ast.Name) else "hidden"
 
-    def _single(self, index: int) -> ast.stmt:
+    def _write_single_call(self, index: int) -> ast.stmt:
         instance = self.instances[index]
         name = self.group_names.keep(
             instance.function if not instance.prefix else to_identifier(instance.prefix.replace(".", "_"))
         )
         self.groups[name] = [index]
-        value = self._call(f"units.{name}", instance)
+        value = self._write_call(f"units.{name}", instance)
         # Arguments are read before results are named, since a result may take the name of an argument that is used for the last time.
-        outputs = self._outputs(index, index)
+        outputs = self._name_outputs(index, index)
         return assign(stored(outputs), value) if outputs else ast.Expr(value)
 
     # --- loops ----------------------------------------------------------------------------------------
 
-    def _run(self, index: int) -> int:
+    def _find_run_end(self, index: int) -> int:
         """Return the end of the run that one loop can call: each instance takes outputs of the one before, or values that stay
         the same."""
         first, end = self.instances[index], index + 1
@@ -82,13 +82,13 @@ class ForwardWriter:
             return end
         links: tuple[int | None, ...] | None = None
         while end < len(self.instances) and self.instances[end].function == first.function:
-            names = self._links(end)
+            names = self._link_inputs(end)
             if names is None or (links is not None and names != links):
                 break
             links, end = names, end + 1
         return end
 
-    def _links(self, index: int) -> tuple[int | None, ...] | None:
+    def _link_inputs(self, index: int) -> tuple[int | None, ...] | None:
         """Return for each input of instance `index` the index of the output of the instance before, or None if that took the same
         value.
 
@@ -110,8 +110,8 @@ class ForwardWriter:
             return None
         return tuple(links)
 
-    def _loop(self, index: int, end: int) -> list[ast.stmt]:
-        first, links = self.instances[index].source, self._links(index + 1)
+    def _write_loop(self, index: int, end: int) -> list[ast.stmt]:
+        first, links = self.instances[index].source, self._link_inputs(index + 1)
         assert links is not None
         paths = [i.prefix.split(".") for i in self.instances[index:end]]
         common = [words[0] for words in itertools.takewhile(lambda w: len(set(w)) == 1, zip(*paths, strict=False))]
@@ -129,7 +129,7 @@ class ForwardWriter:
                     lines.append(assign(new, path(old)))
                 carried[link] = new
                 self.value_names[number] = new
-        value = self._call("layer", self.instances[index])
+        value = self._write_call("layer", self.instances[index])
         self.value_names = previous_names  # a value that is used after the loop too keeps its own name
         outputs = stored([carried[i] for i in range(len(first.outputs))])
         lines.append(ast.For(stored(["layer"]), path(f"units.{name}"), [assign(outputs, value)], []))

@@ -75,7 +75,7 @@ class ConstantsWriter:
         self.restored: dict[int, None] = {}  # those that are written before a guard
         writes = [c for c in self._constant_calls() if self._is_in_place(c)]
         computed = (c for c in self.layout.ops if writes_in_place(c.fn))
-        self.written_roots = {self._root(c.inputs[0]) for c in (*writes, *computed)}
+        self.written_roots = {self._storage_root(c.inputs[0]) for c in (*writes, *computed)}
         self.per_step = self._find_per_step()
         needed = self._find_needed([n for n, _ in wanted] + [*plain])
         # a number decides shapes, which are those of all samples; a yes or no leaves out what would change nothing
@@ -103,7 +103,7 @@ class ConstantsWriter:
     def _constant_calls(self) -> list[TapeCall]:
         return [c for c in self.layout.tape.calls if c.kind in ("constant", "guard")]
 
-    def _root(self, number: int) -> int:
+    def _storage_root(self, number: int) -> int:
         return self.layout.tape.tensors[number].root
 
     @staticmethod
@@ -154,7 +154,7 @@ class ConstantsWriter:
             lines.append(ast.Expr(make_call("expect", self._write_guard(call), answer, *undo)))
             return
         if self._is_in_place(call) and call.outputs[0] not in self.layout.tape.buffer_versions:
-            root = self._root(call.inputs[0])
+            root = self._storage_root(call.inputs[0])
             if self.layout.tape.tensors[root].kind in (BUFFER, INPUT, LITERAL):
                 self.lasting_targets[root] = None
             lines.append(self._write_in_place(call))
@@ -167,7 +167,7 @@ class ConstantsWriter:
             # Equal code makes an equal constant, so it is computed once. Not if it draws numbers, or if its memory is written later.
             key in known
             and call.answer != "random"
-            and not any(self._root(n) in self.written_roots for n in call.outputs)
+            and not any(self._storage_root(n) in self.written_roots for n in call.outputs)
         ):
             for number, other in zip(call.outputs, known[key], strict=True):
                 self.names[number] = self.names[other]
@@ -181,7 +181,7 @@ class ConstantsWriter:
 
     def _wanted_name(self, call: TapeCall, number: int) -> str:
         if number in self.layout.tape.buffer_versions:
-            return to_identifier(self.layout.tape.tensors[self._root(number)].name.rpartition(".")[2])
+            return to_identifier(self.layout.tape.tensors[self._storage_root(number)].name.rpartition(".")[2])
         index = call.outputs.index(number)
         if len(call.names) == len(call.outputs):
             return to_identifier(call.names[index] or call.fn)
@@ -200,7 +200,7 @@ class ConstantsWriter:
             return path(self.name_object(tensor.value))
         raise CannotRewrite(f"a constant depends on a {tensor.kind} tensor")
 
-    def _leaf(self, item: Any) -> ast.expr:
+    def _write_leaf(self, item: Any) -> ast.expr:
         if isinstance(item, Ref):
             return self._name_of(item.number)
         return path("DEVICE" if item is DEVICE else self.name_object(item))
@@ -215,20 +215,20 @@ class ConstantsWriter:
     def _write_value(self, call: TapeCall) -> ast.expr:
         """Write the value of a constant. A new version of a buffer is a tensor of its own."""
         if call.fn == "setitem":
-            return make_call("with_item", *(literal(item, self._leaf) for item in call.args))
-        return write_call(call.func, call.fn, call.args, call.kwargs, self._leaf)
+            return make_call("with_item", *(literal(item, self._write_leaf) for item in call.args))
+        return write_call(call.func, call.fn, call.args, call.kwargs, self._write_leaf)
 
     def _write_in_place(self, call: TapeCall) -> ast.stmt:
         """Write a call that changes a constant in place."""
-        target = self._leaf(call.args[0])
+        target = self._write_leaf(call.args[0])
         if call.fn == "setitem":
-            item = subscript(target, call.args[1], self._leaf)
-            return assign(ast.Subscript(item.value, item.slice, ast.Store()), literal(call.args[2], self._leaf))
+            item = subscript(target, call.args[1], self._write_leaf)
+            return assign(ast.Subscript(item.value, item.slice, ast.Store()), literal(call.args[2], self._write_leaf))
         named = {k: v for k, v in call.kwargs.items() if k != "inplace"}
         if hasattr(torch.Tensor, call.fn):
-            return ast.Expr(write_method(target, call.fn, call.func, call.args[1:], named, self._leaf))
+            return ast.Expr(write_method(target, call.fn, call.func, call.args[1:], named, self._write_leaf))
         return ast.Expr(
-            make_call(attribute(target, "copy_"), write_call(call.func, call.fn, call.args, named, self._leaf))
+            make_call(attribute(target, "copy_"), write_call(call.func, call.fn, call.args, named, self._write_leaf))
         )
 
     def _write_cuts(self, wanted: Sequence[Cut]) -> None:
@@ -264,10 +264,10 @@ class ConstantsWriter:
         self.constant_arguments = ["buffers", *self.inputs.values(), *(n for n in self.used_table_names if n in used)]
         functions = []
         if self.used_table_names:
-            self.tables = function("tables", ["buffers"], [*fixed, *_returns(self.used_table_names)])
+            self.tables = function("tables", ["buffers"], [*fixed, *_return_statement(self.used_table_names)])
             functions.append(self.tables)
         if varying:
-            body = [*varying, *_returns(self.constant_names)]
+            body = [*varying, *_return_statement(self.constant_names)]
             functions.append(function("constants", self.constant_arguments, body))
         return functions
 
@@ -289,6 +289,6 @@ GUARDS = {
 """What asks a tensor for a value, as functions; all else are methods."""
 
 
-def _returns(names: Sequence[str]) -> list[ast.stmt]:
+def _return_statement(names: Sequence[str]) -> list[ast.stmt]:
     """Return the statement that returns names as a tuple, if there are any."""
     return [ast.Return(literal(tuple(map(path, names))))] if names else []

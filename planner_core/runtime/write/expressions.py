@@ -81,7 +81,7 @@ def write_arguments(
     func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], write: WriteLeaf
 ) -> tuple[list[ast.expr], dict[str, ast.expr]]:
     """Write the arguments of a call, by place and by name, without those that have their default value."""
-    defaults = _defaults(func)
+    defaults = _default_arguments(func)
     named = {k: v for k, v in kwargs.items() if not (k in defaults and _is_default(defaults[k], v))}
     positional = list(args)
     # torch's functions are in C and have no signature to read; at the end of their arguments None is the default of all of them.
@@ -95,7 +95,7 @@ def _is_default(default: Any, value: Any) -> bool:
 
 
 @functools.cache
-def _defaults(func: Callable[..., Any]) -> dict[str, Any]:
+def _default_arguments(func: Callable[..., Any]) -> dict[str, Any]:
     known: dict[str, Any] = {"inplace": False, "_stacklevel": 3}
     if getattr(func, "__name__", "") == "scaled_dot_product_attention":
         known |= {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}

@@ -48,7 +48,7 @@ class FunctionWriter:
     """For each parameter and call site that uses it: the steps that are taken outside of the function."""
     recomputed: bool = False
     """Whether the function runs again in backward."""
-    kept: Collection[str] = ()
+    kept_sites: Collection[str] = ()
     """The call sites whose results are kept when it is recomputed."""
     input_names: Sequence[str] = ()
     """The names of the inputs in the other copies."""
@@ -156,8 +156,8 @@ class FunctionWriter:
         root = self.tape.tensors[number].root
         views = {n for n in self.results if self.tape.tensors[n].root == root}
         # `mass @ mass.T` keeps both factors, which are one memory, so the view is not named there.
-        kept = any(number in c.saved and not views.isdisjoint(c.inputs) for c in self.calls)
-        return kept or not views.isdisjoint(self.saved)
+        is_saved = any(number in c.saved and not views.isdisjoint(c.inputs) for c in self.calls)
+        return is_saved or not views.isdisjoint(self.saved)
 
     def _add_constant(self, number: int, edge: Edge) -> None:
         cut = (number, edge.dst.forward)
@@ -184,19 +184,19 @@ class FunctionWriter:
         inner = any(self.tape.tensors[n].kind == PARAMETER for n in maker.inputs)
         module = maker.scope.rpartition(".")[2].partition("@")[0]
         layer = module if inner and module and not module.isdigit() else maker.fn
-        if inner and self._continues(maker, maker):
+        if inner and self._uses_results_of(maker, maker):
             return layer
         if len(maker.names) == len(maker.outputs):
             return maker.names[maker.outputs.index(number)] or maker.fn
         return layer
 
-    def _continues(self, maker: TapeCall, call: TapeCall) -> bool:
+    def _uses_results_of(self, maker: TapeCall, call: TapeCall) -> bool:
         """Return whether the statement of `maker` uses the results of `call`, at once or through other modules that it calls."""
         siblings = maker.scope.rpartition(".")[0] + "."
         users = [c for n in call.outputs for c in self.users.get(n, ())]
         return any(
             c.line == maker.line
-            or (c.scope.startswith(siblings) and c.scope != maker.scope and self._continues(maker, c))
+            or (c.scope.startswith(siblings) and c.scope != maker.scope and self._uses_results_of(maker, c))
             for c in users
         )
 
@@ -207,21 +207,28 @@ class FunctionWriter:
         expression = self._write_dropout(call) if call.kind == "dropout" else self._write_expression(now, call)
         moved = expression if call.kind == "dropout" else self._move_results(call, expression)
         if len(call.outputs) == 1:
-            self._assign(now, call, moved, plain=moved is expression)
+            self._assign_result(now, call, moved, plain=moved is expression)
         else:
-            self._unpack(now, call, expression)
-        if self._is_kept(call):
+            self._unpack_results(now, call, expression)
+        if self._is_kept_site(call):
             self.body[start:] = [with_block(_keep_results(call), self.body[start:])]
         self._delete_dead(now, call)
 
-    def _is_kept(self, call: TapeCall) -> bool:
-        return call.kind == "op" and call.site in self.kept
+    def _is_kept_site(self, call: TapeCall) -> bool:
+        return call.kind == "op" and call.site in self.kept_sites
 
     def _write_expression(self, now: int, call: TapeCall) -> ast.expr:
         row = self.layout.row(call)
         operands = [self._write_operand(now, n, e) for n, e in zip(call.inputs, row.inputs, strict=True)]
         local = operators.LocalCall(
-            self.layout, call, row, operands, self.moves.axis, self._leaf, self._next_seed, self._product(call)
+            self.layout,
+            call,
+            row,
+            operands,
+            self.moves.axis,
+            self._write_leaf,
+            self._next_seed,
+            self._chunked_product(call),
         )
         expression = operators.write_operator(local)
         if len(call.outputs) == 1 and isinstance(call.shape, (tuple, list)):  # the call also returns what is no tensor
@@ -233,7 +240,7 @@ class FunctionWriter:
         self.seeds += 1
         return ast.BinOp(path("seed"), ast.Add(), literal(self.seeds))
 
-    def _product(self, call: TapeCall) -> str:
+    def _chunked_product(self, call: TapeCall) -> str:
         """Return the name of the product in chunks that replaces `F.linear`; "" if the call is not chunked."""
         edge = self.layout.row(call).outputs[0]
         if len(call.outputs) != 1 or edge.chunks < 2:
@@ -249,7 +256,7 @@ class FunctionWriter:
         options |= {"split": split} if split else {}
         return make_call("dropout", self._read_value(x), arguments.get("p", 0.5), self._next_seed(), **options)
 
-    def _leaf(self, item: Any) -> ast.expr:
+    def _write_leaf(self, item: Any) -> ast.expr:
         return path("DEVICE" if item is DEVICE else self.name_object(item))
 
     def _write_operand(self, now: int, number: int, edge: Edge) -> ast.expr:
@@ -291,7 +298,7 @@ class FunctionWriter:
             return expression
         return self.moves.apply(expression, edge.forward, edge.backward if grad else (), edge.segments)
 
-    def _assign(self, now: int, call: TapeCall, value: ast.expr, *, plain: bool) -> None:
+    def _assign_result(self, now: int, call: TapeCall, value: ast.expr, *, plain: bool) -> None:
         number = call.outputs[0]
         if plain and self._can_inline(now, call, value):
             self.inlined[number] = value
@@ -309,7 +316,7 @@ class FunctionWriter:
         if number in self.wanted or self.uses.get(number) != [now + 1] or len(ast.unparse(value)) > LONGEST_INLINE:
             return False
         following = self.calls[now + 1]
-        if self._is_kept(call) or self._is_kept(following) or call.stops != following.stops:
+        if self._is_kept_site(call) or self._is_kept_site(following) or call.stops != following.stops:
             return False
         if following.inputs.count(number) != 1 or following.kind != "op" or following.fn in operators.RESHAPES:
             return False
@@ -317,7 +324,7 @@ class FunctionWriter:
         # The model's own statement is the limit: code reads as the model's, and a tensor that is moved between the two keeps its name.
         return following.line == call.line and not edge.forward and not edge.backward
 
-    def _unpack(self, now: int, call: TapeCall, value: ast.expr) -> None:
+    def _unpack_results(self, now: int, call: TapeCall, value: ast.expr) -> None:
         assert isinstance(call.shape, (tuple, list)), call
         names = {}
         for number in call.outputs:
@@ -339,24 +346,28 @@ class FunctionWriter:
         self.operands_of_inlined += call.inputs
         if now == len(self.calls) - 1 or any(n in self.inlined for n in call.outputs):
             return
-        results = {self._name(n) for n in call.outputs}
+        results = {self._name_of_value(n) for n in call.outputs}
         operands = (n for n in self.operands_of_inlined if n in self.results)
-        dead = [name for n in operands if (name := self._name(n)) and self.names.free_after[name] <= now]
+        dead = [name for n in operands if (name := self._name_of_value(n)) and self.names.free_after[name] <= now]
         dead = [name for name in dead if name not in results]
-        dead += [self._name(n) for n in call.outputs if self._name(n) and n not in self.uses and n not in self.wanted]
+        dead += [
+            self._name_of_value(n)
+            for n in call.outputs
+            if self._name_of_value(n) and n not in self.uses and n not in self.wanted
+        ]
         self.operands_of_inlined = []
         if dead:
             self.body.append(ast.Delete([ast.Name(name, ast.Del()) for name in dict.fromkeys(dead)]))
 
-    def _name(self, number: int) -> str:
+    def _name_of_value(self, number: int) -> str:
         """Return the name of a value, "" if it has none."""
         value = self.values.get(number)
         return value.id if isinstance(value, ast.Name) else ""
 
 
-def _keep_results(kept: TapeCall) -> ast.expr:
+def _keep_results(call: TapeCall) -> ast.expr:
     """Write the context in which the results of a call are kept while the rest is recomputed."""
-    return make_call("keep", **({"whole": True} if kept.fn == "scaled_dot_product_attention" else {}))
+    return make_call("keep", **({"whole": True} if call.fn == "scaled_dot_product_attention" else {}))
 
 
 def wrap_no_grad(body: Sequence[ast.stmt], stopped: Sequence[bool]) -> list[ast.stmt]:

@@ -111,15 +111,15 @@ class MoveTable:
     def definitions(self) -> list[ast.stmt]:
         """Write one statement for each move, and for each kind of product in chunks."""
         moves = [
-            self._definition(name, "move", forward, backward, {"segments": dict(fused)} if fused else {})
+            self._write_definition(name, "move", forward, backward, {"segments": dict(fused)} if fused else {})
             for (forward, backward, fused), name in self.defined.items()
         ]
         return moves + [
-            self._definition(name, "chunked", forward, backward, {"chunks": chunks})
+            self._write_definition(name, "chunked", forward, backward, {"chunks": chunks})
             for (forward, backward, chunks), name in self.products.items()
         ]
 
-    def _definition(
+    def _write_definition(
         self, name: str, function: str, forward: StepsKey, backward: StepsKey, options: Mapping[str, Any]
     ) -> ast.stmt:
         """Write `name = function([all_gather(TENSOR, 1)], backward=[...])`."""

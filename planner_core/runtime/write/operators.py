@@ -136,7 +136,7 @@ def write_operator(local: LocalCall) -> ast.expr:
     return _RULES.get(fn, LocalCall.unchanged)(local)
 
 
-def _rule(*names: str) -> Callable[[Rule], Rule]:
+def _register_rule(*names: str) -> Callable[[Rule], Rule]:
     def add(rule: Rule) -> Rule:
         _RULES.update(dict.fromkeys(names, rule))
         return rule
@@ -147,7 +147,7 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 # --- sizes written as literals ------------------------------------------------------------------------
 
 
-@_rule(*RESHAPES)
+@_register_rule(*RESHAPES)
 def _reshape(local: LocalCall) -> ast.expr:
     if any(isinstance(a, torch.dtype) for a in local.call.args):
         return local.unchanged()
@@ -180,9 +180,9 @@ def write_reshape(x: ast.expr, old: tuple[int, ...], new: tuple[int, ...]) -> as
     if is_path(x):
         shape = attribute(x, "shape")
         if head:
-            sizes.insert(0, _unpacked(subscript(shape, slice(head))))
+            sizes.insert(0, _unpack_argument(subscript(shape, slice(head))))
         if tail:
-            sizes.append(_unpacked(subscript(shape, slice(-tail, None))))
+            sizes.append(_unpack_argument(subscript(shape, slice(-tail, None))))
     else:  # an expression, which must be evaluated once
         head, new_dims, sizes = 0, new, list(new)
     if not head and new_dims and 0 not in old:
@@ -190,18 +190,18 @@ def write_reshape(x: ast.expr, old: tuple[int, ...], new: tuple[int, ...]) -> as
     return make_call(attribute(x, "reshape"), *sizes)
 
 
-def _unpacked(value: ast.expr) -> ast.expr:
+def _unpack_argument(value: ast.expr) -> ast.expr:
     return ast.Starred(value, ast.Load())
 
 
-@_rule("getitem")
+@_register_rule("getitem")
 def _getitem(local: LocalCall) -> ast.expr:
     index = local.call.args[1]
     whole = all(isinstance(i, slice) and i.step in (None, 1) for i in (index if isinstance(index, tuple) else (index,)))
     return local.values[0] if whole and local.given_shape() == local.result_shape() else local.unchanged()
 
 
-@_rule(*EXPANSIONS)
+@_register_rule(*EXPANSIONS)
 def _expand(local: LocalCall) -> ast.expr:
     given_shape, result_shape = local.given_shape(), local.result_shape()
     grown = len(result_shape) - len(given_shape)
@@ -209,7 +209,7 @@ def _expand(local: LocalCall) -> ast.expr:
     return local.method("expand", *sizes)
 
 
-@_rule("repeat", "tile")
+@_register_rule("repeat", "tile")
 def _repeat(local: LocalCall) -> ast.expr:
     """Write the counts of this rank: those of the recording may be of its own samples where the result has all."""
     given_shape, result_shape = local.given_shape(), local.result_shape()
@@ -217,7 +217,7 @@ def _repeat(local: LocalCall) -> ast.expr:
     return local.method("repeat", *(m // h for h, m in zip(given_shape, result_shape, strict=True)))
 
 
-@_rule(*NEW_TENSORS)
+@_register_rule(*NEW_TENSORS)
 def _new(local: LocalCall) -> ast.expr:
     options = {
         k: literal(v, local.name_object) for k, v in local.call.kwargs.items() if k not in ("size", "fill_value")
@@ -229,7 +229,7 @@ def _new(local: LocalCall) -> ast.expr:
     return local.method(local.call.fn, tuple(local.result_shape()), *fill, **options)
 
 
-@_rule(*SPLITS)
+@_register_rule(*SPLITS)
 def _split(local: LocalCall) -> ast.expr:
     dim = local.argument("dim", 2, 0)
     # A fused dim is sharded part by part, so a rank's pieces have the model's proportions and not its sizes.
@@ -239,7 +239,7 @@ def _split(local: LocalCall) -> ast.expr:
     return local.method("split", sizes, dim)
 
 
-@_rule("as_strided")
+@_register_rule("as_strided")
 def _as_strided(local: LocalCall) -> ast.expr:
     """Write the sizes of this rank. The strides are those of the recording, so samples must be in the outermost dim.
 
@@ -253,7 +253,7 @@ def _as_strided(local: LocalCall) -> ast.expr:
     return make_call(attribute(laid, "as_strided"), sizes, steps, *([offset] if offset else []))
 
 
-@_rule("conv1d", "conv2d", "conv3d")
+@_register_rule("conv1d", "conv2d", "conv3d")
 def _conv(local: LocalCall) -> ast.expr:
     groups = local.argument("groups", 6, 1)
     if groups == 1 or not local.axes(local.operand(0), 1):
@@ -270,7 +270,7 @@ def _conv(local: LocalCall) -> ast.expr:
 # --- sums and means -----------------------------------------------------------------------------------
 
 
-@_rule(*MEANS)
+@_register_rule(*MEANS)
 def _mean(local: LocalCall) -> ast.expr:
     """Write a mean. If the averaged dim is sharded over n ranks, this rank's term of the global mean is its local mean divided
     by n."""
@@ -282,7 +282,7 @@ def _mean(local: LocalCall) -> ast.expr:
     return ast.BinOp(local.unchanged(), ast.Div(), literal(math.prod(local.layout.sizes[a] for a in parts)))
 
 
-@_rule("cross_entropy")
+@_register_rule("cross_entropy")
 def _cross_entropy(local: LocalCall) -> ast.expr:
     split, classes = local.axes(local.operand(0)), local.axes(local.operand(0), 1)
     if not split:
@@ -290,7 +290,7 @@ def _cross_entropy(local: LocalCall) -> ast.expr:
     return _write_loss(local, "cross_entropy", samples=[a for a in split if a not in classes], classes=classes)
 
 
-@_rule("nll_loss")
+@_register_rule("nll_loss")
 def _nll_loss(local: LocalCall) -> ast.expr:
     split = local.axes(local.operand(0))
     return _write_loss(local, "nll_loss", samples=split) if split else local.unchanged()
@@ -306,7 +306,7 @@ def _write_loss(local: LocalCall, name: str, **split: list[int]) -> ast.expr:
 # --- lookups, norms, experts --------------------------------------------------------------------------
 
 
-@_rule("embedding")
+@_register_rule("embedding")
 def _embedding(local: LocalCall) -> ast.expr:
     rows = local.axes(local.operand(1), 0)
     if not rows:
@@ -316,13 +316,13 @@ def _embedding(local: LocalCall) -> ast.expr:
     return make_call("embedding", *local.values, **options, rows=local.write_axes(rows))
 
 
-@_rule("histc")
+@_register_rule("histc")
 def _histc(local: LocalCall) -> ast.expr:
     known = (("bins", 1, 100), ("min", 2, 0), ("max", 3, 0))
     return make_call("histc", local.values[0], *(local.argument(*argument) for argument in known))
 
 
-@_rule("batch_norm")
+@_register_rule("batch_norm")
 def _batch_norm(local: LocalCall) -> ast.expr:
     samples = local.axes(local.operand(0), 0)
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
@@ -333,7 +333,7 @@ def _batch_norm(local: LocalCall) -> ast.expr:
     return make_call("batch_norm", *map(arguments.get, names[:5]), **options, samples=local.write_axes(samples))
 
 
-@_rule("moe_experts")
+@_register_rule("moe_experts")
 def _moe_experts(local: LocalCall) -> ast.expr:
     experts = local.axes(local.operand(3), 0)
     if not experts:
@@ -347,18 +347,18 @@ def _moe_experts(local: LocalCall) -> ast.expr:
     return make_call("own_experts", layer, *places, **named, experts=local.write_axes(experts))
 
 
-@_rule("copy_")
+@_register_rule("copy_")
 def _copy(local: LocalCall) -> ast.expr:
     return make_call("with_item", local.values[0], ..., local.values[1])
 
 
-@_rule("setitem")
+@_register_rule("setitem")
 def _setitem(local: LocalCall) -> ast.expr:
     (target, index, value), _ = local.with_operand_positions()
     return make_call("with_item", *(literal(item, local.write_leaf) for item in (target, index, value)))
 
 
-@_rule("scaled_dot_product_attention")
+@_register_rule("scaled_dot_product_attention")
 def _attention(local: LocalCall) -> ast.expr:
     p = local.argument("dropout_p", 4, 0.0)
     ring = local.axes(local.operand(1), 2)
@@ -385,7 +385,7 @@ def _recurrent(local: LocalCall) -> ast.expr:
 
 
 for _name in RECURRENT:
-    _rule(_name)(_recurrent)
+    _register_rule(_name)(_recurrent)
 
 
 def _write_ring_attention(local: LocalCall, ring: list[int], dropout_p: float) -> ast.expr:

@@ -46,13 +46,14 @@ class PlannedTape:
         self.replicated: Placements = (Replicate(),) * len(self.sizes)
         self.data_axes = tuple(a for a in self.data_axes if self.sizes[a] > 1)
         for call in self.ops:
-            self._check(call, self.row(call))
+            self._check_arity(call, self.row(call))
         for number, tensor in enumerate(self.tape.tensors):
             if tensor.kind == PARAMETER:
                 self.parameters[number] = tensor.name
         self.merged_inner = self._find_merged_inner()
-        self._deliver()
-        # After `_deliver`, which has dropped the axes along which some operator takes a constant otherwise than by samples.
+        self._find_delivered_placements()
+        # After `_find_delivered_placements`, which has dropped the axes along which some operator takes a constant otherwise than
+        # by samples.
         self.data_axes = self._outermost_data_axes()
         self.loss = find_loss(self.tape)
         """The loss, or the result from which a loss outside is computed."""
@@ -83,13 +84,13 @@ class PlannedTape:
         """Return the block copy of a call."""
         return self.block_copies.get(call.site, ("", ""))
 
-    def _check(self, call: TapeCall, row: SitePlan) -> None:
+    def _check_arity(self, call: TapeCall, row: SitePlan) -> None:
         have, want = (len(call.inputs), len(call.outputs)), (len(row.inputs), len(row.outputs))
         if have != want:
             difference = f"has {have[0]} operands and {have[1]} results, the plan {want[0]} and {want[1]}"
             raise other_model_error(call.site, difference, self.other_versions, call.line)
 
-    def _deliver(self) -> None:
+    def _find_delivered_placements(self) -> None:
         """Find the delivered placements, in order. An axis along which an operator takes a constant of the batch otherwise than
         by samples is no data axis."""
         summed: dict[int, Placements] = {}
@@ -144,11 +145,11 @@ class PlannedTape:
             if number not in numbers and self.tape.tensors[number].grad:
                 path = find_ancestors(self.tape, number) - numbers
                 calls = (c for c in self.ops if any(n in path for n in c.outputs))
-                if all(map(self._carries_gradient, calls)) and all(self._trains(n) for n in path):
+                if all(map(self._carries_gradient, calls)) and all(self._reduces_gradient(n) for n in path):
                     numbers |= path
         return numbers
 
-    def _trains(self, number: int) -> bool:
+    def _reduces_gradient(self, number: int) -> bool:
         """Return whether a gradient of a tensor is reduced over ranks: for a weight, if the planned loss sends it one."""
         stored = self.stored.get(self.parameters.get(number, ""))
         return stored is None or stored.trained

@@ -128,7 +128,7 @@ class PlannedForward:
             self._warn_if_global(args, kwargs, sample_leaves)
         axes = tuple(range(len(self.axes))) if global_batch else self.data_axes
         with self.frozen.with_current_buffers():
-            all_samples = self._record(args, kwargs) if global_batch else None
+            all_samples = self._record_pass(args, kwargs) if global_batch else None
             sample_dims: dict[int, int | None] = {}
             try:
                 prepared = self._prepare_by_samples((args, kwargs), axes, sample_leaves, all_samples, sample_dims)
@@ -137,11 +137,11 @@ class PlannedForward:
             if prepared is not None:
                 return prepared
             # The program takes the whole batch, and each rank makes every constant of it. Its operators still run on shards alone.
-            tape = all_samples or self._record(*map_marked_leaves((args, kwargs), sample_leaves, gather))
-            layout = self._place(tape, [sample_dims.get(n) for n in range(len(tape.tensors))], ())
+            tape = all_samples or self._record_pass(*map_marked_leaves((args, kwargs), sample_leaves, gather))
+            layout = self._place_tape(tape, [sample_dims.get(n) for n in range(len(tape.tensors))], ())
             self._check_calls(layout, tape)
             gathered = () if global_batch else sample_leaves
-            return PreparedProgram(self._write(layout), layout, global_batch=True, gathered=gathered)
+            return PreparedProgram(self._write_program(layout), layout, global_batch=True, gathered=gathered)
 
     def _prepare_by_samples(
         self,
@@ -167,19 +167,19 @@ class PlannedForward:
                 axes = axes[:-1]
                 continue
             with _failures_as_mixed_samples():
-                tape = self._record(
+                tape = self._record_pass(
                     *(map_marked_leaves(call, sample_leaves, self._part_along(axes)) if global_batch else call)
                 )
                 # The same samples several times: a question about all of them (`mask.all()`) has the same answer, and a table of them
                 # is a repetition of this rank's, so any other difference comes of their number (`find_sample_numbering`).
-                all_samples = all_samples or self._record(*repeat_samples(call, sample_leaves, parts))
+                all_samples = all_samples or self._record_pass(*repeat_samples(call, sample_leaves, parts))
             pairs, sources, mixed = find_batch_dims(tape, all_samples, parts)
             sample_dims.update({pairs[n]: dim for n, dim in enumerate(sources)})
             if mixed:
                 raise MixesSamples(mixed)
-            layout = self._place(tape, sources, axes)
+            layout = self._place_tape(tape, sources, axes)
             if layout.data_axes == axes:
-                return self._finish(layout, all_samples, global_batch)
+                return self._check_and_write(layout, all_samples, global_batch)
             # Callers have cut the batch along all of `axes` already. An operator that wants it whole along one cannot have it from them.
             if not global_batch:
                 return None
@@ -189,7 +189,7 @@ class PlannedForward:
     def _part_along(self, axes: Sequence[int]) -> GatherBatch:
         return lambda x: local_samples(x, 0, axes, self.axes)
 
-    def _finish(self, layout: PlannedTape, all_samples: Tape, global_batch: bool) -> PreparedProgram:
+    def _check_and_write(self, layout: PlannedTape, all_samples: Tape, global_batch: bool) -> PreparedProgram:
         """Check a placed recording of one rank's samples, and write its program. `all_samples`: the recording with those of all
         ranks."""
         tape = layout.tape
@@ -208,7 +208,7 @@ class PlannedForward:
                 "others in the tensor that it was given stay as they were; let forward write into a copy if the loop reads it",
                 stacklevel=6,
             )
-        return PreparedProgram(self._write(layout), layout, global_batch, ())
+        return PreparedProgram(self._write_program(layout), layout, global_batch, ())
 
     def _warn_if_global(self, args: Any, kwargs: Any, sample_leaves: Sequence[bool]) -> None:
         """Warn if a rank seems to bring the whole batch as its own part."""
@@ -235,8 +235,8 @@ class PlannedForward:
                 )
         return find_sample_leaves(args, kwargs, self.argument_names, self.is_table)
 
-    def _write(self, layout: PlannedTape) -> Program:
-        return write_program(layout, self._title(), self.recompute, kept=self.plan.kept_sites())
+    def _write_program(self, layout: PlannedTape) -> Program:
+        return write_program(layout, self._program_title(), self.recompute, kept_sites=self.plan.kept_sites())
 
     def _check_calls(self, layout: PlannedTape, tape: Tape) -> None:
         """Raise PlanMismatch if an operator cannot run by its row with the arguments of a recording."""
@@ -247,7 +247,7 @@ class PlannedForward:
             if number in layout.with_planned_gradient and name in self.stored and not self.stored[name].trained:
                 refuse_planned_gradient(name)
 
-    def _place(self, tape: Tape, samples: Sequence[int | None], axes: Sequence[int]) -> PlannedTape:
+    def _place_tape(self, tape: Tape, samples: Sequence[int | None], axes: Sequence[int]) -> PlannedTape:
         sizes, names = tuple(a.size for a in self.axes), tuple(a.name for a in self.axes)
         return PlannedTape(
             tape,
@@ -261,7 +261,7 @@ class PlannedForward:
             data_axes=tuple(axes),
         )
 
-    def _record(self, args: Any, kwargs: Any) -> Tape:
+    def _record_pass(self, args: Any, kwargs: Any) -> Tape:
         """Record a pass. The first recording of all may fill tables that later passes read (docs/SUPPORT.md), so it is repeated
         then."""
         state = ModuleState(self.frozen.twin)
@@ -274,7 +274,7 @@ class PlannedForward:
             )
         return self.record(self.frozen, args, kwargs) if changed else tape
 
-    def _title(self) -> str:
+    def _program_title(self) -> str:
         sizes = "x".join(str(a.size) for a in self.axes)
         return f"{self.plan.model['name']} under the plan {self.plan.name!r} on a mesh of {sizes}: one rank's program."
 

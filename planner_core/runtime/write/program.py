@@ -46,20 +46,22 @@ def write_program(
     title: str,
     recompute: Mapping[str, str],
     *,
-    kept: Collection[str] = (),
+    kept_sites: Collection[str] = (),
 ) -> Program:
     """Write the program of a recording under a plan.
 
-    `recompute`: how each block is recomputed, by label. `kept`: the call sites whose results are then kept. Raises
+    `recompute`: how each block is recomputed, by label. `kept_sites`: the call sites whose results are then kept. Raises
     CannotRewrite and PlanMismatch.
     """
-    return _ProgramWriter(layout, title, recompute, kept).write()
+    return _ProgramWriter(layout, title, recompute, kept_sites).write()
 
 
 class _ProgramWriter:
-    def __init__(self, layout: PlannedTape, title: str, recompute: Mapping[str, str], kept: Collection[str]) -> None:
+    def __init__(
+        self, layout: PlannedTape, title: str, recompute: Mapping[str, str], kept_sites: Collection[str]
+    ) -> None:
         self.layout, self.tape, self.title = layout, layout.tape, title
-        self.recompute, self.kept = recompute, kept
+        self.recompute, self.kept_sites = recompute, kept_sites
         self.moves = MoveTable(layout.axis_names, layout.sizes)
         self.objects: dict[str, Any] = {}
         self.results = self.tape.results()
@@ -174,7 +176,7 @@ class _ProgramWriter:
                 self._name_object,
                 self.outer_steps[index],
                 self.recompute.get(instance.label, "none") != "none",
-                self.kept,
+                self.kept_sites,
                 input_names.get(instance.label, ()),
             )
             instance.written = writer.write()

@@ -72,14 +72,14 @@ def literal(item: Any, write: WriteLeaf | None = None) -> ast.expr:
     if item is None or item is Ellipsis:
         return ast.Constant(item)
     if isinstance(item, (bool, int, float, complex, str)):
-        return _constant(item)
+        return _plain_literal(item)
     if isinstance(item, (torch.dtype, torch.memory_format, torch.layout)):
         return path(str(item))
     assert write is not None, item
     return write(item)
 
 
-def _constant(item: bool | int | float | complex | str) -> ast.expr:
+def _plain_literal(item: bool | int | float | complex | str) -> ast.expr:
     # A numpy.float64 and an IntEnum are numbers too, but their own texts are not literals.
     kind: Any = next(k for k in (bool, int, float, complex, str) if isinstance(item, k))
     value: Any = kind(item)

@@ -56,14 +56,16 @@ def verify_fake_all(
             )
     (measurements,) = run_ranks(_run_fake_steps, 1, (plans,), timeout_s=timeout_s, backend=None)
     graphs = graphs or [None] * len(plans)
-    return [_compare(plan, rows, graph) for plan, rows, graph in zip(plans, measurements, graphs, strict=True)]
+    return [
+        _compare_with_plan(plan, rows, graph) for plan, rows, graph in zip(plans, measurements, graphs, strict=True)
+    ]
 
 
 def _run_fake_steps(plans: list[Plan]) -> list[dict[str, Any]]:
     return [run_fake_step(plan) for plan in plans]
 
 
-def _compare(plan: Plan, measurement: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
+def _compare_with_plan(plan: Plan, measurement: Mapping[str, Any], graph: Graph | None = None) -> dict[str, Any]:
     """Compare what was measured with the plan's prediction."""
     predicted, measured = plan.cost.collectives(), measurement["collectives"]
     memory, fits = report_memory(_memory_as_captured(plan, graph).get("peak", 0), measurement)

@@ -61,7 +61,7 @@ class MemoryTracker(TorchDispatchMode):
             self.add_inputs([out])  # the form on meta of a constant with values, on its way to an op
             return out
         if func._schema.name in RETURNS_OPERAND:
-            self._forget(args[0])
+            self._forget_tensor(args[0])
         operands = [t for t in given if isinstance(t, torch.Tensor)]
         old = {storage_id(t) for t in operands}
         kind = CONSTANTS if self.makes_constants and self._are_constants(operands) else self.kind
@@ -80,7 +80,7 @@ class MemoryTracker(TorchDispatchMode):
     def in_constants(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function that makes a program's constants, such that what it makes is of the kind CONSTANTS."""
 
-        def make(*args: Any, **kwargs: Any) -> Any:
+        def make_constants(*args: Any, **kwargs: Any) -> Any:
             self.makes_constants = True
             try:
                 return function(*args, **kwargs)
@@ -88,16 +88,16 @@ class MemoryTracker(TorchDispatchMode):
                 self.makes_constants = False
                 self._count_lasting_constants()
 
-        return make
+        return make_constants
 
     def _count_lasting_constants(self) -> None:
         """Count the constants that operators take, which a prediction counts too. Those on the way to them are freed by now."""
         lasting = [key for key, (num_bytes, kind, _) in self._known.items() if kind == CONSTANTS and num_bytes]
         for key in lasting:
             num_bytes, _, watch = self._known[key]
-            self._grow(CONSTANTS, -num_bytes)
+            self._add_bytes(CONSTANTS, -num_bytes)
             self._known[key] = (num_bytes, self.kind, watch)
-            self._grow(self.kind, num_bytes)
+            self._add_bytes(self.kind, num_bytes)
 
     def _are_constants(self, operands: Iterable[torch.Tensor]) -> bool:
         """Return whether all operands on meta are inputs of the step or constants."""
@@ -112,17 +112,17 @@ class MemoryTracker(TorchDispatchMode):
         key = storage_key(storage)
         if key in self._known:
             num_bytes, before, watch = self._known[key]
-            self._grow(before, -num_bytes)
+            self._add_bytes(before, -num_bytes)
             self._known[key] = (num_bytes, kind, watch)
         else:
             num_bytes = storage.nbytes()
-            self._watch(storage, num_bytes, kind)
-        self._grow(kind, num_bytes)
+            self._watch_storage(storage, num_bytes, kind)
+        self._add_bytes(kind, num_bytes)
 
-    def _watch(self, storage: torch.UntypedStorage, num_bytes: int, kind: str) -> None:
+    def _watch_storage(self, storage: torch.UntypedStorage, num_bytes: int, kind: str) -> None:
         # The callback holds the key alone. If it held the storage, that would never be freed.
         key = storage_key(storage)
-        self._known[key] = (num_bytes, kind, weakref.ref(storage, lambda _: self._free(key)))
+        self._known[key] = (num_bytes, kind, weakref.ref(storage, lambda _: self._free_storage(key)))
 
     def add_all(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Count the storages of several tensors."""
@@ -134,26 +134,26 @@ class MemoryTracker(TorchDispatchMode):
         """Note the inputs of a step. They do not count, and neither do the constants that are computed from them alone."""
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor) and tensor.is_meta:
-                self._watch(tensor.untyped_storage(), 0, CONSTANTS)
+                self._watch_storage(tensor.untyped_storage(), 0, CONSTANTS)
 
     def add_buffers(self, model: torch.nn.Module) -> None:
         """Count a model's buffers. They have values and so are not on meta, but a GPU holds them."""
-        self._grow("params", buffer_bytes(model))
+        self._add_bytes("params", buffer_bytes(model))
 
     @contextlib.contextmanager
     def following_resizes(self) -> Iterator[None]:
         """Follow storages that are resized (freed and allocated once more) while entered."""
         resize = torch.UntypedStorage.resize_
 
-        def followed(storage: torch.UntypedStorage, num_bytes: int) -> Any:
+        def resize_tracked(storage: torch.UntypedStorage, num_bytes: int) -> Any:
             out = resize(storage, num_bytes)
             if storage_key(storage) in self._known:
                 before, kind, watch = self._known[storage_key(storage)]
                 self._known[storage_key(storage)] = (num_bytes, kind, watch)
-                self._grow(kind, num_bytes - before)
+                self._add_bytes(kind, num_bytes - before)
             return out
 
-        with mock.patch.object(torch.UntypedStorage, "resize_", followed):
+        with mock.patch.object(torch.UntypedStorage, "resize_", resize_tracked):
             yield
 
     @contextlib.contextmanager
@@ -183,7 +183,7 @@ class MemoryTracker(TorchDispatchMode):
         self.live[before] -= num_bytes
         self.live[kind] += num_bytes
 
-    def _grow(self, kind: str, num_bytes: int) -> None:
+    def _add_bytes(self, kind: str, num_bytes: int) -> None:
         if kind == CONSTANTS:
             self._live_constants += num_bytes
             self.peak_of_constants = max(self.peak_of_constants, self._live_constants)
@@ -194,14 +194,15 @@ class MemoryTracker(TorchDispatchMode):
         if total > sum(self.peak.values()):
             self.peak = dict(self.live)
 
-    def _forget(self, tensor: torch.Tensor) -> None:
+    def _forget_tensor(self, tensor: torch.Tensor) -> None:
         key = storage_id(tensor)
         if key in self._known:
             num_bytes, kind, watch = self._known[key]
-            self._grow(kind, -num_bytes)
-            # The entry stays, with no bytes: the storage is there until its last tensor is freed, and `_free` looks for its key then.
+            self._add_bytes(kind, -num_bytes)
+            # The entry stays, with no bytes: the storage is there until its last tensor is freed, and `_free_storage` looks for its
+            # key then.
             self._known[key] = (0, kind, watch)
 
-    def _free(self, key: int) -> None:
+    def _free_storage(self, key: int) -> None:
         num_bytes, kind, _ = self._known.pop(key)
-        self._grow(kind, -num_bytes)
+        self._add_bytes(kind, -num_bytes)

@@ -139,11 +139,11 @@ def _run_step(plan: Plan, recordings: SharedRecordings) -> dict[str, Any]:
         ):
             begins = parallel.on_pass
 
-            def kinds(forward: bool, stage: int, micro_batch: int) -> None:
+            def set_kind(forward: bool, stage: int, micro_batch: int) -> None:
                 memory.kind = "activations" if forward else "buffers"
                 begins(forward, stage, micro_batch)
 
-            parallel.on_pass = kinds  # type: ignore[method-assign]
+            parallel.on_pass = set_kind  # type: ignore[method-assign]
             step()
     return {
         **record.data(counted),

@@ -139,17 +139,17 @@ def _count_standing_memory(
 def _ignoring_host_states(memory: MemoryTracker) -> Iterator[None]:
     """Leave optimizer states on the host out of the count while entered, until they move to the GPU."""
 
-    def away(state: torch.Tensor) -> torch.Tensor:
+    def move_to_host(state: torch.Tensor) -> torch.Tensor:
         before, memory.ignored = memory.ignored, True
         try:
             return torch.empty_like(state)
         finally:
             memory.ignored = before
 
-    def back(state: torch.Tensor, device: torch.device) -> torch.Tensor:
+    def move_to_device(state: torch.Tensor, device: torch.device) -> torch.Tensor:
         return torch.empty_like(state)
 
-    with mock.patch.multiple(host_states, to_host=away, to_device=back):
+    with mock.patch.multiple(host_states, to_host=move_to_host, to_device=move_to_device):
         yield
 
 

@@ -61,12 +61,12 @@ class GraphBuilder:
         # Only the outermost of nested copies become blocks. Of an attention in each of 12 layers and one in a head, that of the head alone
         # is outermost. It occurs once, so it is no block, and the next round looks at what lies inside it.
         while True:
-            tally = self._count_keys(self._topmost(wanted))
+            tally = self._count_keys(self._topmost_nodes(wanted))
             alone = {key for key, count in tally.items() if not self._is_worth_a_block(key, count)}
             if not alone:
                 break
             wanted -= alone
-        for node in self._topmost(wanted):
+        for node in self._topmost_nodes(wanted):
             self.chosen[id(node)] = self.bodies[id(node)]
 
     def _collect_candidates(self) -> None:
@@ -109,7 +109,7 @@ class GraphBuilder:
         # A layer is worth a block as soon as it repeats. A single projection is so only where many are equal, as in a list of heads.
         return (matrices > 1 and count > 1) or (matrices == 1 and len(key.rows) > 1 and count > MAX_SMALL_MODULES)
 
-    def _topmost(self, keys: Iterable[Any]) -> list[ScopeNode]:
+    def _topmost_nodes(self, keys: Iterable[Any]) -> list[ScopeNode]:
         """Return the outermost nodes whose body has one of `keys`."""
         wanted, outermost, queue = set(keys), [], [self.recording.root]
         while queue:

@@ -91,7 +91,7 @@ def explain_error(
                 named("seq"),
             )
         what = f"{running.part or model} decides by the values of computed tensors{where}"
-        return NeedsValues(f"{what}, which no graph can hold; {_suggest(running, stack, kernel)}", what=what)
+        return NeedsValues(f"{what}, which no graph can hold; {_suggest_help(running, stack, kernel)}", what=what)
     missing = re.search(rf"{model}\.forward\(\) missing \d+ required positional arguments?: (.+)", text)
     if missing:
         return CaptureError(
@@ -112,7 +112,7 @@ def explain_error(
     )
 
 
-def _suggest(running: CurrentCall, stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:
+def _suggest_help(running: CurrentCall, stack: Iterable[traceback.FrameSummary], kernel: re.Match[str] | None) -> str:
     masked = any(isinstance(t, torch.Tensor) and t.dtype == torch.bool for t in pytree.tree_leaves(running.args))
     if running.fn in ("getitem", "setitem") and not masked:
         return "a computed number cannot be an index: use index_select, gather or take_along_dim, which take it as a tensor"

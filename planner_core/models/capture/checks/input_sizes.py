@@ -27,12 +27,12 @@ class InputSizes:
         """Return the result of a call that was made in another form; NotImplemented if it can be made as it is. Raises CaptureError."""
         masks = self.inputs.find_masks(fn, args)
         if masks and fn == "getitem":
-            picked, number = pick_per_sample(self.call, self._ask, args[0], args[1], masks)
+            picked, number = pick_per_sample(self.call, self._record_question, args[0], args[1], masks)
             if number:
                 self.picked_by_line[model_line()] = f"{number} of {masks[0].shape[1]} elements of each sample"
                 return picked
         for mask in masks:
-            if not self._ask(self.call(torch.Tensor.all, mask)):
+            if not self._record_question(self.call(torch.Tensor.all, mask)):
                 raise refusal(
                     scope,
                     "picks as many elements as the values of its inputs say",
@@ -40,7 +40,7 @@ class InputSizes:
                 )
             self.picked_by_line[model_line()] = "all elements"
         if self.inputs.decide_size(fn, args, kwargs) and not has_one_distinct_value(
-            self.call, self._ask, fn, args, kwargs
+            self.call, self._record_question, fn, args, kwargs
         ):
             raise refusal(
                 scope,
@@ -49,6 +49,6 @@ class InputSizes:
             )
         return NotImplemented
 
-    def _ask(self, asked: torch.Tensor) -> bool:
+    def _record_question(self, asked: torch.Tensor) -> bool:
         # A recorded call, and not `bool(asked)`: a run asks the same of its own inputs, and notices where the answer is another one.
         return bool(self.call(torch.Tensor.__bool__, asked))

@@ -19,7 +19,7 @@ class RandomConstants:
         # id -> the tensor, and the function that drew it: "" for a tensor computed from a drawn one
         self._sources: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
 
-    def _source(self, tensor: torch.Tensor) -> str | None:
+    def _random_source(self, tensor: torch.Tensor) -> str | None:
         """Return the function that drew a tensor, "" if it was computed from drawn ones, None for any other."""
         reference, fn = self._sources.get(id(tensor), (None, ""))
         return fn if reference is not None and reference() is tensor else None
@@ -34,14 +34,14 @@ class RandomConstants:
     ) -> None:
         """Refuse control flow, and sizes, that depend on random numbers."""
         if self._sources:
-            refusals.check_chance(scope, func, fn, args, [t for t in operands if self._source(t) is not None])
+            refusals.check_chance(scope, func, fn, args, [t for t in operands if self._random_source(t) is not None])
 
     def depends_on_chance(self, fn: str, args: Sequence[Any], operands: Sequence[torch.Tensor]) -> bool:
         """Return whether the result of a call differs from step to step.
 
         `torch.rand(n) < 1.1` does not: LayerDrop at rate 0 compares in this way, and all its answers are equal.
         """
-        sources = [source for t in operands if (source := self._source(t)) is not None]
+        sources = [source for t in operands if (source := self._random_source(t)) is not None]
         return draws_random_numbers(fn) or (
             bool(sources) and not ("rand" in sources and refusals.has_one_answer(fn, args))
         )

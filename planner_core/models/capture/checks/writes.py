@@ -49,19 +49,19 @@ class InplaceWrites:
 
     def note_write(self, target: torch.Tensor, time: int) -> None:
         """Remember a write to `target`."""
-        for key in (storage_id(target), self._key(target)):
+        for key in (storage_id(target), self._storage_key(target)):
             self._last[key] = _Write(target, time)
 
     def check(self, scope: str, fn: str, args: tuple[Any, ...], tensor: torch.Tensor, time: int) -> None:
         """Refuse to read a `tensor` of time `time` whose memory was written since through another tensor."""
-        last = self._last.get(self._key(tensor)) if self._last else None
+        last = self._last.get(self._storage_key(tensor)) if self._last else None
         if last is None or last.tensor is tensor or time >= last.time or _are_disjoint(last.tensor, tensor):
             return
         if fn == "setitem" and tensor is args[0] and len(args) > 2 and args[2] is last.tensor:
             return  # h[:, 0] += 1: Python puts the written view back
         raise stale_read_refusal(scope)
 
-    def _key(self, tensor: torch.Tensor) -> int:
+    def _storage_key(self, tensor: torch.Tensor) -> int:
         # Autograd holds the form on meta in place of the constant, so a write through either is one to both.
         return storage_id(self.meta_form(tensor) if self.meta_forms and id(tensor) in self.meta_forms else tensor)
 
@@ -127,18 +127,18 @@ class WriteUndo:
     """Restore, after a pass, what it has written of its inputs, of buffers, and of tensors in the model's code."""
 
     def __init__(self) -> None:
-        self._made_here: set[int] = set()  # storages that the pass has allocated
+        self._allocated_storages: set[int] = set()  # storages that the pass has allocated
         self._saved: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def note_results(self, results: Iterable[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         """Note the storages that a call allocated. A view of an operand allocates none."""
-        self._made_here.update({storage_id(t) for t in results} - {storage_id(t) for t in operands})
+        self._allocated_storages.update({storage_id(t) for t in results} - {storage_id(t) for t in operands})
 
     def save(self, target: torch.Tensor) -> None:
         """Save the values of `target` before its first write."""
         at = storage_id(target)
         # nothing to restore: memory of this pass, tensors without values, and those without a plain storage (their id stands for it)
-        if at not in self._made_here and not target.is_meta and at != id(target):
+        if at not in self._allocated_storages and not target.is_meta and at != id(target):
             key = at, target.storage_offset(), target.shape, target.stride()
             if key not in self._saved:
                 self._saved[key] = target, target.detach().clone()

@@ -33,7 +33,7 @@ from planner_core.models.hooks import callsites as sites
 from planner_core.models.hooks.model_parts import list_modules
 from planner_core.models.hooks.torch_private import disable_torch_functions, storage_id
 
-_OWN = frozenset(nn.Module().__dict__) | {
+_MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__) | {
     "__class__",
     "__dict__",
     "forward",
@@ -101,7 +101,7 @@ class Replayer:
         self._structure_number(model)
         self.templates: dict[Any, list[Template]] = {}
         self.watches: list[TracedCall] = []
-        self.tokens = Tokens(self._names)
+        self.tokens = Tokens(self._names_in_model)
         self.token = self.tokens.token
         self.names: dict[int, list[str]] = {}  # value of a weight or buffer -> its names
 
@@ -157,7 +157,7 @@ class Replayer:
 
         def get(module: nn.Module, name: str) -> Any:
             value = plain_get(module, name)
-            if replayer.watches and name not in _OWN and not name.startswith("__"):
+            if replayer.watches and name not in _MODULE_ATTRIBUTES and not name.startswith("__"):
                 # A method of the class is part of the structure. One that was set on the object may differ between equal modules.
                 of_class = isinstance(value, types.MethodType) and name not in plain_get(module, "__dict__")
                 if not of_class:
@@ -206,7 +206,7 @@ class Replayer:
             if when < (watch.vids if tracked else watch.scope.start + 1):
                 watch.opaque = True
 
-    def _names(self, part: Any) -> tuple[str, ...]:
+    def _names_in_model(self, part: Any) -> tuple[str, ...]:
         """Return the names in the model of a module, weight or buffer; empty for any other object."""
         if isinstance(part, nn.Module):
             return tuple(self.scopes.names.get(id(part), ()))
@@ -219,9 +219,9 @@ class Replayer:
                 self.names.setdefault(vid, []).append(name.removeprefix(BUFFER))
         return self.names
 
-    def _own_name(self, leaf: torch.Tensor, base: str) -> str:
+    def _name_of_tensor(self, leaf: torch.Tensor, base: str) -> str:
         """Return the name of an argument that the module at `base` holds too, since it may also read it as an attribute."""
-        return next((n for n in self._names(leaf) if not base or n.startswith(base + ".")), "")[len(base) :]
+        return next((n for n in self._names_in_model(leaf) if not base or n.startswith(base + ".")), "")[len(base) :]
 
     # --- calls --------------------------------------------------------------------------------------
 
@@ -244,12 +244,12 @@ class Replayer:
             key = number, str(spec), self._argument_tokens(leaves, frame.path), torch.is_grad_enabled()
             for template in self.templates.get(key, ()):
                 if (reads := self._equal_reads(template, frame, leaves)) is not None:
-                    return self._replay(template, frame, leaves, reads)
+                    return self._replay_template(template, frame, leaves, reads)
         watch, out = self._trace_call(frame, call, args, kwargs)
         if not watch.opaque:
             with disable_torch_functions():
-                if (made := self._make_template(watch, frame, leaves, out)) is not None:
-                    self.templates.setdefault(key, []).append(made)
+                if (new_template := self._make_template(watch, frame, leaves, out)) is not None:
+                    self.templates.setdefault(key, []).append(new_template)
         return out
 
     def _trace_call(
@@ -299,7 +299,7 @@ class Replayer:
                         self.values.is_tracked(leaf),
                         isinstance(leaf, nn.Parameter),
                         signature(leaf),
-                        self._own_name(leaf, base),
+                        self._name_of_tensor(leaf, base),
                     )
                 )
             else:
@@ -314,7 +314,7 @@ class Replayer:
         reads: dict[Read, Any] = {}
         for (where, name), token in template.reads.items():
             try:
-                owner = where if isinstance(where, nn.Module) else _submodule(frame.module, where)
+                owner = where if isinstance(where, nn.Module) else _part_at(frame.module, where)
                 reads[where, name] = self.token(getattr(owner, name))
             except AttributeError:
                 return None
@@ -382,7 +382,9 @@ class Replayer:
     def _has_alias(self, vid: int, under: str) -> bool:
         return any(n.startswith(under) for n in self._names_by_value()[vid])
 
-    def _replay(self, template: Template, frame: sites.Frame, leaves: list[Any], reads: dict[Read, Any]) -> Any:
+    def _replay_template(
+        self, template: Template, frame: sites.Frame, leaves: list[Any], reads: dict[Read, Any]
+    ) -> Any:
         tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
         ids = {port: self.values.number(t) for port, t in zip(template.ports, tensors, strict=True) if port >= 0}
         returned = []
@@ -405,7 +407,7 @@ class Replayer:
         return pytree.tree_unflatten(returned, template.spec)
 
 
-def _submodule(module: Any, path: str) -> Any:
+def _part_at(module: Any, path: str) -> Any:
     """Return the part of a module at a path. Raises AttributeError."""
     part = module
     for name in path.split(".") if path else ():

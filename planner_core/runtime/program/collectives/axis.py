@@ -69,7 +69,7 @@ class Axis:
         if torch.compiler.is_compiling():
             return _finish_functional(torch.ops._c10d_functional.all_gather_into_tensor(x, self.size, self.group_name))
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        return self._issue("all_gather", packed, all_gather_into, out, out, x)
+        return self._issue_collective("all_gather", packed, all_gather_into, out, out, x)
 
     def start_reduce_scatter(self, x: torch.Tensor, packed: int = 0) -> Finish:
         """Sum the tensors of all ranks, and keep this rank's part along dim 0."""
@@ -79,7 +79,7 @@ class Axis:
                 torch.ops._c10d_functional.reduce_scatter_tensor(x, "sum", self.size, self.group_name)
             )
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        return self._issue("reduce_scatter", packed, reduce_scatter_into, x, out, x)
+        return self._issue_collective("reduce_scatter", packed, reduce_scatter_into, x, out, x)
 
     def start_all_reduce(
         self, x: torch.Tensor, reduction: str = "sum", *, owned: bool = False, packed: int = 0
@@ -90,7 +90,7 @@ class Axis:
         # dist.all_reduce writes in place: a tensor that autograd or the model may read again is copied first
         out = x if owned else x.detach().clone(memory_format=torch.contiguous_format)
         op = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
-        return self._issue("all_reduce", packed, dist.all_reduce, out, out, op)
+        return self._issue_collective("all_reduce", packed, dist.all_reduce, out, out, op)
 
     def start_all_to_all(
         self,
@@ -115,7 +115,7 @@ class Axis:
             )
         out = x.new_empty((sum(received), *x.shape[1:]))
         sized = out if back else x
-        return self._issue("all_to_all", packed, dist.all_to_all_single, sized, out, x, received, counts)
+        return self._issue_collective("all_to_all", packed, dist.all_to_all_single, sized, out, x, received, counts)
 
     def exchange(
         self, pieces: torch.Tensor, counts: list[int], received: list[int] | None = None, *, back: bool = False
@@ -129,9 +129,11 @@ class Axis:
         if torch.compiler.is_compiling():
             return _finish_functional(torch.ops._c10d_functional.all_to_all_single(x, received, sent, self.group_name))
         out = torch.empty_like(x)
-        return self._issue("send_recv", 0, dist.all_to_all_single, out, out, x, received, sent)
+        return self._issue_collective("send_recv", 0, dist.all_to_all_single, out, out, x, received, sent)
 
-    def _issue(self, kind: str, packed: int, collective: Callable[..., Any], sized: torch.Tensor, *args: Any) -> Finish:
+    def _issue_collective(
+        self, kind: str, packed: int, collective: Callable[..., Any], sized: torch.Tensor, *args: Any
+    ) -> Finish:
         """Issue a collective of `packed` weights, or add it to a launch. The trace counts the bytes of `sized`; `args` begin
         with the result."""
         # A recomputed block: `keep` gave back the result of the first run for the `new_empty` of this call, so nothing is sent.

@@ -76,10 +76,12 @@ class CountCollectives(TorchDispatchMode):
             if name in ("send", "recv_"):
                 (self.sent if name == "send" else self.received).append((int(args[2]), _num_bytes(args[0])))
                 return out
-            self._count("send_recv" if kind == "all_to_all" and _is_ring_exchange(args) else kind, func, args)
+            self._count_collective(
+                "send_recv" if kind == "all_to_all" and _is_ring_exchange(args) else kind, func, args
+            )
         return out
 
-    def _count(self, kind: str, func: Any, args: Any) -> None:
+    def _count_collective(self, kind: str, func: Any, args: Any) -> None:
         group = _process_group(args)
         n = group.size()
         num_bytes = _num_bytes(args[1] if func._schema.name.endswith(RESULT_FIRST_SUFFIXES) else args[0])

@@ -53,7 +53,7 @@ def attend_block(
             query, key, value, 0.0, causal, scale=scale
         )
         return out, sums
-    scores = _scores(query, key, causal, scale)
+    scores = _attention_scores(query, key, causal, scale)
     # In `accumulation_dtype`, since parts of many blocks are merged by it.
     sums = scores.logsumexp(-1)
     return ((scores - sums[..., None]).exp() @ value.to(scores.dtype)).to(query.dtype), sums
@@ -117,11 +117,11 @@ def _explicit_backward(
     causal: bool,
     scale: float | None,
 ) -> ThreeTensors:
-    weights = (_scores(query, key, causal, scale) - sums[..., None]).exp()
+    weights = (_attention_scores(query, key, causal, scale) - sums[..., None]).exp()
     q, k, v, out, d = (t.to(weights.dtype) for t in (query, key, value, out, gradient))
     # Softmax's gradient subtracts the sum of weights * gradient over all keys, and that sum is d * out. So with `out` and `sums` of all
     # blocks, each block's backward needs no other block.
-    score_gradient = weights * (d @ v.mT - (d * out).sum(-1, keepdim=True)) * _scale(query, scale)
+    score_gradient = weights * (d @ v.mT - (d * out).sum(-1, keepdim=True)) * _softmax_scale(query, scale)
     return (score_gradient @ k).to(query.dtype), (score_gradient.mT @ q).to(key.dtype), (weights.mT @ d).to(value.dtype)
 
 
@@ -129,13 +129,13 @@ def _cpu_flash_can_run(query: torch.Tensor, value: torch.Tensor) -> bool:
     return query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
 
 
-def _scale(query: torch.Tensor, scale: float | None) -> float:
+def _softmax_scale(query: torch.Tensor, scale: float | None) -> float:
     return float(query.shape[-1] ** -0.5) if scale is None else scale
 
 
-def _scores(query: torch.Tensor, key: torch.Tensor, causal: bool, scale: float | None) -> torch.Tensor:
+def _attention_scores(query: torch.Tensor, key: torch.Tensor, causal: bool, scale: float | None) -> torch.Tensor:
     dtype = accumulation_dtype(query.dtype)
-    scores = query.to(dtype) @ key.to(dtype).mT * _scale(query, scale)
+    scores = query.to(dtype) @ key.to(dtype).mT * _softmax_scale(query, scale)
     if not causal:
         return scores
     hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)

@@ -49,12 +49,15 @@ def dispatched_experts(
     # `index` is flattened row by row, so with k = 2 the copies 0 1 are of token 0 and 2 3 of token 1.
     token = order // k
 
-    def compute(copies: torch.Tensor) -> torch.Tensor:
+    def compute_local_experts(copies: torch.Tensor) -> torch.Tensor:
         return layer(copies, ids[:, None], None, *experts, **options, first_expert=dispatch.rank * num_local)
 
     # nested calls: what has been sent, received or computed is freed as soon as the next step is done
     results = _ReturnFromExperts.apply(
-        compute(_SendToExperts.apply(hidden.index_select(0, token), sent, received, dispatch)), sent, received, dispatch
+        compute_local_experts(_SendToExperts.apply(hidden.index_select(0, token), sent, received, dispatch)),
+        sent,
+        received,
+        dispatch,
     )
     out: torch.Tensor = _CombineResults.apply(results, weights.reshape(-1).index_select(0, order), token, len(hidden))
     return out

@@ -105,11 +105,11 @@ def _ring_forward(
     for step in range(axis.size):
         received = axis.start_send_recv(block) if step < axis.size - 1 else None
         rows, keys = _visible_halves(axis, step, causal)
-        k, v = (_half(t, keys) for t in _unpack_block(block, key, value))
-        part, part_sums = attend_block(_half(query, rows), k, v, causal and not step, scale)
+        k, v = (_select_half(t, keys) for t in _unpack_block(block, key, value))
+        part, part_sums = attend_block(_select_half(query, rows), k, v, causal and not step, scale)
         # The first block gives the result its first values, so nothing has to be set to zero or to minus infinity before.
         if step:
-            _merge(_half(merged, rows), _half(sums[..., None], rows), part, part_sums[..., None])
+            _merge_block(_select_half(merged, rows), _select_half(sums[..., None], rows), part, part_sums[..., None])
         else:
             merged.copy_(part)
             sums = part_sums.to(merged.dtype)
@@ -117,7 +117,7 @@ def _ring_forward(
     return merged, sums
 
 
-def _merge(merged: torch.Tensor, sums: torch.Tensor, part: torch.Tensor, part_sums: torch.Tensor) -> None:
+def _merge_block(merged: torch.Tensor, sums: torch.Tensor, part: torch.Tensor, part_sums: torch.Tensor) -> None:
     """Add one block's part to a result, in place. Both are weighted by their sums of exponentials."""
     total = torch.logaddexp(sums, part_sums)
     # The weights exp(sums - total) and exp(part_sums - total) add up to 1, so one lerp does it. Sums of 3 and 1 give 3/4 and 1/4.
@@ -144,16 +144,16 @@ def _ring_backward(
         # At step s the sum that comes has the terms of the s ranks that had this block before. At step 0 there are none to send.
         received_gradient = axis.start_send_recv(block_gradient) if step and summed else None
         rows, keys = _visible_halves(axis, step, causal)
-        k, v = (_half(t, keys) for t in _unpack_block(block, key, value))
-        at_rows = [_half(t, rows) for t in (gradient, query, out, sums[..., None])]
+        k, v = (_select_half(t, keys) for t in _unpack_block(block, key, value))
+        at_rows = [_select_half(t, rows) for t in (gradient, query, out, sums[..., None])]
         dq, dk, dv = attend_block_backward(
             at_rows[0], at_rows[1], k, v, at_rows[2], at_rows[3].squeeze(-1), causal and not step, scale
         )
         block = block if received is None else received()
         block_gradient = block_gradient if received_gradient is None else received_gradient()
-        _half(query_gradient, rows).add_(dq)
+        _select_half(query_gradient, rows).add_(dq)
         for total, more in zip(_unpack_block(block_gradient, key, value), (dk, dv), strict=True):
-            _half(total, keys).add_(more)
+            _select_half(total, keys).add_(more)
     if summed:
         block_gradient = axis.start_send_recv(block_gradient)()
     key_gradient, value_gradient = _unpack_block(block_gradient, key, value)
@@ -189,7 +189,7 @@ def _low_block(rank: int, size: int) -> int:
     return min(2 * rank, 2 * size - 1 - 2 * rank)
 
 
-def _half(x: torch.Tensor, which: int | None) -> torch.Tensor:
+def _select_half(x: torch.Tensor, which: int | None) -> torch.Tensor:
     """Return one half of the tokens (dim -2), or all, as a view."""
     return x if which is None else x.narrow(-2, which * (x.shape[-2] // 2), x.shape[-2] // 2)
 

@@ -50,7 +50,7 @@ def register_model_order_hooks(parallel: Parallel) -> None:
 
 def _show_weights(parallel: Parallel, state: MutableMapping[str, Any], prefix: str) -> None:
     weights = _named_weights(parallel, prefix, state)
-    named = [(w, n) for w, n in weights if w.own_shape is not None or order_of(w.parameter)]
+    named = [(w, n) for w, n in weights if w.unpadded_shape is not None or order_of(w.parameter)]
     # Ranks exchange their parts. With stages only some ranks have padded weights, and all come here.
     if named or parallel.plan.own_shapes:
         parallel.agreement.wait_for_all(parallel.agreement.STATE)
@@ -59,17 +59,17 @@ def _show_weights(parallel: Parallel, state: MutableMapping[str, Any], prefix: s
         is_alias = name != first and first in state
         if is_alias:
             state[name] = state[first]
-        elif weight.own_shape is None:
+        elif weight.unpadded_shape is None:
             state[name] = in_model_order(state[name])
         else:
-            state[name] = resize(state[name], weight.own_shape)
+            state[name] = resize(state[name], weight.unpadded_shape)
 
 
 def _local_value(parallel: Parallel, weight: Weight, loaded: Any) -> Any:
     """Return this rank's part of a loaded value. A tensor of another shape is returned itself, so that the module's own error
     describes it."""
     parameter = weight.parameter
-    if isinstance(loaded, torch.Tensor) and tuple(loaded.shape) == weight.own_shape:
+    if isinstance(loaded, torch.Tensor) and tuple(loaded.shape) == weight.unpadded_shape:
         if isinstance(loaded, DTensor) and loaded.device_mesh != getattr(parameter, "device_mesh", None):
             return loaded
         loaded = resize(loaded, parameter.shape)

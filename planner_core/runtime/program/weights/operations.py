@@ -119,21 +119,23 @@ class PlanTensorOp:
         self._refuse_whole_tensors()
         if self._updates_alike_parts():
             # Arguments of torch's operators are values and lists of them, and torch's walk over trees takes longer than the operator.
-            self.func(*map(_local, self.args), **{name: _local(x) for name, x in self.kwargs.items()})
+            self.func(*map(_local_parts, self.args), **{name: _local_parts(x) for name, x in self.kwargs.items()})
             self._count_writes()
             return None if self.computes_lists else self.written_operands[0]
         self._sum_norms()
         if any(order_of(x) for _, x in self.operands):
             self._align_orders()
-        out = self.func(*pytree.tree_map(self._unwrapped, self.args), **pytree.tree_map(self._unwrapped, self.kwargs))
+        out = self.func(
+            *pytree.tree_map(self._unwrap_operand, self.args), **pytree.tree_map(self._unwrap_operand, self.kwargs)
+        )
         self._count_writes()
         # In place: the caller's own tensor is returned, with its order, and not a new one on the same memory.
         if self.written_operands and isinstance(out, DTensor):
             return self.written_operands[0]
         if isinstance(out, (list, tuple)):
             lists = any(isinstance(a, (list, tuple)) for a in self.args)
-            return type(out)([self._wrapped(k if lists else 0, x) for k, x in enumerate(out)])
-        return self._wrapped(0, out)
+            return type(out)([self._wrap_result(k if lists else 0, x) for k, x in enumerate(out)])
+        return self._wrap_result(0, out)
 
     def _updates_alike_parts(self) -> bool:
         """Return whether the operator writes elements in place, and all that it takes for one is cut and ordered alike.
@@ -158,11 +160,11 @@ class PlanTensorOp:
             if not x._local_tensor.is_inference():
                 increment_version(x._local_tensor)
 
-    def _unwrapped(self, x: Any) -> Any:
+    def _unwrap_operand(self, x: Any) -> Any:
         x = self.substitutes.get(id(x), x)
         return as_plain_dtensor(x) if isinstance(x, self.kind) else x
 
-    def _wrapped(self, k: int, x: Any) -> Any:
+    def _wrap_result(self, k: int, x: Any) -> Any:
         if not isinstance(x, DTensor):
             return x
         order, form = self.view_order, self.order_sources.get(k)
@@ -236,12 +238,12 @@ class PlanTensorOp:
             for k, operand in self.operands:
                 if k in self.order_sources:
                     self._align_operand(operand, self.order_sources[k])
-        elif not (self.name in _REDUCTIONS and len(self.operands) == 1 and self._reduces(ordered[0][1])):
+        elif not (self.name in _REDUCTIONS and len(self.operands) == 1 and self._reduces_ordered_dims(ordered[0][1])):
             if self.func.is_view or any(x is y for _, x in ordered for y in self.written_operands):
                 raise out_of_order_error(self.name)
             self.substitutes |= {id(x): in_model_order(x) for _, x in ordered}
 
-    def _reduces(self, x: DTensor) -> bool:
+    def _reduces_ordered_dims(self, x: DTensor) -> bool:
         """Return whether the operator reduces all ordered dims, so that the order does not matter."""
         names = [a.name for a in self.func._schema.arguments]
         at = names.index("dim") if "dim" in names else len(self.args)
@@ -275,8 +277,8 @@ class PlanTensorOp:
             x.order = order_of(form)  # type: ignore[attr-defined]
 
 
-def _local(x: Any) -> Any:
+def _local_parts(x: Any) -> Any:
     """Return the local parts of an operator's argument."""
     if isinstance(x, (list, tuple)):
-        return [_local(member) for member in x]
+        return [_local_parts(member) for member in x]
     return x._local_tensor if isinstance(x, DTensor) else x

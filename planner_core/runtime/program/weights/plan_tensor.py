@@ -102,16 +102,16 @@ class PlanTensor(DTensor):
                 WriteItemType.SHARD,
                 tensor_data=TensorWriteData(chunk, properties, self.size()),
             )
-            for chunk, _ in self._pieces()
+            for chunk, _ in self._list_pieces()
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [chunk for chunk, _ in self._pieces()]
+        return [chunk for chunk, _ in self._list_pieces()]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        return next(view for chunk, view in self._pieces() if chunk.offsets == index.offset)
+        return next(view for chunk, view in self._list_pieces() if chunk.offsets == index.offset)
 
-    def _pieces(self) -> list[tuple[ChunkStorageMetadata, torch.Tensor]]:
+    def _list_pieces(self) -> list[tuple[ChunkStorageMetadata, torch.Tensor]]:
         """Return the pieces of the model's tensor that this rank holds, with a view of each."""
         shape, begin = compute_local_shape_and_global_offset(self.shape, self.device_mesh, self.placements)
         pieces = [[(0, first, size)] for first, size in zip(begin, shape, strict=True)]

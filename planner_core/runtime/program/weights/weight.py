@@ -53,7 +53,7 @@ class Weight:
     segments: Segments = field(default_factory=dict)
     cast_per_use: bool = False
     """Whether each use casts it to `dtype`, so that no working copy is kept."""
-    own_shape: tuple[int, ...] | None = None
+    unpadded_shape: tuple[int, ...] | None = None
     """The model's own shape if the plan pads the parameter (a vocabulary). Checkpoints have this one."""
     model: Any = None  # a weak reference to its model under a plan (`Parallel`)
     first_unit: object = None  # the unit that finishes its gradient: the first that uses it
@@ -156,7 +156,7 @@ class Weight:
         It is when the parameter was written, and also when a published gradient was taken away or changed: some optimizers
         write the parameter's memory in a way that no version counter sees, but all of them use the gradient.
         """
-        if self._state() != self.synced_state:
+        if self._memory_version() != self.synced_state:
             return True
         if self.published_gradient is None:
             return False
@@ -166,9 +166,9 @@ class Weight:
 
     def mark_fresh(self) -> None:
         """Note that the working copy is up to date."""
-        self.synced_state, self.published_gradient = self._state(), None
+        self.synced_state, self.published_gradient = self._memory_version(), None
 
-    def _state(self) -> tuple[int, int]:
+    def _memory_version(self) -> tuple[int, int]:
         """Return the parameter's address, and how often it was written."""
         return self.local.data_ptr(), self.local._version
 
