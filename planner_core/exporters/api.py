@@ -26,8 +26,8 @@ from planner_core.exporters.nearest import (
     data_parallel_plans,
     fills_cluster,
     megatron_alternatives,
-    options_beside_file,
     price_file,
+    unstated_options,
 )
 from planner_core.exporters.targets import TARGETS, TARGETS_WITH_STAGES, Target
 from planner_core.planning.methods import WHOLE_PLANS, CannotHold, TpLayout
@@ -62,8 +62,10 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
     text, remarks, layout = target.write(plan)
     companion = (target.plan_suffix, json.dumps(plan_to_json(plan), indent=1) + "\n") if target.plan_suffix else None
     if plan.model.get("loss") == STANDIN_LOSS:
-        own = f"the model returns no loss, so the plan is for a {STANDIN_LOSS}; train on your own loss in its place"
-        remarks = (*remarks, own)
+        loss_remark = (
+            f"the model returns no loss, so the plan is for a {STANDIN_LOSS}; train on your own loss in its place"
+        )
+        remarks = (*remarks, loss_remark)
     if not target.runs_whole_plan:
         remarks = (*remarks, *_unsupported_features(plan, target))
     if layout is None:
@@ -89,13 +91,13 @@ def write_form(plan: Plan, target: Target) -> ExportedPlan:
 def _price_ranks(plan: Plan, text: str, remarks: tuple[str, ...]) -> ExportedPlan:
     """A written file of data parallelism alone with its price, and with the options that `price --config` needs to read it back."""
     try:
-        beside = options_beside_file(plan, text)
-        priced = price_file(plan, text, beside)
+        unstated = unstated_options(plan, text)
+        priced = price_file(plan, text, unstated)
     except InputError as error:
         return ExportedPlan(text, (*remarks, Sentence("it has no price in this form: ", error.sentence)))
-    flags = Sentence.from_list(" ", (named(name, value) for name, value in beside.items())).worded(option_switch)
+    flags = Sentence.from_list(" ", (named(name, value) for name, value in unstated.items())).worded(option_switch)
     remark = f"price --config FILE reads it back with what it does not state: {flags}"
-    return ExportedPlan(text, (*remarks, remark) if beside else remarks, priced[1] if priced else None)
+    return ExportedPlan(text, (*remarks, remark) if unstated else remarks, priced[1] if priced else None)
 
 
 def _price_form(plan: Plan, target: Target, text: str, layout: TpLayout) -> tuple[Plan, FormCost] | None:
@@ -221,20 +223,20 @@ def _find_alternative(plan: Plan, form: Target) -> _Alternative | None:
     It is one of Megatron-LM's, or data parallel."""
     if not (form.offers_nearest and _can_be_priced(plan)):
         return None
-    found: list[_Alternative] = []
+    alternatives: list[_Alternative] = []
     for megatron_plan, cost in megatron_alternatives(plan) if form.shards_pairs_only else ():
         try:
             export = write_form(megatron_plan, form)
         except InputError:
             continue
         name = f"Megatron-LM's plan on {cost.mesh}"
-        found.append(_Alternative(name, export, (export.nearest or cost).compared_with(plan)))
+        alternatives.append(_Alternative(name, export, (export.nearest or cost).compared_with(plan)))
         # A form may take more memory than Megatron-LM does, so the next mesh is tried where the best one does not fit.
-        if found[-1].cost.fits:
+        if alternatives[-1].cost.fits:
             break
     for whole_plan, cost in data_parallel_plans(plan, form.data_parallel):
-        found.append(_Alternative(f"{whole_plan.name} over all GPUs", write_form(whole_plan, form), cost))
-    return min(found, key=lambda a: _preference_of(a.cost), default=None)
+        alternatives.append(_Alternative(f"{whole_plan.name} over all GPUs", write_form(whole_plan, form), cost))
+    return min(alternatives, key=lambda a: _preference_of(a.cost), default=None)
 
 
 def _preference_of(cost: FormCost) -> tuple[bool, float]:
@@ -275,13 +277,13 @@ def check_file_name(target: str, path: Path) -> None:
     Example: options of a command line in a file called tt.toml.
     """
     form = find_target(target)
-    own, read = FORMATS.get(form.suffix), FORMATS.get(path.suffix.lower())
+    written, read_as = FORMATS.get(form.suffix), FORMATS.get(path.suffix.lower())
     is_read_back = form.states_run or form.states_ranks
-    if not is_read_back or read in (None, own) or (own, read) == ("JSON", "YAML"):  # YAML holds JSON
+    if not is_read_back or read_as in (None, written) or (written, read_as) == ("JSON", "YAML"):  # YAML holds JSON
         return
-    names = form.suffix if own else f"{form.suffix} or .sh"
+    names = form.suffix if written else f"{form.suffix} or .sh"
     raise InputError(
-        f"--to {target} writes {own or 'command-line options'}, and price --config would read {path.name} as {read}; "
+        f"--to {target} writes {written or 'command-line options'}, and price --config would read {path.name} as {read_as}; "
         f"give the file a name that ends in {names}"
     )
 

@@ -109,25 +109,25 @@ def nearest_plan(
     """
     planner = _planner_of(plan, layout.recompute)
     stage = (3 if layout.shards > 1 else 0) if stage is None else stage
-    found = follow_tp_layout(planner, plan, layout, each_column, stage=stage, sequence=sequence)
-    if found is None:
+    nearest = follow_tp_layout(planner, plan, layout, each_column, stage=stage, sequence=sequence)
+    if nearest is None:
         return None
-    found = replace(found, name=f"{plan.name}, as this form holds it", method="export")
-    return found, _compare_costs(plan, found, planner)
+    nearest = replace(nearest, name=f"{plan.name}, as this form holds it", method="export")
+    return nearest, _compare_costs(plan, nearest, planner)
 
 
-def options_beside_file(plan: Plan, text: str) -> dict[str, Any]:
+def unstated_options(plan: Plan, text: str) -> dict[str, Any]:
     """Return the options of a plan's run that its file of data parallelism does not state: `price --config` takes them beside it.
 
     Example: DeepSpeed's file says nothing of recomputation, which is a call in the script. Raises InputError."""
     load = plan.workload
     stated = {"accumulate": 1, "optimizer": "adamw", **_read_written(plan, text).options}
     run = {name: load[name] for name in ("accumulate", "seq", "optimizer")} | {"micro_batch": micro_batch(plan)}
-    beside = {name: value for name, value in run.items() if stated.get(name) != value}
+    unstated = {name: value for name, value in run.items() if stated.get(name) != value}
     if recompute_by_hand(plan) and stated.get("recompute", "none") == "none":
-        beside["recompute"] = "full"
+        unstated["recompute"] = "full"
     # Kernels that the tool does not choose are those of the plan.
-    return beside | {n: load[n] for n in SOFTWARE if load.get(n) and not stated.get(n)}
+    return unstated | {n: load[n] for n in SOFTWARE if load.get(n) and not stated.get(n)}
 
 
 def _read_written(plan: Plan, text: str) -> Setup:
@@ -153,8 +153,8 @@ def price_file(
     setup = _read_written(plan, text)
     stated, _ = pricer.state_run(setup.layout, {**setup.options, **options})
     check_statement(stated, cluster)
-    found = pricer.plan(stated, "by degrees")
-    return (found, _compare_costs(plan, found, pricer.planner(stated))) if found else None
+    stated_plan = pricer.plan(stated, "by degrees")
+    return (stated_plan, _compare_costs(plan, stated_plan, pricer.planner(stated))) if stated_plan else None
 
 
 def megatron_alternatives(plan: Plan) -> list[tuple[Plan, FormCost]]:
@@ -179,7 +179,7 @@ def megatron_alternatives(plan: Plan) -> list[tuple[Plan, FormCost]]:
             plans.append(planner.plan(problem, result, "Megatron-LM", "export", "time"))
     # A plan that does not fit may be faster by its price; it comes behind every one that fits.
     plans.sort(key=lambda p: (not p.fits, p.cost.step_time_s))
-    return [(found, _compare_costs(plan, found, planner)) for found in plans]
+    return [(p, _compare_costs(plan, p, planner)) for p in plans]
 
 
 def data_parallel_plans(plan: Plan, names: Collection[str] = ("DDP", "FSDP2")) -> list[tuple[Plan, FormCost]]:
@@ -197,12 +197,12 @@ def data_parallel_plans(plan: Plan, names: Collection[str] = ("DDP", "FSDP2")) -
     plans = []
     for name in names:
         layout = layouts[name]
-        found = planner.of_layout(layout, name)
+        candidate = planner.of_layout(layout, name)
         # No trainer's switch recomputes some layers, or parts of one: where the fastest plan does, the run recomputes all of them.
-        if found is not None and any(b.recompute != "none" for b in found.blocks.values()):
-            found = with_recompute(planner, "full").of_layout(layout, name)
-        if found is not None:
-            plans.append((found, _compare_costs(plan, found, planner)))
+        if candidate is not None and any(b.recompute != "none" for b in candidate.blocks.values()):
+            candidate = with_recompute(planner, "full").of_layout(layout, name)
+        if candidate is not None:
+            plans.append((candidate, _compare_costs(plan, candidate, planner)))
     return plans
 
 

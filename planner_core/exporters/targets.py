@@ -79,12 +79,12 @@ def _write_torchrun(plan: Plan) -> WrittenForm:
     n = plan.num_gpus
     source = (plan.model.get("config") or {}).get("callable")
     tiny = "Try it without a GPU: torchrun --standalone --nproc-per-node 4 FILE --tiny --steps 20 --report-every 1"
-    own = f"It imports {source}, builds the model whole on every rank, and trains on its example inputs: put your data loader there"
+    user_model = f"It imports {source}, builds the model whole on every rank, and trains on its example inputs: put your data loader there"
     run = f"Run it on {n} GPUs: torchrun --nproc-per-node {min(n, 8)} --nnodes {max(1, n // 8)} FILE --data TOKENS --save FOLDER"
-    beside = (
+    plan_file = (
         "It imports Shardscope, and reads the plan from a file beside it, called as the script but ending in .plan.json"
     )
-    return write_torchrun_script(plan), (run, own if source else tiny, beside), None
+    return write_torchrun_script(plan), (run, user_model if source else tiny, plan_file), None
 
 
 def _import_writer(module: str, name: str) -> Callable[[Plan], WrittenForm]:

@@ -125,13 +125,13 @@ def rank_call(
         sample_leaves = parallel.planned.sample_leaves(args, kwargs, global_batch=False)
     except PlanMismatch:
         return None
-    leaves = [x for x, own in zip(pytree.tree_leaves((args, kwargs)), sample_leaves, strict=True) if own]
+    leaves = [x for x, is_marked in zip(pytree.tree_leaves((args, kwargs)), sample_leaves, strict=True) if is_marked]
     if any(len(x) % places for x in leaves) or (places > 1 and not leaves):
         return None
-    own: tuple[tuple[Any, ...], dict[str, Any]] = map_marked_leaves(
+    call: tuple[tuple[Any, ...], dict[str, Any]] = map_marked_leaves(
         (args, kwargs), sample_leaves, lambda x: x.chunk(places)[place]
     )
-    return own
+    return call
 
 
 def make_example_inputs(
@@ -196,8 +196,8 @@ def single_process_loss(model: nn.Module, inputs: Mapping[str, torch.Tensor]) ->
 
 def extract_loss(out: Any) -> torch.Tensor:
     """Return the loss in a model's output, or the stand-in if the output has none."""
-    own = returned_loss(out)
-    return standin_loss(out) if own is None else own
+    loss = returned_loss(out)
+    return standin_loss(out) if loss is None else loss
 
 
 # --- dropout ------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def average_over_ranks(comparisons: Sequence[Mapping[str, Any]], sizes: Sequence
     calls = [
         sorted(f["exchanges"], key=lambda call: call[:2]) for f in comparisons
     ]  # the ranks of an axis issue them in one order
-    if any([c[:2] for c in own] != [c[:2] for c in calls[0]] for own in calls):
+    if any([c[:2] for c in calls_of_rank] != [c[:2] for c in calls[0]] for calls_of_rank in calls):
         raise VerificationFailed("the ranks issued different all_to_alls")
     for same in zip(*calls, strict=True):
         phase, axes, mine = same[0]
@@ -297,9 +297,9 @@ def _parallel_loss(parallel: Parallel, inputs: Any) -> torch.Tensor:
 
 def _next_losses(whole: nn.Module, parallel: Parallel, inputs: Any, chance: WithoutDropout) -> tuple[float, float]:
     """Return the losses of a second batch in one process and under the plan; zeros if the plan does not cover it, which a run reports."""
-    own = pytree.tree_map_only(torch.Tensor, torch.clone, inputs)
+    inputs_of_plan = pytree.tree_map_only(torch.Tensor, torch.clone, inputs)
     try:
-        loss = _parallel_loss(parallel, own)
+        loss = _parallel_loss(parallel, inputs_of_plan)
     except PlanMismatch:
         return 0.0, 0.0
     with seed_generators(unit_seed(0, 1), torch.device("cpu")), chance:

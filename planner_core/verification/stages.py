@@ -288,7 +288,7 @@ def _max_error_over_ranks(
     # A weight of another stage is missing here, and no error. So each rank judges what it holds, and all of them see that nothing is left.
     mine = max_error(values, {n: t for n, t in wanted.items() if n in values}, floor)
     every = _gather_objects((mine, list(values)))
-    names = {n for _, own in every for n in own}
+    names = {n for _, of_rank in every for n in of_rank}
     if missing := next((n for n in wanted if n not in names and n not in free), ""):
         return float("inf"), missing
     return max((tuple(one) for one, _ in every), key=lambda one: one[0])
@@ -328,20 +328,21 @@ def _step_and_micro_batches(
         position_along(parallel.mesh.shape, parallel.data_axes, rank)[1] if rank_call(parallel, inputs, rank) else 1
     )
 
-    def part(number: int) -> Any:
+    def take_micro_batch(number: int) -> Any:
         return lambda x: torch.cat([mine.chunk(num)[number] for mine in x.chunk(places)])
 
     batches = [
-        pytree.tree_map_only(torch.Tensor, torch.clone, _map_samples(parallel, inputs, part(k))) for k in range(num)
+        pytree.tree_map_only(torch.Tensor, torch.clone, _map_samples(parallel, inputs, take_micro_batch(k)))
+        for k in range(num)
     ]
     return (*step_call(parallel, inputs), batches)
 
 
 def step_call(parallel: StagedParallel, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a step on this rank: its own samples, or all of them if a loop must pass them."""
-    own = rank_call(parallel, inputs, _rank_in_mesh(parallel))
-    if own:
-        return own
+    call = rank_call(parallel, inputs, _rank_in_mesh(parallel))
+    if call:
+        return call
     args, kwargs = tuple(inputs.get(POSITIONAL, ())), {k: v for k, v in inputs.items() if k != POSITIONAL}
     return args, {**kwargs, "global_batch": True}
 

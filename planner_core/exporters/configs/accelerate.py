@@ -47,10 +47,10 @@ def _write_plugin(plan: Plan, sharding: BatchSharding) -> tuple[str, list[str], 
     if stage and plan.workload.get("stack") == "deepspeed" and sharding.replicate == 1:
         return "DEEPSPEED", _write_deepspeed_section(plan, stage), _list_deepspeed_remarks(plan, stage)
     if stage == 0 and plan.mesh.num_devices > 1:
-        own = "every rank has the whole model (DDP), and trains on its own part of the batch"
+        ddp = "every rank has the whole model (DDP), and trains on its own part of the batch"
         differences = [*sharding.differences, *recompute_by_hand(plan), *_sum_differences(plan, "DDP", "float32")]
         differing = (f"differs from the plan: {d}" for d in differences)
-        return "MULTI_GPU", [], (USE, own, *differing, *_batch_remark(plan))
+        return "MULTI_GPU", [], (USE, ddp, *differing, *_batch_remark(plan))
     policies = set(count_recompute_policies(plan))
     whole = f"the plan recomputes by {', '.join(sorted(policies))}, every layer whole here: less memory, more compute"
     differences = [whole] if policies - {"none", "full"} or len(policies) > 1 else []

@@ -31,7 +31,7 @@ USAGE = (
 )
 ZERO_3 = 3
 GATHERED_ON_SAVE = {"stage3_gather_16bit_weights_on_model_save": True}
-KEPT_WHOLE = (
+SMALL_WEIGHTS_STAY = (
     "weights of at most 100,000 elements (norms, biases) stay gathered there once they were used (stage3_param_persistence_threshold)",
 )
 AUTOTP_STAGE = 2
@@ -109,7 +109,7 @@ def _write_zero(plan: Plan) -> tuple[str, tuple[str, ...], None]:
     remarks = (
         USAGE,
         f"ZeRO stage {stage} over all {plan.mesh.num_devices} GPUs; every weight is of that stage here",
-        *(KEPT_WHOLE if stage == ZERO_3 else ()),
+        *(SMALL_WEIGHTS_STAY if stage == ZERO_3 else ()),
         *((f"differs from the plan: {listed}",) if differing else ()),
         *(f"differs from the plan: {d}" for d in (*_gradient_remarks(plan, stage), *recompute_by_hand(plan))),
     )
@@ -151,8 +151,8 @@ def _gradient_settings(plan: Plan, stage: int) -> dict[str, Any]:
     if gradient_dtype(plan) == plan.workload["dtype"]:
         return {}
     # Without ZeRO DeepSpeed refuses to keep gradients in another dtype than the model's, so there they are only summed in it.
-    kept = {"data_types": {"grad_accum_dtype": "fp32"}} if stage else {}
-    return {"communication_data_type": "fp32", **kept}
+    accumulation = {"data_types": {"grad_accum_dtype": "fp32"}} if stage else {}
+    return {"communication_data_type": "fp32", **accumulation}
 
 
 def _gradient_remarks(plan: Plan, stage: int) -> list[str]:

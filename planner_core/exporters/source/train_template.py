@@ -92,16 +92,16 @@ def main() -> None:
     model: Any = shardscope.apply(start.model, plan, init=start.init, written=written, **how)
     how = {"seed": args.seed, "token_type": args.token_type}
     data = training.open_data(plan, start, args.data, device, shuffle=args.shuffle, **how)
-    held = training.open_data(plan, start, args.eval_data, device, **how)
+    eval_data = training.open_data(plan, start, args.eval_data, device, **how)
     if args.count:
-        found = training.counted(plan, model, list(data.micro_batches(0)), lambda batch: loss_of(model, batch, args))
+        counts = training.counted(plan, model, list(data.micro_batches(0)), lambda batch: loss_of(model, batch, args))
         if dist.get_rank() == 0:
-            print("collectives " + json.dumps(found))
+            print("collectives " + json.dumps(counts))
         return
     optimizer = training.optimizer_for(plan, model.parameters(), args.lr, weight_decay=args.weight_decay)
-    kept = training.Checkpoints(args.save, model, optimizer, every=args.save_every, keep=args.keep)
+    checkpoints = training.Checkpoints(args.save, model, optimizer, every=args.save_every, keep=args.keep)
     report, stop = training.Report(plan, FLOPS, every=args.report_every, file=args.report), training.Stop()
-    first = kept.resume()
+    first = checkpoints.resume()
     with training.profiled(args.profile) as profile:
         for step in range(first, args.steps):
             rate = args.lr * training.warmup_cosine(step, warmup=args.warmup, steps=args.steps)
@@ -113,13 +113,13 @@ def main() -> None:
             report.step(step + 1, loss, norm, rate)
             profile.step()
             if args.eval_every and (step + 1) % args.eval_every == 0:
-                report.evaluation(step + 1, evaluate(model, held, args))
-            kept.after(step + 1)
+                report.evaluation(step + 1, evaluate(model, eval_data, args))
+            checkpoints.after(step + 1)
             if stop.asked():
                 break
     if args.steps > first:
-        kept.save(step + 1)
-    kept.finish()
+        checkpoints.save(step + 1)
+    checkpoints.finish()
     stop.close()
 
 

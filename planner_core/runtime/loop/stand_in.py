@@ -50,14 +50,14 @@ def add_stand_in_loss(model: nn.Module) -> nn.Module:
     """
     if isinstance(model._modules.get(_NAME), StandInLoss):
         return model  # one process runs several plans of it
-    own = model._modules.pop(_NAME, None)
-    if own is not None and any(True for _ in (*own.parameters(), *own.buffers())):
-        model._modules[_NAME] = own
+    part = model._modules.pop(_NAME, None)
+    if part is not None and any(True for _ in (*part.parameters(), *part.buffers())):
+        model._modules[_NAME] = part
         raise InputError(
             f"{type(model).__name__} has weights in a part of the name {_NAME}, where a stand-in loss would go; let it return its loss"
         )
-    if own is not None:
-        model.__dict__[_NAME] = own  # which the model's code goes on to find
+    if part is not None:
+        model.__dict__[_NAME] = part  # which the model's code goes on to find
     model._modules[_NAME] = loss = StandInLoss()
     plain = model.forward
 

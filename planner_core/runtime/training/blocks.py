@@ -58,11 +58,11 @@ def example_batch(start: Start) -> dict[str, Any]:
         return dict(start.inputs)
     random = torch.Generator().manual_seed(0)
 
-    def filled(name: str, x: torch.Tensor) -> torch.Tensor:
+    def fill_tokens(name: str, x: torch.Tensor) -> torch.Tensor:
         below = start.limits.get(name)
         return x if below is None else torch.randint(0, below, x.shape, generator=random)
 
-    return {name: filled(name, x) for name, x in start.inputs.items()}
+    return {name: fill_tokens(name, x) for name, x in start.inputs.items()}
 
 
 def _first_rank_part(inputs: dict[str, Any], parts: int) -> dict[str, Any]:
@@ -70,10 +70,10 @@ def _first_rank_part(inputs: dict[str, Any], parts: int) -> dict[str, Any]:
     tensors = [x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor) and x.dim()]
     samples = len(tensors[0]) if tensors else 0
 
-    def own(x: torch.Tensor) -> torch.Tensor:
+    def take_part(x: torch.Tensor) -> torch.Tensor:
         return x[: samples // parts] if x.dim() and len(x) == samples else x
 
-    return dict(pytree.tree_map_only(torch.Tensor, own, inputs))
+    return dict(pytree.tree_map_only(torch.Tensor, take_part, inputs))
 
 
 def _repeat_part(x: torch.Tensor, parts: int) -> torch.Tensor:

@@ -223,8 +223,8 @@ def _adopt_loaded(
     parallel.engine.forwards = loaded.get("runtime", {}).get("forwards", 0)
     for weight in parallel.engine.weights.values():
         if weight.unpadded_shape is not None:
-            own = loaded["model"][weight.names[0]]
-            weight.parameter.detach().copy_(resize(own, weight.parameter.shape))
+            value = loaded["model"][weight.names[0]]
+            weight.parameter.detach().copy_(resize(value, weight.parameter.shape))
     if optimizer is None or "optimizer" not in loaded:
         return
     weights, states = _weights_by_parameter(parallel), loaded["optimizer"].get("state", {})

@@ -212,10 +212,10 @@ class PlannedForward:
 
     def _warn_if_global(self, args: Any, kwargs: Any, sample_leaves: Sequence[bool]) -> None:
         """Warn if a rank seems to bring the whole batch as its own part."""
-        own = next(itertools.compress(pytree.tree_leaves((args, kwargs)), sample_leaves), None)
+        samples = next(itertools.compress(pytree.tree_leaves((args, kwargs)), sample_leaves), None)
         workload, ranks = self.plan.workload, math.prod(self.axes[a].size for a in self.data_axes)
         planned = int(workload["batch"]) // int(workload.get("accumulate", 1))
-        if own is not None and ranks > 1 and len(own) == planned:
+        if samples is not None and ranks > 1 and len(samples) == planned:
             warnings.warn(
                 f"dim 0 of this rank's inputs has {planned} samples, as many as the plan has for all ranks: {ranks} parts make "
                 f"{ranks * planned}, more memory and time than was planned; give a rank its own part, or the whole batch with "

@@ -147,9 +147,9 @@ class _ProgramWriter:
 
     def _weights_passed_on(self, instance: UnitInstance) -> set[int]:
         """Return the parameters of which the unit passes a view to another unit or to the caller."""
-        own = {n for c in instance.calls for n in c.outputs}
+        results = {n for c in instance.calls for n in c.outputs}
         later = {n for other in self.instances if other is not instance for c in other.calls for n in c.inputs}
-        return {self.tape.tensors[n].root for n in own & (later | set(self.results))}
+        return {self.tape.tensors[n].root for n in results & (later | set(self.results))}
 
     def _write_functions(self) -> None:
         used_by: dict[int, set[int]] = {}

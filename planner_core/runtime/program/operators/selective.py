@@ -76,7 +76,7 @@ def keep(whole: bool = False) -> Iterator[None]:
         raise RuntimeError(
             "a recomputed block keeps its results for one backward pass; call backward once, without retain_graph"
         )
-    # Collectives read this flag (`Axis._issue`): the first run notes no call of c10d, so the second may make none.
+    # Collectives read this flag (`Axis._issue_collective`): the first run notes no call of c10d, so the second may make none.
     _state.is_replaying = True
     try:
         with _Replay(store.popleft()):
