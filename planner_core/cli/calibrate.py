@@ -72,14 +72,14 @@ def run_calibrate(args: argparse.Namespace, say: Callable[[str], None], show: Ca
         )
     machine = _measured_machine(args, say)
     if machine is not None and args.cluster is None:
-        cluster, found = fit_machine(machine, _source_name(args))
+        cluster, calibrations = fit_machine(machine, _source_name(args))
         data: dict[str, Any] = replace(cluster, name=args.name or cluster.name).to_json()
-        data["gpu"]["sources"] = list_sources(found, "an unknown machine")
+        data["gpu"]["sources"] = list_sources(calibrations, "an unknown machine")
     else:
-        cluster, found = _fit_known_gpu(args, machine, say)
-        data = hardware_file(found, found[-1].gpu, args.name or f"{cluster.gpu.name}, calibrated")
+        cluster, calibrations = _fit_known_gpu(args, machine, say)
+        data = hardware_file(calibrations, calibrations[-1].gpu, args.name or f"{cluster.gpu.name}, calibrated")
     write_file(Path(args.output), json.dumps(data, indent=2) + "\n")
-    report, shown = _report(args.output, found), _text(args.output, found)
+    report, shown = _report(args.output, calibrations), _text(args.output, calibrations)
     if machine is not None and machine.launch_s:
         report["launch_s"] = machine.launch_s
         shown += f"\nthe host issues a kernel in {1e6 * machine.launch_s:.1f} us, which is in no time above"
@@ -107,24 +107,26 @@ def _fit_known_gpu(
     """Fit each kind of measurement in turn, from the constants known so far; a whole step last."""
     step = read_step(args.step) if args.step else None
     cluster = load_cluster(args.cluster or (step.cluster if step else "2x8-h100"))
-    first, found = cluster, []
+    first, calibrations = cluster, []
     collectives = read_nccl_tests(args.nccl_tests) if args.nccl_tests else list(machine.collectives) if machine else []
     products = read_products(args.gemm) if args.gemm else list(machine.products) if machine else []
     # In this order, each from the constants that the one before has fitted: a whole step depends on both links and products.
     if collectives:
-        found.append(
+        calibrations.append(
             fit_collectives(cluster, collectives, Path(args.nccl_tests).name if args.nccl_tests else _source_name(args))
         )
-        cluster = replace(cluster, gpu=found[-1].gpu)
+        cluster = replace(cluster, gpu=calibrations[-1].gpu)
     if products:
-        found.append(fit_products(cluster.gpu, products, Path(args.gemm).name if args.gemm else _source_name(args)))
-        cluster = replace(cluster, gpu=found[-1].gpu)
+        calibrations.append(
+            fit_products(cluster.gpu, products, Path(args.gemm).name if args.gemm else _source_name(args))
+        )
+        cluster = replace(cluster, gpu=calibrations[-1].gpu)
     if step:
-        found.append(fit_step(step, Path(args.step).name, say, cluster.gpu if found else None))
-    return first, found
+        calibrations.append(fit_step(step, Path(args.step).name, say, cluster.gpu if calibrations else None))
+    return first, calibrations
 
 
-def _report(output: str, found: Sequence[Calibration]) -> dict[str, Any]:
+def _report(output: str, calibrations: Sequence[Calibration]) -> dict[str, Any]:
     fits = [
         {
             "group": c.fit.group,
@@ -133,17 +135,17 @@ def _report(output: str, found: Sequence[Calibration]) -> dict[str, Any]:
             "after": c.fit.after.to_json(),
             "constants": {name: {"before": a, "after": b} for name, (a, b) in c.changed.items()},
         }
-        for c in found
+        for c in calibrations
     ]
     return {"schema": SCHEMA, "file": output, "fits": fits}
 
 
-def _text(output: str, found: Sequence[Calibration]) -> str:
+def _text(output: str, calibrations: Sequence[Calibration]) -> str:
     rows = [["what", "rows", "median error before", "after", "nine in ten before", "after"]]
-    for c in found:
+    for c in calibrations:
         sizes = (c.fit.before.median, c.fit.after.median, c.fit.before.nine_in_ten, c.fit.after.nine_in_ten)
         rows.append([c.fit.group, str(c.fit.before.rows), *(f"{100 * x:.1f} %" for x in sizes)])
     changed = [["what", "constant", "before", "after"]]
-    changed += [[c.fit.group, name, f"{a:.4g}", f"{b:.4g}"] for c in found for name, (a, b) in c.changed.items()]
+    changed += [[c.fit.group, name, f"{a:.4g}", f"{b:.4g}"] for c in calibrations for name, (a, b) in c.changed.items()]
     use = f"{output}: use it as --cluster NAME:gpu={output}; a cluster file as --cluster {output}"
     return "\n\n".join([format_table(rows, frozenset(range(1, 6))), format_table(changed, frozenset({2, 3})), use])

@@ -239,9 +239,9 @@ def _run_clusters(args: argparse.Namespace) -> int:
     from planner_core.core import cluster_names, load_cluster
     from planner_core.planning.analysis import format_table
 
-    found = [load_cluster(n) for n in cluster_names()]
-    shown = format_table([["name", "GPUs", "what"]] + [[c.name, str(c.num_gpus), c.description] for c in found])
-    return _print_result(args, {"clusters": [c.to_json() for c in found]}, shown)
+    clusters = [load_cluster(n) for n in cluster_names()]
+    shown = format_table([["name", "GPUs", "what"]] + [[c.name, str(c.num_gpus), c.description] for c in clusters])
+    return _print_result(args, {"clusters": [c.to_json() for c in clusters]}, shown)
 
 
 def _run_fold(args: argparse.Namespace) -> int:
@@ -326,12 +326,12 @@ def _write_trace(plan: Plan, graph: Graph, file: str) -> None:
 
 def _pick_plan(plans: Sequence[Plan], name: str) -> Plan:
     """The plan of a report with this name. Raises InputError."""
-    found = next((p for p in plans if p.name == name), None)
-    if found is None:
+    plan = next((p for p in plans if p.name == name), None)
+    if plan is None:
         raise InputError(
             f"--pick {name!r} is not a plan of the report; it has {', '.join(dict.fromkeys(p.name for p in plans))}"
         )
-    return found
+    return plan
 
 
 def _run_compare(args: argparse.Namespace) -> int:
@@ -355,8 +355,8 @@ def _run_network(args: argparse.Namespace) -> int:
 
 
 def _verify_command(file: str, plan: Plan) -> str:
-    ways = ("--rules",) if plan.pipeline and plan.pipeline.splits_backward else ("--ranks 4", "--fake")
-    return f"verify it: python -m planner_core verify {file} {', and '.join(w + ' --run-code' * bool(_user_code(plan)) for w in ways)}"
+    options = ("--rules",) if plan.pipeline and plan.pipeline.splits_backward else ("--ranks 4", "--fake")
+    return f"verify it: python -m planner_core verify {file} {', and '.join(w + ' --run-code' * bool(_user_code(plan)) for w in options)}"
 
 
 def _user_code(plan: Plan) -> str | None:
@@ -378,11 +378,11 @@ def _run_export(args: argparse.Namespace) -> int:
 
     check_file_name(args.to, Path(args.output))
     plan = load_plan(args.plan)
-    made = (nearest_text if args.nearest else export_text)(plan, args.to)
+    exported = (nearest_text if args.nearest else export_text)(plan, args.to)
     unrun = f"this plan was not run by the export; {_verify_command(args.plan, plan)}"
-    lines = [*write_export(made, Path(args.output)), unrun]
-    priced = made.nearest.to_json() if made.nearest else None
-    data = {"file": args.output, "said": lines[1:], "remarks": [*made.remarks, unrun], "nearest": priced}
+    lines = [*write_export(exported, Path(args.output)), unrun]
+    priced = exported.nearest.to_json() if exported.nearest else None
+    data = {"file": args.output, "said": lines[1:], "remarks": [*exported.remarks, unrun], "nearest": priced}
     return _print_result(args, data, "\n".join(lines))
 
 

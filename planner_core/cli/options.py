@@ -26,12 +26,12 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As argparse does. A command itself refuses what it does not know, and names the option that is most like it."""
-        found, unknown = super().parse_known_args(args, namespace)
+        parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             near = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1, MIN_SIMILARITY)
             known = f", but {near[0]} is" if near else ""
             self.error(f"{' '.join(unknown)} is not an option of this command{known}")
-        return found, unknown
+        return parsed, unknown
 
 
 def add_options(p: argparse._ActionsContainer, *names: str, **words: str) -> None:
@@ -39,13 +39,18 @@ def add_options(p: argparse._ActionsContainer, *names: str, **words: str) -> Non
     `words`: by name, what `--help` says in this command, if that is not what the table says."""
     for name in names:
         option = OPTIONS[name]
-        told = words.get(name, option.words)
+        description = words.get(name, option.words)
         if option.kind is bool:
-            p.add_argument(option.switch, dest=name, action="store_true", default=argparse.SUPPRESS, help=told)
+            p.add_argument(option.switch, dest=name, action="store_true", default=argparse.SUPPRESS, help=description)
         else:
             parse = _named_for_argparse(option)
             p.add_argument(
-                option.switch, dest=name, type=parse, default=argparse.SUPPRESS, metavar=option.metavar, help=told
+                option.switch,
+                dest=name,
+                type=parse,
+                default=argparse.SUPPRESS,
+                metavar=option.metavar,
+                help=description,
             )
 
 

@@ -104,8 +104,8 @@ class CostModel:
 
     def summed_item(self, item_bytes: int) -> int:
         """Bytes per element of a weight's gradient as it is sent. `item_bytes` is that of the dtype that computes."""
-        kept = self.workload.gradient_item(item_bytes)
-        return max(kept, FLOAT32_BYTES) if self.late_sums else kept
+        gradient_bytes = self.workload.gradient_item(item_bytes)
+        return max(gradient_bytes, FLOAT32_BYTES) if self.late_sums else gradient_bytes
 
     @property
     def step_time(self) -> StepTime:

@@ -30,7 +30,7 @@ def split_parts(block: Block, op: Op, site: SitePlan, model: CostModel) -> int:
 
 def rows_at(block: Block, op: Op, site: SitePlan) -> list[Row]:
     """The row that an operator runs on each mesh axis under `site`. Raises InputError if no row of its rule fits."""
-    found = []
+    chosen = []
     options = rows(op, block.values)
     for axis in range(len(site.outputs[0].src.forward)):
         ins = tuple((e.dst.forward[axis], e.dst.gradient[axis]) for e in site.inputs)
@@ -41,8 +41,8 @@ def rows_at(block: Block, op: Op, site: SitePlan) -> list[Row]:
             raise InputError(
                 f"{op.name} cannot run with operands ({shown}) on mesh axis {axis}: no rule of {op.fn} allows that; plan this model again"
             )
-        found.append(row)
-    return found
+        chosen.append(row)
+    return chosen
 
 
 def local_bytes(block: Block, value: int, placements: Placements, model: CostModel) -> int:

@@ -85,8 +85,8 @@ class PricedUnit:
 
     def runs_beside_compute(self, m: Message) -> bool:
         """Whether a message of a micro-batch runs beside compute."""
-        again = m.phase == "backward" and not m.gradient
-        return m.category == BESIDE and m.site not in self.ends.before and not (again and m.site in self.ends.after)
+        regathers = m.phase == "backward" and not m.gradient
+        return m.category == BESIDE and m.site not in self.ends.before and not (regathers and m.site in self.ends.after)
 
 
 def price(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, coarse: CoarseGraph | None = None) -> Cost:
@@ -135,11 +135,11 @@ def step_seconds(units: Iterable[PricedUnit], model: CostModel) -> float:
     return sum(u.copies * float(model.step_time.seconds(unit_totals(u, model))) for u in units)
 
 
-def sum_traffic(found: Iterable[Message], model: CostModel) -> tuple[Traffic, ...]:
+def sum_traffic(sent: Iterable[Message], model: CostModel) -> tuple[Traffic, ...]:
     """Messages summed up by phase, kind and mesh axes."""
     # Messages of different operators that are equal are priced once.
     counts: Counter[tuple[str, str, tuple[int, ...], int, float, float]] = Counter()
-    for m in found:
+    for m in sent:
         counts[m.phase, m.kind, m.axes, m.num_bytes, m.share, m.load] += m.count
     traffic: dict[tuple[str, str, tuple[int, ...]], Traffic] = {}
     for (phase, kind, axes, num_bytes, share, load), count in counts.items():
@@ -174,17 +174,17 @@ def priced_units(
     """Every block variant of a plan as a unit. `ends`: the operators before and behind all units, if they are known already."""
     ends = ops_at_the_ends(coarse or coarsen(graph)) if ends is None else ends
     repeats = graph.num_repeats
-    found = []
+    units = []
     for label, bp in blocks.items():
         block, mine = block_of(graph, label), Ends() if label else ends
-        again = recomputed_ops(block, bp)
-        each = [op_and_weight_seconds(block, op, bp, again, model) for op in block.ops]
+        reruns = recomputed_ops(block, bp)
+        each = [op_and_weight_seconds(block, op, bp, reruns, model) for op in block.ops]
         once = tuple(once_per_step_messages(block, bp, model))
         ends_at = weights_at_the_ends(block, mine.before)
         # Nothing is left to compute when the weights that the first operators read get their gradients, so their messages run alone;
         # those of all weights do in a stack that sums when backward is over.
         names = {m.weight for m in once} if model.late_sums else {block.values[i].name for i in ends_at}
-        found.append(
+        units.append(
             PricedUnit(
                 label,
                 len(bp.prefixes),
@@ -199,7 +199,7 @@ def priced_units(
                 mine,
             )
         )
-    return found
+    return units
 
 
 def unit_totals(unit: PricedUnit, model: CostModel) -> Floats:
@@ -247,21 +247,21 @@ def _optimizer(block: Block, bp: BlockPlan, model: CostModel) -> float:
 
 
 def op_and_weight_seconds(
-    block: Block, op: Op, bp: BlockPlan, again: Mapping[str, Rerun], model: CostModel
+    block: Block, op: Op, bp: BlockPlan, reruns: Mapping[str, Rerun], model: CostModel
 ) -> tuple[float, float]:
     """Seconds of compute, forward and backward, of one operator of one copy: the sum of `op_seconds`, `weight_seconds` and
     `conversion_seconds`."""
-    forward, backward = op_seconds(block, op, bp, again, model)
-    weights = weight_seconds(block, op, bp.sites[op.name], op.name in again, model)
+    forward, backward = op_seconds(block, op, bp, reruns, model)
+    weights = weight_seconds(block, op, bp.sites[op.name], op.name in reruns, model)
     return forward + weights[0] + conversion_seconds(block, op, bp.sites[op.name], model), backward + weights[1]
 
 
 def op_seconds(
-    block: Block, op: Op, bp: BlockPlan, again: Mapping[str, Rerun], model: CostModel
+    block: Block, op: Op, bp: BlockPlan, reruns: Mapping[str, Rerun], model: CostModel
 ) -> tuple[float, float]:
-    """Seconds forward and backward of one operator of one copy. What runs `again` (see `recomputed_ops`) counts as backward."""
+    """Seconds forward and backward of one operator of one copy. What `reruns` (see `recomputed_ops`) counts as backward."""
     forward, backward = site_time(block, op, bp.sites[op.name], model)
-    return forward, backward + (forward if is_recomputed(op, again) else 0.0)
+    return forward, backward + (forward if is_recomputed(op, reruns) else 0.0)
 
 
 def site_time(block: Block, op: Op, site: SitePlan, model: CostModel) -> tuple[float, float]:
@@ -290,7 +290,7 @@ def _as_arrays(pair: Sequence[float]) -> tuple[Floats, Floats]:
     return np.array([pair[0]], dtype=np.float64), np.array([pair[1]], dtype=np.float64)
 
 
-def weight_seconds(block: Block, op: Op, site: SitePlan, again: bool, model: CostModel) -> tuple[float, float]:
+def weight_seconds(block: Block, op: Op, site: SitePlan, recomputed: bool, model: CostModel) -> tuple[float, float]:
     """Seconds of one micro-batch, forward and backward, that the compute stream spends on an operator's weights: copies around
     gathers and scatters, and sums of gradients."""
     forward = backward = 0.0
@@ -301,18 +301,18 @@ def weight_seconds(block: Block, op: Op, site: SitePlan, again: bool, model: Cos
         whole = float(local_bytes(block, value, edge.dst.forward, model))
         gathered = copied_seconds(whole if _communicates(edge.forward, model) else 0.0, model)
         forward += gathered
-        backward += gathered if again or value in op.saved else 0.0
+        backward += gathered if recomputed or value in op.saved else 0.0
         if v.grad:
-            made = ITEM_BYTES[v.meta.dtype]
-            summed, updated = model.workload.gradient_item(made), model.workload.updated_item(made)
-            gradient = local_bytes(block, value, edge.dst.gradient, model) / made * summed
+            item = ITEM_BYTES[v.meta.dtype]
+            summed, updated = model.workload.gradient_item(item), model.workload.updated_item(item)
+            gradient = local_bytes(block, value, edge.dst.gradient, model) / item * summed
             if _communicates(edge.backward, model):
                 backward += copied_seconds(gradient, model)
             else:
                 is_sent_later = any(p == P and n > 1 for p, n in zip(edge.src.gradient, model.sizes, strict=True))
                 # What is not sent at all is added to the gradient that the optimizer takes.
                 stands = gradient if is_sent_later else gradient * (updated / summed)
-                copied = stands if is_sent_later or updated > made else 0.0
+                copied = stands if is_sent_later or updated > item else 0.0
                 backward += kept_gradient_seconds(stands, copied, model)
             if any((step.src, step.dst) == (R, P) and model.sizes[step.axis] > 1 for step in edge.backward):
                 backward += divided_seconds(gradient, model)

@@ -106,9 +106,9 @@ def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) ->
 
 def micro_batch_messages(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
     """The collectives of one copy of a block in one micro-batch."""
-    again, buckets = recomputed_ops(block, bp), Buckets.of_block(block)
+    reruns, buckets = recomputed_ops(block, bp), Buckets.of_block(block)
     for op in block.ops:
-        yield from _site_messages(buckets, op, bp.sites[op.name], again, model)
+        yield from _site_messages(buckets, op, bp.sites[op.name], reruns, model)
 
 
 def once_per_step_messages(block: Block, bp: BlockPlan, model: CostModel) -> Iterator[Message]:
@@ -158,21 +158,21 @@ def weight_gradient_item_bytes(block: Block, value: int, model: CostModel) -> in
 
 
 def _site_messages(
-    buckets: Buckets, op: Op, site: SitePlan, rerun: Mapping[str, Rerun], model: CostModel
+    buckets: Buckets, op: Op, site: SitePlan, reruns: Mapping[str, Rerun], model: CostModel
 ) -> Iterator[Message]:
-    block, again = buckets.block, rerun.get(op.name)
+    block, rerun = buckets.block, reruns.get(op.name)
     for position, (value, edge) in enumerate(zip(op.inputs, site.inputs, strict=True)):
-        yield from _operand_messages(buckets, op, position, value, edge, again is not None, model)
-    yield from result_messages(block, op, site, again, model)
-    yield from _internal_messages(block, op, site, model, again is not None and again.sends)
+        yield from _operand_messages(buckets, op, position, value, edge, rerun is not None, model)
+    yield from result_messages(block, op, site, rerun, model)
+    yield from _internal_messages(block, op, site, model, rerun is not None and rerun.sends)
 
 
-def result_messages(block: Block, op: Op, site: SitePlan, again: Rerun | None, model: CostModel) -> Iterator[Message]:
-    """The collectives of an operator's results, and of their gradients. `again`: what of it runs again in backward."""
+def result_messages(block: Block, op: Op, site: SitePlan, rerun: Rerun | None, model: CostModel) -> Iterator[Message]:
+    """The collectives of an operator's results, and of their gradients. `rerun`: what of it runs again in backward."""
     for position, (value, edge) in enumerate(zip(op.outputs, site.outputs, strict=True)):
         there = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
         kernel = _chunk_seconds(block, op, site, edge.chunks, model) if edge.chunks > 1 else 0.0
-        for phase, steps in (("forward", there), ("backward", there if again and again.delivers else [])):
+        for phase, steps in (("forward", there), ("backward", there if rerun and rerun.delivers else [])):
             for kind, axes, n in steps:
                 last = Message(
                     op.name,
@@ -211,7 +211,7 @@ def _chunk_seconds(block: Block, op: Op, site: SitePlan, chunks: int, model: Cos
 
 
 def _operand_messages(
-    buckets: Buckets, op: Op, position: int, value: int, edge: Edge, again: bool, model: CostModel
+    buckets: Buckets, op: Op, position: int, value: int, edge: Edge, recomputed: bool, model: CostModel
 ) -> Iterator[Message]:
     block, share = buckets.block, buckets.share(value)
     v = block.values[value]
@@ -221,7 +221,7 @@ def _operand_messages(
     there = list(collectives_of_steps(block, value, edge.forward, edge.src.forward, model))
     # A gathered weight is freed after forward. Backward gathers it again only if its kernel reads the weight.
     regather = weight and value in op.saved
-    for phase, steps in (("forward", there), ("backward", there if regather or again else [])):
+    for phase, steps in (("forward", there), ("backward", there if regather or recomputed else [])):
         yield from (
             Message(
                 op.name, what, phase, kind, axes, n, 1, category, "", v.name, share, source=source, position=position
@@ -248,7 +248,7 @@ def _operand_messages(
         )
 
 
-def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, again: bool) -> Iterator[Message]:
+def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, recomputed: bool) -> Iterator[Message]:
     chosen = rows_at(block, op, site)
     hides = any(c.share for row in chosen for c in row.internal)
     kernels = kernel_seconds(op, block.values, chosen, model) if hides else (0.0, 0.0)
@@ -260,7 +260,7 @@ def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, a
                 if a != axis and r.name in c.shrinks
             )
             behind = c.share * kernels[c.phase != "forward"] / n
-            phases = (c.phase, "backward") if again and c.phase == "forward" else (c.phase,)
+            phases = (c.phase, "backward") if recomputed and c.phase == "forward" else (c.phase,)
             for phase in phases:
                 yield Message(
                     op.name,

@@ -399,10 +399,10 @@ _WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: 
 
 def _graph_dtype(graph: Graph) -> str:
     """The dtype in which a graph's model computes. Raises InputError if a plan cannot compute in it."""
-    own = graph.main_dtype or "float32"
-    if own not in DTYPES:
+    dtype = graph.main_dtype or "float32"
+    if dtype not in DTYPES:
         raise InputError(
-            f"most parameters of {graph.name} are {own}, and a plan computes in {', '.join(DTYPES)}; cast the model by model.float(), and "
-            "inputs of floating point likewise"
+            f"most parameters of {graph.name} are {dtype}, and a plan computes in {', '.join(DTYPES)}; cast the model by model.float(), "
+            "and inputs of floating point likewise"
         )
-    return own
+    return dtype

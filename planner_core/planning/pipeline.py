@@ -147,14 +147,14 @@ def close_gap(draft: Draft) -> tuple[Draft, str]:
     return replace(draft, chosen=chosen), "the search for a proof ends at a worse plan"
 
 
-def _is_no_worse(found: Plan, known: Plan) -> bool:
+def _is_no_worse(plan: Plan, known: Plan) -> bool:
     """Whether a plan can take the place of a known one, which a search for a proof need not meet again."""
-    return found.fits and found.cost.seconds(known.objective) <= known.cost.seconds(known.objective) * (1 + TIE)
+    return plan.fits and plan.cost.seconds(known.objective) <= known.cost.seconds(known.objective) * (1 + TIE)
 
 
-def _raise_bound(known: Plan, found: Plan) -> Plan:
+def _raise_bound(known: Plan, other: Plan) -> Plan:
     """The known plan with the higher bound of the two: both bounds are of the same request, and of plans of one stage."""
-    bounds = [p.bound for p in (known, found) if p.bound is not None and known.pipeline is None]
+    bounds = [p.bound for p in (known, other) if p.bound is not None and known.pipeline is None]
     return replace(known, bound=max(bounds)) if bounds else known
 
 
@@ -193,8 +193,8 @@ def add_baselines(draft: Draft) -> tuple[Draft, str]:
         usual = (stated[1], *usual)
     used = {samples_at_once(plan) for plan in usual} - {planner.workload.graph_batch}
     # without what was built for the search, which takes most of a planner's memory
-    kept = {size: other.changed() for size, other in planners.items() if size in used}
-    return replace(draft, usual=usual, planners=kept), f"{len(usual)} baselines have a plan"
+    bare_planners = {size: other.changed() for size, other in planners.items() if size in used}
+    return replace(draft, usual=usual, planners=bare_planners), f"{len(usual)} baselines have a plan"
 
 
 def note_whole_batch(plan: Plan, graph: Graph) -> tuple[str, ...]:
@@ -255,8 +255,8 @@ def add_trade_offs(draft: Draft) -> tuple[Draft, str]:
     draft.say("trade-offs")
     options = candidate_meshes(draft.planner.request, draft.planner.cluster)
     corners = plan_trade_offs(draft.planner, options, draft.leading, draft.others)
-    found = tuple(keep_micro_batch_size(draft.planner.request, corners))
-    return replace(draft, trade_offs=found), f"{len(found)} corners that no shown plan beats"
+    trade_offs = tuple(keep_micro_batch_size(draft.planner.request, corners))
+    return replace(draft, trade_offs=trade_offs), f"{len(trade_offs)} corners that no shown plan beats"
 
 
 def lead_with_least_wait(draft: Draft) -> tuple[Draft, str]:
@@ -278,7 +278,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
     """Say what a reader has to know beside the numbers; samples that cannot be dealt out evenly come first."""
     planner, chosen = draft.planner, draft.chosen
     uneven = find_uneven_batch(planner)
-    own = note_repeated_work(chosen) if chosen.fits else chosen.notes
+    chosen_notes = note_repeated_work(chosen) if chosen.fits else chosen.notes
     layout = planner.request.layout
     sentences = (
         *(note_host_wait(chosen) if chosen.fits else ()),
@@ -293,7 +293,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
         *(note_schedule(parse_layout(layout), planner.request.stack) if layout is not None else ()),
     )
     # the note on repeated work names the batch that would do already
-    repeated = any(note.kind is NoteKind.REPEATED_WORK for note in (*own, *chosen.notes))
+    repeated = any(note.kind is NoteKind.REPEATED_WORK for note in (*chosen_notes, *chosen.notes))
     few = (
         ()
         if repeated
@@ -301,7 +301,7 @@ def add_notes(draft: Draft) -> tuple[Draft, str]:
     )
     first = (uneven.note,) if uneven and chosen.fits else few
     first = (*first, *_note_sizes_of_request(draft.request, draft.source, planner))
-    notes = (*first, *draft.notes, *own, *map(Note, sentences))
+    notes = (*first, *draft.notes, *chosen_notes, *map(Note, sentences))
     # No later pass reads what was built for the search, which takes most of the memory.
     return replace(draft, notes=notes, planner=planner.changed()), f"{len(notes)} notes"
 
@@ -407,12 +407,12 @@ def _append_staged(result: Result, staged: Iterable[tuple[Plan, Planner]]) -> Re
     added = tuple(staged)
     if added:  # "at most 15 % above the best there is" would be untrue beside a plan of a quarter of its step
         # Nor does "does not fit" hold of an answer that fits: it stands with the plan of one stage, whose note it is.
-        own = result.searched.notes if not result.searched.fits else ()
-        notes = tuple(note for note in result.notes if note not in own)
+        unfit_notes = result.searched.notes if not result.searched.fits else ()
+        notes = tuple(note for note in result.notes if note not in unfit_notes)
         corners = [plan for plan in result.plans if is_trade_off(plan)]
-        kept = leave_out_beaten(corners, [plan for plan, _ in added])
+        unbeaten = leave_out_beaten(corners, [plan for plan, _ in added])
         # The corners that are left keep their numbers: somebody may look at one already.
-        shown = (limit_gap_to_one_stage(plan) for plan in result.plans if plan not in corners or plan in kept)
+        shown = (limit_gap_to_one_stage(plan) for plan in result.plans if plan not in corners or plan in unbeaten)
         result = replace(result, plans=tuple(shown), notes=notes)
     for plan, planner in added:
         samples = samples_at_once(plan)
@@ -468,27 +468,27 @@ def compare_methods(request: Request, progress: Progress | None = None, graph: G
     say = progress or (lambda text: None)
     # A tool bounds the exact search only: the others may choose any plan of theirs.
     planner = prepare_planner(replace(result.request, tool=None), result.graph)
-    found: dict[tuple[str, str], Plan] = {}
+    plans: dict[tuple[str, str], Plan] = {}
     notes = [*result.notes, note_compared_workload(planner.workload)]
     asked = None if tool_spaces(request.tool, result.cluster) else (request.method, planner.objective())
     for method in METHODS.values():
         for objective in (method.objective,) if method.objective else OBJECTIVES:
             if (method.name, objective) == asked:
-                found[method.name, objective] = result.best
+                plans[method.name, objective] = result.best
                 continue
             say(f"{method.name}, least {objective}")
             one = replace_request(planner, method=method.name, objective=objective)
             try:
-                found[method.name, objective] = choose_mesh(one, candidate_meshes(planner.request, planner.cluster))
+                plans[method.name, objective] = choose_mesh(one, candidate_meshes(planner.request, planner.cluster))
             except NoPlanFits as error:
                 notes.append(Note(Sentence(f"{method.title} has no row: ", error.sentence)))
     # By the names of their rows: the request's plan has one of its own, the other is named by what it makes least.
     exact = {
         plan.name if plan is result.best else f"least {objective}": plan
-        for (name, objective), plan in found.items()
+        for (name, objective), plan in plans.items()
         if name == EXACT.name
     }
-    extra = [_as_comparison(METHODS[name], plan, exact) for (name, _), plan in found.items() if plan is not result.best]
+    extra = [_as_comparison(METHODS[name], plan, exact) for (name, _), plan in plans.items() if plan is not result.best]
     return replace(result, plans=(*result.plans, *extra), notes=tuple(notes))
 
 

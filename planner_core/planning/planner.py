@@ -357,8 +357,8 @@ def _with_equal_links(model: CostModel) -> CostModel:
 
 def recomputation_of(blocks: Mapping[str, BlockPlan]) -> str:
     """The recomputation of a plan's repeated blocks: "none", "full" or another policy; "auto" if they differ."""
-    found = {b.recompute for label, b in blocks.items() if label} or {"none"}
-    return found.pop() if len(found) == 1 else "auto"
+    policies = {b.recompute for label, b in blocks.items() if label} or {"none"}
+    return policies.pop() if len(policies) == 1 else "auto"
 
 
 def _proof_notes(problem: Problem, answer: Answer, aim: str | None) -> tuple[Note, ...]:
@@ -452,15 +452,15 @@ def _model_dtype(graph: Graph, asked: str | None) -> str | None:
     """
     if not {"callable", "module"} & set(graph.config):
         return None
-    own = graph.main_dtype
-    own = own if own in DTYPES else "float32"
-    if asked is not None and asked != own:
+    dtype = graph.main_dtype
+    dtype = dtype if dtype in DTYPES else "float32"
+    if asked is not None and asked != dtype:
         raise InputError(
             named("dtype", asked),
-            f" cannot be applied: most parameters of {graph.name} are {own}, as its function makes them; ",
+            f" cannot be applied: most parameters of {graph.name} are {dtype}, as its function makes them; ",
             "cast them there, or leave it out",
         )
-    return own
+    return dtype
 
 
 def candidate_meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
@@ -468,8 +468,8 @@ def candidate_meshes(request: Request, cluster: Cluster) -> list[DeviceMesh]:
     n = cluster.num_gpus
     if request.mesh:
         return [parse_mesh(request.mesh, n)]
-    told = {s.mesh.axis_sizes: s.mesh for s in tool_spaces(request.tool, cluster, request.seq, request.batch)}
-    return list(told.values()) or [DeviceMesh(axis_names(len(sizes)), sizes) for sizes in mesh_shapes(n)]
+    of_tool = {s.mesh.axis_sizes: s.mesh for s in tool_spaces(request.tool, cluster, request.seq, request.batch)}
+    return list(of_tool.values()) or [DeviceMesh(axis_names(len(sizes)), sizes) for sizes in mesh_shapes(n)]
 
 
 def with_recompute(planner: Planner, recompute: str) -> Planner:

@@ -97,9 +97,9 @@ class Choice:
     def sentence(self) -> str:
         """A sentence that says why the plan is recommended, and what is given up."""
         if not self.fits:
-            told = f" that {self.tool} can be told" if bounding_tool(self.tool) is not None else ""
+            limit = f" that {self.tool} can be told" if bounding_tool(self.tool) is not None else ""
             nearest = f"{self.fastest} comes nearest{', of one pipeline stage' if self.leaves_stages else ''}"
-            return f"no plan{told} fits, so none is recommended; {nearest}"
+            return f"no plan{limit} fits, so none is recommended; {nearest}"
         if self.aim is not None:
             longer = (
                 f"{1 + self.slower:.1f} times as long as"
@@ -302,7 +302,7 @@ def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
     restrict = DataAxis(planner.graph) if size < n else None
     problem = planner.problem(mesh, restrict, zero=0)
     whole = solve_folded(problem, make_objective(problem, "communication"))
-    found = []
+    by_block = []
     for name, repeats in planner.graph.num_repeats.items():
         one = score_candidates(planner.coarse.blocks[name], planner.strategies[name], problem.model, repeats, restrict)
         if one is not None and whole is not None:
@@ -313,14 +313,14 @@ def block_candidates(planner: Planner, chosen: Plan) -> list[Candidates]:
                 rest_memory_bytes=float(rest[Component.AFTER_FORWARD]),
             )
         if one is not None:
-            found.append(one)
-    return found
+            by_block.append(one)
+    return by_block
 
 
-def _dropped_by_reason(found: Iterable[Candidates], budget: float) -> dict[str, int]:
+def _dropped_by_reason(candidates: Iterable[Candidates], budget: float) -> dict[str, int]:
     """Number of candidates that were dropped, by reason: they do not shard evenly, the model does not fit, or they are dominated."""
     counts = {"uneven": 0, "memory": 0, "dominated": 0}
-    for c in found:
+    for c in candidates:
         runs = np.isfinite(c.comm_s)
         fits = c.model_memory_bytes <= budget
         beaten = c.possible - c.scored  # these were never formed (see `generate`)

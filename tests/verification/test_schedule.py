@@ -189,9 +189,9 @@ def test_buckets_hold_what_a_block_holds() -> None:
     layers = [u for u in scheduled_units(plans["FSDP"], graph) if u.name]
     assert [u.name for u in layers] == [f"model.layers.{i}" for i in range(4)]
     for unit in layers:
-        ((gather,), (again,), (scatter,)) = unit.gathers, unit.again, unit.each
+        ((gather,), (regather,), (scatter,)) = unit.gathers, unit.regathers, unit.each
         assert (gather[0].kind, gather[0].num_bytes, gather[0].packed) == ("all_gather", matrices, 7)
-        assert again == gather
+        assert regather == gather
         assert (scatter[0].kind, scatter[0].num_bytes, scatter[0].packed) == ("reduce_scatter", matrices, 7)
         assert [(chain[0].num_bytes, chain[0].packed) for _, chain in unit.small] == [(2 * 4 * h, 2)], "two norms"
     sums = [e for e in scheduled(plans["FSDP"], graph) if e.packed and e.kind == "all_reduce"]

@@ -80,8 +80,8 @@ def collective_times(kind: str, num_bytes: NDArray[np.generic], link: AxisLink, 
     if link.size == 1 or not share:  # a weight without entries has no share of a message
         _check(kind, link.size)
         return np.zeros_like(size)
-    found = [share * a.times(np.maximum(size / share, 0.0)) for a in algorithms(kind, link)]
-    return np.where(size > 0, np.minimum.reduce(found), 0.0)
+    seconds = [share * a.times(np.maximum(size / share, 0.0)) for a in algorithms(kind, link)]
+    return np.where(size > 0, np.minimum.reduce(seconds), 0.0)
 
 
 @lru_cache(maxsize=4096)

@@ -61,15 +61,15 @@ class Redistributions:
         if any(isinstance(p, Shard) and p.dim >= self.rank for p in (*src, *dst)):
             raise ValueError(f"no way from {src} to {dst} of a tensor of {self.rank} dims")
         at, end = self.code(src), self.code(dst)
-        found = []
+        moves = []
         while at != end:
             after = int(self.first[at, end])
             if after < 0:
                 raise ValueError(f"no way from {src} to {dst}")
             a, b = decode(at, self.rank, self.num_axes), decode(after, self.rank, self.num_axes)
-            found += [Step(i, a[i], b[i]) for i in range(self.num_axes) if a[i] != b[i]]  # several: one sum over them
+            moves += [Step(i, a[i], b[i]) for i in range(self.num_axes) if a[i] != b[i]]  # several: one sum over them
             at = after
-        return tuple(found)
+        return tuple(moves)
 
 
 def placement_code(placement: Placement) -> int:
@@ -147,8 +147,8 @@ def all_redistributions(
     num_bytes = math.prod(shape) * item_bytes // np.stack([np.delete(parts, a, 1).prod(axis=1) for a in range(axes)])
     silent = []
     for (axis, kind), (src, dst) in single.by_kind.items():
-        keep = even[src] & even[dst]
-        i, j = src[keep], dst[keep]
+        both_even = even[src] & even[dst]
+        i, j = src[both_even], dst[both_even]
         size = num_bytes[axis, i]
         if loose:
             i, j, size = _uneven_moves(shape, item_bytes, sizes, axis, single.placements, i, j)
@@ -190,14 +190,14 @@ def _uneven_moves(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """The moves on `axis` that can be made where parts may differ in length, and their bytes. Such parts are gathered, reduced or
     cut off, but not exchanged and not padded with zeros."""
-    found: list[tuple[int, int, int]] = []
+    moves: list[tuple[int, int, int]] = []
     for i, j in zip(src.tolist(), dst.tolist(), strict=True):
         step = Step(axis, placements[i][axis], placements[j][axis])
         uneven = any(isinstance(p, Shard) and shape[p.dim] % sizes[axis] for p in (step.src, step.dst))
         if not uneven or step.collective in ("all_gather", "reduce_scatter") or step.src == R:
-            found.append((i, j, step_bytes(shape, item_bytes, placements[i], step, sizes)))
-    kept = np.array(found, dtype=np.int64).reshape(-1, 3)
-    return kept[:, 0], kept[:, 1], kept[:, 2]
+            moves.append((i, j, step_bytes(shape, item_bytes, placements[i], step, sizes)))
+    table = np.array(moves, dtype=np.int64).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2]
 
 
 def _reachable_without_messages(
@@ -231,13 +231,13 @@ class _SingleMoves:
 def _single_moves(rank: int, axes: int, dims: tuple[int, ...]) -> _SingleMoves:
     every = tuple(decode(c, rank, axes) for c in range((2 + rank) ** axes))
     options: list[Placement] = [R, P, *(Shard(d) for d in dims)]
-    found: dict[tuple[int, str | None], list[tuple[int, int]]] = {}
+    pairs_by_kind: dict[tuple[int, str | None], list[tuple[int, int]]] = {}
     for i, here in enumerate(every):
         for axis, to in itertools.product(range(axes), options):
             if to != here[axis] and _innermost(here, to, axis):
                 j = encode((*here[:axis], to, *here[axis + 1 :]), rank)
-                found.setdefault((axis, Step(axis, here[axis], to).collective), []).append((i, j))
-    by_kind = {key: (np.array(pairs)[:, 0], np.array(pairs)[:, 1]) for key, pairs in found.items()}
+                pairs_by_kind.setdefault((axis, Step(axis, here[axis], to).collective), []).append((i, j))
+    by_kind = {key: (np.array(pairs)[:, 0], np.array(pairs)[:, 1]) for key, pairs in pairs_by_kind.items()}
     sharded = np.array([[isinstance(p, Shard) for p in here] for here in every]).reshape(len(every), axes)
     whole = np.array([[p == R for p in here] for here in every]).reshape(sharded.shape)
     return _SingleMoves(every, sharded, whole, ~(sharded | whole), by_kind)

@@ -42,8 +42,8 @@ def bytes_between_gpus(plan: Plan, cluster: Cluster, phases: Iterable[str] = PHA
     for src, dst, num_bytes in routes(plan, cluster, phases):
         np.add.at(matrix, (src, dst), num_bytes)
     whole, gpus = np.zeros((plan.num_gpus, plan.num_gpus)), gpus_of_ranks(plan)
-    for own in gpus:
-        whole[np.ix_(own, own)] = matrix
+    for members in gpus:
+        whole[np.ix_(members, members)] = matrix
     for rank, other, handed_on in _between_stages(plan, phases):
         whole[gpus[rank], gpus[other]] += handed_on
     return whole
@@ -61,9 +61,9 @@ def _between_stages(plan: Plan, phases: Iterable[str]) -> Iterator[tuple[int, in
     cut, cost = plan.pipeline, plan.cost.pipeline
     if cut is None or cost is None:
         return
-    for stage, made in enumerate(cost.stages[:-1]):
+    for stage, stage_cost in enumerate(cost.stages[:-1]):
         here, there = cut.rank_of(stage), cut.rank_of(stage + 1)
-        sent = float(made.send_bytes * int(plan.workload["accumulate"]))
+        sent = float(stage_cost.send_bytes * int(plan.workload["accumulate"]))
         if here != there:
             yield from (
                 (a, b, sent) for p, a, b in (("forward", here, there), ("backward", there, here)) if p in phases

@@ -74,10 +74,10 @@ def keeps_other_tensors(graph: Graph, gpu: Gpu, workload: Workload) -> bool:
 
 def attentions_by_kernel(graph: Graph, gpu: Gpu, workload: Workload) -> dict[str, list[tuple[Block, Op]]]:
     """The attentions of a graph by the kernel that each takes."""
-    stated, found = workload.resolved().attention, dict[str, list[tuple[Block, Op]]]()
+    stated, by_kernel = workload.resolved().attention, dict[str, list[tuple[Block, Op]]]()
     for block, op in _attentions((graph.top, *graph.blocks.values())):
-        found.setdefault(attention_kernel(op, block.values, stated, gpu), []).append((block, op))
-    return found
+        by_kernel.setdefault(attention_kernel(op, block.values, stated, gpu), []).append((block, op))
+    return by_kernel
 
 
 def _attentions(blocks: Iterable[Block]) -> Iterator[tuple[Block, Op]]:
@@ -102,8 +102,8 @@ def _with_math_kernel(block: Block, op: Op) -> Op:
     42 MB."""
     q, k, v = (block.values[i].meta for i in op.inputs[:3])
     scores = (*q.shape[:-1], k.shape[-2])
-    kept = tuple(TensorMeta(shape, "float32") for shape in (q.shape, k.shape, v.shape, scores))
-    return replace(op, saved=(), saved_extra=kept, attrs={**op.attrs, AS_RUN: MATH})
+    saved = tuple(TensorMeta(shape, "float32") for shape in (q.shape, k.shape, v.shape, scores))
+    return replace(op, saved=(), saved_extra=saved, attrs={**op.attrs, AS_RUN: MATH})
 
 
 def _with_softmax(block: Block, op: Op) -> Op:

@@ -26,26 +26,26 @@ SOURCE, SINK = "given", "needed"
 def compiled_block(block: Block) -> Block:
     """The block with what its operators keep if it is compiled."""
     needed = {v for op in block.ops for v in _needed_activations(block, op)}
-    kept = _minimum_cut(block, needed)
-    found, first = [], dict[int, str]()
+    cut = _minimum_cut(block, needed)
+    items, first = [], dict[int, str]()
     for op in block.ops:
         for v in op.inputs:
             first.setdefault(root(block, v), op.name)
     for item in block.items:
-        if not isinstance(item, Op) or not (item.saved or any(root(block, v) in kept for v in item.inputs)):
-            found.append(item)
+        if not isinstance(item, Op) or not (item.saved or any(root(block, v) in cut for v in item.inputs)):
+            items.append(item)
             continue
-        own = [v for v in item.saved if block.values[v].kind != "activation" or _keeps_value(block, item, v, kept)]
+        already = [v for v in item.saved if block.values[v].kind != "activation" or _keeps_value(block, item, v, cut)]
         read = [
-            v for v in item.inputs if root(block, v) in kept and first[root(block, v)] == item.name and v not in own
+            v for v in item.inputs if root(block, v) in cut and first[root(block, v)] == item.name and v not in already
         ]
-        found.append(replace(item, saved=tuple(dict.fromkeys((*own, *read)))))
-    return replace(block, items=tuple(found))
+        items.append(replace(item, saved=tuple(dict.fromkeys((*already, *read)))))
+    return replace(block, items=tuple(items))
 
 
-def _keeps_value(block: Block, op: Op, value: int, kept: set[int]) -> bool:
+def _keeps_value(block: Block, op: Op, value: int, cut: set[int]) -> bool:
     """Whether an operator goes on to keep a value: one of the cut that it reads for a kernel that is not fused, or makes."""
-    return root(block, value) in kept and (value in op.outputs or not _is_recomputed(op))
+    return root(block, value) in cut and (value in op.outputs or not _is_recomputed(op))
 
 
 def _needed_activations(block: Block, op: Op) -> set[int]:
@@ -64,12 +64,12 @@ def _minimum_cut(block: Block, needed: set[int]) -> set[int]:
     import networkx as nx  # takes 0.1 s, and few requests compile
 
     net: nx.DiGraph = nx.DiGraph()
-    made = {v for op in block.ops if _is_recomputed(op) for v in op.outputs if root(block, v) == v}
-    made -= {v for op in block.ops if not _is_recomputed(op) for v in _needed_activations(block, op)}
+    recomputable = {v for op in block.ops if _is_recomputed(op) for v in op.outputs if root(block, v) == v}
+    recomputable -= {v for op in block.ops if not _is_recomputed(op) for v in _needed_activations(block, op)}
     activations = {root(block, i) for i, v in enumerate(block.values) if v.kind == "activation"}
     for v in activations:
         net.add_edge((v, "in"), (v, "out"), capacity=block.values[v].meta.num_bytes)
-        if v not in made:
+        if v not in recomputable:
             net.add_edge(SOURCE, (v, "in"))
         if v in needed:
             net.add_edge((v, "out"), SINK)

@@ -19,22 +19,22 @@ def with_norm_kernels(block: Block) -> Block:
     """The block with each norm of several operators as one kernel."""
     values, changed = list(block.values), dict[str, Op]()
     for ops in find_norms(block):
-        made = {v: op for op in ops for v in op.outputs}
-        first = next(v for op in ops for v in op.inputs if v not in made and values[v].kind == "activation")
+        maker = {v: op for op in ops for v in op.outputs}
+        first = next(v for op in ops for v in op.inputs if v not in maker and values[v].kind == "activation")
         for op in ops:
             if operator(op.fn).kind is Kind.CAST and op.inputs[0] == first:
                 # the kernel reads its operand in its own dtype, so this cast is a view of it
                 (copy,) = op.outputs
                 meta = TensorMeta(values[copy].meta.shape, values[first].meta.dtype)
                 values[copy] = replace(values[copy], meta=meta, storage=values[first].storage)
-            kept = tuple(
+            saved = tuple(
                 v
                 for v in op.saved
                 if values[v].kind == "parameter"
-                or v not in made
-                or made[v].fn == "rsqrt"
+                or v not in maker
+                or maker[v].fn == "rsqrt"
                 or values[v].storage == values[first].storage
             )
-            changed[op.name] = replace(op, saved=kept, attrs={**op.attrs, AS_RUN: NORM_KERNEL})
+            changed[op.name] = replace(op, saved=saved, attrs={**op.attrs, AS_RUN: NORM_KERNEL})
     items = tuple(changed.get(i.name, i) if isinstance(i, Op) else i for i in block.items)
     return replace(block, values=tuple(values), items=items)

@@ -47,14 +47,14 @@ def optimizer_bytes(item: int, workload: Workload, kernels: str) -> dict[str, in
     Clipping passes over the gradient, and the working copy is written again. Example: fused AdamW in mixed precision moves 28 bytes for a
     parameter. One by one its operators move 80.
     """
-    kept, gradient, each = workload.kept_item(item), workload.updated_item(item), optimizer_passes(workload, kernels)
+    stored, gradient, each = workload.kept_item(item), workload.updated_item(item), optimizer_passes(workload, kernels)
     return {
-        "weight": each.weight * kept,
-        "averages": each.moments * kept,
+        "weight": each.weight * stored,
+        "averages": each.moments * stored,
         "gradient": each.gradient * gradient,
-        "made on the way": each.between * kept,
+        "made on the way": each.between * stored,
         "gradient, clipped": CLIP_PASSES * gradient,
-        "working copy, made again": kept + item if kept != item else 0,
+        "working copy, made again": stored + item if stored != item else 0,
     }
 
 

@@ -63,8 +63,8 @@ def _replace_losses(block: Block, kind: str, parts: int) -> Block:
 def _replace_loss(block: Block, loss: Op, kind: str, parts: int) -> Block:
     if kind == GATHERED:
         # A buffer each for this micro-batch and the one before: the pass after next overwrites it, and backward does not free it.
-        held = TensorMeta(block.values[loss.inputs[0]].meta.shape, _logits_dtype(block, loss))
-        there = replace(loss, saved_extra=(*loss.saved_extra, held, held), attrs={**loss.attrs, WHOLE_LOGITS: True})
+        buffer = TensorMeta(block.values[loss.inputs[0]].meta.shape, _logits_dtype(block, loss))
+        there = replace(loss, saved_extra=(*loss.saved_extra, buffer, buffer), attrs={**loss.attrs, WHOLE_LOGITS: True})
         return replace(block, items=tuple(there if item is loss else item for item in block.items))
     logits = root(block, loss.inputs[0])
     values, ops = list(block.values), {loss.name: _loss_as_run(block, loss, kind)}
@@ -103,5 +103,5 @@ def _loss_as_run(block: Block, loss: Op, kind: str) -> Op:
     """The loss with what it keeps: the logits, and a number for each token."""
     logits, targets = loss.inputs[0], loss.inputs[1:]
     tokens = TensorMeta(block.values[logits].meta.shape[:1], "float32")
-    kept = () if kind == CHUNKED else (logits,)
-    return replace(loss, saved=(*targets, *kept), saved_extra=(tokens,), attrs={**loss.attrs, AS_RUN: kind})
+    saved_logits = () if kind == CHUNKED else (logits,)
+    return replace(loss, saved=(*targets, *saved_logits), saved_extra=(tokens,), attrs={**loss.attrs, AS_RUN: kind})

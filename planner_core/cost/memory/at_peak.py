@@ -48,31 +48,31 @@ class PeakTensor:
 
 def tensors_at_peak(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> list[PeakTensor]:
     """All tensors at the peak, the largest first. The bytes of each kind add up to `Walk.memory_bytes`."""
-    found = _PeakTensors(blocks, graph, model)
-    found.add_standing()
-    found.add_moment_of_peak()
-    return sorted(found.rows(), key=lambda h: -h.total_bytes)
+    tensors = _PeakTensors(blocks, graph, model)
+    tensors.add_standing()
+    tensors.add_moment_of_peak()
+    return sorted(tensors.rows(), key=lambda h: -h.total_bytes)
 
 
 class _PeakTensors:
     def __init__(self, blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> None:
         self.blocks, self.model, self.buffer_bytes = blocks, model, graph.buffer_bytes
         self.walk = walk(blocks, graph, model)
-        self.made = self.walk.block_memories
+        self.block_memories = self.walk.block_memories
         self.sums = model.holds_gradients
         self.label_of = {prefix: label for label, bp in blocks.items() if label for prefix in bp.prefixes}
-        self.found: dict[PeakTensor, int] = {}
+        self.copies_of: dict[PeakTensor, int] = {}
 
     def rows(self) -> Iterable[PeakTensor]:
-        """The rows that were found; equal tensors are one row."""
-        for h, copies in self.found.items():
+        """The rows; equal tensors are one."""
+        for h, copies in self.copies_of.items():
             # A form of a weight that takes no memory has 0 bytes (`WeightForms`): it is no row.
             if h.num_bytes:
                 yield replace(h, copies=copies)
 
     def value(self, label: str, number: int) -> Value:
         """A value of a block of the plan."""
-        return self.made[label].storages.block.values[number]
+        return self.block_memories[label].storages.block.values[number]
 
     def add(
         self,
@@ -90,19 +90,19 @@ class _PeakTensors:
         meta = self.value(label, value).meta if value is not None else None
         shape, dtype = (meta.shape, dtype or meta.dtype) if meta else ((), "")
         row = PeakTensor(kind, what, label, shape, dtype, " ".join(map(str, placed or ())), num_bytes, op=op)
-        self.found[row] = self.found.get(row, 0) + copies
+        self.copies_of[row] = self.copies_of.get(row, 0) + copies
 
     def weights(self) -> Iterator[tuple[str, WeightForms]]:
         """Every weight, with the label of its block."""
         for label, bp in self.blocks.items():
-            for forms in weight_forms(self.made[label].storages.block, bp, self.model):
+            for forms in weight_forms(self.block_memories[label].storages.block, bp, self.model):
                 yield label, forms
 
     def add_weight(self, kind: str, what: str, label: str, number: int, form: WeightForm, dtype: str = "") -> None:
         """Add one form of a weight for all copies of its block, in `dtype` or in the dtype in which the optimizer keeps it."""
         value, copies = self.value(label, number), len(self.blocks[label].prefixes)
-        kept = value.grad and self.model.workload.kept_item(ITEM_BYTES[value.meta.dtype]) == 4
-        dtype = dtype or ("float32" if kept else value.meta.dtype)
+        in_float32 = value.grad and self.model.workload.kept_item(ITEM_BYTES[value.meta.dtype]) == 4
+        dtype = dtype or ("float32" if in_float32 else value.meta.dtype)
         self.add(kind, f"{what}{value.name}", label, number, form.placements, form.num_bytes, copies, dtype)
 
     def add_standing(self) -> None:
@@ -117,7 +117,7 @@ class _PeakTensors:
 
     def add_moment_of_peak(self) -> None:
         """Add what else is held at the highest moment."""
-        peak, top = self.walk.peak, self.made[""]
+        peak, top = self.walk.peak, self.block_memories[""]
         # Moments compare by value. `peak` is the first of the highest in this order, so an equal one of forward is the same moment.
         updates = peak not in (*self.walk.forward, *self.walk.backward)
         if not updates:
@@ -144,20 +144,20 @@ class _PeakTensors:
 
     # --- one block at one moment ------------------------------------------------------------------
 
-    def add_forward_moment(self, label: str, index: int, *, again: bool = False) -> None:
+    def add_forward_moment(self, label: str, index: int, *, recomputed: bool = False) -> None:
         """Add what is held at moment `index` of forward: each item has three moments, before it, while it runs and after it.
-        `again`: of the recomputation before backward."""
-        block_memory = self.made[label]
+        `recomputed`: of the recomputation before backward."""
+        block_memory = self.block_memories[label]
         moment = _run_to_moment(
-            block_memory.recomputation_moments() if again else block_memory.forward_moments(), index
+            block_memory.recomputation_moments() if recomputed else block_memory.forward_moments(), index
         )
         number, running = index // MOMENTS, index % MOMENTS == 1
         begun = number + (index % MOMENTS > 0)
-        if again:
+        if recomputed:
             self.add_kept_results(label, range(begun, len(block_memory.storages.block.items)))
         # Moments of item n are 3 n (before it), 3 n + 1 (its highest) and 3 n + 2 (after it): only then it is done.
         done = range(number + (index % MOMENTS == 2))
-        if block_memory.storages.plan.recompute == "none" or again:
+        if block_memory.storages.plan.recompute == "none" or recomputed:
             self.add_kept(label, done)
         else:
             self.add_kept_results(label, done)
@@ -168,13 +168,13 @@ class _PeakTensors:
         item = block_memory.storages.block.items[number]
         if running and isinstance(item, Call):
             inner = self.label_of[item.prefix]
-            self.add_forward_moment(inner, _find_highest(self.made[inner])[1])
+            self.add_forward_moment(inner, _find_highest(self.block_memories[inner])[1])
         elif isinstance(item, Op):
             self.add_work(label, item.name, FORWARD, moment.flying - sum(block_memory.flying.values()))
 
     def add_backward_moment(self, label: str, index: int, given: dict[int, Gradient]) -> None:
         """Add what is held at moment `index` of backward."""
-        block_memory = self.made[label]
+        block_memory = self.block_memories[label]
         back = BackwardMemory(block_memory, dict(given))
         moment = _run_to_moment(back.moments(), index)
         call = block_memory.storages.block.items[back.at] if back.at >= 0 else None
@@ -200,7 +200,7 @@ class _PeakTensors:
 
     def add_weights_ahead(self, label: str, number: int, when: int, num_bytes: int) -> None:
         """Weights before, while and after an item runs forward."""
-        block_memory = self.made[label]
+        block_memory = self.block_memories[label]
         at = block_memory.unit_at[number]
         ahead = block_memory.units[at + 1] if at + 1 < len(block_memory.units) else block_memory.units[at]
         here = block_memory.units[at].gathered_bytes() if when == 1 else 0
@@ -237,7 +237,7 @@ class _PeakTensors:
             return
         for name, size in back.weights.items():
             self.add_weight_gradient(label, name, size)
-        for k, item in enumerate(self.made[label].storages.block.items):
+        for k, item in enumerate(self.block_memories[label].storages.block.items):
             # Calls behind the item at work have left their gradients. The one at work has not yet while it runs, or before its unit begins.
             if isinstance(item, Call) and k >= back.at + (back.inside or not back.begun):
                 inner = self.label_of[item.prefix]
@@ -246,7 +246,7 @@ class _PeakTensors:
 
     def add_gradients(self, label: str, back: BackwardMemory) -> int:
         """Add the gradients of values that are on their way. Returns their bytes."""
-        block_memory = self.made[label]
+        block_memory = self.block_memories[label]
         item = block_memory.storages.block.items[back.at]
         # One tensor may be the gradient of several values. It gets the name of the first, so its bytes count once.
         of = {g: value for value, g in reversed(back.by_value.items())}
@@ -262,14 +262,14 @@ class _PeakTensors:
     def add_inside_call(self, label: str) -> None:
         """Add what is held at the highest moment of the backward of one copy. If the block is recomputed, this moment may be in the
         recomputation."""
-        block_memory, given = self.made[label], arriving_gradients(self.made[label])
+        block_memory, given = self.block_memories[label], arriving_gradients(self.block_memories[label])
         _, index, moment = _find_highest(block_memory, given, only=BACKWARD)
         if block_memory.storages.plan.recompute != "none":
             at, highest = max(enumerate(block_memory.recomputation_moments()), key=lambda m: m[1].total)
             more = sum(g.num_bytes for g in given.values())
             # A recomputed copy has two high moments: while it runs again, and in its backward. `peak` took the higher one, and so do we.
             if highest.total + more >= moment.total:
-                self.add_forward_moment(label, at, again=True)
+                self.add_forward_moment(label, at, recomputed=True)
                 for value, gradient in given.items():
                     self.add(
                         "buffers",
@@ -284,14 +284,14 @@ class _PeakTensors:
 
     def _gradients_after(self, label: str) -> dict[str, int]:
         """Gradients of a block's weights once its backward is done."""
-        back = BackwardMemory(self.made[label], arriving_gradients(self.made[label]))
+        back = BackwardMemory(self.block_memories[label], arriving_gradients(self.block_memories[label]))
         for _ in back.moments():
             pass
         return back.weights
 
     def add_kept(self, label: str, numbers: range, skip: Key | None = None) -> None:
         """Add what the items of these numbers are the first to keep for backward. A called block is opened to its own tensors."""
-        block_memory = self.made[label]
+        block_memory = self.block_memories[label]
         for number in numbers:
             for key in block_memory.kept_at[number]:
                 # A storage counts at the first item that keeps it, which frees it last. What crosses the border is the caller's.
@@ -307,7 +307,7 @@ class _PeakTensors:
 
     def add_kept_inside(self, label: str) -> None:
         """Add what a copy of a block keeps for backward; if it is recomputed, only what the plan keeps."""
-        block_memory = self.made[label]
+        block_memory = self.block_memories[label]
         if block_memory.storages.plan.recompute == "none":
             self.add_kept(label, range(len(block_memory.storages.block.items)))
             return
@@ -315,14 +315,14 @@ class _PeakTensors:
 
     def add_kept_results(self, label: str, numbers: Iterable[int]) -> None:
         """Results that stay of these items of a block until it runs again."""
-        block_memory = self.made[label]
+        block_memory = self.block_memories[label]
         for number in numbers:
             for key in block_memory.kept_results()[number]:
                 self.add_storage("activations", label, key, block_memory.storages.size[key])
 
     def add_storage(self, kind: str, label: str, key: Key, size: int) -> None:
         """Add one storage. Its key says what it is."""
-        block_memory = self.made[label]
+        block_memory = self.block_memories[label]
         s, name = block_memory.storages, key[0]
         if name == "extra":
             self.add(kind, f"kept by {key[1]} beside its operands and result", label, None, None, size, op=str(key[1]))
@@ -344,7 +344,7 @@ class _PeakTensors:
             )
 
     def add_weight_gradient(self, label: str, name: str, size: int) -> None:
-        block, param = self.made[label].storages.block, self.blocks[label].params.get(name)
+        block, param = self.block_memories[label].storages.block, self.blocks[label].params.get(name)
         value = next((v for v, x in enumerate(block.values) if x.kind == "parameter" and x.name == name), None)
         self.add("grads", f"gradient of {name}", label, value, param.stored if param else None, size)
 

@@ -118,11 +118,11 @@ class BackwardMemory:
             yield from self._finish_unit()
         here, back = self.block_memory.units[at[number]], self.block_memory.previous_units(number)
         # Two moments in turn: the message is unpacked, so its weights stand twice; then it is freed, and the next units' are sent for.
-        self.gathered, self.coming = here.unpacking_bytes(again=True), arriving_bytes(back, 1, again=True)
+        self.gathered, self.coming = here.unpacking_bytes(backward=True), arriving_bytes(back, 1, backward=True)
         yield self._moment()
-        self.gathered, self.coming = here.gathered_bytes(again=True), peak_issuing_bytes(back, again=True)
+        self.gathered, self.coming = here.gathered_bytes(backward=True), peak_issuing_bytes(back, backward=True)
         yield self._moment()
-        self.coming = arriving_bytes(back, again=True)
+        self.coming = arriving_bytes(back, backward=True)
 
     def _finish_unit(self) -> Iterator[Moment]:
         """The unit is done: its gradients leave, when those before them have moved on, and its weights are freed. Autograd holds
@@ -162,27 +162,27 @@ class BackwardMemory:
         self.weights[name] = num_bytes
 
     def _run_call(self, number: int, call: Call) -> Iterator[Moment]:
-        found = self.block_memory.calls[call.prefix]
+        copy = self.block_memory.calls[call.prefix]
         # They are taken out before `here` is summed, since the copy's own walk counts them (`arriving_gradients`).
         arrived = [self.by_value.pop(v, None) for v in call.outputs]
         # The caller counts as kept what the copy keeps inside. While the copy runs backward, its own moments count that instead.
         inside = Moment(self.block_memory.storages.size["call", number])
         here = self._moment()
         self.inside = True
-        yield Moment(here.kept - inside.kept, here.grads, here.flying, here.ahead) + found.backward
+        yield Moment(here.kept - inside.kept, here.grads, here.flying, here.ahead) + copy.backward
         self.inside = False
-        self.weight_bytes += found.grads
-        for value in (call.inputs[position] for position in found.reduced):
+        self.weight_bytes += copy.grads
+        for value in (call.inputs[position] for position in copy.reduced):
             self._set_weight_gradient(
                 self.block_memory.storages.block.values[value].name, self.block_memory.gradient_bytes[value][0]
             )
-        self.departed, self.last_packed = list(found.unit.reductions), found.last_packed
-        for gradient, result in zip(arrived, found.results, strict=True):
+        self.departed, self.last_packed = list(copy.unit.reductions), copy.last_packed
+        for gradient, result in zip(arrived, copy.results, strict=True):
             if (
-                gradient is not None and result < 0 and -1 - result not in found.gradients
+                gradient is not None and result < 0 and -1 - result not in copy.gradients
             ):  # the block hands this operand through
                 yield self._add_gradient(call.inputs[-1 - result], gradient)
-        for position, size in found.gradients.items():
+        for position, size in copy.gradients.items():
             yield self._add_weight_gradient(call.inputs[position], Gradient(size))
 
     def _run_op(self, op: Op) -> Iterator[Moment]:
@@ -251,10 +251,10 @@ class BackwardMemory:
     def _pack_gradient(self, op: Op, position: int) -> None:
         """The first gradient of a message takes the memory for all of them."""
         unit = self.block_memory.units[self.block_memory.unit_at[self.at]]
-        found = unit.reduction_of(op.inputs[position]) if (op.name, position) in unit.uses else None
-        if found is not None and found not in self.leaving:
-            self.leaving.append(found)
-            self.filling += found.flat
+        reduction = unit.reduction_of(op.inputs[position]) if (op.name, position) in unit.uses else None
+        if reduction is not None and reduction not in self.leaving:
+            self.leaving.append(reduction)
+            self.filling += reduction.flat
 
     def _add_weight_gradient(self, value: int, gradient: Gradient) -> Moment:
         """Add the gradient of a weight, which stays. If the weight is an input of the block, its gradient belongs to the caller, unless
@@ -270,8 +270,8 @@ class BackwardMemory:
             return self._moment(max(0, first - gradient.num_bytes))
         # A packed gradient lies in its message's buffer already. Only autograd's last one is a tensor of its own until the unit is done.
         packed = any(value in r.weights and r.flat for r in self.leaving)
-        apart = any(use.value == value and use.is_separate for use in unit.uses.values())
-        if packed and (v.name not in self.weights or apart):
+        separate = any(use.value == value and use.is_separate for use in unit.uses.values())
+        if packed and (v.name not in self.weights or separate):
             self.last_packed = gradient.num_bytes
             return self._moment(first)
         if v.name in self.weights:  # used before: the first waits, and autograd makes a new tensor of both

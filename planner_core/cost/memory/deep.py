@@ -40,11 +40,19 @@ def peak_memory(
 ) -> dict[str, int]:
     """Bytes at the peak by kind, as `Walk.memory_bytes`. `known` is that of `block_memories`."""
     top, gaps = shorten_repeats(graph.top, {p: label for label, bp in blocks.items() for p in bp.prefixes})
-    state, made = standing_memory(blocks, graph, model), block_memories(blocks, replace(graph, top=top), model, known)
-    found = walk_from_moments(
-        state, made, _forward(made[""], gaps), _backward(made[""], gaps), model, of=lambda m: (highest_moment(m),)
+    state, memories = (
+        standing_memory(blocks, graph, model),
+        block_memories(blocks, replace(graph, top=top), model, known),
     )
-    return found.memory_bytes()
+    walk = walk_from_moments(
+        state,
+        memories,
+        _forward(memories[""], gaps),
+        _backward(memories[""], gaps),
+        model,
+        of=lambda m: (highest_moment(m),),
+    )
+    return walk.memory_bytes()
 
 
 def stage_moments(
@@ -57,15 +65,20 @@ def stage_moments(
     """Of one stage of a pipeline: what its weights take; the bytes that one micro-batch keeps when its forward is done; and the highest
     moments of a forward and of a backward. `gradients`: bytes of those that arrive, by value. `known` is that of `block_memories`."""
     top, gaps = shorten_repeats(graph.top, {p: label for label, bp in blocks.items() for p in bp.prefixes})
-    state, made = standing_memory(blocks, graph, model), block_memories(blocks, replace(graph, top=top), model, known)
+    state, memories = (
+        standing_memory(blocks, graph, model),
+        block_memories(blocks, replace(graph, top=top), model, known),
+    )
     given = {v: Gradient(size) for v, size in gradients.items()}
 
     def ends(moments: Iterable[Moment]) -> tuple[Moment, ...]:
         every = tuple(moments)
         return highest_moment(every), every[-1]
 
-    found = walk_from_moments(state, made, _forward(made[""], gaps), _backward(made[""], gaps, given), model, of=ends)
-    return state, found.forward[-1].kept, found.forward[0], found.backward[0]
+    walk = walk_from_moments(
+        state, memories, _forward(memories[""], gaps), _backward(memories[""], gaps, given), model, of=ends
+    )
+    return state, walk.forward[-1].kept, walk.forward[0], walk.backward[0]
 
 
 def _forward(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
@@ -73,8 +86,8 @@ def _forward(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
     more = [_kept_bytes(top, gap) for gap in gaps]
     for number, moment in enumerate(top.forward_moments()):
         # Each gap that lies behind has run forward, so its copies' kept bytes are there.
-        kept = sum(extra for gap, extra in zip(gaps, more, strict=True) if gap.at <= number // MOMENTS)
-        yield moment + Moment(kept) if kept else moment
+        gap_bytes = sum(extra for gap, extra in zip(gaps, more, strict=True) if gap.at <= number // MOMENTS)
+        yield moment + Moment(gap_bytes) if gap_bytes else moment
 
 
 def _backward(top: BlockMemory, gaps: Sequence[Gap], given: Mapping[int, Gradient] | None = None) -> Iterator[Moment]:
@@ -89,10 +102,10 @@ def _backward(top: BlockMemory, gaps: Sequence[Gap], given: Mapping[int, Gradien
                 run.leave_late(reduction, gap.copies)
     for moment in run.moments():
         extra = Moment()
-        for gap, (kept, grads) in zip(gaps, more, strict=True):
+        for gap, (gap_bytes, grads) in zip(gaps, more, strict=True):
             # Backward comes from the end: a gap before the item at work has not run yet and still keeps; one behind it has left its
             # gradients.
-            extra += Moment(kept) if gap.at <= run.at else Moment(0, grads)
+            extra += Moment(gap_bytes) if gap.at <= run.at else Moment(0, grads)
         yield moment + extra
 
 
@@ -169,8 +182,8 @@ def _reads_same_operands(before: Op | Call, one: Op | Call, other: Op | Call) ->
     """Whether each operand of two copies is the same value, or the same result of the copy before."""
 
     def source(copy: Op | Call, previous: Op | Call) -> list[tuple[str, int]]:
-        made = {v: k for k, v in enumerate(previous.outputs)}
-        return [("result", made[v]) if v in made else ("value", v) for v in copy.inputs]
+        position = {v: k for k, v in enumerate(previous.outputs)}
+        return [("result", position[v]) if v in position else ("value", v) for v in copy.inputs]
 
     # A mask that all copies share is the same value in each; the residual stream is the same result of the copy before.
     return source(one, before) == source(other, one)

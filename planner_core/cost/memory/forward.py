@@ -108,16 +108,16 @@ class BlockMemory:
 
     def _add_call(self, number: int, call: Call) -> tuple[Key, ...]:
         """Give the results of a call their storages. Returns the storages that the call keeps, inside and among its operands."""
-        s, found = self.storages, self.calls[call.prefix]
-        for value, size in zip(call.outputs, found.results, strict=True):
+        s, copy = self.storages, self.calls[call.prefix]
+        for value, size in zip(call.outputs, copy.results, strict=True):
             # A negative size stands for an operand that the block hands through: no new storage.
             s.at[value] = s.at.get(call.inputs[-1 - size]) if size < 0 else ("made", value)
             if size >= 0:
                 s.size["made", value] = size
-        s.size["call", number] = found.kept
-        across = [call.inputs[i] for i in found.keeps] + [call.outputs[i] for i in found.kept_results]
-        own: Key = ("call", number)
-        return tuple(dict.fromkeys([own, *(k for v in across if (k := s.at.get(v)) is not None)]))
+        s.size["call", number] = copy.kept
+        across = [call.inputs[i] for i in copy.keeps] + [call.outputs[i] for i in copy.kept_results]
+        inside: Key = ("call", number)
+        return tuple(dict.fromkeys([inside, *(k for v in across if (k := s.at.get(v)) is not None)]))
 
     @cached_property
     def gradient_bytes(self) -> dict[int, tuple[int, int]]:
@@ -152,10 +152,10 @@ class BlockMemory:
         # The program computes its constants before its first operator, and its frame holds them until it returns.
         live: dict[Key, int] = {key: size[key] for key in self.storages.computed.values()}
         until.update(dict.fromkeys(live, len(self.storages.block.items)))
-        kept: set[Key] = set()
+        saved: set[Key] = set()
         kept_bytes = 0
         for number, item in enumerate(self.storages.block.items):
-            self.flying = {k: n for k, n in live.items() if k not in kept}
+            self.flying = {k: n for k, n in live.items() if k not in saved}
             # Invariant: `live` are the storages that some later item or the code still reads, `kept` those that wait for backward. A
             # storage that is in both counts once, as kept.
             standing = Moment(kept_bytes, 0, sum(self.flying.values()))
@@ -166,20 +166,20 @@ class BlockMemory:
                 return
             yield standing + (self.calls[item.prefix].forward if isinstance(item, Call) else self._op_moment(item))
             stays = list(self.stays_after(number, first=first))
-            kept.update(stays)
+            saved.update(stays)
             kept_bytes += self.size_of(stays)
             # An `in` storage is the caller's, or a computed constant with which `live` began.
-            made = (self.storages.at[v] for v in item.outputs)
-            live.update((k, size[k]) for k in made if k is not None and k[0] != "in")
+            results = (self.storages.at[v] for v in item.outputs)
+            live.update((k, size[k]) for k in results if k is not None and k[0] != "in")
             # What no later item reads is freed here, unless autograd keeps it.
             live = {k: n for k, n in live.items() if until.get(k, -1) > number}
-            self.flying = {k: n for k, n in live.items() if k not in kept}
+            self.flying = {k: n for k, n in live.items() if k not in saved}
             yield Moment(kept_bytes, 0, sum(self.flying.values()), self.ahead_bytes(number, done=True))
 
     @cached_property
     def reach(self) -> int:
         """Number of units whose weights are on their way while one runs."""
-        return max((g.reach for u in self.units for g in u.messages(again=False)), default=0)
+        return max((g.reach for u in self.units for g in u.messages(backward=False)), default=0)
 
     def _arriving_bytes(self, number: int) -> int:
         """Bytes of weights before an item: at the begin of a unit they arrive, and those of the next units are sent for."""
@@ -220,12 +220,12 @@ class BlockMemory:
     def _kept_results(self) -> list[list[Key]]:
         # Of two operators that keep one storage the first one counts it. The border is the caller's.
         s, seen = self.storages, set(self.border)
-        found = []
+        by_item = []
         for item in s.block.items:
             keys = [k for k in s.kept_results(item) if k not in seen] if isinstance(item, Op) else []
             seen.update(keys)
-            found.append(keys)
-        return found
+            by_item.append(keys)
+        return by_item
 
     def recomputation_moments(self) -> Iterator[Moment]:
         """The moments of the recomputation.
@@ -233,14 +233,14 @@ class BlockMemory:
         What the plan kept is held until its own operator is reached. The recomputation stops when the last operator that saves
         something has its operands, or, if that operator saves what it makes, when it has run.
         """
-        held, block = self.kept_results(), self.storages.block
-        left, last = sum(map(self.size_of, held)), last_saving(block)
+        by_item, block = self.kept_results(), self.storages.block
+        left, last = sum(map(self.size_of, by_item)), last_saving(block)
         computes = last >= 0 and rerun_ops(block, self.storages.plan.kept)[block.ops[last].name].computes
         # If the last operator saves its operands alone, its kernels need not run: the moments end where it has them.
         for number, moment in enumerate(self._moments(-1 if computes else last)):
             # The results that the plan kept wait for the recomputation to reach their operator. From then on they are among what is kept
             # again.
-            left -= 0 if number % MOMENTS else self.size_of(held[number // MOMENTS])
+            left -= 0 if number % MOMENTS else self.size_of(by_item[number // MOMENTS])
             yield moment + Moment(left, 0, 0)
 
     def _op_moment(self, op: Op, *, takes_only: bool = False) -> Moment:
@@ -268,9 +268,9 @@ class BlockMemory:
         at = self.storages.at
         items = self.storages.block.items
         until = {k: i for i, item in enumerate(items) for v in item.inputs if (k := at.get(v)) is not None}
-        made = {k: i for i, item in enumerate(items) for v in item.outputs if (k := at.get(v)) is not None}
+        makers = {k: i for i, item in enumerate(items) for v in item.outputs if (k := at.get(v)) is not None}
         ends = {u: i for i, u in enumerate(self.unit_at)}  # a unit holds its operands while it runs
-        until |= {k: ends[u] for k, i in until.items() if (u := self.unit_at[i]) != self.unit_at[made.get(k, i)]}
+        until |= {k: ends[u] for k, i in until.items() if (u := self.unit_at[i]) != self.unit_at[makers.get(k, i)]}
         until.update(
             (k, len(items)) for v in (*self.results, *self._values_held_to_the_end()) if (k := at.get(v)) is not None
         )
@@ -291,16 +291,16 @@ class BlockMemory:
         return next((op.outputs for op in reversed(ops) if is_heavy(op) and op.name not in losses), ())
 
 
-def arriving_bytes(units: Iterable[UnitMemory], left: int = 0, *, again: bool = False) -> int:
+def arriving_bytes(units: Iterable[UnitMemory], left: int = 0, *, backward: bool = False) -> int:
     """Bytes in flight of the next units' weights: the first has `left` collectives not yet issued, the second one more, and so on."""
-    return sum(u.in_flight_bytes(number, again=again) for number, u in enumerate(units, left))
+    return sum(u.in_flight_bytes(number, backward=backward) for number, u in enumerate(units, left))
 
 
-def peak_issuing_bytes(units: Sequence[UnitMemory], *, again: bool = False) -> int:
+def peak_issuing_bytes(units: Sequence[UnitMemory], *, backward: bool = False) -> int:
     """The most bytes in flight while the next units' weights are sent for: each has one collective fewer to issue after that."""
-    most = now = arriving_bytes(units, 1, again=again)
+    most = now = arriving_bytes(units, 1, backward=backward)
     for left, u in enumerate(units):
-        for g in u.messages(again):
+        for g in u.messages(backward):
             before = g.in_flight_bytes(left + 1)
             # Messages are sent for one after the other. While one is issued, those before it are on their way, those after it are not
             # begun.

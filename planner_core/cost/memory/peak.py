@@ -61,13 +61,15 @@ class Walk:
 
 def walk(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) -> Walk:
     """Simulate the memory of one GPU through a step, from the second step on."""
-    state, made = standing_memory(blocks, graph, model), block_memories(blocks, graph, model)
-    return walk_from_moments(state, made, made[""].forward_moments(), backward_of(made[""]).moments(), model)
+    state, memories = standing_memory(blocks, graph, model), block_memories(blocks, graph, model)
+    return walk_from_moments(
+        state, memories, memories[""].forward_moments(), backward_of(memories[""]).moments(), model
+    )
 
 
 def walk_from_moments(
     state: StandingMemory,
-    made: Mapping[str, BlockMemory],
+    memories: Mapping[str, BlockMemory],
     forward: Iterable[Moment],
     backward: Iterable[Moment],
     model: CostModel,
@@ -83,7 +85,7 @@ def walk_from_moments(
         forward, backward = ((moment + Moment(state.inputs) for moment in moments) for moments in (forward, backward))
     return Walk(
         state,
-        made,
+        memories,
         of(forward),
         of(backward),
         # When the optimizer runs nothing is kept for backward, and every gradient is this GPU's part, unless a buffer keeps all of it.
@@ -113,7 +115,7 @@ def block_memories(
     blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel, known: KnownCopies | None = None
 ) -> dict[str, BlockMemory]:
     """The storages of every block in running order, by label of the plan; the top block's, "", knows what its calls do. `known`: what
-    was found for other plans of the same model; it is added to."""
+    is known from other plans of the same model; it is added to."""
     known = {} if known is None else known
     inner: dict[str, BlockMemory] = {}
     calls: dict[str, CallMemory] = {}
@@ -126,7 +128,7 @@ def block_memories(
             calls.update(dict.fromkeys(bp.prefixes, one))
     top = graph.top
     # Equal copies are walked once (`one`), so a model of 100 layers takes as long as one of 2, save for the top block's own items.
-    units, unit_at = units_of_top(top, blocks[""], {prefix: found.unit for prefix, found in calls.items()}, model)
+    units, unit_at = units_of_top(top, blocks[""], {prefix: copy.unit for prefix, copy in calls.items()}, model)
     return {**inner, "": BlockMemory(BlockStorages(top, blocks[""], model), units, unit_at, calls)}
 
 
@@ -138,8 +140,8 @@ def highest_moment(moments: Iterable[Moment]) -> Moment:
 def _simulate_copy(label: str, bp: BlockPlan, graph: Graph, model: CostModel) -> tuple[BlockMemory, CallMemory]:
     block = block_of(graph, label)
     whole = unit_memory(label, block, bp, block.ops, model)
-    found = BlockMemory(BlockStorages(block, bp, model), (brought_by_caller(whole),), (0,) * len(block.items))
-    return found, _call_memory(found, whole)
+    memory = BlockMemory(BlockStorages(block, bp, model), (brought_by_caller(whole),), (0,) * len(block.items))
+    return memory, _call_memory(memory, whole)
 
 
 def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
@@ -155,26 +157,26 @@ def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
     # A copy: the walk takes gradients out of it, and `given` is summed again for the recomputation.
     back = BackwardMemory(block_memory, dict(given))
     forward, backward = highest_moment(block_memory.forward_moments()), highest_moment(back.moments())
-    kept = sum(map(block_memory.kept_bytes, range(len(block.items))))
-    # Operands that an item inside keeps are the caller's storages: `kept` leaves them out, and the caller counts each once.
+    kept_bytes = sum(map(block_memory.kept_bytes, range(len(block.items))))
+    # Operands that an item inside keeps are the caller's storages: `kept_bytes` leaves them out, and the caller counts each once.
     keeps = tuple(k for k, v in enumerate(block.inputs) if ("in", v) in block_memory.first)
     kept_results = tuple(k for k, v in enumerate(block.outputs) if at[v] in block_memory.first and results[k] >= 0)
     if s.plan.recompute != "none":  # it keeps its operands and what the plan keeps, and runs again
         # Backward of a recomputed copy runs it forward again first, with the gradients of its results waiting.
-        again = highest_moment(block_memory.recomputation_moments()) + Moment(
+        recomputation = highest_moment(block_memory.recomputation_moments()) + Moment(
             0, 0, sum(g.num_bytes for g in given.values())
         )
-        kept, kept_results, backward = (
+        kept_bytes, kept_results, backward = (
             sum(map(block_memory.size_of, block_memory.kept_results())),
             (),
-            highest_moment([again, backward]),
+            highest_moment([recomputation, backward]),
         )
         # To run again it needs every operand, also those that no operator inside keeps.
         keeps = tuple(k for k, v in enumerate(block.inputs) if block.values[v].kind == "activation")
     gradients = {position["in", v]: g.num_bytes for v, g in back.by_value.items() if ("in", v) in position}
     reduced = tuple(position["in", v] for r in unit.reductions for v in r.weights if ("in", v) in position)
     return CallMemory(
-        kept,
+        kept_bytes,
         keeps,
         results,
         kept_results,
@@ -191,7 +193,11 @@ def _call_memory(block_memory: BlockMemory, unit: UnitMemory) -> CallMemory:
 def arriving_gradients(block_memory: BlockMemory) -> dict[int, Gradient]:
     """The gradients of a called block's results, as its caller brings them."""
     s = block_memory.storages
-    made = {
+    placements = {
         v: e.dst.gradient for op in s.block.ops for v, e in zip(op.outputs, s.plan.sites[op.name].outputs, strict=True)
     }
-    return {v: Gradient(s.bytes_of(v, made[v])) for v in block_memory.results if v in made and s.block.values[v].grad}
+    return {
+        v: Gradient(s.bytes_of(v, placements[v]))
+        for v in block_memory.results
+        if v in placements and s.block.values[v].grad
+    }

@@ -34,7 +34,7 @@ def redistribution_memory(
     segments: Mapping[int, tuple[int, ...]],
 ) -> RedistributionMemory:
     """The bytes that it takes to move a tensor of global `shape` from the placements `start` by `steps`, on a mesh of `sizes`."""
-    here, held, peak = list(start), 0, 0
+    here, current, peak = list(start), 0, 0
     for step in steps:
         before = largest_local_shape(shape, tuple(here), sizes)
         here[step.axis] = step.dst
@@ -45,9 +45,9 @@ def redistribution_memory(
         new = math.prod(largest_local_shape(shape, tuple(here), sizes)) * item_bytes
         result, used = _step_memory(step, before, old, new, segments)
         # `held` is what the step before made. The tensor that came in is its maker's, and is not counted here.
-        peak = max(peak, held + used)
-        held = result if result else held
-    return RedistributionMemory(held, peak)
+        peak = max(peak, current + used)
+        current = result if result else current
+    return RedistributionMemory(current, peak)
 
 
 def _step_memory(
@@ -84,14 +84,14 @@ def buffer_bytes_by_step(
 ) -> list[int]:
     """Bytes of a weight at `start`, and after each step. What an all_gather writes, and what a reduce_scatter reads, has all parts in
     the length of the longest."""
-    here, found = list(start), []
+    here, sizes_in_bytes = list(start), []
     for before, after in pairwise((None, *steps, None)):
         if before is not None:
             here[before.axis] = before.dst
         if before is not None and before.collective == "all_gather":
-            found.append(step_bytes(shape, item_bytes, tuple(here), before, sizes))
+            sizes_in_bytes.append(step_bytes(shape, item_bytes, tuple(here), before, sizes))
         elif after is not None and after.collective == "reduce_scatter":
-            found.append(step_bytes(shape, item_bytes, tuple(here), after, sizes))
+            sizes_in_bytes.append(step_bytes(shape, item_bytes, tuple(here), after, sizes))
         else:
-            found.append(math.prod(largest_local_shape(shape, tuple(here), sizes)) * item_bytes)
-    return found
+            sizes_in_bytes.append(math.prod(largest_local_shape(shape, tuple(here), sizes)) * item_bytes)
+    return sizes_in_bytes

@@ -22,21 +22,21 @@ def viewed_operands(block: Block) -> dict[int, int]:
 
     The single steps matter if a tensor is redistributed between two of them: a view of the new tensor keeps the new tensor.
     """
-    found: dict[int, int] = {}
+    viewed: dict[int, int] = {}
     for op in block.ops:
         for o in op.outputs:
             base = root(block, o)
             of = next((i for i in op.inputs if i != o and root(block, i) == base), None)
             if of is not None:
-                found[o] = of
-    return found
+                viewed[o] = of
+    return viewed
 
 
 def kept_inputs(block: Block) -> set[int]:
     """The input activations of a block whose storage its operators keep."""
     # Both the value and its root count: a view that is kept keeps the memory that it looks at.
-    kept = {root(block, v) for op in block.ops for v in op.saved} | {v for op in block.ops for v in op.saved}
-    return {v for v in block.inputs if block.values[v].kind == "activation" and (v in kept or root(block, v) in kept)}
+    saved = {root(block, v) for op in block.ops for v in op.saved} | {v for op in block.ops for v in op.saved}
+    return {v for v in block.inputs if block.values[v].kind == "activation" and (v in saved or root(block, v) in saved)}
 
 
 def kept_by_calls(graph: Graph) -> set[int]:
@@ -53,7 +53,7 @@ def kept_by_calls(graph: Graph) -> set[int]:
 def kept_results(graph: Graph, in_all_copies: bool = False) -> Mapping[str, set[int]]:
     """By block: the results that their reader keeps, in most copies of the block, or in all of them."""
     top = graph.top
-    kept = kept_by_calls(graph) | {
+    saved = kept_by_calls(graph) | {
         v for op in top.ops for s in op.saved for v in (s, root(top, s)) if v not in op.outputs
     }
     votes: dict[str, Counter[int]] = {name: Counter() for name in graph.blocks}
@@ -62,7 +62,7 @@ def kept_results(graph: Graph, in_all_copies: bool = False) -> Mapping[str, set[
         if isinstance(item, Call):
             calls[item.block] += 1
             votes[item.block].update(
-                i for i, o in zip(graph.blocks[item.block].outputs, item.outputs, strict=True) if o in kept
+                i for i, o in zip(graph.blocks[item.block].outputs, item.outputs, strict=True) if o in saved
             )
     # All copies share one network, so the majority decides. Example: 31 of 32 results go to a copy that keeps them: 2 * 31 > 32.
     least = {name: calls[name] if in_all_copies else calls[name] // 2 + 1 for name in graph.blocks}
@@ -87,18 +87,18 @@ def rerun_ops(block: Block, kept: Collection[str] = ()) -> Mapping[str, Rerun]:
     torch's checkpoint stops as soon as all saved tensors are there again, so at the last operator that saves something. The
     kernel of that operator does not run, since autograd saves its operands before; unless the operator saves what it makes.
     """
-    last, found = last_saving(block), {}
+    last, reruns = last_saving(block), {}
     for i, op in enumerate(block.ops[: last + 1]):
-        made = op.name not in kept
-        own = bool(op.saved_extra) or any(v in op.outputs for v in op.saved)
+        is_rerun = op.name not in kept
+        saves_results = bool(op.saved_extra) or any(v in op.outputs for v in op.saved)
         # No recomputed operator reads the results of the last one, so they are not delivered: collectives behind it are not repeated.
-        found[op.name] = Rerun(made and (i < last or own), made, made and i < last)
-    return found
+        reruns[op.name] = Rerun(is_rerun and (i < last or saves_results), is_rerun, is_rerun and i < last)
+    return reruns
 
 
-def is_recomputed(op: Op, again: Mapping[str, Rerun]) -> bool:
+def is_recomputed(op: Op, reruns: Mapping[str, Rerun]) -> bool:
     """Whether the kernels of an operator run again."""
-    return op.name in again and again[op.name].computes
+    return op.name in reruns and reruns[op.name].computes
 
 
 def kept_weights(block: Block, ops: Sequence[Op]) -> tuple[set[int], set[int]]:
@@ -106,11 +106,11 @@ def kept_weights(block: Block, ops: Sequence[Op]) -> tuple[set[int], set[int]]:
 
     The first set: weights that another unit views. The second: weights with a view that autograd keeps.
     """
-    own = {v for op in ops for v in op.outputs}
+    results = {v for op in ops for v in op.outputs}
     names = {op.name for op in ops}
     later = {v for item in block.items if isinstance(item, Call) or item.name not in names for v in item.inputs}
     saved = {v for op in ops for v in op.saved}
     # `mass @ mass.T` keeps both factors, which are one memory, so the view is not named there.
-    views = {v for op in ops for v in own.intersection(op.inputs) if root(block, v) in op.saved}
-    passed_on = own & (later | set(block.outputs))
-    return {root(block, v) for v in passed_on}, {root(block, v) for v in own & saved | views}
+    views = {v for op in ops for v in results.intersection(op.inputs) if root(block, v) in op.saved}
+    passed_on = results & (later | set(block.outputs))
+    return {root(block, v) for v in passed_on}, {root(block, v) for v in results & saved | views}

@@ -93,9 +93,9 @@ def gathered_inputs(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostMo
     # Every reader takes the samples that its rank brings: nothing is gathered, and the mesh need not be looked at.
     if all(p == Shard(0) for _, placed in read for p in placed):
         return 0
-    made = [s.outputs[0].src.forward for b in blocks.values() for s in b.sites.values() if s.outputs]
+    results = [s.outputs[0].src.forward for b in blocks.values() for s in b.sites.values() if s.outputs]
     # Ranks bring their own samples over the axes on which the plan shards samples. Over the others every rank has them all.
-    axes = data_axes_of([[p.dim if isinstance(p, Shard) else None for p in one] for one in made], model.sizes)
+    axes = data_axes_of([[p.dim if isinstance(p, Shard) else None for p in one] for one in results], model.sizes)
     whole = {v for v, placed in read if any(model.sizes[a] > 1 and placed[a] != Shard(0) for a in axes)}
     return sum(math.prod(top.values[v].meta.shape) * ITEM_BYTES[top.values[v].meta.dtype] for v in whole)
 

@@ -89,16 +89,16 @@ class BlockStorages:
             self._add_operand(op, position, value, edge)
         for value, edge in zip(op.outputs, site.outputs, strict=True):
             self._add_result(op, value, edge)
-        kept, extras = self._saved_keys(op), self._extra_keys(op)
+        saved, extras = self._saved_keys(op), self._extra_keys(op)
         # The op's kernel worked on what an all_to_all inside it had brought. So it keeps a tensor of that size, and not what it returns.
-        for key in self._exchanged_results(op, kept):
-            own = ("extra", op.name, len(extras))
-            self.size[own] = self.size[key]
+        for key in self._exchanged_results(op, saved):
+            exchanged = ("extra", op.name, len(extras))
+            self.size[exchanged] = self.size[key]
             for i in self._exchanged_operands(op):
                 self.size["extra", op.name, EXCHANGED - i] = self.bytes_of(op.inputs[i], site.inputs[i].dst.forward)
-            extras.append(own)
-            kept = [k for k in kept if k != key]
-        self.saved[op.name] = tuple(dict.fromkeys([*kept, *extras]))
+            extras.append(exchanged)
+            saved = [k for k in saved if k != key]
+        self.saved[op.name] = tuple(dict.fromkeys([*saved, *extras]))
 
     def bytes_of_key(self, key: Key | None) -> int:
         """Bytes of a storage; 0 if the key names none."""
@@ -179,16 +179,16 @@ class BlockStorages:
         `Op.saved` names memory: q, k and v that are views of one projection are one value there. They are three storages if each
         was redistributed by itself.
         """
-        found: list[Key | None] = []
+        keys: list[Key | None] = []
         for value in op.saved:
             # k and v of one projection are two views of one memory. If each was redistributed by itself, each is kept by itself.
             same = [k for k, v in enumerate(op.inputs) if root(self.block, v) == root(self.block, value)]
             if value in op.outputs and value not in op.inputs:
-                found.append(self.made.get(value))
+                keys.append(self.made.get(value))
             elif not same:
-                found.append(self.at.get(value))
-            found += [self._saved_operand_key(op, k) for k in same if op.inputs[k] == value or value not in op.outputs]
-        return [key for key in found if key is not None]
+                keys.append(self.at.get(value))
+            keys += [self._saved_operand_key(op, k) for k in same if op.inputs[k] == value or value not in op.outputs]
+        return [key for key in keys if key is not None]
 
     def _saved_operand_key(self, op: Op, position: int) -> Key | None:
         """The storage of an operand that is kept, or None.
@@ -209,9 +209,9 @@ class BlockStorages:
 
     def _extra_keys(self, op: Op) -> list[Key]:
         """Storages that are not a value of the graph: the log-sum-exp, indices, and what a loss keeps."""
-        own = extra_saved_bytes(op)
-        if own is not None:
-            self.size["extra", op.name, 0] = own(self._local_bytes_of(op))
+        formula = extra_saved_bytes(op)
+        if formula is not None:
+            self.size["extra", op.name, 0] = formula(self._local_bytes_of(op))
             return [("extra", op.name, 0)]
         if not op.saved_extra:
             return []
@@ -227,9 +227,9 @@ class BlockStorages:
             self.size["extra", op.name, k] = int(load * (meta.num_bytes // int(np.prod(parts, dtype=int))))
         return [("extra", op.name, k) for k in range(len(op.saved_extra))]
 
-    def _exchanged_results(self, op: Op, kept: Sequence[Key]) -> list[Key]:
+    def _exchanged_results(self, op: Op, saved: Sequence[Key]) -> list[Key]:
         """The results of which an operator keeps a tensor of its own, as large (`Split.exchanged`)."""
-        keys = [k for v in op.outputs if (k := self.made.get(v)) is not None and k in kept]
+        keys = [k for v in op.outputs if (k := self.made.get(v)) is not None and k in saved]
         return keys if keys and self._exchanged_operands(op) else []
 
     def _exchanged_operands(self, op: Op) -> list[int]:
@@ -242,20 +242,20 @@ class BlockStorages:
         received inside. Nothing is held of an operator that the plan does not keep."""
         if op.name not in self.plan.kept:
             return ()
-        own = (k for k in self.saved[op.name] if k[0] == "extra" or k in {self.made.get(v) for v in op.outputs})
+        saved = (k for k in self.saved[op.name] if k[0] == "extra" or k in {self.made.get(v) for v in op.outputs})
         received: list[Key] = [("extra", op.name, EXCHANGED - i) for i in range(len(op.inputs))]
         sent = [key for key in received if key in self.size]
-        return tuple(dict.fromkeys([*(k for v in op.outputs if (k := self.at.get(v)) is not None), *own, *sent]))
+        return tuple(dict.fromkeys([*(k for v in op.outputs if (k := self.at.get(v)) is not None), *saved, *sent]))
 
     def forward_workspace_bytes(self, op: Op) -> int:
         """Bytes that an operator uses for a moment in forward, beside its operands, results and what it keeps."""
-        own = operator(op.fn).forward_workspace_bytes
-        return 0 if own is None else own(self._local_bytes_of(op))
+        formula = operator(op.fn).forward_workspace_bytes
+        return 0 if formula is None else formula(self._local_bytes_of(op))
 
     def backward_workspace_bytes(self, op: Op) -> int:
         """Bytes that the backward of an operator uses for a moment, beside the gradients that it takes and makes."""
-        own = backward_workspace_bytes(op)
-        return 0 if own is None else own(self._local_bytes_of(op))
+        formula = backward_workspace_bytes(op)
+        return 0 if formula is None else formula(self._local_bytes_of(op))
 
     def _local_bytes_of(self, op: Op) -> LocalBytes:
         """The operator's operands and results on one GPU, and the dims that its rows split."""

@@ -187,7 +187,7 @@ class Rank(ABC):
         some `at_the_end`. Those that `stay` on their way are waited for when backward is over."""
         # A head whose result the loss does not read runs no backward. With it in the order, the unit before it would gather too late.
         order = [at for at in reversed(range(len(units))) if units[at].returns]
-        coming = [[PendingGather(chain) for chain in units[at].again] for at in order]
+        coming = [[PendingGather(chain) for chain in units[at].regathers] for at in order]
         reach = _reach(coming)
         for begin, at in enumerate(order):
             unit = units[at]

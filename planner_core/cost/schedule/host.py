@@ -144,16 +144,16 @@ def _trained_weights(block: Block) -> list[str]:
     return [v.name for i, v in enumerate(block.values) if v.kind == "parameter" and v.grad and i not in block.inputs]
 
 
-def _count_own_calls(block: Block, trained: int, again: Collection[str], model: CostModel) -> tuple[int, int]:
-    """Calls of a block's operators and of its `trained` weights in forward and backward of a micro-batch, without messages. `again`:
+def _count_own_calls(block: Block, trained: int, recomputed: Collection[str], model: CostModel) -> tuple[int, int]:
+    """Calls of a block's operators and of its `trained` weights in forward and backward of a micro-batch, without messages. `recomputed`:
     operators that backward recomputes."""
     forward = sum(_forward_calls(block, op) for op in block.ops)
     backward = sum(
-        _backward_calls(block, op) + (_forward_calls(block, op) if op.name in again else 0) for op in block.ops
+        _backward_calls(block, op) + (_forward_calls(block, op) if op.name in recomputed else 0) for op in block.ops
     )
     if model.workload.compiled:
         # Kernels of a compiled block need no dispatch, so their number does not count. What runs again costs a second forward.
-        forward, backward = COMPILED // 2, COMPILED // 2 + (COMPILED // 2 if again else 0)
+        forward, backward = COMPILED // 2, COMPILED // 2 + (COMPILED // 2 if recomputed else 0)
     half = MICRO_BATCH_CALLS // 2
     return forward + half * trained, backward + half * trained
 

@@ -108,8 +108,8 @@ class _Clock(Rank):
         key = (unit.label, phase, "" if unit.label else unit.ops[0].name)
         if key not in self.known:
             bp, block, back = self.plan.blocks[unit.label], block_of(self.graph, unit.label), phase == "backward"
-            again = recomputed_ops(block, bp)
-            self.known[key] = sum(op_and_weight_seconds(block, op, bp, again, self.model)[back] for op in unit.ops)
+            reruns = recomputed_ops(block, bp)
+            self.known[key] = sum(op_and_weight_seconds(block, op, bp, reruns, self.model)[back] for op in unit.ops)
             self.known[key] += sum(
                 waited_message_seconds(m, self.model) for m in (unit.backward if back else unit.forward)
             )

@@ -43,7 +43,7 @@ class ScheduledUse:
     gradient_dtype: str
     trained: bool
     gather: Chain = ()
-    again: Chain = ()
+    regather: Chain = ()
     reduce: Chain = ()
 
 
@@ -64,7 +64,7 @@ class ScheduledUnit:
     copies: list[Chain] = field(default_factory=list)
     gathers: list[Chain] = field(default_factory=list)
     reads: list[list[int]] = field(default_factory=list)
-    again: list[Chain] = field(default_factory=list)
+    regathers: list[Chain] = field(default_factory=list)
     each: list[Chain] = field(default_factory=list)
     last: list[Chain] = field(default_factory=list)
     stays: list[bool] = field(default_factory=list)
@@ -95,7 +95,7 @@ class _UnitBuilder:
         return replace(m, count=m.count // copies)
 
     def build(self) -> list[ScheduledUnit]:
-        found: list[ScheduledUnit] = []
+        units: list[ScheduledUnit] = []
         top, blocks = self.graph.top, self.graph.blocks
         parts = split_into_units(top)
         passed_on = _passed_on(top, parts)
@@ -111,18 +111,18 @@ class _UnitBuilder:
             unit = ScheduledUnit(prefix, self.labels[prefix] if prefix else "", returns=False)
             for op in ops:
                 self._add_op(unit, block, op, prefix, outer, stays)
-            found.append(unit)
+            units.append(unit)
         # The first unit that uses a weight is its home: it needs the working copy first, and runs backward last, when all terms are there.
         homes: dict[Identity, ScheduledUnit] = {}
-        for unit in found:
+        for unit in units:
             for use in unit.uses:
                 homes.setdefault(use.weight, unit)
-        used = Counter(weight for unit in found for weight in {u.weight for u in unit.uses})
+        used = Counter(weight for unit in units for weight in {u.weight for u in unit.uses})
         # A weight that several units gather has a gradient in several terms, which are packed again before they are reduced.
-        parted = {u.weight for unit in found for u in unit.uses if u.gather and used[u.weight] > 1}
-        for unit in found:
+        parted = {u.weight for unit in units for u in unit.uses if u.gather and used[u.weight] > 1}
+        for unit in units:
             self._fill_buckets(unit, homes, parted)
-        return found
+        return units
 
     def _add_op(
         self, unit: ScheduledUnit, block: Block, op: Op, prefix: str, outer: dict[int, int], stays: _StayingWeights
@@ -172,21 +172,21 @@ class _UnitBuilder:
             return (*use.reduce, *(self._chain_once(use, "backward") if ends(use) else ()))
 
         # A weight that several operators read is one working copy, so it counts once.
-        kept = _groups({u.weight: u for u in unit.uses}.values(), copied)
-        gathered = _groups(unit.uses, _gather, lambda u: bool(u.again))
-        unit.copies, unit.gathers = _bucketed(kept, copied), _bucketed(gathered, _gather)
-        weights = [{u.weight for u in group} for group in kept]
+        copies = _groups({u.weight: u for u in unit.uses}.values(), copied)
+        gathered = _groups(unit.uses, _gather, lambda u: bool(u.regather))
+        unit.copies, unit.gathers = _bucketed(copies, copied), _bucketed(gathered, _gather)
+        weights = [{u.weight for u in group} for group in copies]
         unit.reads = [[i for i, w in enumerate(weights) if w & {u.weight for u in group}] for group in gathered]
-        unit.again = _bucketed(_groups(unit.uses, _again), _again)
+        unit.regathers = _bucketed(_groups(unit.uses, _regather), _regather)
         trained = [u for u in unit.uses if u.trained]
         unit.sends = any(u.gather or u.reduce or homes[u.weight] is unit for u in trained)
         # Terms that wait for another unit's are a bucket of their own, in every micro-batch as in the last.
-        held = [u for u in trained if not ends(u) and self._chain_once(u, "backward")]
-        ordered = [*held, *(u for u in trained if u not in held)]
+        waiting = [u for u in trained if not ends(u) and self._chain_once(u, "backward")]
+        ordered = [*waiting, *(u for u in trained if u not in waiting)]
         # What is reduced in each micro-batch does not travel with what is reduced once a step.
-        groups = _groups(ordered, final, lambda u: (u in held, len(u.reduce)), _gradient_dtype)
+        groups = _groups(ordered, final, lambda u: (u in waiting, len(u.reduce)), _gradient_dtype)
         unit.each = _bucketed((g for g in groups if g[0].reduce), _reduce)
-        small = [g for g in groups if not g[0].reduce and g[0] not in held and _bytes(g, final) <= SMALL_BYTES]
+        small = [g for g in groups if not g[0].reduce and g[0] not in waiting and _bytes(g, final) <= SMALL_BYTES]
         large = [g for g in groups if g not in small]
         unit.last = _bucketed(large, final)
         # Only an all_reduce sums in place, so that nothing becomes free when it ends. Terms of several micro-batches or gathers are packed
@@ -214,8 +214,8 @@ class _StayingWeights:
     @staticmethod
     def in_unit(block: Block, ops: Sequence[Op], passed_on: set[int]) -> _StayingWeights:
         """Those of the unit that does `ops`. `passed_on`: what others use of a block's values."""
-        own = {v for op in ops for v in op.outputs}
-        return _StayingWeights(frozenset(root(block, v) for v in own & passed_on))
+        results = {v for op in ops for v in op.outputs}
+        return _StayingWeights(frozenset(root(block, v) for v in results & passed_on))
 
     def is_gathered_at(self, block: Block, op: Op, value: int) -> bool:
         """Whether an operator gathers a weight that stays."""
@@ -239,12 +239,12 @@ def _cluster_of(plan: Plan) -> Cluster:
     return cluster if cluster.num_gpus == n else replace(cluster, levels=(replace(cluster.levels[0], size=n),))
 
 
-_gather, _again, _reduce = attrgetter("gather"), attrgetter("again"), attrgetter("reduce")
+_gather, _regather, _reduce = attrgetter("gather"), attrgetter("regather"), attrgetter("reduce")
 _dtype, _gradient_dtype = attrgetter("dtype"), attrgetter("gradient_dtype")
 
 
-def _chain(found: Iterable[Message]) -> Chain:
-    return tuple(BucketStage(m.kind, m.axes, m.num_bytes) for m in found)
+def _chain(sent: Iterable[Message]) -> Chain:
+    return tuple(BucketStage(m.kind, m.axes, m.num_bytes) for m in sent)
 
 
 Chained = Callable[[ScheduledUse], Chain]
@@ -253,7 +253,7 @@ Chained = Callable[[ScheduledUse], Chain]
 def _groups(
     uses: Iterable[ScheduledUse],
     chain_of: Chained,
-    apart: Callable[[ScheduledUse], Hashable] = lambda use: None,
+    split_by: Callable[[ScheduledUse], Hashable] = lambda use: None,
     dtype_of: Callable[[ScheduledUse], str] = _dtype,
 ) -> list[list[ScheduledUse]]:
     """The weights of each bucket: those that take the same steps in one dtype, in order of their first use."""
@@ -261,7 +261,7 @@ def _groups(
     for use in uses:
         chain = chain_of(use)
         if chain:
-            groups.setdefault((apart(use), tuple(s[:2] for s in chain), dtype_of(use)), []).append(use)
+            groups.setdefault((split_by(use), tuple(s[:2] for s in chain), dtype_of(use)), []).append(use)
     return list(groups.values())
 
 

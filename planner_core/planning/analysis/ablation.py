@@ -58,16 +58,16 @@ def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: N
     A search within a budget may end with a gap, and then miss what the search of a smaller space finds. Such a plan is in the larger space
     too, so it is the larger space's plan. `say` gets a sentence about what is being done. It may raise to stop.
     """
-    found = [
+    steps = [
         AblationStep(name, says, _best_restricted(planner, one, say))
         for name, says, one in _steps_to(METHODS[method], planner.workload.zero)
     ]
-    for at, step in reversed(list(enumerate(found[:-1]))):
+    for at, step in reversed(list(enumerate(steps[:-1]))):
         # What is proven is the GPU's part of the step. A smaller space may hold a plan that waits less for its host.
         if step.plan is not None and step.plan.is_step_proven:
             continue
-        found[at] = min(found[at:], key=lambda s: _rank_among_step(s.plan)).called(step)
-    return found
+        steps[at] = min(steps[at:], key=lambda s: _rank_among_step(s.plan)).called(step)
+    return steps
 
 
 def _rank_among_step(plan: Plan | None) -> tuple[bool, float]:

@@ -179,30 +179,30 @@ def _op_attributes(block: Block, position: int) -> Op:
 
 def _all_wires(folded: Folded, unfolded: bool) -> Iterator[_Wire]:
     """Every tensor that passes between two groups of the whole model, in order; equal ones where copies share nodes."""
-    made: dict[int, NodeKey] = {}  # value of the top block -> the group that makes it
+    makers: dict[int, NodeKey] = {}  # value of the top block -> the group that makes it
     top = folded.coarse.top
     for item in top.nodes:
         if isinstance(item, Group):
-            yield from _wires_into(top.block, item, "", made)
+            yield from _wires_into(top.block, item, "", makers)
             continue
         call = top.block.items[item]
         assert isinstance(call, Call)
         inner = folded.coarse.blocks[call.block]
         scope = call.prefix if unfolded else call.block
         # A block has numbers of its own, so the makers of its inputs are carried over the call, and those of its results back.
-        inside = {own: made[v] for own, v in zip(inner.block.inputs, call.inputs, strict=True) if v in made}
+        inside = {i: makers[v] for i, v in zip(inner.block.inputs, call.inputs, strict=True) if v in makers}
         for group in inner.groups:
             yield from _wires_into(inner.block, group, scope, inside)
-        made.update({v: inside[own] for own, v in zip(inner.block.outputs, call.outputs, strict=True) if own in inside})
+        makers.update({v: inside[i] for i, v in zip(inner.block.outputs, call.outputs, strict=True) if i in inside})
 
 
-def _wires_into(block: Block, group: Group, scope: str, made: dict[int, NodeKey]) -> Iterator[_Wire]:
+def _wires_into(block: Block, group: Group, scope: str, makers: dict[int, NodeKey]) -> Iterator[_Wire]:
     """What a group takes from others, each tensor once; then its own results are noted in `made`."""
     ops = [_op_attributes(block, i) for i in group.items]
-    own: Mapping[int, None] = dict.fromkeys(v for op in ops for v in op.outputs)
+    results: Mapping[int, None] = dict.fromkeys(v for op in ops for v in op.outputs)
     here = (scope, group.name)
     for v in dict.fromkeys(v for op in ops for v in op.inputs):
-        if v in made and v not in own and block.values[v].kind == "activation":
+        if v in makers and v not in results and block.values[v].kind == "activation":
             meta = block.values[v].meta
-            yield _Wire(made[v], here, "x".join(map(str, meta.shape)), meta.dtype, meta.num_bytes)
-    made.update(dict.fromkeys(own, here))
+            yield _Wire(makers[v], here, "x".join(map(str, meta.shape)), meta.dtype, meta.num_bytes)
+    makers.update(dict.fromkeys(results, here))

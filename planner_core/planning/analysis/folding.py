@@ -63,7 +63,7 @@ def fold_text(data: dict[str, Any]) -> str:
         "Algorithm 1, by depth of the module path:",
     ]
     for step in data["algorithm1"]:
-        kept = [g for g in step["groups"] if g["kept"]]
-        told = "; ".join(f"{g['pattern']} x{g['count']}" for g in kept) or "nothing repeats"
-        lines.append(f"  depth {step['depth']}: {told}{' (stop)' if step['stopped'] else ''}")
+        groups = [g for g in step["groups"] if g["kept"]]
+        patterns = "; ".join(f"{g['pattern']} x{g['count']}" for g in groups) or "nothing repeats"
+        lines.append(f"  depth {step['depth']}: {patterns}{' (stop)' if step['stopped'] else ''}")
     return "\n".join(lines)

@@ -78,8 +78,8 @@ def describe_missing_stages(result: Result) -> tuple[str, ...]:
 
 def simulation_text(plans: Sequence[Plan], times: Sequence[float]) -> str:
     """How far the plans' times are from those of a simulation in the order in which a run issues its work."""
-    apart = {p.name: time / p.cost.step_time_s - 1 for p, time in zip(plans, times, strict=True)}
-    told = ", ".join(f"{name} {100 * share:+.1f} %" for name, share in apart.items() if abs(share) > SIMULATION_AGREES)
-    return (
-        f"simulated in the order in which a run issues its work: within 1 % of these times{told and ', but for '}{told}"
+    differences = {p.name: time / p.cost.step_time_s - 1 for p, time in zip(plans, times, strict=True)}
+    exceptions = ", ".join(
+        f"{name} {100 * share:+.1f} %" for name, share in differences.items() if abs(share) > SIMULATION_AGREES
     )
+    return f"simulated in the order in which a run issues its work: within 1 % of these times{exceptions and ', but for '}{exceptions}"

@@ -39,7 +39,7 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
         "precision": stated.precision,
         "stack": stated.stack,
     }
-    told = {
+    judged = {
         "schema": SCHEMA,
         "layout": stated.layout.to_json(),
         **given,
@@ -49,7 +49,7 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
         "notes": list(priced.notes),
     }
     if priced.plan is None or priced.speed is None:
-        return told
+        return judged
     summary = plan_summary(priced.plan, priced.speed, predict_reserved(priced.plan, priced.cluster))
     for name in ("name", "method", "objective", "optimal", "notes", "fits"):
         summary.pop(name)
@@ -65,7 +65,7 @@ def price_report(priced: PricedRun, budget: Budget | None = None) -> dict[str, A
         for s in priced.suggestions
     ]
     data = {
-        **told,
+        **judged,
         **summary,
         "step_parts_s": dict(priced.parts or {}),
         "limited_by": priced.limited_by,
@@ -130,10 +130,10 @@ def _name_best(plan: Plan, cluster: Cluster) -> str:
 
 def _describe_choices(best: Plan, cluster: Cluster) -> str:
     """What the best plan chose beside its mesh."""
-    way = (
+    choices = (
         f"micro-batch {describe_micro_batches(best)}, ZeRO-{zero_stage(best)}, recompute {describe_recomputation(best)}"
     )
-    return f"{_name_best(best, cluster)}: {way}"
+    return f"{_name_best(best, cluster)}: {choices}"
 
 
 def _plan_row(name: str, plan: Plan, speed: Speed) -> list[str]:

@@ -25,8 +25,8 @@ class Scenario:
     def model(self, plan: Plan, cluster: Cluster) -> CostModel:
         """The cost model of this machine, for the mesh and the workload of a plan."""
         there = cluster.with_bandwidth(self.bandwidth).with_latency(self.latency)
-        made = cost_model_of(plan, there)
-        return made if self.contention is None else replace(made, contention=self.contention)
+        priced = cost_model_of(plan, there)
+        return priced if self.contention is None else replace(priced, contention=self.contention)
 
 
 SCENARIOS = (
@@ -73,20 +73,21 @@ def _step_seconds(plan: Plan, result: Result, scenario: Scenario) -> float:
     return price_with_host(plan.blocks, result.graph, model, result.coarse).step_time_s
 
 
-def regret_report(found: Sequence[Regret]) -> dict[str, Any]:
+def regret_report(regrets: Sequence[Regret]) -> dict[str, Any]:
     """What `plan --regret --json` adds: each plan's step in every scenario, and the share that it loses to the best plan there."""
     return {
         "scenarios": [s.title for s in SCENARIOS],
         "plans": [
-            {"name": r.name, "step_time_s": list(r.step_time_s), "lost": list(r.lost), "worst": r.worst} for r in found
+            {"name": r.name, "step_time_s": list(r.step_time_s), "lost": list(r.lost), "worst": r.worst}
+            for r in regrets
         ],
     }
 
 
-def regret_text(found: Sequence[Regret]) -> str:
+def regret_text(regrets: Sequence[Regret]) -> str:
     """The steps of `regret_report` as a table: seconds, and the share that each plan loses to the best plan of that scenario."""
     rows = [["plan", *(s.title for s in SCENARIOS), "loses at most"]]
-    for r in found:
+    for r in regrets:
         cells = [f"{format_seconds(t)} (+{100 * lost:.1f} %)" for t, lost in zip(r.step_time_s, r.lost, strict=True)]
         rows.append([r.name, *cells, f"{100 * r.worst:.1f} %"])
     head = "if the machine is worse than assumed: step, and what it loses to the best of these plans there"

@@ -225,13 +225,13 @@ def choice_summary(chosen: Choice) -> dict[str, Any]:
 
 def recomputation(plan: Plan) -> dict[str, str]:
     """What is recomputed in backward, by pattern of the repeated blocks."""
-    found: dict[str, str] = {}
+    by_pattern: dict[str, str] = {}
     for label, block in plan.blocks.items():
         pattern = glob_name(block.prefixes)
-        same = found.get(pattern, block.recompute) == block.recompute
+        same = by_pattern.get(pattern, block.recompute) == block.recompute
         if label:  # two variants of one block share a pattern: if they differ, name the copies of each
-            found[pattern if same else f"{pattern}[{BlockLabel.parse(label).variant}]"] = block.recompute
-    return found
+            by_pattern[pattern if same else f"{pattern}[{BlockLabel.parse(label).variant}]"] = block.recompute
+    return by_pattern
 
 
 def format_table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:
@@ -408,7 +408,7 @@ def text(
     size = f"batch {w.batch}{f' x {w.seq} tokens' if w.seq > 1 else ''}"
     where = f"{c.name}: {c.num_gpus} x {c.gpu.name}; {size}, {_describe_precision(w)}, {w.optimizer}"
     about = describe_software(result.graph, c, w, usable_bytes(c.gpu.memory_bytes, result.request))
-    own = [] if result.graph.source.startswith("zoo:") else [f"trained on {result.graph.loss}"]
+    loss = [] if result.graph.source.startswith("zoo:") else [f"trained on {result.graph.loss}"]
     recommended = result.recommended
     reserved = [f"{recommended.name}: {reserved_text(predict_reserved(recommended, c))}"] if recommended.fits else []
     unknown = [unknown_ops(result)] if result.unknown_ops else []
@@ -418,7 +418,7 @@ def text(
     notes = [_name_row(p, note) for p in result.plans for note in p.notes if note not in result.notes]
     parts = [
         head,
-        *own,
+        *loss,
         where,
         *about,
         scored,
@@ -454,8 +454,8 @@ def _weight_rows(plan: Plan) -> list[list[str]]:
     return [
         ["weight", *plan.mesh.axis_names, *(["optimizer keeps"] if states else [])],
         *(
-            [name, *kept, *([", ".join(states.get(name, []))] if states else [])]
-            for name, kept in placements_by_pattern(plan).items()
+            [name, *placements, *([", ".join(states.get(name, []))] if states else [])]
+            for name, placements in placements_by_pattern(plan).items()
         ),
     ]
 
@@ -471,9 +471,9 @@ def unknown_ops(result: Result) -> str:
         first.setdefault(fn, " of ".join(filter(None, (site, block))))
     if not runs:
         return ""
-    told = ", ".join(f"{fn} ×{count} (first at {first[fn]})" for fn, count in runs.most_common())
+    counts = ", ".join(f"{fn} ×{count} (first at {first[fn]})" for fn, count in runs.most_common())
     many = "1 op has no rule and runs" if runs.total() == 1 else f"{runs.total()} ops have no rule and run"
-    return f"{many} whole on every GPU, which may cost more than needed: {told}."
+    return f"{many} whole on every GPU, which may cost more than needed: {counts}."
 
 
 def front_report(points: Sequence[FrontPoint], exact: bool, objective: str) -> dict[str, Any]:
@@ -489,9 +489,9 @@ def front_report(points: Sequence[FrontPoint], exact: bool, objective: str) -> d
 
 def front_text(points: Sequence[FrontPoint], exact: bool, objective: str) -> str:
     """The front as a table."""
-    told = "all of them" if exact else "some lie closer together than could be looked through"
+    completeness = "all of them" if exact else "some lie closer together than could be looked through"
     many = "one plan" if len(points) == 1 else f"{len(points)} plans"
-    head = f"{many}, all copies of a block alike, that no other beats in {objective} and memory ({told}):"
+    head = f"{many}, all copies of a block alike, that no other beats in {objective} and memory ({completeness}):"
     rows = [["mesh", objective, "memory GiB at the end of forward"]]
     rows += [[str(p.mesh), format_seconds(p.cost_s), f"{p.memory_bytes / 2**30:.2f}"] for p in points]
     return f"{head}\n\n{format_table(rows, frozenset({1, 2}))}"

@@ -213,10 +213,10 @@ class _StepDrawing:
             self._note(piece.kind, piece.name, phase, part, number, piece.seconds, piece.note)
         traffic = self._traffic(part, phase, edge)
         # The top block is one unit in the price, but several parts here: each takes its share of what traffic adds to the unit.
-        held = self._held(self.units[part.label], phase, edge) * self._share(part, phase, edge, traffic)
-        if held > 0:
+        delay_s = self._held(self.units[part.label], phase, edge) * self._share(part, phase, edge, traffic)
+        if delay_s > 0:
             note = "weights of the units beside are on their way"
-            self._note(HELD, "held up by weight traffic", phase, part, number, held, note)
+            self._note(HELD, "held up by weight traffic", phase, part, number, delay_s, note)
         for m in traffic:
             seconds = message_time(m, self.model)
             # The stream of weights sends one message at a time, and none before the part beside which it is drawn begins.
@@ -280,12 +280,12 @@ class _StepDrawing:
         # The clock goes back to where the second micro-batch began, since the sums that follow hold it too.
         self.now = self.free = second[0].start_s
         del self.done[begin:]
-        told = f"micro-batches 2 to {count - 1}"
+        micro_batches = f"micro-batches 2 to {count - 1}"
         for kind, seconds in sums.items():
             part = _Segment("the whole model", "", ())
             self._note(
                 kind,
-                f"{told}: {kind}",
+                f"{micro_batches}: {kind}",
                 FORWARD,
                 part,
                 2,
@@ -299,26 +299,26 @@ class _StepDrawing:
     def _pass(self, part: _Segment, phase: str) -> Iterator[_PassWork]:
         """The work of a pass through a part: its operators in order, each with its waits."""
         bp, block, unit = self.plan.blocks[part.label], block_of(self.graph, part.label), self.units[part.label]
-        again = recomputed_ops(block, bp)
+        reruns = recomputed_ops(block, bp)
         waits: dict[str, list[Message]] = defaultdict(list)
         for m in unit.each:
             if m.phase == phase and not unit.runs_beside_compute(m):
                 waits[m.site].append(m)
         if phase == FORWARD:
             for op in part.ops:
-                seconds = op_and_weight_seconds(block, op, bp, again, self.model)[0]
+                seconds = op_and_weight_seconds(block, op, bp, reruns, self.model)[0]
                 yield from self._around(op, WORKS, seconds, waits[op.name], AFTER)
             return
         for op in part.ops:
-            if op.name in again:
-                seconds = _recompute_seconds(block, op, bp, again, self.model)
+            if op.name in reruns:
+                seconds = _recompute_seconds(block, op, bp, reruns, self.model)
                 mine = [m for m in waits[op.name] if not m.gradient]
                 yield from self._around(op, AGAIN, seconds, mine, AFTER)
         for op in reversed(part.ops):
-            seconds = op_and_weight_seconds(block, op, bp, again, self.model)[1]
-            left = [m for m in waits[op.name] if op.name not in again or m.gradient]
+            seconds = op_and_weight_seconds(block, op, bp, reruns, self.model)[1]
+            left = [m for m in waits[op.name] if op.name not in reruns or m.gradient]
             # The price counts the second forward in backward. It is drawn as a pass of its own before, so it is taken out here.
-            seconds -= _recompute_seconds(block, op, bp, again, self.model) if op.name in again else 0.0
+            seconds -= _recompute_seconds(block, op, bp, reruns, self.model) if op.name in reruns else 0.0
             yield from self._around(op, WORKS, seconds, left, AFTER_BACKWARD)
 
     def _around(
@@ -338,11 +338,11 @@ class _StepDrawing:
     def _traffic(self, part: _Segment, phase: str, edge: bool) -> list[Message]:
         """The weight traffic beside one pass through a part; with `edge` also the traffic once a step."""
         unit = self.units[part.label]
-        found = [m for m in unit.each if m.phase == phase and unit.runs_beside_compute(m)]
-        found += [m for m in unit.once if m.phase == phase and edge]
+        messages = [m for m in unit.each if m.phase == phase and unit.runs_beside_compute(m)]
+        messages += [m for m in unit.once if m.phase == phase and edge]
         if part.label:
-            return found
-        return [m for m in found if self._home(m.weight) is part]
+            return messages
+        return [m for m in messages if self._home(m.weight) is part]
 
     def _home(self, weight: str) -> _Segment:
         """The part of the top block beside which the traffic of a weight is drawn: the first part that uses it."""
@@ -375,9 +375,9 @@ class _StepDrawing:
         return mine / whole if whole else 0.0
 
 
-def _recompute_seconds(block: Block, op: Op, bp: Any, again: Mapping[str, Rerun], model: CostModel) -> float:
+def _recompute_seconds(block: Block, op: Op, bp: Any, reruns: Mapping[str, Rerun], model: CostModel) -> float:
     """Seconds of an operator that runs forward again in backward."""
-    return op_seconds(block, op, bp, again, model)[1] - op_seconds(block, op, bp, {}, model)[1]
+    return op_seconds(block, op, bp, reruns, model)[1] - op_seconds(block, op, bp, {}, model)[1]
 
 
 def _describe_sent(m: Message) -> str:
@@ -397,14 +397,14 @@ def _axis_words(m: Message, plan: Plan) -> str:
 
 def _clip_to_step(done: list[TraceWork], end_s: float) -> list[TraceWork]:
     """Move traffic that would end after the step to before its end, since nothing is sent after the step."""
-    found = []
+    clipped = []
     for w in reversed(done):
         if w.stream == WEIGHTS:
             # From the last message on: each must end before the one behind it begins, since one stream sends them in turn.
             w = replace(w, start_s=min(w.start_s, end_s - w.seconds))
             end_s = w.start_s
-        found.append(w)
-    return found[::-1]
+        clipped.append(w)
+    return clipped[::-1]
 
 
 def _model_segments(plan: Plan, graph: Graph) -> list[_Segment]:
@@ -413,24 +413,24 @@ def _model_segments(plan: Plan, graph: Graph) -> list[_Segment]:
     for label, bp in plan.blocks.items():
         for prefix in bp.prefixes:
             labels.setdefault((BlockLabel.parse(label).block, prefix), []).append(label)
-    found: list[_Segment] = []
+    segments: list[_Segment] = []
     for item in graph.top.items:
         if isinstance(item, Call):
             label = labels[item.block, item.prefix].pop(0)
-            found.append(_Segment(item.block, label, tuple(graph.blocks[item.block].ops)))
-        elif found and not found[-1].label:
-            found[-1].ops += (item,)
+            segments.append(_Segment(item.block, label, tuple(graph.blocks[item.block].ops)))
+        elif segments and not segments[-1].label:
+            segments[-1].ops += (item,)
         else:
-            found.append(_Segment("", "", (item,)))
-    for part in found:
+            segments.append(_Segment("", "", (item,)))
+    for part in segments:
         part.title = part.title or _segment_title(part.ops)
     start = 0
-    for i in range(1, len(found) + 1):
-        if i == len(found) or found[i].title != found[start].title:
-            for k, part in enumerate(found[start:i]):
+    for i in range(1, len(segments) + 1):
+        if i == len(segments) or segments[i].title != segments[start].title:
+            for k, part in enumerate(segments[start:i]):
                 part.copy, part.copies = k + 1, i - start
             start = i
-    return found
+    return segments
 
 
 def _segment_title(ops: tuple[Op, ...]) -> str:

@@ -43,27 +43,29 @@ def network_json(planner: Planner) -> dict[str, Any]:
     return data
 
 
-def relaxed_objective(problem: Problem, kind: str, found: Assignment | None, prices: tuple[float, float]) -> Objective:
+def relaxed_objective(
+    problem: Problem, kind: str, assignment: Assignment | None, prices: tuple[float, float]
+) -> Objective:
     """The objective as a plain sum: at the shares that suit an assignment best, and at `prices` of memory."""
     # At fixed shares the maxima are sums, which any solver of sums can minimise; at the best shares their least sum is the bound.
     free = make_objective(problem, kind)
-    shares = best_shares(free, [found.totals], Shares()) if found else Shares()
+    shares = best_shares(free, [assignment.totals], Shares()) if assignment else Shares()
     return replace(free.with_prices(*prices), fixed_shares=shares)
 
 
-def unfold_problem(problem: Problem, objective: Objective, found: Assignment | None = None) -> dict[str, Any]:
+def unfold_problem(problem: Problem, objective: Objective, assignment: Assignment | None = None) -> dict[str, Any]:
     """Variables, unary tables and pairwise tables of all copies. Each copy is in the variant that `found` has, or in the first."""
     writer = _Writer(objective.weights())
     top = problem.top.net
     writer.unit({name: name for name in top.sizes}, top, top.factors)
-    for number, (call, variant) in enumerate(_calls_with_variants(problem, found)):
+    for number, (call, variant) in enumerate(_calls_with_variants(problem, assignment)):
         net = problem.blocks[call.block][variant].net
         names = outer_names(problem, call, net)
         writer.unit({v: names.get(v, f"{number}:{call.prefix}:{v}") for v in net.sizes}, net, net.factors)
     for outer, net, port in _kept_between_copies(problem):
-        kept = np.zeros((len(Component), net.sizes[port]))
-        kept[Component.AFTER_FORWARD] = net.tensors[port].local_bytes
-        writer.factor((outer,), kept, np.ones(net.sizes[port], dtype=bool))
+        kept_bytes = np.zeros((len(Component), net.sizes[port]))
+        kept_bytes[Component.AFTER_FORWARD] = net.tensors[port].local_bytes
+        writer.factor((outer,), kept_bytes, np.ones(net.sizes[port], dtype=bool))
     step = problem.model.step_time
     return {
         "variables": writer.variables,
@@ -76,10 +78,10 @@ def unfold_problem(problem: Problem, objective: Objective, found: Assignment | N
     }
 
 
-def _calls_with_variants(problem: Problem, found: Assignment | None) -> Iterator[tuple[Call, str]]:
+def _calls_with_variants(problem: Problem, assignment: Assignment | None) -> Iterator[tuple[Call, str]]:
     """Every call with its variant."""
     for number, call in enumerate(problem.coarse.graph.calls()):
-        yield call, found.copies[number].variant if found else next(iter(problem.blocks[call.block]))
+        yield call, assignment.copies[number].variant if assignment else next(iter(problem.blocks[call.block]))
 
 
 def outer_names(problem: Problem, call: Call, net: Network) -> dict[str, str]:

@@ -88,10 +88,10 @@ class Pin(Restriction):
 
 def editable_weights(graph: Graph, plan: Plan) -> list[Editable]:
     """Every weight of a plan, in the plan's order. If copies are stored differently, they are still one entry."""
-    found: dict[WeightKey, dict[Placements, None]] = {}
+    forms: dict[WeightKey, dict[Placements, None]] = {}
     for label, bp in plan.blocks.items():
         for name, param in bp.params.items():
-            found.setdefault((BlockLabel.parse(label).block, name), {})[param.stored] = None
+            forms.setdefault((BlockLabel.parse(label).block, name), {})[param.stored] = None
     prefixes = {name: tuple(c.prefix for c in graph.calls() if c.block == name) for name in graph.blocks}
     metas = {
         (b, v.name): v.meta for b in ("", *graph.blocks) for v in _block_of(graph, b).values if v.kind == "parameter"
@@ -102,9 +102,9 @@ def editable_weights(graph: Graph, plan: Plan) -> list[Editable]:
             join_name(glob_name(prefixes[b]), n) if b else n,
             metas[b, n],
             len(prefixes.get(b, ("",))),
-            tuple(ways),
+            tuple(placements),
         )
-        for (b, n), ways in found.items()
+        for (b, n), placements in forms.items()
     ]
 
 
@@ -125,10 +125,8 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
                 f"there is no weight {join_name(*weight)!r} in this plan; the page Plans lists its weights"
             )
         if len(placements) != len(plan.mesh.axis_sizes):
-            needed, told_short = len(plan.mesh.axis_sizes), format_placements(placements)
-            raise InputError(
-                f"{weights[weight].pattern} needs a placement on each of {needed} mesh axes, not {told_short}"
-            )
+            needed, stated = len(plan.mesh.axis_sizes), format_placements(placements)
+            raise InputError(f"{weights[weight].pattern} needs a placement on each of {needed} mesh axes, not {stated}")
         why = _why_not_storable(planner.graph, free, weights[weight], placements)
         if why:
             raise InputError(
@@ -137,26 +135,27 @@ def plan_with_pins(planner: Planner, plan: Plan, changes: Mapping[WeightKey, Pla
     stored: dict[WeightKey, tuple[Placements, ...]] = {w: e.stored for w, e in weights.items()} if keep else {}
     stored |= {w: (p,) for w, p in changes.items()}
     # From the strictest on, so that the plan stays as near to its baseline as the edit allows.
-    ways: tuple[AxisRules | None, ...] = (*(_rules_kept(planner.graph, plan, changes) if keep else ()), None)
-    for rules in ways:  # an edit may contradict a baseline's rules for the other weights, or those for activations
+    # An edit may contradict a baseline's rules for the other weights, or those for activations: then it is planned without them.
+    tries: tuple[AxisRules | None, ...] = (*(_rules_kept(planner.graph, plan, changes) if keep else ()), None)
+    for rules in tries:
         problem = planner.problem(plan.mesh, Pin(planner.graph, stored, rules), zero=zero)
         answer = planner.solve(problem, planner.request.objective)
         if answer.assignment is not None:
             break
-    left = len(ways) > 1 and rules is None
+    left = len(tries) > 1 and rules is None
     if answer.assignment is None:
         raise _explain_refusal(planner, answer, [weights[w] for w in changes], keep)
-    found = planner.plan(problem, answer, NAME, NAME, planner.request.objective)
+    edited = planner.plan(problem, answer, NAME, NAME, planner.request.objective)
     unlike = (Note(f"what passes between operations no longer follows {plan.name}"),) if left else ()
-    found = replace(found, notes=(_note_edit(weights, changes, plan, keep), *unlike, *found.notes))
-    if not keep and found.cost.host_wait_s:
+    edited = replace(edited, notes=(_note_edit(weights, changes, plan, keep), *unlike, *edited.notes))
+    if not keep and edited.cost.host_wait_s:
         # The search minimises the GPUs' work, and `plan` may have been chosen for waiting less. Example: two layers of GPT-2
         # XL on 2x8 GPUs, 15.3 ms with the rest kept and 16.7 ms with a rest of least work.
         with suppress(InputError, NoPlanFits):
-            kept = plan_with_pins(planner, plan, changes, keep=True)
-            if kept.fits and kept.cost.step_time_s < found.cost.step_time_s:
-                return replace(kept, notes=(found.notes[0], *kept.notes[1:]))
-    return found
+            alternative = plan_with_pins(planner, plan, changes, keep=True)
+            if alternative.fits and alternative.cost.step_time_s < edited.cost.step_time_s:
+                return replace(alternative, notes=(edited.notes[0], *alternative.notes[1:]))
+    return edited
 
 
 def _rules_kept(graph: Graph, plan: Plan, changes: Mapping[WeightKey, Placements]) -> tuple[AxisRules, ...]:

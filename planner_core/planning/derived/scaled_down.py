@@ -98,7 +98,7 @@ class _Retargeting:
         self.recompute = {p: b.recompute for b in plan.blocks.values() for p in b.prefixes}
         self.others = _other_layers(_op_forms(graph), ((name, _form_in(site)) for name, site in self.sites.items()))
         self.segments: dict[str, SegmentMap] = {
-            name or graph.top.name: found.segments for name, found in graph_strategies(coarsen(graph)).items()
+            name or graph.top.name: strategies.segments for name, strategies in graph_strategies(coarsen(graph)).items()
         }
 
     def blocks(self) -> dict[str, BlockPlan]:
@@ -106,27 +106,27 @@ class _Retargeting:
         top = self.graph.top
         delivered = self._param_states("", top)
         sites: dict[str, SitePlan] = {}
-        ways: dict[str, list[BlockPlan]] = {}
+        variants: dict[str, list[BlockPlan]] = {}
         for item in top.items:
             if isinstance(item, Op):
                 sites[item.name] = self._site("", top, item, delivered)
                 continue
             bp, outs = self._call(item, delivered)
             delivered.update(zip(item.outputs, outs, strict=True))
-            _add_block_plan(ways.setdefault(item.block, []), bp)
-        found = {"": BlockPlan(("",), self._params("", top), sites)}
-        for name, plans in ways.items():
-            found.update({str(BlockLabel(name, k)): bp for k, bp in enumerate(plans)})
-        return found
+            _add_block_plan(variants.setdefault(item.block, []), bp)
+        plans_by_label = {"": BlockPlan(("",), self._params("", top), sites)}
+        for name, plans in variants.items():
+            plans_by_label.update({str(BlockLabel(name, k)): bp for k, bp in enumerate(plans)})
+        return plans_by_label
 
     def _call(self, call: Call, outer: Mapping[int, State]) -> tuple[BlockPlan, list[State]]:
         block = self.graph.blocks[call.block]
         delivered = self._param_states(call.prefix, block)
         delivered.update({i: outer[o] for i, o in zip(block.inputs, call.inputs, strict=True) if o in outer})
         sites = {op.name: self._site(call.prefix, block, op, delivered) for op in block.ops}
-        kept = tuple(op.name for op in block.ops if self._there(join_name(call.prefix, op.name)) in self.kept)
+        kept_ops = tuple(op.name for op in block.ops if self._there(join_name(call.prefix, op.name)) in self.kept)
         recompute = self.recompute.get(self.others.get(call.prefix, call.prefix), "none")
-        plan = BlockPlan((call.prefix,), self._params(call.prefix, block), sites, recompute, kept)
+        plan = BlockPlan((call.prefix,), self._params(call.prefix, block), sites, recompute, kept_ops)
         return plan, [delivered.get(o, self.whole) for o in block.outputs]
 
     def _own(self, prefix: str, block: Block) -> dict[int, ParamPlan]:
@@ -210,10 +210,10 @@ class _Retargeting:
     def _operand(self, name: str, block: Block, value: int, old: Edge, delivered: Mapping[int, State]) -> Edge:
         v, table = block.values[value], self._moves(block, value)
         src = delivered.get(value) or self.whole
-        held = tuple(R if p == P and s != P else p for p, s in zip(old.dst.forward, src.forward, strict=True))
+        moved_to = tuple(R if p == P and s != P else p for p, s in zip(old.dst.forward, src.forward, strict=True))
         # A whole tensor becomes terms of a sum without a message: each rank divides its copy by their number.
-        divide = tuple(Step(a, R, P) for a, (p, h) in enumerate(zip(old.dst.forward, held, strict=True)) if p != h)
-        forward = (*self._steps(table, src.forward, held, name), *divide)
+        divide = tuple(Step(a, R, P) for a, (p, h) in enumerate(zip(old.dst.forward, moved_to, strict=True)) if p != h)
+        forward = (*self._steps(table, src.forward, moved_to, name), *divide)
         back = self._steps(table, old.dst.gradient, src.gradient, name) if v.grad else ()
         forms = (src.forward, src.gradient) if v.kind == "parameter" else ()
         return Edge(src, old.dst, forward, back, self._parts(block, value, *forms))
@@ -247,8 +247,8 @@ def _form_in(site: SitePlan) -> Form:
 
 def _in_layer(name: str) -> tuple[str, str]:
     """`model.layers.3.mlp.gate/linear` -> (`model.layers.3`, `mlp.gate/linear`). A name without a number is in the layer ""."""
-    found = re.match(r"(.*?\.\d+)\.(.*)", name)
-    return (found[1], found[2]) if found else ("", name)
+    match = re.match(r"(.*?\.\d+)\.(.*)", name)
+    return (match[1], match[2]) if match else ("", name)
 
 
 Form = tuple[int, tuple[bool, ...]]
@@ -263,7 +263,7 @@ def _other_layers(here: Forms, planned: Forms) -> dict[str, str]:
     others = {}
     for layer, forms in mine.items():
         stack = layer.rpartition(".")[0]
-        like = [k for k, found in there.items() if k.rpartition(".")[0] == stack and _has_operators(found, forms)]
+        like = [k for k, theirs in there.items() if k.rpartition(".")[0] == stack and _has_operators(theirs, forms)]
         if layer and like and layer not in like:
             others[layer] = like[0]
     return others
@@ -280,11 +280,11 @@ def _has_operators(planned: Mapping[str, Form], forms: Mapping[str, Form]) -> bo
 
 
 def _forms_by_layer(forms: Forms) -> dict[str, dict[str, Form]]:
-    found: dict[str, dict[str, Form]] = {}
+    by_layer: dict[str, dict[str, Form]] = {}
     for name, form in forms:
         layer, inner = _in_layer(name)
-        found.setdefault(layer, {})[inner] = form
-    return found
+        by_layer.setdefault(layer, {})[inner] = form
+    return by_layer
 
 
 def _add_block_plan(plans: list[BlockPlan], bp: BlockPlan) -> None:

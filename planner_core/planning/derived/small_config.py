@@ -98,10 +98,10 @@ class _SmallForm:
 
     def of(self, config: Mapping[str, Any], layers: int) -> dict[str, Any]:
         """The small config."""
-        kept = _layers_to_keep(config, layers)
+        kept_layers = _layers_to_keep(config, layers)
         width = self.heads * _head_fields(config) if self.whole_heads and _head_fields(config) else WIDTH
         left_out = DERIVED if "depths" not in config else {"stage_names"}
-        small = {k: self._value(k, v, kept, layers, width) for k, v in config.items() if k not in left_out}
+        small = {k: self._value(k, v, kept_layers, layers, width) for k, v in config.items() if k not in left_out}
         # The pattern of grouped heads would give plain attention 4 groups for its 8 heads: another model.
         if config.get("num_key_value_heads") == config.get("num_attention_heads") is not None:
             small["num_key_value_heads"] = small["num_attention_heads"]
@@ -113,29 +113,31 @@ class _SmallForm:
             small["image_size"] = CONVOLVED_IMAGE
         return small
 
-    def _value(self, key: str, value: Any, kept: list[int] | None, layers: int, width: int) -> Any:
+    def _value(self, key: str, value: Any, kept_layers: list[int] | None, layers: int, width: int) -> Any:
         if isinstance(value, Mapping):
-            return self._part(key, value, kept, layers)
+            return self._part(key, value, kept_layers, layers)
         if isinstance(value, (list, tuple)):
-            return self._list(key, value, kept, width)
+            return self._list(key, value, kept_layers, width)
         # A bool is an int to Python.
         if isinstance(value, bool) or not isinstance(value, int):
             return value
         if re.fullmatch(DEPTHS, key):
-            return min(value, len(kept) if kept is not None else layers)
+            return min(value, len(kept_layers) if kept_layers is not None else layers)
         if re.fullmatch(WINDOWS, key):
             return min(value, SMALL_WINDOW) if value < self.seq else value
         return min(value, 4) if key == "num_experts_per_tok" else self._size(key, value, width)
 
-    def _part(self, key: str, value: Mapping[str, Any], kept: list[int] | None, layers: int) -> Mapping[str, Any]:
+    def _part(
+        self, key: str, value: Mapping[str, Any], kept_layers: list[int] | None, layers: int
+    ) -> Mapping[str, Any]:
         """A config within the config, or a mapping from the numbers of layers."""
-        if key.endswith("config") and all(str(k).isdecimal() for k in value) and kept is not None:
-            return {type(k)(kept.index(int(k))): v for k, v in value.items() if int(k) in kept}
+        if key.endswith("config") and all(str(k).isdecimal() for k in value) and kept_layers is not None:
+            return {type(k)(kept_layers.index(int(k))): v for k, v in value.items() if int(k) in kept_layers}
         return self.of(value, layers) if key.endswith("config") or "model_type" in value else value
 
-    def _list(self, key: str, value: Any, kept: list[int] | None, width: int) -> Any:
-        if kept is not None and len(value) > max(kept) and _is_by_layer(key, value):
-            value = [value[i] for i in kept]
+    def _list(self, key: str, value: Any, kept_layers: list[int] | None, width: int) -> Any:
+        if kept_layers is not None and len(value) > max(kept_layers) and _is_by_layer(key, value):
+            value = [value[i] for i in kept_layers]
         if key in LISTS and not self.wide:
             sizes = LISTS[key]
             value = [min(v, sizes[min(i, len(sizes) - 1)]) if isinstance(v, int) else v for i, v in enumerate(value)]
@@ -211,18 +213,18 @@ def _fit_coefficients(config: Mapping[str, Any], small: dict[str, Any]) -> None:
 
 def _fit_rope(rope: Mapping[str, Any], before: int, after: int) -> dict[str, Any]:
     """Fit rotary embeddings: the factors of a head's pairs (long rope) are cut, the sections of a head (images and text) are scaled."""
-    found = dict(rope)
+    fitted = dict(rope)
     for key, value in rope.items():
         if isinstance(value, Mapping):
-            found[key] = _fit_rope(value, before, after)
+            fitted[key] = _fit_rope(value, before, after)
         elif isinstance(value, (list, tuple)) and key.endswith("factor"):
-            found[key] = list(value)[: max(1, len(value) * after // before)]
+            fitted[key] = list(value)[: max(1, len(value) * after // before)]
         elif isinstance(value, (list, tuple)) and key == "mrope_section":
             parts = [max(1, v * after // before) for v in value]
             # Sections are rounded one by one, and must still add up to half of a head.
             parts[0] += sum(value) * after // before - sum(parts)
-            found[key] = parts
-    return found
+            fitted[key] = parts
+    return fitted
 
 
 def _head_fields(config: Mapping[str, Any]) -> int:

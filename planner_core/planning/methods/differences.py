@@ -56,9 +56,9 @@ class CannotHold(InputError):
 
 def describe_modules(names: Iterable[str]) -> str:
     """Names for people: numbers as `*`, doubles once, a few of many."""
-    found = list(dict.fromkeys(star_numbers(n) for n in names))
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return ", ".join(found[:SHOWN]) + more
+    patterns = list(dict.fromkeys(star_numbers(n) for n in names))
+    more = f" and {len(patterns) - SHOWN} more" if len(patterns) > SHOWN else ""
+    return ", ".join(patterns[:SHOWN]) + more
 
 
 def star_numbers(name: str) -> str:

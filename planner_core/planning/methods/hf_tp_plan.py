@@ -36,8 +36,8 @@ FROM_LAST = {
 @cache
 def _load_vendor_plans() -> Mapping[str, Mapping[str, str]]:
     """Pattern to style, by model type."""
-    found: dict[str, dict[str, str]] = json.loads(TABLE.read_text(encoding="utf-8"))
-    return found
+    plans: dict[str, dict[str, str]] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return plans
 
 
 def vendor_plan(config: Mapping[str, Any]) -> Mapping[str, str] | None:
@@ -46,9 +46,9 @@ def vendor_plan(config: Mapping[str, Any]) -> Mapping[str, str] | None:
     plans = [
         _load_vendor_plans().get(str(part.get("model_type"))) for part in (*halves, config) if isinstance(part, Mapping)
     ]
-    text, own = next(filter(None, plans[:-1]), {}), plans[-1] or {}
+    text, composite = next(filter(None, plans[:-1]), {}), plans[-1] or {}
     # The composite's own patterns come last, so they win over those of its text model.
-    return {**text, **own} or None
+    return {**text, **composite} or None
 
 
 def splits_evenly(shape: tuple[int, ...], dim: int, parts: int, packed: bool) -> bool:
@@ -59,13 +59,13 @@ def splits_evenly(shape: tuple[int, ...], dim: int, parts: int, packed: bool) ->
 def style_of(name: str, plan: Mapping[str, str]) -> str:
     """The style that `plan` gives to a parameter or its module; empty if it is not a style that shards."""
     module = name.rpartition(".")[0]
-    found = (
+    styles = (
         s
         for p, s in plan.items()
         for path in (name, module)
         if s in FROM_LAST and re.search(rf"(^|\.){_pattern_regex(p)}$", path)
     )
-    return next(found, "")
+    return next(styles, "")
 
 
 def split_dim(name: str, ndim: int, plan: Mapping[str, str]) -> int | None:
@@ -127,13 +127,13 @@ def _planned_dims(graph: Graph, plan: Mapping[str, str], parts: int) -> tuple[di
 
 def _column_results(graph: Graph, plan: Mapping[str, str]) -> frozenset[int]:
     """Ids of the values that are made only from results of colwise layers, up to the next layer with a weight."""
-    found: set[int] = set()
+    results: set[int] = set()
     first = _first_calls(graph)
     for block in (graph.top, *graph.blocks.values()):
         for op in block.ops:
             ends = [block.values[v] for v in op.inputs]
             weights = [v for v in ends if v.kind == "parameter" and len(v.meta.shape) > 1]
-            made = [v for v in ends if v.kind == "activation"]
+            activations = [v for v in ends if v.kind == "activation"]
             if weights:
                 inside = all(
                     style_of(join_name(first.get(block.name, ""), w.name), plan) in ("colwise", "packed_colwise")
@@ -141,10 +141,10 @@ def _column_results(graph: Graph, plan: Mapping[str, str]) -> frozenset[int]:
                 )
             else:
                 # With one operand of another origin the result may be the residual stream again.
-                inside = bool(made) and all(id(v) in found for v in made)
+                inside = bool(activations) and all(id(v) in results for v in activations)
             if inside:
-                found.update(id(block.values[v]) for v in op.outputs)
-    return frozenset(found)
+                results.update(id(block.values[v]) for v in op.outputs)
+    return frozenset(results)
 
 
 def _first_calls(graph: Graph) -> dict[str, str]:

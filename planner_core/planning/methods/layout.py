@@ -282,15 +282,15 @@ def weights_at_stage(stage: int) -> PairTest:
 
 def parse_layout(text: str) -> Layout:
     """Read `dp=2,fsdp=8,tp=4,sp,zero=1`. Raises InputError for the first word that is wrong."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for word, value in _parse_words(text):
-        if word in found:
+        if word in fields:
             raise InputError(f"layout {text[:80]!r}: {word} is given twice; leave one out")
-        found[word] = value
-    layout = Layout(**found)
-    told = _contradiction(layout)
-    if told:
-        raise InputError(f"layout {text[:80]!r}: {told}")
+        fields[word] = value
+    layout = Layout(**fields)
+    contradiction = _contradiction(layout)
+    if contradiction:
+        raise InputError(f"layout {text[:80]!r}: {contradiction}")
     return layout
 
 
@@ -381,8 +381,8 @@ def _in_range(word: str, value: int) -> bool:
 
 def check_layout(layout: Layout, cluster: Cluster) -> None:
     """Raise InputError for a layout that contradicts itself, or that does not suit the cluster."""
-    if told := _contradiction(layout):
-        raise InputError(layout.term, f": {told}")
+    if contradiction := _contradiction(layout):
+        raise InputError(layout.term, f": {contradiction}")
     if layout.num_gpus != cluster.num_gpus:
         # The other degrees stay as stated, and fsdp takes what is left, if that divides.
         fill = cluster.num_gpus // max(1, layout.num_gpus // layout.fsdp)

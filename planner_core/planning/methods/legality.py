@@ -34,9 +34,9 @@ class Fault:
 
 def may_state(graph: Graph) -> frozenset[str]:
     """Which of the words `cp` and `ep` a layout of this model may have: it has attention over tokens, and experts that can be dealt out."""
-    ways = {(operator(op.fn).kind, row.name) for block, op in _ops_of(graph) for row in rows(op, block.values)}
-    by_tokens = any((Kind.ATTENTION, name) in ways for names in CP_TYPES.values() for name in names - {"heads"})
-    return frozenset(["cp"] * by_tokens + ["ep"] * ((Kind.EXPERTS, DISPATCH) in ways))
+    splits = {(operator(op.fn).kind, row.name) for block, op in _ops_of(graph) for row in rows(op, block.values)}
+    by_tokens = any((Kind.ATTENTION, name) in splits for names in CP_TYPES.values() for name in names - {"heads"})
+    return frozenset(["cp"] * by_tokens + ["ep"] * ((Kind.EXPERTS, DISPATCH) in splits))
 
 
 def operator_faults(graph: Graph, layout: Layout) -> list[Fault]:
@@ -47,20 +47,20 @@ def operator_faults(graph: Graph, layout: Layout) -> list[Fault]:
 
 def undecided_fault(problem: Problem, layout: Layout) -> str:
     """The operator because of which a layout has no plan, as a sentence without a way out."""
-    found = find_infeasible_group(problem)
-    if found is None:
+    group = find_infeasible_group(problem)
+    if group is None:
         return f"the operators of {problem.coarse.graph.name} cannot follow {layout} together"
-    op = next((op for op in found.ops if _joins_samples_and_tokens(found.block, op)), found.ops[0])
-    given, made = (list(found.block.values[values[0]].meta.shape) for values in (op.inputs, op.outputs))
-    where = f"{op.name} of {found.block.name}" if found.block.name else op.name
-    why = ", which puts the tokens of all samples in one row" if _joins_samples_and_tokens(found.block, op) else ""
-    return f"no way to run {where} ({given} to {made}{why}) follows {layout} after what runs before it"
+    op = next((op for op in group.ops if _joins_samples_and_tokens(group.block, op)), group.ops[0])
+    given, result = (list(group.block.values[values[0]].meta.shape) for values in (op.inputs, op.outputs))
+    where = f"{op.name} of {group.block.name}" if group.block.name else op.name
+    why = ", which puts the tokens of all samples in one row" if _joins_samples_and_tokens(group.block, op) else ""
+    return f"no way to run {where} ({given} to {result}{why}) follows {layout} after what runs before it"
 
 
 def _joins_samples_and_tokens(block: Block, op: Op) -> bool:
     """Whether an operator is a view that makes one dim of the samples and their tokens."""
-    given, made = (block.values[values[0]].meta.shape if values else () for values in (op.inputs, op.outputs))
-    return len(given) > len(made) > 0 and given[0] > 1 and made[0] == given[0] * given[1]
+    given, result = (block.values[values[0]].meta.shape if values else () for values in (op.inputs, op.outputs))
+    return len(given) > len(result) > 0 and given[0] > 1 and result[0] == given[0] * given[1]
 
 
 def unsearchable_faults(graph: Graph, layout: Layout, *, of_any_samples: bool = False) -> list[Fault]:
@@ -129,15 +129,15 @@ def _uneven_heads(block: Block, op: Op, by_heads: dict[str, int]) -> Iterator[Fa
 
 def _context_faults(block: Block, op: Op, layout: Layout) -> Iterator[Fault]:
     """Attention that cannot run so over the context ranks."""
-    ways = [row for row in rows(op, block.values) if row.name in CP_TYPES[layout.cp_type]]
+    splits = [row for row in rows(op, block.values) if row.name in CP_TYPES[layout.cp_type]]
     if layout.cp_type == "ulysses":  # its heads are judged already
         return
-    if not ways:
+    if not splits:
         yield Fault(
             f"this model's attention takes a mask or a window that cp_type={layout.cp_type} cannot split",
             f"give {OTHERS[layout.cp_type]}",
         )
-    for n in (n for row in ways for n in row.divides if n % layout.cp):
+    for n in (n for row in splits for n in row.divides if n % layout.cp):
         yield Fault(f"{n} blocks of tokens cannot be dealt to cp={layout.cp} ranks", f"give a divisor of {n}")
 
 
@@ -145,13 +145,13 @@ def _uneven_experts(graph: Graph, layout: Layout) -> Iterator[Fault]:
     """Experts that cannot be dealt out."""
     for block, op in _ops_of(graph):
         if operator(op.fn).kind is Kind.EXPERTS:
-            ways = [row for row in rows(op, block.values) if row.name == DISPATCH]
-            if not ways:
+            splits = [row for row in rows(op, block.values) if row.name == DISPATCH]
+            if not splits:
                 yield Fault(
                     f"ep={layout.ep} deals experts out, but {graph.name} computes them one matrix at a time",
                     "leave ep out",
                 )
-            for n in (n for row in ways for n in row.divides[1:] if n % layout.ep):
+            for n in (n for row in splits for n in row.divides[1:] if n % layout.ep):
                 yield Fault(f"{n} experts cannot be dealt to ep={layout.ep} ranks", f"give a divisor of {n}")
 
 

@@ -86,11 +86,11 @@ def splittable_layers(plan: Plan, graph: Graph, form: PairForm) -> TpLayout:
     if not form.sums:
         drop_summed(layout)
     # Styles shard stock modules alone. A pair with another layer in it is given up as a whole.
-    kept = [g for g in layout.groups if {*g.columns, g.row} <= stock]
-    paired = {name for g in kept for name in (*g.columns, g.row)}
+    groups = [g for g in layout.groups if {*g.columns, g.row} <= stock]
+    paired = {name for g in groups for name in (*g.columns, g.row)}
     alone = {n: "gathered" for n, s in layout.styles.items() if n in stock and n not in paired and s not in PAIRED}
     styles = {n: s for n, s in layout.styles.items() if n in paired} | alone
-    return replace(layout, groups=kept, styles=styles, experts=experts if form.experts else [])
+    return replace(layout, groups=groups, styles=styles, experts=experts if form.experts else [])
 
 
 @dataclass
@@ -208,9 +208,9 @@ def _sites_alone(bp: BlockPlan, block: Block, axis: int) -> dict[str, SitePlan]:
         if (step.axis, step.src, step.dst) == (axis, P, R)
     ]
     for op, k, step in sums:
-        made = sites[op.name].outputs
+        outputs = sites[op.name].outputs
         sites[op.name] = replace(
-            sites[op.name], outputs=(*made[:k], _without_gradient_step(made[k], step), *made[k + 1 :])
+            sites[op.name], outputs=(*outputs[:k], _without_gradient_step(outputs[k], step), *outputs[k + 1 :])
         )
         for name, i in ((o.name, i) for o in block.ops for i, v in enumerate(o.inputs) if v == op.outputs[k]):
             read = sites[name].inputs

@@ -87,8 +87,8 @@ class AxisRules(Restriction):
                 if id(value) in self.exempt:
                     continue
                 tests = [self._of_parameter(axis, read_by.get(index)) for axis in range(len(self.parameters))]
-                own = [t and [t(value, p) for p in states.axis_states] for t in tests]
-                self._forbid(net, name, states.index, own, lenient=True)
+                allowed = [t and [t(value, p) for p in states.axis_states] for t in tests]
+                self._forbid(net, name, states.index, allowed, lenient=True)
             elif index in samples.delivered:
                 cut = [p[0] == Shard(samples.delivered[index]) for p in states.axis_states]
                 batch = [cut if t is is_batch_split else None for t in self.activations]
@@ -157,9 +157,9 @@ class AxisRules(Restriction):
 
     def _values_of_stream(self, where: Block) -> frozenset[int]:
         """The values of a block that are computed of the residual stream without a product between: what norms make of it."""
-        made = {v for op in where.ops for v in op.outputs}
+        results = {v for op in where.ops for v in op.outputs}
         stream = {
-            i for i, v in enumerate(where.values) if i not in made and v.kind == "activation" and self._in_stream(v)
+            i for i, v in enumerate(where.values) if i not in results and v.kind == "activation" and self._in_stream(v)
         }
         for op in where.ops:
             if operator(op.fn).kind not in PRODUCTS and not stream.isdisjoint(op.inputs):

@@ -89,15 +89,15 @@ def tool_spaces(
         return ()
     check_tool(tool)
     long = _are_long_or_few(seq or 0, batch, cluster.num_gpus)
-    told = (x for x in TOOLS[tool](cluster.num_gpus) if (long or x.cp == 1) and len(x.degrees) <= MOST_AXES)
-    return tuple(layout.space() for layout in told)
+    layouts = (x for x in TOOLS[tool](cluster.num_gpus) if (long or x.cp == 1) and len(x.degrees) <= MOST_AXES)
+    return tuple(layout.space() for layout in layouts)
 
 
 def list_layouts(graph: Graph, batch: int, num_gpus: int) -> list[Layout]:
     """List every layout of a model on meshes of one axis or two, for `batch` samples a step; context ranks if these are long or few."""
     words, sizes = may_state(graph), divisors(num_gpus)
     contexts = sizes if "cp" in words and _are_long_or_few(graph.workload["seq"], batch, num_gpus) else [1]
-    found = []
+    layouts = []
     for tensor, context, shards in product(sizes, contexts, sizes):
         replicas, rest = divmod(num_gpus, tensor * context * shards)
         if rest:
@@ -106,8 +106,8 @@ def list_layouts(graph: Graph, batch: int, num_gpus: int) -> list[Layout]:
         stages = WHOLE_STAGES if replicas > 1 else (0, SHARDED) if context > 1 and shards == 1 else (0,)
         kinds = tuple(CP_TYPES) if context > 1 else ("ring",)
         for tokens, experts, zero, kind in product((False, True)[: min(tensor, 2)], dealt, stages, kinds):
-            found.append(Layout(replicas, shards, tensor, tokens, context, experts, zero, kind))
-    return [layout for layout in found if len(layout.degrees) <= MOST_SEARCHED_AXES]
+            layouts.append(Layout(replicas, shards, tensor, tokens, context, experts, zero, kind))
+    return [layout for layout in layouts if len(layout.degrees) <= MOST_SEARCHED_AXES]
 
 
 def _are_long_or_few(seq: int, batch: int | None, num_gpus: int) -> bool:
@@ -126,14 +126,14 @@ def note_recompute(recompute: str | None, tool: str | None) -> tuple[str, ...]:
     Megatron-LM has a `selective` too, but its own runs core attention again, of which a flash kernel keeps next to nothing."""
     if tool not in TOOLS or recompute in (None, "auto", *list_switches(tool)):
         return ()
-    told = " or ".join(list_switches(tool))
-    own = (
+    words = " or ".join(list_switches(tool))
+    aside = (
         " (its own selective, of core attention, is priced as none)"
         if (tool, recompute) == ("megatron", "selective")
         else ""
     )
     note = Sentence(
-        named("recompute", recompute), " is priced, but ", tool_term(str(tool)), f" can be told {told} alone{own}"
+        named("recompute", recompute), " is priced, but ", tool_term(str(tool)), f" can be told {words} alone{aside}"
     )
     return (note,)
 

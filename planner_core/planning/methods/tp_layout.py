@@ -121,8 +121,8 @@ def tensor_layout(plan: Plan) -> TpLayout:
                 DifferenceKind.TOKENS,
             )
         )
-    apart = (Difference(AXIS_DIFFERENCES[r], DifferenceKind.AXIS) for r in axis_roles(plan) if r in AXIS_DIFFERENCES)
-    layout.differences += [*_weights_without_style(plan, layout), *apart]
+    by_axis = (Difference(AXIS_DIFFERENCES[r], DifferenceKind.AXIS) for r in axis_roles(plan) if r in AXIS_DIFFERENCES)
+    layout.differences += [*_weights_without_style(plan, layout), *by_axis]
     layout.differences = list(dict.fromkeys(layout.differences))
     return layout
 
@@ -154,8 +154,11 @@ def parallel_degrees(plan: Plan) -> TpLayout:
     layout.cp_type = kinds[-1] if kinds else "ring"
     layout.differences = [d for d in layout.differences if d.kind is not DifferenceKind.AXIS]
     if len(kinds) > 1:
-        told = f"attention runs by {' and '.join(kinds)} over its context ranks in the plan, by {layout.cp_type} here"
-        layout.differences.append(Difference(told))
+        layout.differences.append(
+            Difference(
+                f"attention runs by {' and '.join(kinds)} over its context ranks in the plan, by {layout.cp_type} here"
+            )
+        )
     layout.shards = _shard_degree(plan, {layout.axis, *context})
     return layout
 
@@ -198,23 +201,23 @@ def _layout_by_roles(plan: Plan, axis: int, differences: Iterable[Difference] = 
 
 def _splits_tokens(plan: Plan, axis: int) -> bool:
     """Whether norms run on a part of the tokens, or the sums that products leave on an axis are delivered so."""
-    found = False
+    splits = False
     for name, site in ((name, s) for b in plan.blocks.values() for name, s in b.sites.items()):
-        fn, made = split_site(name)[1], site.outputs[0]
-        found |= fn.endswith("_norm") and made.dst.forward[axis] == Shard(1)
-        found |= fn in WEIGHT and (made.src.forward[axis], made.dst.forward[axis]) == (Partial(), Shard(1))
-    return found
+        fn, result = split_site(name)[1], site.outputs[0]
+        splits |= fn.endswith("_norm") and result.dst.forward[axis] == Shard(1)
+        splits |= fn in WEIGHT and (result.src.forward[axis], result.dst.forward[axis]) == (Partial(), Shard(1))
+    return splits
 
 
 def _context_kind(plan: Plan, axis: int) -> list[str]:
     """How attention runs on a context axis, in the words of a layout."""
     sites = (s for b in plan.blocks.values() for name, s in b.sites.items() if split_site(name)[1] == ATTENTION)
-    found = []
+    kinds = []
     for site in sites:
         query, key = (site.inputs[i].dst.forward[axis] for i in (0, 1))
         if isinstance(query, Shard):
-            found.append("ulysses" if query.dim == 1 else "ring" if isinstance(key, Shard) else "gather")
-    return list(dict.fromkeys(found))
+            kinds.append("ulysses" if query.dim == 1 else "ring" if isinstance(key, Shard) else "gather")
+    return list(dict.fromkeys(kinds))
 
 
 def _recompute_of_tools(plan: Plan) -> str:
@@ -233,11 +236,11 @@ def recompute_by_hand(plan: Plan) -> list[str]:
 
 def merge_equal_layers(styles: dict[str, str]) -> dict[str, str] | None:
     """One rule for all layers that run alike; None where layers of one pattern differ."""
-    found: dict[str, str] = {}
+    rules: dict[str, str] = {}
     for name, style in styles.items():
-        if found.setdefault(star_numbers(name), style) != style:
+        if rules.setdefault(star_numbers(name), style) != style:
             return None
-    return found
+    return rules
 
 
 # --- which axis -------------------------------------------------------------------------------------------------------
@@ -334,12 +337,12 @@ class _BlockReader:
         return viewed and isinstance(edge.src.forward[self.axis], Shard) and edge.dst.forward[self.axis] == Replicate()
 
     def _embedding(self, scope: str, site: SitePlan) -> None:
-        weight, made = _placement_on(site.inputs[1], self.axis), site.outputs[0].dst.forward[self.axis]
-        if isinstance(weight, Shard) and made in (Replicate(), Shard(1)):
+        weight, result = _placement_on(site.inputs[1], self.axis), site.outputs[0].dst.forward[self.axis]
+        if isinstance(weight, Shard) and result in (Replicate(), Shard(1)):
             self.styles[scope] = ("vocabulary", "features")[weight.dim]
 
     def _linear(self, scope: str, site: SitePlan) -> None:
-        (given, weight), made = site.inputs[:2], site.outputs[0]
+        (given, weight), result = site.inputs[:2], site.outputs[0]
         a = self.axis
         split = weight.dst.forward[a]
         if not isinstance(split, Shard):
@@ -348,11 +351,11 @@ class _BlockReader:
         elif split != weight.src.forward[a]:
             self._note("split where it runs in the plan, whole here", scope)
         elif split.dim == 0:
-            kept = made.dst.forward[a] == made.src.forward[a]
-            self.styles[scope] = "colwise" if kept else "gathered"
-            self._open += [scope] * kept
+            stays_split = result.dst.forward[a] == result.src.forward[a]
+            self.styles[scope] = "colwise" if stays_split else "gathered"
+            self._open += [scope] * stays_split
         else:
-            delivered = made.dst.forward[a]
+            delivered = result.dst.forward[a]
             self.sequence |= isinstance(delivered, Shard)
             # An input that arrives in parts as the columns left it closes the pair; one that was moved between is cut for this layer alone.
             if self._open and given.src.forward[a] == given.dst.forward[a]:

@@ -92,14 +92,14 @@ class Pricer:
             return stated, ()
         peak = plan.cost.memory_bytes["peak"]
         smaller = [stated.but(micro_batch=n, accumulate=share // n) for n in reversed(divisors(share)[:-1])]
-        shown, found = stated, plan
+        shown, best = stated, plan
         for run in smaller:
             other = self.plan(run)
-            if other is not None and (other.fits or other.cost.memory_bytes["peak"] < found.cost.memory_bytes["peak"]):
-                shown, found = run, other
-            if found.fits:
+            if other is not None and (other.fits or other.cost.memory_bytes["peak"] < best.cost.memory_bytes["peak"]):
+                shown, best = run, other
+            if best.fits:
                 break
-        if not found.fits:
+        if not best.fits:
             tried = (
                 f"the one of least memory, since none of {share} samples or fewer fits"
                 if smaller

@@ -14,9 +14,9 @@ def describe_software(graph: Graph, cluster: Cluster, workload: Workload, budget
     share = f", {budget / memory:.0%} of the GPU's" if budget < memory else ""
     loss = _describe_loss(workload)
     attention = f"attention {' and '.join(taken)}, " if taken else ""
-    way = "compiled" if workload.compiled else "eager"
+    mode = "compiled" if workload.compiled else "eager"
     lines = [
-        f"{attention}optimizer {software.optimizer_kernels}, {way}, {loss}, gradients in {gradients}; a plan may take "
+        f"{attention}optimizer {software.optimizer_kernels}, {mode}, {loss}, gradients in {gradients}; a plan may take "
         f"{budget / 2**30:.1f} GiB{share}"
     ]
     for block, op in taken.get(MATH, [])[:1]:

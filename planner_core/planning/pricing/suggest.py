@@ -65,9 +65,9 @@ def list_changes(stated: Statement, node: int, kernels: Collection[str]) -> Iter
     """Every single change to try, with its description. `node`: GPUs of a node. `kernels`: attention kernels that run on the GPU."""
     yield from _micro_batch_changes(stated)
     # A stack that is a tool's is of a run by that tool, which can be told few of them.
-    told = list_switches(stated.stack) if stated.stack in TOOLS else RECOMPUTATIONS
+    allowed = list_switches(stated.stack) if stated.stack in TOOLS else RECOMPUTATIONS
     for recompute, description in RECOMPUTATIONS.items():
-        if stated.recompute != recompute and recompute in told:
+        if stated.recompute != recompute and recompute in allowed:
             yield description, stated.but(recompute=recompute)
     yield from _state_changes(stated, node)
     if not stated.offload:

@@ -37,7 +37,7 @@ from planner_core.cost.units import split_into_units
 @dataclass(frozen=True, slots=True)
 class GatherMemory:
     """Weights that are gathered together. `whole`: their bytes. For each of their collectives: bytes in flight from its issue to its
-    wait (`flying`), and the most while it is issued (`issuing`). The weights of `again` are gathered again for backward. `earlier`:
+    wait (`flying`), and the most while it is issued (`issuing`). Those of `for_backward` are gathered once more in backward. `earlier`:
     the number of collectives of gathers that read what this one brings.
 
     The last collective is issued one unit ahead, the one before it two units ahead. `left` says how many are not yet issued.
@@ -46,7 +46,7 @@ class GatherMemory:
     whole: int
     flying: tuple[int, ...]
     issuing: tuple[int, ...]
-    again: bool
+    for_backward: bool
     earlier: int = 0
 
     @property
@@ -79,17 +79,17 @@ class UnitMemory:
     reductions: tuple[ReductionMemory, ...]
     waits: frozenset[int] = frozenset()
 
-    def gathered_bytes(self, *, again: bool = False) -> int:
-        """Bytes of its weights while it runs, forward or (with `again`) backward."""
-        return sum(g.whole for g in self.gathers if g.again or not again)
+    def gathered_bytes(self, *, backward: bool = False) -> int:
+        """Bytes of its weights while it runs, in forward or in `backward`."""
+        return sum(g.whole for g in self.gathers if g.for_backward or not backward)
 
-    def in_flight_bytes(self, left: int = 0, *, again: bool = False) -> int:
+    def in_flight_bytes(self, left: int = 0, *, backward: bool = False) -> int:
         """Bytes in flight while `left` collectives of each message are not yet issued."""
-        return sum(g.in_flight_bytes(left) for g in self.messages(again))
+        return sum(g.in_flight_bytes(left) for g in self.messages(backward))
 
-    def unpacking_bytes(self, *, again: bool = False) -> int:
+    def unpacking_bytes(self, *, backward: bool = False) -> int:
         """The most bytes while its weights are unpacked, one message after the other."""
-        all_of = self.messages(again)
+        all_of = self.messages(backward)
         # Message k is unpacked while those before it are weights and those behind it still wait. Example: weights of 100 and 60 MB in
         # messages of 110 and 65 MB: max(100 + 110 + 65, 160 + 65) = 275 MB.
         here = [
@@ -98,9 +98,9 @@ class UnitMemory:
         ]
         return max(here, default=0)
 
-    def messages(self, again: bool) -> tuple[GatherMemory, ...]:
-        """The messages that bring its weights, forward or `again` for backward."""
-        return tuple(g for g in self.gathers if g.again) if again else (*self.copies, *self.gathers)
+    def messages(self, backward: bool) -> tuple[GatherMemory, ...]:
+        """The messages that bring its weights, in forward or in `backward`."""
+        return tuple(g for g in self.gathers if g.for_backward) if backward else (*self.copies, *self.gathers)
 
     def reduction_of(self, value: int) -> ReductionMemory | None:
         """The message that has the gradient of a weight."""
@@ -167,9 +167,9 @@ def _gathers(block: Block, uses: Mapping[tuple[str, int], UseMemory], model: Cos
     groups: dict[object, list[UseMemory]] = {}
     for use in uses.values():
         if use.gather:
-            groups.setdefault((use.again, step_signature(use.gather), block.values[use.value].meta.dtype), []).append(
-                use
-            )
+            groups.setdefault(
+                (use.for_backward, step_signature(use.gather), block.values[use.value].meta.dtype), []
+            ).append(use)
     for group in groups.values():
         chain = buffer_bytes(
             [(block, u.value, _placements_before(u.gathered_placements, u.gather), u.gather) for u in group], model
@@ -183,7 +183,7 @@ def _gathers(block: Block, uses: Mapping[tuple[str, int], UseMemory], model: Cos
         yield GatherMemory(
             sum(buffer_bytes(freed, model)),
             *_in_flight_bytes(chain, group[0].gather, len(group) > 1 or cast, 0),
-            group[0].again,
+            group[0].for_backward,
         )
 
 
@@ -209,7 +209,9 @@ def _copies(
         read = [u.gather for u in uses.values() if u.value in {v for v, _ in group}]
         # A gather at use reads the working copy, so the copy must arrive before that gather's first collective: as many units earlier.
         earlier = max(sum(bool(s.collective) for s in steps) for steps in read)
-        yield GatherMemory(0, *_in_flight_bytes(chain, group[0][1], len(group) > 1, cast), again=False, earlier=earlier)
+        yield GatherMemory(
+            0, *_in_flight_bytes(chain, group[0][1], len(group) > 1, cast), for_backward=False, earlier=earlier
+        )
 
 
 def _placements_before(placements: Placements, steps: Steps) -> Placements:
@@ -222,20 +224,20 @@ def _in_flight_bytes(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """For each collective of a gather: the bytes from its issue to its wait, and the most while it is issued. It reads a packed copy
     if there are several tensors, and writes what is then unpacked."""
-    found: list[tuple[int, int]] = []
-    made, most = cast, 0
+    by_collective: list[tuple[int, int]] = []
+    current, most = cast, 0
     for number, step in enumerate(steps):
         size, after = chain[number], chain[number + 1]
         if step.collective == "all_gather":
             # all_gather of 400 MB over 8 GPUs: 50 MB are packed and 400 MB written, then unpacked. One tensor needs no packing.
             pack = size if several else 0
-            flying = after + (pack if several else made)
-            found.append((flying, max(most, made + pack + after)))
+            flying = after + (pack if several else current)
+            by_collective.append((flying, max(most, current + pack + after)))
             most = flying + after
         else:
-            most = max(most, made + after)
+            most = max(most, current + after)
             if step.collective:
-                found.append((after, most))
+                by_collective.append((after, most))
                 most = after
-        made = after
-    return tuple(n for n, _ in found), tuple(n for _, n in found)
+        current = after
+    return tuple(n for n, _ in by_collective), tuple(n for _, n in by_collective)

@@ -74,7 +74,7 @@ def _reduction(
     if group[0].reduce:
         # For a reduce_scatter gradients are packed as they are made; for an all_reduce when the unit is done (`base`, and a copy).
         base = 0 if packs else micro[0]
-        held = _sent_bytes(micro, group[0].reduce, packs)
+        while_sent = _sent_bytes(micro, group[0].reduce, packs)
         # With several micro-batches the result is added to the sum of the earlier ones and is free before that is copied to be sent.
         then = _sent_bytes(last, final, packed=False, before=0 if sums else micro[-1])
         flat = micro[0] if packs else 0
@@ -82,21 +82,21 @@ def _reduction(
         given = any(value in block.inputs for value in weights)
         stands = 0 if sums or given else last[-1] if final else micro[-1]
         return ReductionMemory(
-            weights, flat, tuple(flat + base + n - stands for n in (*held, *then)), ends=bool(final) and not sums
+            weights, flat, tuple(flat + base + n - stands for n in (*while_sent, *then)), ends=bool(final) and not sums
         )
     # Few bytes wait for one message of all units when backward is over: a norm needs no message of its own, but stands until then.
     if final and micro[0] <= SMALL_BYTES:
-        own = 0 if sums or shared >= weights else micro[0]
+        packed_bytes = 0 if sums or shared >= weights else micro[0]
         anew = _sent_bytes(last, final, packed=False)
-        return ReductionMemory(weights, own, anew, late=(step_signature(final), dtype))
+        return ReductionMemory(weights, packed_bytes, anew, late=(step_signature(final), dtype))
     # A reduce_scatter sends what is packed rank by rank. An all_reduce sums it where it lies, if no term came from another unit.
     ranked = bool(final) and final[0].collective == "reduce_scatter"
-    own = micro[0] if final and not sums and (ranked or not shared >= weights) else 0
-    packed = ranked or (own > 0 and not shared & weights)
+    packed_bytes = micro[0] if final and not sums and (ranked or not shared >= weights) else 0
+    packed = ranked or (packed_bytes > 0 and not shared & weights)
     terms = 0 if ranked else sum(_local_bytes(block, u, model) for u in group if u.value in shared)
-    more = 0 if sums or not final else own + terms - last[-1]
+    more = 0 if sums or not final else packed_bytes + terms - last[-1]
     beside = tuple(n + more for n in _sent_bytes(last, final, packed=packed))
-    return ReductionMemory(weights, own, beside, ends=bool(final) and not sums)
+    return ReductionMemory(weights, packed_bytes, beside, ends=bool(final) and not sums)
 
 
 def _after_local_steps(use: UseMemory) -> UseMemory:
@@ -120,12 +120,12 @@ def _steps_once(bp: BlockPlan, block: Block, value: int, model: CostModel) -> St
 def _sent_bytes(chain: Sequence[int], steps: Steps, packed: bool, before: int = 0) -> tuple[int, ...]:
     """For each collective on the way: the bytes beside what was packed before the first one, which are the copies that are sent and
     what arrives."""
-    found = []
+    by_collective = []
     for number, step in enumerate(steps):
         size, after = chain[number], chain[number + 1]
         # What is packed already is sent as it lies; else it is copied first. A reduce_scatter writes another tensor, an all_reduce none.
         ready = packed and number == 0
         new = (after if step.collective == "reduce_scatter" else 0) + (0 if ready else size)
-        found.append(before + new)
+        by_collective.append(before + new)
         before = after if step.collective == "reduce_scatter" or not ready else 0
-    return tuple(found)
+    return tuple(by_collective)

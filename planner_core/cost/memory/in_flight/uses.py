@@ -26,7 +26,7 @@ class UseMemory:
     first_gradient_steps: Steps
     reduce: Steps
     sent_from: Placements
-    again: bool
+    for_backward: bool
     lasting: bool = False
 
     @property
@@ -38,7 +38,7 @@ class UseMemory:
 def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) -> dict[tuple[str, int], UseMemory]:
     """The uses of weights by a unit's ops, by op and operand. If several uses take different steps, or another unit takes a view of
     the weight, the op itself takes the steps."""
-    found: dict[tuple[str, int], UseMemory] = {}
+    uses: dict[tuple[str, int], UseMemory] = {}
     # Backward does not come to operators below the first trained weight, so nothing is gathered or computed again for them.
     returns = any(block.values[v].grad for op in ops for v in op.outputs)
     for op in ops:
@@ -46,14 +46,14 @@ def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) ->
             v = block.values[value]
             if v.kind == "parameter":
                 # Backward needs the weight whole if the operator saved it, or if the block runs again.
-                again = value in op.saved or (returns and bp.recompute != "none")
-                found[op.name, position] = _use_outside_op(value, edge, again, model.sizes)
+                for_backward = value in op.saved or (returns and bp.recompute != "none")
+                uses[op.name, position] = _use_outside_op(value, edge, for_backward, model.sizes)
     passed_on, viewed = kept_weights(block, ops)
-    ways: dict[int, set[tuple[Steps, Steps]]] = {}
-    for use in found.values():
-        ways.setdefault(use.value, set()).add((use.gather, use.reduce))
+    steps_of: dict[int, set[tuple[Steps, Steps]]] = {}
+    for use in uses.values():
+        steps_of.setdefault(use.value, set()).add((use.gather, use.reduce))
     # One gathered copy serves all uses of a unit only if all want it alike. A view that another unit reads would outlive the unit.
-    stay = {v for v, way in ways.items() if len(way) > 1 or (v in passed_on and next(iter(way))[0])}
+    stay = {v for v, steps in steps_of.items() if len(steps) > 1 or (v in passed_on and next(iter(steps))[0])}
     lasting = {
         (op.name, position)
         for op in ops
@@ -62,12 +62,12 @@ def uses_of(block: Block, bp: BlockPlan, ops: Sequence[Op], model: CostModel) ->
     }
     return {
         at: replace(use, lasting=bool(use.gather) and at in lasting)
-        for at, use in found.items()
+        for at, use in uses.items()
         if use.value not in stay
     }
 
 
-def _use_outside_op(value: int, edge: Edge, again: bool, sizes: tuple[int, ...]) -> UseMemory:
+def _use_outside_op(value: int, edge: Edge, for_backward: bool, sizes: tuple[int, ...]) -> UseMemory:
     """The steps outside of the op: the first steps forward, up to the last one that communicates; and the last steps of the gradient,
     from where it has the weight's placements."""
     ahead, back = (tuple(s for s in steps if sizes[s.axis] > 1) for steps in (edge.forward, edge.backward))
@@ -80,9 +80,9 @@ def _use_outside_op(value: int, edge: Edge, again: bool, sizes: tuple[int, ...])
             # From here on the gradient is split as the gathered weight is, so gradients can be packed and reduced together.
             if _sharded_dims(gradient) == _sharded_dims(here):
                 return UseMemory(
-                    value, ahead[:gather], here, ahead[gather:], back[:number], back[number:], gradient, again
+                    value, ahead[:gather], here, ahead[gather:], back[:number], back[number:], gradient, for_backward
                 )
-    return UseMemory(value, (), edge.src.forward, ahead, back, (), edge.dst.gradient, again)
+    return UseMemory(value, (), edge.src.forward, ahead, back, (), edge.dst.gradient, for_backward)
 
 
 def placed_after(placements: Placements, steps: Iterable[Step]) -> Placements:

@@ -41,23 +41,23 @@ def stage_memories(stages: Sequence[StagePlan], model: CostModel) -> tuple[Stage
     known: dict[object, StageMemory] = {}
     # Stages of three and of four copies differ, but each copy inside is walked once for all of them.
     walked: KnownCopies = {}
-    found = []
+    memories = []
     for number, stage in enumerate(stages):
         following = boundary_states(stages[number + 1]) if number + 1 < len(stages) else {}
         # Example: 64 stages of two copies each are three to walk, the first, an inner one and the last.
         if stage.key not in known:
             known[stage.key] = _stage_memory(stage, following, model, walked)
-        found.append(known[stage.key])
-    return tuple(found)
+        memories.append(known[stage.key])
+    return tuple(memories)
 
 
 def _stage_memory(stage: StagePlan, states: Mapping[int, State], model: CostModel, walked: KnownCopies) -> StageMemory:
     """`states`: how each tensor that it hands on lies on the mesh."""
     top = stage.graph.top
     gradients = {v: local_bytes(top, v, s.gradient, model) for v, s in states.items() if top.values[v].grad}
-    state, kept, forward, backward = stage_moments(stage.blocks, stage.graph, model, gradients, walked)
+    state, kept_bytes, forward, backward = stage_moments(stage.blocks, stage.graph, model, gradients, walked)
     sent = sum(local_bytes(top, v, s.forward, model) for v, s in states.items())
-    return StageMemory(state, kept + sent, forward, backward, sent)
+    return StageMemory(state, kept_bytes + sent, forward, backward, sent)
 
 
 def rank_memory(
@@ -89,9 +89,9 @@ def _highest_moments(
     """Yield the highest moment of each situation of a rank."""
     for stage, forward, others in situations:
         now = memories[stage].forward if forward else memories[stage].backward
-        kept = sum(n * memories[s].kept for s, n in zip(mine, others, strict=True))
+        in_flight = sum(n * memories[s].kept for s, n in zip(mine, others, strict=True))
         # A pass brings the gradients of its own stage; those of the rank's other stages are there too.
-        yield now + Moment(kept, grads - memories[stage].state.grads)
+        yield now + Moment(in_flight, grads - memories[stage].state.grads)
 
 
 def fullest_rank(

@@ -184,16 +184,16 @@ def _moments_in_stages(ranks: int, virtual: int, micro_batches: int) -> Ints:
     turns = np.arange(total) // each % virtual
     # Row j counts the passes of turn j among the first 0, 1, 2, ... of a rank. Backwards take the turns from the last one on.
     forwards = np.cumsum(np.arange(virtual)[:, None] == np.concatenate([[-1], turns]), axis=1)
-    found = []
+    by_rank = []
     for rank in range(ranks):
         ahead = _forwards_ahead(pipeline, rank, micro_batches, INTERLEAVED_HOPS)
         # When the n-th forward has run, all backwards but those of the `ahead` forwards before it have.
         done = np.arange(1, total + 1)
         now = np.unique((forwards[:, done] - forwards[::-1, np.maximum(0, done - 1 - ahead)]).T, axis=0)
         no_more = (now[:, None] <= now).all(axis=-1)  # [moment, other moment]
-        found.append(now[no_more.sum(axis=-1) == 1])  # each has no more than itself
-    moments = max(map(len, found))
-    return np.stack([np.pad(now, ((0, moments - len(now)), (0, 0)), mode="edge") for now in found])
+        by_rank.append(now[no_more.sum(axis=-1) == 1])  # each has no more than itself
+    moments = max(map(len, by_rank))
+    return np.stack([np.pad(now, ((0, moments - len(now)), (0, 0)), mode="edge") for now in by_rank])
 
 
 def in_flight(order: Order) -> Counter[int]:
@@ -244,16 +244,16 @@ def _in_rounds(pipeline: Pipeline, rank: int, m: int, hops: int, weights_after: 
     forward = _numbered(Pass.FORWARD, lambda k: (k // each) % stages * ranks + rank)
     backward = _numbered(back, lambda k: (stages - 1 - (k // each) % stages) * ranks + rank)
     weight = _numbered(Pass.WEIGHT, lambda k: (stages - 1 - (k // each) % stages) * ranks + rank)
-    found = [forward(k) for k in range(ahead)]
+    works = [forward(k) for k in range(ahead)]
     for k in range(total):
         if ahead + k < total:
-            found.append(forward(ahead + k))
-        found.append(backward(k))
+            works.append(forward(ahead + k))
+        works.append(backward(k))
         if weights_after is not None and k >= weights_after:
-            found.append(weight(k - weights_after))
+            works.append(weight(k - weights_after))
     # The gradients of weights that were put off fill the end, where a rank would wait.
     late = min(weights_after or 0, total)
-    return found + [weight(k) for k in range(total - late, total)]
+    return works + [weight(k) for k in range(total - late, total)]
 
 
 def _round_of(pipeline: Pipeline, m: int) -> int:
@@ -287,7 +287,7 @@ def _v_shaped(pipeline: Pipeline, rank: int, m: int) -> list[Work]:
     v.fill(pipeline.ranks, rank)
     v.steady(max(2 * pipeline.ranks - 1, m))
     v.drain(pipeline.ranks, rank)
-    return v.found
+    return v.works
 
 
 class _V:
@@ -295,16 +295,16 @@ class _V:
 
     def __init__(self, down: int, up: int, real: int) -> None:
         self.down, self.up, self.real = down, up, real
-        self.made: Counter[tuple[int, Pass]] = Counter()
-        self.found: list[Work] = []
+        self.passed: Counter[tuple[int, Pass]] = Counter()
+        self.works: list[Work] = []
 
     def run(self, stage: int, *passes: Pass) -> None:
         for what in passes:
             # Micro-batches that are not there are numbered too: so the order of the others is that of a full V.
-            number = self.made[stage, what]
-            self.made[stage, what] += 1
+            number = self.passed[stage, what]
+            self.passed[stage, what] += 1
             if number < self.real:
-                self.found.append(Work(stage, what, number))
+                self.works.append(Work(stage, what, number))
 
     def fill(self, ranks: int, rank: int) -> None:
         """Forwards until the first gradient comes; ranks further behind get it sooner."""
@@ -318,7 +318,7 @@ class _V:
 
     def steady(self, whole: int) -> None:
         """One forward and one backward in turn, in both stages."""
-        done = self.made
+        done = self.passed
         while done[self.up, Pass.FORWARD] < done[self.down, Pass.FORWARD] or done[self.down, Pass.FORWARD] < whole:
             if done[self.down, Pass.FORWARD] < whole:
                 self.run(self.down, Pass.FORWARD)
@@ -333,5 +333,5 @@ class _V:
         for _ in range(ranks - rank):
             self.run(self.down, Pass.INPUT, Pass.WEIGHT)
         for stage in (self.up, self.down):
-            while self.made[stage, Pass.WEIGHT] < self.made[stage, Pass.INPUT]:
+            while self.passed[stage, Pass.WEIGHT] < self.passed[stage, Pass.INPUT]:
                 self.run(stage, Pass.WEIGHT)

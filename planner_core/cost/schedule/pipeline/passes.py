@@ -60,7 +60,7 @@ def ranks_work(plan: Plan, graph: Graph) -> list[RankWork]:
     units = [scheduled_units(replace(plan, blocks=s.blocks, pipeline=None), s.computed_graph) for s in stages]
     sent = [_boundary_bytes(stages, number, model) for number in range(len(stages))]
     tied = tied_bytes(stages, model)
-    found = []
+    works = []
     for rank, order in enumerate(rank_orders(cut, model.workload.accumulate)):
         mine = cut.stages_of(rank)
         passes = tuple(
@@ -72,8 +72,8 @@ def ranks_work(plan: Plan, graph: Graph) -> list[RankWork]:
         # Where all stages that share a weight are on one rank, nothing is sent.
         shared = [size for users, size in tied if set(users) & set(mine) and len({cut.rank_of(s) for s in users}) > 1]
         copies = tuple(call.prefix for s in mine for call in stages[s].computed_graph.calls())
-        found.append(RankWork(passes, replace(plan.cost, traffic=traffic).collectives(), tuple(shared), copies))
-    return found
+        works.append(RankWork(passes, replace(plan.cost, traffic=traffic).collectives(), tuple(shared), copies))
+    return works
 
 
 def _scheduled_pass_of(
@@ -106,12 +106,12 @@ def _boundary_bytes(stages: tuple[StagePlan, ...], number: int, model: CostModel
 
 def tied_bytes(stages: Sequence[StagePlan], model: CostModel) -> list[tuple[tuple[int, ...], int]]:
     """The stages that share a weight, and the bytes of its gradient on one GPU, as the optimizer takes it."""
-    found = []
+    tied = []
     for name, users in tied_weights(stages).items():
         top = stages[users[0]].graph.top
         value = next(i for i, v in enumerate(top.values) if v.kind == "parameter" and v.name == name)
         if top.values[value].grad:
             stored = stages[users[0]].blocks[""].params[name].stored
             part = largest_local_shape(top.values[value].meta.shape, stored, model.sizes)
-            found.append((users, int(np.prod(part)) * weight_gradient_item_bytes(top, value, model)))
-    return found
+            tied.append((users, int(np.prod(part)) * weight_gradient_item_bytes(top, value, model)))
+    return tied

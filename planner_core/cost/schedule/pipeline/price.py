@@ -79,14 +79,14 @@ def price_simulated(
     m = model.workload.accumulate
     step_s, bubble_s, waits = schedule_seconds(pipeline, costs, m)
     # Where the two are equal, their sums are rounded in other orders.
-    found = PipelineCost(costs, bubble_s, min(known_s, step_s))
-    # The parts of a step are told of one rank. The one with most work has the least bubble.
+    pipeline_cost = PipelineCost(costs, bubble_s, min(known_s, step_s))
+    # A step has the parts of one rank: that with the most work, which has the least bubble.
     busiest = max(range(pipeline.ranks), key=lambda r: _busy_seconds(pipeline, costs, r, m))
     mine = pipeline.stages_of(busiest)
     traffic = sum_traffic((x for s in mine for x in messages(stages[s].blocks, stages[s].computed_graph, model)), model)
     units = [priced_units(stages[s].blocks, stages[s].computed_graph, model, ends=ends) for s in mine]
-    compute = m * sum(u.copies * (u.forward_s + u.backward_s) for own in units for u in own)
-    optimizer = sum(u.copies * u.optimizer_s for own in units for u in own)
+    compute = m * sum(u.copies * (u.forward_s + u.backward_s) for of_stage in units for u in of_stage)
+    optimizer = sum(u.copies * u.optimizer_s for of_stage in units for u in of_stage)
     return Cost(
         step_time_s=step_s,
         compute_time_s=compute + waits,
@@ -97,7 +97,7 @@ def price_simulated(
         host_wait_s=waits,
         traffic=traffic,
         memory_bytes=memory_bytes,
-        pipeline=found,
+        pipeline=pipeline_cost,
     )
 
 
@@ -213,7 +213,7 @@ def _sent_to_next_stage(stages: Sequence[StagePlan], number: int, model: CostMod
 
 def tied_seconds(stages: Sequence[StagePlan], pipeline: Pipeline, model: CostModel, link: AxisLink) -> dict[int, float]:
     """Seconds once a step to sum the gradients of weights that stages on different ranks share, by stage."""
-    found = dict.fromkeys(range(len(stages)), 0.0)
+    seconds_by_stage = dict.fromkeys(range(len(stages)), 0.0)
     for users, num_bytes in tied_bytes(stages, model):
         ranks = {pipeline.rank_of(s) for s in users}
         # Both stages are on one rank, as embedding and head are in a V: nothing is sent.
@@ -221,8 +221,8 @@ def tied_seconds(stages: Sequence[StagePlan], pipeline: Pipeline, model: CostMod
             continue
         seconds = collective_time("all_reduce", num_bytes, replace(link, size=len(ranks), stages=()))[0]
         for stage in users:
-            found[stage] += seconds
-    return found
+            seconds_by_stage[stage] += seconds
+    return seconds_by_stage
 
 
 # --- backward in two parts -------------------------------------------------------------------------------

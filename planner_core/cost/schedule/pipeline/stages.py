@@ -60,15 +60,15 @@ def stage_plans(blocks: Mapping[str, BlockPlan], graph: Graph, pipeline: Pipelin
     # Boundary k is what stage k takes and what stage k - 1 gives, so the two always agree.
     crossing = _crossing_values(graph.top, cuts)
     labels = {prefix: label for label, block in blocks.items() for prefix in block.prefixes}
-    found = []
+    plans = []
     for stage in range(len(pipeline.copies)):
-        own = items[cuts[stage] : cuts[stage + 1]]
+        stage_items = items[cuts[stage] : cuts[stage + 1]]
         takes, gives = crossing[stage], crossing[stage + 1]
         # Buffers are few bytes, and most are those of the whole model, so a rank counts all of them once.
         buffers = graph.buffer_bytes if stage < pipeline.ranks else 0
-        mine = replace(graph, top=_stage_top(graph.top, own, takes, gives), buffer_bytes=buffers)
-        found.append(StagePlan(mine, _stage_blocks(blocks, mine, states, labels), takes, gives))
-    return tuple(found)
+        mine = replace(graph, top=_stage_top(graph.top, stage_items, takes, gives), buffer_bytes=buffers)
+        plans.append(StagePlan(mine, _stage_blocks(blocks, mine, states, labels), takes, gives))
+    return tuple(plans)
 
 
 def cut_items(graph: Graph, pipeline: Pipeline) -> tuple[int, ...]:
@@ -86,12 +86,12 @@ def cut_items(graph: Graph, pipeline: Pipeline) -> tuple[int, ...]:
 def with_parts(pipeline: Pipeline, graph: Graph) -> Pipeline:
     """The pipeline with the calls and the outer weights of each stage by name, as a run needs them."""
     items, cuts, values = graph.top.items, cut_items(graph, pipeline), graph.top.values
-    found = []
+    parts = []
     for stage in range(len(pipeline.copies)):
-        own = items[cuts[stage] : cuts[stage + 1]]
-        read = dict.fromkeys(values[v].name for i in own for v in i.inputs if values[v].kind == "parameter")
-        found.append((*(i.prefix for i in own if isinstance(i, Call)), *read))
-    return replace(pipeline, parts=tuple(found))
+        stage_items = items[cuts[stage] : cuts[stage + 1]]
+        read = dict.fromkeys(values[v].name for i in stage_items for v in i.inputs if values[v].kind == "parameter")
+        parts.append((*(i.prefix for i in stage_items if isinstance(i, Call)), *read))
+    return replace(pipeline, parts=tuple(parts))
 
 
 def even_copies(calls: int, stages: int) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ def tied_weights(stages: Sequence[StagePlan]) -> dict[str, tuple[int, ...]]:
     for number, stage in enumerate(stages):
         for name in stage.blocks[""].params:
             users.setdefault(name, []).append(number)
-    return {name: tuple(found) for name, found in users.items() if len(found) > 1}
+    return {name: tuple(numbers) for name, numbers in users.items() if len(numbers) > 1}
 
 
 def boundary_states(stage: StagePlan) -> dict[int, State]:
@@ -139,14 +139,14 @@ def _crossing_values(top: Block, cuts: Sequence[int]) -> list[tuple[int, ...]]:
     return [tuple(v for _, v in sorted(of_cut)) for of_cut in next_uses]
 
 
-def _stage_top(top: Block, own: Sequence[Op | Call], takes: Sequence[int], gives: tuple[int, ...]) -> Block:
+def _stage_top(top: Block, items: Sequence[Op | Call], takes: Sequence[int], gives: tuple[int, ...]) -> Block:
     values = list(top.values)
     for v in takes:
         values[v] = replace(values[v], storage=v)  # what arrives is a tensor of its own
     received = tuple(Op(f"{RECEIVE}.{v}", RECEIVE, (), (v,), {}) for v in takes)
     # The last stage hands nothing on: it returns the loss.
     outputs = gives or top.outputs
-    return replace(top, values=tuple(values), items=(*received, *own), outputs=outputs)
+    return replace(top, values=tuple(values), items=(*received, *items), outputs=outputs)
 
 
 def _stage_blocks(
@@ -162,14 +162,14 @@ def _stage_blocks(
         else whole.sites[op.name]
         for op in top.ops
     }
-    found = {"": replace(whole, sites=sites, params={n: p for n, p in whole.params.items() if n in read})}
+    stage_blocks = {"": replace(whole, sites=sites, params={n: p for n, p in whole.params.items() if n in read})}
     # Of the copies of this stage alone: a model of a thousand layers has a thousand stages of one copy each in `policy_from_plan`.
     prefixes: dict[str, list[str]] = {}
     for call in stage.calls():
         prefixes.setdefault(labels[call.prefix], []).append(call.prefix)
     for label in (label for label in blocks if label in prefixes):
-        found[label] = replace(blocks[label], prefixes=tuple(prefixes[label]))
-    return found
+        stage_blocks[label] = replace(blocks[label], prefixes=tuple(prefixes[label]))
+    return stage_blocks
 
 
 def _receive_op(state: State) -> Edge:

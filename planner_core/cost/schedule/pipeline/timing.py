@@ -350,9 +350,9 @@ def bound_s(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int)
 
 def closed_form_by_rank(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> list[float]:
     """Seconds that no order of each rank's work is below (see the head of the file)."""
-    apart, m = pipeline.schedule in SPLIT, micro_batches
+    split, m = pipeline.schedule in SPLIT, micro_batches
     once = [sum(stages[s].step_s for s in pipeline.stages_of(r)) for r in range(pipeline.ranks)]
-    found = []
+    seconds = []
     for rank in range(pipeline.ranks):
         mine = pipeline.stages_of(rank)
         first = mine[0]  # it is also its rank, since the first turn goes from rank 0 on
@@ -361,10 +361,10 @@ def closed_form_by_rank(pipeline: Pipeline, stages: Sequence[StageCost], micro_b
         start = max(stages[first].first_s, sends + sum(stages[s].forward_s for s in range(first)))
         back = sends + sum(stages[s].backward_s for s in range(first))
         # The sums of at least one stage follow the last backward. Which stage comes last is the order's, so the bound takes the least.
-        own = min(stages[s].last_s for s in mine) + once[rank]
-        end = own if apart or not first else max(own, back + stages[0].last_s + once[0])
-        found.append(start + work + end)
-    return found
+        sums_s = min(stages[s].last_s for s in mine) + once[rank]
+        end = sums_s if split or not first else max(sums_s, back + stages[0].last_s + once[0])
+        seconds.append(start + work + end)
+    return seconds
 
 
 def _seconds_of_ranks(

@@ -69,13 +69,13 @@ def fit_collectives(cluster: Cluster, rows: Sequence[Collective], source: str) -
         )
 
     def predict(constants: Mapping[str, float]) -> Floats:
-        made = {g: axis_links(*_sub_cluster(cluster, replace(known, **constants), *g))[0] for g in groups}
-        return np.array([collective_time(r.kind, r.num_bytes, made[r.ranks, r.nodes])[0] for r in rows])
+        links = {g: axis_links(*_sub_cluster(cluster, replace(known, **constants), *g))[0] for g in groups}
+        return np.array([collective_time(r.kind, r.num_bytes, links[r.ranks, r.nodes])[0] for r in rows])
 
     measured = np.array([r.seconds for r in rows])
-    found = fit_constants(start, UPPER_BOUNDS, predict, measured)
-    gpu = replace(cluster.gpu, collectives=replace(known, **found))
-    return _make_calibration(gpu, "collectives", source, start, found, predict, measured)
+    fitted = fit_constants(start, UPPER_BOUNDS, predict, measured)
+    gpu = replace(cluster.gpu, collectives=replace(known, **fitted))
+    return _make_calibration(gpu, "collectives", source, start, fitted, predict, measured)
 
 
 def replace_gpu(cluster: Cluster, gpu: Gpu) -> Cluster:
@@ -115,14 +115,14 @@ def fit_products(gpu: Gpu, rows: Sequence[Product], source: str, hot: float = HO
     }
 
     def predict(constants: Mapping[str, float]) -> Floats:
-        made = _with_products(gpu, constants)
-        return np.array([product_seconds(Gemm(r.m, r.n, r.k), r.dtype, made) for r in rows])
+        trial = _with_products(gpu, constants)
+        return np.array([product_seconds(Gemm(r.m, r.n, r.k), r.dtype, trial) for r in rows])
 
     measured = np.array([r.seconds for r in rows])
-    found = fit_constants(start, UPPER_BOUNDS, predict, measured)
+    fitted = fit_constants(start, UPPER_BOUNDS, predict, measured)
     # Alone a product is quicker than in a run, which draws power all the time. What is stored is for runs.
-    in_a_run = {**found, "flops_efficiency": found["flops_efficiency"] / hot}
-    return _make_calibration(_with_products(gpu, in_a_run), "products", source, start, found, predict, measured)
+    in_a_run = {**fitted, "flops_efficiency": fitted["flops_efficiency"] / hot}
+    return _make_calibration(_with_products(gpu, in_a_run), "products", source, start, fitted, predict, measured)
 
 
 def _with_products(gpu: Gpu, constants: Mapping[str, float]) -> Gpu:
@@ -135,12 +135,12 @@ def _make_calibration(
     group: str,
     source: str,
     start: Mapping[str, float],
-    found: Mapping[str, float],
+    fitted: Mapping[str, float],
     predict: Predict,
     measured: Floats,
 ) -> Calibration:
-    fit = Fit.from_times(group, source, measured, predict(start), predict(found))
-    return Calibration(gpu, fit, {name: (start[name], found[name]) for name in start})
+    fit = Fit.from_times(group, source, measured, predict(start), predict(fitted))
+    return Calibration(gpu, fit, {name: (start[name], fitted[name]) for name in start})
 
 
 def fit_step(
@@ -202,7 +202,7 @@ def fit_machine(machine: Machine, source: str) -> tuple[Cluster, list[Calibratio
         1e-6,
         collectives=DEFAULT_COLLECTIVES,
     )
-    found = [fit_products(gpu, machine.products, source, hot=1.0)]
+    calibrations = [fit_products(gpu, machine.products, source, hot=1.0)]
     wire = {"all_reduce": 2.0}  # of the tensor; all_gather and reduce_scatter send it once
     # And the fastest collective for the link: an all_reduce of B over n ranks sends 2 (n - 1) / n B, an all_gather half of that.
     link = max(
@@ -211,21 +211,21 @@ def fit_machine(machine: Machine, source: str) -> tuple[Cluster, list[Calibratio
     level = Level(
         "this machine", max(1, machine.ranks), link, DEFAULT_COLLECTIVES.hop_s, DEFAULT_COLLECTIVES.efficiency
     )
-    cluster = Cluster(f"{machine.ranks} x {gpu_name}", found[0].gpu, (level,), f"measured: {source}")
+    cluster = Cluster(f"{machine.ranks} x {gpu_name}", calibrations[0].gpu, (level,), f"measured: {source}")
     if machine.collectives:
-        found.append(fit_collectives(cluster, machine.collectives, source))
-        constants = found[-1].gpu.collectives
+        calibrations.append(fit_collectives(cluster, machine.collectives, source))
+        constants = calibrations[-1].gpu.collectives
         assert constants is not None
         cluster = _sub_cluster(cluster, constants, machine.ranks, 1)[0]
-    return cluster, found
+    return cluster, calibrations
 
 
-def hardware_file(found: Sequence[Calibration], gpu: Gpu, name: str) -> dict[str, Any]:
+def hardware_file(calibrations: Sequence[Calibration], gpu: Gpu, name: str) -> dict[str, Any]:
     """The GPU as a hardware file for `--cluster NAME:gpu=FILE` and for cluster files, with the source and residual of each group."""
     data = Cluster("", replace(gpu, name=name), ()).to_json()["gpu"]
-    return {"schema": "shardscope.gpu/1", **data, "sources": list_sources(found, gpu.name)}
+    return {"schema": "shardscope.gpu/1", **data, "sources": list_sources(calibrations, gpu.name)}
 
 
-def list_sources(found: Sequence[Calibration], start: str) -> dict[str, Any]:
+def list_sources(calibrations: Sequence[Calibration], start: str) -> dict[str, Any]:
     """The fits as the `sources` of a hardware file. `start`: the GPU with whose constants they began."""
-    return {c.fit.group: {**c.fit.to_json(), "start": start} for c in found}
+    return {c.fit.group: {**c.fit.to_json(), "start": start} for c in calibrations}

@@ -37,8 +37,8 @@ class Fit:
     def from_times(group: str, source: str, measured: Floats, before: Floats, after: Floats) -> Fit:
         """The fit to seconds [timing], as measured, and as predicted before and after."""
         rows = np.stack([measured, before, after], axis=1)
-        kept = rows[np.linspace(0, len(rows) - 1, min(len(rows), MAX_TIMINGS)).astype(int)]
-        timings = tuple(Timing(*row) for row in kept.tolist())
+        sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), MAX_TIMINGS)).astype(int)]
+        timings = tuple(Timing(*row) for row in sample.tolist())
         return Fit(group, source, Residual.from_times(before, measured), Residual.from_times(after, measured), timings)
 
     def to_json(self) -> dict[str, Any]:
@@ -55,22 +55,22 @@ class Fit:
 def read_fits(gpu: Mapping[str, Any]) -> tuple[Fit, ...]:
     """The fits that a GPU's data tells, which may come from anywhere: what has not the form of a fit is left out."""
     sources = gpu.get("sources")
-    found = []
-    for group, said in sources.items() if isinstance(sources, dict) else ():
+    fits = []
+    for group, entry in sources.items() if isinstance(sources, dict) else ():
         try:
-            rows = [Timing(*map(float, row)) for row in said["timings"][:MAX_TIMINGS]]
+            rows = [Timing(*map(float, row)) for row in entry["timings"][:MAX_TIMINGS]]
             fit = Fit(
                 str(group)[:40],
-                str(said["source"])[:80],
-                _read_residual(said["before"]),
-                _read_residual(said["after"]),
+                str(entry["source"])[:80],
+                _read_residual(entry["before"]),
+                _read_residual(entry["after"]),
                 tuple(rows),
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             continue
         if all(math.isfinite(x) and x > 0 for row in rows for x in row):
-            found.append(fit)
-    return tuple(found)
+            fits.append(fit)
+    return tuple(fits)
 
 
 def _read_residual(said: Mapping[str, Any]) -> Residual:

@@ -77,7 +77,7 @@ def _line_search(
     """The longest of the halved steps that reduces the sum of squares, and the residuals there; None if none does."""
     for k in range(MAX_HALVINGS):
         there = np.minimum(point + step / 2**k, ceiling)
-        found = residuals(there)
-        if np.isfinite(found).all() and float(found @ found) < float(now @ now):
-            return there, found
+        values = residuals(there)
+        if np.isfinite(values).all() and float(values @ values) < float(now @ now):
+            return there, values
     return None

@@ -123,15 +123,15 @@ def read_nccl_tests(path: str | Path) -> list[Collective]:
     where, text = _read_text(path)
     # Each program prints its parameters (nThread ...) first, so there one test ends and the next begins.
     starts = [m.start() for m in re.finditer(r"(?m)^#\s*nThread", text)] or [0]
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
         before = text[text.rfind("\n\n", 0, start) + 1 : start] if start else ""
-        found += _parse_test(where, before + text[start:end] if len(starts) > 1 else text)
-    if not found:
+        collectives += _parse_test(where, before + text[start:end] if len(starts) > 1 else text)
+    if not collectives:
         raise InputError(
             f"{where} has no rows of nccl-tests (size, count, type, redop, root, time); give what all_reduce_perf prints"
         )
-    return found
+    return collectives
 
 
 def _parse_test(where: str, text: str) -> list[Collective]:
@@ -226,7 +226,7 @@ FIELDS = ("model", "cluster", "layout", "tokens_per_s_per_gpu", *INT_FIELDS, *WO
 
 
 def _parse_options(data: Mapping[str, Any], where: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for names, kind, what in (
         (INT_FIELDS, int, "a whole number"),
         (WORD_FIELDS, str, "a word"),
@@ -238,8 +238,8 @@ def _parse_options(data: Mapping[str, Any], where: str) -> dict[str, Any]:
                 continue
             if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
                 raise InputError(f"{where}: {name} is {short(value)}, but must be {what}")
-            found["compiled" if name == "compile" else name] = value
-    return found
+            options["compiled" if name == "compile" else name] = value
+    return options
 
 
 def _read_text(path: str | Path) -> tuple[str, str]:

@@ -104,8 +104,8 @@ class Setup:
         derived = next(
             (other for name, other in zip(both, both[::-1], strict=True) if name in given), self.batch.derived
         )
-        kept = both[1 - both.index(derived)]
-        number, samples = options.get(kept, 1), self.batch.samples
+        fixed = both[1 - both.index(derived)]
+        number, samples = options.get(fixed, 1), self.batch.samples
         each = number * layout.data
         if samples % each and not self.batch.field:
             raise InputError(
@@ -113,27 +113,27 @@ class Setup:
                 f" is not a multiple of {number} x {layout.data} data-parallel ranks; give ",
                 named("batch", max(1, samples // each) * each),
                 f", or another layout{' or ' if number > 1 else ''}",
-                named(kept) if number > 1 else "",
+                named(fixed) if number > 1 else "",
             )
         if samples % each:
-            what = f"{number} samples on each" if kept == "micro_batch" else f"{number} micro-batches"
+            what = f"{number} samples on each" if fixed == "micro_batch" else f"{number} micro-batches"
             raise InputError(
                 f"{self.where}: {self.batch.field} {samples} is not a multiple of {what} of {layout.data} data-parallel ranks; give ",
-                named(kept),
+                named(fixed),
                 " or another layout that divides it, or both ",
                 named("micro_batch"),
                 " and ",
                 named("accumulate"),
             )
-        found = samples // each
-        if derived in given and given[derived] != found:  # all three are given
+        quotient = samples // each
+        if derived in given and given[derived] != quotient:  # all three are given
             raise InputError(
                 named("batch", samples),
-                f" is {found} x {number} samples on {layout.data} data-parallel ranks, and not ",
+                f" is {quotient} x {number} samples on {layout.data} data-parallel ranks, and not ",
                 named(derived, given[derived]),
                 "; leave one of the three out",
             )
-        return {**options, kept: number, derived: found}
+        return {**options, fixed: number, derived: quotient}
 
     def describe(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """The sentences to show before the price: the fields that were read, a warning if the file's sizes differ from those in

@@ -81,10 +81,10 @@ def read_text(text: str, where: str, num_gpus: int, file: Path, function: str | 
     form = FORMATS.get(file.suffix.lower())
     if form == "Python":
         return _read_python(text, function, where, num_gpus)
-    found = (form, _parse(text, form, where)) if form else _find_settings(text)
-    if found is None:
+    settings = (form, _parse(text, form, where)) if form else _find_settings(text)
+    if settings is None:
         return _read_options(text, where, num_gpus)
-    form, data = found
+    form, data = settings
     return _read_toml(data, where, num_gpus) if form == "TOML" else _read_mapping(data, where, num_gpus, file.parent)
 
 
@@ -200,8 +200,8 @@ def _parse(text: str, form: str, where: str) -> Mapping[str, Any]:
         why = f"{where} is not {form} ({str(error)[:100]})"
         if any(option in text for option in OPTION_SIGNATURES):
             raise InputError(f"{why}, but has options of a launch script; name it .sh or .txt") from None
-        found = _find_settings(text)
-        other = next((suffix for suffix, name in FORMATS.items() if found and name == found[0]), None)
+        settings = _find_settings(text)
+        other = next((suffix for suffix, name in FORMATS.items() if settings and name == settings[0]), None)
         change = f"it is {FORMATS[other]}; name it {other}" if other else "mend it"
         raise InputError(f"{why}; {change}, or give a file of {TOOLS}") from None
     if not isinstance(data, Mapping):

@@ -71,16 +71,16 @@ def read_gradients(fields: Fields, dtype: str | None, cp: int) -> tuple[dict[str
     DeepSpeed keeps and sums gradients in the dtype of the model (the properties of its engine), but sums
     in float32 with sequence parallelism. `dtype`: the model's, if a file states it."""
     sums = "communication_data_type" if cp == 1 else "seq_parallel_communication_data_type"
-    kept = "data_types.grad_accum_dtype"
+    accum = "data_types.grad_accum_dtype"
     summed_in, kept_in = (
         DTYPES_OF_GRADIENTS[fields.read_word(name, default or "float32", tuple(DTYPES_OF_GRADIENTS))]
-        for name, default in ((sums, dtype if cp == 1 else "float32"), (kept, dtype))
+        for name, default in ((sums, dtype if cp == 1 else "float32"), (accum, dtype))
     )
-    if dtype is None and not fields.has_value(sums) and not fields.has_value(kept):
+    if dtype is None and not fields.has_value(sums) and not fields.has_value(accum):
         return {"stack": "deepspeed"}, ()
     if summed_in == kept_in:
         return {"stack": "deepspeed", "gradients": kept_in}, ()
-    note = f"gradients of {fields.where} are kept in {kept_in} ({kept}) and summed in {summed_in} ({sums}); priced in float32 for both"
+    note = f"gradients of {fields.where} are kept in {kept_in} ({accum}) and summed in {summed_in} ({sums}); priced in float32 for both"
     return {"stack": "deepspeed", "gradients": "float32"}, (note,)
 
 

@@ -275,16 +275,16 @@ def _recompute_notes(fields: Fields) -> tuple[str, ...]:
     granularity = fields.read_word("--recompute-granularity", "none")
     modules = fields.read_words("--recompute-modules") if granularity == "selective" else ()
     fields.read.add("--recompute-modules")
-    again = [module for module in modules if module != "core_attn"]
-    if PRODUCTS_AGAIN & set(again):
+    rerun = [module for module in modules if module != "core_attn"]
+    if PRODUCTS_AGAIN & set(rerun):
         raise InputError(
             f"{fields.where}: --recompute-modules {' '.join(modules)} runs parts of a layer again, which cannot be priced; set "
             "--recompute-granularity full, or leave core_attn alone there"
         )
     notes = []
-    if again:
+    if rerun:
         notes.append(
-            f"--recompute-modules {' '.join(again)} of {fields.where}: priced as no recomputation, which takes more memory and less time"
+            f"--recompute-modules {' '.join(rerun)} of {fields.where}: priced as no recomputation, which takes more memory and less time"
         )
     if short_option or granularity == "selective":
         name = "--recompute-activations" if short_option else "--recompute-granularity selective"

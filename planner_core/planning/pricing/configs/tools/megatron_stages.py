@@ -64,10 +64,10 @@ def layers_of(text: str, where: str) -> tuple[int, ...]:
     """The layers of each stage of a layout. `x*3` is x three times, `(x)*3` too; stages end with `|`; commas say nothing."""
     plain = text.replace(",", "").replace(" ", "")
     # Innermost groups first: (t|(tt)*2)*3 becomes (t|tttt)*3. Each round removes a pair of brackets or a star, so it ends.
-    while found := re.search(r"\(([^()]*)\)\*(\d{1,4})|\(([^()]*)\)|([a-z|])\*(\d{1,4})", plain):
-        group, times, alone, letter, repeats = found.groups()
+    while match := re.search(r"\(([^()]*)\)\*(\d{1,4})|\(([^()]*)\)|([a-z|])\*(\d{1,4})", plain):
+        group, times, alone, letter, repeats = match.groups()
         new = alone if alone is not None else (group or letter or "") * int(times or repeats or 1)
-        plain = plain[: found.start()] + new + plain[found.end() :]
+        plain = plain[: match.start()] + new + plain[match.end() :]
         if len(plain) > MAX_LAYERS:
             raise InputError(f"{where}: {LAYOUT} has more than {MAX_LAYERS} layers")
     copies = tuple(stage.count("t") for stage in plain.split("|"))
