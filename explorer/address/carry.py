@@ -47,16 +47,16 @@ def _carry_batch_and_tokens(current: Mapping[str, Any], after: dict[str, Any], n
     """Set batch and tokens of the new model so that a step has as many tokens where it can."""
     (batch, seq), limit = settings.batch_and_tokens(current), settings.max_tokens(after["model"])
     is_set = current["batch"] is not None or current["seq"] is not None
-    own_work = settings.batch_and_tokens(after)
+    work = settings.batch_and_tokens(after)
     if not is_set:
-        if own_work != (batch, seq):
+        if work != (batch, seq):
             name, before = settings.model_title(after["model"]), _describe_batch(batch, seq)
-            notes.append(f"{name} starts at its own {_describe_batch(*own_work)}; it was {before}.")
+            notes.append(f"{name} starts at its own {_describe_batch(*work)}; it was {before}.")
         return
-    if (seq == 1) != (own_work[1] == 1):  # pictures have no tokens
+    if (seq == 1) != (work[1] == 1):  # pictures have no tokens
         after.update(batch=None, seq=None)
-        own = _describe_batch(*settings.batch_and_tokens(after))
-        notes.append(f"{settings.model_title(after['model'])} starts at its own {own}: samples are not alike.")
+        usual_work = _describe_batch(*settings.batch_and_tokens(after))
+        notes.append(f"{settings.model_title(after['model'])} starts at its own {usual_work}: samples are not alike.")
         return
     after.update(batch=batch, seq=seq)
     if limit is not None and seq > limit:

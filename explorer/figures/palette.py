@@ -61,8 +61,8 @@ _DARK, _LIGHT = "#000000", "#ffffff"
 _HELD, _UPDATE, _AGAIN = "#E69F00", "#8C8C8C", "#56B4E9"
 
 
-def _look(kind: str, words: str, told: str, colour: str = "", ink: str = "", **more: bool) -> dict[str, Any]:
-    return {"kind": kind, "words": words, "told": told, "colour": colour, "ink": ink, "pale": False, **more}
+def _look(kind: str, words: str, description: str, colour: str = "", ink: str = "", **more: bool) -> dict[str, Any]:
+    return {"kind": kind, "words": words, "told": description, "colour": colour, "ink": ink, "pale": False, **more}
 
 
 WORK: tuple[dict[str, Any], ...] = (

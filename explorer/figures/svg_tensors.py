@@ -164,11 +164,11 @@ def matrix(
     values: Any, style: Callable[[int, int], Style], name: str = "", placement: str = "", cell: float = CELL_W
 ) -> Drawing:
     """A matrix of real numbers, cell by cell; `name` and the letter of its placement stand above."""
-    found = [[float(v) for v in r] for r in values]
+    rows = [[float(v) for v in r] for r in values]
     grid = column(
         *(
             row(*(tile(cell, CELL_H, style(i, j), number(v)) for j, v in enumerate(r)), gap=0)
-            for i, r in enumerate(found)
+            for i, r in enumerate(rows)
         ),
         gap=0,
     )

@@ -103,9 +103,9 @@ class Learner:
 
     def experts(self) -> Experts:
         """The model's experts; call it on what `routed` gives."""
-        found = _experts(self.graph)
-        assert found is not None
-        return found
+        sizes = _experts(self.graph)
+        assert sizes is not None
+        return sizes
 
     def find_layer(self) -> Layer | None:
         """Sizes of the model's transformer layers, if it has some."""
@@ -113,9 +113,9 @@ class Learner:
 
     def layer(self) -> Layer:
         """Sizes of the model's layers; call it on what `transformer` gives."""
-        found = self.find_layer()
-        assert found is not None
-        return found
+        sizes = self.find_layer()
+        assert sizes is not None
+        return sizes
 
 
 def with_model(learner: Learner, model: str = STANDARD_MODEL) -> Learner:

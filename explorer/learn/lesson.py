@@ -132,12 +132,12 @@ def choice_question(ask: str, right: Option, wrong: tuple[Option, ...], position
 
 def number_question(ask: str, unit: str, right: Option, wrong: tuple[Option, ...]) -> Question:
     """A question whose answer is typed, in `unit`. An expected mistake that is `near` an earlier option is left out."""
-    kept = [right]
+    options = [right]
     for option in wrong:
-        if not any(near(option.value, other.value) for other in kept):
-            kept.append(option)
-    question = choice_question(ask, right, tuple(kept[1:]), round(right.value))
-    values = {o.text: o.value for o in kept}
+        if not any(near(option.value, other.value) for other in options):
+            options.append(option)
+    question = choice_question(ask, right, tuple(options[1:]), round(right.value))
+    values = {o.text: o.value for o in options}
     return replace(question, values=tuple(values[text] for text in question.options), unit=unit)
 
 

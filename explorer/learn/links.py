@@ -20,9 +20,9 @@ def make_settings(focus: Mapping[str, str], learner: Learner, values: Values) ->
     shown = learner
     if "needs" in focus:
         shown, _ = learner.transformer() if focus["needs"] == "layers" else learner.routed()
-    found = model_setting(learner, shown)
-    found |= {key: text.format(**values) for key, text in focus.items() if key not in ("needs", "op")}
-    return {**found, **select_op(shown, OPERATIONS[focus["op"]])} if "op" in focus else found
+    settings = model_setting(learner, shown)
+    settings |= {key: text.format(**values) for key, text in focus.items() if key not in ("needs", "op")}
+    return {**settings, **select_op(shown, OPERATIONS[focus["op"]])} if "op" in focus else settings
 
 
 def select_op(learner: Learner, wanted: Callable[[Op, Block], bool]) -> dict[str, str]:
@@ -38,14 +38,14 @@ def select_op(learner: Learner, wanted: Callable[[Op, Block], bool]) -> dict[str
 
 def is_feed_forward(op: Op, block: Block) -> bool:
     """The first weight of an MLP: the first matrix after attention."""
-    own = set(weight_matrices(block))
+    weights = set(weight_matrices(block))
     kinds = [operator(o.fn).kind for o in block.ops]
     if Kind.ATTENTION not in kinds:
         return False
     after = kinds.index(Kind.ATTENTION)
     place = block.ops.index(op)
     # the first matrix behind attention is its output projection
-    later = [i for i, o in enumerate(block.ops) if i > after and own & set(o.inputs)]
+    later = [i for i, o in enumerate(block.ops) if i > after and weights & set(o.inputs)]
     return len(later) > 1 and place == later[1]
 
 

@@ -26,7 +26,7 @@ FILTERS: Mapping[str, tuple[str, Callable[[PublishedRun], str | int]]] = {
 FIRST_ROWS = 8  # runs that are listed at once (a string here would be shown on the page)
 
 
-def filtered(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
+def filter_runs(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
     """Draw the filters; return the runs that pass them all."""
     passing = list(runs)
     with st.container(horizontal=True, key="run_filters"):
@@ -40,7 +40,7 @@ def filtered(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
     return passing
 
 
-def left_out() -> str:
+def choose_fit() -> str:
     """Draw the control for the runs that the constants of a prediction have not seen."""
     widget = state.widget_key("w_left_out", state.value("left_out"))
     st.segmented_control(
@@ -59,7 +59,7 @@ def left_out() -> str:
     return FITS[list(FITTED_RUNS).index(state.value("left_out"))]
 
 
-def told(runs: Sequence[PublishedRun], out: str) -> str:
+def describe_errors(runs: Sequence[PublishedRun], out: str) -> str:
     """Say how far predictions are off; this project's own steps of one rank apart, since they say nothing of a network."""
     ours = {r.id for r in load_own_runs()}
     published, own_steps = ([r for r in runs if (r.id in ours) is is_own] for is_own in (False, True))
@@ -81,7 +81,7 @@ def told(runs: Sequence[PublishedRun], out: str) -> str:
     return " ".join(sentences)
 
 
-def chart(runs: Sequence[PublishedRun], out: str) -> None:
+def draw_errors(runs: Sequence[PublishedRun], out: str) -> None:
     """Draw the error of every run; a click on a point shows its source below."""
     frame.show_chart(
         scatter.errors_by_gpus(runs, out, frame.theme()),
@@ -97,7 +97,7 @@ def _pick() -> None:
         st.session_state["run_picked"] = frame.point_data(points[0])
 
 
-def picked(runs: Sequence[PublishedRun], out: str) -> None:
+def show_picked_run(runs: Sequence[PublishedRun], out: str) -> None:
     """Draw the run that was clicked, with its source."""
     run = next((r for r in runs if r.id == st.session_state.get("run_picked")), None)
     if run is None:
@@ -113,7 +113,7 @@ def picked(runs: Sequence[PublishedRun], out: str) -> None:
     )
 
 
-def table(runs: Sequence[PublishedRun], out: str) -> None:
+def show_runs(runs: Sequence[PublishedRun], out: str) -> None:
     """Draw every run, the furthest off first; a click shows its source."""
     furthest_first = sorted(runs, key=lambda r: -abs(r.error(out)))
     rows = [
@@ -130,15 +130,15 @@ def table(runs: Sequence[PublishedRun], out: str) -> None:
         }
         for r in furthest_first
     ]
-    _rows("runs_table", furthest_first[:FIRST_ROWS], out)
+    _show_rows("runs_table", furthest_first[:FIRST_ROWS], out)
     if rest := furthest_first[FIRST_ROWS:]:
         with st.expander(f"{len(rest)} more", key="more_runs", on_change="rerun") as box:
             if box.open:
-                _rows("more_runs_table", rest, out)
+                _show_rows("more_runs_table", rest, out)
     frame.offer_data("these runs", "published-runs", lambda: rows, of_request=False)
 
 
-def _rows(key: str, runs: Sequence[PublishedRun], out: str) -> None:
+def _show_rows(key: str, runs: Sequence[PublishedRun], out: str) -> None:
     frame.choose_row(
         key,
         "Runs, the furthest off first",
@@ -165,7 +165,7 @@ def _table_row(run: PublishedRun, out: str) -> dict[str, object]:
     }
 
 
-def calibrated() -> None:
+def show_calibration() -> None:
     """Draw the timings of a calibrated cluster of the visitor, predicted before and after."""
     fits = [f for f in uploaded_cluster.calibration_fits(state.value("cluster")) if f.timings]
     if not fits:
@@ -200,16 +200,16 @@ def page() -> None:
         "docs/PUBLISHED.md lists. The range beside a step time is made of the errors of runs of its kind, each predicted by a fit that did "
         "not see its source.",
     )
-    calibrated()
-    out = left_out()
-    runs = filtered([*load_published_runs(), *load_own_runs()])
+    show_calibration()
+    out = choose_fit()
+    runs = filter_runs([*load_published_runs(), *load_own_runs()])
     if not runs:
         st.info("No run passes these filters. Take one away.")
         return
-    st.markdown(told(runs, out))
-    chart(runs, out)
-    picked(runs, out)
-    table(runs, out)
+    st.markdown(describe_errors(runs, out))
+    draw_errors(runs, out)
+    show_picked_run(runs, out)
+    show_runs(runs, out)
 
 
 page()

@@ -83,10 +83,10 @@ def show_uneven_batch(result: Result) -> None:
     if batch % n == 0 or (group < 2 and result.uneven_batch is None):
         return
     uneven = f"{units.whole(batch)} samples do not divide over {units.whole(n)} GPUs"
-    found = f"**Groups of {group} GPUs do the same work**: {uneven}." if group > 1 else f"**{uneven}.**"
+    finding = f"**Groups of {group} GPUs do the same work**: {uneven}." if group > 1 else f"**{uneven}.**"
     near = sorted({m for m in (batch // n * n, -(-batch // n) * n) if m}, key=lambda m: abs(m - batch))
     with st.container(horizontal=True, vertical_alignment="center", key="waste"):
-        st.markdown(f":material/warning: {found}", width="content")
+        st.markdown(f":material/warning: {finding}", width="content")
         for m in near:
             tokens = f" ({units.count(m * result.workload.seq)} tokens)" if result.workload.seq > 1 else ""
             st.button(f"Batch {units.whole(m)}{tokens}", key=f"batch_{m}", on_click=state.change, kwargs={"batch": m})

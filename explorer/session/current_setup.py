@@ -71,5 +71,5 @@ def with_extra_plans(plans: Mapping[str, Plan], result: Result) -> dict[str, Pla
 
 def result_of(plan_id: str, result: Result) -> Result:
     """Return the result that a plan belongs to: as `state.result_of`, also for the stated one."""
-    own = priced_setup(result) if plan_id == setups.PLAN_ID else None
-    return own if isinstance(own, Result) else state.result_of(plan_id, result)
+    stated = priced_setup(result) if plan_id == setups.PLAN_ID else None
+    return stated if isinstance(stated, Result) else state.result_of(plan_id, result)

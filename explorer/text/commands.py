@@ -81,9 +81,11 @@ def select_page_remarks(target: str, remarks: Sequence[str]) -> list[str]:
 
     It writes the launch line for this cluster; what is to be added to that stays. Options of the command line are left out.
     """
-    kept = [r.partition("; ")[2] if LAUNCHED.get(target, "\n") in r else r for r in remarks]
-    kept = [r.partition("; use --to ")[0].replace(*PRICE_WORDS) for r in kept if not r.startswith((NOT_RUN, READ_BACK))]
-    return [remark for remark in kept if remark]
+    shown = [r.partition("; ")[2] if LAUNCHED.get(target, "\n") in r else r for r in remarks]
+    shown = [
+        r.partition("; use --to ")[0].replace(*PRICE_WORDS) for r in shown if not r.startswith((NOT_RUN, READ_BACK))
+    ]
+    return [remark for remark in shown if remark]
 
 
 def join_sentences(texts: Sequence[str]) -> str:

@@ -54,9 +54,9 @@ def difference(larger: float, smaller: float, write: Callable[[float], str]) -> 
     """
     (one, _, unit), (other, _, other_unit) = (write(n).rpartition(" ") for n in (larger, smaller))
     places = min(len(text.partition(".")[2]) for text in (one, other))
-    apart = float(one.replace("\u202f", "")) - float(other.replace("\u202f", "")) if unit == other_unit else 0.0
+    distance = float(one.replace("\u202f", "")) - float(other.replace("\u202f", "")) if unit == other_unit else 0.0
     # In other units, or where both read the same, only the amounts themselves tell.
-    return f"{apart:,.{places}f} {unit}".replace(",", "\u202f") if apart else write(larger - smaller)
+    return f"{distance:,.{places}f} {unit}".replace(",", "\u202f") if distance else write(larger - smaller)
 
 
 def traffic(num_bytes: float) -> str:

@@ -41,9 +41,9 @@ def first_schema_fault(
         # an image with a GPU may lack it, where the plan of another machine runs
         warnings.warn(f"{where} was not checked against its schema: install jsonschema", stacklevel=3)
         return None
-    faults = islice(_validator(form, strict).iter_errors(data), MAX_FAULTS)
+    faults = islice(_build_validator(form, strict).iter_errors(data), MAX_FAULTS)
     fault = min(faults, key=_report_order, default=None)
-    return f"{where}{_sentence(fault, expected or {})}" if fault is not None else None
+    return f"{where}{_describe_fault(fault, expected or {})}" if fault is not None else None
 
 
 def _report_order(error: Any) -> int:
@@ -54,7 +54,7 @@ def _report_order(error: Any) -> int:
 
 
 @cache
-def _validator(form: str, strict: bool) -> Any:
+def _build_validator(form: str, strict: bool) -> Any:
     """A validator that takes only whole integers and finite numbers."""
     from jsonschema.validators import Draft202012Validator, extend
     from referencing import Registry, Resource
@@ -73,7 +73,7 @@ def _validator(form: str, strict: bool) -> Any:
     return extend(Draft202012Validator, type_checker=exact)(schemas[f"{form}.schema.json"], registry=others)
 
 
-def _sentence(error: Any, expected: Mapping[str, str]) -> str:
+def _describe_fault(error: Any, expected: Mapping[str, str]) -> str:
     path, schema = list(error.absolute_path), error.schema
     if error.validator == "additionalProperties":
         return _path_prefix(path) + _unknown_field(error.instance, schema["properties"])
@@ -84,16 +84,16 @@ def _sentence(error: Any, expected: Mapping[str, str]) -> str:
         )
     if error.validator == "oneOf" and "expected" in schema:
         return _path_prefix(path) + _one_of_fields(error, schema["expected"])
-    said = _expected_words(path, schema, expected)
-    if not said:
+    words = _expected_words(path, schema, expected)
+    if not words:
         from jsonschema.exceptions import best_match
 
         best = best_match(iter([error]))
         at = f", at {_shorten_message(_path_text(list(best.absolute_path)))}" if best.absolute_path else ""
         return f": {_shorten_message(' '.join(best.message.split()))}{at}"
     if error.instance is None and path:
-        return _missing_field(path, said)
-    return f"{': ' + _path_text(path) if path else ''} is {short(error.instance)}, but must be {said}"
+        return _missing_field(path, words)
+    return f"{': ' + _path_text(path) if path else ''} is {short(error.instance)}, but must be {words}"
 
 
 def _expected_words(path: list[Any], schema: Mapping[str, Any], expected: Mapping[str, str]) -> str:
@@ -101,8 +101,8 @@ def _expected_words(path: list[Any], schema: Mapping[str, Any], expected: Mappin
     return words or str(schema.get("expected", ""))
 
 
-def _missing_field(path: list[Any], said: str) -> str:
-    return f": {_path_text(path)} is missing" + (f"; give {said}" if said else "")
+def _missing_field(path: list[Any], words: str) -> str:
+    return f": {_path_text(path)} is missing" + (f"; give {words}" if words else "")
 
 
 def _unknown_field(instance: Mapping[str, Any], known: Mapping[str, Any]) -> str:

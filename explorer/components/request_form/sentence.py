@@ -120,9 +120,9 @@ def _describe_edited_links(cluster: Cluster, v: dict[str, Any]) -> str:
     # Per GPU: the address has what leaves a node, which changes with the GPUs of a node while a GPU keeps its link.
     links = [(cluster.levels[0].unit_bytes_per_s / 1e9, start.levels[0].unit_bytes_per_s / 1e9, "inside a node")]
     if len(cluster.levels) > 1:
-        own = _inter_gb_per_s(start) if len(start.levels) > 1 else 0.0
-        links.append((_inter_gb_per_s(cluster), own, "between nodes"))
-    return "".join(f", {rate:.3g} GB/s {where}" for rate, own, where in links if not math.isclose(rate, own))
+        nominal = _inter_gb_per_s(start) if len(start.levels) > 1 else 0.0
+        links.append((_inter_gb_per_s(cluster), nominal, "between nodes"))
+    return "".join(f", {rate:.3g} GB/s {where}" for rate, nominal, where in links if not math.isclose(rate, nominal))
 
 
 def describe_workload(v: dict[str, Any]) -> str:

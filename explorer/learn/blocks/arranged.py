@@ -66,9 +66,9 @@ def with_llama_block(learner: Learner) -> tuple[Learner, str, str]:
     for name, block in learner.graph.blocks.items():
         if tuple(short_name(block.values[w].name) for w in weight_matrices(block)) == WEIGHTS:
             return learner, name, ""
-    found, name, _ = with_llama_block(with_model(learner))
+    standard, name, _ = with_llama_block(with_model(learner))
     return (
-        found,
+        standard,
         name,
         f"{learner.name} has no block with these seven weights, so this lesson uses {MODELS[STANDARD_MODEL]}.",
     )
@@ -95,11 +95,11 @@ def arrange_best(learner: Learner, devices: int) -> ArrangedBlock:
     """The best plan on `devices` neighbours, the one of least time."""
     learner, name, _ = with_llama_block(learner)
     planner = placing.on_neighbours(learner, devices)
-    found = _search_and_arrange(
+    best = _search_and_arrange(
         planner, planner.problem(DeviceMesh(("tensor",), (devices,))), name, EXACT.shown_plan, "time"
     )
-    assert found, "a plan that replicates everything can always run"
-    return found
+    assert best, "a plan that replicates everything can always run"
+    return best
 
 
 @lru_cache(maxsize=256)
@@ -142,7 +142,7 @@ def _arrange(plan: Plan, planner: Planner, name: str) -> ArrangedBlock:
     stored = {short_name(n): str(p.stored[last]) if split else "R" for n, p in bp.params.items()}
     gathered = frozenset(short_name(n) for n, p in bp.params.items() if p.gathered)
     devices = plan.mesh.axis_sizes[last] if split else 1
-    found = placing.list_messages(plan, planner, name)
+    messages = placing.list_messages(plan, planner, name)
     anchors = _find_halves(block)
     return ArrangedBlock(
         name,
@@ -151,7 +151,7 @@ def _arrange(plan: Plan, planner: Planner, name: str) -> ArrangedBlock:
         {w: stored[w] for w in WEIGHTS},
         gathered & set(WEIGHTS),
         _wire_placements(block, bp, anchors, last),
-        tuple(_place_message(m, block, anchors) for m in found),
+        tuple(_place_message(m, block, anchors) for m in messages),
         plan,
     )
 
@@ -187,17 +187,17 @@ def _wire_placements(block: Block, bp: BlockPlan, halves: tuple[_Half, _Half], a
     def site(i: int) -> tuple[str, str, str]:
         plan = bp.sites[block.ops[i].name]
         states = plan.inputs[0].src, plan.inputs[0].dst, plan.outputs[0].src
-        come, used, made = (str(s.forward[axis]) for s in states)
-        return come, used, made
+        come, used, result = (str(s.forward[axis]) for s in states)
+        return come, used, result
 
-    found: dict[tuple[int, str], str] = {}
+    wires: dict[tuple[int, str], str] = {}
     for h, half in enumerate(halves):
-        found[h, "start"] = site(half.begin)[0]
-        found[h, "in"] = site(half.first[0])[1]
-        found[h, "middle"] = site(half.first[0])[2]
-        found[h, "last"], found[h, "end"] = site(half.last)[1:]
-        found[h, "sum"] = str(bp.sites[block.ops[half.add].name].outputs[0].dst.forward[axis])
-    return found
+        wires[h, "start"] = site(half.begin)[0]
+        wires[h, "in"] = site(half.first[0])[1]
+        wires[h, "middle"] = site(half.first[0])[2]
+        wires[h, "last"], wires[h, "end"] = site(half.last)[1:]
+        wires[h, "sum"] = str(bp.sites[block.ops[half.add].name].outputs[0].dst.forward[axis])
+    return wires
 
 
 def _place_message(sent: BlockMessage, block: Block, halves: tuple[_Half, _Half]) -> PlacedMessage:

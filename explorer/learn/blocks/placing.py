@@ -124,10 +124,10 @@ def compare_messages(
 
 def _only_in_first(these: tuple[BlockMessage, ...], those: tuple[BlockMessage, ...]) -> list[BlockMessage]:
     left = Counter(x.key for x in those)
-    found = []
+    only = []
     for x in these:
         if left[x.key]:
             left[x.key] -= 1
         else:
-            found.append(x)
-    return sorted(found, key=lambda x: -x.seconds)
+            only.append(x)
+    return sorted(only, key=lambda x: -x.seconds)

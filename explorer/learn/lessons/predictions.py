@@ -185,5 +185,5 @@ def sketch_backward_memory(
     true = [(0.5 + 0.5 * i / max(1, len(backward) - 1), v / gib) for i, v in enumerate(backward)]
     sketch = Sketch(f"back {top:.0f} {stays:.0f} {n}", "GiB", most, handles, mistakes)
     ticks = [(0.0, "forward"), (0.5, "backward"), (1.0, "its end")]
-    way = Curve("way back", (0.5, top / gib), true)
-    return Prediction(sketch, lambda s: curves(s, [way], ticks, "GiB of one GPU, without buffers", still), facts)
+    curve = Curve("way back", (0.5, top / gib), true)
+    return Prediction(sketch, lambda s: curves(s, [curve], ticks, "GiB of one GPU, without buffers", still), facts)

@@ -32,22 +32,22 @@ def megatron_memory(
 ) -> dict[str, int] | None:
     """Bytes by kind at the fullest moment under Megatron-LM (with sequence parallelism), None where the model's heads or
     tokens do not divide by `devices`."""
-    found = _plan_cost(learner, devices, "megatron-sp" if sequence else "megatron", keeping)
-    return dict(found.memory_bytes) if found else None
+    cost = _plan_cost(learner, devices, "megatron-sp" if sequence else "megatron", keeping)
+    return dict(cost.memory_bytes) if cost else None
 
 
 def smallest_memory(learner: Learner, devices: int, keeping: StepSettings | None = None) -> dict[str, int]:
     """The same for the plan that needs the least memory, whatever it splits."""
-    found = _plan_cost(learner, devices, "", keeping)
-    assert found, "a plan that replicates everything can always run"
-    return dict(found.memory_bytes)
+    cost = _plan_cost(learner, devices, "", keeping)
+    assert cost, "a plan that replicates everything can always run"
+    return dict(cost.memory_bytes)
 
 
 def gathered_bytes(learner: Learner, devices: int) -> int:
     """Bytes of other devices' tokens that one GPU gathers forward under sequence parallelism, for the inputs of its products."""
-    found = _plan_cost(learner, devices, "megatron-sp", None)
-    assert found is not None, "call it where `megatron_memory` finds a plan"
-    return sum(t.wire_bytes for t in found.traffic if (t.phase, t.kind) == ("forward", "all_gather"))
+    cost = _plan_cost(learner, devices, "megatron-sp", None)
+    assert cost is not None, "call it where `megatron_memory` finds a plan"
+    return sum(t.wire_bytes for t in cost.traffic if (t.phase, t.kind) == ("forward", "all_gather"))
 
 
 def peak_before_gradients(
@@ -55,9 +55,9 @@ def peak_before_gradients(
 ) -> tuple[int, int]:
     """Bytes at the fullest moment before the first gradient, and the activations among them: under Megatron-LM where `usual`, else for
     the smallest plan."""
-    found = _plan_blocks(learner, devices, "megatron" if usual else "", keeping)
-    assert found, "call it for a plan that there is"
-    problem, blocks = found
+    planned = _plan_blocks(learner, devices, "megatron" if usual else "", keeping)
+    assert planned, "call it for a plan that there is"
+    problem, blocks = planned
     step = walk(blocks, learner.graph, problem.model)
     fullest = max((m for m in (*step.forward, *step.backward) if not m.grads), key=lambda m: m.total)
     return step.state.params + step.state.moments + fullest.total, fullest.kept
@@ -65,8 +65,8 @@ def peak_before_gradients(
 
 @lru_cache(maxsize=512)
 def _plan_cost(learner: Learner, devices: int, method: str, keeping: StepSettings | None) -> Cost | None:
-    found = _plan_blocks(learner, devices, method, keeping)
-    return price(found[1], learner.graph, found[0].model) if found else None
+    planned = _plan_blocks(learner, devices, method, keeping)
+    return price(planned[1], learner.graph, planned[0].model) if planned else None
 
 
 @lru_cache(maxsize=64)
@@ -77,8 +77,8 @@ def _plan_blocks(
     problem = _problem(learner, devices, method, keeping)
     if not problem:
         return None
-    found = search_within_budget(problem, objective="time").assignment if method else find_least_memory(problem)
-    return (problem, make_block_plans(problem, found)) if found else None
+    assignment = search_within_budget(problem, objective="time").assignment if method else find_least_memory(problem)
+    return (problem, make_block_plans(problem, assignment)) if assignment else None
 
 
 def _problem(learner: Learner, devices: int, method: str, keeping: StepSettings | None) -> Problem | None:

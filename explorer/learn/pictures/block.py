@@ -218,11 +218,11 @@ def _weight(case: ArrangedBlock, name: str, letter: str) -> Drawing:
     return Drawing(MATRIX_W, PITCH, head + at(0, 16, Drawing(MATRIX_W, MATRIX_H, body)))
 
 
-def draw_mark(kind: str, backward: bool, told: str = "") -> Drawing:
+def draw_mark(kind: str, backward: bool, description: str = "") -> Drawing:
     """The sign of a collective: two letters on a plate that points the way its pass goes."""
     colour = KIND_COLOURS[kind]
     shape = "M0 9L8 0H36V18H8Z" if backward else "M0 0H28L36 9L28 18H0Z"
-    title = f"<title>{html.escape(told)}</title>" if told else ""
+    title = f"<title>{html.escape(description)}</title>" if description else ""
     return Drawing(
         MARK_W,
         MARK_H,
@@ -233,16 +233,16 @@ def draw_mark(kind: str, backward: bool, told: str = "") -> Drawing:
 
 def _draw_marks(case: ArrangedBlock, h: int, mid: float) -> list[str]:
     """Every message of a half that does not travel with gathered weights."""
-    found = []
+    marks = []
     above: dict[tuple[str, bool], int] = {}
     for m in (m for m in case.messages if m.half == h and not carries_weight(case, m)):
         back = m.sent.phase == "backward"
         place = (m.gate, back)
         k = above[place] = above.get(place, -1) + 1
         x, y = _mark_corner(m, h, mid, back, k)
-        told = f"{m.sent.kind}, {m.sent.phase}: {m.sent.where}, {m.sent.moved}, {amount(m.sent.num_bytes)}"
-        found.append(at(x, y, draw_mark(m.sent.kind, back, told)))
-    return found
+        description = f"{m.sent.kind}, {m.sent.phase}: {m.sent.where}, {m.sent.moved}, {amount(m.sent.num_bytes)}"
+        marks.append(at(x, y, draw_mark(m.sent.kind, back, description)))
+    return marks
 
 
 def _mark_corner(m: PlacedMessage, h: int, mid: float, back: bool, k: int) -> tuple[float, float]:
@@ -278,11 +278,11 @@ def _gate_letter(x: float, mid: float, letter: str) -> str:
 
 def weight_traffic(messages: Iterable[PlacedMessage]) -> dict[tuple[str, str], int]:
     """Bytes by phase and kind."""
-    found: dict[tuple[str, str], int] = {}
+    num_bytes: dict[tuple[str, str], int] = {}
     for m in messages:
         key = m.sent.phase, m.sent.kind
-        found[key] = found.get(key, 0) + m.sent.num_bytes
-    return found
+        num_bytes[key] = num_bytes.get(key, 0) + m.sent.num_bytes
+    return num_bytes
 
 
 def _weights_band(case: ArrangedBlock) -> Drawing | None:
@@ -328,10 +328,10 @@ def _draw_key(case: ArrangedBlock, look: BlockStyle) -> Drawing:
         for k, word in (("S(0)", "samples"), ("S(1)", "tokens"), ("S(2)", "features"))
         if k in _wire_letters(case, look)
     ]
-    told = f"Tensors on the wire: {', '.join(dims)}. " if dims else ""
+    tensors = f"Tensors on the wire: {', '.join(dims)}. " if dims else ""
     per = 3
     rows = [row(*words[i : i + per], gap=20) for i in range(0, len(words), per)]
-    foot = lines(f"{told}A plate that points left is sent in the backward pass.", size=12.5, muted=True)
+    foot = lines(f"{tensors}A plate that points left is sent in the backward pass.", size=12.5, muted=True)
     return column(*rows, *([legend(*looks)] if looks else []), foot, gap=8)
 
 

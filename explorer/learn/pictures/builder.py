@@ -20,8 +20,10 @@ from explorer.text import units
 INSTRUCTIONS = "Drag a cut onto a matrix, or click both in turn. With keys: Tab to a matrix, then the arrow keys."
 
 
-def draw_builder(case: ArrangedBlock, told: str, seconds: NDArray[np.float64], memory: NDArray[np.float64]) -> str:
-    """The picture with its cuts. `told` is what the choice shown costs; `seconds` and `memory` [choices] are those of all choices,
+def draw_builder(
+    case: ArrangedBlock, cost_words: str, seconds: NDArray[np.float64], memory: NDArray[np.float64]
+) -> str:
+    """The picture with its cuts. `cost_words` say what the choice shown costs; `seconds` and `memory` [choices] are those of all choices,
     the first weight's the slowest to change; a choice that cannot run is infinite."""
     cuts = "".join(_cut_button(letter, case.devices) for letter in block.CUTS)
     drawn = svg(block.draw_block(case, block.PLACED), "The block with its seven weights, each of which can be cut")
@@ -31,7 +33,7 @@ def draw_builder(case: ArrangedBlock, told: str, seconds: NDArray[np.float64], m
     return (
         f'<div class="builder" data-keys="{keys}" data-letters="{" ".join(block.CUTS)}" {tables}>'
         f'<p class="tray" role="group" aria-label="Cuts">{cuts}</p><p class="how">{INSTRUCTIONS}</p>'
-        f'<p class="count" aria-live="polite">{html.escape(told)}</p>{drawn}</div>'
+        f'<p class="count" aria-live="polite">{html.escape(cost_words)}</p>{drawn}</div>'
     )
 
 
@@ -48,7 +50,7 @@ def _cut_button(letter: str, devices: int) -> str:
 
 def choice_row(letters: Sequence[str]) -> int:
     """The row of a choice among all."""
-    order, found = list(block.CUTS), 0
+    order, number = list(block.CUTS), 0
     for letter in letters:
-        found = 3 * found + order.index(letter)
-    return found
+        number = 3 * number + order.index(letter)
+    return number

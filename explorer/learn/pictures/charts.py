@@ -156,13 +156,13 @@ def plot(
 ) -> Drawing:
     """Curves by their names at `xs`, on logarithmic scales (all values positive); `marks` are vertical lines with their names."""
     width, height, left, low = WIDTH, 270.0, 74.0, 44.0
-    found = {name: [curve(x) for x in xs] for name, curve in curves.items()}
-    ys = [y for values in found.values() for y in values]
+    values_by_name = {name: [curve(x) for x in xs] for name, curve in curves.items()}
+    ys = [y for values in values_by_name.values() for y in values]
     px = _scale(min(xs), max(xs), left, width - 12)
     py = _scale(min(ys), max(ys), height - low, 34 + 12 * len(marks))
     parts = [_axes(px, py, (min(xs), max(xs)), (min(ys), max(ys)), x_shown, y_shown, (left, width - 12, height - low))]
     keys = []
-    for (name, values), (colour, dash) in zip(found.items(), LOOKS, strict=False):
+    for (name, values), (colour, dash) in zip(values_by_name.items(), LOOKS, strict=False):
         path = "L".join(f"{px(x):.1f} {py(y):.1f}" for x, y in zip(xs, values, strict=True))
         look = f'fill="none" stroke="{colour}" stroke-width="2.5" stroke-dasharray="{dash}"'
         parts.append(f'<path d="M{path}" {look}/>')

@@ -60,9 +60,9 @@ def circle(x: float, y: float, radius: float, style: str) -> str:
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" {style}/>'
 
 
-def draw_candidates(found: Candidates, mine: int, best: int) -> Drawing:
+def draw_candidates(candidates: Candidates, mine: int, best: int) -> Drawing:
     """The candidates by communication and memory, with the front, and the rows `mine` and `best` marked."""
-    x, y = found.comm_s * 1e3, found.memory_bytes / units.GIB
+    x, y = candidates.comm_s * 1e3, candidates.memory_bytes / units.GIB
     ok = np.isfinite(x) & np.isfinite(y)
     most_x = float(x[ok].max()) * 1.04 or 1.0
     frame = CloudFrame(
@@ -73,7 +73,7 @@ def draw_candidates(found: Candidates, mine: int, best: int) -> Drawing:
     )
     spots = np.unique(np.rint(np.stack([frame.x(x[ok]), frame.y(y[ok])], axis=1)).astype(int), axis=0)
     parts = [circle(a, b, 2.6, f'fill="{GREY}" fill-opacity="0.5"') for a, b in spots.tolist()]
-    front = np.flatnonzero(found.on_front)
+    front = np.flatnonzero(candidates.on_front)
     front = front[np.argsort(x[front])]
     parts.append(frame.path([(x[i], y[i]) for i in front], f'stroke="{COMPUTE}" stroke-width="2"'))
     parts += [circle(frame.x(x[i]), frame.y(y[i]), 4, f'fill="{COMPUTE}"') for i in front]

@@ -60,24 +60,24 @@ class Film:
 
 def _cell(cell: Cell) -> str:
     """Its bodies, each from the first to the last stop at which it stands."""
-    found: list[tuple[int, int, Drawing]] = []
+    runs: list[tuple[int, int, Drawing]] = []
     for stop, body in enumerate(cell.bodies):
         if body is None:
             continue
-        if found and found[-1][1] == stop - 1 and found[-1][2] == body:
-            found[-1] = (found[-1][0], stop, body)
+        if runs and runs[-1][1] == stop - 1 and runs[-1][2] == body:
+            runs[-1] = (runs[-1][0], stop, body)
         else:
-            found.append((stop, stop, body))
+            runs.append((stop, stop, body))
     return "".join(
         f'<g class="cell" data-from="{first}" data-to="{last}"{_hidden(first > 0)} transform="translate({cell.x:.1f} {cell.y:.1f})">{body.body}</g>'
-        for first, last, body in found
+        for first, last, body in runs
     )
 
 
 def _flight(f: Flight) -> str:
-    way = " ".join(f"{v:.1f}" for v in (*f.start, *f.end))
+    path = " ".join(f"{v:.1f}" for v in (*f.start, *f.end))
     paper = f'<rect width="{f.body.width:.1f}" height="{f.body.height:.1f}" fill="{PAPER}"/>'  # what lies under it does not shine through
-    return f'<g class="flight" data-at="{f.leaves}" data-way="{way}"{_hidden(True)}>{paper}{f.body.body}</g>'
+    return f'<g class="flight" data-at="{f.leaves}" data-way="{path}"{_hidden(True)}>{paper}{f.body.body}</g>'
 
 
 def _said(stop: int, words: str) -> str:

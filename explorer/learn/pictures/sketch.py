@@ -162,12 +162,12 @@ def curves(
         _label(LEFT - 6, TOP_Y + 8, units.significant(sketch.most), "end"),
     ]
     for k, line in enumerate(lines):
-        own, look = [h for h in sketch.handles if h.line == k], _stroke(k)
+        line_handles, look = [h for h in sketch.handles if h.line == k], _stroke(k)
         first = [(px(line.begin[0]), py(line.begin[1]))] if line.begin else []
         anchor = f' data-begin="{first[0][0]:.1f} {first[0][1]:.1f}"' if first else ""
-        points = _path([*first, *((px(h.at), py(h.start)) for h in own)])
+        points = _path([*first, *((px(h.at), py(h.start)) for h in line_handles)])
         moving.append(f'<path class="drawn" data-line="{k}"{anchor} d="{points}" fill="none" {look}/>')
-        true = line.true or [(h.at, h.truth) for h in own]
+        true = line.true or [(h.at, h.truth) for h in line_handles]
         truth.append(
             f'<path d="{_path([(px(x), py(v)) for x, v in true])}" fill="none" stroke="{LINES[k][0]}" stroke-width="4"/>'
         )

@@ -61,9 +61,9 @@ def open_lesson() -> Lesson | None:
     state.begin_page("learn")
     if "learn" not in session:
         session["learn"] = {}
-        kept = st.context.cookies.get(progress.COOKIE, "")
-        mark_solved(progress.from_cookie(kept))
-        for key, answer in progress.answers_from_cookie(kept).items():
+        cookie = st.context.cookies.get(progress.COOKIE, "")
+        mark_solved(progress.from_cookie(cookie))
+        for key, answer in progress.answers_from_cookie(cookie).items():
             state_of(by_key(key)).kept_answer = answer
     params = {k: v for k, v in st.query_params.to_dict().items() if k in address.KEYS}
     elsewhere, unknown = progress.read_progress(params.get("done", ""))
@@ -94,8 +94,8 @@ def open_lesson() -> Lesson | None:
 
 def state_of(lesson: Lesson) -> LessonState:
     """Where the learner is in a lesson."""
-    found: LessonState = st.session_state["learn"].setdefault(lesson.number, LessonState(lesson.defaults()))
-    return found
+    lesson_state: LessonState = st.session_state["learn"].setdefault(lesson.number, LessonState(lesson.defaults()))
+    return lesson_state
 
 
 def mark_solved(keys: Iterable[str]) -> None:

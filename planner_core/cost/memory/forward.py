@@ -156,7 +156,7 @@ class BlockMemory:
         kept_bytes = 0
         for number, item in enumerate(self.storages.block.items):
             self.flying = {k: n for k, n in live.items() if k not in saved}
-            # Invariant: `live` are the storages that some later item or the code still reads, `kept` those that wait for backward. A
+            # Invariant: `live` are the storages that some later item or the code still reads, `saved` those that wait for backward. A
             # storage that is in both counts once, as kept.
             standing = Moment(kept_bytes, 0, sum(self.flying.values()))
             yield standing + Moment(ahead=self._arriving_bytes(number))

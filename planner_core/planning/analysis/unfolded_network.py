@@ -54,7 +54,7 @@ def relaxed_objective(
 
 
 def unfold_problem(problem: Problem, objective: Objective, assignment: Assignment | None = None) -> dict[str, Any]:
-    """Variables, unary tables and pairwise tables of all copies. Each copy is in the variant that `found` has, or in the first."""
+    """Variables, unary tables and pairwise tables of all copies. Each copy is in the variant that `assignment` has, or in the first."""
     writer = _Writer(objective.weights())
     top = problem.top.net
     writer.unit({name: name for name in top.sizes}, top, top.factors)

@@ -35,10 +35,10 @@ def memory_of_gpu(learner: Learner, batch: int, num_gpus: int, keeps: StepSettin
     """Bytes by kind on one of `num_gpus` GPUs of one node, and whether Megatron-LM splits this model so far. "early" is the fullest
     moment before the first gradient, of which "early_activations" are activations."""
     one = Learner(replace(learner.request, batch=batch, mesh=None, dtype="bfloat16"), learner.load)
-    found = megatron_memory(one, num_gpus, keeping=keeps) if num_gpus > 1 else None
-    early, activations = peak_before_gradients(one, num_gpus, bool(found), keeps)
-    sizes_ = found or smallest_memory(one, num_gpus, keeps)
-    return {**sizes_, "early": early, "early_activations": activations}, bool(found) or num_gpus == 1
+    megatron = megatron_memory(one, num_gpus, keeping=keeps) if num_gpus > 1 else None
+    early, activations = peak_before_gradients(one, num_gpus, bool(megatron), keeps)
+    sizes_ = megatron or smallest_memory(one, num_gpus, keeps)
+    return {**sizes_, "early": early, "early_activations": activations}, bool(megatron) or num_gpus == 1
 
 
 def gpu_counts(learner: Learner) -> list[int]:
@@ -56,16 +56,16 @@ def live(learner: Learner, values: Values) -> Live:
     """The run as it stands; what stays, kind by kind; the fullest moment; then the fullest moment on more GPUs."""
     each, room, params = int(values["bytes"]), learner.usable_bytes, learner.graph.num_params
     limit = (float(room), f"a plan may fill {units.memory(room)}")
-    found = memory_by_gpus(learner, int(values["batch"]), step_settings(values))
-    n = min(int(values["gpus"]), max(found))
-    stacks = {k: sizes_ for k, (sizes_, _) in found.items()}
+    memories = memory_by_gpus(learner, int(values["batch"]), step_settings(values))
+    n = min(int(values["gpus"]), max(memories))
+    stacks = {k: sizes_ for k, (sizes_, _) in memories.items()}
     numbers: dict[str, float] = {"room": room, "params": params, "kept": each * params, "n": n}
-    numbers |= {"shared_whole": whole_activation_bytes(found)}
+    numbers |= {"shared_whole": whole_activation_bytes(memories)}
     numbers |= {f"{k}_{kind}": v for k, sizes_ in stacks.items() for kind, v in sizes_.items()}
     numbers["fits_from"] = next((k for k, sizes_ in stacks.items() if sizes_["peak"] <= room), 0)
     pictures: dict[str, Picture] = {"run": draw_vessels(n, memory_pieces(stacks[n]), limit)}
-    peaks = {k: numbers[f"{k}_peak"] for k in found}
-    shares = {k: _describe_share(numbers, k) for k in found}
+    peaks = {k: numbers[f"{k}_peak"] for k in memories}
+    shares = {k: _describe_share(numbers, k) for k in memories}
     sketch = sketch_memory_by_gpus(peaks, limit, numbers["shared_whole"], numbers["1_early_activations"])
     weights, gradients, averages = SHARES[each]
     facts = {
@@ -81,17 +81,17 @@ def live(learner: Learner, values: Values) -> Live:
         "words": learner.graph.config.get("vocab_size"),
         "sketch": bool(sketch),
         "shares": shares,
-        "uneven": [k for k, (_, usual) in found.items() if not usual],
+        "uneven": [k for k, (_, usual) in memories.items() if not usual],
     }
     return Live(facts, pictures | ({"sketch": sketch} if sketch else {}), numbers)
 
 
-def whole_activation_bytes(found: Mapping[int, tuple[Mapping[str, int], bool]]) -> float:
+def whole_activation_bytes(memories: Mapping[int, tuple[Mapping[str, int], bool]]) -> float:
     """Bytes of activations that every GPU keeps whole: `whole + split / n` are those of n GPUs before the first gradient, read off one and
     the most GPUs. 0 where the GPUs do not share as Megatron-LM does."""
-    n = max(found)
-    one, most = (found[k][0]["early_activations"] for k in (1, n))
-    return (n * most - one) / (n - 1) if n > 1 and found[n][1] and one and most else 0.0
+    n = max(memories)
+    one, most = (memories[k][0]["early_activations"] for k in (1, n))
+    return (n * most - one) / (n - 1) if n > 1 and memories[n][1] and one and most else 0.0
 
 
 def _describe_share(numbers: Mapping[str, float], n: int) -> str:

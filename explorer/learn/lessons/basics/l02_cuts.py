@@ -36,44 +36,44 @@ def multiply(cut: str, devices: int, seed: int) -> dict[str, Any]:
     x, w = (torch.randint(-3, 4, (N, N), generator=gen).double() for _ in range(2))
     whole = x @ w
     if cut == "columns":
-        held = [(x, part) for part in w.chunk(devices, dim=1)]
-        pieces = [a @ b for a, b in held]
+        operands = [(x, part) for part in w.chunk(devices, dim=1)]
+        pieces = [a @ b for a, b in operands]
         joined = torch.cat(pieces, dim=1)
     else:
-        held = list(zip(x.chunk(devices, dim=1), w.chunk(devices, dim=0), strict=True))
-        pieces = [a @ b for a, b in held]
+        operands = list(zip(x.chunk(devices, dim=1), w.chunk(devices, dim=0), strict=True))
+        pieces = [a @ b for a, b in operands]
         joined = torch.stack(pieces).sum(0)
     error = float((joined - whole).abs().max())
-    return {"x": x, "w": w, "y": whole, "held": held, "pieces": pieces, "joined": joined, "error": error}
+    return {"x": x, "w": w, "y": whole, "held": operands, "pieces": pieces, "joined": joined, "error": error}
 
 
 def joining_film(c: dict[str, Any], columns: bool) -> Film:
     """One device after the other hands its piece to Y: columns find their place, terms are added to what is there."""
     import torch
 
-    n, made = len(c["pieces"]), torch.zeros(N, N, dtype=torch.float64)
+    n, joined = len(c["pieces"]), torch.zeros(N, N, dtype=torch.float64)
     wide = N // n
     stops = []
     for k in range(n + 1):
-        held: list[list[Chunk | None]] = []
+        boards: list[list[Chunk | None]] = []
         for r, piece in enumerate(c["pieces"]):
-            own = range(r * wide, (r + 1) * wide) if columns else range(N)
-            cells = {(i, j): float(piece[i, j - own.start]) for i in range(N) for j in own}
-            held.append([_chunk("S" if columns else "P", r, cells.get((i, j))) for i in range(N) for j in range(N)])
+            columns_of_rank = range(r * wide, (r + 1) * wide) if columns else range(N)
+            cells = {(i, j): float(piece[i, j - columns_of_rank.start]) for i in range(N) for j in columns_of_rank}
+            boards.append([_chunk("S" if columns else "P", r, cells.get((i, j))) for i in range(N) for j in range(N)])
         whole = k == n
         arrived = range(k * wide) if columns else range(N if k else 0)
-        held.append(
+        boards.append(
             [
-                _result_chunk(columns, whole, i, j, wide, float(made[i, j])) if j in arrived else None
+                _result_chunk(columns, whole, i, j, wide, float(joined[i, j])) if j in arrived else None
                 for i in range(N)
                 for j in range(N)
             ]
         )
-        moves: list[Move] = [(k, at_, n, at_) for at_ in range(N * N) if k < n and held[k][at_] is not None]
-        stops.append(BoardState(held, _describe_stop(k, n, columns), moves))
+        moves: list[Move] = [(k, at_, n, at_) for at_ in range(N * N) if k < n and boards[k][at_] is not None]
+        stops.append(BoardState(boards, _describe_stop(k, n, columns), moves))
         if k < n:
             part = c["pieces"][k]
-            made = made.index_add(1, torch.arange(k * wide, (k + 1) * wide), part) if columns else made + part
+            joined = joined.index_add(1, torch.arange(k * wide, (k + 1) * wide), part) if columns else joined + part
     note = "solid: a slice; grey: whole" if columns else "hatched: not summed yet; grey: whole"
     return board_film(stops, N, cell=38, names=[*(f"GPU {r}" for r in range(n)), "Y"], note=note)
 
@@ -122,10 +122,10 @@ def _draw_product(c: dict[str, Any], r: int, columns: bool) -> Any:
     x, w = c["held"][r]
     left = matrix(x, replicated if columns else owned(r), "X", "R" if columns else "S(1)", cell=32)
     right = matrix(w, owned(r), "W", "S(1)" if columns else "S(0)", cell=32)
-    made = matrix(
+    product = matrix(
         c["pieces"][r], owned(r, "S" if columns else "P"), "Y", "S(1)" if columns else "P, not summed yet", cell=36
     )
-    return row(left, sign("·", 18), right, sign("=", 18), made, gap=10)
+    return row(left, sign("·", 18), right, sign("=", 18), product, gap=10)
 
 
 LESSON = read_lesson("02-cuts", live)

@@ -118,7 +118,7 @@ def redistribution_film(before: list[Any], src: Placement, dst: Placement, whole
     }
     stops = []
     for k, here in enumerate(path):
-        held = [_cells(r, n, here, before[r] if here == P else whole) for r in range(n)]
+        boards = [_cells(r, n, here, before[r] if here == P else whole) for r in range(n)]
         to = path[k + 1] if k + 1 < len(path) else None
         moves = [m for r in range(n) for m in _sends_of(r, n, here, to)] if to else []
         under_way = (
@@ -128,7 +128,7 @@ def redistribution_film(before: list[Any], src: Placement, dst: Placement, whole
             if to
             else ""
         )
-        stops.append(BoardState(held, said[str(here)[0]] + under_way, moves))
+        stops.append(BoardState(boards, said[str(here)[0]] + under_way, moves))
     return board_film(stops, SIZE, cell=36, note="hatched: P, not summed yet; grey: R; solid: S" if src == P else "")
 
 
@@ -150,15 +150,15 @@ def _cells(rank: int, n: int, p: Placement, values: Any) -> list[Chunk | None]:
 
 def _sends_of(rank: int, n: int, src: Placement, dst: Placement) -> list[Sending]:
     """What one device sends: what it holds, or a term of it, to each device that wants it and has it not."""
-    found: list[Sending] = []
+    sendings: list[Sending] = []
     for i in range(SIZE):
         for j in range(SIZE):
             if src == R or _owning_device(n, src, i, j) not in (None, rank):
                 continue
             to = _owning_device(n, dst, i, j)
             wanted = range(n) if to is None else (to,)
-            found += [(rank, SIZE * i + j, other, SIZE * i + j) for other in wanted if other != rank]
-    return found
+            sendings += [(rank, SIZE * i + j, other, SIZE * i + j) for other in wanted if other != rank]
+    return sendings
 
 
 def _draw_devices(pieces: list[Any], letter: str) -> Drawing:

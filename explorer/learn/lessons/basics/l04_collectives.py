@@ -77,11 +77,11 @@ def _ring_film(states: list[dict[str, Any]], n: int) -> Film:
     """The whole ring as a film."""
     stops = []
     for k, state in enumerate(states):
-        held = [[_chunk(state, n, r, c) for c in range(n)] for r in range(n)]
+        boards = [[_chunk(state, n, r, c) for c in range(n)] for r in range(n)]
         sends = states[k + 1]["sent"] if k + 1 < len(states) else []
         moves = [(r, c, (r + 1) % n, c) for r, c in enumerate(sends)]
         said = f"{state['phase']}: {k} chunk{'s' * (k > 1)} sent by each GPU." if k else "Before the first step."
-        stops.append(BoardState(held, said, moves))
+        stops.append(BoardState(boards, said, moves))
     note = "hatched: not summed yet; solid: all terms; grey: the same on every GPU"
     return board_film(stops, n, cell=44 if n < 7 else 34, note=note)
 

@@ -46,7 +46,7 @@ def live(learner: Learner, values: Values) -> Live:
     heads, kv = layer.heads, layer.kv_heads
     queries, keys = can_split(heads, t), can_split(kv, t)
     error = attention_error(heads, kv, t) if queries and keys else -1.0
-    block, told = _draw_block(learner, t)
+    block, block_facts = _draw_block(learner, t)
     pictures: dict[str, Picture] = {
         "all": _draw_heads(heads, kv),
         "queries": _draw_dealt_heads((heads,), t),
@@ -57,7 +57,7 @@ def live(learner: Learner, values: Values) -> Live:
         "degrees": [1, *map(int, LESSON.controls[0].options)],
         "queries_divide": queries,
         "keys_divide": keys,
-        "block": told,
+        "block": block_facts,
     }
     numbers = {"heads": heads, "kv": kv, "even": float(queries and keys), "error": error}
     return Live(facts, pictures, numbers, learner, note)
@@ -71,14 +71,14 @@ def _draw_block(learner: Learner, t: int) -> tuple[dict[str, Picture], dict[str,
     sums = [m for m in case.messages if m.sent.kind == "all_reduce"]
     learner, _, _ = arranged.with_llama_block(learner)
     load = placing.on_neighbours(learner, t).workload
-    told = {
+    facts = {
         "model": learner.name,
         "sums": len(sums),
         "batch": load.batch,
         "seq": load.seq,
         "hidden": learner.layer().hidden,
     }
-    return {"block": draw_block(case, F_AND_G)}, {**told, "bytes": sums[0].sent.num_bytes if sums else 0}
+    return {"block": draw_block(case, F_AND_G)}, {**facts, "bytes": sums[0].sent.num_bytes if sums else 0}
 
 
 def _draw_heads(heads: int, kv: int) -> Drawing:

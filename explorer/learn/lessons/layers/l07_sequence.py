@@ -36,18 +36,20 @@ TOKENS, VOCAB, REGION = 4, 8, 8
 
 def divisible_learner(learner: Learner, devices: int) -> tuple[Learner, str]:
     """A learner whose model can be split both ways over `devices`, and a sentence if it is another model."""
-    found, note = learner.transformer()
-    if megatron_memory(found, devices) and megatron_memory(found, devices, sequence=True):
-        return found, note
-    why = f"Heads or tokens of {found.name} do not divide by {devices}, so this lesson shows {MODELS[STANDARD_MODEL]}."
+    layered, note = learner.transformer()
+    if megatron_memory(layered, devices) and megatron_memory(layered, devices, sequence=True):
+        return layered, note
+    why = (
+        f"Heads or tokens of {layered.name} do not divide by {devices}, so this lesson shows {MODELS[STANDARD_MODEL]}."
+    )
     return with_model(learner), why
 
 
 def activation_bytes(learner: Learner, devices: int, sequence: bool) -> int:
     """Bytes of activations that one of `devices` GPUs keeps, under Megatron-LM with or without sequence parallelism."""
-    found = megatron_memory(learner, devices, sequence)
-    assert found is not None, "call it on what `divisible_learner` gives"
-    return found["activations"]
+    memory = megatron_memory(learner, devices, sequence)
+    assert memory is not None, "call it on what `divisible_learner` gives"
+    return memory["activations"]
 
 
 @lru_cache(maxsize=16)
@@ -90,8 +92,8 @@ def split_embedding(devices: int) -> dict[str, Any]:
     words = torch.randint(0, VOCAB, (TOKENS,), generator=gen)
     width, terms = VOCAB // devices, []
     for rank, rows in enumerate(table.chunk(devices, dim=0)):
-        own = words // width == rank
-        terms.append(look_up((words - rank * width).clamp(0, width - 1), rows) * own[:, None])
+        is_here = words // width == rank
+        terms.append(look_up((words - rank * width).clamp(0, width - 1), rows) * is_here[:, None])
     got = torch.stack(terms).sum(0)
     want = look_up(words, table)
     return {"table": table, "words": words, "terms": terms, "got": got, "error": float((got - want).abs().max())}
@@ -150,17 +152,17 @@ def tokens_film(n: int) -> Film:
     """What becomes of 8 tokens between two products: reduce_scatter, each its own, all_gather."""
     terms = token_terms(n)
     sums = [sum(t) for t in zip(*terms, strict=True)]
-    own = [t * n // REGION for t in range(REGION)]
+    owner = [t * n // REGION for t in range(REGION)]
 
     def shown(value: int) -> str:
         return str(value).replace("-", "−")
 
     partial = [[(("P", r), shown(x)) for x in term] for r, term in enumerate(terms)]
-    sliced = [[(("S", r), shown(s)) if own[t] == r else None for t, s in enumerate(sums)] for r in range(n)]
-    doubled = [[(("S", r), shown(2 * s)) if own[t] == r else None for t, s in enumerate(sums)] for r in range(n)]
+    sliced = [[(("S", r), shown(s)) if owner[t] == r else None for t, s in enumerate(sums)] for r in range(n)]
+    doubled = [[(("S", r), shown(2 * s)) if owner[t] == r else None for t, s in enumerate(sums)] for r in range(n)]
     whole = [[(("R", None), shown(2 * s)) for s in sums] for _ in range(n)]
-    scatter = [(r, t, own[t], t) for r in range(n) for t in range(REGION) if own[t] != r]
-    gather = [(own[t], t, r, t) for r in range(n) for t in range(REGION) if own[t] != r]
+    scatter = [(r, t, owner[t], t) for r in range(n) for t in range(REGION) if owner[t] != r]
+    gather = [(owner[t], t, r, t) for r in range(n) for t in range(REGION) if owner[t] != r]
     stops = [
         BoardState(
             partial,
@@ -179,8 +181,8 @@ def tokens_film(n: int) -> Film:
 
 
 def _vocabulary_size(learner: Learner) -> int:
-    found = learner.graph.config.get("vocab_size") or learner.graph.config.get("num_labels") or 1000
-    return int(found)
+    size = learner.graph.config.get("vocab_size") or learner.graph.config.get("num_labels") or 1000
+    return int(size)
 
 
 def _draw_region(n: int) -> Drawing:

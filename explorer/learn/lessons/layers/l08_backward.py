@@ -45,7 +45,7 @@ CUTS = {
 
 
 @lru_cache(maxsize=64)
-def run_backward(way: str, seed: int) -> dict[str, Any]:
+def run_backward(cut_name: str, seed: int) -> dict[str, Any]:
     """Forward and backward of sum((X W)²) whole and on two devices: gradients as each device makes them."""
     import torch
 
@@ -55,14 +55,14 @@ def run_backward(way: str, seed: int) -> dict[str, Any]:
     w.requires_grad_()
     y = x @ w
     gx, gw = torch.autograd.grad(y.square().sum(), (x, w))
-    cut = CUTS[way]
+    cut = CUTS[cut_name]
     xs, ws = split_tensor(x.detach(), cut.x), split_tensor(w.detach(), cut.w)
     leaves = [(a.clone().requires_grad_(), b.clone().requires_grad_()) for a, b in zip(xs, ws, strict=True)]
     ys = [a @ b for a, b in leaves]
     # where Y was summed (g) every device has the whole result, and its gradient
     seeds = [2 * (ys[0] + ys[1]).detach()] * N if cut.y == "P" else [2 * t.detach() for t in ys]
-    found = [torch.autograd.grad(t, ab, s) for t, ab, s in zip(ys, leaves, seeds, strict=True)]
-    grads_x, grads_w = [f[0] for f in found], [f[1] for f in found]
+    gradients = [torch.autograd.grad(t, ab, s) for t, ab, s in zip(ys, leaves, seeds, strict=True)]
+    grads_x, grads_w = [f[0] for f in gradients], [f[1] for f in gradients]
     joined = ((join_pieces(grads_x, cut.grad_x), gx), (join_pieces(grads_w, cut.grad_w), gw))
     error = max(float((got - want).abs().max()) for got, want in joined)
     return {
@@ -91,8 +91,8 @@ def join_pieces(pieces: list[Any], placement: str) -> Any:
 
 def live(learner: Learner, values: Values) -> Live:
     """Forward placements, gradients on each device, the sum, and all ways as one algebra."""
-    way, names = str(values["way"]), LESSON.controls[0].names
-    cut, c = CUTS[way], run_backward(way, int(values["seed"]))
+    cut_name, names = str(values["way"]), LESSON.controls[0].names
+    cut, c = CUTS[cut_name], run_backward(cut_name, int(values["seed"]))
     forward = [(("X", c["xs"][r], cut.x), ("W", c["ws"][r], cut.w), ("Y", c["ys"][r], cut.y)) for r in range(N)]
     gradients = [
         (("gradient of X", c["grads_x"][r], cut.grad_x), ("gradient of W", c["grads_w"][r], cut.grad_w))
@@ -101,10 +101,10 @@ def live(learner: Learner, values: Values) -> Live:
     pictures: dict[str, Picture] = {
         "forward": column(*(_draw_device(r, what) for r, what in enumerate(forward)), gap=10),
         "backward": column(*(_draw_device(r, what) for r, what in enumerate(gradients)), gap=10),
-        "sum": _draw_sum(way, c),
+        "sum": _draw_sum(cut_name, c),
     }
     numbers = {"error": c["error"], "gw00": float(c["gw"][0, 0]), "gx00": float(c["gx"][0, 0])}
-    return Live({"cut": cut, "cuts": CUTS, "names": names, "name": names[way]}, pictures, numbers)
+    return Live({"cut": cut, "cuts": CUTS, "names": names, "name": names[cut_name]}, pictures, numbers)
 
 
 def _style(r: int, placement: str) -> Any:
@@ -116,9 +116,9 @@ def _draw_device(r: int, what: tuple[tuple[str, Any, str], ...]) -> Drawing:
     return device(r, row(*boxes, gap=18, align=0))
 
 
-def _draw_sum(way: str, c: dict[str, Any]) -> Drawing:
-    cut = CUTS[way]
-    if way == "row":
+def _draw_sum(cut_name: str, c: dict[str, Any]) -> Drawing:
+    cut = CUTS[cut_name]
+    if cut_name == "row":
         return column(
             *(
                 _draw_device(
@@ -132,15 +132,17 @@ def _draw_sum(way: str, c: dict[str, Any]) -> Drawing:
         (c["grads_w"], c["gw"], "gradient of W") if cut.grad_w == "P" else (c["grads_x"], c["gx"], "gradient of X")
     )
     before = row(*(_draw_device(r, ((name, terms[r], "P"),)) for r in range(N)), gap=10)
-    slices = list(whole.chunk(N, 0)) if way == "fsdp" else [whole, whole]
+    slices = list(whole.chunk(N, 0)) if cut_name == "fsdp" else [whole, whole]
     after = row(
-        *(_draw_device(r, ((name, slices[r], "S(0)" if way == "fsdp" else "R"),)) for r in range(N)), gap=10, align=0
+        *(_draw_device(r, ((name, slices[r], "S(0)" if cut_name == "fsdp" else "R"),)) for r in range(N)),
+        gap=10,
+        align=0,
     )
     return column(
         before,
-        arrow(120, "reduce_scatter" if way == "fsdp" else "all_reduce"),
+        arrow(120, "reduce_scatter" if cut_name == "fsdp" else "all_reduce"),
         after,
-        legend("P", "S" if way == "fsdp" else "R"),
+        legend("P", "S" if cut_name == "fsdp" else "R"),
         gap=8,
     )
 

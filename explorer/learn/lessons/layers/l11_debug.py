@@ -61,22 +61,22 @@ def train(fault: str) -> dict[str, Any]:
     wanted = [run_attention(part, goal, "") for part in x.chunk(2)]
     groups = [[w.clone().requires_grad_() for w in start] for _ in range(2)]
 
-    def loss(rank: int, own: list[Any]) -> Any:
-        return (run_attention(x.chunk(2)[rank], own, fault) - wanted[rank]).square().mean()
+    def loss(rank: int, weights: list[Any]) -> Any:
+        return (run_attention(x.chunk(2)[rank], weights, fault) - wanted[rank]).square().mean()
 
-    losses, apart = [], []
+    losses, distances = [], []
     for _ in range(TURNS):
         with torch.no_grad():
             losses.append(float(loss(0, groups[0]) + loss(1, groups[0])) / 2)
-            apart.append(max(float((a - b).abs().max()) for a, b in zip(*groups, strict=True)))
-        grads = [torch.autograd.grad(loss(rank, own), own) for rank, own in enumerate(groups)]
+            distances.append(max(float((a - b).abs().max()) for a, b in zip(*groups, strict=True)))
+        grads = [torch.autograd.grad(loss(rank, weights), weights) for rank, weights in enumerate(groups)]
         means = [sum(g) / 2 for g in zip(*grads, strict=True)]
         with torch.no_grad():
-            for rank, own in enumerate(groups):
-                for w, g in zip(own, grads[rank] if fault == "sum" else means, strict=True):
+            for rank, weights in enumerate(groups):
+                for w, g in zip(weights, grads[rank] if fault == "sum" else means, strict=True):
                     w -= RATE * g
     messages = list_messages(fault)
-    return {"loss": losses, "apart": apart, "messages": messages, "bytes": sum(size for _, _, size in messages)}
+    return {"loss": losses, "apart": distances, "messages": messages, "bytes": sum(size for _, _, size in messages)}
 
 
 def list_messages(fault: str) -> list[tuple[str, str, int]]:
@@ -85,13 +85,13 @@ def list_messages(fault: str) -> list[tuple[str, str, int]]:
     weights = WIDTH * (HEADS * HEAD // 2) + 2 * WIDTH * HEAD + HEADS * HEAD // 2 * WIDTH
     if fault == "kv":  # the second GPU has neither keys nor values of its own
         weights -= 2 * WIDTH * HEAD
-    found = [
+    messages = [
         ("forward", "all_reduce of the output's terms, tensor group", tokens),
         ("backward", "all_reduce of the input's gradient, tensor group", tokens),
     ]
     if fault != "sum":
-        found.append(("backward", "all_reduce of gradients, data groups", weights * FLOAT_BYTES))
-    return found
+        messages.append(("backward", "all_reduce of gradients, data groups", weights * FLOAT_BYTES))
+    return messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,11 @@ def trace_step(cluster: Cluster, fault: str) -> list[TraceSpan]:
     its launch, and what follows a message waits for it."""
     four = replace(cluster, levels=(replace(cluster.levels[0], size=4),))
     data, tensor = axis_links(four, DeviceMesh(("data", "tensor"), (2, 2)))
-    found, now, sends = [], 0.0, list_messages(fault)
+    spans, now, sends = [], 0.0, list_messages(fault)
 
     def add(stream: str, seconds: float, words: str) -> None:
         nonlocal now
-        found.append(TraceSpan(stream, now, now + seconds, words))
+        spans.append(TraceSpan(stream, now, now + seconds, words))
         now += seconds
 
     for phase, kernels in KERNELS.items():
@@ -124,7 +124,7 @@ def trace_step(cluster: Cluster, fault: str) -> list[TraceSpan]:
                 collective_time("all_reduce", size, data if "data groups" in what else tensor)[0],
                 f"{size} B",
             )
-    return found
+    return spans
 
 
 def live(learner: Learner, values: Values) -> Live:

@@ -60,8 +60,8 @@ def peak_bytes(learner: Learner, samples: int, tensor: int) -> int | None:
     heads do not divide."""
     request = replace(learner.request, batch=samples, accumulate=samples, mesh=None, recompute="none", dtype="bfloat16")
     one = Learner(request, learner.load)
-    found = megatron_memory(one, tensor) if tensor > 1 else smallest_memory(one, 1)
-    return found["peak"] if found else None
+    memory = megatron_memory(one, tensor) if tensor > 1 else smallest_memory(one, 1)
+    return memory["peak"] if memory else None
 
 
 @lru_cache(maxsize=64)
@@ -70,7 +70,7 @@ def list_layouts(learner: Learner, batch: int) -> tuple[GpuLayout, ...]:
     cluster, layer = two_nodes(learner.cluster), learner.layer()
     n, seq = cluster.num_gpus, learner.planner.workload.seq
     weights = gradient_bytes(learner)
-    found = []
+    layouts = []
     for tensor in [t for t in range(1, n + 1) if n % t == 0]:
         data = n // tensor
         if batch % data:
@@ -85,15 +85,15 @@ def list_layouts(learner: Learner, batch: int) -> tuple[GpuLayout, ...]:
             grads = weights // tensor
             volume = 4 * layer.layers * per_layer + wire_bytes("all_reduce", grads, data)
             g_time = collective_time("all_reduce", grads, links["data"])[0]
-            found.append(GpuLayout(data, tensor, inside, volume, 4 * layer.layers * t_time, g_time, needs))
-    return tuple(found)
+            layouts.append(GpuLayout(data, tensor, inside, volume, 4 * layer.layers * t_time, g_time, needs))
+    return tuple(layouts)
 
 
 def least_volume_and_time(learner: Learner, batch: int) -> tuple[GpuLayout, GpuLayout]:
     """The option with the least volume (of equal ones the slower, since volume cannot tell), and with the least time."""
-    found = list_layouts(learner, batch)
-    found = tuple(o for o in found if o.peak is not None) or found  # where heads divide
-    return min(found, key=lambda o: (o.volume, -o.seconds)), min(found, key=lambda o: o.seconds)
+    layouts = list_layouts(learner, batch)
+    layouts = tuple(o for o in layouts if o.peak is not None) or layouts  # where heads divide
+    return min(layouts, key=lambda o: (o.volume, -o.seconds)), min(layouts, key=lambda o: o.seconds)
 
 
 def fastest_that_fits(learner: Learner, batch: int) -> GpuLayout | None:
@@ -115,13 +115,13 @@ def cost_by_level(cluster: Cluster) -> list[tuple[str, float, float, float]]:
     """For a sum over all GPUs: each level's name, the share of the tensor that a GPU sends there, the level's bytes per second, and the
     seconds of a byte of tensor."""
     link: AxisLink = axis_links(cluster, DeviceMesh(("data",), (cluster.num_gpus,)))[0]
-    found, inside = [], 1
+    levels, inside = [], 1
     for stage in link.stages:
         members = stage.members if stage.inside else link.size // inside
         share = 2 * (members - 1) / members / inside * (link.in_switch if stage.inside else 1.0)
-        found.append((stage.level, share, stage.bytes_per_s, share / stage.bytes_per_s))
+        levels.append((stage.level, share, stage.bytes_per_s, share / stage.bytes_per_s))
         inside *= stage.members
-    return found
+    return levels
 
 
 def live(learner: Learner, values: Values) -> Live:
@@ -130,8 +130,8 @@ def live(learner: Learner, values: Values) -> Live:
     learner, note = learner.transformer()
     batch, cluster = int(values["batch"]), two_nodes(learner.cluster)
     per, n = cluster.levels[0].size, cluster.num_gpus
-    found, room = list_layouts(learner, batch), learner.usable_bytes
-    near, far = _inside_and_across(found, per)
+    layouts, room = list_layouts(learner, batch), learner.usable_bytes
+    near, far = _inside_and_across(layouts, per)
     by_volume, by_time = least_volume_and_time(learner, batch)
     fitting, grads = fastest_that_fits(learner, batch), gradient_bytes(learner)
     size = int(batch / near.data * learner.planner.workload.seq * learner.layer().hidden * 2)
@@ -149,12 +149,12 @@ def live(learner: Learner, values: Values) -> Live:
         "grads": grads,
         "fitting_s": fitting.seconds if fitting else 0.0,
     }
-    can = [o for o in found if o.peak]
+    can = [o for o in layouts if o.peak]
     facts = {
         "near": near,
         "far": far,
         "a_tie": 1 / (1 + MOST_DOUBT) <= far.seconds / near.seconds <= 1 + MOST_DOUBT,
-        "layouts": found,
+        "layouts": layouts,
         "cliff": cliff,
         "by_volume": by_volume,
         "by_time": by_time,
@@ -195,14 +195,14 @@ def _draw_groups(n: int, per: int) -> dict[str, Picture]:
 def _all_reduce_by_size(cluster: Cluster, size: int) -> list[tuple[int, bool, float]]:
     """(GPUs, whether they are neighbours, seconds) of one all_reduce, all groups of that size at work."""
     n = cluster.num_gpus
-    found = []
+    times = []
     for t in [t for t in range(2, n + 1) if n % t == 0]:
         near = axis_links(cluster, DeviceMesh(("data", "tensor"), (n // t, t)))[1]
-        found.append((t, True, collective_time("all_reduce", size, near)[0]))
+        times.append((t, True, collective_time("all_reduce", size, near)[0]))
         if t < n:
             far = axis_links(cluster, DeviceMesh(("tensor", "data"), (t, n // t)))[0]
-            found.append((t, False, collective_time("all_reduce", size, far)[0]))
-    return found
+            times.append((t, False, collective_time("all_reduce", size, far)[0]))
+    return times
 
 
 def _cliff_facts(cliff: list[tuple[int, bool, float]], per: int) -> dict[str, Any]:
@@ -215,17 +215,17 @@ def _cliff_facts(cliff: list[tuple[int, bool, float]], per: int) -> dict[str, An
 
 def _largest_sum(cluster: Cluster, grads: int) -> dict[str, Any] | None:
     """Where the time of the largest sum comes from; None where all GPUs are on one level."""
-    found = cost_by_level(cluster)
-    if len(found) < 2:
+    levels = cost_by_level(cluster)
+    if len(levels) < 2:
         return None
     link = axis_links(cluster, DeviceMesh(("data",), (cluster.num_gpus,)))[0]
-    slowest = max(found, key=lambda part: part[3])
-    return {"parts": found, "slowest": slowest[0], "total": collective_time("all_reduce", grads, link)[0]}
+    slowest = max(levels, key=lambda part: part[3])
+    return {"parts": levels, "slowest": slowest[0], "total": collective_time("all_reduce", grads, link)[0]}
 
 
-def _inside_and_across(found: tuple[GpuLayout, ...], per: int) -> tuple[GpuLayout, GpuLayout]:
+def _inside_and_across(layouts: tuple[GpuLayout, ...], per: int) -> tuple[GpuLayout, GpuLayout]:
     """Tensor groups as large as a node: inside the nodes, and across them."""
-    near, far = (o for o in found if o.tensor == per)
+    near, far = (o for o in layouts if o.tensor == per)
     return near, far
 
 

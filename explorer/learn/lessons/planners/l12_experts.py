@@ -62,7 +62,7 @@ def live(learner: Learner, values: Values) -> Live:
     """Tokens at home, the table of messages, tokens at their experts, back, and the bill for the sizes of a model with experts."""
     n, k = int(values["n"]), int(values["k"])
     c = route_tokens(n, k, int(values["seed"]))
-    found, note = learner.routed()
+    routed, note = learner.routed()
     tokens, hidden = tokens_and_width(learner)
     expert, tensor = sent_bytes(n, k, tokens, hidden)
     home = text("a token has the colour of its home", 13, muted=True)
@@ -80,7 +80,7 @@ def live(learner: Learner, values: Values) -> Live:
         "tokens": tokens,
     }
     facts = {"shown": TOKENS, "hidden": hidden, "sent": c["sent"].tolist(), "arrive": c["load"].tolist()}
-    return Live(facts, pictures, numbers, found, note)
+    return Live(facts, pictures, numbers, routed, note)
 
 
 def _draw_homes(c: dict[str, Any], n: int, back: bool = False) -> Drawing:

@@ -32,11 +32,11 @@ def score_choices(learner: Learner, block: str, devices: int) -> Candidates:
     """All 3^7 choices on `devices` neighbouring GPUs, scored by the planner."""
     planner, mesh = placing.on_neighbours(learner, devices), DeviceMesh(("tensor",), (devices,))
     model: CostModel = cost_model(planner.cluster, mesh, replace(planner.workload, zero=0))
-    found = score_candidates(
+    candidates = score_candidates(
         planner.coarse.blocks[block], planner.strategies[block], model, planner.graph.num_repeats[block]
     )
-    assert found is not None
-    return found
+    assert candidates is not None
+    return candidates
 
 
 def row_of_choice(values: Values) -> int:
@@ -44,11 +44,11 @@ def row_of_choice(values: Values) -> int:
     return choice_row([str(values[w]) for w in WEIGHTS])
 
 
-def best_within(found: Candidates, mine: int) -> int:
+def best_within(candidates: Candidates, mine: int) -> int:
     """The candidate that communicates least with no more memory than the learner's; of equal ones the smallest."""
-    room = found.memory_bytes[mine] if np.isfinite(found.memory_bytes[mine]) else np.inf
-    comm = np.where(found.memory_bytes <= room, found.comm_s, np.inf)
-    return int(np.lexsort((found.memory_bytes, comm))[0])
+    room = candidates.memory_bytes[mine] if np.isfinite(candidates.memory_bytes[mine]) else np.inf
+    comm = np.where(candidates.memory_bytes <= room, candidates.comm_s, np.inf)
+    return int(np.lexsort((candidates.memory_bytes, comm))[0])
 
 
 def list_messages(learner: Learner, block: str, devices: int, letters: list[str]) -> tuple[placing.BlockMessage, ...]:
@@ -83,16 +83,16 @@ class _Choice:
 
 def _choose(learner: Learner, block: str, values: Values) -> _Choice:
     devices, row = int(values["t"]), row_of_choice(values)
-    found = score_choices(learner, block, devices)
-    best_row = best_within(found, row)
-    best = arranged.arrange_by_hand(learner, devices, _letters_of_row(found, best_row))
+    candidates = score_choices(learner, block, devices)
+    best_row = best_within(candidates, row)
+    best = arranged.arrange_by_hand(learner, devices, _letters_of_row(candidates, best_row))
     assert best, "a choice with a time can run"
-    own = arrange_choice(learner, values) if np.isfinite(found.comm_s[row]) else None
-    return _Choice(found, row, best_row, own, best)
+    chosen = arrange_choice(learner, values) if np.isfinite(candidates.comm_s[row]) else None
+    return _Choice(candidates, row, best_row, chosen, best)
 
 
-def _letters_of_row(found: Candidates, row: int) -> tuple[str, ...]:
-    return tuple(LETTERS[int(c)] for c in found.choice[row])
+def _letters_of_row(candidates: Candidates, row: int) -> tuple[str, ...]:
+    return tuple(LETTERS[int(c)] for c in candidates.choice[row])
 
 
 def live(learner: Learner, values: Values) -> Live:
@@ -155,13 +155,13 @@ def _dominates(comm: Any, memory: Any, row: int) -> Any:
 def _draw_builder(learner: Learner, values: Values, c: _Choice, mine_s: float) -> str:
     devices = int(values["t"])
     case = c.own or arranged.arrange_unrunnable(learner, devices, tuple(str(values[w]) for w in WEIGHTS))
-    told = (
+    cost_words = (
         f"{len(c.yours)} collectives in a layer take {units.seconds(mine_s)}, and {units.memory(float(c.found.memory_bytes[c.row]))} "
         "are kept per layer and GPU."
         if c.own
         else "This cannot run: a cut would not be even."
     )
-    return draw_builder(case, told, c.found.comm_s, c.found.memory_bytes)
+    return draw_builder(case, cost_words, c.found.comm_s, c.found.memory_bytes)
 
 
 def _stream_bytes(learner: Learner) -> int:
@@ -179,15 +179,15 @@ def _all_reduce_s(learner: Learner, devices: int) -> float:
 
 def focus(learner: Learner, values: Values) -> dict[str, str]:
     """The block whose candidates are meant."""
-    found, block, _ = with_llama_block(learner)
-    return {**({} if found is learner else {"model": STANDARD_MODEL}), "block": block}
+    shown, block, _ = with_llama_block(learner)
+    return {**({} if shown is learner else {"model": STANDARD_MODEL}), "block": block}
 
 
 def cases(learner: Learner, values: Values) -> list[tuple[str, dict[str, Choice]]]:
     """For a file: the learner's own choice and three that are worth knowing."""
-    found, block, _ = with_llama_block(learner)
-    best = score_choices(found, block, int(values["t"])).choice[
-        best_within(score_choices(found, block, int(values["t"])), row_of_choice(values))
+    shown, block, _ = with_llama_block(learner)
+    best = score_choices(shown, block, int(values["t"])).choice[
+        best_within(score_choices(shown, block, int(values["t"])), row_of_choice(values))
     ]
     letters = {
         "your own placement": [str(values[w]) for w in WEIGHTS],

@@ -78,9 +78,9 @@ def expert_parallel_step_s(learner: Learner, imbalance: float) -> float:
     """The same with experts dealt out, where the fullest GPU has `imbalance` times the mean of the tokens; 0 where they cannot be dealt out."""
     fair, samples, _ = with_samples(learner, GPU_TOKENS)
     devices, n = expert_parallel_size(learner), fair.cluster.num_gpus
-    found = Learner(replace(fair.request, expert_imbalance=imbalance), fair.load)
-    made = price_layout(found, Layout(fsdp=n, ep=devices), samples) if devices > 1 else None
-    return made.plan.cost.step_time_s if made else 0.0
+    uneven = Learner(replace(fair.request, expert_imbalance=imbalance), fair.load)
+    priced = price_layout(uneven, Layout(fsdp=n, ep=devices), samples) if devices > 1 else None
+    return priced.plan.cost.step_time_s if priced else 0.0
 
 
 def live(learner: Learner, values: Values) -> Live:

@@ -82,11 +82,11 @@ def live(learner: Learner, values: Values) -> Live:
     learner, numbers_note = with_16_bit_products(learner)
     learner, note = learner.transformer()
     layer, c = learner.layer(), run_ring_attention(n)
-    found = sent(layer, tokens, n)
+    sent_bytes = sent(layer, tokens, n)
     uneven, even = causal_pairs(n, False), causal_pairs(n, True)
     numbers = {
         "error": c["error"],
-        **{f"{k}": float(v) for k, v in found.items()},
+        **{f"{k}": float(v) for k, v in sent_bytes.items()},
         "most": max(uneven),
         "least": min(uneven),
         "even": even[0],
@@ -96,7 +96,7 @@ def live(learner: Learner, values: Values) -> Live:
     facts = {
         "in_order": uneven,
         "zigzag": even,
-        "sent": found,
+        "sent": sent_bytes,
         "length": LESSON.controls[1].name(tokens),
         "halved": numbers_note,
         **_prices(learner, tokens, n),
@@ -158,16 +158,16 @@ def accepts_length(learner: Learner, tokens: int) -> bool:
 def price_layouts(learner: Learner, tokens: int, n: int) -> dict[str, tuple[int, float, bool, int]]:
     """Memory, step time, whether it fits, and how many texts a step has, of one text of `tokens` for each GPU, and for each `n` GPUs, as
     the planner prices them on all GPUs."""
-    found = Learner(replace(learner.request, seq=tokens))
-    gpus = found.cluster.num_gpus
-    made = {
+    longer = Learner(replace(learner.request, seq=tokens))
+    gpus = longer.cluster.num_gpus
+    priced = {
         "FSDP, a text for each GPU": price_batch(
-            found, usual_layouts(found.cluster)["FSDP (ZeRO-3)"], gpus, recompute="full"
+            longer, usual_layouts(longer.cluster)["FSDP (ZeRO-3)"], gpus, recompute="full"
         )
     }
     if n < gpus and gpus % n == 0:
-        made |= {
-            f"a text for {n} GPUs, {how}": price_batch(found, layout, gpus // n, recompute="full")
+        priced |= {
+            f"a text for {n} GPUs, {how}": price_batch(longer, layout, gpus // n, recompute="full")
             for how, layout in {
                 "tensor and sequence parallel": Layout(fsdp=gpus // n, tp=n, sp=True),
                 "keys in a ring": Layout(fsdp=gpus // n, cp=n),
@@ -176,16 +176,16 @@ def price_layouts(learner: Learner, tokens: int, n: int) -> dict[str, tuple[int,
         }
     return {
         name: (plan.cost.memory_bytes["peak"], plan.cost.step_time_s, plan.fits, case.planner.workload.batch)
-        for name, case in made.items()
+        for name, case in priced.items()
         if case and (plan := case.plan)
     }
 
 
 def choose_own_plan(learner: Learner, tokens: int, n: int) -> Plan | None:
     """What the planner chooses itself for as many texts as the shared ways have in a step, if there are such ways."""
-    found = Learner(replace(learner.request, seq=tokens))
-    gpus = found.cluster.num_gpus
-    return choose_plan(found, gpus // n, recompute="full") if n < gpus and gpus % n == 0 else None
+    longer = Learner(replace(learner.request, seq=tokens))
+    gpus = longer.cluster.num_gpus
+    return choose_plan(longer, gpus // n, recompute="full") if n < gpus and gpus % n == 0 else None
 
 
 def _prices(learner: Learner, tokens: int, n: int) -> dict[str, Any]:
@@ -196,16 +196,16 @@ def _prices(learner: Learner, tokens: int, n: int) -> dict[str, Any]:
         return facts | {"one_length": True}
     if not accepts_length(learner, tokens):
         return facts | {"too_long": True}
-    ways = price_layouts(learner, tokens, n)
-    facts["priced"] = dict(ways)
+    layouts = price_layouts(learner, tokens, n)
+    facts["priced"] = dict(layouts)
     free = choose_own_plan(learner, tokens, n)
     if free:
-        own = free.cost.memory_bytes["peak"], free.cost.step_time_s, free.fits, int(free.workload["batch"])
-        facts["priced"]["the planner's own choice"] = own
+        chosen = free.cost.memory_bytes["peak"], free.cost.step_time_s, free.fits, int(free.workload["batch"])
+        facts["priced"]["the planner's own choice"] = chosen
         facts["own"] = {"fits": free.fits, "layout": recipe.describe_layout(free)}
-    took = {name.rpartition(", ")[2]: way[1] for name, way in ways.items()}
+    took = {name.rpartition(", ")[2]: price[1] for name, price in layouts.items()}
     facts["ring_merges"] = took.get("keys in a ring", 0.0) > took.get("heads exchanged", float("inf"))
-    fits = {way[2] for way in facts["priced"].values()}
+    fits = {price[2] for price in facts["priced"].values()}
     facts["fits"] = "some" if len(fits) > 1 else "all" if fits == {True} else "none"
     return facts
 

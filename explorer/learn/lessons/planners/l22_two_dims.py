@@ -67,8 +67,8 @@ def layer_matrices(layer: Layer) -> tuple[LayerMatrix, ...]:
 
 def summed_features(layer: Layer) -> tuple[int, int]:
     """Features per token that a layer sums over axis 1 and over axis 2, forward and backward, on a 1 × 1 mesh."""
-    found = reductions(1, 1, layer_matrices(layer))
-    first, second = (int(sum(r.share for r in found if r.axis == axis)) for axis in (1, 2))
+    sums = reductions(1, 1, layer_matrices(layer))
+    first, second = (int(sum(r.share for r in sums if r.axis == axis)) for axis in (1, 2))
     return first, second
 
 
@@ -103,8 +103,8 @@ def take_neighbours(cluster: Cluster, n: int) -> Cluster | None:
             return None
         left //= size
         levels.append(replace(level, size=size))
-    kept = tuple(level for level in levels if level.size > 1)
-    return replace(cluster, levels=kept) if left == 1 else None
+    real_levels = tuple(level for level in levels if level.size > 1)
+    return replace(cluster, levels=real_levels) if left == 1 else None
 
 
 def links_s(layer: Layer, tokens: int, mesh: tuple[int, int], cluster: Cluster) -> float:

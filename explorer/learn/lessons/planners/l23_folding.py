@@ -41,16 +41,16 @@ def count_plans(learner: Learner) -> dict[str, float]:
 
 def live(learner: Learner, values: Values) -> Live:
     """Algorithm 1 depth by depth, what it keeps, and the number of plans."""
-    found, c, graph = fold_model(learner, int(values["least"])), count_plans(learner), learner.graph
-    shared = shared_subgraphs(found)
+    depths, c, graph = fold_model(learner, int(values["least"])), count_plans(learner), learner.graph
+    shared = shared_subgraphs(depths)
     blocks = [
         {"name": name, "copies": graph.num_repeats[name], "matrices": len(weight_matrices(b))}
         for name, b in graph.blocks.items()
     ]
-    pictures: dict[str, Picture] = {f"depth_{s.depth}": _draw_groups(s.groups) for s in found}
+    pictures: dict[str, Picture] = {f"depth_{s.depth}": _draw_groups(s.groups) for s in depths}
     together = int(c["top"] + c["unique"])
     facts = {
-        "depths": found,
+        "depths": depths,
         "shared": len(shared),
         "groups": shared[:10],
         "blocks": blocks,
@@ -58,7 +58,7 @@ def live(learner: Learner, values: Values) -> Live:
         "log10_together": together * math.log10(3),
         "most_copies": max(2, max(graph.num_repeats.values(), default=2)),
     }
-    numbers = {**c, "depths": len(found), "shared": len(shared), "copies": max((g.count for g in shared), default=0)}
+    numbers = {**c, "depths": len(depths), "shared": len(shared), "copies": max((g.count for g in shared), default=0)}
     return Live(facts, pictures, numbers)
 
 

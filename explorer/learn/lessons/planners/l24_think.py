@@ -40,12 +40,12 @@ class ModelSearch:
 
 def foldable_learner(learner: Learner) -> tuple[Learner, str]:
     """A learner whose model has equal copies one after the other, and a sentence if it is another model."""
-    found, note = learner.transformer()
-    if _run_table(found, 2) is not None:
-        return found, note
+    layered, note = learner.transformer()
+    if _run_table(layered, 2) is not None:
+        return layered, note
     return with_model(
         learner
-    ), f"The layers of {found.name} pass on more than one tensor, so this lesson shows Llama-3-8B on your cluster."
+    ), f"The layers of {layered.name} pass on more than one tensor, so this lesson shows Llama-3-8B on your cluster."
 
 
 @lru_cache(maxsize=32)
@@ -71,8 +71,8 @@ def make_problem(learner: Learner, devices: int) -> tuple[Problem, float]:
 
 def then(a: Floats, b: Floats) -> Floats:
     """[entry, exit]: one table after the other, by the least over every state between."""
-    found: Floats = (a[:, :, None] + b[None, :, :]).min(axis=1)
-    return found
+    least: Floats = (a[:, :, None] + b[None, :, :]).min(axis=1)
+    return least
 
 
 def num_products(copies: int) -> int:
@@ -82,22 +82,22 @@ def num_products(copies: int) -> int:
 
 def table_powers(run: RunTable) -> list[tuple[int, Floats]]:
     """(copies, their table) at 1, 2, 4, ... copies, and at all of them."""
-    found = [(1, run.copy_seconds)]
-    while 2 * found[-1][0] <= run.copies:
-        n, last = found[-1]
-        found.append((2 * n, then(last, last)))
-    if found[-1][0] < run.copies:
-        found.append((run.copies, reduce(then, [t for n, t in found if run.copies & n])))
-    return found
+    powers = [(1, run.copy_seconds)]
+    while 2 * powers[-1][0] <= run.copies:
+        n, last = powers[-1]
+        powers.append((2 * n, then(last, last)))
+    if powers[-1][0] < run.copies:
+        powers.append((run.copies, reduce(then, [t for n, t in powers if run.copies & n])))
+    return powers
 
 
 def block_choices(learner: Learner, devices: int, share: int) -> tuple[Floats, Floats, float]:
     """Communication in ms and memory in GiB of all choices of lesson 13, and the memory allowed: so many percent of the way from
     the least to what the quickest choice needs."""
     learner, block, _ = with_llama_block(learner)
-    found = score_choices(learner, block, devices)
-    can = np.isfinite(found.comm_s)
-    ms, gib = found.comm_s[can] * 1e3, found.memory_bytes[can] / units.GIB
+    candidates = score_choices(learner, block, devices)
+    can = np.isfinite(candidates.comm_s)
+    ms, gib = candidates.comm_s[can] * 1e3, candidates.memory_bytes[can] / units.GIB
     quickest = float(gib[ms == ms.min()].min())
     return ms, gib, float(gib.min() + share / 100 * (quickest - gib.min()))
 

@@ -77,41 +77,41 @@ def collective_s(fixed_s: float, moved_s: float, curve: float) -> float:
 
 def run_ring(numbers: list[int]) -> list[list[int]]:
     """What each member of a ring holds after every hop, when one number goes round and is added up, then handed on."""
-    now, found = list(numbers), [list(numbers)]
+    now, states = list(numbers), [list(numbers)]
     n = len(now)
     for hop in range(2 * (n - 1)):
         to = (hop + 1) % n
         now[to] = now[to] + now[to - 1] if hop < n - 1 else now[to - 1]
-        found.append(list(now))
-    return found
+        states.append(list(now))
+    return states
 
 
 def run_tree(numbers: list[int]) -> list[tuple[list[int], list[tuple[int, int]]]]:
     """The same in a tree: after every round what each holds, and who sent to whom in it."""
     now, n = list(numbers), len(numbers)
-    found: list[tuple[list[int], list[tuple[int, int]]]] = [(list(now), [])]
+    rounds: list[tuple[list[int], list[tuple[int, int]]]] = [(list(now), [])]
     levels = [1 << k for k in range(round(math.log2(n)))]
     for step in levels:
         sent = [(i + step, i) for i in range(0, n, 2 * step)]
         for source, to in sent:
             now[to] += now[source]
-        found.append((list(now), sent))
+        rounds.append((list(now), sent))
     for step in reversed(levels):
         sent = [(i, i + step) for i in range(0, n, 2 * step)]
         for source, to in sent:
             now[to] = now[source]
-        found.append((list(now), sent))
-    return found
+        rounds.append((list(now), sent))
+    return rounds
 
 
 def live(learner: Learner, values: Values) -> Live:
     """A ring and a tree with real numbers, hops, bytes, the switch, and what the planner prices."""
     n, size, cluster = int(values["n"]), int(values["bytes"]), learner.cluster
     link = node_link(cluster, n)
-    found = all_reduce_times(link, size)
+    times = all_reduce_times(link, size)
     ring, tree = hop_seconds(link)
     numbers = {
-        **{f"{name}_s": s for name, s in found.items()},
+        **{f"{name}_s": s for name, s in times.items()},
         "planner_s": collective_time("all_reduce", size, link)[0],
         "ring_hop_s": ring,
         "tree_hop_s": tree,
@@ -125,8 +125,8 @@ def live(learner: Learner, values: Values) -> Live:
         "small": SMALL,
         "large": LARGE,
         "origin": describe_origin(cluster),
-        "took": found,
-        "quickest": min(found, key=lambda name: found[name]),
+        "took": times,
+        "quickest": min(times, key=lambda name: times[name]),
         "per": cluster.levels[0].size,
         "priced": [
             (name, how, *(collective_time(kind, size, link)[0] for kind in ("all_reduce", "all_gather")))

@@ -99,8 +99,8 @@ def list_layouts(cluster: Cluster) -> dict[str, Layout]:
 def price_layouts(learner: Learner, tokens: int) -> dict[str, PricedLayout]:
     """The planner's plan of each contender that the model can follow, with so many tokens per GPU."""
     learner, samples, _ = with_samples(learner, tokens)
-    found = {name: price_layout(learner, layout, samples) for name, layout in list_layouts(learner.cluster).items()}
-    return {name: case for name, case in found.items() if case}
+    cases = {name: price_layout(learner, layout, samples) for name, layout in list_layouts(learner.cluster).items()}
+    return {name: case for name, case in cases.items() if case}
 
 
 def best_layout(cases: dict[str, PricedLayout], cluster: Cluster) -> str:
@@ -213,9 +213,9 @@ def _roofline_chart(layer: Layer, gpu: Gpu, dtype: str, tokens: int) -> Drawing:
 
 def _sketch(learner: Learner, speed: int) -> Prediction:
     """A prediction to draw: what a layer waits for at few and at many tokens."""
-    found = {t: layer_times(learner, t, speed) for t in SKETCH_TOKENS}
-    w = found[SKETCH_TOKENS[0]]
-    compute, sums = {t: t * w.compute_s for t in SKETCH_TOKENS}, {t: t * found[t].sums_s for t in SKETCH_TOKENS}
+    times = {t: layer_times(learner, t, speed) for t in SKETCH_TOKENS}
+    w = times[SKETCH_TOKENS[0]]
+    compute, sums = {t: t * w.compute_s for t in SKETCH_TOKENS}, {t: t * times[t].sums_s for t in SKETCH_TOKENS}
     return sketch_waits(SKETCH_TOKENS, w.gather_s, compute, sums)
 
 
@@ -250,11 +250,11 @@ def _map_rows(learner: Learner) -> list[tuple[str, ...]]:
 def focus(learner: Learner, values: Values) -> dict[str, str]:
     """The planner with the lesson's tokens and speed of links."""
     speed, outer = int(values["speed"]), learner.cluster.levels[-1]
-    found = token_settings(learner, int(values["tokens"]))
+    settings = token_settings(learner, int(values["tokens"]))
     place = dict(enumerate(("intra", "inter"))).get(len(learner.cluster.levels) - 1)
     if place and speed != 8:
-        found[place] = f"{speed / 8 * outer.unit_bytes_per_s / 1e9:g}"
-    return found
+        settings[place] = f"{speed / 8 * outer.unit_bytes_per_s / 1e9:g}"
+    return settings
 
 
 LESSON = read_lesson("14-pays", live, focus=focus)

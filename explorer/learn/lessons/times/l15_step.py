@@ -64,18 +64,20 @@ class Phase:
         return max(self.busy, self.traffic)
 
 
-def plan_layout(learner: Learner, way: str, tokens: int) -> tuple[PricedLayout, str]:
+def plan_layout(learner: Learner, layout_name: str, tokens: int) -> tuple[PricedLayout, str]:
     """The plan of a way to use all GPUs, and a sentence where the model cannot follow it."""
     learner, samples, note = with_samples(learner, tokens)
     n, t, usual = learner.cluster.num_gpus, gpus_per_node(learner.cluster), usual_layouts(learner.cluster)
     tensor = Layout(fsdp=n // t, tp=t, sp=True)
-    layout = {"data": usual["ZeRO-1"], "fsdp": usual["FSDP (ZeRO-3)"], "hsdp": usual["HSDP"], "tensor": tensor}[way]
-    found = price_layout(learner, layout, samples)
-    if found is None:
+    layout = {"data": usual["ZeRO-1"], "fsdp": usual["FSDP (ZeRO-3)"], "hsdp": usual["HSDP"], "tensor": tensor}[
+        layout_name
+    ]
+    case = price_layout(learner, layout, samples)
+    if case is None:
         instead = price_layout(learner, usual["FSDP (ZeRO-3)"], samples)
         assert instead, "FSDP splits samples only"
         return instead, note or f"{learner.name} cannot be split so over {t} GPUs; this is FSDP."
-    return found, note
+    return case, note
 
 
 def main_layer(case: PricedLayout) -> PricedUnit:
@@ -87,11 +89,19 @@ def main_layer(case: PricedLayout) -> PricedUnit:
 def layer_phases(case: PricedLayout) -> tuple[Phase, Phase]:
     """Forward and backward of one copy of that block, in a micro-batch that bears what comes once a step."""
     unit, c, k = main_layer(case), Component, case.model.contention
-    found = unit_components(case, unit)
+    components = unit_components(case, unit)
     return (
-        Phase(unit.forward_s, found[c.FORWARD] - unit.forward_s, found[c.FORWARD_TRAFFIC] + found[c.FORWARD_ONCE], k),
         Phase(
-            unit.backward_s, found[c.BACKWARD] - unit.backward_s, found[c.BACKWARD_TRAFFIC] + found[c.BACKWARD_ONCE], k
+            unit.forward_s,
+            components[c.FORWARD] - unit.forward_s,
+            components[c.FORWARD_TRAFFIC] + components[c.FORWARD_ONCE],
+            k,
+        ),
+        Phase(
+            unit.backward_s,
+            components[c.BACKWARD] - unit.backward_s,
+            components[c.BACKWARD_TRAFFIC] + components[c.BACKWARD_ONCE],
+            k,
         ),
     )
 
@@ -99,11 +109,11 @@ def layer_phases(case: PricedLayout) -> tuple[Phase, Phase]:
 def shown(case: PricedLayout) -> dict[str, float]:
     """Seconds of a step by what it is spent on; they add up to the step."""
     cost, planner = case.plan.cost, case.planner
-    found = dict.fromkeys(REASONS, 0.0)
+    seconds = dict.fromkeys(REASONS, 0.0)
     for part in exposed_parts(case.plan.blocks, planner.graph, case.model, planner.coarse):
-        found[part.why] += part.seconds
+        seconds[part.why] += part.seconds
     busy = {"compute": cost.gpu_compute_s, "host": cost.host_wait_s}
-    return {**busy, **{why: found[why] for why in REASONS}, "optimizer": cost.optimizer_time_s}
+    return {**busy, **{why: seconds[why] for why in REASONS}, "optimizer": cost.optimizer_time_s}
 
 
 @lru_cache(maxsize=64)
@@ -117,14 +127,14 @@ def gather_times(case: PricedLayout) -> tuple[int, float, float]:
     ]
     cluster = case.planner.cluster
     link = axis_links(cluster, DeviceMesh(("shard",), (cluster.num_gpus,)))[0]
-    apart = sum(collective_time("all_gather", size, link)[0] for size in sizes)
-    return len(sizes), apart, collective_time("all_gather", sum(sizes), link)[0]
+    one_by_one = sum(collective_time("all_gather", size, link)[0] for size in sizes)
+    return len(sizes), one_by_one, collective_time("all_gather", sum(sizes), link)[0]
 
 
 def live(learner: Learner, values: Values) -> Live:
     """Forward, backward, contention, buckets, the whole step, and the band of its price."""
-    way, tokens = str(values["way"]), int(values["tokens"])
-    case, note = plan_layout(learner, way, tokens)
+    layout_name, tokens = str(values["way"]), int(values["tokens"])
+    case, note = plan_layout(learner, layout_name, tokens)
     forward, backward = layer_phases(case)
     fsdp, _ = layer_phases(plan_layout(learner, "fsdp", tokens)[0])
     busy, cost = fsdp.compute + fsdp.contention * fsdp.traffic, case.plan.cost
@@ -227,18 +237,18 @@ def _stream_chart(phase: Phase, *, back: bool) -> Drawing:
 
 def _price_ways(learner: Learner, tokens: int) -> list[tuple[str, str, Plan, Any]]:
     """Every way with its name, its plan, and the band of its price."""
-    ways, found = LESSON.controls[0], []
-    for way in map(str, ways.options):
-        case, _ = plan_layout(learner, way, tokens)
-        found.append((way, ways.name(way), case.plan, time_band(case.plan, case.planner.cluster)))
-    return found
+    control, prices = LESSON.controls[0], []
+    for option in map(str, control.options):
+        case, _ = plan_layout(learner, option, tokens)
+        prices.append((option, control.name(option), case.plan, time_band(case.plan, case.planner.cluster)))
+    return prices
 
 
 def _closest_pair(learner: Learner, tokens: int) -> dict[str, Any] | None:
     """The two quickest ways that fit, as an example of the rule."""
-    ways = LESSON.controls[0]
-    cases = {way: plan_layout(learner, str(way), tokens)[0] for way in ways.options}
-    names_ = {id(case): ways.name(way) for way, case in cases.items()}
+    control = LESSON.controls[0]
+    cases = {option: plan_layout(learner, str(option), tokens)[0] for option in control.options}
+    names_ = {id(case): control.name(option) for option, case in cases.items()}
     fitting = sorted((c for c in cases.values() if c.plan.fits), key=lambda case: case.plan.cost.step_time_s)
     if len(fitting) < 2:
         return None

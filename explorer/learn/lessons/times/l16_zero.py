@@ -67,28 +67,28 @@ def sent_per_parameter(name: str, n: int, inner: int, micro_batches: int) -> flo
 def price_stages(learner: Learner, micro_batches: int) -> dict[str, PricedLayout]:
     """The planner's plan of each stage, each GPU with `TOKENS` in a micro-batch."""
     learner, samples, _ = with_samples(learner, TOKENS)
-    found = {
+    cases = {
         name: price_layout(learner, layout, samples, micro_batches)
         for name, layout in usual_layouts(learner.cluster).items()
     }
-    return {name: case for name, case in found.items() if case}
+    return {name: case for name, case in cases.items() if case}
 
 
 def live(learner: Learner, values: Values) -> Live:
     """What is kept, what is sent, what micro-batches make of it, and the planner's memory and time."""
     m = int(values["m"])
-    found, (learner, _, note) = price_stages(learner, m), with_samples(learner, TOKENS)
+    cases, (learner, _, note) = price_stages(learner, m), with_samples(learner, TOKENS)
     params, n = learner.graph.num_params, learner.cluster.num_gpus
     inner = usual_layouts(learner.cluster)["HSDP"].fsdp
     rule, block = sent_per_parameter("FSDP (ZeRO-3)", n, inner, m) * params, arrange_block(learner, {"m": m})
     numbers: dict[str, float] = {"params": params, "gpus": n, "inner": inner}
-    for name, case in found.items():
+    for name, case in cases.items():
         numbers[f"{name} sent"] = case.sent_bytes
         numbers[f"{name} formula"] = sent_per_parameter(name, n, inner, m) * params
         numbers[f"{name} peak"] = case.plan.cost.memory_bytes["peak"]
         numbers[f"{name} s"] = case.plan.cost.step_time_s
-    late = [name for name, case in found.items() if (x := case.plan.cost.memory_bytes)["grads"] > x["activations"]]
-    fits = any(case.plan.fits for case in found.values())
+    late = [name for name, case in cases.items() if (x := case.plan.cost.memory_bytes)["grads"] > x["activations"]]
+    fits = any(case.plan.fits for case in cases.values())
     facts: dict[str, Any] = {
         "each": WORKING_BYTES + STORED + MOMENTS + GRADIENT,
         "working": WORKING_BYTES,
@@ -98,20 +98,20 @@ def live(learner: Learner, values: Values) -> Live:
         "tokens": TOKENS,
         "dtype": DTYPES[learner.planner.workload.dtype],
         "fsdp_rule": rule,
-        "fsdp_sent": found["FSDP (ZeRO-3)"].sent_bytes,
+        "fsdp_sent": cases["FSDP (ZeRO-3)"].sent_bytes,
         "ratio": _fsdp_over_zero1(n, inner, m),
         "ratio_of_twice": _fsdp_over_zero1(n, inner, 2 * m),
         "late": late,
-        "early": [name for name in found if name not in late],
-        "quickest": fastest_with_ties(found, next(iter(found.values())).planner.cluster) if fits else "",
+        "early": [name for name in cases if name not in late],
+        "quickest": fastest_with_ties(cases, next(iter(cases.values())).planner.cluster) if fits else "",
         "block": _block_facts(block),
-        "uneven": [k for k in found if abs(numbers[f"{k} sent"] / numbers[f"{k} formula"] - 1) > 0.1],
+        "uneven": [k for k in cases if abs(numbers[f"{k} sent"] / numbers[f"{k} formula"] - 1) > 0.1],
         "keeps": {
             name: {kind: v * params for kind, v in kept_per_parameter(stage, inner if name == "HSDP" else n).items()}
             for name, stage in STAGES.items()
         },
-        "sends": {name: _sent_by_kind(case) for name, case in found.items()},
-        "plans": {name: case.plan for name, case in found.items()},
+        "sends": {name: _sent_by_kind(case) for name, case in cases.items()},
+        "plans": {name: case.plan for name, case in cases.items()},
     }
     pictures: dict[str, Picture] = {
         "sketch": _sketch(n, inner),
@@ -122,10 +122,10 @@ def live(learner: Learner, values: Values) -> Live:
 
 def _sent_by_kind(case: PricedLayout) -> dict[str, int]:
     """Bytes that one GPU sends by collective, without kinds of less than a thousandth."""
-    found: dict[str, int] = {}
+    bytes_by_kind: dict[str, int] = {}
     for t in case.plan.cost.traffic:
-        found[t.kind] = found.get(t.kind, 0) + t.wire_bytes
-    return {kind: size for kind, size in found.items() if size > 1e-3 * case.sent_bytes}
+        bytes_by_kind[t.kind] = bytes_by_kind.get(t.kind, 0) + t.wire_bytes
+    return {kind: size for kind, size in bytes_by_kind.items() if size > 1e-3 * case.sent_bytes}
 
 
 def _fsdp_over_zero1(n: int, inner: int, micro_batches: int) -> float:

@@ -27,30 +27,30 @@ MENTIONED_SHARE = 0.01
 
 
 @lru_cache(maxsize=64)
-def memory_moments(made: PricedLayout) -> tuple[tuple[Moment, ...], int, int]:
+def memory_moments(case: PricedLayout) -> tuple[tuple[Moment, ...], int, int]:
     """Every moment of the last micro-batch and of the optimizer, where backward begins, and where the optimizer's step is."""
-    found = walk(made.plan.blocks, made.planner.graph, made.model)
-    turn = len(found.forward)
-    return (*found.forward, *found.backward, found.step), turn, turn + len(found.backward)
+    memory_walk = walk(case.plan.blocks, case.planner.graph, case.model)
+    turn = len(memory_walk.forward)
+    return (*memory_walk.forward, *memory_walk.backward, memory_walk.step), turn, turn + len(memory_walk.backward)
 
 
-def standing_bytes(made: PricedLayout) -> int:
+def standing_bytes(case: PricedLayout) -> int:
     """Bytes that are there all the time: weights and optimizer states."""
-    memory = made.plan.cost.memory_bytes
+    memory = case.plan.cost.memory_bytes
     return memory["params"] + memory["optimizer"]
 
 
-def fullest_moment(made: PricedLayout) -> tuple[int, int]:
+def fullest_moment(case: PricedLayout) -> tuple[int, int]:
     """The moment with the most memory, and its bytes."""
-    found, _, _ = memory_moments(made)
-    at = max(range(len(found)), key=lambda i: found[i].total)
-    return at, standing_bytes(made) + found[at].total
+    moments, _, _ = memory_moments(case)
+    at = max(range(len(moments)), key=lambda i: moments[i].total)
+    return at, standing_bytes(case) + moments[at].total
 
 
-def phase_of_peak(made: PricedLayout) -> int:
+def phase_of_peak(case: PricedLayout) -> int:
     """When memory is fullest: 0 on the way forward, 1 where it turns, 2 on the way back, 3 in the optimizer's step."""
-    _, turn, step = memory_moments(made)
-    at, _ = fullest_moment(made)
+    _, turn, step = memory_moments(case)
+    at, _ = fullest_moment(case)
     if at >= step:
         return 3
     near = max(2, turn // 20)
@@ -61,50 +61,52 @@ def live(learner: Learner, values: Values) -> Live:
     """Forward, the whole curve, its fullest moment, recomputation, and micro-batches."""
     recompute, m = str(values["recompute"]), int(values["m"])
     shown, _, note = with_samples(learner, TOKENS)
-    made = price_usual(learner, "FSDP (ZeRO-3)", TOKENS // m, m, recompute)
-    found, turn, step = memory_moments(made)
-    at, peak = fullest_moment(made)
-    cost, base = made.plan.cost, standing_bytes(made)
+    case = price_usual(learner, "FSDP (ZeRO-3)", TOKENS // m, m, recompute)
+    moments, turn, step = memory_moments(case)
+    at, peak = fullest_moment(case)
+    cost, base = case.plan.cost, standing_bytes(case)
     numbers = {
         "peak": peak,
         "walk": cost.memory_bytes["peak"],
-        "kept": max(x.kept for x in found),
+        "kept": max(x.kept for x in moments),
         "standing": base,
         "step_s": cost.step_time_s,
-        "when": phase_of_peak(made),
+        "when": phase_of_peak(case),
         "turn": turn,
         "at": at,
         "optimizer": step,
     }
-    loss = found[turn - 1].kept - found[turn - 2].kept
-    before, after = (price_usual(learner, "FSDP (ZeRO-3)", TOKENS // m, m, way).plan.cost for way in ("none", "full"))
+    loss = moments[turn - 1].kept - moments[turn - 2].kept
+    before, after = (
+        price_usual(learner, "FSDP (ZeRO-3)", TOKENS // m, m, policy).plan.cost for policy in ("none", "full")
+    )
     facts = {
         "tokens": TOKENS,
-        "loss": loss if loss > MENTIONED_SHARE * found[turn - 1].kept else 0,
-        "turning": base + found[turn - 1].kept + found[turn - 1].grads,
-        "gradients": GRADIENT * made.planner.graph.num_params,
-        "end_of_forward": base + found[turn - 1].total,
-        "end_of_step": base + found[-1].total,
+        "loss": loss if loss > MENTIONED_SHARE * moments[turn - 1].kept else 0,
+        "turning": base + moments[turn - 1].kept + moments[turn - 1].grads,
+        "gradients": GRADIENT * case.planner.graph.num_params,
+        "end_of_forward": base + moments[turn - 1].total,
+        "end_of_step": base + moments[-1].total,
         "recomputed": {
             "longer": after.gpu_compute_s / before.gpu_compute_s - 1,
             "before": before.memory_bytes["peak"],
             "after": after.memory_bytes["peak"],
         },
-        "at_peak": {MEMORY_NAMES[k]: {k: size} for k, size in _sizes_at_peak(made).items()},
+        "at_peak": {MEMORY_NAMES[k]: {k: size} for k, size in _sizes_at_peak(case).items()},
         "both": {"keep all": before, "recompute all": after},
         "cuts": _price_cuts(learner, recompute),
     }
     pictures: dict[str, Picture] = {
-        "forward": _memory_chart(made, turn),
-        "sketch": _sketch(made),
-        "both": _memory_chart(made, None),
+        "forward": _memory_chart(case, turn),
+        "sketch": _sketch(case),
+        "both": _memory_chart(case, None),
     }
     return Live(facts, pictures, numbers, shown, note)
 
 
-def _sizes_at_peak(made: PricedLayout) -> dict[str, int]:
+def _sizes_at_peak(case: PricedLayout) -> dict[str, int]:
     """Bytes by kind at the fullest moment."""
-    memory, moment = made.plan.cost.memory_bytes, memory_moments(made)[0][fullest_moment(made)[0]]
+    memory, moment = case.plan.cost.memory_bytes, memory_moments(case)[0][fullest_moment(case)[0]]
     return {
         "params": memory["params"],
         "optimizer": memory["optimizer"],
@@ -116,35 +118,35 @@ def _sizes_at_peak(made: PricedLayout) -> dict[str, int]:
 
 def _price_cuts(learner: Learner, recompute: str) -> list[tuple[int, Plan, int, int]]:
     """By the number of micro-batches: the plan, bytes of activations, and bytes that one GPU sends."""
-    found = []
+    cuts = []
     for m in MICRO_BATCHES:
-        made = price_usual(learner, "FSDP (ZeRO-3)", TOKENS // m, m, recompute)
-        kept, sent = max(x.kept for x in memory_moments(made)[0]), made.sent_bytes
-        found.append((m, made.plan, kept, sent))
-    return found
+        case = price_usual(learner, "FSDP (ZeRO-3)", TOKENS // m, m, recompute)
+        activations, sent = max(x.kept for x in memory_moments(case)[0]), case.sent_bytes
+        cuts.append((m, case.plan, activations, sent))
+    return cuts
 
 
-def _sketch(made: PricedLayout) -> Prediction:
+def _sketch(case: PricedLayout) -> Prediction:
     """A prediction to draw: what is kept on the way back."""
-    found, turn, step = memory_moments(made)
-    base, params = standing_bytes(made), made.planner.graph.num_params
-    without = [float(base + x.kept + x.grads) for x in found]
+    moments, turn, step = memory_moments(case)
+    base, params = standing_bytes(case), case.planner.graph.num_params
+    without = [float(base + x.kept + x.grads) for x in moments]
     return sketch_backward_memory(
-        without[:turn], without[turn:step], base, GRADIENT * params, made.planner.cluster.num_gpus
+        without[:turn], without[turn:step], base, GRADIENT * params, case.planner.cluster.num_gpus
     )
 
 
-def _memory_chart(made: PricedLayout, upto: int | None) -> Drawing:
-    found, turn, step = memory_moments(made)
-    room = int(made.planner.budget)
-    at, peak = fullest_moment(made)
-    memory = made.plan.cost.memory_bytes
+def _memory_chart(case: PricedLayout, upto: int | None) -> Drawing:
+    moments, turn, step = memory_moments(case)
+    room = int(case.planner.budget)
+    at, peak = fullest_moment(case)
+    memory = case.plan.cost.memory_bytes
     kinds = (
-        ("params", [memory["params"]] * len(found)),
-        ("optimizer", [memory["optimizer"]] * len(found)),
-        ("grads", [x.grads for x in found]),
-        ("activations", [x.kept for x in found]),
-        ("buffers", [x.flying + x.ahead for x in found]),
+        ("params", [memory["params"]] * len(moments)),
+        ("optimizer", [memory["optimizer"]] * len(moments)),
+        ("grads", [x.grads for x in moments]),
+        ("activations", [x.kept for x in moments]),
+        ("buffers", [x.flying + x.ahead for x in moments]),
     )
     bands = [
         Stratum(MEMORY_NAMES[k], tuple(map(float, h)), MEMORY_COLOURS[k], k in ("grads", "activations"))

@@ -45,49 +45,49 @@ def micro_batch_gradients(micro_batches: int) -> dict[str, Any]:
     return {"parts": parts, "whole": whole, "error": float((sum(parts) - whole).abs().max())}
 
 
-def layer_seconds(made: PricedLayout) -> dict[str, float]:
+def layer_seconds(case: PricedLayout) -> dict[str, float]:
     """Seconds of all repeated layers in one micro-batch: compute, forward and backward, and the weight traffic beside each, split into what
     comes in every micro-batch and what comes once a step."""
     names_ = ("forward", "backward", "forward_again", "backward_again", "forward_once", "backward_once")
-    found, c = dict.fromkeys(names_, 0.0), Component
+    seconds, c = dict.fromkeys(names_, 0.0), Component
     places = (c.FORWARD, c.BACKWARD, c.FORWARD_TRAFFIC, c.BACKWARD_TRAFFIC, c.FORWARD_ONCE, c.BACKWARD_ONCE)
-    for unit in (u for u in made.units if u.label):
-        sizes = unit_components(made, unit)
+    for unit in (u for u in case.units if u.label):
+        sizes = unit_components(case, unit)
         for name, at in zip(names_, places, strict=True):
-            found[name] += unit.copies * sizes[at]
-    return found
+            seconds[name] += unit.copies * sizes[at]
+    return seconds
 
 
-def split_sent_bytes(learner: Learner, way: str) -> tuple[float, float]:
+def split_sent_bytes(learner: Learner, layout: str) -> tuple[float, float]:
     """Bytes that one GPU sends once a step, and again in each micro-batch, from the planner's plans with one and with two."""
-    one, two = (price_usual(learner, way, TOKENS // m, m).sent_bytes for m in (1, 2))
+    one, two = (price_usual(learner, layout, TOKENS // m, m).sent_bytes for m in (1, 2))
     return float(2 * one - two), float(two - one)
 
 
 def live(learner: Learner, values: Values) -> Live:
     """The same gradient, a step in time, what repeats, what it costs in bytes, and what it buys."""
-    way, m = str(values["way"]), int(values["m"])
-    found, _, note = with_samples(learner, TOKENS)
-    made, c = price_usual(learner, way, TOKENS // m, m), micro_batch_gradients(m)
-    once, again = split_sent_bytes(learner, way)
-    fsdp, time, cost = split_sent_bytes(learner, "FSDP (ZeRO-3)"), layer_seconds(made), made.plan.cost
+    layout, m = str(values["way"]), int(values["m"])
+    shown_learner, _, note = with_samples(learner, TOKENS)
+    case, c = price_usual(learner, layout, TOKENS // m, m), micro_batch_gradients(m)
+    once, repeated = split_sent_bytes(learner, layout)
+    fsdp, time, cost = split_sent_bytes(learner, "FSDP (ZeRO-3)"), layer_seconds(case), case.plan.cost
     numbers = {
         "error": c["error"],
-        "sent": made.sent_bytes,
+        "sent": case.sent_bytes,
         "once": once,
-        "again": again,
+        "again": repeated,
         "step_s": cost.step_time_s,
         "peak": cost.memory_bytes["peak"],
-        "params": found.graph.num_params,
-        "gpus": found.cluster.num_gpus,
+        "params": shown_learner.graph.num_params,
+        "gpus": shown_learner.cluster.num_gpus,
         **{f"{k}_s": v for k, v in time.items()},
     }
-    layers_s, picture = _time_chart(made, time, way, m)
+    layers_s, picture = _time_chart(case, time, layout, m)
     priced = {(w, k): price_usual(learner, w, TOKENS // k, k) for w in _way_names() for k in MICRO_BATCHES}
     named = {f"{_way_names()[w]} with {k} micro-batch{'es' * (k > 1)}": x for (w, k), x in priced.items()}
     fits = {at: x.plan.cost.step_time_s for at, x in priced.items() if x.plan.fits}
     facts = {
-        "name": _way_names()[way],
+        "name": _way_names()[layout],
         "samples": SAMPLES,
         "shown": min(m, MAX_SHOWN),
         "layers_s": layers_s,
@@ -100,19 +100,19 @@ def live(learner: Learner, values: Values) -> Live:
         "fits": fits,
         "ways": {w: (name, *split_sent_bytes(learner, w)) for w, name in _way_names().items()},
         "counts": MICRO_BATCHES,
-        "bought": [(k, priced[way, k].plan, priced[way, k].sent_bytes) for k in MICRO_BATCHES],
+        "bought": [(k, priced[layout, k].plan, priced[layout, k].sent_bytes) for k in MICRO_BATCHES],
     }
     pictures: dict[str, Picture] = {
         "same": _draw_gradients(c),
         "time": picture,
     }
-    return Live(facts, pictures, numbers, found, note)
+    return Live(facts, pictures, numbers, shown_learner, note)
 
 
 def _way_names() -> dict[str, str]:
     """The ways to shard, and their names."""
     control = LESSON.controls[0]
-    return {str(way): control.name(way) for way in control.options}
+    return {str(layout): control.name(layout) for layout in control.options}
 
 
 def _draw_gradients(c: dict[str, Any]) -> Drawing:
@@ -122,23 +122,23 @@ def _draw_gradients(c: dict[str, Any]) -> Drawing:
     return column(*rows, row(sign("="), matrix(c["whole"], replicated, "the whole batch", cell=52), gap=8), gap=10)
 
 
-def _time_chart(made: PricedLayout, time: dict[str, float], way: str, m: int) -> tuple[float, Drawing]:
+def _time_chart(case: PricedLayout, time: dict[str, float], layout: str, m: int) -> tuple[float, Drawing]:
     """Seconds of the layers in the micro-batches that are shown, and these on their streams."""
     computing, weights, sums = [], [], []
     shown = min(m, MAX_SHOWN)
-    k, now = made.model.contention, 0.0
+    k, now = case.model.contention, 0.0
     for i in range(shown):
         last = i == shown - 1
         for phase, letter in (("forward", "F"), ("backward", "B")):
-            again = time[f"{phase}_again"]
+            repeated = time[f"{phase}_again"]
             once = time[f"{phase}_once"] if (last if phase == "backward" else i == 0) else 0.0
-            length = max(time[phase] + k * (again + once), again + once)
+            length = max(time[phase] + k * (repeated + once), repeated + once)
             colour = COMPUTE if phase == "forward" else DEVICES[4]
             computing.append((now, now + time[phase], f"{letter}{i + 1}", colour))
-            gather = time["forward_again"] if way == "FSDP (ZeRO-3)" else once if phase == "forward" else 0.0
+            gather = time["forward_again"] if layout == "FSDP (ZeRO-3)" else once if phase == "forward" else 0.0
             if gather:
                 weights.append((now, now + gather, "gather", DEVICES[3]))
-            if (rest := again + once - gather) > 1e-9:
+            if (rest := repeated + once - gather) > 1e-9:
                 sums.append((now + gather, now + gather + rest, "sum", COMMUNICATION))
             now += length
     tracks = [("compute", computing), ("gathers", weights), ("gradient sums", sums)]

@@ -63,12 +63,12 @@ def fitted_runs() -> tuple[FittedRun, ...]:
         shapes = {row["id"]: row for row in csv.DictReader(file)}
     with PREDICTIONS_FILE.open(encoding="utf-8", newline="") as file:
         rows = {row["id"]: row for row in csv.DictReader(file)}
-    found = []
+    runs = []
     for run in load_published_runs():
         row = rows[run.id]
         flops = step_flops(shapes[run.id], int(row["micro_batch"]), int(row["accumulate"]), row["recompute"])
-        found.append(FittedRun(run, flops, peak_flops(run.gpu)))
-    return tuple(found)
+        runs.append(FittedRun(run, flops, peak_flops(run.gpu)))
+    return tuple(runs)
 
 
 @lru_cache(maxsize=16)
@@ -102,27 +102,27 @@ def comparable_pairs(alike: bool) -> list[tuple[FittedRun, FittedRun]]:
         x = r.run
         more = (str(x.gpus), x.workload.split(", ")[1]) if alike else ()
         groups.setdefault((x.source, x.model, x.gpu, *more), []).append(r)
-    found = [(a, b) for group in groups.values() for i, a in enumerate(group) for b in group[i + 1 :]]
+    pairs = [(a, b) for group in groups.values() for i, a in enumerate(group) for b in group[i + 1 :]]
     return [
         (a, b)
-        for a, b in found
+        for a, b in pairs
         if abs(math.log(seconds_per_flop(a, a.run.measured_s) / seconds_per_flop(b, b.run.measured_s))) > MIN_DIFFERENCE
     ]
 
 
 def seconds_per_flop(r: FittedRun, seconds: float) -> float:
     """Seconds per FLOP that the model needs, so that runs of different batches compare; recomputation is not what it needs."""
-    again = 4 / 3 if "full recomputation" in r.run.workload else 1.0
-    return seconds / (r.flops / again)
+    rerun_factor = 4 / 3 if "full recomputation" in r.run.workload else 1.0
+    return seconds / (r.flops / rerun_factor)
 
 
 def order_accuracy(predict: Callable[[FittedRun], float], alike: bool) -> float:
     """Share of `comparable_pairs` whose order a prediction tells; where it sees no difference, half."""
-    told = []
+    scores = []
     for a, b in comparable_pairs(alike):
         x, y = seconds_per_flop(a, predict(a)), seconds_per_flop(b, predict(b))
-        told.append(0.5 if near_equal(x, y) else float((x < y) == _is_faster(a, b)))
-    return float(np.mean(told))
+        scores.append(0.5 if near_equal(x, y) else float((x < y) == _is_faster(a, b)))
+    return float(np.mean(scores))
 
 
 def near_equal(x: float, y: float) -> bool:
@@ -185,11 +185,11 @@ def live(learner: Learner, values: Values) -> Live:
 
 def _run_clouds(predict: Callable[[FittedRun], float]) -> list[Dots]:
     looks = {"one node": (COMPUTE, "o"), "2 to 8 nodes": (DEVICES[1], "square"), "more nodes": (COMMUNICATION, "cross")}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in looks}
+    points: dict[str, list[tuple[float, float]]] = {name: [] for name in looks}
     for r in fitted_runs():
         name = "one node" if r.run.nodes == 1 else "2 to 8 nodes" if r.run.nodes <= 8 else "more nodes"
-        found[name].append((r.run.measured_s, predict(r)))
-    return [Dots(name, tuple(found[name]), *looks[name]) for name in looks if found[name]]
+        points[name].append((r.run.measured_s, predict(r)))
+    return [Dots(name, tuple(points[name]), *looks[name]) for name in looks if points[name]]
 
 
 def _histogram(errors: Sequence[float]) -> Drawing:
@@ -234,13 +234,13 @@ def _wrong_pairs() -> dict[str, int]:
 
 def _example_facts() -> dict[str, float | str]:
     r = example_run()
-    told: dict[str, float | str] = {
+    facts: dict[str, float | str] = {
         "model": r.run.model,
         "gpus": r.run.gpus,
         "gpu": r.run.gpu,
         "seconds": r.run.measured_s,
     }
-    return {**told, "flops": r.flops, "peak": r.peak, "share": r.share}
+    return {**facts, "flops": r.flops, "peak": r.peak, "share": r.share}
 
 
 def example_run() -> FittedRun:

@@ -92,16 +92,16 @@ def plan_stages(learner: Learner, order: str, micro_batches: int, ranks: int) ->
     """The learner's model in stages, with a sample a micro-batch and data-parallel rank."""
     data = learner.cluster.num_gpus // ranks
     layout = Layout(dp=data, pp=ranks, vp=2 if order == "interleaved" else 1, schedule=order, zero=1 if data > 1 else 0)
-    made = price_batch(learner, layout, data, micro_batches)
-    assert made, "stages split layers only"
-    return made
+    case = price_batch(learner, layout, data, micro_batches)
+    assert case, "stages split layers only"
+    return case
 
 
 def plan_fsdp(learner: Learner, micro_batches: int, batch: int) -> PricedLayout:
     """FSDP over all GPUs for the same samples."""
-    made = price_batch(learner, Layout(fsdp=learner.cluster.num_gpus), batch // micro_batches, micro_batches)
-    assert made, "FSDP splits samples only"
-    return made
+    case = price_batch(learner, Layout(fsdp=learner.cluster.num_gpus), batch // micro_batches, micro_batches)
+    assert case, "FSDP splits samples only"
+    return case
 
 
 def with_link_speed(cluster: Cluster, bytes_per_s: float) -> Cluster:
@@ -111,9 +111,9 @@ def with_link_speed(cluster: Cluster, bytes_per_s: float) -> Cluster:
     return cluster.with_bandwidth(bytes_per_s / each, len(cluster.levels) - 1)
 
 
-def step_seconds_on(made: PricedLayout, cluster: Cluster) -> float:
+def step_seconds_on(case: PricedLayout, cluster: Cluster) -> float:
     """A plan's step on another cluster of as many GPUs."""
-    plan, planner = made.plan, made.planner
+    plan, planner = case.plan, case.planner
     model = cost_model_of(plan, cluster)
     if plan.pipeline:
         ends = ops_at_the_ends(planner.coarse)
@@ -128,15 +128,15 @@ def live(learner: Learner, values: Values) -> Live:
     """Bubbles by hand, the formula, the learner's model simulated, what a rank holds, and when stages pay."""
     order, m, ranks = str(values["order"]), int(values["m"]), int(values["stages"])
     hand, alone = simulate_by_hand(order, m), simulate_by_hand("gpipe", 1)
-    found, note = stageable_learner(learner, ranks)
-    made = plan_stages(found, order, m, ranks)
-    plan = made.plan
+    staged, note = stageable_learner(learner, ranks)
+    case = plan_stages(staged, order, m, ranks)
+    plan = case.plan
     cut, cost = plan.pipeline, plan.cost.pipeline
     assert cut and cost
-    rates = with_link_speed(found.cluster, float(values["speed"]) * 1e9)
-    took, ways = _layout_times(made, found, m, ranks, rates)
-    best = min((name for name in took if name != STAGES), key=lambda name: (not ways[name].plan.fits, took[name]))
-    near = doubt_between(plan, ways[best].plan, rates)
+    rates = with_link_speed(staged.cluster, float(values["speed"]) * 1e9)
+    took, cases = _layout_times(case, staged, m, ranks, rates)
+    best = min((name for name in took if name != STAGES), key=lambda name: (not cases[name].plan.fits, took[name]))
+    near = doubt_between(plan, cases[best].plan, rates)
     ahead = took[best] / took[STAGES] - 1
     numbers = {
         "alone_bubble": alone.bubble_s / alone.step_s,
@@ -161,14 +161,14 @@ def live(learner: Learner, values: Values) -> Live:
         "pays": "unfit" if not plan.fits else "stages" if ahead > near else "fsdp" if -ahead > near else "tie",
         "shares": [(k, [bubble_share(ranks, int(k), each) for each in (1, 2, 4)]) for k in LESSON.controls[1].options],
         "ranks": _list_ranks(plan),
-        "took": {name: (seconds, ways[name].plan.fits) for name, seconds in took.items()},
+        "took": {name: (seconds, cases[name].plan.fits) for name, seconds in took.items()},
     }
     pictures: dict[str, Picture] = {
         "alone": pipeline_film(alone, 1, flights=True),
         "hand": pipeline_film(hand, m),
         "simulated": _simulated_chart(plan),
     }
-    return Live(facts, pictures, numbers, found, note)
+    return Live(facts, pictures, numbers, staged, note)
 
 
 def _list_ranks(plan: Plan) -> list[tuple[int, int, int]]:
@@ -184,13 +184,15 @@ def _list_ranks(plan: Plan) -> list[tuple[int, int, int]]:
 
 
 def _layout_times(
-    made: PricedLayout, found: Learner, m: int, ranks: int, rates: Cluster
+    staged_case: PricedLayout, learner: Learner, m: int, ranks: int, rates: Cluster
 ) -> tuple[dict[str, float], dict[str, PricedLayout]]:
     """Seconds of a step with stages and with FSDP, in one micro-batch and in as many as give a GPU one sample at a time."""
-    batch = int(made.plan.workload["batch"])
+    batch = int(staged_case.plan.workload["batch"])
     parts = sorted({1, max(1, m // ranks)})
-    ways = {STAGES: made} | {f"FSDP, {k} micro-batch{'es' * (k > 1)}": plan_fsdp(found, k, batch) for k in parts}
-    return {name: step_seconds_on(way, rates) for name, way in ways.items()}, ways
+    cases = {STAGES: staged_case} | {
+        f"FSDP, {k} micro-batch{'es' * (k > 1)}": plan_fsdp(learner, k, batch) for k in parts
+    }
+    return {name: step_seconds_on(case, rates) for name, case in cases.items()}, cases
 
 
 def pipeline_film(time: PipelineTime, micro_batches: int, *, flights: bool = False) -> Film:
@@ -246,8 +248,8 @@ def _describe_stop(time: PipelineTime, now: float) -> str:
         return "Before the step. F is forward, B backward (I and W its two parts); the number is the micro-batch."
     idle = 1 - sum(busy) / (ranks * min(now, time.step_s))
     works = [str(s.rank) for s in time.spans if s.start_s < now <= s.end_s + 1e-9]
-    told = f"rank{'s' * (len(works) > 1)} {', '.join(sorted(works))} at work" if works else "nobody at work"
-    return f"Turn {units.significant(min(now, time.step_s))}: {told}; {units.percent(idle)} of all time so far was waiting."
+    at_work = f"rank{'s' * (len(works) > 1)} {', '.join(sorted(works))} at work" if works else "nobody at work"
+    return f"Turn {units.significant(min(now, time.step_s))}: {at_work}; {units.percent(idle)} of all time so far was waiting."
 
 
 def _simulated_chart(plan: Plan) -> Drawing:
@@ -280,11 +282,11 @@ def _drop_long_words(
 def focus(learner: Learner, values: Values) -> dict[str, str]:
     """The same stages as the setup that is run now, beside the planner's choice."""
     order, m, ranks = str(values["order"]), int(values["m"]), int(values["stages"])
-    found, _ = stageable_learner(learner, ranks)
-    plan = plan_stages(found, order, m, ranks).plan
-    told = [str(plan.name), f"accumulate={m}"]
+    staged, _ = stageable_learner(learner, ranks)
+    plan = plan_stages(staged, order, m, ranks).plan
+    words = [str(plan.name), f"accumulate={m}"]
     sizes = {"batch": str(plan.workload["batch"]), "seq": str(plan.workload["seq"])}
-    return {**links.model_setting(learner, found), **sizes, "setup": ",".join(told), "plan": "our-current-setup"}
+    return {**links.model_setting(learner, staged), **sizes, "setup": ",".join(words), "plan": "our-current-setup"}
 
 
 LESSON = read_lesson("25-pipeline", live, focus=focus)

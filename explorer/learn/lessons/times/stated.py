@@ -76,10 +76,10 @@ def price_usual(
     learner: Learner, name: str, tokens: int, micro_batches: int = 1, recompute: str = "none"
 ) -> PricedLayout:
     """The plan of a usual layout that splits samples only, with `tokens` per GPU in each micro-batch."""
-    found, samples, _ = with_samples(learner, tokens)
-    made = price_layout(found, usual_layouts(found.cluster)[name], samples, micro_batches, recompute)
-    assert made, "any model can follow it"
-    return made
+    suited, samples, _ = with_samples(learner, tokens)
+    case = price_layout(suited, usual_layouts(suited.cluster)[name], samples, micro_batches, recompute)
+    assert case, "any model can follow it"
+    return case
 
 
 @lru_cache(maxsize=512)
@@ -104,13 +104,18 @@ def choose_plan(learner: Learner, batch: int, accumulate: int = 1, recompute: st
 
 @lru_cache(maxsize=64)
 def _planner(learner: Learner, batch: int, accumulate: int, recompute: str) -> Planner:
-    found = Learner(
+    planner = Learner(
         replace(learner.request, batch=batch, mesh=None, layout=None, objective="time"), learner.load
     ).planner
     load = replace(
-        found.workload, batch=batch * accumulate, accumulate=accumulate, recompute=recompute, precision="mixed", zero=3
+        planner.workload,
+        batch=batch * accumulate,
+        accumulate=accumulate,
+        recompute=recompute,
+        precision="mixed",
+        zero=3,
     )
-    return found.changed(workload=load)
+    return planner.changed(workload=load)
 
 
 def with_16_bit_products(learner: Learner) -> tuple[Learner, str]:
@@ -128,18 +133,18 @@ def with_samples(learner: Learner, tokens: int) -> tuple[Learner, int, str]:
     """The learner with samples short enough for `tokens` per GPU, how many samples that is, and a sentence where another
     model stands in, one with transformer layers that reads texts of any length, or where numbers are others than the learner's."""
     learner, numbers = with_16_bit_products(learner)
-    found, note = learner.transformer()
-    if "vocab_size" not in found.graph.config:
-        found, note = (
+    suited, note = learner.transformer()
+    if "vocab_size" not in suited.graph.config:
+        suited, note = (
             with_model(learner),
             f"This lesson shows Llama-3-8B on your cluster: the samples of {learner.name} have one length.",
         )
     note = f"{note} {numbers}".strip()
-    longest = min(found.planner.workload.seq, MAX_SAMPLE_TOKENS)
+    longest = min(suited.planner.workload.seq, MAX_SAMPLE_TOKENS)
     seq = min(tokens, 1 << (longest.bit_length() - 1))
-    if found.load is not None:  # captured at one length
-        return found, max(1, tokens // found.planner.workload.seq), note
-    return Learner(replace(found.request, seq=seq)), tokens // seq, note
+    if suited.load is not None:  # captured at one length
+        return suited, max(1, tokens // suited.planner.workload.seq), note
+    return Learner(replace(suited.request, seq=seq)), tokens // seq, note
 
 
 def token_settings(learner: Learner, tokens: int, micro_batches: int = 1, recompute: str = "none") -> dict[str, str]:
