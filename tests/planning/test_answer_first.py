@@ -204,6 +204,23 @@ def test_where_nothing_can_fit_the_first_number_says_so() -> None:
     assert more and all(isinstance(number, int) for number in more), "one plan is shown"
 
 
+def test_where_states_hardly_fit_the_first_mesh_says_that_nothing_fits_so_far() -> None:
+    """Evenly shared states take 99.7 % of the memory, and what takes least of all plans 100.3 %."""
+    events: list[object] = []
+    request = Request("llama-3-8b", cluster="1x8-h100", layers=175, batch=16, seq=128, accumulate=None)
+
+    def search(planner: Planner, options: Any, *args: Any, **limits: Any) -> Plan:
+        events.append((planner.workload.accumulate, len(options)))
+        return choose_mesh(planner, options, *args, **limits)
+
+    with pytest.raises(KeyboardInterrupt):
+        micro_batches.choose_micro_batches(
+            request, None, lambda text: None, search=search, show_first=_note_and_stop(events)
+        )
+    searched, plan = events
+    assert searched == (2, 1) and isinstance(plan, Plan) and not plan.fits
+
+
 def test_a_good_plan_is_shown_before_other_numbers_are_searched() -> None:
     """Its bound holds for these too, so it is no higher than that of the end."""
     events: list[object] = []

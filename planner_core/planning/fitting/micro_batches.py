@@ -58,6 +58,8 @@ MOST_BETWEEN = 3
 """Numbers that the steps passed over and that are looked at, where no proof is asked for."""
 NEAR_LEAST = 1.5
 """A plan that does not fit is good enough if it takes at most so many times what evenly shared weights, gradients and states take."""
+HARDLY_FITS = 0.99
+"""If evenly shared weights, gradients and states take more than this share of the budget, a plan that fits is rare."""
 
 
 def choose_micro_batches(
@@ -211,7 +213,7 @@ class _MicroBatchSearch:
 
     def _show_plan_on_best_mesh(self, count: MicroBatchCandidate, least: Mapping[DeviceMesh, float]) -> None:
         """Show the plan of the mesh that has the `least` bound before the other meshes of a number are searched, if it is a good one, or of
-        a smaller space: no other search raises the bound of a relaxation."""
+        a smaller space: no other search raises the bound of a relaxation. Where states hardly fit, show also that nothing fits so far."""
         # Mostly it is the plan of all meshes, and the networks of the others take most of the time. What is found serves that search.
         if self._show_first is not None and self.best is None and self.states_fit and len(count.options) > 1:
             mesh = min(count.options, key=least.__getitem__)
@@ -220,6 +222,10 @@ class _MicroBatchSearch:
                 over_all = self._over_all(count.planner, plan)[1]
                 is_narrowed = any(note.kind is NoteKind.SCOPE for note in plan.notes)
                 (self.show if is_narrowed and over_all.bound else self.show_if_good)(over_all)
+            elif plan is not None and least_state_bytes(count.planner) > HARDLY_FITS * count.planner.budget:
+                # Every mesh and number may be searched in vain. Example: of 78.7 GB the states of Kolibri-1 take 78.1 on 16 H100, and what
+                # takes least of all plans, 80.3. To find it takes 33 s, and the first mesh 2 s.
+                self.show(plan)
 
     def _look_at(self, count: MicroBatchCandidate) -> tuple[Sequence[DeviceMesh], Plan | None]:
         """Search one number without proof. Returns the meshes on which a multiple of it may be better than what is known, and its plan, if
