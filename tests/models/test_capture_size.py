@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import threading
 from typing import Any
@@ -49,6 +50,16 @@ def test_405b(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_671b(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = captured({"model_type": "deepseek_v3"}, monkeypatch)
     assert sorted(graph.num_repeats.values()) == [3, 58] and 670e9 < graph.num_params < 672e9
+
+
+def test_positions_that_are_repeated_for_each_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ProphetNet has 16 x 512 x 512 of them, and as many again for each of 16 heads."""
+    config = {"model_type": "prophetnet", "architectures": ["ProphetNetForCausalLM"], "num_decoder_layers": 2}
+    capture_graph(config, batch=1, seq=8)  # imports
+    monkeypatch.setattr(memory, "LIMIT_BYTES", 10**9 - LIBRARIES_BYTES)
+    graph = capture_graph(config, batch=16, seq=510)
+    constants = [v for b in (graph.top, *graph.blocks.values()) for v in b.values if v.kind == "constant"]
+    assert max(math.prod(v.meta.shape) for v in constants) > 1 << 26
 
 
 @pytest.mark.slow

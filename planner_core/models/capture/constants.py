@@ -34,7 +34,9 @@ def run_constant(
         if func is torch.Tensor.__getitem__:
             moved = with_picked_indices(args, moved)
         return func(*moved, **stay_on_meta(to_meta(kwargs)))
-    if _size_hint(operands) > MAX_COMPUTED_ELEMENTS or (not operands and _on_meta(args, kwargs)):
+    # `repeat` of a small tensor may be a large one: ProphetNet's buckets of positions are repeated for each head, 67 M of them.
+    is_large = func is torch.Tensor.repeat or _size_hint(operands) > MAX_COMPUTED_ELEMENTS
+    if is_large or (not operands and _on_meta(args, kwargs)):
         sized = func(*to_meta(args), **to_meta(kwargs))
         leaves = [sized] if isinstance(sized, torch.Tensor) else []
         if any(t.numel() > MAX_COMPUTED_ELEMENTS for t in leaves):
