@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from explorer.address import settings
 from explorer.text import units
 from planner_core.core import InputError, load_cluster
+from planner_core.planning import TRADE_OFF
 
 MODEL_SETTINGS: Mapping[str, Any] = {
     "layers": None,
@@ -40,6 +42,8 @@ def apply_edit(current: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict
     if any(after[k] != current[k] for k in ("cluster", "nodes", "gpus", "gpu")):
         _drop_unfit_mesh_and_limit(after, notes)
         _report_scaled_batch(current, after, notes)
+    if "plan" not in new and any(after[k] != current[k] for k in settings.REQUEST_KEYS):
+        _drop_trade_off(after, notes)
     return after, tuple(notes)
 
 
@@ -84,6 +88,13 @@ def _report_scaled_batch(current: Mapping[str, Any], after: Mapping[str, Any], n
     (before, _), (now, _) = settings.batch_and_tokens(current), settings.batch_and_tokens(after)
     if after["model"] == current["model"] and after["batch"] is None and now != before:
         notes.append(f"The batch goes with the GPUs: {units.whole(now)} samples, it was {units.whole(before)}.")
+
+
+def _drop_trade_off(after: dict[str, Any], notes: list[str]) -> None:
+    """Choose the recommended plan instead of a trade-off: its number is a position, which other settings give to another plan."""
+    if re.fullmatch(rf"{TRADE_OFF}-\d+", after["plan"]):
+        notes.append(f"The plan “{after['plan']}” is of the settings before; showing the recommended one.")
+        after["plan"] = ""
 
 
 def _describe_batch(batch: int, seq: int) -> str:

@@ -115,6 +115,14 @@ def _list_described(
     return [ListedPlan(n, _with_work(plans[n], what)) for n, what in listed.items()]
 
 
+def add_chosen(listed: Sequence[ListedPlan], plans: Mapping[str, Plan], chosen: str) -> list[ListedPlan]:
+    """Add the chosen plan below the others, unless it or an equal plan is among them: a reader must see the plan that is exported."""
+    if any(one.name == chosen or are_equal(plans[one.name], plans[chosen]) for one in listed):
+        return list(listed)
+    plan = plans[chosen]
+    return [*listed, ListedPlan(chosen, _with_work(plan, words.title_in_sentence(plan)))]
+
+
 def merge_equal(plans: Mapping[str, Plan], chosen: str) -> list[ListedPlan]:
     """Return a row for each plan that differs from those before: its titles, what its step does, and what its search minimised.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import streamlit as st
 
 from explorer.address import settings
-from explorer.analysis.shortlist import are_equal, shortlist
+from explorer.analysis.shortlist import add_chosen, are_equal, shortlist
 from explorer.components import frame, graphs, remedies
 from explorer.components.overview import launch, node, table
 from explorer.session import current_setup, pipeline_plan, proof, state
@@ -35,7 +35,7 @@ def screen(result: Result, plans: Mapping[str, Plan]) -> None:
     state.sync_address()
     chosen, plan = state.chosen_plan(plans, result)
     tool = state.value("tool") if state.value("method") == "exact" else ""
-    listed = shortlist(plans, result.choice, settings.TOOLS[tool] if tool else "")
+    listed = add_chosen(shortlist(plans, result.choice, settings.TOOLS[tool] if tool else ""), plans, chosen)
     if chosen not in (names := [one.name for one in listed]):  # the row of an equal plan stands for it
         chosen = next((n for n in names if are_equal(plans[n], plan)), chosen)
     # a model of two stacks is wider than one: it needs the room to be read

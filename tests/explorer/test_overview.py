@@ -13,7 +13,7 @@ from explorer.address.amounts import parse_batch
 from explorer.address.settings import Unreadable
 from explorer.analysis import step_parts
 from explorer.analysis.differences import compare_weights
-from explorer.analysis.shortlist import MAX_LISTED, ListedPlan, merge_equal, shortlist
+from explorer.analysis.shortlist import MAX_LISTED, ListedPlan, add_chosen, are_equal, merge_equal, shortlist
 from explorer.components.overview import launch, table
 from explorer.components.overview.table import explain_choice, scale_bar
 from explorer.figures.weight_picture import weight_picture
@@ -25,6 +25,7 @@ from explorer.session import current_setup, state
 from explorer.session.state import plan_ids
 from explorer.text import commands, recipe, units
 from explorer.text.shortage import Shortage
+from explorer.text.words import title_in_sentence
 from planner_core.core import InputError, load_cluster
 from planner_core.planning import STAGES_PLAN_NAME, Request, Result, prepare_planner
 from planner_core.planning.analysis.reporting import reserved_text
@@ -100,6 +101,22 @@ def test_the_few_plans_begin_with_what_is_recommended_and_differ(result: Result)
     assert len({recipe.layout_name(plans[one.name]) for one in listed}) == len(listed)
     assert any("Megatron-LM, tensor parallel" in one.what for one in listed)
     assert all(("does not fit" in one.what) != plans[one.name].fits for one in listed)
+
+
+def test_the_chosen_plan_is_among_the_few(result: Result) -> None:
+    """A plan that a link or another page had chosen stood in no row, and its graph and its export beside the rows of others."""
+    plans = plan_ids(result.plans)
+    listed = shortlist(plans, result.choice, "")
+    absent = [n for n in plans if not any(are_equal(plans[n], plans[one.name]) for one in listed)]
+    assert absent
+    for chosen in absent:
+        *others, row = add_chosen(listed, plans, chosen)
+        assert others == listed and row.name == chosen
+        assert row.what.startswith(title_in_sentence(plans[chosen]))
+        assert (
+            len(set(recipe.distinct_names({r.name: plans[r.name] for r in (*others, row)}).values())) == len(listed) + 1
+        )
+    assert add_chosen(listed, plans, listed[-1].name) == listed
 
 
 def test_a_methods_row_says_of_which_space_it_is_the_least_and_how_far_from_it() -> None:

@@ -155,6 +155,20 @@ def test_a_changed_model_says_what_became_of_the_tokens() -> None:
     assert settings.batch_and_tokens(after) == (64, 8192) and not told
 
 
+def test_a_trade_off_does_not_become_another_plan_by_an_edit() -> None:
+    """Its number is a position: at batch 64 “trade-off 2” was full recomputation, 25 % slower than the plan that had been chosen."""
+    values, _ = settings.parse_query({"plan": "trade-off-2"})
+    after, told = carry.apply_edit(values, {"batch": 64})
+    assert after["plan"] == "" and told == (
+        "The plan “trade-off-2” is of the settings before; showing the recommended one.",
+    )
+    for kept in ({"tab": "block"}, {"batch": 64, "plan": "trade-off-1"}):
+        after, told = carry.apply_edit(values, kept)
+        assert after["plan"] == kept.get("plan", "trade-off-2") and not told
+    for stays in ("fsdp", "edited", "trade-off-2@batch:16"):
+        assert carry.apply_edit({**values, "plan": stays}, {"batch": 64})[0]["plan"] == stays
+
+
 def test_a_batch_nobody_set_goes_with_the_gpus() -> None:
     values, _ = settings.parse_query({})
     after, told = carry.apply_edit(values, {"cluster": "8x8-h100"})
