@@ -22,7 +22,7 @@ from planner_core.planning.pricing import (
 
 STATEMENT_OPTIONS = tuple(f.name for f in fields(Statement) if f.name not in ("layout", *SOFTWARE))
 STATEMENT_WORDS = {
-    "micro_batch": "samples of one data-parallel rank at once; default: its share, or with --batch the most of it that fits",
+    "micro_batch": "samples of one data-parallel rank at once; default: its share, or with --batch the most of it that fits; with stages 1",
     "batch": "samples per step, over all GPUs, from which the micro-batches follow; default: from the two options below",
     "accumulate": "micro-batches of a step; default 1, and with stages as many as a rank has samples",
     "recompute": f"{' | '.join(RECOMPUTE)}; default none",

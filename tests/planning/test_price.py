@@ -72,7 +72,7 @@ def test_a_layout_is_read_and_told_back(text: str, layout: Layout) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("fsdq=8", "layout 'fsdq=8': \"fsdq\" is not a word; did you mean fsdp"),
+        ("fsdq=8", "layout 'fsdq=8': \"fsdq\" is not a word, as in dp=2,fsdp=8,tp=4,sp; did you mean fsdp"),
         (
             "dp=16 zero=1",
             "layout 'dp=16 zero=1': its words are not separated by commas; write it as dp=2,fsdp=8,tp=4,sp",

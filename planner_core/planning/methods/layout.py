@@ -336,7 +336,7 @@ def _parse_words(text: str) -> Iterator[tuple[str, Any]]:
         where = f"layout {text[:80]!r}: {word} is {short(value)}, but"
         if word not in WORDS:
             raise InputError(
-                f"layout {text[:80]!r}: {short(word)} is not a word; {nearest(word, WORDS)}, as in {EXAMPLE}"
+                f"layout {text[:80]!r}: {short(word)} is not a word, as in {EXAMPLE}; {nearest(word, WORDS)}"
             )
         if word == "hsdp":
             sizes = re.fullmatch(r"(\d{1,6})x(\d{1,6})", value)

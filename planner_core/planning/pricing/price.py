@@ -68,15 +68,18 @@ class Pricer:
         """Return the run of a setup where `given` options, a layout and the samples of a step count instead of its own, and notes on its
         micro-batch if that is assumed. Raises InputError."""
         number_stated = not {"micro_batch", "accumulate"}.isdisjoint({*setup.options, *given})
-        # With stages the assumed micro-batch is one sample, and example inputs have a size: neither can be smaller.
-        is_assumed = not (batch is None or number_stated or self.has_inputs or setup.batch or layout.pp > 1)
+        # Example inputs have a size.
+        is_assumed = not (batch is None or number_stated or self.has_inputs or setup.batch)
         if batch is not None:
             setup = setup.with_batch(batch, layout)
             # Example inputs are one micro-batch, so they say of how many of these a step is.
             if self.has_inputs and "micro_batch" not in given:
                 given = {**given, "micro_batch": self._share_of_inputs(layout)}
         stated, notes = self.state_run(layout, setup.options_beside(layout, given))
-        if is_assumed:
+        if is_assumed and layout.pp > 1:
+            assumed = f"micro-batch {stated.micro_batch} is assumed, with which stages stand idle least; "
+            notes += (Sentence(assumed, named("micro_batch"), " states another"),)
+        elif is_assumed:
             stated, notes = self._shrink_to_fit(stated)
         if setup.where and "recompute" not in {*setup.options, *given}:
             silent = f"{setup.where} does not say whether layers are recomputed, which the training script does; priced without, and "

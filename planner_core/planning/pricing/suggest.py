@@ -117,10 +117,16 @@ def _software_changes(stated: Statement, kernels: Collection[str]) -> Iterator[t
 
 
 def _micro_batch_changes(stated: Statement) -> Iterator[tuple[str, Statement]]:
+    """Larger micro-batches of the same step, as far as each is twice the one before, and one of half the size."""
     micro, count = stated.micro_batch, stated.accumulate
-    if count % 2 == 0:
-        yield f"micro-batch {2 * micro}, {count // 2} of them", stated.but(micro_batch=2 * micro, accumulate=count // 2)
-    else:
+    # The best is not always next to the stated one. Example: T5-large on 4 x 2 x 2 stages takes 2.9 s with one sample at a time, 1.5 s
+    # with 2 and 0.45 s with 8, where short kernels no longer wait for the host.
+    times = 2
+    while count % times == 0:
+        larger = stated.but(micro_batch=times * micro, accumulate=count // times)
+        yield f"micro-batch {larger.micro_batch}, {larger.accumulate} of them", larger
+        times *= 2
+    if count % 2:
         yield f"micro-batch {2 * micro}, which doubles the samples of a step", stated.but(micro_batch=2 * micro)
     if micro % 2 == 0:
         yield f"micro-batch {micro // 2}, {2 * count} of them", stated.but(micro_batch=micro // 2, accumulate=2 * count)
