@@ -14,6 +14,7 @@ from typing import Any
 
 from planner_core.core import (
     SOFTWARE,
+    ZERO,
     Cluster,
     DeviceMesh,
     Graph,
@@ -221,8 +222,9 @@ def _planner_of(plan: Plan, recompute: str | None = None) -> Planner:
         offload=bool(load.get("offload")),
     )
     planner = prepare_planner(request, load_plan_graph(plan)).changed(
-        # The forms make each product at once (`api._unsupported_features`), so their price has no chunks.
-        workload=replace(workload_of(plan), chunks=1)
+        # The forms make each product at once (`api._unsupported_features`), so their price has no chunks. And each plan has the ZeRO stage
+        # that its layout or its form states, not that of the given plan: a planner's own bounds it from above.
+        workload=replace(workload_of(plan), chunks=1, zero=max(ZERO))
     )
     return planner if recompute is None else with_recompute(planner, recompute)
 

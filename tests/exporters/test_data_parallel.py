@@ -20,7 +20,7 @@ import planner_core as shardscope
 from planner_core.cli.main import main
 from planner_core.core import DeviceMesh, Edge, InputError, ParamPlan, Plan, R, SitePlan, State, load_plan
 from planner_core.cost import zero_stage
-from planner_core.exporters.api import export, export_text
+from planner_core.exporters.api import export, export_text, nearest_text
 from planner_core.planning import Request, plan_model
 from planner_core.planning.methods import parse_layout
 from planner_core.planning.pricing import Statement
@@ -260,3 +260,19 @@ def test_any_plan_of_the_report_can_be_written(tmp_path: Path, capsys: pytest.Ca
     assert "it has best, " in capsys.readouterr().err and not (tmp_path / "other.json").exists()
     assert main(["plan", *options, "--pick", "FSDP"]) == 2
     assert "-o FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["fsdp2", "accelerate"])
+def test_the_nearest_plan_shards_weights_whatever_the_zero_stage_of_the_given_one(target: str) -> None:
+    """Beside a plan of Megatron-LM, whose ZeRO stage is 1, FSDP2 is priced with its weights in parts, as `price --layout fsdp=8` does.
+
+    It was priced as DDP: 165 GiB for 73 of llama-3-8b, so that nothing was written.
+    """
+    request = Request("llama-3-8b", cluster="1x8-h100", mesh="4x2", batch=16, seq=512, layers=2, recompute="none")
+    given = {p.name: p for p in plan_model(request).plans}["Megatron-LM + sequence parallel"]
+    assert given.workload["zero"] == 1
+    priced = pricer("llama-3-8b", "1x8-h100").plan(Statement(parse_layout("fsdp=8"), 2, seq=512, layers=2))
+    near = nearest_text(given, target).nearest
+    assert priced is not None and near is not None
+    assert near.peak_bytes == priced.cost.memory_bytes["peak"]
+    assert near.step_time_s == pytest.approx(priced.cost.step_time_s, rel=1e-12)
