@@ -17,7 +17,7 @@ STATED_METHOD = "layout"
 """The method of a plan whose layout somebody stated."""
 COMPUTE, RECOMPUTATION, WAITS, WEIGHTS, OPTIMIZER = "compute", "recomputation", "waits", "weight traffic", "optimizer"
 BUBBLE = "bubble"
-"""Seconds in which a rank of a pipeline waits for others, in the mean over all ranks."""
+"""Seconds in which the rank of a pipeline that works longest waits for others because of the schedule."""
 HOST = "host"
 """Seconds in which the GPU waits for the host to issue its kernels."""
 OUTSIDE = "outside"
@@ -30,7 +30,7 @@ MEANINGS = {
     WAITS: "The next operation needs data of other GPUs",
     WEIGHTS: "Weights and gradients on their way slow the GPU down or hold it up",
     OPTIMIZER: "Gradients are clipped and weights updated",
-    BUBBLE: "A stage waits for another, in the mean over the ranks of the pipeline",
+    BUBBLE: "The rank of the pipeline that works longest waits for other stages",
     HOST: "The GPU waits for the host, which issues its kernels",
     OUTSIDE: "The GPU has no work: loader, logging",
 }

@@ -62,8 +62,9 @@ def _show_stages(plan: Plan) -> None:
     assert cut is not None and cost is not None
     times = int(plan.workload["accumulate"])
     st.markdown(
-        f"The step is simulated pass by pass: {times} micro-batches through {len(cost.stages)} stages. A rank waits "
-        f"{units.seconds(cost.bubble_s)} in the mean; no order of this schedule takes less than {units.seconds(cost.bound_s)}."
+        f"The step is simulated pass by pass: {times} micro-batches through {len(cost.stages)} stages. The rank that "
+        f"works longest waits {units.seconds(cost.bubble_s)} for others; no order of this "
+        f"schedule takes less than {units.seconds(cost.bound_s)}."
     )
     rows = []
     for k, s in enumerate(cost.stages):

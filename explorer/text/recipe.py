@@ -156,7 +156,7 @@ def describe_extra_work(plan: Plan) -> str:
 
 
 def describe_bubble(plan: Plan) -> str:
-    """Write the share of a step in which a rank of the pipeline waits: `bubble 7 %`; empty where there is one stage."""
+    """Write the share of a step in which the rank that works longest waits for others: `bubble 7 %`; empty where there is one stage."""
     cost = plan.cost.pipeline
     return f"bubble {units.percent(cost.bubble_s / plan.cost.step_time_s)}" if cost else ""
 

@@ -238,8 +238,9 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True)
 class PipelineCost:
-    """What the stages of a plan take, and how they fit together: `bubble_s` is the time that a rank stands idle in a step, in the mean over
-    all ranks. `bound_s`: seconds that the step of this schedule is not below (`cost.schedule.pipeline.timing`)."""
+    """What the stages of a plan take, and how they fit together: `bubble_s` is the time of a step in which the rank that works longest
+    waits for other stages because of the schedule, without what hosts add (`Cost.host_wait_s`). `bound_s`: seconds that the step of this
+    schedule is not below (`cost.schedule.pipeline.timing`)."""
 
     stages: tuple[StageCost, ...]
     bubble_s: float

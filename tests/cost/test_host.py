@@ -11,8 +11,10 @@ import pytest
 import planner_core as shardscope
 from planner_core.core import NoteKind, Pipeline, Plan, StageCost
 from planner_core.cost import seconds_waited_for_host, simulated_pipeline
+from planner_core.cost.schedule.pipeline.timing import schedule_seconds
 from planner_core.planning.analysis.legend import find_same_plan
-from planner_core.planning.analysis.reporting import plan_report, text
+from planner_core.planning.analysis.reporting import exposed_and_bubble, plan_report, text
+from planner_core.planning.pricing import split_pipeline_step
 
 
 def priced(model: str, **options: object) -> Plan:
@@ -114,8 +116,17 @@ def test_a_plan_with_stages_waits_too_and_keeps_its_hosts_in_its_file(tmp_path: 
         "gpt2-xl", cluster="1x8-h100:gpus=2", layout="pp=2", micro_batch=1, accumulate=4, layers=8, advise=False
     )
     plan = found.plan
-    assert plan is not None and plan.cost.pipeline is not None and plan.cost.host_wait_s > 0
+    assert plan is not None and plan.pipeline and plan.cost.pipeline is not None and plan.cost.host_wait_s > 0
     assert all(stage.host_forward_s > 0 for stage in plan.cost.pipeline.stages)
+    # No second is in both the bubble and the wait: the bubble is that of hosts that are always ahead, and the table shows it.
+    stages = [replace(s, host_forward_s=0.0, host_backward_s=0.0, host_step_s=0.0) for s in plan.cost.pipeline.stages]
+    ahead = schedule_seconds(plan.pipeline, stages, 4)
+    assert (
+        ahead[0] == pytest.approx(plan.cost.step_time_s - plan.cost.host_wait_s)
+        and plan.cost.pipeline.bubble_s in ahead[1]
+    )
+    assert exposed_and_bubble(plan)[1] == plan.cost.pipeline.bubble_s > 0
+    assert sum(split_pipeline_step(plan).values()) == pytest.approx(plan.cost.step_time_s, rel=1e-12)
     shardscope.save_plan(plan, tmp_path / "plan.json")
     assert shardscope.load_plan(tmp_path / "plan.json").cost.pipeline == plan.cost.pipeline
 

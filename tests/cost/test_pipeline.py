@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from planner_core.core import InputError, Pipeline, StageCost, load_cluster, plan_from_json, plan_to_json
-from planner_core.cost import even_copies, simulated_pipeline, stage_plans
+from planner_core.cost import PipelineTime, even_copies, simulated_pipeline, stage_plans
 from planner_core.cost.resolved_ops import RECEIVE
 from planner_core.cost.schedule.pipeline import (
     Order,
@@ -192,6 +192,12 @@ def test_no_step_is_below_its_bound(schedule: str, ranks: int, virtual: int) -> 
         assert max(s.end_s for s in found.spans) <= found.step_s
 
 
+def idle_s(time: PipelineTime, ranks: int) -> list[float]:
+    """What remains of a step on each rank beside its passes and what is done once a step."""
+    works = [sum(s.end_s - s.start_s for s in time.spans if s.rank == rank) for rank in range(ranks)]
+    return [time.step_s - work - once for work, once in zip(works, time.once_s, strict=True)]
+
+
 @pytest.mark.parametrize(("schedule", "ranks", "virtual"), [("1f1b", 2, 1), ("1f1b", 8, 1), ("interleaved", 4, 3)])
 @pytest.mark.parametrize("host", [0.0, 0.9, 1.05])
 def test_a_folded_step_takes_what_all_its_passes_take(
@@ -222,8 +228,11 @@ def test_a_folded_step_takes_what_all_its_passes_take(
             every = simulated_pipeline(whole, costs, 40 * ranks)
             folded = timing.schedule_seconds(whole, costs, 40 * ranks)
             without = [replace(c, host_forward_s=0.0, host_backward_s=0.0, host_step_s=0.0) for c in costs]
-            waits = every.step_s - simulated_pipeline(whole, without, 40 * ranks).step_s
-            assert folded == pytest.approx((every.step_s, every.bubble_s, waits), rel=1e-9, abs=1e-9)
+            unhindered = simulated_pipeline(whole, without, 40 * ranks)
+            waits = every.step_s - unhindered.step_s
+            assert folded[::2] == pytest.approx((every.step_s, waits), rel=1e-9, abs=1e-9)
+            assert folded[1] == pytest.approx(idle_s(unhindered, ranks), rel=1e-9, abs=1e-9)
+            assert sum(folded[1]) / ranks == pytest.approx(unhindered.bubble_s, rel=1e-9, abs=1e-9)
             assert bound_s(whole, costs, 40 * ranks) <= every.step_s * (1 + 1e-9)
     assert any(skipped)
 
@@ -359,15 +368,21 @@ def test_what_a_schedule_cannot_have_is_told(pricer: Pricer) -> None:
 
 @pytest.mark.parametrize("words", ["dp=4,tp=2,pp=2,zero=1", "dp=4,tp=2,pp=2,vp=2", "dp=4,tp=2,pp=2,vp=2,schedule=zbv"])
 def test_a_trace_has_a_row_for_each_rank(pricer: Pricer, words: str) -> None:
-    """Work and bubbles of each row add up to the step; the mean of the bubbles is the bubble; rows never overlap."""
+    """Work and bubbles of each row add up to the step; the bubbles are those of the simulation; rows never overlap."""
     plan = pricer.plan(stated(words))
     assert plan is not None and plan.cost.pipeline is not None
     events = [e for e in stage_trace(plan)["traceEvents"] if e["ph"] == "X"]
-    step, bubbles = plan.cost.step_time_s * 1e6, 0.0
+    step, bubbles = plan.cost.step_time_s * 1e6, list[float]()
     for rank in range(2):
         row = [e for e in events if e["tid"] == rank]
         assert sum(e["dur"] for e in row) == pytest.approx(step)
         assert all(b["ts"] == pytest.approx(a["ts"] + a["dur"], abs=1e-2) for a, b in itertools.pairwise(row))
-        bubbles += sum(e["dur"] for e in row if e["cat"] == "bubble")
+        bubbles.append(sum(e["dur"] for e in row if e["cat"] == "bubble"))
         assert sum(e["cat"] == "forward" for e in row) == 16 * plan.pipeline.virtual  # type: ignore[union-attr]
-    assert bubbles / 2 == pytest.approx(plan.cost.pipeline.bubble_s * 1e6, rel=1e-6)
+    assert plan.pipeline is not None
+    simulated = simulated_pipeline(plan.pipeline, plan.cost.pipeline.stages, 16)
+    assert [b / 1e6 for b in bubbles] == pytest.approx(idle_s(simulated, 2), rel=1e-6, abs=1e-9)
+    # The plan's own bubble is of the rank that works longest, without the waits for hosts that the trace shows.
+    without = [replace(s, host_forward_s=0.0, host_backward_s=0.0, host_step_s=0.0) for s in plan.cost.pipeline.stages]
+    unhindered = simulated_pipeline(plan.pipeline, without, 16)
+    assert min(idle_s(unhindered, 2)) == pytest.approx(plan.cost.pipeline.bubble_s, rel=1e-6)

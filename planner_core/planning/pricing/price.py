@@ -338,8 +338,8 @@ def split_pipeline_step(plan: Plan) -> dict[str, float]:
     bubble = cost.pipeline.bubble_s if cost.pipeline else 0.0
     waits = max(0.0, cost.exposed_comm_time_s - bubble)
     parts = {COMPUTE: cost.gpu_compute_s, EXPOSED_COMM: waits, OPTIMIZER: cost.optimizer_time_s, **_idle_parts(plan)}
-    # What is left, so that the parts add up to the step: the bubble is a mean over ranks, and the rest is of the busiest one.
-    return {**parts, BUBBLE: cost.step_time_s - sum(parts.values())}
+    # Files of plans that are older than this sum have a mean over ranks as their bubble, which may be more than what is left.
+    return {**parts, BUBBLE: min(bubble, cost.exposed_comm_time_s)}
 
 
 def _idle_parts(plan: Plan) -> dict[str, float]:

@@ -77,11 +77,11 @@ def price_simulated(
 ) -> Cost:
     """The cost of one step whose stages have been priced (`price_stages`), and which takes `known_s` at least (`bound_s`)."""
     m = model.workload.accumulate
-    step_s, bubble_s, waits = schedule_seconds(pipeline, costs, m)
-    # Where the two are equal, their sums are rounded in other orders.
-    pipeline_cost = PipelineCost(costs, bubble_s, min(known_s, step_s))
+    step_s, bubbles_s, waits = schedule_seconds(pipeline, costs, m)
     # A step has the parts of one rank: that with the most work, which has the least bubble.
     busiest = max(range(pipeline.ranks), key=lambda r: _busy_seconds(pipeline, costs, r, m))
+    # Where bound and step are equal, or a rank is never idle, their sums are rounded in other orders.
+    pipeline_cost = PipelineCost(costs, max(0.0, bubbles_s[busiest]), min(known_s, step_s))
     mine = pipeline.stages_of(busiest)
     traffic = sum_traffic((x for s in mine for x in messages(stages[s].blocks, stages[s].computed_graph, model)), model)
     units = [priced_units(stages[s].blocks, stages[s].computed_graph, model, ends=ends) for s in mine]

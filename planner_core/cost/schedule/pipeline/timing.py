@@ -81,24 +81,26 @@ def simulated_pipeline(pipeline: Pipeline, stages: Sequence[StageCost], micro_ba
         for rank, order in run.orders.items()
         for work, start_s, end_s in zip(order.works, run.starts[rank], run.ends[rank], strict=True)
     )
-    step_s, bubble_s, once_s = run.results()
-    return PipelineTime(spans, step_s, bubble_s, once_s)
+    step_s, bubbles_s, once_s = run.results()
+    return PipelineTime(spans, step_s, sum(bubbles_s) / pipeline.ranks, once_s)
 
 
-def schedule_seconds(pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int) -> tuple[float, float, float]:
-    """Return the seconds of a step, of its bubble, and by which waits for hosts make it longer.
+def schedule_seconds(
+    pipeline: Pipeline, stages: Sequence[StageCost], micro_batches: int
+) -> tuple[float, tuple[float, ...], float]:
+    """Return the seconds of a step, of the bubble of each rank, and by which waits for hosts make the step longer.
 
-    They are those of `simulated_pipeline`, with steps of many micro-batches folded (see the head). Raises InputError if the schedule cannot
-    run this number of micro-batches."""
+    The step is that of `simulated_pipeline`, with steps of many micro-batches folded (see the head). The bubbles are those of the same step
+    without hosts, so that no second is in both a bubble and the waits. Raises InputError if the schedule cannot run this number of
+    micro-batches."""
     run = _folded_run(pipeline, stages, micro_batches)
-    step_s, bubble_s, _ = run.results()
-    if all(map(_is_ahead_of_gpu, stages)):
-        # Hosts delay at most what is done once a step.
-        without_s = max(run.ready_s(r) + sum(stages[s].step_s for s in pipeline.stages_of(r)) for r in run.orders)
-    else:
-        # The waits of ranks overlap with bubbles, so only a second simulation without a host tells what they add.
-        without_s = _folded_run(pipeline, tuple(map(_without_host, stages)), micro_batches).results()[0]
-    return step_s, bubble_s, max(0.0, step_s - without_s)
+    step_s = run.results()[0]
+    # The waits of ranks overlap with bubbles, so only a simulation without a host tells what they add. Hosts that are ahead of their GPU
+    # delay at most what is done once a step, so their passes need no second one.
+    is_ahead = all(map(_is_ahead_of_gpu, stages))
+    unhindered = run if is_ahead else _folded_run(pipeline, tuple(map(_without_host, stages)), micro_batches)
+    without_s, bubbles_s, _ = unhindered.results(hosts=False)
+    return step_s, bubbles_s, max(0.0, step_s - without_s)
 
 
 def _is_ahead_of_gpu(cost: StageCost) -> bool:
@@ -174,13 +176,15 @@ class _PipelineRun:
         for rank, starts in self.starts.items():
             self.busy_s[rank] = sum(self.ends[rank]) - sum(starts)
 
-    def results(self) -> tuple[float, float, tuple[float, ...]]:
-        """Return the seconds of the step, the mean over ranks of those in which one is idle, and what follows each rank's last pass."""
-        ranks = self.pipeline.ranks
-        ends = [self.end_of(rank) for rank in range(ranks)]
-        # What is done once a step is work too, so the bubble is what remains of the step on average over the ranks.
+    def results(self, *, hosts: bool = True) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
+        """Return the seconds of the step, and by rank those in which it is idle and those that follow its last pass.
+
+        `hosts`: whether they delay what is done once a step."""
+        ends = [self.end_of(rank, hosts=hosts) for rank in range(self.pipeline.ranks)]
+        # What is done once a step is work too, so a bubble is what remains of the step.
         once = tuple(end - free for end, free in zip(ends, self.free, strict=True))
-        return max(ends), max(ends) - (sum(self.busy_s) + sum(once)) / ranks, once
+        idle = tuple(max(ends) - busy - after for busy, after in zip(self.busy_s, once, strict=True))
+        return max(ends), idle, once
 
     def skip_periods(self, micro_batches: int) -> bool:
         """Add some micro-batches to the step behind those that were simulated, if its periods differ by one time (see the head)."""
@@ -276,12 +280,11 @@ class _PipelineRun:
         self.free[rank] = free
         return len(stages) - at
 
-    def end_of(self, rank: int) -> float:
+    def end_of(self, rank: int, *, hosts: bool = True) -> float:
         """Return when a rank has done what is done once a step. Its own stages do that one after the other on one host."""
         mine = [self.stages[s] for s in self.pipeline.stages_of(rank)]
-        return self._end_of_pass(
-            rank, self.ready_s(rank), sum(c.step_s for c in mine), sum(c.host_step_s for c in mine)
-        )
+        host_s = sum(c.host_step_s for c in mine) if hosts else 0.0
+        return self._end_of_pass(rank, self.ready_s(rank), sum(c.step_s for c in mine), host_s)
 
     def ready_s(self, rank: int) -> float:
         """Return when a rank has done all passes and its gradients are summed."""
