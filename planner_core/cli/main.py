@@ -258,7 +258,14 @@ def _run_fold(args: argparse.Namespace) -> int:
 
 
 def _run_plan(args: argparse.Namespace) -> int:
-    from planner_core.planning import candidate_meshes, exact_front, plan_model, prepare_planner
+    from planner_core.planning import (
+        candidate_meshes,
+        describe_front,
+        exact_front,
+        plan_model,
+        prepare_planner,
+        with_open_recomputation,
+    )
     from planner_core.planning.analysis import (
         front_report,
         front_text,
@@ -285,12 +292,12 @@ def _run_plan(args: argparse.Namespace) -> int:
     times = simulate_steps(result)
     data, words = plan_report(result, budget, times), text(result, budget, times, option_switch)
     if args.front:
-        planner = prepare_planner(result.request, result.graph)
+        planner = with_open_recomputation(prepare_planner(result.request, result.graph), request)
         points, exact = exact_front(
             planner, candidate_meshes(request, planner.cluster), request.objective, _show_progress
         )
         data["front"] = front_report(points, exact, request.objective)
-        words += "\n\n" + front_text(points, exact, request.objective)
+        words += "\n\n" + front_text(points, exact, request.objective, describe_front(planner))
     if args.regret:
         lost = plan_regrets(result)
         data["regret"], words = regret_report(lost), f"{words}\n\n{regret_text(lost)}"

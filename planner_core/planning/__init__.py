@@ -18,7 +18,13 @@ from planner_core.planning.derived import edit, retarget_plan, shrink_config, sh
 from planner_core.planning.derived.edit import Editable
 from planner_core.planning.fitting.baselines import plan_baselines
 from planner_core.planning.fitting.for_tool import follow_tp_layout, runs_on_stock_tools
-from planner_core.planning.fitting.front import TRADE_OFF, FrontPoint, exact_front
+from planner_core.planning.fitting.front import (
+    TRADE_OFF,
+    FrontPoint,
+    describe_front,
+    exact_front,
+    with_open_recomputation,
+)
 from planner_core.planning.fitting.mesh_search import choose_mesh
 from planner_core.planning.fitting.micro_batch_numbers import GraphSource
 from planner_core.planning.fitting.micro_batches import choose_micro_batches

@@ -24,6 +24,8 @@ ClusterLike = str | Path | Mapping[str, Any] | Cluster
 DEFAULT_CLUSTER = "2x8-h100"
 SEARCHED: Mapping[str, Any] = {"recompute": "auto", "accumulate": None}
 """What a search chooses where a call does not say it: `plan` and `compare` have it alike, so that their numbers compare."""
+TRADED: Mapping[str, Any] = {"recompute": "auto"}
+"""As `SEARCHED`, of a front: it is of one number of micro-batches."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -253,7 +255,7 @@ def price(
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """The Pareto front of the whole model: no plan is better than one of these in both seconds and memory.
+    """The Pareto front of the whole model: no plan that `front` looks at is better than one of these in both seconds and memory.
 
     Along `points`, `cost_s` (seconds of `objective`, without waits for the host) rises and `memory_bytes` (bytes per GPU at the end of
     forward) falls.
@@ -265,7 +267,7 @@ class Front:
     exact: bool
 
 
-@_list_options(PlanOptions, Request)
+@_list_options(PlanOptions, Request, **TRADED)
 def front(
     model: Any,
     *,
@@ -274,13 +276,15 @@ def front(
     progress: Progress | None = None,
     **options: Unpack[PlanOptions],
 ) -> Front:
-    """Find the Pareto front of a model on a cluster: every plan that no other plan beats in both time and memory.
+    """Find the Pareto front of a model on a cluster: every plan that no other plan beats in both time and memory. It is of plans of one
+    stage by any method, with all copies of a block alike, in `accumulate` micro-batches, and with any recomputation unless one is given.
 
     Args:
         model: As for `plan`, and so are `inputs`, `cluster`, `progress` and the options.
 
     Returns:
-        The front over all meshes. Each point has seconds, bytes per GPU and a mesh. `plan(..., memory_gb=...)` gives a plan itself.
+        The front over the mesh given, or all of one or two axes. Each point has seconds, bytes per GPU and a mesh.
+        `plan(..., memory_gb=...)` gives a plan itself.
 
     Raises:
         InputError, CaptureError: As for `plan`.
@@ -291,7 +295,7 @@ def front(
         (True, True)
     """
     _refuse_size_options(options)
-    request, graph = _resolve_request(model, inputs, cluster, options)
+    request, graph = _resolve_request(model, inputs, cluster, {**TRADED, **options})
     say = progress or (lambda text: None)
     planner = prepare_planner(request, graph, say)
     points, exact = exact_front(planner, candidate_meshes(request, planner.cluster), request.objective, say)

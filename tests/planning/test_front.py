@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
+import planner_core as shardscope
+from planner_core.cli.main import main
 from planner_core.planning import Request, candidate_meshes, pipeline, plan_model, prepare_planner
 from planner_core.planning.fitting.front import dominates, is_trade_off, plan_trade_offs, unseen_corners
 from planner_core.planning.pipeline import add_trade_offs
@@ -53,3 +56,43 @@ def test_every_trade_off_fits() -> None:
     corners = unseen_corners(planner, options, [])
     assert not all(p.fits for p in corners)
     assert all(p.fits for p in plan_trade_offs(planner, options, []))
+
+
+def test_no_recomputation_beats_a_point_of_the_front_of_a_request_that_leaves_it_open(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The best plan recomputes nothing, and its front ended at the memory of plans without recomputation."""
+    asked = ["llama-3-8b", "--layers", "2", "--cluster", "1x8-h100", "--mesh", "8", "--batch", "16"]
+    assert main(["plan", *asked, "--front", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["workload"]["recompute"] == "none" and said["front"]["exact"]
+    points = [(p["seconds"], p["memory_bytes"]) for p in said["front"]["points"]]
+    fronts = {
+        policy: shardscope.front(
+            "llama-3-8b", layers=2, cluster="1x8-h100", mesh="8", batch=16, recompute=policy
+        ).points
+        for policy in ("auto", "none", "keep-matmuls", "full")
+    }
+    assert [(p.cost_s, int(p.memory_bytes)) for p in fronts["auto"]] == points
+    for policy, front in fronts.items():
+        for p in front:
+            # None lies below the front, and each is met or beaten by a point of it.
+            assert any(s <= p.cost_s * (1 + 1e-9) and m <= p.memory_bytes + 1 for s, m in points), policy
+    assert fronts["full"][-1].memory_bytes < fronts["none"][-1].memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ["--method", "taps"],
+            "any method, mesh 8, one stage, 1 micro-batch, all copies of a block alike, any recomputation",
+        ),
+        (["--recompute", "full"], "all copies of a block alike, recomputation full"),
+        (["--for", "fsdp2"], "of these: what fsdp2 can be told, one stage, "),
+    ],
+)
+def test_a_front_says_of_which_plans_it_is(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["gpt2-xl", "--layers", "1", "--cluster", "1x8-h100", "--mesh", "8", "--batch", "8", "--seq", "256"]
+    assert main(["plan", *asked, *options, "--front"]) == 0
+    assert words in capsys.readouterr().out

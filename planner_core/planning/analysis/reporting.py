@@ -487,11 +487,11 @@ def front_report(points: Sequence[FrontPoint], exact: bool, objective: str) -> d
     }
 
 
-def front_text(points: Sequence[FrontPoint], exact: bool, objective: str) -> str:
-    """The front as a table."""
-    completeness = "all of them" if exact else "some lie closer together than could be looked through"
+def front_text(points: Sequence[FrontPoint], exact: bool, objective: str, of: str) -> str:
+    """The front as a table. `of`: the plans that were looked at."""
+    completeness = "all of them" if exact else "not proven to be all: some may lie too close together to look through"
     many = "one plan" if len(points) == 1 else f"{len(points)} plans"
-    head = f"{many}, all copies of a block alike, that no other beats in {objective} and memory ({completeness}):"
+    head = f"{many} that no other{'' if exact else ' found'} beats in {objective} and memory ({completeness}), of these: {of}."
     rows = [["mesh", objective, "memory GiB at the end of forward"]]
     rows += [[str(p.mesh), format_seconds(p.cost_s), f"{p.memory_bytes / 2**30:.2f}"] for p in points]
     return f"{head}\n\n{format_table(rows, frozenset({1, 2}))}"

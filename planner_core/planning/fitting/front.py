@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from planner_core.core import DeviceMesh, Plan, Sentence
 from planner_core.planning.methods import EXACT
-from planner_core.planning.planner import Planner
-from planner_core.planning.request import Progress
+from planner_core.planning.planner import Planner, with_recompute
+from planner_core.planning.request import Progress, Request
 from planner_core.search import Answer, Assignment, find_corners_below, find_pareto_front, memory_bytes
 from planner_core.search.algebra import TooWide
 from planner_core.search.network import Problem
@@ -88,10 +88,34 @@ class FrontPoint:
     memory_bytes: float
 
 
+def with_open_recomputation(planner: Planner, request: Request) -> Planner:
+    """The planner of an answer, with the choice of recomputation that the request leaves. That of an answer for a tool stays, since no tool
+    can be told of every choice."""
+    if planner.request.bounding_tool is not None or planner.workload.recompute == request.recompute:
+        return planner
+    return with_recompute(planner, request.recompute)
+
+
+def describe_front(planner: Planner) -> str:
+    """Of which plans `exact_front` is the front."""
+    request, number = planner.request, planner.workload.accumulate
+    meshes = f"mesh {request.mesh}" if request.mesh else "meshes of one or two axes"
+    bounded = request.bounding_tool is not None
+    return ", ".join(
+        (
+            f"what {request.tool} can be told" if bounded else f"any method, {meshes}",
+            "one stage",
+            "1 micro-batch" if number == 1 else f"{number:,} micro-batches",
+            "all copies of a block alike",
+            "any recomputation" if request.recompute == "auto" else f"recomputation {request.recompute}",
+        )
+    )
+
+
 def exact_front(
     planner: Planner, options: Iterable[DeviceMesh], objective: str, say: Progress = lambda text: None
 ) -> tuple[list[FrontPoint], bool]:
-    """The Pareto front over the meshes, of plans with all copies of a block equal; and whether these are all points."""
+    """The Pareto front over the meshes, of the plans that `describe_front` says; and whether these are all points."""
     points: list[FrontPoint] = []
     exact, uniform = True, replace(EXACT, uniform=True)
     for mesh in options:
