@@ -288,7 +288,8 @@ def proof_text(request: Request) -> str:
     if aim := method.describe_aim(request.objective):
         separately = f"; {OWN_WORKLOAD}" if method.objective else ""
         return f"proven, of best: the {aim} within {scope}, which says nothing of its step; other rows among their own{separately}"
-    return f"proven: none is better among {scope}; baselines and methods among their own, unless their plan is that of a row above"
+    own = "a trade-off among those that take no more memory, baselines and methods among their own"
+    return f"proven: none is better among {scope}; {own}, unless their plan is that of a row above"
 
 
 def _describe_proof(plan: Plan, request: Request) -> str:
