@@ -297,6 +297,7 @@ def write_export(exported: ExportedPlan, path: Path) -> list[str]:
         try:
             write_file(other, exported.companion[1])
         except InputError:
+            # A script without its plan would fail only where it is to run.
             path.unlink()
             raise
         lines.append(f"wrote {other}")

@@ -131,15 +131,17 @@ def _content_by_prefix(parts: list[tuple[tuple[str, ...], WeightNode]], depth: i
 
 
 def _group_similar(prefixes: dict[tuple[str, ...], Content], min_duplicate: int) -> tuple[FoldGroup, ...]:
-    alike: dict[tuple[int, tuple[str, ...], Content], list[tuple[str, ...]]] = {}
+    # Siblings of one family alone: `encoder.0` and `decoder.0` may have equal content, and are two stacks.
+    alike: dict[tuple[tuple[str, ...], Content], list[tuple[str, ...]]] = {}
     for prefix, content in prefixes.items():
-        alike.setdefault((len(prefix), _numbered_family(prefix), content), []).append(prefix)
+        alike.setdefault((_numbered_family(prefix), content), []).append(prefix)
     rows = []
-    for (_, family, content), members in alike.items():
+    for (family, content), members in alike.items():
         repeats = len(members) >= min_duplicate
         names = tuple(".".join(m) for m in members)
         pattern = ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*members, strict=True))
-        others = [(".".join(p), c) for (_, f, c), ps in alike.items() if f == family and c != content for p in ps[:1]]
+        # One sibling of each other content: a reason names what differs from it.
+        others = [(".".join(p), c) for (f, c), ps in alike.items() if f == family and c != content for p in ps[:1]]
         reason = _explain_group(len(members), content, others, repeats, min_duplicate)
         rows.append(FoldGroup(pattern, len(members), len(content), repeats, reason, names))
     return tuple(rows)

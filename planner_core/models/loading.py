@@ -101,10 +101,12 @@ def capture_file(source: str, *, batch: int | None = None, seq: int | None = Non
     try:
         return graph(model_source)
     except NeedsValues as error:
+        # The second try gives values to integers and masks alone. Where none lacks them it would end as the first.
         unknown = any(t.is_meta and not t.is_floating_point() for t in model_source.tensors())
         if exported or not unknown:
             raise
         first = error
+    # Built once more, on the CPU: inputs that were made on meta have no values.
     try:
         model_source = move_to_meta(python_source(source, "cpu"))
         model_source.notes += (f"planned for the values of the example inputs, others may run otherwise: {first.what}",)
@@ -436,8 +438,10 @@ def load_plan_graph(plan: Plan) -> Graph:
     }
     name = str(plan.model.get("source", "")).removeprefix("zoo:")
     if name in ZOO:
+        # A T5 has two depths, and a snapshot opens with one for both.
         depth = {int(config[field]) for field in ZOO[name].depth if field in config}
         graph = open_model(name, **given, layers=depth.pop() if len(depth) == 1 else None)
+        # Of another width or vocabulary there is no snapshot.
         if dict(graph.config) == config:
             return graph
     graph = capture_graph(config["callable"]) if "callable" in config else capture_graph(config, **given)

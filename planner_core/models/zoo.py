@@ -141,10 +141,12 @@ def set_depth(graph: Graph, layers: int, config: Mapping[str, Any]) -> Graph:
             items.append(_renumber_values(item, swap, "inputs"))
             continue
         run = [c for c in calls if c.block == item.block]
+        # The whole chain comes in the place of its first call, so the other calls are skipped.
         if item is not run[0]:
             continue
         chain, outs = _chain_calls(item, run, layers, values)
         items += [_renumber_values(c, swap, "inputs") for c in chain]
+        # What read the last layer of the snapshot (a final norm, a decoder) reads the last one of the new chain.
         swap.update(zip(run[-1].outputs, outs, strict=True))
     outputs = tuple(swap.get(v, v) for v in graph.top.outputs)
     top = _drop_unused_values(replace(graph.top, values=tuple(values), items=tuple(items), outputs=outputs))
@@ -179,6 +181,7 @@ def _add_values(outputs: tuple[int, ...], values: list[Value]) -> tuple[int, ...
     numbers = []
     for v in outputs:
         numbers.append(len(values))
+        # Memory of its own: the result of a block is no view of what the block before returned.
         values.append(replace(values[v], storage=len(values)))
     return tuple(numbers)
 

@@ -30,6 +30,7 @@ from planner_core.runtime.program.collectives import apply_moves, check_torch
 from planner_core.runtime.program.engine import Engine
 from planner_core.runtime.program.names import EditableFunctions, GuardFailed
 from planner_core.runtime.program.setup import make_axes, make_joint_axes, make_moves, shard_model, shard_tensor
+from planner_core.runtime.program.torch_private import local_part
 from planner_core.runtime.program.weights import Weight, find_weight
 from planner_core.runtime.record.frozen import find_gradient_hook, refuse_gradient_hooks
 from planner_core.runtime.write.planned import PlannedForward
@@ -213,9 +214,10 @@ class Parallel:
         """Return the whole value of a parameter, or of a gradient or optimizer state with its placements. All ranks must call
         it."""
         tensor = weight.parameter.detach() if part is None else part
-        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         return apply_moves(
-            local, make_moves(shortest_steps(self.stored_as(weight), self.replicated), self.axes), weight.segments
+            local_part(tensor),
+            make_moves(shortest_steps(self.stored_as(weight), self.replicated), self.axes),
+            weight.segments,
         )
 
     @torch.no_grad()

@@ -87,30 +87,24 @@ def verify(
         True
     """
     if plan.pipeline:
-        return _verify_stages(plan, ranks, timeout_s, progress)
+        check_schedule(plan.pipeline)
     if ranks is None:
-        progress(f"one step of rank 0 of {plan.mesh.num_devices}")
-        return verify_fake(plan, graph=load_plan_graph(plan), timeout_s=timeout_s)
+        return _verify_at_full_size(plan, timeout_s, progress)
     if not 1 < ranks <= MAX_RANKS:
         raise InputError(named_check("ranks", ranks), f" is not between 2 and {MAX_RANKS}")
     progress("a small model with the same plan")
     small = scaled(plan, ranks)
     progress(f"{ranks} gloo processes")
-    return verify_numbers(small, graph=load_plan_graph(small), timeout_s=timeout_s)
+    verify_small = verify_stages if small.pipeline else verify_numbers
+    return verify_small(small, graph=load_plan_graph(small), timeout_s=timeout_s)
 
 
-def _verify_stages(plan: Plan, ranks: int | None, timeout_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
-    assert plan.pipeline is not None
-    check_schedule(plan.pipeline)
-    if ranks is None:
+def _verify_at_full_size(plan: Plan, timeout_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
+    if plan.pipeline:
         progress(f"one step of a GPU of each of {plan.pipeline.ranks} ranks of {plan.mesh.num_devices}")
         return verify_fake_stages(plan, load_plan_graph(plan), timeout_s=timeout_s)
-    if not 1 < ranks <= MAX_RANKS:
-        raise InputError(named_check("ranks", ranks), f" is not between 2 and {MAX_RANKS}")
-    progress("a small model with the same plan")
-    small = scaled(plan, ranks)
-    progress(f"{ranks} gloo processes")
-    return verify_stages(small, load_plan_graph(small), timeout_s=timeout_s)
+    progress(f"one step of rank 0 of {plan.mesh.num_devices}")
+    return verify_fake(plan, graph=load_plan_graph(plan), timeout_s=timeout_s)
 
 
 def count_small_stages(plan: Plan, ranks: int) -> int:

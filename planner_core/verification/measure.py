@@ -28,6 +28,7 @@ GPU_SIZES = tuple(2**k for k in range(10, 30, 2))
 GPU_SHAPES = tuple((m, n, k) for m in (1024, 8192) for n in (1024, 4096, 14336) for k in (1024, 4096))
 COPIED_BYTES = 2**27
 LEAST_S, MOST_RUNS, REPLAYS = 0.05, 50, 3
+"""Seconds that one measurement should last, the most runs in it, and the replays of which the median counts."""
 
 
 def main(path: str) -> None:
@@ -64,6 +65,7 @@ def _device_name(gpu: bool) -> str:
 
 def _time_collectives(device: torch.device, ranks: int, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     for num_bytes in sizes if ranks > 1 else ():
+        # Of float32, cut to a multiple of the ranks: all_gather and reduce_scatter deal out equal parts.
         whole = torch.zeros(num_bytes // 4 // ranks * ranks, device=device)
         part = torch.zeros(whole.numel() // ranks, device=device)
         runs: dict[str, Callable[[], Any]] = {
@@ -92,6 +94,7 @@ def _time_one_rank(device: torch.device, shapes: tuple[tuple[int, int, int], ...
     small = torch.zeros(16, device=device)
     return {
         "products": products,
+        # A copy reads and writes each byte.
         "memory_bytes_per_s": 2 * COPIED_BYTES / copied,
         "memory_bytes": _memory_bytes(device),
         "launch_s": clock.issued(partial(small.add_, 1.0), MOST_RUNS),
@@ -141,6 +144,7 @@ class GpuClock(Clock):
 
     def issued(self, run: Callable[[], Any], times: int) -> float:
         """Return seconds of the host for one call, without a wait for its kernel."""
+        # With a full queue the host would wait for the GPU, and its time would be the kernel's.
         torch.cuda.synchronize()
         seconds = super().issued(run, times)
         torch.cuda.synchronize()
@@ -149,9 +153,13 @@ class GpuClock(Clock):
 
 def kernel_seconds(run: Callable[[], Any], clock: Clock) -> float:
     """Return seconds of one run on the device: the median of several replays, each of as many runs as fit into LEAST_S."""
-    once = clock.kernels(run, 2)
-    times = max(3, min(MOST_RUNS, int(LEAST_S / max(once, 1e-9))))
+    times = _num_runs(clock.kernels(run, 2))
     return sorted(clock.kernels(run, times) for _ in range(REPLAYS))[REPLAYS // 2]
+
+
+def _num_runs(once_s: float) -> int:
+    """Return how many runs fit into LEAST_S if one takes `once_s`: at least 3, at most MOST_RUNS."""
+    return max(3, min(MOST_RUNS, int(LEAST_S / max(once_s, 1e-9))))
 
 
 def _memory_bytes(device: torch.device) -> int:
@@ -166,9 +174,8 @@ def _collective_seconds(run: Callable[[], Any], device: torch.device) -> float:
     All ranks call it equally often.
     """
     run()
-    once = _time_once(run, device)
-    times = max(3, min(MOST_RUNS, int(LEAST_S / max(once, 1e-9))))
-    agreed = torch.tensor([times], device=device)
+    # Each rank has timed another `once`. A rank that called more often than the others would wait for them forever.
+    agreed = torch.tensor([_num_runs(_time_once(run, device))], device=device)
     dist.all_reduce(agreed, dist.ReduceOp.MIN)
     times = int(agreed)
     return sorted(_time_once(run, device) for _ in range(times))[times // 2]

@@ -52,6 +52,7 @@ NUDGE = 1e-13
 MAX_UNSTEADY_SHARE = 0.1
 """The largest share of weights that may be left out since their gradients are rounding errors."""
 LEARNING_RATE = 1e-3
+"""Of the step that is compared. It is about the most that AdamW changes a weight, so errors of smaller weights are judged by it."""
 ADAM_EPS = 1e-2  # large, so that the rounding of a gradient that is nearly zero does not decide its step
 
 

@@ -107,6 +107,7 @@ def _make_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _wait_for_ranks(ranks: list[Any], folder: str, deadline: float, timeout_s: float) -> None:
+    # Also when none is alive: the last one may have ended by a failure.
     while any(p.is_alive() for p in ranks) or any(p.exitcode for p in ranks):
         if any(p.exitcode for p in ranks):
             time.sleep(GRACE_S)  # a rank that dies makes others fail: the cause may be reported last

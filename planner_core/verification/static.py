@@ -150,6 +150,7 @@ def _check_site(
             yield from _check_edge(f"{name} operand {v}", edge, value.grad)
         yield from _check_even(f"{name} operand {v}", value.meta.shape, edge.dst.forward, plan, edge)
     for v, edge in zip(op.outputs, site.outputs, strict=True):
+        # Later operators take the result as its moves leave it.
         delivered[v] = edge.dst
         yield from _check_edge(f"{name} result {v}", edge, block.values[v].grad)
         if edge.chunks > 1 and (

@@ -943,7 +943,7 @@ def test_a_real_run_has_the_captured_sites(kind):
     moe.register_experts()
     config = hf.read_config(data)
     hf.disable_dropout(config)
-    model = hf._construct(hf.find_model_class(config, data), config, torch.float32).train()
+    model = hf._construct_model(hf.find_model_class(config, data), config, torch.float32).train()
     inputs = make_training_inputs(model, config, 2, 16, "float32")
     inputs = {k: torch.randn(v.shape) if v.is_meta else v for k, v in inputs.items()}
     with sites.Scopes(model) as scopes, Tracker(model, scopes) as mode:

@@ -49,7 +49,7 @@ def measured() -> tuple[Plan, Graph, dict[str, Any]]:
 
 def test_what_is_not_planted_is_as_predicted() -> None:
     plan, graph, found = measured()
-    report = fake_group._compare(plan, found, graph)
+    report = fake_group._compare_with_plan(plan, found, graph)
     assert report["ok"] and report["order"]["events"] > 20, report
 
 
@@ -57,7 +57,7 @@ def test_bytes_that_the_price_gets_wrong_are_found() -> None:
     plan, graph, found = measured()
     first, *others = plan.cost.traffic
     wrong = replace(plan, cost=replace(plan.cost, traffic=(replace(first, wire_bytes=2 * first.wire_bytes), *others)))
-    report = fake_group._compare(wrong, found, graph)
+    report = fake_group._compare_with_plan(wrong, found, graph)
     assert not report["ok"] and not report["collectives_ok"]
 
 
@@ -75,7 +75,7 @@ def test_a_saved_tensor_left_out_of_the_walk_is_found() -> None:
     model = cost_model_of(plan)
     assert walk(plan.blocks, graph, model).memory_bytes() == dict(plan.cost.memory_bytes)
     less = walk(plan.blocks, without_saved(graph, "mul"), model).memory_bytes()
-    report = fake_group._compare(replace(plan, cost=replace(plan.cost, memory_bytes=less)), found)
+    report = fake_group._compare_with_plan(replace(plan, cost=replace(plan.cost, memory_bytes=less)), found)
     assert report["collectives_ok"] and not report["ok"]
     assert report["memory_bytes"]["rel_error"] > 0.02
 

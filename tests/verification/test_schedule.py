@@ -113,16 +113,16 @@ def traced(files: list[str], micro_batches: int, fault: str = "") -> list[Any]:
 
 def plant(fault: str) -> None:
     """Let this process wait for every collective at once, or gather no weight ahead."""
-    issue: Callable[..., Any] = Axis._issue
+    issue: Callable[..., Any] = Axis._issue_collective
 
     def at_once(self: Axis, *args: Any) -> Any:
         out = issue(self, *args)()
         return lambda: out
 
     if fault == "waits at once":
-        Axis._issue = at_once  # type: ignore[method-assign]
+        Axis._issue_collective = at_once  # type: ignore[method-assign]
     elif fault == "gathers nothing ahead":
-        BoundProgram._chain = lambda self: None  # type: ignore[method-assign]
+        BoundProgram._link_units = lambda self: None  # type: ignore[method-assign]
 
 
 # --- the order ------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def resting(clock: Clock) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 def slow_network(clock: Clock, delay_s: float) -> None:
     """Let every collective take `delay_s` longer, one after the other, as on one link."""
-    issue, free = Axis._issue, [0.0]
+    issue, free = Axis._issue_collective, [0.0]
 
     def late(self: Axis, *args: Any) -> Any:
         finish = issue(self, *args)
@@ -288,7 +288,7 @@ def slow_network(clock: Clock, delay_s: float) -> None:
 
         return finished
 
-    Axis._issue = late  # type: ignore[method-assign]
+    Axis._issue_collective = late  # type: ignore[method-assign]
 
 
 def timed(file: str) -> dict[str, float]:
@@ -300,9 +300,9 @@ def timed(file: str) -> dict[str, float]:
     for ready in applied(model).programs.values():
         for call in ready.bound.calls:
             call.function = rested(call.function)
-    found, issue = {}, Axis._issue
+    found, issue = {}, Axis._issue_collective
     for how in ("fast", "slow", "at once"):
-        Axis._issue = issue  # type: ignore[method-assign]
+        Axis._issue_collective = issue  # type: ignore[method-assign]
         if how != "fast":
             slow_network(clock, DELAY_S)
         if how == "at once":

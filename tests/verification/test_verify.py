@@ -426,7 +426,7 @@ def test_no_process_is_left() -> None:
 
 
 def _plant() -> int:
-    Axis._issue = None  # type: ignore[assignment, method-assign]
+    Axis._issue_collective = None  # type: ignore[assignment, method-assign]
     return os.getpid()
 
 

@@ -166,4 +166,5 @@ def _gradient_remarks(plan: Plan, stage: int) -> list[str]:
 
 
 def _weight_regex(name: str) -> str:
+    """Return the pattern of a weight: `layers.*.q_proj` -> `.*layers\\.\\d+\\.q_proj\\.weight$`."""
     return ".*" + re.escape(name).replace(r"\*", r"\d+") + r"\.weight$"

@@ -212,6 +212,7 @@ def _architecture_flags(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
         "untie-embeddings-and-output-weights": not config.get("tie_word_embeddings", True),
         "vocab-size": config.get("vocab_size"),
         "make-vocab-size-divisible-by": 1,  # Megatron-LM pads to 128 times the tensor degree otherwise
+        # Megatron-LM drops 10 % by default, and a plan drops nothing.
         "attention-dropout": 0.0,
         "hidden-dropout": 0.0,
         "moe-router-topk": config.get("num_experts_per_tok"),

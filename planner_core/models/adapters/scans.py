@@ -131,6 +131,7 @@ def _call_scan(
     if not operands[0].is_meta and type(operands[0]).__name__ != "FakeTensor":
         names = list(inspect.signature(fn).parameters)
         return plain(**dict(zip(names, given, strict=False)), **options)
+    # Operands have several dtypes (decays may be float32). The result has that of one of its shape, such as the values.
     like = next(t for t in operands if tuple(t.shape) == tuple(out))
     result = _Fused.apply(like.dtype, tuple(out), tuple(saved), *operands)  # type: ignore[no-untyped-call]
     return (result, None) if pair else result

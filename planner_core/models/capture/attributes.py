@@ -54,6 +54,7 @@ def describe(
     attrs = {n: _literal_value(v) for n, v in bound.items() if not tensors(v) and n not in ignored and v is not None}
     if len(names) > len(set(names)):  # a list of tensors has one name
         names = []
+    # Of `layer_norm(x, shape, bias=b)` the order alone would not say whether the second tensor is the weight or the bias.
     if len(names) > 1:
         attrs["arg_names"] = tuple(names)
     return _normalize_attributes(one, attrs, bound, first, outs)
@@ -70,6 +71,7 @@ def _bind_arguments(fn: str, func: Callable[..., Any], args: tuple[Any, ...], kw
         try:
             signature = inspect.signature(func)
             bound = dict(signature.bind(*args, **kwargs).arguments)
+            # What **kwargs collect are arguments by the names that the caller gave.
             rest = [n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD]
             return {k: v for n, a in bound.items() for k, v in (a.items() if n in rest else [(n, a)])}
         except (TypeError, ValueError):
@@ -79,6 +81,7 @@ def _bind_arguments(fn: str, func: Callable[..., Any], args: tuple[Any, ...], kw
 
 
 def _bind_cast(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    # Three forms: `x.to(torch.half)`, `x.half()` whose name is that of a dtype, and `x.to(y)` which takes that of y.
     dtypes = [a for a in (*args[1:], *kwargs.values()) if isinstance(a, torch.dtype)]
     name = getattr(func, "__name__", "")
     if not dtypes and isinstance(getattr(torch, name, None), torch.dtype):
@@ -91,7 +94,7 @@ def _literal_value(value: Any) -> Attr:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
+        return value if math.isfinite(value) else str(value)  # JSON has no infinity
     if isinstance(value, (tuple, list)):
         return tuple(_literal_value(v) for v in value)
     if isinstance(value, torch.dtype):
@@ -141,7 +144,7 @@ def _normalize_dims(one: Operator, attrs: dict[str, Attr], ndim: int) -> None:
 
 def _normalize_convolution(one: Operator, attrs: dict[str, Attr]) -> None:
     """Repeat stride, padding and dilation for each spatial dim."""
-    num_spatial = int(one.name[-2])
+    num_spatial = int(one.name[-2])  # torch's names: conv2d, conv_transpose2d
     for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
         value = attrs.get(name, default)
         attrs[name] = value if isinstance(value, (tuple, str)) else (value,) * num_spatial
@@ -149,6 +152,7 @@ def _normalize_convolution(one: Operator, attrs: dict[str, Attr]) -> None:
 
 
 def _nonnegative_dim(dim: Any, ndim: int) -> int:
+    # torch takes dims 0 and -1 of a scalar too.
     return int(dim) % max(ndim, 1)
 
 
@@ -169,6 +173,7 @@ def _find_permutation(
 
 
 def _describe_index(index: Any, source: torch.Tensor) -> tuple[Attr, ...]:
+    # Each form of one selection gets the same parts: of a matrix x[0], x[0, :] and x[0, ...] all have (int 0, whole slice).
     items = list(index) if isinstance(index, tuple) else [index]
     taken = sum(_dims_consumed(i) for i in items)
     parts: list[Attr] = []
@@ -189,7 +194,7 @@ def _describe_index(index: Any, source: torch.Tensor) -> tuple[Attr, ...]:
             bounds = [int(i) if isinstance(i, torch.Tensor) else i for i in (item.start, item.stop, item.step)]
             parts.append(("slice", *slice(*bounds).indices(source.shape[dim])))
             dim += 1
-        elif isinstance(item, (bool, int)) and not isinstance(item, bool):
+        elif isinstance(item, int) and not isinstance(item, bool):
             parts.append(("int", item % max(source.shape[dim], 1)))
             dim += 1
         else:

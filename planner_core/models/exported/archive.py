@@ -174,6 +174,7 @@ def _read_program(program: ExportedProgram, module: Mapping[str, Any]) -> None:
             raise InputError(f"the program gives no form for its input {value[:60]!r}: the file is damaged")
     for spec in module["signature"]["output_specs"]:
         ((kind, what),) = ((k, v) for k, v in spec.items() if v is not None)
+        # First, where a training step looks for a loss.
         if kind == "loss_output":
             program.outputs.insert(0, ValueName(str(what["arg"]["name"])))
         elif kind == "user_output":
@@ -247,6 +248,7 @@ def _add_inner_graph(
     inner = graphs[0]["graph"]
     under = f"{prefix}{graphs[0]['name']}/"
     names = [a["as_tensor"]["name"] if "as_tensor" in a else a["as_sym_int"]["as_name"] for a in inner["inputs"]]
+    # Options come first: whether gradients are on, or the device and the dtype of autocast.
     handed = given[len(given) - len(names) :]
     for inside, ref in zip(names, handed, strict=True):
         program.steps.append(_read_step(node, "same", (("self", False, ref),), (ValueName(under + inside),), True))
@@ -281,6 +283,7 @@ def _source_line(node: Mapping[str, Any]) -> str:
     places = re.findall(
         r'File "([^"]+)", line (\d+), in \w+\n\s*(.*)', str(node.get("metadata", {}).get("stack_trace", ""))
     )
+    # The innermost line of the model: a call of F.linear ends in a file of torch, which says nothing about the model.
     of_model = [p for p in places if "/torch/" not in p[0]] or places
     if not of_model:
         return ""
@@ -313,6 +316,7 @@ def _read_size(size: Mapping[str, Any], program: ExportedProgram) -> int:
             f"the program has a size ({text}) that depends on computed values, which no graph can hold; export a form without it"
         )
     symbol = re.fullmatch(r"(?:Symbol\(')?(s\d+)\b.*", str(size["as_expr"].get("expr_str")), re.DOTALL)
+    # A size such as 2*s0 says nothing about s0 alone.
     if symbol and "*" not in size["as_expr"]["expr_str"] and "+" not in size["as_expr"]["expr_str"]:
         program.symbols[symbol[1]] = hint["as_int"]
     return int(hint["as_int"])

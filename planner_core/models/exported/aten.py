@@ -160,6 +160,7 @@ def _given(args: Args, *names: str) -> Args:
 
 def _embedding(a: Args) -> Any:
     padding = a.get("padding_idx", -1)
+    # ATen's -1 stands for none. In Python it would be the last row of the table.
     return F.embedding(a["indices"], a["weight"], None if padding == -1 else padding)
 
 

@@ -331,6 +331,7 @@ class Scopes:
 
     def __exit__(self, *exc: object) -> None:
         self._contexts.close()
+        # The last one first: what was patched twice gets back what it had at the beginning.
         while self._patched:
             owner, name, value = self._patched.pop()
             delattr(owner, name) if value is None else setattr(owner, name, value)

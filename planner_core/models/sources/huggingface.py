@@ -38,6 +38,7 @@ _NOT_FIELDS = (
     "transformers_version",
     LORA,
 )
+# In this order: a model type with classes for several tasks is planned for the first of them.
 _MAPPINGS = (
     "CAUSAL_LM",
     "SEQ_TO_SEQ_CAUSAL_LM",
@@ -69,7 +70,7 @@ def build_from_config(
         cls = find_model_class(parsed, data)
         parsed = select_config(parsed, cls)
         disable_dropout(parsed)
-        register()
+        register()  # once more: `find_model_class` has imported the modeling file of the class
         try:
             with parameters_on_meta() if to_run else torch.device("meta"), building_on_meta(cls.__name__):
                 model = _parameters_on_meta(_construct_model(cls, parsed, getattr(torch, dtype)))
@@ -102,6 +103,7 @@ def _explain_unknown_value(error: Exception, data: Mapping[str, Any]) -> str:
 
 
 def _construct_model(cls: Any, config: Any, dtype: torch.dtype) -> nn.Module:
+    # A class without SDPA refuses it by name. It is built with the attention that every class has.
     try:
         model: nn.Module = cls._from_config(
             config, dtype=dtype, attn_implementation="sdpa", experts_implementation=EXPERTS

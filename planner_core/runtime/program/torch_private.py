@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import optimizer
@@ -21,6 +22,15 @@ __all__ = ["compute_local_shape_and_global_offset"]
 
 NormPartial = _NormPartial
 """The placement of a norm of which each rank has that of its part: 3 and 4 make 5. Test: tests/runtime/test_own_state.py."""
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a DTensor, and any other tensor itself. Test: tests/runtime/test_own_state.py.
+
+    torch's `to_local()` is an operation of autograd: it makes another tensor, and not the one that the rank holds.
+    """
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
 
 # --- process groups ---------------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from planner_core.core import Pipeline, Plan
@@ -27,6 +26,7 @@ from planner_core.runtime.initialize import Init
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.program.names import GuardFailed
+from planner_core.runtime.program.torch_private import local_part
 from planner_core.runtime.program.weights import Weight
 from planner_core.runtime.record.tape import Ref
 from planner_core.runtime.stages.cut import StageLayout, cut_layout
@@ -163,7 +163,7 @@ class StagedParallel(Parallel):
         for weight, group, _ in self.tied:
             gradient = weight.parameter.grad
             if gradient is not None:
-                dist.all_reduce(gradient._local_tensor if isinstance(gradient, DTensor) else gradient, group=group)
+                dist.all_reduce(local_part(gradient), group=group)
 
     def counted_elsewhere(self) -> list[nn.Parameter]:
         """Return the parameters whose gradients another rank of the pipeline has too, and counts."""

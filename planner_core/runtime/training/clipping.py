@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 from planner_core.runtime.mismatch import PlanMismatch
 from planner_core.runtime.parallel import Parallel
 from planner_core.runtime.program.gradients import find_pending
-from planner_core.runtime.program.torch_private import multiply_in_place, norms_of
+from planner_core.runtime.program.torch_private import local_part, multiply_in_place, norms_of
 from planner_core.runtime.program.weights import find_weight
 from planner_core.runtime.stages import StagedParallel
 
@@ -68,7 +68,7 @@ def clip_grad_norm_(
         raise RuntimeError(f"the norm of all gradients is {float(total)}, so they cannot be clipped")
     # As torch's own function: no branch on the norm, so the host does not wait for the GPU.
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    multiply_in_place([_local(g) for g in grads.values()], scale)
+    multiply_in_place([local_part(g) for g in grads.values()], scale)
     return total
 
 
@@ -90,7 +90,7 @@ def total_norm(grads: Iterable[torch.Tensor], norm_type: float = 2.0) -> torch.T
         if isinstance(grad, DTensor):
             mesh = grad.device_mesh
             split = tuple(a for a, p in enumerate(grad.placements) if isinstance(p, Shard) and mesh.size(a) > 1)
-        groups.setdefault(split, []).append(_local(grad))
+        groups.setdefault(split, []).append(local_part(grad))
     if not groups:
         return torch.zeros(())
     values = {split: _sum_of_powers(tensors, norm_type) for split, tensors in groups.items()}
@@ -110,7 +110,3 @@ def _sum_of_powers(grads: list[torch.Tensor], norm_type: float) -> torch.Tensor:
     """Return the sum of the powers of all elements, in float32 at least; for the infinite norm the largest element."""
     norms = torch.stack([n.float() if n.dtype.itemsize < 4 else n for n in norms_of(grads, norm_type)])
     return norms.max() if math.isinf(norm_type) else (norms**norm_type).sum()
-
-
-def _local(grad: torch.Tensor) -> torch.Tensor:
-    return grad._local_tensor if isinstance(grad, DTensor) else grad

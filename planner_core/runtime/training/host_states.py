@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from planner_core.runtime.program.torch_private import local_part
 from planner_core.runtime.program.weights.plan_tensor import PlanTensor
 
 
@@ -62,7 +63,7 @@ class HostStates(torch.optim.Optimizer):
             torch.cuda.current_stream().synchronize()  # whoever reads a state now finds it complete
 
     def _update_parameter(self, param: torch.Tensor, group: Mapping[str, Any]) -> None:
-        local = param._local_tensor if isinstance(param, DTensor) else param
+        local = local_part(param)
         state_on_host = self.state.get(param, {})
         self.inner.param_groups = [{**group, "params": [param]}]
         self.inner.state[param] = _move_states(state_on_host, lambda t: to_device(t, local.device))

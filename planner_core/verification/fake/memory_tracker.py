@@ -180,6 +180,7 @@ class MemoryTracker(TorchDispatchMode):
     def _change_kind(self, key: int, kind: str) -> None:
         num_bytes, before, watch = self._known[key]
         self._known[key] = (num_bytes, kind, watch)
+        # The sum stays the same, so this is no new peak.
         self.live[before] -= num_bytes
         self.live[kind] += num_bytes
 
@@ -191,6 +192,7 @@ class MemoryTracker(TorchDispatchMode):
         self.live[kind] += num_bytes
         total = sum(self.live.values())
         self.peak_of_kept_results = max(self.peak_of_kept_results, total + self.released_bytes)
+        # All kinds at the moment of the highest sum. The peaks of the kinds come at other times, and would add up to more.
         if total > sum(self.peak.values()):
             self.peak = dict(self.live)
 

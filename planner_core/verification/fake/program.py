@@ -64,6 +64,7 @@ def run_program_step(plan: Plan, mesh: DeviceMesh) -> dict[str, Any]:
                 counted.phase, memory.kind = "backward", "buffers"
                 loss.backward()
                 del loss
+                # Backward has ended, until which a loop that keeps the results would hold them.
                 memory.released_bytes = 0
         counted.phase, memory.kind = "optimizer", "buffers"
         optimizer.step()

@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from planner_core.runtime.mismatch import unplanned_gradient_error
 from planner_core.runtime.program.buckets import BucketMember, align_chains
 from planner_core.runtime.program.collectives import AxisMove, Segments
+from planner_core.runtime.program.torch_private import local_part
 from planner_core.runtime.program.weights.plan_tensor import PlanTensor, convert_like
 
 WEIGHT_OF_PARAMETER = WeakIdKeyDictionary()
@@ -111,15 +112,14 @@ class Weight:
     @property
     def local(self) -> torch.Tensor:
         """This rank's part of the parameter."""
-        parameter = self.parameter
-        return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
+        return local_part(self.parameter)
 
     @property
     def gradient(self) -> torch.Tensor | None:
         """This rank's part of the parameter's gradient."""
         is_pending = self.pending_gradient is not None and self.parameter.grad is self.pending_gradient
         current = self.pending_gradient.before_no_sync if is_pending else self.parameter.grad
-        return current._local_tensor if isinstance(current, DTensor) else current
+        return None if current is None else local_part(current)
 
     @property
     def accumulated_shape(self) -> tuple[int, ...]:
