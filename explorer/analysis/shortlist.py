@@ -11,7 +11,7 @@ from explorer.text import recipe, units, words
 from planner_core.core import Plan
 from planner_core.cost.communication import sent_per_gpu
 from planner_core.planning import FASTEST, STAGES_PLAN_NAME, Choice, runs_on_stock_tools
-from planner_core.planning.methods import BASELINES
+from planner_core.planning.methods import BASELINES, OF_MEGATRON
 
 MAX_LISTED = 5
 NEARLY_EQUAL = 0.02
@@ -20,7 +20,6 @@ MIN_GAIN = 0.001
 """The best plan is not listed beside the recommended one if it gains a smaller share by a layout of the same name."""
 MIN_SAVING = 0.05
 """A trade-off that saves a smaller share of memory is not listed."""
-MEGATRON_METHODS = ("megatron", "megatron-sp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     elif choice.fits:
         descriptions[recommended] += f"; {best}"
     descriptions |= {n: "our current setup" for n, p in plans.items() if p.method == STATED_METHOD}
-    megatron = [n for n, p in plans.items() if p.method in MEGATRON_METHODS]
+    megatron = [n for n, p in plans.items() if p.method in OF_MEGATRON]
     if megatron:
         descriptions.setdefault(
             min(megatron, key=lambda n: (not plans[n].fits, plans[n].cost.step_time_s)), "Megatron-LM, tensor parallel"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
+import planner_core as shardscope
 from explorer.analysis.shortlist import shortlist
 from explorer.session.state import plan_ids
-from planner_core.core import placements_by_pattern
+from planner_core.core import InputError, placements_by_pattern
 from planner_core.core.cluster import load_cluster
+from planner_core.exporters.api import export_text
 from planner_core.planning import runs_on_stock_tools
 from planner_core.planning.analysis.regret import SCENARIOS, plan_regrets, regret_text
 from planner_core.planning.analysis.reporting import plan_report, recomputation, text
-from planner_core.planning.methods import BASELINES, parse_layout
+from planner_core.planning.methods import BASELINES, OF_MEGATRON, parse_layout
 from planner_core.planning.pipeline import Result
 from planner_core.planning.pricing import Pricer, Statement, time_band
 from planner_core.planning.request import Request
@@ -93,6 +96,20 @@ def test_a_baseline_of_mixed_recomputation_is_not_simpler(tight: Result) -> None
     zero_3 = planned(replace(tight.request, zero=3)).best
     assert zero_3.optimal and set(recomputation(zero_3).values()) == {"none"}
     assert tight.best.cost.step_time_s < 0.9965 * zero_3.cost.step_time_s
+
+
+@pytest.mark.parametrize(("kind", "is_stated"), [("llama", True), ("granite", False)])
+def test_a_plan_of_megatron_is_stock_where_its_flags_state_the_model(kind: str, is_stated: bool) -> None:
+    """A plan that was recommended since "stock tools run it as it is" was refused by every export. Whatever the model, FSDP runs."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = {"model_type": kind, **sizes, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 16}
+    plans = shardscope.plan(config, cluster="1x8-h100:gpus=2", batch=4, seq=16, recompute="none").plans
+    stock = {p.method for p in plans if runs_on_stock_tools(p)}
+    assert {"data-parallel", "fsdp"} <= stock
+    for plan in (p for p in plans if p.method in OF_MEGATRON):
+        assert (plan.method in stock) == is_stated
+        with nullcontext() if is_stated else pytest.raises(InputError, match="Megatron-LM do not state"):
+            export_text(plan, "megatron")
 
 
 def test_a_baseline_is_as_fast_as_its_own_price(tight: Result) -> None:

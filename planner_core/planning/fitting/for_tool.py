@@ -29,6 +29,7 @@ from planner_core.planning.methods import (
     BASELINES,
     EXACT,
     FREE,
+    OF_MEGATRON,
     PAIR_FORMS,
     PLUGINS,
     SEARCHED_FORMS,
@@ -52,12 +53,14 @@ from planner_core.search import search_within_budget
 
 
 def runs_on_stock_tools(plan: Plan) -> bool:
-    """Whether a stock tool can be told a plan: a baseline whose blocks are all recomputed alike, wholly or not at all.
+    """Whether a stock tool can be told a plan: a baseline whose blocks are all recomputed alike, wholly or not at all. Those of Megatron-LM
+    are told to it alone, so its flags must state the model; data parallelism and FSDP run every model.
 
     Example: Megatron-LM takes "recompute by keep-matmuls in 10 of 32 blocks" as full recomputation of all 32, which is 20 to 30 % slower.
     """
     switches = {block.recompute for label, block in plan.blocks.items() if label}
-    return plan.method in BASELINES and len(switches) <= 1 and switches <= set(SWITCHES)
+    is_uniform = len(switches) <= 1 and switches <= set(SWITCHES)
+    return plan.method in BASELINES and is_uniform and not (plan.method in OF_MEGATRON and megatron_fault(plan))
 
 
 def choose_for_tool(request: Request, graph: GraphSource, say: Progress) -> tuple[Planner, Plan, tuple[Note, ...]]:

@@ -40,6 +40,7 @@ from planner_core.planning.methods.registry import (
     BASELINES,
     EXACT,
     METHODS,
+    OF_MEGATRON,
     OWN_WORKLOAD,
     find_method,
 )

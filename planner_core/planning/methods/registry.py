@@ -125,6 +125,9 @@ BASELINES: Mapping[str, Method] = {
 }
 """Usual layouts by name: every report shows their best plans beside the chosen one."""
 
+OF_MEGATRON = ("megatron", "megatron-sp")
+"""The baselines that Megatron-LM runs."""
+
 ALL: Mapping[str, Method] = {**METHODS, **BASELINES}
 """Methods and baselines by the name that plan files keep."""
 
