@@ -71,7 +71,9 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
     megatron = [n for n, p in plans.items() if p.method in OF_MEGATRON]
     if megatron:
         descriptions.setdefault(
-            min(megatron, key=lambda n: (not plans[n].fits, plans[n].cost.step_time_s)), "Megatron-LM, tensor parallel"
+            # With or without sequence parallelism, the better of the two: a reader knows both by this name.
+            min(megatron, key=lambda n: (not plans[n].fits, plans[n].cost.step_time_s)),
+            "Megatron-LM, tensor parallel",
         )
     descriptions.update(
         {
@@ -102,6 +104,7 @@ def _list_described(
     """List at most five; what is run now is named in the row of an equal plan, a baseline in that of a nearly equal one."""
     listed: dict[str, str] = {}
     for name, what in descriptions.items():
+        # What a visitor runs now is only left out where it is the same plan: nearly the same is not what they run.
         twin = next((k for k in listed if nearly_equal(plans[name], plans[k])), None)
         is_stated = plans[name].method == STATED_METHOD
         if twin and name not in always and (not is_stated or are_equal(plans[name], plans[twin])):

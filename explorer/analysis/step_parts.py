@@ -139,5 +139,6 @@ def explain_difference(rounded: RoundedSteps, chosen: str, rival: str) -> str:
     differences = {k: rounded.parts[chosen][k] - rounded.parts[rival][k] for k in REASONS}
     most, total = max(map(abs, differences.values())), sum(differences.values())
     named = [k for k in REASONS if differences[k] and abs(differences[k]) >= MIN_CAUSE_SHARE * most]
+    # A part that goes against the sum explains nothing by itself, so it comes behind those that make it.
     named.sort(key=lambda k: ((differences[k] > 0) != (total > 0), -abs(differences[k])))
     return ", ".join(f"{k} {rounded.text(differences[k], sign=True)}" for k in named)

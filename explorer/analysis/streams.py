@@ -99,6 +99,7 @@ def drawn_ranks(plan: Plan) -> list[int]:
     n = plan.pipeline.ranks if plan.pipeline else 0
     if n <= MAX_RANKS:
         return list(range(n))
+    # 64 ranks: 0, 4, 8, 13, ... 63. The first fills the pipeline and the last empties it, so both are always there.
     return sorted({round(k * (n - 1) / (MAX_RANKS - 1)) for k in range(MAX_RANKS)})
 
 

@@ -89,6 +89,7 @@ def quantity_values(name: str, result: Result) -> list[tuple[str, Changes]]:
         # a plan may take no more than the GPU has
         numbers = {float(v) for v in MEMORY_GIB if v * units.GIB <= result.cluster.gpu.memory_bytes} | {now}
     elif name in ("intra", "inter"):
+        # Four figures, as the page shows them: else the current value would not be found among the others.
         numbers = {float(f"{now * f:.4g}") for f in LINK_FACTORS}
     else:
         numbers = {*COUNTS, now} if name == "gpus" else {*COUNTS, 2 * now, 4 * now, now}
@@ -123,6 +124,7 @@ def _current_number(name: str, result: Result) -> Any:
 def _settings_of(name: str, value: float, cluster: Cluster) -> Changes:
     if name == "memory":
         return {"memory": value * units.GIB / 1e9}
+    # A cluster of one node has no network, and more nodes need one.
     if name == "nodes" and value > 1 and len(cluster.levels) == 1:
         return {"nodes": value, "inter": DEFAULT_INTER_GB_PER_S}
     return {name: value}

@@ -175,6 +175,7 @@ def _queue(say: Progress) -> Iterator[None]:
     acquired = False
     start = time.monotonic()
     while not acquired and time.monotonic() - start < PATIENCE_S:
+        # In short waits, so that `say`, which raises where the visitor has left, is asked ten times a second.
         if not (acquired := _PLANNING.acquire(timeout=0.1)):
             say("another visitor's plan")
     try:

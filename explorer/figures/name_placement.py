@@ -29,7 +29,9 @@ def place_names(
         length = text_width(names[i], 12.5)
         options = [(dx, float(dy)) for dy in STEPS for dx in (NAME_OFFSET, -NAME_OFFSET - length)]
         free = [o for o in options if 0 <= x + o[0] <= width - length and HEIGHT / 2 <= y + o[1] <= height - HEIGHT / 2]
+        # Its own mark may touch it. Marks come first in `occupied`, in the order of the points.
         others = occupied[:i] + occupied[i + 1 :]
+        # 100 for each pixel that is covered: any free place is better, then the nearest one, then the right side.
         best = min(
             free or options, key=lambda o: _overlap(_box(x, y, o, length), others) * 100 + abs(o[1]) + (o[0] < 0)
         )

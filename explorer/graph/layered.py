@@ -131,6 +131,7 @@ def _order_rows(rows: list[list[str]], links: Sequence[tuple[str, str]]) -> list
     rows = [list(r) for r in rows]
     for sweep in range(SWEEPS):
         neighbours, sequence = (up, rows[1:]) if sweep % 2 == 0 else (down, rows[-2::-1])
+        # Places from 0 to 1, since rows have different numbers of nodes; a node alone stands in the middle.
         place = {n: i / max(1, len(r) - 1) if len(r) > 1 else 0.5 for r in rows for i, n in enumerate(r)}
         for row in sequence:
             if len(row) > 1:
@@ -156,6 +157,7 @@ def _place_columns(
             w = widths.get(n, DUMMY_WIDTH)
             x[n] = at + w / 2
             at += w + NODE_GAP
+    # Down, up and so on: each sweep aligns a row with one of its sides.
     for sweep in range(6):
         neighbours = up if sweep % 2 == 0 else down
         for row in rows if sweep % 2 == 0 else rows[::-1]:
@@ -192,6 +194,7 @@ def _route_edges(
             between = [(x[n], middles[r]) for r, n in enumerate(chains[i], rank[src] + 1)]
             routes[i] = ((sx, sy + size[src][1] / 2), *between, (dx, dy - size[dst][1] / 2))
     lanes = _SideLanes(centres, size, rank)
+    # The shortest first: a lane lies outside of all that its rows hold by then, so a longer edge runs around a shorter one.
     for i in sorted(set(range(len(edges))) - set(chains), key=lambda i: rank[edges[i][1]] - rank[edges[i][0]]):
         routes[i] = lanes.route(*edges[i])
     return routes
@@ -221,6 +224,7 @@ class _SideLanes:
         reach = self.extent[side]
         inner = reach[first : last + 1]
         lane = (max(inner) if side == 1 else min(inner)) + side * LANE_GAP
+        # In the rows of its ends the lane is no obstacle: there the edge turns to its node.
         for r in range(first, last + 1):
             reach[r] = lane if r not in (first, last) else reach[r]
         return (*self._leave(src, side, lane), *reversed(self._leave(dst, side, lane, above=True)))
@@ -240,6 +244,7 @@ class _SideLanes:
     def _leave(self, name: str, side: int, lane: float, above: bool = False) -> list[Point]:
         (cx, cy), (w, h) = self.centres[name], self.size[name]
         if self._outermost(name, side):
+            # Nothing of its row is in the way.
             return [(cx + side * w / 2, cy), (lane, cy)]
         gap = -1 if above else 1
         y = cy + gap * (h / 2 + RANK_GAP / 2)

@@ -90,6 +90,7 @@ def to_json(loads: NodeLoads) -> dict[str, Any]:
     )
     overlays: dict[str, Any] = {}
     for name, k, words in kinds:
+        # Runs are sums of all their copies: beside them every single node would be pale.
         most = max((v[k] for node, v in loads.items() if not node.startswith("run:")), default=0.0) or 1.0
         nodes = {
             node: [words(v[k]) if v[k] else "", round(min(1.0, math.sqrt(v[k] / most)), 3)] for node, v in loads.items()

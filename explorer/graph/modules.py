@@ -116,6 +116,7 @@ def _merge_groups(coarse: CoarseBlock, keys: list[int]) -> Group | int:
 def _lead_weight_bytes(block: Block, op: Op) -> int:
     """Return the bytes of an op's weights; attention and the loss lead in any case."""
     weight_bytes = sum(block.values[i].meta.num_bytes for i in op.inputs if block.values[i].kind == "parameter")
+    # More than any weight has, so that the largest of a group is its attention.
     return weight_bytes + (1 << 60) * (operator(op.fn).kind in STANDALONE_KINDS)
 
 

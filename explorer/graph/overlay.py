@@ -32,6 +32,7 @@ def node_messages(plan: Plan, drawing: Scene, graph: Graph) -> dict[str, list[di
         if variant is None:
             continue
         label, block = variant
+        # One copy stands for all: a node is drawn once, and its messages are those of one copy.
         one = BlockPlan(block.prefixes[:1], block.params, block.sites)
         home = _node_of_site(tuple(p.node for p in content.nodes))
         for m in messages({label: one}, graph, model):

@@ -143,6 +143,7 @@ def _first_op_index(node: Node, block: Block) -> float:
 def _shorten(node: Node) -> Node:
     """Reduce a node to its name; a sum of branches to its sign."""
     name = "+" if node.kind == "join" and node.name == "add" else node.name
+    # The end of a path stays, which says what a node is; the front is the same for all.
     return replace(node, sub="", name=name if len(name) <= MAX_NAME_LENGTH else f"…{name[1 - MAX_NAME_LENGTH :]}")
 
 
@@ -348,6 +349,7 @@ def _dim_words(name: str, lead: Op, block: Block, coarse: CoarseGraph) -> str:
     dim, shape = int(name[1:]), block.values[lead.outputs[0]].meta.shape
     size = shape[dim] if dim < len(shape) else 0
     load = coarse.graph.workload
+    # A size alone would mislead: 8 heads in dim 2 are no batch of 8.
     known = {load.get("batch"): "batch", load.get("seq"): "tokens"} if dim < 2 else {}
     return known.get(size, f"dim {dim}")
 

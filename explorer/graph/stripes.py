@@ -75,6 +75,7 @@ def split_of(p: ParamPlan, mesh: DeviceMesh) -> WeightSplit:
         if axis in p.gathered:
             gathered *= n
         elif isinstance(used, Shard):
+            # Two axes may split one dim: dim 0 over 2 and over 4 ranks is in 8 parts.
             split[used.dim] = split.get(used.dim, 1) * n
         else:
             stored *= n

@@ -61,6 +61,7 @@ class ExportWorkers:
         """Run a command line in a process of its own and return what it printed. Raises PlannerError with what it said last."""
         with self._lock:
             worker, self._waiting = self._waiting, None
+        # Two clicks at once: the second finds no waiting process, and starts its own.
         if worker is None or worker.poll() is not None:
             worker = _open_worker()
         try:

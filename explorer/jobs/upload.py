@@ -70,6 +70,7 @@ def store_model(content: bytes) -> str:
 
 
 def _store(content: bytes, file: str) -> str:
+    # By its content, so that the same file of two visitors is one model and is captured once.
     name = ("pt2" if file == EXPORTED else "") + hashlib.sha256(content).hexdigest()[:16]
     folder = FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -174,6 +175,7 @@ def _capture(source: Path, options: dict[str, Any], target: Path, say: Callable[
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
+            # A session of its own is a group of processes, which ends as a whole, with what the capture has started.
             start_new_session=True,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
@@ -194,4 +196,5 @@ def _capture(source: Path, options: dict[str, Any], target: Path, say: Callable[
         part.unlink(missing_ok=True)
         last = lines[-1] if lines else "it ended without a word"
         raise InputError(f"the model could not be read: {re.sub(r'^[A-Za-z_.]+: ', '', last)[:300]}")
+    # Renamed when complete: another visitor's thread that looks for the graph finds all of it or nothing.
     part.replace(target)

@@ -40,7 +40,7 @@ def named_mesh(mesh: DeviceMesh, blocks: Mapping[str, BlockPlan]) -> DeviceMesh:
     roles = _axis_roles(blocks, len(mesh.axis_sizes))
     if mesh.num_devices == 1:
         return mesh
-    return DeviceMesh(_distinct(roles), mesh.axis_sizes)
+    return DeviceMesh(_make_distinct(roles), mesh.axis_sizes)
 
 
 def micro_batch(plan: Plan) -> int:
@@ -65,7 +65,7 @@ def zero_stage(plan: Plan) -> int:
     return votes.most_common(1)[0][0] if votes else 0
 
 
-def _distinct(roles: Sequence[str]) -> tuple[str, ...]:
+def _make_distinct(roles: Sequence[str]) -> tuple[str, ...]:
     """Example: (shard, shard, tensor) are shard_outer, shard_inner, tensor."""
     count = Counter(roles)
     places = {role: iter(AXIS_NAME_SUFFIXES.get(n, range(n))) for role, n in count.items()}
@@ -81,7 +81,9 @@ def _axis_role(blocks: Mapping[str, BlockPlan], axis: int) -> str:
     by_expert = [of_experts and dim == 0 for of_experts, dim in in_parts]
     if any(by_expert) and (role != TENSOR or all(by_expert)):
         return EXPERT
-    queries = [site.inputs[0].dst.forward[axis] for b in blocks.values() for _, site in _sites(b, Kind.ATTENTION)]
+    queries = [
+        site.inputs[0].dst.forward[axis] for b in blocks.values() for _, site in _sites_of_kind(b, Kind.ATTENTION)
+    ]
     split = [
         p for p in queries if isinstance(p, Shard) and p.dim > 0
     ]  # by tokens, or by heads that were exchanged for tokens
@@ -93,14 +95,14 @@ def _axis_role(blocks: Mapping[str, BlockPlan], axis: int) -> str:
 def _weights_used_in_shards(blocks: Mapping[str, BlockPlan], axis: int) -> Iterator[tuple[bool, int]]:
     """For each weight that is used in shards: whether it belongs to experts, and the dim."""
     for block in blocks.values():
-        experts = tuple(f"{scope}." for scope, _ in _sites(block, Kind.EXPERTS))
+        experts = tuple(f"{scope}." for scope, _ in _sites_of_kind(block, Kind.EXPERTS))
         for name, param in block.params.items():
             p = param.working[axis]
             if isinstance(p, Shard) and axis not in param.gathered:
                 yield name.startswith(experts), p.dim
 
 
-def _sites(block: BlockPlan, kind: Kind) -> Iterator[tuple[str, SitePlan]]:
+def _sites_of_kind(block: BlockPlan, kind: Kind) -> Iterator[tuple[str, SitePlan]]:
     """The operators of a kind, each with the module that calls it: `mlp.experts/moe_experts.1` is called by `mlp.experts`."""
     for name, site in block.sites.items():
         of, module = _kind_and_module(name)

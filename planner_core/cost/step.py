@@ -191,7 +191,7 @@ def priced_units(
                 repeats.get(block.name, 1) if label else 1,
                 sum(f for f, _ in each),
                 sum(b for _, b in each),
-                _optimizer(block, bp, model),
+                _optimizer_seconds(block, bp, model),
                 0.0 if label else model.software.outside_s,
                 tuple(micro_batch_messages(block, bp, model)),
                 tuple(m for m in once if m.weight not in names),
@@ -230,7 +230,7 @@ def unit_totals(unit: PricedUnit, model: CostModel) -> Floats:
     return totals
 
 
-def _optimizer(block: Block, bp: BlockPlan, model: CostModel) -> float:
+def _optimizer_seconds(block: Block, bp: BlockPlan, model: CostModel) -> float:
     """Seconds of the optimizer for one copy's own weights."""
     total = 0.0
     for value in block.values:
@@ -299,14 +299,14 @@ def weight_seconds(block: Block, op: Op, site: SitePlan, recomputed: bool, model
         if v.kind != "parameter":
             continue
         whole = float(local_bytes(block, value, edge.dst.forward, model))
-        gathered = copied_seconds(whole if _communicates(edge.forward, model) else 0.0, model)
+        gathered = copied_seconds(whole if _needs_message(edge.forward, model) else 0.0, model)
         forward += gathered
         backward += gathered if recomputed or value in op.saved else 0.0
         if v.grad:
             item = ITEM_BYTES[v.meta.dtype]
             summed, updated = model.workload.gradient_item(item), model.workload.updated_item(item)
             gradient = local_bytes(block, value, edge.dst.gradient, model) / item * summed
-            if _communicates(edge.backward, model):
+            if _needs_message(edge.backward, model):
                 backward += copied_seconds(gradient, model)
             else:
                 is_sent_later = any(p == P and n > 1 for p, n in zip(edge.src.gradient, model.sizes, strict=True))
@@ -319,7 +319,7 @@ def weight_seconds(block: Block, op: Op, site: SitePlan, recomputed: bool, model
     return forward, backward
 
 
-def _communicates(steps: Iterable[Step], model: CostModel) -> bool:
+def _needs_message(steps: Iterable[Step], model: CostModel) -> bool:
     return any(step.collective and model.sizes[step.axis] > 1 for step in steps)
 
 

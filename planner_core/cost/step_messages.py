@@ -254,11 +254,13 @@ def _internal_messages(block: Block, op: Op, site: SitePlan, model: CostModel, r
     kernels = kernel_seconds(op, block.values, chosen, model) if hides else (0.0, 0.0)
     for axis, (row, n) in enumerate(zip(chosen, model.sizes, strict=True)):
         for c in row.internal if n > 1 else ():
+            # Another axis that splits the tensor, as one of samples does the sums of a loss, leaves each message a part of it.
             others = math.prod(
                 size
                 for a, (r, size) in enumerate(zip(chosen, model.sizes, strict=True))
                 if a != axis and r.name in c.shrinks
             )
+            # A ring of n ranks computes n blocks, and each message runs beside the kernel of one.
             behind = c.share * kernels[c.phase != "forward"] / n
             phases = (c.phase, "backward") if recomputed and c.phase == "forward" else (c.phase,)
             for phase in phases:

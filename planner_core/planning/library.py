@@ -393,6 +393,7 @@ def _check_options(options: Mapping[str, Any], of: type = Request, known: tuple[
             raise InputError(f"{name} is not an option; {nearest(name, known)}")
         kinds = hints[name].__args__ if isinstance(hints[name], UnionType) else (hints[name],)
         kinds = (*kinds, int) if float in kinds else kinds
+        # A bool is an int to Python, but accumulate=True is a mistake.
         if not isinstance(value, kinds) or isinstance(value, bool) != (kinds == (bool,)):
             wanted = " or ".join(_WORDS[k] for k in kinds)
             raise InputError(f"{name} is {short(value)}, but must be {wanted}")

@@ -57,7 +57,7 @@ def wire_bytes(kind: str, num_bytes: int, n: int) -> int:
     all_gather and reduce_scatter send n-1 pieces of B/n, all_reduce both, all_to_all n-1 pieces of B/n². In a send_recv each rank
     sends its part to the next one.
     """
-    _check(kind, n)
+    _check_collective(kind, n)
     if kind == "send_recv":
         return num_bytes // n if n > 1 else 0
     factor = {"all_reduce": 2 * (n - 1), "all_gather": n - 1, "reduce_scatter": n - 1, "all_to_all": n - 1}[kind]
@@ -68,7 +68,7 @@ def collective_time(kind: str, num_bytes: float, link: AxisLink, share: float = 
     """Seconds of one collective, and the name of the cheapest algorithm (`ring`, `hierarchical`, `pairwise`; `none` if nothing
     moves). If the tensor is only a `share` of one message, it gets that share of the message's time."""
     if num_bytes <= 0 or link.size == 1:
-        _check(kind, link.size)
+        _check_collective(kind, link.size)
         return 0.0, "none"
     best = min(algorithms(kind, link), key=lambda algorithm: algorithm.seconds(num_bytes))
     return share * best.seconds(num_bytes / share), best.name
@@ -78,7 +78,7 @@ def collective_times(kind: str, num_bytes: NDArray[np.generic], link: AxisLink, 
     """`collective_time` of many sizes at once: seconds, with the shape of `num_bytes`."""
     size = np.asarray(num_bytes, dtype=np.float64)
     if link.size == 1 or not share:  # a weight without entries has no share of a message
-        _check(kind, link.size)
+        _check_collective(kind, link.size)
         return np.zeros_like(size)
     seconds = [share * a.times(np.maximum(size / share, 0.0)) for a in algorithms(kind, link)]
     return np.where(size > 0, np.minimum.reduce(seconds), 0.0)
@@ -87,7 +87,7 @@ def collective_times(kind: str, num_bytes: NDArray[np.generic], link: AxisLink, 
 @lru_cache(maxsize=4096)
 def algorithms(kind: str, link: AxisLink) -> tuple[Algorithm, ...]:
     """Every way to run `kind` on an axis of two or more ranks, as NCCL does."""
-    _check(kind, link.size)
+    _check_collective(kind, link.size)
     if kind == "all_to_all":
         return (_pairwise(link),)
     if kind == "all_reduce":
@@ -145,7 +145,7 @@ def _send_recv(link: AxisLink) -> Algorithm:
     return Algorithm("ring", link.launch_s + link.latency_s, 1 / link.size / link.send_bytes_per_s, link.curve)
 
 
-def _check(kind: str, n: int) -> None:
+def _check_collective(kind: str, n: int) -> None:
     if kind not in KINDS or n < 1:
         raise ValueError(
             f"{kind!r} over {n} ranks is not a collective; kinds are {', '.join(KINDS)}, over 1 or more ranks"

@@ -234,7 +234,7 @@ def _single_moves(rank: int, axes: int, dims: tuple[int, ...]) -> _SingleMoves:
     pairs_by_kind: dict[tuple[int, str | None], list[tuple[int, int]]] = {}
     for i, here in enumerate(every):
         for axis, to in itertools.product(range(axes), options):
-            if to != here[axis] and _innermost(here, to, axis):
+            if to != here[axis] and _moves_innermost(here, to, axis):
                 j = encode((*here[:axis], to, *here[axis + 1 :]), rank)
                 pairs_by_kind.setdefault((axis, Step(axis, here[axis], to).collective), []).append((i, j))
     by_kind = {key: (np.array(pairs)[:, 0], np.array(pairs)[:, 1]) for key, pairs in pairs_by_kind.items()}
@@ -243,7 +243,7 @@ def _single_moves(rank: int, axes: int, dims: tuple[int, ...]) -> _SingleMoves:
     return _SingleMoves(every, sharded, whole, ~(sharded | whole), by_kind)
 
 
-def _innermost(here: Placements, to: Placement, axis: int) -> bool:
+def _moves_innermost(here: Placements, to: Placement, axis: int) -> bool:
     # Example: 8 rows in (S(0), S(0)) on 2 x 4. GPU (0, 2) has row 2 and GPU (1, 2) row 6. A gather on axis 0 would join these two, which do
     # not lie together; one on axis 1 joins rows 0 to 3.
     inner = here[axis + 1 :]

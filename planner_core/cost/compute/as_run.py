@@ -46,7 +46,7 @@ def _with_packed_qkv(block: Block) -> Block:
     """The block whose attention keeps three tensors more: what q and k were made of, and its result in the order of the next product."""
     packed = {
         op.name: replace(op, saved_extra=(*op.saved_extra, *(block.values[op.inputs[0]].meta,) * 3))
-        for _, op in _attentions([block])
+        for _, op in _find_attentions([block])
     }
     return replace(block, items=tuple(packed.get(i.name, i) if isinstance(i, Op) else i for i in block.items))
 
@@ -75,19 +75,19 @@ def keeps_other_tensors(graph: Graph, gpu: Gpu, workload: Workload) -> bool:
 def attentions_by_kernel(graph: Graph, gpu: Gpu, workload: Workload) -> dict[str, list[tuple[Block, Op]]]:
     """The attentions of a graph by the kernel that each takes."""
     stated, by_kernel = workload.resolved().attention, dict[str, list[tuple[Block, Op]]]()
-    for block, op in _attentions((graph.top, *graph.blocks.values())):
+    for block, op in _find_attentions((graph.top, *graph.blocks.values())):
         by_kernel.setdefault(attention_kernel(op, block.values, stated, gpu), []).append((block, op))
     return by_kernel
 
 
-def _attentions(blocks: Iterable[Block]) -> Iterator[tuple[Block, Op]]:
+def _find_attentions(blocks: Iterable[Block]) -> Iterator[tuple[Block, Op]]:
     return ((b, op) for b in blocks for op in b.ops if operator(op.fn).kind is Kind.ATTENTION)
 
 
 def _with_kernels(block: Block, stated: str, gpu: Gpu) -> Block:
     changed = {
         op.name: _with_math_kernel(block, op) if name == MATH else _with_softmax(block, op)
-        for _, op in _attentions([block])
+        for _, op in _find_attentions([block])
         if (name := attention_kernel(op, block.values, stated, gpu)) in (MATH, SOFTMAX)
     }
     if not changed:

@@ -73,8 +73,8 @@ def kernel_seconds(
     cut = [replace(k, n=k.n // chunks) if isinstance(k, Gemm) else k for k in work.forward]
     attends = operator(op.fn).kind is Kind.ATTENTION
     name = attention_kernel(op, values, model.software.attention, model.cluster.gpu) if attends else ""
-    forward = fullest * chunks * sum(_seconds(k, dtype, whole, name, model) for k in cut)
-    return forward, fullest * sum(_seconds(k, dtype, whole, name, model) for k in work.backward)
+    forward = fullest * chunks * sum(_one_kernel_seconds(k, dtype, whole, name, model) for k in cut)
+    return forward, fullest * sum(_one_kernel_seconds(k, dtype, whole, name, model) for k in work.backward)
 
 
 def op_time(op: Op, kernels: tuple[Array, Array], moved: tuple[Array, Array], model: CostModel) -> tuple[Array, Array]:
@@ -83,10 +83,10 @@ def op_time(op: Op, kernels: tuple[Array, Array], moved: tuple[Array, Array], mo
     `kernels`: seconds of its kernels forward and backward. `moved`: bytes that it reads and writes, forward and backward. All
     four arrays, and both results, have the same shape.
     """
-    return _time(op, kernels[0], moved[0], model), _time(op, kernels[1], moved[1], model)
+    return _device_seconds(op, kernels[0], moved[0], model), _device_seconds(op, kernels[1], moved[1], model)
 
 
-def _time(op: Op, kernels: Array, moved: Array, model: CostModel) -> Array:
+def _device_seconds(op: Op, kernels: Array, moved: Array, model: CostModel) -> Array:
     gpu = model.cluster.gpu
     memory = moved / gpu.bytes_per_s
     # A product's time has the bytes of its operands and result already. What it moves here are sums of gradients, in kernels of their own
@@ -95,7 +95,7 @@ def _time(op: Op, kernels: Array, moved: Array, model: CostModel) -> Array:
     return np.where(device > 0, np.maximum(device, gpu.launch_s), 0.0) * model.slowdown
 
 
-def _seconds(kernel: Kernel, dtype: str, whole: bool, attention: str, model: CostModel) -> float:
+def _one_kernel_seconds(kernel: Kernel, dtype: str, whole: bool, attention: str, model: CostModel) -> float:
     """Seconds of one kernel. `whole`: with the bytes of its operands and result, if these are not counted elsewhere. `attention`: the
     kernel of an attention."""
     gpu = model.cluster.gpu

@@ -29,7 +29,7 @@ def with_stated_loss(graph: Graph, stated: str, compiled: bool) -> Graph:
     such a loss."""
     kind, _, parts = stated.partition(":")
     kind = COMPILED if compiled and kind == EAGER else kind
-    losses = [op for block in (graph.top, *graph.blocks.values()) for op in _losses(block)]
+    losses = [op for block in (graph.top, *graph.blocks.values()) for op in _find_losses(block)]
     if kind == EAGER or any(AS_RUN in op.attrs for op in losses):
         return graph
     if not losses:
@@ -38,7 +38,7 @@ def with_stated_loss(graph: Graph, stated: str, compiled: bool) -> Graph:
         raise InputError(
             named("loss", stated), f": {graph.name} has no cross-entropy of logits; leave ", named("loss"), " out"
         )
-    of_code = next((b for b in graph.blocks.values() if _losses(b)), None)
+    of_code = next((b for b in graph.blocks.values() if _find_losses(b)), None)
     if of_code is not None and kind == CHUNKED:
         raise InputError(
             named("loss", stated),
@@ -50,12 +50,12 @@ def with_stated_loss(graph: Graph, stated: str, compiled: bool) -> Graph:
     return replace(graph, top=top, blocks={block.name: block for block in others})
 
 
-def _losses(block: Block) -> list[Op]:
+def _find_losses(block: Block) -> list[Op]:
     return [op for op in block.ops if operator(op.fn).is_logits_loss]
 
 
 def _replace_losses(block: Block, kind: str, parts: int) -> Block:
-    for loss in _losses(block):
+    for loss in _find_losses(block):
         block = _replace_loss(block, loss, kind, parts)
     return block
 

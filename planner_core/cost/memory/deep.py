@@ -71,6 +71,7 @@ def stage_moments(
     )
     given = {v: Gradient(size) for v, size in gradients.items()}
 
+    # Of a pass two moments are asked for: the highest, and the last, at which a forward leaves what its micro-batch keeps.
     def ends(moments: Iterable[Moment]) -> tuple[Moment, ...]:
         every = tuple(moments)
         return highest_moment(every), every[-1]

@@ -58,7 +58,7 @@ def _step_memory(
     if isinstance(dst, Shard):
         fused = _has_segments(segments, dst.dim)
         if isinstance(src, Replicate):
-            return (0, 0) if _outermost(before, dst.dim) and not fused else (new, new)
+            return (0, 0) if _is_outermost(before, dst.dim) and not fused else (new, new)
         if isinstance(src, Shard):  # the pieces, what is received, and that in order
             return new, old + 2 * new
         # reduce_scatter of 8 MB over 4: it writes 2 MB. Dim 0 is sent as it lies; another dim needs a copy in order first. Of fused
@@ -66,11 +66,11 @@ def _step_memory(
         return new, max(2 * old, old + new) if fused else new + old * (dst.dim > 0)
     if isinstance(src, Shard) and not isinstance(dst, Partial):
         # all_gather of 8 MB over 4: it writes 8 MB rank by rank, and of another dim than the outermost 8 MB more in order.
-        return new, new * (2 if not _outermost(before, src.dim) or _has_segments(segments, src.dim) else 1)
+        return new, new * (2 if not _is_outermost(before, src.dim) or _has_segments(segments, src.dim) else 1)
     return new, new
 
 
-def _outermost(shape: tuple[int, ...], dim: int) -> bool:
+def _is_outermost(shape: tuple[int, ...], dim: int) -> bool:
     """Whether the parts of `dim` lie one after the other in memory."""
     return math.prod(shape[:dim]) == 1
 

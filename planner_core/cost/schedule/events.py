@@ -170,7 +170,7 @@ class Rank(ABC):
 
     def forward(self, units: Sequence[ScheduledUnit], coming: Sequence[list[PendingGather]]) -> None:
         """Run all units. The weights of each are gathered while the units before run."""
-        reach = _reach(coming)
+        reach = _count_units_in_flight(coming)
         for at, unit in enumerate(units):
             self.receive_weights(coming[at : at + reach])
             self.begin_unit("run", unit.name)
@@ -188,7 +188,7 @@ class Rank(ABC):
         # A head whose result the loss does not read runs no backward. With it in the order, the unit before it would gather too late.
         order = [at for at in reversed(range(len(units))) if units[at].returns]
         coming = [[PendingGather(chain) for chain in units[at].regathers] for at in order]
-        reach = _reach(coming)
+        reach = _count_units_in_flight(coming)
         for begin, at in enumerate(order):
             unit = units[at]
             self.receive_weights(coming[begin : begin + reach])
@@ -246,7 +246,7 @@ def _join_small_buckets(units: Sequence[ScheduledUnit]) -> list[Chain]:
     return [join_chains(chains) for chains in groups.values()]
 
 
-def _reach(coming: Iterable[list[PendingGather]]) -> int:
+def _count_units_in_flight(coming: Iterable[list[PendingGather]]) -> int:
     """The number of units, the running one included, whose gathers are on their way at once."""
     return 1 + max((len(b.chain) + b.earlier for buckets in coming for b in buckets), default=0)
 

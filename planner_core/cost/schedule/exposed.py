@@ -94,6 +94,7 @@ def seconds_beyond_compute(totals: Floats, phase: str, model: CostModel) -> tupl
     # steady = max(10.4, 4), edge = max(11.2, 12), so 3 * 10.4 + 12 - 4 * 10 = 3.2 are exposed.
     steady, edge = max(compute + k * each, each), max(compute + k * (each + once), each + once)
     seconds = (m - 1) * steady + edge - m * compute
+    # The larger side of the last maximum names the reason for all: the traffic of once a step is what first exceeds compute.
     return seconds, CONTENTION if compute + k * (each + once) >= each + once else NOT_HIDDEN
 
 

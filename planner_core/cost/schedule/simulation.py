@@ -39,6 +39,7 @@ def simulated(plan: Plan, graph: Graph) -> float:
         clock.micro_batch(units, number == 0, number == count - 1)
         ends.append(clock.now)
     # Example: of 16 micro-batches 4 are simulated, and each of the other 12 takes as long as the third.
+    # The second still sees what the first left on its way, so the third is the one that repeats.
     between = ends[2] - ends[1] if count == STEADY else 0.0
     optimizer = sum(u.copies * (u.optimizer_s + u.outside_s) for u in priced_units(plan.blocks, graph, model))
     return clock.now + (model.workload.accumulate - count) * between + optimizer + plan.cost.host_wait_s

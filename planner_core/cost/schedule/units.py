@@ -101,6 +101,7 @@ class _UnitBuilder:
         passed_on = _passed_on(top, parts)
         stay = {name: _StayingWeights.in_unit(block, block.ops, set(block.outputs)) for name, block in blocks.items()}
         for part in parts:
+            # A call is a unit by itself (`split_into_units`), so the first item says which of the two a part is.
             first = part[0]
             if isinstance(first, Call):
                 block, prefix, stays = blocks[first.block], first.prefix, stay[first.block]
@@ -108,6 +109,7 @@ class _UnitBuilder:
             else:
                 ops = tuple(op for op in part if isinstance(op, Op))
                 block, prefix, outer, stays = top, "", {}, _StayingWeights.in_unit(top, ops, passed_on)
+            # `_add_op` finds out whether it returns: a unit of frozen operators alone gets no gradient.
             unit = ScheduledUnit(prefix, self.labels[prefix] if prefix else "", returns=False)
             for op in ops:
                 self._add_op(unit, block, op, prefix, outer, stays)
@@ -148,9 +150,9 @@ class _UnitBuilder:
                     value.meta.dtype,
                     self.workload.summed_in(value.meta.dtype),
                     value.grad,
-                    _chain(m for m in mine if m.phase == "forward"),
-                    _chain(m for m in back if not m.gradient),
-                    _chain(m for m in back if m.gradient),
+                    _make_chain(m for m in mine if m.phase == "forward"),
+                    _make_chain(m for m in back if not m.gradient),
+                    _make_chain(m for m in back if m.gradient),
                 )
             )
 
@@ -172,23 +174,24 @@ class _UnitBuilder:
             return (*use.reduce, *(self._chain_once(use, "backward") if ends(use) else ()))
 
         # A weight that several operators read is one working copy, so it counts once.
-        copies = _groups({u.weight: u for u in unit.uses}.values(), copied)
-        gathered = _groups(unit.uses, _gather, lambda u: bool(u.regather))
-        unit.copies, unit.gathers = _bucketed(copies, copied), _bucketed(gathered, _gather)
+        copies = _group_uses({u.weight: u for u in unit.uses}.values(), copied)
+        # Weights that backward gathers once more are not packed with those that stay: each bucket comes back as a whole.
+        gathered = _group_uses(unit.uses, _gather, lambda u: bool(u.regather))
+        unit.copies, unit.gathers = _make_chains(copies, copied), _make_chains(gathered, _gather)
         weights = [{u.weight for u in group} for group in copies]
         unit.reads = [[i for i, w in enumerate(weights) if w & {u.weight for u in group}] for group in gathered]
-        unit.regathers = _bucketed(_groups(unit.uses, _regather), _regather)
+        unit.regathers = _make_chains(_group_uses(unit.uses, _regather), _regather)
         trained = [u for u in unit.uses if u.trained]
         unit.sends = any(u.gather or u.reduce or homes[u.weight] is unit for u in trained)
         # Terms that wait for another unit's are a bucket of their own, in every micro-batch as in the last.
         waiting = [u for u in trained if not ends(u) and self._chain_once(u, "backward")]
         ordered = [*waiting, *(u for u in trained if u not in waiting)]
         # What is reduced in each micro-batch does not travel with what is reduced once a step.
-        groups = _groups(ordered, final, lambda u: (u in waiting, len(u.reduce)), _gradient_dtype)
-        unit.each = _bucketed((g for g in groups if g[0].reduce), _reduce)
-        small = [g for g in groups if not g[0].reduce and g[0] not in waiting and _bytes(g, final) <= SMALL_BYTES]
+        groups = _group_uses(ordered, final, lambda u: (u in waiting, len(u.reduce)), _gradient_dtype)
+        unit.each = _make_chains((g for g in groups if g[0].reduce), _reduce)
+        small = [g for g in groups if not g[0].reduce and g[0] not in waiting and _group_bytes(g, final) <= SMALL_BYTES]
         large = [g for g in groups if g not in small]
-        unit.last = _bucketed(large, final)
+        unit.last = _make_chains(large, final)
         # Only an all_reduce sums in place, so that nothing becomes free when it ends. Terms of several micro-batches or gathers are packed
         # again, and their copy is freed.
         unit.stays = [
@@ -201,7 +204,7 @@ class _UnitBuilder:
         prefix, number = use.weight
         label = self.labels[prefix]
         block = self.graph.blocks[BlockLabel.parse(label).block] if label else self.graph.top
-        return _chain(m for m in self.once[label, block.values[number].name] if m.phase == phase)
+        return _make_chain(m for m in self.once[label, block.values[number].name] if m.phase == phase)
 
 
 @dataclass(frozen=True)
@@ -243,14 +246,14 @@ _gather, _regather, _reduce = attrgetter("gather"), attrgetter("regather"), attr
 _dtype, _gradient_dtype = attrgetter("dtype"), attrgetter("gradient_dtype")
 
 
-def _chain(sent: Iterable[Message]) -> Chain:
+def _make_chain(sent: Iterable[Message]) -> Chain:
     return tuple(BucketStage(m.kind, m.axes, m.num_bytes) for m in sent)
 
 
 Chained = Callable[[ScheduledUse], Chain]
 
 
-def _groups(
+def _group_uses(
     uses: Iterable[ScheduledUse],
     chain_of: Chained,
     split_by: Callable[[ScheduledUse], Hashable] = lambda use: None,
@@ -265,7 +268,7 @@ def _groups(
     return list(groups.values())
 
 
-def _bucketed(groups: Iterable[list[ScheduledUse]], chain_of: Chained) -> list[Chain]:
+def _make_chains(groups: Iterable[list[ScheduledUse]], chain_of: Chained) -> list[Chain]:
     """One chain for each bucket."""
     return [join_chains(map(chain_of, group)) for group in groups]
 
@@ -278,5 +281,5 @@ def join_chains(chains: Iterable[Chain]) -> Chain:
     )
 
 
-def _bytes(group: Iterable[ScheduledUse], chain_of: Chained) -> int:
+def _group_bytes(group: Iterable[ScheduledUse], chain_of: Chained) -> int:
     return sum(chain_of(use)[0].num_bytes for use in group)

@@ -159,7 +159,7 @@ class _StepDrawing:
                 # Copies of one variant do the same work; segments of the top block do not, though their titles may be equal.
                 key = (part.label or part.title, phase)
                 if part.label == "" or key not in templates:
-                    templates[key] = list(self._pass(part, phase))
+                    templates[key] = list(self._list_pass(part, phase))
                 part.passes[phase] = templates[key]
 
     # --- laying out -----------------------------------------------------------------------------------
@@ -175,12 +175,14 @@ class _StepDrawing:
             begin = len(self.done)
             self._micro_batch(number, number == 1, number == count)
             if put_together and number == 2:
-                self._put_together(begin, count)
+                self._sum_middle_micro_batches(begin, count)
         optimizer = sum(u.copies * u.optimizer_s for u in self.units.values())
-        self._note(UPDATES, "clip gradients, update weights", OPTIMIZER, _Segment("all weights", "", ()), 0, optimizer)
+        self._add_compute(
+            UPDATES, "clip gradients, update weights", OPTIMIZER, _Segment("all weights", "", ()), 0, optimizer
+        )
         # The waits lie between kernels all through the step. They are drawn as one piece, since none belongs to an operator.
         waits, whole = self.plan.cost.host_wait_s, _Segment("the whole step", "", ())
-        self._note(
+        self._add_compute(
             HOST, "waits for the host, which issues the kernels", OPTIMIZER, whole, 0, waits, "summed over the step"
         )
         return _clip_to_step(self.done, self.now)
@@ -188,45 +190,47 @@ class _StepDrawing:
     def _micro_batch(self, number: int, first: bool, last: bool) -> None:
         seen: set[str] = set()
         if first:
-            self._alone(self.parts[0], FORWARD, number)
+            self._add_unhidden_messages(self.parts[0], FORWARD, number)
         for part in self.parts:
             if first and part.label and (block := BlockLabel.parse(part.label).block) not in seen:
                 seen.add(block)
-                self._end(part, FORWARD, number)
-            self._run(part, FORWARD, number, first)
+                self._add_end_of_units(part, FORWARD, number)
+            self._run_part(part, FORWARD, number, first)
         # Reversed, so that the first copy of a block stays: backward reaches it last, when nothing is left to hide its reduction.
         ends = {BlockLabel.parse(p.label).block: i for i, p in reversed(list(enumerate(self.parts))) if p.label}
         for i, part in reversed(list(enumerate(self.parts))):
-            self._run(part, BACKWARD, number, last)
+            self._run_part(part, BACKWARD, number, last)
             if last and part.label and ends[BlockLabel.parse(part.label).block] == i:
-                self._end(part, BACKWARD, number)
+                self._add_end_of_units(part, BACKWARD, number)
         if last:
-            self._alone(self.parts[0], BACKWARD, number)
+            self._add_unhidden_messages(self.parts[0], BACKWARD, number)
 
-    def _run(self, part: _Segment, phase: str, number: int, edge: bool) -> None:
+    def _run_part(self, part: _Segment, phase: str, number: int, edge: bool) -> None:
         """One pass of a micro-batch through a part."""
         begin = self.now
         for piece in part.passes[phase]:
             if (m := piece.message) is not None:
                 name = _describe_sent(m)
-                self._place(COLLECTIVES, SENDS, name, phase, part, number, self.now, piece.seconds, piece.note, m)
-            self._note(piece.kind, piece.name, phase, part, number, piece.seconds, piece.note)
-        traffic = self._traffic(part, phase, edge)
+                self._add_work(COLLECTIVES, SENDS, name, phase, part, number, self.now, piece.seconds, piece.note, m)
+            self._add_compute(piece.kind, piece.name, phase, part, number, piece.seconds, piece.note)
+        traffic = self._list_weight_traffic(part, phase, edge)
         # The top block is one unit in the price, but several parts here: each takes its share of what traffic adds to the unit.
-        delay_s = self._held(self.units[part.label], phase, edge) * self._share(part, phase, edge, traffic)
+        delay_s = self._delay_of_traffic_s(self.units[part.label], phase, edge) * self._share_of_traffic(
+            part, phase, edge, traffic
+        )
         if delay_s > 0:
             note = "weights of the units beside are on their way"
-            self._note(HELD, "held up by weight traffic", phase, part, number, delay_s, note)
+            self._add_compute(HELD, "held up by weight traffic", phase, part, number, delay_s, note)
         for m in traffic:
             seconds = message_time(m, self.model)
             # The stream of weights sends one message at a time, and none before the part beside which it is drawn begins.
             self.free = max(self.free, begin)
             note = f"{_axis_words(m, self.plan)}; the {'unit' if phase == FORWARD else 'optimizer'} that needs it waits for its end"
-            self._place(WEIGHTS, SENDS, _describe_message(m), phase, part, number, self.free, seconds, note, m)
+            self._add_work(WEIGHTS, SENDS, _describe_message(m), phase, part, number, self.free, seconds, note, m)
             self.free += seconds
-        self._place(PARTS, PART, f"{phase}: {part.title}", phase, part, number, begin, self.now - begin, "")
+        self._add_work(PARTS, PART, f"{phase}: {part.title}", phase, part, number, begin, self.now - begin, "")
 
-    def _end(self, part: _Segment, phase: str, number: int) -> None:
+    def _add_end_of_units(self, part: _Segment, phase: str, number: int) -> None:
         """Add the first unit's gather and the last unit's reduction, which nothing hides."""
         block, seconds = BlockLabel.parse(part.label).block, 0.0
         for label, u in self.units.items():
@@ -235,26 +239,26 @@ class _StepDrawing:
                 sent = sum(message_time(m, self.model) for m in (*mine, *u.once) if m.phase == phase)
                 seconds += u.copies * sent / u.repeats
         name = "the first gather of weights" if phase == FORWARD else "the last reduction of gradients"
-        self._note(HELD, name, phase, part, number, seconds, "nothing runs that it could hide behind")
+        self._add_compute(HELD, name, phase, part, number, seconds, "nothing runs that it could hide behind")
 
-    def _alone(self, part: _Segment, phase: str, number: int) -> None:
+    def _add_unhidden_messages(self, part: _Segment, phase: str, number: int) -> None:
         """Add what is sent once a step with nothing beside it: compute waits for the whole message."""
         for copies, m in ((u.copies, m) for u in self.units.values() for m in u.alone if m.phase == phase):
             seconds, name = copies * message_time(m, self.model), f"waits for {m.kind} of {m.what} {m.weight}"
             note = f"{_axis_words(m, self.plan)}; nothing runs beside it"
-            self._place(WEIGHTS, SENDS, _describe_message(m), phase, part, number, self.now, seconds, note, m)
-            self._note(HELD, name, phase, part, number, seconds, note)
+            self._add_work(WEIGHTS, SENDS, _describe_message(m), phase, part, number, self.now, seconds, note, m)
+            self._add_compute(HELD, name, phase, part, number, seconds, note)
             self.free = max(self.free, self.now)
 
-    def _note(
+    def _add_compute(
         self, kind: str, name: str, phase: str, part: _Segment, number: int, seconds: float, note: str = ""
     ) -> None:
         """Add work on the compute stream. The next work on it starts when this ends."""
         if seconds:
-            self._place(COMPUTE, kind, name, phase, part, number, self.now, seconds, note)
+            self._add_work(COMPUTE, kind, name, phase, part, number, self.now, seconds, note)
             self.now += seconds
 
-    def _place(
+    def _add_work(
         self,
         stream: str,
         kind: str,
@@ -271,7 +275,7 @@ class _StepDrawing:
         place = (part.title, part.copy, part.copies, number)
         self.done.append(TraceWork(stream, kind, name, phase, *place, start_s, seconds, note, *sent))
 
-    def _put_together(self, begin: int, count: int) -> None:
+    def _sum_middle_micro_batches(self, begin: int, count: int) -> None:
         """Replace the second micro-batch by all micro-batches between the first and the last, summed up by kind."""
         second = [w for w in self.done[begin:] if w.stream == COMPUTE]
         sums: dict[str, float] = defaultdict(float)
@@ -283,7 +287,7 @@ class _StepDrawing:
         micro_batches = f"micro-batches 2 to {count - 1}"
         for kind, seconds in sums.items():
             part = _Segment("the whole model", "", ())
-            self._note(
+            self._add_compute(
                 kind,
                 f"{micro_batches}: {kind}",
                 FORWARD,
@@ -296,7 +300,7 @@ class _StepDrawing:
 
     # --- what a pass consists of ------------------------------------------------------------------------
 
-    def _pass(self, part: _Segment, phase: str) -> Iterator[_PassWork]:
+    def _list_pass(self, part: _Segment, phase: str) -> Iterator[_PassWork]:
         """The work of a pass through a part: its operators in order, each with its waits."""
         bp, block, unit = self.plan.blocks[part.label], block_of(self.graph, part.label), self.units[part.label]
         reruns = recomputed_ops(block, bp)
@@ -307,44 +311,44 @@ class _StepDrawing:
         if phase == FORWARD:
             for op in part.ops:
                 seconds = op_and_weight_seconds(block, op, bp, reruns, self.model)[0]
-                yield from self._around(op, WORKS, seconds, waits[op.name], AFTER)
+                yield from self._surround_by_waits(op, WORKS, seconds, waits[op.name], AFTER)
             return
         for op in part.ops:
             if op.name in reruns:
                 seconds = _recompute_seconds(block, op, bp, reruns, self.model)
                 mine = [m for m in waits[op.name] if not m.gradient]
-                yield from self._around(op, AGAIN, seconds, mine, AFTER)
+                yield from self._surround_by_waits(op, AGAIN, seconds, mine, AFTER)
         for op in reversed(part.ops):
             seconds = op_and_weight_seconds(block, op, bp, reruns, self.model)[1]
             left = [m for m in waits[op.name] if op.name not in reruns or m.gradient]
             # The price counts the second forward in backward. It is drawn as a pass of its own before, so it is taken out here.
             seconds -= _recompute_seconds(block, op, bp, reruns, self.model) if op.name in reruns else 0.0
-            yield from self._around(op, WORKS, seconds, left, AFTER_BACKWARD)
+            yield from self._surround_by_waits(op, WORKS, seconds, left, AFTER_BACKWARD)
 
-    def _around(
+    def _surround_by_waits(
         self, op: Op, kind: str, seconds: float, waits: list[Message], after: Collection[Sent]
     ) -> Iterator[_PassWork]:
         """An operator, after the collectives for which it waits, and before those for which the next operators wait."""
         later = [m for m in waits if (m.source, m.gradient) in after]
-        yield from (self._wait(m, f"{op.name} waits for it") for m in waits if m not in later)
+        yield from (self._make_wait(m, f"{op.name} waits for it") for m in waits if m not in later)
         if seconds:
             yield _PassWork(kind, op.name, seconds)
-        yield from (self._wait(m, "the operators that follow wait for it") for m in later)
+        yield from (self._make_wait(m, "the operators that follow wait for it") for m in later)
 
-    def _wait(self, m: Message, who: str) -> _PassWork:
+    def _make_wait(self, m: Message, who: str) -> _PassWork:
         note = f"{who}; {m.site}, {_axis_words(m, self.plan)}"
         return _PassWork(WAITS, f"waits for {_describe_sent(m)}", waited_message_seconds(m, self.model), note, m)
 
-    def _traffic(self, part: _Segment, phase: str, edge: bool) -> list[Message]:
+    def _list_weight_traffic(self, part: _Segment, phase: str, edge: bool) -> list[Message]:
         """The weight traffic beside one pass through a part; with `edge` also the traffic once a step."""
         unit = self.units[part.label]
         messages = [m for m in unit.each if m.phase == phase and unit.runs_beside_compute(m)]
         messages += [m for m in unit.once if m.phase == phase and edge]
         if part.label:
             return messages
-        return [m for m in messages if self._home(m.weight) is part]
+        return [m for m in messages if self._find_home(m.weight) is part]
 
-    def _home(self, weight: str) -> _Segment:
+    def _find_home(self, weight: str) -> _Segment:
         """The part of the top block beside which the traffic of a weight is drawn: the first part that uses it."""
         top = self.graph.top
         for part in self.parts:
@@ -352,7 +356,7 @@ class _StepDrawing:
                 return part
         return next(p for p in self.parts if not p.label)
 
-    def _held(self, unit: PricedUnit, phase: str, edge: bool) -> float:
+    def _delay_of_traffic_s(self, unit: PricedUnit, phase: str, edge: bool) -> float:
         """Seconds by which weight traffic lengthens one pass through a unit (see `planner_core.cost.step_time`)."""
         waits = sum(
             waited_message_seconds(m, self.model)
@@ -364,13 +368,16 @@ class _StepDrawing:
         busy = waits + (unit.forward_s if phase == FORWARD else unit.backward_s)
         return max(busy + self.model.contention * sent, sent) - busy
 
-    def _share(self, part: _Segment, phase: str, edge: bool, traffic: list[Message]) -> float:
+    def _share_of_traffic(self, part: _Segment, phase: str, edge: bool, traffic: list[Message]) -> float:
         """The share of its unit's traffic that is drawn beside a part: the top block is several parts."""
         if part.label:
             return 1.0
         mine = sum(message_time(m, self.model) for m in traffic)
         whole = sum(
-            message_time(m, self.model) for p in self.parts if not p.label for m in self._traffic(p, phase, edge)
+            message_time(m, self.model)
+            for p in self.parts
+            if not p.label
+            for m in self._list_weight_traffic(p, phase, edge)
         )
         return mine / whole if whole else 0.0
 

@@ -72,6 +72,7 @@ def retarget_plan(plan: Plan, graph: Graph, model: CostModel, pipeline: Pipeline
         mesh=model.mesh,
         blocks=blocks,
         cost=cost,
+        # A few processes run the small model, so whether the large one fits its GPUs is no question here.
         fits=True,
         pipeline=pipeline,
         model={
@@ -109,38 +110,40 @@ class _Retargeting:
         variants: dict[str, list[BlockPlan]] = {}
         for item in top.items:
             if isinstance(item, Op):
-                sites[item.name] = self._site("", top, item, delivered)
+                sites[item.name] = self._make_site("", top, item, delivered)
                 continue
-            bp, outs = self._call(item, delivered)
+            bp, outs = self._place_call(item, delivered)
             delivered.update(zip(item.outputs, outs, strict=True))
             _add_block_plan(variants.setdefault(item.block, []), bp)
-        plans_by_label = {"": BlockPlan(("",), self._params("", top), sites)}
+        plans_by_label = {"": BlockPlan(("",), self._make_params("", top), sites)}
         for name, plans in variants.items():
             plans_by_label.update({str(BlockLabel(name, k)): bp for k, bp in enumerate(plans)})
         return plans_by_label
 
-    def _call(self, call: Call, outer: Mapping[int, State]) -> tuple[BlockPlan, list[State]]:
+    def _place_call(self, call: Call, outer: Mapping[int, State]) -> tuple[BlockPlan, list[State]]:
         block = self.graph.blocks[call.block]
         delivered = self._param_states(call.prefix, block)
         delivered.update({i: outer[o] for i, o in zip(block.inputs, call.inputs, strict=True) if o in outer})
-        sites = {op.name: self._site(call.prefix, block, op, delivered) for op in block.ops}
-        kept_ops = tuple(op.name for op in block.ops if self._there(join_name(call.prefix, op.name)) in self.kept)
+        sites = {op.name: self._make_site(call.prefix, block, op, delivered) for op in block.ops}
+        kept_ops = tuple(
+            op.name for op in block.ops if self._name_in_plan(join_name(call.prefix, op.name)) in self.kept
+        )
         recompute = self.recompute.get(self.others.get(call.prefix, call.prefix), "none")
-        plan = BlockPlan((call.prefix,), self._params(call.prefix, block), sites, recompute, kept_ops)
+        plan = BlockPlan((call.prefix,), self._make_params(call.prefix, block), sites, recompute, kept_ops)
         return plan, [delivered.get(o, self.whole) for o in block.outputs]
 
-    def _own(self, prefix: str, block: Block) -> dict[int, ParamPlan]:
+    def _params_of_copy(self, prefix: str, block: Block) -> dict[int, ParamPlan]:
         """How the plan stores the parameters that belong to this copy of a block, by value."""
         named = (
-            (i, self._there(join_name(prefix, v.name)))
+            (i, self._name_in_plan(join_name(prefix, v.name)))
             for i, v in enumerate(block.values)
             if v.kind == "parameter" and i not in block.inputs
         )
-        return {i: self._storable(block, i, self.params[name]) for i, name in named if name in self.params}
+        return {i: self._fit_param(block, i, self.params[name]) for i, name in named if name in self.params}
 
-    def _storable(self, block: Block, value: int, old: ParamPlan) -> ParamPlan:
+    def _fit_param(self, block: Block, value: int, old: ParamPlan) -> ParamPlan:
         """The same forms of a weight; if the small weight cannot be cut so, along another dim of it that can."""
-        table, forms = self._moves(block, value), (old.stored, old.working, old.gradient)
+        table, forms = self._redistributions_of(block, value), (old.stored, old.working, old.gradient)
         # A refresh and a reduction name the placements between which they move, so such a weight keeps its dim.
         others = range(table.rank) if old.refresh is None and old.reduce is None else ()
         for dim in (None, *others):
@@ -149,30 +152,32 @@ class _Retargeting:
                 return replace(old, stored=cut[0], working=cut[1], gradient=cut[2])
         return old
 
-    def _there(self, name: str) -> str:
+    def _name_in_plan(self, name: str) -> str:
         """The full name in the plan of an operator or parameter of the new graph."""
         layer, inner = _in_layer(name)
         return join_name(self.others[layer], inner) if layer in self.others else name
 
     def _param_states(self, prefix: str, block: Block) -> dict[int, State]:
-        return {i: State(old.working, old.gradient) for i, old in self._own(prefix, block).items()}
+        return {i: State(old.working, old.gradient) for i, old in self._params_of_copy(prefix, block).items()}
 
-    def _params(self, prefix: str, block: Block) -> dict[str, ParamPlan]:
+    def _make_params(self, prefix: str, block: Block) -> dict[str, ParamPlan]:
         return {
-            block.values[i].name: replace(old, segments=self._parts(block, i, old.stored, old.working, old.gradient))
-            for i, old in self._own(prefix, block).items()
+            block.values[i].name: replace(
+                old, segments=self._list_segments(block, i, old.stored, old.working, old.gradient)
+            )
+            for i, old in self._params_of_copy(prefix, block).items()
         }
 
-    def _fused(self, block: Block, value: int) -> Segments:
+    def _fused_segments(self, block: Block, value: int) -> Segments:
         rank = len(block.values[value].meta.shape)
         return tuple((d, s) for d in range(rank) if (s := self.segments[block.name].get((value, d))))
 
-    def _parts(self, block: Block, value: int, *forms: Placements) -> dict[int, tuple[int, ...]]:
+    def _list_segments(self, block: Block, value: int, *forms: Placements) -> dict[int, tuple[int, ...]]:
         """The dims that are not cut as one into equal parts: fused ones, and those of which a weight's last part is shorter."""
         shape = block.values[value].meta.shape
-        return {**dict(self._fused(block, value)), **unevenly_split_dims(shape, forms, self.model.sizes)}
+        return {**dict(self._fused_segments(block, value)), **unevenly_split_dims(shape, forms, self.model.sizes)}
 
-    def _moves(self, block: Block, value: int) -> Redistributions:
+    def _redistributions_of(self, block: Block, value: int) -> Redistributions:
         v, (sizes, links) = block.values[value], (self.model.sizes, self.model.links)
         weight = v.kind == "parameter"
         return all_redistributions(
@@ -180,45 +185,46 @@ class _Retargeting:
             ITEM_BYTES[v.meta.dtype],
             sizes,
             links,
-            self._fused(block, value),
+            self._fused_segments(block, value),
             weight=weight,
             joint=self.model.joint_links,
         )
 
-    def _site(self, prefix: str, block: Block, op: Op, delivered: dict[int, State]) -> SitePlan:
+    def _make_site(self, prefix: str, block: Block, op: Op, delivered: dict[int, State]) -> SitePlan:
         name = join_name(prefix, op.name)
-        old = self.sites.get(self._there(name))
+        old = self.sites.get(self._name_in_plan(name))
         taken = () if old is None else old.inputs
         if len({e.dst for e in taken}) == 1:  # what stacks the results of all layers has other layers to stack
             taken = taken[:1] * len(op.inputs)
         if old is None or len(taken) != len(op.inputs) or len(old.outputs) != len(op.outputs):
             raise InputError(f"the plan does not say how to run {name}; plan this model again")
-        inputs = tuple(self._operand(name, block, v, e, delivered) for v, e in zip(op.inputs, taken, strict=True))
+        inputs = tuple(self._make_operand(name, block, v, e, delivered) for v, e in zip(op.inputs, taken, strict=True))
         outputs = []
         for v, e in zip(op.outputs, old.outputs, strict=True):
-            table = self._moves(block, v)
+            table = self._redistributions_of(block, v)
             # Forward goes from how the operator leaves its result to how it is delivered; its gradient comes the other way.
-            back = self._steps(table, e.dst.gradient, e.src.gradient, name) if block.values[v].grad else ()
-            forward = self._steps(table, e.src.forward, e.dst.forward, name)
-            edge = Edge(e.src, e.dst, forward, back, self._parts(block, v), e.chunks)
+            back = self._find_steps(table, e.dst.gradient, e.src.gradient, name) if block.values[v].grad else ()
+            forward = self._find_steps(table, e.src.forward, e.dst.forward, name)
+            edge = Edge(e.src, e.dst, forward, back, self._list_segments(block, v), e.chunks)
             outputs.append(
                 edge if can_run_in_chunks(block, op, edge, self.model.sizes, e.chunks) else replace(edge, chunks=1)
             )
             delivered[v] = e.dst
         return SitePlan(inputs, tuple(outputs))
 
-    def _operand(self, name: str, block: Block, value: int, old: Edge, delivered: Mapping[int, State]) -> Edge:
-        v, table = block.values[value], self._moves(block, value)
+    def _make_operand(self, name: str, block: Block, value: int, old: Edge, delivered: Mapping[int, State]) -> Edge:
+        v, table = block.values[value], self._redistributions_of(block, value)
+        # Constants are in no plan: every rank has them whole.
         src = delivered.get(value) or self.whole
         moved_to = tuple(R if p == P and s != P else p for p, s in zip(old.dst.forward, src.forward, strict=True))
         # A whole tensor becomes terms of a sum without a message: each rank divides its copy by their number.
         divide = tuple(Step(a, R, P) for a, (p, h) in enumerate(zip(old.dst.forward, moved_to, strict=True)) if p != h)
-        forward = (*self._steps(table, src.forward, moved_to, name), *divide)
-        back = self._steps(table, old.dst.gradient, src.gradient, name) if v.grad else ()
+        forward = (*self._find_steps(table, src.forward, moved_to, name), *divide)
+        back = self._find_steps(table, old.dst.gradient, src.gradient, name) if v.grad else ()
         forms = (src.forward, src.gradient) if v.kind == "parameter" else ()
-        return Edge(src, old.dst, forward, back, self._parts(block, value, *forms))
+        return Edge(src, old.dst, forward, back, self._list_segments(block, value, *forms))
 
-    def _steps(self, table: Redistributions, src: Placements, dst: Placements, name: str) -> tuple[Step, ...]:
+    def _find_steps(self, table: Redistributions, src: Placements, dst: Placements, name: str) -> tuple[Step, ...]:
         try:
             return table.steps(src, dst)
         except ValueError:

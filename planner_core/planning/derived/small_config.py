@@ -65,7 +65,7 @@ LISTS = {
 CONVOLVED_IMAGE = 64
 """Rows and columns of images, if a convolutional network's config does not say them (ResNet, RegNet, BiT): the strides leave 2 x 2.
 Else images have 224, and a step of 64 of them takes processes on a CPU ten minutes."""
-WINDOWS = r"sliding_window(_size|_length)?|local_attention|attention_chunk_size"
+WINDOWS = r"sliding_window(_shrink_size|_length)?|local_attention|attention_chunk_size"
 SMALL_WINDOW = 16
 """Tokens of a window of attention that is shorter than the plan's samples. Samples of a small model are longer, so masks are as there."""
 DERIVED = frozenset({"out_features", "out_indices", "stage_names", "hybrid_layer_ids"})
@@ -101,7 +101,9 @@ class _SmallForm:
         kept_layers = _layers_to_keep(config, layers)
         width = self.heads * _head_fields(config) if self.whole_heads and _head_fields(config) else WIDTH
         left_out = DERIVED if "depths" not in config else {"stage_names"}
-        small = {k: self._value(k, v, kept_layers, layers, width) for k, v in config.items() if k not in left_out}
+        small = {
+            k: self._shrink_value(k, v, kept_layers, layers, width) for k, v in config.items() if k not in left_out
+        }
         # The pattern of grouped heads would give plain attention 4 groups for its 8 heads: another model.
         if config.get("num_key_value_heads") == config.get("num_attention_heads") is not None:
             small["num_key_value_heads"] = small["num_attention_heads"]
@@ -113,11 +115,11 @@ class _SmallForm:
             small["image_size"] = CONVOLVED_IMAGE
         return small
 
-    def _value(self, key: str, value: Any, kept_layers: list[int] | None, layers: int, width: int) -> Any:
+    def _shrink_value(self, key: str, value: Any, kept_layers: list[int] | None, layers: int, width: int) -> Any:
         if isinstance(value, Mapping):
-            return self._part(key, value, kept_layers, layers)
+            return self._shrink_part(key, value, kept_layers, layers)
         if isinstance(value, (list, tuple)):
-            return self._list(key, value, kept_layers, width)
+            return self._shrink_list(key, value, kept_layers, width)
         # A bool is an int to Python.
         if isinstance(value, bool) or not isinstance(value, int):
             return value
@@ -125,9 +127,10 @@ class _SmallForm:
             return min(value, len(kept_layers) if kept_layers is not None else layers)
         if re.fullmatch(WINDOWS, key):
             return min(value, SMALL_WINDOW) if value < self.seq else value
-        return min(value, 4) if key == "num_experts_per_tok" else self._size(key, value, width)
+        # Of the 8 experts that stay at most half are chosen, so that the router still leaves some out.
+        return min(value, 4) if key == "num_experts_per_tok" else self._shrink_size(key, value, width)
 
-    def _part(
+    def _shrink_part(
         self, key: str, value: Mapping[str, Any], kept_layers: list[int] | None, layers: int
     ) -> Mapping[str, Any]:
         """A config within the config, or a mapping from the numbers of layers."""
@@ -135,7 +138,7 @@ class _SmallForm:
             return {type(k)(kept_layers.index(int(k))): v for k, v in value.items() if int(k) in kept_layers}
         return self.of(value, layers) if key.endswith("config") or "model_type" in value else value
 
-    def _list(self, key: str, value: Any, kept_layers: list[int] | None, width: int) -> Any:
+    def _shrink_list(self, key: str, value: Any, kept_layers: list[int] | None, width: int) -> Any:
         if kept_layers is not None and len(value) > max(kept_layers) and _is_by_layer(key, value):
             value = [value[i] for i in kept_layers]
         if key in LISTS and not self.wide:
@@ -143,9 +146,9 @@ class _SmallForm:
             value = [min(v, sizes[min(i, len(sizes) - 1)]) if isinstance(v, int) else v for i, v in enumerate(value)]
             return [_power_of_two_below(v) if "heads" in key and isinstance(v, int) else v for v in value]
         sized = all(isinstance(v, int) and not isinstance(v, bool) for v in value)
-        return [self._size(key, v, width) for v in value] if sized else value
+        return [self._shrink_size(key, v, width) for v in value] if sized else value
 
-    def _size(self, key: str, value: int, width: int) -> int:
+    def _shrink_size(self, key: str, value: int, width: int) -> int:
         size = next((size for pattern, size in SMALL if re.fullmatch(pattern, key)), None)
         if size is None or (self.wide and "vocab" not in key and "experts" not in key):
             return value
@@ -177,6 +180,7 @@ def _layers_to_keep(config: Mapping[str, Any], layers: int) -> list[int] | None:
         lists.append([i in {int(k) for k in numbered} for i in range(max(depths))])
     if not lists:
         return None
+    # Lists of an encoder and of its decoder may differ in length, and then their entries do not belong together.
     kinds = list(zip(*(map(repr, v) for v in lists if len(v) == len(lists[0])), strict=True))
     # Gemma's five local layers and a global one, asked for 2 layers: 0 (local) and 5 (global). Of one kind: 0 and 1.
     first = [i for i, kind in enumerate(kinds) if kind not in kinds[:i]]

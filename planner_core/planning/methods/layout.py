@@ -288,13 +288,13 @@ def parse_layout(text: str) -> Layout:
             raise InputError(f"layout {text[:80]!r}: {word} is given twice; leave one out")
         fields[word] = value
     layout = Layout(**fields)
-    contradiction = _contradiction(layout)
+    contradiction = _find_contradiction(layout)
     if contradiction:
         raise InputError(f"layout {text[:80]!r}: {contradiction}")
     return layout
 
 
-def _contradiction(layout: Layout) -> str:
+def _find_contradiction(layout: Layout) -> str:
     """What contradicts itself in a layout, and what would do; empty if nothing does."""
     if layout.zero == 3 and layout.fsdp > 1:
         return f"fsdp={layout.fsdp} shards the weights already; leave zero=3 out"
@@ -381,7 +381,7 @@ def _in_range(word: str, value: int) -> bool:
 
 def check_layout(layout: Layout, cluster: Cluster) -> None:
     """Raise InputError for a layout that contradicts itself, or that does not suit the cluster."""
-    if contradiction := _contradiction(layout):
+    if contradiction := _find_contradiction(layout):
         raise InputError(layout.term, f": {contradiction}")
     if layout.num_gpus != cluster.num_gpus:
         # The other degrees stay as stated, and fsdp takes what is left, if that divides.

@@ -35,6 +35,7 @@ class Fault:
 def may_state(graph: Graph) -> frozenset[str]:
     """Which of the words `cp` and `ep` a layout of this model may have: it has attention over tokens, and experts that can be dealt out."""
     splits = {(operator(op.fn).kind, row.name) for block, op in _ops_of(graph) for row in rows(op, block.values)}
+    # The row `heads` says nothing of tokens: any attention over several heads has it.
     by_tokens = any((Kind.ATTENTION, name) in splits for names in CP_TYPES.values() for name in names - {"heads"})
     return frozenset(["cp"] * by_tokens + ["ep"] * ((Kind.EXPERTS, DISPATCH) in splits))
 

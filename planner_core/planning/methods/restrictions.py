@@ -118,6 +118,7 @@ class AxisRules(Restriction):
         free = test is not is_batch_split and any(operator(op.fn).kind in PRODUCTS for op in ops)
         for op, row in zip(ops, rows, strict=True):
             runs = kinds.get(operator(op.fn).kind)
+            # A stack whose loss takes whole logits on every tensor rank gathers them, so the loss is not cut on that axis.
             if test is not is_batch_split and WHOLE_LOGITS in op.attrs and row.name != "R":
                 return False
             if row.name not in runs.rows if runs else row.name == DISPATCH:
@@ -268,6 +269,7 @@ class DataAxis(Restriction):
         batch, seq = self.graph.workload["batch"], self.graph.workload["seq"]
         for name, states in net.tensors.items():
             value = where.values[int(name[1:])]
+            # Experts and losses take the tokens of all samples in one row: dim 0 of batch x seq is cut by samples too.
             if value.kind != "parameter" and value.meta.shape[:1] not in ((batch,), (batch * seq,)):
                 continue
             wanted = R if value.kind == "parameter" else Shard(0)

@@ -256,8 +256,10 @@ def _find_tensor_axis(plan: Plan) -> int:
                 continue
             edge = site.inputs[WEIGHT[fn]]
             for axis in range(len(plan.mesh.axis_sizes)):
+                # A weight that is gathered at use is whole while it runs: FSDP shards all weights, and makes no tensor axis.
                 if isinstance(edge.dst.forward[axis], Shard) and edge.src.forward[axis] == edge.dst.forward[axis]:
                     split.setdefault(axis, []).append(join_name(block.prefixes[0], scope))
+                    # GPT-2's Conv1D is an `addmm`, whose weight is input by output: the dims of styles would be the wrong ones.
                     turned += [join_name(block.prefixes[0], scope)] * (fn == "addmm")
     if not split:
         raise NothingSplit(
@@ -300,23 +302,23 @@ class _BlockReader:
         self._open: list[str] = []
         self._between: list[tuple[str, str, SitePlan]] = []
         for name, site in block.sites.items():
-            self._site(*split_site(name), site)
+            self._read_site(*split_site(name), site)
         for name in self._open:  # split to the end, as the classes of a head are: the nearest is to gather them
             self.styles[name] = "gathered"
-            self._note(
+            self._add_note(
                 "the output stays split in the plan, is gathered here (one all_gather more)",
                 name,
                 kind=DifferenceKind.GATHERED,
             )
 
-    def _note(self, sentence: str, *names: str, kind: DifferenceKind = DifferenceKind.OTHER) -> None:
+    def _add_note(self, sentence: str, *names: str, kind: DifferenceKind = DifferenceKind.OTHER) -> None:
         self.notes.setdefault((sentence, kind), []).extend(names)
 
-    def _site(self, scope: str, fn: str, site: SitePlan) -> None:
+    def _read_site(self, scope: str, fn: str, site: SitePlan) -> None:
         if fn == "linear":
-            self._linear(scope, site)
+            self._read_linear(scope, site)
         elif fn == "embedding":
-            self._embedding(scope, site)
+            self._read_embedding(scope, site)
         else:
             if (
                 fn == "moe_experts"
@@ -324,32 +326,32 @@ class _BlockReader:
                 and _placement_on(site.inputs[4], self.axis) == Shard(2)
             ):
                 self.experts.append(scope)
-            if self._open and fn in VIEWS and self._gathers(site):
+            if self._open and fn in VIEWS and self._is_gathered(site):
                 self.styles |= dict.fromkeys(self._open, "gathered")
                 self._open, self._between = [], []
             elif self._open:
                 self._between.append((scope, fn, site))
 
-    def _gathers(self, site: SitePlan) -> bool:
+    def _is_gathered(self, site: SitePlan) -> bool:
         """Whether the result of a view of open columns is gathered."""
         viewed = all(fn in VIEWS for _, fn, _ in self._between)
         edge = site.outputs[0]
         return viewed and isinstance(edge.src.forward[self.axis], Shard) and edge.dst.forward[self.axis] == Replicate()
 
-    def _embedding(self, scope: str, site: SitePlan) -> None:
+    def _read_embedding(self, scope: str, site: SitePlan) -> None:
         weight, result = _placement_on(site.inputs[1], self.axis), site.outputs[0].dst.forward[self.axis]
         if isinstance(weight, Shard) and result in (Replicate(), Shard(1)):
             self.styles[scope] = ("vocabulary", "features")[weight.dim]
 
-    def _linear(self, scope: str, site: SitePlan) -> None:
+    def _read_linear(self, scope: str, site: SitePlan) -> None:
         (given, weight), result = site.inputs[:2], site.outputs[0]
         a = self.axis
         split = weight.dst.forward[a]
         if not isinstance(split, Shard):
             if isinstance(given.dst.forward[a], Shard):
-                self._note("runs on a part of its input in the plan, on all of it here", scope)
+                self._add_note("runs on a part of its input in the plan, on all of it here", scope)
         elif split != weight.src.forward[a]:
-            self._note("split where it runs in the plan, whole here", scope)
+            self._add_note("split where it runs in the plan, whole here", scope)
         elif split.dim == 0:
             stays_split = result.dst.forward[a] == result.src.forward[a]
             self.styles[scope] = "colwise" if stays_split else "gathered"
@@ -359,21 +361,22 @@ class _BlockReader:
             self.sequence |= isinstance(delivered, Shard)
             # An input that arrives in parts as the columns left it closes the pair; one that was moved between is cut for this layer alone.
             if self._open and given.src.forward[a] == given.dst.forward[a]:
-                self._close(scope)
+                self._close_group(scope)
             else:
                 self.styles[scope] = "sliced"
 
-    def _close(self, row: str) -> None:
+    def _close_group(self, row: str) -> None:
         columns, between = tuple(self._open), self._between
         self._open, self._between = [], []
         # One operator between the pair that needs whole tensors breaks it: then all its layers are whole.
-        why = next((w for scope, fn, site in between if (w := self._breaks(scope, fn, site))), "")
+        why = next((w for scope, fn, site in between if (w := self._why_broken(scope, fn, site))), "")
         if why:
             for name in columns:
                 self.styles.pop(name)
-            self._note("split in the plan, whole here, because " + why, *columns, row)
+            self._add_note("split in the plan, whole here, because " + why, *columns, row)
             return
         self.styles[row] = "rowwise"
+        # A norm of queries is whole on each rank, and sees the rank's own heads only: its gradient is one term of the whole one.
         summed = [
             n
             for n, p in self.block.params.items()
@@ -384,7 +387,7 @@ class _BlockReader:
         attention = any(fn == ATTENTION for _, fn, _ in between)
         self.groups.append(TensorParallelGroup(columns, row, attention, tuple(summed)))
 
-    def _breaks(self, scope: str, fn: str, site: SitePlan) -> str:
+    def _why_broken(self, scope: str, fn: str, site: SitePlan) -> str:
         """Why this op between columns and row cannot run on local tensors as they are."""
         a = self.axis
         if fn == ATTENTION and any(e.dst.forward[a] != Shard(1) for e in site.inputs[:3]):

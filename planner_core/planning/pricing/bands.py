@@ -129,10 +129,12 @@ def _kind_of_run(plan: Plan, cluster: Cluster) -> str:
     axes = [(role, axis) for axis, role in enumerate(axis_roles(plan)) if plan.mesh.axis_sizes[axis] > 1]
     between = [axis for role, axis in axes if role in (TENSOR, CONTEXT, EXPERT)]
     inside = all(_within_node(plan.mesh, axis, cluster) for axis in between)
+    # First, since neither stages nor shards change that no run of this kind states its network.
     if not inside:
         return OVER_NODES
     if plan.pipeline is not None:
         return STAGES
+    # Between operators nothing hides a message, so tensor ranks decide the error where there are both kinds of axes.
     if between:
         return "tensor parallel in a node"
     if SHARD in (role for role, _ in axes):

@@ -250,6 +250,7 @@ class Pricer:
 
     def speed(self, plan: Plan, stated: Statement) -> Speed:
         """The figures of a plan of a statement."""
+        # The best plan may cut the same samples into another number of micro-batches, and `measure_speed` takes the FLOPs of one.
         step = count_model_flops(self.planner(stated).graph) * stated.accumulate
         return measure_speed(plan, step // plan.workload.get("accumulate", 1), self.cluster)
 

@@ -50,6 +50,7 @@ def find_suggestions(pricer: Pricer, stated: Statement, plan: Plan) -> list[Sugg
         pricer.say(change)
         try:
             changed = pricer.plan(other)
+        # Such as a micro-batch that does not divide: this change is none for the run, and the others may be.
         except PlannerError:
             continue
         if changed is None or not changed.fits:
@@ -93,6 +94,7 @@ def _context_changes(stated: Statement, node: int) -> Iterator[tuple[str, Statem
     ranks, cp = getattr(layout, wide), 2
     while ranks % cp == 0 and cp * layout.tp <= node:
         other = replace(layout, cp=cp, **{wide: ranks // cp})
+        # With the last data-parallel rank gone weights would be whole: `zero=3` shards them over the context ranks.
         other = replace(other, zero=3) if wide == "fsdp" and other.data == 1 else other
         # Context ranks take the place of data-parallel ones, so `cp` times as many micro-batches keep the samples of a step.
         yield f"cp={cp} ({other})", stated.but(layout=other, accumulate=cp * stated.accumulate)

@@ -126,8 +126,8 @@ def unit_memory(
     return UnitMemory(
         label,
         uses,
-        tuple(_gathers(block, uses, model)),
-        tuple(_copies(block, bp, uses, model)),
+        tuple(_list_gathers(block, uses, model)),
+        tuple(_list_copies(block, bp, uses, model)),
         tuple(reductions(block, bp, uses, model, later, shared)),
         waits,
     )
@@ -162,7 +162,7 @@ def units_of_top(
     return tuple(units), tuple(number for number, span in enumerate(spans) for _ in span)
 
 
-def _gathers(block: Block, uses: Mapping[tuple[str, int], UseMemory], model: CostModel) -> Iterator[GatherMemory]:
+def _list_gathers(block: Block, uses: Mapping[tuple[str, int], UseMemory], model: CostModel) -> Iterator[GatherMemory]:
     # A message carries one dtype, and all its weights take the same steps at the same times, forward or again for backward.
     groups: dict[object, list[UseMemory]] = {}
     for use in uses.values():
@@ -187,7 +187,7 @@ def _gathers(block: Block, uses: Mapping[tuple[str, int], UseMemory], model: Cos
         )
 
 
-def _copies(
+def _list_copies(
     block: Block, bp: BlockPlan, uses: Mapping[tuple[str, int], UseMemory], model: CostModel
 ) -> Iterator[GatherMemory]:
     """Working copies that are made again in the first micro-batch of a step. With several micro-batches, none is in flight in the last."""

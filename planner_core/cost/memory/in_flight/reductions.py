@@ -54,10 +54,10 @@ def reductions(
         summed = model.workload.summed_in(v.meta.dtype)
         groups.setdefault((holds, step_signature(use.reduce), step_signature(final), summed), []).append(use)
     for (holds, *_), group in groups.items():  # type: ignore[misc]
-        yield _reduction(block, bp, group, model, holds, shared)
+        yield _make_reduction(block, bp, group, model, holds, shared)
 
 
-def _reduction(
+def _make_reduction(
     block: Block, bp: BlockPlan, group: Sequence[UseMemory], model: CostModel, holds: bool, shared: frozenset[int]
 ) -> ReductionMemory:
     shared &= {u.value for u in group if u.is_separate}  # autograd gives the sum of all uses of a weight that is kept

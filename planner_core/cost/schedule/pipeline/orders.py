@@ -144,12 +144,12 @@ def _situations_in_stages(
 ) -> tuple[tuple[Situation, ...], ...]:
     pipeline = Pipeline(ranks, schedule, (1,) * stages)
     return tuple(
-        tuple(_situations(pipeline.stages_of(rank), order))
+        tuple(_list_situations(pipeline.stages_of(rank), order))
         for rank, order in enumerate(steady_orders(pipeline, micro_batches))
     )
 
 
-def _situations(stages: Sequence[int], order: Order) -> dict[Situation, None]:
+def _list_situations(stages: Sequence[int], order: Order) -> dict[Situation, None]:
     in_flight = dict.fromkeys(stages, 0)
     seen: dict[Situation, None] = {}
     for stage, what, _ in order:
@@ -241,9 +241,9 @@ def _in_rounds(pipeline: Pipeline, rank: int, m: int, hops: int, weights_after: 
     ahead = _forwards_ahead(pipeline, rank, m, hops)
     back = Pass.BACKWARD if weights_after is None else Pass.INPUT
     # 2 ranks of 2 stages in rounds of 2: rank 0 runs micro-batches 0 and 1 in stage 0, then both in stage 2, then 2 and 3 in stage 0.
-    forward = _numbered(Pass.FORWARD, lambda k: (k // each) % stages * ranks + rank)
-    backward = _numbered(back, lambda k: (stages - 1 - (k // each) % stages) * ranks + rank)
-    weight = _numbered(Pass.WEIGHT, lambda k: (stages - 1 - (k // each) % stages) * ranks + rank)
+    forward = _number_passes(Pass.FORWARD, lambda k: (k // each) % stages * ranks + rank)
+    backward = _number_passes(back, lambda k: (stages - 1 - (k // each) % stages) * ranks + rank)
+    weight = _number_passes(Pass.WEIGHT, lambda k: (stages - 1 - (k // each) % stages) * ranks + rank)
     works = [forward(k) for k in range(ahead)]
     for k in range(total):
         if ahead + k < total:
@@ -269,7 +269,7 @@ def _forwards_ahead(pipeline: Pipeline, rank: int, m: int, hops: int) -> int:
     return min(m * pipeline.virtual, (pipeline.virtual - 1) * _round_of(pipeline, m) + hops * behind)
 
 
-def _numbered(what: Pass, stage_of: Callable[[int], int]) -> Callable[[int], Work]:
+def _number_passes(what: Pass, stage_of: Callable[[int], int]) -> Callable[[int], Work]:
     """The k-th pass of a kind on a rank; each stage takes its micro-batches in order."""
     seen: Counter[int] = Counter()
 

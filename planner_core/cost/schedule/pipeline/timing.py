@@ -157,7 +157,7 @@ class _PipelineRun:
         self.seconds = {(k, what): s for k, c in enumerate(stages) for what, s in _pass_seconds(c).items()}
         mine = [stage for rank in simulated for stage in pipeline.stages_of(rank)]
         self.host = {(k, what): s for k in mine for what, s in _host_seconds(stages[k]).items()}
-        self.hops = {(k, forward): self._hop(k, forward) for k in mine for forward in (True, False)}
+        self.hops = {(k, forward): self._find_next_pass(k, forward) for k in mine for forward in (True, False)}
         before = stages[: simulated[0]]
         # By stage, whether it is a forward, and micro-batch: when what the pass waits for is there.
         self.there = {(simulated[0], True, k): there for k, there in enumerate(_arrivals_s(before, micro_batches))}
@@ -224,7 +224,7 @@ class _PipelineRun:
             self.busy_s[r] += number * (sum(self.ends[r][period[r]]) - sum(self.starts[r][period[r]]))
         return True
 
-    def _hop(self, stage: int, forward: bool) -> tuple[int, bool, float]:
+    def _find_next_pass(self, stage: int, forward: bool) -> tuple[int, bool, float]:
         """Return the next pass of a simulated rank that waits for a stage's forward or backward, and the seconds until it may begin.
 
         The pass is a stage and whether it is a forward; the stage is -1 if there is none."""

@@ -263,6 +263,7 @@ class Fields:
     def read_flag(self, name: str, default: bool = False) -> bool:
         """True or false, also as text."""
         value = self._value(name, default)
+        # YAML gives bools, a launch script gives text; `str` makes both one.
         flag = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(str(value).lower())
         if flag is None:
             raise self.wrong_value(name, value, "true or false")
@@ -337,10 +338,12 @@ class Fields:
         batch: StatedBatch | None = None,
     ) -> Setup:
         """The run that was read. Raises InputError for an unread field that may change the layout, or a batch that ranks do not share."""
+        # Sizes are asked for here, last, since no layout depends on them: they only tell whether the file is of the given model.
         sizes = {size: self.read_int(name, 1) for name, size in table.sizes.items() if self.has_value(name)}
         self.ignore(table.no_effect)
         read = tuple(sorted(self.read & self.values.keys()))
         without_effect = tuple(sorted(self.without_effect - self.read))
+        # A field that nobody asked for may still change the price, so none is dropped in silence.
         unread = tuple(sorted(self.values.keys() - self.read - self.without_effect))
         risky = [(n, self.values[n]) for n in unread if is_risky(n) and not is_neutral(n, self.values[n])]
         if risky:

@@ -99,6 +99,7 @@ def options_of(text: str, where: str, flags: Collection[str] = (), lists: Collec
             _assign(script, assigned, under_condition=depth > 0)
         elif line.strip():
             script.commands.append(line)
+        # Behind the statement: what `if` itself runs is not yet under its condition.
         depth = max(0, depth + (first in OPENING) - (first in CLOSING))
     words = _launch_words(script, where) or _all_words(script, where)
     conditional = {n for value in script.ambiguous for n in _option_names(script.variables.get(value, ""))}
