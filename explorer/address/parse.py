@@ -82,6 +82,7 @@ def overlay_name(known: Iterable[str]) -> Parse:
     """Return a parser of what the graph shows; names of older links are read as the first one."""
     names = tuple(known)
     parse = one_of(names, "overlay")
+    # Links that people have sent stay valid.
     return lambda text: names[0] if text in ("graph", "placement") else parse(text)
 
 

@@ -30,6 +30,7 @@ MEMORY_FORMULAS = {
 
 def show_numbers(plans: Mapping[str, Plan], homes: Mapping[str, Result]) -> None:
     """Draw an expander with the numbers of one of `plans`: step, communication and memory. It is computed when it is opened."""
+    # With `on_change` the page knows whether the box is open; of a closed one no table is computed.
     box = st.expander("Open the numbers", key="opened_numbers", on_change="rerun")
     if not box.open:
         return

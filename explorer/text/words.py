@@ -196,6 +196,7 @@ def compare_steps(a: Plan, b: Plan) -> str:
         names, who = f"{title_in_sentence(a)} and {title_in_sentence(b)}", capitalize(title_in_sentence(a))
         head = f"{names} tie in time{times(ta, tb)}"
     else:
+        # The sentence begins with the faster one.
         if tb < ta:
             a, b, ta, tb = b, a, tb, ta
         who, gain = "It", units.percent(1 - ta / tb)
@@ -229,6 +230,7 @@ def describe_restrictions(method: str, steps: Sequence[tuple[str, Plan | None]])
     cost, says = max(added, default=(0.0, ""))
     total = last.cost.step_time_s - first.step_time_s
     unsure = time_doubt(known[0][1], last) * first.step_time_s
+    # A restriction is only named where it costs more than the doubt, and no more than all together (a later one may take some back).
     if unsure < cost <= total:
         text += f" {'Most' if 2 * cost > total else 'The largest part'} of it because it {says} ({units.seconds(cost)} a step)."
     elif total <= unsure:

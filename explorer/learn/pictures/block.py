@@ -92,6 +92,7 @@ def _half(case: ArrangedBlock, h: int, look: BlockStyle) -> Drawing:
     """Attention or the feed-forward part."""
     firsts, last = HALVES[h][:-1], HALVES[h][-1]
     top = 40.0
+    # The wire runs at the middle of the first products: three of attention, two of the feed-forward part.
     mid = top + 16 + (len(firsts) * PITCH - 24) / 2
     height = max(mid + 58, top + len(firsts) * PITCH)
     parts = [_wire(mid), _fan(len(firsts), top), _skip(mid), at(0, 0, text(TITLES[h], 13, 600))]
@@ -156,7 +157,7 @@ def _node(x: float, mid: float, wide: float, words: Sequence[str]) -> str:
 
 
 MAX_SLICES = 8
-"""Slices that a tensor is drawn in; more cannot be told apart."""
+"""Slices that a tensor is drawn in; more look alike."""
 
 
 def _ribbon(case: ArrangedBlock, h: int, place: str, mid: float) -> str:
@@ -164,6 +165,7 @@ def _ribbon(case: ArrangedBlock, h: int, place: str, mid: float) -> str:
     letter = case.wires.get((h, place))
     if letter is None:
         return ""
+    # Tensor ranks cut a tensor where there are some; else its slices are those of data-parallel groups.
     parts = case.devices if case.devices > 1 else min(case.groups, MAX_SLICES)
     body = draw_slices(RIBBON_W, RIBBON_H, letter, parts, across=letter == "S(2)")
     paper = f'<rect width="{RIBBON_W:.0f}" height="{RIBBON_H:.0f}" fill="{PAPER}"/>'
@@ -264,7 +266,7 @@ def _mark_corner(m: PlacedMessage, h: int, mid: float, back: bool, k: int) -> tu
 
 
 def carries_weight(case: ArrangedBlock, m: PlacedMessage) -> bool:
-    """Whether a message brings a gathered weight, or takes its gradient away: these are told together, in the band."""
+    """Whether a message brings a gathered weight, or takes its gradient away: these are shown together, in the band."""
     return m.gate in case.gathered
 
 

@@ -199,6 +199,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 def _rows_left(names: Iterable[str]) -> float:
     """Where rows begin, behind their names."""
+    # 7.6 px is a letter of 14 px type in the mean.
     return 14 + 7.6 * max(map(len, names))
 
 
@@ -249,6 +250,7 @@ def _markup(
     still, truth, moving = ("".join(p) for p in parts)
     inside = f'{still}<g class="truth" visibility="hidden">{truth}</g>{moving}'
     picture = svg(Drawing(WIDTH, height, inside), "A prediction to draw").replace('role="img"', 'role="group"', 1)
+    # A mistake beyond the scale cannot be drawn, so nobody is told of it.
     drawable = [m for m in sketch.mistakes if all(v is None or 0 <= v <= sketch.most for v in m.values)]
     data = {
         "key": sketch.key,

@@ -419,7 +419,7 @@ def _weights_without_style(plan: Plan, layout: TpLayout) -> list[Difference]:
                 whole.setdefault("kept in parts and gathered at use in the plan (ZeRO-3)", []).append(full)
             elif layout.axis in param.once_gathered_axes:
                 whole.setdefault("its optimizer states in parts in the plan (ZeRO-1, ZeRO-2)", []).append(full)
-            # What another sentence tells already is not told twice.
+            # What another sentence says already is not said twice.
             elif module not in layout.styles and star_numbers(module) not in said:
                 whole.setdefault("split in the plan", []).append(full)
     return [Difference.of(names, f"{what}, whole here") for what, names in whole.items()]

@@ -76,9 +76,11 @@ def list_layouts(learner: Learner, batch: int) -> tuple[GpuLayout, ...]:
         if batch % data:
             continue  # a sample is not cut in two
         needs = peak_bytes(learner, batch // data, tensor)
+        # The last axis of a mesh is inside a node. With one group, or with groups of one, both orders are the same mesh.
         for inside in (True, False) if 1 < tensor < n else (True,):
             sizes, names = ((data, tensor), ("data", "tensor")) if inside else ((tensor, data), ("tensor", "data"))
             links = dict(zip(names, axis_links(cluster, DeviceMesh(names, sizes)), strict=True))
+            # 2 bytes of bfloat16. An all_reduce behind attention and one behind the MLP, forward and backward, make four.
             activation = int(batch / data * seq * layer.hidden * 2)
             per_layer = wire_bytes("all_reduce", activation, tensor)
             t_time = collective_time("all_reduce", activation, links["tensor"])[0]
@@ -181,6 +183,7 @@ def _crossing_bytes(learner: Learner, near: GpuLayout, batch: int, grads: int) -
     per, sums = cluster.levels[0].size, 4 * layer.layers
     whole = sums * (batch // near.data * learner.planner.workload.seq * layer.hidden * 2)
     sent = near.volume - wire_bytes("all_reduce", grads // near.tensor, near.data)
+    # A group of a node's size that lies across two nodes has half of its GPUs on each.
     here, rate = per // 2, cluster.levels[1].bytes_per_s / per
     return {"here": here, "sums": sums, "rate": rate, "whole": whole, "part": whole / here, "sent": sent}
 

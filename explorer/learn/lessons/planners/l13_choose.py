@@ -48,6 +48,7 @@ def best_within(candidates: Candidates, mine: int) -> int:
     """The candidate that communicates least with no more memory than the learner's; of equal ones the smallest."""
     room = candidates.memory_bytes[mine] if np.isfinite(candidates.memory_bytes[mine]) else np.inf
     comm = np.where(candidates.memory_bytes <= room, candidates.comm_s, np.inf)
+    # `lexsort` sorts by its last key first.
     return int(np.lexsort((candidates.memory_bytes, comm))[0])
 
 
@@ -66,15 +67,15 @@ def arrange_choice(learner: Learner, values: Values) -> ArrangedBlock | None:
 class _Choice:
     """The learner's choice among all: its row and the optimum's, and both as they run."""
 
-    found: Candidates
+    candidates: Candidates
     row: int
     best_row: int
-    own: ArrangedBlock | None
+    block: ArrangedBlock | None
     best: ArrangedBlock
 
     @property
     def yours(self) -> tuple[placing.BlockMessage, ...]:
-        return tuple(m.sent for m in self.own.messages) if self.own else ()
+        return tuple(m.sent for m in self.block.messages) if self.block else ()
 
     @property
     def least(self) -> tuple[placing.BlockMessage, ...]:
@@ -100,7 +101,7 @@ def live(learner: Learner, values: Values) -> Live:
     learner, block, note = with_llama_block(learner)
     devices = int(values["t"])
     c, usual = _choose(learner, block, values), arranged.arrange_megatron(learner, devices, False)
-    comm, memory = c.found.comm_s, c.found.memory_bytes
+    comm, memory = c.candidates.comm_s, c.candidates.memory_bytes
     exact = arranged.arrange_best(learner, devices)
     only_yours, only_least = placing.compare_messages(c.yours, c.least)
     numbers = {
@@ -109,15 +110,15 @@ def live(learner: Learner, values: Values) -> Live:
         "best_s": float(comm[c.best_row]),
         "best_bytes": float(memory[c.best_row]),
         "better": int(_dominates(comm, memory, c.row).sum()),
-        "space": c.found.space,
-        "scored": c.found.scored,
+        "space": c.candidates.space,
+        "scored": c.candidates.scored,
         "mine_sent_s": sum(x.seconds for x in c.yours),
         "best_sent_s": c.best.seconds,
         "mine_messages": len(c.yours),
         "best_messages": len(c.least),
     }
     facts = numbers | {
-        "own": c.own,
+        "own": c.block,
         "sent": c.yours,
         "best": c.best,
         "differs": [f"{w} {CUTS[x]}" for w, x in c.best.weights.items() if x != values[w]],
@@ -133,7 +134,7 @@ def live(learner: Learner, values: Values) -> Live:
     }
     pictures: dict[str, Picture] = {
         "builder": _draw_builder(learner, values, c, numbers["mine_sent_s"]),
-        "cloud": draw_candidates(c.found, c.row, c.best_row),
+        "cloud": draw_candidates(c.candidates, c.row, c.best_row),
         "optimum": draw_block(c.best),
         "exact": draw_block(exact),
     }
@@ -154,14 +155,14 @@ def _dominates(comm: Any, memory: Any, row: int) -> Any:
 
 def _draw_builder(learner: Learner, values: Values, c: _Choice, mine_s: float) -> str:
     devices = int(values["t"])
-    case = c.own or arranged.arrange_unrunnable(learner, devices, tuple(str(values[w]) for w in WEIGHTS))
+    case = c.block or arranged.arrange_unrunnable(learner, devices, tuple(str(values[w]) for w in WEIGHTS))
     cost_words = (
-        f"{len(c.yours)} collectives in a layer take {units.seconds(mine_s)}, and {units.memory(float(c.found.memory_bytes[c.row]))} "
+        f"{len(c.yours)} collectives in a layer take {units.seconds(mine_s)}, and {units.memory(float(c.candidates.memory_bytes[c.row]))} "
         "are kept per layer and GPU."
-        if c.own
+        if c.block
         else "This cannot run: a cut would not be even."
     )
-    return draw_builder(case, cost_words, c.found.comm_s, c.found.memory_bytes)
+    return draw_builder(case, cost_words, c.candidates.comm_s, c.candidates.memory_bytes)
 
 
 def _stream_bytes(learner: Learner) -> int:

@@ -39,6 +39,7 @@ def multiply_tiles(kind: str) -> dict[str, Any]:
     tiles, terms = {}, {}
     for a in range(2):
         for b in range(2):
+            # Column-first: axis 1 cuts the outputs, so terms are summed over axis 2, the cut of the inputs.
             out, inner = (a, b) if kind == "column-first" else (b, a)
             tiles[a, b] = w.chunk(2, 1)[out].chunk(2, 0)[inner]
             terms[a, b] = x.chunk(2, 1)[inner] @ tiles[a, b]
@@ -175,6 +176,7 @@ def _offered_meshes(layer: Layer, n: int, ratio: int) -> dict[str, Any]:
     """The meshes that the question offers, with what the formula gives: the best, Megatron-LM's and the nearest others."""
     quickest, cost = best_mesh(layer, n, 1, ratio), {m: ring_cost(layer, m, 1, ratio) for m in list_meshes(n)}
     others = sorted((m for m in cost if m != quickest), key=lambda m: (m != (n, 1), m != (1, n), cost[m]))[:3]
+    # The right answer stands in another place for each number of GPUs, and in the same one at each visit.
     others.insert(n % 3 % (len(others) + 1), quickest)
     return {"offered": [(m, cost[m]) for m in others], "least": cost[quickest]}
 

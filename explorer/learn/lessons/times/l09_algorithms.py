@@ -80,6 +80,7 @@ def run_ring(numbers: list[int]) -> list[list[int]]:
     now, states = list(numbers), [list(numbers)]
     n = len(now)
     for hop in range(2 * (n - 1)):
+        # n - 1 hops add the number up, member by member; the last one then has the sum, and n - 1 more hand it round.
         to = (hop + 1) % n
         now[to] = now[to] + now[to - 1] if hop < n - 1 else now[to - 1]
         states.append(list(now))
@@ -173,6 +174,7 @@ def _ring_film() -> Film:
 
 def _tree_film() -> Film:
     states = run_tree(FIRST_NUMBERS)
+    # A member stands as high as it lasts: the lowest bit of its number is the round in which it sends its sum away. 4 = 0b100: the third.
     rows = [0, *(3 - min(3, (i & -i).bit_length() - 1) for i in range(1, NUM_MEMBERS))]
     places = [(6.0 + 76 * i, 6.0 + 56 * rows[i]) for i in range(NUM_MEMBERS)]
     half, said = len(states) // 2, ["The same numbers. Members pair up."]

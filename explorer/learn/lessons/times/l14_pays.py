@@ -77,6 +77,7 @@ def sums_s(layer: Layer, cluster: Cluster, degree: int, tokens: int) -> float:
     if degree == 1:
         return 0.0
     mesh = DeviceMesh(("data", "tensor"), (cluster.num_gpus // degree, degree))
+    # A tensor group works on the tokens of all its GPUs together.
     num_bytes = tokens * degree * layer.hidden * ITEM_BYTES
     return 2 * collective_time("all_reduce", num_bytes, axis_links(cluster, mesh)[1])[0]
 

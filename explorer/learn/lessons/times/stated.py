@@ -56,6 +56,7 @@ class PricedLayout:
         return cost.gpu_compute_s, cost.host_wait_s, max(0.0, shown), cost.optimizer_time_s
 
     def __hash__(self) -> int:
+        # A plan holds dicts, which cannot be hashed; plans of one cached call are one object.
         return id(self.plan)
 
 
@@ -141,6 +142,7 @@ def with_samples(learner: Learner, tokens: int) -> tuple[Learner, int, str]:
         )
     note = f"{note} {numbers}".strip()
     longest = min(suited.planner.workload.seq, MAX_SAMPLE_TOKENS)
+    # A power of two, so that any number of tokens of the controls is whole samples: 3 000 positions give samples of 2 048.
     seq = min(tokens, 1 << (longest.bit_length() - 1))
     if suited.load is not None:  # captured at one length
         return suited, max(1, tokens // suited.planner.workload.seq), note
@@ -171,6 +173,7 @@ def gpus_per_node(cluster: Cluster) -> int:
 def usual_layouts(cluster: Cluster) -> dict[str, Layout]:
     """The usual layouts of a cluster's GPUs by the names that people give them."""
     n, inside = cluster.num_gpus, gpus_per_node(cluster)
+    # On one node HSDP is shown all the same, over halves of it.
     inner = inside if inside < n else max(1, n // 2)
     return {
         "data parallel": Layout(dp=n),
