@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import planner_core as shardscope
-from planner_core.cli.main import _parser
+from planner_core.cli.main import _make_parser
 from planner_core.exporters.targets import TARGETS
 from tests.support.snippets import ROOT, Session, Snippet, same, snippets, steps
 
@@ -86,7 +86,7 @@ def test_a_snippet_that_does_not_hold_is_seen(tmp_path: Path) -> None:
 
 def test_the_contract_names_every_command_option_and_form() -> None:
     page = read(ROOT / "docs" / "CONTRACT.md")
-    (commands,) = (a for a in _parser()._actions if isinstance(a.choices, dict))
+    (commands,) = (a for a in _make_parser()._actions if isinstance(a.choices, dict))
     assert [name for name in commands.choices if f"planner_core {name}" not in page] == []
     options = {o for p in commands.choices.values() for a in p._actions for o in a.option_strings if o.startswith("--")}
     assert [o for o in sorted(options - {"--help", "--output"}) if o not in page] == []

@@ -86,13 +86,13 @@ def shortlist(plans: Mapping[str, Plan], choice: Choice, tool: str) -> list[List
         {
             n: "trade-off"
             for n, p in plans.items()
-            if p.method == "exact" and p.fits and n not in (*descriptions, fastest) and _saves(p, plans[fastest])
+            if p.method == "exact" and p.fits and n not in (*descriptions, fastest) and _saves_memory(p, plans[fastest])
         }
     )
     return _list_described(plans, descriptions, (recommended, fastest, staged))
 
 
-def _saves(plan: Plan, fastest: Plan) -> bool:
+def _saves_memory(plan: Plan, fastest: Plan) -> bool:
     """Tell whether a trade-off saves so much memory that a reader would trade for it."""
     peaks = [p.cost.memory_bytes["peak"] for p in (plan, fastest)]
     return peaks[0] <= (1 - MIN_SAVING) * peaks[1]
@@ -155,7 +155,7 @@ def are_equal(one: Plan, other: Plan) -> bool:
     """
     # Not the edges of every operator: two searches may take edges that cost the same, and a reader would see one plan in two rows.
     layouts = [
-        (p.mesh.axis_sizes, p.pipeline, p.workload["accumulate"], p.param_plans(), _recomputation(p))
+        (p.mesh.axis_sizes, p.pipeline, p.workload["accumulate"], p.param_plans(), _recomputation_by_copy(p))
         for p in (one, other)
     ]
     figures = [
@@ -165,7 +165,7 @@ def are_equal(one: Plan, other: Plan) -> bool:
     return layouts[0] == layouts[1] and all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(*figures, strict=True))
 
 
-def _recomputation(plan: Plan) -> dict[str, tuple[str, tuple[str, ...]]]:
+def _recomputation_by_copy(plan: Plan) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Return what each copy of a block recomputes, and which results it keeps."""
     return {prefix: (b.recompute, b.kept) for b in plan.blocks.values() for prefix in b.prefixes}
 

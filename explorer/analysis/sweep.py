@@ -93,7 +93,7 @@ def quantity_values(name: str, result: Result) -> list[tuple[str, Changes]]:
         numbers = {float(f"{now * f:.4g}") for f in LINK_FACTORS}
     else:
         numbers = {*COUNTS, now} if name == "gpus" else {*COUNTS, 2 * now, 4 * now, now}
-    return [(_format(v), _settings_of(name, v, result.cluster)) for v in sorted(numbers)]
+    return [(_format_value(v), _settings_of(name, v, result.cluster)) for v in sorted(numbers)]
 
 
 def sweep_values(name: str, result: Result) -> list[tuple[str, Changes]]:
@@ -102,7 +102,7 @@ def sweep_values(name: str, result: Result) -> list[tuple[str, Changes]]:
     return [(shown, {} if shown == current else changes) for shown, changes in quantity_values(name, result)]
 
 
-def _format(value: float) -> str:
+def _format_value(value: float) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:d}"
 
 
@@ -111,7 +111,7 @@ def current_value(name: str, result: Result) -> str:
     if name in ("cluster", "model"):
         requested = getattr(result.request, name)
         return str(settings.MODELS.get(requested, requested))
-    return _format(_current_number(name, result))
+    return _format_value(_current_number(name, result))
 
 
 def _current_number(name: str, result: Result) -> Any:

@@ -65,7 +65,7 @@ TENSOR_PARALLEL = ("megatron", "megatron-sp", "hf-expert")
 @rare_collections()
 def best_plan(request: Request, graph: GraphSource = None, say: Progress = lambda text: None) -> Plan:
     """Find the best plan alone; raises PlannerError as `plan_model` does."""
-    with _queue(say):
+    with _wait_for_turn(say):
         try:
             plan = choose_micro_batches(request, graph, say, effort=EFFORT)[1]
             # The search minimises the GPU's own part of a step. Where a GPU waits for its host, a usual layout or a trade-off may have
@@ -167,7 +167,7 @@ def _at_number(planner: Planner, number: int, graph: GraphSource) -> Planner:
 
 
 @contextmanager
-def _queue(say: Progress) -> Iterator[None]:
+def _wait_for_turn(say: Progress) -> Iterator[None]:
     """Let one search run at a time: threads of one interpreter that plan at once all end late.
 
     After `PATIENCE_S` the next one starts all the same, since the one before may be long.

@@ -61,25 +61,27 @@ _DARK, _LIGHT = "#000000", "#ffffff"
 _HELD, _UPDATE, _AGAIN = "#E69F00", "#8C8C8C", "#56B4E9"
 
 
-def _look(kind: str, words: str, description: str, colour: str = "", ink: str = "", **more: bool) -> dict[str, Any]:
+def _make_look(
+    kind: str, words: str, description: str, colour: str = "", ink: str = "", **more: bool
+) -> dict[str, Any]:
     return {"kind": kind, "words": words, "told": description, "colour": colour, "ink": ink, "pale": False, **more}
 
 
 WORK: tuple[dict[str, Any], ...] = (
-    _look("part", "", "lasts"),
-    _look("compute", "compute", "computes", COMPUTE, _LIGHT),
-    _look("recomputation", "recomputation", "computes again", _AGAIN, _DARK),
-    _look("waits", "waits", "exposed, the GPU waits", COMMUNICATION, _DARK),
-    _look("held up by weight traffic", "weight traffic", "exposed, the GPU is held up", _HELD, _DARK),
-    _look("host", "waits for the host", "the GPU waits for the host", HOST_WAIT, _DARK),
-    _look("optimizer", "optimizer", "updates", _UPDATE, _DARK),
-    _look("sends", "hidden traffic", "sends", _HELD, pale=True),
-    _look("sends now", "", "sends, an operator waits", COMMUNICATION, _DARK),
-    _look("forward", "forward", "forward", COMPUTE, _LIGHT),
-    _look("backward", "backward", "backward", "#009E73", _DARK),
-    _look("input", "gradients of operands", "gradients of operands", "#009E73", _DARK),
-    _look("weight", "gradients of weights", "gradients of weights", "#CC79A7", _DARK),
-    _look("bubble", "bubble", "waits for other stages", hatch=True),
+    _make_look("part", "", "lasts"),
+    _make_look("compute", "compute", "computes", COMPUTE, _LIGHT),
+    _make_look("recomputation", "recomputation", "computes again", _AGAIN, _DARK),
+    _make_look("waits", "waits", "exposed, the GPU waits", COMMUNICATION, _DARK),
+    _make_look("held up by weight traffic", "weight traffic", "exposed, the GPU is held up", _HELD, _DARK),
+    _make_look("host", "waits for the host", "the GPU waits for the host", HOST_WAIT, _DARK),
+    _make_look("optimizer", "optimizer", "updates", _UPDATE, _DARK),
+    _make_look("sends", "hidden traffic", "sends", _HELD, pale=True),
+    _make_look("sends now", "", "sends, an operator waits", COMMUNICATION, _DARK),
+    _make_look("forward", "forward", "forward", COMPUTE, _LIGHT),
+    _make_look("backward", "backward", "backward", "#009E73", _DARK),
+    _make_look("input", "gradients of operands", "gradients of operands", "#009E73", _DARK),
+    _make_look("weight", "gradients of weights", "gradients of weights", "#CC79A7", _DARK),
+    _make_look("bubble", "bubble", "waits for other stages", hatch=True),
 )
 """How the streams of a step are drawn, by kind of work: words of the legend and of a card, colour, ink on it. Without a colour it is
 drawn in the page's ink."""

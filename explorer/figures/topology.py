@@ -46,12 +46,12 @@ def cluster_svg(plan: Plan, theme: Theme, beside: Sequence[Plan] = (), per_row: 
     parts = []
     for k in range(shown):
         x, y = 8 + k % per_row * (NODE_W + NODE_GAP), top + k // per_row * ROW_H
-        parts.append(_node(k, x, y, cluster, matrix, scale, theme))
+        parts.append(_draw_node(k, x, y, cluster, matrix, scale, theme))
     height = top + (shown + per_row - 1) // per_row * ROW_H
     if nodes > 1:
-        parts.append(_trunk(cluster, matrix, scale, width, top, cols, theme))
+        parts.append(_draw_trunk(cluster, matrix, scale, width, top, cols, theme))
     if nodes > shown:
-        parts.append(_text(8, height + 4, f"and {nodes - shown} more nodes", theme, 13))
+        parts.append(_draw_text(8, height + 4, f"and {nodes - shown} more nodes", theme, 13))
         height += 18
     label = html.escape(f"{cluster.name}: {nodes} nodes of {per_node} GPUs")
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
@@ -87,7 +87,7 @@ def _width(load: float, most: float, widest: float = 14.0) -> float:
     return 1.0 + (widest - 1.0) * load / most
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, load: float, scale: _Scale, theme: Theme) -> str:
+def _draw_line(x1: float, y1: float, x2: float, y2: float, load: float, scale: _Scale, theme: Theme) -> str:
     colour = COMMUNICATION if load else theme.faint
     return (
         f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" '
@@ -95,7 +95,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, load: float, scale: _Scale
     )
 
 
-def _node(k: int, x: float, y: float, cluster: Cluster, matrix: Floats, scale: _Scale, theme: Theme) -> str:
+def _draw_node(k: int, x: float, y: float, cluster: Cluster, matrix: Floats, scale: _Scale, theme: Theme) -> str:
     per_node = cluster.levels[0].size
     gpus, first = min(per_node, MAX_GPUS), k * per_node
     members = slice(first, first + per_node)
@@ -104,11 +104,11 @@ def _node(k: int, x: float, y: float, cluster: Cluster, matrix: Floats, scale: _
     name = html.escape(cluster.levels[0].name)
     parts = [
         f'<rect x="{x}" y="{y}" width="{NODE_W}" height="{NODE_H}" rx="8" fill="none" stroke="{theme.faint}"/>',
-        _text(x + 12, y + 20, f"node {k}", theme, 13, bold=True),
+        _draw_text(x + 12, y + 20, f"node {k}", theme, 13, bold=True),
     ]
     if k == 0 or inside != of_first:  # most plans load all nodes alike
         label = f"{cluster.levels[0].name}: {inside} per GPU"
-        parts.append(_text(x + NODE_W - 12, y + 20, label, theme, 12.5, "end"))
+        parts.append(_draw_text(x + NODE_W - 12, y + 20, label, theme, 12.5, "end"))
     step = min(GPU + GAP, (NODE_W - 24) / gpus)
     size = min(GPU, step - 2)
     middles = [x + 12 + g * step + size / 2 for g in range(gpus)]
@@ -118,12 +118,12 @@ def _node(k: int, x: float, y: float, cluster: Cluster, matrix: Floats, scale: _
         label = (
             f"GPU {rank} sends {units.traffic(near)} inside its node, {units.traffic(all_sent - near)} to other nodes"
         )
-        parts.append(_line(middle, bar, middle, row, all_sent, scale, theme))
+        parts.append(_draw_line(middle, bar, middle, row, all_sent, scale, theme))
         parts.append(
             f'<rect x="{middle - size / 2:.1f}" y="{row}" width="{size:.1f}" height="{size:.1f}" rx="4" '
             f'fill="{device_colour(g)}"><title>{label}</title></rect>'
         )
-    parts.append(_arcs(first, middles, row + size + 5, matrix, scale))
+    parts.append(_draw_arcs(first, middles, row + size + 5, matrix, scale))
     parts.append(
         f'<rect x="{x + 12}" y="{bar - 5}" width="{NODE_W - 24}" height="10" rx="5" '
         f'fill="{theme.muted}"><title>{name}</title></rect>'
@@ -140,7 +140,7 @@ def _sent_inside(matrix: Floats, node: int, per_node: int) -> float:
     return float(matrix[members, members].sum(axis=1).mean())
 
 
-def _arcs(first: int, middles: Sequence[float], y: float, matrix: Floats, scale: _Scale) -> str:
+def _draw_arcs(first: int, middles: Sequence[float], y: float, matrix: Floats, scale: _Scale) -> str:
     """Draw one arc for each pair of GPUs of a node that talk, as wide as what they send each other."""
     parts, far = [], max(1, len(middles) - 1)
     for i in range(len(middles)):
@@ -158,19 +158,23 @@ def _arcs(first: int, middles: Sequence[float], y: float, matrix: Floats, scale:
     return "".join(parts)
 
 
-def _trunk(cluster: Cluster, matrix: Floats, scale: _Scale, width: float, top: float, cols: int, theme: Theme) -> str:
+def _draw_trunk(
+    cluster: Cluster, matrix: Floats, scale: _Scale, width: float, top: float, cols: int, theme: Theme
+) -> str:
     load = _most_out_of_a_node(matrix, cluster.levels[0].size)
     names = " and ".join(level.name for level in cluster.levels[1:])
     parts = [f'<rect x="8" y="26" width="{width - 32}" height="10" rx="5" fill="{theme.muted}"/>']
     for k in range(cols):
         middle = 8 + k * (NODE_W + NODE_GAP) + NODE_W / 2
-        parts.append(_line(middle, 36, middle, top, load, scale, theme))
+        parts.append(_draw_line(middle, 36, middle, top, load, scale, theme))
     label = f"{names}: {units.traffic(load / cluster.levels[0].size)} per GPU"
-    parts.append(f"<g><title>{units.traffic(load)} out of each node</title>{_text(8, 16, label, theme, 12.5)}</g>")
+    parts.append(f"<g><title>{units.traffic(load)} out of each node</title>{_draw_text(8, 16, label, theme, 12.5)}</g>")
     return "".join(parts)
 
 
-def _text(x: float, y: float, text: str, theme: Theme, size: float, anchor: str = "start", bold: bool = False) -> str:
+def _draw_text(
+    x: float, y: float, text: str, theme: Theme, size: float, anchor: str = "start", bold: bool = False
+) -> str:
     weight = ' font-weight="600"' if bold else ""
     place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
     return f'<text {place} fill="{theme.text}"{weight}>{html.escape(text)}</text>'

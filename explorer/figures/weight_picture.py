@@ -18,16 +18,16 @@ NAMED = 15.0
 def weight_picture(p: ParamPlan, mesh: DeviceMesh, shape: Sequence[int]) -> str:
     """Draw the weight as it is stored, and gathered where it is used, if that differs."""
     used = [r if axis not in p.gathered else None for axis, r in enumerate(p.working)]
-    rest = draw.titled(_matrix(list(p.stored), mesh, shape), "stored")
+    rest = draw.titled(_draw_matrix(list(p.stored), mesh, shape), "stored")
     differs = [str(r) for r in p.stored] != [str(r) if r is not None else "R" for r in used]
     picture = (
-        draw.row(rest, draw.titled(_matrix(used, mesh, shape), "while used"), gap=26, align=1) if differs else rest
+        draw.row(rest, draw.titled(_draw_matrix(used, mesh, shape), "while used"), gap=26, align=1) if differs else rest
     )
     text = draw.svg(picture, "The weight in the colours of the GPUs that hold its parts")
     return text.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
 
 
-def _matrix(placed: Sequence[Placement | None], mesh: DeviceMesh, shape: Sequence[int]) -> Drawing:
+def _draw_matrix(placed: Sequence[Placement | None], mesh: DeviceMesh, shape: Sequence[int]) -> Drawing:
     """Draw the parts: rows are dim 0, columns dim 1; a part has the colour of its first GPU. None counts as whole."""
     cuts: dict[int, list[tuple[int, int]]] = {}
     stride = mesh.num_devices
@@ -35,7 +35,7 @@ def _matrix(placed: Sequence[Placement | None], mesh: DeviceMesh, shape: Sequenc
         stride //= n
         if isinstance(placement, Shard) and n > 1:
             cuts.setdefault(min(placement.dim, 1), []).append((n, stride))
-    rows, columns = (_owners(cuts.get(dim, [])) for dim in (0, 1))
+    rows, columns = (_list_owners(cuts.get(dim, [])) for dim in (0, 1))
     wide = SIDE if len(shape) > 1 else SIDE / 3
     w, h = wide / len(columns), SIDE / 1.6 / len(rows)
     named = w > 1.4 * NAMED and h > NAMED
@@ -52,7 +52,7 @@ def _matrix(placed: Sequence[Placement | None], mesh: DeviceMesh, shape: Sequenc
     return draw.column(*tiles, gap=0)
 
 
-def _owners(cuts: Sequence[tuple[int, int]]) -> list[int]:
+def _list_owners(cuts: Sequence[tuple[int, int]]) -> list[int]:
     """Return the first GPU of each part of a dim that several axes split in turn; at most `MOST` parts."""
     ranks = [0]
     for n, stride in cuts:

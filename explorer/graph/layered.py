@@ -116,7 +116,7 @@ def _insert_dummies(
     return chains, rows, links
 
 
-def _neighbours(links: Sequence[tuple[str, str]]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+def _list_neighbours(links: Sequence[tuple[str, str]]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     up: dict[str, list[str]] = {}
     down: dict[str, list[str]] = {}
     for a, b in links:
@@ -127,7 +127,7 @@ def _neighbours(links: Sequence[tuple[str, str]]) -> tuple[dict[str, list[str]],
 
 def _order_rows(rows: list[list[str]], links: Sequence[tuple[str, str]]) -> list[list[str]]:
     """Order the nodes of each row by barycentre sweeps, down and up."""
-    up, down = _neighbours(links)
+    up, down = _list_neighbours(links)
     rows = [list(r) for r in rows]
     for sweep in range(SWEEPS):
         neighbours, sequence = (up, rows[1:]) if sweep % 2 == 0 else (down, rows[-2::-1])
@@ -135,12 +135,12 @@ def _order_rows(rows: list[list[str]], links: Sequence[tuple[str, str]]) -> list
         place = {n: i / max(1, len(r) - 1) if len(r) > 1 else 0.5 for r in rows for i, n in enumerate(r)}
         for row in sequence:
             if len(row) > 1:
-                row.sort(key=lambda n: _mean([place[m] for m in neighbours.get(n, ())], place[n]))
+                row.sort(key=lambda n: _mean_or_default([place[m] for m in neighbours.get(n, ())], place[n]))
             place.update({n: i / (len(row) - 1) if len(row) > 1 else 0.5 for i, n in enumerate(row)})
     return rows
 
 
-def _mean(values: Sequence[float], default: float) -> float:
+def _mean_or_default(values: Sequence[float], default: float) -> float:
     return sum(values) / len(values) if values else default
 
 
@@ -148,7 +148,7 @@ def _place_columns(
     rows: list[list[str]], links: Sequence[tuple[str, str]], widths: Mapping[str, float]
 ) -> dict[str, float]:
     """Return x of every id: rows packed around 0, then pulled to the mean of their neighbours."""
-    up, down = _neighbours(links)
+    up, down = _list_neighbours(links)
     x: dict[str, float] = {}
     for row in rows:
         total = sum(widths.get(n, DUMMY_WIDTH) for n in row) + NODE_GAP * (len(row) - 1)
@@ -161,13 +161,13 @@ def _place_columns(
     for sweep in range(6):
         neighbours = up if sweep % 2 == 0 else down
         for row in rows if sweep % 2 == 0 else rows[::-1]:
-            wish = [_mean([x[m] for m in neighbours.get(n, ())], x[n]) for n in row]
-            for n, at in zip(row, _separate(wish, [widths.get(n, DUMMY_WIDTH) for n in row]), strict=True):
+            wish = [_mean_or_default([x[m] for m in neighbours.get(n, ())], x[n]) for n in row]
+            for n, at in zip(row, _separate_nodes(wish, [widths.get(n, DUMMY_WIDTH) for n in row]), strict=True):
                 x[n] = at
     return x
 
 
-def _separate(wish: list[float], widths: list[float]) -> list[float]:
+def _separate_nodes(wish: list[float], widths: list[float]) -> list[float]:
     """Return the nearest positions to `wish`, in order and without overlap: the mean of a push right and a push left."""
     # Pushed to the right alone, a row would drift off its middle; the mean of both pushes stays symmetric and keeps the gaps.
     right, left = wish[:], wish[:]
@@ -220,30 +220,30 @@ class _SideLanes:
     def route(self, src: str, dst: str) -> tuple[Point, ...]:
         """Route an edge out of the side of `src`, down the lane, into the side of `dst`; through gaps where others are in the way."""
         first, last = self.rank[src], self.rank[dst]
-        side = self._side(src, dst)
+        side = self._choose_side(src, dst)
         reach = self.extent[side]
         inner = reach[first : last + 1]
         lane = (max(inner) if side == 1 else min(inner)) + side * LANE_GAP
         # In the rows of its ends the lane is no obstacle: there the edge turns to its node.
         for r in range(first, last + 1):
             reach[r] = lane if r not in (first, last) else reach[r]
-        return (*self._leave(src, side, lane), *reversed(self._leave(dst, side, lane, above=True)))
+        return (*self._leave_node(src, side, lane), *reversed(self._leave_node(dst, side, lane, above=True)))
 
-    def _side(self, src: str, dst: str) -> int:
-        free = {s: self._outermost(src, s) + self._outermost(dst, s) for s in (-1, 1)}
+    def _choose_side(self, src: str, dst: str) -> int:
+        free = {s: self._is_outermost(src, s) + self._is_outermost(dst, s) for s in (-1, 1)}
         if free[-1] != free[1]:
             return max(free, key=lambda s: free[s])
         # both sides are as good: the two residuals of a block then run on different sides
         self.turn = -self.turn
         return self.turn
 
-    def _outermost(self, name: str, side: int) -> bool:
+    def _is_outermost(self, name: str, side: int) -> bool:
         reach = self.centres[name][0] * side
         return all(c[0] * side <= reach for other, c in self.centres.items() if self.rank[other] == self.rank[name])
 
-    def _leave(self, name: str, side: int, lane: float, above: bool = False) -> list[Point]:
+    def _leave_node(self, name: str, side: int, lane: float, above: bool = False) -> list[Point]:
         (cx, cy), (w, h) = self.centres[name], self.size[name]
-        if self._outermost(name, side):
+        if self._is_outermost(name, side):
             # Nothing of its row is in the way.
             return [(cx + side * w / 2, cy), (lane, cy)]
         gap = -1 if above else 1

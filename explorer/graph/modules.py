@@ -27,7 +27,7 @@ def group_by_module(coarse: CoarseGraph) -> CoarseGraph:
 def _join_groups(coarse: CoarseBlock) -> CoarseBlock:
     block = coarse.block
     home = _module_heads(coarse)
-    reads, readers = _neighbours(coarse)
+    reads, readers = _list_neighbours(coarse)
     members = Counter(home.values())
     loose = [
         k for k, g in enumerate(coarse.nodes) if isinstance(g, Group) and members[home[k]] == 1 and _is_loose(block, g)
@@ -66,7 +66,7 @@ def _module_heads(coarse: CoarseBlock) -> dict[int, int]:
     return home
 
 
-def _neighbours(coarse: CoarseBlock) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
+def _list_neighbours(coarse: CoarseBlock) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
     """Return (nodes whose results a node reads, nodes that read its results); -1 stands for the block's inputs and outputs."""
     block = coarse.block
     maker_of = {

@@ -107,8 +107,8 @@ def build_scene(coarse: CoarseGraph, *, brief: bool = False) -> Scene:
     """Draw a model: every unique block is laid out once. `brief`: nodes show names alone, and sums are small."""
     runs, _ = find_runs(coarse.graph.top)
     titles = {name: block_title(name, coarse.graph.calls()) for name in coarse.blocks}
-    scopes = {name: _scope(name, block, [], titles, brief) for name, block in coarse.blocks.items()}
-    scopes[""] = _scope("", coarse.top, runs, titles, brief)
+    scopes = {name: _draw_scope(name, block, [], titles, brief) for name, block in coarse.blocks.items()}
+    scopes[""] = _draw_scope("", coarse.top, runs, titles, brief)
     return Scene(coarse.graph.name, scopes, tuple(runs), titles)
 
 
@@ -121,13 +121,16 @@ def block_title(name: str, calls: Any) -> str:
     return ".".join(c[0] if len(set(c)) == 1 else "*" for c in zip(*rows_, strict=True))
 
 
-def _scope(name: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str, str], brief: bool) -> ScopeDrawing:
+def _draw_scope(
+    name: str, coarse: CoarseBlock, runs: list[Run], titles: Mapping[str, str], brief: bool
+) -> ScopeDrawing:
     block = coarse.block
     nodes, maker_of = _build_nodes(name, coarse, runs, titles)
     edges = _build_edges(block, coarse, runs, nodes, maker_of, name)
-    nodes = [_shorten(n) for n in nodes] if brief else nodes
+    nodes = [_shorten_node(n) for n in nodes] if brief else nodes
     boxes = [
-        Box(n.id, *(_brief_size(n) if brief else (_width(n), _height(n))), _first_op_index(n, block)) for n in nodes
+        Box(n.id, *(_brief_size(n) if brief else (_full_width(n), _full_height(n))), _first_op_index(n, block))
+        for n in nodes
     ]
     drawn = layout_graph(boxes, edges)
     placed = tuple(PlacedNode(n, *drawn.centres[n.id], b.width, b.height) for n, b in zip(nodes, boxes, strict=True))
@@ -140,7 +143,7 @@ def _first_op_index(node: Node, block: Block) -> float:
     return float(block.items.index(node.ops[0])) if node.ops else 0.0
 
 
-def _shorten(node: Node) -> Node:
+def _shorten_node(node: Node) -> Node:
     """Reduce a node to its name; a sum of branches to its sign."""
     name = "+" if node.kind == "join" and node.name == "add" else node.name
     # The end of a path stays, which says what a node is; the front is the same for all.
@@ -156,11 +159,11 @@ def _brief_size(node: Node) -> tuple[float, float]:
     return max(92.0, round(text_width(node.name, 12.5, bold=True) + 18)), 40.0 if node.kind == "weight" else 28.0
 
 
-def _height(node: Node) -> float:
+def _full_height(node: Node) -> float:
     return PORT_HEIGHT if node.kind == "port" else NODE_HEIGHT
 
 
-def _width(node: Node) -> float:
+def _full_width(node: Node) -> float:
     if node.kind == "port":
         return 64.0
     return max(96.0, round(max(text_width(node.name, 12.5, bold=True), text_width(node.sub, 10.5)) + 26))

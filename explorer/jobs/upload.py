@@ -57,7 +57,7 @@ def store_model(content: bytes) -> str:
             raise InputError(
                 f"the file has {len(content)} bytes; a .pt2 file has at most 64 MB here, give larger ones to the command line"
             )
-        return _store(content, EXPORTED)
+        return _store_file(content, EXPORTED)
     if len(content) > MAX_BYTES:
         raise InputError(f"the file has {len(content)} bytes; a config.json has at most 1 MB, {MAX_BYTES} bytes")
     try:
@@ -66,10 +66,10 @@ def store_model(content: bytes) -> str:
         raise InputError(f"the file is not JSON ({error}); give the model's config.json") from None
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         raise InputError("the file lacks model_type, so it is not a Hugging Face config.json")
-    return _store(content, CONFIG)
+    return _store_file(content, CONFIG)
 
 
-def _store(content: bytes, file: str) -> str:
+def _store_file(content: bytes, file: str) -> str:
     # By its content, so that the same file of two visitors is one model and is captured once.
     name = ("pt2" if file == EXPORTED else "") + hashlib.sha256(content).hexdigest()[:16]
     folder = FOLDER / name
@@ -79,7 +79,7 @@ def _store(content: bytes, file: str) -> str:
     return f"{OWN_PREFIX}{name}"
 
 
-def _source(name: str) -> Path | None:
+def _find_source(name: str) -> Path | None:
     """Return the stored file of a model; None where it is not on this machine."""
     folder = FOLDER / name.removeprefix(OWN_PREFIX)
     return next((folder / file for file in (CONFIG, EXPORTED) if (folder / file).is_file()), None)
@@ -94,7 +94,7 @@ def _remove_oldest() -> None:
 
 def describe_config(name: str) -> str:
     """Say what the file says at first sight: `llama, LlamaForCausalLM: 32 layers, 4,096 wide, ...`."""
-    file = _source(name)
+    file = _find_source(name)
     if file is None or file.name == EXPORTED:
         return "a graph of torch.export"
     data = json.loads(file.read_text(encoding="utf-8"))
@@ -113,7 +113,7 @@ def describe_config(name: str) -> str:
 
 def model_title(name: str) -> str:
     """Return the model's own name in the config, else its class; a general name where there is no such config."""
-    file = _source(name)
+    file = _find_source(name)
     if file is None or file.name == EXPORTED:
         return UNNAMED if file is None else "your .pt2 model"
     data = json.loads(file.read_text(encoding="utf-8"))
@@ -138,7 +138,7 @@ def load_graph(request: Request, say: Callable[[str], None] | None = None) -> Gr
 
     `say` gets the progress, and may raise to stop.
     """
-    folder, source = FOLDER / request.model.removeprefix(OWN_PREFIX), _source(request.model)
+    folder, source = FOLDER / request.model.removeprefix(OWN_PREFIX), _find_source(request.model)
     if source is None:
         raise InputError("this link names a model of somebody's own, which is not on this machine; upload it again")
     batch = request.batch and request.batch // (request.accumulate or 1)  # a graph holds one micro-batch
@@ -150,7 +150,7 @@ def load_graph(request: Request, say: Callable[[str], None] | None = None) -> Gr
     if target.is_file():
         return graph_from_json(json.loads(target.read_text(encoding="utf-8")))
     start = time.monotonic()
-    _capture(source, options, target, say or (lambda text: None))
+    _run_capture(source, options, target, say or (lambda text: None))
     graph = graph_from_json(json.loads(target.read_text(encoding="utf-8")))
     facts = {
         "seconds": time.monotonic() - start,
@@ -162,7 +162,7 @@ def load_graph(request: Request, say: Callable[[str], None] | None = None) -> Gr
     return graph
 
 
-def _capture(source: Path, options: dict[str, Any], target: Path, say: Callable[[str], None]) -> None:
+def _run_capture(source: Path, options: dict[str, Any], target: Path, say: Callable[[str], None]) -> None:
     """Run `CAPTURE`; the graph appears under its name when it is complete. Nothing that was started outlives this call."""
     part = target.with_suffix(f".{os.getpid()}.part")
     command = [sys.executable, "-m", CAPTURE, str(source), json.dumps(options), str(part)]

@@ -65,7 +65,7 @@ class Learner:
     @property
     def planner(self) -> Planner:
         """The model and cluster, ready to be planned on any mesh."""
-        return _planner(self)
+        return _make_planner(self)
 
     @property
     def graph(self) -> Graph:
@@ -89,27 +89,27 @@ class Learner:
 
     def transformer(self) -> tuple[Learner, str]:
         """This learner if the model has transformer layers, else one with the standard model, and a sentence about it."""
-        if _layer(self.graph) is not None:
+        if _find_layer_sizes(self.graph) is not None:
             return self, ""
         note = f"{self.name} has no transformer layers, so this lesson shows {MODELS[STANDARD_MODEL]} on your cluster."
         return with_model(self), note
 
     def routed(self) -> tuple[Learner, str]:
         """This learner if a router sends the model's tokens to experts, else one with a model where it does, and a sentence about it."""
-        if _experts(self.graph) is not None:
+        if _find_experts(self.graph) is not None:
             return self, ""
         note = f"{self.name} has no experts, so {MODELS[EXPERT_MODEL]} on your cluster is shown."
         return with_model(self, EXPERT_MODEL), note
 
     def experts(self) -> Experts:
         """The model's experts; call it on what `routed` gives."""
-        sizes = _experts(self.graph)
+        sizes = _find_experts(self.graph)
         assert sizes is not None
         return sizes
 
     def find_layer(self) -> Layer | None:
         """Sizes of the model's transformer layers, if it has some."""
-        return _layer(self.graph)
+        return _find_layer_sizes(self.graph)
 
     def layer(self) -> Layer:
         """Sizes of the model's layers; call it on what `transformer` gives."""
@@ -124,12 +124,12 @@ def with_model(learner: Learner, model: str = STANDARD_MODEL) -> Learner:
 
 
 @lru_cache(maxsize=32)
-def _planner(learner: Learner) -> Planner:
+def _make_planner(learner: Learner) -> Planner:
     graph = learner.load(learner.request) if learner.load else None
     return prepare_planner(learner.request, graph)
 
 
-def _layer(graph: Graph) -> Layer | None:
+def _find_layer_sizes(graph: Graph) -> Layer | None:
     """Sizes by the names that Hugging Face configs give them."""
     config = graph.config
 
@@ -145,7 +145,7 @@ def _layer(graph: Graph) -> Layer | None:
     return Layer(hidden, inner, heads, kv_heads, layers, head_dim, _gated(graph))
 
 
-def _experts(graph: Graph) -> Experts | None:
+def _find_experts(graph: Graph) -> Experts | None:
     """The experts of the first layer that has some, with the FLOPs of all layers."""
     first, flops = None, 0.0
     for name, block in (("", graph.top), *graph.blocks.items()):

@@ -110,7 +110,7 @@ def name_weights(plan: Plan, axis: int, kind: str, *, brief: bool = False) -> li
     `brief`: weights of which only some copies are placed so are told as some of their family.
     """
     names = []
-    for name, kinds in _families(plan, axis).items():
+    for name, kinds in _placements_by_family(plan, axis).items():
         if kind not in kinds:
             continue
         most = max(kinds, key=lambda w: kinds[w].total())
@@ -118,24 +118,24 @@ def name_weights(plan: Plan, axis: int, kind: str, *, brief: bool = False) -> li
             names.append(name)
         elif kind == most:
             names.append(f"most of {name}")
-        elif brief and any(count < _copies(leaf, kinds) for leaf, count in kinds[kind].items()):
+        elif brief and any(count < _count_copies(leaf, kinds) for leaf, count in kinds[kind].items()):
             names.append(f"some of {name}")
         else:
             names += [_weight_with_copies(leaf, count, kinds) for leaf, count in kinds[kind].items()]
     return names
 
 
-def _copies(leaf: str, kinds: Mapping[str, Counter[str]]) -> int:
+def _count_copies(leaf: str, kinds: Mapping[str, Counter[str]]) -> int:
     return sum(w[leaf] for w in kinds.values())
 
 
 def _weight_with_copies(leaf: str, count: int, kinds: Mapping[str, Counter[str]]) -> str:
     """Name a weight; where its copies are placed in several ways, with how many copies."""
-    total = _copies(leaf, kinds)
+    total = _count_copies(leaf, kinds)
     return leaf if count == total else f"{leaf} of {count} of {total} copies"
 
 
-def _families(plan: Plan, axis: int) -> dict[str, dict[str, Counter[str]]]:
+def _placements_by_family(plan: Plan, axis: int) -> dict[str, dict[str, Counter[str]]]:
     """Return family -> placement on one axis -> matrix by its own name -> copies that are placed so; families by name."""
     families: dict[str, dict[str, Counter[str]]] = {}
     for block in plan.blocks.values():
@@ -208,8 +208,8 @@ def compare_steps(a: Plan, b: Plan) -> str:
 
 def compare_sizes(a: Plan, b: Plan) -> str:
     """Say what `a` sends and needs against `b`."""
-    sent = _difference([sent_per_gpu(p) for p in (a, b)], "sends", units.traffic)
-    memory = _difference([p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)
+    sent = _describe_difference([sent_per_gpu(p) for p in (a, b)], "sends", units.traffic)
+    memory = _describe_difference([p.cost.memory_bytes["peak"] for p in (a, b)], "needs", units.memory)
     silent = not any(p.cost.traffic for p in (a, b))
     return f"{memory} memory" if silent else f"{sent} per GPU and {memory} memory"
 
@@ -221,8 +221,8 @@ def describe_restrictions(method: str, steps: Sequence[tuple[str, Plan | None]])
         return f"No plan fits here, so {method} cannot be compared with the exact search."
     first, last = known[0][1].cost, known[-1][1]
     text = (
-        f"{method}’s plan takes {_ratio(last.cost.step_time_s, first.step_time_s, 'step time')} and "
-        f"{_ratio(last.cost.comm_time_s, first.comm_time_s, 'communication')} against the best plan."
+        f"{method}’s plan takes {_describe_ratio(last.cost.step_time_s, first.step_time_s, 'step time')} and "
+        f"{_describe_ratio(last.cost.comm_time_s, first.comm_time_s, 'communication')} against the best plan."
     )
     added = [
         (b.cost.step_time_s - a.cost.step_time_s, says) for (_, a), (says, b) in pairwise(known) if a.fits and b.fits
@@ -242,7 +242,7 @@ def describe_restrictions(method: str, steps: Sequence[tuple[str, Plan | None]])
     return text + ("" if last.fits else " It does not fit the memory.")
 
 
-def _ratio(value: float, before: float, what: str) -> str:
+def _describe_ratio(value: float, before: float, what: str) -> str:
     if value == 0 or before == 0:
         return f"{'no' if value == 0 else 'some'} {what}"
     times = value / before
@@ -253,7 +253,7 @@ def _ratio(value: float, before: float, what: str) -> str:
     return f"{units.percent(abs(times - 1))} {'more' if times > 1 else 'less'} {what}"
 
 
-def _difference(sizes: Sequence[int], verb: str, unit: Callable[[float], str]) -> str:
+def _describe_difference(sizes: Sequence[int], verb: str, unit: Callable[[float], str]) -> str:
     first, other = sizes
     if abs(first - other) <= 0.005 * max(first, other, 1):
         return f"{verb} as much"

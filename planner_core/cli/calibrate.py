@@ -79,7 +79,7 @@ def run_calibrate(args: argparse.Namespace, say: Callable[[str], None], show: Ca
         cluster, calibrations = _fit_known_gpu(args, machine, say)
         data = hardware_file(calibrations, calibrations[-1].gpu, args.name or f"{cluster.gpu.name}, calibrated")
     write_file(Path(args.output), json.dumps(data, indent=2) + "\n")
-    report, shown = _report(args.output, calibrations), _text(args.output, calibrations)
+    report, shown = _make_report(args.output, calibrations), _format_report(args.output, calibrations)
     if machine is not None and machine.launch_s:
         report["launch_s"] = machine.launch_s
         shown += f"\nthe host issues a kernel in {1e6 * machine.launch_s:.1f} us, which is in no time above"
@@ -126,7 +126,7 @@ def _fit_known_gpu(
     return first, calibrations
 
 
-def _report(output: str, calibrations: Sequence[Calibration]) -> dict[str, Any]:
+def _make_report(output: str, calibrations: Sequence[Calibration]) -> dict[str, Any]:
     fits = [
         {
             "group": c.fit.group,
@@ -140,7 +140,7 @@ def _report(output: str, calibrations: Sequence[Calibration]) -> dict[str, Any]:
     return {"schema": SCHEMA, "file": output, "fits": fits}
 
 
-def _text(output: str, calibrations: Sequence[Calibration]) -> str:
+def _format_report(output: str, calibrations: Sequence[Calibration]) -> str:
     rows = [["what", "rows", "median error before", "after", "nine in ten before", "after"]]
     for c in calibrations:
         sizes = (c.fit.before.median, c.fit.after.median, c.fit.before.nine_in_ten, c.fit.after.nine_in_ten)

@@ -85,12 +85,12 @@ def run_command(argv: list[str] | None) -> int:
     """Run one command. Returns the exit status. Raises PlannerError, whose sentence still has its terms."""
     # what transformers says of the numbers of tokens would hide the one line of an error
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    args = _parser().parse_args(argv)
+    args = _make_parser().parse_args(argv)
     with naming_extras(), rare_collections():
         return int(args.run(args))
 
 
-def _parser() -> Parser:
+def _make_parser() -> Parser:
     parser = Parser(
         prog="shardscope" if Path(sys.argv[0]).stem == "shardscope" else "python -m planner_core",
         description="Plan tensor parallelism for a real model on a real cluster.",

@@ -190,15 +190,15 @@ class Clock:
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Time what runs inside."""
-        self._count()
+        self._count_elapsed()
         self._inside.append(name)
         try:
             yield
         finally:
-            self._count()
+            self._count_elapsed()
             self._inside.pop()
 
-    def _count(self) -> None:
+    def _count_elapsed(self) -> None:
         """Add the seconds since the last call to the part that was running."""
         now = time.perf_counter()
         if self._inside:

@@ -217,11 +217,11 @@ def test_a_passing_answer_says_what_its_search_left_open(monkeypatch: pytest.Mon
 def test_people_take_turns_but_a_long_plan_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whatif, "PATIENCE_S", 0.3)
     said: list[str] = []
-    with whatif._queue(said.append):
+    with whatif._wait_for_turn(said.append):
         assert not said
-        with whatif._queue(said.append):
+        with whatif._wait_for_turn(said.append):
             assert said
-    with whatif._queue(lambda text: said.clear()):  # the turn was given back, once
+    with whatif._wait_for_turn(lambda text: said.clear()):  # the turn was given back, once
         pass
     assert said
 
@@ -230,9 +230,9 @@ def test_who_gives_up_waiting_takes_no_turn() -> None:
     def leave(text: str) -> None:
         raise InterruptedError(text)
 
-    with whatif._queue(print), pytest.raises(InterruptedError), whatif._queue(leave):
+    with whatif._wait_for_turn(print), pytest.raises(InterruptedError), whatif._queue(leave):
         raise AssertionError("not reached")
-    with whatif._queue(leave):
+    with whatif._wait_for_turn(leave):
         pass
 
 

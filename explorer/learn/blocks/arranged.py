@@ -123,7 +123,7 @@ def arrange_unrunnable(learner: Learner, devices: int, letters: tuple[str, ...])
 def arrange_plan(learner: Learner, plan: Plan, planner: Planner) -> ArrangedBlock:
     """The block under any plan of the learner's model; its neighbours are those of the axis of tensor parallelism, the last one."""
     _, name, _ = with_llama_block(learner)
-    return _arrange(plan, planner, name)
+    return _arrange_plan(plan, planner, name)
 
 
 def _search_and_arrange(
@@ -132,10 +132,10 @@ def _search_and_arrange(
     answer = search_within_budget(problem, objective=objective)
     if answer.assignment is None:
         return None
-    return _arrange(planner.plan(problem, answer, title, "learn", objective), planner, block)
+    return _arrange_plan(planner.plan(problem, answer, title, "learn", objective), planner, block)
 
 
-def _arrange(plan: Plan, planner: Planner, name: str) -> ArrangedBlock:
+def _arrange_plan(plan: Plan, planner: Planner, name: str) -> ArrangedBlock:
     block, bp = planner.graph.blocks[name], plan.blocks[name]
     last = len(plan.mesh.axis_sizes) - 1
     split = plan.mesh.axis_names[last] == "tensor"

@@ -74,14 +74,14 @@ def _plan_blocks(
     learner: Learner, devices: int, method: str, keeping: StepSettings | None
 ) -> tuple[Problem, dict[str, BlockPlan]] | None:
     """The plan of a method, or without one that of least memory, with the problem that it solves."""
-    problem = _problem(learner, devices, method, keeping)
+    problem = _make_problem(learner, devices, method, keeping)
     if not problem:
         return None
     assignment = search_within_budget(problem, objective="time").assignment if method else find_least_memory(problem)
     return (problem, make_block_plans(problem, assignment)) if assignment else None
 
 
-def _problem(learner: Learner, devices: int, method: str, keeping: StepSettings | None) -> Problem | None:
+def _make_problem(learner: Learner, devices: int, method: str, keeping: StepSettings | None) -> Problem | None:
     level = replace(learner.cluster.levels[0], size=devices)
     workload = keeping.of(learner.planner.workload) if keeping else learner.planner.workload
     planner = learner.planner.changed(cluster=replace(learner.cluster, levels=(level,)), workload=workload)

@@ -80,41 +80,41 @@ PLACED = BlockStyle({}, slots=True)
 
 def draw_block(case: ArrangedBlock, look: BlockStyle = PLAIN) -> Drawing:
     """The picture of a state."""
-    halves = [_half(case, h, look) for h in look.halves]
+    halves = [_draw_half(case, h, look) for h in look.halves]
     body = column(*halves, gap=10)
     band = _weights_band(case)
     if band:
-        body = _framed(column(band, body, gap=8))
+        body = _draw_frame(column(band, body, gap=8))
     return column(body, _draw_key(case, look), gap=12)
 
 
-def _half(case: ArrangedBlock, h: int, look: BlockStyle) -> Drawing:
+def _draw_half(case: ArrangedBlock, h: int, look: BlockStyle) -> Drawing:
     """Attention or the feed-forward part."""
     firsts, last = HALVES[h][:-1], HALVES[h][-1]
     top = 40.0
     # The wire runs at the middle of the first products: three of attention, two of the feed-forward part.
     mid = top + 16 + (len(firsts) * PITCH - 24) / 2
     height = max(mid + 58, top + len(firsts) * PITCH)
-    parts = [_wire(mid), _fan(len(firsts), top), _skip(mid), at(0, 0, text(TITLES[h], 13, 600))]
-    ribbons = "".join(_ribbon(case, h, place, mid) for place in ("start", "in", "middle", "end", "sum"))
+    parts = [_draw_wire(mid), _draw_fan(len(firsts), top), _draw_skip(mid), at(0, 0, text(TITLES[h], 13, 600))]
+    ribbons = "".join(_draw_ribbon(case, h, place, mid) for place in ("start", "in", "middle", "end", "sum"))
     parts += [
         f'<g class="between">{ribbons}</g>',
-        _node(LEFT_EDGES["norm"], mid, NORM_W, ("norm",)),
-        _node(LEFT_EDGES["between"], mid, BETWEEN_W, BETWEEN[h]),
-        _plus(mid),
+        _draw_node(LEFT_EDGES["norm"], mid, NORM_W, ("norm",)),
+        _draw_node(LEFT_EDGES["between"], mid, BETWEEN_W, BETWEEN[h]),
+        _draw_plus(mid),
     ]
     if case.wires.get((h, "last")) != case.wires.get((h, "middle")):
-        parts.append(_ribbon(case, h, "last", mid))
+        parts.append(_draw_ribbon(case, h, "last", mid))
     marks = "".join(_draw_marks(case, h, mid))
     for i, name in enumerate(firsts):
-        parts.append(at(LEFT_EDGES["first"], top + i * PITCH, _matrix(case, name, look.slots)))
-    parts.append(at(LEFT_EDGES["final"], mid - MATRIX_H / 2 - 16, _matrix(case, last, look.slots)))
+        parts.append(at(LEFT_EDGES["first"], top + i * PITCH, _draw_matrix(case, name, look.slots)))
+    parts.append(at(LEFT_EDGES["final"], mid - MATRIX_H / 2 - 16, _draw_matrix(case, last, look.slots)))
     parts.append(f'<g class="messages">{marks}</g>')
     parts += [_gate_letter(LEFT_EDGES[f"gate {gate}"], mid, letter) for gate, letter in look.letters.items()]
     return Drawing(WIDTH, height, "".join(parts))
 
 
-def _fan(firsts: int, top: float) -> str:
+def _draw_fan(firsts: int, top: float) -> str:
     """The wire's way to the first products, and back together."""
     ys = [top + 16 + MATRIX_H / 2 + i * PITCH for i in range(firsts)]
     path = "".join(f"M{LEFT_EDGES['first'] - 7:.0f} {y:.1f}h{MATRIX_W + 14:.0f}" for y in ys)
@@ -124,12 +124,12 @@ def _fan(firsts: int, top: float) -> str:
     return f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity="0.55" stroke-width="1.5"/>'
 
 
-def _wire(mid: float) -> str:
+def _draw_wire(mid: float) -> str:
     before, behind = LEFT_EDGES["first"] - 7, LEFT_EDGES["first"] + MATRIX_W + 7
     return f'<path d="M0 {mid:.1f}H{before:.0f}M{behind:.0f} {mid:.1f}H{WIDTH:.0f}" stroke="currentColor" stroke-opacity="0.55" stroke-width="1.5"/>'
 
 
-def _skip(mid: float) -> str:
+def _draw_skip(mid: float) -> str:
     """The residual stream, past the half."""
     start, end = LEFT_EDGES["start"] + RIBBON_W / 2, LEFT_EDGES["add"]
     return (
@@ -138,7 +138,7 @@ def _skip(mid: float) -> str:
     )
 
 
-def _plus(mid: float) -> str:
+def _draw_plus(mid: float) -> str:
     x = LEFT_EDGES["add"]
     return (
         f'<circle cx="{x:.0f}" cy="{mid:.1f}" r="10" fill="{PAPER}" stroke="currentColor"/>'
@@ -146,7 +146,7 @@ def _plus(mid: float) -> str:
     )
 
 
-def _node(x: float, mid: float, wide: float, words: Sequence[str]) -> str:
+def _draw_node(x: float, mid: float, wide: float, words: Sequence[str]) -> str:
     high = 16.0 * len(words) + 14
     lines = "".join(
         f'<text x="{wide / 2:.0f}" y="{19 + 16 * i}" text-anchor="middle" font-size="13" fill="currentColor">{w}</text>'
@@ -160,7 +160,7 @@ MAX_SLICES = 8
 """Slices that a tensor is drawn in; more look alike."""
 
 
-def _ribbon(case: ArrangedBlock, h: int, place: str, mid: float) -> str:
+def _draw_ribbon(case: ArrangedBlock, h: int, place: str, mid: float) -> str:
     """The tensor that runs here: [tokens, features], whole, in slices, or as terms."""
     letter = case.wires.get((h, place))
     if letter is None:
@@ -184,13 +184,13 @@ def draw_slices(width: float, height: float, letter: str, parts: int, across: bo
     return column(*(tile(width, height / parts, ("S", r)) for r in range(parts)), gap=0)
 
 
-def _matrix(case: ArrangedBlock, name: str, slot: bool) -> Drawing:
+def _draw_matrix(case: ArrangedBlock, name: str, slot: bool) -> Drawing:
     """A weight with its name and placement; one that can be placed by hand has all its looks, and shows one."""
     mine = case.weights[name]
     if not slot:
-        return _weight(case, name, mine)
+        return _draw_weight(case, name, mine)
     looks = "".join(
-        f'<g class="look" data-look="{letter}"{"" if letter == mine else _HIDDEN}>{_weight(case, name, letter).body}</g>'
+        f'<g class="look" data-look="{letter}"{"" if letter == mine else _HIDDEN}>{_draw_weight(case, name, letter).body}</g>'
         for letter in CUTS
     )
     order = list(CUTS)
@@ -206,7 +206,7 @@ def _matrix(case: ArrangedBlock, name: str, slot: bool) -> Drawing:
 _HIDDEN = ' style="display:none"'
 
 
-def _weight(case: ArrangedBlock, name: str, letter: str) -> Drawing:
+def _draw_weight(case: ArrangedBlock, name: str, letter: str) -> Drawing:
     whole = name in case.gathered
     paper = f'<rect y="-1" width="{MATRIX_W:.0f}" height="{MATRIX_H + 17:.0f}" fill="{PAPER}"/>'
     head = f'{paper}<text y="11" font-size="12" font-weight="600" fill="currentColor">{name}</text>'
@@ -299,7 +299,7 @@ def _weights_band(case: ArrangedBlock) -> Drawing | None:
     return row(*parts, gap=14)
 
 
-def _framed(box: Drawing) -> Drawing:
+def _draw_frame(box: Drawing) -> Drawing:
     wide, high = max(box.width, WIDTH) + 20, box.height + 20
     frame = (
         f'<rect x="0.5" y="0.5" width="{wide - 1:.0f}" height="{high - 1:.0f}" rx="8" fill="none" '

@@ -160,7 +160,9 @@ def plot(
     ys = [y for values in values_by_name.values() for y in values]
     px = _scale(min(xs), max(xs), left, width - 12)
     py = _scale(min(ys), max(ys), height - low, 34 + 12 * len(marks))
-    parts = [_axes(px, py, (min(xs), max(xs)), (min(ys), max(ys)), x_shown, y_shown, (left, width - 12, height - low))]
+    parts = [
+        _draw_axes(px, py, (min(xs), max(xs)), (min(ys), max(ys)), x_shown, y_shown, (left, width - 12, height - low))
+    ]
     keys = []
     for (name, values), (colour, dash) in zip(values_by_name.items(), LOOKS, strict=False):
         path = "L".join(f"{px(x):.1f} {py(y):.1f}" for x, y in zip(xs, values, strict=True))
@@ -182,7 +184,7 @@ def _scale(low: float, high: float, start: float, end: float) -> Callable[[float
     return lambda v: start + (math.log10(v) - a) / ((b - a) or 1) * (end - start)
 
 
-def _axes(
+def _draw_axes(
     px: Callable[[float], float],
     py: Callable[[float], float],
     x_range: tuple[float, float],
@@ -292,21 +294,22 @@ def scatter(clouds: Sequence[Dots], x_name: str, y_name: str, shown: Callable[[f
     values = [v for cloud in clouds for point in cloud.points for v in point]
     ends = (min(values) / 1.1, max(values) * 1.1)
     px, py = _scale(*ends, left, width - 12), _scale(*ends, height - low, 24)
-    parts = [_axes(px, py, ends, ends, shown, shown, (left, width - 12, height - low))]
+    parts = [_draw_axes(px, py, ends, ends, shown, shown, (left, width - 12, height - low))]
     for factor, dash in ((1.1, "3 4"), (1.0, ""), (1 / 1.1, "3 4")):
         a, b = ends[0] * max(1, 1 / factor), ends[1] / max(1, factor)
         line = f"M{px(a):.1f} {py(a * factor):.1f}L{px(b):.1f} {py(b * factor):.1f}"
         parts.append(f'<path d="{line}" stroke="currentColor" fill="none" stroke-dasharray="{dash}"/>')
     for cloud in clouds:
-        parts.append("".join(_dot(cloud, px(x), py(y)) for x, y in cloud.points))
+        parts.append("".join(_draw_dot(cloud, px(x), py(y)) for x, y in cloud.points))
     parts += _axis_names(x_name, y_name, left, width, height)
     keys = [
-        row(Drawing(14, 14, _dot(c, 7, 7)), text(f"{c.name} ({len(c.points)})", 13, muted=True), gap=6) for c in clouds
+        row(Drawing(14, 14, _draw_dot(c, 7, 7)), text(f"{c.name} ({len(c.points)})", 13, muted=True), gap=6)
+        for c in clouds
     ]
     return column(Drawing(width, height, "".join(parts)), wrap(keys, WIDTH), gap=8)
 
 
-def _dot(cloud: Dots, x: float, y: float) -> str:
+def _draw_dot(cloud: Dots, x: float, y: float) -> str:
     if cloud.mark == "square":
         return f'<rect x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7" fill="none" stroke="{cloud.colour}" stroke-width="1.8"/>'
     if cloud.mark == "cross":

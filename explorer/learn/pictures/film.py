@@ -52,13 +52,13 @@ class Film:
 
     def markup(self, alt: str) -> str:
         """The film for the page: without JavaScript its first stop stands still."""
-        inside = self.still.body + "".join(map(_cell, self.cells)) + "".join(map(_flight, self.flights))
-        said = "".join(_said(i, words) for i, words in enumerate(self.said))
+        inside = self.still.body + "".join(map(_draw_cell, self.cells)) + "".join(map(_draw_flight, self.flights))
+        said = "".join(_write_captions(i, words) for i, words in enumerate(self.said))
         picture = svg(Drawing(self.width, self.height, inside), alt)
         return f'<div class="film" data-stops="{len(self.said)}">{picture}{said}</div>'
 
 
-def _cell(cell: Cell) -> str:
+def _draw_cell(cell: Cell) -> str:
     """Its bodies, each from the first to the last stop at which it stands."""
     runs: list[tuple[int, int, Drawing]] = []
     for stop, body in enumerate(cell.bodies):
@@ -69,20 +69,20 @@ def _cell(cell: Cell) -> str:
         else:
             runs.append((stop, stop, body))
     return "".join(
-        f'<g class="cell" data-from="{first}" data-to="{last}"{_hidden(first > 0)} transform="translate({cell.x:.1f} {cell.y:.1f})">{body.body}</g>'
+        f'<g class="cell" data-from="{first}" data-to="{last}"{_hide_attribute(first > 0)} transform="translate({cell.x:.1f} {cell.y:.1f})">{body.body}</g>'
         for first, last, body in runs
     )
 
 
-def _flight(f: Flight) -> str:
+def _draw_flight(f: Flight) -> str:
     path = " ".join(f"{v:.1f}" for v in (*f.start, *f.end))
     paper = f'<rect width="{f.body.width:.1f}" height="{f.body.height:.1f}" fill="{PAPER}"/>'  # what lies under it does not shine through
-    return f'<g class="flight" data-at="{f.leaves}" data-way="{path}"{_hidden(True)}>{paper}{f.body.body}</g>'
+    return f'<g class="flight" data-at="{f.leaves}" data-way="{path}"{_hide_attribute(True)}>{paper}{f.body.body}</g>'
 
 
-def _said(stop: int, words: str) -> str:
-    return f'<p class="said" data-at="{stop}"{_hidden(stop > 0)}>{html.escape(words)}</p>'
+def _write_captions(stop: int, words: str) -> str:
+    return f'<p class="said" data-at="{stop}"{_hide_attribute(stop > 0)}>{html.escape(words)}</p>'
 
 
-def _hidden(hidden: bool) -> str:
+def _hide_attribute(hidden: bool) -> str:
     return ' style="display:none"' if hidden else ""

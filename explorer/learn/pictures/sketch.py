@@ -100,7 +100,7 @@ def bars(sketch: Sketch, known: tuple[str, float], limit: tuple[float, str] | No
     still.append(
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{known[1] * scale:.1f}" height="{HIGH:.0f}" fill="{GREY}"/>'
     )
-    still.append(_label(left + known[1] * scale + 6, top + 18, sketch.said(known[1])))
+    still.append(_draw_label(left + known[1] * scale + 6, top + 18, sketch.said(known[1])))
     top += 40
     for i, h in enumerate(sketch.handles):
         y = top + i * ROW_HEIGHT
@@ -108,19 +108,19 @@ def bars(sketch: Sketch, known: tuple[str, float], limit: tuple[float, str] | No
         still.append(f'<path d="M{left:.1f} {y:.1f}v{HIGH + LOW + 4:.0f}" stroke="{GREY}"/>')
         truth.append(
             f'<rect x="{left:.1f}" y="{y + HIGH + 2:.1f}" width="{max(1.0, h.truth * scale):.1f}" height="{LOW:.0f}" fill="none" stroke="currentColor" '
-            f'stroke-width="2"/>{_label(left + h.truth * scale + 6, y + HIGH + LOW, f"is {sketch.said(h.truth)}")}'
+            f'stroke-width="2"/>{_draw_label(left + h.truth * scale + 6, y + HIGH + LOW, f"is {sketch.said(h.truth)}")}'
         )
         x = left + h.start * scale
         fill = f'<rect class="fill" x="{left - x:.1f}" width="{x - left:.1f}" height="{HIGH:.0f}" fill="{h.colour}"/>'
-        moving.append(_handle(sketch, i, x, y, fill + _grip(), (10, 18)))
+        moving.append(_draw_handle(sketch, i, x, y, fill + _draw_grip(), (10, 18)))
     height = top + len(sketch.handles) * ROW_HEIGHT
     if limit:
         x = left + limit[0] * scale
         still.append(
             f'<path d="M{x:.1f} 18V{height - 12:.1f}" stroke="currentColor" stroke-width="1.5" stroke-dasharray="5 4"/>'
         )
-        still.append(_label(x, 13, limit[1], "middle"))
-    return _markup(sketch, "bar", (left, right), (still, truth, moving), height)
+        still.append(_draw_label(x, 13, limit[1], "middle"))
+    return _write_markup(sketch, "bar", (left, right), (still, truth, moving), height)
 
 
 def spans(sketch: Sketch, tracks: Sequence[tuple[str, Sequence[tuple[float, float, str, str]]]]) -> str:
@@ -132,7 +132,9 @@ def spans(sketch: Sketch, tracks: Sequence[tuple[str, Sequence[tuple[float, floa
         y = top + i * ROW_HEIGHT
         still.append(at(0, y + 4, text(name, 14)))
         still.append(f'<path d="M{left:.1f} {y + HIGH + LOW + 6:.1f}H{right:.1f}" stroke="{GREY}"/>')
-        still += [_span(left + a * scale, y, (b - a) * scale, words, colour) for a, b, words, colour in fixed]
+        still += [
+            _draw_short_span(left + a * scale, y, (b - a) * scale, words, colour) for a, b, words, colour in fixed
+        ]
     for i, h in enumerate(sketch.handles):
         y, wide = top + h.at * ROW_HEIGHT, h.long * scale
         x = left + h.truth * scale
@@ -140,12 +142,12 @@ def spans(sketch: Sketch, tracks: Sequence[tuple[str, Sequence[tuple[float, floa
             f'<rect x="{x + 1:.1f}" y="{y + HIGH + 2:.1f}" width="{wide - 2:.1f}" height="{LOW:.0f}" fill="none" stroke="currentColor" stroke-width="2"/>'
             f'<text x="{x + wide / 2:.1f}" y="{y + HIGH + LOW - 1:.1f}" font-size="11" text-anchor="middle" fill="currentColor">{html.escape(_short_name(h.name))}</text>'
         )
-        body = f'<g class="held">{_span(0, 0, wide, h.name, h.colour)}</g>'
-        moving.append(_handle(sketch, i, left + h.start * scale, y, body, wide=wide))
+        body = f'<g class="held">{_draw_short_span(0, 0, wide, h.name, h.colour)}</g>'
+        moving.append(_draw_handle(sketch, i, left + h.start * scale, y, body, wide=wide))
     height = top + len(tracks) * ROW_HEIGHT
-    still.append(_label(left, height + 12, "0"))
-    still.append(_label(right, height + 12, sketch.said(sketch.most), "end"))
-    return _markup(sketch, "span", (left, right), (still, truth, moving), height + 16)
+    still.append(_draw_label(left, height + 12, "0"))
+    still.append(_draw_label(right, height + 12, sketch.said(sketch.most), "end"))
+    return _write_markup(sketch, "span", (left, right), (still, truth, moving), height + 16)
 
 
 def curves(
@@ -154,37 +156,42 @@ def curves(
     """Curves through points that are dragged up and down; `ticks` are (place from 0 to 1, words) along the axis. `still` is drawn behind, in the
     coordinates of `curve_scales`."""
     px, py = curve_scales(sketch.most)
-    frame, truth, moving = [still, _label(0, 14, y_name)], [], []
+    frame, truth, moving = [still, _draw_label(0, 14, y_name)], [], []
     frame.append(f'<path d="M{px(0):.1f} {TOP_Y}V{LOW_Y}H{px(1):.1f}" fill="none" stroke="{GREY}"/>')
-    frame += [_label(px(x), LOW_Y + 18, words, "end" if x > 0.97 else "middle" if x else "start") for x, words in ticks]
     frame += [
-        _label(LEFT - 6, LOW_Y + 4, "0", "end"),
-        _label(LEFT - 6, TOP_Y + 8, units.significant(sketch.most), "end"),
+        _draw_label(px(x), LOW_Y + 18, words, "end" if x > 0.97 else "middle" if x else "start") for x, words in ticks
+    ]
+    frame += [
+        _draw_label(LEFT - 6, LOW_Y + 4, "0", "end"),
+        _draw_label(LEFT - 6, TOP_Y + 8, units.significant(sketch.most), "end"),
     ]
     for k, line in enumerate(lines):
-        line_handles, look = [h for h in sketch.handles if h.line == k], _stroke(k)
+        line_handles, look = [h for h in sketch.handles if h.line == k], _stroke_of(k)
         first = [(px(line.begin[0]), py(line.begin[1]))] if line.begin else []
         anchor = f' data-begin="{first[0][0]:.1f} {first[0][1]:.1f}"' if first else ""
-        points = _path([*first, *((px(h.at), py(h.start)) for h in line_handles)])
+        points = _path_through([*first, *((px(h.at), py(h.start)) for h in line_handles)])
         moving.append(f'<path class="drawn" data-line="{k}"{anchor} d="{points}" fill="none" {look}/>')
         true = line.true or [(h.at, h.truth) for h in line_handles]
         truth.append(
-            f'<path d="{_path([(px(x), py(v)) for x, v in true])}" fill="none" stroke="{LINES[k][0]}" stroke-width="4"/>'
+            f'<path d="{_path_through([(px(x), py(v)) for x, v in true])}" fill="none" stroke="{LINES[k][0]}" stroke-width="4"/>'
         )
         x = LEFT + 150 * k
-        frame += [f'<path d="M{x:.0f} {LOW_Y + 38:.0f}h28" {look}/>', _label(x + 34, LOW_Y + 42, f"your {line.name}")]
+        frame += [
+            f'<path d="M{x:.0f} {LOW_Y + 38:.0f}h28" {look}/>',
+            _draw_label(x + 34, LOW_Y + 42, f"your {line.name}"),
+        ]
     for i, h in enumerate(sketch.handles):
         edge = f'fill="{LINES[h.line][0]}" stroke="{PAPER}" stroke-width="2"'
         mark = f'<rect x="-8" y="-8" width="16" height="16" {edge}/>' if h.line else f'<circle r="9" {edge}/>'
         moving.append(
-            _handle(
+            _draw_handle(
                 sketch, i, px(h.at), py(h.start), mark, (0, 25 if h.line else -14), words=units.significant(h.start)
             )
         )
-    return _markup(sketch, "point", (py(0), py(sketch.most)), (frame, truth, moving), LOW_Y + 46)
+    return _write_markup(sketch, "point", (py(0), py(sketch.most)), (frame, truth, moving), LOW_Y + 46)
 
 
-def _stroke(line: int) -> str:
+def _stroke_of(line: int) -> str:
     return f'stroke="{LINES[line][0]}" stroke-width="2" stroke-dasharray="{LINES[line][1]}"'
 
 
@@ -193,7 +200,7 @@ def curve_scales(most: float) -> tuple[Callable[[float], float], Callable[[float
     return lambda x: LEFT + x * (WIDTH - 20 - LEFT), lambda v: LOW_Y - v / most * (LOW_Y - TOP_Y)
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
+def _path_through(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
@@ -203,11 +210,11 @@ def _rows_left(names: Iterable[str]) -> float:
     return 14 + 7.6 * max(map(len, names))
 
 
-def _label(x: float, y: float, words: str, anchor: str = "start") -> str:
+def _draw_label(x: float, y: float, words: str, anchor: str = "start") -> str:
     return label(x, y, words, anchor, halo=3)
 
 
-def _span(x: float, y: float, wide: float, words: str, colour: str) -> str:
+def _draw_short_span(x: float, y: float, wide: float, words: str, colour: str) -> str:
     shown = words if 7.0 * len(words) + 4 < wide else _short_name(words)
     return at(x, y, draw_span(wide, shown, colour, HIGH))
 
@@ -217,11 +224,11 @@ def _short_name(name: str) -> str:
     return name.rpartition(" of ")[2]
 
 
-def _grip() -> str:
+def _draw_grip() -> str:
     return f'<rect class="grip" x="-5" y="-4" width="10" height="{HIGH + 8:.0f}" rx="4" fill="{PAPER}" stroke="currentColor" stroke-width="2"/>'
 
 
-def _handle(
+def _draw_handle(
     sketch: Sketch,
     i: int,
     x: float,
@@ -235,16 +242,16 @@ def _handle(
     h = sketch.handles[i]
     grab = f'<rect class="hit" x="{-22 if not wide else 0}" y="-22" width="{wide or 44:.1f}" height="{44 + HIGH * bool(wide):.0f}" fill="transparent"/>'
     if value_at:
-        grab += _label(*value_at, words or sketch.said(h.start), "middle" if value_at[0] == 0 else "start").replace(
-            "<text", '<text class="value"', 1
-        )
+        grab += _draw_label(
+            *value_at, words or sketch.said(h.start), "middle" if value_at[0] == 0 else "start"
+        ).replace("<text", '<text class="value"', 1)
     return (
         f'<g class="handle" tabindex="0" role="slider" data-at="{i}" transform="translate({x:.1f} {y:.1f})" aria-label="{html.escape(h.name)}" '
         f'aria-valuemin="0" aria-valuemax="{sketch.most:g}" aria-valuenow="{h.start:g}" aria-valuetext="{html.escape(sketch.said(h.start))}">{body}{grab}</g>'
     )
 
 
-def _markup(
+def _write_markup(
     sketch: Sketch, look: str, scale: tuple[float, float], parts: tuple[list[str], list[str], list[str]], height: float
 ) -> str:
     still, truth, moving = ("".join(p) for p in parts)

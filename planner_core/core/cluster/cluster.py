@@ -81,13 +81,13 @@ class Cluster:
 
     def with_bandwidth(self, factor: float, level: int | None = None) -> Cluster:
         """The same cluster with `factor` times the bandwidth on one level, or on all."""
-        return self._scaled("unit_bytes_per_s", factor, level)
+        return self._scale_levels("unit_bytes_per_s", factor, level)
 
     def with_latency(self, factor: float, level: int | None = None) -> Cluster:
         """The same cluster with `factor` times the latency on one level, or on all."""
-        return self._scaled("latency_s", factor, level)._scaled("tree_latency_s", factor, level)
+        return self._scale_levels("latency_s", factor, level)._scale_levels("tree_latency_s", factor, level)
 
-    def _scaled(self, field: str, factor: float, level: int | None) -> Cluster:
+    def _scale_levels(self, field: str, factor: float, level: int | None) -> Cluster:
         if not (math.isfinite(factor) and factor > 0):
             raise InputError(f"a link cannot be scaled by {factor}; give a positive factor such as 2")
         levels = tuple(

@@ -92,23 +92,23 @@ class HostLink:
 
 def products_from_json(data: Mapping[str, Any]) -> Products:
     """Read a form that was checked."""
-    return Products(**_constants(data))
+    return Products(**_read_constants(data))
 
 
 def attentions_from_json(data: Mapping[str, Any]) -> Attentions:
     """Read a form that was checked."""
-    rates = tuple(AttentionRate(name, **_constants(rate)) for name, rate in data.get("rates", {}).items())
-    return Attentions(**{**_constants(data), "rates": rates})
+    rates = tuple(AttentionRate(name, **_read_constants(rate)) for name, rate in data.get("rates", {}).items())
+    return Attentions(**{**_read_constants(data), "rates": rates})
 
 
 def collectives_from_json(data: Mapping[str, Any] | None) -> Collectives | None:
     """Read a form that was checked."""
-    return Collectives(**_constants(data)) if data is not None else None
+    return Collectives(**_read_constants(data)) if data is not None else None
 
 
 def host_link_from_json(data: Mapping[str, Any] | None) -> HostLink | None:
     """Read a form that was checked."""
-    return HostLink(**_constants(data)) if data is not None else None
+    return HostLink(**_read_constants(data)) if data is not None else None
 
 
 def kernels_json(
@@ -124,5 +124,5 @@ def kernels_json(
     }
 
 
-def _constants(data: Mapping[str, Any]) -> dict[str, Any]:
+def _read_constants(data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key not in NOTES}

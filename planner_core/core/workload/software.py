@@ -100,20 +100,20 @@ SOFTWARE = tuple(f.name for f in fields(Software))
 
 
 @cache
-def _stacks() -> Mapping[str, Mapping[str, Any]]:
+def _load_stacks() -> Mapping[str, Mapping[str, Any]]:
     data: Mapping[str, Mapping[str, Any]] = json.loads((ASSETS / "stacks.json").read_text(encoding="utf-8"))["stacks"]
     return data
 
 
 def stack_names() -> tuple[str, ...]:
     """The stacks that come with the project."""
-    return tuple(_stacks())
+    return tuple(_load_stacks())
 
 
 @cache
 def load_stack(name: str) -> Stack:
     """Return a stack by its name. Raises InputError for an unknown name."""
-    if name not in _stacks():
+    if name not in _load_stacks():
         raise InputError(named("stack", name), f" is not known; {nearest(name, stack_names())}")
     known = {f.name for f in fields(Stack)}
-    return Stack(name, **{key: value for key, value in _stacks()[name].items() if key in known})
+    return Stack(name, **{key: value for key, value in _load_stacks()[name].items() if key in known})

@@ -88,32 +88,32 @@ class AxisRules(Restriction):
                     continue
                 tests = [self._of_parameter(axis, read_by.get(index)) for axis in range(len(self.parameters))]
                 allowed = [t and [t(value, p) for p in states.axis_states] for t in tests]
-                self._forbid(net, name, states.index, allowed, lenient=True)
+                self._forbid_states(net, name, states.index, allowed, lenient=True)
             elif index in samples.delivered:
                 cut = [p[0] == Shard(samples.delivered[index]) for p in states.axis_states]
                 batch = [cut if t is is_batch_split else None for t in self.activations]
-                self._forbid(net, name, states.index, batch)
+                self._forbid_states(net, name, states.index, batch)
         for name, node in net.nodes.items():
             s = node.strategy
             passes = [
                 [self._row_passes(where, net, s.ops, row, k) for row in s.rows] for k in range(len(self.activations))
             ]
-            self._forbid(net, name, node.index, passes)
+            self._forbid_states(net, name, node.index, passes)
 
     def _of_parameter(self, axis: int, reader: Kind | None) -> PairTest | None:
         """The test of a parameter on an axis; None if it may have every state. `reader`: the kind of product that reads it."""
-        test, runs = self.parameters[axis], self._kinds(axis).get(reader) if reader else None
+        test, runs = self.parameters[axis], self._kinds_on(axis).get(reader) if reader else None
         if runs and runs.weights:
             return runs.weights
         return test if test is not is_used_in_parts or reader else None
 
-    def _kinds(self, axis: int) -> Mapping[Kind, OperatorRows]:
+    def _kinds_on(self, axis: int) -> Mapping[Kind, OperatorRows]:
         if self.kinds:
             return self.kinds[axis]
         return {} if self.activations[axis] is is_batch_split else BY_HEADS
 
     def _row_passes(self, where: Block, net: Network, ops: tuple[Op, ...], rows: tuple[Row, ...], axis: int) -> bool:
-        test, kinds, samples = self.activations[axis], self._kinds(axis), self._samples_of(where, net)
+        test, kinds, samples = self.activations[axis], self._kinds_on(axis), self._samples_of(where, net)
         # What products make may be sharded in any way on a tensor axis. Only what lies between them follows the residual stream.
         free = test is not is_batch_split and any(operator(op.fn).kind in PRODUCTS for op in ops)
         for op, row in zip(ops, rows, strict=True):
@@ -171,15 +171,15 @@ class AxisRules(Restriction):
         return any(self._in_stream(where.values[v]) for v in (*op.inputs, *op.outputs))
 
     def _in_stream(self, value: Value) -> bool:
-        return value.meta.shape in self._stream
+        return value.meta.shape in self._stream_shapes
 
     @functools.cached_property
-    def _stream(self) -> set[tuple[int, ...]]:
+    def _stream_shapes(self) -> set[tuple[int, ...]]:
         """The shapes of the residual stream."""
         return residual_shapes(self.graph)
 
     @staticmethod
-    def _forbid(
+    def _forbid_states(
         net: Network, name: str, index: Ints, tests: Sequence[Sequence[bool] | None], lenient: bool = False
     ) -> None:
         ok = np.ones(len(index), dtype=bool)

@@ -49,10 +49,10 @@ class PublishedRun:
 def load_published_runs() -> tuple[PublishedRun, ...]:
     """Every published run that could be priced."""
     with PREDICTIONS_FILE.open(encoding="utf-8", newline="") as file:
-        return tuple(_run(row) for row in csv.DictReader(file))
+        return tuple(_read_run(row) for row in csv.DictReader(file))
 
 
-def _run(row: dict[str, str]) -> PublishedRun:
+def _read_run(row: dict[str, str]) -> PublishedRun:
     predicted = (row["predicted_s"], row["group_out_s"], row["source_out_s"])
     return PublishedRun(
         row["id"],

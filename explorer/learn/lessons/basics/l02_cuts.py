@@ -59,7 +59,9 @@ def joining_film(c: dict[str, Any], columns: bool) -> Film:
         for r, piece in enumerate(c["pieces"]):
             columns_of_rank = range(r * wide, (r + 1) * wide) if columns else range(N)
             cells = {(i, j): float(piece[i, j - columns_of_rank.start]) for i in range(N) for j in columns_of_rank}
-            boards.append([_chunk("S" if columns else "P", r, cells.get((i, j))) for i in range(N) for j in range(N)])
+            boards.append(
+                [_make_chunk("S" if columns else "P", r, cells.get((i, j))) for i in range(N) for j in range(N)]
+            )
         whole = k == n
         arrived = range(k * wide) if columns else range(N if k else 0)
         boards.append(
@@ -78,7 +80,7 @@ def joining_film(c: dict[str, Any], columns: bool) -> Film:
     return board_film(stops, N, cell=38, names=[*(f"GPU {r}" for r in range(n)), "Y"], note=note)
 
 
-def _chunk(look: str, rank: int, value: float | None) -> Chunk | None:
+def _make_chunk(look: str, rank: int, value: float | None) -> Chunk | None:
     return None if value is None else ((look, rank), number(value))
 
 

@@ -59,11 +59,11 @@ def place_tensor(placement: str, devices: int, seed: int) -> tuple[Any, list[Any
 
 def redistribute(pieces: list[Any], src: Placement, dst: Placement) -> list[Any]:
     """The redistribution done on the devices' tensors with torch: join by `src`, then place by `dst`."""
-    n, whole = len(pieces), _join(pieces, src)
+    n, whole = len(pieces), _join_pieces(pieces, src)
     return list(whole.chunk(n, dim=dst.dim)) if isinstance(dst, Shard) else [whole.clone() for _ in range(n)]
 
 
-def _join(pieces: list[Any], src: Placement) -> Any:
+def _join_pieces(pieces: list[Any], src: Placement) -> Any:
     import torch
 
     if isinstance(src, Shard):
@@ -118,7 +118,7 @@ def redistribution_film(before: list[Any], src: Placement, dst: Placement, whole
     }
     stops = []
     for k, here in enumerate(path):
-        boards = [_cells(r, n, here, before[r] if here == P else whole) for r in range(n)]
+        boards = [_list_cells(r, n, here, before[r] if here == P else whole) for r in range(n)]
         to = path[k + 1] if k + 1 < len(path) else None
         moves = [m for r in range(n) for m in _sends_of(r, n, here, to)] if to else []
         under_way = (
@@ -137,7 +137,7 @@ def _owning_device(n: int, p: Placement, i: int, j: int) -> int | None:
     return (i, j)[p.dim] * n // SIZE if isinstance(p, Shard) else None
 
 
-def _cells(rank: int, n: int, p: Placement, values: Any) -> list[Chunk | None]:
+def _list_cells(rank: int, n: int, p: Placement, values: Any) -> list[Chunk | None]:
     look: Style = ("R", None) if p == R else ("P" if p == P else "S", rank)
     return [
         (look, number(float(values[i, j]) if values.shape == (SIZE, SIZE) else 0))

@@ -77,7 +77,7 @@ def _ring_film(states: list[dict[str, Any]], n: int) -> Film:
     """The whole ring as a film."""
     stops = []
     for k, state in enumerate(states):
-        boards = [[_chunk(state, n, r, c) for c in range(n)] for r in range(n)]
+        boards = [[_make_chunk(state, n, r, c) for c in range(n)] for r in range(n)]
         sends = states[k + 1]["sent"] if k + 1 < len(states) else []
         moves = [(r, c, (r + 1) % n, c) for r, c in enumerate(sends)]
         said = f"{state['phase']}: {k} chunk{'s' * (k > 1)} sent by each GPU." if k else "Before the first step."
@@ -86,7 +86,7 @@ def _ring_film(states: list[dict[str, Any]], n: int) -> Film:
     return board_film(stops, n, cell=44 if n < 7 else 34, note=note)
 
 
-def _chunk(state: dict[str, Any], n: int, r: int, c: int) -> Chunk:
+def _make_chunk(state: dict[str, Any], n: int, r: int, c: int) -> Chunk:
     """Chunk c as device r holds it: grey where all hold the sums, solid with all terms, else hatched."""
     done, full = bool((state["terms"] == n).all()), int(state["terms"][r, c]) == n
     look: Style = ("R", None) if done else ("S", c) if full else ("P", c)
@@ -98,7 +98,7 @@ def _draw_state(state: dict[str, Any], n: int) -> Drawing:
     for r in range(n):
         cells = []
         for c in range(n):
-            box = tile(wide, 30, *_chunk(state, n, r, c))
+            box = tile(wide, 30, *_make_chunk(state, n, r, c))
             if state["sent"] and state["sent"][(r - 1) % n] == c:
                 edge = f'<rect x="2" y="2" width="{wide - 4}" height="26" fill="none" stroke="currentColor" '
                 box = Drawing(wide, 30, box.body + edge + 'stroke-width="2.5"/>')

@@ -107,12 +107,12 @@ def live(learner: Learner, values: Values) -> Live:
     return Live({"cut": cut, "cuts": CUTS, "names": names, "name": names[cut_name]}, pictures, numbers)
 
 
-def _style(r: int, placement: str) -> Any:
+def _style_of(r: int, placement: str) -> Any:
     return replicated if placement == "R" else owned(r, placement[0])
 
 
 def _draw_device(r: int, what: tuple[tuple[str, Any, str], ...]) -> Drawing:
-    boxes = [matrix(t, _style(r, p), name, "P, not summed yet" if p == "P" else p, cell=40) for name, t, p in what]
+    boxes = [matrix(t, _style_of(r, p), name, "P, not summed yet" if p == "P" else p, cell=40) for name, t, p in what]
     return device(r, row(*boxes, gap=18, align=0))
 
 

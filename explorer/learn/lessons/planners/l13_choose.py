@@ -82,7 +82,7 @@ class _Choice:
         return tuple(m.sent for m in self.best.messages)
 
 
-def _choose(learner: Learner, block: str, values: Values) -> _Choice:
+def _choose_layouts(learner: Learner, block: str, values: Values) -> _Choice:
     devices, row = int(values["t"]), row_of_choice(values)
     candidates = score_choices(learner, block, devices)
     best_row = best_within(candidates, row)
@@ -100,7 +100,7 @@ def live(learner: Learner, values: Values) -> Live:
     """The block to build, the messages it causes, all candidates, the optimum as a block, why it is better, and the best plan of the model."""
     learner, block, note = with_llama_block(learner)
     devices = int(values["t"])
-    c, usual = _choose(learner, block, values), arranged.arrange_megatron(learner, devices, False)
+    c, usual = _choose_layouts(learner, block, values), arranged.arrange_megatron(learner, devices, False)
     comm, memory = c.candidates.comm_s, c.candidates.memory_bytes
     exact = arranged.arrange_best(learner, devices)
     only_yours, only_least = placing.compare_messages(c.yours, c.least)
@@ -109,7 +109,7 @@ def live(learner: Learner, values: Values) -> Live:
         "mine_bytes": float(memory[c.row]),
         "best_s": float(comm[c.best_row]),
         "best_bytes": float(memory[c.best_row]),
-        "better": int(_dominates(comm, memory, c.row).sum()),
+        "better": int(_find_dominating(comm, memory, c.row).sum()),
         "space": c.candidates.space,
         "scored": c.candidates.scored,
         "mine_sent_s": sum(x.seconds for x in c.yours),
@@ -147,7 +147,7 @@ def _is_dealt_out(case: ArrangedBlock) -> bool:
     return any(split_of(p, case.plan.mesh).stored > 1 for p in case.plan.blocks[case.block].params.values())
 
 
-def _dominates(comm: Any, memory: Any, row: int) -> Any:
+def _find_dominating(comm: Any, memory: Any, row: int) -> Any:
     """Which choices send no longer and keep no more, and one of both less."""
     no_worse = (comm <= comm[row]) & (memory <= memory[row])
     return no_worse & ((comm < comm[row]) | (memory < memory[row]))

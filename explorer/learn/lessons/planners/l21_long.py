@@ -99,7 +99,7 @@ def live(learner: Learner, values: Values) -> Live:
         "sent": sent_bytes,
         "length": LESSON.controls[1].name(tokens),
         "halved": numbers_note,
-        **_prices(learner, tokens, n),
+        **_price_facts(learner, tokens, n),
     }
     return Live(facts, {"ring": _ring_film(c, n)}, numbers, learner, note)
 
@@ -188,7 +188,7 @@ def choose_own_plan(learner: Learner, tokens: int, n: int) -> Plan | None:
     return choose_plan(longer, gpus // n, recompute="full") if n < gpus and gpus % n == 0 else None
 
 
-def _prices(learner: Learner, tokens: int, n: int) -> dict[str, Any]:
+def _price_facts(learner: Learner, tokens: int, n: int) -> dict[str, Any]:
     """What the planner prices; where the model has one length, or no positions for this one, why not."""
     facts: dict[str, Any] = dict.fromkeys(("one_length", "too_long", "ring_merges", "own", "fits"))
     facts["priced"] = {}

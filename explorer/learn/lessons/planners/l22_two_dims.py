@@ -144,7 +144,7 @@ def live(learner: Learner, values: Values) -> Live:
     pictures: dict[str, Picture] = {
         "column_first": summing_film(column, "column-first"),
         "row_first": summing_film(row, "row-first"),
-        "timeline": _timeline(spans, spans[-1].end_s),
+        "timeline": _draw_timeline(spans, spans[-1].end_s),
     }
     errors = {"column_error": column["error"], "row_error": row["error"]}
     tables = {
@@ -261,7 +261,7 @@ def _chunk_times(learner: Learner, mesh: tuple[int, int], chunks: int, b2: float
     return compute, comm, chunk_timeline([compute / chunks] * chunks, [comm / chunks] * chunks)
 
 
-def _timeline(spans: Any, end: float) -> Drawing:
+def _draw_timeline(spans: Any, end: float) -> Drawing:
     colours = {"compute": COMPUTE, "communication": COMMUNICATION}
     tracks = []
     for stream, colour in colours.items():

@@ -156,7 +156,7 @@ def _entry_states(run: RunTable) -> list[int]:
     return [i for i in range(len(run.states)) if np.isfinite(run.copy_seconds[i]).any()]
 
 
-def _milliseconds(value: float) -> str:
+def _format_ms(value: float) -> str:
     return f"{value * 1e3:,.3f}".replace(",", "\u202f") if math.isfinite(value) else "cannot"
 
 
@@ -165,9 +165,9 @@ def _find_least_copy(run: RunTable) -> dict[str, Any]:
     shown = _entry_states(run)
     i, j = np.unravel_index(int(run.copy_seconds.argmin()), run.copy_seconds.shape)
     return {
-        "rows": [(run.states[i], [_milliseconds(s) for s in run.copy_seconds[i]]) for i in shown],
+        "rows": [(run.states[i], [_format_ms(s) for s in run.copy_seconds[i]]) for i in shown],
         "never": [s for k, s in enumerate(run.states) if k not in shown],
-        "least": _milliseconds(float(run.copy_seconds.min())),
+        "least": _format_ms(float(run.copy_seconds.min())),
         "from": run.states[i],
         "to": run.states[j],
     }
@@ -185,14 +185,14 @@ def _find_least_pair(run: RunTable) -> dict[str, Any]:
     sums = run.copy_seconds[i] + run.copy_seconds[:, j]
     middle = [k for k in range(len(run.states)) if np.isfinite(sums[k])]
     rows = [
-        (run.states[k], *map(_milliseconds, (run.copy_seconds[i, k], run.copy_seconds[k, j], sums[k]))) for k in middle
+        (run.states[k], *map(_format_ms, (run.copy_seconds[i, k], run.copy_seconds[k, j], sums[k]))) for k in middle
     ]
     best = int(sums.argmin())
     return {
         "rows": rows,
         "from": run.states[i],
         "to": run.states[j],
-        "least": _milliseconds(float(sums[best])),
+        "least": _format_ms(float(sums[best])),
         "through": run.states[best],
     }
 
@@ -201,15 +201,15 @@ def _find_least_run(run: RunTable, exact: RunTable) -> dict[str, Any]:
     """The least by the number of copies, from the rounded table and from the planner's."""
     i, j = _best_ends(run)
     rows = [
-        (n, num_products(n), _milliseconds(float(t[i, j])), _milliseconds(n * float(run.copy_seconds.min())))
+        (n, num_products(n), _format_ms(float(t[i, j])), _format_ms(n * float(run.copy_seconds.min())))
         for n, t in table_powers(run)
     ]
     return {
         "rows": rows,
         "from": run.states[i],
         "to": run.states[j],
-        "rounded": _milliseconds(float(run.run_seconds[i, j])),
-        "exact": _milliseconds(float(exact.run_seconds[i, j])),
+        "rounded": _format_ms(float(run.run_seconds[i, j])),
+        "exact": _format_ms(float(exact.run_seconds[i, j])),
     }
 
 

@@ -182,7 +182,7 @@ def _tree_film() -> Film:
         reached = f"Sums of {2**k} numbers." if k <= half else f"{2 ** (k - half)} members know the sum."
         said.append(f"Round {k}: {len(sent)} send{'s' * (len(sent) > 1)} at once. {reached}")
     pairs = [pair for _, sent in states[1 : half + 1] for pair in sent]
-    return _members_film(states, places, said, 212, "".join(_edge(places[a], places[b]) for a, b in pairs))
+    return _members_film(states, places, said, 212, "".join(_draw_edge(places[a], places[b]) for a, b in pairs))
 
 
 def _members_film(
@@ -209,7 +209,7 @@ def _members_film(
     return Film(600, height, tuple(said), Drawing(0, 0, still), cells, flights)
 
 
-def _edge(a: tuple[float, float], b: tuple[float, float]) -> str:
+def _draw_edge(a: tuple[float, float], b: tuple[float, float]) -> str:
     return f'<path d="M{a[0] + 27:.0f} {a[1] + 15:.0f}L{b[0] + 27:.0f} {b[1] + 15:.0f}" stroke="{GREY}" stroke-opacity="0.5" stroke-width="1.5"/>'
 
 

@@ -177,7 +177,7 @@ def live(learner: Learner, values: Values) -> Live:
     pictures: dict[str, Picture] = {
         "roofline": _roofline_chart(layer, gpu, dtype, tokens),
         "crossing": _crossing_chart(w, tokens),
-        "waits": _sketch(learner, speed),
+        "waits": _make_sketch(learner, speed),
     }
     return Live(facts, pictures, numbers, learner, note)
 
@@ -212,7 +212,7 @@ def _roofline_chart(layer: Layer, gpu: Gpu, dtype: str, tokens: int) -> Drawing:
     return plot((0.5, 1, top, 1e4), reach, below, beside, "{:g}".format, units.count, marks)
 
 
-def _sketch(learner: Learner, speed: int) -> Prediction:
+def _make_sketch(learner: Learner, speed: int) -> Prediction:
     """A prediction to draw: what a layer waits for at few and at many tokens."""
     times = {t: layer_times(learner, t, speed) for t in SKETCH_TOKENS}
     w = times[SKETCH_TOKENS[0]]

@@ -114,7 +114,7 @@ def live(learner: Learner, values: Values) -> Live:
         "plans": {name: case.plan for name, case in cases.items()},
     }
     pictures: dict[str, Picture] = {
-        "sketch": _sketch(n, inner),
+        "sketch": _make_sketch(n, inner),
         "again": _micro_batches_chart(n, inner, params, m),
     }
     return Live(facts, pictures | ({"block": draw_block(block)} if block else {}), numbers, learner, note)
@@ -143,7 +143,7 @@ def _block_facts(block: ArrangedBlock | None) -> dict[str, int] | None:
     return {"devices": block.devices, "groups": block.groups, "weights": weights}
 
 
-def _sketch(n: int, inner: int) -> Prediction:
+def _make_sketch(n: int, inner: int) -> Prediction:
     """A prediction to draw: bytes per parameter by stage."""
     each = {
         name: sum(kept_per_parameter(stage, inner if name == "HSDP" else n).values()) for name, stage in STAGES.items()

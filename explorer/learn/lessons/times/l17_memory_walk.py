@@ -98,7 +98,7 @@ def live(learner: Learner, values: Values) -> Live:
     }
     pictures: dict[str, Picture] = {
         "forward": _memory_chart(case, turn),
-        "sketch": _sketch(case),
+        "sketch": _make_sketch(case),
         "both": _memory_chart(case, None),
     }
     return Live(facts, pictures, numbers, shown, note)
@@ -126,7 +126,7 @@ def _price_cuts(learner: Learner, recompute: str) -> list[tuple[int, Plan, int, 
     return cuts
 
 
-def _sketch(case: PricedLayout) -> Prediction:
+def _make_sketch(case: PricedLayout) -> Prediction:
     """A prediction to draw: what is kept on the way back."""
     moments, turn, step = memory_moments(case)
     base, params = standing_bytes(case), case.planner.graph.num_params

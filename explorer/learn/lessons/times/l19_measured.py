@@ -176,7 +176,7 @@ def live(learner: Learner, values: Values) -> Live:
         name: scatter(_run_clouds(predict), "measured", words, units.seconds)
         for name, (predict, words) in predictions.items()
     }
-    pictures["residuals"] = _histogram(one)
+    pictures["residuals"] = _draw_histogram(one)
     low, high = (float(np.quantile([r.share for r in fitted_runs()], q)) for q in (0.05, 0.95))
     facts = {"least_share": low, "most_share": high, "tie": MIN_DIFFERENCE, "run": _example_facts(), **_wrong_pairs()}
     facts["causes"] = _group_residuals(best)
@@ -192,7 +192,7 @@ def _run_clouds(predict: Callable[[FittedRun], float]) -> list[Dots]:
     return [Dots(name, tuple(points[name]), *looks[name]) for name in looks if points[name]]
 
 
-def _histogram(errors: Sequence[float]) -> Drawing:
+def _draw_histogram(errors: Sequence[float]) -> Drawing:
     edges = (-0.5, -0.3, -0.2, -0.1, 0.1, 0.2, 0.3, 0.5)
     names = ("< −50 %", "−50…−30", "−30…−20", "−20…−10", "−10…+10", "+10…+20", "+20…+30", "+30…+50", "> +50 %")
     counts = np.bincount(np.searchsorted(edges, errors), minlength=len(names))

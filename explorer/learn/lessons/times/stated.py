@@ -88,7 +88,7 @@ def price_batch(
     learner: Learner, layout: Layout, batch: int, accumulate: int = 1, recompute: str = "none"
 ) -> PricedLayout | None:
     """The same with `batch` samples over all GPUs in each micro-batch."""
-    planner = _planner(learner, batch, accumulate, recompute)
+    planner = _make_planner(learner, batch, accumulate, recompute)
     plan = planner.of_layout(layout, str(layout))
     return PricedLayout(layout, plan, planner) if plan else None
 
@@ -97,14 +97,14 @@ def price_batch(
 def choose_plan(learner: Learner, batch: int, accumulate: int = 1, recompute: str = "none") -> Plan | None:
     """The plan of `batch` samples that the planner chooses itself, from every plan on every mesh. Where none fits, the one that needs the
     least memory; None where the learner has set a limit on memory that no plan keeps."""
-    planner = _planner(learner, batch, accumulate, recompute)
+    planner = _make_planner(learner, batch, accumulate, recompute)
     with suppress(NoPlanFits):
         return choose_mesh(planner, candidate_meshes(planner.request, planner.cluster), method=METHODS["exact"])
     return None
 
 
 @lru_cache(maxsize=64)
-def _planner(learner: Learner, batch: int, accumulate: int, recompute: str) -> Planner:
+def _make_planner(learner: Learner, batch: int, accumulate: int, recompute: str) -> Planner:
     planner = Learner(
         replace(learner.request, batch=batch, mesh=None, layout=None, objective="time"), learner.load
     ).planner

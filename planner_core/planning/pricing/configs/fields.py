@@ -208,7 +208,7 @@ class Fields:
     @staticmethod
     def from_nested(data: Mapping[str, Any], where: str, tool: str = "") -> Fields:
         """Flatten nested settings."""
-        return Fields(where, dict(_leaves(data, "")), tool=tool)
+        return Fields(where, dict(_flatten_leaves(data, "")), tool=tool)
 
     def has_value(self, name: str) -> bool:
         """Whether a field exists and is not left to the tool."""
@@ -220,7 +220,7 @@ class Fields:
         self.read.update(n for n in names if n in self.values)
         return next((n for n in names if self.has_value(n)), names[0])
 
-    def _value(self, name: str, default: Any) -> Any:
+    def _read_value(self, name: str, default: Any) -> Any:
         self.read.add(name)
         value = self.values.get(name)
         if isinstance(value, UnknownValue):
@@ -231,7 +231,7 @@ class Fields:
 
     def read_int(self, name: str, default: int, least: int = 1) -> int:
         """A whole number from `least`. Raises InputError for anything else."""
-        value = self._value(name, default)
+        value = self._read_value(name, default)
         try:
             number = int(value)
         except (TypeError, ValueError):
@@ -251,7 +251,7 @@ class Fields:
 
     def read_float(self, name: str, default: float) -> float:
         """A finite number. Raises InputError for anything else."""
-        value = self._value(name, default)
+        value = self._read_value(name, default)
         try:
             number = float(value)
         except (TypeError, ValueError):
@@ -262,7 +262,7 @@ class Fields:
 
     def read_flag(self, name: str, default: bool = False) -> bool:
         """True or false, also as text."""
-        value = self._value(name, default)
+        value = self._read_value(name, default)
         # YAML gives bools, a launch script gives text; `str` makes both one.
         flag = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(str(value).lower())
         if flag is None:
@@ -271,14 +271,14 @@ class Fields:
 
     def read_word(self, name: str, default: str, choices: tuple[str, ...] = ()) -> str:
         """A word in lower case. Raises InputError if it is not one of `choices`; without choices any word is accepted."""
-        value = str(self._value(name, default)).lower()
+        value = str(self._read_value(name, default)).lower()
         if choices and value not in choices:
             raise self.wrong_value(name, value, f"one of {', '.join(choices)}")
         return value
 
     def read_words(self, name: str) -> tuple[str, ...]:
         """Words in lower case, from a list or from text separated by spaces or commas."""
-        value = self._value(name, ())
+        value = self._read_value(name, ())
         parts = value if isinstance(value, (list, tuple)) else str(value).replace(",", " ").split()
         return tuple(str(part).lower() for part in parts)
 
@@ -353,12 +353,12 @@ class Fields:
         return replace(setup, options=setup.options_beside(layout, {}))
 
 
-def _leaves(data: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
+def _flatten_leaves(data: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
     leaves: list[tuple[str, Any]] = []
     for key, value in data.items():
         name = f"{path}.{key}" if path else str(key)
         # An empty mapping is a leaf: a section without fields still says that the tool's feature is on.
-        leaves += _leaves(value, name) if isinstance(value, Mapping) and value else [(name, value)]
+        leaves += _flatten_leaves(value, name) if isinstance(value, Mapping) and value else [(name, value)]
     return leaves
 
 

@@ -81,7 +81,7 @@ def read_text(text: str, where: str, num_gpus: int, file: Path, function: str | 
     form = FORMATS.get(file.suffix.lower())
     if form == "Python":
         return _read_python(text, function, where, num_gpus)
-    settings = (form, _parse(text, form, where)) if form else _find_settings(text)
+    settings = (form, _parse_text(text, form, where)) if form else _find_settings(text)
     if settings is None:
         return _read_options(text, where, num_gpus)
     form, data = settings
@@ -145,7 +145,7 @@ def _read_mapping(data: Mapping[str, Any], where: str, num_gpus: int, folder: Pa
                 f"{where}: {field} names {short(path)}, which is neither beside it nor in a folder above; put it there, or give "
                 "it as --config"
             )
-        return _parse(_read_text(file, where), "JSON", f"{where}'s {file.name}")
+        return _parse_text(_read_text(file, where), "JSON", f"{where}'s {file.name}")
 
     for tool, recognises, read in READERS:
         if recognises(data):
@@ -192,7 +192,7 @@ def _load_yaml(text: str) -> Any:
 PARSERS: Mapping[str, Callable[[str], Any]] = {"JSON": json.loads, "TOML": tomllib.loads, "YAML": _load_yaml}
 
 
-def _parse(text: str, form: str, where: str) -> Mapping[str, Any]:
+def _parse_text(text: str, form: str, where: str) -> Mapping[str, Any]:
     """The text as a mapping. Raises InputError if it is not one."""
     try:
         data = PARSERS[form](text)

@@ -92,11 +92,11 @@ def options_of(text: str, where: str, flags: Collection[str] = (), lists: Collec
     Raises InputError."""
     script = Script()
     depth = 0
-    for line in _statements(text):
+    for line in _list_statements(text):
         first = line.split(None, 1)[0].rstrip(";") if line.split() else ""
         assigned = ASSIGNMENT.match(line)
         if assigned and not _precedes_command(assigned[3]):
-            _assign(script, assigned, under_condition=depth > 0)
+            _assign_variable(script, assigned, under_condition=depth > 0)
         elif line.strip():
             script.commands.append(line)
         # Behind the statement: what `if` itself runs is not yet under its condition.
@@ -114,7 +114,7 @@ def options_of(text: str, where: str, flags: Collection[str] = (), lists: Collec
     return Options(values, notes)
 
 
-def _statements(text: str) -> Iterator[str]:
+def _list_statements(text: str) -> Iterator[str]:
     """The statements of a script: without comments and here-documents; continued lines, arrays and quoted text are joined."""
     # Here-documents go first: a DeepSpeed file written by the script holds quotes and # that are not the shell's.
     plain = HEREDOC.sub("", text.replace("\r\n", "\n"))
@@ -124,13 +124,13 @@ def _statements(text: str) -> Iterator[str]:
     for line in plain.split("\n"):
         statement = f"{statement}\n{line}" if statement else line
         if not _is_open(statement):
-            yield from _split(statement)
+            yield from _split_line(statement)
             statement = ""
     if statement:
-        yield from _split(statement)
+        yield from _split_line(statement)
 
 
-def _split(line: str) -> Iterator[str]:
+def _split_line(line: str) -> Iterator[str]:
     """Split a line at `;`. Text in quotes and arrays stays whole."""
     if any(mark in line for mark in "\"'(") or ";" not in line:
         yield line.replace("; then", "").strip()
@@ -153,7 +153,7 @@ def _precedes_command(value: str) -> bool:
     return bool(stripped) and stripped[0] not in "\"'(`$" and len(stripped.split()) > 1
 
 
-def _assign(script: Script, match: re.Match[str], *, under_condition: bool) -> None:
+def _assign_variable(script: Script, match: re.Match[str], *, under_condition: bool) -> None:
     name, appends, value = match[1], match[2], match[3].strip()
     value = value[1:-1] if value[:1] in ("(", '"', "'") and value[-1:] in (")", '"', "'") else value
     if appends:

@@ -31,7 +31,7 @@ def read_stages(fields: Fields) -> tuple[int, int, tuple[int, ...]]:
     virtual = fields.first_set("--num-virtual-stages-per-pipeline-rank", "--virtual-pipeline-model-parallel-size")
     vp = fields.read_int(virtual, 1)
     if fields.has_value(LAYERS_PER_STAGE):
-        vp = _divide(
+        vp = _divide_layers(
             fields,
             LAYERS_PER_STAGE,
             layers,
@@ -42,17 +42,17 @@ def read_stages(fields: Fields) -> tuple[int, int, tuple[int, ...]]:
         return 1, 1, ()
     if fields.has_value(LAYOUT):
         copies = layers_of(fields.read_word(LAYOUT, "").lower(), fields.where)
-        return pp, _divide(fields, LAYOUT, len(copies), pp, f"a multiple of {pp} stages"), copies
+        return pp, _divide_layers(fields, LAYOUT, len(copies), pp, f"a multiple of {pp} stages"), copies
     ends = [fields.read_int(name, 0) if fields.has_value(name) else 0 for name in (FIRST, LAST)]
     if not any(ends):
         return pp, vp, ()
     # The first and last stage are taken out of both counts: 40 layers on 4 stages with 9 and 9 leave 22 for 2.
     inner = pp * vp - sum(n > 0 for n in ends)
-    each = _divide(fields, FIRST if ends[0] else LAST, layers - sum(ends), max(1, inner), LAYOUT)
+    each = _divide_layers(fields, FIRST if ends[0] else LAST, layers - sum(ends), max(1, inner), LAYOUT)
     return pp, vp, (*[ends[0]] * (ends[0] > 0), *[each] * inner, *[ends[1]] * (ends[1] > 0))
 
 
-def _divide(fields: Fields, name: str, layers: int, parts: int, advice: str) -> int:
+def _divide_layers(fields: Fields, name: str, layers: int, parts: int, advice: str) -> int:
     if layers < 1 or layers % parts:
         raise InputError(
             f"{fields.where}: {name} leaves {layers} to deal out in {parts} equal parts, which does not go; give {advice}"
