@@ -81,9 +81,9 @@ def read_lesson(
 
     `focus` adds settings that have to be computed to those that the front gives to the link (`links.py`).
     """
-    front, parts = _split((CONTENT / f"{name}.md").read_text())
+    front, parts = _split_parts((CONTENT / f"{name}.md").read_text())
     steps, question, drawn, note = (
-        _environment().from_string(parts.get(part, "")) for part in ("Steps", "Question", "Drawn", "Note")
+        _make_environment().from_string(parts.get(part, "")) for part in ("Steps", "Question", "Drawn", "Note")
     )
 
     def make_scene(learner: Learner, values: Values) -> Scene:
@@ -95,15 +95,15 @@ def read_lesson(
             else picture
             for name, picture in now.pictures.items()
         }
-        shown, reveal = _steps(steps.render(facts), pictures)
+        shown, reveal = _read_steps(steps.render(facts), pictures)
         return Scene(shown, now.numbers, reveal, _one_line(note.render(facts)))
 
     def make_question(learner: Learner, values: Values) -> Question:
         now = live(learner, values)
-        return _question(question.render(_gather_facts(learner, values, now)))
+        return _read_question(question.render(_gather_facts(learner, values, now)))
 
-    controls = tuple(_control(c) for c in front.pop("controls", ()))
-    terms = tuple(_terms(parts["Words"]).items())
+    controls = tuple(_read_control(c) for c in front.pop("controls", ()))
+    terms = tuple(_read_terms(parts["Words"]).items())
     settings = front.pop("focus", {})
 
     def make_settings(learner: Learner, values: Values) -> dict[str, str]:
@@ -113,12 +113,12 @@ def read_lesson(
     front["link"] = tuple(front["link"])
     return Lesson(
         **front,
-        text=_paragraphs(parts[""]),
+        text=_split_paragraphs(parts[""]),
         terms=terms,
         controls=controls,
         scene=make_scene,
         question=make_question,
-        code=_code(parts["PyTorch"]),
+        code=_read_code(parts["PyTorch"]),
         focus=make_settings,
         cases=cases,
     )
@@ -142,7 +142,7 @@ def _gather_facts(learner: Learner, values: Values, now: Live) -> dict[str, Any]
     return {**standard, **values, **now.numbers, **now.facts}
 
 
-def _split(text: str) -> tuple[dict[str, Any], dict[str, str]]:
+def _split_parts(text: str) -> tuple[dict[str, Any], dict[str, str]]:
     """The front, and the parts by their headings."""
     _, front, body = text.split("+++\n", 2)
     # the listing comes last; its comments begin with "# " too
@@ -154,33 +154,34 @@ def _split(text: str) -> tuple[dict[str, Any], dict[str, str]]:
     return tomllib.loads(front), parts
 
 
-def _control(table: dict[str, Any]) -> Control:
+def _read_control(table: dict[str, Any]) -> Control:
     """A control. Its `names` are words by option (a key of TOML is a string), or the filter that writes an option."""
     names, options = table.pop("names", {}), tuple(table.pop("options"))
     if isinstance(names, str):
-        write = _environment().filters[names]
+        write = _make_environment().filters[names]
         return Control(options=options, names={o: write(o) for o in options}, **table)
     return Control(options=options, names={o: names[str(o)] for o in options if str(o) in names}, **table)
 
 
-def _code(part: str) -> str:
+def _read_code(part: str) -> str:
     return part.split("```python\n", 1)[1].rsplit("```", 1)[0]
 
 
-def _steps(text: str, pictures: Mapping[str, Drawn]) -> tuple[tuple[Step, ...], int]:
+def _read_steps(text: str, pictures: Mapping[str, Drawn]) -> tuple[tuple[Step, ...], int]:
     """The steps, and the number of those before the rule."""
     before, _, after = text.partition("\n---\n")
     shown, hidden = (
-        tuple(_step(part, pictures) for part in re.split(r"^## ", half, flags=re.MULTILINE)[1:])
+        tuple(_read_step(part, pictures) for part in re.split(r"^## ", half, flags=re.MULTILINE)[1:])
         for half in (before, after)
     )
     return shown + hidden, len(shown)
 
 
-def _step(text: str, pictures: Mapping[str, Drawn]) -> Step:
+def _read_step(text: str, pictures: Mapping[str, Drawn]) -> Step:
+    # Pictures and tables stand in the prose where they were written, and are drawn beside it: what is left are paragraphs.
     title, _, body = text.partition("\n")
     prose = TABLE.sub("", IMAGE.sub("", body))
-    return Step(title.strip(), "\n\n".join(_paragraphs(prose)), _draw_step(title, body, pictures))
+    return Step(title.strip(), "\n\n".join(_split_paragraphs(prose)), _draw_step(title, body, pictures))
 
 
 def _draw_step(title: str, body: str, pictures: Mapping[str, Drawn]) -> str:
@@ -190,22 +191,22 @@ def _draw_step(title: str, body: str, pictures: Mapping[str, Drawn]) -> str:
     of_bars = BARS.fullmatch(image[2]) if image else None
     if image and of_bars:
         unit, value, words = of_bars.groups()
-        drawn, said = draw_bars(lines, _environment().filters[unit], (float(value), words) if value else None)
+        drawn, said = draw_bars(lines, _make_environment().filters[unit], (float(value), words) if value else None)
         return svg(drawn, f"{image[1]}. {said}" if image[1] else said)
     if image:
-        return _draw(pictures[image[2]], image[1])
+        return _draw_picture(pictures[image[2]], image[1])
     assert lines, f"step {title!r} has no picture"
     return draw_table(lines)
 
 
-def _draw(picture: Drawn, description: str) -> str:
+def _draw_picture(picture: Drawn, description: str) -> str:
     """Markup of a picture; a screen reader reads its description."""
     if isinstance(picture, Drawing):
         return svg(picture, description)
     return picture.markup(description) if isinstance(picture, Film) else picture
 
 
-def _question(text: str) -> Question:
+def _read_question(text: str) -> Question:
     """The question; its options stay in their order, unless the answer is typed."""
     unit = UNIT.search(text)
     ask, *listed = re.split(r"^(?=- \[[x ]\] )", UNIT.sub("", text), flags=re.MULTILINE)
@@ -224,7 +225,7 @@ def _question(text: str) -> Question:
     return choice_question(_one_line(ask), right, tuple(options), position)
 
 
-def _terms(text: str) -> dict[str, str]:
+def _read_terms(text: str) -> dict[str, str]:
     """What stands behind each term of a list `- **term**: words`, on one line or on several."""
     items = re.split(r"^(?=- \*\*)", text, flags=re.MULTILINE)
     return {m[1]: m[2] for item in items if (m := TERM.match(_one_line(item)))}
@@ -233,10 +234,10 @@ def _terms(text: str) -> dict[str, str]:
 def _with_words(prediction: Prediction, text: str) -> str:
     """The markup of a prediction with what the lesson says to it."""
     why, _, _ = text.partition("\n- **")
-    return prediction.markup(_one_line(why), _terms(text))
+    return prediction.markup(_one_line(why), _read_terms(text))
 
 
-def _paragraphs(text: str) -> tuple[str, ...]:
+def _split_paragraphs(text: str) -> tuple[str, ...]:
     return tuple(_one_line(part) for part in re.split(r"\n\s*\n", text) if part.strip())
 
 
@@ -246,13 +247,14 @@ def _one_line(text: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def _make_environment() -> Environment:
     """Templates that fail where a value is missing, with the filters by which numbers are written everywhere in the explorer."""
     environment = Environment(
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        # Lessons are the project's own text, and Markdown: `&` stays as it is here, and is escaped where it becomes HTML.
         autoescape=False,
         finalize=keep_in_cell,
     )

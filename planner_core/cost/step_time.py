@@ -125,11 +125,11 @@ class StepTime:
         """[...] each: the seconds T of all forward passes, of all backward passes, and of what is once a step."""
         parts = np.moveaxis(totals, -1, 0)
         c = Component
-        forward = self._phase(parts[c.FORWARD], parts[c.FORWARD_TRAFFIC], parts[c.FORWARD_ONCE])
-        backward = self._phase(parts[c.BACKWARD], parts[c.BACKWARD_TRAFFIC], parts[c.BACKWARD_ONCE])
+        forward = self._phase_seconds(parts[c.FORWARD], parts[c.FORWARD_TRAFFIC], parts[c.FORWARD_ONCE])
+        backward = self._phase_seconds(parts[c.BACKWARD], parts[c.BACKWARD_TRAFFIC], parts[c.BACKWARD_ONCE])
         return forward, backward, parts[c.STEP]
 
-    def _phase(self, compute: Floats, traffic: Floats, once: Floats) -> Floats:
+    def _phase_seconds(self, compute: Floats, traffic: Floats, once: Floats) -> Floats:
         k, edge = self.contention, traffic + once
         steady = np.maximum(compute + k * traffic, traffic)
         return (self.accumulate - 1) * steady + np.maximum(compute + k * edge, edge)

@@ -230,7 +230,7 @@ def test_who_gives_up_waiting_takes_no_turn() -> None:
     def leave(text: str) -> None:
         raise InterruptedError(text)
 
-    with whatif._wait_for_turn(print), pytest.raises(InterruptedError), whatif._queue(leave):
+    with whatif._wait_for_turn(print), pytest.raises(InterruptedError), whatif._wait_for_turn(leave):
         raise AssertionError("not reached")
     with whatif._wait_for_turn(leave):
         pass

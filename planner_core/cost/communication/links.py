@@ -129,7 +129,7 @@ def link_along(cluster: Cluster, mesh: DeviceMesh, axes: tuple[int, ...], pipe: 
     _check_size(cluster, whole)
     # The pipeline's axis stands among those of the whole mesh, behind `outer` of them.
     inserted = 0 if pipe.ranks == 1 else 1
-    return _link(cluster, whole.axis_sizes, tuple(a + inserted * (a >= pipe.outer) for a in axes))
+    return _make_link(cluster, whole.axis_sizes, tuple(a + inserted * (a >= pipe.outer) for a in axes))
 
 
 def pipe_link(cluster: Cluster, mesh: DeviceMesh, pipe: PipelineAxis) -> AxisLink:
@@ -138,7 +138,7 @@ def pipe_link(cluster: Cluster, mesh: DeviceMesh, pipe: PipelineAxis) -> AxisLin
     return axis_links(cluster, whole)[whole.axis_names.index(PIPE)]
 
 
-def _link(cluster: Cluster, sizes: tuple[int, ...], axes: tuple[int, ...]) -> AxisLink:
+def _make_link(cluster: Cluster, sizes: tuple[int, ...], axes: tuple[int, ...]) -> AxisLink:
     """The link of the groups along the axes `axes` of a mesh of `sizes`."""
     # Neighbouring axes that are both in the groups, or both outside, are one: 4 x 2 x 8 along axis 0 is 4 x 16. So meshes share links.
     runs = itertools.groupby(range(len(sizes)), lambda axis: axis in axes)
@@ -158,14 +158,14 @@ def _group_link(cluster: Cluster, sizes: tuple[int, ...], axes: tuple[int, ...])
     units = [groups // cluster.unit_gpus(i) for i in range(len(cluster.levels) + 1)]
     crossed = [i for i in range(len(cluster.levels)) if np.any(_units_touched(units[i]) > _units_touched(units[i + 1]))]
     local = int(_max_ranks_in_unit(units[1]))
-    rates = _rates(cluster, local)
+    rates = _level_rates(cluster, local)
     ring, exchange = math.inf, 0.0
     for i, rate in enumerate(rates):
         rings, sent = _busiest_unit_load(units[i])
         if rings:
             ring = min(ring, rate / rings)
             exchange = max(exchange, sent / size**2 / rate)
-    stages = _stages(cluster, rates, units, crossed)
+    stages = _list_stages(cluster, rates, units, crossed)
     slowest = max((cluster.levels[i] for i in crossed), key=lambda level: level.latency_s)
     measured = cluster.gpu.collectives
     summing = measured.summing if measured else 1.0
@@ -195,7 +195,7 @@ def rank_groups(sizes: tuple[int, ...], axes: tuple[int, ...]) -> _Ranks:
     return np.moveaxis(ranks, axes, tuple(last)).reshape(-1, math.prod(sizes[axis] for axis in axes))
 
 
-def _rates(cluster: Cluster, local: int) -> list[float]:
+def _level_rates(cluster: Cluster, local: int) -> list[float]:
     """[level]: bytes per second that one child unit of each level sends, if groups have `local` ranks in a node. Few ranks do not
     fill the links inside a node."""
     measured = cluster.gpu.collectives
@@ -203,7 +203,7 @@ def _rates(cluster: Cluster, local: int) -> list[float]:
     return [level.bytes_per_s * (1 - lost if i == 0 else 1.0) for i, level in enumerate(cluster.levels)]
 
 
-def _stages(cluster: Cluster, rates: list[float], units: list[_Ranks], crossed: list[int]) -> tuple[Stage, ...]:
+def _list_stages(cluster: Cluster, rates: list[float], units: list[_Ranks], crossed: list[int]) -> tuple[Stage, ...]:
     """One stage per crossed level; empty if some group lies unevenly."""
     if not all(_lies_evenly(unit) for unit in units):
         return ()

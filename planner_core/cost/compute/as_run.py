@@ -38,6 +38,7 @@ def graph_as_run(graph: Graph, gpu: Gpu, workload: Workload) -> Graph:
 
     blocks = {name: changed(block) for name, block in graph.blocks.items()}
     if software.checkpoints == WHOLE_BLOCKS:
+        # Of the repeated blocks alone: the top block is not recomputed.
         blocks = {name: _recompute_whole_block(block) for name, block in blocks.items()}
     return replace(graph, top=changed(graph.top), blocks=blocks, workload={**graph.workload, AS_RUN_MARK: 1})
 

@@ -35,6 +35,7 @@ def compiled_block(block: Block) -> Block:
         if not isinstance(item, Op) or not (item.saved or any(root(block, v) in cut for v in item.inputs)):
             items.append(item)
             continue
+        # Weights and constants lie in memory anyway, so an operator keeps them as before.
         already = [v for v in item.saved if block.values[v].kind != "activation" or _keeps_value(block, item, v, cut)]
         read = [
             v for v in item.inputs if root(block, v) in cut and first[root(block, v)] == item.name and v not in already
@@ -68,6 +69,7 @@ def _minimum_cut(block: Block, needed: set[int]) -> set[int]:
     recomputable -= {v for op in block.ops if not _is_recomputed(op) for v in _needed_activations(block, op)}
     activations = {root(block, i) for i, v in enumerate(block.values) if v.kind == "activation"}
     for v in activations:
+        # To cut between the two vertices of a value is to keep it; an edge without a capacity cannot be cut.
         net.add_edge((v, "in"), (v, "out"), capacity=block.values[v].meta.num_bytes)
         if v not in recomputable:
             net.add_edge(SOURCE, (v, "in"))

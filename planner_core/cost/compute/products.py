@@ -37,7 +37,7 @@ MEMORY_SHARE = 0.9
 @lru_cache(maxsize=100_000)
 def product_seconds(kernel: Gemm | GroupedGemm, dtype: str, gpu: Gpu) -> float:
     """Seconds of one product kernel with the shapes that one GPU holds."""
-    m, n, k, batch = _shape(kernel)
+    m, n, k, batch = _shape_of(kernel)
     if min(m, n, k, batch) < 1:
         return 0.0
     moved = ITEM_BYTES[dtype] * batch * (m * n + n * k + m * k) / (MEMORY_SHARE * gpu.memory_bytes_per_s)
@@ -46,13 +46,13 @@ def product_seconds(kernel: Gemm | GroupedGemm, dtype: str, gpu: Gpu) -> float:
 
 def work_seconds(kernel: Gemm | GroupedGemm, dtype: str, gpu: Gpu) -> float:
     """Seconds of the multiply-adds of a product, without its memory traffic."""
-    m, n, k, batch = _shape(kernel)
+    m, n, k, batch = _shape_of(kernel)
     if gpu.products.waves:
-        return min(_waves(m, n, k, batch, tile, split, dtype, gpu) for tile in TILES for split in SPLITS)
+        return min(_wave_seconds(m, n, k, batch, tile, split, dtype, gpu) for tile in TILES for split in SPLITS)
     return 2 * m * n * k * batch / gpu.flops_per_s(dtype) * (1 + gpu.products.ramp_k / k)
 
 
-def _shape(kernel: Gemm | GroupedGemm) -> tuple[float, float, float, int]:
+def _shape_of(kernel: Gemm | GroupedGemm) -> tuple[float, float, float, int]:
     """m, n, k and the number of such products. In a grouped product every group is taken to have equally many rows."""
     if isinstance(kernel, Gemm):
         return kernel.m, kernel.n, kernel.k, kernel.batch
@@ -60,14 +60,17 @@ def _shape(kernel: Gemm | GroupedGemm) -> tuple[float, float, float, int]:
     return (kernel.k, kernel.n, rows, kernel.groups) if kernel.sums_rows else (rows, kernel.n, kernel.k, kernel.groups)
 
 
-def _waves(
+def _wave_seconds(
     m: float, n: float, k: float, batch: int, tile: tuple[int, int, bool], split: int, dtype: str, gpu: Gpu
 ) -> float:
     """Seconds of whole waves of one `tile` over the GPU's units, with k split into `split` parts."""
     rows, columns, small = tile
     form, rate = gpu.products, gpu.flops_per_s(dtype)
+    # The units begin a wave together, so a last wave with one tile takes as long as a full one.
     waves = math.ceil(math.ceil(m / rows) * math.ceil(n / columns) * batch * split / form.units)
     each = 2 * rows * columns * (k / split + form.ramp_k) / (rate / form.units)
+    # Two steps of one factor: none for 128 x 256, one for 128 x 128, two for 128 x 64.
     slower = form.small_tile ** (small + (rows * columns < LARGE))
+    # Each part of k is written and read once, in float32.
     summed = 4 * 2 * m * n * batch * split / gpu.memory_bytes_per_s / gpu.flops_efficiency if split > 1 else 0.0
     return waves * each * slower + summed

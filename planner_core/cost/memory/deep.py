@@ -47,8 +47,8 @@ def peak_memory(
     walk = walk_from_moments(
         state,
         memories,
-        _forward(memories[""], gaps),
-        _backward(memories[""], gaps),
+        _forward_moments(memories[""], gaps),
+        _backward_moments(memories[""], gaps),
         model,
         of=lambda m: (highest_moment(m),),
     )
@@ -77,12 +77,17 @@ def stage_moments(
         return highest_moment(every), every[-1]
 
     walk = walk_from_moments(
-        state, memories, _forward(memories[""], gaps), _backward(memories[""], gaps, given), model, of=ends
+        state,
+        memories,
+        _forward_moments(memories[""], gaps),
+        _backward_moments(memories[""], gaps, given),
+        model,
+        of=ends,
     )
     return state, walk.forward[-1].kept, walk.forward[0], walk.backward[0]
 
 
-def _forward(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
+def _forward_moments(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
     """The moments of forward, with what the copies left out keep."""
     more = [_kept_bytes(top, gap) for gap in gaps]
     for number, moment in enumerate(top.forward_moments()):
@@ -91,7 +96,9 @@ def _forward(top: BlockMemory, gaps: Sequence[Gap]) -> Iterator[Moment]:
         yield moment + Moment(gap_bytes) if gap_bytes else moment
 
 
-def _backward(top: BlockMemory, gaps: Sequence[Gap], given: Mapping[int, Gradient] | None = None) -> Iterator[Moment]:
+def _backward_moments(
+    top: BlockMemory, gaps: Sequence[Gap], given: Mapping[int, Gradient] | None = None
+) -> Iterator[Moment]:
     """The moments of backward, with what the copies left out keep until they run, and with their gradients after that. `given`: the
     gradients that arrive, if it does not begin with the loss."""
     more = [(_kept_bytes(top, gap), _gradient_bytes(top, gap)) for gap in gaps]
@@ -140,7 +147,7 @@ def shorten_repeats(top: Block, labels: Mapping[str, str]) -> tuple[Block, list[
             gaps.append(Gap(len(items) + COPIES_AT_EACH_END, left))
             whole = [
                 *whole[:COPIES_AT_EACH_END],
-                _rewire(
+                _rewire_copies(
                     whole[COPIES_AT_EACH_END + left],
                     whole[COPIES_AT_EACH_END + left - 1],
                     whole[COPIES_AT_EACH_END - 1],
@@ -152,7 +159,7 @@ def shorten_repeats(top: Block, labels: Mapping[str, str]) -> tuple[Block, list[
     return replace(top, items=tuple(items)), gaps
 
 
-def _rewire(item: Op | Call, old: Op | Call, new: Op | Call) -> Op | Call:
+def _rewire_copies(item: Op | Call, old: Op | Call, new: Op | Call) -> Op | Call:
     """The same item, but it reads what `new` makes where it read what `old` makes."""
     swap = dict(zip(old.outputs, new.outputs, strict=True))
     return replace(item, inputs=tuple(swap.get(v, v) for v in item.inputs))
