@@ -192,6 +192,7 @@ def parse_file(
     `config`: that of the page's model, whose sizes the file may contradict.
     """
     with tempfile.TemporaryDirectory() as folder:
+        # The name alone: a browser may send a path, and a suffix decides how the file is read.
         file = Path(folder) / Path(name).name
         file.write_bytes(content)
         setup = read_setup(file, num_gpus)

@@ -133,6 +133,7 @@ def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str 
 
 
 def _cell(head: str, cell: str) -> str:
+    # Figures and names stay on one line; a sentence may break.
     short = ' class="short"' if len(TAG.sub("", cell)) < NOWRAP_LENGTH else ""
     return f"<td{short} data-label='{html.escape(head)}'>{cell}</td>"
 

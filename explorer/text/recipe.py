@@ -69,6 +69,7 @@ def distinct_names(plans: Mapping[str, Plan]) -> dict[str, str]:
     """
     names = {n: layout_name(p) for n, p in plans.items()}
     details = (_micro_batches, _recomputation_name, lambda p: ", ".join(_exceptions_of_axes(p)), words.full_mesh_words)
+    # Each detail is asked of the names as they stand, so plans that the first tells apart get no second.
     for describe in details:
         by_name: dict[str, list[str]] = {}
         for n, name in names.items():

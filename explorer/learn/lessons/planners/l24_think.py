@@ -87,6 +87,7 @@ def table_powers(run: RunTable) -> list[tuple[int, Floats]]:
         n, last = powers[-1]
         powers.append((2 * n, then(last, last)))
     if powers[-1][0] < run.copies:
+        # 37 copies are 32 + 4 + 1: the tables of these digits, one after the other.
         powers.append((run.copies, reduce(then, [t for n, t in powers if run.copies & n])))
     return powers
 

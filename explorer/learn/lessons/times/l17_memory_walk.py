@@ -23,7 +23,7 @@ MICRO_BATCHES = (1, 2, 4, 8)
 GRADIENT = 4
 """Bytes of a parameter's gradient (fp32)."""
 MENTIONED_SHARE = 0.01
-"""A share of what forward keeps that is told."""
+"""A smaller share of what forward keeps is not mentioned."""
 
 
 @lru_cache(maxsize=64)
@@ -53,6 +53,7 @@ def phase_of_peak(case: PricedLayout) -> int:
     at, _ = fullest_moment(case)
     if at >= step:
         return 3
+    # A peak within a twentieth of forward from the turn is said to be at it.
     near = max(2, turn // 20)
     return 1 if turn - near <= at < turn + near else 0 if at < turn else 2
 
@@ -76,6 +77,7 @@ def live(learner: Learner, values: Values) -> Live:
         "at": at,
         "optimizer": step,
     }
+    # What autograd keeps for the last item of forward, which is the loss.
     loss = moments[turn - 1].kept - moments[turn - 2].kept
     before, after = (
         price_usual(learner, "FSDP (ZeRO-3)", TOKENS // m, m, policy).plan.cost for policy in ("none", "full")

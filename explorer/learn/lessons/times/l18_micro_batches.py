@@ -60,6 +60,7 @@ def layer_seconds(case: PricedLayout) -> dict[str, float]:
 
 def split_sent_bytes(learner: Learner, layout: str) -> tuple[float, float]:
     """Bytes that one GPU sends once a step, and again in each micro-batch, from the planner's plans with one and with two."""
+    # A step of m micro-batches sends once + m · again: two steps give both.
     one, two = (price_usual(learner, layout, TOKENS // m, m).sent_bytes for m in (1, 2))
     return float(2 * one - two), float(two - one)
 
@@ -132,9 +133,11 @@ def _time_chart(case: PricedLayout, time: dict[str, float], layout: str, m: int)
         for phase, letter in (("forward", "F"), ("backward", "B")):
             repeated = time[f"{phase}_again"]
             once = time[f"{phase}_once"] if (last if phase == "backward" else i == 0) else 0.0
+            # The form of the step's time: compute slowed by traffic, or the traffic itself where that is longer.
             length = max(time[phase] + k * (repeated + once), repeated + once)
             colour = COMPUTE if phase == "forward" else DEVICES[4]
             computing.append((now, now + time[phase], f"{letter}{i + 1}", colour))
+            # FSDP gathers in each pass; the others gather their working copies in the first forward of a step alone.
             gather = time["forward_again"] if layout == "FSDP (ZeRO-3)" else once if phase == "forward" else 0.0
             if gather:
                 weights.append((now, now + gather, "gather", DEVICES[3]))

@@ -85,6 +85,7 @@ def peak_flops(gpu: str) -> float:
 def best_share() -> float:
     """The constant with the least median error, to a thousandth."""
     shares = np.array([r.share for r in fitted_runs()])
+    # The median of errors has a kink at each run, so the shares are tried one by one.
     candidates = np.arange(0.2, 0.8, 0.001)
     return float(min(candidates, key=lambda c: np.median(np.abs(shares / c - 1))))
 
@@ -121,6 +122,7 @@ def order_accuracy(predict: Callable[[FittedRun], float], alike: bool) -> float:
     scores = []
     for a, b in comparable_pairs(alike):
         x, y = seconds_per_flop(a, predict(a)), seconds_per_flop(b, predict(b))
+        # One constant gives all runs of a GPU the same pace, and the last digits must not decide an order.
         scores.append(0.5 if near_equal(x, y) else float((x < y) == _is_faster(a, b)))
     return float(np.mean(scores))
 
