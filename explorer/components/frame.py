@@ -127,12 +127,12 @@ def placement_chips(cell: str) -> str:
 def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
     """Draw a plain table. Cells are HTML: the caller escapes what comes from outside. Terms of the glossary show their meaning."""
     top = "".join(f"<th scope='col'>{html.escape(h)}</th>" for h in head)
-    body = "".join("<tr>" + "".join(map(_cell, head, row)) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(map(_write_cell, head, row)) + "</tr>" for row in rows)
     label = f' aria-label="{html.escape(caption)}"' if caption else ""
     st.html(mark_terms(f"<table class='weights'{label}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"))
 
 
-def _cell(head: str, cell: str) -> str:
+def _write_cell(head: str, cell: str) -> str:
     # Figures and names stay on one line; a sentence may break.
     short = ' class="short"' if len(TAG.sub("", cell)) < NOWRAP_LENGTH else ""
     return f"<td{short} data-label='{html.escape(head)}'>{cell}</td>"

@@ -46,7 +46,7 @@ def show_steps(shown: Plans, homes: Mapping[str, Result]) -> None:
         frame.offer_data("the work of these steps", "steps", lambda: rows.work_rows(steps, titled))
         frame.offer_file(
             "Chrome trace",
-            lambda: json.dumps(_trace(steps, titled)),
+            lambda: json.dumps(_make_trace(steps, titled)),
             "steps.trace.json",
             "trace",
             mime="application/json",
@@ -55,7 +55,7 @@ def show_steps(shown: Plans, homes: Mapping[str, Result]) -> None:
         )
 
 
-def _trace(steps: Mapping[str, list[TraceWork]], titled: Plans) -> dict[str, Any]:
+def _make_trace(steps: Mapping[str, list[TraceWork]], titled: Plans) -> dict[str, Any]:
     """Return the steps as one trace; plans with stages are processes after the others."""
     trace = chrome_trace(steps)
     for pid, plan in enumerate((p for p in titled.values() if p.pipeline), start=len(steps)):

@@ -153,8 +153,8 @@ def _sent_bytes_and_calls(plan: Plan, phase: str, kind: str, axis: str) -> tuple
 
 def _plan_label(plan: Plan) -> str:
     """Return a plan's label of a bar; what its settings have of their own takes a second line."""
-    return _escape(plan_title(plan)).replace(" (", "<br>(", 1)
+    return _escape_text(plan_title(plan)).replace(" (", "<br>(", 1)
 
 
-def _escape(text: str) -> str:
+def _escape_text(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -33,19 +33,20 @@ def place_names(
         others = occupied[:i] + occupied[i + 1 :]
         # 100 for each pixel that is covered: any free place is better, then the nearest one, then the right side.
         best = min(
-            free or options, key=lambda o: _overlap(_box(x, y, o, length), others) * 100 + abs(o[1]) + (o[0] < 0)
+            free or options,
+            key=lambda o: _covered_area(_name_box(x, y, o, length), others) * 100 + abs(o[1]) + (o[0] < 0),
         )
         offsets[i] = best
-        occupied.append(_box(x, y, best, length))
+        occupied.append(_name_box(x, y, best, length))
     return offsets
 
 
-def _box(x: float, y: float, offset: tuple[float, float], long: float) -> Rect:
+def _name_box(x: float, y: float, offset: tuple[float, float], long: float) -> Rect:
     left, middle = x + offset[0], y + offset[1]
     return left, middle - HEIGHT / 2, left + long, middle + HEIGHT / 2
 
 
-def _overlap(box: Rect, others: Sequence[Rect]) -> float:
+def _covered_area(box: Rect, others: Sequence[Rect]) -> float:
     total = 0.0
     for o in others:
         total += max(0.0, min(box[2], o[2]) - max(box[0], o[0])) * max(0.0, min(box[3], o[3]) - max(box[1], o[1]))

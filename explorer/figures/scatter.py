@@ -52,7 +52,7 @@ def plans_scatter(
     The chosen plan has a ring, those that tie with the best a thin one.
     """
     figure = go.Figure()
-    ends = {n: _point(p, axis) for n, p in plans.items()}
+    ends = {n: _point_of(p, axis) for n, p in plans.items()}
     stated = {n: p for n, p in plans.items() if p.method == STATED_METHOD}
     # of other methods no line can be drawn: their plans are no front
     methods = {n: p for n, p in plans.items() if p.method in METHODS and p.method != EXACT.name}
@@ -75,7 +75,7 @@ def plans_scatter(
     return apply_style(figure, theme, 430)
 
 
-def _point(plan: Plan, axis: str) -> tuple[float, float]:
+def _point_of(plan: Plan, axis: str) -> tuple[float, float]:
     c = plan.cost
     times = {"communication": c.comm_time_s, "exposed": c.exposed_comm_time_s, "step": c.step_time_s}
     return times[axis] * 1e3, c.memory_bytes["peak"] / GIB
@@ -156,7 +156,7 @@ def _draw_name(
         y=end[1],
         ax=place[0],
         ay=place[1],
-        text=_escape(name),
+        text=_escape_text(name),
         xanchor="left",
         align="left",
         opacity=mark,
@@ -173,8 +173,8 @@ def plan_hover(plan: Plan) -> str:
     """Return the words of a point."""
     c = plan.cost
     lines = [
-        f"<b>{_escape(plan_title(plan))}</b>",
-        f"mesh {_escape(str(plan.mesh))}",
+        f"<b>{_escape_text(plan_title(plan))}</b>",
+        f"mesh {_escape_text(str(plan.mesh))}",
         f"step {units.seconds(c.step_time_s)}",
         f"communication {units.seconds(c.comm_time_s)}, of which {units.seconds(c.exposed_comm_time_s)} exposed",
         f"memory {units.memory(c.memory_bytes['peak'])}" + ("" if plan.fits else ", does not fit"),
@@ -182,7 +182,7 @@ def plan_hover(plan: Plan) -> str:
     return "<br>".join(lines)
 
 
-def _escape(text: str) -> str:
+def _escape_text(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -346,9 +346,9 @@ def _draw_legend(figure: go.Figure, runs: Sequence[PublishedRun], theme: Theme) 
 
 def _run_hover(r: PublishedRun, left_out: str) -> str:
     lines = (
-        f"<b>{_escape(r.model)} on {r.gpus} × {_escape(r.gpu)}</b>",
-        f"{_escape(r.layout)}; {_escape(r.workload)}",
+        f"<b>{_escape_text(r.model)} on {r.gpus} × {_escape_text(r.gpu)}</b>",
+        f"{_escape_text(r.layout)}; {_escape_text(r.workload)}",
         f"measured {units.seconds(r.measured_s)}, predicted {units.seconds(r.seconds[left_out])} ({units.change(r.error(left_out))})",
-        _escape(r.source),
+        _escape_text(r.source),
     )
     return "<br>".join(lines)

@@ -150,9 +150,9 @@ def describe_gap(plan: Plan) -> str:
 def describe_extra_work(plan: Plan) -> str:
     """Say what a step does in addition to one plain pass: `4 micro-batches, full recomputation`; empty if nothing."""
     micro_batches = [_micro_batches(plan)] if _num_micro_batches(plan) != 1 else []
-    recomputed = ["mixed recomputation"] if len(_recomputations(plan)) > 1 else [_recomputation_name(plan)]
+    recomputed = ["mixed recomputation"] if len(_describe_recomputations(plan)) > 1 else [_recomputation_name(plan)]
     recomputed = [] if recomputed == [RECOMPUTED["none"]] else recomputed
-    parts = [*schedule_name(plan), *micro_batches, *recomputed, *_features(plan)]
+    parts = [*schedule_name(plan), *micro_batches, *recomputed, *_describe_features(plan)]
     return "; ".join(filter(None, (", ".join(parts), describe_bubble(plan))))
 
 
@@ -164,10 +164,12 @@ def describe_bubble(plan: Plan) -> str:
 
 def describe_work(plan: Plan) -> str:
     """Say what a step does: micro-batches, recomputation, products in chunks, and where the moments are."""
-    return ", ".join([*schedule_name(plan), _micro_batches(plan), *_recomputations(plan), *_features(plan)])
+    return ", ".join(
+        [*schedule_name(plan), _micro_batches(plan), *_describe_recomputations(plan), *_describe_features(plan)]
+    )
 
 
-def _features(plan: Plan) -> list[str]:
+def _describe_features(plan: Plan) -> list[str]:
     chunks = [f"products in {plan.chunks} chunks"] if plan.chunks > 1 else []
     return [*chunks, *(["moments in the host’s memory"] if plan.workload.get("offload") else [])]
 
@@ -242,7 +244,7 @@ def _exceptions_of_axes(plan: Plan) -> list[str]:
     """Name the weights that are placed otherwise than most on an axis."""
     roles, context, expert, idle, sizes = _axes_by_role(plan)
     exceptions = {
-        axis: _exceptions(plan, axis, role, sizes[role], left_out=("experts",) if axis in expert else ())
+        axis: _describe_exceptions(plan, axis, role, sizes[role], left_out=("experts",) if axis in expert else ())
         for axis, role in enumerate(roles)
         if axis not in idle
     }
@@ -269,7 +271,7 @@ USUAL_PLACEMENT = {DATA: "whole", SHARD: "gathered", TENSOR: "split"}
 EXCEPTION_PHRASES = {"split": "{} split{}", "gathered": "{} gathered at use{}", "whole": "{} whole{}"}
 
 
-def _exceptions(plan: Plan, axis: int, role: str, size: int, left_out: tuple[str, ...]) -> list[str]:
+def _describe_exceptions(plan: Plan, axis: int, role: str, size: int, left_out: tuple[str, ...]) -> list[str]:
     """Name the weights that are placed otherwise than most on one of the axes that make up `size` ranks, without `left_out`."""
     n = plan.mesh.axis_sizes[axis]
     over = f" over {n}" if n != size else ""
@@ -307,7 +309,7 @@ def _micro_batches(plan: Plan) -> str:
     return f"{count} micro-batch{'es' * (count != 1)}"
 
 
-def _recomputations(plan: Plan) -> list[str]:
+def _describe_recomputations(plan: Plan) -> list[str]:
     """Say what runs again in backward."""
     copies = _count_recomputations(plan)
     if len(copies) == 1:

@@ -100,6 +100,7 @@ def messages(blocks: Mapping[str, BlockPlan], graph: Graph, model: CostModel) ->
         block = block_of(graph, label)
         for m in micro_batch_messages(block, bp, model):
             yield replace(m, count=m.count * len(bp.prefixes) * micro_batches, label=label)
+        # Once a step, however many micro-batches: the count has the copies alone.
         for m in once_per_step_messages(block, bp, model):
             yield replace(m, count=len(bp.prefixes), label=label)
 

@@ -62,6 +62,7 @@ def ablation_steps(planner: Planner, method: str, say: Progress = lambda text: N
         AblationStep(name, says, _best_restricted(planner, one, say))
         for name, says, one in _steps_to(METHODS[method], planner.workload.zero)
     ]
+    # From the smallest space on: what was found there is handed up from step to step.
     for at, step in reversed(list(enumerate(steps[:-1]))):
         # What is proven is the GPU's part of the step. A smaller space may hold a plan that waits less for its host.
         if step.plan is not None and step.plan.is_step_proven:

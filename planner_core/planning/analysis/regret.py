@@ -68,6 +68,7 @@ def plan_regrets(result: Result) -> list[Regret]:
 def _step_seconds(plan: Plan, result: Result, scenario: Scenario) -> float:
     model, result = scenario.model(plan, result.cluster), result.of_plan(plan)
     if plan.pipeline:
+        # Worse links change no order, but every wait, so the stages are simulated anew.
         ends = ops_at_the_ends(result.coarse)
         return price_pipeline(plan.blocks, result.graph, plan.pipeline, model, ends).step_time_s
     return price_with_host(plan.blocks, result.graph, model, result.coarse).step_time_s

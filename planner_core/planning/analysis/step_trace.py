@@ -237,6 +237,7 @@ class _StepDrawing:
             if BlockLabel.parse(label).block == block and u.repeats > 1:
                 mine = [m for m in u.each if m.category == BESIDE and (m.phase == FORWARD or m.gradient)]
                 sent = sum(message_time(m, self.model) for m in (*mine, *u.once) if m.phase == phase)
+                # The price knows no order of variants, so the first copy is of each of them by its share of the copies.
                 seconds += u.copies * sent / u.repeats
         name = "the first gather of weights" if phase == FORWARD else "the last reduction of gradients"
         self._add_compute(HELD, name, phase, part, number, seconds, "nothing runs that it could hide behind")

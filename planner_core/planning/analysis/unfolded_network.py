@@ -62,6 +62,7 @@ def unfold_problem(problem: Problem, objective: Objective, assignment: Assignmen
         net = problem.blocks[call.block][variant].net
         names = outer_names(problem, call, net)
         writer.unit({v: names.get(v, f"{number}:{call.prefix}:{v}") for v in net.sizes}, net, net.factors)
+    # A tensor between two copies is of neither network alone, so what it keeps is a table of its own.
     for outer, net, port in _kept_between_copies(problem):
         kept_bytes = np.zeros((len(Component), net.sizes[port]))
         kept_bytes[Component.AFTER_FORWARD] = net.tensors[port].local_bytes

@@ -212,6 +212,7 @@ def _sites_alone(bp: BlockPlan, block: Block, axis: int) -> dict[str, SitePlan]:
         sites[op.name] = replace(
             sites[op.name], outputs=(*outputs[:k], _without_gradient_step(outputs[k], step), *outputs[k + 1 :])
         )
+        # The sum moves from the result that all read to each of its readers.
         for name, i in ((o.name, i) for o in block.ops for i, v in enumerate(o.inputs) if v == op.outputs[k]):
             read = sites[name].inputs
             sites[name] = replace(sites[name], inputs=(*read[:i], _with_gradient_step(read[i], step), *read[i + 1 :]))
