@@ -122,7 +122,7 @@ class BlockStorages:
         if use is None:
             return self.transit(value, edge.src.forward, edge.forward, edge)
         moved = self.transit(value, use.gathered_placements, use.op_steps, edge)
-        # Autograd's view keeps the gathered weight alive, so it is counted with what is kept (`_gathers` leaves it out of the unit's).
+        # Autograd's view keeps the gathered weight alive, so it is counted with what is kept (`_list_gathers` leaves it out of the unit's).
         if use.lasting and not moved.result:
             whole = self.bytes_of(value, use.gathered_placements)
             return RedistributionMemory(whole, whole)
