@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from planner_core.cli.main import main
-from planner_core.core import load_plan
+from planner_core.core import load_plan, time_amount
 from planner_core.cost import zero_stage
 from planner_core.planning import Request
 from planner_core.planning.analysis.reporting import format_seconds, text
@@ -219,6 +219,11 @@ def test_a_wait_for_the_host_is_not_computation() -> None:
     assert cells["compute"] == format_seconds(cost.compute_time_s - cost.host_wait_s)
     assert cells["host wait"] == format_seconds(cost.host_wait_s)
     assert "host wait" not in text(many)
+    (told,) = (str(n) for n in few.notes if "waits for its host" in str(n))
+    assert told.startswith(
+        f"in {time_amount(cost.host_wait_s)} of the step of the best plan of one pipeline stage the GPU waits for its host, "
+    )
+    assert f"no such plan's step is shorter than {time_amount(few.best.bound or 0)}" in told
 
 
 def test_a_usual_layout_of_another_micro_batch_is_named(capsys: pytest.CaptureFixture[str]) -> None:

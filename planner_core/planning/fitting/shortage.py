@@ -384,15 +384,19 @@ def _uncounted_by_op(plan: Plan, graph: Graph) -> Iterator[tuple[int, Op, Value]
 
 
 def note_host_wait(plan: Plan) -> tuple[str, ...]:
-    """A sentence about the wait for the host in the step of a plan: the search does not minimise it, so the sentence bounds the rest."""
+    """A sentence about the wait for the host in the step of a chosen plan: the search does not minimise it, so it is bounded here.
+
+    It names the plan, since one with stages may be recommended behind it, of which none of this holds."""
     waits, bound = plan.cost.host_wait_s, plan.bound
     if not waits or plan.objective != "time":
         return ()
-    least = Sentence(", and no plan's step is shorter than ", time_amount(bound)) if bound else ""
+    of_one_stage = plan.pipeline is None
+    whose = "the best plan of one pipeline stage" if of_one_stage else plan.name
+    least = Sentence(", and no such plan's step is shorter than ", time_amount(bound)) if bound and of_one_stage else ""
     note = Sentence(
         "in ",
         time_amount(waits),
-        " of the step the GPU waits for its host, which issues kernels more slowly than they run; the search ",
+        f" of the step of {whose} the GPU waits for its host, which issues kernels more slowly than they run; the search ",
         "minimises the GPU's own part, ",
         time_amount(plan.cost.gpu_time_s),
         least,
