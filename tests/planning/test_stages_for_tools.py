@@ -11,6 +11,7 @@ from planner_core.core import InputError, Note, NoteKind, Plan, load_cluster, ti
 from planner_core.cost import even_copies
 from planner_core.exporters.api import export_text
 from planner_core.planning import Request, add_stages, plan_model, prepare_planner
+from planner_core.planning.analysis.reporting import text
 from planner_core.planning.methods import operator_faults, parse_layout
 from planner_core.planning.pipeline import PASSES, _append_staged
 from planner_core.planning.planner import Planner
@@ -83,6 +84,8 @@ def test_the_answer_for_a_tool_has_stages() -> None:
     assert plan is result.staged and plan.cost.step_time_s < result.best.cost.step_time_s
     assert any(str(n).startswith("the best found with stages that megatron can be told: at most") for n in plan.notes)
     assert [p.name for p in result.plans] == ["best", "stages"]  # no second row of the same tool
+    rows = [line.split("  ")[0] for line in text(result).split("\n\n")[1].splitlines()]
+    assert rows[2:4] == ["best, of one stage", "stages"]
     assert "of the other rows only best comes from that search" in result.choice.sentence
     (price,) = (str(n) for n in result.notes if str(n).startswith("for megatron: "))
     of_one_stage = str(time_amount(result.best.cost.step_time_s))

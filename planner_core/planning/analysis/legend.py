@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from planner_core.core import Plan, Sentence, named
 from planner_core.cost import IDLE, axis_roles
-from planner_core.planning.fitting.simpler import leads_by_simplicity
+from planner_core.planning.fitting.simpler import FASTEST, leads_by_simplicity
 from planner_core.planning.pricing import Speed
 from planner_core.planning.result import Result
 from planner_core.planning.stages import may_use_stages
+from planner_core.planning.stages.cuts import STAGES_PLAN_NAME
 
 BAND_WORDS = "from ... to: nine in ten published runs of such a kind were measured between these (assets/bands.json)"
 HOST_END = "to is none of these, but what a host needs that launches each operator in host.call_s of that file"
@@ -83,3 +84,9 @@ def simulation_text(plans: Sequence[Plan], times: Sequence[float]) -> str:
         f"{name} {100 * share:+.1f} %" for name, share in differences.items() if abs(share) > SIMULATION_AGREES
     )
     return f"simulated in the order in which a run issues its work: within 1 % of these times{exceptions and ', but for '}{exceptions}"
+
+
+def row_title(plan: Plan, plans: Iterable[Plan]) -> str:
+    """Name the row of a plan: the best plan is that of one stage where a row of more stages is quicker."""
+    is_beaten = plan.name in ("best", FASTEST) and any(p.name == STAGES_PLAN_NAME for p in plans)
+    return f"{plan.name}, of one stage" if is_beaten and plan.pipeline is None else plan.name

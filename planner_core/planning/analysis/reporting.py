@@ -30,6 +30,7 @@ from planner_core.planning.analysis.legend import (
     describe_open_gap,
     find_same_plan,
     proven_mark,
+    row_title,
     simulation_text,
 )
 from planner_core.planning.fitting.baselines import samples_at_once
@@ -332,7 +333,7 @@ def plans_table(plans: tuple[Plan, ...], speeds: Sequence[Speed], budget: Budget
         c, (exposed, bubble) = p.cost, exposed_and_bubble(p)
         rows.append(
             [
-                p.name,
+                row_title(p, plans),
                 describe_arrangement(p),
                 describe_micro_batches(p),
                 describe_recomputation(p),
