@@ -357,6 +357,35 @@ def _depth() -> list[str]:
     ]
 
 
+OUTCOMES = {
+    "transformers": "transformers itself cannot build or run {} ({})",
+    "refused": "the planner refuses {}, with a reason ({})",
+    "stopped": "{} went over a limit of time or memory ({})",
+    "error": "{} failed ({})",
+}
+"""What a row says that has no plan, in words: how many, and their types."""
+
+
+def describe_outcomes(rows: list[dict[str, Any]]) -> str:
+    """How many default configs reach a plan, and what became of each of the others."""
+    missing = [r for r in rows if r["outcome"] != "plan"]
+    by_outcome: dict[str, list[str]] = {}
+    for row in missing:
+        by_outcome.setdefault(row["outcome"], []).append(row_name(row, rows))
+    told = (
+        OUTCOMES[k].format(len(by_outcome[k]), ", ".join(by_outcome[k]))
+        for k in sorted(by_outcome, key=list(OUTCOMES).index)
+    )
+    rest = f"; of the other {len(missing)}, {', '.join(told)}" if missing else ""
+    return f"{len(rows) - len(missing)} of {len(rows)} reach a plan{rest}"
+
+
+def row_name(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """The type of a row; its class too where another row has the type: `prophetnet (ProphetNetForCausalLM)`."""
+    is_alone = sum(r["type"] == row["type"] for r in rows) == 1
+    return row["type"] if is_alone else f"{row['type']} ({row['class']})"
+
+
 def describe_seconds(rows: list[dict[str, Any]]) -> list[str]:
     """How long first plans and answers take and how much memory, over all models that have a plan."""
     planned = [r for r in rows if "first_s" in r]
@@ -370,7 +399,7 @@ def describe_seconds(rows: list[dict[str, Any]]) -> list[str]:
         found = sorted((r for r in planned if field in r), key=lambda r: -r[field])
         if found:
             median = form.format(statistics.median(r[field] for r in found))
-            worst = ", ".join(f"{r['type']} {form.format(r[field])}" for r in found[:10])
+            worst = ", ".join(f"{row_name(r, rows)} {form.format(r[field])}" for r in found[:10])
             within = sum(r[field] <= LIMITS[field] for r in found)
             limit = form.format(LIMITS[field])
             lines.append(f"{title}: median {median}, {within} of {len(found)} within {limit}; the worst: {worst}")

@@ -296,6 +296,7 @@ def write_page(rows: Mapping[tuple[str, ...], Row]) -> str:
         f"Of {len(every)} default configs, at their own depth, on {coverage.CLUSTER}; each is a row of [TRANSFORMERS.md](TRANSFORMERS.md). "
         + describe_dates(every),
         "",
+        f"- {coverage.describe_outcomes(every)}",
         *(f"- {line}" for line in coverage.describe_seconds(every)),
         "",
     ]
