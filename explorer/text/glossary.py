@@ -64,7 +64,7 @@ ROW_WORDS = {
     **{word: meaning for word, (meaning, _) in LAYOUT_TERMS.items()},
     "mixed": "Some weights are placed otherwise than most; “How every weight lies” on Plans lists each",
     "split": "Each GPU uses its slice of these weights, and partial results are exchanged",
-    "trade-off": "Less memory for a longer step; no other plan is better in both",
+    "trade-off": "Less memory for a longer step; no plan shown is better in both",
     "proven": "No plan that these settings allow has a shorter predicted step",
     "bound": "No plan that these settings allow is predicted to be faster than this",
     "doubt": "What the prediction cannot tell apart, by published runs",
@@ -82,7 +82,7 @@ AXES = {
 """What the GPUs along a mesh axis do, by its name."""
 PLANS = {
     EXACT.name: EXACT.defined,
-    "trade-off": "Trade-off: less memory for a longer step, none is better in both",
+    "trade-off": "Trade-off: less memory for a longer step, no plan shown is better in both",
     **{b.name: b.defined for b in BASELINES.values()},
 }
 PLAN_WORDS = ". ".join(PLANS.values()) + "."

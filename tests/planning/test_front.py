@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import planner_core as shardscope
+from explorer.text import glossary
 from planner_core.cli.main import main
 from planner_core.planning import Request, candidate_meshes, pipeline, plan_model, prepare_planner
 from planner_core.planning.fitting.front import dominates, is_trade_off, plan_trade_offs, unseen_corners
@@ -96,3 +97,13 @@ def test_a_front_says_of_which_plans_it_is(options: list[str], words: str, capsy
     asked = ["gpt2-xl", "--layers", "1", "--cluster", "1x8-h100", "--mesh", "8", "--batch", "8", "--seq", "256"]
     assert main(["plan", *asked, *options, "--front"]) == 0
     assert words in capsys.readouterr().out
+
+
+def test_a_trade_off_is_said_to_be_unbeaten_by_what_is_shown_alone() -> None:
+    """Where the answer fits without recomputation its trade-offs have none, so other plans of the request may beat them."""
+    request = Request(model="gpt2-xl", layers=2, cluster="1x8-h100", mesh="8", recompute="auto", accumulate=None)
+    found = plan_model(request, passes={"trade-offs": add_trade_offs})
+    corners = [p for p in found.plans if is_trade_off(p)]
+    assert corners and {p.workload["recompute"] for p in corners} == {"none"}
+    assert "no plan shown is better in both" in glossary.PLANS["trade-off"]
+    assert "no plan shown is better in both" in glossary.ROW_WORDS["trade-off"]

@@ -25,7 +25,10 @@ def plan_trade_offs(
     planner: Planner, options: Iterable[DeviceMesh], shown: Sequence[Plan], baselines: Sequence[Plan] = ()
 ) -> list[Plan]:
     """The corners of the front of step time and memory over all meshes, as plans that fit, without those that are `shown` already, or
-    that another plan beats, one of the baselines too."""
+    that another plan beats, one of the baselines too.
+
+    They recompute as the planner may: that of an answer which fits without recomputation has none, whatever the request leaves open.
+    """
     # The search sums memory up to the end of forward, so a corner within the budget may have its peak above it.
     plans = [p for p in unseen_corners(planner, options, shown) if p.fits]
     plans = leave_out_beaten(plans, (*shown, *plans, *baselines))
