@@ -367,6 +367,7 @@ TINY = {
         ("mistral", {"sliding_window": 8}, r"sliding-window attention \(8 tokens\)"),
         ("llama", {"attention_bias": True}, "has them in .*o_proj"),
         ("granite", {}, "a model of type granite"),
+        ("qwen3", {}, r"heads of a size that its config leaves out \(head_dim\)"),
         ("mistral", {"sliding_window": None}, ""),
         ("qwen2", {}, ""),
     ],
@@ -430,6 +431,7 @@ def built_by_megatron(argv: list[str]) -> tuple[int, float]:
         "untie-embeddings-and-output-weights",
         "disable-bias-linear",
         "group-query-attention",
+        "qk-layernorm",
         "bf16",
         "sequence-parallel",
     ):
@@ -444,6 +446,7 @@ def built_by_megatron(argv: list[str]) -> tuple[int, float]:
         "ffn-hidden-size",
         "num-attention-heads",
         "num-query-groups",
+        "kv-channels",
         "rotary-base",
         "vocab-size",
         "max-position-embeddings",
@@ -460,6 +463,8 @@ def built_by_megatron(argv: list[str]) -> tuple[int, float]:
             ffn_hidden_size=args.ffn_hidden_size,
             num_attention_heads=args.num_attention_heads,
             num_query_groups=args.num_query_groups,
+            kv_channels=args.kv_channels,
+            qk_layernorm=args.qk_layernorm,
             normalization=args.normalization,
             layernorm_epsilon=args.norm_epsilon,
             gated_linear_unit=args.swiglu,
@@ -471,23 +476,29 @@ def built_by_megatron(argv: list[str]) -> tuple[int, float]:
         )
         model = GPTModel(
             config,
-            get_gpt_layer_local_spec(normalization=args.normalization),
+            get_gpt_layer_local_spec(normalization=args.normalization, qk_layernorm=args.qk_layernorm),
             vocab_size=args.vocab_size,
             max_sequence_length=args.max_position_embeddings,
             position_embedding_type=args.position_embedding_type,
             rotary_base=args.rotary_base,
             share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
         )
+        parallel_state.destroy_model_parallel()  # the process serves the next model too
         return sum(p.numel() for p in model.parameters()), model.config.layernorm_epsilon
 
 
-def test_megatron_core_builds_the_architecture() -> None:
-    """As many parameters as the model has: its gated feed-forward, norms without bias, grouped heads, rotary positions and untied head."""
+@pytest.mark.parametrize("more", [{}, {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 32}])
+def test_megatron_core_builds_the_architecture(more: dict[str, Any]) -> None:
+    """As many parameters as the model has: its gated feed-forward, norms without bias, grouped heads, rotary positions and untied head.
+
+    And of Qwen3 the norms of queries and keys, over heads that are larger than the width divided by their number.
+    """
     pytest.importorskip("megatron.core.models.gpt")
-    found = shardscope.plan(LLAMA, cluster="1x8-h100:gpus=2", mesh="2", batch=4, seq=16, dtype="float32")
+    found = shardscope.plan({**LLAMA, **more}, cluster="1x8-h100:gpus=2", mesh="2", batch=4, seq=16, dtype="float32")
     plan = next(p for p in found.plans if p.name == "Megatron-LM")
     text = export_text(plan, "megatron").text
     flags = megatron_flags(text)
+    assert (flags.get("qk-layernorm", False), flags.get("kv-channels")) == (bool(more), more.get("head_dim"))
     assert {"swiglu", "untie-embeddings-and-output-weights", "disable-bias-linear"} <= flags.keys()
     assert (flags["normalization"], flags["position-embedding-type"]) == ("RMSNorm", "rope")
     assert (flags["vocab-size"], flags["make-vocab-size-divisible-by"], flags["rotary-base"]) == (250, 1, 50000)

@@ -333,6 +333,8 @@ def test_a_file_of_another_model_is_told(tmp_path: Path) -> None:
     assert dict(found.sizes) == {"num_hidden_layers": 32, "hidden_size": 4096}
     told = found.describe({"num_hidden_layers": 80, "hidden_size": 4096})[1]
     assert "is of another model: num_hidden_layers 32 (80 in the model)" in told
+    wide = read(tmp_path, "run.sh", SCRIPT.replace("--hidden-size 4096", "--hidden-size 4096 --kv-channels 64"))
+    assert "is of another model: head_dim 64 (128 in the model)" in wide.describe({"head_dim": 128})[1]
 
 
 def test_python_is_read_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

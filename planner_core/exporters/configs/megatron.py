@@ -209,6 +209,7 @@ def _architecture_flags(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
         "rotary-base": None if base is None else int(base),
         "use-rope-scaling": scaling.get("rope_type", scaling.get("type")) == "llama3",
         "kv-channels": config.get("head_dim"),
+        "qk-layernorm": any("q_norm" in n for n in names),
         "untie-embeddings-and-output-weights": not config.get("tie_word_embeddings", True),
         "vocab-size": config.get("vocab_size"),
         "make-vocab-size-divisible-by": 1,  # Megatron-LM pads to 128 times the tensor degree otherwise

@@ -16,7 +16,9 @@ OTHERS = {
     "ulysses": "cp_type=ring or cp_type=gather",
     "gather": "cp_type=ulysses",
 }
-STATED_MODELS = ("llama", "mistral", "mixtral", "qwen2", "gpt2")
+NORMED_BY_HEAD = ("qwen3",)
+"""The model types whose norms of queries and keys are those of Megatron-LM's --qk-layernorm: one over the dims of each head."""
+STATED_MODELS = ("llama", "mistral", "mixtral", "qwen2", "gpt2", *NORMED_BY_HEAD)
 """The model types whose every part Megatron-LM's flags state."""
 QKV = ("q_proj", "k_proj", "v_proj")
 
@@ -167,20 +169,21 @@ def megatron_fault(plan: Plan) -> str:
     name, config = plan.model["name"], plan.model.get("config") or {}
     if config.get("model_type") != "gpt2" and not {"hidden_size", "num_attention_heads"} <= config.keys():
         return f"{name} has no hidden_size and num_attention_heads in its config, so Megatron-LM's flags do not describe it"
-    params = {param for block in plan.blocks.values() for param in block.params}
+    kind, params = config.get("model_type"), {param for block in plan.blocks.values() for param in block.params}
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     scaling = rope.get("rope_type", rope.get("type", "default"))
     window, kinds = config.get("sliding_window"), config.get("layer_types")
     slides = "sliding_attention" in kinds if kinds else config.get("use_sliding_window", True)
     parts = {
-        "norms of queries and keys": any("q_norm" in param for param in params),
+        "norms of queries and keys": kind not in NORMED_BY_HEAD and any("q_norm" in param for param in params),
+        # Without the field Megatron-LM divides the width by the heads, and the model has a size of its own.
+        "heads of a size that its config leaves out (head_dim)": kind in NORMED_BY_HEAD and not config.get("head_dim"),
         # A window of the whole sequence masks nothing.
         f"sliding-window attention ({window} tokens)": bool(window and slides and window < plan.workload["seq"]),
         "norms behind the feed-forward": any("post_feedforward_layernorm" in param for param in params),
         f"rotary positions scaled by {scaling}": scaling not in ("default", "llama3"),
         f"the activation {config.get('hidden_act')}": config.get("hidden_act", "silu") != "silu",
     }
-    kind = config.get("model_type")
     lacking = [part for part, present in parts.items() if present]
     if kind not in STATED_MODELS and not lacking:
         lacking = [f"what a model of type {kind} has beside the parts of {', '.join(STATED_MODELS)}"]

@@ -49,6 +49,7 @@ TABLE = Table(
         "--num-attention-heads": "num_attention_heads",
         "--ffn-hidden-size": "intermediate_size",
         "--num-query-groups": "num_key_value_heads",
+        "--kv-channels": "head_dim",
         "--num-experts": "num_local_experts",
         "--moe-ffn-hidden-size": "moe_intermediate_size",
         "--moe-shared-expert-intermediate-size": "shared_expert_intermediate_size",
