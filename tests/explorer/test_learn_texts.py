@@ -29,6 +29,18 @@ def says(number: int, step: int, **values: int | str) -> str:
     return lesson.scene(LLAMA, {**lesson.defaults(), **values}).steps[step].says
 
 
+def test_lessons_know_that_stages_are_in_the_course_and_in_the_planner() -> None:
+    """Lesson 8 said that they are not in this course, and lesson 24 that the planner knows no plans of them."""
+    assert "Pipeline stages" in LESSONS[24].title
+    texts = {
+        n: " ".join(step.says for step in LESSONS[n - 1].scene(LLAMA, LESSONS[n - 1].defaults()).steps) for n in (8, 24)
+    }
+    for said in texts.values():
+        said = " ".join(said.split())
+        (sentence,) = re.findall(r"[^.:]*[Pp]ipeline stages[^.]*\.", said)
+        assert "(lesson 25)" in sentence and "not in this course" not in sentence and "have no" not in sentence
+
+
 def test_14_to_18_name_a_way_alike_and_state_their_tokens() -> None:
     ways = set(LESSONS[13].scene(LLAMA, LESSONS[13].defaults()).numbers)
     assert {"ZeRO-1_s", "HSDP_s", "FSDP_s"} <= ways and "data parallel_s" not in ways
